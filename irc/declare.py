@@ -1,0 +1,275 @@
+"""`@operation`: turns an annotated class into an operation with a typed, fast constructor."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, dataclass_transform, overload
+
+from . import attributes
+from .core import Op, Value
+from .errors import Error, did_you_mean
+from .sharding import parse_sums, result_types
+from .types import TensorType
+
+REGISTRY: dict[str, type[Op]] = {}
+
+OpClass = TypeVar("OpClass", bound=type[Op])
+
+
+class Operand:
+    """Annotation of an operand: takes a Value or a one-result Op, reads as a Value."""
+
+    @overload
+    def __get__(self, instance: None, owner: Any) -> Operand: ...
+    @overload
+    def __get__(self, instance: Op, owner: Any) -> Value: ...
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        raise TypeError("annotations only")
+
+    def __set__(self, instance: Op, value: Value | Op) -> None:
+        raise TypeError("annotations only")
+
+
+class OptionalOperand:
+    """Annotation of an operand that may be absent; it is written as `name=%value`."""
+
+    @overload
+    def __get__(self, instance: None, owner: Any) -> OptionalOperand: ...
+    @overload
+    def __get__(self, instance: Op, owner: Any) -> Value | None: ...
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        raise TypeError("annotations only")
+
+    def __set__(self, instance: Op, value: Value | Op | None) -> None:
+        raise TypeError("annotations only")
+
+
+class Operands:
+    """Annotation of the last operand where there may be any number of them."""
+
+    @overload
+    def __get__(self, instance: None, owner: Any) -> Operands: ...
+    @overload
+    def __get__(self, instance: Op, owner: Any) -> tuple[Value, ...]: ...
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        raise TypeError("annotations only")
+
+    def __set__(self, instance: Op, value: Iterable[Value | Op]) -> None:
+        raise TypeError("annotations only")
+
+
+def optional() -> Any:
+    """The default of an OptionalOperand: absent."""
+    return None
+
+
+class _TypeMemo(dict[tuple[Any, ...], tuple[TensorType, ...]]):
+    """Result types by type key. Types are interned, so the 126th layer costs no inference."""
+
+    LIMIT = 1 << 16
+
+    def remember(self, op: Op, key: tuple[Any, ...]) -> tuple[TensorType, ...]:
+        types = inferred(op)
+        if len(self) >= self.LIMIT:
+            self.clear()
+        self[key] = types
+        return types
+
+
+_MEMO = _TypeMemo()
+
+
+def inferred(op: Op) -> tuple[TensorType, ...]:
+    """Result types computed afresh, with attributes checked."""
+    attributes.check_choices(op)
+    try:
+        whole = _expansion_types(op) if op.composite else op.infer()
+    except Error as error:
+        raise error.at(op)
+    outs = whole if isinstance(whole, tuple) else (whole,)
+    return result_types(op, outs)
+
+
+def types_of(op: Op) -> tuple[TensorType, ...]:
+    """Result types of an operation as it stands, from the memo where they are known."""
+    key = op.type_key()
+    return _MEMO.get(key) or _MEMO.remember(op, key)
+
+
+def placeholder(op: Op, operands: tuple[Value, ...]) -> Op:
+    """`op` over other values, without links or results: for expand() and evaluate()."""
+    copy = object.__new__(type(op))
+    copy.operands, copy.present, copy.results = operands, op.present, ()
+    copy.loc, copy.parent, copy.prev, copy.next = op.loc, None, None, None
+    for name in op.attribute_types:
+        setattr(copy, name, getattr(op, name))
+    return copy
+
+
+def _expansion_types(op: Op) -> tuple[TensorType, ...]:
+    stand_ins = tuple(Value(v.type.whole, None, i) for i, v in enumerate(op.operands))
+    expanded = placeholder(op, stand_ins).expand()
+    results = expanded.results if isinstance(expanded, Op) else (expanded,)
+    return tuple(r.type for r in results)
+
+
+@dataclass_transform(frozen_default=True)
+def operation(
+    name: str,
+    *,
+    sharding: str | None = None,
+    sums: str = "",
+    commutative: bool = False,
+    pure: bool = True,
+    memo: bool = True,
+) -> Callable[[OpClass], OpClass]:
+    """Declare an operation. Annotations tell operands from attributes.
+
+    `sharding` is the rule of irc/sharding.py. `sums` lists the operands in which the operation is
+    additive, so that a pending sum passes through: `"x y"` means in both together (x + y),
+    `"x | y"` in either alone (x * y). `memo=False` infers the types of every instance afresh.
+    """
+
+    def wrap(cls: OpClass) -> OpClass:
+        if name in REGISTRY:
+            raise ValueError(f"operation {name!r} is declared twice")
+        new = _build(cls, name, memo)
+        new.opname, new.sharding, new.sums = name, sharding, parse_sums(sums)
+        new.commutative, new.pure = commutative, pure
+        new.composite = "expand" in cls.__dict__
+        REGISTRY[name] = new
+        return new  # type: ignore[return-value]
+
+    return wrap
+
+
+def op_class(name: str) -> type[Op]:
+    """The operation called `name`; an Error names the nearest one."""
+    found = REGISTRY.get(name)
+    if found is None:
+        raise Error(f"no operation called {name!r}{did_you_mean(name, REGISTRY)}")
+    return found
+
+
+def _build(cls: type[Op], name: str, memo: bool) -> type[Op]:
+    hints = inspect.get_annotations(cls, eval_str=True)
+    kinds = {n: k for n, k in hints.items() if typing.get_origin(k) is not typing.ClassVar}
+    own = list(kinds)
+    plain = [n for n in own if kinds[n] is Operand]
+    maybe = tuple(n for n in own if kinds[n] is OptionalOperand)
+    rest = [n for n in own if kinds[n] is Operands]
+    attrs = {n: k for n, k in kinds.items() if k not in (Operand, OptionalOperand, Operands)}
+    defaults = {n: cls.__dict__[n] for n in attrs if n in cls.__dict__}
+    if rest and maybe:
+        raise ValueError(f"{name}: variadic and optional operands do not go together")
+
+    hidden = {*own, "__dict__", "__weakref__", "__slots__"}
+    body: dict[str, Any] = {k: v for k, v in cls.__dict__.items() if k not in hidden}
+    body["__slots__"] = tuple(attrs)
+    for i, operand in enumerate(plain):
+        body[operand] = property(_positional(i))
+    for operand in maybe:
+        body[operand] = property(_present(operand, len(plain)))
+    for operand in rest:
+        body[operand] = property(_remaining(len(plain)))
+    body |= _generate(name, plain, rest, maybe, attrs, defaults, memo)
+    new = type(cls.__name__, cls.__bases__, body)
+    new.operand_names, new.optional_names = (*plain, *rest), maybe
+    new.variadic = bool(rest)
+    new.attribute_types, new.attribute_defaults = attrs, defaults
+    return new
+
+
+def _positional(i: int) -> Callable[[Op], Value]:
+    return lambda op: op.operands[i]
+
+
+def _present(name: str, first: int) -> Callable[[Op], Value | None]:
+    def read(op: Op) -> Value | None:
+        present = op.present
+        return op.operands[first + present.index(name)] if name in present else None
+
+    return read
+
+
+def _remaining(first: int) -> Callable[[Op], tuple[Value, ...]]:
+    return lambda op: op.operands[first:]
+
+
+def as_value(x: Any) -> Value:
+    """A Value, or the only result of an Op; anything else is a TypeError that says so."""
+    if isinstance(x, Value):
+        return x
+    if isinstance(x, Op):
+        return x.result
+    raise TypeError(f"an operand must be a value or a one-result operation, not {x!r}")
+
+
+def _generate(
+    name: str,
+    plain: list[str],
+    rest: list[str],
+    maybe: tuple[str, ...],
+    attrs: dict[str, Any],
+    defaults: dict[str, Any],
+    memo: bool,
+) -> dict[str, Any]:
+    """`__init__` and `type_key`, written out per class: construction is the hot path of a trace."""
+    keyword = [f"{o}=None" for o in maybe]
+    keyword += [f"{a}=default_{a}" if a in defaults else a for a in attrs]
+    init = [f"def __init__(self, {''.join(f'{p}, ' for p in plain + rest)}"]
+    init[0] += f"*, {''.join(f'{k}, ' for k in keyword)}loc=None):"
+    init += [f" if {p}.__class__ is not Value: {p} = as_value({p})" for p in plain]
+    operands = f"({''.join(f'{p}, ' for p in plain)})"
+    types = "".join(f"{p}.type, " for p in plain)
+    if rest:
+        init.append(f" {rest[0]} = tuple([as_value(x) for x in {rest[0]}])")
+        operands += f" + {rest[0]}"
+        types += f"*[x.type for x in {rest[0]}], "
+    if maybe:
+        init.append(" present = (); extra = ()")
+        for o in maybe:
+            init.append(f" if {o} is not None: present += ({o!r},); extra += (as_value({o}),)")
+        operands += " + extra"
+        types += "present, *[x.type for x in extra], "
+    init.append(f" self.operands = operands = {operands}")
+    init.append(f" self.present = {'present' if maybe else '()'}")
+    for a, kind in attrs.items():
+        init.append(attributes.checking_line(a, kind))
+        init.append(f" self.{a} = {a}")
+    init.append(" self.loc = loc; self.parent = self.prev = self.next = None")
+    if memo:
+        init.append(f" key = (self.__class__, {types}{''.join(f'{a}, ' for a in attrs)})")
+        init.append(" types = memo.get(key)")
+        init.append(" if types is None: types = memo.remember(self, key)")
+    else:
+        init.append(" types = inferred(self)")
+    init.append(" if len(types) == 1: self.results = (Value(types[0], self, 0),)")
+    init.append(" else: self.results = tuple([Value(t, self, i) for i, t in enumerate(types)])")
+    init.append(" for v in operands:")
+    init.append("  users = v.users")
+    init.append("  users[self] = users[self] + 1 if self in users else 1")
+
+    types = "".join(f"o[{i}].type, " for i in range(len(plain)))
+    if rest:
+        types += f"*[x.type for x in o[{len(plain)}:]], "
+    if maybe:
+        types += f"self.present, *[x.type for x in o[{len(plain)}:]], "
+    key = ["def type_key(self):", " o = self.operands"]
+    key.append(f" return (self.__class__, {types}{''.join(f'self.{a}, ' for a in attrs)})")
+    if not memo:
+        key = ["def type_key(self):", " return (self,)"]
+
+    scope: dict[str, Any] = {
+        "Value": Value,
+        "memo": _MEMO,
+        "as_value": as_value,
+        "inferred": inferred,
+        **attributes.CHECKERS,
+        **{f"default_{a}": value for a, value in defaults.items()},
+    }
+    exec("\n".join(init + key), scope)
+    scope["__init__"].__qualname__ = f"{name}.__init__"
+    return {"__init__": scope["__init__"], "type_key": scope["type_key"]}

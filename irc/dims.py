@@ -1,0 +1,161 @@
+"""Symbolic dimensions: integer polynomials over named symbols, in one canonical interned form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+from weakref import WeakValueDictionary
+
+Monomial: TypeAlias = tuple[str, ...]  # symbol names in order; () is the constant term
+Terms: TypeAlias = tuple[tuple[Monomial, int], ...]
+
+
+class Dim:
+    """A dimension that is not a constant, such as `S`, `2*S` or `B*S + 1`.
+
+    Equal polynomials are the same object, so `is` compares them. Arithmetic with ints and other
+    dims gives a Dim, or an int where the symbols cancel.
+    """
+
+    __slots__ = ("__weakref__", "_hash", "_text", "terms")
+    _interned: WeakValueDictionary[Terms, Dim] = WeakValueDictionary()
+    terms: Terms
+
+    def __new__(cls, terms: Terms) -> Dim:
+        known = cls._interned.get(terms)
+        if known is not None:
+            return known
+        self = object.__new__(cls)
+        self.terms, self._hash, self._text = terms, hash(terms), _render(terms)
+        cls._interned[terms] = self
+        return self
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Dim], tuple[Terms]]:
+        return Dim, (self.terms,)
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def __add__(self, other: DimLike) -> DimLike:
+        total = dict(self.terms)
+        for monomial, coefficient in _terms(other):
+            total[monomial] = total.get(monomial, 0) + coefficient
+        return _make(total)
+
+    def __mul__(self, other: DimLike) -> DimLike:
+        total: dict[Monomial, int] = {}
+        for left, a in self.terms:
+            for right, b in _terms(other):
+                monomial = tuple(sorted(left + right))
+                total[monomial] = total.get(monomial, 0) + a * b
+        return _make(total)
+
+    def __neg__(self) -> DimLike:
+        return self * -1
+
+    def __sub__(self, other: DimLike) -> DimLike:
+        return self + other * -1
+
+    def __rsub__(self, other: int) -> DimLike:
+        return self * -1 + other
+
+    def __floordiv__(self, other: int) -> DimLike:
+        quotient = exact_divide(self, other)
+        if quotient is None:
+            raise ValueError(f"{self} cannot be shown to be divisible by {other}")
+        return quotient
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def symbols(self) -> Iterator[str]:
+        """The symbols that occur, each once, in order of first occurrence."""
+        return iter(dict.fromkeys(name for monomial, _ in self.terms for name in monomial))
+
+    def bind(self, sizes: Mapping[str, int]) -> DimLike:
+        """This dim with the symbols of `sizes` replaced; an int once none is left."""
+        total: DimLike = 0
+        for monomial, coefficient in self.terms:
+            term: DimLike = coefficient
+            for name in monomial:
+                term = term * (sizes[name] if name in sizes else symbol(name))
+            total = total + term
+        return total
+
+
+DimLike: TypeAlias = int | Dim
+Shape: TypeAlias = tuple[DimLike, ...]
+
+
+def symbol(name: str) -> Dim:
+    """The dimension called `name`."""
+    return Dim((((name,), 1),))
+
+
+def bind(dim: DimLike, sizes: Mapping[str, int]) -> DimLike:
+    """`dim` with the symbols of `sizes` replaced by their values."""
+    return dim.bind(sizes) if isinstance(dim, Dim) else dim
+
+
+def product(shape: Shape) -> DimLike:
+    """The number of elements of a shape."""
+    total: DimLike = 1
+    for dim in shape:
+        total = total * dim
+    return total
+
+
+def exact_divide(dim: DimLike, by: DimLike) -> DimLike | None:
+    """`dim / by` where the quotient is a polynomial for every value of the symbols, else None."""
+    if not isinstance(by, Dim):
+        if by == 0 or any(coefficient % by for _, coefficient in _terms(dim)):
+            return None
+        return _make({monomial: coefficient // by for monomial, coefficient in _terms(dim)})
+    if len(by.terms) != 1:
+        return 1 if dim is by else None
+    (divisor, factor) = by.terms[0]
+    quotient: dict[Monomial, int] = {}
+    for monomial, coefficient in _terms(dim):
+        rest = _without(monomial, divisor)
+        if rest is None or coefficient % factor:
+            return None
+        quotient[rest] = coefficient // factor
+    return _make(quotient)
+
+
+def _without(monomial: Monomial, divisor: Monomial) -> Monomial | None:
+    rest = list(monomial)
+    for name in divisor:
+        if name not in rest:
+            return None
+        rest.remove(name)
+    return tuple(rest)
+
+
+def _terms(dim: DimLike) -> Terms:
+    if isinstance(dim, Dim):
+        return dim.terms
+    return (((), dim),) if dim else ()
+
+
+def _make(total: dict[Monomial, int]) -> DimLike:
+    kept = sorted(((m, c) for m, c in total.items() if c), key=lambda t: (-len(t[0]), t[0]))
+    if not kept:
+        return 0
+    if len(kept) == 1 and kept[0][0] == ():
+        return kept[0][1]
+    return Dim(tuple(kept))
+
+
+def _render(terms: Terms) -> str:
+    text = ""
+    for monomial, coefficient in terms:
+        size = [str(abs(coefficient))] if abs(coefficient) != 1 or not monomial else []
+        body = "*".join(size + list(monomial))
+        if text:
+            text += (" - " if coefficient < 0 else " + ") + body
+        else:
+            text = ("-" if coefficient < 0 else "") + body
+    return text

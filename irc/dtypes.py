@@ -1,0 +1,81 @@
+"""The element types: their names in text, widths, and numpy counterparts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from .errors import Error, did_you_mean
+
+
+@dataclass(frozen=True)
+class DType:
+    """One element type. `bits` is the stored width; sub-byte types occupy a byte in numpy."""
+
+    name: str
+    bits: int
+    kind: str  # "float", "int", "uint" or "bool"
+    numpy: np.dtype[np.generic]
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in ("int", "uint")
+
+
+def _dtype(name: str, bits: int, kind: str, numpy: object) -> DType:
+    return DType(name, bits, kind, np.dtype(numpy))  # type: ignore[call-overload]
+
+
+DTYPES: dict[str, DType] = {
+    d.name: d
+    for d in (
+        _dtype("f64", 64, "float", np.float64),
+        _dtype("f32", 32, "float", np.float32),
+        _dtype("f16", 16, "float", np.float16),
+        _dtype("bf16", 16, "float", ml_dtypes.bfloat16),
+        _dtype("f8e4m3", 8, "float", ml_dtypes.float8_e4m3fn),
+        _dtype("f8e5m2", 8, "float", ml_dtypes.float8_e5m2),
+        _dtype("i64", 64, "int", np.int64),
+        _dtype("i32", 32, "int", np.int32),
+        _dtype("i16", 16, "int", np.int16),
+        _dtype("i8", 8, "int", np.int8),
+        _dtype("i4", 4, "int", ml_dtypes.int4),
+        _dtype("u8", 8, "uint", np.uint8),
+        _dtype("u4", 4, "uint", ml_dtypes.uint4),
+        _dtype("bool", 8, "bool", np.bool_),
+    )
+}
+
+_BY_NUMPY = {d.numpy: d for d in DTYPES.values()}
+
+
+def dtype(name: str) -> DType:
+    """The element type called `name`; an Error names the nearest one."""
+    found = DTYPES.get(name)
+    if found is None:
+        raise Error(f"no dtype called {name!r}{did_you_mean(name, DTYPES)}")
+    return found
+
+
+def numpy_dtype(name: str) -> np.dtype[np.generic]:
+    """The numpy dtype that holds elements of `name`."""
+    return dtype(name).numpy
+
+
+def dtype_of(array: np.ndarray) -> str:
+    """The name of a numpy array's element type."""
+    found = _BY_NUMPY.get(array.dtype)
+    if found is None:
+        raise Error(f"arrays of {array.dtype} have no dtype in irc; use one of {', '.join(DTYPES)}")
+    return found.name
+
+
+def is_float(name: str) -> bool:
+    """Whether `name` is a floating-point type."""
+    return dtype(name).is_float

@@ -1,0 +1,96 @@
+"""The device mesh: named axes over ranks, the first axis slowest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product as combinations
+from math import prod
+
+from .errors import Error, did_you_mean
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Named axes and their sizes, such as `pp=2, tp=4`. Rank r counts through the last axis first."""
+
+    axes: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.axes]
+        for name, size in self.axes:
+            if names.count(name) > 1:
+                raise Error(f"mesh axis {name!r} is given twice")
+            if size < 1:
+                raise Error(f"mesh axis {name}={size} must have at least one rank")
+
+    @staticmethod
+    def parse(text: str) -> Mesh:
+        """A mesh from `tp=2,pp=1`; an empty text is a mesh of one rank."""
+        axes: list[tuple[str, int]] = []
+        for item in filter(None, (part.strip() for part in text.split(","))):
+            match = re.fullmatch(r"([A-Za-z_]\w*)=(\d+)", item)
+            if match is None:
+                raise Error(f"cannot read the mesh axis {item!r}; write it as name=size, as in tp=2")
+            axes.append((match[1], int(match[2])))
+        return Mesh(tuple(axes))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={size}" for name, size in self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The axis names, slowest first."""
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks the mesh has."""
+        return prod(size for _, size in self.axes)
+
+    def size(self, axis: str) -> int:
+        """How many ranks lie along `axis`."""
+        for name, size in self.axes:
+            if name == axis:
+                return size
+        raise Error(
+            f"the mesh ({self}) has no axis {axis!r}{did_you_mean(axis, self.names)}"
+        )
+
+    def ways(self, axes: tuple[str, ...]) -> int:
+        """How many parts a dimension split over `axes` has."""
+        return prod(self.size(axis) for axis in axes)
+
+    def coordinates(self, rank: int) -> Mapping[str, int]:
+        """Where `rank` stands along every axis."""
+        place: dict[str, int] = {}
+        for name, size in reversed(self.axes):
+            rank, place[name] = divmod(rank, size)
+        return {name: place[name] for name in self.names}
+
+    def index(self, rank: int, axes: tuple[str, ...]) -> int:
+        """The position of `rank` among the parts of a dimension split over `axes`."""
+        place = self.coordinates(rank)
+        position = 0
+        for axis in axes:
+            position = position * self.size(axis) + place[axis]
+        return position
+
+    def groups(self, axes: tuple[str, ...]) -> list[list[int]]:
+        """The ranks that communicate over `axes`: one list per group, in the order of `axes`."""
+        for axis in axes:
+            self.size(axis)
+        others = [name for name in self.names if name not in axes]
+        found: list[list[int]] = []
+        for fixed in combinations(*(range(self.size(name)) for name in others)):
+            place = dict(zip(others, fixed, strict=True))
+            moves = combinations(*(range(self.size(axis)) for axis in axes))
+            found.append([self._rank(place | dict(zip(axes, m, strict=True))) for m in moves])
+        return found
+
+    def _rank(self, place: Mapping[str, int]) -> int:
+        rank = 0
+        for name, size in self.axes:
+            rank = rank * size + place[name]
+        return rank

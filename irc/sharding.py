@@ -1,0 +1,179 @@
+"""Sharding propagation from one line per operation: matmul is `... m k, ... k n -> ... m n`.
+
+Each word names a dimension. A mesh axis on a named dimension goes wherever the name goes. A name
+that does not reach the results was summed over, so the results are pending sums on its axis. A
+name marked `!` must be whole. `...` stands for leading dimensions, aligned from the right as numpy
+broadcasts; `1` stands for a dimension of size one and never carries an axis. One side may stand
+for several operands or results: a rule with a single word list is used for each of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
+
+from .dims import DimLike
+from .errors import Error
+from .types import Axes, TensorType
+
+if TYPE_CHECKING:
+    from .core import Op
+
+Words: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A parsed rule: the words of every operand and of every result, and the names kept whole."""
+
+    operands: tuple[Words, ...]
+    results: tuple[Words, ...]
+    whole: frozenset[str]
+
+
+@cache
+def parse_rule(text: str) -> Rule:
+    """A rule from its text; a ValueError where the declaration is wrong."""
+    left, arrow, right = text.partition("->")
+    if not arrow:
+        raise ValueError(f"the sharding rule {text!r} has no ->")
+    operands, results = _side(left), _side(right)
+    whole = {w[:-1] for words in operands + results for w in words if w.endswith("!")}
+    strip = lambda words: tuple(w.rstrip("!") for w in words)  # noqa: E731
+    return Rule(tuple(map(strip, operands)), tuple(map(strip, results)), frozenset(whole))
+
+
+def _side(text: str) -> tuple[Words, ...]:
+    return tuple(tuple(part.split()) for part in text.split(","))
+
+
+def parse_sums(text: str) -> tuple[frozenset[str], ...]:
+    """The groups of operands in which an operation is additive, from `"x y"` or `"x | y"`."""
+    return tuple(frozenset(group.split()) for group in text.split("|") if group.split())
+
+
+def named_dims(words: Words, rank: int) -> Words:
+    """One name per dimension, `...` spelled out as `.2 .1 .0` counted from the right."""
+    if "..." not in words:
+        if len(words) != rank:
+            raise Error(f"the sharding rule has {len(words)} names for {rank} dimensions")
+        return words
+    at = words.index("...")
+    count = rank - len(words) + 1
+    if count < 0:
+        raise Error(f"the sharding rule needs at least {len(words) - 1} dimensions, not {rank}")
+    lead = tuple(f".{i}" for i in range(count - 1, -1, -1))
+    return words[:at] + lead + words[at + 1 :]
+
+
+def operand_words(op: Op, rule: Rule) -> list[tuple[str, Words]]:
+    """(operand name, one name per dimension) for every operand that is there."""
+    declared = (*op.operand_names, *op.optional_names)
+    single = len(rule.operands) == 1
+    if not single and len(rule.operands) != len(declared):
+        raise Error(f"the sharding rule of {op.opname} has {len(rule.operands)} operands", op)
+    table = dict(zip(declared, rule.operands * len(declared) if single else rule.operands))  # noqa: B905
+    return [(n, named_dims(table[n], v.type.rank)) for n, v in op.named_operands()]
+
+
+def result_types(op: Op, outs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    """Result types: dtypes and shapes from `outs`, axes and pending sums from the rule."""
+    if not any(v.type.sharded for v in op.operands):
+        return outs
+    text = op.sharding_rule()
+    if text is None:
+        return outs
+    rule = parse_rule(text)
+    where = _axes_by_name(op, rule)
+    for name in rule.whole & where.keys():
+        raise Error(
+            f"{op.opname} needs dimension {name!r} whole, but it is split over "
+            f"{'.'.join(where[name])}; put an all_gather before it",
+            op,
+        )
+    partial = _passed_sums(op)
+    words = [named_dims(w, t.rank) for w, t in zip(_each(rule.results, outs), outs, strict=True)]
+    kept = {name for names in words for name in names}
+    lost = [a for name, axes in where.items() if name not in kept for a in axes]
+    _check_addends(op, lost)
+    done: list[TensorType] = []
+    for out, names in zip(outs, words, strict=True):
+        axes = tuple(where.get(n, ()) for n in names)
+        done.append(out.replace(axes=axes, partial=tuple(sorted({*partial, *lost}))))
+    return tuple(done)
+
+
+def _each(words: tuple[Words, ...], outs: tuple[TensorType, ...]) -> tuple[Words, ...]:
+    return words * len(outs) if len(words) == 1 else words
+
+
+def _axes_by_name(op: Op, rule: Rule) -> dict[str, Axes]:
+    """Which axes split each name; every operand that has the name must agree."""
+    where: dict[str, Axes] = {}
+    seen: dict[str, tuple[str, DimLike, Axes]] = {}
+    operands = list(op.named_operands())
+    for (name, value), (_, words) in zip(operands, operand_words(op, rule), strict=True):
+        for word, size, axes in zip(words, value.type.shape, value.type.axes, strict=True):
+            if word == "1" or (size == 1 and not axes and word.startswith(".")):
+                continue  # a broadcast dimension fits any split
+            other, _, known = seen.setdefault(word, (name, size, axes))
+            if known != axes:
+                raise Error(_disagreement(op, word, other, known, name, axes), op)
+            if axes:
+                where[word] = axes
+    return where
+
+
+def _disagreement(op: Op, word: str, a: str, a_axes: Axes, b: str, b_axes: Axes) -> str:
+    def split(axes: Axes) -> str:
+        return f"split over {'.'.join(axes)}" if axes else "whole"
+
+    what = "a leading dimension" if word.startswith(".") else f"dimension {word!r}"
+    return (
+        f"{op.opname}: {what} is {split(a_axes)} in {a} and {split(b_axes)} in {b}; "
+        "shard both alike or gather one"
+    )
+
+
+def _passed_sums(op: Op) -> Axes:
+    """The pending sums that pass through; an Error where the operation is not additive in them."""
+    pending = {name: v.type.partial for name, v in op.named_operands() if v.type.partial}
+    if not pending:
+        return ()
+    axes = " ".join(sorted({axis for partial in pending.values() for axis in partial}))
+    if not op.sums:
+        raise Error(
+            f"{op.opname} needs complete operands, but {_list(pending)} is a partial sum over "
+            f"{axes}; put an all_reduce before it",
+            op,
+        )
+    here = {name for name, _ in op.named_operands()}
+    groups = [group & here for group in op.sums]
+    fits = next((g for g in groups if g >= pending.keys()), None)
+    if fits is None:
+        raise Error(f"{op.opname} multiplies partial sums ({_list(pending)}); complete one", op)
+    partials = {v.type.partial for name, v in op.named_operands() if name in fits}
+    if len(partials) > 1:
+        raise Error(
+            f"{op.opname} mixes a partial sum over {axes} with a complete value; "
+            "put an all_reduce before it",
+            op,
+        )
+    return partials.pop()
+
+
+def _check_addends(op: Op, lost: list[str]) -> None:
+    """What is added to a contraction must be pending over the same axes, or it is added N times."""
+    addends: tuple[str, ...] = getattr(op, "addends", ())
+    for name, value in op.named_operands():
+        if name in addends and lost and not set(lost) <= set(value.type.partial):
+            raise Error(
+                f"{op.opname} would add {name} once per rank of {' '.join(lost)}; "
+                f"add it after the all_reduce instead",
+                op,
+            )
+
+
+def _list(names: dict[str, Axes]) -> str:
+    return " and ".join(names)

@@ -1,0 +1,113 @@
+"""Attribute values, dimensions and types in text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..core import Function
+from ..dims import DimLike, symbol
+from ..errors import Error
+from ..types import Axes, TensorType
+from .cursor import Cursor
+
+_WORDS: dict[str, Any] = {
+    "true": True,
+    "false": False,
+    "none": None,
+    "inf": float("inf"),
+    "-inf": float("-inf"),
+    "nan": float("nan"),
+}
+_TYPE = re.compile(r"([A-Za-z_]\w*)\[([^\]]*)\](?:\{\s*sum((?:\s+[A-Za-z_]\w*)+)\s*\})?")
+_DIM = re.compile(r"\s*([^@,]*?)\s*(?:@([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*)?")
+_TERM = re.compile(r"\s*([-+]?)\s*((?:\d{1,18}|[A-Za-z_]\w*)(?:\s*\*\s*(?:\d{1,18}|[A-Za-z_]\w*))*)")
+_MOST_FACTORS = 16
+
+
+def parse_literal(c: Cursor, functions: Mapping[str, Function]) -> Any:
+    """An attribute value: number, string, word, list, dimension or function."""
+    token = c.token
+    if token[:1] == '"':
+        return c.string()
+    if token[:1] == "@":
+        name = c.symbol()
+        if name not in functions:
+            c.fail(f"@{name} is not defined before this use", back=1)
+        return functions[name]
+    if c.accept("["):
+        items: list[Any] = []
+        while not c.accept("]"):
+            items.append(parse_literal(c, functions))
+            c.separator("]")
+        return tuple(items)
+    if token in _WORDS:
+        c.advance()
+        return _WORDS[token]
+    if c.ahead not in ("*", "+", "-") and re.fullmatch(r"-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?", token):
+        if re.fullmatch(r"-?\d+", token):
+            return c.integer()
+        c.advance()
+        return float(token)
+    return _dim_tokens(c)
+
+
+def _dim_tokens(c: Cursor) -> DimLike:
+    """A dimension written with several tokens, up to a comma or a bracket."""
+    start = c.index
+    text = ""
+    while c.token and c.token not in (",", "]", "}"):
+        text += " " + c.token
+        c.advance()
+    try:
+        return parse_dim(text)
+    except Error as error:
+        c.fail(error.message, index=start)
+
+
+def parse_dim(text: str) -> DimLike:
+    """A dimension such as `2*S + 1`."""
+    total: DimLike = 0
+    rest = text.strip()
+    if not rest:
+        raise Error("a dimension is missing here")
+    first = True
+    while rest:
+        match = _TERM.match(rest)
+        if match is None or (not first and not match[1]):
+            raise Error(f"cannot read the dimension {text.strip()[:60]!r}")
+        factors = match[2].split("*")
+        if len(factors) > _MOST_FACTORS:
+            raise Error(f"the dimension {text.strip()[:60]!r} has too many factors")
+        term: DimLike = -1 if match[1] == "-" else 1
+        for factor in factors:
+            name = factor.strip()
+            term = term * (int(name) if name.isdecimal() else symbol(name))
+        total = total + term
+        rest = rest[match.end() :].strip()
+        first = False
+    return total
+
+
+def parse_type(c: Cursor) -> TensorType:
+    """The type written in the current token, which is not stepped over."""
+    match = _TYPE.fullmatch(c.token)
+    if match is None:
+        c.fail(f"expected a type such as f32[B, 64], found {c.shown}")
+    dtype, inner, pending = match[1], match[2], match[3]
+    shape: list[DimLike] = []
+    axes: list[Axes] = []
+    for part in inner.split(",") if inner.strip() else []:
+        dim = _DIM.fullmatch(part)
+        if dim is None:
+            c.fail(f"cannot read the dimension {part.strip()!r}")
+        try:
+            shape.append(parse_dim(dim[1]))
+        except Error as error:
+            c.fail(error.message)
+        axes.append(tuple(dim[2].split(".")) if dim[2] else ())
+    try:
+        return TensorType(dtype, tuple(shape), tuple(axes), tuple((pending or "").split()))
+    except Error as error:
+        c.fail(error.message)

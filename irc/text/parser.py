@@ -1,0 +1,347 @@
+"""Text to module: recursive descent over the token list; every written type is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from ..core import Function, Module, Op, Result, Value, Weight
+from ..declare import REGISTRY
+from ..errors import Error, TextError, did_you_mean
+from ..mesh import Mesh
+from ..source import Loc
+from ..types import TensorType
+from .cursor import VALUE, Cursor
+from .literals import parse_literal, parse_type
+from .references import parse_ref
+
+T = TypeVar("T")
+_LONGEST_ATTRIBUTES = 200  # tokens; a longer list is read by the general path
+_ITEMS = ("file", "weight", "func")
+
+
+def parse_module(text: str, filename: str = "<text>") -> Module:
+    """The module that `text` describes; a TextError points at what cannot be read."""
+    cursor = Cursor(text, filename)
+    try:
+        return _Parser(cursor).module()
+    except TextError:
+        raise
+    except Error as error:
+        cursor.fail(error.message)
+    except RecursionError:
+        cursor.fail("this is nested too deeply to be read")
+
+
+class _Parser:
+    def __init__(self, cursor: Cursor) -> None:
+        self.cursor = cursor
+        self.types: dict[str, TensorType] = {}
+        self.attributes: dict[tuple[type[Op] | str, ...], dict[str, Any]] = {}
+
+    def module(self) -> Module:
+        c = self.cursor
+        c.expect("module")
+        module = Module(c.symbol())
+        module.local = c.accept("local")
+        if c.accept("mesh"):
+            module.mesh = Mesh(tuple(self._pairs(c.integer).items()))
+        if c.accept("dims"):
+            module.dims = self._pairs(self._range)
+        c.expect("{")
+        while not c.accept("}"):
+            self._item(module)
+        if c.token:
+            c.fail(f"expected the end of the text, found {c.shown}")
+        return module
+
+    def _item(self, module: Module) -> None:
+        c = self.cursor
+        if c.accept("file"):
+            name = c.new_symbol(module.files, "file")
+            c.expect("=")
+            module.files[name] = c.string()
+        elif c.accept("weight"):
+            name = c.new_symbol(module.weights, "weight")
+            c.expect(":")
+            type = self._type()
+            c.expect("=")
+            module.weights[name] = Weight(type, name, parse_ref(c, module.files))
+        elif c.accept("func"):
+            self._function(module)
+        else:
+            hint = did_you_mean(c.token, _ITEMS)
+            c.fail(f"expected file, weight or func, found {c.shown}{hint}")
+
+    def _pairs(self, value: Callable[[], T]) -> dict[str, T]:
+        c = self.cursor
+        pairs: dict[str, T] = {}
+        c.expect("(")
+        while not c.accept(")"):
+            name = c.word()
+            if name in pairs:
+                c.fail(f"{name} is given twice", back=1)
+            c.expect("=")
+            pairs[name] = value()
+            c.separator(")")
+        return pairs
+
+    def _range(self) -> tuple[int, int, int]:
+        c = self.cursor
+        low = c.integer()
+        c.expect(":")
+        typical = c.integer()
+        c.expect(":")
+        high = c.integer()
+        if not 0 <= low <= typical <= high:
+            c.fail(f"a range is min:typical:max in rising order, not {low}:{typical}:{high}", back=1)
+        return low, typical, high
+
+    def _type(self) -> TensorType:
+        c = self.cursor
+        known = self.types.get(c.token)
+        if known is None:
+            known = self.types[c.token] = parse_type(c)
+        c.advance()
+        return known
+
+    def _function(self, module: Module) -> None:
+        c = self.cursor
+        name = c.new_symbol(module.functions, "function")
+        args: dict[str, TensorType] = {}
+        c.expect("(")
+        while not c.accept(")"):
+            arg = c.value()
+            if arg in args:
+                c.fail(f"%{arg} is defined twice", back=1)
+            c.expect(":")
+            args[arg] = self._type()
+            c.separator(")")
+        function = Function(name, args.items())
+        env: dict[str, Value] = {f"%{a.name}": a for a in function.args}
+        env |= {f"@{w.name}": w for w in module.weights.values()}
+        c.expect("->")
+        at = c.index
+        declared = self._results(function, env)
+        c.expect("{")
+        while not c.accept("}"):
+            if not self._plain_operation(function, env):
+                self._operation(module, function, env)
+        self._check_results(function, declared, at)
+        module.functions[name] = function
+
+    def _results(self, function: Function, env: dict[str, Value]) -> list[TensorType]:
+        c = self.cursor
+        types: list[TensorType] = []
+        results: list[Result] = []
+        c.expect("(")
+        while not c.accept(")"):
+            name = c.word() if c.ahead == ":" else None
+            if name is not None:
+                c.expect(":")
+            types.append(self._type())
+            alias = None
+            if c.accept("aliases"):
+                if c.token not in env or c.token[:1] != "%":
+                    c.fail(f"{c.shown} is no argument of @{function.name}")
+                alias = c.value()
+            results.append(Result(name, alias))
+            c.separator(")")
+        if any(r.name or r.alias for r in results):
+            function.results = tuple(results)
+        return types
+
+    def _check_results(self, function: Function, declared: list[TensorType], at: int) -> None:
+        if function.last is None or function.last.opname != "return":
+            self.cursor.fail(f"@{function.name} does not end in return", back=1)
+        given = [v.type for v in function.returned]
+        if given != declared:
+            text = ", ".join(map(str, given))
+            self.cursor.fail(f"@{function.name} returns ({text}), not what is declared", index=at)
+
+    def _plain_operation(self, function: Function, env: dict[str, Value]) -> bool:
+        """Read `%x = op %a, @b {...} : type` without a call per token.
+
+        Nearly every line has this form, with attributes and a type that occurred before. Whatever
+        is different or wrong is left, untouched, to `_operation`, which also reports it.
+        """
+        tokens, i = self.cursor.tokens, self.cursor.index
+        name = tokens[i]
+        cls = REGISTRY.get(tokens[i + 2]) if tokens[i + 1] == "=" and name not in env else None
+        if cls is None or cls.variadic:
+            return False
+        operands: list[Value] = []
+        i += 2
+        separator = ","
+        while separator == ",":
+            value = env.get(tokens[i + 1])
+            if value is None:
+                return False
+            operands.append(value)
+            separator = tokens[i + 2]
+            i += 2
+        start = i
+        if separator == "{":
+            i = tokens.index("}", i) + 1 if "}" in tokens[i : i + _LONGEST_ATTRIBUTES] else i
+        attributes = self.attributes.get((cls, *tokens[start:i]))
+        if tokens[i] != ":" or attributes is None or len(operands) != len(cls.operand_names):
+            return False
+        type = self.types.get(tokens[i + 1])
+        if type is None or tokens[i + 2] in (",", "loc") or not VALUE.fullmatch(name):
+            return False
+        try:
+            op = cls(*operands, **attributes)
+        except Error:
+            return False
+        if len(op.results) != 1 or op.results[0].type is not type:
+            op.drop_operands()
+            return False
+        result = op.results[0]
+        hint = name[1:].partition(".")[0]
+        result.name = None if hint.isdigit() else hint
+        env[name] = result
+        function.insert(op, None)
+        self.cursor.jump(i + 2)
+        return True
+
+    def _operation(self, module: Module, function: Function, env: dict[str, Value]) -> None:
+        c = self.cursor
+        start = c.index
+        names: list[str] = []
+        if c.token[:1] == "%":
+            names = self._result_names(env)
+        cls = REGISTRY.get(c.token)
+        if cls is None:
+            c.fail(f"no operation called {c.shown}{did_you_mean(c.token, REGISTRY)}")
+        at = c.index
+        c.advance()
+        operands, named = self._operands(env, cls)
+        attributes = self._attributes(module, cls)
+        op = self._build(cls, operands, named, attributes, at)
+        if len(op.results) != len(names):
+            wanted = len(op.results)
+            c.fail(f"{op.opname} has {wanted} results, but {len(names)} are named", index=start)
+        if names:
+            self._written_types(op, names, env)
+        if c.token == "loc":
+            op.loc = self._loc()
+        if function.last is not None and function.last.opname == "return":
+            c.fail("nothing may follow return", index=start)
+        function.insert(op, None)
+
+    def _result_names(self, env: dict[str, Value]) -> list[str]:
+        c = self.cursor
+        names: list[str] = []
+        while True:
+            token = c.token
+            if token in env or token in names:
+                c.fail(f"{token} is defined twice")
+            names.append("%" + c.value())
+            if not c.accept(","):
+                break
+        c.expect("=")
+        return names
+
+    def _operands(
+        self, env: dict[str, Value], cls: type[Op]
+    ) -> tuple[list[Value], dict[str, Value]]:
+        c = self.cursor
+        plain: list[Value] = []
+        named: dict[str, Value] = {}
+        token = c.token
+        while token[:1] in ("%", "@") or c.ahead == "=":
+            name = None
+            if token[0] not in "%@":
+                name = c.word()
+                if name in named or name not in cls.optional_names:
+                    known = ", ".join(cls.optional_names) or "none"
+                    c.fail(f"{cls.opname} takes no operand {name!r} here (optional: {known})", back=1)
+                c.expect("=")
+                token = c.token
+            elif named:
+                c.fail("an operand without a name follows one with a name")
+            value = env.get(token)
+            if value is None:
+                kind = "used before it is defined" if token[:1] == "%" else "not declared"
+                c.fail(f"{token} is {kind}" if token else f"expected a value, found {c.shown}")
+            c.advance()
+            if name is None:
+                plain.append(value)
+            else:
+                named[name] = value
+            if not c.accept(","):
+                break
+            token = c.token
+            if token[:1] not in ("%", "@") and c.ahead != "=":
+                c.fail(f"expected a value, found {c.shown}")
+        return plain, named
+
+    def _attributes(self, module: Module, cls: type[Op]) -> dict[str, Any]:
+        c = self.cursor
+        start = c.index
+        values: dict[str, Any] = {}
+        close = "}" if c.accept("{") else ""
+        while close and not c.accept(close):
+            name = c.word()
+            if name not in cls.attribute_types:
+                hint = did_you_mean(name, cls.attribute_types)
+                c.fail(f"{cls.opname} has no attribute {name!r}{hint}", back=1)
+            if name in values:
+                c.fail(f"{name} is given twice", back=1)
+            values[name] = parse_literal(c, module.functions) if c.accept("=") else True
+            c.separator("}")
+        if not any(isinstance(v, Function) for v in values.values()):
+            self.attributes[cls, *c.tokens[start : c.index]] = values
+        return values
+
+    def _build(
+        self,
+        cls: type[Op],
+        operands: list[Value],
+        named: dict[str, Value],
+        attributes: dict[str, Any],
+        at: int,
+    ) -> Op:
+        fixed = len(cls.operand_names) - cls.variadic
+        missing = [n for n in cls.attribute_types if n not in attributes]
+        missing = [n for n in missing if n not in cls.attribute_defaults]
+        if missing:
+            self.cursor.fail(f"{cls.opname} needs the attribute {missing[0]}", index=at)
+        if len(operands) < fixed or (len(operands) > fixed and not cls.variadic):
+            names = ", ".join(cls.operand_names) or "none"
+            self.cursor.fail(
+                f"{cls.opname} takes {fixed} operands ({names}), not {len(operands)}", index=at
+            )
+        try:
+            if cls.variadic:
+                return cls(*operands[:fixed], operands[fixed:], **attributes)
+            return cls(*operands, **named, **attributes)
+        except Error as error:
+            self._fail_at(error, at)
+
+    def _fail_at(self, error: Error, at: int) -> NoReturn:
+        self.cursor.fail(error.message, index=at)
+
+    def _written_types(self, op: Op, names: list[str], env: dict[str, Value]) -> None:
+        c = self.cursor
+        c.expect(":")
+        for i, (name, result) in enumerate(zip(names, op.results, strict=True)):
+            if i:
+                c.expect(",")
+            written = self._type()
+            if written is not result.type:
+                c.fail(f"{name} is written as {written}, but {op.opname} gives {result.type}", back=1)
+            hint = name[1:].partition(".")[0]
+            result.name = None if hint.isdigit() else hint
+            env[name] = result
+
+    def _loc(self) -> Loc:
+        c = self.cursor
+        c.advance()
+        c.expect("(")
+        file = c.string()
+        c.expect(":")
+        line = c.integer()
+        scope = c.string() if c.token[:1] == '"' else ""
+        c.expect(")")
+        return Loc(file, line, scope)

@@ -1,0 +1,142 @@
+"""Module to text: one line per operation; the same module always prints the same text."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..core import Function, Module, Op, Value, Weight
+from ..weights import quote
+
+
+def print_module(module: Module, locs: bool = False, scope: str | None = None) -> str:
+    """The text of a module, with `loc(...)` on every operation if `locs`.
+
+    `scope` keeps only the operations of one module path (and what lies inside it): a view for
+    reading, which does not parse.
+    """
+    local = " local" if module.local else ""
+    mesh = f" mesh({str(module.mesh).replace(' ', ' ')})" if module.mesh.axes else ""
+    dims = ", ".join(f"{n}={low}:{typical}:{high}" for n, (low, typical, high) in module.dims.items())
+    out = [f"module @{module.name}{local}{mesh}{f' dims({dims})' if dims else ''} {{"]
+    out += [f"  file @{name} = {quote(path)}" for name, path in module.files.items()]
+    shown = module.weights.values() if scope is None else _used(module, scope)
+    out += [f"  weight @{w.name} : {w.type} = {w.ref}" for w in shown]
+    for function in module.functions.values():
+        _function(function, out, locs, scope)
+    out.append("}\n")
+    return "\n".join(out)
+
+
+def print_op(op: Op) -> str:
+    """One operation by itself, with name hints as they are."""
+    operands = _operands(op, {}.get)
+    left = ", ".join(f"%{r.name or '_'}" for r in op.results)
+    types = ", ".join(map(str, (r.type for r in op.results)))
+    text = f"{op.opname}{' ' * bool(operands)}{operands}{attributes_text(op)}"
+    return f"{left} = {text} : {types}" if op.results else text
+
+
+def _in_scope(op: Op, scope: str) -> bool:
+    path = op.loc.scope if op.loc is not None else ""
+    return path == scope or path.startswith(scope + ".")
+
+
+def _used(module: Module, scope: str) -> list[Weight]:
+    chosen = [op for op in module.ops() if _in_scope(op, scope)]
+    used = {v for op in chosen for v in op.operands if isinstance(v, Weight)}
+    return [w for w in module.weights.values() if w in used]
+
+
+def _function(function: Function, out: list[str], locs: bool, scope: str | None) -> None:
+    names: dict[Value, str] = {}
+    counts: dict[str, int] = {}
+
+    def define(value: Value) -> str:
+        base = value.name or ""
+        n = counts.get(base, 0)
+        counts[base] = n + 1
+        text = f"%{base}" if base and not n else f"%{base}.{n}" if base else f"%{n}"
+        names[value] = text
+        return text
+
+    args = ", ".join([f"{define(a)}: {a.type}" for a in function.args])
+    out.append(f"  func @{function.name}({args}) -> ({_results(function, names)}) {{")
+    get = names.get
+    for op in function:
+        text = op.opname
+        if op.operands:
+            text += " " + _operands(op, get)
+        if op.attribute_types:
+            text += attributes_text(op)
+        if op.results:
+            left = ", ".join([define(r) for r in op.results])
+            types = ", ".join([r.type._text for r in op.results])  # pyright: ignore[reportPrivateUsage]
+            text = f"{left} = {text} : {types}"
+        if scope is not None and not _in_scope(op, scope):
+            continue
+        out.append(f"    {text} {op.loc!r}" if locs and op.loc is not None else f"    {text}")
+    out.append("  }")
+
+
+def _results(function: Function, names: dict[Value, str]) -> str:
+    args = {a.name: names[a] for a in function.args}
+    declared = function.results or (None,) * len(function.returned)
+    parts: list[str] = []
+    for result, value in zip(declared, function.returned, strict=False):
+        name = f"{result.name}: " if result is not None and result.name else ""
+        alias = result.alias if result is not None else None
+        parts.append(f"{name}{value.type}" + (f" aliases {args.get(alias, alias)}" if alias else ""))
+    return ", ".join(parts)
+
+
+def _operands(op: Op, get: Any) -> str:
+    operands = op.operands
+    texts = [get(v) or _name(v) for v in operands]
+    if op.present:
+        first = len(operands) - len(op.present)
+        texts[first:] = [f"{n}={t}" for n, t in zip(op.present, texts[first:], strict=True)]
+    return ", ".join(texts)
+
+
+def _name(value: Value) -> str:
+    return f"@{value.name}" if isinstance(value, Weight) else f"%{value.name or '_'}"
+
+
+def attributes_text(op: Op) -> str:
+    """` {eps=1e-05, causal}`, or nothing where every attribute has its default."""
+    parts: list[str] = []
+    defaults = op.attribute_defaults
+    for name in op.attribute_types:
+        value = getattr(op, name)
+        if name in defaults and same_literal(value, defaults[name]):
+            continue
+        parts.append(name if value is True else f"{name}={literal(value)}")
+    return f" {{{', '.join(parts)}}}" if parts else ""
+
+
+def same_literal(a: Any, b: Any) -> bool:
+    """Whether two attribute values print alike (1 and 1.0 and True do not, nor 0.0 and -0.0)."""
+    if a is b:
+        return True
+    return a.__class__ is b.__class__ and a == b and literal(a) == literal(b)
+
+
+def literal(value: Any) -> str:
+    """An attribute value as text."""
+    if isinstance(value, str):
+        return quote(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else _not_finite(value)
+    if isinstance(value, tuple):
+        items: tuple[Any, ...] = value
+        return f"[{', '.join(map(literal, items))}]"
+    if isinstance(value, Function):
+        return f"@{value.name}"
+    return "none" if value is None else str(value)
+
+
+def _not_finite(value: float) -> str:
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"

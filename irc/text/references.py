@@ -1,0 +1,120 @@
+"""Weight references in text: `@ckpt["key"][0:64, :].cast(f32)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..weights import (
+    Cast,
+    ConcatRef,
+    FileRef,
+    RandomRef,
+    Ref,
+    Shard,
+    Slice,
+    Step,
+    Transpose,
+    UnboundRef,
+)
+from .cursor import Cursor
+
+_DEEPEST = 16
+
+
+def parse_ref(c: Cursor, files: Mapping[str, str], depth: int = 0) -> Ref:
+    """A reference at the cursor."""
+    if depth > _DEEPEST:
+        c.fail("this reference is nested too deeply")
+    steps: list[Step] = []
+    ref = _source(c, files, depth)
+    while c.token in ("[", "."):
+        steps.append(_slice(c) if c.accept("[") else _step(c))
+    for step in steps:
+        ref = ref.then(step)
+    return ref
+
+
+def _source(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
+    if c.token[:1] == "@":
+        file = c.symbol()
+        if file not in files:
+            c.fail(f"there is no file @{file}", back=1)
+        c.expect("[")
+        key = c.string()
+        c.expect("]")
+        return FileRef(file, key)
+    if c.accept("concat"):
+        return _concat(c, files, depth)
+    if c.accept("random"):
+        c.expect("(")
+        key = c.string()
+        c.expect(",")
+        seed = c.integer()
+        c.expect(",")
+        scale = _number(c)
+        c.expect(")")
+        return RandomRef(key, seed, scale)
+    if c.accept("unbound"):
+        c.expect("(")
+        key = c.string()
+        c.expect(")")
+        return UnboundRef(key)
+    c.fail(f"expected @file[...], concat, random or unbound, found {c.shown}")
+
+
+def _concat(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
+    c.expect("(")
+    parts = [parse_ref(c, files, depth + 1)]
+    while c.accept(","):
+        parts.append(parse_ref(c, files, depth + 1))
+    c.expect(";")
+    dim = c.integer()
+    c.expect(")")
+    return ConcatRef(tuple(parts), dim)
+
+
+def _number(c: Cursor) -> float:
+    try:
+        value = float(c.token)
+    except ValueError:
+        c.fail(f"expected a number, found {c.shown}")
+    c.advance()
+    return value
+
+
+def _slice(c: Cursor) -> Slice:
+    ranges: list[tuple[int, int] | None] = []
+    while not c.accept("]"):
+        if c.accept(":"):
+            ranges.append(None)
+        else:
+            begin = c.integer()
+            c.expect(":")
+            ranges.append((begin, c.integer()))
+        c.separator("]")
+    return Slice(tuple(ranges))
+
+
+def _step(c: Cursor) -> Step:
+    c.expect(".")
+    name = c.word()
+    c.expect("(")
+    step: Step
+    if name == "cast":
+        step = Cast(c.word())
+    elif name == "transpose":
+        order = [c.integer()]
+        while c.accept(","):
+            order.append(c.integer())
+        step = Transpose(tuple(order))
+    elif name == "shard":
+        dim = c.integer()
+        c.expect(",")
+        axes = [c.word()]
+        while c.accept("."):
+            axes.append(c.word())
+        step = Shard(dim, tuple(axes))
+    else:
+        c.fail(f"no step called {name!r}; there are cast, transpose and shard", back=2)
+    c.expect(")")
+    return step
