@@ -134,7 +134,7 @@ class Op:
         """The same computation in simpler operations (composite operations only)."""
         raise NotImplementedError(f"{self.opname} is not composite")
 
-    def evaluate(self, *operands: Any) -> Any:
+    def evaluate(self, *operands: Any, **none: Any) -> Any:
         """The meaning, in numpy: one array per declared operand, None for an absent one."""
         raise NotImplementedError(f"{self.opname} has no meaning on one rank")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, dataclass_transform, overload
@@ -87,14 +88,24 @@ def inferred(op: Op) -> tuple[TensorType, ...]:
     try:
         whole = _expansion_types(op) if op.composite else op.infer()
     except Error as error:
-        raise error.at(op)
+        raise _naming(error, op) from None
     outs = whole if isinstance(whole, tuple) else (whole,)
     return result_types(op, outs)
+
+
+def _naming(error: Error, op: Op) -> Error:
+    """The error, pointing at `op` (no stand-in of an expansion), with its name in the message."""
+    if not re.search(rf"\b{op.opname}\b", error.message):
+        error.message = f"{op.opname}: {error.message}"
+    error.op = op
+    return error
 
 
 def types_of(op: Op) -> tuple[TensorType, ...]:
     """Result types of an operation as it stands, from the memo where they are known."""
     key = op.type_key()
+    if key[0] is op:  # declared with memo=False
+        return inferred(op)
     return _MEMO.get(key) or _MEMO.remember(op, key)
 
 
@@ -155,7 +166,7 @@ def op_class(name: str) -> type[Op]:
 
 def _build(cls: type[Op], name: str, memo: bool) -> type[Op]:
     hints = inspect.get_annotations(cls, eval_str=True)
-    kinds = {n: k for n, k in hints.items() if typing.get_origin(k) is not typing.ClassVar}
+    kinds = {n: k for n, k in hints.items() if typing.ClassVar not in (k, typing.get_origin(k))}
     own = list(kinds)
     plain = [n for n in own if kinds[n] is Operand]
     maybe = tuple(n for n in own if kinds[n] is OptionalOperand)
@@ -239,7 +250,7 @@ def _generate(
     for a, kind in attrs.items():
         init.append(attributes.checking_line(a, kind))
         init.append(f" self.{a} = {a}")
-    init.append(" self.loc = loc; self.parent = self.prev = self.next = None")
+    init.append(" self.loc = loc; self.parent = self.prev = self.next = None; self.results = ()")
     if memo:
         init.append(f" key = (self.__class__, {types}{''.join(f'{a}, ' for a in attrs)})")
         init.append(" types = memo.get(key)")

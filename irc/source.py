@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from .strings import quote
+
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 # The three sibling folders are reached through links, so their frames carry one of two paths.
 _OWN = tuple(
@@ -34,8 +36,8 @@ class Loc:
         return f"{self.file}:{self.line}" + (f" in {self.scope}" if self.scope else "")
 
     def __repr__(self) -> str:
-        scope = f' "{self.scope}"' if self.scope else ""
-        return f'loc("{self.file}":{self.line}{scope})'
+        scope = f" {quote(self.scope)}" if self.scope else ""
+        return f"loc({quote(self.file)}:{self.line}{scope})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Loc) and repr(self) == repr(other)

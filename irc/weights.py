@@ -14,6 +14,7 @@ from .dims import Shape
 from .dtypes import dtype as check_dtype
 from .errors import Error
 from .mesh import Mesh
+from .strings import quote
 
 
 @dataclass(frozen=True)
@@ -118,14 +119,20 @@ class ConcatRef(Ref):
 
 @dataclass(frozen=True)
 class RandomRef(Ref):
-    """`random("layers.0.weight", 7, 0.02)`: normal numbers that depend on name and seed only."""
+    """`random("layers.0.weight", 7, 0.02)`: normal numbers that depend on name and seed only.
+
+    Without a `shape` it takes that of the weight; with one, as in `random("k", 7, 0.02, [4, 8])`,
+    it may be cut and joined as well.
+    """
 
     key: str
     seed: int
     scale: float
+    shape: tuple[int, ...] | None = None
 
     def source_text(self) -> str:
-        return f"random({quote(self.key)}, {self.seed}, {self.scale!r})"
+        shape = "" if self.shape is None else f", [{', '.join(map(str, self.shape))}]"
+        return f"random({quote(self.key)}, {self.seed}, {self.scale!r}{shape})"
 
 
 @dataclass(frozen=True)
@@ -138,11 +145,17 @@ class UnboundRef(Ref):
         return f"unbound({quote(self.key)})"
 
 
-def quote(text: str) -> str:
-    """`text` as a string literal of the language: JSON's escapes, one line."""
-    import json
+def pinned(ref: Ref, shape: Shape, dtype: str) -> Ref:
+    """`ref`, the reference of a weight of this shape and dtype, fit to be cut and joined.
 
-    return json.dumps(text, ensure_ascii=False)
+    Random numbers without a shape and steps of their own get both; any other stays as it is.
+    """
+    from dataclasses import replace
+
+    if not isinstance(ref, RandomRef) or ref.shape is not None or ref.steps:
+        return ref
+    sizes = tuple(size for size in shape if isinstance(size, int))
+    return replace(ref, shape=sizes).then(Cast(dtype))
 
 
 def step_shape(shape: Shape, step: Step, mesh: Mesh, ref: Ref | None = None) -> Shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ from ..attributes import Number
 from ..core import Function, Op
 from ..declare import Operands, operation
 from ..dims import DimLike
-from ..dtypes import numpy_dtype
+from ..dtypes import dtype, numpy_dtype
 from ..errors import Error
 from ..types import TensorType
+from .shapes import number_fits, run_sizes
 
 LARGEST_CONSTANT = 16  # numbers; anything larger belongs in a checkpoint file
 
@@ -36,7 +38,8 @@ class Constant(Op):
     dtype: str = "f32"
 
     def infer(self) -> TensorType:
-        count = int(np.prod(self.shape, dtype=np.int64))
+        dtype(self.dtype)
+        count = prod(self.shape)
         if len(self.values) != count:
             raise Error(f"constant has {len(self.values)} values for the {count} of {self.shape}")
         if count > LARGEST_CONSTANT:
@@ -44,10 +47,13 @@ class Constant(Op):
                 f"constant holds at most {LARGEST_CONSTANT} numbers, not {count}; "
                 "use full for one repeated value and a checkpoint file for data"
             )
+        for value in self.values:
+            number_fits(self.opname, value, self.dtype)
         return TensorType(self.dtype, self.shape)
 
+    @np.errstate(over="ignore")
     def evaluate(self) -> Any:
-        return np.array(self.values, numpy_dtype(self.dtype)).reshape(self.shape)
+        return np.array(self.values).astype(numpy_dtype(self.dtype)).reshape(self.shape)
 
 
 @operation("full")
@@ -59,10 +65,36 @@ class Full(Op):
     dtype: str = "f32"
 
     def infer(self) -> TensorType:
+        dtype(self.dtype)
+        number_fits(self.opname, self.value, self.dtype)
         return TensorType(self.dtype, self.shape)
 
+    def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
+        return self.attributes | {"shape": results[0].shape}
+
+    @np.errstate(over="ignore")
     def evaluate(self) -> Any:
-        return np.full(self.shape, self.value, numpy_dtype(self.dtype))
+        return np.full(run_sizes(self.opname, self.shape), self.value, numpy_dtype(self.dtype))
+
+
+@operation("iota")
+class Iota(Op):
+    """0, 1, 2, ... up to `size - 1`, as a vector."""
+
+    size: DimLike
+    dtype: str = "i32"
+
+    def infer(self) -> TensorType:
+        if dtype(self.dtype).kind == "bool":
+            raise Error("iota counts in numbers, not in bool")
+        return TensorType(self.dtype, (self.size,))
+
+    def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
+        return self.attributes | {"size": results[0].shape[0]}
+
+    def evaluate(self) -> Any:
+        (size,) = run_sizes(self.opname, (self.size,))
+        return np.arange(size).astype(numpy_dtype(self.dtype))
 
 
 @operation("call", memo=False)
@@ -73,11 +105,13 @@ class Call(Op):
     callee: Function
 
     def infer(self) -> tuple[TensorType, ...]:
+        if not isinstance(self.callee, Function):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Error(f"call: the callee is a function such as @block, not {self.callee!r}")
         wanted = [arg.type for arg in self.callee.args]
         given = [value.type for value in self.values]
         if wanted != given:
             raise Error(
-                f"@{self.callee.name} takes ({', '.join(map(str, wanted))}), "
+                f"call: @{self.callee.name} takes ({', '.join(map(str, wanted))}), "
                 f"not ({', '.join(map(str, given))})"
             )
         return tuple(value.type for value in self.callee.returned)

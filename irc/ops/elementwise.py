@@ -1,17 +1,22 @@
-"""Elementwise operations: arithmetic, comparison, logic, selection and conversion."""
+"""Arithmetic and elementary functions, one element at a time.
+
+Operands of two-operand operations share one dtype and broadcast as in numpy. Integers wrap around
+on overflow. Division by zero follows IEEE 754 in floats and is undefined in integers.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
 
+from ..attributes import Number
 from ..core import Op
 from ..declare import Operand, operation
-from ..dtypes import dtype, numpy_dtype
 from ..errors import Error
 from ..types import TensorType
-from .shapes import broadcast, same_dtype
+from .shapes import broadcast, float_operand, number_fits, number_operand, same_dtype
 
 
 class Binary(Op):
@@ -24,12 +29,47 @@ class Binary(Op):
 
     def infer(self) -> TensorType:
         kind = same_dtype(self.opname, self.x, self.y)
-        if kind == "bool":
-            raise Error(f"{self.opname} takes numbers; for bool use and, or, not, where")
+        number_operand(self.opname, self.x)
         return TensorType(kind, broadcast(self.x.type.shape, self.y.type.shape))
 
+    @np.errstate(all="ignore")
     def evaluate(self, x: Any, y: Any) -> Any:
         return type(self).ufunc(x, y)
+
+
+class FloatBinary(Binary):
+    """Base of the arithmetic that integers have no part in."""
+
+    __slots__ = ()
+
+    def infer(self) -> TensorType:
+        kind = same_dtype(self.opname, self.x, self.y)
+        float_operand(self.opname, self.x)
+        return TensorType(kind, broadcast(self.x.type.shape, self.y.type.shape))
+
+
+class Unary(Op):
+    """Base of the functions of one number, integer or float."""
+
+    __slots__ = ()
+    ufunc: ClassVar[Any]
+    x: Operand
+
+    def infer(self) -> TensorType:
+        return number_operand(self.opname, self.x).whole
+
+    @np.errstate(all="ignore")
+    def evaluate(self, x: Any) -> Any:
+        return type(self).ufunc(x)
+
+
+class FloatUnary(Unary):
+    """Base of the functions of one floating-point number."""
+
+    __slots__ = ()
+
+    def infer(self) -> TensorType:
+        return float_operand(self.opname, self.x).whole
 
 
 @operation("add", sharding="..., ... -> ...", sums="x y", commutative=True)
@@ -41,6 +81,15 @@ class Add(Binary):
     ufunc = np.add
 
 
+@operation("sub", sharding="..., ... -> ...", sums="x y")
+class Sub(Binary):
+    """x - y."""
+
+    x: Operand
+    y: Operand
+    ufunc = np.subtract
+
+
 @operation("mul", sharding="..., ... -> ...", sums="x | y", commutative=True)
 class Mul(Binary):
     """x * y."""
@@ -50,42 +99,204 @@ class Mul(Binary):
     ufunc = np.multiply
 
 
-@operation("silu", sharding="... -> ...")
-class Silu(Op):
-    """x * sigmoid(x), also called swish (Elfwing et al., 2017)."""
+@operation("div", sharding="..., ... -> ...", sums="x")
+class Div(FloatBinary):
+    """x / y in floats; integers have floor_div."""
 
     x: Operand
+    y: Operand
+    ufunc = np.divide
 
-    def infer(self) -> TensorType:
-        return self.x.type.whole
 
-    def evaluate(self, x: Any) -> Any:
-        return x / (1 + np.exp(-x))
+@operation("floor_div", sharding="..., ... -> ...")
+class FloorDiv(Binary):
+    """x / y rounded down (towards minus infinity, as in Python): -7 by 2 is -4."""
+
+    x: Operand
+    y: Operand
+    ufunc = np.floor_divide
+
+
+@operation("mod", sharding="..., ... -> ...")
+class Mod(Binary):
+    """x - y * floor(x / y), with the sign of y (as in Python): -7 by 2 is 1."""
+
+    x: Operand
+    y: Operand
+    ufunc = np.mod
+
+
+@operation("pow", sharding="..., ... -> ...")
+class Pow(FloatBinary):
+    """x to the power y, in floats; NaN for a negative x and a fractional y."""
+
+    x: Operand
+    y: Operand
+    ufunc = np.power
+
+
+@operation("minimum", sharding="..., ... -> ...", commutative=True)
+class Minimum(Binary):
+    """The smaller of x and y; NaN where one is NaN."""
+
+    x: Operand
+    y: Operand
+    ufunc = np.minimum
+
+
+@operation("maximum", sharding="..., ... -> ...", commutative=True)
+class Maximum(Binary):
+    """The larger of x and y; NaN where one is NaN."""
+
+    x: Operand
+    y: Operand
+    ufunc = np.maximum
 
 
 @operation("neg", sharding="... -> ...", sums="x")
-class Neg(Op):
+class Neg(Unary):
     """-x."""
 
     x: Operand
-
-    def infer(self) -> TensorType:
-        return self.x.type.whole
-
-    def evaluate(self, x: Any) -> Any:
-        return -x
+    ufunc = np.negative
 
 
-@operation("cast", sharding="... -> ...")
-class Cast(Op):
-    """x converted to another dtype: to nearest even between floats, towards zero to integers."""
+@operation("abs", sharding="... -> ...")
+class Abs(Unary):
+    """|x|."""
 
     x: Operand
-    dtype: str
+    ufunc = np.abs
 
-    def infer(self) -> TensorType:
-        dtype(self.dtype)
-        return self.x.type.whole.replace(dtype=self.dtype)
+
+@operation("sign", sharding="... -> ...")
+class Sign(Unary):
+    """-1, 0 or 1 as x is negative, zero or positive; NaN for NaN."""
+
+    x: Operand
+    ufunc = np.sign
+
+
+@operation("sqrt", sharding="... -> ...")
+class Sqrt(FloatUnary):
+    """The square root; NaN for negative x."""
+
+    x: Operand
+    ufunc = np.sqrt
+
+
+@operation("rsqrt", sharding="... -> ...")
+class Rsqrt(FloatUnary):
+    """1 / sqrt(x); infinity for 0, NaN for negative x."""
+
+    x: Operand
+
+    @np.errstate(all="ignore")
+    def evaluate(self, x: Any) -> Any:
+        return 1 / np.sqrt(x)
+
+
+@operation("reciprocal", sharding="... -> ...")
+class Reciprocal(FloatUnary):
+    """1 / x."""
+
+    x: Operand
+
+    @np.errstate(all="ignore")
+    def evaluate(self, x: Any) -> Any:
+        return 1 / x
+
+
+@operation("exp", sharding="... -> ...")
+class Exp(FloatUnary):
+    """e to the power x."""
+
+    x: Operand
+    ufunc = np.exp
+
+
+@operation("log", sharding="... -> ...")
+class Log(FloatUnary):
+    """The natural logarithm; -infinity for 0, NaN for negative x."""
+
+    x: Operand
+    ufunc = np.log
+
+
+@operation("sin", sharding="... -> ...")
+class Sin(FloatUnary):
+    """The sine of x in radians."""
+
+    x: Operand
+    ufunc = np.sin
+
+
+@operation("cos", sharding="... -> ...")
+class Cos(FloatUnary):
+    """The cosine of x in radians."""
+
+    x: Operand
+    ufunc = np.cos
+
+
+def erf(x: Any) -> Any:
+    """The error function of an array; numpy has none, the standard library's is exact."""
+    values = [math.erf(value) for value in np.ravel(x).tolist()]
+    return np.array(values, np.asarray(x).dtype).reshape(np.shape(x))
+
+
+@operation("erf", sharding="... -> ...")
+class Erf(FloatUnary):
+    """The error function: 2/sqrt(pi) times the integral of exp(-t*t) from 0 to x."""
+
+    x: Operand
 
     def evaluate(self, x: Any) -> Any:
-        return x.astype(numpy_dtype(self.dtype))
+        return erf(x)
+
+
+@operation("round", sharding="... -> ...")
+class Round(FloatUnary):
+    """The nearest integer, halves to the even one: 0.5 gives 0, 1.5 gives 2."""
+
+    x: Operand
+    ufunc = np.rint
+
+
+@operation("floor", sharding="... -> ...")
+class Floor(FloatUnary):
+    """The largest integer not above x."""
+
+    x: Operand
+    ufunc = np.floor
+
+
+@operation("ceil", sharding="... -> ...")
+class Ceil(FloatUnary):
+    """The smallest integer not below x."""
+
+    x: Operand
+    ufunc = np.ceil
+
+
+@operation("clip", sharding="... -> ...")
+class Clip(Unary):
+    """x kept between `low` and `high`, either of which may be none; NaN stays NaN."""
+
+    x: Operand
+    low: Number | None = None
+    high: Number | None = None
+
+    def infer(self) -> TensorType:
+        kind = number_operand(self.opname, self.x)
+        bounds = [bound for bound in (self.low, self.high) if bound is not None]
+        if not bounds:
+            raise Error("clip needs low, high or both")
+        for bound in bounds:
+            number_fits(self.opname, bound, kind.dtype)
+        if bounds[0] > bounds[-1]:
+            raise Error(f"clip: low {self.low} is above high {self.high}")
+        return kind.whole
+
+    def evaluate(self, x: Any) -> Any:
+        return np.clip(x, self.low, self.high)

@@ -1,12 +1,21 @@
-"""What inference functions share: broadcasting, dtype agreement, dimension positions."""
+"""What inference functions share: broadcasting, dtype agreement, positions, rule texts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from ..attributes import Number
 from ..core import Value
-from ..dims import DimLike, Shape
-from ..dtypes import is_float
+from ..dims import Dim, DimLike, Shape, exact_divide, product
+from ..dtypes import dtype, is_float
 from ..errors import Error
 from ..types import TensorType
+
+
+def shape_text(shape: Sequence[DimLike]) -> str:
+    """A shape as it reads in a message: `[B, 64]`."""
+    return f"[{', '.join(map(str, shape))}]"
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -22,7 +31,7 @@ def _broadcast_dim(dims: tuple[DimLike, ...], shapes: tuple[Shape, ...]) -> DimL
         if dim == 1 or dim == found:
             continue
         if found != 1:
-            text = " and ".join(f"[{', '.join(map(str, s))}]" for s in shapes)
+            text = " and ".join(map(shape_text, shapes))
             raise Error(f"the shapes {text} do not broadcast: {found} against {dim}")
         found = dim
     return found
@@ -33,9 +42,7 @@ def same_dtype(op: str, *values: Value) -> str:
     first = values[0].type.dtype
     for value in values[1:]:
         if value.type.dtype != first:
-            raise Error(
-                f"{op}: the operands are {first} and {value.type.dtype}; cast one of them"
-            )
+            raise Error(f"{op}: the operands are {first} and {value.type.dtype}; cast one of them")
     return first
 
 
@@ -46,8 +53,112 @@ def float_operand(op: str, value: Value) -> TensorType:
     return value.type
 
 
+def number_operand(op: str, value: Value) -> TensorType:
+    """The type of an operand that must not be bool."""
+    if value.type.dtype == "bool":
+        raise Error(f"{op} takes numbers, not {value.type}; for bool use and, or, not, where, cast")
+    return value.type
+
+
+def index_operand(op: str, value: Value) -> TensorType:
+    """The type of an operand that holds positions or ids: i32 or i64."""
+    if value.type.dtype not in ("i32", "i64"):
+        raise Error(f"{op} takes indices in i32 or i64, not {value.type}")
+    return value.type
+
+
+def bool_operand(op: str, value: Value) -> TensorType:
+    """The type of an operand that must be bool."""
+    if value.type.dtype != "bool":
+        raise Error(f"{op} takes bool here, not {value.type}; make one with eq, lt or cast")
+    return value.type
+
+
+def integral(name: str) -> bool:
+    """Whether `name` is an integer type."""
+    return dtype(name).is_integer
+
+
+def number_fits(op: str, value: Number, name: str) -> None:
+    """Raise unless an element of dtype `name` can hold `value` (floats take any number)."""
+    kind = dtype(name)
+    if kind.is_float:
+        return
+    signed = kind.kind == "int"
+    bits = 1 if kind.kind == "bool" else kind.bits - signed
+    low, high = (-(1 << bits) if signed else 0), (1 << bits) - 1
+    if isinstance(value, float) or not low <= value <= high:
+        raise Error(f"{op}: {value} is not an integer that {name} holds ({low} to {high})")
+
+
 def position(op: str, dim: int, rank: int) -> int:
     """A dimension counted from either end as a position from the front."""
     if not -rank <= dim < rank:
         raise Error(f"{op}: there is no dimension {dim} in a tensor of {rank} dimensions")
     return dim % rank
+
+
+def positions(op: str, dims: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Several dimensions as positions from the front, in rising order, each once."""
+    if not dims:
+        raise Error(f"{op}: dims names no dimension")
+    found = sorted(position(op, dim, rank) for dim in dims)
+    for a, b in pairwise(found):
+        if a == b:
+            raise Error(f"{op}: dims names dimension {a} twice")
+    return tuple(found)
+
+
+def same_but(op: str, dim: int, shapes: Sequence[Shape]) -> None:
+    """Raise unless all shapes agree in rank and in every dimension other than `dim`."""
+    first = shapes[0]
+    for shape in shapes[1:]:
+        if len(shape) != len(first) or any(
+            a != b for i, (a, b) in enumerate(zip(first, shape, strict=True)) if i != dim
+        ):
+            raise Error(
+                f"{op}: the shapes {shape_text(first)} and {shape_text(shape)} may differ "
+                f"in dimension {dim} only"
+            )
+
+
+def not_above(op: str, low: DimLike, high: DimLike, what: str) -> None:
+    """Raise where `low` exceeds `high` whatever the symbols are; the rest is for run time."""
+    gap = high - low
+    if isinstance(gap, Dim):
+        if all(coefficient < 0 for _, coefficient in gap.terms):
+            raise Error(f"{op}: {what} {low} lies beyond {high}")
+    elif gap < 0:
+        raise Error(f"{op}: {what} {low} lies beyond {high}")
+
+
+def complete_shape(op: str, shape: Sequence[DimLike], old: Shape) -> Shape:
+    """`shape` with its one -1 replaced by what keeps the number of elements of `old`."""
+    if -1 not in shape:
+        return tuple(shape)
+    at = list(shape).index(-1)
+    rest = product((*shape[:at], *shape[at + 1 :]))
+    size = exact_divide(product(old), rest) if rest != 0 else None
+    if size is None or -1 in shape[at + 1 :]:
+        raise Error(f"{op}: no size for the -1 in {shape_text(shape)} fits {shape_text(old)}")
+    return (*shape[:at], size, *shape[at + 1 :])
+
+
+def run_sizes(op: str, dims: Sequence[DimLike]) -> tuple[int, ...]:
+    """Sizes at run time, when every symbol has its value."""
+    for dim in dims:
+        if isinstance(dim, Dim):
+            raise Error(f"{op}: {dim} has no value yet")
+    return tuple(dim for dim in dims if not isinstance(dim, Dim))
+
+
+def letters(rank: int, whole: Iterable[int] = ()) -> list[str]:
+    """One name per dimension for a sharding rule: `d0 d1! d2` where dimension 1 must be whole."""
+    kept = set(whole)
+    return [f"d{i}!" if i in kept else f"d{i}" for i in range(rank)]
+
+
+def rule_text(operands: Iterable[Sequence[str]], results: Iterable[Sequence[str]]) -> str:
+    """The text of a sharding rule from the words of every operand and result."""
+    left, right = (", ".join(" ".join(words) for words in side) for side in (operands, results))
+    return f"{left} -> {right}"

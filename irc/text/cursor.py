@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Container
 from typing import NoReturn
 
 from ..errors import TextError
+from ..strings import unquote
 from .tokens import describe, offset_of, tokenize
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -117,7 +117,7 @@ class Cursor:
         if token[:1] != '"':
             self.fail(f"expected a string, found {self.shown}")
         try:
-            text = json.loads(token)
+            text = unquote(token)
         except ValueError:
             self.fail(f"cannot read the string {self.shown}")
         self.advance()

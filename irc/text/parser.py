@@ -22,6 +22,8 @@ _ITEMS = ("file", "weight", "func")
 
 def parse_module(text: str, filename: str = "<text>") -> Module:
     """The module that `text` describes; a TextError points at what cannot be read."""
+    from .. import ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
+
     cursor = Cursor(text, filename)
     try:
         return _Parser(cursor).module()

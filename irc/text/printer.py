@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ..core import Function, Module, Op, Value, Weight
-from ..weights import quote
+from ..strings import quote
 
 
 def print_module(module: Module, locs: bool = False, scope: str | None = None) -> str:

@@ -52,8 +52,9 @@ def _source(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
         seed = c.integer()
         c.expect(",")
         scale = _number(c)
+        shape = _shape(c) if c.accept(",") else None
         c.expect(")")
-        return RandomRef(key, seed, scale)
+        return RandomRef(key, seed, scale, shape)
     if c.accept("unbound"):
         c.expect("(")
         key = c.string()
@@ -71,6 +72,15 @@ def _concat(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
     dim = c.integer()
     c.expect(")")
     return ConcatRef(tuple(parts), dim)
+
+
+def _shape(c: Cursor) -> tuple[int, ...]:
+    sizes: list[int] = []
+    c.expect("[")
+    while not c.accept("]"):
+        sizes.append(c.integer())
+        c.separator("]")
+    return tuple(sizes)
 
 
 def _number(c: Cursor) -> float:

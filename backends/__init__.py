@@ -1,0 +1,38 @@
+"""Ways to execute or emit a module: reference, ONNX, ONNX Runtime."""
+
+if __name__ != "irc.backends":
+    raise ImportError("import irc.backends, not backends: a bare import loads a second copy")
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from irc.errors import Error, did_you_mean
+
+if TYPE_CHECKING:
+    from irc.backends.base import Backend
+
+GROUP = "irc.backends"
+_OWN = {"reference": "irc.backends.reference", "onnx": "irc.backends.onnx"}
+
+
+def names() -> tuple[str, ...]:
+    """The names of all backends, those of other packages last; nothing is loaded."""
+    return (*_OWN, *(e.name for e in entry_points(group=GROUP)))
+
+
+def get(name: str) -> "Backend":
+    """The backend called `name`, loaded now.
+
+    Ours export it as `backend`; another package names it in the entry-point group `irc.backends`.
+    """
+    known = names()
+    if known.count(name) > 1:
+        raise Error(f"two installed packages bring a backend called {name!r}; uninstall one")
+    if name in _OWN:
+        return import_module(_OWN[name]).backend
+    for entry in entry_points(group=GROUP, name=name):
+        return entry.load()
+    raise Error(
+        f"no backend called {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
+    )

@@ -1,0 +1,136 @@
+"""Tables that say how a backend writes each operation, keyed by operation class.
+
+Importing an operation never imports a backend. Another package adds lowerings through the
+entry-point group `irc.lowerings`: the name is the backend's, the object is called with its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+from irc.backends.base import Gap
+from irc.core import Module, Op, Value
+from irc.declare import placeholder
+
+GROUP = "irc.lowerings"
+STRUCTURE = ("return", "call")  # every backend walks these itself
+
+Lower = TypeVar("Lower", bound=Callable[..., object])
+Refusal = Callable[[Op], str | None]
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """A composite operation in simpler ones, over stand-ins for its operands."""
+
+    operands: tuple[Value, ...]
+    ops: tuple[Op, ...]  # every one after those it uses
+    results: tuple[Value, ...]
+
+
+def expansion(op: Op) -> Expansion:
+    """The expansion of a composite operation; `op` itself stays as it is."""
+    stand_ins = tuple(Value(v.type.whole, None, i, v.name) for i, v in enumerate(op.operands))
+    root = placeholder(op, stand_ins).expand()
+    results = root.results if isinstance(root, Op) else (root,)
+    return Expansion(stand_ins, tuple(in_order(results)), results)
+
+
+def in_order(results: Iterable[Value]) -> list[Op]:
+    """The operations behind `results`, every one after those it uses."""
+    order: dict[Op, None] = {}
+    stack = [value.producer for value in results]
+    while stack:
+        op = stack[-1]
+        if op is None or op in order:
+            stack.pop()
+            continue
+        waiting = [p for v in op.operands if (p := v.producer) is not None and p not in order]
+        if waiting:
+            stack += waiting
+        else:
+            order[op] = None
+    return list(order)
+
+
+class Lowering(Generic[Lower]):
+    """The lowerings of one backend. What a lowering is called with is the backend's affair."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self._table: dict[type[Op], Lower] = {}
+        self._refusals: dict[type[Op], Refusal] = {}
+        self._loaded = False
+
+    def lower(self, *classes: type[Op], unless: Refusal | None = None) -> Callable[[Lower], Lower]:
+        """Register a lowering. `unless` gives the reason where it does not fit an instance."""
+
+        def register(function: Lower) -> Lower:
+            for cls in classes:
+                if cls in self._table:
+                    raise ValueError(f"{self.backend} has two lowerings of {cls.opname}")
+                self._table[cls] = function
+                if unless is not None:
+                    self._refusals[cls] = unless
+            return function
+
+        return register
+
+    def find(self, op: Op) -> Lower | None:
+        """The lowering of this very operation, if there is one that fits."""
+        self._load()
+        if self.reason(op) is not None:
+            return None
+        return self._table.get(type(op))
+
+    def covers(self, cls: type[Op]) -> bool:
+        """Whether the class has a lowering of its own."""
+        self._load()
+        return cls in self._table
+
+    def reason(self, op: Op) -> str | None:
+        """Why the lowering of this operation's class does not fit it."""
+        refuse = self._refusals.get(type(op))
+        return refuse(op) if refuse is not None else None
+
+    def unsupported(self, module: Module) -> list[Gap]:
+        """Every operation that has no lowering, nor an expansion that is covered, in order."""
+        self._load()
+        known: dict[object, str | None] = {}
+        gaps: list[Gap] = []
+        easy = {*self._table} - {*self._refusals}
+        for op in module.ops():
+            if type(op) in easy or op.opname in STRUCTURE:
+                continue
+            key = op.type_key()
+            if key not in known:
+                known[key] = self._missing(op)
+            reason = known[key]
+            if reason is not None:
+                gaps.append(Gap(op, reason))
+        return gaps
+
+    def _missing(self, op: Op) -> str | None:
+        """Why the operation cannot be lowered, or None."""
+        reason = self.reason(op)
+        if reason is None and type(op) in self._table:
+            return None
+        if not op.composite:
+            return reason or "has no lowering"
+        for part in expansion(op).ops:
+            inner = self._missing(part)
+            if inner is not None:
+                why = reason or "has no lowering"
+                return f"{why}, and its expansion needs {part.opname}, which {inner}"
+        return None
+
+    def _load(self) -> None:
+        """Lowerings of other packages, once."""
+        if self._loaded:
+            return
+        self._loaded = True
+        for entry in entry_points(group=GROUP, name=self.backend):
+            entry.load()(self)

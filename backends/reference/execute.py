@@ -1,0 +1,170 @@
+"""Runs a function on numpy arrays: all ranks operation by operation, in lockstep.
+
+Floats narrower than f32 are computed in f32 and rounded to the declared dtype after every
+operation. A value is dropped after its last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from irc.backends.lowering import expansion
+from irc.core import Function, Module, Op, Value, Weight
+from irc.declare import placeholder
+from irc.dims import Dim, bind
+from irc.dtypes import dtype, numpy_dtype
+from irc.errors import Error
+from irc.ops.collective import Collective
+from irc.types import TensorType
+
+from .inputs import Sizes
+from .weights import Weights
+
+Array = np.ndarray
+Scope = dict[Value, list[Array]]  # one array per rank
+
+
+class Executor:
+    """Runs functions of one module. `sizes` holds the values of the symbols, per rank."""
+
+    def __init__(self, module: Module, weights: Weights, sizes: list[Sizes]) -> None:
+        self.module, self.weights, self.sizes = module, weights, sizes
+        self.ranks = range(len(sizes))
+        self._dying: dict[Function, dict[Op, list[Value]]] = {}
+
+    def function(self, function: Function, args: Sequence[list[Array]]) -> list[list[Array]]:
+        """The results of `function`, each with one array per rank."""
+        scope: Scope = dict(zip(function.args, args, strict=True))
+        dying = self._dying.get(function)
+        if dying is None:
+            dying = self._dying[function] = last_uses(function)
+        for op in function:
+            if op.opname == "return":
+                break
+            self._operation(op, scope)
+            for value in dying.get(op, ()):
+                scope.pop(value, None)
+        return [self._read(value, scope) for value in function.returned]
+
+    def _operation(self, op: Op, scope: Scope) -> None:
+        operands = [self._read(value, scope) for value in op.operands]
+        try:
+            results = self._results(op, operands)
+        except Error as error:
+            raise error.at(op) from error.__cause__
+        for result, arrays in zip(op.results, results, strict=True):
+            scope[result] = [
+                _declared(op, array, result.type, sizes)
+                for array, sizes in zip(arrays, self.sizes, strict=True)
+            ]
+
+    def _read(self, value: Value, scope: Scope) -> list[Array]:
+        if isinstance(value, Weight):
+            return [self.weights.get(value, rank) for rank in self.ranks]
+        return scope[value]
+
+    def _results(self, op: Op, operands: list[list[Array]]) -> list[list[Array]]:
+        if op.opname == "call":
+            return self._call(op, operands)
+        if isinstance(op, Collective):
+            return [self._collective(op, operands)]
+        if op.composite and type(op).evaluate is Op.evaluate:
+            return self._expansion(op, operands)
+        per_rank = [self._evaluate(op, [o[r] for o in operands], r) for r in self.ranks]
+        return [list(arrays) for arrays in zip(*per_rank, strict=True)]
+
+    def _call(self, op: Op, operands: list[list[Array]]) -> list[list[Array]]:
+        callee: Function = op.attributes["callee"]
+        inner = Executor(self.module, self.weights, self.sizes)
+        return inner.function(callee, operands)
+
+    def _evaluate(self, op: Op, operands: list[Array], rank: int) -> tuple[Array, ...]:
+        fixed = len(operands) - len(op.present)
+        wide = [widened(array) for array in operands]
+        named = dict(zip(op.present, wide[fixed:], strict=True))
+        bound = bind_attributes(op, self.sizes[rank])
+        found = bound.evaluate(*wide[:fixed], *[named.get(n) for n in op.optional_names])
+        return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+    def _expansion(self, op: Op, operands: list[list[Array]]) -> list[list[Array]]:
+        expanded = expansion(op)
+        scope: Scope = dict(zip(expanded.operands, operands, strict=True))
+        for part in expanded.ops:
+            self._operation(part, scope)
+        return [self._read(value, scope) for value in expanded.results]
+
+    def _collective(self, op: Collective, operands: list[list[Array]]) -> list[Array]:
+        if not self.module.local:
+            return [op.whole(array) for array in operands[0]] if operands else [op.whole(None)]
+        ways = self.module.mesh.ways(op.axes)
+        if op.group_size not in (None, ways):
+            raise Error(
+                f"{op.opname} has ways={op.group_size}, but the mesh ({self.module.mesh}) has "
+                f"{ways} ranks over {'.'.join(op.axes)}"
+            )
+        found: dict[int, Array] = {}
+        for group in self.module.mesh.groups(op.axes):
+            shards = [widened(operands[0][rank]) if operands else None for rank in group]
+            found |= dict(zip(group, op.combine(shards), strict=True))
+        return [found[rank] for rank in self.ranks]
+
+
+def last_uses(function: Function) -> dict[Op, list[Value]]:
+    """Per operation, the values that nothing needs after it."""
+    seen: set[Value] = set()
+    dying: dict[Op, list[Value]] = {}
+    for op in reversed(function):
+        for value in (*op.results, *op.operands):
+            if value not in seen and not isinstance(value, Weight):
+                seen.add(value)
+                dying.setdefault(op, []).append(value)
+    return dying
+
+
+def widened(array: Array) -> Array:
+    """The array in f32 where its floats are narrower."""
+    kind = array.dtype
+    if kind in (np.float32, np.float64) or kind.kind in "iub":
+        return array
+    return array.astype(np.float32) if kind in _NARROW else array
+
+
+_NARROW = {dtype(name).numpy for name in ("f16", "bf16", "f8e4m3", "f8e5m2")}
+
+
+def bind_attributes(op: Op, sizes: Sizes) -> Op:
+    """`op`, or a stand-in for it whose dimensions are numbers."""
+    changed: dict[str, Any] = {}
+    for name in op.attribute_types:
+        value = getattr(op, name)
+        if isinstance(value, Dim):
+            changed[name] = _number(value, sizes)
+        elif isinstance(value, tuple) and any(isinstance(item, Dim) for item in value):
+            changed[name] = tuple(_number(item, sizes) for item in value)
+    if not changed:
+        return op
+    copy = placeholder(op, op.operands)
+    for name, value in changed.items():
+        setattr(copy, name, value)
+    return copy
+
+
+def _number(value: Any, sizes: Sizes) -> Any:
+    if not isinstance(value, Dim):
+        return value
+    bound = bind(value, sizes)
+    if isinstance(bound, Dim):
+        raise Error(f"{next(bound.symbols())} has no value: no input of the function has it")
+    return bound
+
+
+def _declared(op: Op, array: Any, type: TensorType, sizes: Sizes) -> Array:
+    """One result in its declared dtype; an Error where the shape is not the declared one."""
+    array = np.asarray(array)
+    shape = tuple(_number(dim, sizes) for dim in type.shape)
+    if array.shape != shape:
+        raise Error(f"{op.opname} gave the shape {list(array.shape)} for {type}", op)
+    return array.astype(numpy_dtype(type.dtype), copy=False)

@@ -1,0 +1,98 @@
+"""The reference backend: an artifact is the module's text, a program interprets it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irc.backends.base import Arrays, Gap, Ports, ports_of, state_shape
+from irc.core import Module, Op
+from irc.dtypes import numpy_dtype
+from irc.errors import Error, did_you_mean
+from irc.ops.collective import Collective
+from irc.text import parse_module
+
+from .evaluate import evaluate
+from .weights import Given, Weights
+
+TEXT = "module.irc"
+
+
+class ReferenceBackend:
+    """Numpy, every rank in one process: slow, and the oracle for everything."""
+
+    name = "reference"
+    default_pipeline = ""
+
+    def unsupported(self, module: Module) -> list[Gap]:
+        """Operations of third parties that say neither what they mean nor what they expand to."""
+        return [Gap(op, "has neither evaluate nor expand") for op in module.ops() if not _runs(op)]
+
+    def emit(self, module: Module, folder: Path, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Write the module's text; its weights stay where they are."""
+        (folder / TEXT).write_text(str(module), encoding="utf-8")
+        return {"base": str(Path(options.get("base") or ".").resolve())}
+
+    def load(self, folder: Path, manifest: Mapping[str, Any]) -> ReferenceProgram:
+        """The program of `module.irc`; relative checkpoint paths start at the manifest's `base`."""
+        path = folder / TEXT
+        module = parse_module(path.read_text(encoding="utf-8"), str(path))
+        return ReferenceProgram(module, manifest.get("base", folder))
+
+
+def _runs(op: Op) -> bool:
+    if op.opname in ("call", "return") or op.composite or isinstance(op, Collective):
+        return True
+    return type(op).evaluate is not Op.evaluate
+
+
+class ReferenceProgram:
+    """A module with its weights, which are read once and kept."""
+
+    def __init__(
+        self, module: Module, base: Path | str | None = None, weights: Given | None = None
+    ) -> None:
+        self.module = module
+        self.weights = Weights(module, base, weights)
+        self._ports = ports_of(module.main)
+
+    @property
+    def ports(self) -> Ports:
+        """What goes in, what stays, what comes out."""
+        return self._ports
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Every argument in (states too), every result out; nothing is kept."""
+        return evaluate(self.module, inputs, weights=self.weights)
+
+    def open(self, sizes: Mapping[str, int]) -> ReferenceStream:
+        """A stream whose states are zeros; `sizes` gives the symbols in their shapes."""
+        return ReferenceStream(self, sizes)
+
+
+class ReferenceStream:
+    """The states of a program between steps, by the name of their argument."""
+
+    def __init__(self, program: ReferenceProgram, sizes: Mapping[str, int]) -> None:
+        self.program = program
+        self.states = {
+            port.name: np.zeros(state_shape(port, sizes), numpy_dtype(port.dtype))
+            for port in program.ports.states
+        }
+        function = program.module.main
+        names = function.result_names()
+        self._kept = {names[i]: str(function.args[a].name) for i, a in function.aliases().items()}
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Run once over the plain inputs, advance the states, return the plain outputs."""
+        for name in inputs:
+            if name in self.states:
+                names = [port.name for port in self.program.ports.inputs]
+                raise Error(f"{name} is a state that the stream keeps{did_you_mean(name, names)}")
+        results = self.program.run({**inputs, **self.states})
+        for result, state in self._kept.items():
+            self.states[state] = results.pop(result)
+        return results

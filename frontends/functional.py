@@ -1,0 +1,40 @@
+"""Functions over symbolic tensors: `F.silu(x)`, `F.linear(x, w, bias=b)`, one per operation.
+
+They are derived from the declarations in irc/ops when they are first used. `functional.pyi` beside
+this file says the same to type checkers and editors; `python -m irc.frontends.stubs` writes it.
+Operands come first, then attributes that have no default; the rest goes by keyword. Operations
+whose names are Python keywords end in an underscore: `F.and_`, `F.or_`, `F.not_`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import Error, did_you_mean
+from ..source import here
+from .wrappers import NOT_WRAPPED, wrapped, wrapper
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    cls = wrapped().get(name)
+    if cls is None:
+        raise _unknown(name)
+    made = wrapper(cls)
+    globals()[name] = made
+    return made
+
+
+def __dir__() -> list[str]:
+    return sorted(wrapped())
+
+
+class UnknownFunction(Error, AttributeError):
+    """A script asks for a function that no operation has; hasattr() takes it for a plain no."""
+
+
+def _unknown(name: str) -> Error:
+    if name in NOT_WRAPPED:
+        return UnknownFunction(f"there is no F.{name}: {NOT_WRAPPED[name]}", loc=here())
+    return UnknownFunction(f"there is no F.{name}{did_you_mean(name, wrapped())}", loc=here())

@@ -1,0 +1,12 @@
+"""Layers to build models from. Their parameters have the names of Hugging Face checkpoints."""
+
+from .attention import Attention as Attention
+from .basic import Embedding as Embedding
+from .basic import GroupNorm as GroupNorm
+from .basic import LayerNorm as LayerNorm
+from .basic import Linear as Linear
+from .basic import RmsNorm as RmsNorm
+from .mlp import MLP as MLP
+from .mlp import GatedMLP as GatedMLP
+from .mlp import activation as activation
+from .rope import Rope as Rope

@@ -1,0 +1,130 @@
+"""Attention over the same sequence, a KV cache, or another sequence."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...errors import Error
+from ...source import here
+from .. import functional as F
+from ..module import Module
+from ..tensor import Tensor
+from .basic import Linear
+from .rope import Rope
+
+
+class Cache(NamedTuple):
+    """Keys and values of one layer, [B, kv_heads, capacity, head_dim] each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class Attention(Module):
+    """softmax(q·kᵀ) v, with `heads` query heads that share `kv_heads` key and value heads.
+
+    `window` > 0 lets a token see that many keys, itself included; `softcap` > 0 bounds the scores;
+    `scale` is 1/sqrt(head_dim) where it is None. With `memory_size` keys and values come from
+    another sequence of that many features (cross attention), which is never causal.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        rope: Rope | None = None,
+        causal: bool = True,
+        window: int = 0,
+        softcap: float = 0.0,
+        scale: float | None = None,
+        memory_size: int | None = None,
+        dtype: str = "f32",
+    ) -> None:
+        kv_heads = kv_heads or heads
+        if head_dim is None:
+            head_dim = _divided(hidden_size, heads)
+        if heads % kv_heads:
+            raise Error(f"{heads} heads cannot share {kv_heads} key and value heads", loc=here())
+        source = memory_size or hidden_size
+        self.q_proj = Linear(hidden_size, heads * head_dim, qkv_bias, dtype)
+        self.k_proj = Linear(source, kv_heads * head_dim, qkv_bias, dtype)
+        self.v_proj = Linear(source, kv_heads * head_dim, qkv_bias, dtype)
+        self.o_proj = Linear(heads * head_dim, hidden_size, output_bias, dtype)
+        self.head_dim, self.rope, self.cross = head_dim, rope, memory_size is not None
+        self.causal = causal and not self.cross
+        self.window, self.softcap, self.scale = window, softcap, scale
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        *,
+        cache: Cache | None = None,
+        past: Tensor | None = None,
+        memory: Tensor | None = None,
+        lengths: Tensor | None = None,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> tuple[Tensor, Cache]:
+        """x [B, S, hidden_size] to (the same, keys and values after this call).
+
+        `positions` i32 [B, S] are needed with rope. With a `cache`, the tokens of this call are
+        written behind the `past` i32 [B] tokens that it holds, and the second result is the new
+        cache; without one it is this call's keys and values, [B, T, kv_heads*head_dim].
+        `lengths` i32 [B] are the numbers of keys that are no padding; `mask` (true = visible) and
+        `bias` are [B|1, heads|1, S, T].
+        """
+        self._check(positions, cache, past, memory)
+        source = x if memory is None else memory
+        q, k, v = self.q_proj(x), self.k_proj(source), self.v_proj(source)
+        if self.rope is not None and positions is not None:
+            q = self.rope(q, positions, self.head_dim)
+            k = self.rope(k, positions, self.head_dim)
+        if cache is not None and past is not None:
+            k = F.cache_update(cache.keys, k, past)
+            v = F.cache_update(cache.values, v, past)
+        mixed = F.attention(
+            q,
+            k,
+            v,
+            bias=bias,
+            mask=mask,
+            past=past,
+            lengths=lengths,
+            head_dim=self.head_dim,
+            causal=self.causal,
+            window=self.window,
+            scale=self.scale,
+            softcap=self.softcap,
+        )
+        return self.o_proj(mixed), Cache(k, v)
+
+    def _check(
+        self,
+        positions: Tensor | None,
+        cache: Cache | None,
+        past: Tensor | None,
+        memory: Tensor | None,
+    ) -> None:
+        if self.rope is not None and positions is None:
+            raise Error("attention with rope needs positions", loc=here())
+        if (cache is None) != (past is None):
+            raise Error("a cache and past go together: give both or neither", loc=here())
+        if self.cross != (memory is not None):
+            what = "needs memory" if self.cross else "takes memory only with memory_size"
+            raise Error(f"this attention {what}", loc=here())
+        if self.cross and (self.rope is not None or cache is not None):
+            raise Error("cross attention has neither rope nor a cache", loc=here())
+
+
+def _divided(hidden_size: int, heads: int) -> int:
+    if heads < 1 or hidden_size % heads:
+        raise Error(
+            f"hidden_size {hidden_size} is no multiple of {heads} heads; give head_dim", loc=here()
+        )
+    return hidden_size // heads

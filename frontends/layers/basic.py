@@ -1,0 +1,87 @@
+"""Layers of one operation: linear, embedding and the norms."""
+
+from __future__ import annotations
+
+from .. import functional as F
+from ..module import Module, Parameter
+from ..tensor import Tensor
+
+
+class Linear(Module):
+    """x · weightᵀ + bias over the last dimension; weight [out_features, in_features]."""
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, dtype: str = "f32"
+    ) -> None:
+        self.weight = Parameter((out_features, in_features), dtype)
+        self.bias = Parameter((out_features,), dtype) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in_features] to [..., out_features]."""
+        return F.linear(x, self.weight, bias=self.bias)
+
+
+class Embedding(Module):
+    """Rows of a table [size, features], looked up by number; other numbers give zeros."""
+
+    def __init__(self, size: int, features: int, dtype: str = "f32") -> None:
+        self.weight = Parameter((size, features), dtype)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids i32|i64 [...] to [..., features]."""
+        return F.embedding(ids, self.weight)
+
+
+class RmsNorm(Module):
+    """Root mean square norm over the last dimension; `offset` is 1 in Gemma's checkpoints."""
+
+    def __init__(
+        self, size: int, eps: float = 1e-6, offset: float = 0.0, dtype: str = "f32"
+    ) -> None:
+        self.weight = Parameter((size,), dtype)
+        self.eps, self.offset = eps, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] to the same."""
+        return F.rms_norm(x, self.weight, eps=self.eps, offset=self.offset)
+
+
+class LayerNorm(Module):
+    """Layer norm over the last dimension."""
+
+    def __init__(
+        self,
+        size: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        bias: bool = True,
+        dtype: str = "f32",
+    ) -> None:
+        self.weight = Parameter((size,), dtype) if affine else None
+        self.bias = Parameter((size,), dtype) if affine and bias else None
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] to the same."""
+        return F.layer_norm(x, weight=self.weight, bias=self.bias, eps=self.eps)
+
+
+class GroupNorm(Module):
+    """Norm over groups of channels, which are the second dimension."""
+
+    def __init__(
+        self,
+        groups: int,
+        channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        dtype: str = "f32",
+    ) -> None:
+        self.weight = Parameter((channels,), dtype) if affine else None
+        self.bias = Parameter((channels,), dtype) if affine else None
+        self.groups, self.eps = groups, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, channels, ...] to the same."""
+        weight, bias = self.weight, self.bias
+        return F.group_norm(x, groups=self.groups, weight=weight, bias=bias, eps=self.eps)

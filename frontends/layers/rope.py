@@ -1,0 +1,37 @@
+"""How positions enter attention: the settings of the operation `rope`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from .. import functional as F
+from ..tensor import Tensor
+
+Kind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding; every field is the attribute of the operation of that name."""
+
+    theta: float = 10000.0
+    kind: Kind = "default"
+    rotary_dim: int = 0
+    interleaved: bool = False
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+    def __call__(self, x: Tensor, positions: Tensor, head_dim: int) -> Tensor:
+        """x [B, S, heads*head_dim] turned by positions i32 [B, S]."""
+        return F.rope(x, positions, head_dim, **asdict(self))

@@ -1,0 +1,167 @@
+"""Modules and parameters: a model as a tree whose attribute names are the names of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar, overload
+
+from ..core import Value
+from ..dtypes import dtype as check_dtype
+from ..errors import Error
+from ..source import current_scope, here, scope
+from ..types import TensorType
+from .tensor import Tensor
+from .tracer import active, current
+
+
+class Parameter(Tensor):
+    """A trained tensor. Its name is the path of attributes that leads to it.
+
+    Sizes are numbers. One parameter under two names (tied embeddings) is one weight, called by the
+    first. `name` is for parameters that belong to no Module, in a function that is traced.
+    """
+
+    __slots__ = ("_type", "name")
+
+    def __init__(self, shape: Sequence[int], dtype: str = "f32", name: str | None = None) -> None:
+        sizes = tuple(shape)
+        if not all(type(size) is int and size > 0 for size in sizes):
+            raise Error(f"a parameter's sizes are positive numbers, not {list(sizes)}", loc=here())
+        try:
+            check_dtype(dtype)
+        except Error as error:
+            raise error.at(loc=here()) from None
+        self._type, self.name = TensorType(dtype, sizes), name
+
+    @property
+    def value(self) -> Value:
+        """The weight that stands for the parameter in the trace in progress."""
+        return current("a parameter").weight(self)
+
+    @property
+    def type(self) -> TensorType:
+        """dtype and shape in one."""
+        return self._type
+
+    def __repr__(self) -> str:
+        return f"<parameter {self.type}>"
+
+
+class Module:
+    """A part of a model: parameters and other modules as attributes, and what it computes.
+
+    Subclasses define `forward`, and are called. `__init__` of this class does nothing, so there is
+    no need to call it. Modules in a list are found only in a ModuleList.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = getattr(self, "forward", None)
+        if forward is None:
+            raise Error(f"{type(self).__name__} has no method called forward", loc=here())
+        tracer = active()
+        if tracer is None:
+            raise Error(
+                f"{type(self).__name__} runs only inside irc.trace, which calls it with tensors",
+                loc=here(),
+            )
+        path = tracer.paths.get(self, type(self).__name__)
+        with scope(_relative(path, current_scope())):
+            results = forward(*args, **kwargs)
+        given = {x.value for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
+        for tensor, name in _named_results(results, _hint(path)):
+            if name and tensor.value not in given:
+                tracer.suggest(tensor.value, name)
+        return results
+
+    def children(self) -> Iterator[tuple[str, Module | Parameter]]:
+        """(attribute, module or parameter), in the order of assignment."""
+        for name, part in vars(self).items():
+            if isinstance(part, (Module, Parameter)):
+                yield name, part
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """(path, module) of this module, whose path is empty, and of all below it, each once."""
+        for path, part in _walk(self, prefix, set()):
+            if isinstance(part, Module):
+                yield path, part
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """(path, parameter) of all parameters, each once, under its first path."""
+        for path, part in _walk(self, prefix, set()):
+            if isinstance(part, Parameter):
+                yield path, part
+
+    def parameters(self) -> Iterator[Parameter]:
+        """All parameters, each once."""
+        return (parameter for _, parameter in self.named_parameters())
+
+
+Part = TypeVar("Part", bound=Module)
+
+
+class ModuleList(Module, Generic[Part]):
+    """Modules in a row, called by their position: `layers.0`, `layers.1`, ..."""
+
+    def __init__(self, modules: Iterable[Part] = ()) -> None:
+        self._items: list[Part] = []
+        for module in modules:
+            self.append(module)
+
+    def append(self, module: Part) -> None:
+        """Add a module at the end."""
+        if not isinstance(module, Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Error(f"a ModuleList holds modules, not a {type(module).__name__}", loc=here())
+        self._items.append(module)
+
+    def children(self) -> Iterator[tuple[str, Module | Parameter]]:
+        """(position, module)."""
+        return ((str(i), module) for i, module in enumerate(self._items))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> Part: ...
+    @overload
+    def __getitem__(self, index: slice) -> ModuleList[Part]: ...
+    def __getitem__(self, index: int | slice) -> Part | ModuleList[Part]:
+        if isinstance(index, slice):
+            return ModuleList(self._items[index])
+        return self._items[index]
+
+
+def _walk(
+    module: Module, path: str, seen: set[Module | Parameter]
+) -> Iterator[tuple[str, Module | Parameter]]:
+    if module in seen:
+        return
+    seen.add(module)
+    yield path, module
+    for name, part in module.children():
+        inner = f"{path}.{name}" if path else name
+        if isinstance(part, Module):
+            yield from _walk(part, inner, seen)
+        elif part not in seen:
+            seen.add(part)
+            yield inner, part
+
+
+def _relative(path: str, outer: str) -> str:
+    """What has to be appended to the scope `outer` to reach `path`."""
+    return path[len(outer) + 1 :] if outer and path.startswith(outer + ".") else path
+
+
+def _hint(path: str) -> str:
+    """What a module's result is called: `layers_0` for `model.layers.0`, nothing for the root."""
+    last, _, name = path.rpartition(".")
+    return f"{last.rpartition('.')[2]}_{name}".lstrip("_") if name.isdecimal() else name
+
+
+def _named_results(results: Any, name: str) -> Iterator[tuple[Tensor, str]]:
+    if isinstance(results, Tensor):
+        yield results, name
+    elif isinstance(results, tuple) and results and isinstance(results[0], Tensor):
+        yield results[0], name

@@ -1,0 +1,381 @@
+"""Symbolic tensors: what a model script computes with while it is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import EllipsisType
+from typing import Any, NoReturn, TypeAlias, cast
+
+import numpy as np
+
+from ..core import Op, Value
+from ..declare import op_class
+from ..dims import DimLike, Shape
+from ..errors import Error
+from ..source import here
+from ..types import TensorType
+from .shapes import as_shape, inferred_shape, plan_index, split_sizes
+from .tracer import Tracer, current
+
+Scalar: TypeAlias = int | float | bool
+Operand: TypeAlias = "Tensor | Scalar"  # what an arithmetic function takes
+SizeLike: TypeAlias = DimLike | str  # a size, or the name of a symbol
+ShapeLike: TypeAlias = Sequence[SizeLike]
+Index: TypeAlias = int | slice | EllipsisType | None
+
+
+class Tensor:
+    """A value of the graph that is being traced.
+
+    Arithmetic, `<`, `<=`, `>`, `>=`, `@`, `&`, `|`, `~` and indexing build operations. Numbers
+    take the dtype of the tensor they meet; two tensors must have the same dtype. `==` and `!=`
+    build nothing: they tell whether two names hold the same tensor, as dicts and sets need it.
+    Elementwise equality is written `F.eq(x, y)`.
+    """
+
+    __slots__ = ("_tracer", "_value")
+    __array_ufunc__ = None  # numpy numbers leave the arithmetic to this class
+
+    def __init__(self, value: Value, tracer: Tracer) -> None:
+        self._value, self._tracer = value, tracer
+
+    @property
+    def value(self) -> Value:
+        """The value in the graph; an Error if the tensor outlived its trace."""
+        if self._tracer is not current("a tensor"):
+            raise Error(
+                "this tensor belongs to another trace; a model must not keep tensors between calls",
+                loc=here(),
+            )
+        return self._value
+
+    @property
+    def type(self) -> TensorType:
+        """dtype and shape in one."""
+        return self._value.type
+
+    @property
+    def dtype(self) -> str:
+        """The element type, such as "bf16"."""
+        return self.type.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """The size of every dimension: ints, and symbols such as B or 2*S."""
+        return self.type.shape
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def named(self, name: str) -> Tensor:
+        """This tensor, called `%name` in dumps."""
+        if not name.isidentifier() or not name.isascii():
+            raise Error(f"{name!r} is no name for a tensor; use letters, digits, _", loc=here())
+        value, tracer = self.value, current("a tensor")
+        if value not in tracer.function.args and value.producer is not None:
+            value.name = name
+            tracer.named.add(value)
+        return self
+
+    def __repr__(self) -> str:
+        return f"<tensor {self.type}>"
+
+    # -- comparison and conversion
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (int, float, np.generic, np.ndarray)):
+            raise _equality(other)
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __bool__(self) -> bool:
+        raise Error(
+            "a tensor has no truth value while a model is traced; choose between tensors with "
+            "F.where, and between layers with Python values",
+            loc=here(),
+        )
+
+    def __iter__(self) -> Iterator[Tensor]:
+        raise Error("a tensor cannot be iterated over; use split or indexing", loc=here())
+
+    def __len__(self) -> NoReturn:
+        raise Error("a tensor has no len(); its sizes are in .shape", loc=here())
+
+    def _no_number(self) -> NoReturn:
+        raise Error("a tensor has no numbers while a model is traced", loc=here())
+
+    def __int__(self) -> int:
+        return self._no_number()
+
+    def __float__(self) -> float:
+        return self._no_number()
+
+    def __index__(self) -> int:
+        return self._no_number()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self._no_number()
+
+    def __lt__(self, other: Operand) -> Tensor:
+        return one("lt", self, other)
+
+    def __le__(self, other: Operand) -> Tensor:
+        return one("le", self, other)
+
+    def __gt__(self, other: Operand) -> Tensor:
+        return one("gt", self, other)
+
+    def __ge__(self, other: Operand) -> Tensor:
+        return one("ge", self, other)
+
+    # -- arithmetic
+
+    def __add__(self, other: Operand) -> Tensor:
+        return one("add", self, other)
+
+    def __radd__(self, other: Scalar) -> Tensor:
+        return one("add", other, self)
+
+    def __sub__(self, other: Operand) -> Tensor:
+        return one("sub", self, other)
+
+    def __rsub__(self, other: Scalar) -> Tensor:
+        return one("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Tensor:
+        return one("mul", self, other)
+
+    def __rmul__(self, other: Scalar) -> Tensor:
+        return one("mul", other, self)
+
+    def __truediv__(self, other: Operand) -> Tensor:
+        return one("div", self, other)
+
+    def __rtruediv__(self, other: Scalar) -> Tensor:
+        return one("div", other, self)
+
+    def __floordiv__(self, other: Operand) -> Tensor:
+        return one("floor_div", self, other)
+
+    def __rfloordiv__(self, other: Scalar) -> Tensor:
+        return one("floor_div", other, self)
+
+    def __mod__(self, other: Operand) -> Tensor:
+        return one("mod", self, other)
+
+    def __rmod__(self, other: Scalar) -> Tensor:
+        return one("mod", other, self)
+
+    def __pow__(self, other: Operand) -> Tensor:
+        return one("pow", self, other)
+
+    def __rpow__(self, other: Scalar) -> Tensor:
+        return one("pow", other, self)
+
+    def __matmul__(self, other: Tensor) -> Tensor:
+        return one("matmul", self, other)
+
+    def __neg__(self) -> Tensor:
+        return one("neg", self)
+
+    def __abs__(self) -> Tensor:
+        return one("abs", self)
+
+    def __and__(self, other: Operand) -> Tensor:
+        return one("and", self, other)
+
+    def __rand__(self, other: bool) -> Tensor:
+        return one("and", other, self)
+
+    def __or__(self, other: Operand) -> Tensor:
+        return one("or", self, other)
+
+    def __ror__(self, other: bool) -> Tensor:
+        return one("or", other, self)
+
+    def __invert__(self) -> Tensor:
+        return one("not", self)
+
+    # -- shape
+
+    def reshape(self, *shape: SizeLike | ShapeLike) -> Tensor:
+        """The same elements in another shape; one size may be -1."""
+        return one("reshape", self, shape=_located(inferred_shape, self.shape, shape))
+
+    view = reshape
+
+    def permute(self, *order: int) -> Tensor:
+        """Dimensions in another order, as in `x.permute(0, 2, 1)`."""
+        return one("transpose", self, order=tuple(d % self.rank for d in order))
+
+    def transpose(self, first: int, second: int) -> Tensor:
+        """Two dimensions exchanged."""
+        order = list(range(self.rank))
+        if not all(-self.rank <= dim < self.rank for dim in (first, second)):
+            raise Error(f"{self.type} has no dimensions {first} and {second}", loc=here())
+        order[first], order[second] = order[second], order[first]
+        return one("transpose", self, order=tuple(order))
+
+    def unsqueeze(self, *dims: int) -> Tensor:
+        """New dimensions of size one, which stand at `dims` in the result."""
+        return one("unsqueeze", self, dims=dims)
+
+    def squeeze(self, *dims: int) -> Tensor:
+        """Without the dimensions `dims`, whose size is one."""
+        return one("squeeze", self, dims=dims)
+
+    def expand(self, *shape: SizeLike) -> Tensor:
+        """Broadcast to `shape`."""
+        return one("expand", self, shape=_located(as_shape, shape))
+
+    def split(self, sizes: int | Sequence[int], dim: int = -1) -> tuple[Tensor, ...]:
+        """Pieces of the given sizes along `dim`, or equal pieces of one size."""
+        parts = _located(split_sizes, self.shape, sizes, dim)
+        return many("split", self, dim=dim, sizes=parts)
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
+        """Numbers, slices with a positive step, `...` and None, as in numpy."""
+        if isinstance(index, Tensor):
+            raise Error("a tensor is no index; use F.gather or F.embedding", loc=here())
+        plan = _located(plan_index, self.shape, index)
+        tensor = self
+        for dim, start, stop, step in plan.cuts:
+            tensor = one("slice", tensor, dim=dim, start=start, stop=stop, step=step)
+        if plan.dropped:
+            tensor = one("squeeze", tensor, dims=plan.dropped)
+        return one("unsqueeze", tensor, dims=plan.added) if plan.added else tensor
+
+    def cast(self, dtype: str) -> Tensor:
+        """Converted to `dtype`; the tensor itself where it has that dtype already."""
+        return self if dtype == self.dtype else one("cast", self, dtype=dtype)
+
+    to = cast
+
+    # -- reductions
+
+    def sum(self, dims: int | Sequence[int] | None = None, keep: bool = False) -> Tensor:
+        """Sum over `dims`, or over all."""
+        return self._reduce("reduce_sum", dims, keep)
+
+    def mean(self, dims: int | Sequence[int] | None = None, keep: bool = False) -> Tensor:
+        """Mean over `dims`, or over all."""
+        return self._reduce("reduce_mean", dims, keep)
+
+    def max(self, dims: int | Sequence[int] | None = None, keep: bool = False) -> Tensor:
+        """Largest element over `dims`, or over all."""
+        return self._reduce("reduce_max", dims, keep)
+
+    def min(self, dims: int | Sequence[int] | None = None, keep: bool = False) -> Tensor:
+        """Smallest element over `dims`, or over all."""
+        return self._reduce("reduce_min", dims, keep)
+
+    def _reduce(self, op: str, dims: int | Sequence[int] | None, keep: bool) -> Tensor:
+        chosen = range(self.rank) if dims is None else [dims] if isinstance(dims, int) else dims
+        return one(op, self, dims=tuple(chosen), keep=keep)
+
+
+def apply(
+    cls: type[Op],
+    operands: Sequence[Any],
+    optional: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+) -> tuple[Tensor, ...]:
+    """Append an operation to the trace in progress, located at the user's line."""
+    tracer = current(f"F.{cls.opname}")
+    loc = here()
+    try:
+        values, named = _values(cls, operands, optional)
+        op = cls(*values, **named, **attributes, loc=loc)
+    except Error as error:
+        raise error.at(loc=loc) from None
+    tracer.append(op)
+    return tuple([Tensor(result, tracer) for result in op.results])
+
+
+def one(op: str, *operands: Any, **attributes: Any) -> Tensor:
+    """The only result of the operation called `op`."""
+    (result,) = apply(op_class(op), operands, {}, attributes)
+    return result
+
+
+def many(op: str, *operands: Any, **attributes: Any) -> tuple[Tensor, ...]:
+    """Every result of the operation called `op`."""
+    return apply(op_class(op), operands, {}, attributes)
+
+
+def _located(function: Any, *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Error as error:
+        raise error.at(loc=here()) from None
+
+
+def _values(
+    cls: type[Op], operands: Sequence[Any], optional: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Values instead of tensors, numbers as tensors of the dtype of those they meet."""
+    fixed = list(operands)
+    rest: list[Any] | None = None
+    if cls.variadic:
+        rest = _listed(cls, fixed.pop())
+    every = [*fixed, *(rest or ()), *optional.values()]
+    kinds = [x.dtype for x in every if isinstance(x, Tensor)]
+    convert = lambda x: x.value if isinstance(x, Tensor) else _number(cls, x, kinds)  # noqa: E731
+    values = [convert(x) for x in fixed]
+    if rest is not None:
+        values.append([convert(x) for x in rest])
+    return values, {n: None if x is None else convert(x) for n, x in optional.items()}
+
+
+def _listed(cls: type[Op], tensors: Any) -> list[Any]:
+    if isinstance(tensors, Tensor) or not isinstance(tensors, Iterable):
+        raise Error(f"{cls.opname} takes a list of tensors")
+    return list(cast("Iterable[Any]", tensors))
+
+
+def _number(cls: type[Op], number: Any, kinds: list[str]) -> Value:
+    """A Python or numpy number as a value."""
+    if isinstance(number, np.generic):
+        number = number.item()
+    if not isinstance(number, (bool, int, float)):
+        raise Error(f"{cls.opname}: an operand is {_described(number)}, not a tensor")
+    if isinstance(number, bool):
+        if "bool" not in kinds or set(kinds) != {"bool"}:
+            raise Error(
+                f"{cls.opname}: an operand is the Python value {number}; if it came from "
+                "comparing tensors with == or !=, write F.eq or F.ne"
+            )
+        return one("full", value=number, dtype="bool").value
+    dtype = next((kind for kind in kinds if kind != "bool"), None)
+    if dtype is None:
+        raise Error(f"{cls.opname}: {number} has no dtype here; write F.full({number}, dtype=...)")
+    return one("full", value=_exact(cls, number, dtype), dtype=dtype).value
+
+
+def _exact(cls: type[Op], number: int | float, dtype: str) -> int | float:
+    if "f" in dtype:
+        return float(number)
+    if isinstance(number, float):
+        raise Error(f"{cls.opname}: {number} meets a tensor of {dtype}; cast the tensor to a float")
+    return number
+
+
+def _described(thing: Any) -> str:
+    if thing is None:
+        return "None"
+    if isinstance(thing, np.ndarray):
+        return "a numpy array (use F.constant for a few numbers, a Parameter for data)"
+    return f"a {type(thing).__name__}"
+
+
+def _equality(other: Any) -> Error:
+    shown = other if isinstance(other, (int, float)) else "..."
+    return Error(
+        f"== and != tell whether two names hold the same tensor; to compare the elements "
+        f"write F.eq(x, {shown}) or F.ne(x, {shown})",
+        loc=here(),
+    )

@@ -1,0 +1,210 @@
+"""`trace`: run a model once over symbolic tensors and keep what it computed as a module."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any, cast
+
+from .. import core
+from ..dims import Dim, Shape
+from ..errors import Error, did_you_mean
+from ..ops.control import Return
+from ..source import Loc, here
+from ..types import TensorType
+from ..verify import verify
+from .module import Module, Parameter
+from .shapes import as_shape
+from .tensor import Tensor
+from .tracer import Tracer, begin
+
+
+@dataclass(frozen=True)
+class Spec:
+    """dtype and shape of an input; sizes are numbers, or symbols as text: `Spec("i32", ("B", "S"))`."""
+
+    dtype: str
+    shape: tuple[Any, ...] = ()
+
+    @property
+    def type(self) -> TensorType:
+        """The tensor type it stands for."""
+        return TensorType(self.dtype, as_shape((tuple(self.shape),)))
+
+
+def trace(
+    model: Module | Callable[..., Any],
+    inputs: Mapping[str, Spec],
+    dims: Mapping[str, tuple[int, int, int]] | None = None,
+    name: str | None = None,
+    aliases: Mapping[str, str] | None = None,
+) -> core.Module:
+    """The module whose function @forward computes what `model` computes.
+
+    `model` is a Module or a function; it is called with one tensor per input, by name, and returns
+    a tensor, several, or a dict of them, whose keys become the names of the results. `dims` gives
+    each symbol (min, typical, max). `aliases` maps the name of a result to the argument whose
+    memory it may take, as a KV cache does. Weights are `unbound` until a checkpoint is bound.
+    """
+    loc = here()
+    try:
+        types = {arg: _input_type(arg, spec) for arg, spec in inputs.items()}
+        _check_call(model, types)
+        ranges = _checked_dims(dims or {}, types.values())
+        paths, keys = _parts(model)
+    except Error as error:
+        raise error.at(loc=loc) from None
+    function = core.Function("forward", types.items())
+    tracer = Tracer(function, paths, keys)
+    # the trace in progress is known in this context only, and is gone after it however it ends
+    copy_context().run(_run, model, tracer, aliases or {}, loc)
+    module = core.Module(name or _name(model), dims=ranges)
+    for parameter in [p for p in keys if p in tracer.weights]:
+        module.add_weight(tracer.weights.pop(parameter))
+    for weight in tracer.weights.values():
+        module.add_weight(weight)
+    module.add_function(function)
+    verify(module)
+    return module
+
+
+def _run(model: Callable[..., Any], tracer: Tracer, aliases: Mapping[str, str], loc: Loc) -> None:
+    begin(tracer)
+    function = tracer.function
+    results = model(**{str(arg.name): Tensor(arg, tracer) for arg in function.args})
+    try:
+        named = _results(model, results)
+        values = [tensor.value for _, tensor in named]
+        function.results = _declared(named, values, aliases, function)
+    except Error as error:
+        raise error.at(loc=loc) from None
+    function.append(Return(values, loc=loc))
+
+
+def _input_type(name: str, spec: Any) -> TensorType:
+    if not isinstance(spec, Spec):
+        raise Error(f'the input {name} is given by irc.Spec("f32", ("B", 64)), not by {spec!r}')
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise Error(f"{name!r} is no name for an input; use letters, digits, _")
+    try:
+        return spec.type
+    except Error as error:
+        raise Error(f"the input {name}: {error.message}") from None
+
+
+def _check_call(model: Any, types: Mapping[str, TensorType]) -> None:
+    """The inputs are the arguments that the model takes."""
+    function = getattr(model, "forward", None) if isinstance(model, Module) else model
+    if not callable(function):
+        what = f"{type(model).__name__} has no method called forward"
+        raise Error(what if isinstance(model, Module) else f"a {type(model).__name__} is no model")
+    parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in parameters if p.name in known and p.default is p.empty]
+    for name in types:
+        if name not in known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            raise Error(
+                f"{_title(model)} has no argument called {name!r}{did_you_mean(name, known)}; "
+                f"it takes {', '.join(known) or 'none'}"
+            )
+    missing = [name for name in needed if name not in types]
+    if missing:
+        raise Error(f"{_title(model)} needs {' and '.join(missing)}; describe it in inputs")
+
+
+def _checked_dims(
+    dims: Mapping[str, Any], types: Iterable[TensorType]
+) -> dict[str, tuple[int, int, int]]:
+    symbols = {s: None for type in types for dim in _symbolic(type.shape) for s in dim.symbols()}
+    for name, given in dims.items():
+        if name not in symbols:
+            raise Error(
+                f"dims gives a range for {name}, which no input has{did_you_mean(name, symbols)}"
+            )
+        bounds: tuple[Any, ...] = tuple(cast("Iterable[Any]", given)) if _is_row(given) else ()
+        if len(bounds) != 3 or not all(type(bound) is int for bound in bounds):
+            raise Error(f"the range of {name} is (min, typical, max), not {given!r}")
+        if not 0 <= bounds[0] <= bounds[1] <= bounds[2]:
+            raise Error(f"the range of {name} must rise: min <= typical <= max, not {given!r}")
+    lost = [symbol for symbol in symbols if dims and symbol not in dims]
+    if lost:
+        raise Error(f"dims gives no range for {lost[0]}; add {lost[0]!r}: (min, typical, max)")
+    return {name: (int(low), int(mid), int(high)) for name, (low, mid, high) in dims.items()}
+
+
+def _is_row(given: Any) -> bool:
+    return isinstance(given, (tuple, list))
+
+
+def _symbolic(shape: Shape) -> list[Dim]:
+    return [dim for dim in shape if isinstance(dim, Dim)]
+
+
+def _parts(model: Any) -> tuple[dict[Module, str], dict[Parameter, str]]:
+    """The names of a model's modules and parameters; a function has none."""
+    if not isinstance(model, Module):
+        return {}, {}
+    paths = {module: path for path, module in model.named_modules()}
+    return paths, {parameter: path for path, parameter in model.named_parameters()}
+
+
+def _results(model: Any, results: Any) -> list[tuple[str | None, Tensor]]:
+    """(name, tensor) of everything that the model returned."""
+    rows: list[tuple[str | None, Any]]
+    if isinstance(results, Mapping):
+        rows = list(cast("Mapping[str, Any]", results).items())
+    elif isinstance(results, (tuple, list)):
+        rows = [(None, item) for item in cast("Iterable[Any]", results)]
+    else:
+        rows = [(None, results)]
+    for i, (name, item) in enumerate(rows):
+        if not isinstance(item, Tensor):
+            which = f"result {name or i}" if len(rows) > 1 else "the result"
+            raise Error(
+                f"{_title(model)}: {which} is {_kind(item)}; return a tensor, several tensors, "
+                "or a dict of them"
+            )
+    if not rows:
+        raise Error(f"{_title(model)} returns no tensors")
+    return rows
+
+
+def _kind(item: Any) -> str:
+    return "None" if item is None else f"a {type(item).__name__}"
+
+
+def _declared(
+    named: list[tuple[str | None, Tensor]],
+    values: list[core.Value],
+    aliases: Mapping[str, str],
+    function: core.Function,
+) -> tuple[core.Result, ...]:
+    names = [name for name, _ in named if name is not None]
+    args = {str(arg.name): arg for arg in function.args}
+    for result, arg in aliases.items():
+        if result not in names:
+            raise Error(f"aliases: there is no result {result!r}{did_you_mean(result, names)}")
+        if arg not in args:
+            raise Error(f"aliases: there is no input {arg!r}{did_you_mean(arg, args)}")
+        got, wanted = values[[name for name, _ in named].index(result)].type, args[arg].type
+        if got is not wanted:
+            raise Error(f"the result {result} is {got}, but the input {arg} it aliases is {wanted}")
+    if not names:
+        return ()
+    return tuple(core.Result(name, aliases.get(name or "")) for name, _ in named)
+
+
+def _title(model: Any) -> str:
+    if isinstance(model, Module):
+        return f"{type(model).__name__}.forward"
+    return getattr(model, "__name__", type(model).__name__)
+
+
+def _name(model: Any) -> str:
+    """`TwoTower` and `two_tower` both give @two_tower."""
+    title = type(model).__name__ if isinstance(model, Module) else _title(model)
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", title).lower()
+    return re.sub(r"\W+", "_", words).strip("_") or "model"

@@ -1,0 +1,80 @@
+"""The trace in progress: where new operations go, and what the parts of the model are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from ..core import Function, Op, Value, Weight
+from ..errors import Error
+from ..source import here
+from ..types import TensorType
+from ..weights import UnboundRef
+
+if TYPE_CHECKING:
+    from .module import Module, Parameter
+
+_current: ContextVar[Tracer | None] = ContextVar("irc_tracer", default=None)
+
+
+class Tracer:
+    """One run of a model over symbolic tensors.
+
+    `paths` and `keys` hold the names of the model's submodules and parameters. A parameter becomes
+    a weight when it is first used; `named` holds the values whose name the user chose.
+    """
+
+    def __init__(
+        self, function: Function, paths: Mapping[Module, str], keys: Mapping[Parameter, str]
+    ) -> None:
+        self.function = function
+        self.paths, self.keys = paths, keys
+        self.weights: dict[Parameter, Weight] = {}
+        self.named: set[Value] = set(function.args)
+
+    def append(self, op: Op) -> None:
+        """Put an operation at the end of the traced function."""
+        self.function.append(op)
+
+    def weight(self, parameter: Parameter) -> Weight:
+        """The weight that a parameter stands for in this trace."""
+        known = self.weights.get(parameter)
+        if known is not None:
+            return known
+        key = self.keys.get(parameter, parameter.name)
+        if key is None:
+            raise Error(
+                f"this parameter of shape {list(parameter.shape)} belongs to no part of the traced "
+                "model: assign it to an attribute of a Module (modules in a list go into a "
+                "ModuleList), or give it a name",
+                loc=here(),
+            )
+        if any(weight.name == key for weight in self.weights.values()):
+            raise Error(f"two parameters are called {key!r}; rename one", loc=here())
+        weight = Weight(TensorType(parameter.dtype, parameter.shape), key, UnboundRef(key))
+        self.weights[parameter] = weight
+        return weight
+
+    def suggest(self, value: Value, name: str) -> None:
+        """Call a value `name` in dumps, unless the user chose a name for it."""
+        if value not in self.named and not isinstance(value, Weight):
+            value.name = name
+
+
+def active() -> Tracer | None:
+    """The trace in progress, if there is one."""
+    return _current.get()
+
+
+def current(what: str) -> Tracer:
+    """The trace in progress; an Error says that `what` needs one."""
+    tracer = _current.get()
+    if tracer is None:
+        raise Error(f"{what} builds a graph, so it works only inside irc.trace", loc=here())
+    return tracer
+
+
+def begin(tracer: Tracer) -> None:
+    """Make `tracer` the trace in progress in this context; it ends with the context."""
+    _current.set(tracer)

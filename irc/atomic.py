@@ -1,0 +1,130 @@
+"""Writes a folder so that it is there whole or not at all, whatever goes wrong on the way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import Error
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def whole_folder(output: Path, replaceable: Callable[[Path], bool]) -> Iterator[Path]:
+    """A temporary sibling of `output` that takes its name when the block ends well.
+
+    If the block raises (a full disk and ctrl-C too), the sibling and every parent folder made for
+    it are removed again. A folder that is in the way is replaced only if it is empty or
+    `replaceable` says so.
+    """
+    output = Path(os.path.realpath(output))
+    _check_place(output, replaceable)
+    made: list[Path] = []
+    temporary: Path | None = None
+    try:
+        made = _make_parents(output.parent)
+        name = tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".part", dir=output.parent)
+        temporary = Path(name)
+        temporary.chmod(0o777 & ~_umask())
+        yield temporary
+        _take_place(temporary, output)
+    except BaseException as error:
+        with _uninterrupted():
+            _remove(temporary, made)
+        if isinstance(error, OSError):
+            raise _failure(error, output) from error
+        raise
+
+
+def _check_place(output: Path, replaceable: Callable[[Path], bool]) -> None:
+    if not output.name:
+        raise Error("the root of the file system cannot be an artifact folder; choose another -o")
+    if not os.path.lexists(output):
+        return
+    if not output.is_dir():
+        raise Error(f"{output} is a file; choose another folder with -o")
+    if next(output.iterdir(), None) is not None and not replaceable(output):
+        raise Error(
+            f"{output} is not empty and no artifact of irc, so it is left alone; "
+            "choose another folder with -o"
+        )
+
+
+def _make_parents(parent: Path) -> list[Path]:
+    """Create what is missing above the folder; returns it, innermost first."""
+    missing: list[Path] = []
+    while not parent.exists():
+        missing.append(parent)
+        parent = parent.parent
+    made: list[Path] = []
+    for folder in reversed(missing):
+        folder.mkdir()
+        made.insert(0, folder)
+    return made
+
+
+def _take_place(temporary: Path, output: Path) -> None:
+    """Rename; an older folder steps aside first, and comes back if the rename fails."""
+    with _uninterrupted():
+        if not output.exists():
+            temporary.rename(output)
+            return
+        aside = temporary.with_suffix(".old")
+        output.rename(aside)
+        try:
+            temporary.rename(output)
+        except OSError:
+            aside.rename(output)
+            raise
+        try:
+            shutil.rmtree(aside)
+        except OSError as error:
+            raise Error(
+                f"{output} is written, but the older one could not be removed "
+                f"({error.strerror}); delete {aside}"
+            ) from error
+
+
+def _remove(temporary: Path | None, made: list[Path]) -> None:
+    if temporary is not None and temporary.exists():
+        shutil.rmtree(temporary)
+    for folder in made:
+        if folder.is_dir() and next(folder.iterdir(), None) is None:
+            folder.rmdir()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the block is done (where the system lets a thread ask for that)."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _failure(error: OSError, output: Path) -> Error:
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        return Error(
+            f"the disk is full ({reason}) and nothing was left behind; "
+            f"free some space, or choose a folder on another disk than {output.parent} with -o"
+        )
+    place = error.filename or output
+    return Error(f"cannot write {output}: {reason} ({place}); nothing was left behind")

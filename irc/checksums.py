@@ -1,0 +1,51 @@
+"""Checksums of files: whole for what an artifact holds, sampled for gigabytes of weights."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+SAMPLED = "sampled-sha256-v1"
+_BLOCKS, _BLOCK = 64, 64 * 1024
+_CHUNK = 4 * 1024 * 1024
+_LONGEST_HEADER = 100_000_000  # what the safetensors format allows
+
+
+def sha256(path: Path, advance: Callable[[int], None] | None = None) -> str:
+    """`sha256:...` over all bytes; `advance` is told how many bytes were read since last time."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            if advance is not None:
+                advance(len(chunk))
+    return f"sha256:{digest.hexdigest()}"
+
+
+def sampled(path: Path) -> str:
+    """`sampled-sha256-v1:...`, in milliseconds at any size.
+
+    It covers the size (8 bytes, little-endian), a safetensors file's header, and 64 blocks of
+    64 KiB at even distances, the first and the last bytes included; a file that is no larger than
+    these blocks is covered whole. See irc/decisions/0001-sampled-hash-of-checkpoints.md.
+    """
+    digest = hashlib.sha256()
+    size = path.stat().st_size
+    digest.update(size.to_bytes(8, "little"))
+    with path.open("rb") as file:
+        for offset, count in _ranges(path, file.fileno(), size):
+            digest.update(os.pread(file.fileno(), count, offset))
+    return f"{SAMPLED}:{digest.hexdigest()}"
+
+
+def _ranges(path: Path, descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    if size <= _BLOCKS * _BLOCK:
+        yield 0, size
+        return
+    if path.suffix == ".safetensors":
+        length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+        yield 0, 8 + min(length, _LONGEST_HEADER, size)
+    for i in range(_BLOCKS):
+        yield i * (size - _BLOCK) // (_BLOCKS - 1), _BLOCK

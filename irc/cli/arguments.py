@@ -1,0 +1,104 @@
+"""Argument parsing: argparse with our messages, and the kinds of values that options take."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from ..errors import did_you_mean
+
+
+class Usage(Exception):
+    """The command was called in a way that it does not understand; exit status 2."""
+
+    def __init__(self, message: str, hint: str = "irc --help lists the commands") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one command."""
+
+    def __init__(self, command: str, summary: str, examples: str) -> None:
+        super().__init__(
+            prog=f"irc {command}",
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=f"examples:\n{examples.strip(chr(10))}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.command = command
+
+    def error(self, message: str) -> NoReturn:
+        """Raise Usage, where argparse would exit."""
+        raise Usage(message, f"irc {self.command} --help tells more")
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        """The arguments; Usage names the nearest option where one is unknown."""
+        args, extra = self.parse_known_args(words)
+        if extra:
+            self.error(self._unknown(extra[0]))
+        return args
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"one argument too many: {word!r}"
+        known = [name for action in self._actions for name in action.option_strings]
+        name = word.partition("=")[0]
+        return f"irc {self.command} has no option {name}{did_you_mean(name, known)}"
+
+
+def word_of(*known: str) -> Callable[[str], str]:
+    """An option's value that is one of `known`."""
+
+    def convert(text: str) -> str:
+        if text not in known:
+            hint = did_you_mean(text, known)
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}{hint}")
+        return text
+
+    return convert
+
+
+def whole_number(least: int = 0) -> Callable[[str], int]:
+    """An option's value that is an integer of at least `least`."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        return value
+
+    return convert
+
+
+def setting(text: str) -> tuple[str, str]:
+    """`key=value` as a pair of texts."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not key=value")
+    return key.strip(), value
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """`--json`, for programs that read the output."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """`--load F`, for passes of the user's own."""
+    parser.add_argument(
+        "--load",
+        metavar="F",
+        action="append",
+        default=[],
+        help="a Python file that registers passes; may be repeated",
+    )
+
+
+Namespace = argparse.Namespace
+Action: Any = argparse.Action

@@ -1,0 +1,138 @@
+"""What commands print with: colours on a terminal, JSON, and progress on standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+_STYLES = {"red": "31;1", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
+
+
+def coloured(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that shows colours."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+def paint(text: str, style: str, stream: TextIO | None = None) -> str:
+    """`text` in a colour if the stream (standard output) shows colours."""
+    if not coloured(sys.stdout if stream is None else stream):
+        return text
+    return f"\033[{_STYLES[style]}m{text}\033[0m"
+
+
+def warn(text: str) -> None:
+    """A line on standard error."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        return  # nobody reads it
+
+
+def error_line(message: str) -> str:
+    """`error: ...`; a message that says so itself, with its place in front, stays as it is."""
+    if ": error: " in message.partition("\n")[0]:
+        return message
+    return f"{paint('error:', 'red', sys.stderr)} {message}"
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
+    """Rows as columns of equal width, two spaces between them."""
+    lines = [list(header)] * bool(header) + [list(row) for row in rows]
+    if not lines:
+        return ""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    padded = [[f"{cell:{w}}" for cell, w in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in padded)
+
+
+def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
+    """Rows as a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def amount(size: float) -> str:
+    """Bytes for people: `1.5 GiB`."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+class Progress:
+    """Says on standard error what takes more than a second.
+
+    Call it with what is being done and the fraction done; use it in a `with`. A terminal gets one
+    line that changes, a log one line per stage.
+    """
+
+    AFTER, EVERY = 1.0, 0.1
+
+    def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
+        self.stream = sys.stderr if stream is None else stream
+        self.quiet = quiet
+        self.tty = self.stream.isatty()
+        self.lock = threading.Lock()
+        self.stage, self.fraction, self.shown, self.last = "", 0.0, False, 0.0
+        self.timer: threading.Timer | None = None
+
+    def __call__(self, stage: str, fraction: float = 0.0) -> None:
+        if self.quiet:
+            return
+        with self.lock:
+            if stage != self.stage:
+                self._end()
+                self.stage = stage
+                self.timer = threading.Timer(self.AFTER, self._begin, (stage,))
+                self.timer.daemon = True
+                self.timer.start()
+            self.fraction = fraction
+            if self.shown and self.tty and time.monotonic() - self.last > self.EVERY:
+                self._draw()
+
+    def _begin(self, stage: str) -> None:
+        with self.lock:
+            if stage == self.stage:
+                self.shown = True
+                self._draw()
+
+    def _draw(self) -> None:
+        self.last = time.monotonic()
+        done = f" {self.fraction:.0%}" if self.fraction else ""
+        text = f"irc: {self.stage} ...{done}"
+        self.stream.write(f"\r\033[K{text}" if self.tty else f"{text}\n")
+        self.stream.flush()
+
+    def _end(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.shown and self.tty:
+            self.stream.write("\r\033[K")
+            self.stream.flush()
+        self.stage, self.fraction, self.shown, self.timer = "", 0.0, False, None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self.lock:
+            self._end()

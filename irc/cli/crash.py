@@ -1,0 +1,38 @@
+"""The report about a failure that is irc's own fault: a file to send, and a sentence that says so."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+import tempfile
+import traceback
+
+from .. import __version__
+
+
+def apology(error: Exception, words: list[str]) -> str:
+    """Write the report; one sentence about it."""
+    what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    sorry = f"irc failed and that is its own fault ({what})"
+    try:
+        place = _write(error, words)
+    except OSError as unwritable:
+        return f"{sorry}; no report could be written ({unwritable}), so please report it with " \
+            "what this command prints under IRC_DEBUG=1"
+    return f"{sorry}; please report it, with the file {place}"
+
+
+def _write(error: Exception, words: list[str]) -> str:
+    lines = [
+        f"irc {__version__}, Python {sys.version.split()[0]}, {platform.platform()}",
+        f"command: irc {shlex.join(words)}",
+        f"folder: {os.getcwd()}",
+        "",
+        *traceback.format_exception(error),
+    ]
+    descriptor, place = tempfile.mkstemp(prefix="irc-crash-", suffix=".txt")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines))
+    return place

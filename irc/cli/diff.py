@@ -1,0 +1,150 @@
+"""`irc diff`: what two modules differ in, as a summary and as lines of text."""
+
+from __future__ import annotations
+
+import difflib
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from ..core import Function, Module
+from ..text import parse_module
+from ..text.printer import print_module
+from .arguments import add_json
+from .console import coloured, paint, print_json
+from .sources import read_module
+
+EXAMPLES = """
+  irc diff before.irc after.irc
+  irc diff build/f32 build/bf16 --summary
+  irc opt m.irc --passes "cse, dce" | irc diff m.irc -
+"""
+
+
+def configure(parser: ArgumentParser) -> None:
+    """The arguments of `irc diff`."""
+    parser.add_argument("before", metavar="A", help="a module, an artifact folder, or -")
+    parser.add_argument("after", metavar="B", help="another one; exit status 1 if they differ")
+    parser.add_argument("--summary", action="store_true", help="without the lines of text")
+    add_json(parser)
+
+
+def run(args: Namespace) -> int:
+    """0 if the two print the same text, 1 if they differ."""
+    before, after = read_module(args.before), read_module(args.after)
+    old, new = print_module(before), print_module(after)
+    same = old == new
+    changes = [] if same else compare(before, after)
+    if args.json:
+        print_json({"same": same, "same_structure": not changes, "changes": changes})
+        return int(not same)
+    if same:
+        return 0
+    for change in changes or ["only the names of values differ"]:
+        print(change)
+    if not args.summary:
+        print()
+        _print_lines(old, new, args.before, args.after)
+    return 1
+
+
+def compare(before: Module, after: Module) -> list[str]:
+    """What differs, a line each; nothing where only the names of values do."""
+    if nameless(before) == nameless(after):
+        return []
+    lines: list[str] = []
+    for what, old, new in (
+        ("name", before.name, after.name),
+        ("mesh", str(before.mesh) or "one rank", str(after.mesh) or "one rank"),
+        ("view", _view(before), _view(after)),
+    ):
+        if old != new:
+            lines.append(f"{what}: {old} -> {new}")
+    lines += _entries("dim", before.dims, after.dims)
+    lines += _entries("file", before.files, after.files)
+    lines += _entries("weight", _weights(before), _weights(after))
+    lines += _entries("function", _signatures(before), _signatures(after))
+    for name in [name for name in before.functions if name in after.functions]:
+        lines += _operations(name, before.functions[name], after.functions[name])
+    return lines
+
+
+def nameless(module: Module) -> str:
+    """The text of a module with every inner value numbered."""
+    copy = parse_module(print_module(module))
+    for op in copy.ops():
+        for result in op.results:
+            result.name = None
+    return print_module(copy)
+
+
+def _view(module: Module) -> str:
+    return "local" if module.local else "global"
+
+
+def _weights(module: Module) -> dict[str, str]:
+    return {name: f"{weight.type} = {weight.ref}" for name, weight in module.weights.items()}
+
+
+def _signatures(module: Module) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, function in module.functions.items():
+        args = ", ".join(f"{arg.name}: {arg.type}" for arg in function.args)
+        results = ", ".join(
+            f"{name}: {value.type}"
+            for name, value in zip(function.result_names(), function.returned, strict=True)
+        )
+        found[name] = f"({args}) -> ({results})"
+    return found
+
+
+def _entries(what: str, before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    lines = [f"{what} {name}: gone" for name in before if name not in after]
+    lines += [f"{what} {name}: new" for name in after if name not in before]
+    for name, old in before.items():
+        if name in after and after[name] != old:
+            lines.append(f"{what} {name}: {old} -> {after[name]}")
+    return lines
+
+
+def _operations(name: str, before: Function, after: Function) -> list[str]:
+    old, new = _counts(before), _counts(after)
+    changed = [op for op in dict.fromkeys([*old, *new]) if old[op] != new[op]]
+    if not changed:
+        same = _plain(before) == _plain(after)
+        return [] if same else [f"@{name}: the same number of each operation, otherwise arranged"]
+    counts = ", ".join(f"{op} {old[op]} -> {new[op]}" for op in changed)
+    return [f"@{name}: {old.total()} -> {new.total()} operations: {counts}"]
+
+
+def _counts(function: Function) -> Counter[str]:
+    return Counter(op.opname for op in function)
+
+
+def _plain(function: Function) -> list[object]:
+    """The operations with what they read, by position."""
+    places: dict[object, object] = {arg: f"arg {i}" for i, arg in enumerate(function.args)}
+    found: list[object] = []
+    for i, op in enumerate(function):
+        operands = [places.get(value, f"@{value.name}") for value in op.operands]
+        types = [str(result.type) for result in op.results]
+        found.append((op.opname, operands, op.present, str(op.attributes), types))
+        places.update({result: f"{i}.{j}" for j, result in enumerate(op.results)})
+    return found
+
+
+def _print_lines(old: str, new: str, before: str, after: str) -> None:
+    for line in unified(old, new, before, after):
+        print(line)
+
+
+def unified(old: str, new: str, before: str, after: str) -> Iterable[str]:
+    """The lines of a unified diff, coloured on a terminal."""
+    import sys
+
+    styles = {"+": "green", "-": "red", "@": "dim"} if coloured(sys.stdout) else {}
+    for line in difflib.unified_diff(
+        old.splitlines(), new.splitlines(), before, after, lineterm=""
+    ):
+        style = styles.get(line[:1])
+        yield paint(line, style) if style and line[:3] not in ("+++", "---") else line

@@ -1,0 +1,150 @@
+"""Entry point of the command line: finds the command, and turns what goes wrong into sentences."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType
+from typing import Any, NoReturn
+
+from .. import __version__
+from ..errors import Error, did_you_mean
+from .arguments import Parser, Usage
+from .console import error_line, warn
+
+# Every command is the module of its name here, with EXAMPLES, configure(parser) and run(args).
+COMMANDS = {
+    "compile": "write an artifact folder from a script, a checkpoint folder or a module",
+    "run": "run an artifact on arrays from an .npz file",
+    "generate": "let a compiled language model continue a prompt",
+    "opt": "run passes over a module: text in, text out",
+    "show": "print the module of a file or an artifact, or a part of it",
+    "diff": "compare two modules",
+    "ops": "list the operations and which backend has them",
+    "passes": "list the passes and their options",
+    "doctor": "check the installation, and an artifact's files",
+}
+_HELP = ("-h", "--help", "help")
+_INTERRUPTED, _TERMINATED, _OUR_FAULT = 130, 143, 70
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command. 0: it worked, 1: the user has to change something, 2: wrong usage."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        with _terminable():
+            status = _dispatch(words)
+            sys.stdout.flush()
+            return status
+    except Usage as usage:
+        warn(error_line(str(usage)))
+        warn(f"{usage.hint}")
+        return 2
+    except Error as error:
+        _debug()
+        warn(error_line(str(error)))
+        return 1
+    except KeyboardInterrupt:
+        warn("\ninterrupted")
+        return _INTERRUPTED
+    except BrokenPipeError:
+        _drop_output()
+        return 0
+    except OSError as error:
+        _debug()
+        warn(error_line(_sentence(error)))
+        _drop_output()
+        return 1
+    except Exception as error:
+        from .crash import apology
+
+        _debug()
+        warn(error_line(apology(error, words)))
+        return _OUR_FAULT
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words:
+        warn(overview())
+        return 2
+    name, *rest = words
+    if name in _HELP:
+        if rest and rest[0] in COMMANDS:
+            return _dispatch([rest[0], "--help"])
+        print(overview())
+        return 0
+    if name in ("-V", "--version"):
+        print(f"irc {__version__}")
+        return 0
+    if name not in COMMANDS:
+        what = "option" if name.startswith("-") else "command"
+        raise Usage(f"no {what} called {name!r}{did_you_mean(name, COMMANDS)}")
+    command: Any = import_module(f".{name}", __package__)
+    parser = Parser(name, COMMANDS[name], command.EXAMPLES)
+    command.configure(parser)
+    try:
+        args = parser.parse(rest)
+    except SystemExit as asked:  # argparse has printed the help
+        return int(asked.code or 0)
+    return command.run(args)
+
+
+def overview() -> str:
+    """What `irc --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: irc COMMAND ...",
+            "",
+            "A graph compiler for transformers and embedding models.",
+            "",
+            *lines,
+            "",
+            "irc COMMAND --help tells more, with examples. irc --version prints the version.",
+        ]
+    )
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """A polite kill unwinds like ctrl-C, so that nothing half-written stays."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(_TERMINATED)
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread, which alone may do this
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _debug() -> None:
+    """With IRC_DEBUG=1 the traceback is printed before the sentence."""
+    if os.environ.get("IRC_DEBUG", "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exc()
+
+
+def _sentence(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def _drop_output() -> None:
+    """Nothing more goes to a stdout that cannot take it, not even at exit."""
+    if sys.stdout is not sys.__stdout__:
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

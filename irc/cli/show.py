@@ -1,0 +1,79 @@
+"""`irc show`: the text of a module or a part of it, its numbers, or a page about it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from ..artifact import is_artifact, read_manifest
+from ..errors import Error, did_you_mean
+from .arguments import add_json
+from .console import amount, print_json, table
+from .sources import STDIN, read_module
+
+EXAMPLES = """
+  irc show build/llama | head
+  irc show build/llama --scope layers.0.mlp --locs
+  irc show model.irc --stats
+  irc show build/llama --html llama.html
+"""
+
+
+def configure(parser: ArgumentParser) -> None:
+    """The arguments of `irc show`."""
+    parser.add_argument("source", metavar="FILE|DIR", help="a module, an artifact folder, or -")
+    parser.add_argument("--scope", metavar="S", help="only this module path, such as layers.0.mlp")
+    parser.add_argument("--locs", action="store_true", help="with the source line of each operation")
+    parser.add_argument("--html", metavar="F", help="write a page about the module to the file F")
+    parser.add_argument("--stats", action="store_true", help="count operations and weights instead")
+    add_json(parser)
+
+
+def run(args: Namespace) -> int:
+    """Print what was asked for."""
+    from ..report import page, statistics
+    from ..text.printer import print_module
+
+    module = read_module(args.source)
+    if args.html is not None:
+        folder = Path(args.source)
+        known = args.source != STDIN and folder.is_dir() and is_artifact(folder)
+        manifest = read_manifest(folder) if known else None
+        Path(args.html).write_text(page(module, manifest), encoding="utf-8")
+        return 0
+    if args.scope is not None:
+        _check_scope(args.scope, [op.loc.scope for op in module.ops() if op.loc is not None])
+    if args.stats or args.json:
+        stats = statistics(module)
+        if args.json:
+            print_json(stats | ({} if args.stats else {"text": print_module(module, args.locs)}))
+        else:
+            _print_stats(stats)
+        return 0
+    print(print_module(module, args.locs, args.scope), end="")
+    return 0
+
+
+def _check_scope(scope: str, scopes: list[str]) -> None:
+    """An Error where no operation is in `scope`."""
+    known = dict.fromkeys(
+        ".".join(path.split(".")[:n]) for path in scopes for n in range(1, path.count(".") + 2)
+    )
+    if scope not in known:
+        top = ", ".join([path for path in known if path and "." not in path][:10])
+        there = f"; at the top there are {top}" if top else "; no operation here has a scope"
+        raise Error(f"no operation is in the scope {scope!r}{did_you_mean(scope, known)}{there}")
+
+
+def _print_stats(stats: dict[str, object]) -> None:
+    rows: list[tuple[str, str]] = []
+    for key, value in stats.items():
+        if isinstance(value, dict):
+            counts: dict[str, object] = value
+            rows.append((key, str(len(counts))))
+            rows += [(f"  {name}", str(count)) for name, count in counts.items()]
+        elif key == "weight_bytes" and isinstance(value, int):
+            rows.append((key, f"{value} ({amount(value)})"))
+        else:
+            rows.append((key, str(value)))
+    print(table(rows))

@@ -1,0 +1,90 @@
+"""Operations that repeat, turn around and surround elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..attributes import Number
+from ..core import Op
+from ..declare import Operand, operation
+from ..dims import DimLike
+from ..errors import Error
+from ..types import TensorType
+from .shapes import letters, not_above, number_fits, position, positions, rule_text, run_sizes
+
+
+@operation("flip", sums="x")
+class Flip(Op):
+    """x with the elements along `dims` in reverse order."""
+
+    x: Operand
+    dims: tuple[int, ...]
+
+    def infer(self) -> TensorType:
+        positions(self.opname, self.dims, self.x.type.rank)
+        return self.x.type.whole
+
+    def sharding_rule(self) -> str:
+        rank = self.x.type.rank
+        words = letters(rank, positions(self.opname, self.dims, rank))
+        return rule_text([words], [words])
+
+    def evaluate(self, x: Any) -> Any:
+        return np.flip(x, self.dims)
+
+
+@operation("repeat", sums="x")
+class Repeat(Op):
+    """Every element along `dim`, `count` times in a row: [1, 2] by 2 is [1, 1, 2, 2]."""
+
+    x: Operand
+    dim: int
+    count: int
+
+    def infer(self) -> TensorType:
+        shape = self.x.type.shape
+        at = position(self.opname, self.dim, len(shape))
+        if self.count < 1:
+            raise Error(f"repeat: count is {self.count}, but it must be at least 1")
+        return TensorType(
+            self.x.type.dtype, (*shape[:at], shape[at] * self.count, *shape[at + 1 :])
+        )
+
+    def sharding_rule(self) -> str:
+        words = letters(self.x.type.rank)
+        return rule_text([words], [words])
+
+    def evaluate(self, x: Any) -> Any:
+        return np.repeat(x, self.count, self.dim)
+
+
+@operation("pad")
+class Pad(Op):
+    """x with `before[i]` and `after[i]` elements of `value` around dimension i."""
+
+    x: Operand
+    before: tuple[DimLike, ...]
+    after: tuple[DimLike, ...]
+    value: Number = 0
+
+    def infer(self) -> TensorType:
+        type = self.x.type
+        if not len(self.before) == len(self.after) == type.rank:
+            raise Error(f"pad: before and after need {type.rank} entries each, one per dimension")
+        for size in (*self.before, *self.after):
+            not_above(self.opname, 0, size, "0 elements and a padding:")
+        number_fits(self.opname, self.value, type.dtype)
+        sizes = zip(self.before, type.shape, self.after, strict=True)
+        return TensorType(type.dtype, tuple(a + n + b for a, n, b in sizes))
+
+    def sharding_rule(self) -> str:
+        ends = enumerate(zip(self.before, self.after, strict=True))
+        words = letters(self.x.type.rank, [i for i, (a, b) in ends if a != 0 or b != 0])
+        return rule_text([words], [words])
+
+    def evaluate(self, x: Any) -> Any:
+        before, after = (run_sizes(self.opname, sizes) for sizes in (self.before, self.after))
+        ends = list(zip(before, after, strict=True))
+        return np.pad(x, ends, constant_values=self.value) if ends else x

@@ -1,0 +1,191 @@
+"""Reading and writing by index: embedding, gather, scatter, one-hot."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from ..core import Op
+from ..declare import Operand, operation
+from ..dims import DimLike
+from ..dtypes import dtype
+from ..errors import Error
+from ..types import TensorType
+from .control import Iota
+from .logic import Cast, Eq
+from .shape import Unsqueeze
+from .shapes import (
+    index_operand,
+    letters,
+    number_operand,
+    position,
+    rule_text,
+    run_sizes,
+    same_but,
+    same_dtype,
+    shape_text,
+)
+
+
+@operation("embedding", sharding="..., v! d -> ... d", sums="table")
+class Embedding(Op):
+    """Row ids[...] of table [V, D], as [..., D]; an id outside 0 to V-1 gives a row of zeros."""
+
+    ids: Operand
+    table: Operand
+
+    def infer(self) -> TensorType:
+        ids, table = index_operand(self.opname, self.ids), self.table.type
+        if table.rank != 2:
+            raise Error(f"embedding: the table is [rows, width], not {shape_text(table.shape)}")
+        return TensorType(table.dtype, (*ids.shape, table.shape[1]))
+
+    def evaluate(self, ids: Any, table: Any) -> Any:
+        rows = np.zeros((*np.shape(ids), table.shape[1]), table.dtype)
+        known = (ids >= 0) & (ids < table.shape[0])
+        rows[known] = table[ids[known]]
+        return rows
+
+
+def check_bounds(op: str, indices: Any, size: int) -> None:
+    """Raise where an index lies outside a dimension of `size`."""
+    if np.size(indices) and (np.min(indices) < 0 or np.max(indices) >= size):
+        wrong = indices[(indices < 0) | (indices >= size)].flat[0]
+        raise Error(f"{op}: index {wrong} lies outside a dimension of {size}")
+
+
+@operation("gather", sums="x")
+class Gather(Op):
+    """The slices of x at `indices` along `dim`, whose place the dimensions of indices take.
+
+    numpy.take, with every index from 0 to the size of the dimension; others are an error.
+    """
+
+    x: Operand
+    indices: Operand
+    dim: int = 0
+
+    def infer(self) -> TensorType:
+        shape, inner = self.x.type.shape, index_operand(self.opname, self.indices).shape
+        at = position(self.opname, self.dim, len(shape))
+        return TensorType(self.x.type.dtype, (*shape[:at], *inner, *shape[at + 1 :]))
+
+    def sharding_rule(self) -> str:
+        rank = self.x.type.rank
+        at = self.dim % rank
+        words, inner = letters(rank, [at]), [f"i{i}" for i in range(self.indices.type.rank)]
+        return rule_text([words, inner], [[*words[:at], *inner, *words[at + 1 :]]])
+
+    def evaluate(self, x: Any, indices: Any) -> Any:
+        check_bounds(self.opname, indices, x.shape[self.dim])
+        return np.take(x, indices, self.dim)
+
+
+@operation("gather_elements", sums="x")
+class GatherElements(Op):
+    """Per place of indices, the element of x there, but at `indices[place]` along `dim`.
+
+    numpy.take_along_axis: indices has the shape of x, other than in `dim`. Every index lies in
+    the dimension; others are an error.
+    """
+
+    x: Operand
+    indices: Operand
+    dim: int
+
+    def infer(self) -> TensorType:
+        inner = index_operand(self.opname, self.indices).shape
+        at = position(self.opname, self.dim, self.x.type.rank)
+        same_but(self.opname, at, [self.x.type.shape, inner])
+        return TensorType(self.x.type.dtype, inner)
+
+    def sharding_rule(self) -> str:
+        rank = self.x.type.rank
+        words = letters(rank, [self.dim % rank])
+        inner = letters(rank)
+        inner[self.dim % rank] = "i"
+        return rule_text([words, inner], [inner])
+
+    def evaluate(self, x: Any, indices: Any) -> Any:
+        check_bounds(self.opname, indices, x.shape[self.dim])
+        return np.take_along_axis(x, indices, self.dim)
+
+
+_COMBINE: dict[str, Any] = {
+    "add": np.add,
+    "mul": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+@operation("scatter_elements")
+class ScatterElements(Op):
+    """x with updates[place] put in at `indices[place]` along `dim`, for every place of indices.
+
+    `reduction` says how an update meets what is there: it replaces it ("none": which of two
+    updates to one element wins is undefined), or is combined with it. indices and updates have
+    one shape, that of x other than in `dim`. Every index lies in the dimension.
+    """
+
+    x: Operand
+    indices: Operand
+    updates: Operand
+    dim: int
+    reduction: Literal["none", "add", "mul", "max", "min"] = "none"
+
+    def infer(self) -> TensorType:
+        inner = index_operand(self.opname, self.indices).shape
+        kind = same_dtype(self.opname, self.x, self.updates)
+        if self.reduction != "none":
+            number_operand(self.opname, self.x)
+        at = position(self.opname, self.dim, self.x.type.rank)
+        same_but(self.opname, at, [self.x.type.shape, inner])
+        if self.updates.type.shape != inner:
+            raise Error(
+                f"scatter_elements: indices are {shape_text(inner)}, "
+                f"but updates {shape_text(self.updates.type.shape)}"
+            )
+        return TensorType(kind, self.x.type.shape)
+
+    def sharding_rule(self) -> str:
+        rank = self.x.type.rank
+        at = self.dim % rank
+        words, inner = letters(rank, [at]), letters(rank)
+        inner[at] = "i!"
+        return rule_text([words, inner, inner], [words])
+
+    @np.errstate(all="ignore")
+    def evaluate(self, x: Any, indices: Any, updates: Any) -> Any:
+        check_bounds(self.opname, indices, x.shape[self.dim])
+        places: list[Any] = list(np.indices(indices.shape, sparse=True))
+        places[self.dim] = indices
+        out = np.array(x)
+        if self.reduction == "none":
+            out[tuple(places)] = updates
+        else:
+            _COMBINE[self.reduction].at(out, tuple(places), updates)
+        return out
+
+
+@operation("one_hot", sharding="... -> ... 1")
+class OneHot(Op):
+    """A new last dimension of `size`, 1 at the place that the index names and 0 elsewhere.
+
+    An index below 0 or from `size` on gives only zeros.
+    """
+
+    indices: Operand
+    size: DimLike
+    dtype: str = "f32"
+
+    def expand(self) -> Op:
+        index = index_operand(self.opname, self.indices)
+        dtype(self.dtype)
+        places = Iota(size=self.size, dtype=index.dtype)
+        return Cast(Eq(Unsqueeze(self.indices, dims=(-1,)), places), dtype=self.dtype)
+
+    def evaluate(self, indices: Any) -> Any:
+        (size,) = run_sizes(self.opname, (self.size,))
+        return np.expand_dims(indices, -1) == np.arange(size)

@@ -1,0 +1,127 @@
+"""Normalisation over features. All of it is computed in f32 (f64 for f64) and rounded once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..core import Op, Value
+from ..declare import Operand, OptionalOperand, operation, optional
+from ..dims import DimLike, exact_divide
+from ..errors import Error
+from ..types import TensorType
+from .shapes import float_operand, rule_text
+
+
+def _vector(op: Op, name: str, value: Value | None, size: DimLike) -> None:
+    """Raise unless `value`, where it is there, is a float vector of `size`."""
+    if value is None:
+        return
+    if float_operand(op.opname, value).shape != (size,):
+        raise Error(
+            f"{op.opname}: {name} is {value.type}, but it must have the {size} features of x"
+        )
+
+
+def _features(op: Op, x: Value) -> TensorType:
+    found = float_operand(op.opname, x)
+    if not found.rank:
+        raise Error(f"{op.opname} needs an x of at least one dimension")
+    return found.whole
+
+
+@operation("rms_norm", sharding="... n!, n -> ... n")
+class RmsNorm(Op):
+    """x / sqrt(mean(x²) + eps) * (weight + offset), over the last dimension.
+
+    x [..., N], weight [N] of any float dtype, result as x. `offset` is 1 in models that store the
+    weight less one (Gemma). Zhang and Sennrich, 2019.
+    """
+
+    x: Operand
+    weight: Operand
+    eps: float = 1e-6
+    offset: float = 0.0
+
+    def infer(self) -> TensorType:
+        x = _features(self, self.x)
+        _vector(self, "weight", self.weight, x.shape[-1])
+        return x
+
+    def evaluate(self, x: Any, weight: Any) -> Any:
+        scale = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + x.dtype.type(self.eps))
+        return x / scale * (weight + weight.dtype.type(self.offset))
+
+
+@operation("layer_norm", sharding="... n!, n, n -> ... n")
+class LayerNorm(Op):
+    """(x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension.
+
+    x [..., N], weight and bias [N] of any float dtype, result as x. Ba et al., 2016.
+    """
+
+    x: Operand
+    weight: OptionalOperand = optional()
+    bias: OptionalOperand = optional()
+    eps: float = 1e-5
+
+    def infer(self) -> TensorType:
+        x = _features(self, self.x)
+        _vector(self, "weight", self.weight, x.shape[-1])
+        _vector(self, "bias", self.bias, x.shape[-1])
+        return x
+
+    def evaluate(self, x: Any, weight: Any, bias: Any) -> Any:
+        return _affine(_standard(x, self.eps), weight, bias)
+
+
+@operation("group_norm")
+class GroupNorm(Op):
+    """Layer norm over each of `groups` groups of channels and all positions of them.
+
+    x [B, C, ...] with C divisible by `groups`, weight and bias [C], result as x. Only the batch
+    may be split over ranks. Wu and He, 2018.
+    """
+
+    x: Operand
+    groups: int
+    weight: OptionalOperand = optional()
+    bias: OptionalOperand = optional()
+    eps: float = 1e-5
+
+    def infer(self) -> TensorType:
+        x = _features(self, self.x)
+        if x.rank < 2:
+            raise Error(f"group_norm takes [batch, channels, ...], not {self.x.type}")
+        if self.groups < 1 or exact_divide(x.shape[1], self.groups) is None:
+            raise Error(f"group_norm cannot make {self.groups} groups of {x.shape[1]} channels")
+        _vector(self, "weight", self.weight, x.shape[1])
+        _vector(self, "bias", self.bias, x.shape[1])
+        return x
+
+    def sharding_rule(self) -> str:
+        words = ["b", "c!", *(f"p{i}!" for i in range(self.x.type.rank - 2))]
+        return rule_text([words, ["c"], ["c"]], [words])
+
+    def evaluate(self, x: Any, weight: Any, bias: Any) -> Any:
+        grouped = x.reshape(x.shape[0], self.groups, -1)
+        done = _standard(grouped, self.eps).reshape(x.shape)
+        channels = (-1,) + (1,) * (x.ndim - 2)
+        return _affine(
+            done,
+            weight.reshape(channels) if weight is not None else None,
+            bias.reshape(channels) if bias is not None else None,
+        )
+
+
+def _standard(x: Any, eps: float) -> Any:
+    """x with mean 0 and variance 1 along the last dimension."""
+    away = x - np.mean(x, axis=-1, keepdims=True)
+    variance = np.mean(away * away, axis=-1, keepdims=True)
+    return away / np.sqrt(variance + x.dtype.type(eps))
+
+
+def _affine(x: Any, weight: Any, bias: Any) -> Any:
+    scaled = x if weight is None else x * weight
+    return scaled if bias is None else scaled + bias

@@ -1,0 +1,128 @@
+"""Numbers about a module, and report.html: one page about an artifact that needs nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from .core import Module, Weight
+from .dims import Dim, product
+from .dtypes import dtype
+from .weights import RandomRef, UnboundRef
+
+_STYLE = """
+body { font: 14px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 70em; color: #222; }
+h1 { font-size: 1.4em } h2 { font-size: 1.1em; margin-top: 2em }
+table { border-collapse: collapse } td, th { padding: .15em .8em; text-align: left }
+th { border-bottom: 1px solid #999 } td.n { text-align: right; font-variant-numeric: tabular-nums }
+tr:nth-child(even) { background: #f4f4f4 } code { font: 12px monospace; overflow-wrap: anywhere }
+@media (prefers-color-scheme: dark) { body { background: #1b1b1b; color: #ddd }
+tr:nth-child(even) { background: #262626 } }
+"""
+
+
+def statistics(module: Module) -> dict[str, Any]:
+    """Counts of operations, weights and parameters, as plain numbers and dicts of numbers."""
+    ops = Counter(op.opname for op in module.ops())
+    weights = list(module.weights.values())
+    return {
+        "name": module.name,
+        "functions": len(module.functions),
+        "operations": ops.total(),
+        "weights": len(weights),
+        "parameters": sum(_elements(weight) for weight in weights),
+        "weight_bytes": sum(_bytes(weight) for weight in weights),
+        "by_operation": dict(sorted(ops.items(), key=lambda item: (-item[1], item[0]))),
+    }
+
+
+def page(
+    module: Module,
+    manifest: Mapping[str, Any] | None = None,
+    timings: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The whole HTML page. `timings` are (pass, what it did) in order."""
+    stats = statistics(module)
+    parts = [f"<h1>{escape(module.name)}</h1>"]
+    if manifest is not None:
+        parts.append(_section("Compiled", _facts(manifest), ("", "")))
+    dims = [(name, *map(str, bounds)) for name, bounds in module.dims.items()]
+    parts.append(_section("Dimensions", dims, ("symbol", "min", "typical", "max")))
+    ports = [(str(arg.name), str(arg.type)) for arg in module.main.args] if module.functions else []
+    parts.append(_section("Inputs", ports, ("name", "type")))
+    if module.functions:
+        main = module.main
+        results = zip(main.result_names(), (str(v.type) for v in main.returned), strict=True)
+        parts.append(_section("Outputs", list(results), ("name", "type")))
+    parts.append(_section("Pipeline", timings, ("pass", "what it did")))
+    totals = [(key, str(value)) for key, value in stats.items() if not isinstance(value, dict)]
+    parts.append(_section("Size", totals, ("", "")))
+    parts.append(_section("Operations by scope", _by_scope(module), ("scope", "operations", "")))
+    parts.append(_section("Weights by file", _by_file(module), ("file", "weights", "bytes")))
+    return (
+        "<!doctype html>\n<html lang=en><meta charset=utf-8>\n"
+        f"<title>{escape(module.name)} · irc</title>\n<style>{_STYLE}</style>\n"
+        + "\n".join(filter(None, parts))
+        + "\n</html>\n"
+    )
+
+
+def _facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    plain = [(key, value) for key, value in manifest.items() if isinstance(value, (str, int))]
+    return [(key, str(value)) for key, value in plain]
+
+
+def _section(title: str, rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
+    lines = list(rows)
+    if not lines:
+        return ""
+    head = f"<tr>{''.join(f'<th>{escape(name)}' for name in header)}\n" if any(header) else ""
+    body = "\n".join(f"<tr>{''.join(map(_cell, line))}" for line in lines)
+    return f"<h2>{escape(title)}</h2>\n<table>\n{head}{body}\n</table>"
+
+
+def _cell(text: str) -> str:
+    number = text.replace(",", "").isdigit()
+    return f"<td class=n>{escape(text)}" if number else f"<td><code>{escape(text)}</code>"
+
+
+def _by_scope(module: Module) -> list[tuple[str, str, str]]:
+    """(scope, number of operations, which) in order of appearance."""
+    scopes: dict[str, Counter[str]] = {}
+    for op in module.ops():
+        path = op.loc.scope if op.loc is not None else ""
+        scopes.setdefault(path, Counter())[op.opname] += 1
+    return [
+        (path or "(top)", str(ops.total()), ", ".join(_times(*item) for item in ops.items()))
+        for path, ops in scopes.items()
+    ]
+
+
+def _times(name: str, count: int) -> str:
+    return name if count == 1 else f"{count} {name}"
+
+
+def _by_file(module: Module) -> list[tuple[str, str, str]]:
+    found: dict[str, list[int]] = {}
+    for weight in module.weights.values():
+        names = list(dict.fromkeys(weight.ref.files()))
+        place = ", ".join(module.files[name] for name in names) or _source(weight)
+        found.setdefault(place, []).append(_bytes(weight))
+    return [(place, str(len(sizes)), f"{sum(sizes):,}") for place, sizes in found.items()]
+
+
+def _source(weight: Weight) -> str:
+    if isinstance(weight.ref, RandomRef):
+        return "(random numbers)"
+    return "(unbound)" if isinstance(weight.ref, UnboundRef) else "(no file)"
+
+
+def _elements(weight: Weight) -> int:
+    count = product(weight.type.shape)
+    return 0 if isinstance(count, Dim) else count
+
+
+def _bytes(weight: Weight) -> int:
+    return _elements(weight) * dtype(weight.type.dtype).bits // 8

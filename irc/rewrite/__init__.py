@@ -1,0 +1,24 @@
+"""Rewrite rules: patterns over operations, and the driver that applies them until none matches."""
+
+from .driver import apply_rules, erase_dead, replace
+from .patterns import P, Pattern
+from .rules import Rule, rule
+from .stats import RuleStats, Stats
+from .watch import Miss, Watch, decline, permit, watching
+
+__all__ = [
+    "Miss",
+    "P",
+    "Pattern",
+    "Rule",
+    "RuleStats",
+    "Stats",
+    "Watch",
+    "apply_rules",
+    "decline",
+    "erase_dead",
+    "permit",
+    "replace",
+    "rule",
+    "watching",
+]

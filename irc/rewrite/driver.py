@@ -1,0 +1,255 @@
+"""The rewrite driver: a worklist of operations that may be roots, in program order."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, NamedTuple, cast
+
+from ..core import Function, Module, Op, Value
+from ..errors import Error
+from .compile import Matcher
+from .rules import Rule
+from .stats import RuleStats, Stats
+from .strays import Strays
+from .watch import Watch, current_watch
+from .why import explain_misses
+
+
+class _Entry(NamedTuple):
+    rule: Rule
+    match: Matcher
+    record: RuleStats
+
+
+def apply_rules(target: Module | Function, rules: Iterable[Rule]) -> Stats:
+    """Apply rules until none matches, and say how often each did.
+
+    Operations are visited in order; what a rewrite touched is visited again. The replacement
+    stands where the root stood, takes over its name and location, and what died is erased.
+    """
+    chosen = list(rules)
+    stats = Stats()
+    watch = current_watch()
+    functions = target.functions.values() if isinstance(target, Module) else (target,)
+    for function in functions:
+        with _collector_paused():
+            _Driver(function, chosen, stats).run(watch)
+        if watch is not None and watch.collect:
+            explain_misses(function, chosen, watch)
+    return stats
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No garbage collection inside: each one would walk the whole graph to free a few operations."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
+class _Driver:
+    def __init__(self, function: Function, rules: list[Rule], stats: Stats) -> None:
+        self.function = function
+        self.by_root: dict[type[Op], list[_Entry]] = {}
+        for rule in rules:
+            record = stats.rule(rule.name, rule.where)
+            for cls, matcher in rule.matchers:
+                self.by_root.setdefault(cls, []).append(_Entry(rule, matcher, record))
+        self.levels = max((rule.depth for rule in rules), default=0)
+        self.shared = any(rule.shared for rule in rules)
+        self.work: deque[Op] = deque()
+        self.queued: set[Op] = set()
+        self.hits: dict[Rule, int] = {}
+        self.size = 0
+
+    def run(self, watch: Watch | None) -> None:
+        """Apply the rules until the worklist is empty."""
+        by_root = self.by_root
+        for op in self.function:
+            self.size += 1
+            if op.__class__ in by_root:
+                self.work.append(op)
+        self.queued.update(self.work)
+        work, queued = self.work, self.queued
+        while work:
+            op = work.popleft()
+            queued.discard(op)
+            if op.parent is None:
+                continue
+            for entry in by_root[op.__class__]:
+                record = entry.record
+                record.tries += 1
+                started = perf_counter()
+                hit = self.attempt(entry, op, watch)
+                record.seconds += perf_counter() - started
+                if hit:
+                    record.hits += 1
+                    self.check_bound(entry.rule, op)
+                    break
+
+    def attempt(self, entry: _Entry, op: Op, watch: Watch | None) -> bool:
+        """Try one rule at one root."""
+        build = entry.rule.build
+        for captures in entry.match(op):
+            try:
+                new = build(*captures)
+            except Error as error:
+                error.add_note(f"in the rule {entry.rule.name} ({entry.rule.where})")
+                raise error.at(op)
+            strays = Strays(captures)
+            if new is None:
+                strays.drop()
+                continue
+            if watch is not None and not watch.ask(entry.rule.name, op):
+                strays.drop()
+                return False
+            try:
+                values = results_of(op, new)
+            except Error as error:
+                raise Error(f"the rule {entry.rule.name} ({entry.rule.where}) {error.message}", op)
+            touched = [user for result in op.results for user in result.users]
+            fresh = substitute(op, values)
+            strays.drop()
+            self.revisit(touched, fresh, captures, erase_dead(op))
+            return True
+        return False
+
+    def check_bound(self, rule: Rule, op: Op) -> None:
+        count = self.hits[rule] = self.hits.get(rule, 0) + 1
+        bound = 1000 + 4 * self.size if rule.bound is None else rule.bound
+        if count > bound:
+            raise Error(
+                f"the rule {rule.name} ({rule.where}) does not stop: it applied {count} times in "
+                f"@{self.function.name}; make it decline what it has made, or declare a larger bound"
+            )
+
+    def revisit(
+        self, touched: list[Op], fresh: list[Op], captures: tuple[Any, ...], lonely: list[Value]
+    ) -> None:
+        """Queue every root that may match now and did not before."""
+        for op in fresh:
+            self.push(op)
+        for captured in captures:
+            owner = captured.owner if isinstance(captured, Value) else None
+            if isinstance(owner, Op):
+                self.push(owner)
+        for user in touched:
+            self.climb(user, self.levels)
+        for value in lonely:
+            for user in value.users:
+                self.climb(user, self.levels)
+
+    def climb(self, op: Op, levels: int) -> None:
+        """Queue `op` and the roots above it whose patterns reach down to it."""
+        self.push(op)
+        if levels <= 1 or op.parent is None:
+            return
+        for result in op.results:
+            users = result.users
+            if len(users) == 1 or self.shared:
+                for user in users:
+                    self.climb(user, levels - 1)
+
+    def push(self, op: Op) -> None:
+        if op.__class__ in self.by_root and op.parent is not None and op not in self.queued:
+            self.queued.add(op)
+            self.work.append(op)
+
+
+def results_of(op: Op, new: Any) -> tuple[Value, ...]:
+    """The values that replace the results of `op`; an Error where they do not fit."""
+    if isinstance(new, Op):
+        values: tuple[Any, ...] = new.results
+    elif isinstance(new, tuple):
+        items = cast("tuple[Any, ...]", new)
+        values = tuple([v.result if isinstance(v, Op) else v for v in items])
+    else:
+        values = (new,)
+    olds = op.results
+    if len(values) != len(olds) or not all([isinstance(v, Value) for v in values]):
+        raise Error(f"gives {new!r} for the {len(olds)} results of {op.opname}")
+    for old, value in zip(olds, values, strict=True):
+        if value.type is not old.type:
+            raise Error(f"gives {value.type} for {old.type}; a rewrite keeps the types")
+    return values
+
+
+def replace(op: Op, new: Any) -> list[Op]:
+    """Put a fresh operation, a value or a tuple of values in the place of `op`.
+
+    Fresh operations are inserted before `op`, which goes away with all that only it used. Returns
+    the inserted operations in order; an Error where the types differ.
+    """
+    fresh = substitute(op, results_of(op, new))
+    erase_dead(op)
+    return fresh
+
+
+def substitute(op: Op, values: tuple[Value, ...]) -> list[Op]:
+    """Insert what is fresh before `op` and forward every use; `op` stays, unused."""
+    fresh: list[Op] = []
+    for value in values:
+        owner = value.owner
+        if isinstance(owner, Op) and owner.parent is None:
+            _place(owner, op, fresh)
+    for old, value in zip(op.results, values, strict=True):
+        old.replace_by(value)
+    return fresh
+
+
+def _place(root: Op, before: Op, fresh: list[Op]) -> None:
+    """Insert a freshly built tree, operands first."""
+    function = before.parent
+    if function is None:
+        raise ValueError(f"{before.opname} is in no function")
+    stack = [root]
+    while stack:
+        op = stack[-1]
+        if op.parent is not None:
+            stack.pop()
+            continue
+        waiting = [
+            owner
+            for value in op.operands
+            if isinstance(owner := value.owner, Op) and owner.parent is None
+        ]
+        if waiting:
+            stack += reversed(waiting)
+            continue
+        stack.pop()
+        if op.loc is None:
+            op.loc = before.loc
+        function.insert(op, before)
+        fresh.append(op)
+
+
+def erase_dead(op: Op) -> list[Value]:
+    """Erase `op`, replaced or dead, and the pure operations that only it used.
+
+    Returns the values that have a single use left. An operation whose result is used stays.
+    """
+    lonely: list[Value] = []
+    stack = [op]
+    while stack:
+        dead = stack.pop()
+        if dead.parent is None:
+            continue
+        operands = dead.operands
+        dead.erase()
+        for value in operands:
+            users = value.users
+            owner = value.owner
+            if users:
+                if len(users) == 1:
+                    lonely.append(value)
+            elif isinstance(owner, Op) and owner.pure and not any(r.users for r in owner.results):
+                stack.append(owner)
+    return lonely

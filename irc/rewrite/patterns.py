@@ -1,0 +1,228 @@
+"""Patterns: what a rule looks for. `P.mul(P.silu("x"), "y")` is a pattern of an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product as combinations
+from typing import Any, TypeAlias
+
+from ..core import Op
+from ..declare import op_class
+from ..errors import Error, did_you_mean
+
+MOST_VARIANTS = 64  # patterns that one pattern may stand for once its alternatives are spelled out
+
+
+class Pattern:
+    """Base of all patterns. `a | b` matches what either matches, `a` first."""
+
+    def __or__(self, other: Pattern) -> Alternatives:
+        return Alternatives((*_choices(self), *_choices(other)))
+
+
+@dataclass(frozen=True)
+class Capture(Pattern):
+    """Any value, under a name; a repeated name must be the same value. No name: not captured."""
+
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Rest(Pattern):
+    """The remaining operands of an operation that takes any number, as a tuple."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Maybe(Pattern):
+    """An optional operand: the value, or None where it is absent."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class WeightPattern(Pattern):
+    """A weight of the module."""
+
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class ConstantPattern(Pattern):
+    """A `constant` or `full` of one repeated number: this one, or one that a function accepts."""
+
+    name: str | None = None
+    value: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class OpPattern(Pattern):
+    """An operation of one class over operands that match.
+
+    `named` holds the optional operands; one that is not named must be absent. `where` holds what
+    attributes must equal, or functions that accept them. Below the root an operation must have
+    exactly one use unless it is `shared`, because it goes away. `index` is the result that is
+    matched, and `capturing` the name under which the operation itself is captured.
+    """
+
+    cls: type[Op]
+    args: tuple[Pattern, ...]
+    named: Mapping[str, Pattern]
+    where: Mapping[str, Any]
+    shared: bool = False
+    index: int = 0
+    capturing: str | None = None
+
+    def capture(self, name: str) -> OpPattern:
+        """This pattern, capturing the operation too (a value is captured by a string)."""
+        return replace(self, capturing=name)
+
+    def out(self, index: int) -> OpPattern:
+        """This pattern, for the result at `index` instead of the first."""
+        return replace(self, index=index)
+
+    @property
+    def opname(self) -> str:
+        return self.cls.opname
+
+
+@dataclass(frozen=True)
+class Alternatives(Pattern):
+    """Any of several patterns. A name that only some of them capture is None for the others."""
+
+    choices: tuple[Pattern, ...]
+
+
+PatternLike: TypeAlias = Pattern | str
+
+
+class Patterns:
+    """Makes patterns: `P.NAME(...)` for the operation NAME (`P.and_` where Python has a keyword)."""
+
+    def any(self, name: str | None = None) -> Capture:
+        """Any value; the same as the bare string."""
+        return Capture(name)
+
+    def weight(self, name: str | None = None) -> WeightPattern:
+        """A weight of the module, never the result of an operation."""
+        return WeightPattern(name)
+
+    def constant(self, name: str | None = None, *, value: Any = None) -> ConstantPattern:
+        """One number, repeated: a `full`, or a `constant` whose numbers are all equal.
+
+        `value` is the number, or a function that accepts it; 0.0 and -0.0 are told apart only by
+        such a function.
+        """
+        return ConstantPattern(name, value)
+
+    def full(self, value: Any) -> ConstantPattern:
+        """`P.constant(value=value)`."""
+        return ConstantPattern(None, value)
+
+    def maybe(self, name: str) -> Maybe:
+        """An optional operand that may be absent: `P.linear("x", "w", bias=P.maybe("b"))`."""
+        return Maybe(name)
+
+    def __getattr__(self, name: str) -> Callable[..., OpPattern]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        from .. import ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
+
+        cls = op_class(name.rstrip("_"))
+
+        def make(*args: PatternLike, shared: bool = False, **named: Any) -> OpPattern:
+            return op_pattern(cls, args, named, shared)
+
+        return make
+
+
+P = Patterns()
+
+
+def op_pattern(
+    cls: type[Op], args: tuple[PatternLike, ...], named: Mapping[str, Any], shared: bool
+) -> OpPattern:
+    """The pattern of an operation; an Error where it does not fit the declaration."""
+    for name in named:
+        if name not in cls.optional_names and name not in cls.attribute_types:
+            known = [*cls.optional_names, *cls.attribute_types]
+            hint = did_you_mean(name, known)
+            raise Error(f"P.{cls.opname}: no attribute or optional operand {name!r}{hint}")
+    operands = {n: _pattern(v) for n, v in named.items() if n in cls.optional_names}
+    where = {n: v for n, v in named.items() if n in cls.attribute_types}
+    made = tuple(_pattern(arg) for arg in args)
+    _check_count(cls, made)
+    return OpPattern(cls, made, operands, where, shared)
+
+
+def _pattern(arg: Any) -> Pattern:
+    if isinstance(arg, str):
+        return Rest(arg[1:]) if arg.startswith("*") else Capture(arg)
+    if isinstance(arg, Pattern):
+        return arg
+    raise Error(f"a pattern is a string or made by P, not {arg!r}")
+
+
+def _check_count(cls: type[Op], args: tuple[Pattern, ...]) -> None:
+    if any(isinstance(arg, Rest) for arg in args[:-1]):
+        raise Error(f"P.{cls.opname}: '*rest' comes last")
+    rest = bool(args) and isinstance(args[-1], Rest)
+    if rest and not cls.variadic:
+        raise Error(f"P.{cls.opname}: only an operation with any number of operands takes '*rest'")
+    fixed = len(cls.operand_names) - cls.variadic
+    if len(args) < fixed or (len(args) > fixed and not cls.variadic):
+        names = ", ".join(cls.operand_names) or "none"
+        raise Error(f"P.{cls.opname} takes {fixed} operands ({names}), not {len(args)}")
+
+
+def _choices(pattern: Pattern) -> tuple[Pattern, ...]:
+    return pattern.choices if isinstance(pattern, Alternatives) else (pattern,)
+
+
+def variants(pattern: Pattern) -> list[Pattern]:
+    """The patterns without `|` that this one stands for, in the order in which they are tried."""
+    if isinstance(pattern, Alternatives):
+        found = [v for choice in pattern.choices for v in variants(choice)]
+    elif isinstance(pattern, OpPattern):
+        found: list[Pattern] = []
+        inner = [variants(p) for p in (*pattern.args, *pattern.named.values())]
+        for chosen in combinations(*inner):
+            args = chosen[: len(pattern.args)]
+            named = dict(zip(pattern.named, chosen[len(args) :], strict=True))
+            found.append(replace(pattern, args=args, named=named))
+            if len(found) > MOST_VARIANTS:
+                break
+    else:
+        found = [pattern]
+    if len(found) > MOST_VARIANTS:
+        raise Error(f"a pattern stands for more than {MOST_VARIANTS}; write several rules instead")
+    return found
+
+
+def captured_names(pattern: Pattern) -> Iterator[str]:
+    """The names a pattern without `|` captures, in order, with repetitions."""
+    if isinstance(pattern, OpPattern):
+        if pattern.capturing is not None:
+            yield pattern.capturing
+        for inner in (*pattern.args, *pattern.named.values()):
+            yield from captured_names(inner)
+    elif isinstance(pattern, (Capture, Rest, Maybe, WeightPattern, ConstantPattern)):
+        if pattern.name is not None:
+            yield pattern.name
+
+
+def depth(pattern: Pattern) -> int:
+    """How many operations lie between the root's result and the deepest value looked at."""
+    if isinstance(pattern, OpPattern):
+        return 1 + max((depth(p) for p in (*pattern.args, *pattern.named.values())), default=0)
+    return 0
+
+
+def op_patterns(pattern: Pattern) -> Iterator[OpPattern]:
+    """The operations in a pattern without `|`, root first."""
+    if isinstance(pattern, OpPattern):
+        yield pattern
+        for inner in (*pattern.args, *pattern.named.values()):
+            yield from op_patterns(inner)

@@ -1,0 +1,73 @@
+"""`@rule(pattern)`: a pattern and the function that builds the replacement."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ..core import Op
+from ..errors import Error, did_you_mean
+from .compile import Matcher, compile_pattern
+from .patterns import OpPattern, Pattern, captured_names, depth, op_patterns, variants
+
+
+class Rule:
+    """A pattern, and a function of its captures that returns the replacement or None.
+
+    The replacement is a fresh operation, a value, or a tuple of values for a root with several
+    results. `bound` is how often the rule may apply in one run over a function before that is
+    taken for a rule that never stops; by default 1000 plus four times the operations there.
+    """
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        build: Callable[..., Any],
+        bound: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        code = build.__code__
+        self.pattern, self.build, self.bound = pattern, build, bound
+        self.name = name or build.__name__
+        self.where = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+        self.variants = [self._root(v) for v in variants(pattern)]
+        self.parameters = _parameters(self)
+        self.matchers: list[tuple[type[Op], Matcher]] = [
+            (v.cls, compile_pattern(v, self.parameters)) for v in self.variants
+        ]
+        self.depth = max(depth(v) for v in self.variants)
+        self.shared = any(p.shared for v in self.variants for p in list(op_patterns(v))[1:])
+
+    def _root(self, pattern: Pattern) -> OpPattern:
+        if isinstance(pattern, OpPattern):
+            return pattern
+        raise Error(f"rule {self.name}: the root of a pattern is an operation, not {pattern!r}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The replacement, as the function builds it."""
+        return self.build(*args, **kwargs)
+
+
+def rule(
+    pattern: Pattern, *, bound: int | None = None, name: str | None = None
+) -> Callable[[Callable[..., Any]], Rule]:
+    """Turn a function of the pattern's captures into a Rule; the parameters name the captures."""
+    return lambda build: Rule(pattern, build, bound, name)
+
+
+def _parameters(rule: Rule) -> tuple[str, ...]:
+    """The parameters of the function, each of them a capture and every capture among them."""
+    names = tuple(inspect.signature(rule.build).parameters)
+    known = list(dict.fromkeys(n for v in rule.variants for n in captured_names(v)))
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise Error(
+                f"rule {rule.name} takes {name!r}, which its pattern does not capture{hint}"
+            )
+    for name in known:
+        if name not in names:
+            raise Error(f"rule {rule.name} captures {name!r}, but its function does not take it")
+    return names

@@ -1,0 +1,18 @@
+"""String literals of the language: JSON's escapes, always on one line."""
+
+from __future__ import annotations
+
+import json
+
+
+def quote(text: str) -> str:
+    """`text` as a literal."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def unquote(literal: str) -> str:
+    """The text of a literal; a ValueError where it is none."""
+    text = json.loads(literal)
+    if not isinstance(text, str):
+        raise ValueError(f"{literal} is not a string literal")
+    return text

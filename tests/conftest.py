@@ -1,0 +1,37 @@
+"""What every test shares: oracle and gpu tests are skipped, with the reason, where they cannot."""
+
+import ctypes
+import importlib.util
+
+import pytest
+
+ORACLE = ("torch", "transformers")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run."""
+    reasons = {"oracle": why_no_oracle(), "gpu": why_no_gpu()}
+    for marker, reason in reasons.items():
+        if reason is None:
+            continue
+        for item in items:
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def why_no_oracle() -> str | None:
+    """None if torch and transformers are installed, else the reason to skip."""
+    missing = [name for name in ORACLE if importlib.util.find_spec(name) is None]
+    if not missing:
+        return None
+    names = " and ".join(missing)
+    return f"no {names}: make setup installs torch only where it is to be had without CUDA"
+
+
+def why_no_gpu() -> str | None:
+    """None if the NVIDIA driver starts, else the reason to skip."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver on this machine"
+    return None if driver.cuInit(0) == 0 else "the NVIDIA driver finds no GPU"

@@ -1,0 +1,81 @@
+"""Types: interning, text, and what a type refuses to be; meshes and their groups."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from irc.dims import symbol
+from irc.errors import Error
+from irc.mesh import Mesh
+from irc.types import TensorType
+
+S = symbol("S")
+
+
+def test_equal_types_are_one_object() -> None:
+    a = TensorType("bf16", (S, 64), ((), ("tp",)), ("pp", "dp"))
+    b = TensorType("bf16", (symbol("S"), 64), ((), ("tp",)), ("dp", "pp"))
+    assert a is b
+    assert str(a) == "bf16[S, 64@tp]{sum dp pp}"
+    assert pickle.loads(pickle.dumps(a)) is a
+
+
+def test_several_axes_on_one_dimension() -> None:
+    assert str(TensorType("f32", (S,), (("cp", "tp"),))) == "f32[S@cp.tp]"
+
+
+def test_whole_drops_sharding_only() -> None:
+    assert TensorType("i8", (4,), (("tp",),)).whole is TensorType("i8", (4,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("f33", (1,)), "no dtype called 'f33'; did you mean"),
+        (("f32", (-1,)), "a dimension cannot be negative"),
+        (("f32", (1.5,)), "a dimension is an int or a symbol, not 1.5"),
+        (("f32", (4, 4), (("tp",), ("tp",))), "mesh axis 'tp' is used twice"),
+        (("f32", (4,), (("tp",),), ("tp",)), "mesh axis 'tp' is used twice"),
+        (("f32", (4,), ((), ())), "1 dimensions but 2 entries of axes"),
+    ],
+)
+def test_refusals(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(Error, match=message):
+        TensorType(*arguments)  # type: ignore[arg-type]
+
+
+def test_mesh_counts_through_the_last_axis_first() -> None:
+    mesh = Mesh.parse("pp=2, tp=3")
+    assert mesh.ranks == 6
+    assert mesh.coordinates(4) == {"pp": 1, "tp": 1}
+    assert mesh.groups(("tp",)) == [[0, 1, 2], [3, 4, 5]]
+    assert mesh.groups(("pp",)) == [[0, 3], [1, 4], [2, 5]]
+    assert mesh.groups(("pp", "tp")) == [[0, 1, 2, 3, 4, 5]]
+    assert mesh.groups(("tp", "pp")) == [[0, 3, 1, 4, 2, 5]]
+
+
+def test_index_follows_the_groups() -> None:
+    mesh = Mesh.parse("dp=2, cp=2, tp=3")
+    for axes in (("tp",), ("cp", "tp"), ("tp", "dp")):
+        for group in mesh.groups(axes):
+            assert [mesh.index(rank, axes) for rank in group] == list(range(len(group)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tp", "cannot read the mesh axis 'tp'"),
+        ("tp=2,tp=3", "mesh axis 'tp' is given twice"),
+        ("tp=0", "must have at least one rank"),
+    ],
+)
+def test_bad_meshes(text: str, message: str) -> None:
+    with pytest.raises(Error, match=message):
+        Mesh.parse(text)
+
+
+def test_unknown_axis_names_the_nearest() -> None:
+    with pytest.raises(Error, match="has no axis 'tpp'; did you mean 'tp'"):
+        Mesh.parse("tp=2").size("tpp")

@@ -1,0 +1,221 @@
+"""Every rule of the verifier is broken once here, and a rule that no case breaks fails the suite."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import traceback
+from collections.abc import Callable
+
+import pytest
+
+from irc import verify as verify_module
+from irc.core import Function, Module, Result, Value, Weight
+from irc.errors import Error
+from irc.ops import Add, Neg, Return
+from irc.text import parse_module
+from irc.types import TensorType
+from irc.verify import verify
+from irc.weights import FileRef
+
+TEXT = """
+module @m mesh(tp=2) dims(B=1:2:4) {
+  file @ckpt = "model.safetensors"
+  weight @w : f32[B, 8] = @ckpt["w"]
+  func @forward(%x: f32[B, 8], %c: f32[B, 8]) -> (y: f32[B, 8], c: f32[B, 8] aliases %c) {
+    %a = neg %x : f32[B, 8]
+    %b = add %a, @w : f32[B, 8]
+    %d = add %b, %c : f32[B, 8]
+    return %b, %d
+  }
+}
+"""
+T = TensorType("f32", (8,))
+
+
+def fresh() -> tuple[Module, Function]:
+    module = parse_module(TEXT)
+    return module, module.main
+
+
+def foreign_weight(m: Module, f: Function) -> None:
+    other = Weight(m.weights["w"].type, "w", m.weights["w"].ref)
+    op = list(f)[1]
+    op.set_operands((op.operands[0], other))
+
+
+def misfiled_weight(m: Module, f: Function) -> None:
+    m.weights["w"].name = "v"
+
+
+def undeclared_file(m: Module, f: Function) -> None:
+    m.weights["w"].ref = FileRef("lost", "w")
+
+
+def pending_weight(m: Module, f: Function) -> None:
+    m.weights["w"].type = m.weights["w"].type.replace(partial=("tp",))
+
+
+def misfiled_function(m: Module, f: Function) -> None:
+    f.name = "other"
+
+
+def foreign_argument(m: Module, f: Function) -> None:
+    f.args[0].index = 1
+
+
+def twin_arguments(m: Module, f: Function) -> None:
+    f.args[1].name = "x"
+
+
+def used_before_defined(m: Module, f: Function) -> None:
+    first, second = list(f)[:2]
+    f.unlink(first)
+    f.insert(first, second.next)
+
+
+def unrecorded_use(m: Module, f: Function) -> None:
+    f.args[0].users.clear()
+
+
+def miscounted_use(m: Module, f: Function) -> None:
+    op = list(f)[1]
+    op.operands[0].users[op] = 2
+
+
+def stale_use(m: Module, f: Function) -> None:
+    f.args[0].users[list(f)[1]] = 1
+
+
+def lost_result(m: Module, f: Function) -> None:
+    first = list(f)[0]
+    first.results = ()
+
+
+def wrong_type(m: Module, f: Function) -> None:
+    list(f)[0].result.type = T
+
+
+def foreign_result(m: Module, f: Function) -> None:
+    list(f)[0].result.owner = list(f)[1]
+
+
+def bad_name(m: Module, f: Function) -> None:
+    list(f)[0].result.name = "a.b"
+
+
+def after_return(m: Module, f: Function) -> None:
+    f.append(Neg(f.args[0]))
+
+
+def two_returns(m: Module, f: Function) -> None:
+    f.append(Return([f.args[0]]))
+
+
+def no_return(m: Module, f: Function) -> None:
+    assert f.last is not None
+    f.last.erase()
+
+
+def too_few_declared(m: Module, f: Function) -> None:
+    f.results = (Result("y"),)
+
+
+def twin_results(m: Module, f: Function) -> None:
+    f.results = (Result("y"), Result("y"))
+
+
+def unknown_alias(m: Module, f: Function) -> None:
+    f.results = (Result("y"), Result("c", "cache"))
+
+
+def unlike_alias(m: Module, f: Function) -> None:
+    f.args[1].users.clear()
+    f.args[1].type = T
+    op = list(f)[2]
+    op.operands = (op.operands[0], op.operands[0])
+    op.operands[0].users[op] = 2
+
+
+def double_alias(m: Module, f: Function) -> None:
+    f.results = (Result("y", "c"), Result("c", "c"))
+
+
+def unknown_axis(m: Module, f: Function) -> None:
+    f.args[0].type = f.args[0].type.replace(axes=((), ("pp",)))
+
+
+def sharded_in_local_view(m: Module, f: Function) -> None:
+    m.local = True
+    f.args[0].type = f.args[0].type.replace(axes=((), ("tp",)))
+
+
+def undeclared_symbol(m: Module, f: Function) -> None:
+    del m.dims["B"]
+    m.dims["S"] = (1, 1, 1)
+
+
+CASES: dict[Callable[[Module, Function], None], str] = {
+    foreign_weight: "@w is not a weight of this module",
+    misfiled_weight: "weight @v is filed under the name 'w'",
+    undeclared_file: "refers to the file @lost, which is not declared",
+    pending_weight: "stored bytes are never a pending sum",
+    misfiled_function: "function @other is filed under the name 'forward'",
+    foreign_argument: "argument 0 of @forward belongs to another function",
+    twin_arguments: "two arguments called %x",
+    used_before_defined: "%a is used before it is defined",
+    unrecorded_use: "the use of %x is not recorded",
+    miscounted_use: "the uses of %a are counted wrongly",
+    stale_use: "%x records a use by an operation that does not use it",
+    lost_result: "neg has 0 results, but it makes 1",
+    wrong_type: r"the result of neg is f32\[8\], but it makes f32\[B, 8\]",
+    foreign_result: "a result of neg belongs to another operation",
+    bad_name: "'a.b' is no name for a value",
+    after_return: "operations follow return",
+    two_returns: "operations follow return",
+    no_return: "@forward does not end in return",
+    too_few_declared: "declares 1 results and returns 2",
+    twin_results: "two results called y",
+    unknown_alias: "aliases %cache, which is no argument",
+    unlike_alias: "both must be the same",
+    double_alias: "two results of @forward alias %c",
+    unknown_axis: "has no axis 'pp'",
+    sharded_in_local_view: "in a local module shapes are one rank's",
+    undeclared_symbol: r"dims\(\) gives no range for B",
+}
+
+
+def test_the_module_is_sound_before_it_is_broken() -> None:
+    verify(fresh()[0])
+
+
+@pytest.mark.parametrize("damage", CASES, ids=lambda damage: damage.__name__)
+def test_rule(damage: Callable[[Module, Function], None]) -> None:
+    module, function = fresh()
+    damage(module, function)
+    with pytest.raises(Error, match=CASES[damage]):
+        verify(module)
+
+
+def test_every_rule_is_broken_by_a_case() -> None:
+    tree = ast.parse(inspect.getsource(verify_module))
+    rules = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Raise)}
+    broken: set[int] = set()
+    for damage in CASES:
+        module, function = fresh()
+        damage(module, function)
+        with pytest.raises(Error) as caught:
+            verify(module)
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        broken.add([f.lineno or 0 for f in frames if f.filename == verify_module.__file__][-1])
+    assert len(rules) > 20
+    assert rules == {line for line in rules if any(line <= b <= line + 4 for b in broken)}
+
+
+def test_values_of_other_functions_are_refused() -> None:
+    module, function = fresh()
+    stranger = Value(function.args[0].type, None, 0, "x")
+    assert function.first is not None
+    function.insert(Add(stranger, stranger), function.first)
+    with pytest.raises(Error, match="%x is used before it is defined"):
+        verify(module)

@@ -1,0 +1,167 @@
+"""Random modules for round trips and fuzzing: every construct of the language, seeded."""
+
+from __future__ import annotations
+
+import random
+
+from irc.core import Function, Module, Op, Result, Value, Weight
+from irc.dims import DimLike, symbol
+from irc.errors import Error
+from irc.mesh import Mesh
+from irc.ops import (
+    Add,
+    Call,
+    Cast,
+    Constant,
+    Full,
+    Gelu,
+    Linear,
+    Mul,
+    Neg,
+    Reshape,
+    Return,
+    Silu,
+)
+from irc.source import Loc
+from irc.types import Axes, TensorType
+from irc.weights import Cast as CastStep
+from irc.weights import ConcatRef, FileRef, RandomRef, Ref, Shard, Slice, Transpose, UnboundRef
+
+HINTS = ("x", "y", "gate", "q_proj", "Attn2", "_", "loc", "func", "inf", None)
+STRINGS = (
+    "w",
+    "model.layers.0.weight",
+    'a "quoted" key',
+    "tab\tand\\slash",
+    "// no comment",
+    "größe",
+    "}{",
+)
+FLOATS = (0.0, -0.0, 1e-05, 1e300, -2.5, float("inf"), float("-inf"), float("nan"), 3.0)
+
+
+class Generator:
+    """Builds one random module from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.mesh = self.rng.choice(["", "tp=2", "dp=2, tp=3", "pp=2, cp=2, tp=2"])
+        self.dims: list[DimLike] = [1, 3, 8, symbol("B"), symbol("S"), symbol("S") * 2 + 1]
+
+    def module(self) -> Module:
+        rng = self.rng
+        dims = {"B": (1, 2, 4), "S": (0, 7, 9)} if rng.random() < 0.7 else {}
+        module = Module(rng.choice(["m", "llama.3", "m_2"]), Mesh.parse(self.mesh), dims)
+        for i in range(rng.randint(0, 3)):
+            module.files[f"file{i}"] = rng.choice(STRINGS)
+        for i in range(rng.randint(0, 4)):
+            name = rng.choice(["w", "layers.0.w", "W"]) + str(i)
+            module.add_weight(Weight(self.type(pending=False), name, self.ref(module)))
+        for i in range(rng.randint(1, 3)):
+            self.function(module, f"f{i}")
+        return module
+
+    def type(self, pending: bool = True) -> TensorType:
+        rng = self.rng
+        shape = tuple(rng.choice(self.dims) for _ in range(rng.randint(0, 3)))
+        free = list(Mesh.parse(self.mesh).names)
+        rng.shuffle(free)
+        axes: list[Axes] = []
+        for _ in shape:
+            count = rng.randint(0, len(free)) if rng.random() < 0.3 else 0
+            axes.append(tuple(free.pop() for _ in range(count)))
+        partial = tuple(free) if pending and rng.random() < 0.2 else ()
+        dtype = rng.choice(["f32", "bf16", "f16", "f8e4m3"])
+        return TensorType(dtype, shape, tuple(axes), partial)
+
+    def ref(self, module: Module, depth: int = 0) -> Ref:
+        rng = self.rng
+        key = rng.choice(STRINGS)
+        ref: Ref = (
+            UnboundRef(key) if rng.random() < 0.5 else RandomRef(key, rng.randint(0, 99), 0.02)
+        )
+        if module.files and rng.random() < 0.7:
+            ref = FileRef(rng.choice(list(module.files)), key)
+        if depth < 2 and rng.random() < 0.3:
+            parts = tuple(self.ref(module, depth + 1) for _ in range(rng.randint(1, 3)))
+            ref = ConcatRef(parts, rng.randint(0, 2))
+        for _ in range(rng.randint(0, 2)):
+            steps = [Slice((None, (0, 4))), Transpose((1, 0)), CastStep("bf16"), Slice(((2, 3),))]
+            steps.append(Shard(rng.randint(0, 1), ("tp",) if rng.random() < 0.5 else ("cp", "tp")))
+            ref = ref.then(rng.choice(steps))
+        return ref
+
+    def function(self, module: Module, name: str) -> None:
+        rng = self.rng
+        args = [(f"a{i}" if i else "x", self.type()) for i in range(rng.randint(0, 3))]
+        function = Function(name, args)
+        values: list[Value] = [*function.args, *module.weights.values()]
+        for _ in range(rng.randint(0, 14)):
+            op = self.op(module, values)
+            if op is None:
+                continue
+            if rng.random() < 0.3:
+                op.loc = Loc(
+                    rng.choice(["model.py", "a b.py"]), rng.randint(1, 99), rng.choice(STRINGS)
+                )
+            function.append(op)
+            for result in op.results:
+                result.name = rng.choice(HINTS)
+                values.append(result)
+        returned = rng.sample(values, rng.randint(0, min(3, len(values))))
+        function.append(Return(returned))
+        if rng.random() < 0.5:
+            function.results = tuple(self.result(function, v, i) for i, v in enumerate(returned))
+        module.add_function(function)
+
+    def result(self, function: Function, value: Value, index: int) -> Result:
+        name = f"out{index}" if self.rng.random() < 0.7 else None
+        same = [a.name for a in function.args if a is value]
+        return Result(name, same[0] if same and self.rng.random() < 0.5 else None)
+
+    def op(self, module: Module, values: list[Value]) -> Op | None:
+        """A random operation over values, or None where the draw does not fit."""
+        rng = self.rng
+        if not values or rng.random() < 0.2:
+            return self.source()
+        x, y, z = (rng.choice(values) for _ in range(3))
+        builders = (
+            lambda: Neg(x),
+            lambda: Add(x, y),
+            lambda: Mul(x, x),
+            lambda: Silu(x),
+            lambda: Gelu(x, approximate=rng.choice(["none", "tanh"])),
+            lambda: Cast(x, dtype=rng.choice(["f32", "i32", "bool", "f8e5m2"])),
+            lambda: Linear(x, y, bias=rng.choice([z, None])),
+            lambda: Reshape(x, shape=x.type.shape),
+            lambda: self.call(module, values),
+        )
+        try:
+            return rng.choice(builders)()
+        except Error:
+            return None
+
+    def source(self) -> Op:
+        rng = self.rng
+        if rng.random() < 0.5:
+            return Full(value=rng.choice(FLOATS), shape=self.type().shape, dtype="f32")
+        count = rng.randint(0, 4)
+        numbers = tuple(rng.choice((*FLOATS, True, 7, -3)) for _ in range(count))
+        return Constant(values=numbers, shape=(count,), dtype="f64")
+
+    def call(self, module: Module, values: list[Value]) -> Op | None:
+        if not module.functions:
+            return None
+        callee = self.rng.choice(list(module.functions.values()))
+        chosen: list[Value] = []
+        for arg in callee.args:
+            fitting = [v for v in values if v.type is arg.type]
+            if not fitting:
+                return None
+            chosen.append(self.rng.choice(fitting))
+        return Call(chosen, callee=callee)
+
+
+def random_module(seed: int) -> Module:
+    """The random module of a seed; it passes the verifier."""
+    return Generator(seed).module()
