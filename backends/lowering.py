@@ -36,7 +36,10 @@ def expansion(op: Op) -> Expansion:
     stand_ins = tuple(Value(v.type.whole, None, i, v.name) for i, v in enumerate(op.operands))
     root = placeholder(op, stand_ins).expand()
     results = root.results if isinstance(root, Op) else (root,)
-    return Expansion(stand_ins, tuple(in_order(results)), results)
+    ops = in_order(results)
+    for part in ops:
+        part.loc = part.loc or op.loc
+    return Expansion(stand_ins, tuple(ops), results)
 
 
 def in_order(results: Iterable[Value]) -> list[Op]:

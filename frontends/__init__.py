@@ -9,3 +9,4 @@ from .module import Parameter as Parameter
 from .tensor import Tensor as Tensor
 from .trace import Spec as Spec
 from .trace import trace as trace
+from .random_weights import random_weights as random_weights

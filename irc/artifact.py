@@ -66,7 +66,9 @@ def read_manifest(folder: Path) -> Manifest:
         raise Error(f"{folder} {what}; write one with: irc compile SRC -o {folder}")
     path = folder / MANIFEST
     if not path.is_file():
-        raise Error(f"{folder} has no {MANIFEST}, so it is no artifact; irc compile writes artifacts")
+        raise Error(
+            f"{folder} has no {MANIFEST}, so it is no artifact; irc compile writes artifacts"
+        )
     try:
         found: Any = json.loads(path.read_bytes())
     except ValueError as error:

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def whole_folder(output: Path, replaceable: Callable[[Path], bool]) -> Iterator[Path]:
+def whole_folder(output: Path, replaceable: Callable[[Path], bool]) -> Generator[Path]:
     """A temporary sibling of `output` that takes its name when the block ends well.
 
     If the block raises (a full disk and ctrl-C too), the sibling and every parent folder made for
@@ -101,7 +101,7 @@ def _remove(temporary: Path | None, made: list[Path]) -> None:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def _uninterrupted() -> Generator[None]:
     """Ctrl-C waits until the block is done (where the system lets a thread ask for that)."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

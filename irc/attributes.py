@@ -29,7 +29,7 @@ def _int(value: Any) -> int:
 
 
 def _float(value: Any) -> float:
-    if isinstance(value, bool) or isinstance(value, (str, tuple)) or value is None:
+    if value is None or isinstance(value, (bool, str, tuple)):
         raise _wrong(value, "a number")
     try:
         return float(value)

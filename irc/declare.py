@@ -6,7 +6,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, dataclass_transform, overload
+from typing import Any, TypeVar, cast, dataclass_transform, overload
 
 from . import attributes
 from .core import Op, Value
@@ -186,7 +186,7 @@ def _build(cls: type[Op], name: str, memo: bool) -> type[Op]:
     for operand in rest:
         body[operand] = property(_remaining(len(plain)))
     body |= _generate(name, plain, rest, maybe, attrs, defaults, memo)
-    new = type(cls.__name__, cls.__bases__, body)
+    new = cast("type[Op]", type(cls.__name__, cls.__bases__, body))
     new.operand_names, new.optional_names = (*plain, *rest), maybe
     new.variadic = bool(rest)
     new.attribute_types, new.attribute_defaults = attrs, defaults

@@ -18,16 +18,15 @@ class Dim:
     """
 
     __slots__ = ("__weakref__", "_hash", "_text", "terms")
-    _interned: WeakValueDictionary[Terms, Dim] = WeakValueDictionary()
     terms: Terms
 
     def __new__(cls, terms: Terms) -> Dim:
-        known = cls._interned.get(terms)
+        known = _INTERNED.get(terms)
         if known is not None:
             return known
         self = object.__new__(cls)
         self.terms, self._hash, self._text = terms, hash(terms), _render(terms)
-        cls._interned[terms] = self
+        _INTERNED[terms] = self
         return self
 
     def __hash__(self) -> int:
@@ -84,6 +83,8 @@ class Dim:
             total = total + term
         return total
 
+
+_INTERNED: WeakValueDictionary[Terms, Dim] = WeakValueDictionary()
 
 DimLike: TypeAlias = int | Dim
 Shape: TypeAlias = tuple[DimLike, ...]

@@ -13,7 +13,7 @@ from .errors import Error, did_you_mean
 
 @dataclass(frozen=True)
 class Mesh:
-    """Named axes and their sizes, such as `pp=2, tp=4`. Rank r counts through the last axis first."""
+    """Named axes and their sizes, such as `pp=2, tp=4`; ranks count through the last axis first."""
 
     axes: tuple[tuple[str, int], ...] = ()
 
@@ -32,7 +32,9 @@ class Mesh:
         for item in filter(None, (part.strip() for part in text.split(","))):
             match = re.fullmatch(r"([A-Za-z_]\w*)=(\d+)", item)
             if match is None:
-                raise Error(f"cannot read the mesh axis {item!r}; write it as name=size, as in tp=2")
+                raise Error(
+                    f"cannot read the mesh axis {item!r}; write it as name=size, as in tp=2"
+                )
             axes.append((match[1], int(match[2])))
         return Mesh(tuple(axes))
 
@@ -54,9 +56,7 @@ class Mesh:
         for name, size in self.axes:
             if name == axis:
                 return size
-        raise Error(
-            f"the mesh ({self}) has no axis {axis!r}{did_you_mean(axis, self.names)}"
-        )
+        raise Error(f"the mesh ({self}) has no axis {axis!r}{did_you_mean(axis, self.names)}")
 
     def ways(self, axes: tuple[str, ...]) -> int:
         """How many parts a dimension split over `axes` has."""

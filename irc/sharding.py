@@ -40,8 +40,11 @@ def parse_rule(text: str) -> Rule:
         raise ValueError(f"the sharding rule {text!r} has no ->")
     operands, results = _side(left), _side(right)
     whole = {w[:-1] for words in operands + results for w in words if w.endswith("!")}
-    strip = lambda words: tuple(w.rstrip("!") for w in words)  # noqa: E731
-    return Rule(tuple(map(strip, operands)), tuple(map(strip, results)), frozenset(whole))
+    return Rule(_bare(operands), _bare(results), frozenset(whole))
+
+
+def _bare(side: tuple[Words, ...]) -> tuple[Words, ...]:
+    return tuple(tuple(word.rstrip("!") for word in words) for words in side)
 
 
 def _side(text: str) -> tuple[Words, ...]:

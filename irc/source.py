@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -20,6 +20,8 @@ _OWN = tuple(
         if os.path.isdir(path)
     }
 )
+# Models are scripts that come with irc: their own lines say more than the line that loads them.
+_MODELS = tuple(os.path.join(own, "models", "") for own in _OWN if "frontends" in own)
 _scope: ContextVar[str] = ContextVar("irc_scope", default="")
 
 
@@ -47,7 +49,7 @@ class Loc:
 
 
 @contextmanager
-def scope(name: str) -> Iterator[None]:
+def scope(name: str) -> Generator[None]:
     """Everything located inside gets `name` appended to its module path."""
     outer = _scope.get()
     token = _scope.set(f"{outer}.{name}" if outer and name else outer or name)
@@ -63,8 +65,12 @@ def current_scope() -> str:
 
 
 def here() -> Loc:
-    """The nearest frame outside irc, or the outermost frame where everything is inside."""
+    """The nearest frame outside irc or in its models; the outermost frame where there is none."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN):
+    while frame.f_back is not None and _inside(frame.f_code.co_filename):
         frame = frame.f_back
     return Loc(os.path.basename(frame.f_code.co_filename), frame.f_lineno, _scope.get())
+
+
+def _inside(file: str) -> bool:
+    return file.startswith(_OWN) and not file.startswith(_MODELS)

@@ -22,7 +22,6 @@ class TensorType:
     """
 
     __slots__ = ("__weakref__", "_text", "axes", "dtype", "partial", "shape", "sharded")
-    _interned: WeakValueDictionary[_Key, TensorType] = WeakValueDictionary()
     dtype: str
     shape: Shape
     axes: tuple[Axes, ...]
@@ -34,7 +33,7 @@ class TensorType:
     ) -> TensorType:
         axes = axes or ((),) * len(shape)
         key = (dtype, shape, axes, partial)
-        known = cls._interned.get(key)
+        known = _INTERNED.get(key)
         if known is not None:
             return known
         _check(dtype, shape, axes, partial)
@@ -44,7 +43,7 @@ class TensorType:
         self.sharded = bool(partial) or any(axes)
         self._text = _render(dtype, shape, axes, partial)
         # a pending sum written in another order is the same type
-        return cls._interned.setdefault((dtype, shape, axes, partial), self)
+        return _INTERNED.setdefault((dtype, shape, axes, partial), self)
 
     def __reduce__(self) -> tuple[type[TensorType], _Key]:
         return TensorType, (self.dtype, self.shape, self.axes, self.partial)
@@ -78,6 +77,9 @@ class TensorType:
         return TensorType(self.dtype, self.shape) if self.sharded else self
 
 
+_INTERNED: WeakValueDictionary[_Key, TensorType] = WeakValueDictionary()
+
+
 def _check(dtype: str, shape: Shape, axes: tuple[Axes, ...], partial: Axes) -> None:
     check_dtype(dtype)
     if len(axes) != len(shape):
@@ -90,7 +92,9 @@ def _check(dtype: str, shape: Shape, axes: tuple[Axes, ...], partial: Axes) -> N
     used = [axis for group in axes for axis in group] + list(partial)
     for axis in used:
         if used.count(axis) > 1:
-            raise Error(f"mesh axis {axis!r} is used twice in one type; an axis splits one dimension")
+            raise Error(
+                f"mesh axis {axis!r} is used twice in one type; an axis splits one dimension"
+            )
 
 
 def _render(dtype: str, shape: Shape, axes: tuple[Axes, ...], partial: Axes) -> str:

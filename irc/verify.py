@@ -65,7 +65,9 @@ def _check_function(module: Module, function: Function, links: _Links) -> None:
     for op in function:
         operands = op.operands
         for value in operands:
-            if value not in defined and (value.name is None or weights.get(value.name) is not value):
+            if value not in defined and (
+                value.name is None or weights.get(value.name) is not value
+            ):
                 raise Error(_undefined(value, function), op)
             if op not in value.users:
                 raise Error(f"the use of %{value.name} is not recorded in its users", op)
@@ -127,7 +129,9 @@ def _check_results(function: Function) -> None:
             continue
         arg = args.get(result.alias)
         if arg is None:
-            raise Error(f"a result of @{function.name} aliases %{result.alias}, which is no argument")
+            raise Error(
+                f"a result of @{function.name} aliases %{result.alias}, which is no argument"
+            )
         if arg.type is not value.type:
             raise Error(
                 f"a result of @{function.name} is {value.type} and aliases "
@@ -140,30 +144,36 @@ def _check_results(function: Function) -> None:
 
 def _check_name(value: Value, function: Function) -> None:
     if value.name is None or not _NAME.fullmatch(value.name):
-        raise Error(f"{value.name!r} is no name for a value of @{function.name}; use letters, digits, _")
+        raise Error(
+            f"{value.name!r} is no name for a value of @{function.name}; use letters, digits, _"
+        )
 
 
 def _check_type(module: Module, type: TensorType, op: Op | None, what: str) -> None:
     """The axes are those of the mesh, and symbols with a range are used as such."""
     for axis in [a for group in type.axes for a in group] + list(type.partial):
         if axis not in module.mesh.names:
-            raise Error(
-                f"{what} is {type}, but the mesh ({module.mesh}) has no axis {axis!r}", op
-            )
+            raise Error(f"{what} is {type}, but the mesh ({module.mesh}) has no axis {axis!r}", op)
     if module.local and type.sharded:
         raise Error(f"{what} is {type}, but in a local module shapes are one rank's", op)
     for dim in type.shape:
-        if isinstance(dim, Dim) and module.dims and (lost := set(dim.symbols()) - module.dims.keys()):
+        if (
+            isinstance(dim, Dim)
+            and module.dims
+            and (lost := set(dim.symbols()) - module.dims.keys())
+        ):
             raise Error(f"{what} is {type}, but dims() gives no range for {min(lost)}", op)
 
 
 def _find_stale(module: Module) -> None:
     """Name the value whose users hold an operation that does not use it."""
-    live = {op for op in module.ops()}
+    live = set(module.ops())
     values = [*module.weights.values()]
     for function in module.functions.values():
         values += [*function.args, *(r for op in function for r in op.results)]
     for value in values:
         for user in value.users:
             if user not in live or value not in user.operands:
-                raise Error(f"%{value.name} records a use by an operation that does not use it", user)
+                raise Error(
+                    f"%{value.name} records a use by an operation that does not use it", user
+                )

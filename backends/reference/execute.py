@@ -68,18 +68,13 @@ class Executor:
 
     def _results(self, op: Op, operands: list[list[Array]]) -> list[list[Array]]:
         if op.opname == "call":
-            return self._call(op, operands)
+            return self.function(op.attributes["callee"], operands)
         if isinstance(op, Collective):
             return [self._collective(op, operands)]
         if op.composite and type(op).evaluate is Op.evaluate:
             return self._expansion(op, operands)
         per_rank = [self._evaluate(op, [o[r] for o in operands], r) for r in self.ranks]
         return [list(arrays) for arrays in zip(*per_rank, strict=True)]
-
-    def _call(self, op: Op, operands: list[list[Array]]) -> list[list[Array]]:
-        callee: Function = op.attributes["callee"]
-        inner = Executor(self.module, self.weights, self.sizes)
-        return inner.function(callee, operands)
 
     def _evaluate(self, op: Op, operands: list[Array], rank: int) -> tuple[Array, ...]:
         fixed = len(operands) - len(op.present)
@@ -98,6 +93,8 @@ class Executor:
 
     def _collective(self, op: Collective, operands: list[list[Array]]) -> list[Array]:
         if not self.module.local:
+            if op.group_size:
+                raise Error(f"{op.opname}: ways is for the local view, and this module is global")
             return [op.whole(array) for array in operands[0]] if operands else [op.whole(None)]
         ways = self.module.mesh.ways(op.axes)
         if op.group_size not in (None, ways):
@@ -108,8 +105,16 @@ class Executor:
         found: dict[int, Array] = {}
         for group in self.module.mesh.groups(op.axes):
             shards = [widened(operands[0][rank]) if operands else None for rank in group]
+            _check_alike(op, shards)
             found |= dict(zip(group, op.combine(shards), strict=True))
         return [found[rank] for rank in self.ranks]
+
+
+def _check_alike(op: Op, shards: Sequence[Array | None]) -> None:
+    shapes = {shard.shape for shard in shards if shard is not None}
+    if len(shapes) > 1:
+        a, b = sorted(shapes)[:2]
+        raise Error(f"{op.opname}: the ranks of one group hold {list(a)} and {list(b)}")
 
 
 def last_uses(function: Function) -> dict[Op, list[Value]]:

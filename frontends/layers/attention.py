@@ -70,12 +70,11 @@ class Attention(Module):
         lengths: Tensor | None = None,
         mask: Tensor | None = None,
         bias: Tensor | None = None,
-    ) -> tuple[Tensor, Cache]:
-        """x [B, S, hidden_size] to (the same, keys and values after this call).
+    ) -> Tensor | tuple[Tensor, Cache]:
+        """x [B, S, hidden_size] to the same; with a cache, to (the same, the new cache).
 
-        `positions` i32 [B, S] are needed with rope. With a `cache`, the tokens of this call are
-        written behind the `past` i32 [B] tokens that it holds, and the second result is the new
-        cache; without one it is this call's keys and values, [B, T, kv_heads*head_dim].
+        `positions` i32 [B, S] are needed with rope. With a `cache`, the keys and values of this
+        call are written behind the `past` i32 [B] tokens that it holds.
         `lengths` i32 [B] are the numbers of keys that are no padding; `mask` (true = visible) and
         `bias` are [B|1, heads|1, S, T].
         """
@@ -83,8 +82,8 @@ class Attention(Module):
         source = x if memory is None else memory
         q, k, v = self.q_proj(x), self.k_proj(source), self.v_proj(source)
         if self.rope is not None and positions is not None:
-            q = self.rope(q, positions, self.head_dim)
-            k = self.rope(k, positions, self.head_dim)
+            q = self.rope(q, positions, self.head_dim).named("q")
+            k = self.rope(k, positions, self.head_dim).named("k")
         if cache is not None and past is not None:
             k = F.cache_update(cache.keys, k, past)
             v = F.cache_update(cache.values, v, past)
@@ -102,7 +101,8 @@ class Attention(Module):
             scale=self.scale,
             softcap=self.softcap,
         )
-        return self.o_proj(mixed), Cache(k, v)
+        out = self.o_proj(mixed.named("mixed"))
+        return out if cache is None else (out, Cache(k, v))
 
     def _check(
         self,

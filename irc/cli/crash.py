@@ -1,4 +1,4 @@
-"""The report about a failure that is irc's own fault: a file to send, and a sentence that says so."""
+"""The report about a failure that is irc's own fault: a file to send, and a sentence about it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def apology(error: Exception, words: list[str]) -> str:
     try:
         place = _write(error, words)
     except OSError as unwritable:
-        return f"{sorry}; no report could be written ({unwritable}), so please report it with " \
+        return (
+            f"{sorry}; no report could be written ({unwritable}), so please report it with "
             "what this command prints under IRC_DEBUG=1"
+        )
     return f"{sorry}; please report it, with the file {place}"
 
 

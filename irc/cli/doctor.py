@@ -1,4 +1,4 @@
-"""`irc doctor`: whether the installation is sound, and whether an artifact is as it was compiled."""
+"""`irc doctor`: is the installation sound, and an artifact as it was compiled?"""
 
 from __future__ import annotations
 

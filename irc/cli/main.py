@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
@@ -111,7 +111,7 @@ def overview() -> str:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def _terminable() -> Generator[None]:
     """A polite kill unwinds like ctrl-C, so that nothing half-written stays."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:

@@ -23,7 +23,9 @@ def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc show`."""
     parser.add_argument("source", metavar="FILE|DIR", help="a module, an artifact folder, or -")
     parser.add_argument("--scope", metavar="S", help="only this module path, such as layers.0.mlp")
-    parser.add_argument("--locs", action="store_true", help="with the source line of each operation")
+    parser.add_argument(
+        "--locs", action="store_true", help="with the source line of each operation"
+    )
     parser.add_argument("--html", metavar="F", help="write a page about the module to the file F")
     parser.add_argument("--stats", action="store_true", help="count operations and weights instead")
     add_json(parser)

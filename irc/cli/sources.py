@@ -43,8 +43,7 @@ def module_file(path: Path) -> Path:
     if is_artifact(path):
         return path / MODULE
     raise Error(
-        f"{path} is no artifact; if it is a checkpoint, compile it first: "
-        f"irc compile {path} -o DIR"
+        f"{path} is no artifact; if it is a checkpoint, compile it first: irc compile {path} -o DIR"
     )
 
 

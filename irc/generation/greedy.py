@@ -130,6 +130,10 @@ def _checked_capacity(program: Program, prompt: Sequence[int], dims: Mapping[str
         raise Error(f"irc generate cannot fill the input {', '.join(strange)}; use irc run")
     if not prompt:
         raise Error("the prompt has no tokens; give some text")
+    (logits,) = [port for port in ports.outputs if port.name == "logits"]
+    size = logits.shape[-1]
+    if isinstance(size, int) and max(prompt) >= size:
+        raise Error(f"the prompt has the token {max(prompt)}, and the model knows {size} of them")
     capacity = cache_capacity(ports.states, dims)
     if capacity and len(prompt) > capacity:
         raise Error(

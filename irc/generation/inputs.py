@@ -8,7 +8,7 @@ The argument names are a convention that every language model of irc follows: `i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def converted(port: Port, array: Array) -> Array:
     if kind.is_float and (array.dtype.kind in "fiu" or array.dtype.name == "bfloat16"):
         return array.astype(target)
     if kind.is_integer and array.dtype.kind in "iu":
-        limits = np.iinfo(target)
+        limits = np.iinfo(cast("Any", target))
         if array.size and (array.min() < limits.min or array.max() > limits.max):
             raise Error(f"the input {port.name} has numbers that do not fit {port.dtype}")
         return array.astype(target)
@@ -126,7 +126,7 @@ def _symbols(state: Port, batch: int, room: int) -> dict[str, int]:
 
 
 def cache_capacity(states: Iterable[Port], dims: Mapping[str, Any]) -> int:
-    """The most tokens the caches of a model hold: C itself, or the upper end of its range; 0: any."""
+    """The most tokens that caches hold: C, or the upper end of its range; 0: any number."""
     limits: list[int] = []
     for state in states:
         if len(state.shape) != 4:

@@ -1,4 +1,4 @@
-"""Text to token ids and back, through the `tokenizers` package, a piece at a time when streaming."""
+"""Text to token ids and back through the `tokenizers` package, piece by piece when streaming."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         path = folder / TOKENIZER
         if not path.is_file():
-            old = " (a tokenizer.model has to be converted to it first)"
             raise Error(
-                f"{folder} has no {TOKENIZER}{old if (folder / 'tokenizer.model').exists() else ''}; "
-                f"put one into the checkpoint and compile again, or give token ids with --raw-ids"
+                f"{folder} has no {TOKENIZER}; put one into the checkpoint (a tokenizer.model has to "
+                "be converted to it) and compile again, or give token ids with --raw-ids"
             )
         from tokenizers import Tokenizer as Engine
 

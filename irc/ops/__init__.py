@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .activation import Gelu, QuickGelu, Relu, Sigmoid, Silu, Softplus, SquaredRelu, Tanh
+from .attention import Attention, CacheUpdate
 from .collective import (
     AllGather,
     AllReduce,
@@ -18,33 +19,26 @@ from .control import Call, Constant, Full, Iota, Return
 from .elementwise import (
     Abs,
     Add,
-    Ceil,
     Clip,
-    Cos,
     Div,
-    Erf,
-    Exp,
-    Floor,
     FloorDiv,
-    Log,
     Maximum,
     Minimum,
     Mod,
     Mul,
     Neg,
     Pow,
-    Reciprocal,
-    Round,
-    Rsqrt,
     Sign,
-    Sin,
-    Sqrt,
     Sub,
 )
+from .functions import Ceil, Cos, Erf, Exp, Floor, Log, Reciprocal, Round, Rsqrt, Sin, Sqrt
 from .layout import Flip, Pad, Repeat
 from .logic import And, Cast, Eq, Ge, Gt, Le, Lt, Ne, Not, Or, Where
 from .lookup import Embedding, Gather, GatherElements, OneHot, ScatterElements
 from .matmul import Linear, Matmul
+from .mlp import GatedMlp
+from .norm import GroupNorm, LayerNorm, RmsNorm
+from .parts import Concat, Slice, Split, Stack
 from .reduce import (
     Argmax,
     Cumsum,
@@ -57,7 +51,8 @@ from .reduce import (
     Softmax,
     Topk,
 )
-from .shape import Concat, Expand, Reshape, Slice, Split, Squeeze, Stack, Transpose, Unsqueeze
+from .rope import Rope
+from .shape import Expand, Reshape, Squeeze, Transpose, Unsqueeze
 
 __all__ = [
     "Abs",
@@ -67,7 +62,9 @@ __all__ = [
     "AllToAll",
     "And",
     "Argmax",
+    "Attention",
     "Broadcast",
+    "CacheUpdate",
     "Call",
     "Cast",
     "Ceil",
@@ -88,12 +85,15 @@ __all__ = [
     "Floor",
     "FloorDiv",
     "Full",
+    "GatedMlp",
     "Gather",
     "GatherElements",
     "Ge",
     "Gelu",
+    "GroupNorm",
     "Gt",
     "Iota",
+    "LayerNorm",
     "Le",
     "Linear",
     "Log",
@@ -125,6 +125,8 @@ __all__ = [
     "Repeat",
     "Reshape",
     "Return",
+    "RmsNorm",
+    "Rope",
     "Round",
     "Rsqrt",
     "ScatterElements",

@@ -10,7 +10,8 @@ import numpy as np
 from ..core import Op
 from ..declare import Operand, operation
 from .control import Full
-from .elementwise import Add, Erf, FloatUnary, Mul, erf
+from .elementwise import Add, FloatUnary, Mul
+from .functions import Erf, erf
 from .shapes import float_operand
 
 

@@ -142,6 +142,9 @@ class Not(Op):
         return np.logical_not(x)
 
 
+_where: Any = np.where
+
+
 @operation("where", sharding="..., ..., ... -> ...", sums="x y")
 class Where(Op):
     """x where the condition holds, else y; all three broadcast."""
@@ -156,8 +159,7 @@ class Where(Op):
         return TensorType(same_dtype(self.opname, self.x, self.y), broadcast(*shapes))
 
     def evaluate(self, condition: Any, x: Any, y: Any) -> Any:
-        chosen: Any = np.where(condition, x, y)
-        return chosen
+        return _where(condition, x, y)
 
 
 @operation("cast", sharding="... -> ...")

@@ -112,6 +112,7 @@ class GatherElements(Op):
         return np.take_along_axis(x, indices, self.dim)
 
 
+_indices: Any = np.indices
 _COMBINE: dict[str, Any] = {
     "add": np.add,
     "mul": np.multiply,
@@ -159,7 +160,7 @@ class ScatterElements(Op):
     @np.errstate(all="ignore")
     def evaluate(self, x: Any, indices: Any, updates: Any) -> Any:
         check_bounds(self.opname, indices, x.shape[self.dim])
-        places: list[Any] = list(np.indices(indices.shape, sparse=True))
+        places: list[Any] = list(_indices(indices.shape, sparse=True))
         places[self.dim] = indices
         out = np.array(x)
         if self.reduction == "none":

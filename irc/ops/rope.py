@@ -152,8 +152,8 @@ def _llama3(op: Rope, inverse: Array) -> Array:
     width = f32(op.high_freq_factor - op.low_freq_factor)
     blend = (f32(op.original_positions) / waves - f32(op.low_freq_factor)) / width
     slowed = inverse / f32(op.factor)
-    found: Array = np.where(fast, inverse, (1 - blend) * slowed + blend * inverse)
-    return np.where(slow, slowed, found)
+    between = (1 - blend) * slowed + blend * inverse
+    return np.select([slow, fast], [slowed, inverse], between)
 
 
 def _yarn(op: Rope, powers: Array) -> Array:

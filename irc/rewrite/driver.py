@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple, cast
@@ -14,7 +14,7 @@ from ..errors import Error
 from .compile import Matcher
 from .rules import Rule
 from .stats import RuleStats, Stats
-from .strays import Strays
+from .strays import drop_strays, unplaced_users
 from .watch import Watch, current_watch
 from .why import explain_misses
 
@@ -44,8 +44,8 @@ def apply_rules(target: Module | Function, rules: Iterable[Rule]) -> Stats:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No garbage collection inside: each one would walk the whole graph to free a few operations."""
+def _collector_paused() -> Generator[None]:
+    """No garbage collection inside: one would walk the whole graph to free little."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -97,27 +97,29 @@ class _Driver:
 
     def attempt(self, entry: _Entry, op: Op, watch: Watch | None) -> bool:
         """Try one rule at one root."""
-        build = entry.rule.build
+        rule = entry.rule
         for captures in entry.match(op):
             try:
-                new = build(*captures)
+                new = rule.build(*captures)
             except Error as error:
-                error.add_note(f"in the rule {entry.rule.name} ({entry.rule.where})")
-                raise error.at(op)
-            strays = Strays(captures)
+                error.add_note(f"in the rule {rule.name} ({rule.where})")
+                error.at(op)
+                raise
+            built = unplaced_users(captures)
             if new is None:
-                strays.drop()
+                drop_strays(built)
                 continue
-            if watch is not None and not watch.ask(entry.rule.name, op):
-                strays.drop()
+            if watch is not None and not watch.ask(rule.name, op):
+                drop_strays(built)
                 return False
             try:
                 values = results_of(op, new)
             except Error as error:
-                raise Error(f"the rule {entry.rule.name} ({entry.rule.where}) {error.message}", op)
-            touched = [user for result in op.results for user in result.users]
+                message = f"the rule {rule.name} ({rule.where}) {error.message}"
+                raise Error(message, op) from error
+            touched = op.results[0].users if len(op.results) == 1 else users_of(op)
             fresh = substitute(op, values)
-            strays.drop()
+            drop_strays(built)
             self.revisit(touched, fresh, captures, erase_dead(op))
             return True
         return False
@@ -128,19 +130,25 @@ class _Driver:
         if count > bound:
             raise Error(
                 f"the rule {rule.name} ({rule.where}) does not stop: it applied {count} times in "
-                f"@{self.function.name}; make it decline what it has made, or declare a larger bound"
+                f"@{self.function.name}; make it decline "
+                f"what it has made, or declare a larger bound"
             )
 
     def revisit(
-        self, touched: list[Op], fresh: list[Op], captures: tuple[Any, ...], lonely: list[Value]
+        self,
+        touched: Iterable[Op],
+        fresh: list[Op],
+        captures: tuple[Any, ...],
+        lonely: list[Value],
     ) -> None:
         """Queue every root that may match now and did not before."""
+        by_root = self.by_root
         for op in fresh:
-            self.push(op)
+            if op.__class__ in by_root:
+                self.push(op)
         for captured in captures:
-            owner = captured.owner if isinstance(captured, Value) else None
-            if isinstance(owner, Op):
-                self.push(owner)
+            if isinstance(captured, Value) and captured.owner.__class__ in by_root:
+                self.push(cast("Op", captured.owner))
         for user in touched:
             self.climb(user, self.levels)
         for value in lonely:
@@ -149,8 +157,9 @@ class _Driver:
 
     def climb(self, op: Op, levels: int) -> None:
         """Queue `op` and the roots above it whose patterns reach down to it."""
-        self.push(op)
-        if levels <= 1 or op.parent is None:
+        if op.__class__ in self.by_root:
+            self.push(op)
+        if levels <= 1:
             return
         for result in op.results:
             users = result.users
@@ -159,9 +168,15 @@ class _Driver:
                     self.climb(user, levels - 1)
 
     def push(self, op: Op) -> None:
-        if op.__class__ in self.by_root and op.parent is not None and op not in self.queued:
+        """Queue a live operation that is not waiting already."""
+        if op.parent is not None and op not in self.queued:
             self.queued.add(op)
             self.work.append(op)
+
+
+def users_of(op: Op) -> list[Op]:
+    """Every use of every result, one entry per user and result."""
+    return [user for result in op.results for user in result.users]
 
 
 def results_of(op: Op, new: Any) -> tuple[Value, ...]:
@@ -174,9 +189,11 @@ def results_of(op: Op, new: Any) -> tuple[Value, ...]:
     else:
         values = (new,)
     olds = op.results
-    if len(values) != len(olds) or not all([isinstance(v, Value) for v in values]):
-        raise Error(f"gives {new!r} for the {len(olds)} results of {op.opname}")
+    if len(values) != len(olds):
+        raise Error(f"gives {len(values)} values for the {len(olds)} results of {op.opname}")
     for old, value in zip(olds, values, strict=True):
+        if not isinstance(value, Value):
+            raise Error(f"gives {value!r}, which is no value, operation or tuple of them")
         if value.type is not old.type:
             raise Error(f"gives {value.type} for {old.type}; a rewrite keeps the types")
     return values
@@ -216,13 +233,13 @@ def _place(root: Op, before: Op, fresh: list[Op]) -> None:
         if op.parent is not None:
             stack.pop()
             continue
-        waiting = [
-            owner
-            for value in op.operands
-            if isinstance(owner := value.owner, Op) and owner.parent is None
-        ]
-        if waiting:
-            stack += reversed(waiting)
+        ready = True
+        for value in reversed(op.operands):
+            owner = value.owner
+            if isinstance(owner, Op) and owner.parent is None:
+                stack.append(owner)
+                ready = False
+        if not ready:
             continue
         stack.pop()
         if op.loc is None:
@@ -232,9 +249,9 @@ def _place(root: Op, before: Op, fresh: list[Op]) -> None:
 
 
 def erase_dead(op: Op) -> list[Value]:
-    """Erase `op`, replaced or dead, and the pure operations that only it used.
+    """Erase `op`, whose results are unused, and the pure operations that only it used.
 
-    Returns the values that have a single use left. An operation whose result is used stays.
+    Returns the values that have a single user left.
     """
     lonely: list[Value] = []
     stack = [op]
@@ -246,10 +263,15 @@ def erase_dead(op: Op) -> list[Value]:
         dead.erase()
         for value in operands:
             users = value.users
-            owner = value.owner
             if users:
                 if len(users) == 1:
                     lonely.append(value)
-            elif isinstance(owner, Op) and owner.pure and not any(r.users for r in owner.results):
+                continue
+            owner = value.owner
+            if isinstance(owner, Op) and owner.pure and (len(owner.results) == 1 or _unused(owner)):
                 stack.append(owner)
     return lonely
+
+
+def _unused(op: Op) -> bool:
+    return not any(result.users for result in op.results)

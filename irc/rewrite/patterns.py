@@ -57,6 +57,9 @@ class ConstantPattern(Pattern):
     value: Any = None
 
 
+NAMED = (Capture, Rest, Maybe, WeightPattern, ConstantPattern)  # what captures a value by name
+
+
 @dataclass(frozen=True, eq=False)
 class OpPattern(Pattern):
     """An operation of one class over operands that match.
@@ -99,7 +102,7 @@ PatternLike: TypeAlias = Pattern | str
 
 
 class Patterns:
-    """Makes patterns: `P.NAME(...)` for the operation NAME (`P.and_` where Python has a keyword)."""
+    """Makes patterns: `P.NAME(...)` for the operation NAME, `P.and_` where Python has a keyword."""
 
     def any(self, name: str | None = None) -> Capture:
         """Any value; the same as the bare string."""
@@ -208,9 +211,8 @@ def captured_names(pattern: Pattern) -> Iterator[str]:
             yield pattern.capturing
         for inner in (*pattern.args, *pattern.named.values()):
             yield from captured_names(inner)
-    elif isinstance(pattern, (Capture, Rest, Maybe, WeightPattern, ConstantPattern)):
-        if pattern.name is not None:
-            yield pattern.name
+    elif isinstance(pattern, NAMED) and pattern.name is not None:
+        yield pattern.name
 
 
 def depth(pattern: Pattern) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ _current: ContextVar[Watch | None] = ContextVar("irc_rewrite_watch", default=Non
 
 
 @contextmanager
-def watching(watch: Watch) -> Iterator[Watch]:
+def watching(watch: Watch) -> Generator[Watch]:
     """Everything rewritten inside is seen by `watch`."""
     token = _current.set(watch)
     try:

@@ -10,7 +10,7 @@ from ..core import Function, Op, Value, Weight
 from ..text.printer import literal
 from .compile import is_matched_by, swappable
 from .patterns import (
-    Capture,
+    NAMED,
     ConstantPattern,
     Maybe,
     OpPattern,
@@ -20,7 +20,7 @@ from .patterns import (
     op_patterns,
 )
 from .rules import Rule
-from .strays import Strays
+from .strays import drop_strays, unplaced_users
 from .watch import Miss, Watch, place
 
 
@@ -109,7 +109,7 @@ class _Attempt:
             return
         if not is_matched_by(value, pattern):
             return self.fail(state, f"{called} is {_kind(value)}, not {_wanted(pattern)}")
-        name = pattern.name if isinstance(pattern, _NAMED) else None
+        name = pattern.name if isinstance(pattern, NAMED) else None
         found = state.bind(name, value)
         if found is None:
             return self.fail(state, f"{called} is another value than the first {name!r}")
@@ -129,9 +129,6 @@ class _Attempt:
         if uses != 1 and not pattern.shared:
             return self.fail(state, f"{called} is {op.opname}, which has {uses} uses")
         yield from self.operation(pattern, op, state)
-
-
-_NAMED = (Capture, Rest, Maybe, WeightPattern, ConstantPattern)
 
 
 def _kind(value: Value) -> str:
@@ -180,7 +177,7 @@ def _why(rule: Rule, pattern: OpPattern, op: Op, watch: Watch) -> tuple[int, str
         captures = {n: bound.get(n) for n in rule.parameters}
         watch.reason = None
         new = rule.build(**captures)
-        Strays(tuple(captures.values())).drop()
+        drop_strays(unplaced_users(captures.values()))
         if new is None:
             total = sum(1 for _ in op_patterns(pattern))
             why = watch.reason or "the rule declined"

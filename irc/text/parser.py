@@ -96,7 +96,9 @@ class _Parser:
         c.expect(":")
         high = c.integer()
         if not 0 <= low <= typical <= high:
-            c.fail(f"a range is min:typical:max in rising order, not {low}:{typical}:{high}", back=1)
+            c.fail(
+                f"a range is min:typical:max in rising order, not {low}:{typical}:{high}", back=1
+            )
         return low, typical, high
 
     def _type(self) -> TensorType:
@@ -257,7 +259,9 @@ class _Parser:
                 name = c.word()
                 if name in named or name not in cls.optional_names:
                     known = ", ".join(cls.optional_names) or "none"
-                    c.fail(f"{cls.opname} takes no operand {name!r} here (optional: {known})", back=1)
+                    c.fail(
+                        f"{cls.opname} takes no operand {name!r} here (optional: {known})", back=1
+                    )
                 c.expect("=")
                 token = c.token
             elif named:
@@ -332,7 +336,9 @@ class _Parser:
                 c.expect(",")
             written = self._type()
             if written is not result.type:
-                c.fail(f"{name} is written as {written}, but {op.opname} gives {result.type}", back=1)
+                c.fail(
+                    f"{name} is written as {written}, but {op.opname} gives {result.type}", back=1
+                )
             hint = name[1:].partition(".")[0]
             result.name = None if hint.isdigit() else hint
             env[name] = result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from ..core import Function, Module, Op, Value, Weight
 from ..strings import quote
@@ -16,8 +16,10 @@ def print_module(module: Module, locs: bool = False, scope: str | None = None) -
     reading, which does not parse.
     """
     local = " local" if module.local else ""
-    mesh = f" mesh({str(module.mesh).replace(' ', ' ')})" if module.mesh.axes else ""
-    dims = ", ".join(f"{n}={low}:{typical}:{high}" for n, (low, typical, high) in module.dims.items())
+    mesh = f" mesh({module.mesh})" if module.mesh.axes else ""
+    dims = ", ".join(
+        f"{n}={low}:{typical}:{high}" for n, (low, typical, high) in module.dims.items()
+    )
     out = [f"module @{module.name}{local}{mesh}{f' dims({dims})' if dims else ''} {{"]
     out += [f"  file @{name} = {quote(path)}" for name, path in module.files.items()]
     shown = module.weights.values() if scope is None else _used(module, scope)
@@ -30,11 +32,15 @@ def print_module(module: Module, locs: bool = False, scope: str | None = None) -
 
 def print_op(op: Op) -> str:
     """One operation by itself, with name hints as they are."""
-    operands = _operands(op, {}.get)
+    operands = _operands(op, _no_name)
     left = ", ".join(f"%{r.name or '_'}" for r in op.results)
     types = ", ".join(map(str, (r.type for r in op.results)))
     text = f"{op.opname}{' ' * bool(operands)}{operands}{attributes_text(op)}"
     return f"{left} = {text} : {types}" if op.results else text
+
+
+def _no_name(value: Value) -> None:
+    """No unique name is known: the hint serves."""
 
 
 def _in_scope(op: Op, scope: str) -> bool:
@@ -86,7 +92,9 @@ def _results(function: Function, names: dict[Value, str]) -> str:
     for result, value in zip(declared, function.returned, strict=False):
         name = f"{result.name}: " if result is not None and result.name else ""
         alias = result.alias if result is not None else None
-        parts.append(f"{name}{value.type}" + (f" aliases {args.get(alias, alias)}" if alias else ""))
+        parts.append(
+            f"{name}{value.type}" + (f" aliases {args.get(alias, alias)}" if alias else "")
+        )
     return ", ".join(parts)
 
 
@@ -131,8 +139,7 @@ def literal(value: Any) -> str:
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else _not_finite(value)
     if isinstance(value, tuple):
-        items: tuple[Any, ...] = value
-        return f"[{', '.join(map(literal, items))}]"
+        return f"[{', '.join(map(literal, cast('tuple[Any, ...]', value)))}]"
     if isinstance(value, Function):
         return f"@{value.name}"
     return "none" if value is None else str(value)

@@ -55,12 +55,12 @@ def _source(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
         shape = _shape(c) if c.accept(",") else None
         c.expect(")")
         return RandomRef(key, seed, scale, shape)
-    if c.accept("unbound"):
-        c.expect("(")
-        key = c.string()
-        c.expect(")")
-        return UnboundRef(key)
-    c.fail(f"expected @file[...], concat, random or unbound, found {c.shown}")
+    if not c.accept("unbound"):
+        c.fail(f"expected @file[...], concat, random or unbound, found {c.shown}")
+    c.expect("(")
+    key = c.string()
+    c.expect(")")
+    return UnboundRef(key)
 
 
 def _concat(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:

@@ -41,4 +41,6 @@ def offset_of(text: str, index: int) -> int:
 
 def describe(token: str) -> str:
     """A token as it reads in a message."""
-    return repr(token if len(token) <= 60 else token[:57] + "...") if token else "the end of the text"
+    return (
+        repr(token if len(token) <= 60 else token[:57] + "...") if token else "the end of the text"
+    )

@@ -60,5 +60,7 @@ def test_text(dim: Dim, text: str) -> None:
 
 def test_partial_binding_keeps_the_rest() -> None:
     assert bind(B * S + 2, {"B": 3}) is 3 * S + 2
-    assert list((B * S + S).symbols()) == ["B", "S"]
+    both = B * S + S
+    assert isinstance(both, Dim)
+    assert list(both.symbols()) == ["B", "S"]
     assert product((2, S, 3)) is 6 * S

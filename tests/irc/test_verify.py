@@ -1,4 +1,4 @@
-"""Every rule of the verifier is broken once here, and a rule that no case breaks fails the suite."""
+"""Every rule of the verifier is broken once; a rule that no case breaks fails the suite."""
 
 from __future__ import annotations
 
@@ -88,20 +88,20 @@ def stale_use(m: Module, f: Function) -> None:
 
 
 def lost_result(m: Module, f: Function) -> None:
-    first = list(f)[0]
+    first = next(iter(f))
     first.results = ()
 
 
 def wrong_type(m: Module, f: Function) -> None:
-    list(f)[0].result.type = T
+    next(iter(f)).result.type = T
 
 
 def foreign_result(m: Module, f: Function) -> None:
-    list(f)[0].result.owner = list(f)[1]
+    next(iter(f)).result.owner = list(f)[1]
 
 
 def bad_name(m: Module, f: Function) -> None:
-    list(f)[0].result.name = "a.b"
+    next(iter(f)).result.name = "a.b"
 
 
 def after_return(m: Module, f: Function) -> None:

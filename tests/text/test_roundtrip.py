@@ -44,7 +44,8 @@ def test_every_dtype_mesh_and_step_in_one_text() -> None:
 
 
 def test_comments_and_layout_do_not_matter() -> None:
-    text = "module @m {// a {comment}\n\n func @f (%x : f32[ 2,S ]) ->(f32[2, S]){ return %x }\n}// end"
+    text = "module @m {// a {comment}\n\n func @f (%x : f32[ 2,S ]) ->"
+    text += "(f32[2, S]){ return %x }\n}// end"
     assert str(parse_module(text)) == (
         "module @m {\n  func @f(%x: f32[2, S]) -> (f32[2, S]) {\n    return %x\n  }\n}\n"
     )

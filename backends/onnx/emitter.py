@@ -1,0 +1,332 @@
+"""Walks a function and writes its ONNX graph by the lowering tables.
+
+On CPU every float narrower than f64 is computed in f32: ONNX Runtime has no bf16 arithmetic there
+and runs f16 through f32 anyway. Narrow weights stay narrow in their file and are cast once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from irc.backends.lowering import Lowering, expansion
+from irc.backends.onnx.graph import DTYPES, Graph, tensor, value_info
+from irc.backends.onnx.storage import Storage
+from irc.core import Function, Module, Op, Value, Weight
+from irc.dims import Dim, DimLike, Shape, product
+from irc.dtypes import numpy_dtype
+from irc.errors import Error
+
+
+@dataclass
+class Place:
+    """The names under which a value is to be had: whole, and as a matrix of its last dimension."""
+
+    whole: str | None = None
+    flat: str | None = None
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A lowering's result as a matrix [everything else, last dimension]."""
+
+    name: str
+
+
+Lowered: TypeAlias = str | Flat | Sequence[str | Flat]
+Rule: TypeAlias = Callable[["Emitter", Any], Lowered]
+TABLE: Lowering[Rule] = Lowering("onnx")
+
+
+class Emitter:
+    """The graph of one rank under construction, with what lowerings need to add to it.
+
+    `get` and `flat` give the name of a value, `node` and `add` of the graph add nodes, `shape` and
+    `dim` give sizes that are known at run time only.
+    """
+
+    compute = "f32"
+
+    def __init__(self, module: Module, rank: int, storage: Storage) -> None:
+        self.module, self.rank, self.storage = module, rank, storage
+        self.graph = Graph()
+        self.add = self.graph.add
+        self.function = module.main
+        self._places: dict[Value, Place] = {}
+        self._same: dict[Value, Value] = {}
+        self._fixed: set[str] = set()  # names of inputs, weights and outputs
+        self._named: set[str] = set()  # names of values as printed
+        self._stored: dict[Weight, tuple[str, str]] = {}
+        self._cache: dict[object, Any] = {}
+        self._names: dict[Value, str] = {}
+
+    def dtype(self, value: Value | str) -> str:
+        """The dtype in which a value (or values of an IR dtype) are computed."""
+        kind = value if isinstance(value, str) else value.type.dtype
+        if kind in ("bf16", "f16", "f8e4m3", "f8e5m2"):
+            return self.compute
+        return {"i4": "i8", "u4": "u8"}.get(kind, kind)
+
+    def emit(self) -> None:
+        """The whole main function: inputs, operations, outputs."""
+        function, graph = self.function, self.graph
+        results = self._output_names()
+        graph.taken |= {str(a.name) for a in function.args} | set(results)
+        self._names = _printed_names(function)
+        for arg in function.args:
+            name = str(arg.name)
+            graph.inputs.append(value_info(name, self.dtype(arg), arg.type.shape))
+            self._places[arg] = Place(name)
+            self._fixed.add(name)
+        self._body(function)
+        graph.prefix, graph.node_name, graph.where = "return", "return", ""
+        for name, value in zip(results, function.returned, strict=True):
+            found = graph.now(self.get(value))
+            if found in self._fixed or found in graph.initializers:
+                found = self.add("Identity", found)
+            graph.rename(found, name)
+            self._fixed.add(name)
+            graph.outputs.append(value_info(name, self.dtype(value), value.type.shape))
+
+    def _output_names(self) -> list[str]:
+        """The result's own name, or `name.out` where an argument is called so."""
+        args = {str(a.name) for a in self.function.args}
+        return [f"{n}.out" if n in args else n for n in self.function.result_names()]
+
+    def _body(self, function: Function) -> None:
+        for op in function:
+            if op.opname != "return":
+                self.lower(op)
+
+    def lower(self, op: Op) -> None:
+        """Add the nodes of one operation, by its lowering, else by its expansion."""
+        if op.opname == "call":
+            return self._call(op)
+        rule = TABLE.find(op)
+        if rule is None:
+            return self._expand(op)
+        self._locate(op)
+        try:
+            lowered = rule(self, op)
+        except Error as error:
+            raise error.at(op)
+        outs = [lowered] if isinstance(lowered, (str, Flat)) else list(lowered)
+        for value, out in zip(op.results, outs, strict=True):
+            self.bind(value, out)
+        return None
+
+    def _locate(self, op: Op) -> None:
+        """What the nodes of this operation are called after."""
+        graph, loc = self.graph, op.loc
+        first = op.results[0] if op.results else None
+        graph.prefix = self._names.get(first, graph.prefix) if first is not None else op.opname
+        graph.node_name = f"{loc.scope}/{op.opname}" if loc is not None and loc.scope else op.opname
+        graph.where = f"{loc.file}:{loc.line}" if loc is not None else graph.where
+
+    def bind(self, value: Value, out: str | Flat) -> None:
+        """`value` is to be had as `out`, which gets its printed name if it has none yet."""
+        name = out.name if isinstance(out, Flat) else out
+        flat = isinstance(out, Flat) and value.type.rank != 2
+        place = self._places.setdefault(value, Place())
+        place.flat, place.whole = (name, place.whole) if flat else (place.flat, name)
+        graph, wanted = self.graph, self._names.get(value)
+        final = graph.now(name)
+        if wanted is None or final in self._fixed | self._named or final in graph.initializers:
+            return
+        wanted = graph.fresh(wanted)
+        graph.rename(name, wanted)
+        self._named.add(wanted)
+        shape = value.type.shape
+        shape = (product(shape[:-1]), shape[-1]) if flat else shape
+        graph.values[name] = value_info(name, self.dtype(value), shape)
+
+    def _call(self, op: Op) -> None:
+        callee: Function = op.attributes["callee"]
+        for arg, value in zip(callee.args, op.operands, strict=True):
+            self._same[arg] = value
+        before = dict(self._cache)
+        self._body(callee)
+        for result, value in zip(op.results, callee.returned, strict=True):
+            self._places[result] = self._place(value)
+        for inner in callee:  # the next call gives these values other places
+            for value in inner.results:
+                self._places.pop(value, None)
+        self._cache = before
+
+    def _expand(self, op: Op) -> None:
+        self._locate(op)
+        inside = expansion(op)
+        self._same |= zip(inside.operands, op.operands, strict=True)
+        results = dict(zip(inside.results, op.results, strict=True))
+        for part in inside.ops:
+            part.loc = part.loc or op.loc
+            for value in part.results:
+                if value in results and results[value] in self._names:
+                    self._names[value] = self._names[results[value]]
+            self.lower(part)
+        for value, result in results.items():
+            self._places[result] = self._place(value)
+
+    def root(self, value: Value) -> Value:
+        """The value that a stand-in or a callee's argument stands for."""
+        while value in self._same:
+            value = self._same[value]
+        return value
+
+    def _place(self, value: Value) -> Place:
+        value = self.root(value)
+        if isinstance(value, Weight) and value not in self._places:
+            self._places[value] = Place(self._widened(value))
+        return self._places[value]
+
+    def get(self, value: Value) -> str:
+        """The name of a value in its own shape."""
+        place = self._place(value)
+        if place.whole is None:
+            assert place.flat is not None
+            place.whole = self.add("Reshape", place.flat, self.shape(value.type.shape))
+        return place.whole
+
+    def flat(self, value: Value) -> str:
+        """The name of a value as a matrix of its last dimension."""
+        place = self._place(value)
+        if value.type.rank == 2:
+            return self.get(value) if place.flat is None else place.flat
+        if place.flat is None:
+            width = value.type.shape[-1]
+            place.flat = self.add("Reshape", self.get(value), self._matrix(value.type.shape, width))
+        return place.flat
+
+    def is_flat(self, value: Value) -> bool:
+        """Whether the value is to be had as a matrix without another node."""
+        return value.type.rank > 2 and self._place(value).flat is not None
+
+    def _matrix(self, shape: Shape, width: DimLike) -> str:
+        if isinstance(width, Dim) or width == 0:
+            return self.shape((product(shape[:-1]), width))
+        return self.ints(-1, width)
+
+    def stored(self, weight: Weight) -> tuple[str, str]:
+        """(the initializer of a weight as it is stored, its dtype)."""
+
+        if weight not in self._stored:
+            name = self.graph.fresh(weight.name)
+            proto, kind = self.storage.place(weight, name, self.compute)
+            self.graph.initializers[name] = proto
+            self._stored[weight] = name, kind
+        return self._stored[weight]
+
+    def _widened(self, weight: Weight) -> str:
+        name, kind = self.stored(weight)
+        return self.cast(name, self.dtype(weight)) if kind != self.dtype(weight) else name
+
+    def weight(self, value: Value) -> Weight | None:
+        """The weight that a value is, if it is one."""
+        root = self.root(value)
+        return root if isinstance(root, Weight) else None
+
+    def cached(self, key: object, make: Callable[[], Any]) -> Any:
+        """What `make` gave the first time for this key."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
+
+    def cast(self, name: str, dtype: str) -> str:
+        """A value of the graph converted, once."""
+        return self.cached(("cast", name, dtype), lambda: self.add("Cast", name, to=DTYPES[dtype]))
+
+    def number(self, value: float | bool, dtype: str) -> str:
+        """A scalar constant of an IR dtype."""
+        kind = numpy_dtype(self.dtype(dtype))
+        return self.graph.constant(np.asarray(value).astype(kind))
+
+    def ints(self, *values: int) -> str:
+        """A constant list of i64."""
+        return self.graph.constant(np.array(values, np.int64))
+
+    def dim(self, dim: DimLike) -> str:
+        """One size, as i64[1]."""
+        if not isinstance(dim, Dim):
+            return self.ints(dim)
+        return self.cached(("dim", dim), lambda: self._dim(dim))
+
+    def _dim(self, dim: Dim) -> str:
+        total: str | None = None
+        for monomial, factor in dim.terms:
+            term = None if factor == 1 and monomial else self.ints(factor)
+            for name in monomial:
+                size = self.cached(("symbol", name), lambda name=name: self._symbol(name))
+                term = size if term is None else self.add("Mul", term, size)
+            assert term is not None
+            total = term if total is None else self.add("Add", total, term)
+        assert total is not None
+        return total
+
+    def _symbol(self, name: str) -> str:
+        """The size of a symbol, read off an argument; plain inputs before states."""
+        states = set(self.function.aliases().values())
+        args = sorted(self.function.args, key=lambda a: a.index in states)
+        for arg in args:
+            for at, dim in enumerate(arg.type.shape):
+                factors = dict(dim.terms) if isinstance(dim, Dim) else {}
+                if set(factors) - {()} == {(name,)}:
+                    size = self.add("Shape", str(arg.name), start=at, end=at + 1)
+                    return self._solved(size, factors[(name,)], factors.get((), 0))
+        raise Error(f"no argument of @{self.function.name} has the dimension {name}")
+
+    def _solved(self, size: str, factor: int, rest: int) -> str:
+        size = self.add("Sub", size, self.ints(rest)) if rest else size
+        return self.add("Div", size, self.ints(factor)) if factor != 1 else size
+
+    def sizes(self, shape: Shape) -> str:
+        """A shape as i64[rank], every entry its true size."""
+        if not any(isinstance(d, Dim) for d in shape):
+            return self.ints(*(d for d in shape if not isinstance(d, Dim)))
+        return self.cached(("sizes", shape), lambda: self._joined([*shape]))
+
+    def shape(self, shape: Shape) -> str:
+        """A shape for Reshape, with a -1 in place of its last symbolic dimension."""
+        symbolic = [i for i, d in enumerate(shape) if isinstance(d, Dim)]
+        if not symbolic or 0 in shape:
+            return self.sizes(shape)
+        entries = [-1 if i == symbolic[-1] else d for i, d in enumerate(shape)]
+        if len(symbolic) == 1:
+            return self.ints(*(d for d in entries if not isinstance(d, Dim)))
+        return self.cached(("shape", shape), lambda: self._joined(entries))
+
+    def _joined(self, entries: list[DimLike]) -> str:
+        parts: list[str] = []
+        run: list[int] = []
+        for entry in [*entries, None]:
+            if entry is not None and not isinstance(entry, Dim):
+                run.append(entry)
+                continue
+            parts += [self.ints(*run)] if run else []
+            parts += [self.dim(entry)] if entry is not None else []
+            run = []
+        return parts[0] if len(parts) == 1 else self.add("Concat", *parts, axis=0)
+
+    def reshape(self, name: str, shape: Shape) -> str:
+        """A value of the graph in another shape."""
+        zero = {"allowzero": 1} if 0 in shape else {}
+        return self.add("Reshape", name, self.shape(shape), **zero)
+
+    def filled(self, value: float, shape: Shape, dtype: str) -> str:
+        """A tensor of one number."""
+        one = tensor(np.asarray([value]).astype(numpy_dtype(self.dtype(dtype))))
+        return self.add("ConstantOfShape", self.sizes(shape), value=one)
+
+
+def _printed_names(function: Function) -> dict[Value, str]:
+    """The names that values have in the printed text, without the percent sign."""
+    names: dict[Value, str] = {}
+    counts: dict[str, int] = {}
+    for value in (*function.args, *(r for op in function for r in op.results)):
+        base = value.name or ""
+        n = counts.get(base, 0)
+        counts[base] = n + 1
+        names[value] = (f"{base}.{n}" if n else base) if base else str(n)
+    return names

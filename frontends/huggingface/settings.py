@@ -1,0 +1,100 @@
+"""Reading config.json so that no key with a meaning is passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from ...errors import Error
+
+# Keys that say nothing about what a forward pass computes: where the checkpoint came from, how it
+# was trained (dropout), how text is generated from it, and how many slices a product is taken in.
+HARMLESS = frozenset(
+    """_attn_implementation_autoset _name_or_path architectures attention_dropout auto_map
+    bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
+    decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
+    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id hidden_dropout id2label initializer_range label2id
+    length_penalty max_length max_new_tokens min_length model_type no_repeat_ngram_size
+    num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
+    output_scores pad_token_id prefix pretraining_tp problem_type remove_invalid_values
+    repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id
+    suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p
+    torch_dtype torchscript transformers_version typical_p unsloth_version use_bfloat16
+    use_cache""".split()
+)
+_REQUIRED: Any = object()
+
+
+class Settings:
+    """The keys of a config.json (or of an object in it), and which of them were read."""
+
+    def __init__(self, values: Mapping[str, Any], title: str) -> None:
+        self._values, self.title = values, title
+        self._read: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def integer(self, key: str, default: Any = _REQUIRED) -> Any:
+        """An int, or the default where the key is absent or null."""
+        return self._take(key, default, (int,), "a whole number")
+
+    def number(self, key: str, default: Any = _REQUIRED) -> Any:
+        """A float, or the default where the key is absent or null."""
+        value = self._take(key, default, (int, float), "a number")
+        return float(value) if isinstance(value, int) else value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """true or false."""
+        return self._take(key, default, (bool,), "true or false")
+
+    def word(self, key: str, default: Any = _REQUIRED) -> Any:
+        """A string."""
+        return self._take(key, default, (str,), "a string")
+
+    def words(self, key: str) -> list[str]:
+        """A list of strings, empty where the key is absent."""
+        return self._take(key, [], (list,), "a list")
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of numbers, empty where the key is absent."""
+        return tuple(map(float, self._take(key, [], (list,), "a list of numbers")))
+
+    def inner(self, key: str) -> dict[str, Any]:
+        """An object inside, empty where the key is absent."""
+        return self._take(key, {}, (dict,), "an object")
+
+    def _take(self, key: str, default: Any, kinds: tuple[type, ...], wanted: str) -> Any:
+        self._read.add(key)
+        value = self._values.get(key)
+        if value is None:
+            if default is _REQUIRED:
+                raise Error(f"{self.title} does not say {key}, which this model needs")
+            return default
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise Error(f"{self.title}: {key} is {wanted}, not {value!r}")
+        return value
+
+    def finish(self, what: str, harmless: Iterable[str] = ()) -> None:
+        """An Error about keys that nobody read; what is null, false or empty is switched off."""
+        passed = self._read.union(harmless)
+        off: list[Any] = [None, False, [], {}, ""]
+        left = {
+            key: value
+            for key, value in self._values.items()
+            if key not in passed and not any(value is x or value == x != 0 for x in off)
+        }
+        if left:
+            shown = ", ".join(f"{key}={_short(value)}" for key, value in left.items())
+            raise Error(
+                f"{self.title} sets {shown}, which irc does not support in {what}. Where it does "
+                f"not change what the model computes, load with ignore={sorted(left)}"
+            )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(cast('dict[str, Any]', value))}}}"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

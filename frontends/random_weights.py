@@ -1,0 +1,39 @@
+"""`random_weights`: values for a model that has no checkpoint, where somebody asks for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..core import Module, Weight
+from ..weights import ConcatRef, RandomRef, Ref, UnboundRef
+
+
+def random_weights(module: Module, seed: int) -> Module:
+    """Replace every `unbound(key)` by seeded normal numbers, and return the module.
+
+    Matrices get 1/sqrt(inputs), so that activations keep their size; the weights of norms 1; other
+    vectors 0.02. The numbers depend on key and seed only, and are made when they are read.
+    """
+    for weight in module.weights.values():
+        weight.ref = _filled(weight.ref, seed, _scale(weight))
+    return module
+
+
+def _filled(ref: Ref, seed: int, scale: float) -> Ref:
+    if isinstance(ref, ConcatRef):
+        return replace(ref, parts=tuple(_filled(part, seed, scale) for part in ref.parts))
+    if isinstance(ref, UnboundRef):
+        return RandomRef(ref.key, seed, scale, steps=ref.steps)
+    return ref
+
+
+def _scale(weight: Weight) -> float:
+    shape = weight.type.shape
+    if len(shape) > 1 and isinstance(shape[-1], int):
+        return shape[-1] ** -0.5
+    norms = any(
+        name == "weight" and value is weight and op.opname.endswith("norm")
+        for op in weight.users
+        for name, value in op.named_operands()
+    )
+    return 1.0 if norms else 0.02

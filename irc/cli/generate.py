@@ -1,0 +1,99 @@
+"""`irc generate`: a compiled language model continues a prompt, token by token on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+
+from ..errors import Error
+from .arguments import add_json, whole_number
+from .console import Progress, paint, print_json, warn
+
+EXAMPLES = """
+  irc generate build/tiny_llama --prompt "Beautiful is better"
+  cat question.txt | irc generate build/llama --prompt - --max-new-tokens 200
+  irc generate build/llama --prompt "1 15043 29892" --raw-ids
+"""
+
+_WHY = {"end": "end of text", "count": "--max-new-tokens", "capacity": "the cache is full"}
+
+
+def configure(parser: ArgumentParser) -> None:
+    """The arguments of `irc generate`."""
+    parser.add_argument("source", metavar="DIR", help="an artifact folder of a language model")
+    parser.add_argument("--prompt", metavar="TEXT", required=True, help="- reads standard input")
+    parser.add_argument(
+        "--max-new-tokens",
+        metavar="N",
+        type=whole_number(1),
+        default=100,
+        help="stop after so many tokens (100)",
+    )
+    parser.add_argument(
+        "--raw-ids", action="store_true", help="the prompt is token ids, and so is the output"
+    )
+    parser.add_argument("--backend", metavar="NAME", help="run module.irc with it, e.g. reference")
+    add_json(parser)
+
+
+def run(args: Namespace) -> int:
+    """Stream the text to standard output, and the rates to standard error."""
+    from ..driver import open_model
+
+    prompt = read_prompt(args.prompt)
+    with Progress() as progress:
+        progress(f"loading {args.source}")
+        model = open_model(args.source, args.backend)
+        ids = parse_ids(prompt) if args.raw_ids else model.tokenizer.encode(prompt)
+    say = _printer(args.json)
+    if not args.raw_ids:
+        say(paint(prompt, "dim"))
+    pieces: list[str] = []
+
+    def emit(text: str) -> None:
+        pieces.append(text)
+        say(text)
+
+    if args.raw_ids:
+        summary = model.generate_ids(ids, args.max_new_tokens, lambda token: emit(f"{token} "))
+    else:
+        summary = model.generate_text(ids, args.max_new_tokens, emit)
+    if args.json:
+        print_json({"prompt": prompt, "text": "".join(pieces), **summary.as_json()})
+        return 0
+    say("\n")
+    warn(
+        f"{summary.prompt_tokens} tokens of prompt at {summary.prefill_rate:.1f} tokens/s, "
+        f"{len(summary.tokens)} new at {summary.decode_rate:.1f} tokens/s ({_WHY[summary.stop]})"
+    )
+    return 0
+
+
+def read_prompt(given: str) -> str:
+    """The prompt; where it is `-`, standard input without the newline that ends it."""
+    if given == "-":
+        text = sys.stdin.buffer.read().removesuffix(b"\n")
+    else:
+        text = given.encode("utf-8", "surrogateescape")
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Error(f"the prompt is no text in UTF-8 (byte {error.start} is not)") from None
+
+
+def parse_ids(text: str) -> list[int]:
+    """Token ids from a text such as `1 15043, 29892`."""
+    words = text.replace(",", " ").split()
+    wrong = [word for word in words if not word.isdecimal()]
+    if wrong:
+        raise Error(f"with --raw-ids the prompt is numbers such as 1 15043, not {wrong[0]!r}")
+    return [int(word) for word in words]
+
+
+def _printer(silent: bool) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        if not silent:
+            print(text, end="", flush=True)
+
+    return say

@@ -1,0 +1,94 @@
+"""`irc run`: an artifact applied to the arrays of an .npz file."""
+
+from __future__ import annotations
+
+import os
+import time
+import zipfile
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import Error
+from .arguments import add_json
+from .console import Progress, print_json, table
+
+EXAMPLES = """
+  irc run build/two_tower --inputs in.npz --outputs out.npz
+  irc run build/llama --inputs prompt.npz --outputs logits.npz     (input_ids alone will do)
+  irc run model.irc --backend reference --inputs in.npz --outputs out.npz
+"""
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def configure(parser: ArgumentParser) -> None:
+    """The arguments of `irc run`."""
+    parser.add_argument(
+        "source", metavar="DIR", help="an artifact folder (or a module to interpret)"
+    )
+    parser.add_argument("--inputs", metavar="IN.npz", required=True, help="one array per input")
+    parser.add_argument(
+        "--outputs",
+        metavar="OUT.npz",
+        required=True,
+        help="where one array per output goes; floats that numpy lacks, such as bf16, as f32",
+    )
+    parser.add_argument(
+        "--backend", metavar="NAME", help="run module.irc with it: reference needs no compiling"
+    )
+    add_json(parser)
+
+
+def run(args: Namespace) -> int:
+    """Read, run, write."""
+    from ..driver import open_model
+
+    inputs = read_arrays(Path(args.inputs))
+    with Progress() as progress:
+        progress(f"loading {args.source}")
+        model = open_model(args.source, args.backend)
+        progress(f"running {args.source}")
+        began = time.perf_counter()
+        outputs = model.run(inputs)
+        seconds = time.perf_counter() - began
+    write_arrays(Path(args.outputs), outputs)
+    shapes = {name: f"{array.dtype}{list(array.shape)}" for name, array in outputs.items()}
+    if args.json:
+        print_json({"outputs": shapes, "seconds": seconds, "file": args.outputs})
+    else:
+        print(table(shapes.items()))
+    return 0
+
+
+def read_arrays(path: Path) -> Arrays:
+    """The arrays of an .npz file; an Error says what is wrong with the file."""
+    how = "write it with numpy.savez"
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise Error(f"{path} holds one array without a name, not an .npz archive; {how}")
+            return {name: archive[name] for name in archive.files}
+    except OSError as error:
+        raise Error(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise Error(f"{path} is no .npz archive of plain arrays ({error}); {how}") from None
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """Write an .npz file, which is there whole or not at all."""
+    plain = {
+        name: array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
+        for name, array in arrays.items()
+    }
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            np.savez(file, allow_pickle=False, **plain)
+        part.replace(path)
+    except OSError as error:
+        raise Error(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,133 @@
+"""Checks that every pass computes what it found: the module is evaluated before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core import Module
+from ..dims import bind
+from ..dtypes import dtype
+from ..errors import Error
+from ..pipeline.run import Instrument, Step
+from ..pipeline.text import Pipeline
+
+Array: TypeAlias = NDArray[Any]
+Evaluate: TypeAlias = Callable[[Module, Mapping[str, Array]], Mapping[str, Array]]
+
+# Sizes of the usual symbols: different from each other, with room in the cache for the tokens.
+_SMALL = {"B": 2, "S": 3, "T": 2, "C": 8}
+_OTHER = 4
+
+
+class CheckNumerics(Instrument):
+    """Evaluates the module before the first pass and after each, and compares all results.
+
+    `evaluate(module, inputs)` gives the results by name, as the reference backend does. `sizes`
+    are the values of the symbolic dims, `inputs` replace the random ones. A pass may differ by
+    `tolerance`, relative to the largest number of the result; by default 1e-4, or 2e-2 where
+    the result or an argument is a 16-bit float. The Error names the pass and the first result that
+    differs.
+    """
+
+    def __init__(
+        self,
+        evaluate: Evaluate,
+        sizes: Mapping[str, int] | None = None,
+        inputs: Mapping[str, Array] | None = None,
+        tolerance: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.evaluate, self.sizes, self.given = evaluate, sizes, dict(inputs or {})
+        self.tolerance, self.seed = tolerance, seed
+        self.inputs: dict[str, Array] = {}
+        self.results: dict[str, Array] = {}
+
+    def start(self, module: Module, pipeline: Pipeline) -> None:
+        sizes = small_sizes(module) | dict(self.sizes or {})
+        self.inputs = random_inputs(module, sizes, self.seed) | self.given
+        if self.tolerance is None:
+            short = any(w.type.dtype in ("f16", "bf16") for w in module.weights.values())
+            short |= any(a.type.dtype in ("f16", "bf16") for a in module.main.args)
+            self.tolerance = 2e-2 if short else 1e-4
+        self.results = dict(self.evaluate(module, self.inputs))
+
+    def after(self, step: Step, module: Module) -> None:
+        found = dict(self.evaluate(module, self.inputs))
+        if list(found) != list(self.results):
+            raise Error(
+                f"the pass {step} changes the results from {', '.join(self.results)} "
+                f"to {', '.join(found)}"
+            )
+        for name, before in self.results.items():
+            difference = compare(before, found[name], self.tolerance or 0.0)
+            if difference is not None:
+                raise Error(f"the pass {step} changes the result {name}: {difference}")
+
+
+def compare(before: Array, after: Array, tolerance: float) -> str | None:
+    """What differs between two arrays by more than rounding, or None.
+
+    Integers and bools must be equal; infinities and NaN must stand in the same places.
+    """
+    if before.shape != after.shape or before.dtype != after.dtype:
+        return f"{before.dtype}{list(before.shape)} becomes {after.dtype}{list(after.shape)}"
+    wide = np.float64 if before.dtype.kind not in "iub" else before.dtype
+    a, b = before.astype(wide), after.astype(wide)
+    if wide is not np.float64:
+        wrong = np.asarray(a != b)
+    else:
+        finite = np.isfinite(a)
+        scale = np.abs(a[finite]).max(initial=0.0)
+        equal = (a == b) | (np.isnan(a) & np.isnan(b))
+        with np.errstate(invalid="ignore"):
+            near = finite & np.isfinite(b) & (np.abs(a - b) <= tolerance * scale)
+        wrong = ~(equal | near)
+    if not wrong.any():
+        return None
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    count = int(wrong.sum())
+    return f"{count} of {wrong.size} elements differ, first at {list(at)}: {a[at]} becomes {b[at]}"
+
+
+def small_sizes(module: Module) -> dict[str, int]:
+    """A small value for every symbolic dim, inside the range the module gives for it."""
+    symbols: dict[str, None] = dict.fromkeys(module.dims)
+    for arg in module.main.args:
+        for dim in arg.type.shape:
+            if not isinstance(dim, int):
+                symbols |= dict.fromkeys(dim.symbols())
+    sizes: dict[str, int] = {}
+    for name in symbols:
+        low, _, high = module.dims.get(name, (1, 1, 1 << 30))
+        sizes[name] = max(low, min(_SMALL.get(name, _OTHER), high))
+    return sizes
+
+
+def random_inputs(module: Module, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
+    """Random arrays for the arguments of the main function.
+
+    Floats are normal; integers are 0 or 1, which fits ids, positions and lengths alike.
+    """
+    random = np.random.default_rng(seed)
+    return {
+        str(arg.name): _random(random, arg.type.dtype, _bound(arg.type.shape, sizes))
+        for arg in module.main.args
+    }
+
+
+def _bound(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    bound = [bind(dim, sizes) for dim in shape]
+    if not all(isinstance(dim, int) for dim in bound):
+        raise Error(f"the shape [{', '.join(map(str, shape))}] has a dim without a size")
+    return tuple(int(dim) for dim in bound)  # type: ignore[arg-type]
+
+
+def _random(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
+    kind = dtype(name)
+    if kind.is_float:
+        return random.standard_normal(shape).astype(kind.numpy)
+    return random.integers(0, 2, shape).astype(kind.numpy)

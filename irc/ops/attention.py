@@ -1,0 +1,267 @@
+"""Attention and the key-value cache it reads."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..core import Op, Value
+from ..declare import Operand, OptionalOperand, operation, optional
+from ..dims import DimLike, Shape, exact_divide
+from ..errors import Error
+from ..types import TensorType
+from .shapes import bool_operand, float_operand, index_operand, rule_text, same_dtype
+
+Array: TypeAlias = Any  # a numpy array
+
+
+@operation("attention")
+class Attention(Op):
+    """softmax(scale * q kᵀ + bias) v, head by head, over the keys that are visible.
+
+    q [B, S, H*D]; k and v either tokens [B, T, Hk*D] and [B, T, Hk*Dv], or caches [B, Hk, T, D] and
+    [B, Hk, T, Dv]. D is `head_dim`; query head h reads key-value head h // (H/Hk) (grouped and
+    multi-query attention: Ainslie et al., 2023; Shazeer, 2019). Result [B, S, H*Dv] in the dtype of
+    q, computed in f32. T need not be S (cross attention).
+
+    Query i of row b stands at key position past[b] + i (`past` i32 [B]: tokens before this call);
+    without `past` at T - S + i, so that the last query sees the last key. Key j is visible where
+    * `causal`: j <= position;
+    * `window` w > 0: j > position - w (sliding window of w keys, the own one included);
+    * `lengths` i32 [B]: j < lengths[b] (padding on the right, or the filled part of a cache);
+    * `mask` bool [B|1, H|1, S|1, T]: true.
+    A query that sees no key gives 0. `bias` (float, shape as mask) is added to the scores, after
+    `softcap` c > 0 made them c*tanh(scores/c) (Gemma 2). `scale` is 1/sqrt(D) unless given.
+    `group` > 0 states what H/Hk must be. Vaswani et al., 2017.
+    """
+
+    q: Operand
+    k: Operand
+    v: Operand
+    head_dim: int
+    bias: OptionalOperand = optional()
+    mask: OptionalOperand = optional()
+    past: OptionalOperand = optional()
+    lengths: OptionalOperand = optional()
+    causal: bool = False
+    window: int = 0
+    scale: float | None = None
+    softcap: float = 0.0
+    group: int = 0
+
+    @property
+    def cached(self) -> bool:
+        """Whether k and v are caches [B, Hk, T, D] rather than tokens [B, T, Hk*D]."""
+        return self.k.type.rank == 4
+
+    @property
+    def key_heads(self) -> DimLike:
+        """How many key-value heads there are."""
+        k = self.k.type.shape
+        return k[1] if self.cached else _heads(self, "k", k[2])
+
+    @property
+    def score_scale(self) -> float:
+        """What the products of q and k are multiplied by."""
+        return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+
+    def infer(self) -> TensorType:
+        q = float_operand("attention", self.q)
+        same_dtype("attention", self.q, self.k, self.v)
+        if self.window < 0 or self.softcap < 0:
+            raise Error("attention: window and softcap cannot be negative; 0 is none")
+        if q.rank != 3:
+            raise Error(f"attention takes q [batch, tokens, heads*{self.head_dim}], not {q}")
+        batch, tokens = q.shape[:2]
+        heads = _heads(self, "q", q.shape[2])
+        keys, width = _keys(self, batch)
+        group = exact_divide(heads, self.key_heads)
+        if group is None or self.group not in (0, group):
+            each = f", {self.group} to each" if self.group else ""
+            raise Error(
+                f"attention: {heads} query heads cannot share {self.key_heads} key-value heads"
+                f"{each or ' evenly'}"
+            )
+        for name, value in (("past", self.past), ("lengths", self.lengths)):
+            if value is not None and index_operand("attention", value).shape != (batch,):
+                raise Error(
+                    f"attention: {name} is {value.type}, but it has one number per row of q"
+                )
+        for name, value in (("mask", self.mask), ("bias", self.bias)):
+            _check_scores(name, value, (batch, heads, tokens, keys))
+        return TensorType(q.dtype, (batch, tokens, heads * width))
+
+    def sharding_rule(self) -> str:
+        """Rows and heads split; queries too where nothing depends on their position.
+
+        A single key-value head serves every query head, so it stays whole while those split.
+        """
+        h = "g!" if self.key_heads == 1 else "h"
+        s = "s!" if self.causal or self.window else "s"
+        k, v = (
+            (["b", h, "t!", "d!"], ["b", h, "t!", "e!"])
+            if self.cached
+            else (["b", "t!", h], ["b", "t!", h])
+        )
+        scores = ("b", "h", s, "t!")
+        operands = [["b", s, "h"], k, v, _words(self.bias, scores), _words(self.mask, scores)]
+        return rule_text([*operands, ["b"], ["b"]], [["b", s, "h"]])
+
+    def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
+        """Where heads are split, one rank's query heads must share its keys as they do globally."""
+        if results[0].shape[2] == self.result.type.shape[2]:
+            return self.attributes
+        group = exact_divide(_heads(self, "q", self.q.type.shape[2]), self.key_heads)
+        return self.attributes | {"group": group}
+
+    def evaluate(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        bias: Array = None,
+        mask: Array = None,
+        past: Array = None,
+        lengths: Array = None,
+    ) -> Array:
+        batch, tokens, _ = q.shape
+        q = q.reshape(batch, tokens, -1, self.head_dim).transpose(0, 2, 1, 3)
+        if not self.cached:
+            heads = k.shape[2] // self.head_dim
+            k, v = (x.reshape(batch, x.shape[1], heads, -1).transpose(0, 2, 1, 3) for x in (k, v))
+        groups = q.shape[1] // k.shape[1]
+        k, v = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
+        scores = np.matmul(q, np.swapaxes(k, 2, 3)) * q.dtype.type(self.score_scale)
+        if self.softcap:
+            scores = np.tanh(scores / q.dtype.type(self.softcap)) * q.dtype.type(self.softcap)
+        if bias is not None:
+            scores = scores + bias
+        seen = visible(self, batch, tokens, k.shape[2], past, lengths)
+        seen = seen if mask is None else seen & mask
+        weights = _softmax(np.where(seen, scores, -np.inf))
+        # A key that nobody sees may hold anything, NaN too: 0 * NaN must not reach the sum.
+        values = np.where(np.any(seen, axis=(1, 2))[:, None, :, None], v, 0)
+        return np.matmul(weights, values).transpose(0, 2, 1, 3).reshape(batch, tokens, -1)
+
+
+def visible(
+    op: Attention, batch: int, tokens: int, keys: int, past: Array = None, lengths: Array = None
+) -> Array:
+    """Which keys each query may see, mask aside: bool [B, 1, S, T]."""
+    first = np.full(batch, keys - tokens) if past is None else past
+    query = (first[:, None] + np.arange(tokens))[:, None, :, None]
+    key = np.arange(keys)
+    seen = np.ones((batch, 1, tokens, keys), np.bool_)
+    if op.causal:
+        seen &= key <= query
+    if op.window:
+        seen &= key > query - op.window
+    if lengths is not None:
+        seen &= key < lengths[:, None, None, None]
+    return seen
+
+
+def _softmax(scores: Array) -> Array:
+    """Softmax over the last dimension; zeros where every score is -inf."""
+    top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    total = np.sum(weights, axis=-1, keepdims=True)
+    return weights / np.where(total > 0, total, 1)
+
+
+def _heads(op: Attention, name: str, features: DimLike) -> DimLike:
+    heads = exact_divide(features, op.head_dim) if op.head_dim > 0 else None
+    if heads is None:
+        raise Error(f"attention: the {features} features of {name} are no heads of {op.head_dim}")
+    return heads
+
+
+def _keys(op: Attention, batch: DimLike) -> tuple[DimLike, DimLike]:
+    """(keys, features of a head of v) after checking k against v."""
+    k, v = op.k.type.shape, op.v.type.shape
+    both = f"k is {op.k.type} and v is {op.v.type}"
+    if len(k) != len(v) or len(k) not in (3, 4):
+        raise Error(
+            f"attention: {both}, but both are tokens [batch, keys, heads*{op.head_dim}] "
+            f"or both caches [batch, heads, keys, {op.head_dim}]"
+        )
+    if k[0] != batch or v[0] != batch:
+        raise Error(f"attention: {both}, but q is {op.q.type}: the batches differ")
+    if len(k) == 4:
+        if k[:3] != v[:3] or k[3] != op.head_dim:
+            raise Error(f"attention: {both}, which are no caches of equal heads of {op.head_dim}")
+        return k[2], v[3]
+    heads = _heads(op, "k", k[2])
+    width = exact_divide(v[2], heads)
+    if k[1] != v[1] or width is None:
+        raise Error(f"attention: {both}, but they must have equal keys and {heads} heads each")
+    return k[1], width
+
+
+def _words(value: Value | None, words: tuple[str, ...]) -> list[str]:
+    """The words of a mask or bias, with `1` for a dimension that broadcasts."""
+    if value is None:
+        return []
+    return ["1" if size == 1 else w for size, w in zip(value.type.shape, words, strict=True)]
+
+
+def _check_scores(name: str, value: Value | None, scores: Shape) -> None:
+    """Raise unless a mask or bias is there and fits [B|1, H|1, S|1, T], or is absent."""
+    if value is None:
+        return
+    check = bool_operand if name == "mask" else float_operand
+    found = check("attention", value).shape
+    fits = len(found) == 4 and found[3] == scores[3]
+    if not fits or any(a not in (1, b) for a, b in zip(found, scores, strict=True)):
+        raise Error(
+            f"attention: {name} is {value.type}, which does not fit the scores "
+            f"[{', '.join(map(str, scores))}] of [batch, heads, queries, keys]"
+        )
+
+
+@operation("cache_update", sharding="b h c! d!, b s! h, b -> b h c d")
+class CacheUpdate(Op):
+    """The cache with this call's tokens written into it.
+
+    cache [B, H, C, D], new [B, S, H*D] of the same dtype, past i32 [B]: token i of row b goes to
+    position past[b] + i. Rows shorter than S write their padding behind their tokens, where the
+    next call overwrites it. Writing beyond the capacity C is an error at run time. The result may
+    alias the cache.
+    """
+
+    cache: Operand
+    new: Operand
+    past: Operand
+
+    def infer(self) -> TensorType:
+        cache, new = self.cache.type, self.new.type
+        same_dtype("cache_update", self.cache, self.new)
+        if cache.rank != 4:
+            raise Error(f"cache_update takes a cache [batch, heads, capacity, width], not {cache}")
+        batch, heads, _, width = cache.shape
+        if new.rank != 3 or new.shape[0] != batch or new.shape[2] != heads * width:
+            raise Error(
+                f"cache_update: new is {new}, but the cache {cache} takes "
+                f"[{batch}, tokens, {heads * width}]"
+            )
+        if index_operand("cache_update", self.past).shape != (batch,):
+            raise Error(f"cache_update: past is {self.past.type}, but it has one number per row")
+        return cache.whole
+
+    def evaluate(self, cache: Array, new: Array, past: Array) -> Array:
+        batch, heads, capacity, width = cache.shape
+        tokens = new.shape[1]
+        for row, start in enumerate(past.tolist()):
+            if start < 0 or start + tokens > capacity:
+                raise Error(
+                    f"cache_update: row {row} writes positions {start} to {start + tokens - 1}, "
+                    f"but the cache has room for {capacity}"
+                )
+        rows = np.arange(batch, dtype=np.int64)[:, None]
+        updated = cache.copy()
+        updated.swapaxes(1, 2)[rows, past[:, None] + np.arange(tokens)] = new.reshape(
+            batch, tokens, heads, width
+        )
+        return updated

@@ -1,0 +1,124 @@
+"""Runs a pipeline over a module, with instruments around every pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from ..core import Module
+from ..errors import Error
+from ..rewrite.stats import Stats
+from ..verify import verify
+from .base import Pass
+from .text import Pipeline, parse_pipeline
+
+
+@dataclass
+class Step:
+    """One pass of a running pipeline: its position counted from 1, and what it counted."""
+
+    index: int
+    pass_: Pass
+    pipeline: Pipeline
+    stats: Stats = field(default_factory=Stats)
+
+    def __str__(self) -> str:
+        return str(self.pass_)
+
+    @property
+    def so_far(self) -> Pipeline:
+        """The pipeline up to and including this pass."""
+        return Pipeline(self.pipeline.passes[: self.index])
+
+    @property
+    def remaining(self) -> Pipeline:
+        """The pipeline from this pass on."""
+        return Pipeline(self.pipeline.passes[self.index - 1 :])
+
+
+class Instrument:
+    """Watches a pipeline run. Instruments nest: the first is entered first and left last."""
+
+    def start(self, module: Module, pipeline: Pipeline) -> None:
+        """Before the first pass."""
+
+    def before(self, step: Step, module: Module) -> None:
+        """Before a pass."""
+
+    def after(self, step: Step, module: Module) -> None:
+        """After a pass that did not fail; raise to stop the run."""
+
+    def failed(self, step: Step, module: Module, error: Exception) -> None:
+        """After a pass, or an instrument after it, raised."""
+
+    def leave(self, step: Step) -> None:
+        """After a pass in any case, last of all: undo what `before` set up."""
+
+    def finish(self, module: Module) -> None:
+        """After the last pass."""
+
+
+class VerifyEach(Instrument):
+    """Verifies the module before the first pass and after every one."""
+
+    def start(self, module: Module, pipeline: Pipeline) -> None:
+        verify(module)
+
+    def after(self, step: Step, module: Module) -> None:
+        try:
+            verify(module)
+        except Error as error:
+            error.add_note(f"the module was in order before the pass {step}")
+            raise
+
+
+def run_pipeline(
+    module: Module,
+    passes: str | Iterable[Pass],
+    instruments: Sequence[Instrument] | None = None,
+) -> list[Step]:
+    """Run passes in place and give a Step with statistics for each.
+
+    `passes` is pipeline text or passes. Without `instruments` the module is verified after each
+    pass. A pass that fails is reported by an Error that names it.
+    """
+    pipeline = parse_pipeline(passes) if isinstance(passes, str) else Pipeline(tuple(passes))
+    watching = (VerifyEach(),) if instruments is None else tuple(instruments)
+    for instrument in watching:
+        instrument.start(module, pipeline)
+    steps = [Step(i + 1, pass_, pipeline) for i, pass_ in enumerate(pipeline)]
+    for step in steps:
+        _run_step(step, module, watching)
+    for instrument in reversed(watching):
+        instrument.finish(module)
+    return steps
+
+
+def _run_step(step: Step, module: Module, watching: tuple[Instrument, ...]) -> None:
+    with ExitStack() as stack:
+        try:
+            for instrument in watching:
+                instrument.before(step, module)
+                stack.callback(instrument.leave, step)
+            step.pass_.run(module, step.stats)
+            for instrument in reversed(watching):
+                instrument.after(step, module)
+        except Exception as raised:
+            error = _named(step, raised)
+            for instrument in reversed(watching):
+                instrument.failed(step, module, error)
+            if error is raised:
+                raise
+            raise error from raised
+
+
+def _named(step: Step, error: Exception) -> Error:
+    """The error as the user reads it, with the pass it happened in."""
+    if isinstance(error, Error):
+        error.add_note(f"in the pass {step}, number {step.index} of {len(step.pipeline)}")
+        return error
+    kind = type(error).__name__
+    return Error(
+        f"the pass {step} (number {step.index} of {len(step.pipeline)}) has a bug: {kind}: {error}"
+    )
