@@ -80,6 +80,10 @@ class Backend(Protocol):
         """Everything in the module that this backend cannot run, all at once."""
         ...
 
+    def covers(self, cls: type[Op]) -> bool:
+        """Whether it has operations of this class itself, without their expansion."""
+        ...
+
     def emit(self, module: Module, folder: Path, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Write what this backend needs into an existing folder; returns facts for the manifest.
 

@@ -45,7 +45,7 @@ def expansion(op: Op) -> Expansion:
 def in_order(results: Iterable[Value]) -> list[Op]:
     """The operations behind `results`, every one after those it uses."""
     order: dict[Op, None] = {}
-    stack = [value.producer for value in results]
+    stack = [value.producer for value in results][::-1]
     while stack:
         op = stack[-1]
         if op is None or op in order:
@@ -53,7 +53,7 @@ def in_order(results: Iterable[Value]) -> list[Op]:
             continue
         waiting = [p for v in op.operands if (p := v.producer) is not None and p not in order]
         if waiting:
-            stack += waiting
+            stack += reversed(waiting)
         else:
             order[op] = None
     return list(order)

@@ -6,7 +6,7 @@ if __name__ != "irc.frontends":
 from .module import Module as Module
 from .module import ModuleList as ModuleList
 from .module import Parameter as Parameter
+from .random_weights import random_weights as random_weights
 from .tensor import Tensor as Tensor
 from .trace import Spec as Spec
 from .trace import trace as trace
-from .random_weights import random_weights as random_weights

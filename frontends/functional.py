@@ -12,7 +12,13 @@ from typing import Any
 
 from ..errors import Error, did_you_mean
 from ..source import here
+from .tensor import ShapeLike, Tensor
 from .wrappers import NOT_WRAPPED, wrapped, wrapper
+
+
+def reshape(x: Tensor, shape: ShapeLike) -> Tensor:
+    """The same elements in another shape; one size may be -1."""
+    return x.reshape(shape)
 
 
 def __getattr__(name: str) -> Any:

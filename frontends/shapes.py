@@ -113,14 +113,19 @@ def _cut(size: DimLike, item: Any, dim: int) -> tuple[DimLike, DimLike, int] | N
         if isinstance(start, int) and isinstance(size, int) and not 0 <= start < size:
             raise Error(f"index {item} is outside dimension {dim}, which has {size}")
         return None if size == 1 else (start, start + 1, 1)
-    step = 1 if item.step is None else item.step
+    first, last, step = _ends(cast("Any", item))
     if not isinstance(step, int) or step < 1:
         raise Error("the step of a slice is a positive number; to reverse, use F.flip")
-    start = 0 if item.start is None else _bound(item.start, size)
-    stop = size if item.stop is None else _bound(item.stop, size)
+    start = _bound(first, size)
+    stop = size if last is None else _bound(last, size)
     if isinstance(start, int) and isinstance(stop, int):
         stop = max(start, stop)
     return None if (start, stop, step) == (0, size, 1) else (start, stop, step)
+
+
+def _ends(item: Any) -> tuple[Any, Any, Any]:
+    step = 1 if item.step is None else item.step
+    return 0 if item.start is None else item.start, item.stop, step
 
 
 def _bound(end: Any, size: DimLike) -> DimLike:

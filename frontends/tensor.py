@@ -324,8 +324,11 @@ def _values(
         rest = _listed(cls, fixed.pop())
     every = [*fixed, *(rest or ()), *optional.values()]
     kinds = [x.dtype for x in every if isinstance(x, Tensor)]
-    convert = lambda x: x.value if isinstance(x, Tensor) else _number(cls, x, kinds)  # noqa: E731
-    values = [convert(x) for x in fixed]
+
+    def convert(x: Any) -> Value:
+        return x.value if isinstance(x, Tensor) else _number(cls, x, kinds)
+
+    values: list[Any] = [convert(x) for x in fixed]
     if rest is not None:
         values.append([convert(x) for x in rest])
     return values, {n: None if x is None else convert(x) for n, x in optional.items()}
@@ -339,8 +342,7 @@ def _listed(cls: type[Op], tensors: Any) -> list[Any]:
 
 def _number(cls: type[Op], number: Any, kinds: list[str]) -> Value:
     """A Python or numpy number as a value."""
-    if isinstance(number, np.generic):
-        number = number.item()
+    number = _plain(number)
     if not isinstance(number, (bool, int, float)):
         raise Error(f"{cls.opname}: an operand is {_described(number)}, not a tensor")
     if isinstance(number, bool):
@@ -354,6 +356,10 @@ def _number(cls: type[Op], number: Any, kinds: list[str]) -> Value:
     if dtype is None:
         raise Error(f"{cls.opname}: {number} has no dtype here; write F.full({number}, dtype=...)")
     return one("full", value=_exact(cls, number, dtype), dtype=dtype).value
+
+
+def _plain(number: Any) -> Any:
+    return cast("Any", number).item() if isinstance(number, np.generic) else number
 
 
 def _exact(cls: type[Op], number: int | float, dtype: str) -> int | float:

@@ -24,7 +24,7 @@ from .tracer import Tracer, begin
 
 @dataclass(frozen=True)
 class Spec:
-    """dtype and shape of an input; sizes are numbers, or symbols as text: `Spec("i32", ("B", "S"))`."""
+    """dtype and shape of an input, as in `Spec("i32", ("B", "S"))`; text names a symbol."""
 
     dtype: str
     shape: tuple[Any, ...] = ()
@@ -81,7 +81,9 @@ def _run(model: Callable[..., Any], tracer: Tracer, aliases: Mapping[str, str], 
         function.results = _declared(named, values, aliases, function)
     except Error as error:
         raise error.at(loc=loc) from None
-    function.append(Return(values, loc=loc))
+    returned = Return(values)
+    returned.loc = loc
+    function.append(returned)
 
 
 def _input_type(name: str, spec: Any) -> TensorType:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import keyword
 import types
 import typing
 from collections.abc import Callable
 from typing import Any, Literal
 
-from .. import ops as _declarations
 from ..attributes import Number, choices, kind_name
 from ..core import Function, Op
 from ..declare import REGISTRY
 from ..dims import DimLike
 from ..errors import Error
+from ..ops.control import Return
 from ..source import here
 from .shapes import as_dim, as_shape
 from .tensor import apply
 
 NOT_WRAPPED = {
-    "return": "what a model returns becomes the return of the traced function",
+    Return.opname: "what a model returns becomes the return of the traced function",
 }
 
 
@@ -33,11 +34,14 @@ def wrapped() -> dict[str, type[Op]]:
     return {function_name(op): cls for op, cls in REGISTRY.items() if op not in NOT_WRAPPED}
 
 
-def signature(cls: type[Op], annotated: bool = False) -> str:
+def signature(cls: type[Op], annotated: bool = False) -> list[str]:
     """The parameters: operands, attributes without a default, then by keyword all that may be
     left out. With `annotated`, as a type checker reads them."""
     defaults = cls.attribute_defaults
-    note = (lambda kind: f": {kind}") if annotated else (lambda _: "")  # noqa: E731
+
+    def note(kind: str) -> str:
+        return f": {kind}" if annotated else ""
+
     plain = list(cls.operand_names)
     parts = [name + note("Operand") for name in plain]
     if cls.variadic:
@@ -45,11 +49,13 @@ def signature(cls: type[Op], annotated: bool = False) -> str:
     for name, kind in cls.attribute_types.items():
         if name not in defaults:
             parts.append(name + note(_annotation(kind)))
-    late = [name + note("Operand | None") + _equals("None", annotated) for name in cls.optional_names]
+    late = [
+        name + note("Operand | None") + _equals("None", annotated) for name in cls.optional_names
+    ]
     for name, kind in cls.attribute_types.items():
         if name in defaults:
             late.append(name + note(_annotation(kind)) + _equals(repr(defaults[name]), annotated))
-    return ", ".join([*parts, *(["*", *late] if late else [])])
+    return [*parts, *(["*", *late] if late else [])]
 
 
 def returns(cls: type[Op]) -> str:
@@ -62,7 +68,7 @@ def returns(cls: type[Op]) -> str:
 def documentation(cls: type[Op]) -> str:
     """The docstring of the operation and the kinds of its attributes."""
     kinds = [f"    {name}: {kind_name(kind)}" for name, kind in cls.attribute_types.items()]
-    text = (cls.__doc__ or "").strip()
+    text = inspect.cleandoc(cls.__doc__ or "")
     return "\n".join([text, "", "Attributes:", *kinds]) if kinds else text
 
 
@@ -76,7 +82,7 @@ def wrapper(cls: type[Op]) -> Callable[..., Any]:
     )
     result = "(result,)" if returns(cls) == "Tensor" else "result"
     source = (
-        f"def {name}({signature(cls)}):\n"
+        f"def {name}({', '.join(signature(cls))}):\n"
         f" {result} = apply(cls, ({operands}), {{{optional}}}, {{{attributes}}})\n"
         " return result\n"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ FORMAT = 1
 MANIFEST = "config.json"
 MODULE = "module.irc"
 REPORT = "report.html"
+_OWN = "manifest"  # the key of the manifest's own hash
 # Loading reads files up to this size whole; of larger ones it reads samples, `irc doctor` all.
 _READ_WHOLE = 64 * 1024 * 1024
 
@@ -26,6 +28,7 @@ _KEYS: dict[str, type] = {
     "pipeline": str,
     "dtype": str,
     "dims": dict,
+    "program": dict,
     "files": dict,
     "weights": dict,
 }
@@ -54,9 +57,30 @@ def write_manifest(folder: Path, facts: Mapping[str, Any], weights: Mapping[str,
         written: {"size": path.stat().st_size, "hash": sampled(path)}
         for written, path in weights.items()
     }
-    text = json.dumps(manifest, indent=2, ensure_ascii=False)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    manifest[_OWN] = _own_hash(manifest)
+    (folder / MANIFEST).write_text(_json(manifest), encoding="utf-8")
     return manifest
+
+
+def _own_hash(manifest: Manifest) -> str:
+    """The hash of everything else in a manifest, so that an edited one is not believed."""
+    rest = {key: value for key, value in manifest.items() if key != _OWN}
+    return f"sha256:{hashlib.sha256(_json(rest).encode()).hexdigest()}"
+
+
+def _json(manifest: Manifest) -> str:
+    """JSON with a line per entry, and per entry of an entry."""
+    lines: list[str] = []
+    for key, value in manifest.items():
+        text = json.dumps(value, ensure_ascii=False)
+        if isinstance(value, dict) and value:
+            entries = cast("dict[str, Any]", value).items()
+            inner = [
+                f"    {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in entries
+            ]
+            text = "{\n" + ",\n".join(inner) + "\n  }"
+        lines.append(f"  {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -87,6 +111,8 @@ def read_manifest(folder: Path) -> Manifest:
     for key, kind in _KEYS.items():
         if not isinstance(manifest.get(key), kind):
             raise Error(f"{path} has no {key!r} of the right kind; compile again")
+    if manifest.get(_OWN) != _own_hash(manifest):
+        raise Error(f"{path} was changed after it was compiled; compile again")
     return manifest
 
 

@@ -16,62 +16,62 @@ if TYPE_CHECKING:
 Number = int | float | bool
 
 
-def _wrong(value: Any, wanted: str) -> Error:
-    return Error(f"the attribute value {value!r} is not {wanted}")
+def _wrong(value: Any, wanted: str, where: str) -> Error:
+    return Error(f"{where} is {value!r}, but it must be {wanted}")
 
 
-def _int(value: Any) -> int:
+def _int(value: Any, where: str) -> int:
     if type(value) is int:
         return value
     if not isinstance(value, bool) and hasattr(value, "__index__"):
         return int(value.__index__())
-    raise _wrong(value, "an integer")
+    raise _wrong(value, "an integer", where)
 
 
-def _float(value: Any) -> float:
-    if value is None or isinstance(value, (bool, str, tuple)):
-        raise _wrong(value, "a number")
+def _float(value: Any, where: str) -> float:
+    if value is None or isinstance(value, (bool, str, tuple, list)):
+        raise _wrong(value, "a number", where)
     try:
         return float(value)
     except TypeError:
-        raise _wrong(value, "a number") from None
+        raise _wrong(value, "a number", where) from None
 
 
-def _bool(value: Any) -> bool:
+def _bool(value: Any, where: str) -> bool:
     if isinstance(value, bool):
         return value
-    raise _wrong(value, "true or false")
+    raise _wrong(value, "true or false", where)
 
 
-def _str(value: Any) -> str:
+def _str(value: Any, where: str) -> str:
     if isinstance(value, str):
         return str(value)
-    raise _wrong(value, "a string")
+    raise _wrong(value, "a string", where)
 
 
-def _dim(value: Any) -> DimLike:
-    return value if isinstance(value, Dim) else _int(value)
+def _dim(value: Any, where: str) -> DimLike:
+    return value if isinstance(value, Dim) else _int(value, where)
 
 
-def _number(value: Any) -> Number:
-    return value if isinstance(value, (bool, int)) else _float(value)
+def _number(value: Any, where: str) -> Number:
+    return value if isinstance(value, (bool, int)) else _float(value, where)
 
 
-def _items(check: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    def convert(value: Any) -> tuple[Any, ...]:
+def _items(check: Callable[[Any, str], Any]) -> Callable[[Any, str], tuple[Any, ...]]:
+    def convert(value: Any, where: str) -> tuple[Any, ...]:
         if not isinstance(value, (tuple, list)):
-            raise _wrong(value, "a list")
+            raise _wrong(value, "a list", where)
         items = typing.cast("list[Any]", value)
-        return tuple([check(item) for item in items])
+        return tuple([check(item, f"an item of {where}") for item in items])
 
     return convert
 
 
-def _any(value: Any) -> Any:
+def _any(value: Any, where: str) -> Any:
     return value
 
 
-CHECKERS: dict[str, Callable[[Any], Any]] = {
+CHECKERS: dict[str, Callable[[Any, str], Any]] = {
     "check_int": _int,
     "check_float": _float,
     "check_bool": _bool,
@@ -118,15 +118,16 @@ def _checker(kind: Any) -> str:
     return "any"
 
 
-def checking_line(name: str, kind: Any) -> str:
-    """The line of a generated constructor that checks and converts one attribute."""
+def checking_line(op: str, name: str, kind: Any) -> str:
+    """The line of a generated constructor of `op` that checks and converts one attribute."""
     checker = _checker(kind)
     plain, optional = _split_optional(kind)
     fast = plain if plain in _SCALARS else str if checker == "str" else None
     guard = [f"{name}.__class__ is not {fast.__name__}"] if fast else []
     guard += [f"{name} is not None"] if optional else []
     test = " and ".join(guard) or "True"
-    return f" if {test}: {name} = check_{checker}({name})"
+    where = repr(f"{name} of {op}")
+    return f" if {test}: {name} = check_{checker}({name}, {where})"
 
 
 def choices(kind: Any) -> tuple[str, ...]:

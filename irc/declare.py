@@ -6,6 +6,8 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterable
+from functools import cache
+from types import CodeType
 from typing import Any, TypeVar, cast, dataclass_transform, overload
 
 from . import attributes
@@ -193,6 +195,12 @@ def _build(cls: type[Op], name: str, memo: bool) -> type[Op]:
     return new
 
 
+@cache
+def _code(source: str) -> CodeType:
+    """Compiled once for the many operations whose operands and attributes have the same names."""
+    return compile(source, "<operation>", "exec")
+
+
 def _positional(i: int) -> Callable[[Op], Value]:
     return lambda op: op.operands[i]
 
@@ -248,7 +256,7 @@ def _generate(
     init.append(f" self.operands = operands = {operands}")
     init.append(f" self.present = {'present' if maybe else '()'}")
     for a, kind in attrs.items():
-        init.append(attributes.checking_line(a, kind))
+        init.append(attributes.checking_line(name, a, kind))
         init.append(f" self.{a} = {a}")
     init.append(" self.loc = loc; self.parent = self.prev = self.next = None; self.results = ()")
     if memo:
@@ -281,6 +289,6 @@ def _generate(
         **attributes.CHECKERS,
         **{f"default_{a}": value for a, value in defaults.items()},
     }
-    exec("\n".join(init + key), scope)
+    exec(_code("\n".join(init + key)), scope)
     scope["__init__"].__qualname__ = f"{name}.__init__"
     return {"__init__": scope["__init__"], "type_key": scope["type_key"]}

@@ -95,11 +95,11 @@ def result_types(op: Op, outs: tuple[TensorType, ...]) -> tuple[TensorType, ...]
             f"{'.'.join(where[name])}; put an all_gather before it",
             op,
         )
-    partial = _passed_sums(op)
     words = [named_dims(w, t.rank) for w, t in zip(_each(rule.results, outs), outs, strict=True)]
     kept = {name for names in words for name in names}
     lost = [a for name, axes in where.items() if name not in kept for a in axes]
     _check_addends(op, lost)
+    partial = _passed_sums(op, lost)
     done: list[TensorType] = []
     for out, names in zip(outs, words, strict=True):
         axes = tuple(where.get(n, ()) for n in names)
@@ -118,6 +118,12 @@ def _axes_by_name(op: Op, rule: Rule) -> dict[str, Axes]:
     operands = list(op.named_operands())
     for (name, value), (_, words) in zip(operands, operand_words(op, rule), strict=True):
         for word, size, axes in zip(words, value.type.shape, value.type.axes, strict=True):
+            if word == "1" and axes:
+                raise Error(
+                    f"{op.opname} repeats a dimension of size 1 in {name}, so it cannot be split "
+                    f"over {'.'.join(axes)}; put an all_gather before it",
+                    op,
+                )
             if word == "1" or (size == 1 and not axes and word.startswith(".")):
                 continue  # a broadcast dimension fits any split
             other, _, known = seen.setdefault(word, (name, size, axes))
@@ -139,31 +145,38 @@ def _disagreement(op: Op, word: str, a: str, a_axes: Axes, b: str, b_axes: Axes)
     )
 
 
-def _passed_sums(op: Op) -> Axes:
-    """The pending sums that pass through; an Error where the operation is not additive in them."""
-    pending = {name: v.type.partial for name, v in op.named_operands() if v.type.partial}
+def _passed_sums(op: Op, lost: list[str]) -> Axes:
+    """The pending sums that pass through; an Error where the operation is not additive in them.
+
+    What is added to a contraction over `lost` is pending over it as the contraction itself is.
+    """
+    addends: tuple[str, ...] = getattr(op, "addends", ())
+    partials = [
+        (name, tuple(a for a in v.type.partial if name not in addends or a not in lost))
+        for name, v in op.named_operands()
+    ]
+    pending = {name: partial for name, partial in partials if partial}
     if not pending:
         return ()
     axes = " ".join(sorted({axis for partial in pending.values() for axis in partial}))
-    if not op.sums:
+    wrong = {n: partial for n, partial in pending.items() if not any(n in g for g in op.sums)}
+    if wrong:
         raise Error(
-            f"{op.opname} needs complete operands, but {_list(pending)} is a partial sum over "
+            f"{op.opname} needs complete operands, but {_list(wrong)} is a partial sum over "
             f"{axes}; put an all_reduce before it",
             op,
         )
-    here = {name for name, _ in op.named_operands()}
-    groups = [group & here for group in op.sums]
+    groups = [group & {name for name, _ in partials} for group in op.sums]
     fits = next((g for g in groups if g >= pending.keys()), None)
     if fits is None:
         raise Error(f"{op.opname} multiplies partial sums ({_list(pending)}); complete one", op)
-    partials = {v.type.partial for name, v in op.named_operands() if name in fits}
-    if len(partials) > 1:
+    if len({partial for name, partial in partials if name in fits}) > 1:
         raise Error(
             f"{op.opname} mixes a partial sum over {axes} with a complete value; "
             "put an all_reduce before it",
             op,
         )
-    return partials.pop()
+    return next(iter(pending.values()))
 
 
 def _check_addends(op: Op, lost: list[str]) -> None:

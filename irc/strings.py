@@ -11,7 +11,9 @@ def quote(text: str) -> str:
 
 
 def unquote(literal: str) -> str:
-    """The text of a literal; a ValueError where it is none."""
+    """The text of a literal, quotes included; a ValueError where it cannot be read."""
+    if "\\" not in literal and literal.isprintable() and len(literal) > 1:
+        return literal[1:-1]
     text = json.loads(literal)
     if not isinstance(text, str):
         raise ValueError(f"{literal} is not a string literal")

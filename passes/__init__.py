@@ -1,4 +1,13 @@
-"""Transformations of modules: one file per pass, plus the registry."""
+"""Transformations of modules: one file per pass. Importing this registers them all."""
 
 if __name__ != "irc.passes":
     raise ImportError("import irc.passes, not passes: a bare import loads a second copy")
+
+from . import canonicalize as canonicalize
+from . import cse as cse
+from . import dce as dce
+from . import expand as expand
+from . import fold as fold
+from . import fuse_qkv as fuse_qkv
+from . import gated_mlp as gated_mlp
+from . import inline as inline

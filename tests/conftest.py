@@ -8,6 +8,11 @@ import pytest
 ORACLE = ("torch", "transformers")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--update` is for tests/passes: see its conftest."""
+    parser.addoption("--update", action="store_true", help="rewrite EXPECT in tests/passes/*.irc")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run."""
     reasons = {"oracle": why_no_oracle(), "gpu": why_no_gpu()}

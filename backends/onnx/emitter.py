@@ -96,6 +96,15 @@ class Emitter:
         args = {str(a.name) for a in self.function.args}
         return [f"{n}.out" if n in args else n for n in self.function.result_names()]
 
+    def states(self) -> list[dict[str, str]]:
+        """Which input and output of the model are the same memory, and the result's name."""
+        names, results = self._output_names(), self.function.result_names()
+        args = self.function.args
+        return [
+            {"input": str(args[a].name), "output": names[i], "result": results[i]}
+            for i, a in self.function.aliases().items()
+        ]
+
     def _body(self, function: Function) -> None:
         for op in function:
             if op.opname != "return":
@@ -112,7 +121,7 @@ class Emitter:
         try:
             lowered = rule(self, op)
         except Error as error:
-            raise error.at(op)
+            raise error.at(op) from error.__cause__
         outs = [lowered] if isinstance(lowered, (str, Flat)) else list(lowered)
         for value, out in zip(op.results, outs, strict=True):
             self.bind(value, out)
@@ -240,8 +249,32 @@ class Emitter:
 
     def number(self, value: float | bool, dtype: str) -> str:
         """A scalar constant of an IR dtype."""
-        kind = numpy_dtype(self.dtype(dtype))
-        return self.graph.constant(np.asarray(value).astype(kind))
+        return self.graph.constant(np.asarray(value).astype(self.numpy(dtype)))
+
+    def cast64(self, value: Value) -> str:
+        """Integers as i64, which some operators insist on."""
+        return self.get(value) if value.type.dtype == "i64" else self.cast(self.get(value), "i64")
+
+    def onnx_dtype(self, dtype: str) -> int:
+        """The number that ONNX has for a dtype."""
+        return DTYPES[dtype]
+
+    def numpy(self, dtype: str) -> np.dtype[np.generic]:
+        """The numpy dtype in which values of an IR dtype are computed."""
+        return numpy_dtype(self.dtype(dtype))
+
+    def iota(self, size: DimLike) -> str:
+        """0, 1, ... size - 1, as i64."""
+        zero, one = self.number(0, "i64"), self.number(1, "i64")
+
+        def make() -> str:
+            end = self.number(size, "i64") if not isinstance(size, Dim) else self._scalar(size)
+            return self.add("Range", zero, end, one)
+
+        return self.cached(("iota", size), make)
+
+    def _scalar(self, dim: Dim) -> str:
+        return self.cached(("scalar", dim), lambda: self.add("Squeeze", self.dim(dim)))
 
     def ints(self, *values: int) -> str:
         """A constant list of i64."""
@@ -316,7 +349,7 @@ class Emitter:
 
     def filled(self, value: float, shape: Shape, dtype: str) -> str:
         """A tensor of one number."""
-        one = tensor(np.asarray([value]).astype(numpy_dtype(self.dtype(dtype))))
+        one = tensor(np.asarray([value]).astype(self.numpy(dtype)))
         return self.add("ConstantOfShape", self.sizes(shape), value=one)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
-from onnx import (
+from onnx.onnx_ml_pb2 import (
     AttributeProto,
     GraphProto,
     ModelProto,
@@ -86,20 +86,18 @@ class Graph:
         self.taken.add(name)
         return name
 
-    def node(
-        self, kind: str, *inputs: str, outputs: int = 1, **attributes: Attribute
-    ) -> tuple[str, ...]:
-        """Add a node; returns the names of its outputs."""
-        names = [self.fresh(f"{self.prefix}/{kind}") for _ in range(outputs)]
+    def several(self, count: int, kind: str, *inputs: str, **attributes: Attribute) -> list[str]:
+        """Add a node of `count` outputs; returns their names."""
+        names = [self.fresh(f"{self.prefix}/{kind}") for _ in range(count)]
         given = list(inputs)
         while given and not given[-1]:
             given.pop()  # an absent input at the end is not written
         self.nodes.append(Node(kind, given, names, attributes, self.node_name, self.where))
-        return tuple(names)
+        return [*names]
 
     def add(self, kind: str, *inputs: str, **attributes: Attribute) -> str:
         """Add a node of one output; returns the name of the output."""
-        return self.node(kind, *inputs, **attributes)[0]
+        return self.several(1, kind, *inputs, **attributes)[0]
 
     def constant(self, values: np.ndarray) -> str:
         """An initializer inside the model, named after its few numbers; equal ones are shared."""
@@ -190,6 +188,13 @@ def attribute(name: str, value: Attribute) -> AttributeProto:
         proto.type = AttributeProto.INTS
         proto.ints.extend(value)
     return proto
+
+
+def value_info_of(initializer: TensorProto) -> ValueInfoProto:
+    """The type of an initializer, as that of an input."""
+    info = value_info(initializer.name, "f32", list(initializer.dims))
+    info.type.tensor_type.elem_type = initializer.data_type
+    return info
 
 
 def value_info(name: str, dtype: str, shape: Sequence[DimLike]) -> ValueInfoProto:

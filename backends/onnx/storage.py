@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
-from onnx import TensorProto
+from onnx.onnx_ml_pb2 import TensorProto
 
 from irc.backends.onnx.graph import DTYPES, entries
 from irc.checkpoint import Extent, Reader
@@ -96,7 +96,7 @@ class Storage:
                         _copy(placed.extent, out.fileno(), placed.offset)
                     else:
                         for block in self.reader.stream(placed.ref, self.rank):
-                            out.write(memoryview(block.reshape(-1).view("u1")))
+                            out.write(block.tobytes())
                         out.flush()
         except OSError as error:
             raise Error(f"cannot write {path}: {error.strerror or error}") from None
@@ -131,7 +131,9 @@ def _copy(extent: Extent, target: int, offset: int) -> None:
     with open(extent.path, "rb") as source:
         done = _copy_inside(source.fileno(), target, extent, offset)
         while done < extent.nbytes:
-            block = os.pread(source.fileno(), min(8 << 20, extent.nbytes - done), extent.offset + done)
+            block = os.pread(
+                source.fileno(), min(8 << 20, extent.nbytes - done), extent.offset + done
+            )
             if not block:
                 raise Error(f"{extent.path} became shorter while it was read")
             done += os.pwrite(target, block, offset + done)

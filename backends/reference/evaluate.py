@@ -25,16 +25,20 @@ def evaluate(
     *,
     weights: Given | Weights | None = None,
     function: str | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Array]:
     """The results by name. A local module runs on all its ranks and gives those of rank 0.
 
     `base` is where relative paths of checkpoint files start. `weights` overrides weights by name.
-    `function` is another function than the main one. In the global view a value whose type is a
-    pending sum holds the finished sum, so collectives leave it as it is.
+    `function` is another function than the main one. `sizes` gives symbols that the shapes of the
+    inputs do not tell, such as B and S where only B*S is there. In the global view a value whose
+    type is a pending sum holds the finished sum, so collectives leave it as it is.
     """
     if module.local:
-        return evaluate_ranks(module, inputs, base, weights=weights, function=function)[0]
-    return _run(module, _chosen(module, function), [dict(inputs)], base, weights)[0]
+        return evaluate_ranks(
+            module, inputs, base, weights=weights, function=function, sizes=sizes
+        )[0]
+    return _run(module, _chosen(module, function), [dict(inputs)], base, weights, sizes or {})[0]
 
 
 def evaluate_ranks(
@@ -44,6 +48,7 @@ def evaluate_ranks(
     *,
     weights: Given | Weights | None = None,
     function: str | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> list[dict[str, Array]]:
     """The results of every rank of a local module, run in lockstep.
 
@@ -56,7 +61,7 @@ def evaluate_ranks(
     for name, given in inputs.items():
         for rank, array in enumerate(_per_rank(name, given, ranks)):
             per_rank[rank][name] = array
-    return _run(module, _chosen(module, function), per_rank, base, weights)
+    return _run(module, _chosen(module, function), per_rank, base, weights, sizes or {})
 
 
 def _chosen(module: Module, name: str | None) -> Function:
@@ -81,11 +86,12 @@ def _run(
     inputs: list[dict[str, Any]],
     base: Path | str | None,
     weights: Given | Weights | None,
+    known: Mapping[str, int],
 ) -> list[dict[str, Array]]:
     source = weights if isinstance(weights, Weights) else Weights(module, base, weights)
-    bound = [bind_inputs(function, given) for given in inputs]
+    bound = [bind_inputs(function, given, known) for given in inputs]
     args = [list(arrays) for arrays in zip(*(arrays for arrays, _ in bound), strict=True)]
-    executor = Executor(module, source, [sizes for _, sizes in bound])
+    executor = Executor(module, source, [found for _, found in bound])
     # Overflow to infinity and 0/0 are results like any other here, as they are on a GPU.
     with np.errstate(all="ignore"):
         results = executor.function(function, args)

@@ -25,13 +25,18 @@ def check_names(function: Function, given: Mapping[str, object]) -> None:
         raise Error(f"the input {', '.join(missing)} of @{function.name} is missing")
 
 
-def bind_inputs(function: Function, given: Mapping[str, object]) -> tuple[list[np.ndarray], Sizes]:
-    """The arguments as arrays in declared order, and the size of every symbol."""
+def bind_inputs(
+    function: Function, given: Mapping[str, object], known: Mapping[str, int]
+) -> tuple[list[np.ndarray], Sizes]:
+    """The arguments as arrays in declared order, and the size of every symbol.
+
+    `known` holds sizes of symbols that the shapes need not tell.
+    """
     check_names(function, given)
     arrays = [np.asarray(given[str(arg.name)]) for arg in function.args]
     for arg, array in zip(function.args, arrays, strict=True):
         _check_form(arg, array)
-    return arrays, _sizes(function, arrays)
+    return arrays, _sizes(function, arrays, known)
 
 
 def _check_form(arg: Value, array: np.ndarray) -> None:
@@ -44,10 +49,10 @@ def _check_form(arg: Value, array: np.ndarray) -> None:
         )
 
 
-def _sizes(function: Function, arrays: list[np.ndarray]) -> Sizes:
+def _sizes(function: Function, arrays: list[np.ndarray], known: Mapping[str, int]) -> Sizes:
     """The size of every symbol that a dimension such as `S`, `2*S` or `S + 1` determines."""
-    sizes: Sizes = {}
-    origin: dict[str, str] = {}
+    sizes: Sizes = dict(known)
+    origin: dict[str, str] = dict.fromkeys(known, "sizes")
     pending: list[tuple[Value, Dim, int]] = []
     for arg, array in zip(function.args, arrays, strict=True):
         for dim, size in zip(arg.type.shape, array.shape, strict=True):
@@ -86,9 +91,12 @@ def _check_shape(arg: Value, array: np.ndarray, sizes: Sizes, origin: dict[str, 
             continue
         shape = list(array.shape)
         if isinstance(bound, Dim):
+            names = " and ".join(bound.symbols())
+            many = len(list(bound.symbols())) > 1
+            why = f"; nothing tells {names} apart: give their sizes" if many else ""
             raise Error(
                 f"the input {arg.name} has the shape {shape}, which does not fit {arg.type}: "
-                f"dimension {at} is {dim}"
+                f"dimension {at} is {dim}{why}"
             )
         if not isinstance(dim, Dim):
             raise Error(f"the input {arg.name} has the shape {shape}, but it must be {arg.type}")

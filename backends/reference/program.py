@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from irc.backends.base import Arrays, Gap, Ports, ports_of, state_shape
+from irc.backends.lowering import STRUCTURE
 from irc.core import Module, Op
 from irc.dtypes import numpy_dtype
 from irc.errors import Error, did_you_mean
@@ -30,6 +31,12 @@ class ReferenceBackend:
     def unsupported(self, module: Module) -> list[Gap]:
         """Operations of third parties that say neither what they mean nor what they expand to."""
         return [Gap(op, "has neither evaluate nor expand") for op in module.ops() if not _runs(op)]
+
+    def covers(self, cls: type[Op]) -> bool:
+        """Whether the class says in numpy what it means, or is structure."""
+        if cls.opname in STRUCTURE or issubclass(cls, Collective):
+            return True
+        return cls.evaluate is not Op.evaluate
 
     def emit(self, module: Module, folder: Path, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Write the module's text; its weights stay where they are."""

@@ -2,9 +2,9 @@
 
 The text is the prose of Python's own documentation, as every CPython installation carries it:
 the help topics of `pydoc_data.topics` (the language reference), the docstrings of the standard
-library's modules and the Zen of Python (`this`). It is free to use under the Python Software
-Foundation License Version 2 (https://docs.python.org/3/license.html), copyright (c) 2001 and
-later, Python Software Foundation; all rights reserved. Grammar, code and markup are left out.
+library's modules and classes, and the Zen of Python (`this`). It is part of Python and free to
+use under the Python Software Foundation License Version 2, copyright (c) 2001 and later, Python
+Software Foundation (https://docs.python.org/3/license.html). Code and markup are left out.
 
 The checkpoint is in Hugging Face format: config.json, generation_config.json, model.safetensors
 (bfloat16), tokenizer.json and tokenizer_config.json.
@@ -29,20 +29,20 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 END = "<|end|>"  # id 0: between documents, both bos and eos
-VOCAB_SIZE = 1021
+VOCAB_SIZE = 1531
 TOKENS_PER_STEP, LEARNING_RATE = 4096, 3e-3
+NOISE = 0.05  # the share of input tokens replaced by random ones, so that no prompt is foreign
 WINDOWS = (128, 256, 512)  # the sequence lengths of the steps, taken in turn
 PROMPTS = ("The Python", "A function is", "An object", "Beautiful is", "When a class")
 
 PUNCTUATION = {0x2013: "-", 0x2014: " - ", 0x2018: "'", 0x2019: "'"}
 PUNCTUATION |= {0x201C: '"', 0x201D: '"', 0x2026: "..."}
+LEFT_OUT = ["encodings", "idlelib", "lib2to3", "site-packages", "test", "tkinter", "turtledemo"]
 LISTED = r"\s*(?:[*+-]|\d+\.) "  # how a list's item begins
-NOT_PROSE = re.compile(
-    r"(Changed|New|Deprecated|Added) (in|since) |(See|Module|Usage|Copyright|Written|Author) "
-)
+NOT_PROSE = re.compile(r"(Changed|New|Deprecated|Added) (in|since) |(See|Module|Copyright) ")
 
 
 def prose(text):
@@ -74,17 +74,18 @@ def corpus():
     """The documents to train on: paragraphs joined by newlines, no paragraph twice."""
     library = Path(sysconfig.get_path("stdlib"))
     texts = [text for _, text in sorted(pydoc_data.topics.topics.items())]
-    for path in sorted([*library.glob("[a-z]*.py"), *library.glob("[a-z]*/__init__.py")]):
-        if path.parent.name not in ("test", "idlelib", "lib2to3", "site-packages"):
-            texts.append(ast.get_docstring(ast.parse(path.read_bytes())) or "")
+    for path in sorted([*library.glob("[a-z]*.py"), *library.glob("[a-z]*/*.py")]):
+        if path.parent.name not in LEFT_OUT:
+            nodes = ast.walk(ast.parse(path.read_bytes()))
+            documented = [node for node in nodes if isinstance(node, ast.Module | ast.ClassDef)]
+            texts.append("\n\n".join(ast.get_docstring(node) or "" for node in documented))
     seen, documents = set(), []
     for text in texts:
         paragraphs = [p for p in prose(text) if not (p in seen or seen.add(p))]
         if paragraphs:
             documents.append("\n".join(paragraphs))
-    zen = ast.parse((library / "this.py").read_bytes()).body[0].value.value
-    documents.append(codecs.decode(zen, "rot13").split("\n\n")[1])
-    return documents
+    zen = (library / "this.py").read_text("utf-8").split('"""')[1]
+    return [*documents, codecs.decode(zen, "rot13").split("\n\n")[1]]
 
 
 def train_tokenizer(documents):
@@ -109,9 +110,9 @@ def train(model, tokenizer, documents, steps):
     print(f"{len(documents)} documents, {sum(map(len, documents))} characters, {size} tokens")
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
 
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.3)
     warmup = max(1, min(200, steps // 10))
-    losses, began = [], time.time()
+    losses, mean, began = [], math.nan, time.time()
     for step in range(steps):
         progress = max(0.0, (step - warmup) / max(1, steps - warmup))
         rate = min((step + 1) / warmup, 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
@@ -121,8 +122,10 @@ def train(model, tokenizer, documents, steps):
         first = torch.randint(size, (TOKENS_PER_STEP // window,))
         first[::2] = starts[torch.randint(len(starts), first[::2].shape)]  # paragraphs' starts
         batch = data[first[:, None] + torch.arange(window)]
+        noise = torch.randint_like(batch, VOCAB_SIZE)
+        noisy = torch.where(torch.rand(batch.shape) < NOISE, noise, batch)
         with torch.autocast("cpu", torch.bfloat16):
-            loss = model(input_ids=batch, labels=batch, use_cache=False).loss
+            loss = model(input_ids=noisy, labels=batch, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -142,28 +145,26 @@ def save(model, tokenizer, folder):
     config.update(rope_theta=10000.0, rope_scaling=None, torch_dtype="bfloat16")
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **{"bos_token": END, "eos_token": END, "model_max_length": 512},
-        "clean_up_tokenization_spaces": False,
-    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512}
+    settings |= {"bos_token": END, "eos_token": END, "clean_up_tokenization_spaces": False}
     (folder / "model.safetensors").chmod(0o644)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def show(folder):
     """Print greedy text from the saved checkpoint, computed in float32."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for prompt in PROMPTS:
-        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-        output = model.generate(**inputs, max_new_tokens=60, do_sample=False)
-        print(f"[{prompt}]{tokenizer.decode(output[0][inputs['input_ids'].shape[1] :])}\n")
+        ids = tokenizer(prompt)["input_ids"]
+        for _ in range(60):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        print(f"[{prompt}]{tokenizer.decode(ids).removeprefix(prompt)}\n")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--steps", type=int, default=3000)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2, help="part of what decides the result")
     parser.add_argument("--output", type=Path, default=Path(__file__).resolve().parent)
@@ -177,7 +178,7 @@ def main():
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=192,
-        intermediate_size=444,
+        intermediate_size=408,
         num_hidden_layers=4,
         num_attention_heads=6,
         num_key_value_heads=2,

@@ -1,7 +1,7 @@
 """Hugging Face checkpoint folders: config.json to a model, safetensors files to its weights.
 
-    module = load("Meta-Llama-3-8B", dtype="bf16")        # traced, every weight bound
-    bind(module, "Meta-Llama-3-8B")                       # only the weights, for a script's model
+module = load("Meta-Llama-3-8B", dtype="bf16")        # traced, every weight bound
+bind(module, "Meta-Llama-3-8B")                       # only the weights, for a script's model
 """
 
 from __future__ import annotations

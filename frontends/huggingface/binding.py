@@ -13,8 +13,14 @@ from ...weights import Cast, ConcatRef, FileRef, Ref, UnboundRef
 from .files import Checkpoint
 
 # Tensors that old checkpoints hold and no model reads: tables that are computed anew.
-BUFFERS = ("*.rotary_emb.inv_freq", "*.rotary_emb.cos_cached", "*.rotary_emb.sin_cached")
-BUFFERS += ("*.embeddings.position_ids", "*.attn.masked_bias", "*.attention.masked_bias")
+BUFFERS = (
+    "*.rotary_emb.inv_freq",
+    "*.rotary_emb.cos_cached",
+    "*.rotary_emb.sin_cached",
+    "*.embeddings.position_ids",
+    "*.attn.masked_bias",
+    "*.attention.masked_bias",
+)
 _CONVERTIBLE = ("f64", "f32", "f16", "bf16")
 _MOST_LINES = 20
 
@@ -48,7 +54,7 @@ def bind(
     spare = {name for names in (other_names or {}).values() for name in names}
     used = set(keys.values()) | spare
     wanted = [name for name in _parameters(module) if name not in keys]
-    for key in checkpoint.keys():
+    for key in checkpoint:
         if key not in used and not any(fnmatchcase(key, p) for p in (*BUFFERS, *ignore)):
             findings.extra.append(f"{key}{did_you_mean(key, wanted)}")
     bound = _Binder(module, checkpoint, keys)
@@ -93,7 +99,7 @@ def _chosen_keys(
         if known:
             keys[name] = known[0]
         else:
-            findings.missing.append(f"{name}{did_you_mean(name, checkpoint.keys())}")
+            findings.missing.append(f"{name}{did_you_mean(name, checkpoint)}")
     return keys
 
 
@@ -171,7 +177,5 @@ def _report(findings: _Findings, checkpoint: Checkpoint, module: Module) -> None
             for line in [*lines[:_MOST_LINES], *more]:
                 error.add_note(f"  {line}")
     if findings.extra:
-        error.add_note("tensors left out on purpose are named with ignore=[...], as in \"lm_head.*\"")
+        error.add_note('tensors left out on purpose are named with ignore=[...], as in "lm_head.*"')
     raise error
-
-

@@ -106,7 +106,8 @@ def _mistral(settings: Settings) -> LlamaConfig:
 
 
 def _qwen2(settings: Settings) -> LlamaConfig:
-    settings.integer("sliding_window", 0), settings.integer("max_window_layers", 0)
+    for unused in ("sliding_window", "max_window_layers"):  # without use_sliding_window
+        settings.integer(unused, 0)
     kinds = set(settings.words("layer_types")) - {"full_attention"}
     if settings.flag("use_sliding_window") or kinds:
         raise Error("config.json: irc does not support qwen2 with a sliding window in some layers")
@@ -156,7 +157,9 @@ def _rope(settings: Settings, features: int, longest: int) -> Rope:
     read = _ROPES.get(kind)
     if read is None:
         hint = did_you_mean(kind, _ROPES)
-        raise Error(f"config.json: no rope of type {kind!r} in irc{hint}; it has {', '.join(_ROPES)}")
+        raise Error(
+            f"config.json: no rope of type {kind!r} in irc{hint}; it has {', '.join(_ROPES)}"
+        )
     fraction = inner.number("partial_rotary_factor", settings.number("partial_rotary_factor", 1.0))
     if fraction != 1 and kind == "default":
         raise Error("config.json: partial_rotary_factor has no meaning in this model's rope")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -27,9 +28,9 @@ class Checkpoint:
             raise Error(f"there is no checkpoint folder {folder}")
         self._where = self._find()
 
-    def keys(self) -> list[str]:
-        """Every tensor, in the order of the index or of the headers."""
-        return list(self._where)
+    def __iter__(self) -> Iterator[str]:
+        """The key of every tensor, in the order of the index or of the headers."""
+        return iter(self._where)
 
     def __contains__(self, key: str) -> bool:
         return key in self._where
@@ -44,7 +45,9 @@ class Checkpoint:
         header = self._header(name)
         if key not in header:
             hint = did_you_mean(key, header)
-            raise Error(f"{self.folder / INDEX} says that {key!r} is in {name}, but it is not{hint}")
+            raise Error(
+                f"{self.folder / INDEX} says that {key!r} is in {name}, but it is not{hint}"
+            )
         return header[key]
 
     def _header(self, name: str) -> dict[str, Tensor]:
@@ -88,7 +91,9 @@ class Checkpoint:
             found: object = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise Error(f"cannot read {path}: {error}") from None
-        table: object = cast("dict[str, Any]", found).get("weight_map") if _is_object(found) else None
+        table: object = (
+            cast("dict[str, Any]", found).get("weight_map") if _is_object(found) else None
+        )
         if not isinstance(table, dict):
             raise Error(f"{path} has no weight_map from tensors to files")
         where = cast("dict[str, Any]", table)

@@ -9,8 +9,8 @@ from ...errors import Error
 
 # Keys that say nothing about what a forward pass computes: where the checkpoint came from, how it
 # was trained (dropout), how text is generated from it, and how many slices a product is taken in.
-HARMLESS = frozenset(
-    """_attn_implementation_autoset _name_or_path architectures attention_dropout auto_map
+_HARMLESS = """
+    _attn_implementation_autoset _name_or_path architectures attention_dropout auto_map
     bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
     decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
     encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
@@ -21,8 +21,9 @@ HARMLESS = frozenset(
     repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id
     suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p
     torch_dtype torchscript transformers_version typical_p unsloth_version use_bfloat16
-    use_cache""".split()
-)
+    use_cache
+"""
+HARMLESS = frozenset(_HARMLESS.split())
 _REQUIRED: Any = object()
 
 

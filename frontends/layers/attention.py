@@ -85,8 +85,8 @@ class Attention(Module):
             q = self.rope(q, positions, self.head_dim).named("q")
             k = self.rope(k, positions, self.head_dim).named("k")
         if cache is not None and past is not None:
-            k = F.cache_update(cache.keys, k, past)
-            v = F.cache_update(cache.values, v, past)
+            k = F.cache_update(cache.keys, k, past).named("keys")
+            v = F.cache_update(cache.values, v, past).named("values")
         mixed = F.attention(
             q,
             k,

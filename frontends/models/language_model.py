@@ -44,7 +44,7 @@ def input_specs(sizes: Sizes, dtype: str) -> dict[str, Spec]:
         "logit_positions": Spec("i32", ("B", "T")),
     }
     cache = Spec(dtype, ("B", sizes.kv_heads, "C", sizes.head_size))
-    return specs | {name: cache for name in cache_names(sizes.num_hidden_layers)}
+    return specs | dict.fromkeys(cache_names(sizes.num_hidden_layers), cache)
 
 
 def cache_names(layers: int) -> list[str]:

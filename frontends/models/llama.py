@@ -5,7 +5,7 @@ Touvron et al., 2023; names of parameters as in Hugging Face checkpoints.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...errors import Error
 from ..layers import Attention, Embedding, GatedMLP, Linear, RmsNorm, Rope
@@ -32,7 +32,7 @@ class LlamaConfig:
     hidden_act: str = "silu"
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
-    rope: Rope = Rope()
+    rope: Rope = field(default_factory=Rope)
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False

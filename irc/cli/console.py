@@ -60,7 +60,8 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
 
 def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
     """Rows as a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
+    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    lines = [header, ["---"] * len(header), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

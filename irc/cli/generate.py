@@ -55,14 +55,16 @@ def run(args: Namespace) -> int:
         pieces.append(text)
         say(text)
 
-    if args.raw_ids:
-        summary = model.generate_ids(ids, args.max_new_tokens, lambda token: emit(f"{token} "))
-    else:
-        summary = model.generate_text(ids, args.max_new_tokens, emit)
+    try:
+        if args.raw_ids:
+            summary = model.generate_ids(ids, args.max_new_tokens, lambda token: emit(f"{token} "))
+        else:
+            summary = model.generate_text(ids, args.max_new_tokens, emit)
+    finally:
+        say("\n")
     if args.json:
         print_json({"prompt": prompt, "text": "".join(pieces), **summary.as_json()})
         return 0
-    say("\n")
     warn(
         f"{summary.prompt_tokens} tokens of prompt at {summary.prefill_rate:.1f} tokens/s, "
         f"{len(summary.tokens)} new at {summary.decode_rate:.1f} tokens/s ({_WHY[summary.stop]})"

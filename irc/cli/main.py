@@ -60,9 +60,13 @@ def main(argv: list[str] | None = None) -> int:
         _drop_output()
         return 1
     except Exception as error:
+        _debug()
+        package = _missing_package(error)
+        if package:
+            warn(error_line(f"the package {package} is not installed: pip install {package}"))
+            return 1
         from .crash import apology
 
-        _debug()
         warn(error_line(apology(error, words)))
         return _OUR_FAULT
 
@@ -134,6 +138,13 @@ def _debug() -> None:
         import traceback
 
         traceback.print_exc()
+
+
+def _missing_package(error: Exception) -> str:
+    """The package whose absence is the error, if it is one of others."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    package = (name or "").partition(".")[0]
+    return "" if package == "irc" else package
 
 
 def _sentence(error: OSError) -> str:

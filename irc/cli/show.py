@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import cast
 
 from ..artifact import is_artifact, read_manifest
 from ..errors import Error, did_you_mean
@@ -71,7 +72,7 @@ def _print_stats(stats: dict[str, object]) -> None:
     rows: list[tuple[str, str]] = []
     for key, value in stats.items():
         if isinstance(value, dict):
-            counts: dict[str, object] = value
+            counts = cast("dict[str, int]", value)
             rows.append((key, str(len(counts))))
             rows += [(f"  {name}", str(count)) for name, count in counts.items()]
         elif key == "weight_bytes" and isinstance(value, int):

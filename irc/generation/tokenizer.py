@@ -31,8 +31,8 @@ class Tokenizer:
         path = folder / TOKENIZER
         if not path.is_file():
             raise Error(
-                f"{folder} has no {TOKENIZER}; put one into the checkpoint (a tokenizer.model has to "
-                "be converted to it) and compile again, or give token ids with --raw-ids"
+                f"{folder} has no {TOKENIZER}; put one into the checkpoint (a tokenizer.model has "
+                "to be converted to it) and compile again, or give token ids with --raw-ids"
             )
         from tokenizers import Tokenizer as Engine
 

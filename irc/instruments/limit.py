@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from ..core import Module
 from ..errors import Error
 from ..pipeline.run import Instrument, Step
+from ..pipeline.text import Pipeline
 from ..rewrite.watch import Watch, watching
 
 
@@ -33,6 +34,10 @@ class Limit(Instrument):
         self.last: dict[str, str] = {}
         self._stack = ExitStack()
         self._watch = Watch()
+
+    def start(self, module: Module, pipeline: Pipeline) -> None:
+        for name in self.limits:
+            pipeline.require(name, "--limit")
 
     def before(self, step: Step, module: Module) -> None:
         name = step.pass_.name

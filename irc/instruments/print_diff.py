@@ -24,6 +24,12 @@ class PrintDiff(Instrument):
 
     def after(self, step: Step, module: Module) -> None:
         new, label = print_module(module), f"after {step}"
-        lines = (text.splitlines(keepends=True) for text in (self._text, new))
-        self.out.writelines(difflib.unified_diff(*lines, self._label, label, n=self.context))
+        diff = difflib.unified_diff(
+            self._text.splitlines(keepends=True),
+            new.splitlines(keepends=True),
+            self._label,
+            label,
+            n=self.context,
+        )
+        self.out.writelines(diff)
         self._text, self._label = new, label

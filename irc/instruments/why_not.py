@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from ..core import Module
-from ..errors import Error, did_you_mean
 from ..pipeline.run import Instrument, Step
 from ..pipeline.text import Pipeline
 from ..rewrite.watch import Miss, Watch, watching
@@ -20,10 +19,7 @@ class WhyNot(Instrument):
         self._stack = ExitStack()
 
     def start(self, module: Module, pipeline: Pipeline) -> None:
-        names = [pass_.name for pass_ in pipeline]
-        if self.pass_name not in names:
-            hint = did_you_mean(self.pass_name, names)
-            raise Error(f"--why-not {self.pass_name}: the pipeline has no such pass{hint}")
+        pipeline.require(self.pass_name, "--why-not")
 
     def before(self, step: Step, module: Module) -> None:
         if step.pass_.name == self.pass_name:

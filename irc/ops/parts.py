@@ -72,7 +72,7 @@ class Slice(Op):
         return x[(*before, slice(start, stop, self.step))]
 
 
-@operation("split")
+@operation("split", sums="x")
 class Split(Op):
     """Consecutive parts of dimension `dim`, of the given sizes, which add up to the whole."""
 
@@ -102,7 +102,7 @@ class Split(Op):
         return tuple(np.split(x, ends, self.dim))
 
 
-@operation("concat")
+@operation("concat", sums="values")
 class Concat(Op):
     """The operands one after the other along dimension `dim`; all else is equal in them."""
 
@@ -130,7 +130,7 @@ class Concat(Op):
         return np.concatenate(values, self.dim)
 
 
-@operation("stack")
+@operation("stack", sums="values")
 class Stack(Op):
     """The operands, all of one shape, along a new dimension, which is `dim` of the result."""
 

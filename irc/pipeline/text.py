@@ -41,6 +41,14 @@ class Pipeline:
     def __len__(self) -> int:
         return len(self.passes)
 
+    def require(self, name: str, option: str) -> None:
+        """An Error that names the option if there is no pass of this name."""
+        names = [pass_.name for pass_ in self.passes]
+        if name not in names:
+            raise Error(
+                f"{option} {name}: the pipeline has no such pass{did_you_mean(name, names)}"
+            )
+
 
 def parse_pipeline(text: str) -> Pipeline:
     """The passes that `text` names; a TextError points at what cannot be read."""

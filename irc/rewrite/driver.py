@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections import deque
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from time import perf_counter
 from typing import Any, NamedTuple, cast
 
+from ..collector import collector_paused
 from ..core import Function, Module, Op, Value
 from ..errors import Error
 from .compile import Matcher
@@ -36,23 +35,11 @@ def apply_rules(target: Module | Function, rules: Iterable[Rule]) -> Stats:
     watch = current_watch()
     functions = target.functions.values() if isinstance(target, Module) else (target,)
     for function in functions:
-        with _collector_paused():
+        with collector_paused():
             _Driver(function, chosen, stats).run(watch)
         if watch is not None and watch.collect:
             explain_misses(function, chosen, watch)
     return stats
-
-
-@contextmanager
-def _collector_paused() -> Generator[None]:
-    """No garbage collection inside: one would walk the whole graph to free little."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 class _Driver:

@@ -97,6 +97,15 @@ class Alternatives(Pattern):
 
     choices: tuple[Pattern, ...]
 
+    def capture(self, name: str) -> Alternatives:
+        """The alternatives, capturing whichever operation it is; all must be operations."""
+        captured: list[Pattern] = []
+        for choice in self.choices:
+            if not isinstance(choice, OpPattern):
+                raise Error(f"only an operation is captured by capture({name!r}), not {choice!r}")
+            captured.append(choice.capture(name))
+        return Alternatives(tuple(captured))
+
 
 PatternLike: TypeAlias = Pattern | str
 

@@ -37,10 +37,13 @@ class Watch:
     last: str = ""
     misses: list[Miss] = field(default_factory=list[Miss])
     reason: str | None = None  # of the rule that declined last
+    outer: Watch | None = None  # the watch around this one, which has a say too
 
     def ask(self, what: str, op: Op) -> bool:
         """Whether one more rewrite may be made; if so it is counted."""
         if self.limit is not None and self.made >= self.limit:
+            return False
+        if self.outer is not None and not self.outer.ask(what, op):
             return False
         self.made += 1
         self.last = f"{place(op)}: {what}"
@@ -53,6 +56,7 @@ _current: ContextVar[Watch | None] = ContextVar("irc_rewrite_watch", default=Non
 @contextmanager
 def watching(watch: Watch) -> Generator[Watch]:
     """Everything rewritten inside is seen by `watch`."""
+    watch.outer = _current.get()
     token = _current.set(watch)
     try:
         yield watch

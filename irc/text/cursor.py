@@ -36,13 +36,14 @@ class Cursor:
         return self.tokens[self.index + 1] if self.token else ""
 
     def advance(self) -> None:
-        """Go to the next token."""
-        self.jump(self.index + 1)
+        """Go to the next token; never called at the end."""
+        self.index += 1
+        self.token = self.tokens[self.index]
 
     def jump(self, index: int) -> None:
         """Go to the token at `index`."""
-        self.index = min(index, len(self.tokens) - 1)
-        self.token = self.tokens[self.index]
+        self.index = index
+        self.token = self.tokens[index]
 
     def fail(
         self, message: str, back: int = 0, index: int | None = None, inside: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+from ..collector import collector_paused
 from ..core import Function, Module, Op, Result, Value, Weight
 from ..declare import REGISTRY
 from ..errors import Error, TextError, did_you_mean
@@ -26,7 +27,8 @@ def parse_module(text: str, filename: str = "<text>") -> Module:
 
     cursor = Cursor(text, filename)
     try:
-        return _Parser(cursor).module()
+        with collector_paused():
+            return _Parser(cursor).module()
     except TextError:
         raise
     except Error as error:

@@ -25,6 +25,7 @@ FACTS = {
     "pipeline": "",
     "dtype": "f32",
     "dims": {},
+    "program": {},
 }
 
 
@@ -72,7 +73,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, failure: type[BaseException]) 
 
 
 def test_a_failure_keeps_parents_that_others_use(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="^$"), whole_folder(tmp_path / "a" / "out", replaceable):
+    with pytest.raises(ValueError, match=r"^$"), whole_folder(tmp_path / "a" / "out", replaceable):
         (tmp_path / "a" / "other").write_text("mine")
         raise ValueError
     assert entries(tmp_path / "a") == ["other"]
@@ -91,7 +92,7 @@ def test_an_artifact_is_replaced(tmp_path: Path) -> None:
 def test_a_failure_keeps_the_artifact_that_was_there(tmp_path: Path) -> None:
     output = tmp_path / "out"
     make(output, old=b"1")
-    with pytest.raises(ValueError, match="^$"), whole_folder(output, replaceable):
+    with pytest.raises(ValueError, match=r"^$"), whole_folder(output, replaceable):
         raise ValueError
     assert entries(output) == ["config.json", "old"]
     assert entries(tmp_path) == ["out"]

@@ -93,9 +93,7 @@ def bound_dims(value: Any, sizes: dict[str, int]) -> Any:
     return bind(value, sizes) if isinstance(value, Dim) else value
 
 
-def build(
-    op: str, args: Sequence[Arg], values: Sequence[Value], attributes: dict[str, Any]
-) -> Op:
+def build(op: str, args: Sequence[Arg], values: Sequence[Value], attributes: dict[str, Any]) -> Op:
     """The operation called `op` over `values`, one per argument."""
     cls = op_class(op)
     plain = [v for a, v in zip(args, values, strict=True) if not a.name]
@@ -129,6 +127,13 @@ def module_of(
         function.append(Return(op.results))
     module.add_function(function)
     return module
+
+
+def operation(module: Module) -> Op:
+    """The operation that the module of an example is about."""
+    first = module.functions["forward"].first
+    assert first is not None
+    return first
 
 
 def inputs_of(

@@ -15,7 +15,7 @@ MIXED = Bad("cast one of them", (Arg((4,)), Arg((4,), "i64")))
 APART = Bad("do not broadcast", (Arg((4,)), Arg((3,))))
 NO_BOOL = Bad("takes numbers", (Arg((4,), "bool"), Arg((4,), "bool")))
 NO_INTEGERS = Bad("floating-point", (Arg((4,), "i32"), Arg((4,), "i32")))
-WRONG_ATTRIBUTE = Bad("up", (Arg((4,)),), {"low": "up"})
+WRONG_ATTRIBUTE = Bad("low of clip is 'up'", (Arg((4,)),), {"low": "up"})
 
 
 def distinct(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
@@ -42,7 +42,7 @@ def unary(op: str, *bad: Bad, dtypes: tuple[str, ...] = FLOATS, **drawn: Any) ->
     """A matrix with a symbol, and a scalar; `attributes` go to both."""
     attributes = drawn.pop("attributes", {})
     return [
-        Example(op, (Arg((B, 7), **drawn),), attributes, bad, dtypes, sizes={"B": 12}),
+        Example(op, (Arg((B, 8), **drawn),), attributes, bad, dtypes, sizes={"B": 12}),
         Example(op, (Arg((), **drawn),), attributes, dtypes=dtypes),
     ]
 
@@ -112,12 +112,16 @@ def _logic() -> list[Example]:
         found += binary(op, *bad, dtypes=NUMBERS, draw=distinct)
     for op in ("eq", "ne"):
         found.append(Example(op, (Arg((12,), "bool"), Arg((12,), "bool")), dtypes=("bool",)))
-    no_numbers = Bad("takes bool", (Arg((4,)), Arg((4,))))
     for op in ("and", "or"):
         shapes = (((12, 24), (12, 24)), ((12, 1), (5,)), ((), ()))
         for a, b in shapes:
             args = (Arg(a, "bool"), Arg(b, "bool"))
-            found.append(Example(op, args, bad=(no_numbers,), dtypes=("bool",)))
+            found.append(Example(op, args, dtypes=("bool",)))
+        bad = (
+            Bad("takes bool", (Arg((4,)), Arg((4,), "bool"))),
+            Bad("bool", (Arg((4,), "bool"), Arg((4,)))),
+        )
+        found.append(Example(op, (Arg((7,), "bool"), Arg((), "bool")), bad=bad, dtypes=("bool",)))
     found += unary("not", BOOL_ONLY, dtypes=("bool",))
     return found
 
@@ -139,11 +143,11 @@ def _where() -> list[Example]:
 def _cast() -> list[Example]:
     bad = (
         Bad("did you mean", (Arg((4,)),), {"dtype": "bf61"}),
-        Bad("dtype", (Arg((4,)),), {"dtype": 16}),
+        Bad("dtype of cast is 16", (Arg((4,)),), {"dtype": 16}),
     )
     return [
         *(
-            Example("cast", (Arg((B, 7)),), {"dtype": to}, bad, sizes={"B": 12})
+            Example("cast", (Arg((B, 8)),), {"dtype": to}, sizes={"B": 12})
             for to in (*FLOATS, "i32", "bool")
         ),
         *(
@@ -151,7 +155,7 @@ def _cast() -> list[Example]:
             for to in ("f32", "bf16", "i64", "i8", "u8", "bool")
         ),
         Example("cast", (Arg((12,), "bool"),), {"dtype": "f32"}, dtypes=("bool",)),
-        Example("cast", (Arg(()),), {"dtype": "f32"}),
+        Example("cast", (Arg(()),), {"dtype": "f32"}, bad),
     ]
 
 

@@ -1,0 +1,81 @@
+"""What a run writes into key-value caches, and whether their capacity may start small and grow.
+
+A cache [B, H, C, D] may be bound with fewer than C positions as long as nothing reads past the
+tokens it holds. That is so where C occurs in the caches only, and every attention over them says
+by `past` or `lengths` which keys are filled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from irc.core import Function, Op, Value
+from irc.dims import Dim, DimLike
+
+
+def writes_of(function: Function) -> list[dict[str, str]]:
+    """Per kind of cache {past, step, capacity}: a run writes `step` tokens behind the `past` ones.
+
+    `past` is an argument; step and capacity are dimensions as text. What a run writes behind
+    lengths that are computed in the graph is left to ONNX Runtime to check.
+    """
+    found: list[dict[str, str]] = []
+    for op in function:
+        if op.opname != "cache_update":
+            continue
+        cache, new, past = op.operands
+        if not isinstance(past.owner, Function) or past.name is None:
+            continue
+        step, capacity = new.type.shape[1], cache.type.shape[2]
+        write = {"past": past.name, "step": str(step), "capacity": str(capacity)}
+        if write not in found:
+            found.append(write)
+    return found
+
+
+def growing(function: Function) -> str | None:
+    """The symbol of the capacity, if it may be smaller than the caller asked for."""
+    states = set(function.aliases().values())
+    capacities = {op.operands[0].type.shape[2] for op in function if op.opname == "cache_update"}
+    if len(capacities) != 1 or len(writes_of(function)) != 1:
+        return None
+    (capacity,) = capacities
+    if not _is_symbol(capacity):
+        return None
+    symbol = str(capacity)
+    plain = [arg for arg in function.args if arg.index not in states]
+    if any(_mentions(arg, symbol) for arg in plain):
+        return None
+    return symbol if all(_independent(op, symbol) for op in function) else None
+
+
+def _is_symbol(dim: DimLike) -> bool:
+    return isinstance(dim, Dim) and list(dim.symbols()) == [str(dim)]
+
+
+def _mentions(thing: Any, symbol: str) -> bool:
+    """Whether a symbol occurs in the type of a value, or in the value of an attribute."""
+    if isinstance(thing, Value):
+        return any(_mentions(dim, symbol) for dim in thing.type.shape)
+    if isinstance(thing, tuple):
+        return any(_mentions(item, symbol) for item in thing)
+    return isinstance(thing, Dim) and symbol in thing.symbols()
+
+
+def _independent(op: Op, symbol: str) -> bool:
+    """Whether the results stay the same when the capacity is another."""
+    if any(_mentions(value, symbol) for value in op.attributes.values()):
+        return False
+    if op.opname == "cache_update":
+        return isinstance(op.operands[0].owner, Function) and _is_arg(op.operands[2])
+    if op.opname == "return" or not any(_mentions(v, symbol) for v in (*op.operands, *op.results)):
+        return True
+    if op.opname != "attention":
+        return False
+    bounded = "lengths" in op.present or (op.attributes["causal"] and "past" in op.present)
+    aligned = "past" in op.present or not (op.attributes["causal"] or op.attributes["window"])
+    return bounded and aligned
+
+
+def _is_arg(value: Value) -> bool:
+    return isinstance(value.owner, Function)

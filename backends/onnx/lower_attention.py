@@ -1,0 +1,193 @@
+"""Rope, attention and the key-value cache as ONNX nodes.
+
+Attention-24 with `nonpad_kv_seqlen` n lets row b see its first n[b] keys, and under `is_causal`
+aligns its last query with key n[b] - 1: measured on ONNX Runtime 1.31 for one query and many. So
+causal attention with `past` needs no mask: n = past + S.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from irc import ops
+from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
+from irc.backends.onnx.lower_elementwise import needs_f32
+from irc.core import Op, Value
+from irc.dims import Dim, DimLike, exact_divide, product
+from irc.ops.rope import inverse_frequencies
+
+
+def fixed_heads(op: Op) -> str | None:
+    """Refuses what the RotaryEmbedding of ONNX cannot say."""
+    if isinstance(op.operands[0].type.shape[2], Dim):
+        return "has a symbolic number of heads"
+    return needs_f32(op)
+
+
+@TABLE.lower(ops.Rope, unless=fixed_heads)
+def rope(e: Emitter, op: ops.Rope) -> Lowered:
+    positions = e.root(op.positions)
+    attributes = [v for k, v in op.attributes.items() if k != "interleaved"]
+    cos, sin = e.cached(("rope", positions, *attributes), lambda: _cos_sin(e, op))
+    heads = exact_divide(op.x.type.shape[2], op.head_dim)
+    assert isinstance(heads, int)
+    return e.add(
+        "RotaryEmbedding",
+        e.get(op.x),
+        cos,
+        sin,
+        num_heads=heads,
+        interleaved=int(op.interleaved),
+        rotary_embedding_dim=op.rotary_dim if op.rotary_dim != op.head_dim else 0,
+    )
+
+
+def _cos_sin(e: Emitter, op: ops.Rope) -> tuple[str, str]:
+    """cos and sin of every angle, [B, S, pairs]; all layers share them."""
+    positions = e.get(op.positions)
+    column = e.add("Unsqueeze", e.cast(positions, "f32"), e.ints(-1))
+    frequencies, factor = _frequencies(e, op, positions)
+    angles = e.add("Mul", column, frequencies)
+    found = e.add("Cos", angles), e.add("Sin", angles)
+    if factor == 1:
+        return found
+    scale = e.number(factor, "f32")
+    return e.add("Mul", found[0], scale), e.add("Mul", found[1], scale)
+
+
+def _frequencies(e: Emitter, op: ops.Rope, positions: str) -> tuple[str, float]:
+    if not op.by_length:
+        fixed, factor = inverse_frequencies(op)
+        return e.graph.constant(np.asarray(fixed, np.float32)), factor
+    one = _f32(e, 1)
+    length = e.add("Add", e.cast(e.add("ReduceMax", positions, keepdims=0), "f32"), one)
+    limit = e.number(op.original_positions, "f32")
+    if op.kind == "longrope":
+        short, factor = inverse_frequencies(op, 1)
+        long, _ = inverse_frequencies(op, op.original_positions + 1)
+        choices = [e.graph.constant(np.asarray(f, np.float32)) for f in (long, short)]
+        return e.add("Where", e.add("Greater", length, limit), *choices), factor
+    stretch = e.add("Mul", e.add("Max", length, limit), _f32(e, op.factor / op.original_positions))
+    stretch = e.add("Sub", stretch, _f32(e, op.factor - 1))
+    theta = e.add(
+        "Mul", e.add("Pow", stretch, _f32(e, op.turned / (op.turned - 2))), _f32(e, op.theta)
+    )
+    powers = np.arange(0, op.turned, 2).astype(np.float32) / np.float32(op.turned)
+    return e.add("Div", one, e.add("Pow", theta, e.graph.constant(powers))), 1.0
+
+
+def _f32(e: Emitter, value: float) -> str:
+    return e.number(value, "f32")
+
+
+def fixed_groups(op: Op) -> str | None:
+    """Refuses what Attention-24 cannot say."""
+    assert isinstance(op, ops.Attention)
+    if isinstance(op.key_heads, Dim) or isinstance(op.q.type.shape[2], Dim):
+        return "has a symbolic number of heads"
+    return needs_f32(op)
+
+
+@TABLE.lower(ops.Attention, unless=fixed_groups)
+def attention(e: Emitter, op: ops.Attention) -> Lowered:
+    heads = exact_divide(op.q.type.shape[2], op.head_dim)
+    assert isinstance(heads, int) and isinstance(op.key_heads, int)
+    attributes: dict[str, int | float] = {"scale": op.score_scale}
+    if op.softcap:
+        attributes["softcap"] = op.softcap
+    if op.causal:
+        attributes["is_causal"] = 1
+    valid = _valid_keys(e, op)
+    scores = _scores(e, op)
+    if not op.cached:
+        attributes |= {"q_num_heads": heads, "kv_num_heads": op.key_heads}
+        operands = [e.get(op.q), e.get(op.k), e.get(op.v), scores, "", "", valid]
+        return e.add("Attention", *operands, **attributes)
+    q = _by_head(e, op.q, heads, op.head_dim)
+    out = e.add("Attention", q, e.get(op.k), e.get(op.v), scores, "", "", valid, **attributes)
+    out = e.add("Transpose", out, perm=[0, 2, 1, 3])
+    batch, tokens, features = op.result.type.shape
+    return Flat(e.reshape(out, (product((batch, tokens)), features)))
+
+
+def _by_head(e: Emitter, x: Value, heads: DimLike, width: DimLike) -> str:
+    """[B, S, H*D] as [B, H, S, D]."""
+    batch, tokens, _ = x.type.shape
+    name = e.flat(x) if e.is_flat(x) else e.get(x)
+    split = e.reshape(name, (batch, tokens, heads, width))
+    return e.add("Transpose", split, perm=[0, 2, 1, 3])
+
+
+def _keys(op: ops.Attention) -> DimLike:
+    return op.k.type.shape[2 if op.cached else 1]
+
+
+def _valid_keys(e: Emitter, op: ops.Attention) -> str:
+    """The operand nonpad_kv_seqlen, or "" where the row sees all keys and is aligned anyway."""
+    batch, tokens, _ = op.q.type.shape
+    if not op.causal:
+        return "" if op.lengths is None else e.cast64(op.lengths)
+    if op.past is not None:
+        past = op.past
+        key = ("valid", e.root(past), tokens)
+        return e.cached(key, lambda: e.add("Add", e.cast64(past), e.dim(tokens)))
+    keys = _keys(op)
+    if tokens == keys:
+        return ""
+    key = ("valid", batch, keys)
+    return e.cached(key, lambda: e.add("Expand", e.dim(keys), e.sizes((batch,))))
+
+
+def _scores(e: Emitter, op: ops.Attention) -> str:
+    """The operand attn_mask: what the other operands and attributes do not say."""
+    mask = "" if op.mask is None else e.get(op.mask)
+    window = _window(e, op)
+    for part in (window, _lengths(e, op)):
+        mask = e.add("And", mask, part) if mask and part else mask or part
+    if op.bias is not None:
+        hidden = e.number(-np.inf, "f32")
+        mask = e.add("Where", mask, e.get(op.bias), hidden) if mask else e.get(op.bias)
+    tokens = op.q.type.shape[1]
+    given = [v.type.shape[2] for v in (op.mask, op.bias) if v is not None]
+    if not mask or window or tokens in given:
+        return mask
+    # the operator broadcasts every dimension but that of the queries
+    return e.add("Expand", mask, e.sizes((1, 1, tokens, 1)))
+
+
+def _window(e: Emitter, op: ops.Attention) -> str:
+    """Which keys are near enough to a query: bool [B|1, 1, S, T]."""
+    if not op.window:
+        return ""
+    tokens, keys = op.q.type.shape[1], _keys(op)
+    past = None if op.past is None else e.root(op.past)
+
+    def make() -> str:
+        first = e.dim(keys - tokens) if op.past is None else e.cast64(op.past)
+        first = e.add("Reshape", first, e.ints(-1, 1, 1, 1))
+        query = e.add("Add", first, e.add("Reshape", e.iota(tokens), e.ints(1, 1, -1, 1)))
+        edge = e.add("Sub", query, e.number(op.window, "i64"))
+        return e.add("Greater", e.add("Reshape", e.iota(keys), e.ints(1, 1, 1, -1)), edge)
+
+    return e.cached(("window", past, op.window, tokens, keys), make)
+
+
+def _lengths(e: Emitter, op: ops.Attention) -> str:
+    """Which keys are no padding, where nonpad_kv_seqlen says something else: bool [B, 1, 1, T]."""
+    if op.lengths is None or not op.causal:
+        return ""
+    lengths, keys = op.lengths, _keys(op)
+
+    def make() -> str:
+        ends = e.add("Reshape", e.cast64(lengths), e.ints(-1, 1, 1, 1))
+        return e.add("Less", e.add("Reshape", e.iota(keys), e.ints(1, 1, 1, -1)), ends)
+
+    return e.cached(("lengths", e.root(lengths), keys), make)
+
+
+@TABLE.lower(ops.CacheUpdate)
+def cache_update(e: Emitter, op: ops.CacheUpdate) -> Lowered:
+    # In place where input and output are bound to the same memory.
+    _, heads, _, width = op.cache.type.shape
+    new = _by_head(e, op.new, heads, width)
+    return e.add("TensorScatter", e.get(op.cache), new, e.cast64(op.past), axis=2)

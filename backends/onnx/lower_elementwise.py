@@ -1,0 +1,211 @@
+"""Arithmetic, functions, comparison, logic, selection and conversion as ONNX nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from irc import ops
+from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
+from irc.core import Op, Value
+from irc.dtypes import dtype
+
+# Kernels that ONNX Runtime 1.31 lacks on CPU (its table of kernels says so): such operands are
+# computed in i32 and converted back, which wraps around as the narrow type would.
+_NO_SMALL = ("i16", "i8", "u8")
+MISSING: dict[str, tuple[str, ...]] = {
+    "Min": ("i16",),
+    "Max": ("i16",),
+    "Clip": ("i16",),
+    "Where": ("i16", "bool"),
+    "ReduceMax": ("i16",),
+    "ReduceMin": ("i16",),
+    "ArgMax": ("i16",),
+    "Pad": ("i16",),
+    "Neg": ("u8",),
+    "MatMul": _NO_SMALL,
+    "ReduceSum": _NO_SMALL,
+    "ReduceProd": _NO_SMALL,
+    "CumSum": _NO_SMALL,
+}
+
+
+def needs_f32(op: Op) -> str | None:
+    """Refuses f64 where ONNX Runtime computes in f32 only."""
+    if any(v.type.dtype == "f64" for v in (*op.operands, *op.results)):
+        return "has no f64 kernel in ONNX Runtime; cast to f32"
+    return None
+
+
+def apply(e: Emitter, kind: str, dtype: str, inputs: Sequence[str], **attributes: int) -> str:
+    """A node whose result has the dtype of its inputs, through i32 where there is no kernel."""
+    dtype = e.dtype(dtype)
+    if dtype not in MISSING.get(kind, ()):
+        return e.add(kind, *inputs, **attributes)
+    wide = [name and e.cast(name, "i32") for name in inputs]
+    return e.cast(e.add(kind, *wide, **attributes), dtype)
+
+
+def aligned(e: Emitter, op: Op) -> tuple[list[str], Callable[[str], str | Flat]]:
+    """The operands' names, and how the result is to be had.
+
+    All are matrices where one of them is one already and the others are of the same shape, or
+    vectors and scalars, which broadcast either way.
+    """
+    shape = op.result.type.shape
+    fits = all(v.type.shape == shape or v.type.rank < 2 for v in op.operands)
+    if not fits or not any(e.is_flat(v) for v in op.operands):
+        return [e.get(v) for v in op.operands], lambda name: name
+    return [e.flat(v) if v.type.rank > 1 else e.get(v) for v in op.operands], Flat
+
+
+def plain(kind: str) -> Callable[[Emitter, Op], Lowered]:
+    """The lowering to one node of the same meaning."""
+
+    def lower(e: Emitter, op: Op) -> Lowered:
+        names, result = aligned(e, op)
+        return result(apply(e, kind, op.operands[0].type.dtype, names))
+
+    return lower
+
+
+_SAME: dict[type[Op], str] = {
+    ops.Add: "Add",
+    ops.Sub: "Sub",
+    ops.Mul: "Mul",
+    ops.Div: "Div",
+    ops.Pow: "Pow",
+    ops.Minimum: "Min",
+    ops.Maximum: "Max",
+    ops.Neg: "Neg",
+    ops.Abs: "Abs",
+    ops.Sign: "Sign",
+    ops.Sqrt: "Sqrt",
+    ops.Reciprocal: "Reciprocal",
+    ops.Exp: "Exp",
+    ops.Log: "Log",
+    ops.Sin: "Sin",
+    ops.Cos: "Cos",
+    ops.Round: "Round",
+    ops.Floor: "Floor",
+    ops.Ceil: "Ceil",
+    ops.Sigmoid: "Sigmoid",
+    ops.Tanh: "Tanh",
+    ops.Relu: "Relu",
+    ops.Eq: "Equal",
+    ops.Lt: "Less",
+    ops.Le: "LessOrEqual",
+    ops.Gt: "Greater",
+    ops.Ge: "GreaterOrEqual",
+    ops.And: "And",
+    ops.Or: "Or",
+    ops.Not: "Not",
+}
+for _cls, _kind in _SAME.items():
+    TABLE.lower(_cls)(plain(_kind))
+TABLE.lower(ops.Erf, unless=needs_f32)(plain("Erf"))
+TABLE.lower(ops.Softplus, unless=needs_f32)(plain("Softplus"))
+
+
+@TABLE.lower(ops.Ne)
+def not_equal(e: Emitter, op: ops.Ne) -> Lowered:
+    names, result = aligned(e, op)
+    return result(e.add("Not", e.add("Equal", *names)))
+
+
+@TABLE.lower(ops.Rsqrt)
+def rsqrt(e: Emitter, op: ops.Rsqrt) -> Lowered:
+    names, result = aligned(e, op)
+    return result(e.add("Reciprocal", e.add("Sqrt", *names)))
+
+
+@TABLE.lower(ops.Mod)
+def mod(e: Emitter, op: ops.Mod) -> Lowered:
+    names, result = aligned(e, op)
+    return result(_mod(e, op.x, *names))
+
+
+def _mod(e: Emitter, like: Value, x: str, y: str) -> str:
+    """The remainder with the sign of the divisor; ONNX has that of the dividend for floats."""
+    if not dtype(like.type.dtype).is_float:
+        return e.add("Mod", x, y)
+    rest = e.add("Mod", x, y, fmod=1)
+    zero = e.number(0, like.type.dtype)
+    opposed = e.add("Less", e.add("Mul", e.add("Sign", rest), e.add("Sign", y)), zero)
+    return e.add("Where", opposed, e.add("Add", rest, y), rest)
+
+
+@TABLE.lower(ops.FloorDiv)
+def floor_div(e: Emitter, op: ops.FloorDiv) -> Lowered:
+    (x, y), result = aligned(e, op)
+    whole = e.add("Div", e.add("Sub", x, _mod(e, op.x, x, y)), y)
+    if not dtype(op.x.type.dtype).is_float:
+        return result(whole)
+    by_zero = e.add("Equal", y, e.number(0, op.x.type.dtype))
+    return result(e.add("Where", by_zero, e.add("Div", x, y), e.add("Round", whole)))
+
+
+@TABLE.lower(ops.Silu)
+def silu(e: Emitter, op: ops.Silu) -> Lowered:
+    # Sigmoid and Mul, which ONNX Runtime fuses; its Swish falls apart into four kernels.
+    (x,), result = aligned(e, op)
+    return result(e.add("Mul", x, e.add("Sigmoid", x)))
+
+
+@TABLE.lower(ops.Gelu, unless=needs_f32)
+def gelu(e: Emitter, op: ops.Gelu) -> Lowered:
+    (x,), result = aligned(e, op)
+    return result(e.add("Gelu", x, approximate=op.approximate))
+
+
+@TABLE.lower(ops.Clip)
+def clip(e: Emitter, op: ops.Clip) -> Lowered:
+    (x,), result = aligned(e, op)
+    kind = op.x.type.dtype
+    bounds = [e.number(b, kind) if b is not None else "" for b in (op.low, op.high)]
+    return result(apply(e, "Clip", kind, [x, *bounds]))
+
+
+@TABLE.lower(ops.Where)
+def where(e: Emitter, op: ops.Where) -> Lowered:
+    (condition, x, y), result = aligned(e, op)
+    kind = e.dtype(op.x)
+    if kind not in MISSING["Where"]:
+        return result(e.add("Where", condition, x, y))
+    wide = e.add("Where", condition, e.cast(x, "i32"), e.cast(y, "i32"))
+    return result(e.cast(wide, kind))
+
+
+def to_four_bits(op: Op) -> str | None:
+    """Refuses what has no ONNX dtype to be computed in."""
+    target = op.result.type.dtype
+    return f"makes {target}, which ONNX Runtime stores only" if target in ("i4", "u4") else None
+
+
+@TABLE.lower(ops.Cast, unless=to_four_bits)
+def cast(e: Emitter, op: ops.Cast) -> Lowered:
+    (x,), result = aligned(e, op)
+    target = e.dtype(op.dtype)
+    if op.dtype in ("f8e4m3", "f8e5m2"):
+        # rounded for real: quantization means it; saturate=0 overflows to NaN or infinity
+        x = e.add("Cast", x, to=e.onnx_dtype(op.dtype), saturate=0)
+        return result(e.add("Cast", x, to=e.onnx_dtype(target)))
+    same = target == e.dtype(op.x)
+    return result(x if same else e.add("Cast", x, to=e.onnx_dtype(target)))
+
+
+@TABLE.lower(ops.Constant)
+def constant(e: Emitter, op: ops.Constant) -> Lowered:
+    values = op.evaluate()
+    return e.graph.constant(np.asarray(values).astype(e.numpy(op.dtype)))
+
+
+@TABLE.lower(ops.Full)
+def full(e: Emitter, op: ops.Full) -> Lowered:
+    return e.filled(op.value, op.shape, op.dtype) if op.shape else e.number(op.value, op.dtype)
+
+
+@TABLE.lower(ops.Iota)
+def iota(e: Emitter, op: ops.Iota) -> Lowered:
+    return e.cast(e.iota(op.size), e.dtype(op.dtype)) if op.dtype != "i64" else e.iota(op.size)

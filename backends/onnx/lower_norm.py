@@ -1,0 +1,48 @@
+"""Normalisation as ONNX nodes."""
+
+from __future__ import annotations
+
+from irc import ops
+from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
+from irc.backends.onnx.lower_elementwise import needs_f32
+from irc.core import Value
+
+
+def _matched(e: Emitter, vector: Value, x: Value) -> str:
+    """A weight or bias in the dtype of x."""
+    name, kind = e.get(vector), e.dtype(x)
+    return name if e.dtype(vector) == kind else e.cast(name, kind)
+
+
+@TABLE.lower(ops.RmsNorm)
+def rms_norm(e: Emitter, op: ops.RmsNorm) -> Lowered:
+    scale = _matched(e, op.weight, op.x)
+    if op.offset:
+        scale = e.add("Add", scale, e.number(op.offset, op.x.type.dtype))
+    return Flat(e.add("RMSNormalization", e.flat(op.x), scale, axis=-1, epsilon=op.eps))
+
+
+@TABLE.lower(ops.LayerNorm)
+def layer_norm(e: Emitter, op: ops.LayerNorm) -> Lowered:
+    if op.weight is not None:
+        scale = _matched(e, op.weight, op.x)
+    else:
+        scale = e.filled(1, op.x.type.shape[-1:], op.x.type.dtype)
+    bias = [_matched(e, op.bias, op.x)] if op.bias is not None else []
+    return Flat(e.add("LayerNormalization", e.flat(op.x), scale, *bias, axis=-1, epsilon=op.eps))
+
+
+@TABLE.lower(ops.GroupNorm, unless=needs_f32)
+def group_norm(e: Emitter, op: ops.GroupNorm) -> Lowered:
+    # One instance per group: ONNX Runtime has a kernel for it, and none for GroupNormalization.
+    x, kind = op.x.type, op.x.type.dtype
+    grouped = e.add("Reshape", e.get(op.x), e.ints(0, op.groups, -1))
+    ones, zeros = (e.filled(value, (op.groups,), kind) for value in (1, 0))
+    done = e.add("InstanceNormalization", grouped, ones, zeros, epsilon=op.eps)
+    done = e.reshape(done, x.shape)
+    channels = (x.shape[1], *[1] * (x.rank - 2))
+    if op.weight is not None:
+        done = e.add("Mul", done, e.reshape(_matched(e, op.weight, op.x), channels))
+    if op.bias is not None:
+        done = e.add("Add", done, e.reshape(_matched(e, op.bias, op.x), channels))
+    return done

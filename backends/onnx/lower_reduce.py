@@ -1,0 +1,80 @@
+"""Reductions and scans as ONNX nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from irc import ops
+from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
+from irc.backends.onnx.lower_elementwise import apply
+from irc.core import Op
+
+_KINDS: dict[type[Op], str] = {
+    ops.ReduceSum: "ReduceSum",
+    ops.ReduceMean: "ReduceMean",
+    ops.ReduceMax: "ReduceMax",
+    ops.ReduceMin: "ReduceMin",
+    ops.ReduceProd: "ReduceProd",
+}
+
+
+def reduction(kind: str) -> Callable[[Emitter, ops.ReduceSum], Lowered]:
+    """The lowering of one kind of reduction."""
+
+    def lower(e: Emitter, op: ops.ReduceSum) -> Lowered:
+        if not op.dims:
+            return e.get(op.x)
+        inputs = [e.get(op.x), e.ints(*op.dims)]
+        return _reduced(e, kind, op.x.type.dtype, inputs, int(op.keep))
+
+    return lower
+
+
+def _reduced(e: Emitter, kind: str, dtype: str, inputs: list[str], keep: int) -> str:
+    if e.dtype(dtype) in ("i16", "i8", "u8"):
+        wide = e.add(kind, e.cast(inputs[0], "i32"), inputs[1], keepdims=keep)
+        return e.cast(wide, e.dtype(dtype))
+    return e.add(kind, *inputs, keepdims=keep)
+
+
+for _cls, _kind in _KINDS.items():
+    TABLE.lower(_cls)(reduction(_kind))
+
+
+@TABLE.lower(ops.Argmax)
+def argmax(e: Emitter, op: ops.Argmax) -> Lowered:
+    x = e.get(op.x)
+    x = e.cast(x, "i32") if e.dtype(op.x) == "i16" else x
+    return e.cast(e.add("ArgMax", x, axis=op.dim, keepdims=int(op.keep)), "i32")
+
+
+@TABLE.lower(ops.Topk)
+def topk(e: Emitter, op: ops.Topk) -> Lowered:
+    values, places = e.graph.several(2, "TopK", e.get(op.x), e.dim(op.k), axis=op.dim)
+    return values, e.cast(places, "i32")
+
+
+@TABLE.lower(ops.Cumsum)
+def cumsum(e: Emitter, op: ops.Cumsum) -> Lowered:
+    x, kind = e.get(op.x), e.dtype(op.x)
+    small = kind in ("i16", "i8", "u8")
+    axis = e.number(op.dim % op.x.type.rank, "i64")
+    sums = e.add("CumSum", e.cast(x, "i32") if small else x, axis, exclusive=int(op.exclusive))
+    return e.cast(sums, kind) if small else sums
+
+
+@TABLE.lower(ops.Softmax)
+def softmax(e: Emitter, op: ops.Softmax) -> Lowered:
+    return _along(e, "Softmax", op)
+
+
+@TABLE.lower(ops.LogSoftmax)
+def log_softmax(e: Emitter, op: ops.LogSoftmax) -> Lowered:
+    return _along(e, "LogSoftmax", op)
+
+
+def _along(e: Emitter, kind: str, op: ops.Softmax | ops.LogSoftmax) -> Lowered:
+    last = op.dim % op.x.type.rank == op.x.type.rank - 1
+    if last and e.is_flat(op.x):
+        return Flat(e.add(kind, e.flat(op.x), axis=-1))
+    return apply(e, kind, op.x.type.dtype, [e.get(op.x)], axis=op.dim)

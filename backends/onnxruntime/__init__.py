@@ -1,0 +1,6 @@
+"""ONNX Runtime on CPU: sessions over emitted models, caches bound in place."""
+
+from irc.backends.onnxruntime.program import OnnxRuntimeProgram
+from irc.backends.onnxruntime.stream import OnnxRuntimeStream
+
+__all__ = ["OnnxRuntimeProgram", "OnnxRuntimeStream"]

@@ -1,0 +1,198 @@
+"""Loading a model script: `script.py[:factory]`, with settings from the command line."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+import types
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..core import Module
+from ..errors import Error, did_you_mean
+from ..source import Loc
+from .huggingface import bind
+from .huggingface.binding import has_unbound
+from .settings import convert
+
+DEFAULT_FACTORY = "build"
+GIVEN = ("checkpoint", "dtype")  # parameters that have options of their own
+
+
+def load_script(
+    script: str,
+    settings: Mapping[str, Any] | None = None,
+    checkpoint: str | None = None,
+    dtype: str | None = None,
+    debug: bool = False,
+) -> Module:
+    """The module that a factory of a script returns.
+
+    `script` is `path.py` or `path.py:factory`; the factory is called `build` unless named. It gets
+    `settings` (text is converted as its annotations say), and `checkpoint` and `dtype` if it has
+    parameters of these names. Weights that it left unbound are bound to the checkpoint. What the
+    script raises becomes an Error with its line; `debug` chains the original exception.
+    """
+    path, name = split_name(script)
+    with _imported(path, debug) as namespace:
+        factory = _factory(namespace, path, name)
+        arguments = _arguments(factory, path, settings or {}, checkpoint, dtype)
+        with _blamed(path, debug):
+            module = factory(**arguments)
+    if not isinstance(module, Module):
+        raise Error(
+            f"{factory.__name__} of {path} returned {_kind(module)}, not a traced module; end it "
+            "with `return irc.trace(model, inputs=...)`"
+        )
+    if checkpoint is not None and has_unbound(module):
+        bind(module, checkpoint)
+    return module
+
+
+def split_name(script: str) -> tuple[Path, str]:
+    """(path, factory) of `path.py[:factory]`."""
+    path, colon, name = script.rpartition(":")
+    if not colon or os.sep in name or not path.endswith(".py"):
+        path, name = script, ""
+    return Path(path), name or DEFAULT_FACTORY
+
+
+@contextmanager
+def _imported(path: Path, debug: bool) -> Generator[types.ModuleType]:
+    """The script as a module of its own, forgotten afterwards with the siblings it imported."""
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise Error(f"cannot read the script {path}: {error.strerror or error}") from None
+    folder = str(path.resolve().parent)
+    module = types.ModuleType(f"irc_script_{path.stem}")
+    module.__file__ = str(path)
+    before = dict(sys.modules)
+    sys.modules[module.__name__] = module  # dataclasses and annotations look themselves up there
+    sys.path.insert(0, folder)
+    try:
+        with _blamed(path, debug):
+            # compiled here and not by the import system, whose cache goes by whole seconds
+            exec(compile(source, str(path), "exec"), module.__dict__)
+        yield module
+    finally:
+        sys.path.remove(folder)
+        _forget(before, folder, module.__name__)
+
+
+def _forget(before: Mapping[str, types.ModuleType], folder: str, name: str) -> None:
+    """Put sys.modules back where the script's own folder is concerned."""
+    for key, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        local = isinstance(file, str) and os.path.dirname(os.path.abspath(file)) == folder
+        if key == name or (local and key not in before):
+            del sys.modules[key]
+    if name in before:
+        sys.modules[name] = before[name]
+
+
+@contextmanager
+def _blamed(path: Path, debug: bool) -> Generator[None]:
+    """What the script raises becomes an Error at the line of the script."""
+    try:
+        yield
+    except Error:
+        raise
+    except SyntaxError as error:
+        name = os.path.basename(error.filename or str(path))
+        raised = Error(f"not Python: {error.msg}", loc=Loc(name, error.lineno or 1))
+        raise raised from (error if debug else None)
+    except (Exception, SystemExit) as error:
+        text = "".join(traceback.format_exception_only(error)).strip()
+        raised = Error(f"the script raised {text}", loc=_line(error, path))
+        raise raised from (error if debug else None)
+
+
+def _line(error: BaseException, path: Path) -> Loc:
+    """The innermost line of the script, or of a file beside it."""
+    folder = path.resolve().parent
+    frames = traceback.extract_tb(error.__traceback__)
+    near = [frame for frame in frames if Path(frame.filename).resolve().parent == folder]
+    if not near:
+        return Loc(path.name, 1)
+    return Loc(os.path.basename(near[-1].filename), near[-1].lineno or 1)
+
+
+def _factory(namespace: types.ModuleType, path: Path, name: str) -> Callable[..., Any]:
+    found = getattr(namespace, name, None)
+    if callable(found) and not name.startswith("_"):
+        return found
+    own = [
+        key
+        for key, value in vars(namespace).items()
+        if inspect.isfunction(value) and value.__module__ == namespace.__name__ and key[0] != "_"
+    ]
+    if not own:
+        raise Error(
+            f"{path} defines no function {name!r}, and no other; define `def {name}(...)` that "
+            "returns irc.trace(...)"
+        )
+    raise Error(
+        f"{path} defines no function {name!r}{did_you_mean(name, own)}; it defines "
+        f"{', '.join(own)}. Name one, as in {path}:{own[0]}"
+    )
+
+
+def _arguments(
+    factory: Callable[..., Any],
+    path: Path,
+    settings: Mapping[str, Any],
+    checkpoint: str | None,
+    dtype: str | None,
+) -> dict[str, Any]:
+    title = f"{getattr(factory, '__name__', 'the factory')} of {path}"
+    parameters = _parameters(factory, title)
+    arguments: dict[str, Any] = {}
+    for name, value in (("checkpoint", checkpoint), ("dtype", dtype)):
+        if value is None:
+            continue
+        if name in parameters:
+            arguments[name] = convert(name, value, parameters[name], title)
+        elif name == "dtype":
+            raise Error(
+                f"{title} has no parameter `dtype`, so --dtype {value} has no effect; add it"
+            )
+    free = [name for name in parameters if name not in GIVEN]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name, value in settings.items():
+        if name in GIVEN:
+            raise Error(f"give {name} as --{name}, not with --set")
+        if name not in parameters and not open_ended:
+            takes = f"it takes {', '.join(free)}" if free else "it takes no settings"
+            raise Error(f"{title} has no setting {name!r}{did_you_mean(name, free)}; {takes}")
+        parameter = parameters.get(name)
+        arguments[name] = convert(name, value, parameter, title) if parameter else value
+    _check_complete(parameters, arguments, title)
+    return arguments
+
+
+def _parameters(factory: Callable[..., Any], title: str) -> dict[str, inspect.Parameter]:
+    try:
+        signature = inspect.signature(factory, eval_str=True)
+    except (NameError, TypeError, ValueError, AttributeError) as error:
+        raise Error(f"cannot read the parameters of {title}: {error}") from None
+    return dict(signature.parameters)
+
+
+def _check_complete(
+    parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any], title: str
+) -> None:
+    for name, parameter in parameters.items():
+        variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if variadic or name in arguments or parameter.default is not parameter.empty:
+            continue
+        how = f"--{name} ..." if name in GIVEN else f"--set {name}=..."
+        raise Error(f"{title} needs {name}; give {how}")
+
+
+def _kind(thing: Any) -> str:
+    return "None" if thing is None else f"a {type(thing).__name__}"

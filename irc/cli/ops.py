@@ -1,0 +1,116 @@
+"""`irc ops`: the operations of the language, and how each backend has them."""
+
+from __future__ import annotations
+
+import inspect
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import Error, did_you_mean
+from .arguments import add_json
+from .console import markdown_table, print_json, table
+
+if TYPE_CHECKING:
+    from ..core import Op
+
+EXAMPLES = """
+  irc ops
+  irc ops attention
+  irc ops --markdown
+"""
+
+
+def configure(parser: ArgumentParser) -> None:
+    """The arguments of `irc ops`."""
+    parser.add_argument("name", metavar="NAME", nargs="?", help="one operation, in full")
+    parser.add_argument("--markdown", action="store_true", help="the table as Markdown")
+    add_json(parser)
+
+
+def run(args: Namespace) -> int:
+    """The table, or all about one operation."""
+    from .. import ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
+    from ..declare import REGISTRY
+
+    if args.name is not None:
+        if args.name not in REGISTRY:
+            raise Error(f"no operation called {args.name!r}{did_you_mean(args.name, REGISTRY)}")
+        found = described(REGISTRY[args.name])
+        if args.json:
+            print_json(found)
+        else:
+            _print_one(found)
+        return 0
+    found = [described(cls) for _, cls in sorted(REGISTRY.items())]
+    if args.json:
+        print_json(found)
+        return 0
+    columns = list(found[0]["backends"])
+    rows = [[each["name"], *each["backends"].values(), each["summary"]] for each in found]
+    header = ["operation", *columns, "what it is"]
+    if args.markdown:
+        print(markdown_table([[f"`{name}`", *rest] for name, *rest in rows], header))
+    else:
+        print(table(rows, header))
+    return 0
+
+
+def described(cls: type[Op]) -> dict[str, Any]:
+    """Everything that the declaration of an operation says."""
+    from ..attributes import kind_name
+    from ..text.printer import literal
+
+    text = inspect.getdoc(cls) or ""
+    defaults = cls.attribute_defaults
+    return {
+        "name": cls.opname,
+        "summary": text.partition("\n")[0],
+        "text": text,
+        "operands": [f"{name}..." if _repeats(cls, name) else name for name in cls.operand_names],
+        "optional": list(cls.optional_names),
+        "attributes": [
+            {
+                "name": name,
+                "takes": kind_name(kind),
+                "default": literal(defaults[name]) if name in defaults else None,
+            }
+            for name, kind in cls.attribute_types.items()
+        ],
+        "sharding": cls.sharding,
+        "composite": cls.composite,
+        "backends": coverage(cls),
+    }
+
+
+def coverage(cls: type[Op]) -> dict[str, str]:
+    """Per backend: yes, expanded (into simpler operations), or no."""
+    from ..backends import get, names
+
+    without = "expanded" if cls.composite else "no"
+    return {name: "yes" if get(name).covers(cls) else without for name in names()}
+
+
+def _repeats(cls: type[Op], name: str) -> bool:
+    return cls.variadic and name == cls.operand_names[-1]
+
+
+def _print_one(found: dict[str, Any]) -> None:
+    operands = [f"%{name}" for name in found["operands"]]
+    operands += [f"[{name}=%{name}]" for name in found["optional"]]
+    print(f"{found['name']} {', '.join(operands)}".rstrip())
+    print(f"\n{found['text']}")
+    if found["attributes"]:
+        print("\nattributes:")
+        rows = [
+            (
+                f"  {a['name']}",
+                a["takes"],
+                "has to be given" if a["default"] is None else a["default"],
+            )
+            for a in found["attributes"]
+        ]
+        print(table(rows))
+    if found["sharding"]:
+        print(f"\nsharding: {found['sharding']}")
+    backends = ", ".join(f"{name} {how}" for name, how in found["backends"].items())
+    print(f"\nbackends: {backends}")

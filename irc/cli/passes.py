@@ -1,0 +1,89 @@
+"""`irc passes`: the passes there are, and the options of one."""
+
+from __future__ import annotations
+
+import inspect
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import Error, did_you_mean
+from .arguments import add_json, add_load
+from .console import print_json, table
+
+if TYPE_CHECKING:
+    from ..pipeline import Pass
+
+EXAMPLES = """
+  irc passes
+  irc passes fuse-gated-mlp
+  irc passes --load my_pass.py --json
+"""
+
+
+def configure(parser: ArgumentParser) -> None:
+    """The arguments of `irc passes`."""
+    parser.add_argument("name", metavar="NAME", nargs="?", help="one pass, with its options")
+    add_load(parser)
+    add_json(parser)
+
+
+def run(args: Namespace) -> int:
+    """All passes with a line each, or all about one."""
+    from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
+    from ..backends import get, names
+    from ..pipeline import PASSES, load_installed, load_passes
+
+    load_installed()
+    for file in args.load:
+        load_passes(file)
+    if args.name is not None and args.name not in PASSES:
+        raise Error(f"no pass called {args.name!r}{did_you_mean(args.name, PASSES)}")
+    chosen = sorted(PASSES) if args.name is None else [args.name]
+    found = [described(PASSES[name]) for name in chosen]
+    pipelines = {name: get(name).default_pipeline for name in names()}
+    if args.json:
+        print_json(
+            {"passes": found, "default_pipelines": pipelines} if args.name is None else found[0]
+        )
+    elif args.name is None:
+        print(table((each["name"], each["summary"]) for each in found))
+        print("\ndefault pipelines:")
+        print(table((f"  {name}", text or "(none)") for name, text in pipelines.items()))
+    else:
+        _print_one(found[0])
+    return 0
+
+
+def described(cls: type[Pass]) -> dict[str, Any]:
+    """Name, documentation and options of a pass."""
+    from ..pipeline import describe_options
+
+    text = inspect.getdoc(cls) or ""
+    options = [
+        {"name": name, "takes": takes, "default": default or None}
+        for name, takes, default in describe_options(cls)
+    ]
+    return {
+        "name": cls.name,
+        "summary": text.partition("\n")[0],
+        "text": text,
+        "options": options,
+        "module": cls.__module__,
+    }
+
+
+def _print_one(found: dict[str, Any]) -> None:
+    print(f"{found['name']}  ({found['module']})\n\n{found['text']}")
+    if found["options"]:
+        print("\noptions:")
+        rows = [
+            (
+                f"  {o['name']}",
+                o["takes"],
+                "has to be given" if o["default"] is None else o["default"],
+            )
+            for o in found["options"]
+        ]
+        print(table(rows))
+    else:
+        print("\nIt has no options.")

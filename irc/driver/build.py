@@ -1,0 +1,234 @@
+"""Compiling: source, passes, what the backend writes, and the folder around it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
+
+from .. import __version__
+from ..artifact import MODULE, REPORT, is_artifact, write_manifest
+from ..atomic import whole_folder
+from ..core import Module
+from ..dtypes import is_float
+from ..errors import Error
+from ..mesh import Mesh
+from ..report import page
+from ..text.printer import print_module
+from ..types import TensorType
+from ..verify import verify
+from ..weights import ConcatRef, Ref, UnboundRef
+from .load import Artifact
+from .sources import Dims, PathLike, Source, find_source
+
+if TYPE_CHECKING:
+    from ..backends.base import Backend, Ports
+    from ..pipeline import Instrument, Step
+
+Progress: TypeAlias = Callable[[str, float], None]  # what is being done, the fraction done
+
+
+class Options(TypedDict, total=False):
+    """What may be chosen about a compilation; everything may be left out.
+
+    `mesh`: axes of ranks, as in "tp=2". `backend`: "onnx" unless given. `checkpoint`: the folder
+    of a script's weights. `pipeline`: the passes as text, those of the backend unless given.
+    `dtype`: f32, f16 or bf16. `settings`: keyword arguments of a script's factory. `dims`: ranges
+    (min, typical, max) of symbols. `random_weights`: a seed, in place of a checkpoint.
+    `instruments` watch the passes; without them each pass is verified. `progress` is told what
+    goes on.
+    """
+
+    mesh: str
+    backend: str
+    checkpoint: PathLike | None
+    pipeline: str | None
+    dtype: str | None
+    settings: Mapping[str, Any]
+    dims: Dims
+    random_weights: int | None
+    instruments: Sequence[Instrument] | None
+    progress: Progress | None
+
+
+@dataclass
+class Prepared:
+    """A module that a backend can write, and how it came about."""
+
+    source: Source
+    backend: Backend
+    pipeline: str
+    steps: list[Step] = field(default_factory=list["Step"])
+
+    @property
+    def module(self) -> Module:
+        """The module after all passes."""
+        return self.source.module
+
+
+def compile(
+    src: PathLike | Module, output: PathLike, *, bundle: bool = False, **options: Unpack[Options]
+) -> Artifact:
+    """Compile a script, a checkpoint folder, a module's text or a module into a folder.
+
+    The folder appears whole or not at all. Weights stay in the checkpoint and are referred to;
+    with `bundle` they are copied into the folder. See `Options` for the rest.
+    """
+    prepared = prepare(src, **options)
+    return write(prepared, output, bundle=bundle, progress=options.get("progress"))
+
+
+def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
+    """Everything before a file is written: the module, its weights bound, all passes run."""
+    from ..backends import get
+    from ..backends.base import report
+
+    tell = options.get("progress") or _silent
+    backend = get(options.get("backend", "onnx"))
+    _one_rank(Mesh.parse(options.get("mesh", "")))
+    tell("reading the model", 0.0)
+    source = find_source(
+        src,
+        options.get("checkpoint"),
+        options.get("dtype"),
+        options.get("settings"),
+        options.get("dims"),
+        options.get("random_weights"),
+    )
+    module = source.module
+    _one_rank(module.mesh)
+    verify(module)
+    _check_bound(module)
+    tell("running passes", 0.0)
+    given = options.get("pipeline")
+    pipeline = backend.default_pipeline if given is None else given
+    steps = run_passes(module, pipeline, options.get("instruments"))
+    gaps = backend.unsupported(module)
+    if gaps:
+        raise report(gaps, backend.name)
+    return Prepared(source, backend, pipeline, steps)
+
+
+def run_passes(
+    module: Module, pipeline: str, instruments: Sequence[Instrument] | None = None
+) -> list[Step]:
+    """Run the passes that the text names over a module, in place; a Step tells what each did."""
+    from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
+    from ..pipeline import run_pipeline
+
+    return run_pipeline(module, pipeline, instruments)
+
+
+def write(
+    prepared: Prepared,
+    output: PathLike,
+    *,
+    bundle: bool = False,
+    progress: Progress | None = None,
+) -> Artifact:
+    """Write the artifact folder of a prepared module."""
+    tell = progress or _silent
+    module, backend = prepared.module, prepared.backend
+    with whole_folder(Path(output), is_artifact) as folder:
+        tell("writing the program and its weights", 0.0)
+        emitted = backend.emit(module, folder, {"base": "/", "bundle": bundle})
+        facts = {**_facts(prepared), "program": dict(emitted)}
+        (folder / MODULE).write_text(print_module(module, locs=True), encoding="utf-8")
+        _copy_tokenizer(prepared.source.folder, folder)
+        rows = [(str(step), str(step.stats)) for step in prepared.steps]
+        (folder / REPORT).write_text(page(module, facts, rows), encoding="utf-8")
+        tell("computing checksums", 0.0)
+        outside = {} if bundle else {path: Path(path) for path in _used_files(module)}
+        manifest = write_manifest(folder, facts, outside)
+    return Artifact(Path(output), manifest)
+
+
+def _one_rank(mesh: Mesh) -> None:
+    if mesh.ranks > 1:
+        raise Error(
+            f"the mesh ({mesh}) has {mesh.ranks} ranks, and this version of irc compiles for one; "
+            "leave the mesh out"
+        )
+
+
+def _check_bound(module: Module) -> None:
+    """An Error that names the weights without values."""
+    lost = [
+        weight.name
+        for weight in module.weights.values()
+        if any(isinstance(source, UnboundRef) for source in _sources(weight.ref))
+    ]
+    if lost:
+        shown = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+        raise Error(
+            f"{len(lost)} of {len(module.weights)} weights have no values ({shown}): "
+            "give --checkpoint DIR, or --random-weights SEED"
+        )
+
+
+def _sources(ref: Ref) -> Iterator[Ref]:
+    """The references that a reference is made of."""
+    if isinstance(ref, ConcatRef):
+        for part in ref.parts:
+            yield from _sources(part)
+    else:
+        yield ref
+
+
+def _used_files(module: Module) -> list[str]:
+    """The paths of the checkpoint files that weights refer to, each once, in order."""
+    names = dict.fromkeys(name for w in module.weights.values() for name in w.ref.files())
+    return [module.files[name] for name in names]
+
+
+def _facts(prepared: Prepared) -> dict[str, Any]:
+    """What the manifest says before the backend adds its own."""
+    from ..backends.base import ports_of
+
+    module = prepared.module
+    return {
+        "irc": __version__,
+        "name": module.name,
+        "backend": prepared.backend.name,
+        "mesh": str(module.mesh),
+        "pipeline": prepared.pipeline,
+        "dtype": _dtype(module),
+        "dims": {name: list(bounds) for name, bounds in module.dims.items()},
+        **_described(ports_of(module.main)),
+        "end_tokens": prepared.source.ends,
+    }
+
+
+def _described(ports: Ports) -> dict[str, dict[str, str]]:
+    groups = {"inputs": ports.inputs, "states": ports.states, "outputs": ports.outputs}
+    return {
+        kind: {port.name: str(TensorType(port.dtype, port.shape)) for port in group}
+        for kind, group in groups.items()
+    }
+
+
+def _dtype(module: Module) -> str:
+    """The dtype of most float weights; of a module without any, of its first float argument."""
+    counts: dict[str, int] = {}
+    for weight in module.weights.values():
+        counts[weight.type.dtype] = counts.get(weight.type.dtype, 0) + 1
+    for arg in module.main.args:
+        counts.setdefault(arg.type.dtype, 0)
+    floats = [kind for kind in counts if is_float(kind)]
+    return max(floats, key=lambda kind: counts[kind], default="")
+
+
+def _copy_tokenizer(origin: Path | None, folder: Path) -> None:
+    from ..generation.tokenizer import FILES
+
+    if origin is None:
+        return
+    for name in FILES:
+        if (origin / name).is_file():
+            shutil.copyfile(origin / name, folder / name)
+
+
+def _silent(stage: str, fraction: float) -> None:
+    """Nobody watches."""

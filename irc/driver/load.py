@@ -1,0 +1,101 @@
+"""Artifacts that are there: loading, checking, running them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..artifact import Manifest, check, read_manifest
+from ..core import Module
+from ..errors import Error
+from ..verify import verify
+from .sources import PathLike, read_module
+
+if TYPE_CHECKING:
+    from ..backends.base import Program
+    from ..generation.model import Model
+
+
+class Artifact:
+    """A compiled folder. Nothing is loaded before the first run."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.manifest = folder, manifest
+
+    @cached_property
+    def module(self) -> Module:
+        """The module that was compiled, after all passes."""
+        return read_module(self.folder)
+
+    @cached_property
+    def model(self) -> Model:
+        """The program of the backend that the artifact was compiled for."""
+        from ..backends import get
+
+        facts = {**self.manifest, **self.manifest["program"]}  # what emit said wins
+        return self._model(get(self.manifest["backend"]).load(self.folder, facts))
+
+    @cached_property
+    def reference(self) -> Model:
+        """The module run by the reference backend, whatever it was compiled for."""
+        from ..backends.reference import ReferenceProgram
+
+        return self._model(ReferenceProgram(self.module, self.folder))
+
+    def _model(self, program: Program) -> Model:
+        from ..generation.model import Model
+
+        manifest = self.manifest
+        return Model(program, manifest["dims"], self.folder, manifest.get("end_tokens", ()))
+
+    def run(self, inputs: Mapping[str, object]) -> dict[str, Any]:
+        """The outputs by name, as arrays; a language model needs `input_ids` [B, S] alone."""
+        return self.model.run(inputs)
+
+    def generate(self, prompt: str, max_new_tokens: int = 100) -> str:
+        """The text that a language model lets follow on `prompt`, chosen greedily."""
+        return self.model.generate(prompt, max_new_tokens)
+
+    def __repr__(self) -> str:
+        return f"<artifact {self.folder} for {self.manifest['backend']}>"
+
+
+def load(folder: PathLike) -> Artifact:
+    """The artifact in a folder; an Error where a file of it, or a weight file, has changed."""
+    path = Path(folder)
+    manifest = read_manifest(path)
+    check(path, manifest)
+    return Artifact(path, manifest)
+
+
+def open_model(place: PathLike, backend: str | None = None) -> Model:
+    """What can be run at `place`: an artifact, or a module's text by the reference backend."""
+    path = Path(place)
+    if path.is_file():
+        return _interpreted(path, backend)
+    artifact = load(path)
+    made_for = artifact.manifest["backend"]
+    if backend in (None, made_for):
+        return artifact.model
+    if backend == "reference":
+        return artifact.reference
+    from ..backends import get
+
+    get(backend)  # an unknown name has an Error of its own
+    raise Error(f"{path} is compiled for {made_for}; compile it again with --backend {backend}")
+
+
+def _interpreted(path: Path, backend: str | None) -> Model:
+    if backend != "reference":
+        raise Error(
+            f"{path} is not compiled; compile it with irc compile {path} -o DIR, "
+            "or let --backend reference interpret it"
+        )
+    from ..backends.reference import ReferenceProgram
+    from ..generation.model import Model
+
+    module = read_module(path)
+    verify(module)
+    return Model(ReferenceProgram(module, path.parent), module.dims, path.parent)

@@ -1,0 +1,178 @@
+"""What can be compiled: a script, a checkpoint folder, a module's text, an artifact, a module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..artifact import MODULE, is_artifact, read_manifest
+from ..core import Module
+from ..errors import Error, did_you_mean
+from ..text import parse_module
+
+PathLike: TypeAlias = str | os.PathLike[str]
+Dims: TypeAlias = Mapping[str, tuple[int, int, int]]
+DTYPES = ("f32", "f16", "bf16")
+
+
+@dataclass
+class Source:
+    """A module before any pass, with what its checkpoint says beside the weights.
+
+    `folder` is where tokenizer files are, `ends` the token ids that end a text.
+    """
+
+    module: Module
+    folder: Path | None = None
+    ends: list[int] = field(default_factory=list[int])
+
+
+def find_source(
+    src: PathLike | Module,
+    checkpoint: PathLike | None = None,
+    dtype: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    dims: Dims | None = None,
+    random_weights: int | None = None,
+) -> Source:
+    """The module that `src` describes, its weights bound and its files by absolute paths.
+
+    `settings` are the keyword arguments of a script's factory; of a checkpoint folder there is
+    one, `ignore`: keys of its config.json that do not matter, separated by commas.
+    """
+    if checkpoint is not None and random_weights is not None:
+        raise Error("give --checkpoint or --random-weights, not both")
+    if dtype is not None and dtype not in DTYPES:
+        raise Error(f"no compute type called {dtype!r}; there are {', '.join(DTYPES)}")
+    folder = None if checkpoint is None else Path(checkpoint)
+    given = settings or {}
+    if isinstance(src, Module):
+        _no_effect("a module", dtype, given)
+        source = Source(src, folder)
+    elif _is_script(os.fspath(src)):
+        source = _script(os.fspath(src), folder, dtype, given)
+    elif Path(src).is_dir():
+        source = _folder(Path(src), folder, dtype, given, random_weights is not None)
+    else:
+        _no_effect("a module's text", dtype, given)
+        source = _text(Path(src), folder)
+    _finish(source, folder, dims or {}, random_weights)
+    return source
+
+
+def read_module(path: Path) -> Module:
+    """The module in a text file, or in an artifact folder."""
+    if path.is_dir():
+        read_manifest(path)
+        path = path / MODULE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Error(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise Error(f"{path} is no text in UTF-8 (byte {error.start} is not)") from None
+    return parse_module(text, str(path))
+
+
+def _is_script(src: str) -> bool:
+    from ..frontends.script import split_name
+
+    return split_name(src)[0].suffix == ".py"
+
+
+def _script(
+    src: str, checkpoint: Path | None, dtype: str | None, settings: Mapping[str, Any]
+) -> Source:
+    from ..frontends.script import load_script
+
+    debug = os.environ.get("IRC_DEBUG", "") not in ("", "0")
+    place = None if checkpoint is None else str(checkpoint)
+    return Source(load_script(src, settings, place, dtype, debug), checkpoint)
+
+
+def _folder(
+    path: Path,
+    checkpoint: Path | None,
+    dtype: str | None,
+    settings: Mapping[str, Any],
+    random: bool,
+) -> Source:
+    if is_artifact(path):
+        _no_effect("an artifact", dtype, settings)
+        source = _text(path / MODULE, checkpoint)
+        return Source(source.module, path, list(read_manifest(path).get("end_tokens", ())))
+    if checkpoint is not None:
+        raise Error(f"{path} is a checkpoint itself, so --checkpoint {checkpoint} has no place")
+    from ..frontends import huggingface
+
+    for name in settings:
+        if name != "ignore":
+            raise Error(f"a checkpoint folder has no setting {name!r}; it takes ignore=key,key")
+    ignored = [key.strip() for key in str(settings.get("ignore", "")).split(",") if key.strip()]
+    if not random:
+        return Source(huggingface.load(path, dtype, ignore=ignored), path)
+    config = huggingface.read_config(path)
+    model = huggingface.model_of(config, ignored)
+    return Source(model.trace(dtype or huggingface.checkpoint_dtype(config)), path)
+
+
+def _text(path: Path, checkpoint: Path | None) -> Source:
+    if not path.exists():
+        raise Error(
+            f"there is no {path}; a source is script.py[:factory], a checkpoint folder, "
+            "an artifact folder, or a module's text"
+        )
+    module = read_module(path)
+    for name, file in module.files.items():
+        module.files[name] = str(path.parent / file)
+    return Source(module, checkpoint)
+
+
+def _no_effect(what: str, dtype: str | None, settings: Mapping[str, Any]) -> None:
+    if dtype is not None:
+        raise Error(
+            f"{what} says its dtypes itself, so --dtype {dtype} has no effect; leave it out"
+        )
+    for name in settings:
+        raise Error(f"{what} has no settings, so --set {name}=... has no effect; leave it out")
+
+
+def _finish(
+    source: Source, checkpoint: Path | None, dims: Dims, random_weights: int | None
+) -> None:
+    """Bind what is unbound, set the ranges, make paths absolute, find the end of texts."""
+    module = source.module
+    if checkpoint is not None:
+        from ..frontends.huggingface import bind
+        from ..frontends.huggingface.binding import has_unbound
+
+        if has_unbound(module):
+            bind(module, checkpoint)
+    if random_weights is not None:
+        from ..frontends.random_weights import random_weights as fill
+
+        fill(module, random_weights)
+    set_dims(module, dims)
+    for name, file in module.files.items():
+        module.files[name] = os.path.abspath(file)
+    if source.folder is not None and not source.ends:
+        from ..generation.tokenizer import end_tokens
+
+        source.ends = end_tokens(source.folder)
+
+
+def set_dims(module: Module, dims: Dims) -> None:
+    """Replace ranges of symbols that a module has."""
+    for name, bounds in dims.items():
+        if module.dims and name not in module.dims:
+            raise Error(
+                f"the model has no dimension {name!r}{did_you_mean(name, module.dims)}; "
+                f"it has {', '.join(module.dims)}"
+            )
+        low, typical, high = bounds
+        if not 0 <= low <= typical <= high:
+            raise Error(f"the range {name}={low}:{typical}:{high} must rise: min:typical:max")
+        module.dims[name] = (low, typical, high)

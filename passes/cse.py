@@ -1,0 +1,51 @@
+"""`cse`: operations that compute the same are computed once."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from irc.core import Function, Module, Op
+from irc.ops.collective import Collective
+from irc.pipeline import Pass, Stats, register
+from irc.rewrite import permit
+
+
+@register("cse")
+class Cse(Pass):
+    """Merges operations of the same kind with the same operands and attributes.
+
+    The first in order stays. Calls, collectives and what is not pure are left alone.
+    """
+
+    def run(self, module: Module, stats: Stats) -> None:
+        for function in module.functions.values():
+            _merge(function, stats)
+
+
+def _merge(function: Function, stats: Stats) -> None:
+    seen: dict[Any, Op] = {}
+    for op in function:
+        if not op.pure or isinstance(op, Collective) or op.opname == "call":
+            continue
+        first = seen.setdefault(_key(op), op)
+        if first is op or not permit("cse", op):
+            continue
+        for old, new in zip(op.results, first.results, strict=True):
+            old.replace_by(new)
+        op.erase()
+        stats.count("merged")
+
+
+def _key(op: Op) -> Any:
+    operands: Any = op.operands
+    if op.commutative and len(operands) == 2:
+        operands = frozenset(operands) if operands[0] is not operands[1] else operands
+    attributes = tuple([_exact(getattr(op, name)) for name in op.attribute_types])
+    return op.__class__, operands, op.present, attributes
+
+
+def _exact(value: Any) -> Any:
+    """A key that tells 0.0 from -0.0 and 1 from 1.0 and true."""
+    if isinstance(value, tuple):
+        return tuple([_exact(item) for item in cast("tuple[Any, ...]", value)])
+    return value.__class__, repr(value) if isinstance(value, float) else value

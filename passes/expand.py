@@ -1,0 +1,43 @@
+"""`expand`: composite operations become the simpler ones they stand for."""
+
+from __future__ import annotations
+
+from irc.core import Module, Op
+from irc.declare import op_class
+from irc.errors import Error
+from irc.pipeline import Pass, Stats, register
+from irc.rewrite import permit, replace
+
+
+@register("expand")
+class Expand(Pass):
+    """Replaces composite operations by what they stand for: those in `ops`, or all of them.
+
+    What comes out is expanded in turn, until none of the operations asked for is left.
+    """
+
+    ops: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.ops:
+            if not op_class(name).composite:
+                raise Error(f"{name} is not composite, so there is nothing to expand")
+
+    def run(self, module: Module, stats: Stats) -> None:
+        for function in module.functions.values():
+            for op in function:
+                self._expand(op, stats)
+
+    def _expand(self, op: Op, stats: Stats) -> None:
+        work = [op]
+        while work:
+            op = work.pop()
+            if not op.composite or (self.ops and op.opname not in self.ops):
+                continue
+            if not permit(f"expand {op.opname}", op):
+                return
+            try:
+                work += reversed(replace(op, op.expand()))
+            except Error as error:
+                raise Error(f"the expansion of {op.opname} {error.message}", op) from error
+            stats.count(op.opname)

@@ -1,0 +1,120 @@
+"""`fold`: operations on constants are evaluated now."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, cast
+
+import numpy as np
+
+from irc.attributes import Number
+from irc.core import Module, Op, Value
+from irc.dims import Shape
+from irc.dtypes import dtype, dtype_of, numpy_dtype
+from irc.ops import Constant, Full
+from irc.ops.collective import Collective
+from irc.ops.control import LARGEST_CONSTANT
+from irc.pipeline import Pass, Stats, register
+from irc.rewrite import permit, replace
+from irc.rewrite.constants import uniform
+
+_SOURCES = ("constant", "full", "iota")
+_POINTWISE = ("... -> ...", "..., ... -> ...", "..., ..., ... -> ...")
+
+
+@register("fold")
+class Fold(Pass):
+    """Evaluates operations whose operands are constants, where the result is one.
+
+    A result of at most 16 numbers becomes a `constant` or, if they are all equal, a `full`. An
+    operation that works element by element on `full` values of any shape becomes a `full`. The
+    numbers are those of the reference backend: narrow floats are computed in f32 and rounded.
+    """
+
+    def run(self, module: Module, stats: Stats) -> None:
+        for function in module.functions.values():
+            for op in function:
+                if _foldable(op):
+                    _fold(op, stats)
+
+
+def _foldable(op: Op) -> bool:
+    if not op.operands or not op.pure or len(op.results) != 1 or isinstance(op, Collective):
+        return False
+    if op.opname == "call" or type(op).evaluate is Op.evaluate:
+        return False
+    return not any(v.type.sharded for v in (*op.operands, op.result))
+
+
+def _fold(op: Op, stats: Stats) -> None:
+    arrays = [_small_constant(value) for value in op.operands]
+    type = op.result.type
+    size = _count(type.shape)
+    if size is not None and all(array is not None for array in arrays) and _bound(op):
+        new = _constant(_evaluate(op, arrays), type.shape, type.dtype)
+    elif op.sharding in _POINTWISE:
+        scalars = [_scalar(value) for value in op.operands]
+        if any(scalar is None for scalar in scalars):
+            return
+        number = _numbers(_evaluate(op, scalars), type.dtype)[0]
+        new = Full(value=number, shape=type.shape, dtype=type.dtype)
+    else:
+        return
+    if permit(f"fold {op.opname}", op):
+        replace(op, new)
+        stats.count(op.opname)
+
+
+def _bound(op: Op) -> bool:
+    """Whether no attribute has a symbol in it."""
+    for value in op.attributes.values():
+        items = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
+        if any(hasattr(item, "symbols") for item in items):
+            return False
+    return True
+
+
+def _count(shape: Shape) -> int | None:
+    """The number of elements, where it is known and between 1 and 16."""
+    if not all(isinstance(dim, int) for dim in shape):
+        return None
+    count = prod(cast("tuple[int, ...]", shape))
+    return count if 0 < count <= LARGEST_CONSTANT else None
+
+
+def _small_constant(value: Value) -> Any:
+    """The array a constant of at most 16 numbers stands for, narrow floats in f32; else None."""
+    op = value.producer
+    if op is None or op.opname not in _SOURCES or _count(value.type.shape) is None:
+        return None
+    return _wide(op.evaluate())
+
+
+def _scalar(value: Value) -> Any:
+    number = uniform(value)
+    return None if number is None else _wide(np.array(number, numpy_dtype(value.type.dtype)))
+
+
+def _wide(array: Any) -> Any:
+    kind = dtype(dtype_of(array))
+    return array.astype(np.float32) if kind.is_float and kind.bits < 32 else array
+
+
+def _evaluate(op: Op, arrays: list[Any]) -> Any:
+    fixed = len(arrays) - len(op.present)
+    named = dict(zip(op.present, arrays[fixed:], strict=True))
+    with np.errstate(all="ignore"):
+        result = op.evaluate(*arrays[:fixed], *[named.get(name) for name in op.optional_names])
+        return np.asarray(result).astype(numpy_dtype(op.result.type.dtype))
+
+
+def _numbers(array: Any, name: str) -> tuple[Number, ...]:
+    python = float if dtype(name).is_float else bool if name == "bool" else int
+    return tuple([python(item) for item in array.reshape(-1)])
+
+
+def _constant(array: Any, shape: Shape, name: str) -> Op:
+    values = _numbers(array, name)
+    if len(values) > 1 and all(repr(value) == repr(values[0]) for value in values):
+        return Full(value=values[0], shape=shape, dtype=name)
+    return Constant(values=values, shape=cast("tuple[int, ...]", shape), dtype=name)

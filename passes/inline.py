@@ -1,0 +1,57 @@
+"""`inline`: calls are replaced by the body of what they call."""
+
+from __future__ import annotations
+
+from irc.core import Function, Module, Op, Value
+from irc.pipeline import Pass, Stats, register
+from irc.rewrite import permit, replace
+
+
+@register("inline")
+class Inline(Pass):
+    """Replaces every call by the body of the function, and removes functions called nowhere else.
+
+    Operations keep the locations they have in the body. A function is defined before its calls,
+    so the bodies that are copied hold no calls any more. The main function always stays.
+    """
+
+    def run(self, module: Module, stats: Stats) -> None:
+        called: dict[str, None] = {}
+        for function in module.functions.values():
+            for op in function:
+                if op.opname == "call" and permit("inline", op):
+                    called[op.attributes["callee"].name] = None
+                    _inline(op)
+                    stats.count("calls")
+        main = module.main
+        left = {op.attributes["callee"].name for op in module.ops() if op.opname == "call"}
+        for name in [n for n in called if n not in left and n != main.name]:
+            _clear(module.functions.pop(name))
+            stats.count("functions")
+
+
+def _inline(call: Op) -> None:
+    callee: Function = call.attributes["callee"]
+    function = call.parent
+    if function is None:
+        raise ValueError("the call is in no function")
+    copies: dict[Value, Value] = dict(zip(callee.args, call.operands, strict=True))
+    for op in callee:
+        if op.opname == "return":
+            break
+        copy = op.rebuilt([copies.get(value, value) for value in op.operands])
+        function.insert(copy, call)
+        for old, new in zip(op.results, copy.results, strict=True):
+            new.name = old.name
+            copies[old] = new
+    values = tuple(copies.get(value, value) for value in callee.returned)
+    for old, new in zip(call.results, values, strict=True):
+        if old.name is not None and new.producer is not None and new not in call.operands:
+            new.name = old.name
+    replace(call, values)
+
+
+def _clear(function: Function) -> None:
+    """Give up the uses that the body makes of weights, which outlive it."""
+    for op in reversed(function):
+        op.erase()

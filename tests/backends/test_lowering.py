@@ -1,0 +1,87 @@
+"""Tables of lowerings: duplicates, refusals, other packages, and what a backend cannot run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from irc.backends.base import Gap, report
+from irc.backends.lowering import Lowering, expansion
+from irc.core import Op
+from irc.declare import REGISTRY
+from irc.ops import Add, Full, GatedMlp, Linear, Mul, Sigmoid, Silu
+from tests.backends.text import FakeEntry, module
+
+GAPS = module(
+    "%x: f32[2, 4], %w: f32[3, 4]",
+    "f32[2, 3], f32[2, 4]",
+    """
+    %gated = gated_mlp %x, %w, %w : f32[2, 3] loc("a.py":3 "mlp")
+    %relu = gated_mlp %x, %w, %w {act="relu"} : f32[2, 3] loc("a.py":4 "mlp")
+    %y = neg %x : f32[2, 4] loc("a.py":5)
+    return %gated, %y
+    """,
+)
+
+
+def lower(*_: object) -> None:
+    """A lowering that does nothing."""
+
+
+def test_a_composite_without_lowering_needs_its_expansion_covered() -> None:
+    table: Lowering[Any] = Lowering("none")
+    table.lower(Linear, Mul, Sigmoid)(lower)
+    gaps = table.unsupported(GAPS)
+    assert [(gap.op.opname, gap.reason) for gap in gaps] == [
+        ("gated_mlp", "has no lowering, and its expansion needs relu, which has no lowering"),
+        ("neg", "has no lowering"),
+    ]
+    told = str(report(gaps, "none"))
+    assert "a.py:4 in mlp: gated_mlp: has no lowering" in told and "a.py:5: neg" in told
+
+
+def test_a_lowering_may_refuse_an_instance() -> None:
+    table: Lowering[Any] = Lowering("none")
+
+    def only_relu(op: Op) -> str | None:
+        return None if op.attributes["act"] == "relu" else "does relu only"
+
+    table.lower(GatedMlp, unless=only_relu)(lower)
+    table.lower(REGISTRY["neg"])(lower)
+    first, second, third, _ = GAPS.main
+    assert table.find(first) is None and table.find(second) is lower and table.find(third) is lower
+    (gap,) = table.unsupported(GAPS)
+    assert gap == Gap(
+        first, "does relu only, and its expansion needs linear, which has no lowering"
+    )
+    table.lower(Linear, Mul, Silu)(lower)
+    assert table.unsupported(GAPS) == []
+
+
+def test_a_table_refuses_duplicates_and_takes_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table: Lowering[Any] = Lowering("none")
+    table.lower(Add)(lower)
+    with pytest.raises(ValueError, match="none has two lowerings of add"):
+        table.lower(Add)(lower)
+
+    def theirs(other: Lowering[Any]) -> None:
+        other.lower(Full)(lower)
+
+    def found(group: str, name: str) -> list[FakeEntry]:
+        assert (group, name) == ("irc.lowerings", "none")
+        return [FakeEntry(name, theirs)]
+
+    monkeypatch.setattr("irc.backends.lowering.entry_points", found)
+    assert table.covers(Full) and not table.covers(Mul)
+
+
+def test_an_expansion_leaves_the_operation_alone_and_keeps_its_place() -> None:
+    op = next(iter(GAPS.main))
+    users = [len(value.users) for value in op.operands]
+    expanded = expansion(op)
+    assert [len(value.users) for value in op.operands] == users
+    assert [part.opname for part in expanded.ops] == ["linear", "silu", "linear", "mul"]
+    assert {part.loc for part in expanded.ops} == {op.loc}

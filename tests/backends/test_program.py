@@ -1,0 +1,107 @@
+"""Backends by name, their programs and streams; shown on the reference backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import irc.backends
+from irc.backends.base import Backend, ports_of
+from irc.backends.reference import ReferenceProgram, backend
+from irc.core import Op
+from irc.declare import REGISTRY, Operand, operation
+from irc.errors import Error
+from irc.ops import Add
+from irc.types import TensorType
+from tests.backends.text import FakeEntry, module
+
+F32 = np.float32
+
+COUNTER = module(
+    "%x: f32[B], %total: f32[B, C]",
+    "f32[B, C], total: f32[B, C] aliases %total",
+    """
+    %column = reshape %x {shape=[B, 1]} : f32[B, 1]
+    %new = add %total, %column : f32[B, C]
+    %twice = add %new, %new : f32[B, C]
+    return %twice, %new
+    """,
+)
+
+
+def test_a_stream_keeps_the_state_and_a_run_keeps_nothing() -> None:
+    program = ReferenceProgram(COUNTER)
+    ports = program.ports
+    assert [p.name for p in ports.inputs] == ["x"]
+    assert [(p.name, p.state) for p in ports.states] == [("total", True)]
+    assert [p.name for p in ports.outputs] == ["result0"]
+    stream, other = program.open({"B": 2, "C": 3}), program.open({"B": 2, "C": 1})
+    for step in (1, 2, 3):
+        found = stream.step({"x": np.array([1, 2], F32)})
+        assert list(found) == ["result0"]
+        np.testing.assert_array_equal(found["result0"], [[2 * step] * 3, [4 * step] * 3])
+    np.testing.assert_array_equal(other.states["total"], np.zeros((2, 1)))
+    whole = program.run({"x": np.ones(2, F32), "total": np.ones((2, 3), F32)})
+    np.testing.assert_array_equal(whole["total"], np.full((2, 3), 2))
+
+
+def test_what_a_stream_refuses() -> None:
+    program = ReferenceProgram(COUNTER)
+    with pytest.raises(Error, match="state total has a dimension C, but C has no size"):
+        program.open({"B": 2})
+    with pytest.raises(Error, match="total is a state that the stream keeps"):
+        program.open({"B": 1, "C": 1}).step({"x": np.ones(1, F32), "total": np.ones((1, 1), F32)})
+    with pytest.raises(Error, match="the input x of @forward is missing"):
+        program.open({"B": 1, "C": 1}).step({})
+
+
+def test_the_reference_backend_writes_and_loads_text(tmp_path: Path) -> None:
+    assert irc.backends.get("reference") is backend
+    assert isinstance(backend, Backend) and backend.unsupported(COUNTER) == []
+    manifest = backend.emit(COUNTER, tmp_path, {"base": tmp_path})
+    program = backend.load(tmp_path, manifest)
+    assert program.ports == ports_of(COUNTER.main)
+    found = program.run({"x": np.ones(1, F32), "total": np.ones((1, 1), F32)})
+    np.testing.assert_array_equal(found["result0"], [[4]])
+
+
+def test_an_unknown_backend_names_the_nearest() -> None:
+    with pytest.raises(Error, match="no backend called 'referense'; did you mean 'reference'"):
+        irc.backends.get("referense")
+
+
+def test_other_packages_bring_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = object()
+    entries = [FakeEntry("other", theirs)]
+
+    def found(group: str, name: str | None = None) -> list[FakeEntry]:
+        assert group == "irc.backends"
+        return [e for e in entries if name in (None, e.name)]
+
+    monkeypatch.setattr(irc.backends, "entry_points", found)
+    assert irc.backends.get("other") is theirs
+    assert irc.backends.names()[-1] == "other"
+    entries.append(FakeEntry("other", None))
+    with pytest.raises(Error, match="two installed packages bring a backend called 'other'"):
+        irc.backends.get("other")
+
+
+def test_an_operation_without_meaning_is_a_gap() -> None:
+    @operation("mute")
+    class Mute(Op):
+        """Says nothing about its meaning."""
+
+        x: Operand
+
+        def infer(self) -> TensorType:
+            return self.x.type
+
+    try:
+        silent = module("%x: f32[2]", "f32[2]", "%y = mute %x : f32[2]\nreturn %y")
+        (gap,) = backend.unsupported(silent)
+        assert gap.op.opname == "mute" and "neither evaluate nor expand" in gap.reason
+        assert not backend.covers(Mute) and backend.covers(Add)
+    finally:
+        del REGISTRY["mute"]

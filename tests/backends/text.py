@@ -1,0 +1,24 @@
+"""What the backend tests share: modules from a few lines of text, and stand-in entry points."""
+
+from __future__ import annotations
+
+from irc.core import Module
+from irc.text import parse_module
+
+
+def module(args: str, results: str, body: str, head: str = "mesh(tp=2)", top: str = "") -> Module:
+    """A module around the body of @forward."""
+    lines = "\n".join(f"    {line.strip()}" for line in body.strip().splitlines())
+    return parse_module(
+        f"module @m {head} {{\n{top}\n  func @forward({args}) -> ({results}) {{\n{lines}\n  }}\n}}"
+    )
+
+
+class FakeEntry:
+    """An entry point of another package."""
+
+    def __init__(self, name: str, loaded: object) -> None:
+        self.name, self.loaded = name, loaded
+
+    def load(self) -> object:
+        return self.loaded

@@ -1,0 +1,66 @@
+"""Calls the command line: in this process (fast), or in one of its own (for signals and pipes)."""
+
+import io
+import json
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from irc.cli.main import main
+from tests.layout import ROOT
+
+PROGRAM = [sys.executable, "-m", "irc"]
+
+
+@dataclass
+class Answer:
+    """What a command printed, and its exit status."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The JSON document on standard output."""
+        return json.loads(self.out)
+
+
+def irc(*words: str | Path, stdin: str | bytes = "") -> Answer:
+    """Run a command in this process. A traceback on standard error fails the test."""
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    out, err = io.StringIO(), io.StringIO()
+    source = io.TextIOWrapper(io.BytesIO(data))
+    with mock.patch("sys.stdin", source), redirect_stdout(out), redirect_stderr(err):
+        status = main([str(word) for word in words])
+    assert "Traceback" not in err.getvalue(), err.getvalue()
+    return Answer(status, out.getvalue(), err.getvalue())
+
+
+def works(*words: str | Path, stdin: str | bytes = "") -> Answer:
+    """Run a command that has to succeed."""
+    answer = irc(*words, stdin=stdin)
+    assert answer.status == 0, answer.err
+    return answer
+
+
+def refused(*words: str | Path, stdin: str | bytes = "", status: int = 1) -> str:
+    """Run a command that has to fail, with nothing on standard output; its message."""
+    answer = irc(*words, stdin=stdin)
+    assert answer.status == status, answer
+    assert answer.out == ""
+    return answer.err
+
+
+def shell(*words: str | Path, timeout: float = 60) -> Answer:
+    """Run a command in a process of its own."""
+    command = [*PROGRAM, *map(str, words)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return Answer(done.returncode, done.stdout, done.stderr)

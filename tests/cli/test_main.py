@@ -1,0 +1,253 @@
+"""The frame around all commands: help, wrong usage, exit statuses, failures that are our own."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from irc import __version__
+from irc.cli.main import COMMANDS
+from irc.errors import Error
+from tests.cli.runner import PROGRAM, irc, refused, shell, works
+from tests.layout import ROOT, project
+
+MODULE = """\
+module @m dims(B=1:2:4) {
+  func @forward(%x: f32[B, 4]) -> (y: f32[B, 4]) {
+    %y = add %x, %x : f32[B, 4]
+    return %y
+  }
+}
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Path:
+    path = tmp_path / "m.irc"
+    path.write_text(MODULE)
+    return path
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "help"])
+def test_help_lists_every_command_with_a_line(word: str) -> None:
+    answer = works(word)
+    for name, summary in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", answer.out, re.MULTILINE), name
+    assert answer.err == ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_help_with_an_example(name: str) -> None:
+    answer = works(name, "--help")
+    examples = answer.out.partition("examples:\n")[2]
+    assert f"irc {name}" in examples
+    assert works("help", name).out == answer.out
+
+
+def test_every_example_in_the_help_parses() -> None:
+    """The options that the examples use are there."""
+    for name in COMMANDS:
+        text = works(name, "--help").out
+        known = set(re.findall(r"--[a-z][\w-]*|(?<=\s)-o\b", text.partition("examples:\n")[0]))
+        for line in text.partition("examples:\n")[2].splitlines():
+            if line.strip().startswith(f"irc {name} "):
+                command = re.split(r"\s\||\s>", line)[0]
+                used = set(re.findall(r"(?<=\s)(?:--[a-z][\w-]*|-o)\b", command))
+                assert used <= known, line
+
+
+def test_the_version() -> None:
+    assert works("--version").out == f"irc {__version__}\n"
+    assert project()["project"]["version"] == __version__
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compil"], "no command called 'compil'; did you mean 'compile'?"),
+        (["forecast"], "no command called 'forecast'"),
+        (["--bogus"], "no option called '--bogus'"),
+        (["show", "m.irc", "--stat"], "irc show has no option --stat; did you mean '--stats'?"),
+        (["show", "m.irc", "--stat=1"], "irc show has no option --stat; did you mean '--stats'?"),
+        (["show"], "the following arguments are required: FILE|DIR"),
+        (["show", "a", "b"], "one argument too many: 'b'"),
+        (["compile", "x", "-o", "y", "--dtype", "fp16"], "'fp16' is none of f32, f16, bf16"),
+        (["compile", "x", "-o", "y", "--dtype", "bf32"], "did you mean 'f32'?"),
+        (["compile", "x", "-o", "y", "--dims", "B=1:2"], "'B=1:2' is not name=min:typical:max"),
+        (["compile", "x", "-o", "y", "--dims", "B=1,B=2"], "B is given twice"),
+        (["compile", "x", "-o", "y", "--set", "layers"], "'layers' is not key=value"),
+        (["compile", "x", "-o", "y", "--random-weights", "-1"], "-1 is less than 0"),
+        (["compile", "x"], "say where the artifact goes with -o DIR, or give --dry-run"),
+        (["generate", "x"], "the following arguments are required: --prompt"),
+        (["generate", "x", "--prompt", "a", "--max-new-tokens", "0"], "0 is less than 1"),
+        (["generate", "x", "--prompt", "a", "--max-new-tokens", "ten"], "'ten' is no whole number"),
+        (["run", "x", "--inputs", "a"], "the following arguments are required: --outputs"),
+    ],
+)
+def test_wrong_usage(words: list[str], message: str) -> None:
+    err = refused(*words, status=2)
+    assert message in err
+    assert "--help" in err
+
+
+def test_no_command_is_wrong_usage() -> None:
+    assert "usage: irc COMMAND" in refused(status=2)
+
+
+def test_a_users_error_is_a_sentence(tmp_path: Path) -> None:
+    err = refused("show", tmp_path / "nowhere.irc")
+    assert err == f"error: cannot read {tmp_path}/nowhere.irc: No such file or directory\n"
+
+
+def test_an_error_in_a_text_has_its_place_and_a_caret(module: Path) -> None:
+    module.write_text(MODULE.replace("add", "addd"))
+    err = refused("show", module)
+    first, source, caret = err.splitlines()
+    assert first == f"{module}:3:10: error: no operation called 'addd'; did you mean 'add'?"
+    assert source.index("addd ") == caret.index("^")
+
+
+def test_a_failure_of_our_own_is_reported(
+    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(place: str) -> None:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr("irc.cli.show.read_module", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    answer = irc("show", module, "--locs")
+    assert answer.status == 70
+    (sentence,) = answer.err.splitlines()
+    assert sentence.startswith("error: irc failed and that is its own fault (KeyError: 'surprise')")
+    assert "please report it" in sentence
+    report = Path(sentence.rpartition(" ")[2]).read_text()
+    assert f"command: irc show {module} --locs" in report
+    assert f"irc {__version__}" in report
+    assert 'raise KeyError("surprise")' in report
+
+
+def test_a_report_that_cannot_be_written_is_said(
+    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(place: str) -> None:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr("irc.cli.show.read_module", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    answer = irc("show", module)
+    assert answer.status == 70
+    assert "no report could be written" in answer.err
+    assert "IRC_DEBUG=1" in answer.err
+
+
+@pytest.mark.parametrize("failure", ["Error('a sentence')", "KeyError('surprise')"])
+def test_the_traceback_is_shown_on_request(module: Path, failure: str) -> None:
+    code = (
+        "import sys, irc.cli.show as show\nfrom irc.cli.main import main\n"
+        f"from irc.errors import Error\ndef broken(place): raise {failure}\n"
+        f"show.read_module = broken\nsys.exit(main(['show', {str(module)!r}]))"
+    )
+    environment = os.environ | {"IRC_DEBUG": "1", "TMPDIR": str(module.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=False
+    )
+    assert b"Traceback" in done.stderr
+    assert failure.partition("'")[2][:8].encode() in done.stderr
+
+
+def test_a_package_that_is_not_installed_is_named(
+    module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(place: str) -> None:
+        raise ModuleNotFoundError("No module named 'onnx'", name="onnx.helper")
+
+    monkeypatch.setattr("irc.cli.show.read_module", missing)
+    assert refused("show", module) == (
+        "error: the package onnx is not installed: pip install onnx\n"
+    )
+
+
+def test_ctrl_c_is_130(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(place: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("irc.cli.show.read_module", interrupted)
+    answer = irc("show", module)
+    assert (answer.status, answer.out) == (130, "")
+    assert "interrupted" in answer.err
+
+
+def test_an_error_of_the_system_is_a_sentence(
+    module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(place: str) -> None:
+        raise PermissionError(13, "Permission denied", "secret.irc")
+
+    monkeypatch.setattr("irc.cli.show.read_module", failing)
+    assert refused("show", module) == "error: secret.irc: Permission denied\n"
+
+
+def test_a_reader_that_stops_is_no_failure(module: Path) -> None:
+    """`irc show m.irc | irc opt --passes ... | head -n 1`, every status checked."""
+    lines = "".join(f"    %y{i} = add %x, %x : f32[B, 4]\n" for i in range(20_000))
+    module.write_text(MODULE.replace("    %y = ", lines + "    %y = "))
+    irc_ = f"{sys.executable} -m irc"
+    script = f"{irc_} show {module} | {irc_} opt --passes cse | head -n 1; echo ${{PIPESTATUS[@]}}"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    assert done.stdout == "module @m dims(B=1:2:4) {\n0 0 0\n"
+    script = f"{irc_} show {module} | head -n 1; echo ${{PIPESTATUS[@]}}"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("module @m dims(B=1:2:4) {\n0 0\n", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_standard_output_is_a_sentence(module: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*PROGRAM, "show", str(module)], cwd=ROOT, stdout=full, stderr=-1, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"error: No space left on device\n")
+
+
+def test_the_help_is_fast_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from irc.cli.main import main; main(['--help']); "
+        "print(*(m for m in ('numpy', 'onnx', 'onnxruntime', 'tokenizers') if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == ""
+    seconds: list[float] = []
+    for _ in range(5):
+        began = time.perf_counter()
+        shell("--help")
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 0.5
+
+
+def test_every_command_module_keeps_heavy_packages_for_its_run() -> None:
+    code = (
+        "import sys; from irc.cli.main import main, COMMANDS\n"
+        "for name in COMMANDS: main([name, '--help'])\n"
+        "print(*(m for m in ('onnx', 'onnxruntime', 'tokenizers') if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == ""
+
+
+def test_the_error_class_is_the_public_one() -> None:
+    import irc as package
+
+    assert package.Error is Error

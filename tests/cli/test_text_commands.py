@@ -1,0 +1,335 @@
+"""The commands that read and write text: show, opt, diff, ops, passes."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from irc.declare import REGISTRY
+from irc.pipeline import PASSES
+from irc.text import parse_module
+from tests.cli.runner import irc, refused, works
+
+MODULE = """\
+module @m dims(B=1:2:4) {
+  weight @w : f32[8, 4] = random("w", 1, 0.5)
+  func @forward(%x: f32[B, 4]) -> (y: f32[B, 8]) {
+    %two = mul %x, %x : f32[B, 4] loc("model.py":7 "layers.0.norm")
+    %again = mul %x, %x : f32[B, 4] loc("model.py":8 "layers.0.mlp")
+    %sum = add %two, %again : f32[B, 4] loc("model.py":9 "layers.0.mlp")
+    %y = linear %sum, @w : f32[B, 8] loc("model.py":12 "head")
+    return %y
+  }
+}
+"""
+PLAIN = re.sub(r" loc\(.*\)", "", MODULE)
+# x * sigmoid(x), written out, is what no rule of the pass knows; the pass says so
+NEARLY = """\
+module @m {
+  weight @gate : f32[8, 4] = random("g", 1, 0.5)
+  weight @up : f32[8, 4] = random("u", 1, 0.5)
+  func @forward(%x: f32[2, 4]) -> (y: f32[2, 8], z: f32[2, 8]) {
+    %g = linear %x, @gate : f32[2, 8]
+    %s = silu %g : f32[2, 8]
+    %u = linear %x, @up : f32[2, 8]
+    %y = mul %s, %u : f32[2, 8]
+    return %y, %s
+  }
+}
+"""
+MY_PASS = '''
+"""A pass for a test."""
+from irc import Pass, register
+
+@register("{name}")
+class Shout(Pass):
+    """Renames the module."""
+    suffix: str = "!"
+    def run(self, module, stats):
+        module.name += "_loud"
+        stats.count("renamed")
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Path:
+    path = tmp_path / "m.irc"
+    path.write_text(MODULE)
+    return path
+
+
+# ------------------------------------------------------------------ show
+
+
+def test_show_prints_the_text(module: Path) -> None:
+    assert works("show", module).out == PLAIN
+    assert works("show", module, "--locs").out == MODULE
+    assert works("show", "-", stdin=MODULE).out == PLAIN
+
+
+def test_show_prints_one_scope(module: Path) -> None:
+    lines = works("show", module, "--scope", "layers.0.mlp").out.splitlines()
+    assert [line.split(" = ")[0].strip() for line in lines[2:-2]] == ["%again", "%sum"]
+    assert "%two" in works("show", module, "--scope", "layers.0").out
+
+
+def test_show_names_the_nearest_scope(module: Path) -> None:
+    err = refused("show", module, "--scope", "layers.0.mpl")
+    assert "no operation is in the scope 'layers.0.mpl'; did you mean 'layers.0.mlp'?" in err
+    assert "at the top there are layers, head" in err
+
+
+def test_show_counts(module: Path) -> None:
+    stats = works("show", module, "--stats", "--json").json
+    assert stats == {
+        "name": "m",
+        "functions": 1,
+        "operations": 5,
+        "weights": 1,
+        "parameters": 32,
+        "weight_bytes": 128,
+        "by_operation": {"mul": 2, "add": 1, "linear": 1, "return": 1},
+    }
+    text = works("show", module, "--stats").out
+    assert re.search(r"^weight_bytes +128 \(128 bytes\)$", text, re.MULTILINE)
+    assert re.search(r"^  mul +2$", text, re.MULTILINE)
+    assert works("show", module, "--json").json["text"] == PLAIN
+
+
+def test_show_writes_a_page(module: Path, tmp_path: Path) -> None:
+    assert works("show", module, "--html", tmp_path / "m.html").out == ""
+    page = (tmp_path / "m.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "layers.0.mlp" in page
+    assert "http" not in page, "the page needs nothing else"
+
+
+def test_a_page_shows_text_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "m.irc"
+    path.write_text(MODULE.replace("layers.0.mlp", "<script>alert(1)</script>"))
+    works("show", path, "--html", tmp_path / "m.html")
+    assert "<script>" not in (tmp_path / "m.html").read_text()
+
+
+def test_show_of_a_checkpoint_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert f"compile it first: irc compile {tmp_path} -o DIR" in refused("show", tmp_path)
+
+
+def test_text_that_is_none_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "m.irc"
+    path.write_bytes(b"module \xff")
+    assert "is no text in UTF-8 (byte 7 is not)" in refused("show", path)
+    assert "<stdin> is no text in UTF-8 (byte 7 is not)" in refused("show", "-", stdin=b"module \xff")
+    assert "<stdin>:1:1: error: expected" in refused("opt", stdin="")
+
+
+def test_a_module_that_does_not_verify_is_refused(module: Path) -> None:
+    module.write_text(MODULE.replace("mesh", "").replace("f32[B, 4]) -> ", "f32[Q, 4]) -> "))
+    err = refused("show", module)
+    assert "Q" in err
+
+
+# ------------------------------------------------------------------ opt
+
+
+def test_opt_without_passes_verifies_and_prints(module: Path) -> None:
+    assert works("opt", module).out == PLAIN
+    assert works("opt", stdin=MODULE).out == PLAIN
+    assert works("opt", module, "--locs").out == MODULE
+    assert refused("opt", stdin=MODULE.replace("-> (y: f32[B, 8])", "-> (y: f32[B, 9])"))
+
+
+def test_opt_runs_passes(module: Path) -> None:
+    out = works("opt", module, "--passes", "cse, dce").out
+    assert "%again" not in out
+    assert "add %two, %two" in out
+    parse_module(out)
+
+
+def test_opt_reports_on_standard_error(module: Path) -> None:
+    answer = works("opt", module, "--passes", "cse", "--diff", "--stats", "--time")
+    assert "-    %again = mul" in answer.err
+    assert re.search(r"merged +1", answer.err)
+    assert re.search(r"ms +5 -> 4 ops +cse", answer.err)
+    assert "merged" not in answer.out
+
+
+def test_opt_dumps_every_pass(module: Path, tmp_path: Path) -> None:
+    works("opt", module, "--passes", "cse, dce", "--dump-dir", tmp_path / "d")
+    names = sorted(path.name for path in (tmp_path / "d").iterdir())
+    assert names == ["000-input.irc", "001-cse.irc", "002-dce.irc"]
+    assert works("show", tmp_path / "d" / "001-cse.irc").out.count("mul") == 1
+
+
+def test_opt_says_why_not() -> None:
+    passes = ["--passes", "fuse-gated-mlp", "--why-not", "fuse-gated-mlp"]
+    answer = works("opt", *passes, stdin=NEARLY)
+    assert "mul %s, %u" in answer.out
+    assert answer.err.strip(), "the reason is on standard error"
+    assert "nothing came near" not in answer.err
+    err = refused("opt", "--passes", "cse", "--why-not", "ces", stdin=NEARLY)
+    assert "the pipeline has no such pass; did you mean 'cse'?" in err
+
+
+def test_opt_limits_a_pass(module: Path) -> None:
+    assert "%again" in works("opt", module, "--passes", "cse", "--limit", "cse=0").out
+    assert "cannot read the limit 'cse'" in refused("opt", module, "--limit", "cse")
+
+
+def test_opt_checks_numerics(module: Path, tmp_path: Path) -> None:
+    works("opt", module, "--passes", "cse", "--check-numerics")
+    wrong = (
+        "from irc import Pass, register\nfrom irc.ops import Mul\n"
+        "@register('test-wrong')\nclass Wrong(Pass):\n"
+        "    def run(self, module, stats):\n"
+        "        op = next(op for op in module.ops() if op.opname == 'add')\n"
+        "        new = op.parent.insert(Mul(*op.operands), op)\n"
+        "        op.result.replace_by(new.result)\n        op.erase()\n"
+    )
+    (tmp_path / "wrong.py").write_text(wrong)
+    words = ["opt", module, "--load", tmp_path / "wrong.py", "--passes", "test-wrong"]
+    try:
+        works(*words)
+        assert "test-wrong changes the result y" in refused(*words, "--check-numerics")
+    finally:
+        PASSES.pop("test-wrong", None)
+
+
+def test_opt_loads_a_pass_of_the_users(module: Path, tmp_path: Path) -> None:
+    (tmp_path / "shout.py").write_text(MY_PASS.format(name="test-shout"))
+    words = ["--load", tmp_path / "shout.py"]
+    try:
+        assert "@m_loud" in works("opt", module, *words, "--passes", "test-shout").out
+        assert re.search(r"test-shout +Renames the module", works("passes", *words).out)
+        assert re.search(r'suffix +a string +"!"', works("passes", "test-shout", *words).out)
+    finally:
+        PASSES.pop("test-shout", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ces", "no pass called 'ces'; did you mean 'cse'?"),
+        ("expand{opps=1}", "expand has no option 'opps'; did you mean 'ops'?"),
+        ("cse dce", "expected ','"),
+    ],
+)
+def test_a_bad_pipeline_is_pointed_at(module: Path, text: str, message: str) -> None:
+    err = refused("opt", module, "--passes", text)
+    assert message in err
+    assert "^" in err.splitlines()[-1]
+
+
+# ------------------------------------------------------------------ diff
+
+
+def changed(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "changed.irc"
+    path.write_text(text)
+    return path
+
+
+def test_equal_modules(module: Path, tmp_path: Path) -> None:
+    answer = works("diff", module, changed(tmp_path, PLAIN))
+    assert answer.out == "", "locations are no difference"
+    assert works("diff", module, module, "--json").json == {
+        "same": True,
+        "same_structure": True,
+        "changes": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("mul %x, %x", "add %x, %x", "@forward: 5 -> 5 operations: mul 2 -> 0, add 1 -> 3"),
+        ("B=1:2:4", "B=1:2:8", "dim B: (1, 2, 4) -> (1, 2, 8)"),
+        ('random("w", 1', 'random("w", 2', "weight w: f32[8, 4] = random("),
+        ("@m ", "@n ", "name: m -> n"),
+        ("add %two, %again", "add %again, %two", "otherwise arranged"),
+        ("(y: f32", "(z: f32", "function forward: (x: f32[B, 4]) -> (y: f32[B, 8]) -> "),
+    ],
+)
+def test_a_difference_is_named(
+    module: Path, tmp_path: Path, old: str, new: str, line: str
+) -> None:
+    answer = irc("diff", module, changed(tmp_path, PLAIN.replace(old, new)))
+    assert (answer.status, answer.err) == (1, "")
+    assert line in answer.out.partition("\n\n")[0]
+    assert re.search(rf"^-.*{re.escape(old)}", answer.out, re.MULTILINE)
+    assert re.search(rf"^\+.*{re.escape(new)}", answer.out, re.MULTILINE)
+
+
+def test_a_gone_weight_is_named(module: Path, tmp_path: Path) -> None:
+    less = "module @m {\n  func @other(%x: f32[2]) -> (f32[2]) {\n    return %x\n  }\n}\n"
+    answer = irc("diff", module, changed(tmp_path, less), "--summary")
+    assert answer.status == 1
+    assert answer.out.splitlines() == [
+        "dim B: gone",
+        "weight w: gone",
+        "function forward: gone",
+        "function other: new",
+    ]
+
+
+def test_other_names_are_told_from_another_structure(module: Path, tmp_path: Path) -> None:
+    other = changed(tmp_path, PLAIN.replace("%sum", "%total"))
+    answer = irc("diff", module, other)
+    assert answer.status == 1
+    assert answer.out.startswith("only the names of values differ\n")
+    found = irc("diff", module, other, "--json").json
+    assert (found["same"], found["same_structure"]) == (False, True)
+
+
+def test_diff_reads_standard_input(module: Path) -> None:
+    assert irc("diff", module, "-", stdin=MODULE).status == 0
+
+
+# ------------------------------------------------------------------ ops and passes
+
+
+def test_ops_lists_every_operation() -> None:
+    rows = works("ops").out.splitlines()
+    assert rows[0].split()[:3] == ["operation", "reference", "onnx"]
+    names = [row.split()[0] for row in rows[1:]]
+    assert set(names) == {name for name in REGISTRY if "test" not in name}
+    found = {row.split()[0]: row.split()[1:3] for row in rows[1:]}
+    assert found["add"] == ["yes", "yes"]
+    assert found["gated_mlp"][1] in ("yes", "expanded")
+    assert found["all_to_all"] == ["yes", "no"]
+
+
+def test_ops_as_markdown() -> None:
+    lines = works("ops", "--markdown").out.splitlines()
+    assert lines[0].startswith("| operation | reference | onnx |")
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in lines)
+
+
+def test_ops_of_one_operation() -> None:
+    text = works("ops", "softmax").out
+    assert text.startswith("softmax %")
+    assert "attributes:\n  dim" in text
+    assert "sharding: " in text
+    assert "backends: reference yes, onnx yes" in text
+    found = works("ops", "linear", "--json").json
+    assert found["operands"] == ["x", "weight"]
+    assert "bias" in found["optional"]
+    assert "did you mean 'softmax'?" in refused("ops", "softmaxx")
+
+
+def test_passes_lists_every_pass() -> None:
+    text = works("passes").out
+    for name in ("canonicalize", "cse", "dce", "fold", "expand", "fuse-gated-mlp", "fuse-qkv"):
+        assert re.search(rf"^{name} +\w", text, re.MULTILINE), name
+    assert re.search(r"^  onnx +inline, ", text, re.MULTILINE)
+    found = json.loads(works("passes", "--json").out)
+    assert {each["name"] for each in found["passes"]} >= {"cse", "dce"}
+    assert list(found["default_pipelines"])[:2] == ["reference", "onnx"]
+
+
+def test_passes_of_one_pass() -> None:
+    assert re.search(r"options:\n  ops ", works("passes", "expand").out)
+    assert "It has no options." in works("passes", "cse").out
+    assert "did you mean 'cse'?" in refused("passes", "cze")

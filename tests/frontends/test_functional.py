@@ -1,0 +1,90 @@
+"""The functions derived from the registry: all there, typed in the stub, documented, located."""
+
+import ast
+import inspect
+
+import pytest
+
+import irc
+from irc import ops as all_ops
+from irc.declare import REGISTRY
+from irc.frontends import functional as F
+from irc.frontends import stubs
+from irc.frontends.wrappers import NOT_WRAPPED, function_name
+
+from .helpers import traced
+
+
+@pytest.mark.parametrize("op", sorted(REGISTRY))
+def test_every_operation_is_reachable(op: str) -> None:
+    if op in NOT_WRAPPED:
+        with pytest.raises(irc.Error, match=f"no F.{op}: "):
+            getattr(F, op)
+        return
+    function = getattr(F, function_name(op))
+    cls = REGISTRY[op]
+    names = {*cls.operand_names, *cls.optional_names, *cls.attribute_types}
+    assert set(inspect.signature(function).parameters) == names
+    assert function.__doc__ and function_name(op) in dir(F)
+
+
+def test_all_operations_were_seen() -> None:
+    assert all_ops.Return.opname in REGISTRY and len(REGISTRY) > 80
+
+
+def test_the_stub_is_up_to_date() -> None:
+    written = stubs.STUB.read_text(encoding="utf-8")
+    assert written == stubs.stub(), "run python -m irc.frontends.stubs"
+
+
+def test_the_stub_declares_what_the_functions_take() -> None:
+    body = ast.parse(stubs.STUB.read_text(encoding="utf-8")).body
+    declared = {node.name: node.args for node in body if isinstance(node, ast.FunctionDef)}
+    for name, args in declared.items():
+        parameters = inspect.signature(getattr(F, name)).parameters.values()
+        plain = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        late = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        assert [a.arg for a in args.args] == plain, name
+        assert [a.arg for a in args.kwonlyargs] == late, name
+
+
+def test_one_result_is_a_tensor_and_several_are_a_tuple() -> None:
+    def function(x: F.Tensor) -> object:
+        values, indices = F.topk(x, 2)
+        (whole,) = F.split(x, -1, (4,))
+        return values, indices, F.softmax(whole, dim=-1)
+
+    module = traced(function, x=("f32", (3, 4)))
+    kinds = [str(value.type) for value in module.main.returned]
+    assert kinds == ["f32[3, 2]", "i32[3, 2]", "f32[3, 4]"]
+
+
+def test_symbols_may_be_text() -> None:
+    module = traced(lambda x: F.reshape(x, ("B*S", 4)) + F.full(1.0, shape=("B*S", 1)), x=("f32", ("B", "S", 4)))
+    assert str(module.main.returned[0].type) == "f32[B*S, 4]"
+
+
+def test_an_unknown_function_names_the_nearest() -> None:
+    with pytest.raises(irc.Error, match="test_functional.py.*no F.sillu; did you mean 'silu'"):
+        F.sillu  # noqa: B018  # pyright: ignore
+    assert not hasattr(F, "sillu")
+
+
+def test_python_checks_the_arguments() -> None:
+    with pytest.raises(TypeError, match=r"linear\(\) got an unexpected keyword argument 'bais'"):
+        traced(lambda x: F.linear(x, x, bais=x), x=("f32", (2, 2)))
+    with pytest.raises(TypeError, match=r"linear\(\) missing 1 required positional argument"):
+        traced(lambda x: F.linear(x), x=("f32", (2, 2)))
+
+
+def test_operations_are_located_at_the_users_line() -> None:
+    line = inspect.currentframe().f_lineno + 1  # pyright: ignore
+    module = traced(lambda x: F.silu(x) + 1, x=("f32", (2,)))
+    assert {(op.loc.file, op.loc.line) for op in module.main if op.opname != "return"} == {  # pyright: ignore
+        ("test_functional.py", line)
+    }
+
+
+def test_outside_a_trace() -> None:
+    with pytest.raises(irc.Error, match="F.full builds a graph, so it works only inside irc.trace"):
+        F.full(1.0)

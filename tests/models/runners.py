@@ -1,0 +1,73 @@
+"""Runs a language model of a checkpoint folder on a backend, as prefill and decode steps."""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+import irc.passes
+from irc import backends
+from irc.backends.base import Program
+from irc.pipeline import run_pipeline
+
+CAPACITY = 96
+
+
+def needs(backend: str) -> None:
+    """Skip where the backend's package is not installed."""
+    if backend == "onnx" and importlib.util.find_spec("onnxruntime") is None:
+        pytest.skip("onnxruntime is not installed")
+
+
+def program(module: irc.Module, backend: str, folder: Path) -> Program:
+    """The module compiled by the backend's own pipeline and loaded."""
+    found = backends.get(backend)
+    run_pipeline(module, found.default_pipeline)
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = found.emit(module, folder, {"base": Path.cwd()})
+    return found.load(folder, manifest)
+
+
+class Runner:
+    """One conversation per row: a stream with its KV caches."""
+
+    def __init__(self, program: Program, rows: int, capacity: int = CAPACITY) -> None:
+        self.stream = program.open({"B": rows, "C": capacity})
+        self.past = np.zeros(rows, np.int32)
+
+    def step(self, ids: np.ndarray) -> np.ndarray:
+        """Logits f32 [rows, tokens, vocab] of the tokens of this call."""
+        rows, tokens = ids.shape
+        inputs: Mapping[str, Any] = {
+            "input_ids": ids.astype(np.int32),
+            "positions": self.past[:, None] + np.arange(tokens, dtype=np.int32),
+            "past_lengths": self.past,
+            "logit_positions": np.tile(np.arange(tokens, dtype=np.int32), (rows, 1)),
+        }
+        self.past = self.past + np.int32(tokens)
+        return self.stream.step(inputs)["logits"]
+
+    def decode(self, prompt: np.ndarray, forced: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Logits of the prompt, and of every forced token after it."""
+        prefill = self.step(prompt)
+        steps = [self.step(forced[:, i : i + 1]) for i in range(forced.shape[1])]
+        return prefill, np.concatenate(steps, axis=1)
+
+    def greedy(self, prompt: np.ndarray, count: int) -> np.ndarray:
+        """The `count` most likely tokens, one after the other."""
+        logits = self.step(prompt)
+        tokens: list[np.ndarray] = []
+        for _ in range(count):
+            tokens.append(np.argmax(logits[:, -1:], axis=-1))
+            logits = self.step(tokens[-1])
+        return np.concatenate(tokens, axis=1)
+
+
+def relative(got: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest difference, relative to the largest number that was wanted."""
+    assert got.shape == wanted.shape
+    return float(np.abs(got.astype(np.float64) - wanted).max() / np.abs(wanted).max())

@@ -1,0 +1,31 @@
+"""The six Llamas against what transformers computed once, for machines without torch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from .golden import DECODED, GOLDEN, GREEDY, PROMPT, prompt, write_checkpoint
+from .runners import Runner, needs, program, relative
+from .shapes import SHAPES
+
+from irc.frontends import huggingface
+
+
+@pytest.mark.parametrize("backend", ["reference", "onnx"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_llama_computes_what_transformers_did(name: str, backend: str, tmp_path: Path) -> None:
+    needs(backend)
+    with np.load(GOLDEN) as golden:
+        wanted, text = golden[f"{name}_logits"], golden[f"{name}_greedy"]
+    folder = write_checkpoint(tmp_path / "model", name)
+    compiled = program(huggingface.load(folder), backend, tmp_path / "built")
+    ids = prompt(name, PROMPT + DECODED)
+    prefill, steps = Runner(compiled, 1).decode(ids[:, :PROMPT], ids[:, PROMPT:])
+    assert relative(prefill, wanted[:, :PROMPT]) < 1e-4
+    assert relative(steps, wanted[:, PROMPT:]) < 1e-4
+    assert np.array_equal(Runner(compiled, 1).greedy(ids[:, :PROMPT], GREEDY), text)
+
+
+def test_golden_files_are_small() -> None:
+    assert GOLDEN.stat().st_size <= 100_000

@@ -1,0 +1,44 @@
+"""Runs one operation on arrays, and compares results with a tolerance that fits their dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from irc.backends.reference import evaluate
+from irc.dtypes import dtype_of, is_float
+from irc.types import TensorType
+from tests.ops.example import Example, module_of
+
+Array = np.ndarray[Any, Any]
+# Relative to the largest number in the result. Narrow floats are computed in f32 and rounded once.
+CLOSE = {"f64": 1e-12, "f32": 2e-5, "f16": 2e-3, "bf16": 1.6e-2}
+
+
+def run(
+    example: Example,
+    dtype: str,
+    inputs: Mapping[str, Array],
+    types: Sequence[TensorType] | None = None,
+) -> list[Array]:
+    """The results of the example's operation by the reference backend, on one rank."""
+    return list(evaluate(module_of(example, dtype, types), inputs).values())
+
+
+def assert_close(got: Array, want: Array, what: str, factor: float = 1.0) -> None:
+    """Raise unless two arrays have one dtype, one shape and, nearly, the same numbers."""
+    assert got.dtype == want.dtype, f"{what}: {got.dtype} against {want.dtype}"
+    assert got.shape == want.shape, f"{what}: {got.shape} against {want.shape}"
+    kind = dtype_of(want)
+    if not is_float(kind):
+        assert np.array_equal(got, want), f"{what}: {got} against {want}"
+        return
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    finite = np.isfinite(b)
+    assert np.array_equal(a[~finite], b[~finite], equal_nan=True), f"{what}: infinities or NaN"
+    a, b = a[finite], b[finite]
+    limit = CLOSE[kind] * factor * float(np.max(np.abs(b), initial=1.0))
+    worst = float(np.max(np.abs(a - b), initial=0.0))
+    assert worst <= limit, f"{what}: off by {worst}, allowed is {limit}"

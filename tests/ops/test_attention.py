@@ -1,0 +1,278 @@
+"""Attention and the cache against plain loops, for every feature, and against torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc.backends.reference import evaluate
+from irc.core import Function, Module
+from irc.errors import Error
+from irc.ops import Attention, CacheUpdate, Return
+from irc.types import TensorType
+
+RNG = np.random.default_rng(7)
+Arrays = dict[str, np.ndarray]
+
+
+def normal(*shape: int) -> np.ndarray:
+    """Random f32 numbers."""
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def run(arrays: Arrays, **attributes: Any) -> np.ndarray:
+    """The attention operation on arrays called q, k, v and so on."""
+    names = {np.dtype(np.float32): "f32", np.dtype(np.int32): "i32", np.dtype(np.bool_): "bool"}
+    args = [(name, TensorType(names[a.dtype], a.shape)) for name, a in arrays.items()]
+    module, function = Module("m"), Function("forward", args)
+    values = {name: function.arg(name) for name in arrays}
+    q, k, v = (values.pop(name) for name in "qkv")
+    op = function.append(Attention(q, k, v, **values, **attributes))
+    function.append(Return(op.results))
+    module.add_function(function)
+    return evaluate(module, arrays)["result0"]
+
+
+def by_loops(
+    arrays: Arrays,
+    head_dim: int,
+    causal: bool = False,
+    window: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+) -> np.ndarray:
+    """The same, one query of one head at a time, in f64."""
+    q, k, v = (arrays[name].astype(np.float64) for name in "qkv")
+    if k.ndim == 4:
+        k, v = (x.swapaxes(1, 2) for x in (k, v))
+    else:
+        heads = k.shape[2] // head_dim
+        k, v = (x.reshape(*x.shape[:2], heads, -1) for x in (k, v))
+    q = q.reshape(*q.shape[:2], -1, head_dim)
+    batch, tokens, heads, _ = q.shape
+    keys, group = k.shape[1], heads // k.shape[2]
+    out = np.zeros((batch, tokens, heads, v.shape[3]))
+    for b, i, h in np.ndindex(batch, tokens, heads):
+        at = i + (int(arrays["past"][b]) if "past" in arrays else keys - tokens)
+        scores: dict[int, float] = {}
+        for j in range(keys):
+            if (causal and j > at) or (window and j <= at - window):
+                continue
+            if "lengths" in arrays and j >= arrays["lengths"][b]:
+                continue
+            if "mask" in arrays and not pick(arrays["mask"], b, h, i, j):
+                continue
+            score = float(q[b, i, h] @ k[b, j, h // group])
+            score *= 1 / math.sqrt(head_dim) if scale is None else scale
+            score = softcap * math.tanh(score / softcap) if softcap else score
+            scores[j] = score + (float(pick(arrays["bias"], b, h, i, j)) if "bias" in arrays else 0)
+        total = sum(map(math.exp, scores.values()))
+        for j, score in scores.items():
+            out[b, i, h] += math.exp(score) / total * v[b, j, h // group]
+    return out.reshape(batch, tokens, -1)
+
+
+def pick(array: np.ndarray, *at: int) -> Any:
+    """An element of an array that broadcasts."""
+    return array[tuple(0 if size == 1 else i for i, size in zip(at, array.shape, strict=True))]
+
+
+def case(
+    batch: int = 2,
+    tokens: int = 3,
+    keys: int = 5,
+    heads: int = 4,
+    key_heads: int = 2,
+    width: int = 4,
+    cached: bool = False,
+    **more: np.ndarray,
+) -> Arrays:
+    """Random q, k and v with heads of 4, and the optional operands given."""
+    if cached:
+        k, v = normal(batch, key_heads, keys, 4), normal(batch, key_heads, keys, width)
+    else:
+        k, v = normal(batch, keys, key_heads * 4), normal(batch, keys, key_heads * width)
+    return {"q": normal(batch, tokens, heads * 4), "k": k, "v": v, **more}
+
+
+def ints(*numbers: int) -> np.ndarray:
+    """An i32 vector."""
+    return np.array(numbers, np.int32)
+
+
+MASK = RNG.random((2, 4, 3, 5)) > 0.4
+CASES: dict[str, tuple[Arrays, dict[str, Any]]] = {
+    "plain": (case(), {}),
+    "square": (case(tokens=5), {"causal": True}),
+    "lower right": (case(), {"causal": True}),
+    "more queries than keys": (case(tokens=5, keys=3), {"causal": True}),
+    "window": (case(tokens=5), {"causal": True, "window": 2}),
+    "window of one": (case(tokens=5), {"causal": True, "window": 1}),
+    "window without causal": (case(tokens=5), {"window": 2}),
+    "scale": (case(), {"scale": 0.2}),
+    "softcap": (case(), {"softcap": 0.7, "scale": 2.0}),
+    "softcap and bias": (case(bias=normal(2, 4, 3, 5)), {"softcap": 0.7}),
+    "bias per head": (case(bias=normal(1, 4, 3, 5)), {"causal": True}),
+    "bias per key": (case(bias=normal(2, 1, 1, 5)), {}),
+    "mask": (case(mask=MASK), {}),
+    "mask per row": (case(mask=MASK[:, :1, :1]), {"causal": True}),
+    "mask and bias": (case(mask=MASK[:1], bias=normal(2, 4, 3, 5)), {}),
+    "lengths": (case(lengths=ints(2, 5)), {}),
+    "lengths and causal": (case(lengths=ints(4, 1)), {"causal": True}),
+    "past": (case(cached=True, past=ints(0, 2)), {"causal": True}),
+    "past and window": (case(cached=True, past=ints(1, 2)), {"causal": True, "window": 2}),
+    "past and lengths": (case(cached=True, past=ints(0, 2), lengths=ints(3, 4)), {"causal": True}),
+    "decode": (case(tokens=1, cached=True, past=ints(3, 0)), {"causal": True}),
+    "cache": (case(cached=True), {}),
+    "one head each": (case(key_heads=4), {"causal": True}),
+    "one key-value head": (case(key_heads=1), {"causal": True}),
+    "wide values": (case(width=6), {}),
+    "narrow values in a cache": (case(width=3, cached=True), {"causal": True}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention_is_what_the_loops_say(name: str) -> None:
+    arrays, attributes = CASES[name]
+    found = run(arrays, head_dim=4, **attributes)
+    np.testing.assert_allclose(found, by_loops(arrays, 4, **attributes), rtol=1e-5, atol=1e-6)
+
+
+def test_a_query_that_sees_nothing_gives_zero() -> None:
+    found = run(case(lengths=ints(0, 5)), head_dim=4)
+    assert not found[0].any() and found[1].all()
+
+
+def test_what_lies_behind_the_cached_tokens_does_not_matter() -> None:
+    arrays = case(cached=True, past=ints(0, 1))
+    clean = run(arrays, head_dim=4, causal=True)
+    arrays["k"][:, :, 4:], arrays["v"][:, :, 4:] = np.nan, np.nan
+    np.testing.assert_array_equal(run(arrays, head_dim=4, causal=True), clean)
+
+
+def update(cache: np.ndarray, new: np.ndarray, past: np.ndarray) -> np.ndarray:
+    """The cache_update operation on arrays."""
+    args = [("c", TensorType("f32", cache.shape)), ("n", TensorType("f32", new.shape))]
+    function = Function("forward", [*args, ("p", TensorType("i32", past.shape))])
+    op = function.append(CacheUpdate(*function.args))
+    function.append(Return(op.results))
+    module = Module("m")
+    module.add_function(function)
+    return evaluate(module, {"c": cache, "n": new, "p": past})["result0"]
+
+
+def test_tokens_go_behind_the_cached_ones_of_their_row() -> None:
+    cache, new, past = normal(2, 3, 6, 4), normal(2, 2, 12), ints(0, 4)
+    wanted = cache.copy()
+    for b, i, h in np.ndindex(2, 2, 3):
+        wanted[b, h, past[b] + i] = new[b, i, 4 * h : 4 * h + 4]
+    before = cache.copy()
+    np.testing.assert_array_equal(update(cache, new, past), wanted)
+    np.testing.assert_array_equal(cache, before)  # the argument is not overwritten
+
+
+@pytest.mark.parametrize("past", [5, -1])
+def test_writing_outside_the_cache_is_an_error(past: int) -> None:
+    with pytest.raises(Error, match=f"row 1 writes positions {past} to .* room for 6"):
+        update(normal(2, 3, 6, 4), normal(2, 2, 12), ints(0, past))
+
+
+def test_decoding_by_steps_is_prefilling_at_once() -> None:
+    arrays = case(tokens=5, cached=True, past=ints(0, 0))
+    whole = run(arrays, head_dim=4, causal=True)
+    for i in range(5):
+        step = arrays | {"q": arrays["q"][:, i : i + 1], "past": ints(i, i)}
+        np.testing.assert_allclose(run(step, head_dim=4, causal=True)[:, 0], whole[:, i], rtol=1e-5)
+
+
+Split = tuple[tuple[str, ...], ...]
+WHOLE: Split = ((), (), ())
+HEADS: Split = ((), (), ("tp",))
+TOKENS: Split = ((), ("tp",), ())
+
+
+def typed(
+    q: Split, k: Split, key_features: int = 8, **attributes: Any
+) -> tuple[Attention, TensorType]:
+    """Attention over split operands, and the type of its result."""
+    types = [
+        ("q", TensorType("f32", (2, 6, 16), q)),
+        ("k", TensorType("f32", (2, 6, key_features), k)),
+    ]
+    function = Function("forward", types)
+    query, key = function.args
+    op = Attention(query, key, key, head_dim=4, **attributes)
+    return op, op.result.type
+
+
+def test_heads_split_together() -> None:
+    assert str(typed(HEADS, HEADS)[1]) == "f32[2, 6, 16@tp]"
+    with pytest.raises(Error, match="dimension 'h' is split over tp in q and whole in k"):
+        typed(HEADS, WHOLE)
+
+
+def test_one_key_value_head_serves_split_query_heads() -> None:
+    assert str(typed(HEADS, WHOLE, key_features=4)[1]) == "f32[2, 6, 16@tp]"
+    with pytest.raises(Error, match="needs dimension 'g' whole"):
+        typed(HEADS, HEADS, key_features=4)
+
+
+def test_queries_split_only_where_their_position_does_not_matter() -> None:
+    assert str(typed(TOKENS, WHOLE)[1]) == "f32[2, 6@tp, 16]"
+    for attributes in ({"causal": True}, {"window": 2}):
+        with pytest.raises(Error, match="needs dimension 's' whole"):
+            typed(TOKENS, WHOLE, **attributes)
+    with pytest.raises(Error, match="needs dimension 't' whole"):
+        typed(WHOLE, TOKENS)
+
+
+def test_one_ranks_heads_share_keys_as_all_heads_do() -> None:
+    op, _ = typed(HEADS, HEADS)
+    local = TensorType("f32", (2, 6, 8))
+    assert op.localized((local,))["group"] == 2
+    assert op.localized((op.result.type,))["group"] == 0
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_torch_agrees(causal: bool, key_heads: int) -> None:
+    import torch
+
+    arrays = case(tokens=5, key_heads=key_heads)
+    heads = {"q": 4, "k": key_heads, "v": key_heads}
+    q, k, v = (
+        torch.from_numpy(arrays[name].reshape(2, 5, heads[name], 4)).transpose(1, 2)
+        for name in "qkv"
+    )
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=True
+    )
+    found = run(arrays, head_dim=4, causal=causal)
+    flat = wanted.transpose(1, 2).reshape(2, 5, 16).numpy()
+    np.testing.assert_allclose(found, flat, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.oracle
+def test_torch_agrees_on_masks_biases_and_scales() -> None:
+    import torch
+
+    arrays = case(key_heads=4)
+    q, k, v = (
+        torch.from_numpy(arrays[name].reshape(2, -1, 4, 4)).transpose(1, 2) for name in "qkv"
+    )
+    bias = normal(2, 4, 3, 5)
+    mask = MASK.copy()
+    mask[..., 0] = True
+    attend = torch.nn.functional.scaled_dot_product_attention
+    masked = attend(q, k, v, attn_mask=torch.from_numpy(mask), scale=0.3)
+    biased = attend(q, k, v, attn_mask=torch.from_numpy(bias))
+    for wanted, found in (
+        (masked, run(arrays | {"mask": mask}, head_dim=4, scale=0.3)),
+        (biased, run(arrays | {"bias": bias}, head_dim=4)),
+    ):
+        flat = wanted.transpose(1, 2).reshape(2, 3, 16).numpy()
+        np.testing.assert_allclose(found, flat, rtol=1e-5, atol=1e-6)

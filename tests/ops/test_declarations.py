@@ -1,0 +1,88 @@
+"""Errors, sharding and types that declarations share, on operations that show them."""
+
+from __future__ import annotations
+
+import pytest
+
+import irc.ops
+from irc.core import Function, Value
+from irc.declare import REGISTRY, types_of
+from irc.errors import Error
+from irc.ops import Add, Attention, Call, Concat, Gather, Linear, Neg, Return, Silu
+from irc.text.cursor import Cursor
+from irc.text.literals import parse_type
+from irc.types import TensorType
+
+
+def value(type: str) -> Value:
+    return Value(parse_type(Cursor(type, "type")), None, 0, "x")
+
+
+def test_every_operation_class_has_a_name_for_importers() -> None:
+    declared = {cls.__name__: cls for cls in REGISTRY.values()}
+    assert sorted(declared) == sorted(irc.ops.__all__)
+    assert all(getattr(irc.ops, name) is cls for name, cls in declared.items())
+
+
+def test_an_error_in_an_expansion_is_about_the_composite_operation() -> None:
+    with pytest.raises(Error) as caught:
+        Silu(value("i32[4]"))
+    assert caught.value.op is not None and caught.value.op.opname == "silu"
+    assert caught.value.message.startswith("silu takes floating-point operands")
+
+
+def test_an_error_of_a_helper_gets_the_name_of_the_operation() -> None:
+    with pytest.raises(Error) as caught:
+        Add(value("f32[4]"), value("f32[3]"))
+    assert caught.value.message.startswith("add: the shapes [4] and [3] do not broadcast")
+
+
+def test_types_of_a_call_follow_its_callee() -> None:
+    callee = Function("f", [("x", TensorType("f32", (4,)))])
+    callee.append(Return([callee.args[0]]))
+    call = Call([value("f32[4]")], callee=callee)
+    assert [str(t) for t in types_of(call)] == ["f32[4]"]
+    end = callee.last
+    assert end is not None
+    end.erase()
+    callee.append(Return([]))
+    assert types_of(call) == ()
+
+
+def test_a_pending_addend_joins_a_contraction_over_the_same_axis() -> None:
+    x, weight = value("f32[4, 8@tp]"), value("f32[6, 8@tp]")
+    joined = Linear(x, weight, bias=value("f32[6]{sum tp}"))
+    assert str(joined.result.type) == "f32[4, 6]{sum tp}"
+    with pytest.raises(Error, match="would add bias once per rank of tp"):
+        Linear(x, weight, bias=value("f32[6]"))
+    with pytest.raises(Error, match="mixes a partial sum over cp"):
+        Linear(x, weight, bias=value("f32[6]{sum cp tp}"))
+
+
+def test_every_operand_of_many_must_be_pending() -> None:
+    pending, whole = value("f32[4]{sum tp}"), value("f32[4]")
+    assert str(Concat([pending, pending], dim=0).result.type) == "f32[8]{sum tp}"
+    for values in ([pending, whole], [whole, pending]):
+        with pytest.raises(Error, match="concat mixes a partial sum over tp with a complete value"):
+            Concat(values, dim=0)
+
+
+def test_an_operand_outside_every_group_must_be_complete() -> None:
+    with pytest.raises(Error, match="gather needs complete operands, but indices is a partial sum"):
+        Gather(value("f32[4]"), value("i32[2]{sum tp}"))
+
+
+def test_a_repeated_dimension_cannot_be_split() -> None:
+    q, k = value("f32[2, 3, 16]"), value("f32[2, 5, 16]")
+    mask = value("bool[1@dp, 1, 3, 5]")
+    with pytest.raises(Error, match="repeats a dimension of size 1 in mask"):
+        Attention(q, k, k, mask=mask, head_dim=4)
+
+
+def test_a_use_of_a_failed_operation_is_not_recorded() -> None:
+    x = value("f32[4]")
+    with pytest.raises(Error):
+        Add(x, value("i32[4]"))
+    assert not x.users
+    Neg(x)
+    assert len(x.users) == 1

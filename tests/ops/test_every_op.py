@@ -1,0 +1,155 @@
+"""For every operation: inference, text, expansion and refusals, on the examples it must have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc.backends.lowering import expansion
+from irc.backends.reference import evaluate
+from irc.backends.reference.execute import widened
+from irc.core import Function, Module, Op, Value
+from irc.declare import REGISTRY, op_class
+from irc.dims import bind
+from irc.dtypes import numpy_dtype
+from irc.errors import Error
+from irc.ops import Return
+from irc.ops.collective import Collective
+from irc.text import parse_module, print_module
+from irc.verify import verify
+from tests.ops.compare import assert_close, run
+from tests.ops.example import Bad, Example, build, inputs_of, module_of, operation
+from tests.ops.examples import EXAMPLES
+
+NEVER_WRONG = {"return"}  # takes any values; where it may stand is the verifier's affair
+WITHOUT_MEANING = {"return", "call"}  # the executor walks these itself
+CASES = [
+    pytest.param(example, dtype, id=f"{example}-{dtype}")
+    for examples in EXAMPLES.values()
+    for example in examples
+    for dtype in example.dtypes
+]
+BAD = [
+    pytest.param(op, bad, id=f"{op}-{bad.message}")
+    for op, examples in EXAMPLES.items()
+    for example in examples
+    for bad in example.bad
+]
+
+
+def test_every_operation_has_examples_and_something_bad() -> None:
+    assert sorted(REGISTRY) == sorted(EXAMPLES)
+    refused = {op for op, examples in EXAMPLES.items() if any(e.bad for e in examples)}
+    assert sorted(REGISTRY.keys() - refused) == sorted(NEVER_WRONG)
+
+
+def test_every_operation_says_what_it_does() -> None:
+    silent = [name for name, cls in REGISTRY.items() if not (cls.__doc__ or "").strip()]
+    assert not silent
+
+
+def test_every_operation_on_tensors_has_a_sharding_rule() -> None:
+    """Without a rule, splits of the operands would vanish from the result types."""
+    for name, examples in EXAMPLES.items():
+        for example in examples:
+            op = operation(module_of(example, example.dtypes[0]))
+            exempt = name in WITHOUT_MEANING or isinstance(op, Collective) or not op.operands
+            assert exempt == (op.sharding_rule() is None), name
+
+
+@pytest.mark.parametrize(("example", "dtype"), CASES)
+def test_inference_agrees_with_numpy(
+    example: Example, dtype: str, rng: np.random.Generator
+) -> None:
+    op = operation(module_of(example, dtype))
+    if op.opname in WITHOUT_MEANING:
+        return
+    inputs = list(inputs_of(example, dtype, rng).values())
+    bound = operation(module_of(example.bound(), dtype))
+    found = meaning(bound, inputs)
+    assert len(found) == len(op.results)
+    for array, result in zip(found, op.results, strict=True):
+        shape = tuple(bind(size, example.sizes) for size in result.type.shape)
+        assert np.shape(array) == shape
+        declared = numpy_dtype(result.type.dtype)
+        narrow = widened(np.zeros((), declared)).dtype
+        assert np.can_cast(np.asarray(array).dtype, narrow, "same_kind")
+        assert np.asarray(array).dtype.itemsize <= narrow.itemsize, "the meaning widens its result"
+
+
+def meaning(op: Op, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """The results of an operation straight from its declaration."""
+    wide = [widened(array) for array in inputs]
+    if isinstance(op, Collective):
+        array: Any = wide[0] if wide else None
+        if op.operands and not op.group_size:
+            return [op.whole(array)]
+        return op.combine([array] * (op.group_size or 2))[:1]
+    if op.composite and type(op).evaluate is Op.evaluate:
+        return list(evaluate(expanded(op), dict(zip(arg_names(op), inputs, strict=True))).values())
+    fixed = len(wide) - len(op.present)
+    named = dict(zip(op.present, wide[fixed:], strict=True))
+    found = op.evaluate(*wide[:fixed], *[named.get(name) for name in op.optional_names])
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def arg_names(op: Op) -> list[str]:
+    return [f"x{i}" for i in range(len(op.operands))]
+
+
+def expanded(op: Op) -> Module:
+    """A module that computes the expansion of a composite operation."""
+    parts = expansion(op)
+    module = Module("expanded")
+    args = zip(arg_names(op), (v.type for v in op.operands), strict=True)
+    function = module.add_function(Function("forward", list(args)))
+    for stand_in, arg in zip(parts.operands, function.args, strict=True):
+        stand_in.replace_by(arg)
+    for part in parts.ops:
+        function.append(part)
+    results = [_read(value, parts.operands, function) for value in parts.results]
+    function.append(Return(results))
+    return module
+
+
+def _read(value: Value, stand_ins: tuple[Value, ...], function: Function) -> Value:
+    return function.args[stand_ins.index(value)] if value in stand_ins else value
+
+
+@pytest.mark.parametrize(("example", "dtype"), CASES)
+def test_text_round_trip(example: Example, dtype: str) -> None:
+    module = module_of(example, dtype)
+    verify(module)
+    text = print_module(module)
+    again = parse_module(text)
+    verify(again)
+    assert print_module(again) == text
+    assert operation(again).type_key() == operation(module).type_key() or example.prepare
+
+
+@pytest.mark.parametrize(("example", "dtype"), CASES)
+def test_expansion_agrees_with_meaning(
+    example: Example, dtype: str, rng: np.random.Generator
+) -> None:
+    if not op_class(example.op).composite:
+        return
+    op = operation(module_of(example.bound(), dtype))
+    inputs = inputs_of(example, dtype, rng)
+    module = expanded(op)
+    verify(module)
+    renamed = dict(zip(arg_names(op), inputs.values(), strict=True))
+    found = list(evaluate(module, renamed).values())
+    wanted = run(example.bound(), dtype, inputs)
+    for got, want in zip(found, wanted, strict=True):
+        assert_close(got, want, "the expansion", factor=4)  # it rounds after every step
+
+
+@pytest.mark.parametrize(("op", "bad"), BAD)
+def test_bad_input_is_refused_by_name(op: str, bad: Bad) -> None:
+    values = [Value(arg.type("f32"), None, i) for i, arg in enumerate(bad.args)]
+    with pytest.raises(Error) as caught:
+        build(op, bad.args, values, bad.attributes)
+    message = str(caught.value)
+    assert op in message and bad.message in message, message

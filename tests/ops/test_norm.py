@@ -1,0 +1,125 @@
+"""Norms against their formulas in f64 and against torch; the gated feed-forward against numpy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from irc.backends.reference import evaluate
+from irc.core import Function, Module
+from irc.declare import op_class
+from irc.dtypes import dtype_of
+from irc.errors import Error
+from irc.ops import Return
+from irc.types import TensorType
+
+RNG = np.random.default_rng(5)
+X = RNG.standard_normal((3, 4, 8)).astype(np.float32) * 3 + 1
+WEIGHT, BIAS = (RNG.standard_normal(8).astype(np.float32) for _ in range(2))
+
+NONE: Mapping[str, Any] = {}
+
+
+def run(op: str, *plain: Any, named: Mapping[str, Any] = NONE, **attributes: Any) -> Any:
+    """An operation on arrays."""
+    arrays = {f"x{i}": array for i, array in enumerate(plain)} | dict(named)
+    types = [(name, TensorType(dtype_of(a), a.shape)) for name, a in arrays.items()]
+    function = Function("forward", types)
+    values = {name: function.arg(name) for name in arrays}
+    first = [values.pop(f"x{i}") for i in range(len(plain))]
+    made = op_class(op)(*first, **values, **attributes)
+    function.append(made)
+    function.append(Return(made.results))
+    module = Module("m")
+    module.add_function(function)
+    return evaluate(module, arrays)["result0"]
+
+
+def test_rms_norm() -> None:
+    x = X.astype(np.float64)
+    wanted = x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.1) * (WEIGHT + 1)
+    np.testing.assert_allclose(run("rms_norm", X, WEIGHT, eps=0.1, offset=1.0), wanted, rtol=1e-5)
+
+
+def test_layer_norm() -> None:
+    x = X.astype(np.float64)
+    plain = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.1)
+    close = np.testing.assert_allclose
+    close(run("layer_norm", X, eps=0.1), plain, rtol=1e-5)
+    close(run("layer_norm", X, named={"bias": BIAS}, eps=0.1), plain + BIAS, rtol=1e-5)
+    both = {"weight": WEIGHT, "bias": BIAS}
+    close(run("layer_norm", X, named=both, eps=0.1), plain * WEIGHT + BIAS, rtol=1e-4, atol=1e-6)
+
+
+def test_group_norm() -> None:
+    images = RNG.standard_normal((2, 6, 3, 5)).astype(np.float32) * 2 - 1
+    both = {"weight": WEIGHT[:6], "bias": BIAS[:6]}
+    found = run("group_norm", images, named=both, groups=2, eps=0.1)
+    for b, c in np.ndindex(2, 6):
+        group = images[b, c // 3 * 3 : c // 3 * 3 + 3].astype(np.float64)
+        plain = (images[b, c] - group.mean()) / math.sqrt(group.var() + 0.1)
+        np.testing.assert_allclose(found[b, c], plain * WEIGHT[c] + BIAS[c], rtol=1e-4, atol=1e-6)
+
+
+def test_sixteen_bit_norms_round_once() -> None:
+    x, weight = X.astype(ml_dtypes.bfloat16), WEIGHT.astype(ml_dtypes.bfloat16)
+    wide = run("rms_norm", x.astype(np.float32), weight.astype(np.float32))
+    np.testing.assert_array_equal(run("rms_norm", x, weight), wide.astype(ml_dtypes.bfloat16))
+    far = np.full((1, 8), 60000, np.float16)  # its square is no f16
+    np.testing.assert_array_equal(run("rms_norm", far, np.ones(8, np.float16)), np.ones((1, 8)))
+
+
+@pytest.mark.parametrize("axes", [((), ("tp",), ()), ((), (), ("tp",))])
+def test_group_norm_keeps_channels_and_positions_whole(axes: Any) -> None:
+    function = Function("forward", [("x", TensorType("f32", (2, 6, 4), axes))])
+    with pytest.raises(Error, match="whole"):
+        op_class("group_norm")(function.arg("x"), groups=2)
+
+
+@pytest.mark.oracle
+def test_torch_agrees() -> None:
+    import torch
+
+    x, weight, bias = map(torch.from_numpy, (X, WEIGHT, BIAS))
+    both, close = {"weight": WEIGHT, "bias": BIAS}, np.testing.assert_allclose
+    functional = torch.nn.functional
+    layer = functional.layer_norm(x, (8,), weight, bias, 1e-3).numpy()
+    close(run("layer_norm", X, named=both, eps=1e-3), layer, rtol=1e-4, atol=1e-5)
+    rms = functional.rms_norm(x, (8,), weight, 1e-3).numpy()
+    close(run("rms_norm", X, WEIGHT, eps=1e-3), rms, rtol=1e-5)
+    channels = X.swapaxes(1, 2).copy()
+    group = functional.group_norm(torch.from_numpy(channels), 4, weight, bias, 1e-3).numpy()
+    found = run("group_norm", channels, named=both, groups=4, eps=1e-3)
+    close(found, group, rtol=1e-4, atol=1e-5)
+
+
+def _gelu(x: float) -> float:
+    return x * 0.5 * (1 + math.erf(x / math.sqrt(2)))
+
+
+ACTIVATIONS = {
+    "silu": lambda x: x / (1 + math.exp(-x)),
+    "gelu": _gelu,
+    "gelu_tanh": lambda x: (
+        0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    ),
+    "quick_gelu": lambda x: x / (1 + math.exp(-1.702 * x)),
+    "relu": lambda x: max(x, 0.0),
+    "squared_relu": lambda x: max(x, 0.0) ** 2,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+}
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_gated_mlp(act: str) -> None:
+    gate, up = (RNG.standard_normal((5, 8)).astype(np.float32) for _ in range(2))
+    named = {"gate_bias": BIAS[:5], "up_bias": WEIGHT[:5]}
+    x = X.astype(np.float64)
+    active = np.vectorize(ACTIVATIONS[act])(x @ gate.T + BIAS[:5])
+    found = run("gated_mlp", X, gate, up, named=named, act=act)
+    np.testing.assert_allclose(found, active * (x @ up.T + WEIGHT[:5]), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,80 @@
+"""Every example of every operation, written as ONNX and run by ONNX Runtime, against the reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from irc.backends.onnx import backend
+from irc.backends.reference import evaluate
+from irc.declare import REGISTRY
+from irc.dtypes import is_float
+from irc.errors import Error
+from tests.ops.compare import assert_close
+from tests.ops.example import Example, inputs_of, module_of
+from tests.ops.examples import EXAMPLES
+
+COLLECTIVES = {
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "collective_gather",
+    "collective_scatter",
+    "rank",
+    "reduce",
+    "reduce_scatter",
+}
+CASES = [
+    pytest.param(example, dtype, id=f"{example}-{dtype}")
+    for op, examples in EXAMPLES.items()
+    if op not in COLLECTIVES
+    for example in examples
+    if op != "return" or example.args
+    for dtype in example.dtypes
+]
+
+
+def test_what_has_no_lowering_is_known() -> None:
+    missing = {
+        op
+        for op, examples in EXAMPLES.items()
+        if op in REGISTRY and backend.unsupported(module_of(examples[0], examples[0].dtypes[0]))
+    }
+    assert missing == COLLECTIVES
+
+
+@pytest.mark.parametrize(("example", "dtype"), CASES)
+def test_onnx_runtime_agrees(
+    example: Example, dtype: str, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    module = module_of(example if solvable(example) else example.bound(), dtype)
+    inputs = inputs_of(example, dtype, rng)
+    wanted = evaluate(module, inputs)
+    facts = backend.emit(module, tmp_path, {"check": True})
+    found = backend.load(tmp_path, facts, threads=1).run(inputs)
+    assert list(found) == list(wanted)
+    for name, want in wanted.items():
+        kind = "f32" if is_float_array(want) else str(want.dtype)
+        assert found[name].dtype == (np.float32 if kind == "f32" else want.dtype)
+        got = found[name].astype(want.dtype)
+        assert_close(got, want, f"{example.op} {name}", factor=2)
+
+
+def solvable(example: Example) -> bool:
+    """Whether the sizes of all symbols follow from the shapes of the inputs."""
+    dims = [str(dim) for arg in example.args for dim in arg.shape]
+    return all(name in dims for name in example.sizes if any(name in dim for dim in dims))
+
+
+def test_a_function_needs_a_result(tmp_path: Path) -> None:
+    with pytest.raises(Error, match="@forward returns nothing"):
+        backend.emit(module_of(Example("return")), tmp_path, {})
+
+
+def is_float_array(array: np.ndarray) -> bool:
+    from irc.dtypes import dtype_of
+
+    return is_float(dtype_of(array)) and array.dtype != np.float64

@@ -1,0 +1,170 @@
+"""Rope against rotations of complex numbers, and every kind against transformers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc.backends.reference import evaluate
+from irc.core import Function, Module
+from irc.ops import Return, Rope
+from irc.ops.rope import inverse_frequencies
+from irc.types import TensorType
+
+RNG = np.random.default_rng(3)
+HEAD = 16
+
+
+def operation(batch: int = 2, tokens: int = 3, heads: int = 2, **attributes: Any) -> Rope:
+    """A rope over arguments x and positions, in a function of a module."""
+    x = TensorType("f32", (batch, tokens, heads * HEAD))
+    positions = TensorType("i32", (batch, tokens))
+    function = Function("forward", [("x", x), ("positions", positions)])
+    op = Rope(function.arg("x"), function.arg("positions"), head_dim=HEAD, **attributes)
+    function.append(op)
+    function.append(Return(op.results))
+    return op
+
+
+def run(x: np.ndarray, positions: np.ndarray, **attributes: Any) -> np.ndarray:
+    """The rope of arrays."""
+    op = operation(x.shape[0], x.shape[1], x.shape[2] // HEAD, **attributes)
+    module = Module("m")
+    assert op.parent is not None
+    module.add_function(op.parent)
+    return evaluate(module, {"x": x, "positions": positions})["result0"]
+
+
+def drawn(tokens: int = 3, far: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    """Random x and positions, of which the largest is `far`."""
+    positions = RNG.integers(0, far, (2, tokens)).astype(np.int32)
+    positions[1, -1] = far
+    return RNG.standard_normal((2, tokens, 2 * HEAD)).astype(np.float32), positions
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotary", [0, 4, 16])
+def test_pairs_turn_as_complex_numbers(interleaved: bool, rotary: int) -> None:
+    x, positions = drawn()
+    found = run(x, positions, interleaved=interleaved, rotary_dim=rotary, theta=100.0)
+    turned = rotary or HEAD
+    for b, s, h in np.ndindex(2, 3, 2):
+        head = x[b, s, h * HEAD : (h + 1) * HEAD].astype(np.float64)
+        wanted = head.copy()
+        for i in range(turned // 2):
+            one, two = (2 * i, 2 * i + 1) if interleaved else (i, i + turned // 2)
+            angle = float(positions[b, s]) * 100.0 ** (-2 * i / turned)
+            z = complex(head[one], head[two]) * complex(math.cos(angle), math.sin(angle))
+            wanted[one], wanted[two] = z.real, z.imag
+        np.testing.assert_allclose(found[b, s, h * HEAD : (h + 1) * HEAD], wanted, atol=2e-5)
+
+
+STRETCHED = {"factor": 4.0, "original_positions": 32}
+KINDS: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.5},
+    "dynamic": STRETCHED,
+    "llama3": {"factor": 8.0, "original_positions": 64},
+    "yarn": STRETCHED,
+    "longrope": STRETCHED
+    | {
+        "short_factors": tuple(1 + i / 10 for i in range(HEAD // 2)),
+        "long_factors": tuple(1.0 + i for i in range(HEAD // 2)),
+    },
+}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *KINDS.items(),
+    ("default", {}),
+    ("llama3", KINDS["llama3"] | {"low_freq_factor": 2.0, "high_freq_factor": 8.0}),
+    ("yarn", STRETCHED | {"attention_factor": 0.8, "beta_fast": 16.0, "beta_slow": 2.0}),
+    ("yarn", STRETCHED | {"mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False}),
+    ("longrope", KINDS["longrope"] | {"attention_factor": 1.5}),
+]
+
+
+def test_kinds_that_look_at_the_length_change_with_it() -> None:
+    for kind in ("dynamic", "longrope"):
+        op = operation(kind=kind, **KINDS[kind])
+        within, beyond = (inverse_frequencies(op, length)[0] for length in (32, 33))
+        np.testing.assert_array_equal(inverse_frequencies(op)[0], within)
+        assert (beyond[1:] < within[1:]).all()
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_the_largest_position_of_all_rows_is_the_length(kind: str) -> None:
+    x, positions = drawn(far=50)
+    both = run(x, positions, kind=kind, **KINDS[kind])
+    positions[0, 0] = 90
+    further = run(x, positions, kind=kind, **KINDS[kind])
+    assert (both[1] != further[1]).any() == (kind == "dynamic")
+    positions[:] = 31
+    near = run(x, positions, kind=kind, **KINDS[kind])
+    op = operation(kind=kind, **KINDS[kind])
+    inverse, factor = inverse_frequencies(op, 32)
+    angle = 31 * inverse[0]
+    wanted = factor * (x[0, 0, 0] * np.cos(angle) - x[0, 0, HEAD // 2] * np.sin(angle))
+    np.testing.assert_allclose(near[0, 0, 0], wanted, rtol=1e-5)
+
+
+def test_only_those_kinds_need_whole_rows_and_tokens() -> None:
+    for kind, attributes in VARIANTS:
+        whole = operation(kind=kind, **attributes).sharding_rule().startswith("b! s!")
+        assert whole == (kind in ("dynamic", "longrope"))
+
+
+def hugging_face(kind: str, attributes: dict[str, Any], partial: float = 1.0) -> Any:
+    """transformers' module for the same frequencies."""
+    from transformers import LlamaConfig
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    names = {
+        "original_positions": "original_max_position_embeddings",
+        "short_factors": "short_factor",
+        "long_factors": "long_factor",
+    }
+    scaling = {names.get(name, name): value for name, value in attributes.items()}
+    scaling = {k: list(v) if isinstance(v, tuple) else v for k, v in scaling.items()}
+    parameters = {
+        "rope_type": kind,
+        "rope_theta": 500.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "partial_rotary_factor": partial,
+        **scaling,
+    }
+    config: Any = LlamaConfig(
+        hidden_size=2 * HEAD,
+        num_attention_heads=2,
+        head_dim=HEAD,
+        max_position_embeddings=attributes.get("original_positions", 64),
+        rope_parameters=parameters,
+    )
+    return Phi3RotaryEmbedding(config)
+
+
+@pytest.mark.oracle
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("far", [20, 50, 300])
+@pytest.mark.parametrize("rotary", [HEAD, HEAD // 2])
+@pytest.mark.parametrize(("kind", "attributes"), VARIANTS)
+def test_transformers_agrees(kind: str, attributes: dict[str, Any], rotary: int, far: int) -> None:
+    import torch
+    from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb
+
+    if kind == "longrope":
+        cut = {n: attributes[n][: rotary // 2] for n in ("short_factors", "long_factors")}
+        attributes = attributes | cut
+    x, positions = drawn(tokens=4, far=far)
+    module = hugging_face(kind, attributes, rotary / HEAD)
+    q = torch.from_numpy(x.reshape(2, 4, 2, HEAD)).transpose(1, 2)
+    cos, sin = module(q, torch.from_numpy(positions).long())
+    wanted, _ = apply_rotary_pos_emb(q, q, cos, sin)
+    found = run(x, positions, kind=kind, rotary_dim=rotary, theta=500.0, **attributes)
+    flat = wanted.transpose(1, 2).reshape(2, 4, 2 * HEAD).numpy()
+    np.testing.assert_allclose(found, flat, rtol=1e-4, atol=1e-4)
+    op = operation(kind=kind, rotary_dim=rotary, theta=500.0, **attributes)
+    inverse, factor = inverse_frequencies(op, far + 1)
+    np.testing.assert_allclose(inverse, module.inv_freq.numpy(), rtol=1e-6)
+    assert factor == pytest.approx(module.attention_scaling)
