@@ -32,7 +32,7 @@ setup: .venv/.test .venv/.benchmarks
 demo: .venv/.base
 	$(BIN)/irc compile examples/llama.py --checkpoint examples/tiny_llama -o build/tiny_llama
 	$(BIN)/irc show build/tiny_llama | head -n 24
-	$(BIN)/irc generate build/tiny_llama --prompt "Beautiful is better" --max-new-tokens 60
+	$(BIN)/irc generate build/tiny_llama --prompt "The Python" --max-new-tokens 60
 
 test: .venv/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS)

@@ -1,14 +1,14 @@
 """A Llama written with irc's layers: sizes from a checkpoint folder, or small ones of its own.
 
 irc compile examples/llama.py --checkpoint examples/tiny_llama -o build/tiny_llama
-irc compile examples/llama.py --set layers=4 --set seed=1 -o build/random_llama
+irc compile examples/llama.py --set layers=4 --random-weights 1 -o build/random_llama
 """
 
 import json
 from pathlib import Path
 
 import irc
-from irc.frontends import Module, ModuleList, random_weights
+from irc.frontends import Module, ModuleList
 from irc.frontends import functional as F
 from irc.frontends.layers import Attention, Embedding, GatedMLP, Linear, RmsNorm, Rope
 from irc.frontends.layers.attention import Cache
@@ -73,9 +73,8 @@ def build(
     heads: int = 4,
     vocab: int = 256,
     context: int = 512,
-    seed: int | None = None,
 ):
-    """The traced model; a checkpoint brings its own sizes, a seed makes random weights."""
+    """The traced model; a checkpoint brings its own sizes."""
     sizes = {
         "vocab_size": vocab,
         "hidden_size": hidden,
@@ -95,6 +94,8 @@ def build(
         if rope.get("rope_type", "default") != "default":
             raise ValueError("this example has plain rope only; compile the folder itself")
         sizes |= {name: config[name] for name in sizes if config.get(name) is not None}
+        if config.get("head_dim") is None:
+            sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
 
     context, depth = sizes["max_position_embeddings"], sizes["num_hidden_layers"]
     cache = irc.Spec(dtype, ("B", sizes["num_key_value_heads"], "C", sizes["head_dim"]))
@@ -108,5 +109,4 @@ def build(
     }
     dims = {"B": (1, 1, 8), "S": (1, 64, context), "T": (1, 1, context), "C": (1, context, context)}
     aliases = {name: name for name in names}  # every cache is updated in place
-    module = irc.trace(Llama(sizes, dtype), inputs, dims, name="llama", aliases=aliases)
-    return module if seed is None else random_weights(module, seed)
+    return irc.trace(Llama(sizes, dtype), inputs, dims, name="llama", aliases=aliases)

@@ -1,6 +1,6 @@
 """A retrieval model of one's own: users and items become vectors, whose cosine is the score.
 
-    irc compile examples/two_tower.py --set seed=1 -o build/two_tower
+    irc compile examples/two_tower.py --random-weights 1 -o build/two_tower
 
 Ids that are no row of a table, such as the -1 that pads a bag, look up zeros.
 """
@@ -8,7 +8,7 @@ Ids that are no row of a table, such as the -1 that pads a bag, look up zeros.
 from itertools import pairwise
 
 import irc
-from irc.frontends import Module, ModuleList, random_weights
+from irc.frontends import Module, ModuleList
 from irc.frontends import functional as F
 from irc.frontends.layers import Embedding, LayerNorm, Linear
 
@@ -64,9 +64,8 @@ def build(
     dense: int = 8,
     size: int = 32,
     widths: tuple[int, ...] = (128, 64),
-    seed: int | None = None,
 ):
-    """The traced model. With a seed its weights are random, else they wait for a checkpoint."""
+    """The traced model, its weights unbound."""
     inputs = {
         "user_ids": irc.Spec("i32", ("B",)),
         "history": irc.Spec("i32", ("B", "H")),
@@ -76,5 +75,4 @@ def build(
     }
     dims = {"B": (1, 16, 256), "H": (1, 20, 200), "N": (1, 100, 1000), "K": (1, 3, 10)}
     model = TwoTower(users, items, categories, dense, size, widths)
-    module = irc.trace(model, inputs, dims)
-    return module if seed is None else random_weights(module, seed)
+    return irc.trace(model, inputs, dims)

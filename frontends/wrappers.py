@@ -83,10 +83,11 @@ def wrapper(cls: type[Op]) -> Callable[..., Any]:
     result = "(result,)" if returns(cls) == "Tensor" else "result"
     source = (
         f"def {name}({', '.join(signature(cls))}):\n"
-        f" {result} = apply(cls, ({operands}), {{{optional}}}, {{{attributes}}})\n"
+        f" {result} = _apply(_cls, ({operands}), {{{optional}}}, {{{attributes}}})\n"
         " return result\n"
     )
-    scope: dict[str, Any] = {"apply": apply, "cls": cls, "dim": _dim, "dims": _dims}
+    scope: dict[str, Any] = {"_apply": apply, "_cls": cls, "_dim": _dim, "_dims": _dims}
+    # no parameter begins with an underscore, so that none hides these names;
     # under this file's name the frame counts as irc's own, and the location is the caller's
     exec(compile(source, __file__, "exec"), scope)
     made = scope[name]
@@ -102,8 +103,8 @@ def _equals(default: str, annotated: bool) -> str:
 def _conversion(kind: Any) -> str:
     """The function that reads symbols written as text."""
     if kind == DimLike:
-        return "dim"
-    return "dims" if kind == tuple[DimLike, ...] else ""
+        return "_dim"
+    return "_dims" if kind == tuple[DimLike, ...] else ""
 
 
 def _dim(size: Any) -> Any:

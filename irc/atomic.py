@@ -38,8 +38,9 @@ def whole_folder(output: Path, replaceable: Callable[[Path], bool]) -> Generator
     except BaseException as error:
         with _uninterrupted():
             _remove(temporary, made)
-        if isinstance(error, OSError):
-            raise _failure(error, output) from error
+        cause = error.__cause__ if isinstance(error, Error) else error
+        if isinstance(cause, OSError):
+            raise _failure(cause, output) from cause
         raise
 
 

@@ -147,13 +147,10 @@ class Reader:
         if not isinstance(ref, FileRef) or not prod(shapes[-1]):
             return None
         tensor = self.info(ref.file, ref.key)
-        cuts = [step for step in ref.steps if step != Cast(tensor.dtype)]
-        if any(isinstance(step, (Cast, Transpose)) for step in cuts):
-            return None
         whole = [(0, size) for size in shapes[-1]]
         ranges, after = _pull_back(ref, shapes, whole, self._module, rank)
-        padded = len(after) > len(ref.steps) - len(cuts)
-        if padded or not _contiguous(ranges, tensor.shape):
+        idle = sum(step == Cast(tensor.dtype) for step in ref.steps)
+        if len(after) > idle or not _contiguous(ranges, tensor.shape):
             return None
         first = int(np.ravel_multi_index([b for b, _ in ranges], tensor.shape)) if ranges else 0
         item = numpy_dtype(tensor.dtype).itemsize

@@ -138,8 +138,8 @@ class Op:
         """The meaning, in numpy: one array per declared operand, None for an absent one."""
         raise NotImplementedError(f"{self.opname} has no meaning on one rank")
 
-    def verify(self) -> None:
-        """Rules beyond what infer checks; most operations need none."""
+    def verify(self, module: Module) -> None:
+        """Rules that need the module to be checked; most operations have none."""
 
     def rebuilt(self, operands: Iterable[Value], **changes: Any) -> Self:
         """A new operation of this kind over `operands`, with some attributes changed."""

@@ -88,7 +88,10 @@ def _check_function(module: Module, function: Function, links: _Links) -> None:
                 _check_name(result, function)
             links.owned += len(result.users)
             defined.add(result)
-        op.verify()
+        try:
+            op.verify(module)
+        except Error as error:
+            raise error.at(op) from None
         if op.opname == "return" and op.next is not None:
             raise Error("operations follow return", op)
     if op is None or op.opname != "return":

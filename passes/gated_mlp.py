@@ -21,7 +21,7 @@ _ACTIVATED = (
 ).capture("activation")
 
 
-@rule(P.mul(_ACTIVATED, P.linear("x", "up", bias=P.maybe("up_bias"))).capture("root"))
+@rule(P.mul(_ACTIVATED, P.linear("x", "up", bias=P.maybe("up_bias"))))
 def gated_mlp(
     x: Value,
     gate: Value,
@@ -29,16 +29,15 @@ def gated_mlp(
     gate_bias: Value | None,
     up_bias: Value | None,
     activation: Op,
-    root: Op,
 ) -> Op | None:
-    """act(x · gate) * (x · up) is a gated_mlp where the sharding of both comes out the same."""
+    """act(x · gate) * (x · up) is a gated_mlp, unless one side of the product broadcasts."""
+    shapes = [f"[{', '.join(map(str, weight.type.shape))}]" for weight in (gate, up)]
+    if shapes[0] != shapes[1]:
+        return decline(f"the rule takes two weights of one shape, not {' and '.join(shapes)}")
     act = activation.opname
     if act == "gelu" and activation.attributes["approximate"] == "tanh":
         act = "gelu_tanh"
-    new = GatedMlp(x, gate, up, gate_bias=gate_bias, up_bias=up_bias, act=cast("Act", act))
-    if new.result.type is not root.result.type:
-        return decline(f"gated_mlp would give {new.result.type}, not {root.result.type}")
-    return new
+    return GatedMlp(x, gate, up, gate_bias=gate_bias, up_bias=up_bias, act=cast("Act", act))
 
 
 @register("fuse-gated-mlp")

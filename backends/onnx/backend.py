@@ -61,7 +61,7 @@ class OnnxBackend:
         try:
             path.write_bytes(data)
         except OSError as error:
-            raise Error(f"cannot write {path}: {error.strerror or error}") from None
+            raise Error(f"cannot write {path}: {error.strerror or error}") from error
         if options.get("check"):
             check(data)
         return {

@@ -99,7 +99,7 @@ class Storage:
                             out.write(block.tobytes())
                         out.flush()
         except OSError as error:
-            raise Error(f"cannot write {path}: {error.strerror or error}") from None
+            raise Error(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _narrow(weight: Weight, reader: Reader, compute: str) -> tuple[Weight | Ref, str]:

@@ -92,16 +92,9 @@ class Executor:
         return [self._read(value, scope) for value in expanded.results]
 
     def _collective(self, op: Collective, operands: list[list[Array]]) -> list[Array]:
+        op.verify(self.module)
         if not self.module.local:
-            if op.group_size:
-                raise Error(f"{op.opname}: ways is for the local view, and this module is global")
-            return [op.whole(array) for array in operands[0]] if operands else [op.whole(None)]
-        ways = self.module.mesh.ways(op.axes)
-        if op.group_size not in (None, ways):
-            raise Error(
-                f"{op.opname} has ways={op.group_size}, but the mesh ({self.module.mesh}) has "
-                f"{ways} ranks over {'.'.join(op.axes)}"
-            )
+            return [op.whole(array) for array in operands[0]]
         found: dict[int, Array] = {}
         for group in self.module.mesh.groups(op.axes):
             shards = [widened(operands[0][rank]) if operands else None for rank in group]

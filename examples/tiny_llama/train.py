@@ -9,11 +9,11 @@ Software Foundation (https://docs.python.org/3/license.html). Code and markup ar
 The checkpoint is in Hugging Face format: config.json, generation_config.json, model.safetensors
 (bfloat16), tokenizer.json and tokenizer_config.json.
 
-    python train.py                        # writes beside this script; about 25 minutes, 2 cores
+    python train.py --device cuda          # writes beside this script
     python train.py --steps 200 --output /tmp/tiny_llama
 
-Needs torch, transformers 5, tokenizers and safetensors. The same seed, threads, processor, versions
-and Python release give the same checkpoint; another Python release has other text.
+Needs torch, transformers 5, tokenizers and safetensors. The same seed, device, versions and
+Python release give the same checkpoint; another Python release has other text.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def train_tokenizer(documents):
     return tokenizer
 
 
-def train(model, tokenizer, documents, steps):
+def train(model, tokenizer, documents, steps, device):
     """Train `model` in place and return its mean loss over the last 100 steps."""
     stream = tokenizer.encode(END.join(["", *documents, ""]), add_special_tokens=False).ids
     breaks = {tokenizer.token_to_id(END), *tokenizer.encode("\n").ids}
@@ -121,10 +121,10 @@ def train(model, tokenizer, documents, steps):
         window = WINDOWS[step % len(WINDOWS)]
         first = torch.randint(size, (TOKENS_PER_STEP // window,))
         first[::2] = starts[torch.randint(len(starts), first[::2].shape)]  # paragraphs' starts
-        batch = data[first[:, None] + torch.arange(window)]
+        batch = data[first[:, None] + torch.arange(window)].to(device)
         noise = torch.randint_like(batch, VOCAB_SIZE)
-        noisy = torch.where(torch.rand(batch.shape) < NOISE, noise, batch)
-        with torch.autocast("cpu", torch.bfloat16):
+        noisy = torch.where(torch.rand(batch.shape, device=device) < NOISE, noise, batch)
+        with torch.autocast(device, torch.bfloat16):
             loss = model(input_ids=noisy, labels=batch, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -166,11 +166,10 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2, help="part of what decides the result")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--output", type=Path, default=Path(__file__).resolve().parent)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
-    torch.set_num_threads(args.threads)
     args.output.mkdir(parents=True, exist_ok=True)
 
     documents = corpus()
@@ -190,9 +189,9 @@ def main():
         bos_token_id=0,
         eos_token_id=0,
     )
-    model = LlamaForCausalLM(config).train()
-    loss = train(model, tokenizer, documents, args.steps)
-    save(model, tokenizer, args.output)
+    model = LlamaForCausalLM(config).train().to(args.device)
+    loss = train(model, tokenizer, documents, args.steps, args.device)
+    save(model.cpu(), tokenizer, args.output)
     print(f"final loss {loss:.4f}, saved in {args.output}")
     show(args.output)
 

@@ -90,7 +90,7 @@ class Settings:
             shown = ", ".join(f"{key}={_short(value)}" for key, value in left.items())
             raise Error(
                 f"{self.title} sets {shown}, which irc does not support in {what}. Where it does "
-                f"not change what the model computes, load with ignore={sorted(left)}"
+                f"not change what the model computes, give --set ignore={','.join(left)}"
             )
 
 

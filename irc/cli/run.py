@@ -67,7 +67,8 @@ def read_arrays(path: Path) -> Arrays:
     """The arrays of an .npz file; an Error says what is wrong with the file."""
     how = "write it with numpy.savez"
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise Error(f"{path} holds one array without a name, not an .npz archive; {how}")
             return {name: archive[name] for name in archive.files}

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..core import Op
+from ..core import Module, Op
 from ..declare import Operand, operation
 from ..dims import DimLike, Shape, exact_divide
 from ..errors import Error
@@ -54,6 +54,20 @@ class Collective(Op):
     def group_size(self) -> int | None:
         """The ranks in a group: 0 in the global view, None where the operation does not say."""
         return getattr(self, "ways", None)
+
+    def verify(self, module: Module) -> None:
+        """The axes are those of the mesh, and `ways` is for the local view, where it must agree."""
+        ways, found = module.mesh.ways(self.axes), self.group_size
+        if not module.local and found:
+            raise Error(
+                f"{self.opname}: ways={found} is for the local view, and this module is global; "
+                "leave it out"
+            )
+        if module.local and found not in (None, ways):
+            raise Error(
+                f"{self.opname} has ways={found}, but the mesh ({module.mesh}) has "
+                f"{ways} ranks over {self.axis}"
+            )
 
     def combine(self, shards: list[Array]) -> list[Array]:
         """The results of all ranks of one group, in order, from their operands in order."""
@@ -346,11 +360,14 @@ class Rank(Collective):
         _ = self.axes  # an Error where it is no axis
         return TensorType("i32", ())
 
+    def verify(self, module: Module) -> None:
+        """The axis is one of the mesh, and the module is in the local view."""
+        module.mesh.ways(self.axes)
+        if not module.local:
+            raise Error("rank differs from rank to rank, so it is for the local view only")
+
     def combine(self, shards: list[Array]) -> list[Array]:
         return [np.int32(i) for i in range(len(shards))]
-
-    def whole(self, value: Array) -> Array:
-        raise Error("rank differs from rank to rank: the global view has no value for it; localize")
 
 
 def _only(root: int, value: Array, ways: int) -> list[Array]:

@@ -9,7 +9,7 @@ import numpy as np
 from ..core import Op
 from ..declare import Operand, operation
 from ..dims import DimLike
-from ..dtypes import dtype
+from ..dtypes import dtype, numpy_dtype
 from ..errors import Error
 from ..types import TensorType
 from .control import Iota
@@ -189,4 +189,5 @@ class OneHot(Op):
 
     def evaluate(self, indices: Any) -> Any:
         (size,) = run_sizes(self.opname, (self.size,))
-        return np.expand_dims(indices, -1) == np.arange(size)
+        hit = np.expand_dims(indices, -1) == np.arange(size)
+        return hit.astype(numpy_dtype(self.dtype))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from functools import partial
+from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 from ..core import Module
 from ..errors import Error
@@ -61,7 +63,11 @@ def register(name: str) -> Callable[[PassClass], PassClass]:
                 f"a pass called {name!r} is registered already, by {known.__module__}; "
                 "choose another name"
             )
-        made = dataclasses.dataclass(frozen=True)(cls)
+        _copy_list_defaults(cls)
+        try:
+            made = dataclasses.dataclass(frozen=True)(cls)
+        except TypeError as error:  # an option without a default after one that has it
+            raise Error(f"pass {name}: {error}") from None
         hints = typing.get_type_hints(made)
         kinds: dict[str, Kind] = {}
         for field in dataclasses.fields(made):
@@ -74,6 +80,15 @@ def register(name: str) -> Callable[[PassClass], PassClass]:
         return made
 
     return wrap
+
+
+def _copy_list_defaults(cls: type[Pass]) -> None:
+    """Let `exclude: list[str] = []` mean a new list per pass, which dataclasses refuse."""
+    for option in inspect.get_annotations(cls):
+        default = cls.__dict__.get(option)
+        if isinstance(default, list):
+            copy = partial(list[Any], cast("list[Any]", default))
+            setattr(cls, option, dataclasses.field(default_factory=copy))
 
 
 def describe_options(cls: type[Pass]) -> list[tuple[str, str, str]]:

@@ -128,13 +128,12 @@ class _Reader:
                 self.fail(f"{cls.name} has no option {written!r}{did_you_mean(written, known)}", at)
             if key in options:
                 self.fail(f"{written} is given twice", at)
-            value_at = self.index + (self.token == "=")
+            value_at = self.index + 1 if self.token == "=" else at
             value = self.value() if self.accept("=") else True
             try:
                 options[key] = convert(value, kind)
             except Error as error:
-                wrong = value_at if self.tokens[value_at] else at
-                self.fail(f"{cls.name}: {written}: {error.message}", wrong)
+                self.fail(f"{cls.name}: {written}: {error.message}", value_at)
             if self.token != "}" and not self.accept(","):
                 self.fail(f"expected ',' or '}}' in the options of {cls.name}, found {self.shown}")
         return options

@@ -137,7 +137,7 @@ def test_shape_errors_name_line_and_scope() -> None:
 
     text = message_of(Wrong())
     assert text.startswith("test_module.py:") and " in blocks.1.up: linear: x is [B, 8]" in text
-    assert "\n    linear %0, @blocks.1.up.weight" in text
+    assert "\n    linear %_, @blocks.1.up.weight" in text
 
 
 def test_modules_in_a_plain_list_are_found_out() -> None:
@@ -162,7 +162,7 @@ def test_a_module_without_forward() -> None:
 
 
 def test_a_module_outside_a_trace() -> None:
-    with pytest.raises(irc.Error, match="Net runs only inside irc.trace"):
+    with pytest.raises(irc.Error, match=r"Net runs only inside irc\.trace"):
         Net()(1)
 
 

@@ -1,4 +1,4 @@
-"""trace: arguments, results, aliases, ranges; errors that say what to change; nothing left behind."""
+"""trace: arguments, results, aliases, ranges; errors; nothing left behind."""
 
 from collections.abc import Callable
 from typing import Any
@@ -89,7 +89,7 @@ IDS = irc.Spec("i32", ("B",))
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "unknown input": (
         lambda: irc.trace(Pair(), {"idds": IDS}),
-        "Pair.forward has no argument called 'idds'; did you mean 'ids'?; it takes ids, lengths, mask",
+        "no argument called 'idds'; did you mean 'ids'?; it takes ids, lengths, mask",
     ),
     "missing input": (
         lambda: irc.trace(Pair(), {"ids": IDS}),

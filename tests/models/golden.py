@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .shapes import SHAPES
-
 from irc.frontends import huggingface
+
+from .shapes import SHAPES
 
 GOLDEN = Path(__file__).with_name("golden.npz")
 PROMPT, DECODED, GREEDY = 9, 8, 64

@@ -1,25 +1,25 @@
 """Write golden.npz: what transformers computes on the checkpoints of golden.py.
 
-    python -m tests.models.make_golden        # from the repository root; needs torch, transformers
+python -m tests.models.make_golden        # from the repository root; needs torch, transformers
 """
 
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
-import torch
-from transformers import LlamaForCausalLM
 
 from .golden import DECODED, GOLDEN, GREEDY, PROMPT, prompt, write_checkpoint
 from .shapes import SHAPES
 
 
 def main() -> None:
+    torch, transformers = import_module("torch"), import_module("transformers")
     found: dict[str, np.ndarray] = {}
     for name in SHAPES:
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             path = write_checkpoint(Path(folder) / name, name)
-            model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+            model = transformers.LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
             ids = torch.tensor(prompt(name, PROMPT + DECODED))
             found[f"{name}_logits"] = model(ids).logits.numpy()
             tokens = ids[:, :PROMPT]

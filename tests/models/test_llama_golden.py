@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from irc.frontends import huggingface
+
 from .golden import DECODED, GOLDEN, GREEDY, PROMPT, prompt, write_checkpoint
 from .runners import Runner, needs, program, relative
 from .shapes import SHAPES
-
-from irc.frontends import huggingface
 
 
 @pytest.mark.parametrize("backend", ["reference", "onnx"])

@@ -1,29 +1,34 @@
 """Random-weight Llamas against transformers: prefill, decoding with a KV cache, greedy text."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from irc.frontends import huggingface
+
 from .runners import Runner, needs, program, relative
 from .shapes import SHAPES
-
-from irc.frontends import huggingface
 
 pytestmark = pytest.mark.oracle
 BACKENDS = ("reference", "onnx")
 PROMPT, DECODED, GREEDY, ROWS = 9, 32, 64, 2
 
 
+def oracle() -> tuple[Any, Any]:
+    """torch and transformers, which are not installed everywhere."""
+    return import_module("torch"), import_module("transformers")
+
+
 def checkpoint(folder: Path, name: str, seed: int = 0, dtype: str = "float32") -> Any:
     """A transformers model of a shape, saved to a folder as safetensors."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    torch, transformers = oracle()
 
     torch.manual_seed(seed)
-    config = LlamaConfig(**SHAPES[name], bos_token_id=0, eos_token_id=0)
-    model = LlamaForCausalLM(config).eval().to(getattr(torch, dtype))
+    config = transformers.LlamaConfig(**SHAPES[name], bos_token_id=0, eos_token_id=0)
+    model = transformers.LlamaForCausalLM(config).eval().to(getattr(torch, dtype))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if key.endswith(("norm.weight", "bias")):
@@ -39,14 +44,14 @@ def tokens(name: str, count: int, seed: int = 1) -> np.ndarray:
 
 def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
     """All logits of whole sequences, in f32."""
-    import torch
+    torch, _ = oracle()
 
     with torch.no_grad():
         return model(torch.tensor(ids)).logits.float().numpy()
 
 
 def greedy_of(model: Any, prompt: np.ndarray, count: int) -> np.ndarray:
-    import torch
+    torch, _ = oracle()
 
     with torch.no_grad():
         out = model.generate(
@@ -66,7 +71,6 @@ def test_llama_is_the_llama_of_transformers(name: str, backend: str, tmp_path: P
     prefill, steps = Runner(compiled, ROWS).decode(ids[:, :PROMPT], ids[:, PROMPT:])
     assert relative(prefill, wanted[:, :PROMPT]) < 1e-4
     assert relative(steps, wanted[:, PROMPT:]) < 1e-4
-    # 0 ends a text for transformers, so it must not be among the tokens: it is never the prompt's
     got = Runner(compiled, ROWS).greedy(ids[:, :PROMPT], GREEDY)
     assert np.array_equal(got, greedy_of(_endless(model), ids[:, :PROMPT], GREEDY))
 
@@ -116,12 +120,11 @@ ROPES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", ROPES)
 def test_every_rope_of_a_config(kind: str, tmp_path: Path) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    torch, transformers = oracle()
 
     torch.manual_seed(3)
     shape = SHAPES["mha"] | {"rope_parameters": ROPES[kind], "max_position_embeddings": 32}
-    model = LlamaForCausalLM(LlamaConfig(**shape)).eval()
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape)).eval()
     model.save_pretrained(tmp_path)
     ids = tokens("mha", 40)  # beyond the model's own length, where dynamic and longrope change
     compiled = program(huggingface.load(tmp_path), "reference", tmp_path / "built")
@@ -130,8 +133,7 @@ def test_every_rope_of_a_config(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["Mistral", "Qwen2"])
 def test_families_that_differ_in_biases_and_windows(family: str, tmp_path: Path) -> None:
-    import torch
-    import transformers
+    torch, transformers = oracle()
 
     torch.manual_seed(4)
     shape = {key: value for key, value in SHAPES["mha"].items() if key != "num_key_value_heads"}

@@ -46,7 +46,7 @@ def _along() -> list[Example]:
     found: list[Example] = [
         Example("argmax", (Arg((12, 9)),), {}, (no_dim, no_bool), NUMBERS),
         Example("argmax", (Arg((B, 5, 24), "i32"),), {"dim": 1, "keep": True}, sizes={"B": 12}),
-        Example("argmax", (Arg((3,)),), {}, (Bad("empty", (Arg((0,)),)),)),
+        Example("argmax", (Arg((5,)),), {}, (Bad("empty", (Arg((0,)),)),)),
         Example("cumsum", (Arg((12, 9)),), {}, (no_dim, no_bool), NUMBERS),
         Example("cumsum", (Arg((B, 4, 24)),), {"dim": 1, "exclusive": True}, sizes={"B": 12}),
         Example("cumsum", (Arg((0, 12)),), {"dim": 0, "exclusive": True}),
@@ -78,7 +78,7 @@ def _lookups() -> list[Example]:
     def ids(*shape: Any, high: int = 5, dtype: str = "i32") -> Arg:
         return Arg(shape, dtype, 0, high)
 
-    table, float_ids = Arg((5, 24)), Arg((3,))
+    table, float_ids = Arg((12, 24)), Arg((3,))
     wrong = Bad("i32 or i64", (*X, float_ids), {"dim": 0})
     no_dim = Bad("no dimension 2", (*X, ids(3)), {"dim": 2})
     elements = (
@@ -96,7 +96,7 @@ def _lookups() -> list[Example]:
     return [
         Example(
             "embedding",
-            (Arg((B, 12), "i32", -2, 8), table),
+            (Arg((B, 12), "i32", -2, 15), table),
             bad=(
                 Bad("i32 or i64", (float_ids, table)),
                 Bad("[rows, width]", (ids(3), Arg((5,)))),

@@ -152,8 +152,8 @@ def _concat() -> list[Example]:
     )
     return [
         Example("concat", (Arg((12, 3)), Arg((12, 5)), Arg((12, 0))), {"dim": 1}, bad, ANY),
-        Example("concat", (Arg((2, 24, 4)),), {"dim": -1}),
-        Example("concat", (Arg((B, 12)), Arg((1, 12))), {"dim": 0}, sizes={"B": 3}),
+        Example("concat", (Arg((24, 12)),), {"dim": -2}),
+        Example("concat", (Arg((B, 12)), Arg((2, 12))), {"dim": 0}, sizes={"B": 4}),
         Example("stack", (Arg((12, 24)),) * 3, {"dim": 1}, stack, ANY),
         Example("stack", (Arg((B, 3)),) * 2, {"dim": -1}, sizes={"B": 12}),
         Example("stack", (Arg(()), Arg(()))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -16,10 +17,12 @@ from irc.mesh import Mesh
 from irc.ops import Rank, Return
 from irc.text import parse_module
 from irc.types import Axes, TensorType
+from irc.verify import verify
 
 RNG = np.random.default_rng(11)
 MESHES = ["tp=1", "tp=2", "tp=3", "tp=4", "dp=2, tp=2", "tp=2, dp=2", "dp=2, tp=3", "pp=1, tp=2"]
 SHAPE = (12, 2, 12)
+X = np.ones((4, 6), np.float32)
 Arrays = list[np.ndarray]
 
 
@@ -205,18 +208,20 @@ def text(local: str, line: str) -> Module:
     )
 
 
-def test_the_views_are_not_mixed() -> None:
-    x = np.ones((4, 6), np.float32)
-    with pytest.raises(Error, match="ways is for the local view"):
-        evaluate(text("", 'broadcast %x {axis="tp", ways=2} : f32[4, 6]'), {"x": x})
+@pytest.mark.parametrize("check", [verify, lambda module: evaluate(module, {"x": X})])
+def test_the_views_are_not_mixed(check: Callable[[Module], object]) -> None:
+    with pytest.raises(Error, match="ways=2 is for the local view, and this module is global"):
+        check(text("", 'broadcast %x {axis="tp", ways=2} : f32[4, 6]'))
     with pytest.raises(Error, match=r"ways=0, but the mesh \(tp=2\) has 2 ranks over tp"):
-        evaluate(text("local", 'broadcast %x {axis="tp"} : f32[4, 6]'), {"x": x})
+        check(text("local", 'broadcast %x {axis="tp"} : f32[4, 6]'))
     with pytest.raises(Error, match="ways=4, but the mesh"):
-        evaluate(text("local", 'all_gather %x {axis="tp", dim=0, ways=4} : f32[16, 6]'), {"x": x})
-    with pytest.raises(Error, match="has no axis 'tpp'; did you mean 'tp'"):
-        evaluate(text("local", 'broadcast %x {axis="tpp", ways=2} : f32[4, 6]'), {"x": x})
-    with pytest.raises(Error, match="rank differs from rank to rank"):
-        evaluate(text("", 'rank {axis="tp"} : i32[]'), {"x": x})
+        check(text("local", 'all_gather %x {axis="tp", dim=0, ways=4} : f32[16, 6]'))
+    with pytest.raises(Error, match=r"has no axis 'tpp'; did you mean 'tp'\?\n    %y = br"):
+        check(text("local", 'broadcast %x {axis="tpp", ways=2} : f32[4, 6]'))
+    with pytest.raises(
+        Error, match="rank differs from rank to rank, so it is for the local view only"
+    ):
+        check(text("", 'rank {axis="tp"} : i32[]'))
 
 
 GLOBAL = """module @m mesh(tp=2) {

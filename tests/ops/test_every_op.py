@@ -75,8 +75,7 @@ def test_inference_agrees_with_numpy(
         assert np.shape(array) == shape
         declared = numpy_dtype(result.type.dtype)
         narrow = widened(np.zeros((), declared)).dtype
-        assert np.can_cast(np.asarray(array).dtype, narrow, "same_kind")
-        assert np.asarray(array).dtype.itemsize <= narrow.itemsize, "the meaning widens its result"
+        assert np.asarray(array).dtype in (declared, narrow)
 
 
 def meaning(op: Op, inputs: list[np.ndarray]) -> list[np.ndarray]:

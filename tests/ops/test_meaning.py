@@ -10,6 +10,7 @@ import pytest
 
 from irc.backends.reference import evaluate
 from irc.core import Op, Value
+from irc.declare import op_class
 from irc.dims import symbol
 from irc.errors import Error
 from irc.ops import Gather, GatherElements, ScatterElements, Slice, Topk
@@ -67,7 +68,11 @@ def test_integers_wrap_around() -> None:
     ],
 )
 def test_large_inputs_overflow_nowhere_in_between(op: str, want: list[float]) -> None:
-    assert np.allclose(run(op, [-1000, 0, 1000]), want, rtol=1e-6)
+    x = f32([-1000, 0, 1000])
+    assert np.allclose(run(op, x), want, rtol=1e-6)
+    if op != "exp":
+        with np.errstate(over="raise", invalid="raise", divide="raise"):
+            op_class(op)(Value(TensorType("f32", (3,)), None, 0)).evaluate(x)
 
 
 def test_known_values() -> None:
@@ -125,6 +130,9 @@ def test_ties_go_to_the_front() -> None:
     array = f32([3, 5, 1, 5, 3])
     values, places = outputs(Example("topk", (Arg((5,)),), {"k": 4}), [array])
     assert values.tolist() == [5, 5, 3, 3] and places.tolist() == [1, 3, 0, 4]
+    many = np.zeros((3, 100), np.float32)
+    _, places = outputs(Example("topk", (Arg((3, 100)),), {"k": 100}), [many])
+    assert places.tolist() == [list(range(100))] * 3
 
 
 def test_nan_counts_as_the_largest() -> None:

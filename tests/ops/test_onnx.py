@@ -1,4 +1,4 @@
-"""Every example of every operation, written as ONNX and run by ONNX Runtime, against the reference."""
+"""Every example of every operation, as ONNX on ONNX Runtime, against the reference."""
 
 from __future__ import annotations
 

@@ -129,8 +129,10 @@ def check_lines(found: str, checks: list[tuple[str, str]]) -> None:
             absent.append(wanted)
             continue
         last = text == ""
-        end = len(lines) if last else next(
-            (i for i in range(at, len(lines)) if wanted in lines[i]), None
+        end = (
+            len(lines)
+            if last
+            else next((i for i in range(at, len(lines)) if wanted in lines[i]), None)
         )
         if end is None:
             raise Mismatch(f"no line after line {at} holds {wanted!r} in\n{found}")

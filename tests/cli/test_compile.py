@@ -1,0 +1,356 @@
+"""`irc compile`: what is written, what is refused, and that a failure leaves nothing behind."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from irc.driver import load
+from tests.cli.runner import PROGRAM, refused, works
+from tests.layout import ROOT
+from tests.tiny_checkpoint import CONFIG, write_checkpoint
+
+SCRIPT = """
+import irc
+from irc.frontends import Module
+from irc.frontends.layers import Linear
+
+class Tiny(Module):
+    def __init__(self, width, dtype):
+        self.head = Linear(4, width, dtype=dtype)
+
+    def forward(self, x):
+        return {"y": self.head(x)}
+
+def build(width: int = 8, dtype: str = "f32", checkpoint: str | None = None):
+    return irc.trace(Tiny(width, dtype), {"x": irc.Spec(dtype, ("B", 4))}, {"B": (1, 2, 4)})
+
+def other():
+    return build(3)
+
+def broken(width: int = 8):
+    raise ValueError("no such luck")
+
+def misshapen():
+    def forward(x, y):
+        return x + y
+    return irc.trace(forward, {"x": irc.Spec("f32", (2, 3)), "y": irc.Spec("f32", (2, 4))})
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def entries(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ------------------------------------------------------------------ what is written
+
+
+def test_a_checkpoint_folder(artifact: Path, checkpoint: Path) -> None:
+    assert entries(artifact) == [
+        "config.json",
+        "module.irc",
+        "rank0.onnx",
+        "report.html",
+        "tokenizer.json",
+    ]
+    manifest = json.loads((artifact / "config.json").read_text())
+    weights = str(checkpoint / "model.safetensors")
+    assert list(manifest["weights"]) == [weights]
+    assert manifest["weights"][weights]["size"] == Path(weights).stat().st_size
+    assert manifest["dtype"] == "f32"
+    assert manifest["backend"] == "onnx"
+    assert manifest["end_tokens"] == [299]
+    assert manifest["dims"]["C"] == [1, 96, 96]
+    assert "gated_mlp" in (artifact / "module.irc").read_text()
+
+
+def test_what_is_printed(checkpoint: Path, tmp_path: Path) -> None:
+    answer = works("compile", checkpoint, "-o", tmp_path / "out")
+    assert re.search(r"^llama: \d+ operations, 34,720 parameters, 135.6 KiB$", answer.out, re.M)
+    assert re.search(r"^  fuse-gated-mlp +43 -> 37 ops +[\d.]+ ms +gated_mlp: 2$", answer.out, re.M)
+    assert re.search(rf"^wrote {tmp_path}/out for onnx: [\d.]+ KiB in [\d.]+ s$", answer.out, re.M)
+    facts = works("compile", checkpoint, "-o", tmp_path / "out", "--json").json
+    assert facts["artifact"] == str(tmp_path / "out")
+    assert facts["passes"][0]["pass"] == "inline"
+
+
+def test_a_script_with_settings(script: Path, tmp_path: Path) -> None:
+    words = ["-o", tmp_path / "out", "--random-weights", "3"]
+    works("compile", script, *words, "--set", "width=5")
+    assert "f32[5, 4] = random(" in works("show", tmp_path / "out").out
+    works("compile", f"{script}:other", *words)
+    assert "f32[3, 4] = random(" in works("show", tmp_path / "out").out
+    works("compile", script, *words, "--dtype", "bf16")
+    assert "bf16[8, 4] = random(" in works("show", tmp_path / "out").out
+
+
+def test_a_script_with_a_checkpoint(checkpoint: Path, artifact: Path, tmp_path: Path) -> None:
+    script = ROOT / "examples" / "llama.py"
+    works("compile", script, "--checkpoint", checkpoint, "-o", tmp_path / "out")
+    words = ["--prompt", "the other", "--max-new-tokens", "10"]
+    text = works("generate", tmp_path / "out", *words).out
+    assert text == works("generate", artifact, *words).out
+
+
+def test_a_module_and_an_artifact_compile_again(artifact: Path, tmp_path: Path) -> None:
+    works("compile", artifact / "module.irc", "-o", tmp_path / "a")
+    works("compile", artifact, "-o", tmp_path / "b")
+    assert (tmp_path / "a" / "rank0.onnx").read_bytes() == (artifact / "rank0.onnx").read_bytes()
+    assert (tmp_path / "b" / "rank0.onnx").read_bytes() == (artifact / "rank0.onnx").read_bytes()
+    assert (tmp_path / "b" / "tokenizer.json").exists()
+    manifest = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert manifest["end_tokens"] == [299]
+
+
+def test_relative_weights_of_a_module_start_at_its_file(checkpoint: Path, tmp_path: Path) -> None:
+    works("compile", checkpoint, "-o", tmp_path / "a", "--pipeline", "")
+    text = (tmp_path / "a" / "module.irc").read_text()
+    (checkpoint / "model.irc").write_text(text.replace(f"{checkpoint}/", ""))
+    try:
+        works("compile", checkpoint / "model.irc", "-o", tmp_path / "b", "--pipeline", "")
+    finally:
+        (checkpoint / "model.irc").unlink()
+    assert (tmp_path / "b" / "module.irc").read_text() == text
+
+
+def test_random_weights_of_a_config_alone(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
+    works("compile", tmp_path / "model", "--random-weights", "7", "-o", tmp_path / "out")
+    assert "has no weights" in refused("compile", tmp_path / "model", "-o", tmp_path / "no")
+
+
+def test_dims_are_replaced(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["compile", checkpoint, "-o", tmp_path / "out", "--dims"]
+    works(*words, "B=1,C=1:32:64")
+    manifest = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert manifest["dims"]["B"] == [1, 1, 1]
+    assert manifest["dims"]["C"] == [1, 32, 64]
+    assert "has no dimension 'Q'" in refused(*words, "Q=1")
+    assert "the range B=3:2:1 must rise" in refused(*words, "B=3:2:1")
+
+
+def test_the_pipeline_is_replaced(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["compile", checkpoint, "-o", tmp_path / "out"]
+    works(*words, "--pipeline", "dce", "--dump-dir", tmp_path / "dumps")
+    assert "gated_mlp" not in (tmp_path / "out" / "module.irc").read_text()
+    assert entries(tmp_path / "dumps") == ["000-input.irc", "001-dce.irc"]
+    assert "no pass called 'dcee'; did you mean 'dce'?" in refused(*words, "--pipeline", "dcee")
+
+
+def test_a_dry_run_writes_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    answer = works("compile", checkpoint, "-o", tmp_path / "out", "--dry-run")
+    assert "nothing written (dry run)" in answer.out
+    assert "nothing written" in works("compile", checkpoint, "--dry-run").out
+    assert entries(tmp_path) == []
+
+
+def test_a_bundle_needs_nothing_else(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    works("compile", folder, "-o", tmp_path / "near")
+    works("compile", folder, "-o", tmp_path / "out", "--bundle")
+    words = ["--prompt", "the", "--max-new-tokens", "8"]
+    text = works("generate", tmp_path / "near", *words).out
+    (folder / "model.safetensors").unlink()
+    shutil.move(tmp_path / "out", tmp_path / "moved")
+    assert works("generate", tmp_path / "moved", *words).out == text
+    err = refused("generate", tmp_path / "near", *words)
+    assert f"the weight file {folder}/model.safetensors is gone; put it back, or compile" in err
+    assert "--bundle" in err
+
+
+def test_the_same_input_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
+    for seed in ("1", "2"):
+        output = tmp_path / seed / "out"
+        subprocess.run(
+            [*PROGRAM, "compile", str(checkpoint), "-o", str(output)],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        )
+    first, second = tmp_path / "1" / "out", tmp_path / "2" / "out"
+    assert entries(first) == entries(second)
+    for name in entries(first):
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "message"),
+    [
+        ("{tmp}/none", [], "there is no {tmp}/none; a source is script.py[:factory], a checkpoint"),
+        ("{tmp}/none.py", [], "cannot read the script {tmp}/none.py"),
+        ("{tmp}/tiny.py:bild", [], "defines no function 'bild'; did you mean 'build'?"),
+        ("{tmp}/tiny.py:broken", [], "tiny.py:20: the script raised ValueError: no such luck"),
+        (
+            "{tmp}/tiny.py:misshapen",
+            [],
+            "tiny.py:24: add: the shapes [2, 3] and [2, 4] do not broadcast",
+        ),
+        ("{tmp}/tiny.py", ["--set", "widht=3"], "has no setting 'widht'; did you mean 'width'?"),
+        ("{tmp}/tiny.py", ["--set", "width=x"], "width is a whole number, not 'x'"),
+        ("{tmp}/tiny.py:other", ["--dtype", "bf16"], "--dtype bf16 has no effect"),
+        ("{tmp}/tiny.py", [], "2 of 2 weights have no values (head.weight, head.bias): give --ch"),
+        ("{tmp}/tiny.py", ["--checkpoint", "{tmp}/none"], "there is no checkpoint folder {tmp}/n"),
+        (
+            "{tmp}/tiny.py",
+            ["--checkpoint", "x", "--random-weights", "1"],
+            "give --checkpoint or --random-weights, not both",
+        ),
+        ("{ck}", ["--checkpoint", "{ck}"], "is a checkpoint itself"),
+        ("{ck}", ["--set", "layers=2"], "a checkpoint folder has no setting 'layers'"),
+        ("{ck}", ["--mesh", "tp=2"], "the mesh (tp=2) has 2 ranks, and this version of irc"),
+        ("{ck}", ["--mesh", "tp"], "cannot read the mesh axis 'tp'; write it as name=size"),
+        ("{ck}", ["--backend", "onyx"], "no backend called 'onyx'; did you mean 'onnx'?"),
+        ("{ck}", ["--load", "{tmp}/none.py"], "there is no file"),
+        ("{tmp}", [], "no checkpoint folder: it has no config.json"),
+        ("{tmp}/m.irc", ["--dtype", "f16"], "a module's text says its dtypes itself"),
+        ("{tmp}/m.irc", ["--set", "a=1"], "a module's text has no settings"),
+        ("{tmp}/m.irc", [], "{tmp}/m.irc:1:12: error: "),
+    ],
+)
+def test_bad_input_is_a_sentence(
+    source: str, words: list[str], message: str, script: Path, checkpoint: Path
+) -> None:
+    def filled(text: str) -> str:
+        return text.replace("{tmp}", str(script.parent)).replace("{ck}", str(checkpoint))
+
+    (script.parent / "m.irc").write_text("module @m {")
+    output = script.parent / "out"
+    err = refused("compile", filled(source), "-o", output, *map(filled, words))
+    assert filled(message) in err
+    assert not output.exists()
+
+
+def test_several_ranks_in_a_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.irc"
+    path.write_text(
+        "module @m mesh(tp=2) {\n  func @f(%x: f32[2]) -> (f32[2]) {\n    return %x\n  }\n}"
+    )
+    assert "this version of irc compiles for one" in refused("compile", path, "-o", tmp_path / "o")
+
+
+def test_what_a_backend_lacks_is_said_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "m.irc"
+    path.write_text(
+        "module @m local mesh(tp=1) {\n  func @f(%x: f32[2]) -> (f32[2]) {\n"
+        '    %a = all_reduce %x {axis="tp", ways=1} : f32[2] loc("model.py":3)\n'
+        '    %b = all_gather %a {axis="tp", ways=1, dim=0} : f32[2] loc("model.py":4)\n'
+        "    return %b\n  }\n}\n"
+    )
+    err = refused("compile", path, "-o", tmp_path / "out", "--pipeline", "")
+    assert "the backend onnx cannot run this module" in err
+    assert "model.py:3: all_reduce" in err
+    assert "model.py:4: all_gather" in err
+
+
+def test_a_foreign_folder_is_left_alone(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    err = refused("compile", checkpoint, "-o", tmp_path)
+    assert "not empty and no artifact of irc, so it is left alone" in err
+    assert entries(tmp_path) == ["thesis.tex"]
+    before = entries(checkpoint)
+    refused("compile", checkpoint, "-o", checkpoint)
+    assert entries(checkpoint) == before
+
+
+def test_a_truncated_checkpoint(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert "model.safetensors" in refused("compile", folder, "-o", tmp_path / "out")
+    assert entries(tmp_path) == ["model"]
+
+
+# ------------------------------------------------------------------ what is left behind
+
+
+def limited(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+@pytest.mark.parametrize("size", [0, 1000, 20_000, 100_000])
+def test_a_disk_that_fills_leaves_nothing(checkpoint: Path, tmp_path: Path, size: int) -> None:
+    """The size of files is limited: the first of them that grows larger fails like a full disk."""
+    output = tmp_path / "build" / "out"
+    done = subprocess.run(
+        [*PROGRAM, "compile", str(checkpoint), "-o", str(output), "--bundle"],
+        cwd=ROOT,
+        preexec_fn=lambda: limited(size),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the disk is full (File too large) and nothing was left")
+    assert entries(tmp_path) == []
+
+
+def test_a_disk_that_is_really_full(checkpoint: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk is not allowed here")
+    try:
+        err = refused("compile", checkpoint, "-o", disk / "out", "--bundle")
+        assert "the disk is full (No space left on device) and nothing was left behind" in err
+        assert entries(disk) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("older", [False, True], ids=["new", "over an older artifact"])
+def test_an_interruption_leaves_nothing(
+    script: Path, checkpoint: Path, number: signal.Signals, status: int, older: bool
+) -> None:
+    build = script.parent / "build"
+    if older:
+        works("compile", checkpoint, "-o", build / "out")
+    # 800 MB of random numbers take long enough to be interrupted
+    words = ["compile", str(script), "--set", "width=50000000", "--random-weights", "1"]
+    process = subprocess.Popen(
+        [*PROGRAM, *words, "-o", str(build / "out")], cwd=ROOT, stderr=subprocess.PIPE
+    )
+    wait_for(lambda: build.exists() and any(build.glob(".out.*.part/rank0.weights")))
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert b"Traceback" not in err
+    assert not build.exists() if not older else entries(build) == ["out"]
+    if older:
+        load(build / "out")
+
+
+def wait_for(condition: object, seconds: float = 60) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_program_can_be_started_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "irc", "--version"], cwd=ROOT, capture_output=True, check=True
+    )
+    assert done.stdout.startswith(b"irc ")

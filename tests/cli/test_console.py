@@ -1,0 +1,96 @@
+"""Progress, colours, tables."""
+
+import io
+import time
+
+import pytest
+
+from irc.cli.console import Progress, amount, error_line, markdown_table, paint, table
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Progress, "AFTER", 0.05)
+    monkeypatch.setattr(Progress, "EVERY", 0.0)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def wait_for(stream: io.StringIO, text: str) -> None:
+    end = time.monotonic() + 10
+    while text not in stream.getvalue():
+        assert time.monotonic() < end, stream.getvalue()
+        time.sleep(0.005)
+
+
+def test_what_is_quick_says_nothing() -> None:
+    stream = Terminal()
+    with Progress(stream) as progress:
+        progress("reading", 0.5)
+        progress("writing", 0.5)
+    time.sleep(0.1)
+    assert stream.getvalue() == ""
+
+
+def test_a_log_gets_a_line_per_stage() -> None:
+    stream = io.StringIO()
+    with Progress(stream) as progress:
+        progress("reading")
+        wait_for(stream, "reading")
+        progress("reading", 0.5)
+        progress("writing", 0.25)
+        wait_for(stream, "writing")
+    assert stream.getvalue() == "irc: reading ...\nirc: writing ... 25%\n"
+
+
+def test_a_terminal_gets_a_line_that_changes_and_goes() -> None:
+    stream = Terminal()
+    with Progress(stream) as progress:
+        progress("reading")
+        wait_for(stream, "reading")
+        progress("reading", 0.5)
+    assert stream.getvalue() == "\r\033[Kirc: reading ...\r\033[Kirc: reading ... 50%\r\033[K"
+
+
+def test_a_quiet_one_says_nothing() -> None:
+    stream = Terminal()
+    with Progress(stream, quiet=True) as progress:
+        progress("reading")
+        time.sleep(0.1)
+    assert stream.getvalue() == ""
+
+
+def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert paint("x", "red", io.StringIO()) == "x"
+    assert paint("x", "red", Terminal()) == "\033[31;1mx\033[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert paint("x", "red", Terminal()) == "x"
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert paint("x", "red", Terminal()) == "x"
+
+
+def test_tables() -> None:
+    assert table([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"
+    assert table([]) == ""
+    assert markdown_table([["a|b", "c"]], ["x", "y"]) == "| x | y |\n| --- | --- |\n| a\\|b | c |"
+
+
+def test_amounts() -> None:
+    assert [amount(n) for n in (0, 1023, 1536, 3 << 20, 5 << 30)] == [
+        "0 bytes",
+        "1023 bytes",
+        "1.5 KiB",
+        "3.0 MiB",
+        "5.0 GiB",
+    ]
+
+
+def test_an_error_says_so_once() -> None:
+    assert error_line("a sentence").endswith(" a sentence")
+    assert error_line("m.irc:1:2: error: x\n  y") == "m.irc:1:2: error: x\n  y"

@@ -1,0 +1,251 @@
+"""`irc run` and `irc generate`: arrays in and out, text in and out."""
+
+import os
+import pty
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc.driver import load
+from tests.cli.runner import PROGRAM, irc, refused, works
+from tests.layout import ROOT
+
+PLAIN = """\
+module @m {
+  func @forward(%x: bf16[B]) -> (y: bf16[B], n: i32[B]) {
+    %y = add %x, %x : bf16[B]
+    %n = cast %y {dtype="i32"} : i32[B]
+    return %y, %n
+  }
+}
+"""
+
+
+@pytest.fixture
+def ids(tmp_path: Path) -> Path:
+    path = tmp_path / "in.npz"
+    np.savez(path, input_ids=np.array([[1, 2, 3], [4, 5, 6]]))
+    return path
+
+
+# ------------------------------------------------------------------ run
+
+
+def test_ids_alone_give_all_logits(artifact: Path, ids: Path, tmp_path: Path) -> None:
+    answer = works("run", artifact, "--inputs", ids, "--outputs", tmp_path / "out.npz")
+    assert answer.out == "logits  float32[2, 3, 300]\n"
+    found = np.load(tmp_path / "out.npz")
+    assert found.files == ["logits"]
+    words = ["--inputs", ids, "--outputs", tmp_path / "same.npz", "--backend", "reference"]
+    works("run", artifact, *words)
+    same = np.load(tmp_path / "same.npz")["logits"]
+    np.testing.assert_allclose(found["logits"], same, rtol=1e-4, atol=1e-4)
+    alone = load(artifact).run({"input_ids": np.array([[1, 2, 3]])})["logits"]
+    np.testing.assert_allclose(found["logits"][:1], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_caches_come_back_where_they_were_given(artifact: Path, tmp_path: Path) -> None:
+    manifest = load(artifact).manifest
+    arrays: dict[str, Any] = {name: np.zeros((1, 2, 16, 8)) for name in manifest["states"]}
+    np.savez(tmp_path / "in.npz", input_ids=np.array([[1, 2, 3]]), **arrays)
+    words = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
+    found = works("run", artifact, *words, "--json").json
+    assert list(found["outputs"]) == ["logits", "k0", "v0", "k1", "v1"]
+    filled = np.load(tmp_path / "out.npz")["k0"]
+    assert filled[:, :, :3].any()
+    assert not filled[:, :, 3:].any()
+
+
+def test_a_module_is_interpreted_on_request(tmp_path: Path) -> None:
+    (tmp_path / "m.irc").write_text(PLAIN)
+    np.savez(tmp_path / "in.npz", x=np.array([1, 2.5]))
+    words = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
+    works("run", tmp_path / "m.irc", *words, "--backend", "reference")
+    found = np.load(tmp_path / "out.npz")
+    assert (found["y"].dtype, found["y"].tolist()) == (np.float32, [2, 5])
+    assert (found["n"].dtype, found["n"].tolist()) == (np.int32, [2, 5])
+    err = refused("run", tmp_path / "m.irc", *words)
+    assert "is not compiled; compile it with irc compile" in err
+
+
+def bad_archive(path: Path) -> None:
+    path.write_bytes(b"PK\3\4 nonsense")
+
+
+def no_archive(path: Path) -> None:
+    path.write_bytes(b"nonsense")
+
+
+def one_array(path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+
+
+def pickled(path: Path) -> None:
+    np.savez(path, input_ids=np.array([{}], object), allow_pickle=True)
+
+
+def wrong_name(path: Path) -> None:
+    np.savez(path, inputs_ids=np.zeros((1, 2), int))
+
+
+def too_long(path: Path) -> None:
+    np.savez(path, input_ids=np.zeros((1, 97), int))
+
+
+def wrong_rank(path: Path) -> None:
+    np.savez(path, input_ids=np.zeros(3, int))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (bad_archive, "in.npz is no .npz archive of plain arrays"),
+        (no_archive, "in.npz is no .npz archive of plain arrays"),
+        (one_array, "holds one array without a name, not an .npz archive"),
+        (pickled, "in.npz is no .npz archive of plain arrays"),
+        (wrong_name, "the model has no input 'inputs_ids'; did you mean 'input_ids'?"),
+        (too_long, "has 97 tokens per row, and the cache of this model holds 96"),
+        (wrong_rank, "the inputs lack positions"),
+        (Path.touch, "in.npz is no .npz archive of plain arrays"),
+        (Path.mkdir, "cannot read"),
+        (lambda path: None, "No such file or directory"),
+    ],
+)
+def test_bad_inputs_are_sentences(
+    artifact: Path, tmp_path: Path, make: object, message: str
+) -> None:
+    assert callable(make)
+    make(tmp_path / "in.npz")
+    words = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
+    assert message in refused("run", artifact, *words)
+    assert [p.name for p in tmp_path.iterdir() if p.name != "in.npz"] == []
+
+
+def test_outputs_that_cannot_be_written_are_said(artifact: Path, ids: Path, tmp_path: Path) -> None:
+    words = ["run", artifact, "--inputs", ids, "--outputs"]
+    assert "No such file or directory" in refused(*words, tmp_path / "none" / "out.npz")
+    (tmp_path / "folder").mkdir()
+    assert "cannot write" in refused(*words, tmp_path / "folder")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "in.npz"]
+
+
+def test_what_is_no_artifact_is_said(ids: Path, tmp_path: Path) -> None:
+    words = ["--inputs", ids, "--outputs", tmp_path / "out.npz"]
+    assert "does not exist; write one with: irc compile" in refused("run", tmp_path / "no", *words)
+    assert "has no config.json" in refused("run", tmp_path, *words)
+
+
+def test_another_backend_is_another_compilation(artifact: Path, ids: Path, tmp_path: Path) -> None:
+    words = ["run", artifact, "--inputs", ids, "--outputs", tmp_path / "o", "--backend"]
+    assert "no backend called 'onnxx'; did you mean 'onnx'?" in refused(*words, "onnxx")
+
+
+def test_a_changed_file_is_noticed(checkpoint: Path, ids: Path, tmp_path: Path) -> None:
+    works("compile", checkpoint, "-o", tmp_path / "out")
+    words = ["run", tmp_path / "out", "--inputs", ids, "--outputs", tmp_path / "o.npz"]
+    model = tmp_path / "out" / "rank0.onnx"
+    good = model.read_bytes()
+    model.write_bytes(good[:-1] + b"x")
+    assert "rank0.onnx was changed after it was compiled; compile again" in refused(*words)
+    model.write_bytes(good)
+    config = tmp_path / "out" / "config.json"
+    config.write_text(config.read_text().replace('"dtype": "f32"', '"dtype": "f16"', 1))
+    assert "config.json was changed after it was compiled" in refused(*words)
+
+
+# ------------------------------------------------------------------ generate
+
+
+def test_text_follows_the_prompt(artifact: Path) -> None:
+    answer = works("generate", artifact, "--prompt", "the other", "--max-new-tokens", "12")
+    text = load(artifact).generate("the other", 12)
+    assert answer.out == f"the other{text}\n"
+    rate = r"[\d.]+ tokens/s"
+    expected = rf"5 tokens of prompt at {rate}, 12 new at {rate} \(--max-new-tokens\)\n"
+    assert re.fullmatch(expected, answer.err)
+
+
+def test_both_backends_write_the_same(artifact: Path) -> None:
+    words = ["generate", artifact, "--prompt", "one", "--max-new-tokens", "30", "--raw-ids"]
+    words[3] = "1 2, 3"
+    first = works(*words).out
+    assert len(first.split()) == 30
+    assert works(*words, "--backend", "reference").out == first
+
+
+def test_a_prompt_from_standard_input(artifact: Path) -> None:
+    given = works("generate", artifact, "--prompt", "the é", "--max-new-tokens", "3").out
+    words = ["generate", artifact, "--prompt", "-", "--max-new-tokens", "3"]
+    assert works(*words, stdin="the é\n").out == given
+    assert "the prompt is no text in UTF-8 (byte 0 is not)" in refused(*words, stdin=b"\xff")
+
+
+def test_the_summary_as_json(artifact: Path) -> None:
+    words = ["--prompt", "the", "--max-new-tokens", "4", "--json"]
+    found = works("generate", artifact, *words).json
+    assert found["prompt"] == "the"
+    assert found["text"] == load(artifact).generate("the", 4)
+    assert len(found["tokens"]) == 4
+    assert found["stop"] == "count"
+    assert found["decode_rate"] > 0
+
+
+def test_the_cache_sets_the_limit(artifact: Path) -> None:
+    words = ["--prompt", "1 2 3", "--raw-ids", "--max-new-tokens", "500"]
+    answer = works("generate", artifact, *words)
+    assert len(answer.out.split()) == 96 - 3 + 1
+    assert answer.err.endswith("(the cache is full)\n")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words", "message"),
+    [
+        ("", [], "the prompt has no tokens; give some text"),
+        ("", ["--raw-ids"], "the prompt has no tokens"),
+        ("a", ["--raw-ids"], "with --raw-ids the prompt is numbers such as 1 15043, not 'a'"),
+        ("-1 2", ["--raw-ids"], "not '-1'"),
+        ("400", ["--raw-ids"], "the prompt has the token 400, and the model knows 300 of them"),
+        ("x" * 97, [], "the prompt has 97 tokens, and the cache of this model holds 96"),
+    ],
+)
+def test_bad_prompts_are_sentences(
+    artifact: Path, prompt: str, words: list[str], message: str
+) -> None:
+    answer = irc("generate", artifact, f"--prompt={prompt}", *words)
+    assert answer.status == 1
+    assert message in answer.err
+
+
+def test_a_model_that_is_no_language_model(tmp_path: Path) -> None:
+    (tmp_path / "m.irc").write_text(PLAIN)
+    words = ["--raw-ids", "--prompt", "1", "--backend", "reference"]
+    answer = irc("generate", tmp_path / "m.irc", *words)
+    assert "this model cannot generate: it takes x and gives y, n" in answer.err
+    words = ["--prompt", "1", "--backend", "reference"]
+    assert "has no tokenizer.json" in irc("generate", tmp_path / "m.irc", *words).err
+
+
+def test_text_appears_token_by_token_on_a_terminal(artifact: Path) -> None:
+    master, slave = pty.openpty()
+    words = ["generate", str(artifact), "--prompt", "the", "--max-new-tokens", "5"]
+    process = subprocess.Popen([*PROGRAM, *words], cwd=ROOT, stdout=slave, stderr=slave)
+    os.close(slave)
+    chunks: list[bytes] = []
+    while True:
+        try:
+            chunk = os.read(master, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    os.close(master)
+    assert process.wait(timeout=60) == 0
+    shown = b"".join(chunks).decode("utf-8", "replace")
+    assert shown.startswith("\x1b[2mthe\x1b[0m"), "the prompt is dim"
+    assert "tokens/s" in shown

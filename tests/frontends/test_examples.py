@@ -1,0 +1,85 @@
+"""The example scripts: loaded as a user would, run, printed and parsed."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+from irc.frontends import huggingface, random_weights
+from irc.frontends.script import load_script
+
+from ..layout import ROOT
+from ..models.runners import Runner, needs, program, relative
+
+LLAMA, TOWERS = str(ROOT / "examples/llama.py"), str(ROOT / "examples/two_tower.py")
+TINY = ROOT / "examples/tiny_llama"
+
+
+def test_the_llama_is_short() -> None:
+    assert len(Path(LLAMA).read_text().splitlines()) < 120
+
+
+@pytest.mark.parametrize("path", [LLAMA, TOWERS])
+def test_examples_round_trip(path: str) -> None:
+    module = load_script(path)
+    text = str(module)
+    assert str(irc.parse(text)) == text and "unbound(" in text
+    text = str(random_weights(module, 3))
+    assert str(irc.parse(text)) == text and "unbound(" not in text
+
+
+@pytest.mark.parametrize("backend", ["reference", "onnx"])
+def test_the_llama_decodes_as_it_prefills(backend: str, tmp_path: Path) -> None:
+    needs(backend)
+    compiled = program(random_weights(load_script(LLAMA), 1), backend, tmp_path)
+    ids = np.random.default_rng(0).integers(0, 256, (2, 12))
+    whole = Runner(compiled, 2).step(ids)
+    prefill, steps = Runner(compiled, 2).decode(ids[:, :5], ids[:, 5:])
+    assert relative(np.concatenate([prefill, steps], axis=1), whole) < 1e-5
+
+
+@pytest.mark.skipif(not (TINY / "model.safetensors").exists(), reason="no examples/tiny_llama")
+def test_the_script_is_the_model_of_the_folder(tmp_path: Path) -> None:
+    ours = load_script(LLAMA, checkpoint=str(TINY), dtype="f32")
+    theirs = huggingface.load(TINY, "f32")
+    assert {w.name: str(w.ref) for w in ours.weights.values()} == {
+        w.name: str(w.ref) for w in theirs.weights.values()
+    }
+    ids = np.arange(10, dtype=np.int32)[None]
+    one, two = (Runner(program(m, "reference", tmp_path), 1).step(ids) for m in (ours, theirs))
+    assert np.array_equal(one, two)
+
+
+def towers(module: irc.Module, **arrays: Any) -> dict[str, np.ndarray]:
+    return irc.evaluate(module, arrays)
+
+
+def inputs(items: int) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    return {
+        "user_ids": np.array([3, 999], np.int32),
+        "history": np.array([[4, 5, -1], [-1, -1, -1]], np.int32),
+        "user_features": random.normal(size=(2, 8)).astype(np.float32),
+        "item_ids": np.arange(items, dtype=np.int32),
+        "item_categories": random.integers(-1, 40, (items, 2)).astype(np.int32),
+    }
+
+
+def test_two_towers_score_by_cosine() -> None:
+    out = towers(random_weights(load_script(TOWERS, {"widths": "16,8"}), 1), **inputs(7))
+    assert out["scores"].shape == (2, 7) and out["user"].shape == (2, 8)
+    for name in ("user", "item"):
+        np.testing.assert_allclose(np.linalg.norm(out[name], axis=-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(out["scores"], out["user"] @ out["item"].T, rtol=1e-5)
+
+
+def test_two_towers_do_not_see_padding() -> None:
+    module = random_weights(load_script(TOWERS), 1)
+    given = inputs(3)
+    longer = given | {"history": np.array([[-1, 4, 5, -1], [-1, -1, -1, -1]], np.int32)}
+    other = given | {"history": np.array([[4, 6, -1], [-1, -1, -1]], np.int32)}
+    first, padded, changed = (towers(module, **g)["user"] for g in (given, longer, other))
+    np.testing.assert_allclose(first, padded, rtol=1e-5)
+    assert np.abs(first[0] - changed[0]).max() > 1e-3 and np.array_equal(first[1], changed[1])

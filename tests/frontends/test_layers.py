@@ -1,0 +1,238 @@
+"""The layers against numpy, and attention with a cache against attention without."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+from irc.frontends import Module, Tensor, layers, random_weights
+from irc.frontends.layers.attention import Cache
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(2, 5, 12)).astype(np.float32)
+
+
+def run(layer: Module, **arrays: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """(results, weights) of a layer with random weights."""
+    specs = {
+        name: irc.Spec({"f": "f32", "i": "i32", "b": "bool"}[a.dtype.kind], a.shape)
+        for name, a in arrays.items()
+    }
+    module = random_weights(irc.trace(layer, specs), 3)
+    from irc.checkpoint import Reader
+
+    reader = Reader(module)
+    weights = {name: reader.read(weight) for name, weight in module.weights.items()}
+    return irc.evaluate(module, arrays), weights
+
+
+def close(got: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_linear() -> None:
+    out, w = run(layers.Linear(12, 7), x=X)
+    close(out["result0"], X @ w["weight"].T + w["bias"])
+    out, w = run(layers.Linear(12, 7, bias=False), x=X)
+    assert list(w) == ["weight"]
+    close(out["result0"], X @ w["weight"].T)
+
+
+def test_embedding_gives_zeros_for_strange_ids() -> None:
+    out, w = run(layers.Embedding(10, 4), ids=np.array([3, -1, 10, 0], np.int32))
+    close(
+        out["result0"],
+        np.stack([w["weight"][3], 0 * w["weight"][0], 0 * w["weight"][0], w["weight"][0]]),
+    )
+
+
+def test_norms() -> None:
+    out, w = run(layers.RmsNorm(12, eps=1e-3, offset=1.0), x=X)
+    close(out["result0"], X / np.sqrt((X**2).mean(-1, keepdims=True) + 1e-3) * (1 + w["weight"]))
+    out, w = run(layers.LayerNorm(12, eps=1e-3), x=X)
+    centred = X - X.mean(-1, keepdims=True)
+    standard = centred / np.sqrt(X.var(-1, keepdims=True) + 1e-3)
+    close(out["result0"], standard * w["weight"] + w["bias"])
+    out, w = run(layers.LayerNorm(12, eps=1e-3, affine=False), x=X)
+    assert not w
+    close(out["result0"], standard)
+    out, w = run(layers.LayerNorm(12, bias=False), x=X)
+    assert list(w) == ["weight"]
+
+
+def test_group_norm() -> None:
+    x = RANDOM.normal(size=(2, 6, 4)).astype(np.float32)
+    out, w = run(layers.GroupNorm(3, 6, eps=1e-3), x=x)
+    groups = x.reshape(2, 3, 8)
+    standard = (groups - groups.mean(-1, keepdims=True)) / np.sqrt(
+        groups.var(-1, keepdims=True) + 1e-3
+    )
+    close(out["result0"], standard.reshape(2, 6, 4) * w["weight"][:, None] + w["bias"][:, None])
+
+
+def silu(x: Any) -> Any:
+    return x / (1 + np.exp(-x))
+
+
+def test_feed_forward() -> None:
+    out, w = run(layers.MLP(12, 20, act="relu"), x=X)
+    hidden = np.maximum(X @ w["up_proj.weight"].T + w["up_proj.bias"], 0)
+    close(out["result0"], hidden @ w["down_proj.weight"].T + w["down_proj.bias"])
+    out, w = run(layers.GatedMLP(12, 20), x=X)
+    assert list(w) == ["gate_proj.weight", "up_proj.weight", "down_proj.weight"]
+    hidden = silu(X @ w["gate_proj.weight"].T) * (X @ w["up_proj.weight"].T)
+    close(out["result0"], hidden @ w["down_proj.weight"].T)
+
+
+def test_gated_mlp_is_written_in_plain_operations() -> None:
+    module = irc.trace(layers.GatedMLP(12, 20), {"x": irc.Spec("f32", ("B", 12))})
+    assert [op.opname for op in module.main] == [
+        "linear",
+        "silu",
+        "linear",
+        "mul",
+        "linear",
+        "return",
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(layers.mlp.ACTIVATIONS))
+def test_activations_have_their_operation(name: str) -> None:
+    module = irc.trace(lambda x: layers.activation(name)(x), {"x": irc.Spec("f32", (4,))})
+    first = next(iter(module.main)).opname
+    assert first == {"swish": "silu", "relu2": "squared_relu"}.get(
+        name, name.partition("_")[0] if name.startswith("gelu") else name
+    )
+
+
+def attend(q: Any, k: Any, v: Any, visible: np.ndarray, scale: float, cap: float = 0) -> Any:
+    """q [B, S, H, D], k and v [B, T, Hk, D], visible [S, T]."""
+    k, v = (np.repeat(x, q.shape[2] // k.shape[2], 2) for x in (k, v))
+    scores = np.einsum("bshd,bthd->bhst", q, k) * scale
+    scores = cap * np.tanh(scores / cap) if cap else scores
+    scores = np.where(visible, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return np.einsum("bhst,bthd->bshd", weights, v).reshape(*q.shape[:2], -1)
+
+
+def projected(
+    w: dict[str, np.ndarray], x: np.ndarray, source: np.ndarray, dim: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def one(name: str, on: np.ndarray) -> np.ndarray:
+        bias = w.get(f"{name}_proj.bias", 0)
+        return (on @ w[f"{name}_proj.weight"].T + bias).reshape(*on.shape[:2], -1, dim)
+
+    return one("q", x), one("k", source), one("v", source)
+
+
+CAUSAL = np.tril(np.ones((5, 5), bool))
+KINDS: dict[str, tuple[dict[str, Any], np.ndarray]] = {
+    "multi head": ({}, CAUSAL),
+    "bidirectional": ({"causal": False}, np.ones((5, 5), bool)),
+    "grouped": ({"kv_heads": 2}, CAUSAL),
+    "multi query": ({"kv_heads": 1, "head_dim": 6}, CAUSAL),
+    "window": ({"window": 2}, CAUSAL & ~np.tril(np.ones((5, 5), bool), -2)),
+    "softcap": ({"softcap": 0.7}, CAUSAL),
+    "scale": ({"scale": 0.11}, CAUSAL),
+    "biases": ({"qkv_bias": True, "output_bias": True}, CAUSAL),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention(kind: str) -> None:
+    options, visible = KINDS[kind]
+    out, w = run(layers.Attention(12, 4, **options), x=X)
+    dim = options.get("head_dim", 3)
+    scale = options.get("scale", dim**-0.5)
+    q, k, v = projected(w, X, X, dim)
+    mixed = attend(q, k, v, visible, scale, options.get("softcap", 0))
+    close(out["result0"], mixed @ w["o_proj.weight"].T + w.get("o_proj.bias", 0))
+
+
+def test_cross_attention() -> None:
+    class Cross(Module):
+        def __init__(self) -> None:
+            self.a = layers.Attention(12, 4, memory_size=7)
+
+        def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+            return self.a(x, memory=memory)
+
+    memory = RANDOM.normal(size=(2, 3, 7)).astype(np.float32)
+    out, w = run(Cross(), x=X, memory=memory)
+    w = {name.removeprefix("a."): value for name, value in w.items()}
+    mixed = attend(*projected(w, X, memory, 3), np.ones((5, 3), bool), 3**-0.5)
+    close(out["result0"], mixed @ w["o_proj.weight"].T)
+
+
+def test_masks_lengths_and_biases_reach_the_operation() -> None:
+    class Masked(Module):
+        def __init__(self) -> None:
+            self.a = layers.Attention(12, 4, causal=False)
+
+        def forward(self, x: Tensor, mask: Tensor, bias: Tensor, lengths: Tensor) -> Tensor:
+            return self.a(x, mask=mask, bias=bias, lengths=lengths)
+
+    mask = RANDOM.random((1, 1, 5, 5)) < 0.6
+    mask[..., 0] = True
+    bias = RANDOM.normal(size=(1, 4, 5, 5)).astype(np.float32)
+    out, w = run(Masked(), x=X, mask=mask, bias=bias, lengths=np.array([5, 2], np.int32))
+    w = {name.removeprefix("a."): value for name, value in w.items()}
+    q, k, v = projected(w, X, X, 3)
+    scores = np.einsum("bshd,bthd->bhst", q, k) * 3**-0.5 + bias
+    seen = mask & (np.arange(5) < np.array([5, 2])[:, None, None, None])
+    scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    mixed = np.einsum("bhst,bthd->bshd", weights, v).reshape(2, 5, 12)
+    close(out["result0"], mixed @ w["o_proj.weight"].T)
+
+
+class Cached(Module):
+    def __init__(self) -> None:
+        self.a = layers.Attention(12, 4, 2, 4, rope=layers.Rope(theta=100.0))
+
+    def forward(self, x: Tensor, positions: Tensor, **cached: Tensor) -> Any:
+        if not cached:
+            return self.a(x, positions)
+        out, cache = self.a(
+            x, positions, cache=Cache(cached["k"], cached["v"]), past=cached["past"]
+        )
+        return {"out": out, "k": cache.keys, "v": cache.values}
+
+
+def test_a_cache_changes_nothing() -> None:
+    place = np.tile(np.arange(5, dtype=np.int32), (2, 1))
+    whole, _ = run(Cached(), x=X, positions=place)
+    state = {name: np.zeros((2, 2, 8, 4), np.float32) for name in "kv"}
+    parts = []
+    for begin, end in ((0, 3), (3, 4), (4, 5)):
+        past = np.full(2, begin, np.int32)
+        out, _ = run(Cached(), x=X[:, begin:end], positions=place[:, begin:end], past=past, **state)
+        state = {name: out[name] for name in "kv"}
+        parts.append(out["out"])
+    close(np.concatenate(parts, 1), whole["result0"])
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "heads": (lambda x: layers.Attention(12, 5), "12 is no multiple of 5 heads; give head_dim"),
+    "kv": (lambda x: layers.Attention(12, 4, 3), "4 heads cannot share 3 key and value heads"),
+    "rope": (lambda x: layers.Attention(12, 4, rope=layers.Rope())(x), "needs positions"),
+    "past": (lambda x: layers.Attention(12, 4)(x, past=x), "a cache and past go together"),
+    "memory": (lambda x: layers.Attention(12, 4)(x, memory=x), "only with memory_size"),
+    "no memory": (lambda x: layers.Attention(12, 4, memory_size=4)(x), "needs memory"),
+    "cross rope": (
+        lambda x: layers.Attention(12, 4, memory_size=4, rope=layers.Rope())(x, x, memory=x),
+        "neither rope nor a cache",
+    ),
+    "activation": (lambda x: layers.MLP(4, 4, act="sillu"), "'sillu'; did you mean 'silu'?"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_use_says_what_to_change(name: str) -> None:
+    function, message = REFUSED[name]
+    with pytest.raises(irc.Error) as caught:
+        irc.trace(lambda x: function(x), {"x": irc.Spec("f32", ("B", "S", 12))})
+    assert message in str(caught.value) and str(caught.value).startswith("test_layers.py:")

@@ -1,0 +1,247 @@
+"""Scripts: factories, settings, isolation, and errors at the user's line."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import irc
+from irc.frontends.script import load_script, split_name
+
+HEAD = """import irc
+from irc.frontends import Module, Parameter
+SPEC = {"x": irc.Spec("f32", ("B", 4))}
+def trace(f, name="m"): return irc.trace(f, SPEC, name=name)
+"""
+
+
+def script(tmp_path: Path, text: str, name: str = "model.py") -> str:
+    (tmp_path / name).write_text(HEAD + text)
+    return str(tmp_path / name)
+
+
+def test_the_default_factory(tmp_path: Path) -> None:
+    path = script(tmp_path, "def build(): return trace(lambda x: -x)\n")
+    assert [op.opname for op in load_script(path).main] == ["neg", "return"]
+
+
+def test_a_named_factory(tmp_path: Path) -> None:
+    path = script(tmp_path, "def small(): return trace(lambda x: -x, 'small')\n")
+    assert load_script(f"{path}:small").name == "small"
+    assert split_name("a/b.py") == (Path("a/b.py"), "build")
+    assert split_name("a/b.py:c") == (Path("a/b.py"), "c")
+
+
+SETTINGS = """
+from typing import Literal
+from pathlib import Path
+from enum import Enum
+class Kind(Enum):
+    BIG = 1
+def build(layers: int, rate: float = 0.5, flag: bool = False, name: str = "a", size=3,
+          act: Literal["silu", "gelu"] = "silu", widths: tuple[int, ...] = (),
+          pair: tuple[int, str] = (0, ""), some: list[float] | None = None,
+          path: Path | None = None, kind: Kind = Kind.BIG, free=None, either: int | str = 0):
+    rest = (some, path, kind.name, free, either)
+    print((layers, rate, flag, name, size, act, widths, pair, *rest))
+    return trace(lambda x: -x)
+"""
+
+
+def test_settings_are_converted_by_annotation(tmp_path: Path, capsys: Any) -> None:
+    given = {
+        "layers": "2",
+        "rate": "1e-3",
+        "flag": "yes",
+        "name": "7",
+        "size": "9",
+        "act": "gelu",
+        "widths": "1, 2,3",
+        "pair": "4,b",
+        "some": "0.5,1",
+        "path": "a/b",
+        "kind": "BIG",
+        "free": "text",
+        "either": "x",
+    }
+    load_script(script(tmp_path, SETTINGS), given)
+    found = "(2, 0.001, True, '7', 9, 'gelu', (1, 2, 3), (4, 'b'), [0.5, 1.0]"
+    assert capsys.readouterr().out.strip() == found + ", PosixPath('a/b'), 'BIG', 'text', 'x')"
+    load_script(script(tmp_path, SETTINGS), {"layers": 5, "some": "none", "either": "3"})
+    assert "(5, 0.5, False, 'a', 3, 'silu', (), (0, ''), None, None" in capsys.readouterr().out
+
+
+BAD: dict[str, tuple[dict[str, str], str]] = {
+    "unknown": ({"layer": "2"}, "build of {path} has no setting 'layer'; did you mean 'layers'?"),
+    "int": ({"layers": "two"}, "layers is a whole number, not 'two'"),
+    "float": ({"layers": "1", "rate": "x"}, "rate is a number, not 'x'"),
+    "bool": ({"layers": "1", "flag": "maybe"}, "flag is true or false, not 'maybe'"),
+    "literal": (
+        {"layers": "1", "act": "gellu"},
+        "act is one of silu, gelu, not 'gellu'; did you mean 'gelu'?",
+    ),
+    "default": ({"layers": "1", "size": "x"}, "size is a whole number, not 'x'"),
+    "items": ({"layers": "1", "widths": "1,x"}, "widths is a whole number, not '1,x'"),
+    "pair": ({"layers": "1", "pair": "1"}, "pair is a list of 2 items, as in x,x, not '1'"),
+    "optional": ({"layers": "1", "some": "a"}, "some is a number or none, not 'a'"),
+    "enum": ({"layers": "1", "kind": "BEG"}, "kind is one of BIG, not 'BEG'; did you mean 'BIG'?"),
+    "missing": ({}, "needs layers; give --set layers=..."),
+    "own option": ({"layers": "1", "dtype": "f32"}, "give dtype as --dtype, not with --set"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_settings(tmp_path: Path, name: str) -> None:
+    settings, message = BAD[name]
+    path = script(tmp_path, SETTINGS)
+    with pytest.raises(irc.Error) as caught:
+        load_script(path, settings)
+    assert message.format(path=path) in str(caught.value)
+
+
+def test_a_type_that_text_cannot_be(tmp_path: Path) -> None:
+    path = script(tmp_path, "def build(a: dict = {}): return trace(lambda x: -x)\n")
+    with pytest.raises(irc.Error, match="a is a dict, which --set cannot write, not 'x'"):
+        load_script(path, {"a": "x"})
+
+
+def test_open_ended_settings_stay_text(tmp_path: Path, capsys: Any) -> None:
+    path = script(tmp_path, "def build(**more):\n    print(more)\n    return trace(lambda x: -x)\n")
+    load_script(path, {"a": "1"})
+    assert capsys.readouterr().out == "{'a': '1'}\n"
+
+
+def test_annotations_may_be_text(tmp_path: Path) -> None:
+    text = "from __future__ import annotations\n" + HEAD
+    text += "def build(n: int = 1): return trace(lambda x: x * n)\n"
+    (tmp_path / "late.py").write_text(text)
+    assert "value=3.0" in str(load_script(str(tmp_path / "late.py"), {"n": "3"}))
+    (tmp_path / "late.py").write_text(text.replace("n: int", "n: Missing"))
+    with pytest.raises(
+        irc.Error, match=r"cannot read the parameters of build.*'Missing' is not defined"
+    ):
+        load_script(str(tmp_path / "late.py"))
+
+
+def test_checkpoint_and_dtype(tmp_path: Path, capsys: Any) -> None:
+    text = "def build(checkpoint=None, dtype='f32'):\n    print(checkpoint, dtype)\n"
+    path = script(tmp_path, text + "    return trace(lambda x: -x)\n")
+    load_script(path, checkpoint="c", dtype="bf16")
+    load_script(path)
+    assert capsys.readouterr().out == "c bf16\nNone f32\n"
+    plain = script(tmp_path, "def build(): return trace(lambda x: -x)\n")
+    with pytest.raises(irc.Error, match="no parameter `dtype`, so --dtype bf16 has no effect"):
+        load_script(plain, dtype="bf16")
+    needy = script(tmp_path, "def build(checkpoint): return trace(lambda x: -x)\n")
+    with pytest.raises(irc.Error, match=r"needs checkpoint; give --checkpoint \.\.\."):
+        load_script(needy)
+
+
+def test_unbound_weights_are_bound_to_the_checkpoint(tmp_path: Path) -> None:
+    import numpy as np
+
+    from ..models.golden import write_safetensors
+
+    path = script(
+        tmp_path, "W = Parameter((4,), name='w')\ndef build(): return trace(lambda x: x * W)\n"
+    )
+    assert str(load_script(path).weights["w"].ref) == 'unbound("w")'
+    write_safetensors(tmp_path / "model.safetensors", {"w": np.ones(4, np.float32)})
+    assert str(load_script(path, checkpoint=str(tmp_path)).weights["w"].ref) == '@ckpt["w"]'
+
+
+RAISES: dict[str, tuple[str, str]] = {
+    "exception": (
+        "def helper():\n    raise ValueError('no luck')\ndef build(): return helper()\n",
+        "model.py:6: the script raised ValueError: no luck",
+    ),
+    "inside forward": (
+        "def f(x):\n    return x.shapes\ndef build(): return trace(f)\n",
+        "model.py:6: the script raised AttributeError: 'Tensor' object has no attribute 'shapes'",
+    ),
+    "at import": ("1 / 0\n", "model.py:5: the script raised ZeroDivisionError: division by zero"),
+    "missing package": (
+        "import no_such_package\n",
+        "model.py:5: the script raised ModuleNotFoundError: No module named 'no_such_package'",
+    ),
+    "syntax": ("def build(:\n", "model.py:5: not Python: "),
+    "exit": ("def build(): exit(3)\n", "model.py:5: the script raised SystemExit: 3"),
+    "own errors": (
+        "def build(): return trace(lambda x: x + x[:, 1:])\n",
+        "model.py:5: add: the shapes [B, 4] and [B, 3] do not broadcast",
+    ),
+    "no factory": (
+        "def make(): pass\ndef other(): pass\n",
+        "defines no function 'build'; it defines trace, make, other. Name one, as in",
+    ),
+    "returns nothing": (
+        "def build(): pass\n",
+        "build of {path} returned None, not a traced module",
+    ),
+    "returns a model": ("def build(): return Module()\n", "returned a Module, not a traced module"),
+}
+
+
+@pytest.mark.parametrize("name", RAISES)
+def test_what_goes_wrong_in_a_script(tmp_path: Path, name: str) -> None:
+    text, message = RAISES[name]
+    path = script(tmp_path, text)
+    with pytest.raises(irc.Error) as caught:
+        load_script(path)
+    assert message.format(path=path) in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_wrong_factory_name_has_a_nearest(tmp_path: Path) -> None:
+    path = script(tmp_path, "def build_small(): pass\n")
+    with pytest.raises(irc.Error, match="'biuld_small'; did you mean 'build_small'"):
+        load_script(f"{path}:biuld_small")
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(irc.Error, match="and no other; define `def build"):
+        load_script(str(tmp_path / "empty.py"))
+
+
+def test_debug_chains_the_original(tmp_path: Path) -> None:
+    path = script(tmp_path, "def build(): raise ValueError('x')\n")
+    with pytest.raises(irc.Error) as caught:
+        load_script(path, debug=True)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(irc.Error, match=r"cannot read the script .*none\.py: No such file"):
+        load_script(str(tmp_path / "none.py"))
+
+
+def test_scripts_are_loaded_in_isolation(tmp_path: Path) -> None:
+    before, path_before = set(sys.modules), list(sys.path)
+    texts = []
+    for i in range(2):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        (folder / "sibling_of_script.py").write_text(f"NAME = 'v{i}'\n")
+        text = "from sibling_of_script import NAME\ndef build(): return trace(lambda x: -x, NAME)\n"
+        texts.append(load_script(script(folder, text)).name)
+    assert texts == ["v0", "v1"], "the second script got the first one's sibling"
+    assert sys.path == path_before
+    new = set(sys.modules) - before
+    assert not {name for name in new if "sibling" in name or "irc_script" in name}
+
+
+def test_an_edited_script_is_read_again(tmp_path: Path) -> None:
+    path = script(tmp_path, "def build(): return trace(lambda x: -x, 'aa')\n")
+    assert load_script(path).name == "aa"
+    assert (
+        load_script(script(tmp_path, "def build(): return trace(lambda x: -x, 'bb')\n")).name
+        == "bb"
+    )
+    assert not list(tmp_path.glob("__pycache__"))
+
+
+def test_dataclasses_work_in_scripts(tmp_path: Path) -> None:
+    text = "from __future__ import annotations\nfrom dataclasses import dataclass, KW_ONLY\n" + HEAD
+    text += "@dataclass\nclass C:\n    _: KW_ONLY\n    n: int = 2\n"
+    text += "def build(): return trace(lambda x: x * C().n)\n"
+    (tmp_path / "data.py").write_text(text)
+    assert "value=2.0" in str(load_script(str(tmp_path / "data.py")))

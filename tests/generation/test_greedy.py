@@ -1,0 +1,142 @@
+"""Greedy decoding over a program made for the test: what it is fed, and when it stops."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc.backends.base import Port, Ports
+from irc.dims import symbol
+from irc.errors import Error
+from irc.generation.greedy import greedy
+
+B, S, T, C = map(symbol, "BSTC")
+VOCAB = 50
+PORTS = Ports(
+    (
+        Port("input_ids", "i32", (B, S)),
+        Port("positions", "i32", (B, S)),
+        Port("past_lengths", "i32", (B,)),
+        Port("logit_positions", "i32", (B, T)),
+    ),
+    (Port("k0", "f32", (B, 2, C, 8), True),),
+    (Port("logits", "f32", (B, T, VOCAB)),),
+)
+
+
+class Counting:
+    """After any token comes the next number; keeps what it is fed."""
+
+    def __init__(self, ports: Ports = PORTS) -> None:
+        self.ports = ports
+        self.sizes: Mapping[str, int] = {}
+        self.steps: list[dict[str, Any]] = []
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        raise AssertionError("decoding steps, it does not run")
+
+    def open(self, sizes: Mapping[str, int]) -> "Counting":
+        self.sizes = sizes
+        return self
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self.steps.append({name: array.tolist() for name, array in inputs.items()})
+        last = int(inputs["input_ids"][0, -1])
+        wanted = inputs["logit_positions"].shape[1] if "logit_positions" in inputs else 3
+        logits = np.zeros((1, wanted, VOCAB), np.float32)
+        logits[:, -1, (last + 1) % VOCAB] = 1
+        return {"logits": logits}
+
+
+def test_tokens_are_emitted_as_they_come() -> None:
+    program, seen = Counting(), list[int]()
+    summary = greedy(program, [3, 4], 3, emit=seen.append)
+    assert seen == [5, 6, 7]
+    assert summary.tokens == (5, 6, 7)
+    assert (summary.prompt_tokens, summary.stop) == (2, "count")
+    assert program.sizes == {"B": 1, "C": 64}
+
+
+def test_what_a_step_is_fed() -> None:
+    program = Counting()
+    greedy(program, [3, 4], 2)
+    assert program.steps == [
+        {
+            "input_ids": [[3, 4]],
+            "positions": [[0, 1]],
+            "past_lengths": [0],
+            "logit_positions": [[1]],
+        },
+        {"input_ids": [[5]], "positions": [[2]], "past_lengths": [2], "logit_positions": [[0]]},
+    ]
+
+
+def test_an_end_stops_and_is_not_emitted() -> None:
+    seen: list[int] = []
+    summary = greedy(Counting(), [3], 10, ends=[9, 6], emit=seen.append)
+    assert (seen, summary.stop) == ([4, 5], "end")
+    assert greedy(Counting(), [3], 10, ends=[4]).tokens == ()
+
+
+def test_a_full_cache_stops() -> None:
+    summary = greedy(Counting(), [3, 4], 100, dims={"C": (1, 4, 5)})
+    assert summary.tokens == (5, 6, 7, 8), "the last token needs no place in the cache"
+    assert summary.stop == "capacity"
+
+
+def test_the_cache_has_room_for_what_is_asked() -> None:
+    program = Counting()
+    greedy(program, [3] * 60, 10, dims={"C": (1, 4, 1000)})
+    assert program.sizes["C"] == 128
+
+
+def test_a_long_prompt_goes_in_by_pieces() -> None:
+    program = Counting()
+    summary = greedy(program, [1, 2, 3, 4, 5], 1, dims={"S": (1, 2, 2)})
+    assert summary.tokens == (6,)
+    assert [step["input_ids"] for step in program.steps] == [[[1, 2]], [[3, 4]], [[5]]]
+    assert [step["past_lengths"] for step in program.steps] == [[0], [2], [4]]
+
+
+def test_a_model_may_take_fewer_inputs() -> None:
+    ports = dataclasses.replace(PORTS, inputs=PORTS.inputs[:1])
+    program = Counting(ports)
+    assert greedy(program, [1], 2).tokens == (2, 3)
+    assert list(program.steps[0]) == ["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("change", "prompt", "message"),
+    [
+        ({"inputs": ()}, [1], "this model cannot generate: it takes nothing and gives logits"),
+        ({"states": ()}, [1], "this model cannot generate"),
+        ({"outputs": ()}, [1], "this model cannot generate: .* gives nothing"),
+        (
+            {"inputs": (*PORTS.inputs, Port("image", "f32", ()))},
+            [1],
+            "irc generate cannot fill the input image; use irc run",
+        ),
+        (
+            {"inputs": (Port("input_ids", "i32", (B, 16)),)},
+            [1],
+            "this model takes exactly 16 tokens per call",
+        ),
+        ({}, [], "the prompt has no tokens"),
+        ({}, [50], "the prompt has the token 50, and the model knows 50 of them"),
+        ({}, [1] * 101, "the prompt has 101 tokens, and the cache of this model holds 100"),
+    ],
+)
+def test_what_cannot_be_done_is_said(change: Any, prompt: list[int], message: str) -> None:
+    program = Counting(dataclasses.replace(PORTS, **change))
+    with pytest.raises(Error, match=message):
+        greedy(program, prompt, 1, dims={"C": (1, 10, 100)})
+
+
+def test_rates() -> None:
+    summary = greedy(Counting(), [1, 2], 5)
+    assert summary.prefill_rate == pytest.approx(2 / summary.prefill_seconds)
+    assert summary.decode_rate == pytest.approx(4 / summary.decode_seconds)
+    assert greedy(Counting(), [1], 1).decode_rate == 0
+    assert summary.as_json()["tokens"] == [3, 4, 5, 6, 7]

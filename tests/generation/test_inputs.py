@@ -1,0 +1,115 @@
+"""What a language model's inputs imply, and which conversions are safe."""
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from irc.backends.base import Port, Ports
+from irc.dims import symbol
+from irc.errors import Error
+from irc.generation.inputs import cache_capacity, complete, rounded
+
+B, S, T, C = map(symbol, "BSTC")
+CACHES = (Port("k0", "f32", (B, 2, C, 8), True), Port("v0", "bf16", (B, 2, C, 4), True))
+LANGUAGE = Ports(
+    (
+        Port("input_ids", "i32", (B, S)),
+        Port("positions", "i32", (B, S)),
+        Port("past_lengths", "i32", (B,)),
+        Port("logit_positions", "i32", (B, T)),
+    ),
+    CACHES,
+    (Port("logits", "f32", (B, T, 10)),),
+)
+PLAIN = Ports((Port("x", "f32", (B,)), Port("n", "i32", (B,))), (), ())
+
+
+def test_ids_alone_are_enough() -> None:
+    found = complete(LANGUAGE, {"input_ids": np.array([[1, 2, 3], [4, 5, 6]])})
+    assert list(found) == [
+        "input_ids", "positions", "past_lengths", "logit_positions", "k0", "v0",
+    ]  # fmt: skip
+    assert found["input_ids"].dtype == np.int32
+    assert found["positions"].tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert found["past_lengths"].tolist() == [0, 0]
+    assert found["logit_positions"].tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert found["k0"].shape == (2, 2, 64, 8)
+    assert found["v0"].shape == (2, 2, 64, 4)
+    assert found["v0"].dtype == ml_dtypes.bfloat16
+    assert all(found[name].dtype == np.int32 for name in list(found)[:4])
+    assert not found["k0"].any()
+
+
+def test_what_is_given_is_kept() -> None:
+    given = {
+        "input_ids": np.array([[7]]),
+        "past_lengths": np.array([5]),
+        "logit_positions": np.array([[0]]),
+        "k0": np.ones((1, 2, 9, 8), np.float32),
+        "v0": np.ones((1, 2, 9, 4), np.float32),
+    }
+    found = complete(LANGUAGE, given)
+    assert found["positions"].tolist() == [[5]]
+    assert found["past_lengths"].tolist() == [5]
+    assert found["k0"].shape == (1, 2, 9, 8)
+
+
+def test_a_past_without_caches_is_refused() -> None:
+    with pytest.raises(Error, match="past_lengths says that tokens are cached, so the caches must"):
+        complete(LANGUAGE, {"input_ids": np.array([[7]]), "past_lengths": np.array([5])})
+    with pytest.raises(
+        Error, match=re.escape("past_lengths has the shape [2], but it must be [1]")
+    ):
+        complete(LANGUAGE, {"input_ids": np.array([[7]]), "past_lengths": np.array([0, 0])})
+
+
+def test_more_tokens_than_the_cache_holds_are_refused() -> None:
+    assert complete(LANGUAGE, {"input_ids": np.zeros((1, 20), int)}, 20)["k0"].shape[2] == 20
+    with pytest.raises(Error, match="has 21 tokens per row, and the cache of this model holds 20"):
+        complete(LANGUAGE, {"input_ids": np.zeros((1, 21), int)}, 20)
+
+
+def test_unknown_and_missing_inputs_are_named() -> None:
+    x, n = np.zeros(2, np.float32), np.zeros(2, np.int32)
+    with pytest.raises(Error, match=r"no input 'xx'; did you mean 'x'\?; it has x, n"):
+        complete(PLAIN, {"xx": x, "n": n})
+    with pytest.raises(Error, match="the inputs lack n; the model takes x, n"):
+        complete(PLAIN, {"x": x})
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.uint8])
+def test_numbers_become_floats(kind: type) -> None:
+    found = complete(PLAIN, {"x": np.array([1, 2], kind), "n": np.zeros(2, np.int32)})
+    assert found["x"].dtype == np.float32
+    assert found["x"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int16])
+def test_integers_that_fit_are_converted(kind: type) -> None:
+    found = complete(PLAIN, {"x": np.zeros(2, np.float32), "n": np.array([1, 2], kind)})
+    assert found["n"].dtype == np.int32
+    assert found["n"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("n", np.array([1.5, 2]), "the input n is float64, but it must be i32; convert it"),
+        ("n", np.array([2**40, 0]), "the input n has numbers that do not fit i32"),
+        ("x", np.array([True, False]), "the input x is bool, but it must be f32"),
+        ("x", np.array(["a", "b"]), "the input x is <U1, but it must be f32"),
+    ],
+)
+def test_other_conversions_are_refused(name: str, value: np.ndarray, message: str) -> None:
+    given = {"x": np.zeros(2, np.float32), "n": np.zeros(2, np.int32)} | {name: value}
+    with pytest.raises(Error, match=message):
+        complete(PLAIN, given)
+
+
+def test_the_capacity_of_caches() -> None:
+    assert cache_capacity(CACHES, {"C": [1, 8, 100]}) == 100
+    assert cache_capacity(CACHES, {}) == 0
+    assert cache_capacity((Port("k", "f32", (1, 2, 32, 8), True),), {}) == 32
+    assert (rounded(1, 0), rounded(64, 0), rounded(65, 0), rounded(65, 100)) == (64, 64, 128, 100)

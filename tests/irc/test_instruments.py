@@ -1,0 +1,383 @@
+"""Instruments: what they report, in which order they run, and what is left after a failure."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import irc.passes
+from irc.backends.reference import evaluate
+from irc.core import Module, Value
+from irc.errors import Error
+from irc.instruments import (
+    CheckNumerics,
+    DumpDir,
+    Instrument,
+    Limit,
+    PrintDiff,
+    Reproducer,
+    Statistics,
+    Timing,
+    VerifyEach,
+    WhyNot,
+    first_wrong,
+    parse_limit,
+    random_inputs,
+    small_sizes,
+)
+from irc.instruments.numerics import compare
+from irc.ops import Sub
+from irc.pipeline import PASSES, Pass, Stats, Step, parse_pipeline, register, run_pipeline
+from irc.rewrite import P, apply_rules, rule
+from irc.text import parse_module
+
+assert irc.passes
+
+TEXT = """module @m dims(B=1:2:4) {
+  func @f(%x: f32[B, 4], %y: f32[B, 4]) -> (out: f32[B, 4], other: f32[B, 4]) {
+    %a = neg %x : f32[B, 4] loc("model.py":3 "mlp")
+    %b = neg %a : f32[B, 4]
+    %c = add %b, %y : f32[B, 4] loc("model.py":5)
+    %d = add %b, %y : f32[B, 4]
+    %e = exp %d : f32[B, 4]
+    return %c, %d
+  }
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    known = dict(PASSES)
+    yield
+    PASSES.clear()
+    PASSES.update(known)
+
+
+@pytest.fixture
+def wrong() -> None:
+    """A pass `wrong` whose rule confuses add with sub, and a pass `fail`."""
+
+    @rule(P.add("x", "y"))
+    def confuse(x: Value, y: Value) -> Sub:
+        return Sub(x, y)
+
+    @register("wrong")
+    class Wrong(Pass):
+        def run(self, module: Module, stats: Stats) -> None:
+            stats.update(apply_rules(module, [confuse]))
+
+    @register("fail")
+    class Fail(Pass):
+        internal: bool = False
+
+        def run(self, module: Module, stats: Stats) -> None:
+            for op in list(module.main)[:-1]:
+                module.main.unlink(op)  # half done when it fails
+            raise KeyError("lost") if self.internal else Error("the dtypes differ")
+
+
+def test_instruments_nest() -> None:
+    log: list[str] = []
+
+    class Log(Instrument):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def start(self, module: object, pipeline: object) -> None:
+            log.append(f"{self.name} start")
+
+        def before(self, step: Step, module: object) -> None:
+            log.append(f"{self.name} before {step}")
+
+        def after(self, step: Step, module: object) -> None:
+            log.append(f"{self.name} after")
+
+        def leave(self, step: Step) -> None:
+            log.append(f"{self.name} leave")
+
+        def finish(self, module: object) -> None:
+            log.append(f"{self.name} finish")
+
+    run_pipeline(parse_module(TEXT), "cse", [Log("a"), Log("b")])
+    assert log == [
+        *["a start", "b start", "a before cse", "b before cse", "b after", "a after"],
+        *["b leave", "a leave", "b finish", "a finish"],
+    ]
+
+
+def test_timing() -> None:
+    timing = Timing()
+    run_pipeline(parse_module(TEXT), "cse, dce", [timing])
+    assert [(r.pass_, r.ops_before, r.ops_after) for r in timing.rows] == [
+        ("cse", 6, 5),
+        ("dce", 5, 4),
+    ]
+    assert all(row.seconds > 0 for row in timing.rows)
+    lines = str(timing).splitlines()
+    assert "6 -> 5 ops  cse" in lines[0] and lines[-1].endswith("total")
+
+
+def test_statistics_per_pass_and_rule() -> None:
+    statistics = Statistics()
+    run_pipeline(parse_module(TEXT), "cse, canonicalize, cse", [statistics])
+    assert [step.stats.total for step in statistics.steps] == [1, 1, 0]
+    text = str(statistics)
+    assert "1. cse\n  merged  1\n2. canonicalize\n" in text
+    twice = next(line for line in text.splitlines() if line.startswith("  twice"))
+    assert "1  of 2 tries" in twice and "arithmetic_rules.py:" in twice
+    assert text.endswith("3. cse\n  nothing counted")
+
+
+def test_print_diff() -> None:
+    out = io.StringIO()
+    run_pipeline(parse_module(TEXT), "cse, cse, dce", [PrintDiff(out)])
+    text = out.getvalue()
+    assert text.startswith("--- before\n+++ after cse\n")
+    assert "-    %d = add %b, %y : f32[B, 4]\n" in text
+    assert text.count("+++") == 2 and "--- after cse\n+++ after dce\n" in text
+
+
+def test_a_dump_replays_to_the_next_one(tmp_path: Path) -> None:
+    folder = tmp_path / "dumps"
+    run_pipeline(
+        parse_module(TEXT), 'canonicalize, expand{ops=["silu"]}, cse, dce', [DumpDir(folder)]
+    )
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == [
+        *["000-input.irc", "001-canonicalize.irc", "002-expand.irc", "003-cse.irc", "004-dce.irc"]
+    ]
+    source = (folder / "000-input.irc").read_text()
+    assert str(parse_module(source)) == str(parse_module(TEXT))
+    for name in names[1:]:
+        text = (folder / name).read_text()
+        words = shlex.split(text.splitlines()[0].removeprefix("// "))
+        assert words[:4] == ["irc", "opt", "000-input.irc", "--passes"]
+        again = parse_module(source)
+        run_pipeline(again, words[4])
+        assert str(again) == str(parse_module(text))
+    assert 'loc("model.py":5)' in (folder / "004-dce.irc").read_text()
+
+
+def test_a_dump_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Error, match="cannot write"):
+        run_pipeline(parse_module(TEXT), "cse", [DumpDir(tmp_path / "file" / "x")])
+
+
+def test_numerics_pass_where_nothing_changes() -> None:
+    run_pipeline(parse_module(TEXT), "canonicalize, cse, dce", [CheckNumerics(evaluate)])
+
+
+def test_numerics_name_the_pass_and_the_first_result(wrong: None) -> None:
+    module = parse_module(TEXT)
+    with pytest.raises(Error, match=r"the pass wrong changes the result out: 8 of 8 elements"):
+        run_pipeline(module, "canonicalize, wrong, dce", [VerifyEach(), CheckNumerics(evaluate)])
+
+
+def test_numerics_notice_a_lost_result() -> None:
+    results = iter([{"a": np.zeros(1)}, {"b": np.zeros(1)}])
+    with pytest.raises(Error, match="the pass dce changes the results from a to b"):
+        run_pipeline(
+            parse_module(TEXT), "dce", [CheckNumerics(lambda module, inputs: next(results))]
+        )
+
+
+def f32(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "difference"),
+    [
+        (f32(1, 2), f32(1, 2.0001), None),
+        (f32(1, 2), f32(1, 2.001), "1 of 2 elements differ, first at [1]: 2.0 becomes 2.00"),
+        (f32(1e-6, 2), f32(2e-6, 2), None),  # small beside the largest
+        (f32(np.nan, np.inf), f32(np.nan, np.inf), None),
+        (f32(np.nan), f32(0), "first at [0]: nan becomes 0.0"),
+        (f32(0), f32(np.nan), "first at [0]: 0.0 becomes nan"),
+        (f32(1), f32(np.inf), "1.0 becomes inf"),
+        (f32(np.inf), f32(-np.inf), "inf becomes -inf"),
+        (f32(1), f32(1)[None], "float32[1] becomes float32[1, 1]"),
+        (f32(1), np.array([1], np.float16), "float32[1] becomes float16[1]"),
+        (np.array([1000000], np.int32), np.array([1000001], np.int32), "1000000 becomes 1000001"),
+        (np.array([True], np.bool_), np.array([False], np.bool_), "True becomes False"),
+        (f32(), f32(), None),
+    ],
+)
+def test_comparison(before: np.ndarray, after: np.ndarray, difference: str | None) -> None:
+    found = compare(before, after, 1e-4)
+    assert (found is None) if difference is None else (found is not None and difference in found)
+
+
+def test_sizes_and_inputs() -> None:
+    text = """module @m dims(B=4:4:8, S=1:1:2) {
+      func @f(%ids: i32[B, S], %m: bool[Q], %h: bf16[2*B]) -> (i32[B, S]) { return %ids } }"""
+    text = text.replace("dims(B=4:4:8, S=1:1:2)", "dims(B=4:4:8, S=1:1:2, Q=0:9:9)")
+    module = parse_module(text)
+    sizes = small_sizes(module)
+    assert sizes == {"B": 4, "S": 2, "Q": 4}
+    inputs = random_inputs(module, sizes)
+    assert {n: (str(a.dtype), a.shape) for n, a in inputs.items()} == {
+        "ids": ("int32", (4, 2)),
+        "m": ("bool", (4,)),
+        "h": ("bfloat16", (8,)),
+    }
+    assert np.array_equal(inputs["ids"], random_inputs(module, sizes)["ids"])
+    with pytest.raises(Error, match="has a dim without a size"):
+        random_inputs(module, {"B": 1})
+
+
+def test_given_sizes_and_inputs_are_used() -> None:
+    seen: list[dict[str, np.ndarray]] = []
+
+    def note(module: Module, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        seen.append(dict(inputs))
+        return {}
+
+    ones = np.ones((4, 4), np.float32)
+    run_pipeline(parse_module(TEXT), "cse", [CheckNumerics(note, {"B": 4}, {"y": ones})])
+    assert len(seen) == 2 and seen[0]["x"].shape == (4, 4) and seen[1]["y"] is ones
+
+
+def test_limit_stops_rules_and_passes_without_rules(wrong: None) -> None:
+    for name, count in (("wrong", 1), ("cse", 0), ("wrong", 0)):
+        module = parse_module(TEXT)
+        limit = Limit({name: count})
+        steps = run_pipeline(module, name, [VerifyEach(), limit])
+        assert steps[0].stats.total == count and limit.made == {name: count}
+    assert Limit({"wrong": 1}).last == {}
+    limit = Limit({"wrong": 1})
+    run_pipeline(parse_module(TEXT), "wrong, wrong, canonicalize", [limit])
+    assert limit.made == {"wrong": 1, "canonicalize": 1}
+    assert limit.last["wrong"] == "model.py:5: confuse"
+
+
+def test_every_pass_can_be_limited() -> None:
+    text = """module @m {
+      weight @w : f32[4, 4] = random("w", 1, 1.0)
+      func @g(%x: f32[1, 4]) -> (f32[1, 4]) { %s = silu %x : f32[1, 4] return %s }
+      func @f(%x: f32[1, 4]) -> (f32[1, 4]) {
+        %dead = exp %x : f32[1, 4]
+        %one = full {value=1.0} : f32[]
+        %two = add %one, %one : f32[]
+        %a = call %x {callee=@g} : f32[1, 4]
+        %q = linear %x, @w : f32[1, 4]
+        %b = silu %q : f32[1, 4]
+        %c = linear %x, @w : f32[1, 4]
+        %d = mul %b, %c : f32[1, 4]
+        %e = mul %d, %one : f32[1, 4]
+        %f = mul %e, %two : f32[1, 4]
+        %h = linear %x, @w : f32[1, 4]
+        %i = add %f, %h : f32[1, 4]
+        %j = add %i, %a : f32[1, 4]
+        return %j } }"""
+    for name in ("inline", "canonicalize", "cse", "dce", "fold", "expand", "fuse-gated-mlp"):
+        free = run_pipeline(parse_module(text), name)
+        assert free[0].stats.total > 0, name
+        module = parse_module(text)
+        (step,) = run_pipeline(module, name, [VerifyEach(), Limit({name: 0})])
+        assert step.stats.total == 0 and str(module) == str(parse_module(text)), name
+
+
+def test_limits_are_read_and_checked() -> None:
+    assert parse_limit("fuse-gated-mlp=7") == ("fuse-gated-mlp", 7)
+    for text in ("cse", "cse=-1", "cse=x", "=3"):
+        with pytest.raises(Error, match="write it as pass=count"):
+            parse_limit(text)
+    with pytest.raises(
+        Error, match="--limit cze: the pipeline has no such pass; did you mean 'cse'"
+    ):
+        run_pipeline(parse_module(TEXT), "cse", [Limit({"cze": 1})])
+
+
+@pytest.mark.parametrize("guilty", [1, 2, 6, 7, 13, 14])
+def test_bisection_finds_the_first_wrong_rewrite(guilty: int) -> None:
+    asked: list[int] = []
+
+    def right(n: int) -> bool:
+        asked.append(n)
+        return n < guilty
+
+    assert first_wrong(13, right) == (guilty if guilty <= 13 else None)
+    assert len(asked) <= 5
+    assert first_wrong(0, right) is None
+
+
+def test_bisection_of_a_wrong_rule(wrong: None) -> None:
+    def right(count: int) -> bool:
+        module = parse_module(TEXT)
+        try:
+            run_pipeline(module, "wrong", [Limit({"wrong": count}), CheckNumerics(evaluate)])
+        except Error:
+            return False
+        return True
+
+    assert first_wrong(2, right) == 1
+
+
+@pytest.mark.parametrize("internal", [False, True])
+def test_a_failure_can_be_reproduced(wrong: None, tmp_path: Path, internal: bool) -> None:
+    folder = tmp_path / "crash dir"
+    text = "cse, fail{internal=true}, dce" if internal else "cse, fail, dce"
+    reproducer = Reproducer(folder, loads=("my pass.py",))
+    with pytest.raises(Error) as caught:
+        run_pipeline(parse_module(TEXT), text, [VerifyEach(), reproducer])
+    path = folder / "reproducer.irc"
+    message = str(caught.value)
+    assert f"the module before this pass is in {path}" in message
+    written = path.read_text()
+    words = shlex.split(written.splitlines()[0].removeprefix("// "))
+    assert words[:6] == ["irc", "opt", str(path), "--load", "my pass.py", "--passes"]
+    assert words[6] == text.removeprefix("cse, ")
+    assert ("KeyError: 'lost'" if internal else "the dtypes differ") in written
+    before = parse_module(TEXT)
+    run_pipeline(before, "cse")
+    assert str(parse_module(written)) == str(before)  # as it was before the failing pass
+    with pytest.raises(Error):
+        run_pipeline(parse_module(written), words[6])
+    assert str(parse_module(reproducer.text)) == str(before)
+
+
+def test_a_failure_leaves_the_watches_off(wrong: None) -> None:
+    with pytest.raises(Error):
+        run_pipeline(parse_module(TEXT), "fail", [Limit({"fail": 0}), WhyNot("fail")])
+    (step,) = run_pipeline(parse_module(TEXT), "wrong")
+    assert step.stats.total == 2
+
+
+def test_why_not() -> None:
+    text = """module @m { weight @w : f32[4, 4] = random("w", 1, 1.0)
+      func @f(%x: f32[B, 4]) -> (f32[B, 4], f32[B, 4]) {
+        %g = linear %x, @w : f32[B, 4]
+        %s = silu %g : f32[B, 4]
+        %u = exp %x : f32[B, 4]
+        %m = mul %s, %u : f32[B, 4] loc("llama.py":97 "mlp")
+        return %m, %u } }"""
+    why = WhyNot("fuse-gated-mlp")
+    run_pipeline(parse_module(text), "cse, fuse-gated-mlp, dce", [why])
+    assert str(why) == (
+        "llama.py:97 in mlp: mul(silu(linear)) matched; operand 2 is exp, not linear"
+    )
+    empty = WhyNot("cse")
+    run_pipeline(parse_module(text), "cse", [empty])
+    assert str(empty) == "cse: nothing came near"
+    with pytest.raises(Error, match="--why-not fuse-gated-mpl: the pipeline has no such pass; did"):
+        run_pipeline(parse_module(text), "fuse-gated-mlp", [WhyNot("fuse-gated-mpl")])
+
+
+def test_why_not_and_a_limit_together(wrong: None) -> None:
+    why, limit = WhyNot("wrong"), Limit({"wrong": 1})
+    (step,) = run_pipeline(parse_module(TEXT), "wrong", [limit, why])
+    assert step.stats.total == 1 and why.misses == []
+
+
+def test_steps_know_the_pipeline() -> None:
+    first, second = run_pipeline(parse_module(TEXT), parse_pipeline("cse, dce"))
+    assert (str(first.so_far), str(first.remaining)) == ("cse", "cse, dce")
+    assert (str(second.so_far), str(second.remaining)) == ("cse, dce", "dce")

@@ -1,0 +1,324 @@
+"""Pipeline text: reading, printing and its errors; options; passes from files and packages."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import irc.passes
+from irc.core import Module
+from irc.errors import Error, TextError
+from irc.pipeline import (
+    PASSES,
+    Pass,
+    Pipeline,
+    Stats,
+    describe_options,
+    load_installed,
+    load_passes,
+    parse_pipeline,
+    register,
+    run_pipeline,
+)
+from irc.text import parse_module
+
+assert irc.passes
+
+TEXT = "module @m { func @f(%x: f32[B]) -> (f32[B]) { %a = neg %x : f32[B] return %a } }"
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    """Passes that a test registers are gone after it."""
+    known = dict(PASSES)
+    yield
+    PASSES.clear()
+    PASSES.update(known)
+
+
+@pytest.fixture
+def options() -> type[Pass]:
+    @register("everything")
+    class Everything(Pass):
+        """One option of each type."""
+
+        scheme: str
+        group: int = 128
+        scale: float = 1.0
+        fast: bool = False
+        exclude: list[str] = []  # type: ignore[assignment]  # noqa: RUF012
+        sizes: tuple[int, ...] = ()
+        limit_to: str | None = None
+
+        def run(self, module: Module, stats: Stats) -> None:
+            stats.count("ran")
+
+    return Everything
+
+
+def only(text: str) -> Any:
+    (found,) = parse_pipeline(text)
+    return found
+
+
+def test_options_of_every_type(options: type[Pass]) -> None:
+    found = only(
+        'everything{scheme="w4a16-awq", group=64, scale=2, fast, exclude=["lm_head", "a"], '
+        'sizes=[1, -2], limit-to="x"}'
+    )
+    assert (found.scheme, found.group, found.fast) == ("w4a16-awq", 64, True)
+    assert found.scale == 2.0 and type(found.scale) is float
+    assert (found.exclude, found.sizes, found.limit_to) == (["lm_head", "a"], (1, -2), "x")
+
+
+def test_defaults_words_and_layout(options: type[Pass]) -> None:
+    found = only("\n everything {\n scheme = fp8 , fast = false, limit_to=none,\n} ")
+    assert (found.scheme, found.group, found.fast, found.limit_to) == ("fp8", 128, False, None)
+    assert str(found) == 'everything{scheme="fp8"}'
+
+
+def test_an_empty_text_is_an_empty_pipeline() -> None:
+    assert parse_pipeline("  ") == Pipeline() and str(Pipeline()) == "" and not len(Pipeline())
+
+
+def test_a_pipeline_prints_back() -> None:
+    text = 'inline, expand{ops=["gated_mlp"]}, dce'
+    assert str(parse_pipeline(text)) == text
+    assert parse_pipeline(text + ",") == parse_pipeline(text)
+
+
+VALUES = st.fixed_dictionaries(
+    {"scheme": st.text()},
+    optional={
+        "group": st.integers(),
+        "scale": st.floats(allow_nan=False),
+        "fast": st.booleans(),
+        "exclude": st.lists(st.text()),
+        "sizes": st.lists(st.integers()).map(tuple),
+        "limit_to": st.none() | st.text(),
+    },
+)
+
+
+def test_every_value_reads_back(options: type[Pass]) -> None:
+    @given(st.lists(VALUES, max_size=3))
+    def check(values: list[dict[str, Any]]) -> None:
+        pipeline = Pipeline(tuple(options(**v) for v in values))
+        assert parse_pipeline(str(pipeline)) == pipeline
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "message"),
+    [
+        (
+            "dce, fuse-gated-mpl",
+            6,
+            "no pass called 'fuse-gated-mpl'; did you mean 'fuse-gated-mlp'?",
+        ),
+        ("dce cse", 5, "expected ',' or '{' after the pass, found 'cse'"),
+        ("dce,, cse", 5, "expected the name of a pass, found ','"),
+        ("7", 1, "expected the name of a pass, found '7'"),
+        ("dce{x=1}", 5, "dce has no option 'x'"),
+        ("everything", 1, "everything needs the option scheme: a string"),
+        ('everything{shceme="a"}', 12, "has no option 'shceme'; did you mean 'scheme'?"),
+        ('everything{scheme="a", scheme="b"}', 24, "scheme is given twice"),
+        ("everything{scheme=7}", 19, "everything: scheme: 7 is not a string"),
+        ("everything{scheme}", 12, "everything: scheme: true is not a string"),
+        ("everything{group=1.5}", 18, "everything: group: 1.5 is not an integer"),
+        ("everything{group=true}", 18, "everything: group: true is not an integer"),
+        ('everything{scale="a"}', 18, 'everything: scale: "a" is not a number'),
+        ("everything{fast=1}", 17, "everything: fast: 1 is not true or false"),
+        ('everything{exclude="a"}', 20, '"a" is not a list such as ["a", "b"]'),
+        ("everything{exclude=[1]}", 20, '1 is not a list such as ["a", "b"]'),
+        ("everything{sizes=[1, [2]]}", 22, "a list holds no lists"),
+        ("everything{sizes=[1 2]}", 21, "expected ',' or ']' in the list, found '2'"),
+        ("everything{limit-to=3}", 21, "3 is not a string or none"),
+        ("everything{scheme=none}", 19, "none is not a string"),
+        ("everything{scheme=", 19, "expected a value, found the end"),
+        ('everything{scheme="a', 19, "expected a value, found '\"'"),
+        ('everything{scheme="\\q"}', 19, "cannot read the string"),
+        ("everything{scheme=a b}", 21, "expected ',' or '}' in the options of everything"),
+        ("everything{", 12, "expected the name of an option, found the end"),
+        ("expand{ops=[mul]}", 1, "expand: mul is not composite, so there is nothing to expand"),
+    ],
+)
+def test_errors_point_at_the_text(
+    options: type[Pass], text: str, column: int, message: str
+) -> None:
+    with pytest.raises(TextError) as caught:
+        parse_pipeline(text)
+    assert message in caught.value.message
+    assert caught.value.column == column
+    assert str(caught.value).splitlines()[-1] == "  " + " " * (column - 1) + "^"
+
+
+def test_names_are_registered_once(options: type[Pass]) -> None:
+    with pytest.raises(
+        Error, match=r"a pass called 'dce' is registered already, by irc\.passes\.dce"
+    ):
+
+        @register("dce")
+        class Dce(Pass):
+            def run(self, module: Module, stats: Stats) -> None: ...
+
+
+def test_types_of_options_are_checked() -> None:
+    with pytest.raises(Error, match="pass odd: option table: an option is bool, int, float"):
+
+        @register("odd")
+        class Odd(Pass):
+            table: dict[str, int]
+
+            def run(self, module: Module, stats: Stats) -> None: ...
+
+    assert "odd" not in PASSES
+
+
+def test_an_option_without_a_default_comes_first() -> None:
+    with pytest.raises(Error, match="pass late: non-default argument 'scheme' follows default"):
+
+        @register("late")
+        class Late(Pass):
+            group: int = 128
+            scheme: str  # pyright: ignore[reportGeneralTypeIssues]
+
+            def run(self, module: Module, stats: Stats) -> None: ...
+
+
+def test_options_are_described(options: type[Pass]) -> None:
+    assert describe_options(options) == [
+        ("scheme", "a string", ""),
+        ("group", "an integer", "128"),
+        ("scale", "a number", "1.0"),
+        ("fast", "true or false", "false"),
+        ("exclude", 'a list such as ["a", "b"]', "[]"),
+        ("sizes", "a list such as [1, 2]", "[]"),
+        ("limit-to", "a string or none", "none"),
+    ]
+
+
+PASS_FILE = """
+from irc.ops import Exp
+from irc.pipeline import Pass, register
+from irc.rewrite import P, apply_rules, rule
+
+@rule(P.neg("x"))
+def to_exp(x):
+    return Exp(x)
+
+@register("neg-to-exp")
+class NegToExp(Pass):
+    def run(self, module, stats):
+        stats.update(apply_rules(module, [to_exp]))
+"""
+
+
+def test_passes_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(PASS_FILE, encoding="utf-8")
+    assert load_passes(path) == ["neg-to-exp"]
+    assert load_passes(path) == ["neg-to-exp"]  # a second time changes nothing
+    module = parse_module(TEXT)
+    (step,) = run_pipeline(module, "neg-to-exp")
+    assert step.stats["to_exp"] == 1 and "exp %x" in str(module)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("\n1 / 0\n", r"bad.py:2: ZeroDivisionError: division by zero"),
+        ("\n\ndef f(:\n", r"bad.py:3: SyntaxError"),
+        ("x = 1\n", r"bad.py registers no pass; put @register\(\"name\"\) above its class"),
+        (PASS_FILE + "import nowhere_at_all\n", r"bad.py:14: ModuleNotFoundError"),
+        ("from irc.rewrite import P\nP.silo('x')\n", r"bad.py:2: no operation called 'silo'"),
+    ],
+)
+def test_a_file_that_fails_registers_nothing(tmp_path: Path, source: str, message: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(source, encoding="utf-8")
+    before = list(PASSES)
+    with pytest.raises(Error, match=message):
+        load_passes(path)
+    assert list(PASSES) == before
+
+
+def test_a_file_that_is_not_there_or_no_python(tmp_path: Path) -> None:
+    with pytest.raises(Error, match="there is no file"):
+        load_passes(tmp_path / "no.py")
+    (tmp_path / "pass.txt").write_text("", encoding="utf-8")
+    with pytest.raises(Error, match=r"no Python file; its name must end in \.py"):
+        load_passes(tmp_path / "pass.txt")
+
+
+def install(monkeypatch: pytest.MonkeyPatch, folder: Path, source: str, name: str) -> None:
+    """As if a package that offers a module of passes were installed."""
+    (folder / f"{name}.py").write_text(source, encoding="utf-8")
+    (folder / f"{name}-1.0.dist-info").mkdir()
+    (folder / f"{name}-1.0.dist-info" / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8"
+    )
+    (folder / f"{name}-1.0.dist-info" / "entry_points.txt").write_text(
+        f"[irc.passes]\nmine = {name}\n", encoding="utf-8"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    importlib.invalidate_caches()
+
+
+def test_passes_of_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, tmp_path, PASS_FILE, "irc_test_good")
+    assert str(parse_pipeline("neg-to-exp")) == "neg-to-exp"
+
+
+def test_an_installed_package_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, tmp_path, "1 / 0", "irc_test_bad")
+    with pytest.raises(Error, match="the installed package irc_test_bad do not load: ZeroDivision"):
+        load_installed()
+
+
+def test_a_pass_that_fails_is_named(options: type[Pass]) -> None:
+    @register("sad")
+    class Sad(Pass):
+        bug: bool = False
+
+        def run(self, module: Module, stats: Stats) -> None:
+            if self.bug:
+                raise KeyError("lost")
+            raise Error("the dtypes differ")
+
+    with pytest.raises(Error, match="the dtypes differ") as caught:
+        run_pipeline(parse_module(TEXT), "dce, sad")
+    assert "in the pass sad, number 2 of 2" in str(caught.value)
+    with pytest.raises(
+        Error, match=r"the pass sad{bug=true} \(number 1 of 1\) has a bug: KeyError"
+    ):
+        run_pipeline(parse_module(TEXT), "sad{bug}")
+
+
+def test_verification_after_each_pass_names_the_pass() -> None:
+    @register("break")
+    class Break(Pass):
+        def run(self, module: Module, stats: Stats) -> None:
+            last = module.main.last
+            assert last is not None
+            module.main.unlink(last)
+
+    with pytest.raises(Error, match="does not end in return") as caught:
+        run_pipeline(parse_module(TEXT), "dce, break, cse")
+    assert "in order before the pass break" in str(caught.value)
+
+
+def test_a_broken_input_is_not_blamed_on_a_pass() -> None:
+    module = parse_module(TEXT)
+    assert module.main.last is not None
+    module.main.unlink(module.main.last)
+    with pytest.raises(Error) as caught:
+        run_pipeline(module, "dce")
+    assert "pass" not in str(caught.value)

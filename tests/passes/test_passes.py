@@ -1,0 +1,195 @@
+"""Details of single passes that before-and-after text does not show."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import irc.passes
+from irc.backends.reference import evaluate
+from irc.core import Module
+from irc.dtypes import DTYPES
+from irc.instruments import VerifyEach, WhyNot
+from irc.passes.lossless import lossless
+from irc.pipeline import run_pipeline
+from irc.text import parse_module
+from irc.text.printer import print_module
+
+assert irc.passes
+SMALL = [name for name, kind in DTYPES.items() if kind.bits <= 16]
+
+
+@pytest.mark.parametrize("source", SMALL)
+@pytest.mark.parametrize("target", list(DTYPES))
+def test_lossless_is_what_numpy_converts_without_loss(source: str, target: str) -> None:
+    values = every_value(source)
+    if {source, target} == {"i4", "u4"}:  # numpy has no such conversion
+        assert not lossless(source, target)
+        return
+    with np.errstate(all="ignore"):
+        there = values.astype(DTYPES[target].numpy)
+        back = there.astype(DTYPES[source].numpy)
+        wide = values.astype(np.float64), there.astype(np.float64)
+    same = np.array_equal(*wide, equal_nan=True) and back.tobytes() == values.tobytes()
+    same &= np.array_equal(np.signbit(wide[0]), np.signbit(wide[1]))
+    if target == "bool":
+        same = source == "bool"  # a bool is no number, though 0 and 1 survive
+    assert lossless(source, target) == same
+
+
+def every_value(name: str) -> np.ndarray:
+    """Every value of a dtype of at most 16 bits, with one NaN."""
+    kind = DTYPES[name]
+    if name == "bool":
+        return np.array([False, True])
+    if kind.is_integer:
+        low = 0 if kind.kind == "uint" else -(2 ** (kind.bits - 1))
+        return np.arange(low, low + 2**kind.bits).astype(kind.numpy)
+    bits = np.arange(2**kind.bits).astype(f"uint{kind.bits}")
+    values = bits.view(kind.numpy)
+    return np.append(values[~np.isnan(values.astype(np.float32))], kind.numpy.type("nan"))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        *[("f32", "f64", True), ("f64", "f32", False), ("f32", "bf16", False)],
+        *[("i32", "i64", True), ("i64", "i32", False), ("i32", "f32", False)],
+        *[("i32", "f64", True), ("i64", "f64", False), ("f32", "i64", False)],
+    ],
+)
+def test_lossless_of_wide_types(source: str, target: str, expected: bool) -> None:
+    assert lossless(source, target) == expected
+
+
+def through(text: str, passes: str) -> Module:
+    module = parse_module(text)
+    run_pipeline(module, passes, [VerifyEach()])
+    return module
+
+
+def test_inline_keeps_locations_and_takes_the_name_of_the_call() -> None:
+    module = through(
+        """module @m {
+          func @g(%x: f32[4]) -> (f32[4]) {
+            %a = neg %x : f32[4] loc("layer.py":3 "mlp")
+            return %a
+          }
+          func @forward(%x: f32[4]) -> (f32[4]) {
+            %out = call %x {callee=@g} : f32[4] loc("main.py":9)
+            return %out
+          } }""",
+        "inline",
+    )
+    assert '%out = neg %x : f32[4] loc("layer.py":3 "mlp")' in print_module(module, locs=True)
+    assert list(module.functions) == ["forward"]
+
+
+def test_inline_in_an_entry_that_is_called_itself() -> None:
+    text = """module @m {
+      func @forward(%x: f32[4]) -> (f32[4]) { %a = neg %x : f32[4] return %a }
+      func @twice(%x: f32[4]) -> (f32[4]) {
+        %a = call %x {callee=@forward} : f32[4]
+        %b = call %a {callee=@forward} : f32[4]
+        return %b
+      } }"""
+    module = through(text, "inline")
+    assert list(module.functions) == ["forward", "twice"]
+    assert "call" not in str(module)
+    x = np.arange(4, dtype=np.float32)
+    assert np.array_equal(evaluate(module, {"x": x}, function="twice")["result0"], x)
+
+
+def test_inlined_functions_give_up_their_weights() -> None:
+    text = """module @m {
+      weight @w : f32[4] = random("w", 1, 1.0)
+      func @g(%x: f32[4]) -> (f32[4]) { %a = mul %x, @w : f32[4] return %a }
+      func @forward(%x: f32[4]) -> (f32[4]) {
+        %a = call %x {callee=@g} : f32[4]
+        return %x
+      } }"""
+    assert through(text, "inline, dce").weights == {}
+
+
+def test_fresh_operations_of_a_pass_have_the_location_of_what_they_replace() -> None:
+    text = """module @m {
+      weight @w : f32[4, 4] = random("w", 1, 1.0)
+      func @forward(%x: f32[B, 4]) -> (f32[B, 4]) {
+        %y = gated_mlp %x, @w, @w : f32[B, 4] loc("m.py":5 "mlp")
+        %z = full {value=2.0} : f32[]
+        %n = neg %z : f32[] loc("m.py":6)
+        %r = mul %y, %n : f32[B, 4] loc("m.py":7)
+        return %r
+      } }"""
+    module = through(text, "expand, fold")
+    lines = [op.loc and op.loc.line for op in module.main]
+    assert lines == [5, 5, 5, 5, 5, 6, 7, None]
+
+
+WHY = """module @m dims(B=1:2:4, S=1:8:64) {
+  weight @q : f32[8, 8] = random("q", 1, 0.5)
+  weight @k : f32[8, 8] = random("k", 1, 0.5)
+  weight @v : f32[8, 8] = random("v", 1, 0.5)
+  weight @b : f32[8] = random("b", 1, 0.5)
+  func @forward(%x: f32[B, S, 8], %m: f32[B, S, 8]) -> (f32[B, S, 8]) {
+    %q = linear %x, @q : f32[B, S, 8]
+    %k = linear KEY : f32[B, S, 8]
+    %v = linear %x, @v : f32[B, S, 8]
+    %y = attention Q, %k, %v {head_dim=4} : f32[B, S, 8] loc("a.py":4)
+    return %y
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    ("q", "key", "reason"),
+    [
+        ("%q", "%m, @k", "the linears of q, k and v have different inputs"),
+        (
+            "%q",
+            "%x, @k, bias=@b",
+            "some of the linears of q, k and v have a bias and some have none",
+        ),
+        ("%q", "%x, @q", "@q has other uses"),
+        ("%k", "%x, @k", "q, k and v of attention share a linear"),
+        ("%m", "%x, @k", "q of attention comes from no operation, not from a linear"),
+    ],
+)
+def test_why_not_fuse_qkv(q: str, key: str, reason: str) -> None:
+    module = parse_module(WHY.replace("KEY", key).replace("Q,", f"{q},"))
+    before, why = str(module), WhyNot("fuse-qkv")
+    run_pipeline(module, "fuse-qkv", [VerifyEach(), why])
+    assert str(why) == f"a.py:4: {reason}"
+    assert str(module) == before
+
+
+def test_linears_that_broadcast_are_no_gated_mlp() -> None:
+    text = """module @m {
+      weight @g : f32[16, 8] = random("g", 1, 0.5)
+      weight @u : f32[1, 8] = random("u", 1, 0.5)
+      func @forward(%x: f32[B, 8]) -> (f32[B, 16]) {
+        %a = linear %x, @g : f32[B, 16]
+        %s = silu %a : f32[B, 16]
+        %b = linear %x, @u : f32[B, 1]
+        %y = mul %s, %b : f32[B, 16]
+        return %y
+      } }"""
+    module, why = parse_module(text), WhyNot("fuse-gated-mlp")
+    run_pipeline(module, "fuse-gated-mlp", [VerifyEach(), why])
+    assert "gated_mlp" not in str(module)
+    assert str(why).endswith("the rule takes two weights of one shape, not [16, 8] and [1, 8]")
+
+
+def test_bfloat16_is_folded_as_the_reference_computes_it() -> None:
+    text = """module @m { func @forward(%x: bf16[2]) -> (bf16[2]) {
+      %a = constant {values=[1.0, 3.0], shape=[2], dtype="bf16"} : bf16[2]
+      %b = constant {values=[3.0, 7.0], shape=[2], dtype="bf16"} : bf16[2]
+      %c = div %a, %b : bf16[2]
+      %d = exp %c : bf16[2]
+      %e = add %d, %x : bf16[2]
+      return %e } }"""
+    x = {"x": np.zeros(2, ml_dtypes.bfloat16)}
+    before = evaluate(parse_module(text), x)["result0"]
+    after = evaluate(through(text, "fold, dce"), x)["result0"]
+    assert before.tobytes() == after.tobytes()
