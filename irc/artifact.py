@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -21,6 +21,7 @@ _READ_WHOLE = 64 * 1024 * 1024
 
 Manifest: TypeAlias = dict[str, Any]
 Advance: TypeAlias = Callable[[int], None]
+Progress: TypeAlias = Callable[[str, float], None]  # what is being done, the fraction done
 _KEYS: dict[str, type] = {
     "irc": str,
     "backend": str,
@@ -46,13 +47,20 @@ def is_artifact(folder: Path) -> bool:
     return isinstance(found, dict) and "irc_artifact" in found
 
 
-def write_manifest(folder: Path, facts: Mapping[str, Any], weights: Mapping[str, Path]) -> Manifest:
+def write_manifest(
+    folder: Path,
+    facts: Mapping[str, Any],
+    weights: Mapping[str, Path],
+    progress: Progress | None = None,
+) -> Manifest:
     """Add the checksums of every file in `folder` and of the `weights` outside; write config.json.
 
     `weights` maps each path as module.irc writes it to the file it means.
     """
     manifest: Manifest = {"irc_artifact": FORMAT, **facts}
-    manifest["files"] = {name: _entry(folder / name) for name in _names(folder)}
+    names = _names(folder)
+    advance = advancing("computing checksums", [folder / name for name in names], progress)
+    manifest["files"] = {name: _entry(folder / name, advance) for name in names}
     manifest["weights"] = {
         written: {"size": path.stat().st_size, "hash": sampled(path)}
         for written, path in weights.items()
@@ -181,8 +189,23 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in files)
 
 
-def _entry(path: Path) -> dict[str, Any]:
-    entry: dict[str, Any] = {"size": path.stat().st_size, "hash": sha256(path)}
+def advancing(stage: str, paths: Iterable[Path], progress: Progress | None) -> Advance | None:
+    """Counts the bytes read from files, and tells which fraction of all that is."""
+    if progress is None:
+        return None
+    total = max(1, sum(path.stat().st_size for path in paths if path.is_file()))
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(stage, done / total)
+
+    return advance
+
+
+def _entry(path: Path, advance: Advance | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {"size": path.stat().st_size, "hash": sha256(path, advance)}
     if entry["size"] > _READ_WHOLE:
         entry[SAMPLED] = sampled(path).partition(":")[2]
     return entry

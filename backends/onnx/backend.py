@@ -36,7 +36,8 @@ class OnnxBackend:
         """Write `rank0.onnx`, and `rank0.weights` where bytes had to be converted.
 
         Options: `base`, the folder that relative paths in `module.files` start from; `bundle`
-        copies all weights into `rank0.weights`; `check` runs the ONNX checker and shape inference.
+        copies all weights into `rank0.weights`; `progress` is told the fraction of them that is
+        written; `check` runs the ONNX checker and shape inference.
 
         The facts: `models`; `external`, the folder that locations in the model are relative to
         and the checkpoint files below it; `weights`, our own files; `states`, which input and
@@ -54,7 +55,7 @@ class OnnxBackend:
         storage = Storage(reader, 0, WEIGHTS.format(0), bool(options.get("bundle")))
         emitter = Emitter(module, 0, storage)
         emitter.emit()
-        base, files, own = storage.write(folder)
+        base, files, own = storage.write(folder, options.get("progress"))
         model = emitter.graph.model(module.name, {"irc.module": module.name})
         data = model.SerializeToString(deterministic=True)
         path = folder / MODEL.format(0)

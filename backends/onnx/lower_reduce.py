@@ -22,8 +22,6 @@ def reduction(kind: str) -> Callable[[Emitter, ops.ReduceSum], Lowered]:
     """The lowering of one kind of reduction."""
 
     def lower(e: Emitter, op: ops.ReduceSum) -> Lowered:
-        if not op.dims:
-            return e.get(op.x)
         inputs = [e.get(op.x), e.ints(*op.dims)]
         return _reduced(e, kind, op.x.type.dtype, inputs, int(op.keep))
 

@@ -22,12 +22,12 @@ def expand(e: Emitter, op: ops.Expand) -> Lowered:
 
 @TABLE.lower(ops.Squeeze)
 def squeeze(e: Emitter, op: ops.Squeeze) -> Lowered:
-    return e.add("Squeeze", e.get(op.x), e.ints(*op.dims)) if op.dims else e.get(op.x)
+    return e.add("Squeeze", e.get(op.x), e.ints(*op.dims))
 
 
 @TABLE.lower(ops.Unsqueeze)
 def unsqueeze(e: Emitter, op: ops.Unsqueeze) -> Lowered:
-    return e.add("Unsqueeze", e.get(op.x), e.ints(*op.dims)) if op.dims else e.get(op.x)
+    return e.add("Unsqueeze", e.get(op.x), e.ints(*op.dims))
 
 
 @TABLE.lower(ops.Transpose)
@@ -57,8 +57,6 @@ def concat(e: Emitter, op: ops.Concat) -> Lowered:
 
 @TABLE.lower(ops.Flip)
 def flip(e: Emitter, op: ops.Flip) -> Lowered:
-    if not op.dims:
-        return e.get(op.x)
     count = len(op.dims)
     ends = [e.ints(*[-1] * count), e.ints(*[_FIRST] * count)]
     return e.add("Slice", e.get(op.x), *ends, e.ints(*op.dims), e.ints(*[-1] * count))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -23,7 +23,7 @@ from irc.errors import Error
 from irc.weights import Cast, Ref
 
 ALIGNMENT = 4096  # a page, so that every tensor can be mapped
-_COPY = 1 << 30  # bytes asked of the system in one call
+COPY = 1 << 30  # bytes asked of the system in one call
 _CANNOT = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 
 
@@ -49,10 +49,10 @@ class Storage:
     def place(self, weight: Weight, name: str, compute: str) -> tuple[TensorProto, str]:
         """(an initializer for a weight, its stored dtype), for a graph that computes in `compute`.
 
-        Where the weight is a float of the checkpoint made wider, the narrow one is stored.
+        Where the weight is cast to `compute`, what the checkpoint holds is stored and cast there.
         """
         self.reader.check(weight)
-        ref, stored = _narrow(weight, self.reader, compute)
+        ref, stored = _as_stored(weight, self.reader, compute)
         shape = self.reader.shape(ref)
         proto = TensorProto(name=name, data_type=DTYPES[stored])
         proto.dims.extend(shape)
@@ -70,8 +70,13 @@ class Storage:
         self._placed.append(placed)
         return proto, stored
 
-    def write(self, folder: Path) -> tuple[str | None, list[str], bool]:
-        """(the folder that checkpoint files are relative to, those files, whether ours exists)."""
+    def write(
+        self, folder: Path, progress: Callable[[float], None] | None = None
+    ) -> tuple[str | None, list[str], bool]:
+        """(the folder that checkpoint files are relative to, those files, whether ours exists).
+
+        `progress` is told the fraction that is written.
+        """
         outside = [p.extent.path for p in self._placed if p.offset < 0 and p.extent is not None]
         files = list(dict.fromkeys(outside))
         base = _common_folder(files)
@@ -84,10 +89,12 @@ class Storage:
                 _point(placed.proto, relative[extent.path], extent.offset, extent.nbytes)
         inside = [p for p in self._placed if p.offset >= 0]
         if inside:
-            self._write_own(folder / self.own, inside)
+            self._write_own(folder / self.own, inside, progress or (lambda done: None))
         return base, list(relative.values()), bool(inside)
 
-    def _write_own(self, path: Path, inside: list[_Placed]) -> None:
+    def _write_own(
+        self, path: Path, inside: list[_Placed], progress: Callable[[float], None]
+    ) -> None:
         try:
             with open(path, "wb") as out:
                 for placed in inside:
@@ -98,22 +105,19 @@ class Storage:
                         for block in self.reader.stream(placed.ref, self.rank):
                             out.write(block.tobytes())
                         out.flush()
+                    progress((placed.offset + placed.nbytes) / self._end)
         except OSError as error:
             raise Error(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _narrow(weight: Weight, reader: Reader, compute: str) -> tuple[Weight | Ref, str]:
-    """The reference without the casts to `compute`, if those only widen floats."""
+def _as_stored(weight: Weight, reader: Reader, compute: str) -> tuple[Weight | Ref, str]:
+    """The reference without the casts to `compute`, if its bytes are to be had in place then."""
     kind = weight.type.dtype
-    if kind != compute or not dtype(kind).is_float:
-        return weight, kind
     steps = tuple(step for step in weight.ref.steps if step != Cast(compute))
-    if len(steps) == len(weight.ref.steps):
+    if kind != compute or len(steps) == len(weight.ref.steps):
         return weight, kind
     ref = replace(weight.ref, steps=steps)
-    stored = reader.dtype(ref)
-    wider = dtype(stored).is_float and dtype(stored).bits < dtype(compute).bits
-    return (ref, stored) if wider and reader.extent(ref) is not None else (weight, kind)
+    return (ref, reader.dtype(ref)) if reader.extent(ref) is not None else (weight, kind)
 
 
 def _common_folder(files: Sequence[str]) -> str | None:
@@ -145,7 +149,7 @@ def _copy_inside(source: int, target: int, extent: Extent, offset: int) -> int:
     if not hasattr(os, "copy_file_range"):
         return done
     while done < extent.nbytes:
-        count = min(_COPY, extent.nbytes - done)
+        count = min(COPY, extent.nbytes - done)
         try:
             moved = os.copy_file_range(source, target, count, extent.offset + done, offset + done)
         except OSError as error:

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from .. import __version__
-from ..artifact import problems, read_manifest
+from ..artifact import advancing, problems, read_manifest
 from ..errors import Error
 from .arguments import add_json
 from .console import Progress, paint, print_json
@@ -111,14 +111,8 @@ def artifact(folder: Path, progress: Progress) -> list[Finding]:
         return [Finding("artifact", False, str(error))]
     facts = f"backend {manifest['backend']}, dtype {manifest['dtype']}, irc {manifest['irc']}"
     findings = [Finding("artifact", True, f"{folder}: {facts}")]
-    total = max(1, sum(int(entry["size"]) for entry in manifest["files"].values()))
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(f"reading {folder}", done / total)
-
+    paths = [folder / name for name in manifest["files"]]
+    advance = advancing(f"reading {folder}", paths, progress)
     wrong = list(problems(folder, manifest, whole=True, advance=advance))
     findings += [Finding("file", False, problem) for problem in wrong]
     if not wrong:

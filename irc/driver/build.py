@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from .. import __version__
-from ..artifact import MODULE, REPORT, is_artifact, write_manifest
+from ..artifact import MODULE, REPORT, Progress, is_artifact, write_manifest
 from ..atomic import whole_folder
 from ..core import Module
 from ..dtypes import is_float
@@ -26,8 +27,6 @@ from .sources import Dims, PathLike, Source, find_source
 if TYPE_CHECKING:
     from ..backends.base import Backend, Ports
     from ..pipeline import Instrument, Step
-
-Progress: TypeAlias = Callable[[str, float], None]  # what is being done, the fraction done
 
 
 class Options(TypedDict, total=False):
@@ -132,16 +131,17 @@ def write(
     tell = progress or _silent
     module, backend = prepared.module, prepared.backend
     with whole_folder(Path(output), is_artifact) as folder:
-        tell("writing the program and its weights", 0.0)
-        emitted = backend.emit(module, folder, {"base": "/", "bundle": bundle})
+        stage = "writing the program and its weights"
+        tell(stage, 0.0)
+        options = {"base": "/", "bundle": bundle, "progress": partial(tell, stage)}
+        emitted = backend.emit(module, folder, options)
         facts = {**_facts(prepared), "program": dict(emitted)}
         (folder / MODULE).write_text(print_module(module, locs=True), encoding="utf-8")
         _copy_tokenizer(prepared.source.folder, folder)
         rows = [(str(step), str(step.stats)) for step in prepared.steps]
         (folder / REPORT).write_text(page(module, facts, rows), encoding="utf-8")
-        tell("computing checksums", 0.0)
         outside = {} if bundle else {path: Path(path) for path in _used_files(module)}
-        manifest = write_manifest(folder, facts, outside)
+        manifest = write_manifest(folder, facts, outside, tell)
     return Artifact(Path(output), manifest)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from irc.backends.onnx import backend
+from irc.backends.onnx import TABLE, backend, storage
 from irc.backends.onnx.graph import IR_VERSION, OPSET
 from irc.backends.onnx.storage import ALIGNMENT
 from irc.backends.reference import evaluate
@@ -142,7 +143,10 @@ def two_files(folder: Path) -> Module:
     """One weight in place, in another folder than a second, and a third that is converted."""
     for name in ("one", "two/deep"):
         (folder / name).mkdir(parents=True)
-        write(folder / name / "m.safetensors", {"w": np.full((4, 4), 2, np.float32)})
+        write(
+            folder / name / "m.safetensors",
+            {"w": np.arange(16, dtype=np.float32).reshape(4, 4) / 8},
+        )
     files = {"one": "one/m.safetensors", "two": "two/deep/m.safetensors"}
     return module(
         'weight @a : f32[4, 4] = @one["w"]\nweight @b : f32[4, 4] = @two["w"]\n'
@@ -185,11 +189,18 @@ def test_links_of_a_cache_are_followed(folder: Path) -> None:
     np.testing.assert_allclose(found["result0"], evaluate(m, X, snapshot)["result0"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("by_system", [True, False])
-def test_bundle_stands_alone(
-    folder: Path, by_system: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not by_system:
+def refuse(*_: object) -> int:
+    """copy_file_range between two file systems that cannot."""
+    raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+
+@pytest.mark.parametrize("copying", ["whole", "in pieces", "not at all", "absent"])
+def test_bundle_stands_alone(folder: Path, copying: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if copying == "in pieces":
+        monkeypatch.setattr(storage, "COPY", 24)
+    if copying == "not at all":
+        monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
+    if copying == "absent":
         monkeypatch.delattr(os, "copy_file_range", raising=False)
     m = two_files(folder)
     facts, model = emitted(m, folder, bundle=True)
@@ -349,18 +360,16 @@ def test_a_full_disk_is_an_error(folder: Path) -> None:
 def test_calls_are_inlined_each_with_its_own_values(folder: Path) -> None:
     text = (
         "module @m dims(S=1:3:9) {\n"
-        '  file @f = "m.safetensors"\n'
-        '  weight @w : f32[5, 4] = @f["a"]\n'
-        "  func @twice(%a: f32[S, 4], %b: i32[S]) -> (f32[S, 4]) {\n"
-        '    %c = cast %b {dtype="f32"} : f32[S]\n'
-        "    %d = unsqueeze %c {dims=[1]} : f32[S, 1]\n"
-        "    %e = add %a, %d : f32[S, 4]\n    return %e\n  }\n"
-        "  func @forward(%x: f32[S, 4]) -> (f32[S, 5]) {\n"
+        "  func @turn(%a: f32[1, S, 4], %b: i32[1, S]) -> (f32[1, S, 4]) {\n"
+        "    %c = add %b, %b : i32[1, S]\n"
+        "    %d = rope %a, %c {head_dim=4} : f32[1, S, 4]\n    return %d\n  }\n"
+        "  func @forward(%x: f32[S, 4]) -> (f32[1, S, 4]) {\n"
+        "    %a = unsqueeze %x {dims=[0]} : f32[1, S, 4]\n"
         "    %i = iota {size=S} : i32[S]\n"
-        "    %j = add %i, %i : i32[S]\n"
-        "    %1 = call %x, %i {callee=@twice} : f32[S, 4]\n"
-        "    %2 = call %1, %j {callee=@twice} : f32[S, 4]\n"
-        "    %3 = linear %2, @w : f32[S, 5]\n    return %3\n  }\n}\n"
+        "    %j = unsqueeze %i {dims=[0]} : i32[1, S]\n"
+        "    %k = add %j, %j : i32[1, S]\n"
+        "    %1 = call %a, %j {callee=@turn} : f32[1, S, 4]\n"
+        "    %2 = call %1, %k {callee=@turn} : f32[1, S, 4]\n    return %2\n  }\n}\n"
     )
     emitted(parse_module(text), folder)
 
@@ -381,6 +390,4 @@ def test_arguments_weights_and_values_may_be_returned_twice(folder: Path) -> Non
 
 def test_third_party_operations_can_be_added_and_fall_back() -> None:
     table = set(map(op_class, ("gated_mlp", "stack", "one_hot")))
-    from irc.backends.onnx import TABLE
-
     assert not any(TABLE.covers(cls) for cls in table)  # so the tests run their expansions

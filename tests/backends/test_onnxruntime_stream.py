@@ -178,7 +178,7 @@ def test_low_memory_computes_the_same(tmp_path: Path) -> None:
 
 # -- which caches may grow
 
-CACHED = """module @m dims(B=1:1:4, S=1:1:64, C=1:64:512) {
+CACHED = """module @m dims(B=1:1:4, S=1:1:64, C=1:64:512, P=1:64:512) {
   func @forward(%q: f32[B, S, 8], %past: i32[B], %k: f32[B, 1, C, 8]MORE)
       -> (f32[B, S, 8], k: f32[B, 1, C, 8] aliases %k) {
     %u = cache_update %k, %q, %past : f32[B, 1, C, 8]
@@ -213,6 +213,12 @@ ATTEND = "%y = attention %q, %u, %u, "
         (
             ATTEND + "mask=%m, past=%past {head_dim=8, causal} : f32[B, S, 8]",
             ", %m: bool[1, 1, 1, C]",
+            False,
+        ),
+        (
+            ATTEND + "past=%past {head_dim=8, causal} : f32[B, S, 8]; "
+            "%z = slice %m {dim=0, start=C, stop=C + 1} : f32[1]",
+            ", %m: f32[P]",
             False,
         ),
         (

@@ -9,6 +9,7 @@ import pytest
 
 import irc
 from irc.frontends import huggingface, random_weights
+from irc.frontends.layers import LayerNorm
 
 from ..models.golden import write_checkpoint, write_safetensors
 from .test_module import Net
@@ -257,6 +258,14 @@ def test_a_truncated_file(tmp_path: Path) -> None:
     path = folder(tmp_path) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
     assert "model.safetensors" in complaint(tmp_path) and "truncated" in complaint(tmp_path)
+
+
+def test_random_norms_keep_their_input() -> None:
+    norm = irc.trace(LayerNorm(4), SPEC)
+    assert refs(random_weights(norm, 2)) == {
+        "weight": 'random("weight", 2, 1.0)',
+        "bias": 'random("bias", 2, 0.02)',
+    }
 
 
 def test_random_weights_come_only_on_request() -> None:

@@ -82,6 +82,22 @@ def test_a_shared_parameter_is_one_weight() -> None:
     assert sum(module.weights["one.weight"].users.values()) == 2
 
 
+def test_a_shared_module_has_its_first_name() -> None:
+    class Twice(Module):
+        def __init__(self) -> None:
+            self.one = Block(4)
+            self.two = self.one
+            self.parent = self  # a way back up is no part
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(self.one(x))
+
+    assert [name for name, _ in Twice().named_modules()] == ["", "one", "one.up"]
+    module = irc.trace(Twice(), SPEC)
+    assert list(module.weights) == ["one.up.weight", "one.scale"]
+    assert {op.loc.scope for op in module.main if op.loc} == {"one.up", "one", ""}
+
+
 def test_a_parameter_that_is_not_used_is_no_weight() -> None:
     class Lazy(Net):
         def forward(self, x: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class Kind(Enum):
 def build(layers: int, rate: float = 0.5, flag: bool = False, name: str = "a", size=3,
           act: Literal["silu", "gelu"] = "silu", widths: tuple[int, ...] = (),
           pair: tuple[int, str] = (0, ""), some: list[float] | None = None,
-          path: Path | None = None, kind: Kind = Kind.BIG, free=None, either: int | str = 0):
+          path: Path | None = None, kind: Kind = Kind.BIG, free=None, either: str | int = ""):
     rest = (some, path, kind.name, free, either)
     print((layers, rate, flag, name, size, act, widths, pair, *rest))
     return trace(lambda x: -x)
@@ -69,7 +69,8 @@ def test_settings_are_converted_by_annotation(tmp_path: Path, capsys: Any) -> No
     found = "(2, 0.001, True, '7', 9, 'gelu', (1, 2, 3), (4, 'b'), [0.5, 1.0]"
     assert capsys.readouterr().out.strip() == found + ", PosixPath('a/b'), 'BIG', 'text', 'x')"
     load_script(script(tmp_path, SETTINGS), {"layers": 5, "some": "none", "either": "3"})
-    assert "(5, 0.5, False, 'a', 3, 'silu', (), (0, ''), None, None" in capsys.readouterr().out
+    found = "(5, 0.5, False, 'a', 3, 'silu', (), (0, ''), None, None, 'BIG', None, 3)"
+    assert capsys.readouterr().out.strip() == found
 
 
 BAD: dict[str, tuple[dict[str, str], str]] = {

@@ -72,6 +72,7 @@ INDICES: list[Any] = [
     np.s_[None],
     np.s_[:, None, 1:3],
     np.s_[..., None],
+    np.s_[None, :, None],
     np.s_[1, None, -1],
     np.s_[0, ...],
     np.s_[:],

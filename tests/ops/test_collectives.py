@@ -222,6 +222,8 @@ def test_the_views_are_not_mixed(check: Callable[[Module], object]) -> None:
         Error, match="rank differs from rank to rank, so it is for the local view only"
     ):
         check(text("", 'rank {axis="tp"} : i32[]'))
+    with pytest.raises(Error, match="has no axis 'dp'"):
+        check(text("local", 'rank {axis="dp"} : i32[]'))
 
 
 GLOBAL = """module @m mesh(tp=2) {

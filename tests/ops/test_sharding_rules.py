@@ -23,6 +23,7 @@ from tests.ops.examples import EXAMPLES
 
 AXIS = "tp"
 WAYS = (2, 3, 4)
+DRAWS = 60  # what a rule guards against may be rare, such as one row of long positions among short
 HEADED = ("attention", "rope", "cache_update")  # a dimension of theirs holds whole heads
 Array = np.ndarray[Any, Any]
 BOUND = [example.bound() for found in EXAMPLES.values() for example in found if not example.prepare]
@@ -217,21 +218,22 @@ def joined(parts: list[Array], dim: int | None, lost: bool) -> Array:
     return np.asarray(total).astype(parts[0].dtype)
 
 
-@pytest.mark.parametrize("op_name", dict.fromkeys(example.op for example in RULED))
-def test_names_kept_whole_have_to_be(op_name: str, rng: np.random.Generator) -> None:
-    """A name marked `!` is one whose split gives a wrong result, or none, in some example."""
-    right: set[str] = set()
-    wrong: set[str] = set()
-    for example in (e for e in RULED if e.op == op_name):
-        dtype = example.dtypes[0]
-        inputs = inputs_of(example, dtype, rng)
-        op = operation(module_of(example, dtype))
-        for split in splits(op):
-            for ways in WAYS:
-                if split.whole and split.fits(op, ways):
-                    fits = splits_anyway(example, dtype, split, ways, inputs)
-                    (right if fits else wrong).add(split.name)
-    assert not right - wrong, f"{op_name} could be split along {sorted(right - wrong)}"
+@pytest.mark.parametrize("example", [pytest.param(e, id=str(e)) for e in RULED])
+def test_names_kept_whole_have_to_be(example: Example, rng: np.random.Generator) -> None:
+    """A name marked `!` is one whose split gives a wrong result, or none, for some input."""
+    dtype = example.dtypes[0]
+    op = operation(module_of(example, dtype))
+    for split in splits(op):
+        ways = [n for n in WAYS if split.fits(op, n)]
+        if split.whole and ways and not trivial(op):
+            draws = (inputs_of(example, dtype, rng) for _ in range(DRAWS))
+            right = all(splits_anyway(example, dtype, split, n, d) for d in draws for n in ways)
+            assert not right, f"{example.op} could be split along {split.name}"
+
+
+def trivial(op: Op) -> bool:
+    """Whether there is nothing to compute, so that anything may be split."""
+    return len(op.operands) == 1 and (op.opname == "concat" or 0 in op.operands[0].type.shape)
 
 
 def splits_anyway(
