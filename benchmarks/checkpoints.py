@@ -116,7 +116,7 @@ def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str) -
             source = ones if len(shape) == 1 else block
             while left > 0:
                 count = min(left, source.size)
-                file.write(memoryview(source[:count].view(np.uint8)))
+                file.write(source[:count].tobytes())
                 left -= count
 
 

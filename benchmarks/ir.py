@@ -71,8 +71,9 @@ def best(run: Callable[[int], dict[str, float]], blocks: int, repeat: int) -> di
 
 def llama_times() -> dict[str, float]:
     """Milliseconds for a 126-layer Llama: trace, default pipeline, print, parse."""
-    from irc.frontends.huggingface import trace_config
-    from irc.passes import default_pipeline
+    import irc.passes  # noqa: F401  (registers the passes of the default pipeline)
+    from irc.backends import get
+    from irc.frontends.huggingface import model_of
     from irc.pipeline import parse_pipeline, run_pipeline
 
     config = {
@@ -83,9 +84,9 @@ def llama_times() -> dict[str, float]:
         "hidden_act": "silu", "torch_dtype": "bfloat16",
     }  # fmt: skip
     seconds: dict[str, float] = {}
-    module = timed(seconds, "trace", lambda: trace_config(config))
-    passes = parse_pipeline(default_pipeline("onnx"))
-    timed(seconds, "default pipeline", lambda: run_pipeline(module, passes))
+    module = timed(seconds, "trace", lambda: model_of(config).trace("bf16"))
+    pipeline = parse_pipeline(get("onnx").default_pipeline)
+    timed(seconds, "default pipeline", lambda: run_pipeline(module, pipeline))
     text = timed(seconds, "print", lambda: print_module(module))
     timed(seconds, "parse", lambda: parse_module(text))
     timed(seconds, "verify", lambda: verify(module))

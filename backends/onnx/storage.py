@@ -23,7 +23,7 @@ from irc.errors import Error
 from irc.weights import Cast, Ref
 
 ALIGNMENT = 4096  # a page, so that every tensor can be mapped
-COPY = 1 << 30  # bytes asked of the system in one call
+COPY = 8 << 20  # bytes in one call of the system
 _CANNOT = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 
 
@@ -53,6 +53,8 @@ class Storage:
         """
         self.reader.check(weight)
         ref, stored = _as_stored(weight, self.reader, compute)
+        if stored not in DTYPES:
+            raise Error(f"weight @{weight.name} is {stored}, which onnx models cannot compute with")
         shape = self.reader.shape(ref)
         proto = TensorProto(name=name, data_type=DTYPES[stored])
         proto.dims.extend(shape)
@@ -135,9 +137,7 @@ def _copy(extent: Extent, target: int, offset: int) -> None:
     with open(extent.path, "rb") as source:
         done = _copy_inside(source.fileno(), target, extent, offset)
         while done < extent.nbytes:
-            block = os.pread(
-                source.fileno(), min(8 << 20, extent.nbytes - done), extent.offset + done
-            )
+            block = os.pread(source.fileno(), min(COPY, extent.nbytes - done), extent.offset + done)
             if not block:
                 raise Error(f"{extent.path} became shorter while it was read")
             done += os.pwrite(target, block, offset + done)

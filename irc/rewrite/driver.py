@@ -51,7 +51,8 @@ class _Driver:
             for cls, matcher in rule.matchers:
                 self.by_root.setdefault(cls, []).append(_Entry(rule, matcher, record))
         self.levels = max((rule.depth for rule in rules), default=0)
-        self.shared = any(rule.shared for rule in rules)
+        self.inner = {cls for rule in rules for cls in rule.inner}
+        self.shared = {cls for rule in rules for cls in rule.shared}
         self.work: deque[Op] = deque()
         self.queued: set[Op] = set()
         self.hits: dict[Rule, int] = {}
@@ -144,13 +145,14 @@ class _Driver:
 
     def climb(self, op: Op, levels: int) -> None:
         """Queue `op` and the roots above it whose patterns reach down to it."""
-        if op.__class__ in self.by_root:
+        kind = op.__class__
+        if kind in self.by_root:
             self.push(op)
-        if levels <= 1:
+        if levels <= 1 or kind not in self.inner:
             return
         for result in op.results:
             users = result.users
-            if len(users) == 1 or self.shared:
+            if len(users) == 1 or kind in self.shared:
                 for user in users:
                     self.climb(user, levels - 1)
 

@@ -38,7 +38,10 @@ class Rule:
             (v.cls, compile_pattern(v, self.parameters)) for v in self.variants
         ]
         self.depth = max(depth(v) for v in self.variants)
-        self.shared = any(p.shared for v in self.variants for p in list(op_patterns(v))[1:])
+        # the operations below the root, and those of them that may have other uses
+        inner = [p for v in self.variants for p in op_patterns(v) if p is not v]
+        self.inner = {p.cls for p in inner}
+        self.shared = {p.cls for p in inner if p.shared}
 
     def _root(self, pattern: Pattern) -> OpPattern:
         if isinstance(pattern, OpPattern):

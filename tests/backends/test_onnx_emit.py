@@ -1,225 +1,35 @@
-"""The written ONNX model: where weights lie, names, determinism, the report of what is missing."""
+"""The written ONNX model: names, determinism, calls, the report of what is missing."""
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
-import numpy as np
 import onnx
 import pytest
 
-from irc.backends.onnx import TABLE, backend, storage
+from irc.backends.onnx import TABLE, backend
 from irc.backends.onnx.graph import IR_VERSION, OPSET
-from irc.backends.onnx.storage import ALIGNMENT
-from irc.backends.reference import evaluate
-from irc.core import Module
 from irc.declare import op_class
 from irc.errors import Error
 from irc.source import Loc
 from irc.text import parse_module
-from tests.backends.decoder import Shape, build, save, write
+from tests.backends.decoder import Shape, build, save
+from tests.backends.emission import checkpoint, emitted, linear, module
 from tests.layout import ROOT
-
-X = {"x": np.random.default_rng(3).standard_normal((3, 4)).astype(np.float32)}
-
-
-def module(weights: str, body: str, result: str, files: dict[str, str] | None = None) -> Module:
-    """A module of one argument %x: f32[S, 4]."""
-    given = {"f": "m.safetensors"} if files is None else files
-    head = "".join(f'  file @{k} = "{v}"\n' for k, v in given.items())
-    return parse_module(
-        f"module @m dims(S=1:3:9) {{\n{head}{weights}\n"
-        f"  func @forward(%x: f32[S, 4]) -> ({result}) {{\n{body}\n  }}\n}}"
-    )
-
-
-def linear(ref: str, dtype: str = "f32") -> Module:
-    """x times the weight that `ref` says, computed in f32."""
-    cast = '%w = cast @w {dtype="f32"} : f32[5, 4]\n' if dtype != "f32" else ""
-    used = "%w" if cast else "@w"
-    return module(
-        f"weight @w : {dtype}[5, 4] = {ref}",
-        f"{cast}%y = linear %x, {used} : f32[S, 5]\nreturn %y",
-        "f32[S, 5]",
-    )
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A checkpoint folder; the artifact goes below it."""
-    rng = np.random.default_rng(0)
-    wide = rng.standard_normal((6, 5)).astype(np.float32)
-    arrays = {
-        "a": rng.standard_normal((5, 4)).astype(np.float32),
-        "b": wide[:5, :4].astype(ml_dtypes.bfloat16),
-        "c": wide,
-        "half": wide[:5, :4].astype(np.float16),
-    }
-    write(tmp_path / "m.safetensors", arrays)
-    (tmp_path / "out").mkdir()
-    return tmp_path
-
-
-def emitted(m: Module, folder: Path, **options: Any) -> tuple[dict[str, Any], onnx.ModelProto]:
-    """(facts, model), after the results were compared with the reference."""
-    out = folder / "out"
-    facts = dict(backend.emit(m, out, {"base": folder, "check": True, **options}))
-    found = backend.load(out, facts, threads=1).run(X)
-    for name, want in evaluate(m, X, folder).items():
-        close = 1e-5 if want.dtype == np.float32 else 1e-2  # f32 all through, so never rounded
-        np.testing.assert_allclose(found[name], want.astype(np.float32), rtol=close, atol=close)
-    return facts, onnx.load(str(out / "rank0.onnx"), load_external_data=False)
-
-
-def places(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
-    """Initializer to its external data."""
-    return {
-        t.name: {entry.key: entry.value for entry in t.external_data}
-        for t in model.graph.initializer
-        if t.external_data
-    }
+    return checkpoint(tmp_path)
 
 
 def test_version_is_what_onnx_runtime_reads(folder: Path) -> None:
     _, model = emitted(linear('@f["a"]'), folder)
     assert (model.ir_version, model.opset_import[0].version) == (IR_VERSION, OPSET) == (11, 24)
-
-
-def test_weights_are_read_where_they_lie(folder: Path) -> None:
-    facts, model = emitted(linear('@f["a"]'), folder)
-    where = places(model)["w"]
-    assert where["location"] == "m.safetensors" and int(where["offset"]) % 2 == 1
-    assert facts["weights"] == [] and sorted(os.listdir(folder / "out")) == ["rank0.onnx"]
-    assert facts["external"] == {"base": str(folder), "files": ["m.safetensors"]}
-    assert (folder / "out" / "rank0.onnx").stat().st_size < 2000
-
-
-def test_rows_are_an_offset(folder: Path) -> None:
-    m = module(
-        'weight @w : f32[2, 5] = @f["c"][3:5, :]',
-        "%n = slice %x {dim=1, start=0, stop=2} : f32[S, 2]\n"
-        "%y = matmul %n, @w : f32[S, 5]\nreturn %y",
-        "f32[S, 5]",
-    )
-    whole = places(emitted(linear('@f["c"][0:5, 0:4]'), folder, bundle=False)[1])
-    assert whole["w"]["location"] == "rank0.weights"
-    where = places(emitted(m, folder)[1])["w"]
-    assert (where["location"], where["length"]) == ("m.safetensors", "40")
-
-
-@pytest.mark.parametrize(
-    ("ref", "dtype", "stored", "own"),
-    [
-        ('@f["b"]', "bf16", "BFLOAT16", False),
-        ('@f["b"].cast(f32)', "f32", "BFLOAT16", False),  # widened in the graph, not in a file
-        ('@f["b"].cast(f32)[0:5, :]', "f32", "BFLOAT16", False),
-        ('@f["half"].cast(f32)', "f32", "FLOAT16", False),
-        ('@f["a"].cast(bf16)', "bf16", "BFLOAT16", True),
-        ('@f["a"].cast(bf16).cast(f32)', "f32", "FLOAT", True),
-        ('@f["half"].cast(bf16)', "bf16", "BFLOAT16", True),
-        ('@f["c"][0:5, 0:4]', "f32", "FLOAT", True),
-        ('@f["c"].transpose(1, 0)[:, 1:5]', "f32", "FLOAT", True),
-        ('concat(@f["a"][0:2, :], @f["c"][0:3, 0:4]; 0)', "f32", "FLOAT", True),
-        ('random("k", 3, 0.5)', "f32", "FLOAT", True),
-    ],
-)
-def test_only_what_needs_conversion_is_written(
-    folder: Path, ref: str, dtype: str, stored: str, own: bool
-) -> None:
-    facts, model = emitted(linear(ref, dtype), folder)
-    (proto,) = (t for t in model.graph.initializer if t.name == "w")
-    assert onnx.TensorProto.DataType.Name(proto.data_type) == stored
-    assert places(model)["w"]["location"] == ("rank0.weights" if own else "m.safetensors")
-    assert facts["weights"] == (["rank0.weights"] if own else [])
-
-
-def two_files(folder: Path) -> Module:
-    """One weight in place, in another folder than a second, and a third that is converted."""
-    for name in ("one", "two/deep"):
-        (folder / name).mkdir(parents=True)
-        write(
-            folder / name / "m.safetensors",
-            {"w": np.arange(16, dtype=np.float32).reshape(4, 4) / 8},
-        )
-    files = {"one": "one/m.safetensors", "two": "two/deep/m.safetensors"}
-    return module(
-        'weight @a : f32[4, 4] = @one["w"]\nweight @b : f32[4, 4] = @two["w"]\n'
-        'weight @c : f32[4, 4] = @two["w"].transpose(1, 0)',
-        "%1 = linear %x, @a : f32[S, 4]\n%2 = linear %1, @b : f32[S, 4]\n"
-        "%3 = linear %2, @c : f32[S, 4]\nreturn %3",
-        "f32[S, 4]",
-        files,
-    )
-
-
-def test_files_in_several_folders_and_our_own(folder: Path) -> None:
-    m = two_files(folder)
-    facts, model = emitted(m, folder)
-    where = {name: place["location"] for name, place in places(model).items()}
-    assert where == {
-        "a": "one/m.safetensors",
-        "b": "two/deep/m.safetensors",
-        "c": "rank0.weights",
-    }
-    assert facts["external"]["base"] == str(folder)
-    moved = folder / "elsewhere" / "out"
-    moved.parent.mkdir()
-    (folder / "out").rename(moved)
-    found = backend.load(moved, facts, threads=1).run(X)
-    np.testing.assert_allclose(found["result0"], evaluate(m, X, folder)["result0"])
-
-
-def test_links_of_a_cache_are_followed(folder: Path) -> None:
-    blobs, snapshot = folder / "blobs", folder / "snapshots" / "abc"
-    blobs.mkdir()
-    snapshot.mkdir(parents=True)
-    (folder / "m.safetensors").rename(blobs / "0123")
-    (snapshot / "m.safetensors").symlink_to("../../blobs/0123")
-    m = linear('@f["a"]')
-    out = folder / "out"
-    facts = backend.emit(m, out, {"base": snapshot})
-    assert facts["external"] == {"base": str(blobs), "files": ["0123"]}
-    found = backend.load(out, facts, threads=1).run(X)
-    np.testing.assert_allclose(found["result0"], evaluate(m, X, snapshot)["result0"], rtol=1e-6)
-
-
-def refuse(*_: object) -> int:
-    """copy_file_range between two file systems that cannot."""
-    raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-
-@pytest.mark.parametrize("copying", ["whole", "in pieces", "not at all", "absent"])
-def test_bundle_stands_alone(folder: Path, copying: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if copying == "in pieces":
-        monkeypatch.setattr(storage, "COPY", 24)
-    if copying == "not at all":
-        monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
-    if copying == "absent":
-        monkeypatch.delattr(os, "copy_file_range", raising=False)
-    m = two_files(folder)
-    facts, model = emitted(m, folder, bundle=True)
-    where = places(model)
-    assert {place["location"] for place in where.values()} == {"rank0.weights"}
-    assert [int(place["offset"]) for place in where.values()] == [0, ALIGNMENT, 2 * ALIGNMENT]
-    assert facts["external"] == {"base": None, "files": []}
-    wanted = evaluate(m, X, folder)["result0"]
-    onnx.checker.check_model(str(folder / "out" / "rank0.onnx"))
-    for name in ("one", "two"):
-        (folder / name).rename(folder / f"gone {name}")
-    found = backend.load(folder / "out", facts, threads=1).run(X)
-    np.testing.assert_allclose(found["result0"], wanted)
-
-
-def test_checker_accepts_a_model_above_its_weights(folder: Path) -> None:
-    facts = backend.emit(linear('@f["a"]'), folder, {"base": folder})
-    assert facts["external"]["base"] == str(folder)
-    onnx.checker.check_model(str(folder / "rank0.onnx"), full_check=True)
 
 
 def test_check_finds_a_wrong_graph(folder: Path) -> None:
@@ -340,18 +150,6 @@ def test_a_size_that_no_input_tells_is_named(folder: Path) -> None:
     m.dims["Z"] = (1, 2, 3)
     with pytest.raises(Error, match="no argument of @forward has the dimension Z"):
         backend.emit(m, folder / "out", {})
-
-
-def test_a_weight_unlike_its_file_is_refused(folder: Path) -> None:
-    with pytest.raises(Error, match=r"weight @w is f32\[5, 4\], but @f\[\"c\"\] is f32\[6, 5\]"):
-        backend.emit(linear('@f["c"]'), folder / "out", {"base": folder})
-
-
-def test_a_full_disk_is_an_error(folder: Path) -> None:
-    with pytest.raises(Error, match=r"cannot write .*nowhere/rank0\.onnx: No such file"):
-        backend.emit(linear('@f["a"]'), folder / "nowhere", {"base": folder})
-    with pytest.raises(Error, match=r"cannot write .*nowhere/rank0\.weights: No such file"):
-        backend.emit(linear('@f["a"]'), folder / "nowhere", {"base": folder, "bundle": True})
 
 
 # -- what the walk over functions does

@@ -132,6 +132,24 @@ def test_attention_over_a_cache(
     agrees(m, inputs, tmp_path)
 
 
+def test_masks_are_shared_where_they_are_equal(tmp_path: Path) -> None:
+    seen = "{head_dim=4, causal, window=3} : f32[B, S, 8]"
+    filled = "{head_dim=4, causal} : f32[B, S, 8]"
+    m = module(
+        "%q: f32[B, S, 8], %k: f32[B, 2, T, 4], %p: i32[B], %n: i32[B]",
+        f"%1 = attention %q, %k, %k, past=%p {seen}; %2 = attention %1, %k, %k, past=%n {seen}; "
+        f"%3 = attention %2, %k, %k, past=%p {seen}; "
+        f"%4 = attention %3, %k, %k, past=%p, lengths=%p {filled}; "
+        f"%5 = attention %4, %k, %k, past=%p, lengths=%n {filled}; return %5",
+        "f32[B, S, 8]",
+    )
+    past = np.array([2, 6], np.int32)
+    inputs = {"q": floats(2, 3, 8), "k": floats(2, 2, 9, 4), "p": past, "n": past[::-1].copy()}
+    model = agrees(m, inputs, tmp_path)
+    kinds = [node.op_type for node in model.graph.node]
+    assert (kinds.count("Greater"), kinds.count("Less")) == (2, 2)
+
+
 def test_eight_bit_floats_are_rounded_for_real(tmp_path: Path) -> None:
     m = module(
         "%x: f32[S]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from irc.backends.base import Program
 from irc.backends.onnx import backend
 from irc.backends.onnx.growth import growing, writes_of
-from irc.backends.onnxruntime import OnnxRuntimeProgram, OnnxRuntimeStream
+from irc.backends.onnxruntime import OnnxRuntimeProgram, OnnxRuntimeStream, session
 from irc.backends.onnxruntime.stream import SMALLEST
 from irc.backends.reference import ReferenceProgram
 from irc.core import Module
@@ -321,3 +322,20 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     model.write_bytes(model.read_bytes()[:1000])
     with pytest.raises(Error, match=r"ONNX Runtime cannot load .*rank0\.onnx"):
         backend.load(out, facts)
+
+
+# -- threads
+
+
+def test_cores_are_counted_where_they_are_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6}, raising=False)
+    monkeypatch.setattr(session, "_core", lambda cpu: ("0", str(cpu // 2)))
+    monkeypatch.setattr(session, "_is_virtual", lambda: False)
+    assert session.usable_cores() == 3
+    monkeypatch.setattr(session, "_is_virtual", lambda: True)
+    assert session.usable_cores() == 5
+
+
+def test_threads_are_those_asked_for(tmp_path: Path) -> None:
+    program, _ = loaded(SMALL, tmp_path)
+    assert program.session.get_session_options().intra_op_num_threads == 1

@@ -45,7 +45,7 @@ CASES = {
     body("neg %x"): "neg has 1 results, but 0 are named",
     body('%y = gelu %x {aproximate="tanh"} : f32[B, 8]'): "did you mean 'approximate'?",
     body('%y = gelu %x {approximate="tan"} : f32[B, 8]'): "did you mean 'tanh'?",
-    body("%y = gelu %x {approximate=3} : f32[B, 8]"): "approximate of gelu is 3, but it must be a string",
+    body("%y = gelu %x {approximate=3} : f32[B, 8]"): "gelu is 3, but it must be a string",
     body("%y = cast %x : f32[B, 8]"): "cast needs the attribute dtype",
     body('%y = cast %x {dtype="f23"} : f32[B, 8]'): "no dtype called 'f23'",
     body('%y = cast %x {dtype="f32", dtype="f32"} : f32[B, 8]'): "dtype is given twice",

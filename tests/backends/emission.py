@@ -1,0 +1,74 @@
+"""Shared by the tests of ONNX emission: small modules over a checkpoint, emitted and compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from irc.backends.onnx import backend
+from irc.backends.reference import evaluate
+from irc.core import Module
+from irc.text import parse_module
+from tests.backends.decoder import write
+
+X = {"x": np.random.default_rng(3).standard_normal((3, 4)).astype(np.float32)}
+
+
+def module(weights: str, body: str, result: str, files: dict[str, str] | None = None) -> Module:
+    """A module of one argument %x: f32[S, 4]."""
+    given = {"f": "m.safetensors"} if files is None else files
+    head = "".join(f'  file @{k} = "{v}"\n' for k, v in given.items())
+    return parse_module(
+        f"module @m dims(S=1:3:9) {{\n{head}{weights}\n"
+        f"  func @forward(%x: f32[S, 4]) -> ({result}) {{\n{body}\n  }}\n}}"
+    )
+
+
+def linear(ref: str, dtype: str = "f32") -> Module:
+    """x times the weight that `ref` says, computed in f32."""
+    cast = '%w = cast @w {dtype="f32"} : f32[5, 4]\n' if dtype != "f32" else ""
+    used = "%w" if cast else "@w"
+    return module(
+        f"weight @w : {dtype}[5, 4] = {ref}",
+        f"{cast}%y = linear %x, {used} : f32[S, 5]\nreturn %y",
+        "f32[S, 5]",
+    )
+
+
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint folder; the artifact goes below it."""
+    rng = np.random.default_rng(0)
+    wide = rng.standard_normal((6, 5)).astype(np.float32)
+    arrays = {
+        "a": rng.standard_normal((5, 4)).astype(np.float32),
+        "b": wide[:5, :4].astype(ml_dtypes.bfloat16),
+        "c": wide,
+        "half": wide[:5, :4].astype(np.float16),
+    }
+    write(tmp_path / "m.safetensors", arrays)
+    (tmp_path / "out").mkdir()
+    return tmp_path
+
+
+def emitted(m: Module, folder: Path, **options: Any) -> tuple[dict[str, Any], onnx.ModelProto]:
+    """(facts, model), after the results were compared with the reference."""
+    out = folder / "out"
+    facts = dict(backend.emit(m, out, {"base": folder, "check": True, **options}))
+    found = backend.load(out, facts, threads=1).run(X)
+    for name, want in evaluate(m, X, folder).items():
+        close = 1e-5 if want.dtype == np.float32 else 1e-2  # f32 all through, so never rounded
+        np.testing.assert_allclose(found[name], want.astype(np.float32), rtol=close, atol=close)
+    return facts, onnx.load(str(out / "rank0.onnx"), load_external_data=False)
+
+
+def places(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
+    """Initializer to its external data."""
+    return {
+        t.name: {entry.key: entry.value for entry in t.external_data}
+        for t in model.graph.initializer
+        if t.external_data
+    }

@@ -1,0 +1,197 @@
+"""Where the weights of an ONNX model lie: in place, in several folders, converted, bundled."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from irc.backends.onnx import backend, storage
+from irc.backends.onnx.storage import ALIGNMENT
+from irc.backends.reference import evaluate
+from irc.core import Module
+from irc.errors import Error
+from tests.backends.decoder import write
+from tests.backends.emission import X, checkpoint, emitted, linear, module, places
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint folder; the artifact goes below it."""
+    return checkpoint(tmp_path)
+
+
+def test_weights_are_read_where_they_lie(folder: Path) -> None:
+    facts, model = emitted(linear('@f["a"]'), folder)
+    where = places(model)["w"]
+    assert where["location"] == "m.safetensors" and int(where["offset"]) % 2 == 1
+    assert facts["weights"] == [] and sorted(os.listdir(folder / "out")) == ["rank0.onnx"]
+    assert facts["external"] == {"base": str(folder), "files": ["m.safetensors"]}
+    assert (folder / "out" / "rank0.onnx").stat().st_size < 2000
+
+
+def test_rows_are_an_offset(folder: Path) -> None:
+    m = module(
+        'weight @w : f32[2, 5] = @f["c"][3:5, :]',
+        "%n = slice %x {dim=1, start=0, stop=2} : f32[S, 2]\n"
+        "%y = matmul %n, @w : f32[S, 5]\nreturn %y",
+        "f32[S, 5]",
+    )
+    whole = places(emitted(linear('@f["c"][0:5, 0:4]'), folder, bundle=False)[1])
+    assert whole["w"]["location"] == "rank0.weights"
+    where = places(emitted(m, folder)[1])["w"]
+    assert (where["location"], where["length"]) == ("m.safetensors", "40")
+
+
+@pytest.mark.parametrize(
+    ("ref", "dtype", "stored", "own"),
+    [
+        ('@f["b"]', "bf16", "BFLOAT16", False),
+        ('@f["b"].cast(f32)', "f32", "BFLOAT16", False),  # widened in the graph, not in a file
+        ('@f["b"].cast(f32)[0:5, :]', "f32", "BFLOAT16", False),
+        ('@f["half"].cast(f32)', "f32", "FLOAT16", False),
+        ('@f["a"].cast(bf16)', "bf16", "BFLOAT16", True),
+        ('@f["a"].cast(bf16).cast(f32)', "f32", "FLOAT", True),
+        ('@f["half"].cast(bf16)', "bf16", "BFLOAT16", True),
+        ('@f["c"][0:5, 0:4]', "f32", "FLOAT", True),
+        ('@f["c"].transpose(1, 0)[:, 1:5]', "f32", "FLOAT", True),
+        ('concat(@f["a"][0:2, :], @f["c"][0:3, 0:4]; 0)', "f32", "FLOAT", True),
+        ('random("k", 3, 0.5)', "f32", "FLOAT", True),
+    ],
+)
+def test_only_what_needs_conversion_is_written(
+    folder: Path, ref: str, dtype: str, stored: str, own: bool
+) -> None:
+    facts, model = emitted(linear(ref, dtype), folder)
+    (proto,) = (t for t in model.graph.initializer if t.name == "w")
+    assert onnx.TensorProto.DataType.Name(proto.data_type) == stored
+    assert places(model)["w"]["location"] == ("rank0.weights" if own else "m.safetensors")
+    assert facts["weights"] == (["rank0.weights"] if own else [])
+
+
+def two_files(folder: Path) -> Module:
+    """One weight in place, in another folder than a second, and a third that is converted."""
+    for name in ("one", "two/deep"):
+        (folder / name).mkdir(parents=True)
+        write(
+            folder / name / "m.safetensors",
+            {"w": np.arange(16, dtype=np.float32).reshape(4, 4) / 8},
+        )
+    files = {"one": "one/m.safetensors", "two": "two/deep/m.safetensors"}
+    return module(
+        'weight @a : f32[4, 4] = @one["w"]\nweight @b : f32[4, 4] = @two["w"]\n'
+        'weight @c : f32[4, 4] = @two["w"].transpose(1, 0)',
+        "%1 = linear %x, @a : f32[S, 4]\n%2 = linear %1, @b : f32[S, 4]\n"
+        "%3 = linear %2, @c : f32[S, 4]\nreturn %3",
+        "f32[S, 4]",
+        files,
+    )
+
+
+def test_files_in_several_folders_and_our_own(folder: Path) -> None:
+    m = two_files(folder)
+    facts, model = emitted(m, folder)
+    where = {name: place["location"] for name, place in places(model).items()}
+    assert where == {
+        "a": "one/m.safetensors",
+        "b": "two/deep/m.safetensors",
+        "c": "rank0.weights",
+    }
+    assert facts["external"]["base"] == str(folder)
+    moved = folder / "elsewhere" / "out"
+    moved.parent.mkdir()
+    (folder / "out").rename(moved)
+    found = backend.load(moved, facts, threads=1).run(X)
+    np.testing.assert_allclose(found["result0"], evaluate(m, X, folder)["result0"])
+
+
+def test_links_of_a_cache_are_followed(folder: Path) -> None:
+    blobs, snapshot = folder / "blobs", folder / "snapshots" / "abc"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    (folder / "m.safetensors").rename(blobs / "0123")
+    (snapshot / "m.safetensors").symlink_to("../../blobs/0123")
+    m = linear('@f["a"]')
+    out = folder / "out"
+    facts = backend.emit(m, out, {"base": snapshot})
+    assert facts["external"] == {"base": str(blobs), "files": ["0123"]}
+    found = backend.load(out, facts, threads=1).run(X)
+    np.testing.assert_allclose(found["result0"], evaluate(m, X, snapshot)["result0"], rtol=1e-6)
+
+
+def refuse(*_: object) -> int:
+    """copy_file_range between two file systems that cannot."""
+    raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+
+@pytest.mark.parametrize("copying", ["whole", "in pieces", "refused", "absent"])
+def test_bundle_stands_alone(folder: Path, copying: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "COPY", 1 << 20 if copying == "whole" else 24)
+    if copying == "refused":
+        monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
+    if copying == "absent":
+        monkeypatch.delattr(os, "copy_file_range", raising=False)
+    m = two_files(folder)
+    facts, model = emitted(m, folder, bundle=True)
+    where = places(model)
+    assert {place["location"] for place in where.values()} == {"rank0.weights"}
+    assert [int(place["offset"]) for place in where.values()] == [0, ALIGNMENT, 2 * ALIGNMENT]
+    assert facts["external"] == {"base": None, "files": []}
+    wanted = evaluate(m, X, folder)["result0"]
+    onnx.checker.check_model(str(folder / "out" / "rank0.onnx"))
+    for name in ("one", "two"):
+        (folder / name).rename(folder / f"gone {name}")
+    found = backend.load(folder / "out", facts, threads=1).run(X)
+    np.testing.assert_allclose(found["result0"], wanted)
+
+
+def test_checker_accepts_a_model_above_its_weights(folder: Path) -> None:
+    facts = backend.emit(linear('@f["a"]'), folder, {"base": folder})
+    assert facts["external"]["base"] == str(folder)
+    onnx.checker.check_model(str(folder / "rank0.onnx"), full_check=True)
+
+
+def test_a_weight_unlike_its_file_is_refused(folder: Path) -> None:
+    with pytest.raises(Error, match=r"weight @w is f32\[5, 4\], but @f\[\"c\"\] is f32\[6, 5\]"):
+        backend.emit(linear('@f["c"]'), folder / "out", {"base": folder})
+
+
+def test_a_weight_that_only_quantizers_use_is_refused(folder: Path) -> None:
+    with pytest.raises(Error, match="weight @w is i4, which onnx models cannot compute with"):
+        backend.emit(linear('random("k", 1, 4.0)', "i4"), folder / "out", {})
+
+
+def test_writing_weights_takes_no_memory(folder: Path) -> None:
+    rows = 60_000  # 240 MB, a hole in the file
+    header = {"x": {"dtype": "F32", "shape": [rows, 1000], "data_offsets": [0, rows * 4000]}}
+    text = json.dumps(header).encode()
+    path = folder / "big.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, 8 + len(text) + rows * 4000)
+    body = "%y = slice @w {dim=0, start=0, stop=1} : f32[1, 1000]\nreturn %y"
+    before = resident()
+    for ref, bundle in (("", True), (".transpose(1, 0)", False)):
+        wide = "60000, 1000" if bundle else "1000, 60000"
+        shown = body if bundle else body.replace("1000]", "60000]")
+        kind = "f32[1, 1000]" if bundle else "f32[1, 60000]"
+        m = module(f'weight @w : f32[{wide}] = @f["x"]{ref}', shown, kind, {"f": path.name})
+        backend.emit(m, folder / "out", {"base": folder, "bundle": bundle})
+        assert (folder / "out" / "rank0.weights").stat().st_size == rows * 4000
+        assert resident() - before < 60 << 20
+
+
+def resident() -> int:
+    """Bytes of memory of this process, mapped files included."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_a_full_disk_is_an_error(folder: Path) -> None:
+    with pytest.raises(Error, match=r"cannot write .*nowhere/rank0\.onnx: No such file"):
+        backend.emit(linear('@f["a"]'), folder / "nowhere", {"base": folder})
+    with pytest.raises(Error, match=r"cannot write .*nowhere/rank0\.weights: No such file"):
+        backend.emit(linear('@f["a"]'), folder / "nowhere", {"base": folder, "bundle": True})
