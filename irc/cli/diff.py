@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from ..core import Function, Module
 from ..text import parse_module
-from ..text.printer import print_module
+from ..text.printer import attributes_text, print_module
 from .arguments import add_json
 from .console import coloured, paint, print_json
 from .sources import read_module
@@ -66,7 +66,7 @@ def compare(before: Module, after: Module) -> list[str]:
     lines += _entries("function", _signatures(before), _signatures(after))
     for name in [name for name in before.functions if name in after.functions]:
         lines += _operations(name, before.functions[name], after.functions[name])
-    return lines
+    return lines or ["the same entries in another order"]
 
 
 def nameless(module: Module) -> str:
@@ -128,7 +128,7 @@ def _plain(function: Function) -> list[object]:
     for i, op in enumerate(function):
         operands = [places.get(value, f"@{value.name}") for value in op.operands]
         types = [str(result.type) for result in op.results]
-        found.append((op.opname, operands, op.present, str(op.attributes), types))
+        found.append((op.opname, operands, op.present, attributes_text(op), types))
         places.update({result: f"{i}.{j}" for j, result in enumerate(op.results)})
     return found
 

@@ -160,6 +160,18 @@ def test_a_dry_run_writes_nothing(checkpoint: Path, tmp_path: Path) -> None:
     assert entries(tmp_path) == []
 
 
+def test_weights_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    works("compile", "model", "-o", "out")
+    manifest = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert list(manifest["weights"]) == [str(tmp_path / "model" / "model.safetensors")]
+    monkeypatch.chdir("/")
+    words = ["--prompt", "1 2", "--raw-ids", "--max-new-tokens", "3"]
+    works("generate", tmp_path / "out", *words)
+    works("generate", tmp_path / "out", *words, "--backend", "reference")
+
+
 def test_a_bundle_needs_nothing_else(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model")
     works("compile", folder, "-o", tmp_path / "near")

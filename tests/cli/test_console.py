@@ -57,6 +57,14 @@ def test_a_terminal_gets_a_line_that_changes_and_goes() -> None:
     assert stream.getvalue() == "\r\033[Kirc: reading ...\r\033[Kirc: reading ... 50%\r\033[K"
 
 
+def test_a_timer_that_comes_too_late_says_nothing() -> None:
+    stream = Terminal()
+    with Progress(stream) as progress:
+        progress("writing")
+        progress._begin("reading")
+        assert stream.getvalue() == ""
+
+
 def test_a_quiet_one_says_nothing() -> None:
     stream = Terminal()
     with Progress(stream, quiet=True) as progress:

@@ -15,6 +15,8 @@ from irc.errors import Error
 from tests.cli.runner import PROGRAM, irc, refused, shell, works
 from tests.layout import ROOT, project
 
+# a small output is written when the program ends, or at once, as the environment says
+BUFFERED = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
 MODULE = """\
 module @m dims(B=1:2:4) {
   func @forward(%x: f32[B, 4]) -> (y: f32[B, 4]) {
@@ -202,7 +204,7 @@ def test_a_reader_that_stops_is_no_failure(module: Path, reader: str, passes: st
     done = subprocess.run(
         ["bash", "-c", f"{chain} >/dev/null; echo ${{PIPESTATUS[@]}}"],
         cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
+        env=BUFFERED,
         capture_output=True,
         text=True,
         check=True,
@@ -215,7 +217,12 @@ def test_a_reader_that_stops_is_no_failure(module: Path, reader: str, passes: st
 def test_a_full_standard_output_is_a_sentence(module: Path) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [*PROGRAM, "show", str(module)], cwd=ROOT, stdout=full, stderr=-1, check=False
+            [*PROGRAM, "show", str(module)],
+            cwd=ROOT,
+            env=BUFFERED,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
         )
     assert (done.returncode, done.stderr) == (1, b"error: No space left on device\n")
 

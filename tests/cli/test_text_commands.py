@@ -198,6 +198,25 @@ def test_opt_checks_numerics(module: Path, tmp_path: Path) -> None:
         PASSES.pop("test-wrong", None)
 
 
+def test_opt_verifies_after_every_pass(module: Path, tmp_path: Path) -> None:
+    broken = (
+        "from irc import Pass, register\n@register('test-broken')\nclass Broken(Pass):\n"
+        "    def run(self, module, stats):\n        module.weights['w'].name = 'v'\n"
+    )
+    (tmp_path / "broken.py").write_text(broken)
+    words = ["--load", tmp_path / "broken.py"]
+    try:
+        err = refused("opt", module, *words, "--passes", "test-broken")
+        assert "weight @v is filed under the name 'w'" in err
+        assert "the module was in order before the pass test-broken" in err
+        works("opt", module, *words, "--passes", "test-broken", "--no-verify")
+        words += ["--pipeline", "test-broken", "--dry-run"]
+        assert "weight @v is filed under the name 'w'" in refused("compile", module, *words)
+        works("compile", module, *words, "--no-verify")
+    finally:
+        PASSES.pop("test-broken", None)
+
+
 def test_opt_loads_a_pass_of_the_users(module: Path, tmp_path: Path) -> None:
     (tmp_path / "shout.py").write_text(MY_PASS.format(name="test-shout"))
     words = ["--load", tmp_path / "shout.py"]
@@ -280,6 +299,33 @@ def test_other_names_are_told_from_another_structure(module: Path, tmp_path: Pat
     assert answer.out.startswith("only the names of values differ\n")
     found = irc("diff", module, other, "--json").json
     assert (found["same"], found["same_structure"]) == (False, True)
+
+
+def test_another_order_is_a_difference(module: Path, tmp_path: Path) -> None:
+    more = '  weight @v : f32[1] = random("v", 1, 0.5)\n'
+    first = changed(tmp_path, PLAIN.replace("  func", more + "  func"))
+    second = PLAIN.replace("  weight @w", more + "  weight @w")
+    found = irc("diff", first, "-", "--json", stdin=second).json
+    assert found["changes"] == ["the same entries in another order"]
+    assert found["same_structure"] is False
+
+
+def test_a_callee_is_told_by_its_name(tmp_path: Path) -> None:
+    text = """\
+module @m {
+  func @half(%x: f32[2]) -> (f32[2]) {
+    %y = add %x, %x : f32[2]
+    return %y
+  }
+  func @forward(%x: f32[2]) -> (f32[2]) {
+    %z = call %x {callee=@half} : f32[2]
+    %w = neg %z : f32[2]
+    return %w
+  }
+}
+"""
+    changes = irc("diff", changed(tmp_path, text), "-", "--json", stdin=text.replace("@m", "@n"))
+    assert changes.json["changes"] == ["name: m -> n"]
 
 
 def test_diff_reads_standard_input(module: Path) -> None:
