@@ -92,8 +92,8 @@ class Backend(Protocol):
         """
         ...
 
-    def load(self, folder: Path, manifest: Mapping[str, Any]) -> Program:
-        """The program that `emit` wrote into `folder`."""
+    def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:
+        """The program that `emit` wrote into `folder`; options are the backend's own."""
         ...
 
 

@@ -43,8 +43,10 @@ class ReferenceBackend:
         (folder / TEXT).write_text(str(module), encoding="utf-8")
         return {"base": str(Path(options.get("base") or ".").resolve())}
 
-    def load(self, folder: Path, manifest: Mapping[str, Any]) -> ReferenceProgram:
+    def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> ReferenceProgram:
         """The program of `module.irc`; relative checkpoint paths start at the manifest's `base`."""
+        if options:
+            raise Error(f"the reference backend has no option {next(iter(options))}")
         path = folder / TEXT
         module = parse_module(path.read_text(encoding="utf-8"), str(path))
         return ReferenceProgram(module, manifest.get("base", folder))

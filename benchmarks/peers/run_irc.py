@@ -9,15 +9,13 @@ import numpy as np
 
 import irc
 from benchmarks.peers.prompt import prompt_ids, report
-from irc.backends import get
 
 
 def main() -> None:
     folder = sys.argv[1]
     threads, prompt, new = map(int, sys.argv[2:])
     start = time.perf_counter()
-    artifact = irc.load(folder)
-    program = get("onnx").load(artifact.folder, artifact.facts, threads=threads)
+    program = irc.load(folder, threads=threads).program
     load = time.perf_counter() - start
     prefills: list[float] = []
     decodes: list[float] = []

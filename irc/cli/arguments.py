@@ -89,6 +89,28 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
+def add_runtime(parser: argparse.ArgumentParser) -> None:
+    """What decides how a program is loaded."""
+    parser.add_argument("--backend", metavar="NAME", help="run module.irc with it: reference")
+    parser.add_argument(
+        "--threads",
+        metavar="N",
+        type=whole_number(1),
+        help="threads of one operation (the physical cores)",
+    )
+    parser.add_argument(
+        "--low-memory",
+        action="store_true",
+        help="weights stay in the page cache: little memory, slower prefill",
+    )
+
+
+def runtime_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `load` that were given."""
+    options: dict[str, Any] = {"threads": args.threads} if args.threads else {}
+    return options | ({"low_memory": True} if args.low_memory else {})
+
+
 def add_load(parser: argparse.ArgumentParser) -> None:
     """`--load F`, for passes of the user's own."""
     parser.add_argument(

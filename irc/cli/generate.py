@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 
 from ..errors import Error
-from .arguments import add_json, whole_number
+from .arguments import add_json, add_runtime, runtime_options, whole_number
 from .console import Progress, paint, print_json, warn
 
 EXAMPLES = """
@@ -33,7 +33,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--raw-ids", action="store_true", help="the prompt is token ids, and so is the output"
     )
-    parser.add_argument("--backend", metavar="NAME", help="run module.irc with it, e.g. reference")
+    add_runtime(parser)
     add_json(parser)
 
 
@@ -44,7 +44,7 @@ def run(args: Namespace) -> int:
     prompt = read_prompt(args.prompt)
     with Progress() as progress:
         progress(f"loading {args.source}")
-        model = open_model(args.source, args.backend)
+        model = open_model(args.source, args.backend, **runtime_options(args))
         ids = parse_ids(prompt) if args.raw_ids else model.tokenizer.encode(prompt)
     say = _printer(args.json)
     if not args.raw_ids:

@@ -23,7 +23,7 @@ EXAMPLES = """
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc ops`."""
     parser.add_argument("name", metavar="NAME", nargs="?", help="one operation, in full")
-    parser.add_argument("--markdown", action="store_true", help="the table as Markdown")
+    parser.add_argument("--markdown", action="store_true", help="a table by group, as Markdown")
     add_json(parser)
 
 
@@ -46,13 +46,34 @@ def run(args: Namespace) -> int:
         print_json(found)
         return 0
     columns = list(found[0]["backends"])
-    rows = [[each["name"], *each["backends"].values(), each["summary"]] for each in found]
-    header = ["operation", *columns, "what it is"]
     if args.markdown:
-        print(markdown_table([[f"`{name}`", *rest] for name, *rest in rows], header))
-    else:
-        print(table(rows, header))
+        print(markdown_table(grouped(found), ["group", "operations", *columns]))
+        return 0
+    rows = [[each["name"], *each["backends"].values(), each["summary"]] for each in found]
+    print(table(rows, ["operation", *columns, "what it is"]))
     return 0
+
+
+def grouped(found: list[dict[str, Any]]) -> list[list[str]]:
+    """A row per group of operations: their names, and per backend which of them it has."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for each in found:
+        groups.setdefault(each["group"], []).append(each)
+    return [
+        [group, _names(members), *(_share(members, name) for name in members[0]["backends"])]
+        for group, members in sorted(groups.items())
+    ]
+
+
+def _names(members: list[dict[str, Any]]) -> str:
+    return ", ".join(f"`{each['name']}`" for each in members)
+
+
+def _share(members: list[dict[str, Any]], backend: str) -> str:
+    lacking = [each for each in members if each["backends"][backend] == "no"]
+    if not lacking:
+        return "yes"
+    return "no" if len(lacking) == len(members) else f"all but {_names(lacking)}"
 
 
 def described(cls: type[Op]) -> dict[str, Any]:
@@ -64,6 +85,7 @@ def described(cls: type[Op]) -> dict[str, Any]:
     defaults = cls.attribute_defaults
     return {
         "name": cls.opname,
+        "group": cls.__module__.rpartition(".")[2],
         "summary": text.partition("\n")[0],
         "text": text,
         "operands": [f"{name}..." if _repeats(cls, name) else name for name in cls.operand_names],

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Error
-from .arguments import add_json
+from .arguments import add_json, add_runtime, runtime_options
 from .console import Progress, print_json, table
 
 EXAMPLES = """
@@ -36,9 +36,7 @@ def configure(parser: ArgumentParser) -> None:
         required=True,
         help="where one array per output goes; floats that numpy lacks, such as bf16, as f32",
     )
-    parser.add_argument(
-        "--backend", metavar="NAME", help="run module.irc with it: reference needs no compiling"
-    )
+    add_runtime(parser)
     add_json(parser)
 
 
@@ -49,7 +47,7 @@ def run(args: Namespace) -> int:
     inputs = read_arrays(Path(args.inputs))
     with Progress() as progress:
         progress(f"loading {args.source}")
-        model = open_model(args.source, args.backend)
+        model = open_model(args.source, args.backend, **runtime_options(args))
         progress(f"running {args.source}")
         began = time.perf_counter()
         outputs = model.run(inputs)

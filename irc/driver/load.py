@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 
 class Artifact:
-    """A compiled folder. Nothing is loaded before the first run."""
+    """A compiled folder. Nothing is loaded before the first run.
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder, self.manifest = folder, manifest
+    `options` go to the backend that loads it.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, options: Mapping[str, Any] | None = None
+    ) -> None:
+        self.folder, self.manifest, self.options = folder, manifest, dict(options or {})
 
     @cached_property
     def module(self) -> Module:
@@ -32,10 +37,15 @@ class Artifact:
     @cached_property
     def model(self) -> Model:
         """The program of the backend that the artifact was compiled for."""
+        return self._model(self.program)
+
+    @cached_property
+    def program(self) -> Program:
+        """What the backend loaded: its ports, `run` and `open` on plain arrays."""
         from ..backends import get
 
         facts = {**self.manifest, **self.manifest["program"]}  # what emit said wins
-        return self._model(get(self.manifest["backend"]).load(self.folder, facts))
+        return get(self.manifest["backend"]).load(self.folder, facts, **self.options)
 
     @cached_property
     def reference(self) -> Model:
@@ -62,20 +72,29 @@ class Artifact:
         return f"<artifact {self.folder} for {self.manifest['backend']}>"
 
 
-def load(folder: PathLike) -> Artifact:
-    """The artifact in a folder; an Error where a file of it, or a weight file, has changed."""
+def load(folder: PathLike, **options: Any) -> Artifact:
+    """The artifact in a folder; an Error where a file of it, or a weight file, has changed.
+
+    Options are the backend's. For `onnx`: `threads`, how many an operation may use (physical cores
+    by default); `low_memory=True` keeps weights in the page cache, at a slower prefill.
+    """
     path = Path(folder)
     manifest = read_manifest(path)
     check(path, manifest)
-    return Artifact(path, manifest)
+    return Artifact(path, manifest, options)
 
 
-def open_model(place: PathLike, backend: str | None = None) -> Model:
-    """What can be run at `place`: an artifact, or a module's text by the reference backend."""
+def open_model(place: PathLike, backend: str | None = None, **options: Any) -> Model:
+    """What can be run at `place`: an artifact, or a module's text by the reference backend.
+
+    Options are those of `load`; the reference backend has none.
+    """
     path = Path(place)
+    if options and (path.is_file() or backend == "reference"):
+        raise Error(f"the reference backend has no option {next(iter(options))}")
     if path.is_file():
         return _interpreted(path, backend)
-    artifact = load(path)
+    artifact = load(path, **options)
     made_for = artifact.manifest["backend"]
     if backend in (None, made_for):
         return artifact.model

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import irc
+from irc.backends.onnxruntime import OnnxRuntimeProgram
+from irc.driver import open_model
 from irc.dtypes import numpy_dtype
 from irc.frontends import Module
 from irc.frontends.layers import Linear
@@ -84,6 +86,18 @@ def test_a_module_compiles_and_runs(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.run({"x": X})["y"], 2 * X)
     assert str(loaded.module).startswith("module @double dims(B=1:2:8)")
     assert repr(loaded) == f"<artifact {tmp_path}/out for onnx>"
+
+
+def test_options_reach_what_loads(tmp_path: Path) -> None:
+    irc.compile(doubled(), tmp_path / "out")
+    program = irc.load(tmp_path / "out", threads=1).program
+    assert isinstance(program, OnnxRuntimeProgram)
+    assert program.session.get_session_options().intra_op_num_threads == 1
+    with pytest.raises(irc.Error, match="the reference backend has no option threads"):
+        open_model(tmp_path / "out", "reference", threads=1)
+    irc.compile(doubled(), tmp_path / "numpy", backend="reference")
+    with pytest.raises(irc.Error, match="the reference backend has no option threads"):
+        _ = irc.load(tmp_path / "numpy", threads=1).program
 
 
 def test_a_module_compiles_for_the_reference(tmp_path: Path) -> None:

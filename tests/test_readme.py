@@ -1,0 +1,56 @@
+"""The README shows what the commands print: its script is compiled, its dump and table compared."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.runner import works
+from tests.layout import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def block(start: str) -> str:
+    """The fenced block whose first line begins with `start`."""
+    for body in re.findall(r"```\w+\n(.*?)```", README, re.DOTALL):
+        if body.startswith(start):
+            return body
+    raise AssertionError(f"the README has no block that starts with {start!r}")
+
+
+@pytest.fixture
+def scorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which the README's first commands were run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scorer.py").write_text(block("# scorer.py"))
+    np.savez(tmp_path / "ids.npz", ids=np.arange(20).reshape(2, 10))
+    for line in re.findall(r"^    irc (.*scorer.*)$", README, re.MULTILINE):
+        command = line.partition("#")[0].split("|")[0]
+        works(*shlex.split(command))
+    return tmp_path
+
+
+def test_the_script_compiles_to_the_dump_that_is_shown(scorer: Path) -> None:
+    assert works("show", "build/scorer").out == block("module @scorer")
+    assert np.load(scorer / "scores.npz")["score"].shape == (2, 1)
+
+
+def test_the_table_of_operations_is_the_one_that_is_printed() -> None:
+    assert works("ops", "--markdown").out.strip() in README
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    listed = set(re.findall(r"^  (\w+)  ", works("--help").out, re.MULTILINE))
+    named = set(re.findall(r"`irc (\w+)", README)) - {"COMMAND"}
+    assert named <= listed
+    assert listed <= named
+
+
+def test_the_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
