@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..core import Module, Weight
-from ..weights import ConcatRef, RandomRef, Ref, UnboundRef
+from ..weights import Cast, ConcatRef, RandomRef, Ref, UnboundRef
 
 
 def random_weights(module: Module, seed: int) -> Module:
@@ -15,16 +15,18 @@ def random_weights(module: Module, seed: int) -> Module:
     vectors 0.02. The numbers depend on key and seed only, and are made when they are read.
     """
     for weight in module.weights.values():
-        weight.ref = _filled(weight.ref, seed, _scale(weight))
+        weight.ref = _filled(weight.ref, seed, _scale(weight), weight.type.dtype)
     return module
 
 
-def _filled(ref: Ref, seed: int, scale: float) -> Ref:
+def _filled(ref: Ref, seed: int, scale: float, dtype: str) -> Ref:
     if isinstance(ref, ConcatRef):
-        return replace(ref, parts=tuple(_filled(part, seed, scale) for part in ref.parts))
-    if isinstance(ref, UnboundRef):
-        return RandomRef(ref.key, seed, scale, steps=ref.steps)
-    return ref
+        return replace(ref, parts=tuple(_filled(part, seed, scale, dtype) for part in ref.parts))
+    if not isinstance(ref, UnboundRef):
+        return ref
+    # numbers that say their shape are f32, others have the dtype of the weight
+    cast = () if ref.shape is None else (Cast(dtype),)
+    return RandomRef(ref.key, seed, scale, ref.shape, steps=(*cast, *ref.steps))
 
 
 def _scale(weight: Weight) -> float:

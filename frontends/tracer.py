@@ -32,6 +32,7 @@ class Tracer:
         self.paths, self.keys = paths, keys
         self.weights: dict[Parameter, Weight] = {}
         self.named: set[Value] = set(function.args)
+        self._taken: set[str] = set()  # the names of the weights
 
     def append(self, op: Op) -> None:
         """Put an operation at the end of the traced function."""
@@ -50,10 +51,11 @@ class Tracer:
                 "ModuleList), or give it a name",
                 loc=here(),
             )
-        if any(weight.name == key for weight in self.weights.values()):
+        if key in self._taken:
             raise Error(f"two parameters are called {key!r}; rename one", loc=here())
         weight = Weight(TensorType(parameter.dtype, parameter.shape), key, UnboundRef(key))
         self.weights[parameter] = weight
+        self._taken.add(key)
         return weight
 
     def suggest(self, value: Value, name: str) -> None:

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from .dims import Dim, DimLike
+from .dims import LARGEST, Dim, DimLike
 from .errors import Error, did_you_mean
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _float(value: Any, where: str) -> float:
         raise _wrong(value, "a number", where)
     try:
         return float(value)
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):
         raise _wrong(value, "a number", where) from None
 
 
@@ -54,7 +54,11 @@ def _dim(value: Any, where: str) -> DimLike:
 
 
 def _number(value: Any, where: str) -> Number:
-    return value if isinstance(value, (bool, int)) else _float(value, where)
+    if not isinstance(value, int):  # True is an int as well
+        return _float(value, where)
+    if not -LARGEST - 1 <= value <= LARGEST:
+        raise _wrong(value, "a number; integers have 64 bits", where)
+    return value
 
 
 def _items(check: Callable[[Any, str], Any]) -> Callable[[Any, str], tuple[Any, ...]]:
@@ -128,6 +132,20 @@ def checking_line(op: str, name: str, kind: Any) -> str:
     test = " and ".join(guard) or "True"
     where = repr(f"{name} of {op}")
     return f" if {test}: {name} = check_{checker}({name}, {where})"
+
+
+def key_text(name: str, kind: Any) -> str:
+    """Tuple items, as Python text, that tell the values of an attribute apart.
+
+    1, 1.0 and True are equal in Python, but not where an attribute may be any of them.
+    """
+    match _checker(kind):
+        case "number":
+            return f"{name}, {name}.__class__, "
+        case "numbers":
+            return f"{name}, (*map(type, {name}),), "
+        case _:
+            return f"{name}, "
 
 
 def choices(kind: Any) -> tuple[str, ...]:

@@ -260,7 +260,8 @@ def _generate(
         init.append(f" self.{a} = {a}")
     init.append(" self.loc = loc; self.parent = self.prev = self.next = None; self.results = ()")
     if memo:
-        init.append(f" key = (self.__class__, {types}{''.join(f'{a}, ' for a in attrs)})")
+        values = "".join(attributes.key_text(a, kind) for a, kind in attrs.items())
+        init.append(f" key = (self.__class__, {types}{values})")
         init.append(" types = memo.get(key)")
         init.append(" if types is None: types = memo.remember(self, key)")
     else:
@@ -277,7 +278,8 @@ def _generate(
     if maybe:
         types += f"self.present, *[x.type for x in o[{len(plain)}:]], "
     key = ["def type_key(self):", " o = self.operands"]
-    key.append(f" return (self.__class__, {types}{''.join(f'self.{a}, ' for a in attrs)})")
+    values = "".join(attributes.key_text(f"self.{a}", kind) for a, kind in attrs.items())
+    key.append(f" return (self.__class__, {types}{values})")
     if not memo:
         key = ["def type_key(self):", " return (self,)"]
 

@@ -6,8 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
+from .errors import Error
+
 Monomial: TypeAlias = tuple[str, ...]  # symbol names in order; () is the constant term
 Terms: TypeAlias = tuple[tuple[Monomial, int], ...]
+
+LARGEST = (1 << 63) - 1  # the largest size that files and kernels can hold
+MOST_TERMS = 256  # far more than a model has; products of longer sums would take for ever
 
 
 class Dim:
@@ -109,7 +114,10 @@ def product(shape: Shape) -> DimLike:
 
 
 def exact_divide(dim: DimLike, by: DimLike) -> DimLike | None:
-    """`dim / by` where the quotient is a polynomial for every value of the symbols, else None."""
+    """`dim / by` where the quotient is known to be a polynomial, else None.
+
+    A sum is known to divide only itself.
+    """
     if not isinstance(by, Dim):
         if by == 0 or any(coefficient % by for _, coefficient in _terms(dim)):
             return None
@@ -147,6 +155,8 @@ def _make(total: dict[Monomial, int]) -> DimLike:
         return 0
     if len(kept) == 1 and kept[0][0] == ():
         return kept[0][1]
+    if len(kept) > MOST_TERMS:
+        raise Error(f"a dimension is a sum of more than {MOST_TERMS} terms; use fewer symbols")
     return Dim(tuple(kept))
 
 

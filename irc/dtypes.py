@@ -76,6 +76,28 @@ def dtype_of(array: np.ndarray) -> str:
     return found.name
 
 
+def widened(array: np.ndarray) -> np.ndarray:
+    """The array as numpy computes with it: narrow floats in f32, i4 and u4 in a byte.
+
+    Integers wrap, so what comes back from the byte to 4 bits is what 4 bits would have given.
+    """
+    wider = _WIDER.get(array.dtype)
+    return array if wider is None else array.astype(wider)
+
+
+_WIDER: dict[np.dtype[np.generic], np.dtype[np.generic]] = {
+    DTYPES[narrow].numpy: DTYPES[wide].numpy
+    for narrow, wide in (
+        ("f16", "f32"),
+        ("bf16", "f32"),
+        ("f8e4m3", "f32"),
+        ("f8e5m2", "f32"),
+        ("i4", "i8"),
+        ("u4", "u8"),
+    )
+}
+
+
 def is_float(name: str) -> bool:
     """Whether `name` is a floating-point type."""
     return dtype(name).is_float

@@ -10,6 +10,8 @@ from math import prod
 
 from .errors import Error, did_you_mean
 
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
 
 @dataclass(frozen=True)
 class Mesh:
@@ -20,6 +22,8 @@ class Mesh:
     def __post_init__(self) -> None:
         names = [name for name, _ in self.axes]
         for name, size in self.axes:
+            if not _NAME.fullmatch(name):
+                raise Error(f"{name!r} is no name for a mesh axis; use letters, digits, _")
             if names.count(name) > 1:
                 raise Error(f"mesh axis {name!r} is given twice")
             if size < 1:
@@ -30,7 +34,7 @@ class Mesh:
         """A mesh from `tp=2,pp=1`; an empty text is a mesh of one rank."""
         axes: list[tuple[str, int]] = []
         for item in filter(None, (part.strip() for part in text.split(","))):
-            match = re.fullmatch(r"([A-Za-z_]\w*)=(\d+)", item)
+            match = re.fullmatch(r"([A-Za-z_]\w*)=(\d{1,9})", item)
             if match is None:
                 raise Error(
                     f"cannot read the mesh axis {item!r}; write it as name=size, as in tp=2"

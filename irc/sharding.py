@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
-from .dims import DimLike
 from .errors import Error
 from .types import Axes, TensorType
 
@@ -114,7 +113,7 @@ def _each(words: tuple[Words, ...], outs: tuple[TensorType, ...]) -> tuple[Words
 def _axes_by_name(op: Op, rule: Rule) -> dict[str, Axes]:
     """Which axes split each name; every operand that has the name must agree."""
     where: dict[str, Axes] = {}
-    seen: dict[str, tuple[str, DimLike, Axes]] = {}
+    seen: dict[str, tuple[str, Axes]] = {}
     operands = list(op.named_operands())
     for (name, value), (_, words) in zip(operands, operand_words(op, rule), strict=True):
         for word, size, axes in zip(words, value.type.shape, value.type.axes, strict=True):
@@ -126,7 +125,7 @@ def _axes_by_name(op: Op, rule: Rule) -> dict[str, Axes]:
                 )
             if word == "1" or (size == 1 and not axes and word.startswith(".")):
                 continue  # a broadcast dimension fits any split
-            other, _, known = seen.setdefault(word, (name, size, axes))
+            other, known = seen.setdefault(word, (name, axes))
             if known != axes:
                 raise Error(_disagreement(op, word, other, known, name, axes), op)
             if axes:

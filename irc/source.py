@@ -42,7 +42,11 @@ class Loc:
         return f"loc({quote(self.file)}:{self.line}{scope})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Loc) and repr(self) == repr(other)
+        return isinstance(other, Loc) and (self.file, self.line, self.scope) == (
+            other.file,
+            other.line,
+            other.scope,
+        )
 
     def __hash__(self) -> int:
         return hash((self.file, self.line, self.scope))

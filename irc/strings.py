@@ -6,8 +6,8 @@ import json
 
 
 def quote(text: str) -> str:
-    """`text` as a literal."""
-    return json.dumps(text, ensure_ascii=False)
+    """`text` as a literal; one that cannot be printed as it is has escapes for all but ASCII."""
+    return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def unquote(literal: str) -> str:

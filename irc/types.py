@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
-from .dims import Dim, Shape
+from .dims import LARGEST, Dim, Shape
 from .dtypes import dtype as check_dtype
 from .errors import Error
 
@@ -89,6 +89,10 @@ def _check(dtype: str, shape: Shape, axes: tuple[Axes, ...], partial: Axes) -> N
             raise Error(f"a dimension is an int or a symbol, not {dim!r}")
         if isinstance(dim, int) and dim < 0:
             raise Error(f"a dimension cannot be negative, but this shape has {dim}")
+        if isinstance(dim, int) and dim > LARGEST:
+            raise Error(f"the dimension {dim} is too large; sizes have 63 bits")
+        if isinstance(dim, Dim) and any(abs(n) > LARGEST for _, n in dim.terms):
+            raise Error(f"the dimension {dim} is too large; sizes have 63 bits")
     used = [axis for group in axes for axis in group] + list(partial)
     for axis in used:
         if used.count(axis) > 1:

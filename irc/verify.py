@@ -17,10 +17,11 @@ _SYMBOL = re.compile(r"\w[\w.]*")
 def verify(module: Module) -> None:
     """Raise an Error about the first thing that is not as it must be; see each `_check`."""
     links = _Links()
+    _check_header(module)
     for name, weight in module.weights.items():
         _check_weight(module, name, weight)
     for name, function in module.functions.items():
-        if function.name != name or not _SYMBOL.fullmatch(name):
+        if function.name != name:
             raise Error(f"function @{function.name} is filed under the name {name!r}")
         _check_function(module, function, links)
     for weight in module.weights.values():
@@ -37,8 +38,29 @@ class _Links:
         self.owned = 0
 
 
+def _check_header(module: Module) -> None:
+    """What stands before the functions can be written and read back."""
+    for kind, names in (
+        ("the module", [module.name]),
+        ("a file", module.files),
+        ("a weight", module.weights),
+        ("a function", module.functions),
+    ):
+        for name in names:
+            if not _SYMBOL.fullmatch(name):
+                raise Error(f"{name!r} is no name for {kind}; use letters, digits, _ and dots")
+    for name, (low, typical, high) in module.dims.items():
+        if not _NAME.fullmatch(name):
+            raise Error(f"{name!r} is no name for a dim; use letters, digits, _")
+        if not 0 <= low <= typical <= high:
+            raise Error(
+                f"the range of {name} is min:typical:max in rising order, "
+                f"not {low}:{typical}:{high}"
+            )
+
+
 def _check_weight(module: Module, name: str, weight: Weight) -> None:
-    if weight.name != name or not _SYMBOL.fullmatch(name):
+    if weight.name != name:
         raise Error(f"weight @{weight.name} is filed under the name {name!r}")
     for file in weight.ref.files():
         if file not in module.files:
@@ -125,6 +147,10 @@ def _check_results(function: Function) -> None:
     for name in names:
         if names.count(name) > 1:
             raise Error(f"@{function.name} has two results called {name}")
+        if not _NAME.fullmatch(name):
+            raise Error(
+                f"{name!r} is no name for a result of @{function.name}; use letters, digits, _"
+            )
     args = {arg.name: arg for arg in function.args}
     taken: set[str] = set()
     for result, value in zip(function.results, returned, strict=False):
@@ -153,19 +179,18 @@ def _check_name(value: Value, function: Function) -> None:
 
 
 def _check_type(module: Module, type: TensorType, op: Op | None, what: str) -> None:
-    """The axes are those of the mesh, and symbols with a range are used as such."""
+    """The axes are those of the mesh, and every symbol has a range where any has one."""
     for axis in [a for group in type.axes for a in group] + list(type.partial):
         if axis not in module.mesh.names:
             raise Error(f"{what} is {type}, but the mesh ({module.mesh}) has no axis {axis!r}", op)
     if module.local and type.sharded:
         raise Error(f"{what} is {type}, but in a local module shapes are one rank's", op)
     for dim in type.shape:
-        if (
-            isinstance(dim, Dim)
-            and module.dims
-            and (lost := set(dim.symbols()) - module.dims.keys())
-        ):
-            raise Error(f"{what} is {type}, but dims() gives no range for {min(lost)}", op)
+        for symbol in dim.symbols() if isinstance(dim, Dim) else ():
+            if not _NAME.fullmatch(symbol):
+                raise Error(f"{what} is {type}, but {symbol!r} is no name for a dim", op)
+            if module.dims and symbol not in module.dims:
+                raise Error(f"{what} is {type}, but dims() gives no range for {symbol}", op)
 
 
 def _find_stale(module: Module) -> None:

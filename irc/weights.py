@@ -7,7 +7,7 @@ or nothing yet) followed by steps. It never holds the bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from .dims import Shape
@@ -72,8 +72,6 @@ class Ref:
 
     def then(self, step: Step) -> Ref:
         """This reference followed by one more step."""
-        from dataclasses import replace
-
         return replace(self, steps=(*self.steps, step))
 
     def files(self) -> Iterator[str]:
@@ -131,31 +129,38 @@ class RandomRef(Ref):
     shape: tuple[int, ...] | None = None
 
     def source_text(self) -> str:
-        shape = "" if self.shape is None else f", [{', '.join(map(str, self.shape))}]"
-        return f"random({quote(self.key)}, {self.seed}, {self.scale!r}{shape})"
+        return f"random({quote(self.key)}, {self.seed}, {self.scale!r}{_shape_text(self.shape)})"
 
 
 @dataclass(frozen=True)
 class UnboundRef(Ref):
-    """`unbound("layers.0.weight")`: a parameter that no checkpoint was given for yet."""
+    """`unbound("layers.0.weight")`: a parameter that no checkpoint was given for yet.
+
+    A `shape` is for the same as that of random numbers, which may take its place.
+    """
 
     key: str
+    shape: tuple[int, ...] | None = None
 
     def source_text(self) -> str:
-        return f"unbound({quote(self.key)})"
+        return f"unbound({quote(self.key)}{_shape_text(self.shape)})"
+
+
+def _shape_text(shape: tuple[int, ...] | None) -> str:
+    return "" if shape is None else f", [{', '.join(map(str, shape))}]"
 
 
 def pinned(ref: Ref, shape: Shape, dtype: str) -> Ref:
     """`ref`, the reference of a weight of this shape and dtype, fit to be cut and joined.
 
-    Random numbers without a shape and steps of their own get both; any other stays as it is.
+    A parameter without values or random numbers, without a shape and steps of their own, get the
+    shape, and the numbers the dtype; any other stays as it is.
     """
-    from dataclasses import replace
-
-    if not isinstance(ref, RandomRef) or ref.shape is not None or ref.steps:
+    if not isinstance(ref, (RandomRef, UnboundRef)) or ref.shape is not None or ref.steps:
         return ref
     sizes = tuple(size for size in shape if isinstance(size, int))
-    return replace(ref, shape=sizes).then(Cast(dtype))
+    found = replace(ref, shape=sizes)
+    return found.then(Cast(dtype)) if isinstance(found, RandomRef) else found
 
 
 def step_shape(shape: Shape, step: Step, mesh: Mesh, ref: Ref | None = None) -> Shape:

@@ -10,7 +10,7 @@ import numpy as np
 from irc.attributes import Number
 from irc.core import Module, Op, Value
 from irc.dims import Shape
-from irc.dtypes import dtype, dtype_of, numpy_dtype
+from irc.dtypes import dtype, numpy_dtype, widened
 from irc.ops import Constant, Full
 from irc.ops.collective import Collective
 from irc.ops.control import LARGEST_CONSTANT
@@ -32,10 +32,11 @@ class Fold(Pass):
     """
 
     def run(self, module: Module, stats: Stats) -> None:
-        for function in module.functions.values():
-            for op in function:
-                if _foldable(op):
-                    _fold(op, stats)
+        with np.errstate(all="ignore"):
+            for function in module.functions.values():
+                for op in function:
+                    if _foldable(op):
+                        _fold(op, stats)
 
 
 def _foldable(op: Op) -> bool:
@@ -87,25 +88,19 @@ def _small_constant(value: Value) -> Any:
     op = value.producer
     if op is None or op.opname not in _SOURCES or _count(value.type.shape) is None:
         return None
-    return _wide(op.evaluate())
+    return widened(op.evaluate())
 
 
 def _scalar(value: Value) -> Any:
     number = uniform(value)
-    return None if number is None else _wide(np.array(number, numpy_dtype(value.type.dtype)))
-
-
-def _wide(array: Any) -> Any:
-    kind = dtype(dtype_of(array))
-    return array.astype(np.float32) if kind.is_float and kind.bits < 32 else array
+    return None if number is None else widened(np.array(number, numpy_dtype(value.type.dtype)))
 
 
 def _evaluate(op: Op, arrays: list[Any]) -> Any:
     fixed = len(arrays) - len(op.present)
     named = dict(zip(op.present, arrays[fixed:], strict=True))
-    with np.errstate(all="ignore"):
-        result = op.evaluate(*arrays[:fixed], *[named.get(name) for name in op.optional_names])
-        return np.asarray(result).astype(numpy_dtype(op.result.type.dtype))
+    result = op.evaluate(*arrays[:fixed], *[named.get(name) for name in op.optional_names])
+    return np.asarray(result).astype(numpy_dtype(op.result.type.dtype))
 
 
 def _numbers(array: Any, name: str) -> tuple[Number, ...]:

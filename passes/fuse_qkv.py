@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from irc.core import Module, Op, Value, Weight
+from irc.dims import DimLike
 from irc.ops import Linear, Split
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import permit
@@ -133,7 +134,9 @@ def _first(attention: Op, linears: tuple[Op, ...]) -> Op:
 def _joined(module: Module, parts: tuple[Weight, ...]) -> Weight:
     """A new weight, the concatenation of several along their first dimension."""
     names = [part.name for part in parts]
-    rows = sum(int(str(part.type.shape[0])) for part in parts)
+    rows: DimLike = 0
+    for part in parts:
+        rows = rows + part.type.shape[0]
     type = TensorType(parts[0].type.dtype, (rows, *parts[0].type.shape[1:]))
     refs = tuple(pinned(part.ref, part.type.shape, part.type.dtype) for part in parts)
     joined = Weight(type, _name(names, module), ConcatRef(refs, 0))

@@ -35,6 +35,7 @@ STRINGS = (
     "tab\tand\\slash",
     "// no comment",
     "größe",
+    "line\nand\u2028line",
     "}{",
 )
 FLOATS = (0.0, -0.0, 1e-05, 1e300, -2.5, float("inf"), float("-inf"), float("nan"), 3.0)
@@ -77,9 +78,10 @@ class Generator:
     def ref(self, module: Module, depth: int = 0) -> Ref:
         rng = self.rng
         key = rng.choice(STRINGS)
-        ref: Ref = (
-            UnboundRef(key) if rng.random() < 0.5 else RandomRef(key, rng.randint(0, 99), 0.02)
-        )
+        shape = rng.choice([None, (), (4, 8)])
+        ref: Ref = UnboundRef(key, shape)
+        if rng.random() < 0.5:
+            ref = RandomRef(key, rng.randint(0, 99), 0.02, shape)
         if module.files and rng.random() < 0.7:
             ref = FileRef(rng.choice(list(module.files)), key)
         if depth < 2 and rng.random() < 0.3:

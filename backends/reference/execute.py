@@ -15,7 +15,7 @@ from irc.backends.lowering import expansion
 from irc.core import Function, Module, Op, Value, Weight
 from irc.declare import placeholder
 from irc.dims import Dim, bind
-from irc.dtypes import dtype, numpy_dtype
+from irc.dtypes import numpy_dtype, widened
 from irc.errors import Error
 from irc.ops.collective import Collective
 from irc.types import TensorType
@@ -120,17 +120,6 @@ def last_uses(function: Function) -> dict[Op, list[Value]]:
                 seen.add(value)
                 dying.setdefault(op, []).append(value)
     return dying
-
-
-def widened(array: Array) -> Array:
-    """The array in f32 where its floats are narrower."""
-    kind = array.dtype
-    if kind in (np.float32, np.float64) or kind.kind in "iub":
-        return array
-    return array.astype(np.float32) if kind in _NARROW else array
-
-
-_NARROW = {dtype(name).numpy for name in ("f16", "bf16", "f8e4m3", "f8e5m2")}
 
 
 def bind_attributes(op: Op, sizes: Sizes) -> Op:

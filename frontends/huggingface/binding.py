@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from ...core import Module, Weight
+from ...dims import Shape
 from ...errors import Error, did_you_mean
+from ...types import TensorType
 from ...weights import Cast, ConcatRef, FileRef, Ref, UnboundRef
 from .files import Checkpoint
 
@@ -118,8 +120,12 @@ class _Binder:
                 continue
             tensor = self._checkpoint.tensor(self._keys[ref.key])
             held = f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
-            if ref is weight.ref and tensor.shape != weight.type.shape and not ref.steps:
-                lines.append(f"{ref.key} is {held}, but the model takes {weight.type}")
+            wanted: Shape | None = ref.shape
+            if wanted is None and ref is weight.ref and not ref.steps:
+                wanted = weight.type.shape
+            if wanted is not None and wanted != tensor.shape:
+                takes = TensorType(weight.type.dtype, wanted)
+                lines.append(f"{ref.key} is {held}, but the model takes {takes}")
             elif not _fits(tensor.dtype, weight.type.dtype):
                 lines.append(f"{ref.key} is {held}, which does not convert to {weight.type.dtype}")
         return lines

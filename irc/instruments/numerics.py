@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..core import Module
 from ..dims import bind
-from ..dtypes import dtype
+from ..dtypes import dtype, dtype_of, is_float
 from ..errors import Error
 from ..pipeline.run import Instrument, Step
 from ..pipeline.text import Pipeline
@@ -75,11 +75,12 @@ def compare(before: Array, after: Array, tolerance: float) -> str | None:
     """
     if before.shape != after.shape or before.dtype != after.dtype:
         return f"{before.dtype}{list(before.shape)} becomes {after.dtype}{list(after.shape)}"
-    wide = np.float64 if before.dtype.kind not in "iub" else before.dtype
-    a, b = before.astype(wide), after.astype(wide)
-    if wide is not np.float64:
+    exact = not is_float(dtype_of(before))
+    a, b = before, after
+    if exact:
         wrong = np.asarray(a != b)
     else:
+        a, b = before.astype(np.float64), after.astype(np.float64)
         scale = np.abs(a[np.isfinite(a)]).max(initial=0.0)
         equal = (a == b) | (np.isnan(a) & np.isnan(b))
         with np.errstate(invalid="ignore"):

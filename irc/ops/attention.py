@@ -126,11 +126,11 @@ class Attention(Op):
         past: Array = None,
         lengths: Array = None,
     ) -> Array:
-        batch, tokens, _ = q.shape
-        q = q.reshape(batch, tokens, -1, self.head_dim).transpose(0, 2, 1, 3)
+        batch, tokens, features = q.shape
+        q = _by_head(q, features // self.head_dim)
         if not self.cached:
             heads = k.shape[2] // self.head_dim
-            k, v = (x.reshape(batch, x.shape[1], heads, -1).transpose(0, 2, 1, 3) for x in (k, v))
+            k, v = _by_head(k, heads), _by_head(v, heads)
         groups = q.shape[1] // k.shape[1]
         k, v = np.repeat(k, groups, axis=1), np.repeat(v, groups, axis=1)
         scores = np.matmul(q, np.swapaxes(k, 2, 3)) * q.dtype.type(self.score_scale)
@@ -143,7 +143,14 @@ class Attention(Op):
         weights = _softmax(np.where(seen, scores, -np.inf))
         # A key that nobody sees may hold anything, NaN too: 0 * NaN must not reach the sum.
         values = np.where(np.any(seen, axis=(1, 2))[:, None, :, None], v, 0)
-        return np.matmul(weights, values).transpose(0, 2, 1, 3).reshape(batch, tokens, -1)
+        done = np.matmul(weights, values).transpose(0, 2, 1, 3)
+        return done.reshape(batch, tokens, q.shape[1] * v.shape[3])
+
+
+def _by_head(x: Array, heads: int) -> Array:
+    """[B, S, H*D] as [B, H, S, D]; no size is left to numpy, which knows none for empty arrays."""
+    batch, tokens, features = x.shape
+    return x.reshape(batch, tokens, heads, features // heads).transpose(0, 2, 1, 3)
 
 
 def visible(

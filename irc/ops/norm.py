@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,8 @@ class GroupNorm(Op):
         return rule_text([words, ["c"], ["c"]], [words])
 
     def evaluate(self, x: Any, weight: Any, bias: Any) -> Any:
-        grouped = x.reshape(x.shape[0], self.groups, -1)
+        # -1 has no meaning where the batch is empty
+        grouped = x.reshape(x.shape[0], self.groups, prod(x.shape[1:]) // self.groups)
         done = _standard(grouped, self.eps).reshape(x.shape)
         channels = (-1,) + (1,) * (x.ndim - 2)
         return _affine(

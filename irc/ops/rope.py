@@ -22,6 +22,7 @@ from .shapes import float_operand, index_operand
 Kind: TypeAlias = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 Array: TypeAlias = Any  # a numpy array
 _STRETCHED = ("dynamic", "llama3", "yarn", "longrope")
+_FAR = 1e6  # no model has a factor as large; keeps every formula within f32
 
 
 @operation("rope")
@@ -92,7 +93,7 @@ class Rope(Op):
         frequencies, factor = inverse_frequencies(self, length)
         angles = positions[..., None, None].astype(np.float32) * frequencies
         cos, sin = np.cos(angles) * np.float32(factor), np.sin(angles) * np.float32(factor)
-        heads = x.reshape(*x.shape[:2], -1, self.head_dim)
+        heads = x.reshape(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim)
         turning, still = heads[..., : self.turned], heads[..., self.turned :]
         done = _turned_pairs(turning, cos, sin) if self.interleaved else _turned(turning, cos, sin)
         return np.concatenate([done, still], axis=-1).reshape(x.shape)
@@ -194,15 +195,37 @@ def _longrope_factor(op: Rope) -> float:
     return math.sqrt(1 + math.log(op.factor) / math.log(op.original_positions))
 
 
+def _check_ranges(op: Rope) -> None:
+    """Raise where a number is far from what any model has, NaN and infinity included."""
+    if not 1 < op.theta <= _FAR**2 or not 1 / _FAR <= op.factor <= _FAR:
+        raise Error(
+            f"rope: theta ({op.theta}) must be above 1 and factor ({op.factor}) above 0, "
+            "both of a usual size"
+        )
+    for name in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
+        if not 1 / _FAR <= getattr(op, name) <= _FAR:
+            raise Error(f"rope: {name} ({getattr(op, name)}) must be above 0 and of a usual size")
+    for name in ("mscale", "mscale_all_dim"):
+        if not 0 <= getattr(op, name) <= _FAR:
+            raise Error(f"rope: {name} ({getattr(op, name)}) must be 0 or above")
+    if op.attention_factor is not None and not abs(op.attention_factor) <= _FAR:
+        raise Error(f"rope: attention_factor ({op.attention_factor}) must be of a usual size")
+    for number in (*op.short_factors, *op.long_factors):
+        if not 1 / _FAR <= number <= _FAR:
+            raise Error(f"rope: the factor {number} of a pair must be above 0")
+
+
 def _check_numbers(op: Rope) -> None:
-    """Raise where an attribute has no meaning, or the kind lacks one."""
+    """Raise where an attribute has no meaning, or the kind lacks one.
+
+    What passes gives finite frequencies without overflow on the way.
+    """
+    _check_ranges(op)
     if op.head_dim < 1 or not 0 <= op.rotary_dim <= op.head_dim or op.turned % 2:
         raise Error(
             f"rope turns pairs of features, so rotary_dim ({op.turned}) must be even "
             f"and at most head_dim ({op.head_dim})"
         )
-    if op.theta <= 1 or op.factor <= 0:
-        raise Error(f"rope: theta ({op.theta}) must be above 1 and factor ({op.factor}) above 0")
     if op.kind in _STRETCHED and op.original_positions < 2:
         raise Error(
             f"rope: kind={op.kind!r} needs original_positions, the length before stretching"
@@ -211,10 +234,10 @@ def _check_numbers(op: Rope) -> None:
         raise Error(
             "rope: kind='dynamic' needs a rotary_dim of at least 4 and a factor of at least 1"
         )
-    if op.kind == "llama3" and not 0 < op.low_freq_factor < op.high_freq_factor:
-        raise Error("rope: kind='llama3' needs 0 < low_freq_factor < high_freq_factor")
-    if op.kind == "yarn" and not 0 < op.beta_slow <= op.beta_fast:
-        raise Error("rope: kind='yarn' needs 0 < beta_slow <= beta_fast")
+    if op.kind == "llama3" and op.low_freq_factor >= op.high_freq_factor:
+        raise Error("rope: kind='llama3' needs low_freq_factor < high_freq_factor")
+    if op.kind == "yarn" and op.beta_slow > op.beta_fast:
+        raise Error("rope: kind='yarn' needs beta_slow <= beta_fast")
     pairs = {len(op.short_factors), len(op.long_factors)}
     if op.kind == "longrope" and pairs != {op.turned // 2}:
         raise Error(f"rope: kind='longrope' needs {op.turned // 2} short_factors and long_factors")

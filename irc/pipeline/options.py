@@ -8,7 +8,7 @@ import typing
 from typing import Any
 
 from ..errors import Error
-from ..weights import quote
+from ..strings import quote
 
 _SCALARS: dict[Any, str] = {
     bool: "true or false",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Container
 from typing import NoReturn
 
+from ..dims import LARGEST
 from ..errors import TextError
 from ..strings import unquote
 from .tokens import describe, offset_of, tokenize
@@ -13,7 +14,7 @@ from .tokens import describe, offset_of, tokenize
 _WORD = re.compile(r"[A-Za-z_]\w*")
 VALUE = re.compile(r"%(?:[A-Za-z_]\w*(?:\.\d+)?|\d+)")
 _SYMBOL = re.compile(r"@\w[\w.]*")
-_LONGEST_NUMBER = 18  # digits; every size and position fits in 64 bits
+_LONGEST_NUMBER = 20  # characters; numbers have 64 bits
 
 
 class Cursor:
@@ -103,11 +104,12 @@ class Cursor:
         return name
 
     def integer(self) -> int:
-        """An integer of at most 18 digits."""
+        """An integer of 64 bits."""
         token = self.token
         if not token.lstrip("-").isdecimal() or not token.isascii():
             self.fail(f"expected an integer, found {self.shown}")
-        if len(token) > _LONGEST_NUMBER:
+        # the length first: Python takes long to read a number of many digits
+        if len(token) > _LONGEST_NUMBER or not -LARGEST - 1 <= int(token) <= LARGEST:
             self.fail(f"the number {self.shown} is too large")
         self.advance()
         return int(token)

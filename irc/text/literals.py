@@ -23,7 +23,7 @@ _WORDS: dict[str, Any] = {
 _TYPE = re.compile(r"([A-Za-z_]\w*)\[([^\]]*)\](?:\{\s*sum((?:\s+[A-Za-z_]\w*)+)\s*\})?")
 _DIM = re.compile(r"\s*([^@,]*?)\s*(?:@([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*)?")
 _TERM = re.compile(
-    r"\s*([-+]?)\s*((?:\d{1,18}|[A-Za-z_]\w*)(?:\s*\*\s*(?:\d{1,18}|[A-Za-z_]\w*))*)"
+    r"\s*([-+]?)\s*((?:\d{1,19}|[A-Za-z_]\w*)(?:\s*\*\s*(?:\d{1,19}|[A-Za-z_]\w*))*)"
 )
 _MOST_FACTORS = 16
 

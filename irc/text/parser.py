@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from ..collector import collector_paused
 from ..core import Function, Module, Op, Result, Value, Weight
@@ -188,7 +188,10 @@ class _Parser:
             i += 2
         start = i
         if separator == "{":
-            i = tokens.index("}", i) + 1 if "}" in tokens[i : i + _LONGEST_ATTRIBUTES] else i
+            try:
+                i = tokens.index("}", i, i + _LONGEST_ATTRIBUTES) + 1
+            except ValueError:
+                return False
         attributes = self.attributes.get((cls, *tokens[start:i]))
         if tokens[i] != ":" or attributes is None or len(operands) != len(cls.operand_names):
             return False
@@ -231,9 +234,9 @@ class _Parser:
             self._written_types(op, names, env)
         if c.token == "loc":
             op.loc = self._loc()
-        if function.last is not None and function.last.opname == "return":
-            c.fail("nothing may follow return", index=start)
         function.insert(op, None)
+        if op.opname == "return" and c.token != "}":
+            c.fail(f"nothing may follow return, but here is {c.shown}")
 
     def _result_names(self, env: dict[str, Value]) -> list[str]:
         c = self.cursor
@@ -325,10 +328,7 @@ class _Parser:
                 return cls(*operands[:fixed], operands[fixed:], **attributes)
             return cls(*operands, **named, **attributes)
         except Error as error:
-            self._fail_at(error, at)
-
-    def _fail_at(self, error: Error, at: int) -> NoReturn:
-        self.cursor.fail(error.message, index=at)
+            self.cursor.fail(error.message, index=at)
 
     def _written_types(self, op: Op, names: list[str], env: dict[str, Value]) -> None:
         c = self.cursor

@@ -59,8 +59,9 @@ def _source(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
         c.fail(f"expected @file[...], concat, random or unbound, found {c.shown}")
     c.expect("(")
     key = c.string()
+    shape = _shape(c) if c.accept(",") else None
     c.expect(")")
-    return UnboundRef(key)
+    return UnboundRef(key, shape)
 
 
 def _concat(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
@@ -79,6 +80,8 @@ def _shape(c: Cursor) -> tuple[int, ...]:
     c.expect("[")
     while not c.accept("]"):
         sizes.append(c.integer())
+        if sizes[-1] < 0:
+            c.fail("a size cannot be negative", back=1)
         c.separator("]")
     return tuple(sizes)
 

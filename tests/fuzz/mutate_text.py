@@ -1,4 +1,4 @@
-"""Mutate IR texts and read them: every outcome but a module or an Error is a failure.
+"""Mutate IR texts, read them and rewrite what is read: all but a module or an Error is a failure.
 
 python -m tests.fuzz.mutate_text --count 200000 --seed 1
 """
@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
 import signal
 import sys
 import time
 import traceback
+import warnings
 from collections import Counter
 from types import FrameType
 
+from irc.core import Module
 from irc.errors import Error
+from irc.pipeline import run_pipeline
 from irc.text import parse_module, print_module
 from irc.text.tokens import tokenize
 from irc.verify import verify
-from tests.random_modules import random_module
+from tests.fuzz.corpus import corpus
 
 SECONDS = 2  # one text of a few kilobytes must be read in well under this
+PASSES = "inline, canonicalize, cse, fuse-gated-mlp, fuse-qkv, fold, expand, dce"
 SPLICES = (
     "",
     " ",
@@ -39,6 +44,11 @@ SPLICES = (
     "é",
     "//",
 )
+VALUES = (
+    *("0", "1", "-1", "2", "3", "17", "0.5", "-0.0", "1e-320", "1e300", "inf", "-inf", "nan"),
+    *("9223372036854775807", "-9223372036854775808", "99999999999999999", "S", "2*S + 1", "-S"),
+    *("true", "false", "none", '"tp"', '"sum"', '"i4"', '"f8e4m3"', '"\\ud800"', "[[1]]", "@f"),
+)
 
 
 class Hang(Exception):
@@ -48,7 +58,8 @@ class Hang(Exception):
 def mutate(rng: random.Random, text: str, other: str) -> str:
     """`text` with one to four random edits of characters, tokens or lines."""
     for _ in range(rng.randint(1, 4)):
-        text = rng.choice((_characters, _tokens, _lines, _numbers))(rng, text, other)
+        kinds = (_characters, _tokens, _lines, _numbers, _attributes)
+        text = rng.choice(kinds)(rng, text, other)
     return text
 
 
@@ -96,8 +107,20 @@ def _numbers(rng: random.Random, text: str, other: str) -> str:
     )
 
 
+def _attributes(rng: random.Random, text: str, other: str) -> str:
+    """Give one attribute another value."""
+    places = list(re.finditer(r"(?<=\w=)(?:\[[^]]*\]|[^\s,}\])]+)", text))
+    if not places:
+        return text
+    old = rng.choice(places)
+    new = rng.choice(VALUES)
+    if old[0][0] == "[" and rng.random() < 0.8:
+        new = f"[{', '.join(rng.choice(VALUES) for _ in range(rng.randint(0, 4)))}]"
+    return text[: old.start()] + new + text[old.end() :]
+
+
 def read(text: str) -> str:
-    """Parse, verify, print, and read what was printed; the name of the outcome."""
+    """Parse, verify, rewrite, and read again what is printed; the name of the outcome."""
     try:
         module = parse_module(text)
         verify(module)
@@ -105,20 +128,35 @@ def read(text: str) -> str:
         if not str(error):
             raise AssertionError("an Error without a message") from error
         return "refused"
-    printed = print_module(module, locs=True)
-    if print_module(parse_module(printed), locs=True) != printed:
-        raise AssertionError("the text does not survive a round trip")
+    _check_round_trip(module)
+    try:
+        run_pipeline(module, PASSES)
+    except Error as error:
+        if error.__cause__ is not None and not isinstance(error.__cause__, Error):
+            raise
+        return "not rewritten"
+    _check_round_trip(module)
     return "read"
+
+
+def _check_round_trip(module: Module) -> None:
+    printed = print_module(module, locs=True)
+    printed.encode()
+    again = parse_module(printed)
+    verify(again)
+    if print_module(again, locs=True) != printed:
+        raise AssertionError("the text does not survive a round trip")
 
 
 def fuzz(count: int, seed: int) -> Counter[str]:
     """Run `count` mutations; returns outcomes, and prints any failure with its text."""
     rng = random.Random(seed)
-    corpus = [print_module(random_module(rng.randrange(10**9)), locs=True) for _ in range(200)]
+    groups = corpus(rng)
     outcomes: Counter[str] = Counter()
     signal.signal(signal.SIGALRM, _alarm)
+    warnings.simplefilter("error")
     for _ in range(count):
-        text = mutate(rng, rng.choice(corpus), rng.choice(corpus))
+        text = mutate(rng, *(rng.choice(rng.choice(groups)) for _ in range(2)))
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
         try:
             outcomes[read(text)] += 1

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from irc.dims import Dim, DimLike, bind, exact_divide, product, symbol
+from irc.errors import Error
 
 B, S = symbol("B"), symbol("S")
 
@@ -25,6 +26,14 @@ def test_equal_polynomials_are_one_object() -> None:
     assert (B + S) * (B + S) is B * B + 2 * B * S + S * S
     assert S + 1 - 1 is S
     assert S - S == 0 and type(S - S) is int
+
+
+def test_products_of_long_sums_are_refused_at_once() -> None:
+    total: DimLike = 0
+    for i in range(100):
+        total = total + symbol(f"D{i}")
+    with pytest.raises(Error, match="a sum of more than 256 terms"):
+        product((total, total, total))
 
 
 def test_arithmetic_agrees_with_integers() -> None:

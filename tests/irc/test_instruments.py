@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -206,6 +207,7 @@ def f32(*values: float) -> np.ndarray:
         (f32(1), f32(1)[None], "float32[1] becomes float32[1, 1]"),
         (f32(1), np.array([1], np.float16), "float32[1] becomes float16[1]"),
         (np.array([1000000], np.int32), np.array([1000001], np.int32), "1000000 becomes 1000001"),
+        (np.array([7], ml_dtypes.int4), np.array([6], ml_dtypes.int4), "7 becomes 6"),
         (np.array([True], np.bool_), np.array([False], np.bool_), "True becomes False"),
         (f32(), f32(), None),
     ],

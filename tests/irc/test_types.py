@@ -35,6 +35,8 @@ def test_whole_drops_sharding_only() -> None:
     [
         (("f33", (1,)), "no dtype called 'f33'; did you mean"),
         (("f32", (-1,)), "a dimension cannot be negative"),
+        (("f32", (1 << 63,)), "the dimension 9223372036854775808 is too large"),
+        (("f32", (symbol("S") * (1 << 63),)), "the dimension 9223372036854775808\\*S is too large"),
         (("f32", (1.5,)), "a dimension is an int or a symbol, not 1.5"),
         (("f32", (4, 4), (("tp",), ("tp",))), "mesh axis 'tp' is used twice"),
         (("f32", (4,), (("tp",),), ("tp",)), "mesh axis 'tp' is used twice"),
@@ -69,11 +71,17 @@ def test_index_follows_the_groups() -> None:
         ("tp", "cannot read the mesh axis 'tp'"),
         ("tp=2,tp=3", "mesh axis 'tp' is given twice"),
         ("tp=0", "must have at least one rank"),
+        ("tp=" + "9" * 5000, "cannot read the mesh axis"),
     ],
 )
 def test_bad_meshes(text: str, message: str) -> None:
     with pytest.raises(Error, match=message):
         Mesh.parse(text)
+
+
+def test_axes_have_names_that_can_be_written() -> None:
+    with pytest.raises(Error, match="'t p' is no name for a mesh axis"):
+        Mesh((("t p", 2),))
 
 
 def test_unknown_axis_names_the_nearest() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from irc import verify as verify_module
 from irc.core import Function, Module, Result, Value, Weight
+from irc.dims import symbol
 from irc.errors import Error
 from irc.ops import Add, Neg, Return
 from irc.text import parse_module
@@ -155,6 +156,26 @@ def undeclared_symbol(m: Module, f: Function) -> None:
     m.dims["S"] = (1, 1, 1)
 
 
+def unwritable_module(m: Module, f: Function) -> None:
+    m.name = "my model"
+
+
+def unwritable_dim(m: Module, f: Function) -> None:
+    m.dims["S T"] = (1, 1, 1)
+
+
+def falling_range(m: Module, f: Function) -> None:
+    m.dims["B"] = (4, 2, 8)
+
+
+def unwritable_result(m: Module, f: Function) -> None:
+    f.results = (Result("y.0"), Result("c"))
+
+
+def unwritable_symbol(m: Module, f: Function) -> None:
+    f.args[0].type = TensorType("f32", (symbol("B T"), 8))
+
+
 CASES: dict[Callable[[Module, Function], None], str] = {
     foreign_weight: "@w is not a weight of this module",
     misfiled_weight: "weight @v is filed under the name 'w'",
@@ -181,6 +202,11 @@ CASES: dict[Callable[[Module, Function], None], str] = {
     double_alias: "two results of @forward alias %c",
     unknown_axis: "has no axis 'pp'",
     sharded_in_local_view: "in a local module shapes are one rank's",
+    unwritable_module: "'my model' is no name for the module",
+    unwritable_dim: "'S T' is no name for a dim",
+    falling_range: "the range of B is min:typical:max in rising order, not 4:2:8",
+    unwritable_result: "'y.0' is no name for a result of @forward",
+    unwritable_symbol: r"f32\[B T, 8\], but 'B T' is no name for a dim",
     undeclared_symbol: r"dims\(\) gives no range for B",
 }
 
@@ -210,6 +236,20 @@ def test_every_rule_is_broken_by_a_case() -> None:
         broken.add([f.lineno or 0 for f in frames if f.filename == verify_module.__file__][-1])
     assert len(rules) > 20
     assert rules == {line for line in rules if any(line <= b <= line + 4 for b in broken)}
+
+
+@pytest.mark.parametrize("kind", ["file", "weight", "function"])
+def test_names_that_cannot_be_written(kind: str) -> None:
+    module, function = fresh()
+    name = "a b"
+    if kind == "file":
+        module.files[name] = "model.safetensors"
+    elif kind == "weight":
+        module.add_weight(Weight(T, name, FileRef("ckpt", "w")))
+    else:
+        module.add_function(Function(name)).append(Return([]))
+    with pytest.raises(Error, match=f"'a b' is no name for a {kind}; use letters"):
+        verify(module)
 
 
 def test_values_of_other_functions_are_refused() -> None:

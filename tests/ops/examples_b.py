@@ -83,12 +83,21 @@ ROPES = [
                 )
                 for message, attributes in (
                     ("theta", {"theta": 1.0}),
+                    ("theta", {"theta": float("nan")}),
+                    ("theta", {"theta": float("inf")}),
+                    ("factor", {"kind": "dynamic", "factor": 1e300}),
+                    ("beta_slow", {"kind": "yarn", "beta_slow": 1e-320}),
+                    ("beta_fast", {"kind": "yarn", "beta_fast": 1e308}),
+                    ("mscale", {"kind": "yarn", "mscale_all_dim": -10.0, "mscale": 1.0}),
+                    ("low_freq_factor", {"kind": "llama3", "low_freq_factor": 0.0}),
+                    ("attention_factor", {"kind": "yarn", "attention_factor": float("inf")}),
+                    ("of a pair", {"kind": "longrope", "short_factors": (0.0,) * 4}),
                     ("factor", {"kind": "linear", "factor": 0.0}),
                     ("needs original_positions", {"kind": "yarn", "original_positions": 0}),
                     ("factor of at least 1", {"kind": "dynamic", "factor": 0.5}),
                     ("rotary_dim of at least 4", {"kind": "dynamic", "rotary_dim": 2}),
-                    ("0 < low_freq_factor", {"kind": "llama3", "low_freq_factor": 5.0}),
-                    ("0 < beta_slow", {"kind": "yarn", "beta_fast": 0.5}),
+                    ("low_freq_factor < high_freq_factor", {"kind": "llama3", "low_freq_factor": 5.0}),
+                    ("beta_slow <= beta_fast", {"kind": "yarn", "beta_fast": 0.5}),
                     ("4 short_factors", {"kind": "longrope", "short_factors": (1.0,)}),
                     ("kind is one of", {"kind": "dinamic"}),
                 )

@@ -8,7 +8,20 @@ import irc.ops
 from irc.core import Function, Value
 from irc.declare import REGISTRY, types_of
 from irc.errors import Error
-from irc.ops import Add, Attention, Call, Concat, Gather, Linear, Neg, Return, Silu
+from irc.ops import (
+    Add,
+    Attention,
+    Call,
+    Concat,
+    Constant,
+    Full,
+    Gather,
+    Linear,
+    Neg,
+    Return,
+    Rope,
+    Silu,
+)
 from irc.text.cursor import Cursor
 from irc.text.literals import parse_type
 from irc.types import TensorType
@@ -35,6 +48,28 @@ def test_an_error_of_a_helper_gets_the_name_of_the_operation() -> None:
     with pytest.raises(Error) as caught:
         Add(value("f32[4]"), value("f32[3]"))
     assert caught.value.message.startswith("add: the shapes [4] and [3] do not broadcast")
+
+
+def test_what_was_built_before_decides_nothing() -> None:
+    """1, 1.0 and True are equal in Python, and result types are remembered by attribute."""
+    for first in (1, True):
+        assert str(Full(value=first, dtype="i32").result.type) == "i32[]"
+    with pytest.raises(Error, match=r"full: 1.0 is not an integer that i32 holds"):
+        Full(value=1.0, dtype="i32")
+    Constant(values=(1, 2), shape=(2,), dtype="i32")
+    with pytest.raises(Error, match=r"constant: 2.0 is not an integer"):
+        Constant(values=(1, 2.0), shape=(2,), dtype="i32")
+
+
+@pytest.mark.parametrize("number", [1 << 63, -(1 << 63) - 1])
+def test_numbers_have_64_bits(number: int) -> None:
+    with pytest.raises(Error, match="integers have 64 bits"):
+        Full(value=number, dtype="i64")
+
+
+def test_a_number_beyond_all_floats() -> None:
+    with pytest.raises(Error, match="theta of rope"):
+        Rope(value("f32[1, 2, 8]"), value("i32[1, 2]"), head_dim=8, theta=10**400)
 
 
 def test_types_of_a_call_follow_its_callee() -> None:

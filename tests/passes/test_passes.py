@@ -10,6 +10,7 @@ import irc.passes
 from irc.backends.reference import evaluate
 from irc.core import Module
 from irc.dtypes import DTYPES
+from irc.frontends import random_weights
 from irc.instruments import VerifyEach, WhyNot
 from irc.passes.lossless import lossless
 from irc.pipeline import run_pipeline
@@ -192,4 +193,29 @@ def test_bfloat16_is_folded_as_the_reference_computes_it() -> None:
     x = {"x": np.zeros(2, ml_dtypes.bfloat16)}
     before = evaluate(parse_module(text), x)["result0"]
     after = evaluate(through(text, "fold, dce"), x)["result0"]
+    assert before.tobytes() == after.tobytes()
+
+
+QKV = """module @m {
+  weight @q : bf16[8, 4] = unbound("q")
+  weight @k : bf16[4, 4] = unbound("k")
+  weight @v : bf16[4, 4] = unbound("v")
+  func @forward(%x: bf16[1, 3, 4]) -> (bf16[1, 3, 8]) {
+    %q = linear %x, @q : bf16[1, 3, 8]
+    %k = linear %x, @k : bf16[1, 3, 4]
+    %v = linear %x, @v : bf16[1, 3, 4]
+    %y = attention %q, %k, %v {head_dim=4} : bf16[1, 3, 8]
+    return %y
+  }
+}
+"""
+
+
+def test_parameters_joined_before_they_have_values_get_the_same_random_numbers() -> None:
+    x = {"x": np.linspace(-1, 1, 12).reshape(1, 3, 4).astype(ml_dtypes.bfloat16)}
+    fused = through(QKV, "fuse-qkv")
+    joined = 'concat(unbound("q", [8, 4]), unbound("k", [4, 4]), unbound("v", [4, 4]); 0)'
+    assert joined in str(fused)
+    after = evaluate(random_weights(parse_module(str(fused)), 3), x)["result0"]
+    before = evaluate(random_weights(parse_module(QKV), 3), x)["result0"]
     assert before.tobytes() == after.tobytes()

@@ -6,9 +6,16 @@ import random
 
 import pytest
 
+from irc.backends.onnx.backend import OnnxBackend
+from irc.core import Module
 from irc.errors import TextError
+from irc.frontends import huggingface
+from irc.frontends.script import load_script
+from irc.pipeline import Instrument, Pipeline, Step, run_pipeline
 from irc.text import parse_module, print_module
 from irc.verify import verify
+from irc.weights import UnboundRef
+from tests.layout import ROOT
 from tests.random_modules import random_module
 
 COUNT = 2000
@@ -41,6 +48,67 @@ def test_every_dtype_mesh_and_step_in_one_text() -> None:
 }
 """
     assert print_module(parse_module(text)) == text
+
+
+@pytest.mark.parametrize("key", ["\ud800", "a\u2028b", "a\x85b", "tab\t", "größe", "\U0001f600"])
+def test_any_string_is_written_on_one_line_in_utf_8(key: str) -> None:
+    module = parse_module('module @m { weight @w : f32[4] = unbound("w") func @f() -> () {return} }')
+    module.weights["w"].ref = UnboundRef(key)
+    text = print_module(module)
+    assert text.encode("utf-8") and len(text.splitlines()) == 6
+    assert parse_module(text).weights["w"].ref == UnboundRef(key)
+
+
+@pytest.mark.parametrize("number", [(1 << 63) - 1, -(1 << 63)])
+def test_integers_of_64_bits(number: int) -> None:
+    """Folding makes them: products of i64 wrap."""
+    text = f"""module @m {{
+  func @f() -> (i64[]) {{
+    %x = full {{value={number}, dtype="i64"}} : i64[]
+    return %x
+  }}
+}}
+"""
+    assert print_module(parse_module(text)) == text
+
+
+LLAMA, TOWERS = (str(ROOT / "examples" / name) for name in ("llama.py", "two_tower.py"))
+EXAMPLES = {
+    "llama": lambda: load_script(LLAMA),
+    "two_tower": lambda: load_script(TOWERS),
+    "tiny_llama": lambda: huggingface.load(ROOT / "examples/tiny_llama"),
+    "fuse-qkv": lambda: load_script(LLAMA, {"layers": "1"}),
+}
+
+
+@pytest.mark.parametrize("locs", [False, True])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_dump_of_the_examples(name: str, locs: bool) -> None:
+    """The example as traced, and after every pass of the default pipeline."""
+    module = EXAMPLES[name]()
+    texts = Dumps(locs)
+    pipeline = "fuse-qkv" if name == "fuse-qkv" else OnnxBackend.default_pipeline
+    steps = run_pipeline(module, pipeline, [texts])
+    assert len(texts.found) == len(steps) + 1
+    assert (" loc(" in texts.found[0]) == locs
+    for text in texts.found:
+        again = parse_module(text)
+        verify(again)
+        assert print_module(again, locs=locs) == text
+
+
+class Dumps(Instrument):
+    """Keeps the text before the first pass and after each."""
+
+    def __init__(self, locs: bool) -> None:
+        self.locs = locs
+        self.found: list[str] = []
+
+    def start(self, module: Module, pipeline: Pipeline) -> None:
+        self.found.append(print_module(module, locs=self.locs))
+
+    def after(self, step: Step, module: Module) -> None:
+        self.found.append(print_module(module, locs=self.locs))
 
 
 def test_comments_and_layout_do_not_matter() -> None:
