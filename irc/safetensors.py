@@ -1,4 +1,4 @@
-"""The header of a safetensors file: where every tensor lies, checked before a byte is trusted.
+"""The header of a safetensors file: where every tensor lies, read with suspicion, or written.
 
 The format (https://github.com/huggingface/safetensors): eight bytes with the length N of the
 header, N bytes of JSON, then the data. Offsets in the JSON count from the end of the header.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
@@ -15,6 +16,7 @@ from typing import Any, cast
 from .errors import Error, did_you_mean
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the format's own library
+ALIGNMENT = 4096  # a page: where the data of a file that we write begins
 
 # Name in the file -> (name in irc, bits). Those without an irc counterpart may lie in a file, but
 # not be used: looking their dtype up says so.
@@ -69,6 +71,42 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     tensors = {key: _tensor(key, e, begin, size, name) for key, e in entries.items()}
     _check_layout(tensors, begin, size, name)
     return tensors
+
+
+def lay_out(wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, Tensor]]:
+    """(the bytes before the data, where each tensor goes), for (dtype, shape) by key.
+
+    The format allows no gaps, so tensors are aligned by their order: those whose size a larger
+    power of two divides come first, and each offset is a multiple of that power, up to a page.
+    """
+    names = {kind: (stored, bits) for stored, (kind, bits) in _STORED.items()}
+    sizes = {key: prod(shape) * names[kind][1] // 8 for key, (kind, shape) in wanted.items()}
+    order = sorted(wanted, key=lambda key: -_alignment(sizes[key]))
+    entries: dict[str, Any] = {}
+    end = 0
+    for key in order:
+        kind, shape = wanted[key]
+        place = [end, end + sizes[key]]
+        entries[key] = {"dtype": names[kind][0], "shape": list(shape), "data_offsets": place}
+        end += sizes[key]
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    begin = -(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT
+    text = text.ljust(begin - 8)
+    placed = {
+        key: Tensor(*wanted[key], begin + entry["data_offsets"][0], sizes[key])
+        for key, entry in entries.items()
+    }
+    return len(text).to_bytes(8, "little") + text, placed
+
+
+def holds(dtype: str) -> bool:
+    """Whether the format has an element type for an irc dtype."""
+    return any(dtype == kind for kind, _ in _STORED.values())
+
+
+def _alignment(size: int) -> int:
+    """The largest power of two that divides a size, at most a page."""
+    return min(size & -size, ALIGNMENT) or ALIGNMENT
 
 
 def _header_bytes(read: Any, size: int, name: str) -> tuple[bytes, int]:
