@@ -116,6 +116,15 @@ def ports_of(function: Function) -> Ports:
     return Ports(tuple(inputs), tuple(states), tuple(outputs))
 
 
+def check_plain(inputs: Mapping[str, object], ports: Ports) -> None:
+    """An Error where a stream is fed a state, which it keeps itself."""
+    states = {port.name for port in ports.states}
+    for name in inputs:
+        if name in states:
+            hint = did_you_mean(name, [port.name for port in ports.inputs])
+            raise Error(f"{name} is a state that the stream keeps{hint}; leave it out")
+
+
 def state_shape(port: Port, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """The shape of a state once its symbols have sizes; an Error names one that has none."""
     return tuple(_size(port, dim, sizes) for dim in port.shape)

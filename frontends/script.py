@@ -8,7 +8,7 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,14 @@ def load_script(
     `script` is `path.py` or `path.py:factory`; the factory is called `build` unless named. It gets
     `settings` (text is converted as its annotations say), and `checkpoint` and `dtype` if it has
     parameters of these names. Weights that it left unbound are bound to the checkpoint. What the
-    script raises becomes an Error with its line; `debug` chains the original exception.
+    script raises becomes an Error with its line; `debug` chains the original exception. What it
+    prints goes to standard error.
     """
     path, name = split_name(script)
     with _imported(path, debug) as namespace:
         factory = _factory(namespace, path, name)
         arguments = _arguments(factory, path, settings or {}, checkpoint, dtype)
-        with _blamed(path, debug):
+        with _blamed(path, debug), redirect_stdout(sys.stderr):
             module = factory(**arguments)
     if not isinstance(module, Module):
         raise Error(
@@ -75,7 +76,7 @@ def _imported(path: Path, debug: bool) -> Generator[types.ModuleType]:
     sys.modules[module.__name__] = module  # dataclasses and annotations look themselves up there
     sys.path.insert(0, folder)
     try:
-        with _blamed(path, debug):
+        with _blamed(path, debug), redirect_stdout(sys.stderr):
             # compiled here and not by the import system, whose cache goes by whole seconds
             exec(compile(source, str(path), "exec"), module.__dict__)
         yield module

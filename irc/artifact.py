@@ -15,6 +15,7 @@ FORMAT = 1
 MANIFEST = "config.json"
 MODULE = "module.irc"
 REPORT = "report.html"
+BUNDLE = "rank0.safetensors"  # the weights, where the artifact keeps a copy
 _OWN = "manifest"  # the key of the manifest's own hash
 # Loading reads files up to this size whole; of larger ones it reads samples, `irc doctor` all.
 _READ_WHOLE = 64 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""Writes a folder so that it is there whole or not at all, whatever goes wrong on the way."""
+"""Writes folders and files that are there whole or not at all, whatever goes wrong on the way."""
 
 from __future__ import annotations
 
@@ -42,6 +42,16 @@ def whole_folder(output: Path, replaceable: Callable[[Path], bool]) -> Generator
         if isinstance(cause, OSError):
             raise _failure(cause, output) from cause
         raise
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that takes its name once all of it is on the disk; OSError as from open()."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _check_place(output: Path, replaceable: Callable[[Path], bool]) -> None:

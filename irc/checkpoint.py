@@ -15,7 +15,7 @@ import numpy as np
 from .core import Module, Weight
 from .dims import Shape
 from .dtypes import dtype as dtype_called
-from .dtypes import numpy_dtype
+from .dtypes import numpy_dtype, widened
 from .errors import Error, did_you_mean
 from .safetensors import Tensor, read_header
 from .weights import (
@@ -282,7 +282,7 @@ def convert(array: Array, dtype: str) -> Array:
         wide[..., 1] = array.view(np.uint16)
         return wide.view("<f4")[..., 0]
     with np.errstate(over="ignore", invalid="ignore"):
-        return array.astype(target)
+        return widened(array).astype(target, copy=False)
 
 
 def _parts(weight: Weight | Ref) -> tuple[Ref, tuple[Shape, str] | None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 SAMPLED = "sampled-sha256-v1"
 _BLOCKS, _BLOCK = 64, 64 * 1024
 _CHUNK = 4 * 1024 * 1024
+_WHOLE = 64 * 1024 * 1024  # files up to this size are covered whole
 _LONGEST_HEADER = 100_000_000  # what the safetensors format allows
 
 
@@ -28,8 +29,8 @@ def sampled(path: Path) -> str:
     """`sampled-sha256-v1:...`, in milliseconds at any size.
 
     It covers the size (8 bytes, little-endian), a safetensors file's header, and 64 blocks of
-    64 KiB at even distances, the first and the last bytes included; a file that is no larger than
-    these blocks is covered whole. See irc/decisions/0001-sampled-hash-of-checkpoints.md.
+    64 KiB at even distances, the first and the last bytes included; a file of at most 64 MiB is
+    covered whole. See irc/decisions/0001-sampled-hash-of-checkpoints.md.
     """
     digest = hashlib.sha256()
     size = path.stat().st_size
@@ -41,8 +42,8 @@ def sampled(path: Path) -> str:
 
 
 def _ranges(path: Path, descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    if size <= _BLOCKS * _BLOCK:
-        yield 0, size
+    if size <= _WHOLE:
+        yield from ((begin, min(_CHUNK, size - begin)) for begin in range(0, size, _CHUNK))
         return
     if path.suffix == ".safetensors":
         length = int.from_bytes(os.pread(descriptor, 8, 0), "little")

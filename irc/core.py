@@ -181,6 +181,11 @@ class Op:
         self.drop_operands()
         self.parent.unlink(self)
 
+    def __str__(self) -> str:
+        from .text.printer import print_op
+
+        return print_op(self)
+
     def __repr__(self) -> str:
         return f"<{self.opname} {', '.join(map(repr, self.results))}>"
 

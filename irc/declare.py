@@ -13,10 +13,12 @@ from typing import Any, TypeVar, cast, dataclass_transform, overload
 from . import attributes
 from .core import Op, Value
 from .errors import Error, did_you_mean
+from .installed import load_installed
 from .sharding import parse_sums, result_types
 from .types import TensorType
 
 REGISTRY: dict[str, type[Op]] = {}
+GROUP = "irc.operations"  # entry points of packages that declare more of them
 
 OpClass = TypeVar("OpClass", bound=type[Op])
 
@@ -160,10 +162,18 @@ def operation(
 
 def op_class(name: str) -> type[Op]:
     """The operation called `name`; an Error names the nearest one."""
+    if name not in REGISTRY:
+        load_installed_operations()
     found = REGISTRY.get(name)
     if found is None:
-        raise Error(f"no operation called {name!r}{did_you_mean(name, REGISTRY)}")
+        raise Error(f"no operation called {name[:64]!r}{did_you_mean(name, REGISTRY)}")
     return found
+
+
+@cache
+def load_installed_operations() -> None:
+    """Import, once, the operations that installed packages declare."""
+    load_installed(GROUP)
 
 
 def _build(cls: type[Op], name: str, memo: bool) -> type[Op]:

@@ -79,7 +79,8 @@ def dtype_of(array: np.ndarray) -> str:
 def widened(array: np.ndarray) -> np.ndarray:
     """The array as numpy computes with it: narrow floats in f32, i4 and u4 in a byte.
 
-    Integers wrap, so what comes back from the byte to 4 bits is what 4 bits would have given.
+    Integers wrap, so what comes back from the byte to 4 bits is what 4 bits would have given; numpy
+    itself has no conversion between i4 and u4, nor their limits.
     """
     wider = _WIDER.get(array.dtype)
     return array if wider is None else array.astype(wider)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,15 +35,10 @@ class Error(Exception):
     def __str__(self) -> str:
         loc = self.loc or (self.op.loc if self.op is not None else None)
         where = f"{loc.where()}: " if loc is not None else ""
+        excerpts = [loc.excerpt() if loc is not None else "", str(self.op or "")]
+        shown = "".join(f"\n{indent(text, '    ')}" for text in excerpts if text)
         notes = "".join(f"\n  {note}" for note in getattr(self, "__notes__", ()))
-        return f"{where}{self.message}{self._excerpt()}{notes}"
-
-    def _excerpt(self) -> str:
-        if self.op is None:
-            return ""
-        from .text.printer import print_op
-
-        return f"\n    {print_op(self.op)}"
+        return f"{where}{self.message}{shown}{notes}"
 
 
 class TextError(Error):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
+from types import CodeType
 
 from .strings import quote
 
@@ -26,16 +29,38 @@ _scope: ContextVar[str] = ContextVar("irc_scope", default="")
 
 
 class Loc:
-    """A file, a line counted from 1, and a module path such as `layers.0.mlp`."""
+    """A file, a line counted from 1, and a module path such as `layers.0.mlp`.
 
-    __slots__ = ("file", "line", "scope")
+    `origin` is the code and the instruction that was running, where this comes from a trace; it is
+    neither printed nor compared.
+    """
 
-    def __init__(self, file: str, line: int, scope: str = "") -> None:
-        self.file, self.line, self.scope = file, line, scope
+    __slots__ = ("file", "line", "origin", "scope")
+
+    def __init__(
+        self, file: str, line: int, scope: str = "", origin: tuple[CodeType, int] | None = None
+    ) -> None:
+        self.file, self.line, self.scope, self.origin = file, line, scope, origin
 
     def where(self) -> str:
         """`llama.py:41 in layers.0.self_attn`."""
         return f"{self.file}:{self.line}" + (f" in {self.scope}" if self.scope else "")
+
+    def excerpt(self) -> str:
+        """The line of Python with a mark under the expression; nothing where it is not known."""
+        if self.origin is None:
+            return ""
+        code, instruction = self.origin
+        linecache.checkcache(code.co_filename)
+        line = linecache.getline(code.co_filename, self.line).rstrip()
+        if not line:
+            return ""
+        first, last, begin, end = next(islice(code.co_positions(), instruction // 2, None))
+        text = line.lstrip()
+        if first != last or begin is None or end is None:
+            return text
+        before, marked = _characters(line, 0, begin), _characters(line, begin, end)
+        return f"{text}\n{' ' * (before - len(line) + len(text))}{'^' * marked}"
 
     def __repr__(self) -> str:
         scope = f" {quote(self.scope)}" if self.scope else ""
@@ -50,6 +75,11 @@ class Loc:
 
     def __hash__(self) -> int:
         return hash((self.file, self.line, self.scope))
+
+
+def _characters(line: str, begin: int, end: int) -> int:
+    """How many characters the bytes from `begin` to `end` are; code positions count bytes."""
+    return len(line.encode()[begin:end].decode(errors="replace"))
 
 
 @contextmanager
@@ -73,7 +103,9 @@ def here() -> Loc:
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and _inside(frame.f_code.co_filename):
         frame = frame.f_back
-    return Loc(os.path.basename(frame.f_code.co_filename), frame.f_lineno, _scope.get())
+    code = frame.f_code
+    name = os.path.basename(code.co_filename)
+    return Loc(name, frame.f_lineno, _scope.get(), (code, frame.f_lasti))
 
 
 def _inside(file: str) -> bool:

@@ -78,6 +78,10 @@ class Ref:
         """The names of the files that are read, in order, with repetitions."""
         return iter(())
 
+    def sources(self) -> Iterator[Ref]:
+        """The references that this one is made of, itself where it joins none."""
+        yield self
+
     def source_text(self) -> str:
         """The source without its steps."""
         raise NotImplementedError
@@ -110,6 +114,10 @@ class ConcatRef(Ref):
     def files(self) -> Iterator[str]:
         for part in self.parts:
             yield from part.files()
+
+    def sources(self) -> Iterator[Ref]:
+        for part in self.parts:
+            yield from part.sources()
 
     def source_text(self) -> str:
         return f"concat({', '.join(map(str, self.parts))}; {self.dim})"

@@ -35,14 +35,14 @@ class OnnxBackend:
     def emit(self, module: Module, folder: Path, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Write `rank0.onnx`, and `rank0.weights` where bytes had to be converted.
 
-        Options: `base`, the folder that relative paths in `module.files` start from; `bundle`
-        copies all weights into `rank0.weights`; `progress` is told the fraction of them that is
-        written; `check` runs the ONNX checker and shape inference.
+        Options: `base`, the folder that relative paths in `module.files` start from; `progress`
+        is told the fraction of the converted weights that is written; `check` runs the ONNX
+        checker and shape inference.
 
         The facts: `models`; `external`, the folder that locations in the model are relative to
-        and the checkpoint files below it; `weights`, our own files; `states`, which input and
-        output are the same memory; `writes` and `grows`, see growth.py; `ports`, in the dtypes
-        to be fed: every float narrower than f64 is f32.
+        and the checkpoint files below it; `weights`, the files with weights beside the model;
+        `states`, which input and output are the same memory; `writes` and `grows`, see growth.py;
+        `ports`, in the dtypes to be fed: every float narrower than f64 is f32.
         """
         gaps = self.unsupported(module)
         if gaps:
@@ -52,10 +52,10 @@ class OnnxBackend:
         if not module.main.returned:
             raise Error(f"@{module.main.name} returns nothing; a model has at least one result")
         reader = Reader(module, options.get("base"))
-        storage = Storage(reader, 0, WEIGHTS.format(0), bool(options.get("bundle")))
+        storage = Storage(reader, 0, WEIGHTS.format(0))
         emitter = Emitter(module, 0, storage)
         emitter.emit()
-        base, files, own = storage.write(folder, options.get("progress"))
+        found = storage.write(folder, options.get("progress"))
         model = emitter.graph.model(module.name, {"irc.module": module.name})
         data = model.SerializeToString(deterministic=True)
         path = folder / MODEL.format(0)
@@ -67,8 +67,8 @@ class OnnxBackend:
             check(data)
         return {
             "models": [path.name],
-            "weights": [WEIGHTS.format(0)] if own else [],
-            "external": {"base": base, "files": files},
+            "weights": found.inside,
+            "external": {"base": found.base, "files": found.files},
             "states": emitter.states(),
             "writes": writes_of(module.main),
             "grows": growing(module.main),

@@ -1,14 +1,13 @@
-"""Where the bytes of initializers lie: in the checkpoint's own files, or in one file of ours.
+"""Where the bytes of initializers lie: in the module's own files, or in one file of ours.
 
-A tensor whose bytes lie in a checkpoint as they are needed is referred to in place. All others,
-and with `bundle` every one, are streamed into one file, a block at a time.
+A tensor whose bytes lie in a file as they are needed is referred to in place. All others are
+streamed into one file, a block at a time.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -23,8 +22,6 @@ from irc.errors import Error
 from irc.weights import Cast, Ref
 
 ALIGNMENT = 4096  # a page, so that every tensor can be mapped
-COPY = 8 << 20  # bytes in one call of the system
-_CANNOT = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 
 
 @dataclass
@@ -33,16 +30,26 @@ class _Placed:
 
     proto: TensorProto
     ref: Weight | Ref
-    extent: Extent | None  # in a checkpoint file, if its bytes are contiguous there
-    offset: int = -1  # in our own file, if it goes there
-    nbytes: int = 0
+    nbytes: int
+    extent: Extent | None  # in a file of the module, if its bytes are contiguous there
+    offset: int = 0  # in our own file otherwise
+
+
+@dataclass(frozen=True)
+class Locations:
+    """Where a model's weights are: `base` is the folder that checkpoint `files` are relative to;
+    `inside` are files beside the model, ours and those of a bundle."""
+
+    base: str | None
+    files: list[str]
+    inside: list[str]
 
 
 class Storage:
     """Collects the initializers of one rank's model; `write` fixes where their bytes are."""
 
-    def __init__(self, reader: Reader, rank: int, own: str, bundle: bool) -> None:
-        self.reader, self.rank, self.own, self.bundle = reader, rank, own, bundle
+    def __init__(self, reader: Reader, rank: int, own: str) -> None:
+        self.reader, self.rank, self.own = reader, rank, own
         self._placed: list[_Placed] = []
         self._end = 0
 
@@ -63,50 +70,49 @@ class Storage:
             proto.raw_data = b""
             return proto, stored
         extent = self.reader.extent(ref, self.rank)
-        placed = _Placed(proto, ref, extent, nbytes=nbytes)
-        if extent is None or self.bundle:
-            placed.offset = -(-self._end // ALIGNMENT) * ALIGNMENT
-            self._end = placed.offset + nbytes
+        if extent is not None:
+            real = replace(extent, path=os.path.realpath(extent.path))
+            self._placed.append(_Placed(proto, ref, nbytes, real))
         else:
-            placed.extent = replace(extent, path=os.path.realpath(extent.path))
-        self._placed.append(placed)
+            offset = -(-self._end // ALIGNMENT) * ALIGNMENT
+            self._end = offset + nbytes
+            self._placed.append(_Placed(proto, ref, nbytes, None, offset))
         return proto, stored
 
-    def write(
-        self, folder: Path, progress: Callable[[float], None] | None = None
-    ) -> tuple[str | None, list[str], bool]:
-        """(the folder that checkpoint files are relative to, those files, whether ours exists).
+    def write(self, folder: Path, progress: Callable[[float], None] | None = None) -> Locations:
+        """Write our own file into the model's folder if it is needed, and point at everything.
 
         `progress` is told the fraction that is written.
         """
-        outside = [p.extent.path for p in self._placed if p.offset < 0 and p.extent is not None]
-        files = list(dict.fromkeys(outside))
-        base = _common_folder(files)
-        relative = {path: os.path.relpath(path, base).replace(os.sep, "/") for path in files}
+        here = os.path.realpath(folder)
+        paths = list(dict.fromkeys(p.extent.path for p in self._placed if p.extent is not None))
+        outside = [path for path in paths if os.path.dirname(path) != here]
+        base = os.path.commonpath([os.path.dirname(path) for path in outside]) if outside else None
+        names = {path: os.path.relpath(path, base).replace(os.sep, "/") for path in outside}
+        inside = {path: os.path.basename(path) for path in paths if path not in names}
+        located = names | inside
         for placed in self._placed:
-            if placed.offset >= 0:
+            if placed.extent is None:
                 _point(placed.proto, self.own, placed.offset, placed.nbytes)
-            elif placed.extent is not None:
+            else:
                 extent = placed.extent
-                _point(placed.proto, relative[extent.path], extent.offset, extent.nbytes)
-        inside = [p for p in self._placed if p.offset >= 0]
-        if inside:
-            self._write_own(folder / self.own, inside, progress or (lambda done: None))
-        return base, list(relative.values()), bool(inside)
+                name = located[extent.path]
+                _point(placed.proto, name, extent.offset, extent.nbytes)
+        converted = [placed for placed in self._placed if placed.extent is None]
+        if converted:
+            self._write_own(folder / self.own, converted, progress or (lambda done: None))
+        own = [self.own] if converted else []
+        return Locations(base, list(names.values()), [*inside.values(), *own])
 
     def _write_own(
-        self, path: Path, inside: list[_Placed], progress: Callable[[float], None]
+        self, path: Path, converted: list[_Placed], progress: Callable[[float], None]
     ) -> None:
         try:
             with open(path, "wb") as out:
-                for placed in inside:
+                for placed in converted:
                     out.seek(placed.offset)
-                    if placed.extent is not None:
-                        _copy(placed.extent, out.fileno(), placed.offset)
-                    else:
-                        for block in self.reader.stream(placed.ref, self.rank):
-                            out.write(block.tobytes())
-                        out.flush()
+                    for block in self.reader.stream(placed.ref, self.rank):
+                        out.write(block.tobytes())
                     progress((placed.offset + placed.nbytes) / self._end)
         except OSError as error:
             raise Error(f"cannot write {path}: {error.strerror or error}") from error
@@ -122,41 +128,7 @@ def _as_stored(weight: Weight, reader: Reader, compute: str) -> tuple[Weight | R
     return (ref, reader.dtype(ref)) if reader.extent(ref) is not None else (weight, kind)
 
 
-def _common_folder(files: Sequence[str]) -> str | None:
-    return os.path.commonpath([os.path.dirname(path) for path in files]) if files else None
-
-
 def _point(proto: TensorProto, location: str, offset: int, length: int) -> None:
     proto.data_location = TensorProto.EXTERNAL
     where = {"location": location, "offset": str(offset), "length": str(length)}
     proto.external_data.extend(entries(where))
-
-
-def _copy(extent: Extent, target: int, offset: int) -> None:
-    """Copy bytes between files inside the system where it can, else through a small buffer."""
-    with open(extent.path, "rb") as source:
-        done = _copy_inside(source.fileno(), target, extent, offset)
-        while done < extent.nbytes:
-            block = os.pread(source.fileno(), min(COPY, extent.nbytes - done), extent.offset + done)
-            if not block:
-                raise Error(f"{extent.path} became shorter while it was read")
-            done += os.pwrite(target, block, offset + done)
-
-
-def _copy_inside(source: int, target: int, extent: Extent, offset: int) -> int:
-    """How many bytes the system copied by itself; fewer than all where it cannot."""
-    done = 0
-    if not hasattr(os, "copy_file_range"):
-        return done
-    while done < extent.nbytes:
-        count = min(COPY, extent.nbytes - done)
-        try:
-            moved = os.copy_file_range(source, target, count, extent.offset + done, offset + done)
-        except OSError as error:
-            if error.errno in _CANNOT:
-                return done
-            raise
-        if not moved:
-            return done
-        done += moved
-    return done

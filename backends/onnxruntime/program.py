@@ -37,8 +37,9 @@ class Write:
 class OnnxRuntimeProgram:
     """An emitted model on CPU. `folder` holds it; `facts` is what the backend's `emit` returned.
 
-    `threads`: how many an operation may use, the physical cores by default. `low_memory`: weights
-    stay in the page cache rather than being repacked, which costs prefill about a fifth.
+    `threads`: how many an operation may use, the physical cores by default. `low_memory`: f32
+    weights stay pages of their files rather than being repacked, so that loading takes no time and
+    a run about a fifth more.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ def open_session(
     options.inter_op_num_threads = 1
     options.log_severity_level = _SILENT
     if low_memory:
-        # Weights stay pages of their files, shared by processes; prefill is about a fifth slower.
+        # Weights stay pages of their files, shared by processes; runs are about a fifth slower.
         options.add_session_config_entry("session.disable_prepacking", "1")
     model: str | bytes = os.fspath(path)
     if files:

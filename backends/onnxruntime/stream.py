@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnxruntime import OrtValue
 
-from irc.backends.base import Arrays, Port, state_shape
+from irc.backends.base import Arrays, Port, check_plain, state_shape
 from irc.backends.onnxruntime.inputs import Inputs, Sizes, sized
 from irc.backends.onnxruntime.session import first_line
 from irc.dtypes import numpy_dtype
-from irc.errors import Error, did_you_mean
+from irc.errors import Error
 
 if TYPE_CHECKING:
     from irc.backends.onnxruntime.program import OnnxRuntimeProgram
@@ -46,10 +46,7 @@ class OnnxRuntimeStream:
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run once over the plain inputs, advance the states, return the plain outputs."""
-        for name in inputs:
-            if name in self._states:
-                names = [port.name for port in self._program.ports.inputs]
-                raise Error(f"{name} is a state that the stream keeps{did_you_mean(name, names)}")
+        check_plain(inputs, self._program.ports)
         arrays, sizes = self._inputs.bind(inputs)
         self._check_sizes(sizes)
         self._make_room(arrays, sizes)

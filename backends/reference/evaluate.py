@@ -34,11 +34,7 @@ def evaluate(
     inputs do not tell, such as B and S where only B*S is there. In the global view a value whose
     type is a pending sum holds the finished sum, so collectives leave it as it is.
     """
-    if module.local:
-        return evaluate_ranks(
-            module, inputs, base, weights=weights, function=function, sizes=sizes
-        )[0]
-    return _run(module, _chosen(module, function), [dict(inputs)], base, weights, sizes or {})[0]
+    return run(module, inputs, base, weights, function, sizes)[0]
 
 
 def evaluate_ranks(
@@ -56,12 +52,31 @@ def evaluate_ranks(
     """
     if not module.local:
         raise Error(f"module @{module.name} is in the global view; localize it to run its ranks")
-    ranks = module.mesh.ranks
-    per_rank: list[dict[str, Any]] = [{} for _ in range(ranks)]
-    for name, given in inputs.items():
-        for rank, array in enumerate(_per_rank(name, given, ranks)):
-            per_rank[rank][name] = array
-    return _run(module, _chosen(module, function), per_rank, base, weights, sizes or {})
+    return run(module, inputs, base, weights, function, sizes)
+
+
+def run(
+    module: Module,
+    inputs: Mapping[str, Any],
+    base: Path | str | None = None,
+    weights: Given | Weights | None = None,
+    function: str | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> list[dict[str, Array]]:
+    """The results of every rank; a module in the global view has one. See `evaluate`."""
+    chosen = _chosen(module, function)
+    source = weights if isinstance(weights, Weights) else Weights(module, base, weights)
+    bound = [bind_inputs(chosen, given, sizes or {}) for given in _by_rank(module, inputs)]
+    args = [list(arrays) for arrays in zip(*(arrays for arrays, _ in bound), strict=True)]
+    executor = Executor(module, source, [found for _, found in bound])
+    # Overflow to infinity and 0/0 are results like any other here, as they are on a GPU.
+    with np.errstate(all="ignore"):
+        results = executor.function(chosen, args)
+    names = chosen.result_names()
+    return [
+        {name: arrays[rank] for name, arrays in zip(names, results, strict=True)}
+        for rank in range(len(bound))
+    ]
 
 
 def _chosen(module: Module, name: str | None) -> Function:
@@ -72,31 +87,18 @@ def _chosen(module: Module, name: str | None) -> Function:
     return module.functions[name]
 
 
-def _per_rank(name: str, given: Any, ranks: int) -> Sequence[Any]:
+def _by_rank(module: Module, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The inputs of each rank."""
+    if not module.local:
+        return [dict(inputs)]
+    ranks = module.mesh.ranks
+    spread = {name: _spread(name, given, ranks) for name, given in inputs.items()}
+    return [{name: given[rank] for name, given in spread.items()} for rank in range(ranks)]
+
+
+def _spread(name: str, given: Any, ranks: int) -> Sequence[Any]:
     if not isinstance(given, (list, tuple)):
         return [given] * ranks
     if len(given) != ranks:
         raise Error(f"the input {name} has {len(given)} arrays, one per rank, for {ranks} ranks")
     return given
-
-
-def _run(
-    module: Module,
-    function: Function,
-    inputs: list[dict[str, Any]],
-    base: Path | str | None,
-    weights: Given | Weights | None,
-    known: Mapping[str, int],
-) -> list[dict[str, Array]]:
-    source = weights if isinstance(weights, Weights) else Weights(module, base, weights)
-    bound = [bind_inputs(function, given, known) for given in inputs]
-    args = [list(arrays) for arrays in zip(*(arrays for arrays, _ in bound), strict=True)]
-    executor = Executor(module, source, [found for _, found in bound])
-    # Overflow to infinity and 0/0 are results like any other here, as they are on a GPU.
-    with np.errstate(all="ignore"):
-        results = executor.function(function, args)
-    names = function.result_names()
-    return [
-        {name: arrays[rank] for name, arrays in zip(names, results, strict=True)}
-        for rank in range(len(inputs))
-    ]

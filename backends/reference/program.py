@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from irc.backends.base import Arrays, Gap, Ports, ports_of, state_shape
+from irc.backends.base import Arrays, Gap, Ports, check_plain, ports_of, state_shape
 from irc.backends.lowering import STRUCTURE
 from irc.core import Module, Op
 from irc.dtypes import numpy_dtype
-from irc.errors import Error, did_you_mean
+from irc.errors import Error
 from irc.ops.collective import Collective
 from irc.text import parse_module
 
-from .evaluate import evaluate
+from .evaluate import run
 from .weights import Given, Weights
 
 TEXT = "module.irc"
@@ -41,10 +41,11 @@ class ReferenceBackend:
     def emit(self, module: Module, folder: Path, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Write the module's text; its weights stay where they are."""
         (folder / TEXT).write_text(str(module), encoding="utf-8")
-        return {"base": str(Path(options.get("base") or ".").resolve())}
+        base = Path(options.get("base") or ".").resolve()
+        return {} if base == folder.resolve() else {"base": str(base)}
 
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> ReferenceProgram:
-        """The program of `module.irc`; relative checkpoint paths start at the manifest's `base`."""
+        """The program of `module.irc`; relative paths start at `base`, or at the folder."""
         if options:
             raise Error(f"the reference backend has no option {next(iter(options))}")
         path = folder / TEXT
@@ -74,8 +75,8 @@ class ReferenceProgram:
         return self._ports
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Every argument in (states too), every result out; nothing is kept."""
-        return evaluate(self.module, inputs, weights=self.weights)
+        """Every argument in (states too), every result of rank 0 out; nothing is kept."""
+        return run(self.module, inputs, weights=self.weights)[0]
 
     def open(self, sizes: Mapping[str, int]) -> ReferenceStream:
         """A stream whose states are zeros; `sizes` gives the symbols in their shapes."""
@@ -83,25 +84,26 @@ class ReferenceProgram:
 
 
 class ReferenceStream:
-    """The states of a program between steps, by the name of their argument."""
+    """The states of a program between steps, by the name of their argument, per rank."""
 
     def __init__(self, program: ReferenceProgram, sizes: Mapping[str, int]) -> None:
         self.program = program
-        self.states = {
-            port.name: np.zeros(state_shape(port, sizes), numpy_dtype(port.dtype))
-            for port in program.ports.states
-        }
-        function = program.module.main
+        module = program.module
+        ranks = module.mesh.ranks if module.local else 1
+        self.states: dict[str, list[np.ndarray]] = {}
+        for port in program.ports.states:
+            zeros = np.zeros(state_shape(port, sizes), numpy_dtype(port.dtype))
+            self.states[port.name] = [zeros] * ranks
+        function = module.main
         names = function.result_names()
         self._kept = {names[i]: str(function.args[a].name) for i, a in function.aliases().items()}
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run once over the plain inputs, advance the states, return the plain outputs."""
-        for name in inputs:
-            if name in self.states:
-                names = [port.name for port in self.program.ports.inputs]
-                raise Error(f"{name} is a state that the stream keeps{did_you_mean(name, names)}")
-        results = self.program.run({**inputs, **self.states})
+        """Run once over the plain inputs, advance the states, return the outputs of rank 0."""
+        check_plain(inputs, self.program.ports)
+        module, weights = self.program.module, self.program.weights
+        states = self.states if module.local else {k: v[0] for k, v in self.states.items()}
+        ranks = run(module, {**inputs, **states}, weights=weights)
         for result, state in self._kept.items():
-            self.states[state] = results.pop(result)
-        return results
+            self.states[state] = [results.pop(result) for results in ranks]
+        return ranks[0]

@@ -12,7 +12,7 @@ from irc.checkpoint import Reader
 from irc.core import Module, Weight
 from irc.dtypes import dtype_of
 from irc.errors import Error, did_you_mean
-from irc.weights import ConcatRef, Ref, UnboundRef
+from irc.weights import UnboundRef
 
 Given: TypeAlias = Mapping[str, "np.ndarray | Sequence[np.ndarray]"]
 
@@ -44,7 +44,7 @@ class Weights:
         given = self.given.get(weight.name)
         if given is not None:
             return np.asarray(given) if isinstance(given, np.ndarray) else np.asarray(given[rank])
-        if _unbound(weight.ref):
+        if any(isinstance(source, UnboundRef) for source in weight.ref.sources()):
             raise Error(
                 f"weight @{weight.name} has no data: "
                 "give --checkpoint DIR, or --random-weights SEED"
@@ -59,9 +59,3 @@ class Weights:
                 f"{dtype_of(array)}[{shape}]"
             )
         return array
-
-
-def _unbound(ref: Ref) -> bool:
-    if isinstance(ref, ConcatRef):
-        return any(map(_unbound, ref.parts))
-    return isinstance(ref, UnboundRef)

@@ -81,11 +81,7 @@ def _parameters(module: Module) -> Iterator[str]:
 
 
 def _unbound(ref: Ref) -> Iterator[UnboundRef]:
-    if isinstance(ref, UnboundRef):
-        yield ref
-    elif isinstance(ref, ConcatRef):
-        for part in ref.parts:
-            yield from _unbound(part)
+    return (source for source in ref.sources() if isinstance(source, UnboundRef))
 
 
 def _chosen_keys(

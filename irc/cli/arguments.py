@@ -101,7 +101,7 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--low-memory",
         action="store_true",
-        help="weights stay in the page cache: little memory, slower prefill",
+        help="use weights where they lie in their files: loads at once, runs about a fifth slower",
     )
 
 
@@ -112,13 +112,13 @@ def runtime_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
-    """`--load F`, for passes of the user's own."""
+    """`--load F`, for passes and operations of the user's own; main.py loads them."""
     parser.add_argument(
         "--load",
         metavar="F",
         action="append",
         default=[],
-        help="a Python file that registers passes; may be repeated",
+        help="a Python file that registers passes or operations; may be repeated",
     )
 
 

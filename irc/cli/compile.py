@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import Usage, add_json, add_load, setting, whole_number, word_of
+from .arguments import Usage, add_json, setting, whole_number, word_of
 from .console import Progress, amount, print_json, table
 
 if TYPE_CHECKING:
@@ -30,7 +30,11 @@ Range = tuple[int, int, int]
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc compile`."""
     add = parser.add_argument
-    add("source", metavar="SRC", help="script.py[:factory], a checkpoint folder, or module.irc")
+    add(
+        "source",
+        metavar="SRC",
+        help="script.py[:factory], a checkpoint folder, module.irc, or an artifact",
+    )
     add("-o", "--output", metavar="DIR", help="the artifact folder; an older artifact is replaced")
     add("--checkpoint", metavar="DIR", help="the folder with the weights of a script or module")
     add("--random-weights", metavar="SEED", type=whole_number(), help="in place of a checkpoint")
@@ -55,10 +59,9 @@ def configure(parser: ArgumentParser) -> None:
         help="min:typical:max of symbolic dimensions, or one number",
     )
     add("--dump-dir", metavar="D", help="write the module after every pass into the folder D")
-    add("--bundle", action="store_true", help="copy the weights into the artifact")
+    add("--bundle", action="store_true", help="copy the weights: an artifact that stands alone")
     add("--dry-run", action="store_true", help="do everything but write")
     add("--no-verify", action="store_true", help="do not verify the module after every pass")
-    add_load(parser)
     add_json(parser)
 
 
@@ -81,13 +84,10 @@ def run(args: Namespace) -> int:
     """Compile, and say what was made of what."""
     from ..driver import prepare, write
     from ..instruments import Timing
-    from ..pipeline import load_passes
 
     output: str | None = None if args.dry_run else args.output
     if output is None and not args.dry_run:
         raise Usage("say where the artifact goes with -o DIR, or give --dry-run", HINT)
-    for file in args.load:
-        load_passes(file)
     began = time.perf_counter()
     timing = Timing()
     with Progress() as progress:
@@ -115,11 +115,12 @@ def run(args: Namespace) -> int:
 
 
 def _instruments(args: Namespace, timing: Timing) -> list[Instrument]:
-    from ..instruments import DumpDir, VerifyEach
+    from ..instruments import DumpDir, Reproducer, VerifyEach
 
-    chosen: list[Instrument] = [] if args.no_verify else [VerifyEach()]
+    chosen: list[Instrument] = [Reproducer(args.dump_dir, args.load)]
+    chosen += [] if args.no_verify else [VerifyEach()]
     if args.dump_dir is not None:
-        chosen.append(DumpDir(args.dump_dir))
+        chosen.append(DumpDir(args.dump_dir, args.load))
     return [*chosen, timing]
 
 

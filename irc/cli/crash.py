@@ -35,6 +35,6 @@ def _write(error: Exception, words: list[str]) -> str:
         *traceback.format_exception(error),
     ]
     descriptor, place = tempfile.mkstemp(prefix="irc-crash-", suffix=".txt")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write("\n".join(lines))
     return place

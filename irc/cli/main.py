@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from importlib import import_module
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from .. import __version__
 from ..errors import Error, did_you_mean
-from .arguments import Parser, Usage
+from .arguments import Parser, Usage, add_load
 from .console import error_line, warn
+from .signals import INTERRUPTED, Signals
 
 # Every command is the module of its name here, with EXAMPLES, configure(parser) and run(args).
 COMMANDS = {
@@ -29,14 +26,15 @@ COMMANDS = {
     "doctor": "check the installation, and an artifact's files",
 }
 _HELP = ("-h", "--help", "help")
-_INTERRUPTED, _TERMINATED, _OUR_FAULT = 130, 143, 70
+_OUR_FAULT = 70
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. 0: it worked, 1: the user has to change something, 2: wrong usage."""
     words = sys.argv[1:] if argv is None else argv
+    signals = Signals()
     try:
-        with _terminable():
+        with signals.heeded():
             status = _dispatch(words)
             sys.stdout.flush()
             return status
@@ -50,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         warn("\ninterrupted")
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         _drop_output()
         return 0
@@ -60,6 +58,9 @@ def main(argv: list[str] | None = None) -> int:
         _drop_output()
         return 1
     except Exception as error:
+        if signals.status:  # the start of an extension module turned the signal into its own error
+            warn("\ninterrupted")
+            return signals.status
         _debug()
         package = _missing_package(error)
         if package:
@@ -90,10 +91,16 @@ def _dispatch(words: list[str]) -> int:
     command: Any = import_module(f".{name}", __package__)
     parser = Parser(name, COMMANDS[name], command.EXAMPLES)
     command.configure(parser)
+    add_load(parser)
     try:
         args = parser.parse(rest)
     except SystemExit as asked:  # argparse has printed the help
         return int(asked.code or 0)
+    if args.load:
+        from ..pipeline import load_file
+
+        for file in args.load:
+            load_file(file)
     return command.run(args)
 
 
@@ -112,24 +119,6 @@ def overview() -> str:
             "irc COMMAND --help tells more, with examples. irc --version prints the version.",
         ]
     )
-
-
-@contextmanager
-def _terminable() -> Generator[None]:
-    """A polite kill unwinds like ctrl-C, so that nothing half-written stays."""
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(_TERMINATED)
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread, which alone may do this
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _debug() -> None:

@@ -30,8 +30,9 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """The table, or all about one operation."""
     from .. import ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
-    from ..declare import REGISTRY
+    from ..declare import REGISTRY, load_installed_operations
 
+    load_installed_operations()
     if args.name is not None:
         if args.name not in REGISTRY:
             raise Error(f"no operation called {args.name!r}{did_you_mean(args.name, REGISTRY)}")

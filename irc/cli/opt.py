@@ -6,7 +6,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from .arguments import add_load
 from .console import warn
 from .sources import STDIN, read_module
 
@@ -52,17 +51,14 @@ def configure(parser: ArgumentParser) -> None:
         help="evaluate the module before and after every pass, and compare",
     )
     add("--no-verify", action="store_true", help="do not verify the module after every pass")
-    add_load(parser)
 
 
 def run(args: Namespace) -> int:
     """Read, run, report on standard error, print."""
     from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
-    from ..pipeline import load_passes, parse_pipeline, run_pipeline
+    from ..pipeline import parse_pipeline, run_pipeline
     from ..text.printer import print_module
 
-    for file in args.load:
-        load_passes(file)
     pipeline = parse_pipeline(args.passes)
     instruments, reports = _instruments(args)
     module = read_module(args.source)
@@ -80,6 +76,7 @@ def _instruments(args: Namespace) -> tuple[list[Instrument], list[Instrument]]:
         DumpDir,
         Limit,
         PrintDiff,
+        Reproducer,
         Statistics,
         Timing,
         VerifyEach,
@@ -87,9 +84,10 @@ def _instruments(args: Namespace) -> tuple[list[Instrument], list[Instrument]]:
         parse_limit,
     )
 
-    chosen: list[Instrument] = [] if args.no_verify else [VerifyEach()]
+    chosen: list[Instrument] = [Reproducer(args.dump_dir, args.load)]
+    chosen += [] if args.no_verify else [VerifyEach()]
     if args.dump_dir is not None:
-        chosen.append(DumpDir(args.dump_dir))
+        chosen.append(DumpDir(args.dump_dir, args.load))
     if args.diff:
         chosen.append(PrintDiff(sys.stderr))
     if args.check_numerics:

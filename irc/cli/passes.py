@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Error, did_you_mean
-from .arguments import add_json, add_load
+from .arguments import add_json
 from .console import print_json, table
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ EXAMPLES = """
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc passes`."""
     parser.add_argument("name", metavar="NAME", nargs="?", help="one pass, with its options")
-    add_load(parser)
     add_json(parser)
 
 
@@ -31,11 +30,10 @@ def run(args: Namespace) -> int:
     """All passes with a line each, or all about one."""
     from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
     from ..backends import get, names
-    from ..pipeline import PASSES, load_installed, load_passes
+    from ..installed import load_installed
+    from ..pipeline import GROUP, PASSES
 
-    load_installed()
-    for file in args.load:
-        load_passes(file)
+    load_installed(GROUP)
     if args.name is not None and args.name not in PASSES:
         raise Error(f"no pass called {args.name!r}{did_you_mean(args.name, PASSES)}")
     chosen = sorted(PASSES) if args.name is None else [args.name]

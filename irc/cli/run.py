@@ -27,7 +27,10 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc run`."""
     parser.add_argument(
-        "source", metavar="DIR", help="an artifact folder (or a module to interpret)"
+        "source",
+        metavar="DIR",
+        help="an artifact folder (or a module to interpret: of a local one all ranks run on "
+        "the same inputs, and rank 0 gives the outputs)",
     )
     parser.add_argument("--inputs", metavar="IN.npz", required=True, help="one array per input")
     parser.add_argument(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from .. import __version__
-from ..artifact import MODULE, REPORT, Progress, is_artifact, write_manifest
+from ..artifact import BUNDLE, MODULE, REPORT, Progress, is_artifact, write_manifest
 from ..atomic import whole_folder
+from ..bundle import bundled
 from ..core import Module
 from ..dtypes import is_float
 from ..errors import Error
@@ -20,7 +23,7 @@ from ..report import page
 from ..text.printer import print_module
 from ..types import TensorType
 from ..verify import verify
-from ..weights import ConcatRef, Ref, UnboundRef
+from ..weights import UnboundRef
 from .load import Artifact
 from .sources import Dims, PathLike, Source, find_source
 
@@ -73,7 +76,8 @@ def compile(
     """Compile a script, a checkpoint folder, a module's text or a module into a folder.
 
     The folder appears whole or not at all. Weights stay in the checkpoint and are referred to;
-    with `bundle` they are copied into the folder. See `Options` for the rest.
+    with `bundle` they are copied into the folder, which then needs nothing else. See `Options` for
+    the rest.
     """
     prepared = prepare(src, **options)
     return write(prepared, output, bundle=bundle, progress=options.get("progress"))
@@ -127,22 +131,42 @@ def write(
     bundle: bool = False,
     progress: Progress | None = None,
 ) -> Artifact:
-    """Write the artifact folder of a prepared module."""
+    """Write the artifact folder of a prepared module; see `compile` for `bundle`."""
     tell = progress or _silent
-    module, backend = prepared.module, prepared.backend
+    module = prepared.module
+    outside = {} if bundle else {path: Path(path) for path in _used_files(module)}
+    _check_kept(outside.values(), Path(output))
     with whole_folder(Path(output), is_artifact) as folder:
-        stage = "writing the program and its weights"
-        tell(stage, 0.0)
-        options = {"base": "/", "bundle": bundle, "progress": partial(tell, stage)}
-        emitted = backend.emit(module, folder, options)
-        facts = {**_facts(prepared), "program": dict(emitted)}
-        (folder / MODULE).write_text(print_module(module, locs=True), encoding="utf-8")
-        _copy_tokenizer(prepared.source.folder, folder)
-        rows = [(str(step), str(step.stats)) for step in prepared.steps]
-        (folder / REPORT).write_text(page(module, facts, rows), encoding="utf-8")
-        outside = {} if bundle else {path: Path(path) for path in _used_files(module)}
+        copying = partial(tell, "copying the weights")
+        with bundled(module, folder / BUNDLE, copying) if bundle else nullcontext():
+            facts = _write_program(prepared, folder, tell)
         manifest = write_manifest(folder, facts, outside, tell)
     return Artifact(Path(output), manifest)
+
+
+def _write_program(prepared: Prepared, folder: Path, tell: Progress) -> dict[str, Any]:
+    """Everything but the manifest; returns what that is to say."""
+    module = prepared.module
+    stage = "writing the program and its weights"
+    tell(stage, 0.0)
+    options = {"base": folder, "progress": partial(tell, stage)}
+    emitted = prepared.backend.emit(module, folder, options)
+    facts = {**_facts(prepared), "program": dict(emitted)}
+    (folder / MODULE).write_text(print_module(module, locs=True), encoding="utf-8")
+    _copy_tokenizer(prepared.source.folder, folder)
+    rows = [(str(step), str(step.stats)) for step in prepared.steps]
+    (folder / REPORT).write_text(page(module, facts, rows), encoding="utf-8")
+    return facts
+
+
+def _check_kept(weights: Iterable[Path], output: Path) -> None:
+    """An Error where the older folder holds weights that the new one only refers to."""
+    for path in weights:
+        if Path(os.path.realpath(output)) in Path(os.path.realpath(path)).parents:
+            raise Error(
+                f"{output} would be replaced, and with it the weights in {path}; "
+                "choose another folder with -o, or give --bundle to copy them"
+            )
 
 
 def _one_rank(mesh: Mesh) -> None:
@@ -158,7 +182,7 @@ def _check_bound(module: Module) -> None:
     lost = [
         weight.name
         for weight in module.weights.values()
-        if any(isinstance(source, UnboundRef) for source in _sources(weight.ref))
+        if any(isinstance(source, UnboundRef) for source in weight.ref.sources())
     ]
     if lost:
         shown = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
@@ -166,15 +190,6 @@ def _check_bound(module: Module) -> None:
             f"{len(lost)} of {len(module.weights)} weights have no values ({shown}): "
             "give --checkpoint DIR, or --random-weights SEED"
         )
-
-
-def _sources(ref: Ref) -> Iterator[Ref]:
-    """The references that a reference is made of."""
-    if isinstance(ref, ConcatRef):
-        for part in ref.parts:
-            yield from _sources(part)
-    else:
-        yield ref
 
 
 def _used_files(module: Module) -> list[str]:

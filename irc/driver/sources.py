@@ -102,8 +102,7 @@ def _folder(
 ) -> Source:
     if is_artifact(path):
         _no_effect("an artifact", dtype, settings)
-        source = _text(path / MODULE, checkpoint)
-        return Source(source.module, path, list(read_manifest(path).get("end_tokens", ())))
+        return _text(path / MODULE, checkpoint)
     if checkpoint is not None:
         raise Error(f"{path} is a checkpoint itself, so --checkpoint {checkpoint} has no place")
     from ..frontends import huggingface
@@ -128,7 +127,23 @@ def _text(path: Path, checkpoint: Path | None) -> Source:
     module = read_module(path)
     for name, file in module.files.items():
         module.files[name] = str(path.parent / file)
+    if in_artifact(path):
+        return Source(module, path.parent, ends_of(path))
     return Source(module, checkpoint)
+
+
+def in_artifact(path: Path) -> bool:
+    """Whether a file is the text of an artifact."""
+    return path.name == MODULE and is_artifact(path.parent)
+
+
+def ends_of(path: Path) -> list[int]:
+    """The ids that end a text of the model in the file `path`, by what lies beside it."""
+    if in_artifact(path):
+        return list(read_manifest(path.parent).get("end_tokens", ()))
+    from ..generation.tokenizer import end_tokens
+
+    return end_tokens(path.parent)
 
 
 def _no_effect(what: str, dtype: str | None, settings: Mapping[str, Any]) -> None:
@@ -157,11 +172,21 @@ def _finish(
         fill(module, random_weights)
     set_dims(module, dims)
     for name, file in module.files.items():
-        module.files[name] = os.path.abspath(file)
+        module.files[name] = _written(os.path.abspath(file))
     if source.folder is not None and not source.ends:
         from ..generation.tokenizer import end_tokens
 
         source.ends = end_tokens(source.folder)
+
+
+def _written(path: str) -> str:
+    """`path`; an Error where an artifact, which is text, cannot name it."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        shown = path.encode(errors="backslashreplace").decode()
+        raise Error(f"the path {shown} is not UTF-8; rename it, or give a link to it") from None
+    return path
 
 
 def set_dims(module: Module, dims: Dims) -> None:

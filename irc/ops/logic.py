@@ -8,7 +8,7 @@ import numpy as np
 
 from ..core import Op
 from ..declare import Operand, operation
-from ..dtypes import dtype, numpy_dtype, widened
+from ..dtypes import dtype, numpy_dtype
 from ..types import TensorType
 from .shapes import bool_operand, broadcast, number_operand, same_dtype
 
@@ -180,5 +180,4 @@ class Cast(Op):
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any) -> Any:
-        # numpy knows no conversion between i4 and u4
-        return widened(np.asarray(x)).astype(numpy_dtype(self.dtype))
+        return np.asarray(x).astype(numpy_dtype(self.dtype))

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ..attributes import Number
 from ..core import Value
-from ..dims import Dim, DimLike, Shape, exact_divide, product
+from ..dims import Dim, DimLike, Shape
 from ..dtypes import dtype, is_float
 from ..errors import Error
 from ..types import TensorType
@@ -74,11 +74,6 @@ def bool_operand(op: str, value: Value) -> TensorType:
     return value.type
 
 
-def integral(name: str) -> bool:
-    """Whether `name` is an integer type."""
-    return dtype(name).is_integer
-
-
 def number_fits(op: str, value: Number, name: str) -> None:
     """Raise unless an element of dtype `name` can hold `value` (floats take any number)."""
     kind = dtype(name)
@@ -130,18 +125,6 @@ def not_above(op: str, low: DimLike, high: DimLike, what: str) -> None:
             raise Error(f"{op}: {what} {low} lies beyond {high}")
     elif gap < 0:
         raise Error(f"{op}: {what} {low} lies beyond {high}")
-
-
-def complete_shape(op: str, shape: Sequence[DimLike], old: Shape) -> Shape:
-    """`shape` with its one -1 replaced by what keeps the number of elements of `old`."""
-    if -1 not in shape:
-        return tuple(shape)
-    at = list(shape).index(-1)
-    rest = product((*shape[:at], *shape[at + 1 :]))
-    size = exact_divide(product(old), rest) if rest != 0 else None
-    if size is None or -1 in shape[at + 1 :]:
-        raise Error(f"{op}: no size for the -1 in {shape_text(shape)} fits {shape_text(old)}")
-    return (*shape[:at], size, *shape[at + 1 :])
 
 
 def run_sizes(op: str, dims: Sequence[DimLike]) -> tuple[int, ...]:

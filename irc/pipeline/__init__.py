@@ -2,11 +2,12 @@
 
 from ..rewrite.stats import RuleStats, Stats
 from .base import PASSES, Pass, describe_options, register
-from .load import load_installed, load_passes
+from .load import load_file
 from .run import Instrument, Step, run_pipeline
-from .text import Pipeline, parse_pipeline
+from .text import GROUP, Pipeline, parse_pipeline
 
 __all__ = [
+    "GROUP",
     "PASSES",
     "Instrument",
     "Pass",
@@ -15,8 +16,7 @@ __all__ = [
     "Stats",
     "Step",
     "describe_options",
-    "load_installed",
-    "load_passes",
+    "load_file",
     "parse_pipeline",
     "register",
     "run_pipeline",

@@ -1,4 +1,4 @@
-"""Passes from elsewhere: a file (`--load my_pass.py`) or the entry-point group `irc.passes`."""
+"""A Python file of the user's own that registers passes and operations (`--load my_pass.py`)."""
 
 from __future__ import annotations
 
@@ -6,48 +6,58 @@ import hashlib
 import importlib.util
 import sys
 import traceback
-from importlib.metadata import entry_points
+from contextlib import redirect_stdout
 from pathlib import Path
 
+from ..declare import REGISTRY
 from ..errors import Error
 from .base import PASSES
 
-GROUP = "irc.passes"
 
+def load_file(path: str | Path) -> list[str]:
+    """Run a Python file that registers passes or operations, and give their names.
 
-def load_passes(path: str | Path) -> list[str]:
-    """Run a Python file that registers passes, and give their names.
-
-    An Error says at which line the file fails. A file that fails registers nothing.
+    What it prints goes to standard error. An Error says at which line the file fails; then it
+    registers nothing.
     """
     file = Path(path)
     if not file.is_file():
-        raise Error(f"there is no file {str(file)!r} to load passes from")
+        raise Error(f"there is no file {str(file)!r} to load")
     digest = hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]
     name = f"irc_loaded_{digest}"
     if name in sys.modules:
-        return [p for p, cls in PASSES.items() if cls.__module__ == name]
+        known = [*PASSES.items(), *REGISTRY.items()]
+        return [key for key, cls in known if cls.__module__ == name]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise Error(f"{str(file)!r} is no Python file; its name must end in .py")
-    before = list(PASSES)
+    before = {*PASSES, *REGISTRY}
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
+        with redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        for added in [p for p in PASSES if p not in before]:
-            del PASSES[added]
+        for added in _added(before):
+            PASSES.pop(added, None)
+            REGISTRY.pop(added, None)
         raise Error(f"{_line_in(file, error)}: {_kind(error)}{_message(error)}") from error
-    added = [p for p in PASSES if p not in before]
-    if not added:
+    found = _added(before)
+    if not found:
         del sys.modules[name]
-        raise Error(f'{file.name} registers no pass; put @register("name") above its class')
-    return added
+        raise Error(
+            f'{file.name} registers no pass and no operation; put @register("name") or '
+            '@operation("name") above a class'
+        )
+    return found
 
 
-def _line_in(file: Path, error: Exception) -> str:
+def _added(before: set[str]) -> list[str]:
+    return [name for name in (*PASSES, *REGISTRY) if name not in before]
+
+
+def _line_in(file: Path, error: BaseException) -> str:
     """`my_pass.py:12`, the last line of the file that the error passed through."""
     if isinstance(error, SyntaxError):
         return f"{file.name}:{error.lineno}"
@@ -55,25 +65,9 @@ def _line_in(file: Path, error: Exception) -> str:
     return f"{file.name}:{lines[-1]}" if lines else file.name
 
 
-def _kind(error: Exception) -> str:
+def _kind(error: BaseException) -> str:
     return "" if isinstance(error, Error) else f"{type(error).__name__}: "
 
 
-def _message(error: Exception) -> str:
+def _message(error: BaseException) -> str:
     return error.msg if isinstance(error, SyntaxError) else str(error)
-
-
-def load_installed() -> None:
-    """Import the passes that installed packages offer, once each."""
-    for entry in entry_points(group=GROUP):
-        module = entry.value.partition(":")[0]
-        if module in sys.modules:
-            continue
-        try:
-            entry.load()
-        except Exception as error:
-            package = entry.dist.name if entry.dist is not None else "?"
-            raise Error(
-                f"the passes {entry.value!r} of the installed package {package} do not load: "
-                f"{_kind(error)}{error}"
-            ) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -108,9 +110,7 @@ def _run_step(step: Step, module: Module, watching: tuple[Instrument, ...]) -> N
             error = _named(step, raised)
             for instrument in reversed(watching):
                 instrument.failed(step, module, error)
-            if error is raised:
-                raise
-            raise error from raised
+            raise error from error.__cause__
 
 
 def _named(step: Step, error: Exception) -> Error:
@@ -118,7 +118,11 @@ def _named(step: Step, error: Exception) -> Error:
     if isinstance(error, Error):
         error.add_note(f"in the pass {step}, number {step.index} of {len(step.pipeline)}")
         return error
-    kind = type(error).__name__
-    return Error(
-        f"the pass {step} (number {step.index} of {len(step.pipeline)}) has a bug: {kind}: {error}"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{os.path.basename(last.filename)}:{last.lineno}: {type(error).__name__}"
+    named = Error(
+        f"the pass {step} (number {step.index} of {len(step.pipeline)}) has a bug, at {where}: "
+        f"{error}"
     )
+    named.__cause__ = error
+    return named

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from ..errors import Error, TextError, did_you_mean
+from ..installed import load_installed
 from .base import PASSES, Pass, default_of
-from .load import load_installed
 from .options import convert
 
+GROUP = "irc.passes"  # entry points of packages that have passes
 _TOKEN = re.compile(
     r"""\s*(
       "(?:[^"\\\n]|\\.)*"                   # a string
@@ -102,7 +103,7 @@ class _Reader:
         name = self.name("the name of a pass")
         cls = PASSES.get(name)
         if cls is None:
-            load_installed()
+            load_installed(GROUP)
             cls = PASSES.get(name)
         if cls is None:
             self.fail(f"no pass called {name!r}{did_you_mean(name, PASSES)}", at)

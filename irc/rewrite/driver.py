@@ -80,7 +80,7 @@ class _Driver:
                 record.seconds += perf_counter() - started
                 if hit:
                     record.hits += 1
-                    self.check_bound(entry.rule, op)
+                    self.check_bound(entry.rule)
                     break
 
     def attempt(self, entry: _Entry, op: Op, watch: Watch | None) -> bool:
@@ -112,7 +112,7 @@ class _Driver:
             return True
         return False
 
-    def check_bound(self, rule: Rule, op: Op) -> None:
+    def check_bound(self, rule: Rule) -> None:
         count = self.hits[rule] = self.hits.get(rule, 0) + 1
         bound = 1000 + 4 * self.size if rule.bound is None else rule.bound
         if count > bound:

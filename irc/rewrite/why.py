@@ -98,14 +98,12 @@ class _Attempt:
             return
         what, pattern, value = parts[0]
         called = what if op.__class__ is self.pattern.cls else f"{what} of {op.opname}"
-        for found in self.value(pattern, value, op, called, state):
+        for found in self.value(pattern, value, called, state):
             yield from self.operands(parts[1:], op, found)
 
-    def value(
-        self, pattern: Pattern, value: Any, user: Op, called: str, state: _State
-    ) -> Iterator[_State]:
+    def value(self, pattern: Pattern, value: Any, called: str, state: _State) -> Iterator[_State]:
         if isinstance(pattern, OpPattern):
-            yield from self.producer(pattern, value, user, called, state)
+            yield from self.producer(pattern, value, called, state)
             return
         if not is_matched_by(value, pattern):
             return self.fail(state, f"{called} is {_kind(value)}, not {_wanted(pattern)}")
@@ -116,7 +114,7 @@ class _Attempt:
         yield found
 
     def producer(
-        self, pattern: OpPattern, value: Value, user: Op, called: str, state: _State
+        self, pattern: OpPattern, value: Value, called: str, state: _State
     ) -> Iterator[_State]:
         op = value.producer
         if op is None or op.__class__ is not pattern.cls:

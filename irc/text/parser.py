@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ..collector import collector_paused
 from ..core import Function, Module, Op, Result, Value, Weight
-from ..declare import REGISTRY
+from ..declare import REGISTRY, op_class
 from ..errors import Error, TextError, did_you_mean
 from ..mesh import Mesh
 from ..source import Loc
@@ -219,9 +219,7 @@ class _Parser:
         names: list[str] = []
         if c.token[:1] == "%":
             names = self._result_names(env)
-        cls = REGISTRY.get(c.token)
-        if cls is None:
-            c.fail(f"no operation called {c.shown}{did_you_mean(c.token, REGISTRY)}")
+        cls = op_class(c.token)
         at = c.index
         c.advance()
         operands, named = self._operands(env, cls)

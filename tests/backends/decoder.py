@@ -62,7 +62,7 @@ def write(path: Path, arrays: dict[str, np.ndarray]) -> None:
     end = 0
     for key, array in arrays.items():
         begin, end = end, end + array.nbytes
-        name = {"bfloat16": "BF16"}.get(str(array.dtype), f"F{array.itemsize * 8}")
+        name = {"bfloat16": "BF16", "int8": "I8"}.get(str(array.dtype), f"F{array.itemsize * 8}")
         header[key] = {"dtype": name, "shape": list(array.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (1 - len(text) % 2)

@@ -92,14 +92,14 @@ import sys
 from pathlib import Path
 from irc.backends.onnx import backend
 from tests.backends.decoder import Shape, build
-shape = Shape(stored="bf16")
+shape = Shape(dtype="bf16")
 backend.emit(build(shape, ["part-0.safetensors", "part-1.safetensors"]), Path(sys.argv[1]),
-             {"base": sys.argv[2], "bundle": True})
+             {"base": sys.argv[2]})
 """
 
 
 def test_same_bytes_in_every_process(folder: Path) -> None:
-    save(Shape(stored="bf16"), folder, files=2)
+    save(Shape(dtype="bf16"), folder, files=2)
     written: list[dict[str, bytes]] = []
     for seed in ("1", "2"):
         out = folder / f"out{seed}"

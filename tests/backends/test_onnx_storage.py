@@ -1,8 +1,7 @@
-"""Where the weights of an ONNX model lie: in place, in several folders, converted, bundled."""
+"""Where the weights of an ONNX model lie: in place, in several folders, converted."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from pathlib import Path
@@ -11,8 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from irc.backends.onnx import backend, storage
-from irc.backends.onnx.storage import ALIGNMENT
+from irc.backends.onnx import backend
 from irc.backends.reference import evaluate
 from irc.core import Module
 from irc.errors import Error
@@ -42,7 +40,7 @@ def test_rows_are_an_offset(folder: Path) -> None:
         "%y = matmul %n, @w : f32[S, 5]\nreturn %y",
         "f32[S, 5]",
     )
-    whole = places(emitted(linear('@f["c"][0:5, 0:4]'), folder, bundle=False)[1])
+    whole = places(emitted(linear('@f["c"][0:5, 0:4]'), folder)[1])
     assert whole["w"]["location"] == "rank0.weights"
     where = places(emitted(m, folder)[1])["w"]
     assert (where["location"], where["length"]) == ("m.safetensors", "40")
@@ -124,35 +122,25 @@ def test_links_of_a_cache_are_followed(folder: Path) -> None:
     np.testing.assert_allclose(found["result0"], evaluate(m, X, snapshot)["result0"], rtol=1e-6)
 
 
-def refuse(*_: object) -> int:
-    """copy_file_range between two file systems that cannot."""
-    raise OSError(errno.EXDEV, "Invalid cross-device link")
-
-
-@pytest.mark.parametrize("copying", ["whole", "in pieces", "refused", "absent"])
-def test_bundle_stands_alone(folder: Path, copying: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "COPY", 1 << 20 if copying == "whole" else 24)
-    if copying == "refused":
-        monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
-    if copying == "absent":
-        monkeypatch.delattr(os, "copy_file_range", raising=False)
+def test_weights_beside_the_model_move_with_it(folder: Path) -> None:
+    """A file in the model's own folder, one elsewhere, and what has to be converted."""
     m = two_files(folder)
-    facts, model = emitted(m, folder, bundle=True)
-    where = places(model)
-    assert {place["location"] for place in where.values()} == {"rank0.weights"}
-    assert [int(place["offset"]) for place in where.values()] == [0, ALIGNMENT, 2 * ALIGNMENT]
-    assert facts["external"] == {"base": None, "files": []}
+    m.files["one"] = "out/beside.safetensors"
+    (folder / "one/m.safetensors").rename(folder / "out/beside.safetensors")
+    facts, model = emitted(m, folder)
+    where = {name: place["location"] for name, place in places(model).items()}
+    assert where == {"a": "beside.safetensors", "b": "m.safetensors", "c": "rank0.weights"}
+    assert facts["external"] == {"base": str(folder / "two/deep"), "files": ["m.safetensors"]}
+    assert facts["weights"] == ["beside.safetensors", "rank0.weights"]
     wanted = evaluate(m, X, folder)["result0"]
-    onnx.checker.check_model(str(folder / "out" / "rank0.onnx"))
-    for name in ("one", "two"):
-        (folder / name).rename(folder / f"gone {name}")
-    found = backend.load(folder / "out", facts, threads=1).run(X)
+    (folder / "out").rename(folder / "moved")
+    found = backend.load(folder / "moved", facts, threads=1).run(X)
     np.testing.assert_allclose(found["result0"], wanted)
 
 
-def test_checker_accepts_a_model_above_its_weights(folder: Path) -> None:
+def test_checker_accepts_a_model_beside_its_weights(folder: Path) -> None:
     facts = backend.emit(linear('@f["a"]'), folder, {"base": folder})
-    assert facts["external"]["base"] == str(folder)
+    assert facts["weights"] == ["m.safetensors"]
     onnx.checker.check_model(str(folder / "rank0.onnx"), full_check=True)
 
 
@@ -173,16 +161,13 @@ def test_writing_weights_takes_no_memory(folder: Path) -> None:
     path = folder / "big.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     os.truncate(path, 8 + len(text) + rows * 4000)
-    body = "%y = slice @w {dim=0, start=0, stop=1} : f32[1, 1000]\nreturn %y"
+    body = "%y = slice @w {dim=0, start=0, stop=1} : f32[1, 60000]\nreturn %y"
+    weight = 'weight @w : f32[1000, 60000] = @f["x"].transpose(1, 0)'
+    m = module(weight, body, "f32[1, 60000]", {"f": path.name})
     before = resident()
-    for ref, bundle in (("", True), (".transpose(1, 0)", False)):
-        wide = "60000, 1000" if bundle else "1000, 60000"
-        shown = body if bundle else body.replace("1000]", "60000]")
-        kind = "f32[1, 1000]" if bundle else "f32[1, 60000]"
-        m = module(f'weight @w : f32[{wide}] = @f["x"]{ref}', shown, kind, {"f": path.name})
-        backend.emit(m, folder / "out", {"base": folder, "bundle": bundle})
-        assert (folder / "out" / "rank0.weights").stat().st_size == rows * 4000
-        assert resident() - before < 60 << 20
+    backend.emit(m, folder / "out", {"base": folder})
+    assert (folder / "out" / "rank0.weights").stat().st_size == rows * 4000
+    assert resident() - before < 60 << 20
 
 
 def resident() -> int:
@@ -194,4 +179,4 @@ def test_a_full_disk_is_an_error(folder: Path) -> None:
     with pytest.raises(Error, match=r"cannot write .*nowhere/rank0\.onnx: No such file"):
         backend.emit(linear('@f["a"]'), folder / "nowhere", {"base": folder})
     with pytest.raises(Error, match=r"cannot write .*nowhere/rank0\.weights: No such file"):
-        backend.emit(linear('@f["a"]'), folder / "nowhere", {"base": folder, "bundle": True})
+        backend.emit(linear('@f["b"].cast(f16)', "f16"), folder / "nowhere", {"base": folder})

@@ -42,9 +42,29 @@ def test_a_stream_keeps_the_state_and_a_run_keeps_nothing() -> None:
         found = stream.step({"x": np.array([1, 2], F32)})
         assert list(found) == ["result0"]
         np.testing.assert_array_equal(found["result0"], [[2 * step] * 3, [4 * step] * 3])
-    np.testing.assert_array_equal(other.states["total"], np.zeros((2, 1)))
+    np.testing.assert_array_equal(other.states["total"], [np.zeros((2, 1))])
     whole = program.run({"x": np.ones(2, F32), "total": np.ones((2, 3), F32)})
     np.testing.assert_array_equal(whole["total"], np.full((2, 3), 2))
+
+
+def test_every_rank_keeps_its_own_state() -> None:
+    counter = module(
+        "%x: f32[], %total: f32[]",
+        "f32[], total: f32[] aliases %total",
+        """
+        %rank = rank {axis="tp"} : i32[]
+        %step = cast %rank {dtype="f32"} : f32[]
+        %more = add %total, %step : f32[]
+        %new = add %more, %x : f32[]
+        %sum = all_reduce %new {axis="tp", ways=3} : f32[]
+        return %sum, %new
+        """,
+        head="local mesh(tp=3)",
+    )
+    stream = ReferenceProgram(counter).open({})
+    for step in (1, 2, 3):
+        (found,) = stream.step({"x": np.array(1, F32)}).values()
+        assert float(found) == 6 * step  # ranks 0, 1 and 2 hold 1, 2 and 3 times the steps
 
 
 def test_what_a_stream_refuses() -> None:

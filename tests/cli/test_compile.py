@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from irc.driver import load
@@ -178,12 +179,49 @@ def test_a_bundle_needs_nothing_else(tmp_path: Path) -> None:
     works("compile", folder, "-o", tmp_path / "out", "--bundle")
     words = ["--prompt", "the", "--max-new-tokens", "8"]
     text = works("generate", tmp_path / "near", *words).out
-    (folder / "model.safetensors").unlink()
-    shutil.move(tmp_path / "out", tmp_path / "moved")
-    assert works("generate", tmp_path / "moved", *words).out == text
+    shutil.rmtree(folder)
+    moved = tmp_path / "moved" / "here"
+    moved.parent.mkdir()
+    shutil.move(tmp_path / "out", moved)
+    assert works("generate", moved, *words).out == text
+    assert works("generate", moved, *words, "--backend", "reference").out == text
+    assert works("generate", moved / "module.irc", *words, "--backend", "reference").out == text
+    assert 'file @weights = "rank0.safetensors"' in works("show", moved).out
+    assert works("doctor", moved)
     err = refused("generate", tmp_path / "near", *words)
     assert f"the weight file {folder}/model.safetensors is gone; put it back, or compile" in err
     assert "--bundle" in err
+
+
+@pytest.mark.parametrize("source", [".", "module.irc"])
+def test_a_bundle_is_a_source(checkpoint: Path, tmp_path: Path, source: str) -> None:
+    words = ["--prompt", "the", "--max-new-tokens", "8"]
+    bundle = tmp_path / "a bundle é"
+    works("compile", checkpoint, "-o", bundle, "--bundle")
+    text = works("generate", bundle, *words).out
+    works("compile", bundle / source, "-o", tmp_path / "by reference")
+    assert works("generate", tmp_path / "by reference", *words).out == text
+    ends = json.loads((bundle / "config.json").read_text())["end_tokens"]
+    assert json.loads((tmp_path / "by reference/config.json").read_text())["end_tokens"] == ends
+    before = entries(bundle)
+    err = refused("compile", bundle / source, "-o", bundle)
+    assert "would be replaced, and with it the weights in" in err and "--bundle" in err
+    assert entries(bundle) == before
+    works("compile", bundle / source, "-o", bundle, "--bundle")
+    assert works("generate", bundle, *words).out == text
+
+
+def test_random_weights_are_bundled_too(script: Path, tmp_path: Path) -> None:
+    words = ["compile", script, "--random-weights", "3", "-o"]
+    works(*words, tmp_path / "near")
+    works(*words, tmp_path / "out", "--bundle")
+    assert "rank0.weights" not in entries(tmp_path / "out")
+    assert "rank0.safetensors" in entries(tmp_path / "out")
+    x = {"x": np.ones((2, 4), np.float32)}
+    near, out = load(tmp_path / "near").run(x), load(tmp_path / "out").run(x)
+    assert near.keys() == out.keys()
+    for name, array in near.items():
+        np.testing.assert_array_equal(array, out[name])
 
 
 def test_the_same_input_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:

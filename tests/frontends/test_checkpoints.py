@@ -146,6 +146,25 @@ def test_everything_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
     assert "blocks.0.scale is i32[4], which does not convert to f32" in text
 
 
+JOINED = """module @m {
+  weight @w : f32[6, 4] = concat(unbound("a", [4, 4]), unbound("b", [2, 4]); 0)
+  func @forward() -> (f32[6, 4]) {
+    return @w
+  }
+}
+"""
+
+
+def test_parameters_that_were_joined_before_they_were_bound(tmp_path: Path) -> None:
+    arrays = {"a": np.ones((4, 4), np.float32), "b": np.ones((2, 4), np.float16)}
+    write_safetensors(tmp_path / "model.safetensors", arrays)
+    module = huggingface.bind(irc.parse(JOINED), tmp_path)
+    assert refs(module)["w"] == 'concat(@ckpt["a"], @ckpt["b"].cast(f32); 0)'
+    write_safetensors(tmp_path / "model.safetensors", arrays | {"b": np.ones((3, 4), np.float32)})
+    with pytest.raises(irc.Error, match=r"b is f32\[3, 4\], but the model takes f32\[2, 4\]"):
+        huggingface.bind(irc.parse(JOINED), tmp_path)
+
+
 def test_many_of_a_kind_are_counted(tmp_path: Path) -> None:
     extra = {f"extra.{i}": np.zeros(1, np.float32) for i in range(30)}
     assert "... and 10 more" in complaint(folder(tmp_path, **extra))

@@ -9,8 +9,8 @@ from irc.frontends.script import load_script
 from irc.pipeline import run_pipeline
 from irc.text import print_module
 from tests.layout import ROOT
-from tests.ops.examples import EXAMPLES
 from tests.ops.example import module_of
+from tests.ops.examples import EXAMPLES
 from tests.random_modules import random_module
 
 SMALL = {"layers": "1"}

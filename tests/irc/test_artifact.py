@@ -309,10 +309,10 @@ def test_the_whole_hash_reports_its_progress(tmp_path: Path) -> None:
 
 def test_the_sampled_hash_covers_a_small_file_whole(tmp_path: Path) -> None:
     path = tmp_path / "x"
-    path.write_bytes(bytes(100_000))
+    path.write_bytes(bytes(9_000_000))
     before = sampled(path)
-    for at in (0, 50_000, 99_999):
-        data = bytearray(100_000)
+    for at in (0, 5_000_001, 8_999_999):
+        data = bytearray(9_000_000)
         data[at] = 1
         path.write_bytes(data)
         assert sampled(path) != before, at
@@ -320,13 +320,13 @@ def test_the_sampled_hash_covers_a_small_file_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("at", "seen"),
-    [(8, True), (300_000, True), (64 * 1024 * 300 - 1, True), (3_000_000, False)],
+    [(8, True), (300_000, True), (64 * 1024 * 1100 - 1, True), (3_000_000, False)],
 )
 def test_the_sampled_hash_of_a_large_file(tmp_path: Path, at: int, seen: bool) -> None:
     """It covers the header of a safetensors file and the ends, not every byte between blocks."""
-    path, size = tmp_path / "x.safetensors", 64 * 1024 * 300
-    header = (400_000).to_bytes(8, "little")
-    path.write_bytes(header + bytes(size - 8))
+    path, size = tmp_path / "x.safetensors", 64 * 1024 * 1100
+    path.write_bytes((400_000).to_bytes(8, "little"))
+    os.truncate(path, size)
     before = sampled(path)
     with path.open("r+b") as file:
         file.seek(at)
@@ -337,7 +337,7 @@ def test_the_sampled_hash_of_a_large_file(tmp_path: Path, at: int, seen: bool) -
 def test_the_sampled_hash_of_a_large_file_is_as_documented(tmp_path: Path) -> None:
     import hashlib
 
-    path, size = tmp_path / "x.bin", 10_000_019
+    path, size = tmp_path / "x.bin", 70_000_019
     data = os.urandom(size)
     path.write_bytes(data)
     digest = hashlib.sha256(size.to_bytes(8, "little"))
@@ -352,7 +352,7 @@ def test_large_files_are_read_whole_only_on_request(
 ) -> None:
     monkeypatch.setattr("irc.artifact._READ_WHOLE", 6 << 20)
     folder = tmp_path / "out"
-    manifest = make(folder, big=bytes(7 << 20))
+    manifest = make(folder, big=bytes(66 << 20))
     with (folder / "big").open("r+b") as file:
         file.seek(70_000)  # between the first two blocks
         file.write(b"\1")

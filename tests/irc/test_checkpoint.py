@@ -259,6 +259,13 @@ def test_random_numbers_are_cut_and_joined_where_they_say_their_shape(tmp_path: 
         reader.read(random_weight(RandomRef("a", 1, 1.0).then(Shard(0, ("tp",))), 75, 40))
 
 
+def test_casts_between_the_four_bit_types(tmp_path: Path) -> None:
+    ref = RandomRef("a", 1, 4.0, (8, 8)).then(Cast("i4"))
+    signed = reader_of(tmp_path).read(ref).astype(np.int64)
+    unsigned = reader_of(tmp_path).read(ref.then(Cast("u4"))).astype(np.int64)
+    assert (unsigned == signed % 16).all() and signed.min() < 0
+
+
 def test_random_reference_with_a_shape_in_text() -> None:
     text = (
         "module @m {\n"

@@ -166,7 +166,7 @@ def test_the_progress_of_copied_weights_is_told(tmp_path: Path) -> None:
         told.setdefault(stage, []).append(done)
 
     irc.compile(folder, tmp_path / "out", bundle=True, progress=progress)
-    for stage in ("writing the program and its weights", "computing checksums"):
+    for stage in ("copying the weights", "computing checksums"):
         assert told[stage] == sorted(told[stage])
         assert len(told[stage]) > 3
         assert told[stage][-1] == 1.0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import ml_dtypes
-import numpy as np
 import pytest
 
 import irc.passes
@@ -28,28 +28,14 @@ from irc.instruments import (
     WhyNot,
     first_wrong,
     parse_limit,
-    random_inputs,
-    small_sizes,
 )
-from irc.instruments.numerics import compare
 from irc.ops import Sub
 from irc.pipeline import PASSES, Pass, Stats, Step, parse_pipeline, register, run_pipeline
 from irc.rewrite import P, apply_rules, rule
 from irc.text import parse_module
+from tests.irc.instrumented import TEXT
 
 assert irc.passes
-
-TEXT = """module @m dims(B=1:2:4) {
-  func @f(%x: f32[B, 4], %y: f32[B, 4]) -> (out: f32[B, 4], other: f32[B, 4]) {
-    %a = neg %x : f32[B, 4] loc("model.py":3 "mlp")
-    %b = neg %a : f32[B, 4]
-    %c = add %b, %y : f32[B, 4] loc("model.py":5)
-    %d = add %b, %y : f32[B, 4]
-    %e = exp %d : f32[B, 4]
-    return %c, %d
-  }
-}
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -158,11 +144,29 @@ def test_a_dump_replays_to_the_next_one(tmp_path: Path) -> None:
     for name in names[1:]:
         text = (folder / name).read_text()
         words = shlex.split(text.splitlines()[0].removeprefix("// "))
-        assert words[:4] == ["irc", "opt", "000-input.irc", "--passes"]
+        assert words[:5] == ["irc", "opt", "000-input.irc", "--locs", "--passes"]
         again = parse_module(source)
-        run_pipeline(again, words[4])
+        run_pipeline(again, words[5])
         assert str(again) == str(parse_module(text))
     assert 'loc("model.py":5)' in (folder / "004-dce.irc").read_text()
+
+
+def test_the_command_of_a_dump_names_the_loaded_files(tmp_path: Path) -> None:
+    run_pipeline(parse_module(TEXT), "cse", [DumpDir(tmp_path, loads=["mine.py"])])
+    first = (tmp_path / "001-cse.irc").read_text().splitlines()[0]
+    assert f"--load {os.path.abspath('mine.py')} --passes cse" in first
+
+
+def test_a_reproducer_without_a_folder_makes_one(
+    wrong: None, monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(Error) as caught:
+        run_pipeline(parse_module(TEXT), "fail{internal=true}", [Reproducer()])
+    (path,) = tmp_path.glob("irc-reproducer-*/reproducer.irc")
+    assert f"the module before this pass is in {path}" in str(caught.value)
+    assert "test_instruments.py:" in str(caught.value)
+    assert "Traceback (most recent call last)" in path.read_text()
 
 
 def test_a_dump_that_cannot_be_written(tmp_path: Path) -> None:
@@ -179,72 +183,6 @@ def test_numerics_name_the_pass_and_the_first_result(wrong: None) -> None:
     module = parse_module(TEXT)
     with pytest.raises(Error, match=r"the pass wrong changes the result out: 8 of 8 elements"):
         run_pipeline(module, "canonicalize, wrong, dce", [VerifyEach(), CheckNumerics(evaluate)])
-
-
-def test_numerics_notice_a_lost_result() -> None:
-    results = iter([{"a": np.zeros(1)}, {"b": np.zeros(1)}])
-    with pytest.raises(Error, match="the pass dce changes the results from a to b"):
-        run_pipeline(
-            parse_module(TEXT), "dce", [CheckNumerics(lambda module, inputs: next(results))]
-        )
-
-
-def f32(*values: float) -> np.ndarray:
-    return np.array(values, np.float32)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "difference"),
-    [
-        (f32(1, 2), f32(1, 2.0001), None),
-        (f32(1, 2), f32(1, 2.001), "1 of 2 elements differ, first at [1]: 2.0 becomes 2.00"),
-        (f32(1e-6, 2), f32(2e-6, 2), None),  # small beside the largest
-        (f32(np.nan, np.inf), f32(np.nan, np.inf), None),
-        (f32(np.nan), f32(0), "first at [0]: nan becomes 0.0"),
-        (f32(0), f32(np.nan), "first at [0]: 0.0 becomes nan"),
-        (f32(1), f32(np.inf), "1.0 becomes inf"),
-        (f32(np.inf), f32(-np.inf), "inf becomes -inf"),
-        (f32(1), f32(1)[None], "float32[1] becomes float32[1, 1]"),
-        (f32(1), np.array([1], np.float16), "float32[1] becomes float16[1]"),
-        (np.array([1000000], np.int32), np.array([1000001], np.int32), "1000000 becomes 1000001"),
-        (np.array([7], ml_dtypes.int4), np.array([6], ml_dtypes.int4), "7 becomes 6"),
-        (np.array([True], np.bool_), np.array([False], np.bool_), "True becomes False"),
-        (f32(), f32(), None),
-    ],
-)
-def test_comparison(before: np.ndarray, after: np.ndarray, difference: str | None) -> None:
-    found = compare(before, after, 1e-4)
-    assert (found is None) if difference is None else (found is not None and difference in found)
-
-
-def test_sizes_and_inputs() -> None:
-    text = """module @m dims(B=4:4:8, S=1:1:2) {
-      func @f(%ids: i32[B, S], %m: bool[Q], %h: bf16[2*B]) -> (i32[B, S]) { return %ids } }"""
-    text = text.replace("dims(B=4:4:8, S=1:1:2)", "dims(B=4:4:8, S=1:1:2, Q=0:9:9)")
-    module = parse_module(text)
-    sizes = small_sizes(module)
-    assert sizes == {"B": 4, "S": 2, "Q": 4}
-    inputs = random_inputs(module, sizes)
-    assert {n: (str(a.dtype), a.shape) for n, a in inputs.items()} == {
-        "ids": ("int32", (4, 2)),
-        "m": ("bool", (4,)),
-        "h": ("bfloat16", (8,)),
-    }
-    assert np.array_equal(inputs["ids"], random_inputs(module, sizes)["ids"])
-    with pytest.raises(Error, match="has a dim without a size"):
-        random_inputs(module, {"B": 1})
-
-
-def test_given_sizes_and_inputs_are_used() -> None:
-    seen: list[dict[str, np.ndarray]] = []
-
-    def note(module: Module, inputs: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        seen.append(dict(inputs))
-        return {}
-
-    ones = np.ones((4, 4), np.float32)
-    run_pipeline(parse_module(TEXT), "cse", [CheckNumerics(note, {"B": 4}, {"y": ones})])
-    assert len(seen) == 2 and seen[0]["x"].shape == (4, 4) and seen[1]["y"] is ones
 
 
 def test_limit_stops_rules_and_passes_without_rules(wrong: None) -> None:
@@ -335,14 +273,15 @@ def test_a_failure_can_be_reproduced(wrong: None, tmp_path: Path, internal: bool
     assert f"the module before this pass is in {path}" in message
     written = path.read_text()
     words = shlex.split(written.splitlines()[0].removeprefix("// "))
-    assert words[:6] == ["irc", "opt", str(path), "--load", "my pass.py", "--passes"]
-    assert words[6] == text.removeprefix("cse, ")
+    load = ["--load", os.path.abspath("my pass.py")]
+    assert words[:7] == ["irc", "opt", str(path), "--locs", *load, "--passes"]
+    assert words[7] == text.removeprefix("cse, ")
     assert ("KeyError: 'lost'" if internal else "the dtypes differ") in written
     before = parse_module(TEXT)
     run_pipeline(before, "cse")
     assert str(parse_module(written)) == str(before)  # as it was before the failing pass
     with pytest.raises(Error):
-        run_pipeline(parse_module(written), words[6])
+        run_pipeline(parse_module(written), words[7])
     assert str(parse_module(reproducer.text)) == str(before)
 
 

@@ -7,21 +7,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import irc.passes
+from irc.backends.reference import evaluate
 from irc.core import Module
+from irc.declare import REGISTRY
 from irc.errors import Error, TextError
+from irc.installed import load_installed
 from irc.pipeline import (
     PASSES,
     Pass,
     Pipeline,
     Stats,
     describe_options,
-    load_installed,
-    load_passes,
+    load_file,
     parse_pipeline,
     register,
     run_pipeline,
@@ -205,6 +208,22 @@ def test_options_are_described(options: type[Pass]) -> None:
     ]
 
 
+OP_FILE = """
+from irc import Op, Operand, operation
+from irc.types import TensorType
+
+print("this goes to standard error")
+
+@operation("twice_test", sharding="... -> ...", sums="x")
+class Twice(Op):
+    x: Operand
+
+    def infer(self) -> TensorType:
+        return self.x.type.whole
+
+    def evaluate(self, x):
+        return 2 * x
+"""
 PASS_FILE = """
 from irc.ops import Exp
 from irc.pipeline import Pass, register
@@ -224,8 +243,8 @@ class NegToExp(Pass):
 def test_passes_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(PASS_FILE, encoding="utf-8")
-    assert load_passes(path) == ["neg-to-exp"]
-    assert load_passes(path) == ["neg-to-exp"]  # a second time changes nothing
+    assert load_file(path) == ["neg-to-exp"]
+    assert load_file(path) == ["neg-to-exp"]  # a second time changes nothing
     module = parse_module(TEXT)
     (step,) = run_pipeline(module, "neg-to-exp")
     assert step.stats["to_exp"] == 1 and "exp %x" in str(module)
@@ -236,7 +255,7 @@ def test_passes_from_a_file(tmp_path: Path) -> None:
     [
         ("\n1 / 0\n", r"bad.py:2: ZeroDivisionError: division by zero"),
         ("\n\ndef f(:\n", r"bad.py:3: SyntaxError"),
-        ("x = 1\n", r"bad.py registers no pass; put @register\(\"name\"\) above its class"),
+        ("x = 1\n", r"bad.py registers no pass and no operation; put @register"),
         (PASS_FILE + "import nowhere_at_all\n", r"bad.py:14: ModuleNotFoundError"),
         ("from irc.rewrite import P\nP.silo('x')\n", r"bad.py:2: no operation called 'silo'"),
     ],
@@ -246,16 +265,35 @@ def test_a_file_that_fails_registers_nothing(tmp_path: Path, source: str, messag
     path.write_text(source, encoding="utf-8")
     before = list(PASSES)
     with pytest.raises(Error, match=message):
-        load_passes(path)
+        load_file(path)
     assert list(PASSES) == before
 
 
 def test_a_file_that_is_not_there_or_no_python(tmp_path: Path) -> None:
     with pytest.raises(Error, match="there is no file"):
-        load_passes(tmp_path / "no.py")
+        load_file(tmp_path / "no.py")
     (tmp_path / "pass.txt").write_text("", encoding="utf-8")
     with pytest.raises(Error, match=r"no Python file; its name must end in \.py"):
-        load_passes(tmp_path / "pass.txt")
+        load_file(tmp_path / "pass.txt")
+
+
+def test_a_file_that_declares_an_operation(tmp_path: Path) -> None:
+    path = tmp_path / "double.py"
+    path.write_text(OP_FILE, encoding="utf-8")
+    text = "module @m { func @f(%x: f32[2]) -> (f32[2]) { %y = twice_test %x : f32[2] return %y } }"
+    try:
+        assert load_file(path) == ["twice_test"]
+        module = parse_module(text)
+        assert evaluate(module, {"x": np.ones(2, np.float32)})["result0"].tolist() == [2, 2]
+    finally:
+        REGISTRY.pop("twice_test", None)
+
+
+def test_a_file_that_leaves_python(tmp_path: Path) -> None:
+    path = tmp_path / "leaves.py"
+    path.write_text("import sys\nsys.exit(0)\n", encoding="utf-8")
+    with pytest.raises(Error, match=r"leaves.py:2: SystemExit"):
+        load_file(path)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, folder: Path, source: str, name: str) -> None:
@@ -279,8 +317,8 @@ def test_passes_of_installed_packages(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_an_installed_package_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, tmp_path, "1 / 0", "irc_test_bad")
-    with pytest.raises(Error, match="the installed package irc_test_bad do not load: ZeroDivision"):
-        load_installed()
+    with pytest.raises(Error, match=r"irc_test_bad offers as irc\.passes, does not load: Zero"):
+        load_installed("irc.passes")
 
 
 def test_a_pass_that_fails_is_named(options: type[Pass]) -> None:
@@ -297,7 +335,7 @@ def test_a_pass_that_fails_is_named(options: type[Pass]) -> None:
         run_pipeline(parse_module(TEXT), "dce, sad")
     assert "in the pass sad, number 2 of 2" in str(caught.value)
     with pytest.raises(
-        Error, match=r"the pass sad{bug=true} \(number 1 of 1\) has a bug: KeyError"
+        Error, match=r"the pass sad{bug=true} \(number 1 of 1\) has a bug, at .*:\d+: KeyError"
     ):
         run_pipeline(parse_module(TEXT), "sad{bug}")
 

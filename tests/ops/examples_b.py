@@ -96,7 +96,10 @@ ROPES = [
                     ("needs original_positions", {"kind": "yarn", "original_positions": 0}),
                     ("factor of at least 1", {"kind": "dynamic", "factor": 0.5}),
                     ("rotary_dim of at least 4", {"kind": "dynamic", "rotary_dim": 2}),
-                    ("low_freq_factor < high_freq_factor", {"kind": "llama3", "low_freq_factor": 5.0}),
+                    (
+                        "low_freq_factor < high_freq_factor",
+                        {"kind": "llama3", "low_freq_factor": 5.0},
+                    ),
                     ("beta_slow <= beta_fast", {"kind": "yarn", "beta_fast": 0.5}),
                     ("4 short_factors", {"kind": "longrope", "short_factors": (1.0,)}),
                     ("kind is one of", {"kind": "dinamic"}),

@@ -43,7 +43,8 @@ def _is_taken(example: Example, dtype: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "example", [p for p in GLOBAL if any("B" in e.sizes for e in p.values if isinstance(e, Example))]
+    "example",
+    [p for p in GLOBAL if any("B" in e.sizes for e in p.values if isinstance(e, Example))],
 )
 def test_an_empty_batch(example: Example, rng: np.random.Generator) -> None:
     empty = replace(example, sizes=example.sizes | {"B": 0}).bound()

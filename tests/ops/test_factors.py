@@ -9,7 +9,6 @@ from irc.dims import Shape, symbol
 from irc.errors import Error
 from irc.ops import Reshape
 from irc.ops.factors import Group, factor_groups, reshape_rule
-from irc.ops.shapes import complete_shape
 from irc.types import TensorType
 
 B, S, H = symbol("B"), symbol("S"), symbol("H")
@@ -59,11 +58,3 @@ def test_parts_that_hold_no_whole_heads_are_refused_on_one_rank() -> None:
     one_rank = Value(TensorType("f32", (5, 12)), None, 0)
     with pytest.raises(Error, match=r"reshape: \[5, 12\] has 60 elements"):
         Reshape(one_rank, shape=(5, 2, 8))
-
-
-def test_minus_one_is_filled_in() -> None:
-    assert complete_shape("reshape", (B, -1, 8), (B, S, 64)) == (B, 8 * S, 8)
-    assert complete_shape("reshape", (4, 6), (24,)) == (4, 6)
-    for shape, old in [((-1, -1), (4, 6)), ((-1, 5), (4, 6)), ((-1, 0), (4, 6)), ((-1, S), (B, 2))]:
-        with pytest.raises(Error, match=r"reshape: no size for the -1"):
-            complete_shape("reshape", shape, old)

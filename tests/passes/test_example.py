@@ -10,7 +10,7 @@ import pytest
 
 from irc.backends.reference import evaluate
 from irc.instruments import CheckNumerics, VerifyEach
-from irc.pipeline import PASSES, load_passes, run_pipeline
+from irc.pipeline import PASSES, load_file, run_pipeline
 from irc.text import parse_module
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_pass.py"
@@ -40,7 +40,7 @@ def test_the_example_is_short() -> None:
 
 
 def test_the_example_fuses() -> None:
-    assert load_passes(EXAMPLE) == ["fuse-square"]
+    assert load_file(EXAMPLE) == ["fuse-square"]
     module = parse_module(TEXT)
     (step,) = run_pipeline(module, "fuse-square", [VerifyEach(), CheckNumerics(evaluate)])
     assert step.stats["squared_relu"] == 2
