@@ -14,19 +14,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
+
+from irc.dtypes import numpy_dtype
+from irc.safetensors import lay_out
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"layers": 2, "hidden": 64, "ffn": 160, "heads": 4, "kv_heads": 2, "vocab": 1000},
     "1b": {"layers": 16, "hidden": 2048, "ffn": 8192, "heads": 32, "kv_heads": 8, "vocab": 128256},
     "8b": {"layers": 32, "hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "vocab": 128256},
 }
-_DTYPES = {
-    "f32": ("F32", np.dtype(np.float32), "float32"),
-    "f16": ("F16", np.dtype(np.float16), "float16"),
-    "bf16": ("BF16", np.dtype(ml_dtypes.bfloat16), "bfloat16"),
-}
+_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}  # as a config.json names them
 _BLOCK = 1 << 22  # elements of the repeated block
 _TOKENIZER = Path(__file__).resolve().parent.parent / "examples" / "tiny_llama"
 
@@ -53,7 +51,7 @@ def config(shape: str, dtype: str) -> dict[str, Any]:
         "tie_word_embeddings": shape != "8b",
         "bos_token_id": 0,
         "eos_token_id": 0,
-        "torch_dtype": _DTYPES[dtype][2],
+        "torch_dtype": _DTYPES[dtype],
     }
 
 
@@ -98,22 +96,15 @@ def make(shape: str, folder: Path, dtype: str = "bf16") -> Path:
 
 
 def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str) -> None:
-    code, kind, _ = _DTYPES[dtype]
-    header: dict[str, Any] = {}
-    offset = 0
-    for name, shape in shapes.items():
-        size = int(np.prod(shape)) * kind.itemsize
-        header[name] = {"dtype": code, "shape": shape, "data_offsets": [offset, offset + size]}
-        offset += size
-    head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)
+    kind = numpy_dtype(dtype)
+    header, placed = lay_out({name: (dtype, shape) for name, shape in shapes.items()})
     block = (np.random.default_rng(0).standard_normal(_BLOCK, np.float32) * 0.02).astype(kind)
     ones = np.ones(max(s[0] for s in shapes.values() if len(s) == 1), kind)
     with path.open("wb") as file:
-        file.write(len(head).to_bytes(8, "little") + head)
-        for shape in shapes.values():
-            left = int(np.prod(shape))
-            source = ones if len(shape) == 1 else block
+        file.write(header)
+        for tensor in placed.values():
+            left = tensor.nbytes // kind.itemsize
+            source = ones if len(tensor.shape) == 1 else block
             while left > 0:
                 count = min(left, source.size)
                 file.write(source[:count].tobytes())

@@ -93,7 +93,8 @@ def attention(
     multi-query attention: Ainslie et al., 2023; Shazeer, 2019). Result [B, S, H*Dv] in the dtype of
     q, computed in f32. T need not be S (cross attention).
 
-    Query i of row b stands at key position past[b] + i (`past` i32 [B]: tokens before this call);
+    Query i of row b stands at key position past[b] + i (`past` i32 [B]: tokens before this call,
+    past[b] + S <= T);
     without `past` at T - S + i, so that the last query sees the last key. Key j is visible where
     * `causal`: j <= position;
     * `window` w > 0: j > position - w (sliding window of w keys, the own one included);

@@ -11,6 +11,7 @@ import numpy as np
 from ..core import Op, Value
 from ..declare import op_class
 from ..dims import DimLike, Shape
+from ..dtypes import is_float
 from ..errors import Error
 from ..source import here
 from ..types import TensorType
@@ -210,7 +211,8 @@ class Tensor:
 
     def permute(self, *order: int) -> Tensor:
         """Dimensions in another order, as in `x.permute(0, 2, 1)`."""
-        return one("transpose", self, order=tuple(d % self.rank for d in order))
+        places = tuple(d + self.rank if -self.rank <= d < 0 else d for d in order)
+        return one("transpose", self, order=places)
 
     def transpose(self, first: int, second: int) -> Tensor:
         """Two dimensions exchanged."""
@@ -363,7 +365,7 @@ def _plain(number: Any) -> Any:
 
 
 def _exact(cls: type[Op], number: int | float, dtype: str) -> int | float:
-    if "f" in dtype:
+    if is_float(dtype):
         return float(number)
     if isinstance(number, float):
         raise Error(f"{cls.opname}: {number} meets a tensor of {dtype}; cast the tensor to a float")

@@ -2,8 +2,11 @@
 
 import ctypes
 import importlib.util
+from typing import Any
 
 import pytest
+
+from tests.fresh import VARIABLE, session_seed
 
 ORACLE = ("torch", "transformers")
 
@@ -11,6 +14,12 @@ ORACLE = ("torch", "transformers")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--update` is for tests/passes: see its conftest."""
     parser.addoption("--update", action="store_true", help="rewrite EXPECT in tests/passes/*.irc")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Where something failed, say how to draw the same random inputs again."""
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"random inputs: {VARIABLE}={session_seed()}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -38,13 +38,26 @@ def needs_f32(op: Op) -> str | None:
     return None
 
 
-def apply(e: Emitter, kind: str, dtype: str, inputs: Sequence[str], **attributes: int) -> str:
-    """A node whose result has the dtype of its inputs, through i32 where there is no kernel."""
+def apply(
+    e: Emitter, kind: str, dtype: str, inputs: Sequence[str], *rest: str, **attributes: int
+) -> str:
+    """A node whose result has the dtype of its `inputs`, through i32 where there is no kernel.
+
+    `rest` are inputs behind them that stay as they are, such as axes.
+    """
     dtype = e.dtype(dtype)
     if dtype not in MISSING.get(kind, ()):
-        return e.add(kind, *inputs, **attributes)
+        return e.add(kind, *inputs, *rest, **attributes)
     wide = [name and e.cast(name, "i32") for name in inputs]
-    return e.cast(e.add(kind, *wide, **attributes), dtype)
+    return e.cast(e.add(kind, *wide, *rest, **attributes), dtype)
+
+
+def select(e: Emitter, condition: str, x: str, y: str, dtype: str) -> str:
+    """`x` where the condition holds, else `y`; both of an IR dtype."""
+    dtype = e.dtype(dtype)
+    if dtype not in MISSING["Where"]:
+        return e.add("Where", condition, x, y)
+    return e.cast(e.add("Where", condition, e.cast(x, "i32"), e.cast(y, "i32")), dtype)
 
 
 def aligned(e: Emitter, op: Op) -> tuple[list[str], Callable[[str], str | Flat]]:
@@ -170,11 +183,7 @@ def clip(e: Emitter, op: ops.Clip) -> Lowered:
 @TABLE.lower(ops.Where)
 def where(e: Emitter, op: ops.Where) -> Lowered:
     (condition, x, y), result = aligned(e, op)
-    kind = e.dtype(op.x)
-    if kind not in MISSING["Where"]:
-        return result(e.add("Where", condition, x, y))
-    wide = e.add("Where", condition, e.cast(x, "i32"), e.cast(y, "i32"))
-    return result(e.cast(wide, kind))
+    return result(select(e, condition, x, y, op.x.type.dtype))
 
 
 def to_four_bits(op: Op) -> str | None:

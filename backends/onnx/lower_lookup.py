@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Lowered
+from irc.backends.onnx.lower_elementwise import select
 from irc.core import Value
 
 _SMALL = ("i16", "i8", "u8", "i4", "u4")
@@ -33,11 +34,8 @@ def embedding(e: Emitter, op: ops.Embedding) -> Lowered:
     rows = e.add("Gather", table, known, axis=0)
     rows = rows if stored == e.dtype(op.table) else e.cast(rows, e.dtype(op.table))
     inside = e.add("Unsqueeze", e.add("Equal", ids, known), e.ints(-1))
-    zero = e.number(0, op.table.type.dtype)
-    if e.dtype(op.table) in ("i16", "bool"):
-        wide = e.add("Where", inside, e.cast(rows, "i32"), e.cast(zero, "i32"))
-        return e.cast(wide, e.dtype(op.table))
-    return e.add("Where", inside, rows, zero)
+    kind = op.table.type.dtype
+    return select(e, inside, rows, e.number(0, kind), kind)
 
 
 @TABLE.lower(ops.Gather)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
-from irc.backends.onnx.lower_elementwise import apply
+from irc.backends.onnx.lower_elementwise import MISSING, apply
 from irc.core import Op
 
 _KINDS: dict[type[Op], str] = {
@@ -22,17 +22,10 @@ def reduction(kind: str) -> Callable[[Emitter, ops.ReduceSum], Lowered]:
     """The lowering of one kind of reduction."""
 
     def lower(e: Emitter, op: ops.ReduceSum) -> Lowered:
-        inputs = [e.get(op.x), e.ints(*op.dims)]
-        return _reduced(e, kind, op.x.type.dtype, inputs, int(op.keep))
+        dims, keep = e.ints(*op.dims), int(op.keep)
+        return apply(e, kind, op.x.type.dtype, [e.get(op.x)], dims, keepdims=keep)
 
     return lower
-
-
-def _reduced(e: Emitter, kind: str, dtype: str, inputs: list[str], keep: int) -> str:
-    if e.dtype(dtype) in ("i16", "i8", "u8"):
-        wide = e.add(kind, e.cast(inputs[0], "i32"), inputs[1], keepdims=keep)
-        return e.cast(wide, e.dtype(dtype))
-    return e.add(kind, *inputs, keepdims=keep)
 
 
 for _cls, _kind in _KINDS.items():
@@ -42,7 +35,7 @@ for _cls, _kind in _KINDS.items():
 @TABLE.lower(ops.Argmax)
 def argmax(e: Emitter, op: ops.Argmax) -> Lowered:
     x = e.get(op.x)
-    x = e.cast(x, "i32") if e.dtype(op.x) == "i16" else x
+    x = e.cast(x, "i32") if e.dtype(op.x) in MISSING["ArgMax"] else x
     return e.cast(e.add("ArgMax", x, axis=op.dim, keepdims=int(op.keep)), "i32")
 
 
@@ -54,11 +47,9 @@ def topk(e: Emitter, op: ops.Topk) -> Lowered:
 
 @TABLE.lower(ops.Cumsum)
 def cumsum(e: Emitter, op: ops.Cumsum) -> Lowered:
-    x, kind = e.get(op.x), e.dtype(op.x)
-    small = kind in ("i16", "i8", "u8")
     axis = e.number(op.dim % op.x.type.rank, "i64")
-    sums = e.add("CumSum", e.cast(x, "i32") if small else x, axis, exclusive=int(op.exclusive))
-    return e.cast(sums, kind) if small else sums
+    exclusive = int(op.exclusive)
+    return apply(e, "CumSum", op.x.type.dtype, [e.get(op.x)], axis, exclusive=exclusive)
 
 
 @TABLE.lower(ops.Softmax)

@@ -6,6 +6,7 @@ import numpy as np
 
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Lowered
+from irc.backends.onnx.lower_elementwise import MISSING
 
 _FIRST = int(np.iinfo(np.int64).min)  # where a backward slice ends that takes the first element
 
@@ -73,12 +74,12 @@ def repeat(e: Emitter, op: ops.Repeat) -> Lowered:
 
 @TABLE.lower(ops.Pad)
 def pad(e: Emitter, op: ops.Pad) -> Lowered:
-    kind = op.x.type.dtype
     if not op.before:
         return e.get(op.x)
-    value = e.number(op.value, kind)
-    sizes = e.sizes((*op.before, *op.after))
-    if e.dtype(kind) != "i16":
-        return e.add("Pad", e.get(op.x), sizes, value)
-    wide = e.add("Pad", e.cast(e.get(op.x), "i32"), sizes, e.cast(value, "i32"))
-    return e.cast(wide, "i16")
+    kind = e.dtype(op.x)
+    wide = "i32" if kind in MISSING["Pad"] else kind
+    sizes, value = e.sizes((*op.before, *op.after)), e.number(op.value, wide)
+    x = e.get(op.x)
+    if wide == kind:
+        return e.add("Pad", x, sizes, value)
+    return e.cast(e.add("Pad", e.cast(x, wide), sizes, value), kind)

@@ -168,6 +168,9 @@ def _rope(settings: Settings, features: int, longest: int) -> Rope:
         "original_max_position_embeddings",
         inner.integer("original_max_position_embeddings", longest),
     )
+    if original < 1:
+        name = "original_max_position_embeddings"
+        raise Error(f"config.json: {name} is {original}; it must be at least 1")
     rope = Rope(theta=theta, rotary_dim=rotary, **read(inner, longest, original))
     inner.finish(f"a rope of type {kind}")
     return rope

@@ -56,15 +56,21 @@ class Settings:
 
     def words(self, key: str) -> list[str]:
         """A list of strings, empty where the key is absent."""
-        return self._take(key, [], (list,), "a list")
+        return self._list(key, (str,), "a list of strings")
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """A list of numbers, empty where the key is absent."""
-        return tuple(map(float, self._take(key, [], (list,), "a list of numbers")))
+        return tuple(map(float, self._list(key, (int, float), "a list of numbers")))
 
     def inner(self, key: str) -> dict[str, Any]:
         """An object inside, empty where the key is absent."""
         return self._take(key, {}, (dict,), "an object")
+
+    def _list(self, key: str, kinds: tuple[type, ...], wanted: str) -> list[Any]:
+        found: list[Any] = self._take(key, [], (list,), wanted)
+        if any(not isinstance(item, kinds) or isinstance(item, bool) for item in found):
+            raise Error(f"{self.title}: {key} is {wanted}, not {found!r}")
+        return found
 
     def _take(self, key: str, default: Any, kinds: tuple[type, ...], wanted: str) -> Any:
         self._read.add(key)

@@ -40,7 +40,8 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"):
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+        for name in (*sizes, "max_position_embeddings"):
             if getattr(self, name) < 1:
                 raise Error(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.num_attention_heads < 1 or self.kv_heads < 1:

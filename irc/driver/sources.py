@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..artifact import MODULE, is_artifact, read_manifest
 from ..core import Module
+from ..dims import Dim
 from ..errors import Error, did_you_mean
 from ..text import parse_module
 
@@ -191,13 +192,22 @@ def _written(path: str) -> str:
 
 def set_dims(module: Module, dims: Dims) -> None:
     """Replace ranges of symbols that a module has."""
+    known = dict.fromkeys([*module.dims, *_symbols(module)])
     for name, bounds in dims.items():
-        if module.dims and name not in module.dims:
+        if name not in known:
             raise Error(
-                f"the model has no dimension {name!r}{did_you_mean(name, module.dims)}; "
-                f"it has {', '.join(module.dims)}"
+                f"the model has no dimension {name!r}{did_you_mean(name, known)}; "
+                f"it has {', '.join(known) or 'none with a name'}"
             )
         low, typical, high = bounds
         if not 0 <= low <= typical <= high:
             raise Error(f"the range {name}={low}:{typical}:{high} must rise: min:typical:max")
         module.dims[name] = (low, typical, high)
+
+
+def _symbols(module: Module) -> Iterator[str]:
+    """The symbols in the types of the arguments, with repetitions."""
+    for arg in module.main.args if module.functions else ():
+        for dim in arg.type.shape:
+            if isinstance(dim, Dim):
+                yield from dim.symbols()

@@ -26,7 +26,8 @@ class Attention(Op):
     multi-query attention: Ainslie et al., 2023; Shazeer, 2019). Result [B, S, H*Dv] in the dtype of
     q, computed in f32. T need not be S (cross attention).
 
-    Query i of row b stands at key position past[b] + i (`past` i32 [B]: tokens before this call);
+    Query i of row b stands at key position past[b] + i (`past` i32 [B]: tokens before this call,
+    past[b] + S <= T);
     without `past` at T - S + i, so that the last query sees the last key. Key j is visible where
     * `causal`: j <= position;
     * `window` w > 0: j > position - w (sliding window of w keys, the own one included);
@@ -127,6 +128,8 @@ class Attention(Op):
         lengths: Array = None,
     ) -> Array:
         batch, tokens, features = q.shape
+        if past is not None:
+            _check_past(past, tokens, k.shape[2] if self.cached else k.shape[1])
         q = _by_head(q, features // self.head_dim)
         if not self.cached:
             heads = k.shape[2] // self.head_dim
@@ -151,6 +154,15 @@ def _by_head(x: Array, heads: int) -> Array:
     """[B, S, H*D] as [B, H, S, D]; no size is left to numpy, which knows none for empty arrays."""
     batch, tokens, features = x.shape
     return x.reshape(batch, tokens, heads, features // heads).transpose(0, 2, 1, 3)
+
+
+def _check_past(past: Array, tokens: int, keys: int) -> None:
+    for row, before in enumerate(past.tolist()):
+        if before < 0 or before + tokens > keys:
+            raise Error(
+                f"attention: row {row} has {before} tokens before its {tokens}, "
+                f"but there are only {keys} keys"
+            )
 
 
 def visible(

@@ -16,6 +16,7 @@ from irc.dtypes import numpy_dtype
 from irc.ops import Return
 from irc.types import TensorType
 from irc.weights import Cast, FileRef
+from tests.fresh import fresh
 
 B, S, T, C = map(symbol, "BSTC")
 
@@ -72,7 +73,7 @@ def write(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 def save(shape: Shape, folder: Path, files: int = 1) -> list[str]:
     """Random weights in one or more safetensors files; returns the paths, relative to `folder`."""
-    rng = np.random.default_rng(7)
+    rng = fresh(7)
     kind = numpy_dtype(shape.stored)
     arrays = {
         key: (rng.standard_normal(size) * (0.2 if len(size) > 1 else 1)).astype(kind)

@@ -14,8 +14,9 @@ from irc.backends.reference import evaluate
 from irc.core import Module
 from irc.text import parse_module
 from tests.backends.decoder import write
+from tests.fresh import fresh
 
-X = {"x": np.random.default_rng(3).standard_normal((3, 4)).astype(np.float32)}
+X = {"x": fresh(3).standard_normal((3, 4)).astype(np.float32)}
 
 
 def module(weights: str, body: str, result: str, files: dict[str, str] | None = None) -> Module:
@@ -41,7 +42,7 @@ def linear(ref: str, dtype: str = "f32") -> Module:
 
 def checkpoint(tmp_path: Path) -> Path:
     """A checkpoint folder; the artifact goes below it."""
-    rng = np.random.default_rng(0)
+    rng = fresh(0)
     wide = rng.standard_normal((6, 5)).astype(np.float32)
     arrays = {
         "a": rng.standard_normal((5, 4)).astype(np.float32),

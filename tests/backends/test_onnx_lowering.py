@@ -12,8 +12,9 @@ from irc.backends.onnx import backend
 from irc.backends.reference import evaluate
 from irc.core import Module
 from irc.text import parse_module
+from tests.fresh import fresh
 
-RNG = np.random.default_rng(11)
+RNG = fresh(11)
 
 
 def module(args: str, body: str, results: str) -> Module:

@@ -64,3 +64,8 @@ def shell(*words: str | Path, timeout: float = 60) -> Answer:
     )
     assert "Traceback" not in done.stderr, done.stderr
     return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def entries(folder: Path) -> list[str]:
+    """The names in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())

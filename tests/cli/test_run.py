@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from irc.backends.onnxruntime import OnnxRuntimeStream
 from irc.driver import load
 from tests.cli.runner import PROGRAM, irc, refused, works
 from tests.layout import ROOT
+from tests.tiny_checkpoint import write_checkpoint
 
 PLAIN = """\
 module @m {
@@ -32,7 +34,30 @@ def ids(tmp_path: Path) -> Path:
     return path
 
 
+LOCAL = """\
+module @m local mesh(tp=3) {
+  func @forward(%x: f32[B]) -> (y: f32[B], rank: i32[]) {
+    %y = all_reduce %x {axis="tp", ways=3} : f32[B]
+    %rank = rank {axis="tp"} : i32[]
+    return %y, %rank
+  }
+}
+"""
+
 # ------------------------------------------------------------------ run
+
+
+def test_a_local_module_runs_on_all_ranks_and_gives_those_of_the_first(tmp_path: Path) -> None:
+    (tmp_path / "m.irc").write_text(LOCAL)
+    np.savez(tmp_path / "in.npz", x=np.array([1, 2], np.float32))
+    words = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
+    works("run", tmp_path / "m.irc", *words, "--backend", "reference")
+    with np.load(tmp_path / "out.npz") as found:
+        np.testing.assert_array_equal(found["y"], [3, 6])
+        assert found["rank"] == 0
+    assert "has 3 ranks, and this version of irc compiles for one" in refused(
+        "compile", tmp_path / "m.irc", "-o", tmp_path / "out"
+    )
 
 
 def test_ids_alone_give_all_logits(artifact: Path, ids: Path, tmp_path: Path) -> None:
@@ -228,6 +253,46 @@ def test_a_model_that_is_no_language_model(tmp_path: Path) -> None:
     assert "this model cannot generate: it takes x and gives y, n" in answer.err
     words = ["--prompt", "1", "--backend", "reference"]
     assert "has no tokenizer.json" in irc("generate", tmp_path / "m.irc", *words).err
+
+
+def test_a_prompt_may_be_longer_than_a_call(checkpoint: Path, tmp_path: Path) -> None:
+    words = ["--raw-ids", "--prompt", " ".join(map(str, range(1, 12))), "--max-new-tokens", "6"]
+    found: list[str] = []
+    for i, dims in enumerate(("S=1:8:64", "S=1:3:4")):
+        works("compile", checkpoint, "-o", tmp_path / str(i), "--dims", dims)
+        found.append(works("generate", tmp_path / str(i), *words).out)
+    assert found[0] == found[1]
+
+
+def test_the_text_of_an_artifact_ends_where_the_artifact_ends(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    words = ["--raw-ids", "--prompt", "5 17 200", "--max-new-tokens", "10"]
+    works("compile", checkpoint, "-o", tmp_path / "out")
+    ids = works("generate", tmp_path / "out", *words).out.split()
+    folder = write_checkpoint(tmp_path / "model", eos_token_id=[int(ids[4])])
+    works("compile", folder, "-o", tmp_path / "short")
+    texts = [
+        works("generate", tmp_path / "short" / place, *words, *more).out.split()
+        for place, more in ((".", []), ("module.irc", ["--backend", "reference"]))
+    ]
+    assert texts[0] == texts[1] == ids[: ids.index(ids[4])]
+
+
+def test_ctrl_c_ends_the_line(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = OnnxRuntimeStream.step
+    left = iter(range(3))
+
+    def interrupted(self: OnnxRuntimeStream, inputs: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return step(self, inputs)
+
+    monkeypatch.setattr(OnnxRuntimeStream, "step", interrupted)
+    answer = irc("generate", artifact, "--raw-ids", "--prompt", "1 2", "--max-new-tokens", "50")
+    assert answer.status == 130
+    assert len(answer.out.split()) == 3 and answer.out.endswith("\n")
+    assert "interrupted" in answer.err and "tokens/s" not in answer.err
 
 
 def test_text_appears_token_by_token_on_a_terminal(artifact: Path) -> None:

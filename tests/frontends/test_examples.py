@@ -9,6 +9,7 @@ import pytest
 import irc
 from irc.frontends import huggingface, random_weights
 from irc.frontends.script import load_script
+from tests.fresh import fresh
 
 from ..layout import ROOT
 from ..models.runners import Runner, needs, program, relative
@@ -34,7 +35,7 @@ def test_examples_round_trip(path: str) -> None:
 def test_the_llama_decodes_as_it_prefills(backend: str, tmp_path: Path) -> None:
     needs(backend)
     compiled = program(random_weights(load_script(LLAMA), 1), backend, tmp_path)
-    ids = np.random.default_rng(0).integers(0, 256, (2, 12))
+    ids = fresh(0).integers(0, 256, (2, 12))
     whole = Runner(compiled, 2).step(ids)
     prefill, steps = Runner(compiled, 2).decode(ids[:, :5], ids[:, 5:])
     assert relative(np.concatenate([prefill, steps], axis=1), whole) < 1e-5
@@ -57,7 +58,7 @@ def towers(module: irc.Module, **arrays: Any) -> dict[str, np.ndarray]:
 
 
 def inputs(items: int) -> dict[str, Any]:
-    random = np.random.default_rng(0)
+    random = fresh(0)
     return {
         "user_ids": np.array([3, 999], np.int32),
         "history": np.array([[4, 5, -1], [-1, -1, -1]], np.int32),

@@ -131,6 +131,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "settings sets mrope_section=[1], which irc does not support in a rope of type linear",
     ),
     "rope factor": ({"rope_scaling": {"type": "linear"}}, "the rope settings does not say factor"),
+    "rope of no length": (
+        {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 0}},
+        "original_max_position_embeddings is 0; it must be at least 1",
+    ),
+    "no positions": (
+        {"max_position_embeddings": 0},
+        "max_position_embeddings is 0; it must be at least 1",
+    ),
+    "no words": ({"architectures": [3]}, "architectures is a list of strings, not [3]"),
+    "no numbers": (
+        {"rope_scaling": {"rope_type": "longrope", "short_factor": ["x"]}},
+        "short_factor is a list of numbers, not ['x']",
+    ),
     "partial rope": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor has no meaning"),
     "layers with windows": (
         {"model_type": "qwen2", "use_sliding_window": True},

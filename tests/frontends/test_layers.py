@@ -8,8 +8,9 @@ import pytest
 import irc
 from irc.frontends import Module, Tensor, layers, random_weights
 from irc.frontends.layers.attention import Cache
+from tests.fresh import fresh
 
-RANDOM = np.random.default_rng(0)
+RANDOM = fresh(0)
 X = RANDOM.normal(size=(2, 5, 12)).astype(np.float32)
 
 

@@ -67,10 +67,10 @@ def test_settings_are_converted_by_annotation(tmp_path: Path, capsys: Any) -> No
     }
     load_script(script(tmp_path, SETTINGS), given)
     found = "(2, 0.001, True, '7', 9, 'gelu', (1, 2, 3), (4, 'b'), [0.5, 1.0]"
-    assert capsys.readouterr().out.strip() == found + ", PosixPath('a/b'), 'BIG', 'text', 'x')"
+    assert capsys.readouterr().err.strip() == found + ", PosixPath('a/b'), 'BIG', 'text', 'x')"
     load_script(script(tmp_path, SETTINGS), {"layers": 5, "some": "none", "either": "3"})
     found = "(5, 0.5, False, 'a', 3, 'silu', (), (0, ''), None, None, 'BIG', None, 3)"
-    assert capsys.readouterr().out.strip() == found
+    assert capsys.readouterr().err.strip() == found
 
 
 BAD: dict[str, tuple[dict[str, str], str]] = {
@@ -110,7 +110,7 @@ def test_a_type_that_text_cannot_be(tmp_path: Path) -> None:
 def test_open_ended_settings_stay_text(tmp_path: Path, capsys: Any) -> None:
     path = script(tmp_path, "def build(**more):\n    print(more)\n    return trace(lambda x: -x)\n")
     load_script(path, {"a": "1"})
-    assert capsys.readouterr().out == "{'a': '1'}\n"
+    assert capsys.readouterr().err == "{'a': '1'}\n"
 
 
 def test_annotations_may_be_text(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_checkpoint_and_dtype(tmp_path: Path, capsys: Any) -> None:
     path = script(tmp_path, text + "    return trace(lambda x: -x)\n")
     load_script(path, checkpoint="c", dtype="bf16")
     load_script(path)
-    assert capsys.readouterr().out == "c bf16\nNone f32\n"
+    assert capsys.readouterr().err == "c bf16\nNone f32\n"
     plain = script(tmp_path, "def build(): return trace(lambda x: -x)\n")
     with pytest.raises(irc.Error, match="no parameter `dtype`, so --dtype bf16 has no effect"):
         load_script(plain, dtype="bf16")

@@ -172,6 +172,32 @@ def test_the_progress_of_copied_weights_is_told(tmp_path: Path) -> None:
         assert told[stage][-1] == 1.0
 
 
+def test_the_module_of_an_artifact_finds_its_weights(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    ids = {"input_ids": np.array([[3, 1, 2]])}
+    wanted = irc.compile(folder, tmp_path / "near").run(ids)["logits"]
+    module = irc.compile(folder, tmp_path / "out", bundle=True).module
+    assert list(module.files.values()) == [str(tmp_path / "out" / "rank0.safetensors")]
+    again = irc.compile(module, tmp_path / "again")
+    np.testing.assert_array_equal(again.run(ids)["logits"], wanted)
+
+
+def test_compiling_leaves_the_references_of_a_bundled_module(tmp_path: Path) -> None:
+    module = random_weights(irc.trace(Head(), {"x": irc.Spec("f32", ("B", 4))}), 1)
+    before = str(module)
+    irc.compile(module, tmp_path / "out", bundle=True, pipeline="")
+    assert str(module) == before
+
+
+def test_ranges_are_for_symbols_that_the_model_has(tmp_path: Path) -> None:
+    module = irc.trace(Double(), {"x": irc.Spec("f32", ("B", 4))})
+    with pytest.raises(irc.Error, match="no dimension 'Q'; it has B"):
+        irc.compile(module, tmp_path / "out", dims={"Q": (1, 2, 3)})
+    assert irc.compile(module, tmp_path / "out", dims={"B": (1, 2, 3)}).manifest["dims"] == {
+        "B": [1, 2, 3]
+    }
+
+
 def test_a_loaded_artifact_is_checked(tmp_path: Path) -> None:
     irc.compile(doubled(), tmp_path / "out")
     (tmp_path / "out" / "module.irc").unlink()

@@ -1,19 +1,16 @@
-"""Random numbers for the operation tests: drawn afresh, the seed in the report of a failure."""
+"""Random numbers for the operation tests."""
 
 from __future__ import annotations
 
-import os
-import secrets
+from zlib import crc32
 
 import numpy as np
 import pytest
 
-VARIABLE = "IRC_TEST_SEED"
+from tests.fresh import fresh
 
 
 @pytest.fixture
-def rng() -> np.random.Generator:
-    """A generator seeded anew, or with $IRC_TEST_SEED."""
-    seed = int(os.environ.get(VARIABLE) or secrets.randbits(32))
-    print(f"to repeat this: {VARIABLE}={seed}")
-    return np.random.default_rng(seed)
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A generator of this session and this test."""
+    return fresh(crc32(request.node.nodeid.encode()))

@@ -13,8 +13,9 @@ from irc.core import Function, Module
 from irc.errors import Error
 from irc.ops import Attention, CacheUpdate, Return
 from irc.types import TensorType
+from tests.fresh import fresh
 
-RNG = np.random.default_rng(7)
+RNG = fresh(7)
 Arrays = dict[str, np.ndarray]
 
 
@@ -185,7 +186,9 @@ def test_decoding_by_steps_is_prefilling_at_once() -> None:
     whole = run(arrays, head_dim=4, causal=True)
     for i in range(5):
         step = arrays | {"q": arrays["q"][:, i : i + 1], "past": ints(i, i)}
-        np.testing.assert_allclose(run(step, head_dim=4, causal=True)[:, 0], whole[:, i], rtol=1e-5)
+        np.testing.assert_allclose(
+            run(step, head_dim=4, causal=True)[:, 0], whole[:, i], rtol=1e-5, atol=1e-6
+        )
 
 
 Split = tuple[tuple[str, ...], ...]
@@ -276,3 +279,11 @@ def test_torch_agrees_on_masks_biases_and_scales() -> None:
     ):
         flat = wanted.transpose(1, 2).reshape(2, 3, 16).numpy()
         np.testing.assert_allclose(found, flat, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("past", [-1, 5])
+def test_past_lies_within_the_keys(past: int) -> None:
+    q, k = np.zeros((1, 2, 4), np.float32), np.zeros((1, 6, 4), np.float32)
+    inputs = {"q": q, "k": k, "v": k, "past": np.array([past], np.int32)}
+    with pytest.raises(Error, match=f"row 0 has {past} tokens before its 2, but there are only 6"):
+        run(inputs, head_dim=4, causal=True)

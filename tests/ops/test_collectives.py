@@ -18,8 +18,9 @@ from irc.ops import Rank, Return
 from irc.text import parse_module
 from irc.types import Axes, TensorType
 from irc.verify import verify
+from tests.fresh import fresh
 
-RNG = np.random.default_rng(11)
+RNG = fresh(11)
 MESHES = ["tp=1", "tp=2", "tp=3", "tp=4", "dp=2, tp=2", "tp=2, dp=2", "dp=2, tp=3", "pp=1, tp=2"]
 SHAPE = (12, 2, 12)
 X = np.ones((4, 6), np.float32)

@@ -17,8 +17,9 @@ from irc.dtypes import dtype_of
 from irc.errors import Error
 from irc.ops import Return
 from irc.types import TensorType
+from tests.fresh import fresh
 
-RNG = np.random.default_rng(5)
+RNG = fresh(5)
 X = RNG.standard_normal((3, 4, 8)).astype(np.float32) * 3 + 1
 WEIGHT, BIAS = (RNG.standard_normal(8).astype(np.float32) for _ in range(2))
 
@@ -43,15 +44,17 @@ def run(op: str, *plain: Any, named: Mapping[str, Any] = NONE, **attributes: Any
 def test_rms_norm() -> None:
     x = X.astype(np.float64)
     wanted = x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.1) * (WEIGHT + 1)
-    np.testing.assert_allclose(run("rms_norm", X, WEIGHT, eps=0.1, offset=1.0), wanted, rtol=1e-5)
+    np.testing.assert_allclose(
+        run("rms_norm", X, WEIGHT, eps=0.1, offset=1.0), wanted, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_layer_norm() -> None:
     x = X.astype(np.float64)
     plain = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.1)
     close = np.testing.assert_allclose
-    close(run("layer_norm", X, eps=0.1), plain, rtol=1e-5)
-    close(run("layer_norm", X, named={"bias": BIAS}, eps=0.1), plain + BIAS, rtol=1e-5)
+    close(run("layer_norm", X, eps=0.1), plain, rtol=1e-5, atol=1e-6)
+    close(run("layer_norm", X, named={"bias": BIAS}, eps=0.1), plain + BIAS, rtol=1e-5, atol=1e-6)
     both = {"weight": WEIGHT, "bias": BIAS}
     close(run("layer_norm", X, named=both, eps=0.1), plain * WEIGHT + BIAS, rtol=1e-4, atol=1e-6)
 
@@ -91,7 +94,7 @@ def test_torch_agrees() -> None:
     layer = functional.layer_norm(x, (8,), weight, bias, 1e-3).numpy()
     close(run("layer_norm", X, named=both, eps=1e-3), layer, rtol=1e-4, atol=1e-5)
     rms = functional.rms_norm(x, (8,), weight, 1e-3).numpy()
-    close(run("rms_norm", X, WEIGHT, eps=1e-3), rms, rtol=1e-5)
+    close(run("rms_norm", X, WEIGHT, eps=1e-3), rms, rtol=1e-5, atol=1e-6)
     channels = X.swapaxes(1, 2).copy()
     group = functional.group_norm(torch.from_numpy(channels), 4, weight, bias, 1e-3).numpy()
     found = run("group_norm", channels, named=both, groups=4, eps=1e-3)
