@@ -161,15 +161,20 @@ def _finish(
 ) -> None:
     """Bind what is unbound, set the ranges, make paths absolute, find the end of texts."""
     module = source.module
-    if checkpoint is not None:
-        from ..frontends.huggingface import bind
-        from ..frontends.huggingface.binding import has_unbound
+    from ..frontends.huggingface.binding import has_unbound
 
-        if has_unbound(module):
-            bind(module, checkpoint)
+    if checkpoint is not None and has_unbound(module):
+        from ..frontends.huggingface import bind
+
+        bind(module, checkpoint)
     if random_weights is not None:
         from ..frontends.random_weights import random_weights as fill
 
+        if not has_unbound(module):
+            raise Error(
+                "every weight has its values already, so --random-weights has no effect; "
+                "leave it out"
+            )
         fill(module, random_weights)
     set_dims(module, dims)
     for name, file in module.files.items():

@@ -38,12 +38,21 @@ def complete(ports: Ports, given: Mapping[str, object], capacity: int = 0) -> Ar
                 f"it has {', '.join(wanted)}"
             )
     arrays = {name: converted(wanted[name], np.asarray(value)) for name, value in given.items()}
-    if "input_ids" in arrays and arrays["input_ids"].ndim == 2:
+    if "input_ids" in arrays and len(wanted["input_ids"].shape) == 2:
+        _check_ids(arrays["input_ids"])
         _fill(ports, arrays, capacity)
     missing = [name for name in wanted if name not in arrays]
     if missing:
         raise Error(f"the inputs lack {', '.join(missing)}; the model takes {', '.join(wanted)}")
     return {name: arrays[name] for name in wanted}
+
+
+def _check_ids(ids: Array) -> None:
+    if ids.ndim != 2 or 0 in ids.shape:
+        raise Error(
+            f"input_ids has the shape {list(ids.shape)}, but it must be [B, S]: "
+            "a row of at least one token id for each text"
+        )
 
 
 def converted(port: Port, array: Array) -> Array:
@@ -76,6 +85,9 @@ def _fill(ports: Ports, arrays: Arrays, capacity: int) -> None:
         arrays["positions"] = past[:, None] + steps
     if "logit_positions" in names and "logit_positions" not in arrays:
         arrays["logit_positions"] = np.tile(steps, (batch, 1))
+    places = arrays.get("logit_positions", steps)
+    if places.size and (places.min() < 0 or places.max() >= count):
+        raise Error(f"logit_positions must lie between 0 and {count - 1}, the last token's")
     needed = int(past.max(initial=0)) + count
     absent = [state for state in ports.states if state.name not in arrays]
     if absent and needed > count:

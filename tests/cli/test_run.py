@@ -135,7 +135,7 @@ def wrong_rank(path: Path) -> None:
         (pickled, "in.npz is no .npz archive of plain arrays"),
         (wrong_name, "the model has no input 'inputs_ids'; did you mean 'input_ids'?"),
         (too_long, "has 97 tokens per row, and the cache of this model holds 96"),
-        (wrong_rank, "the inputs lack positions"),
+        (wrong_rank, "input_ids has the shape [3], but it must be [B, S]"),
         (Path.touch, "in.npz is no .npz archive of plain arrays"),
         (Path.mkdir, "cannot read"),
         (lambda path: None, "No such file or directory"),

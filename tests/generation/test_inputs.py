@@ -113,3 +113,15 @@ def test_the_capacity_of_caches() -> None:
     assert cache_capacity(CACHES, {}) == 0
     assert cache_capacity((Port("k", "f32", (1, 2, 32, 8), True),), {}) == 32
     assert (rounded(1, 0), rounded(64, 0), rounded(65, 0), rounded(65, 100)) == (64, 64, 128, 100)
+
+
+@pytest.mark.parametrize("ids", [[1, 2, 3], [[[1]]], [[], []], np.zeros((0, 3), int)])
+def test_ids_are_rows_of_tokens(ids: object) -> None:
+    with pytest.raises(Error, match=r"input_ids has the shape .*, but it must be \[B, S\]"):
+        complete(LANGUAGE, {"input_ids": np.asarray(ids, np.int64)})
+
+
+@pytest.mark.parametrize("place", [-1, 3])
+def test_logits_are_wanted_of_tokens_that_are_there(place: int) -> None:
+    with pytest.raises(Error, match="logit_positions must lie between 0 and 2"):
+        complete(LANGUAGE, {"input_ids": [[1, 2, 3]], "logit_positions": [[place]]})

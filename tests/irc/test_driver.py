@@ -88,6 +88,11 @@ def test_a_module_compiles_and_runs(tmp_path: Path) -> None:
     assert repr(loaded) == f"<artifact {tmp_path}/out for onnx>"
 
 
+def test_random_weights_where_nothing_lacks_values(tmp_path: Path) -> None:
+    with pytest.raises(irc.Error, match="so --random-weights has no effect"):
+        irc.compile(doubled(), tmp_path / "out", random_weights=3)
+
+
 def test_options_reach_what_loads(tmp_path: Path) -> None:
     irc.compile(doubled(), tmp_path / "out")
     program = irc.load(tmp_path / "out", threads=1).program
