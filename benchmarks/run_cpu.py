@@ -1,6 +1,6 @@
 """Prefill and decode tokens/s on CPU beside onnxruntime-genai and transformers, f32, equal threads.
 
-    python -m benchmarks.run_cpu [--shape 1b] [--threads 2] [--prompt 128] [--new 32] [--rounds 3]
+    python -m benchmarks.run_cpu [--shape 1b] [--threads 2] [--prompt 128] [--new 32] [--rounds 6]
 
 The same random weights, the same prompt, batch 1. Every engine is a process of its own; rounds
 alternate between the engines, and the table shows each engine's best round, since noise on a
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--work", type=Path, default=Path("build/benchmarks"))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     options = parser.parse_args()

@@ -120,7 +120,7 @@ class Op:
 
     def type_key(self) -> tuple[Any, ...]:
         """What the result types depend on: the class, the operand types and the attributes."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} is not declared with @operation")
 
     def sharding_rule(self) -> str | None:
         """The rule of this very operation; most have one rule per class."""

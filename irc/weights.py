@@ -6,6 +6,7 @@ or nothing yet) followed by steps. It never holds the bytes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -65,7 +66,7 @@ Step: TypeAlias = Slice | Shard | Transpose | Cast
 
 
 @dataclass(frozen=True)
-class Ref:
+class Ref(ABC):
     """A source and the steps that follow it. `+` appends a step."""
 
     steps: tuple[Step, ...] = field(default=(), kw_only=True)
@@ -82,9 +83,9 @@ class Ref:
         """The references that this one is made of, itself where it joins none."""
         yield self
 
+    @abstractmethod
     def source_text(self) -> str:
         """The source without its steps."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         return self.source_text() + "".join(map(str, self.steps))

@@ -10,7 +10,7 @@ The checkpoint is in Hugging Face format: config.json, generation_config.json, m
 (bfloat16), tokenizer.json and tokenizer_config.json.
 
     python train.py --device cuda          # writes beside this script
-    python train.py --steps 200 --output /tmp/tiny_llama
+    python train.py --steps 200 --output FOLDER
 
 Needs torch, transformers 5, tokenizers and safetensors. The same seed, device, versions and
 Python release give the same checkpoint; another Python release has other text.

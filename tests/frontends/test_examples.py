@@ -12,7 +12,7 @@ from irc.frontends.script import load_script
 from tests.fresh import fresh
 
 from ..layout import ROOT
-from ..models.runners import Runner, needs, program, relative
+from ..models.runners import Runner, program, relative
 
 LLAMA, TOWERS = str(ROOT / "examples/llama.py"), str(ROOT / "examples/two_tower.py")
 TINY = ROOT / "examples/tiny_llama"
@@ -33,7 +33,6 @@ def test_examples_round_trip(path: str) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "onnx"])
 def test_the_llama_decodes_as_it_prefills(backend: str, tmp_path: Path) -> None:
-    needs(backend)
     compiled = program(random_weights(load_script(LLAMA), 1), backend, tmp_path)
     ids = fresh(0).integers(0, 256, (2, 12))
     whole = Runner(compiled, 2).step(ids)
@@ -41,7 +40,6 @@ def test_the_llama_decodes_as_it_prefills(backend: str, tmp_path: Path) -> None:
     assert relative(np.concatenate([prefill, steps], axis=1), whole) < 1e-5
 
 
-@pytest.mark.skipif(not (TINY / "model.safetensors").exists(), reason="no examples/tiny_llama")
 def test_the_script_is_the_model_of_the_folder(tmp_path: Path) -> None:
     ours = load_script(LLAMA, checkpoint=str(TINY), dtype="f32")
     theirs = huggingface.load(TINY, "f32")

@@ -1,12 +1,10 @@
 """Runs a language model of a checkpoint folder on a backend, as prefill and decode steps."""
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import irc
 import irc.passes
@@ -15,12 +13,6 @@ from irc.backends.base import Program
 from irc.pipeline import run_pipeline
 
 CAPACITY = 96
-
-
-def needs(backend: str) -> None:
-    """Skip where the backend's package is not installed."""
-    if backend == "onnx" and importlib.util.find_spec("onnxruntime") is None:
-        pytest.skip("onnxruntime is not installed")
 
 
 def program(module: irc.Module, backend: str, folder: Path) -> Program:

@@ -8,14 +8,13 @@ import pytest
 from irc.frontends import huggingface
 
 from .golden import DECODED, GOLDEN, GREEDY, PROMPT, prompt, write_checkpoint
-from .runners import Runner, needs, program, relative
+from .runners import Runner, program, relative
 from .shapes import SHAPES
 
 
 @pytest.mark.parametrize("backend", ["reference", "onnx"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_llama_computes_what_transformers_did(name: str, backend: str, tmp_path: Path) -> None:
-    needs(backend)
     with np.load(GOLDEN) as golden:
         wanted, text = golden[f"{name}_logits"], golden[f"{name}_greedy"]
     folder = write_checkpoint(tmp_path / "model", name)

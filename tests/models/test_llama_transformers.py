@@ -9,7 +9,7 @@ import pytest
 
 from irc.frontends import huggingface
 
-from .runners import Runner, needs, program, relative
+from .runners import Runner, program, relative
 from .shapes import SHAPES
 
 pytestmark = pytest.mark.oracle
@@ -65,7 +65,6 @@ def greedy_of(model: Any, prompt: np.ndarray, count: int) -> np.ndarray:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_llama_is_the_llama_of_transformers(name: str, backend: str, tmp_path: Path) -> None:
-    needs(backend)
     model = checkpoint(tmp_path / "model", name)
     compiled = program(huggingface.load(tmp_path / "model"), backend, tmp_path / "built")
     ids = tokens(name, PROMPT + DECODED)
@@ -87,7 +86,6 @@ def _endless(model: Any) -> Any:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_narrow_floats_stay_near_f32(dtype: str, backend: str, tmp_path: Path) -> None:
-    needs(backend)
     names = {"bf16": "bfloat16", "f16": "float16"}
     model = checkpoint(tmp_path / "model", "gqa_llama3", dtype=names[dtype])
     module = huggingface.load(tmp_path / "model")
