@@ -1,5 +1,7 @@
 """The chain of blocks of benchmarks/ir.py in onnx-ir."""
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 from __future__ import annotations
 
 from typing import Any

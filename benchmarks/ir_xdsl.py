@@ -1,5 +1,7 @@
 """The chain of blocks of benchmarks/ir.py in xDSL."""
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 import io
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Prefill and decode times of onnxruntime-genai: `run_genai FOLDER THREADS PROMPT NEW`."""
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,7 @@
 """Prefill and decode times in transformers: `run_transformers FOLDER THREADS PROMPT NEW`."""
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 from __future__ import annotations
 
 import sys

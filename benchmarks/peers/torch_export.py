@@ -1,5 +1,7 @@
 """A Llama folder through torch.onnx.export: caches in and out, dynamic batch and lengths."""
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 from __future__ import annotations
 
 import sys

@@ -16,6 +16,8 @@ Needs torch, transformers 5, tokenizers and safetensors. The same seed, device, 
 Python release give the same checkpoint; another Python release has other text.
 """
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 import argparse
 import ast
 import codecs

@@ -1,5 +1,7 @@
 """Attention and the cache against plain loops, for every feature, and against torch."""
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 from __future__ import annotations
 
 import math

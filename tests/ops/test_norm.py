@@ -1,5 +1,7 @@
 """Norms against their formulas in f64 and against torch; the gated feed-forward against numpy."""
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 from __future__ import annotations
 
 import math

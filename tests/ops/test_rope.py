@@ -1,5 +1,7 @@
 """Rope against rotations of complex numbers, and every kind against transformers."""
 
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 from __future__ import annotations
 
 import math
