@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import Error
 
@@ -44,11 +45,13 @@ def whole_folder(output: Path, replaceable: Callable[[Path], bool]) -> Generator
         raise
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that takes its name once all of it is on the disk; OSError as from open()."""
+@contextmanager
+def whole_file(path: Path) -> Generator[BinaryIO]:
+    """A file open for writing that takes its name if the block ends well; OSError as from open."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_bytes(data)
+        with part.open("wb") as file:
+            yield file
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

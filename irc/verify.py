@@ -9,6 +9,7 @@ from .declare import types_of
 from .dims import Dim
 from .errors import Error
 from .types import TensorType
+from .weights import Shard
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SYMBOL = re.compile(r"\w[\w.]*")
@@ -65,6 +66,11 @@ def _check_weight(module: Module, name: str, weight: Weight) -> None:
     for file in weight.ref.files():
         if file not in module.files:
             raise Error(f"weight @{name} refers to the file @{file}, which is not declared")
+    axes = module.mesh.names
+    for step in weight.ref.every_step():
+        lost = [a for a in step.axes if a not in axes] if isinstance(step, Shard) else []
+        if lost:
+            raise Error(f"weight @{name} has {step}, but the mesh ({module.mesh}) lacks {lost[0]}")
     if weight.type.partial:
         raise Error(f"weight @{name} is {weight.type}, but stored bytes are never a pending sum")
     _check_type(module, weight.type, None, f"weight @{name}")

@@ -67,7 +67,7 @@ Step: TypeAlias = Slice | Shard | Transpose | Cast
 
 @dataclass(frozen=True)
 class Ref(ABC):
-    """A source and the steps that follow it. `+` appends a step."""
+    """A source and the steps that follow it."""
 
     steps: tuple[Step, ...] = field(default=(), kw_only=True)
 
@@ -82,6 +82,10 @@ class Ref(ABC):
     def sources(self) -> Iterator[Ref]:
         """The references that this one is made of, itself where it joins none."""
         yield self
+
+    def every_step(self) -> Iterator[Step]:
+        """The steps of the references that this one joins, then its own."""
+        yield from self.steps
 
     @abstractmethod
     def source_text(self) -> str:
@@ -119,6 +123,11 @@ class ConcatRef(Ref):
     def sources(self) -> Iterator[Ref]:
         for part in self.parts:
             yield from part.sources()
+
+    def every_step(self) -> Iterator[Step]:
+        for part in self.parts:
+            yield from part.every_step()
+        yield from self.steps
 
     def source_text(self) -> str:
         return f"concat({', '.join(map(str, self.parts))}; {self.dim})"

@@ -89,7 +89,8 @@ class Generator:
             ref = ConcatRef(parts, rng.randint(0, 2))
         for _ in range(rng.randint(0, 2)):
             steps = [Slice((None, (0, 4))), Transpose((1, 0)), CastStep("bf16"), Slice(((2, 3),))]
-            steps.append(Shard(rng.randint(0, 1), ("tp",) if rng.random() < 0.5 else ("cp", "tp")))
+            if names := Mesh.parse(self.mesh).names:
+                steps.append(Shard(rng.randint(0, 1), names[rng.randrange(len(names)) :]))
             ref = ref.then(rng.choice(steps))
         return ref
 

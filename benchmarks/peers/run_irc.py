@@ -9,6 +9,7 @@ import numpy as np
 
 import irc
 from benchmarks.peers.prompt import prompt_ids, report
+from irc.backends.base import Stream
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
     report(load, prefills, decodes)
 
 
-def step(stream: object, ids: list[int], past: int) -> int:
+def step(stream: Stream, ids: list[int], past: int) -> int:
     """One call; the likeliest next token."""
     count = len(ids)
     inputs = {
@@ -40,7 +41,7 @@ def step(stream: object, ids: list[int], past: int) -> int:
         "past_lengths": np.array([past], np.int32),
         "logit_positions": np.array([[count - 1]], np.int32),
     }
-    return int(stream.step(inputs)["logits"][0, -1].argmax())  # type: ignore[attr-defined]
+    return int(stream.step(inputs)["logits"][0, -1].argmax())
 
 
 if __name__ == "__main__":

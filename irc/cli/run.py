@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import zipfile
 from argparse import ArgumentParser, Namespace
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..atomic import whole_file
 from ..errors import Error
 from .arguments import add_json, add_runtime, runtime_options
 from .console import Progress, print_json, table
@@ -85,12 +85,8 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
         name: array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
         for name, array in arrays.items()
     }
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
+        with whole_file(path) as file:
             np.savez(file, allow_pickle=False, **plain)
-        part.replace(path)
     except OSError as error:
         raise Error(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)

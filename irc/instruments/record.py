@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..atomic import write_whole
+from ..atomic import whole_file
 from ..core import Module
 from ..errors import Error
 from ..pipeline.run import Instrument, Step
@@ -65,7 +65,7 @@ class Reproducer(Instrument):
 
 
 def command(file: str, pipeline: Pipeline, loads: Sequence[str]) -> str:
-    """The shell command that runs a pipeline over a file of IR text, from any folder."""
+    """The shell command that runs a pipeline over a file of IR text."""
     extra = [word for load in loads for word in ("--load", os.path.abspath(load))]
     return shlex.join(["irc", "opt", file, "--locs", *extra, "--passes", str(pipeline)])
 
@@ -73,6 +73,7 @@ def command(file: str, pipeline: Pipeline, loads: Sequence[str]) -> str:
 def _write(folder: Path, name: str, text: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / name, text.encode())
+        with whole_file(folder / name) as file:
+            file.write(text.encode())
     except OSError as error:
         raise Error(f"cannot write {folder / name}: {error.strerror}") from error

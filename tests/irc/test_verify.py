@@ -17,7 +17,7 @@ from irc.ops import Add, Neg, Return
 from irc.text import parse_module
 from irc.types import TensorType
 from irc.verify import verify
-from irc.weights import FileRef
+from irc.weights import FileRef, Shard
 
 TEXT = """
 module @m mesh(tp=2) dims(B=1:2:4) {
@@ -51,6 +51,10 @@ def misfiled_weight(m: Module, f: Function) -> None:
 
 def undeclared_file(m: Module, f: Function) -> None:
     m.weights["w"].ref = FileRef("lost", "w")
+
+
+def shard_off_the_mesh(m: Module, f: Function) -> None:
+    m.weights["w"].ref = m.weights["w"].ref.then(Shard(0, ("pp",)))
 
 
 def pending_weight(m: Module, f: Function) -> None:
@@ -180,6 +184,7 @@ CASES: dict[Callable[[Module, Function], None], str] = {
     foreign_weight: "@w is not a weight of this module",
     misfiled_weight: "weight @v is filed under the name 'w'",
     undeclared_file: "refers to the file @lost, which is not declared",
+    shard_off_the_mesh: r"weight @w has .shard\(0, pp\), but the mesh \(tp=2\) lacks pp",
     pending_weight: "stored bytes are never a pending sum",
     misfiled_function: "function @other is filed under the name 'forward'",
     foreign_argument: "argument 0 of @forward belongs to another function",
