@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+import irc.passes
 from irc.backends.onnx.backend import OnnxBackend
 from irc.core import Module
 from irc.errors import TextError
@@ -17,6 +18,8 @@ from irc.verify import verify
 from irc.weights import UnboundRef
 from tests.layout import ROOT
 from tests.random_modules import random_module
+
+assert irc.passes  # importing registers them
 
 COUNT = 2000
 
