@@ -30,7 +30,7 @@ setup: .venv/.test .venv/.benchmarks
 	@touch $@
 
 demo: .venv/.base
-	$(BIN)/irc compile examples/llama.py --checkpoint examples/tiny_llama -o build/tiny_llama
+	$(BIN)/irc compile examples/llama.py --checkpoint examples/tiny_llama --mesh tp=2 -o build/tiny_llama
 	$(BIN)/irc show build/tiny_llama --scope model.layers.0 | tail -n 17
 	$(BIN)/irc generate build/tiny_llama --prompt "The Python" --max-new-tokens 60
 

@@ -12,6 +12,7 @@ import numpy as np
 from irc.core import Function, Module, Op
 from irc.dims import Dim, DimLike, Shape, bind
 from irc.errors import Error, did_you_mean
+from irc.types import TensorType
 
 Array: TypeAlias = np.ndarray
 Arrays: TypeAlias = dict[str, Array]
@@ -74,7 +75,8 @@ class Backend(Protocol):
     """One way to execute a module."""
 
     name: str
-    default_pipeline: str
+    default_pipeline: str  # of one rank
+    sharded_pipeline: str  # of several, from an unsharded module to the text of a rank
 
     def unsupported(self, module: Module) -> list[Gap]:
         """Everything in the module that this backend cannot run, all at once."""
@@ -98,19 +100,28 @@ class Backend(Protocol):
 
 
 def ports_of(function: Function) -> Ports:
-    """The ports of a function: an argument that a result aliases is a state."""
+    """The ports of a function, whole over all ranks; what a result overwrites is a state."""
+    args = [function.argument_layout(arg) for arg in function.args]
+    return _ports(function, args, function.result_layouts())
+
+
+def local_ports_of(function: Function) -> Ports:
+    """The same of one rank: shapes are its parts'."""
+    args = [arg.type for arg in function.args]
+    return _ports(function, args, [value.type for value in function.returned])
+
+
+def _ports(function: Function, args: list[TensorType], results: list[TensorType]) -> Ports:
     aliases = function.aliases()
     stateful = set(aliases.values())
     inputs: list[Port] = []
     states: list[Port] = []
-    for arg in function.args:
-        port = Port(str(arg.name), arg.type.dtype, arg.type.shape, arg.index in stateful)
+    for arg, type in zip(function.args, args, strict=True):
+        port = Port(str(arg.name), type.dtype, type.shape, arg.index in stateful)
         (states if port.state else inputs).append(port)
     outputs = [
-        Port(name, value.type.dtype, value.type.shape)
-        for i, (name, value) in enumerate(
-            zip(function.result_names(), function.returned, strict=True)
-        )
+        Port(name, type.dtype, type.shape)
+        for i, (name, type) in enumerate(zip(function.result_names(), results, strict=True))
         if i not in aliases
     ]
     return Ports(tuple(inputs), tuple(states), tuple(outputs))

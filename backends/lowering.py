@@ -6,57 +6,19 @@ entry-point group `irc.lowerings`: the name is the backend's, the object is call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
 from irc.backends.base import Gap
-from irc.core import Module, Op, Value
-from irc.declare import placeholder
+from irc.core import Module, Op
+from irc.expansion import expansion
 
 GROUP = "irc.lowerings"
 STRUCTURE = ("return", "call")  # every backend walks these itself
 
 Lower = TypeVar("Lower", bound=Callable[..., object])
 Refusal = Callable[[Op], str | None]
-
-
-@dataclass(frozen=True)
-class Expansion:
-    """A composite operation in simpler ones, over stand-ins for its operands."""
-
-    operands: tuple[Value, ...]
-    ops: tuple[Op, ...]  # every one after those it uses
-    results: tuple[Value, ...]
-
-
-def expansion(op: Op) -> Expansion:
-    """The expansion of a composite operation; `op` itself stays as it is."""
-    stand_ins = tuple(Value(v.type.whole, None, i, v.name) for i, v in enumerate(op.operands))
-    root = placeholder(op, stand_ins).expand()
-    results = root.results if isinstance(root, Op) else (root,)
-    ops = in_order(results)
-    for part in ops:
-        part.loc = part.loc or op.loc
-    return Expansion(stand_ins, tuple(ops), results)
-
-
-def in_order(results: Iterable[Value]) -> list[Op]:
-    """The operations behind `results`, every one after those it uses."""
-    order: dict[Op, None] = {}
-    stack = [value.producer for value in results][::-1]
-    while stack:
-        op = stack[-1]
-        if op is None or op in order:
-            stack.pop()
-            continue
-        waiting = [p for v in op.operands if (p := v.producer) is not None and p not in order]
-        if waiting:
-            stack += reversed(waiting)
-        else:
-            order[op] = None
-    return list(order)
 
 
 class Lowering(Generic[Lower]):

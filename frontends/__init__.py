@@ -6,6 +6,7 @@ if __name__ != "irc.frontends":
 from .module import Module as Module
 from .module import ModuleList as ModuleList
 from .module import Parameter as Parameter
+from .module import StackedParameter as StackedParameter
 from .random_weights import random_weights as random_weights
 from .tensor import Tensor as Tensor
 from .trace import Spec as Spec

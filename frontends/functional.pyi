@@ -45,6 +45,29 @@ def all_reduce(
         ways: int
     """
 
+def all_reduce_rms_norm(
+    x: Operand,
+    residual: Operand,
+    weight: Operand,
+    axis: str,
+    *,
+    eps: float = 1e-06,
+    offset: float = 0.0,
+    ways: int = 0,
+) -> Tensor:
+    """The finished sum of x plus the residual, and its rms_norm: (normed, sum), as x both.
+
+    sum = all_reduce(x) + residual; normed = rms_norm(sum, weight). x [..., N] is `{sum tp}` in the
+    global view, residual [..., N] and weight [N] are whole. Attributes as those of all_reduce and
+    rms_norm.
+
+    Attributes:
+        axis: str
+        eps: float
+        offset: float
+        ways: int
+    """
+
 def all_to_all(x: Operand, axis: str, split: int, concat: int, *, ways: int = 0) -> Tensor:
     """Every rank sends part j along `split` to rank j and joins what arrives along `concat`.
 
@@ -133,11 +156,16 @@ def cache_update(cache: Operand, new: Operand, past: Operand) -> Tensor:
     alias the cache.
     """
 
-def call(values: Iterable[Operand], callee: Function) -> tuple[Tensor, ...]:
+def call(values: Iterable[Operand], callee: Function, *, stage: int = -1) -> tuple[Tensor, ...]:
     """Another function of the module, defined before this one, applied to the operands.
+
+    Calls with a `stage` are those of a pipeline: each runs on the ranks that stand there along the
+    mesh axis `pp`. Then all calls of a function have one, in rising order, and a value is used by
+    its own stage and the next only.
 
     Attributes:
         callee: any
+        stage: int
     """
 
 def cast(x: Operand, dtype: str) -> Tensor:
@@ -219,11 +247,58 @@ def cumsum(x: Operand, *, dim: int = -1, exclusive: bool = False) -> Tensor:
         exclusive: bool
     """
 
+def cyclic_embedding(
+    ids: Operand,
+    table: Operand,
+    rows: int,
+    parts: int,
+    axis: str,
+    *,
+    scatter: int = -1,
+    capacity: int = 0,
+    queues: Sequence[int] = (),
+) -> tuple[Tensor, ...]:
+    """Rows of a table that is dealt out over `axis`, and how many ids found no room.
+
+    ids [...]; an id outside 0 to `rows` - 1 gives zeros. table [N*R@axis, D]: part r of the N =
+    `parts` has the rows r, r + N, r + 2*N, ..., R of them, as the step `.deal` lays them out.
+    Results: [..., D], and i32[].
+
+    Ids that are split over `axis` go to the ranks that have their rows, which send these back: the
+    result is split alike. Ids that all ranks have give a result that is whole, or split in the
+    dimension `scatter`. Every rank has room for `capacity` rows (0: for all) per other rank, whose
+    ids get it in order; the rows of the others are zeros, and the second result counts them. Ids
+    queue apart in each part where their dimensions are cut into `queues`, one number for each: as
+    they are split, and as the result is scattered. Only in the global view.
+
+    Attributes:
+        rows: int
+        parts: int
+        axis: str
+        scatter: int
+        capacity: int
+        queues: [int]
+    """
+
 def div(x: Operand, y: Operand) -> Tensor:
     """x / y in floats; integers have floor_div."""
 
-def embedding(ids: Operand, table: Operand) -> Tensor:
-    """Row ids[...] of table [V, D], as [..., D]; an id outside 0 to V-1 gives a row of zeros."""
+def embedding(
+    ids: Operand,
+    table: Operand,
+    *,
+    inside: bool = False,
+    sentinel: bool = False,
+) -> Tensor:
+    """Row ids[...] of table [V, D], as [..., D]; an id outside 0 to V-1 gives a row of zeros.
+
+    With `inside` all ids are known to lie inside, so that nothing is checked; others are an error.
+    With `sentinel` localize may put rows of zeros behind each rank's, for all other ids to find.
+
+    Attributes:
+        inside: bool
+        sentinel: bool
+    """
 
 def eq(x: Operand, y: Operand) -> Tensor:
     """Whether x equals y, as bool; false where one is NaN."""
@@ -390,6 +465,68 @@ def minimum(x: Operand, y: Operand) -> Tensor:
 
 def mod(x: Operand, y: Operand) -> Tensor:
     """x - y * floor(x / y), with the sign of y (as in Python): -7 by 2 is 1."""
+
+def moe_combine(
+    buffer: Operand,
+    chosen: Operand,
+    slots: Operand,
+    weights: Operand,
+    *,
+    first: Operand | None = None,
+    parts: int = 1,
+) -> Tensor:
+    """Per token, the weighted sum of what its experts made of it.
+
+    buffer [E, parts*C, H], laid out as by moe_dispatch; chosen and slots [T, K] as for that;
+    weights [T, K] of the dtype of the buffer. Result [T, H]: the sum over k of weights[t, k] *
+    buffer[chosen[t, k], part*C + slots[t, k]]; a pair that was dropped adds nothing. With `first`
+    i32[] the buffer holds the experts from that number on, and pairs of others add nothing: the
+    ranks' results add up to the whole where each holds some of the experts. Experts that nobody
+    chose may follow behind, as padding.
+
+    Attributes:
+        parts: int
+    """
+
+def moe_dispatch(
+    x: Operand,
+    chosen: Operand,
+    slots: Operand,
+    experts: int,
+    *,
+    first: Operand | None = None,
+    parts: int = 1,
+    capacity: SizeLike = 0,
+) -> Tensor:
+    """Every token at its places in the queues of the experts, and zeros where nobody stands.
+
+    x [T, H]; chosen and slots [T, K] as moe_slots has them, with its `parts` and `capacity`. Result
+    [experts, parts*C, H], where C is the capacity, or T/parts where that is 0: token t stands at
+    [chosen[t, k], part*C + slots[t, k]]. With `first` i32[] the buffer holds the experts from that
+    number on; tokens of others are left out. A slot beyond the capacity is an error at run time;
+    which of two tokens in one place stays there is undefined.
+
+    Attributes:
+        experts: int
+        parts: int
+        capacity: dim
+    """
+
+def moe_slots(chosen: Operand, experts: int, *, parts: int = 1, capacity: SizeLike = 0) -> Tensor:
+    """The place of every token in the queue of each expert that it chose, -1 where dropped.
+
+    chosen [T, K]: K different experts per token, by number from 0 to `experts` - 1. Result i32
+    [T, K]. The tokens are `parts` equal parts in a row, each with queues of its own. A pair of a
+    token and a choice gets the next place in the queue of its part and expert, from 0, in the order
+    of tokens and, for one token, of choices. A queue has `capacity` places; with 0 as many as a
+    part has tokens, so that all have room. A pair that finds its queue full, or whose number is no
+    expert's, gets -1: reduce_sum of slots < 0 counts what is dropped. Lepikhin et al., 2020.
+
+    Attributes:
+        experts: int
+        parts: int
+        capacity: dim
+    """
 
 def mul(x: Operand, y: Operand) -> Tensor:
     """x * y."""
@@ -643,6 +780,30 @@ def scatter_elements(
         reduction: "none" | "add" | "mul" | "max" | "min"
     """
 
+def shard_slice(x: Operand, axis: str, dim: int, *, ways: int = 0) -> Tensor:
+    """Every rank's own part along `dim` of a value that all hold; nothing is sent.
+
+    `n` -> `n@tp`. Only in the global view: localize writes a gather by rank.
+
+    Attributes:
+        axis: str
+        dim: int
+        ways: int
+    """
+
+def sharded_topk(x: Operand, k: int, axis: str, *, dim: int = -1) -> tuple[Tensor, ...]:
+    """topk along `dim`, which is split over `axis`: only k candidates of each rank are sent.
+
+    x [..., n@tp, ...] -> values and positions (i32) [..., k, ...], on every rank; order and
+    positions as topk has them. Only in the global view: localize writes a topk per rank, two
+    all_gathers and a topk of the candidates.
+
+    Attributes:
+        k: int
+        axis: str
+        dim: int
+    """
+
 def sigmoid(x: Operand) -> Tensor:
     """1 / (1 + exp(-x))."""
 
@@ -666,6 +827,27 @@ def slice(x: Operand, dim: int, start: SizeLike, stop: SizeLike, *, step: int = 
         start: dim
         stop: dim
         step: int
+    """
+
+def slot_ids(
+    ids: Operand,
+    sizes: Sequence[int],
+    *,
+    dim: int = 1,
+    outside: Literal['zero', 'clamp', 'row', 'error'] = 'zero',
+    row: int = 0,
+) -> Tensor:
+    """ids [B, slots, ...] + the number of rows of the slots before, each with a bound of its own.
+
+    Slot s along `dim` has `sizes[s]` rows. What lies outside 0 to sizes[s]-1 is no id of another
+    slot: it becomes -1 (`outside` is zero or error), the nearest id of its slot (clamp), or the
+    slot's row `row` (row).
+
+    Attributes:
+        sizes: [int]
+        dim: int
+        outside: "zero" | "clamp" | "row" | "error"
+        row: int
     """
 
 def softmax(x: Operand, *, dim: int = -1) -> Tensor:

@@ -10,6 +10,7 @@ from ..dtypes import dtype as check_dtype
 from ..errors import Error
 from ..source import current_scope, here, scope
 from ..types import TensorType
+from ..weights import ConcatRef, Ref, UnboundRef, Unsqueeze
 from .tensor import Tensor
 from .tracer import active, current
 
@@ -43,8 +44,34 @@ class Parameter(Tensor):
         """dtype and shape in one."""
         return self._type
 
+    def reference(self, path: str) -> Ref:
+        """Where the values of the parameter come from if it is found under `path`."""
+        return UnboundRef(path)
+
     def __repr__(self) -> str:
         return f"<parameter {self.type}>"
+
+
+class StackedParameter(Parameter):
+    """A parameter [count, *shape] that a checkpoint holds in `count` tensors of `shape`.
+
+    As `experts.gate` with the part "w1.weight" it is made of `experts.0.w1.weight`,
+    `experts.1.w1.weight`, and so on.
+    """
+
+    __slots__ = ("part",)
+
+    def __init__(self, count: int, shape: Sequence[int], part: str, dtype: str = "f32") -> None:
+        super().__init__((count, *shape), dtype)
+        self.part = part
+
+    def reference(self, path: str) -> Ref:
+        """The tensors of the checkpoint, stacked."""
+        count, *shape = (size for size in self.type.shape if isinstance(size, int))
+        inside = path.rpartition(".")[0]
+        names = (f"{inside}.{i}.{self.part}".lstrip(".") for i in range(count))
+        parts = (UnboundRef(name, tuple(shape)).then(Unsqueeze(0)) for name in names)
+        return ConcatRef(tuple(parts), 0)
 
 
 class Module:

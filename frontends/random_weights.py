@@ -12,7 +12,8 @@ def random_weights(module: Module, seed: int) -> Module:
     """Replace every `unbound(key)` by seeded normal numbers, and return the module.
 
     Matrices get 1/sqrt(inputs), so that activations keep their size; the weights of norms 1; other
-    vectors 0.02. The numbers depend on key and seed only, and are made when they are read.
+    vectors 0.02. The numbers depend on key and seed only, and are made when they are read: a rank
+    makes its own rows, and of the rows that it cuts the whole ones, whose numbers it drops.
     """
     for weight in module.weights.values():
         weight.ref = _filled(weight.ref, seed, _scale(weight), weight.type.dtype)
@@ -24,9 +25,12 @@ def _filled(ref: Ref, seed: int, scale: float, dtype: str) -> Ref:
         return replace(ref, parts=tuple(_filled(part, seed, scale, dtype) for part in ref.parts))
     if not isinstance(ref, UnboundRef):
         return ref
-    # numbers that say their shape are f32, others have the dtype of the weight
-    cast = () if ref.shape is None else (Cast(dtype),)
-    return RandomRef(ref.key, seed, scale, ref.shape, steps=(*cast, *ref.steps))
+    if ref.shape is None:
+        return RandomRef(ref.key, seed, scale, steps=ref.steps)
+    # What is cut and joined was pinned to the whole shape, which tells the scale also when the
+    # weight is one rank's. Numbers that say their shape are f32, others as the weight is.
+    scale = ref.shape[-1] ** -0.5 if len(ref.shape) > 1 and ref.shape[-1] else scale
+    return RandomRef(ref.key, seed, scale, ref.shape, steps=(Cast(dtype), *ref.steps))
 
 
 def _scale(weight: Weight) -> float:

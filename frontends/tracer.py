@@ -10,7 +10,6 @@ from ..core import Function, Op, Value, Weight
 from ..errors import Error
 from ..source import here
 from ..types import TensorType
-from ..weights import UnboundRef
 
 if TYPE_CHECKING:
     from .module import Module, Parameter
@@ -53,7 +52,7 @@ class Tracer:
             )
         if key in self._taken:
             raise Error(f"two parameters are called {key!r}; rename one", loc=here())
-        weight = Weight(TensorType(parameter.dtype, parameter.shape), key, UnboundRef(key))
+        weight = Weight(TensorType(parameter.dtype, parameter.shape), key, parameter.reference(key))
         self.weights[parameter] = weight
         self._taken.add(key)
         return weight

@@ -6,16 +6,17 @@ import errno
 import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
 from .checkpoint import Extent, Reader
 from .core import Module, Weight
 from .dtypes import dtype
 from .errors import Error
-from .safetensors import holds, lay_out
-from .weights import Cast, FileRef, RandomRef, Ref
+from .mesh import Mesh
+from .safetensors import Tensor, holds, lay_out
+from .weights import Cast, FileRef, Ref, Shard, Step
 
 FILE = "weights"  # what the module calls the file
 COPY = 8 << 20  # bytes in one call of the system
@@ -29,19 +30,20 @@ def bundled(module: Module, path: Path, advance: Advance = lambda done: None) ->
     """Write every weight to `path`; inside, the module refers to that file, by its name alone.
 
     Keys are the names of the weights. What a cast widens is written narrow, as the checkpoint has
-    it, and cast when it is read. A module without weights gets no file.
+    it, and cast when it is read. The parts that ranks cut out lie one after the other, so that
+    each is in one piece. A module without weights gets no file.
     """
     if not module.weights:
         yield
         return
     files, refs = module.files, {weight: weight.ref for weight in module.weights.values()}
     reader = Reader(module)
-    sources = {weight: _source(weight, reader) for weight in refs}
-    _write(path, reader, {w.name: source for w, (source, _) in sources.items()}, advance)
+    sources = {weight.name: _source(weight, module.mesh, reader) for weight in refs}
+    _write(path, reader, sources, advance)
     try:
         module.files = {FILE: path.name}
-        for weight, (_, casts) in sources.items():
-            weight.ref = FileRef(FILE, weight.name, steps=casts)
+        for weight in refs:
+            weight.ref = FileRef(FILE, weight.name, steps=sources[weight.name].steps)
         yield
     finally:
         module.files = files
@@ -49,8 +51,19 @@ def bundled(module: Module, path: Path, advance: Advance = lambda done: None) ->
             weight.ref = ref
 
 
-def _source(weight: Weight, reader: Reader) -> tuple[Weight | Ref, tuple[Cast, ...]]:
-    """(what to write, the cast that is left to the reader; casts and cuts commute)."""
+@dataclass(frozen=True)
+class _Source:
+    """What is written of a weight: the parts of `ranks`, joined along the first dimension.
+
+    Without ranks it is the same on all. `steps` make every rank's weight of it again.
+    """
+
+    ref: Ref
+    ranks: tuple[int, ...]
+    steps: tuple[Step, ...]
+
+
+def _source(weight: Weight, mesh: Mesh, reader: Reader) -> _Source:
     reader.check(weight)
     kind = dtype(weight.type.dtype)
     if not holds(kind.name):
@@ -58,34 +71,52 @@ def _source(weight: Weight, reader: Reader) -> tuple[Weight | Ref, tuple[Cast, .
             f"weight @{weight.name} is {kind.name}, which a safetensors file cannot hold; "
             "leave out --bundle"
         )
-    steps = weight.ref.steps
-    casts = [i for i, step in enumerate(steps) if isinstance(step, Cast)]
-    if not casts or isinstance(weight.ref, RandomRef):
-        return weight, ()
-    source = replace(weight.ref, steps=(*steps[: casts[-1]], *steps[casts[-1] + 1 :]))
-    narrow = dtype(reader.dtype(source))
-    if narrow.bits >= kind.bits or not holds(narrow.name):
-        return weight, ()
-    return source, (Cast(kind.name),)
+    ref = reader.narrowed(weight)
+    if not holds(reader.dtype(ref)):
+        ref = reader.settled(weight)
+    steps: list[Step] = [] if reader.dtype(ref) == kind.name else [Cast(kind.name)]
+    shards = [step for step in ref.every_step() if isinstance(step, Shard)]
+    axes = tuple(name for name in mesh.names if any(name in step.axes for step in shards))
+    if mesh.ways(axes) == 1:
+        return _Source(ref, (), tuple(steps))
+    return _Source(ref, tuple(mesh.groups(axes)[0]), (Shard(0, axes), *steps))
 
 
-def _write(
-    path: Path, reader: Reader, sources: Mapping[str, Weight | Ref], advance: Advance
-) -> None:
-    header, placed = lay_out({k: (reader.dtype(s), reader.shape(s)) for k, s in sources.items()})
+def _entry(reader: Reader, source: _Source) -> tuple[str, tuple[int, ...]]:
+    """(dtype, shape) of the tensor in the file."""
+    shape = reader.shape(source.ref)
+    if source.ranks:
+        shape = (shape[0] * len(source.ranks), *shape[1:])
+    return reader.dtype(source.ref), shape
+
+
+def _write(path: Path, reader: Reader, sources: Mapping[str, _Source], advance: Advance) -> None:
+    header, placed = lay_out({key: _entry(reader, source) for key, source in sources.items()})
     size = sum((tensor.nbytes for tensor in placed.values()), len(header))
     with open(path, "wb") as out:
         out.write(header)
         for key, tensor in placed.items():
-            out.flush()
-            extent = reader.extent(sources[key])
-            if extent is not None:
-                _copy(extent, out.fileno(), tensor.offset)
-                out.seek(tensor.offset + tensor.nbytes)
-            else:
-                for block in reader.stream(sources[key]):
-                    out.write(block.tobytes())
+            _write_tensor(out, reader, sources[key], tensor)
+            out.seek(tensor.offset + tensor.nbytes)
             advance((tensor.offset + tensor.nbytes) / size)
+
+
+def _write_tensor(out: BinaryIO, reader: Reader, source: _Source, tensor: Tensor) -> None:
+    """Copy what lies in one piece; what is left of several ranks is converted in lockstep."""
+    ranks = source.ranks or (0,)
+    part = tensor.nbytes // len(ranks)
+    left: dict[int, int] = {}  # where the next block of a rank goes
+    out.flush()
+    for i, rank in enumerate(ranks):
+        extent = reader.extent(source.ref, rank)
+        if extent is None:
+            left[rank] = tensor.offset + i * part
+        else:
+            _copy(extent, out.fileno(), tensor.offset + i * part)
+    for blocks in reader.stream_ranks(source.ref, list(left)) if left else ():
+        for rank, block in zip(left, blocks, strict=True):
+            out.seek(left[rank])
+            left[rank] += out.write(block.tobytes())
 
 
 def _copy(extent: Extent, target: int, offset: int) -> None:

@@ -130,7 +130,7 @@ class Op:
         """The attributes of one rank's version, whose results have these (local) types."""
         return self.attributes
 
-    def expand(self) -> Op | Value:
+    def expand(self) -> Op | Value | tuple[Value, ...]:
         """The same computation in simpler operations (composite operations only)."""
         raise NotImplementedError(f"{self.opname} is not composite")
 
@@ -204,12 +204,16 @@ class Function:
 
     Order is kept because collectives must run in the same order on every rank. `results` says,
     per returned value, under which name callers get it and which argument's memory it may reuse.
+    In the local view `layouts` holds the global type of every argument (under `%name`) and result
+    (under its name) that the ranks hold parts of; what is not in it is the same on all ranks. A
+    result that overwrites an argument has that argument's.
     """
 
     def __init__(self, name: str, args: Iterable[tuple[str, TensorType]] = ()) -> None:
         self.name = name
         self.args = tuple(Value(t, self, i, n) for i, (n, t) in enumerate(args))
         self.results: tuple[Result, ...] = ()
+        self.layouts: dict[str, TensorType] = {}
         self.first: Op | None = None
         self.last: Op | None = None
 
@@ -251,6 +255,20 @@ class Function:
         """Result index to the index of the argument whose memory it reuses."""
         names = {arg.name: arg.index for arg in self.args}
         return {i: names[r.alias] for i, r in enumerate(self.results) if r.alias is not None}
+
+    def argument_layout(self, arg: Value) -> TensorType:
+        """The global type of an argument."""
+        return self.layouts.get(f"%{arg.name}", arg.type)
+
+    def result_layouts(self) -> list[TensorType]:
+        """The global type of every result."""
+        aliases = self.aliases()
+        return [
+            self.argument_layout(self.args[aliases[i]])
+            if i in aliases
+            else self.layouts.get(name, value.type)
+            for i, (name, value) in enumerate(zip(self.result_names(), self.returned, strict=True))
+        ]
 
     def append(self, op: Op) -> Op:
         """Put `op` at the end."""

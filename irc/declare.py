@@ -90,7 +90,7 @@ def inferred(op: Op) -> tuple[TensorType, ...]:
     """Result types computed afresh, with attributes checked."""
     attributes.check_choices(op)
     try:
-        whole = _expansion_types(op) if op.composite else op.infer()
+        whole = op.infer() if infers(op) else _expansion_types(op)
     except Error as error:
         raise _naming(error, op) from None
     outs = whole if isinstance(whole, tuple) else (whole,)
@@ -125,9 +125,19 @@ def placeholder(op: Op, operands: tuple[Value, ...]) -> Op:
 
 def _expansion_types(op: Op) -> tuple[TensorType, ...]:
     stand_ins = tuple(Value(v.type.whole, None, i) for i, v in enumerate(op.operands))
-    expanded = placeholder(op, stand_ins).expand()
-    results = expanded.results if isinstance(expanded, Op) else (expanded,)
-    return tuple(r.type for r in results)
+    return tuple(r.type for r in expanded_results(placeholder(op, stand_ins).expand()))
+
+
+def infers(op: Op) -> bool:
+    """Whether the operation types its results itself, rather than by its expansion."""
+    return not op.composite or type(op).infer is not Op.infer
+
+
+def expanded_results(expanded: Op | Value | tuple[Value, ...]) -> tuple[Value, ...]:
+    """The values that an expansion gives for the results."""
+    if isinstance(expanded, Op):
+        return expanded.results
+    return expanded if isinstance(expanded, tuple) else (expanded,)
 
 
 @dataclass_transform(frozen_default=True)

@@ -78,7 +78,7 @@ class Dim:
         """The symbols that occur, each once, in order of first occurrence."""
         return iter(dict.fromkeys(name for monomial, _ in self.terms for name in monomial))
 
-    def bind(self, sizes: Mapping[str, int]) -> DimLike:
+    def bind(self, sizes: Mapping[str, DimLike]) -> DimLike:
         """This dim with the symbols of `sizes` replaced; an int once none is left."""
         total: DimLike = 0
         for monomial, coefficient in self.terms:
@@ -100,7 +100,7 @@ def symbol(name: str) -> Dim:
     return Dim((((name,), 1),))
 
 
-def bind(dim: DimLike, sizes: Mapping[str, int]) -> DimLike:
+def bind(dim: DimLike, sizes: Mapping[str, DimLike]) -> DimLike:
     """`dim` with the symbols of `sizes` replaced by their values."""
     return dim.bind(sizes) if isinstance(dim, Dim) else dim
 

@@ -10,6 +10,8 @@ from math import prod
 
 from .errors import Error, did_you_mean
 
+AXES = ("pp", "dp", "cp", "ep", "tp")  # those that irc has a use for, slowest first
+MOST_RANKS = 1 << 14
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -28,10 +30,16 @@ class Mesh:
                 raise Error(f"mesh axis {name!r} is given twice")
             if size < 1:
                 raise Error(f"mesh axis {name}={size} must have at least one rank")
+        if self.ranks > MOST_RANKS:
+            raise Error(f"the mesh ({self}) has {self.ranks} ranks; {MOST_RANKS} are the most")
 
     @staticmethod
     def parse(text: str) -> Mesh:
-        """A mesh from `tp=2,pp=1`; an empty text is a mesh of one rank."""
+        """A mesh from `tp=2,pp=1`; an empty text is a mesh of one rank.
+
+        The axes that irc has a use for come in rank order whatever the text says: pipeline stages
+        slowest, tensor parallelism, which talks most, fastest; others stay in front.
+        """
         axes: list[tuple[str, int]] = []
         for item in filter(None, (part.strip() for part in text.split(","))):
             match = re.fullmatch(r"([A-Za-z_]\w*)=(\d{1,9})", item)
@@ -40,7 +48,7 @@ class Mesh:
                     f"cannot read the mesh axis {item!r}; write it as name=size, as in tp=2"
                 )
             axes.append((match[1], int(match[2])))
-        return Mesh(tuple(axes))
+        return Mesh(tuple(sorted(axes, key=lambda axis: _place(axis[0]))))
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={size}" for name, size in self.axes)
@@ -98,3 +106,8 @@ class Mesh:
         for name, size in self.axes:
             rank = rank * size + place[name]
         return rank
+
+
+def _place(axis: str) -> int:
+    """Where an axis stands in rank order."""
+    return AXES.index(axis) if axis in AXES else -1

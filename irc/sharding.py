@@ -2,9 +2,10 @@
 
 Each word names a dimension. A mesh axis on a named dimension goes wherever the name goes. A name
 that does not reach the results was summed over, so the results are pending sums on its axis. A
-name marked `!` must be whole. `...` stands for leading dimensions, aligned from the right as numpy
-broadcasts; `1` stands for a dimension of size one and never carries an axis. One side may stand
-for several operands or results: a rule with a single word list is used for each of them.
+name marked `!` must be whole. A name marked `~` is a position: over its parts results add up too,
+but a rank must know where its part begins. `...` stands for leading dimensions, aligned from the
+right as numpy broadcasts; `1` stands for a dimension of size one and never carries an axis. One
+side may stand for several operands or results: a rule with a single word list is used for each.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ Words: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Rule:
-    """A parsed rule: the words of every operand and of every result, and the names kept whole."""
+    """A parsed rule: the words of every operand and result, the names kept whole, the positions."""
 
     operands: tuple[Words, ...]
     results: tuple[Words, ...]
     whole: frozenset[str]
+    positions: frozenset[str]
 
 
 @cache
@@ -38,12 +40,13 @@ def parse_rule(text: str) -> Rule:
     if not arrow:
         raise ValueError(f"the sharding rule {text!r} has no ->")
     operands, results = _side(left), _side(right)
-    whole = {w[:-1] for words in operands + results for w in words if w.endswith("!")}
-    return Rule(_bare(operands), _bare(results), frozenset(whole))
+    words = [word for side in operands + results for word in side]
+    whole, positions = ({w[:-1] for w in words if w.endswith(mark)} for mark in "!~")
+    return Rule(_bare(operands), _bare(results), frozenset(whole), frozenset(positions))
 
 
 def _bare(side: tuple[Words, ...]) -> tuple[Words, ...]:
-    return tuple(tuple(word.rstrip("!") for word in words) for words in side)
+    return tuple(tuple(word.rstrip("!~") for word in words) for words in side)
 
 
 def _side(text: str) -> tuple[Words, ...]:
@@ -98,7 +101,7 @@ def result_types(op: Op, outs: tuple[TensorType, ...]) -> tuple[TensorType, ...]
     kept = {name for names in words for name in names}
     lost = [a for name, axes in where.items() if name not in kept for a in axes]
     _check_addends(op, lost)
-    partial = _passed_sums(op, lost)
+    partial = passed_sums(op, lost)
     done: list[TensorType] = []
     for out, names in zip(outs, words, strict=True):
         axes = tuple(where.get(n, ()) for n in names)
@@ -144,7 +147,7 @@ def _disagreement(op: Op, word: str, a: str, a_axes: Axes, b: str, b_axes: Axes)
     )
 
 
-def _passed_sums(op: Op, lost: list[str]) -> Axes:
+def passed_sums(op: Op, lost: list[str]) -> Axes:
     """The pending sums that pass through; an Error where the operation is not additive in them.
 
     What is added to a contraction over `lost` is pending over it as the contraction itself is.

@@ -8,8 +8,9 @@ from .core import Function, Module, Op, Value, Weight
 from .declare import types_of
 from .dims import Dim
 from .errors import Error
+from .layouts import local_type
 from .types import TensorType
-from .weights import Shard
+from .weights import Shard, ref_dtype, ref_shape
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SYMBOL = re.compile(r"\w[\w.]*")
@@ -74,6 +75,19 @@ def _check_weight(module: Module, name: str, weight: Weight) -> None:
     if weight.type.partial:
         raise Error(f"weight @{name} is {weight.type}, but stored bytes are never a pending sum")
     _check_type(module, weight.type, None, f"weight @{name}")
+    _check_reference(module, weight)
+
+
+def _check_reference(module: Module, weight: Weight) -> None:
+    """What a reference says without its files is what the type says."""
+    try:
+        shape, kind = ref_shape(weight.ref, module.mesh), ref_dtype(weight.ref)
+    except Error as error:
+        raise Error(f"weight @{weight.name}: {error.message}") from None
+    sizes, dtype = weight.type.shape if shape is None else shape, kind or weight.type.dtype
+    if (sizes, dtype) != (weight.type.shape, weight.type.dtype):
+        held = f"{dtype}[{', '.join(map(str, sizes))}]"
+        raise Error(f"weight @{weight.name} is {weight.type}, but {weight.ref} is {held}")
 
 
 def _check_function(module: Module, function: Function, links: _Links) -> None:
@@ -126,6 +140,7 @@ def _check_function(module: Module, function: Function, links: _Links) -> None:
         raise Error(f"@{function.name} does not end in return", op)
     _check_counts(function)
     _check_results(function)
+    _check_layouts(module, function)
 
 
 def _undefined(value: Value, function: Function) -> str:
@@ -177,6 +192,27 @@ def _check_results(function: Function) -> None:
         taken.add(result.alias)
 
 
+def _check_layouts(module: Module, function: Function) -> None:
+    """Layouts are global types of arguments and results, of which these are one rank's part."""
+    values = {f"%{arg.name}": arg for arg in function.args}
+    named = zip(function.result_names(), function.returned, strict=True)
+    aliases = function.aliases()
+    values |= {name: value for i, (name, value) in enumerate(named) if i not in aliases}
+    for name, layout in function.layouts.items():
+        if not module.local:
+            raise Error(f"@{function.name} has layouts, which are for the local view only")
+        if name not in values:
+            raise Error(
+                f"@{function.name} has a layout of {name}, which it neither takes nor gives"
+            )
+        _check_axes(module, layout, None, f"the layout of {name}")
+        if layout.partial or local_type(layout, module.mesh) is not values[name].type:
+            raise Error(
+                f"the layout of {name} in @{function.name} is {layout}, of which one rank's part "
+                f"is not {values[name].type}"
+            )
+
+
 def _check_name(value: Value, function: Function) -> None:
     if value.name is None or not _NAME.fullmatch(value.name):
         raise Error(
@@ -186,9 +222,7 @@ def _check_name(value: Value, function: Function) -> None:
 
 def _check_type(module: Module, type: TensorType, op: Op | None, what: str) -> None:
     """The axes are those of the mesh, and every symbol has a range where any has one."""
-    for axis in [a for group in type.axes for a in group] + list(type.partial):
-        if axis not in module.mesh.names:
-            raise Error(f"{what} is {type}, but the mesh ({module.mesh}) has no axis {axis!r}", op)
+    _check_axes(module, type, op, what)
     if module.local and type.sharded:
         raise Error(f"{what} is {type}, but in a local module shapes are one rank's", op)
     for dim in type.shape:
@@ -197,6 +231,12 @@ def _check_type(module: Module, type: TensorType, op: Op | None, what: str) -> N
                 raise Error(f"{what} is {type}, but {symbol!r} is no name for a dim", op)
             if module.dims and symbol not in module.dims:
                 raise Error(f"{what} is {type}, but dims() gives no range for {symbol}", op)
+
+
+def _check_axes(module: Module, type: TensorType, op: Op | None, what: str) -> None:
+    for axis in [a for group in type.axes for a in group] + list(type.partial):
+        if axis not in module.mesh.names:
+            raise Error(f"{what} is {type}, but the mesh ({module.mesh}) has no axis {axis!r}", op)
 
 
 def _find_stale(module: Module) -> None:

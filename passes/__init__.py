@@ -6,8 +6,14 @@ if __name__ != "irc.passes":
 from . import canonicalize as canonicalize
 from . import cse as cse
 from . import dce as dce
+from . import embeddings as embeddings
 from . import expand as expand
 from . import fold as fold
+from . import fuse_collectives as fuse_collectives
 from . import fuse_qkv as fuse_qkv
 from . import gated_mlp as gated_mlp
 from . import inline as inline
+from . import localize as localize
+from . import next_tokens as next_tokens
+from . import pipeline_parallel as pipeline_parallel
+from . import shard as shard

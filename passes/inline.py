@@ -12,14 +12,15 @@ class Inline(Pass):
     """Replaces every call by the body of the function, and removes functions called nowhere else.
 
     Operations keep the locations they have in the body. A function is defined before its calls,
-    so the bodies that are copied hold no calls any more. The main function always stays.
+    so the bodies that are copied hold no calls any more. The main function always stays, and so do
+    the calls of pipeline stages, which run on other ranks.
     """
 
     def run(self, module: Module, stats: Stats) -> None:
         called: dict[str, None] = {}
         for function in module.functions.values():
             for op in function:
-                if op.opname == "call" and permit("inline", op):
+                if _replaceable(op) and permit("inline", op):
                     called[op.attributes["callee"].name] = None
                     _inline(op)
                     stats.count("calls")
@@ -28,6 +29,10 @@ class Inline(Pass):
         for name in [n for n in called if n not in left and n != main.name]:
             _clear(module.functions.pop(name))
             stats.count("functions")
+
+
+def _replaceable(op: Op) -> bool:
+    return op.opname == "call" and op.attributes["stage"] < 0
 
 
 def _inline(call: Op) -> None:

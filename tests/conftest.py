@@ -16,6 +16,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="rewrite EXPECT in tests/passes/*.irc")
 
 
+def pytest_configure() -> None:
+    """Draw the seed here, from where all processes of the session inherit it."""
+    session_seed()
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Where something failed, say how to draw the same random inputs again."""
     if terminalreporter.stats.get("failed"):

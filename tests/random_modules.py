@@ -25,7 +25,22 @@ from irc.ops import (
 from irc.source import Loc
 from irc.types import Axes, TensorType
 from irc.weights import Cast as CastStep
-from irc.weights import ConcatRef, FileRef, RandomRef, Ref, Shard, Slice, Transpose, UnboundRef
+from irc.weights import (
+    ConcatRef,
+    Deal,
+    FileRef,
+    Pad,
+    RandomRef,
+    Ref,
+    Shard,
+    Slice,
+    Transpose,
+    UnboundRef,
+    Unsqueeze,
+    ZerosRef,
+    ref_dtype,
+    ref_shape,
+)
 
 HINTS = ("x", "y", "gate", "q_proj", "Attn2", "_", "loc", "func", "inf", None)
 STRINGS = (
@@ -57,7 +72,7 @@ class Generator:
             module.files[f"file{i}"] = rng.choice(STRINGS)
         for i in range(rng.randint(0, 4)):
             name = rng.choice(["w", "layers.0.w", "W"]) + str(i)
-            module.add_weight(Weight(self.type(pending=False), name, self.ref(module)))
+            module.add_weight(self.weight(module, name))
         for i in range(rng.randint(1, 3)):
             self.function(module, f"f{i}")
         return module
@@ -75,6 +90,18 @@ class Generator:
         dtype = rng.choice(["f32", "bf16", "f16", "f8e4m3"])
         return TensorType(dtype, shape, tuple(axes), partial)
 
+    def weight(self, module: Module, name: str) -> Weight:
+        """A weight whose type is what its reference says, where it says anything."""
+        while True:
+            ref, type = self.ref(module), self.type(pending=False)
+            try:
+                shape, dtype = ref_shape(ref, module.mesh), ref_dtype(ref)
+            except Error:
+                continue
+            if shape is not None:
+                type = TensorType(type.dtype, shape)
+            return Weight(type.replace(dtype=dtype), name, ref)
+
     def ref(self, module: Module, depth: int = 0) -> Ref:
         rng = self.rng
         key = rng.choice(STRINGS)
@@ -82,6 +109,8 @@ class Generator:
         ref: Ref = UnboundRef(key, shape)
         if rng.random() < 0.5:
             ref = RandomRef(key, rng.randint(0, 99), 0.02, shape)
+        if rng.random() < 0.2:
+            ref = ZerosRef(shape or (), rng.choice(["f32", "i4"]))
         if module.files and rng.random() < 0.7:
             ref = FileRef(rng.choice(list(module.files)), key)
         if depth < 2 and rng.random() < 0.3:
@@ -89,6 +118,8 @@ class Generator:
             ref = ConcatRef(parts, rng.randint(0, 2))
         for _ in range(rng.randint(0, 2)):
             steps = [Slice((None, (0, 4))), Transpose((1, 0)), CastStep("bf16"), Slice(((2, 3),))]
+            steps += [Unsqueeze(rng.randint(0, 2)), Deal(rng.randint(0, 1), rng.randint(1, 3))]
+            steps.append(Pad(rng.randint(0, 1), rng.randint(0, 3)))
             if names := Mesh.parse(self.mesh).names:
                 steps.append(Shard(rng.randint(0, 1), names[rng.randrange(len(names)) :]))
             ref = ref.then(rng.choice(steps))

@@ -46,6 +46,15 @@ def test_the_script_compiles_to_the_dump_that_is_shown(scorer: Path) -> None:
     assert np.load(scorer / "scores.npz")["score"].shape == (2, 1)
 
 
+def test_the_sharded_layer_is_what_is_compiled(tmp_path: Path) -> None:
+    tiny = ROOT / "examples" / "tiny_llama"
+    words = ["--checkpoint", tiny, "--backend", "reference", "--mesh", "tp=2"]
+    passes = ["--pipeline", "inline, shard, fuse-gated-mlp"]
+    works("compile", ROOT / "examples" / "llama.py", "-o", tmp_path / "out", *words, *passes)
+    shown = works("show", tmp_path / "out", "--scope", "model.layers.0").out
+    assert textwrap.indent(block("%post_attention_layernorm"), "    ") in shown
+
+
 def indented(guide: str, start: str) -> str:
     """The indented block of a folder's guide that begins with `start`."""
     text = (ROOT / guide / "README.md").read_text(encoding="utf-8")

@@ -1,11 +1,20 @@
-"""Emission of ONNX: one model per rank, weights as external data."""
+"""Emission of ONNX: a model per rank, weights as external data."""
 
 from importlib import import_module
 
 from irc.backends.onnx.backend import OnnxBackend
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat
 
-for _part in ("attention", "elementwise", "lookup", "matmul", "norm", "reduce", "shape"):
+for _part in (
+    "attention",
+    "collective",
+    "elementwise",
+    "lookup",
+    "matmul",
+    "norm",
+    "reduce",
+    "shape",
+):
     import_module(f"irc.backends.onnx.lower_{_part}")  # each fills its part of TABLE
 
 backend = OnnxBackend()

@@ -1,4 +1,4 @@
-"""The ONNX backend: one model per rank, run by ONNX Runtime."""
+"""The ONNX backend: a model per rank, run by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from irc.backends.base import Gap, Port, Program, ports_of, report
+from irc.backends.base import Gap, Program, report
+from irc.backends.communicator import Communicator
 from irc.backends.lowering import STRUCTURE
 from irc.backends.onnx.emitter import TABLE, Emitter
-from irc.backends.onnx.growth import growing, writes_of
+from irc.backends.onnx.facts import MODEL, facts_of
+from irc.backends.onnx.per_rank import Template
+from irc.backends.onnx.schema import register_schema
+from irc.backends.onnx.stages import Stage, stages_of
 from irc.backends.onnx.storage import Storage
 from irc.checkpoint import Reader
 from irc.core import Module, Op
-from irc.errors import Error
-
-MODEL, WEIGHTS = "rank{}.onnx", "rank{}.weights"
+from irc.errors import Error, did_you_mean
 
 
 class OnnxBackend:
@@ -23,6 +25,10 @@ class OnnxBackend:
 
     name = "onnx"
     default_pipeline = "inline, canonicalize, cse, fuse-gated-mlp, fold, dce"
+    sharded_pipeline = (
+        "inline, canonicalize, cse, shard, rewrite-embeddings, fuse-collectives, fuse-gated-mlp, "
+        "pipeline, localize, fuse-collectives, cse, fold, dce"
+    )
 
     def unsupported(self, module: Module) -> list[Gap]:
         """Every operation that has neither a lowering nor an expansion that is covered."""
@@ -33,59 +39,84 @@ class OnnxBackend:
         return cls.opname in STRUCTURE or TABLE.covers(cls)
 
     def emit(self, module: Module, folder: Path, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Write `rank0.onnx`, and `rank0.weights` where bytes had to be converted.
+        """Write `rank{r}.onnx` for every rank, and weight files where bytes had to be converted:
+        `rank{r}.weights`, and `shared.weights` for what several ranks need.
 
         Options: `base`, the folder that relative paths in `module.files` start from; `progress`
         is told the fraction of the converted weights that is written; `check` runs the ONNX
-        checker and shape inference.
-
-        The facts: `models`; `external`, the folder that locations in the model are relative to
-        and the checkpoint files below it; `weights`, the files with weights beside the model;
-        `states`, which input and output are the same memory; `writes` and `grows`, see growth.py;
-        `ports`, in the dtypes to be fed: every float narrower than f64 is f32.
+        checker and shape inference. The facts are described in facts.py.
         """
         gaps = self.unsupported(module)
         if gaps:
             raise report(gaps, self.name)
-        if module.mesh.ranks > 1:
-            raise Error(f"the backend onnx writes one rank, but the mesh is ({module.mesh})")
-        if not module.main.returned:
-            raise Error(f"@{module.main.name} returns nothing; a model has at least one result")
-        reader = Reader(module, options.get("base"))
-        storage = Storage(reader, 0, WEIGHTS.format(0))
-        emitter = Emitter(module, 0, storage)
-        emitter.emit()
-        found = storage.write(folder, options.get("progress"))
-        model = emitter.graph.model(module.name, {"irc.module": module.name})
-        data = model.SerializeToString(deterministic=True)
-        path = folder / MODEL.format(0)
-        try:
-            path.write_bytes(data)
-        except OSError as error:
-            raise Error(f"cannot write {path}: {error.strerror or error}") from error
-        if options.get("check"):
-            check(data)
-        return {
-            "models": [path.name],
-            "weights": found.inside,
-            "external": {"base": found.base, "files": found.files},
-            "states": emitter.states(),
-            "writes": writes_of(module.main),
-            "grows": growing(module.main),
-            "ports": _ports(emitter),
-        }
+        _check_module(module)
+        storage = Storage(Reader(module, options.get("base")), module.mesh)
+        with stages_of(module) as stages:
+            emitters = [_emitted(module, stage, storage) for stage in stages]
+            templates = [Template(emitter, storage) for emitter in emitters]
+            found = storage.write(folder, options.get("progress"))
+            for stage, template in zip(stages, templates, strict=True):
+                for rank in stage.ranks:
+                    data = template.model(rank).SerializeToString(deterministic=True)
+                    _write(folder / MODEL.format(rank), data)
+                    if options.get("check"):
+                        check(data)
+            return facts_of(module, stages, emitters, found)
 
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:
-        """The program on ONNX Runtime; options as OnnxRuntimeProgram has them."""
-        from irc.backends.onnxruntime import OnnxRuntimeProgram
+        """The program on ONNX Runtime: of one rank in this thread, of several in a thread each.
 
-        return OnnxRuntimeProgram(folder, manifest, **options)
+        Options as OnnxRuntimeProgram and ParallelProgram have them. With a `communicator` this
+        process runs one of several ranks, see DistributedProgram.
+        """
+        from irc.backends.onnxruntime import OnnxRuntimeProgram, ParallelProgram
+
+        several = len(manifest["ranks"]) > 1
+        communicator: Communicator | None = options.pop("communicator", None)
+        threads = several and communicator is None
+        known = ("threads", "low_memory", *(("timeout",) if threads else ()))
+        for name in options:
+            if name not in known:
+                raise Error(
+                    f"a program of {len(manifest['ranks'])} rank{'s' * several} on ONNX Runtime "
+                    f"has no option {name}{did_you_mean(name, known)}; it has {', '.join(known)}"
+                )
+        if several and communicator is not None:
+            from irc.backends.onnxruntime.distributed import DistributedProgram
+
+            return DistributedProgram(folder, manifest, communicator, **options)
+        kind = ParallelProgram if several else OnnxRuntimeProgram
+        return kind(folder, manifest, **options)
+
+
+def _check_module(module: Module) -> None:
+    if module.mesh.ranks > 1 and not module.local:
+        raise Error(
+            f"module @{module.name} is in the global view, and its mesh ({module.mesh}) has "
+            f"{module.mesh.ranks} ranks; add localize to the pipeline, which writes one rank's view"
+        )
+    if not module.main.returned:
+        raise Error(f"@{module.main.name} returns nothing; a model has at least one result")
+
+
+def _emitted(module: Module, stage: Stage, storage: Storage) -> Emitter:
+    emitter = Emitter(module, stage.function, storage, stage.ranks)
+    emitter.emit()
+    return emitter
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise Error(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def check(data: bytes) -> None:
     """Raise what the ONNX checker or its shape inference finds wrong with a model."""
     import onnx
 
+    register_schema()
     model = onnx.load_model_from_string(data)
     onnx.checker.check_model(_without_data(model))
     onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
@@ -102,17 +133,3 @@ def _without_data(model: Any) -> Any:
     del copy.graph.initializer[:]
     copy.graph.initializer.extend(kept)
     return copy
-
-
-def _ports(emitter: Emitter) -> dict[str, list[dict[str, Any]]]:
-    ports = ports_of(emitter.function)
-
-    def fact(port: Port) -> dict[str, Any]:
-        shape = [dim if isinstance(dim, int) else str(dim) for dim in port.shape]
-        return {"name": port.name, "dtype": emitter.dtype(port.dtype), "shape": shape}
-
-    return {
-        "inputs": [fact(p) for p in ports.inputs],
-        "states": [fact(p) for p in ports.states],
-        "outputs": [fact(p) for p in ports.outputs],
-    }

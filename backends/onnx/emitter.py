@@ -1,4 +1,4 @@
-"""Walks a function and writes its ONNX graph by the lowering tables.
+"""Walks a function and writes its ONNX graph by the lowering tables, once for all ranks.
 
 On CPU every float narrower than f64 is computed in f32: ONNX Runtime has no bf16 arithmetic there
 and runs f16 through f32 anyway. Narrow weights stay narrow in their file and are cast once.
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from onnx.onnx_ml_pb2 import TensorProto
 
 from irc.backends.lowering import Lowering, expansion
 from irc.backends.onnx.graph import DTYPES, Graph, tensor, value_info
-from irc.backends.onnx.storage import Storage
+from irc.backends.onnx.storage import Form, Storage
 from irc.core import Function, Module, Op, Value, Weight
 from irc.dims import Dim, DimLike, Shape, product
 from irc.dtypes import numpy_dtype
@@ -42,19 +43,22 @@ TABLE: Lowering[Rule] = Lowering("onnx")
 
 
 class Emitter:
-    """The graph of one rank under construction, with what lowerings need to add to it.
+    """The graph of `function` under construction, with what lowerings need to add to it.
 
     `get` and `flat` give the name of a value, `node` and `add` of the graph add nodes, `shape` and
-    `dim` give sizes that are known at run time only.
+    `dim` give sizes that are known at run time only. `ranks` are those that run the function; their
+    graphs differ in weights, positions and groups only.
     """
 
     compute = "f32"
 
-    def __init__(self, module: Module, rank: int, storage: Storage) -> None:
-        self.module, self.rank, self.storage = module, rank, storage
+    def __init__(
+        self, module: Module, function: Function, storage: Storage, ranks: Sequence[int]
+    ) -> None:
+        self.module, self.function, self.storage, self.ranks = module, function, storage, ranks
         self.graph = Graph()
         self.add = self.graph.add
-        self.function = module.main
+        self.forms: dict[str, Form] = {}  # by initializer
         self._places: dict[Value, Place] = {}
         self._same: dict[Value, Value] = {}
         self._fixed: set[str] = set()  # names of inputs, weights and outputs
@@ -71,7 +75,7 @@ class Emitter:
         return {"i4": "i8", "u4": "u8"}.get(kind, kind)
 
     def emit(self) -> None:
-        """The whole main function: inputs, operations, outputs."""
+        """The whole function: inputs, operations, outputs."""
         function, graph = self.function, self.graph
         results = self._output_names()
         graph.taken |= {str(a.name) for a in function.args} | set(results)
@@ -96,13 +100,15 @@ class Emitter:
         args = {str(a.name) for a in self.function.args}
         return [f"{n}.out" if n in args else n for n in self.function.result_names()]
 
-    def states(self) -> list[dict[str, str]]:
-        """Which input and output of the model are the same memory, and the result's name."""
-        names, results = self._output_names(), self.function.result_names()
-        args = self.function.args
+    def results(self) -> list[dict[str, str]]:
+        """Every result {result, output}: its name and the model's; `state` is an input that is the
+        same memory."""
+        aliases, args = self.function.aliases(), self.function.args
+        names = zip(self.function.result_names(), self._output_names(), strict=True)
         return [
-            {"input": str(args[a].name), "output": names[i], "result": results[i]}
-            for i, a in self.function.aliases().items()
+            {"result": result, "output": output}
+            | ({"state": str(args[aliases[i]].name)} if i in aliases else {})
+            for i, (result, output) in enumerate(names)
         ]
 
     def _body(self, function: Function) -> None:
@@ -220,12 +226,11 @@ class Emitter:
 
     def stored(self, weight: Weight) -> tuple[str, str]:
         """(the initializer of a weight as it is stored, its dtype)."""
-
         if weight not in self._stored:
             name = self.graph.fresh(weight.name)
-            proto, kind = self.storage.place(weight, name, self.compute)
-            self.graph.initializers[name] = proto
-            self._stored[weight] = name, kind
+            form = self.forms[name] = self.storage.form(weight, self.compute)
+            self.graph.initializers[name] = TensorProto(name=name)  # per_rank.py fills it in
+            self._stored[weight] = name, form.dtype
         return self._stored[weight]
 
     def _widened(self, weight: Weight) -> str:

@@ -20,8 +20,10 @@ from onnx.onnx_ml_pb2 import (
 )
 
 from irc.dims import Dim, DimLike
+from irc.types import Axes
 
 OPSET, IR_VERSION = 24, 11  # the newest that ONNX Runtime 1.31 runs whole
+COLLECTIVE = "DistCollective"  # the node that needs other ranks
 DTYPES: dict[str, int] = {
     "f64": TensorProto.DOUBLE,
     "f32": TensorProto.FLOAT,
@@ -64,13 +66,19 @@ class Node:
 
 @dataclass
 class Graph:
-    """Nodes, initializers and typed values under construction. Every value has one name."""
+    """Nodes, initializers and typed values under construction. Every value has one name.
+
+    `positions` are the initializers that hold a rank's position along mesh axes, `groups` the axes
+    of every DistCollective, in order: `per_rank.py` fills both in.
+    """
 
     nodes: list[Node] = field(default_factory=list)
     initializers: dict[str, TensorProto] = field(default_factory=dict)
     inputs: list[ValueInfoProto] = field(default_factory=list)
     outputs: list[ValueInfoProto] = field(default_factory=list)
     values: dict[str, ValueInfoProto] = field(default_factory=dict)
+    positions: dict[str, Axes] = field(default_factory=dict)
+    groups: list[Axes] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
     renamed: dict[str, str] = field(default_factory=dict)
     prefix: str = ""  # of the names that get no other
@@ -137,6 +145,7 @@ class Graph:
         for old, value in self.values.items():
             value.name = self.now(old)
             if value.name not in shown:
+                shown.add(value.name)
                 proto.value_info.append(value)
         model = ModelProto(ir_version=IR_VERSION, producer_name="irc", graph=proto)
         model.opset_import.append(OperatorSetIdProto(domain="", version=OPSET))

@@ -89,8 +89,6 @@ _SAME: dict[type[Op], str] = {
     ops.Mul: "Mul",
     ops.Div: "Div",
     ops.Pow: "Pow",
-    ops.Minimum: "Min",
-    ops.Maximum: "Max",
     ops.Neg: "Neg",
     ops.Abs: "Abs",
     ops.Sign: "Sign",
@@ -119,6 +117,29 @@ for _cls, _kind in _SAME.items():
     TABLE.lower(_cls)(plain(_kind))
 TABLE.lower(ops.Erf, unless=needs_f32)(plain("Erf"))
 TABLE.lower(ops.Softplus, unless=needs_f32)(plain("Softplus"))
+
+
+def larger(e: Emitter, x: str, y: str, dtype: str, less: bool = False) -> str:
+    """The larger of two numbers, or the smaller.
+
+    For i64 by comparison: ONNX Runtime 1.31 takes Max, Min and Clip by the low 32 bits where the
+    high ones are equal.
+    """
+    if dtype != "i64":
+        return apply(e, "Min" if less else "Max", dtype, [x, y])
+    return e.add("Where", e.add("Less" if less else "Greater", x, y), x, y)
+
+
+@TABLE.lower(ops.Maximum)
+def maximum(e: Emitter, op: ops.Maximum) -> Lowered:
+    (x, y), result = aligned(e, op)
+    return result(larger(e, x, y, op.x.type.dtype))
+
+
+@TABLE.lower(ops.Minimum)
+def minimum(e: Emitter, op: ops.Minimum) -> Lowered:
+    (x, y), result = aligned(e, op)
+    return result(larger(e, x, y, op.x.type.dtype, less=True))
 
 
 @TABLE.lower(ops.Ne)
@@ -176,8 +197,11 @@ def gelu(e: Emitter, op: ops.Gelu) -> Lowered:
 def clip(e: Emitter, op: ops.Clip) -> Lowered:
     (x,), result = aligned(e, op)
     kind = op.x.type.dtype
-    bounds = [e.number(b, kind) if b is not None else "" for b in (op.low, op.high)]
-    return result(apply(e, "Clip", kind, [x, *bounds]))
+    low, high = (e.number(b, kind) if b is not None else "" for b in (op.low, op.high))
+    if kind != "i64":
+        return result(apply(e, "Clip", kind, [x, low, high]))
+    x = larger(e, x, low, kind) if low else x
+    return result(larger(e, x, high, kind, less=True) if high else x)
 
 
 @TABLE.lower(ops.Where)

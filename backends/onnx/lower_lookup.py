@@ -18,8 +18,9 @@ def _indices(e: Emitter, value: Value) -> str:
 
 @TABLE.lower(ops.Embedding)
 def embedding(e: Emitter, op: ops.Embedding) -> Lowered:
-    # Rows of a narrow table are cast after they are read: the table itself stays as it is stored.
     ids, kind = _indices(e, op.ids), "i32" if op.ids.type.dtype in _SMALL else op.ids.type.dtype
+    if op.inside:
+        return _rows(e, op.table, ids)
     last = op.table.type.shape[0] - 1
     low = e.number(0, kind)
     if isinstance(last, int):
@@ -27,15 +28,20 @@ def embedding(e: Emitter, op: ops.Embedding) -> Lowered:
     else:
         high = e.cast(e.add("Squeeze", e.dim(last)), kind)
     known = e.add("Min", e.add("Max", ids, low), high)
-    weight = e.weight(op.table)
-    table, stored = (e.get(op.table), e.dtype(op.table)) if weight is None else e.stored(weight)
-    if stored.startswith("f8"):
-        table, stored = e.get(op.table), e.dtype(op.table)  # no Gather of 8-bit floats
-    rows = e.add("Gather", table, known, axis=0)
-    rows = rows if stored == e.dtype(op.table) else e.cast(rows, e.dtype(op.table))
     inside = e.add("Unsqueeze", e.add("Equal", ids, known), e.ints(-1))
     kind = op.table.type.dtype
-    return select(e, inside, rows, e.number(0, kind), kind)
+    return select(e, inside, _rows(e, op.table, known), e.number(0, kind), kind)
+
+
+def _rows(e: Emitter, table: Value, ids: str) -> str:
+    """The rows at ids that lie inside. Those of a narrow table are cast after they are read: the
+    table itself stays as it is stored."""
+    weight = e.weight(table)
+    name, stored = (e.get(table), e.dtype(table)) if weight is None else e.stored(weight)
+    if stored.startswith("f8"):
+        name, stored = e.get(table), e.dtype(table)  # no Gather of 8-bit floats
+    rows = e.add("Gather", name, ids, axis=0)
+    return rows if stored == e.dtype(table) else e.cast(rows, e.dtype(table))
 
 
 @TABLE.lower(ops.Gather)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
 from irc.backends.onnx.lower_elementwise import MISSING, apply
@@ -22,10 +24,29 @@ def reduction(kind: str) -> Callable[[Emitter, ops.ReduceSum], Lowered]:
     """The lowering of one kind of reduction."""
 
     def lower(e: Emitter, op: ops.ReduceSum) -> Lowered:
+        if op.x.type.dtype == "i64" and kind in ("ReduceMax", "ReduceMin"):
+            return _first_of_sorted(e, op, largest=kind == "ReduceMax")
         dims, keep = e.ints(*op.dims), int(op.keep)
         return apply(e, kind, op.x.type.dtype, [e.get(op.x)], dims, keepdims=keep)
 
     return lower
+
+
+def _first_of_sorted(e: Emitter, op: ops.ReduceSum, largest: bool) -> str:
+    """The extreme i64 along every dimension in turn.
+
+    ONNX Runtime 1.31 compares i64 by the low 32 bits in ReduceMax and ReduceMin where the high ones
+    are equal; TopK is right. One element is added, for dimensions that may be empty.
+    """
+    x, rank, one = e.get(op.x), op.x.type.rank, e.ints(1)
+    limits = np.iinfo(np.int64)
+    worst = e.number(int(limits.min if largest else limits.max), "i64")
+    for dim in op.dims:
+        at = dim % rank
+        ends = e.ints(*[0] * (rank + at), 1, *[0] * (rank - 1 - at))
+        x = e.add("Pad", x, ends, worst)
+        x, _ = e.graph.several(2, "TopK", x, one, axis=at, largest=int(largest))
+    return x if op.keep else e.add("Squeeze", x, e.ints(*[dim % rank for dim in op.dims]))
 
 
 for _cls, _kind in _KINDS.items():

@@ -1,60 +1,90 @@
-"""Where the bytes of initializers lie: in the module's own files, or in one file of ours.
+"""Where the bytes of initializers lie: in the module's own files, or in files of ours.
 
 A tensor whose bytes lie in a file as they are needed is referred to in place. All others are
-streamed into one file, a block at a time.
+streamed into a file beside the models, a block at a time: `rank{r}.weights` for what one rank
+needs, `shared.weights` for what several do.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
+from typing import BinaryIO, TypeAlias
 
+import numpy as np
 from onnx.onnx_ml_pb2 import TensorProto
 
 from irc.backends.onnx.graph import DTYPES, entries
 from irc.checkpoint import Extent, Reader
 from irc.core import Weight
-from irc.dtypes import dtype
+from irc.dtypes import dtype, is_float
 from irc.errors import Error
-from irc.weights import Cast, Ref
+from irc.mesh import Mesh
+from irc.weights import Ref
 
 ALIGNMENT = 4096  # a page, so that every tensor can be mapped
+OWN, SHARED = "rank{}.weights", "shared.weights"
+
+Progress: TypeAlias = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How all ranks that run one graph store a weight: what is read, its dtype and shape."""
+
+    weight: Weight
+    ref: Weight | Ref
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of one rank's part."""
+        return prod(self.shape) * dtype(self.dtype).bits // 8
 
 
 @dataclass
-class _Placed:
-    """One initializer and where its bytes come from."""
+class _Converted:
+    """Bytes that we write, the initializers that need them, and the ranks these belong to."""
 
-    proto: TensorProto
-    ref: Weight | Ref
-    nbytes: int
-    extent: Extent | None  # in a file of the module, if its bytes are contiguous there
-    offset: int = 0  # in our own file otherwise
+    form: Form
+    protos: list[TensorProto] = field(default_factory=list[TensorProto])
+    ranks: list[int] = field(default_factory=list[int])
+    offset: int = 0
+
+    @property
+    def file(self) -> str:
+        """The name of the file that holds them."""
+        return OWN.format(self.ranks[0]) if len(set(self.ranks)) == 1 else SHARED
 
 
 @dataclass(frozen=True)
 class Locations:
-    """Where a model's weights are: `base` is the folder that checkpoint `files` are relative to;
-    `inside` are files beside the model, ours and those of a bundle."""
+    """Where the weights of all models are.
+
+    `base` is the folder that checkpoint files are relative to; per rank, `files` are its checkpoint
+    files and `inside` those in the models' folder, ours and those of a bundle.
+    """
 
     base: str | None
-    files: list[str]
-    inside: list[str]
+    files: dict[int, list[str]]
+    inside: dict[int, list[str]]
 
 
 class Storage:
-    """Collects the initializers of one rank's model; `write` fixes where their bytes are."""
+    """Collects the initializers of all ranks; `write` fixes where their bytes are."""
 
-    def __init__(self, reader: Reader, rank: int, own: str) -> None:
-        self.reader, self.rank, self.own = reader, rank, own
-        self._placed: list[_Placed] = []
-        self._end = 0
+    def __init__(self, reader: Reader, mesh: Mesh) -> None:
+        self.reader, self.mesh = reader, mesh
+        self._in_place: list[tuple[int, TensorProto, Extent]] = []
+        self._converted: dict[object, _Converted] = {}
 
-    def place(self, weight: Weight, name: str, compute: str) -> tuple[TensorProto, str]:
-        """(an initializer for a weight, its stored dtype), for a graph that computes in `compute`.
+    def form(self, weight: Weight, compute: str) -> Form:
+        """How a weight is stored for a graph that computes in `compute`.
 
         Where the weight is cast to `compute`, what the checkpoint holds is stored and cast there.
         """
@@ -62,70 +92,100 @@ class Storage:
         ref, stored = _as_stored(weight, self.reader, compute)
         if stored not in DTYPES:
             raise Error(f"weight @{weight.name} is {stored}, which onnx models cannot compute with")
-        shape = self.reader.shape(ref)
-        proto = TensorProto(name=name, data_type=DTYPES[stored])
-        proto.dims.extend(shape)
-        nbytes = prod(shape) * dtype(stored).bits // 8
-        if not nbytes:
+        return Form(weight, ref, stored, self.reader.shape(ref))
+
+    def place(self, form: Form, name: str, rank: int) -> TensorProto:
+        """The initializer of one rank."""
+        proto = TensorProto(name=name, data_type=DTYPES[form.dtype])
+        proto.dims.extend(form.shape)
+        if not form.nbytes:
             proto.raw_data = b""
-            return proto, stored
-        extent = self.reader.extent(ref, self.rank)
+            return proto
+        extent = self.reader.extent(form.ref, rank)
         if extent is not None:
             real = replace(extent, path=os.path.realpath(extent.path))
-            self._placed.append(_Placed(proto, ref, nbytes, real))
-        else:
-            offset = -(-self._end // ALIGNMENT) * ALIGNMENT
-            self._end = offset + nbytes
-            self._placed.append(_Placed(proto, ref, nbytes, None, offset))
-        return proto, stored
+            self._in_place.append((rank, proto, real))
+            return proto
+        key = self.reader.pieces(form.ref, rank), form.dtype, form.shape  # equal for equal bytes
+        known = self._converted.setdefault(key, _Converted(form))
+        known.protos.append(proto)
+        known.ranks.append(rank)
+        return proto
 
-    def write(self, folder: Path, progress: Callable[[float], None] | None = None) -> Locations:
-        """Write our own file into the model's folder if it is needed, and point at everything.
+    def write(self, folder: Path, progress: Progress | None = None) -> Locations:
+        """Write our own files into the models' folder where needed, and point at everything.
 
         `progress` is told the fraction that is written.
         """
         here = os.path.realpath(folder)
-        paths = list(dict.fromkeys(p.extent.path for p in self._placed if p.extent is not None))
+        paths = list(dict.fromkeys(extent.path for _, _, extent in self._in_place))
         outside = [path for path in paths if os.path.dirname(path) != here]
         base = os.path.commonpath([os.path.dirname(path) for path in outside]) if outside else None
         names = {path: os.path.relpath(path, base).replace(os.sep, "/") for path in outside}
-        inside = {path: os.path.basename(path) for path in paths if path not in names}
-        located = names | inside
-        for placed in self._placed:
-            if placed.extent is None:
-                _point(placed.proto, self.own, placed.offset, placed.nbytes)
-            else:
-                extent = placed.extent
-                name = located[extent.path]
-                _point(placed.proto, name, extent.offset, extent.nbytes)
-        converted = [placed for placed in self._placed if placed.extent is None]
-        if converted:
-            self._write_own(folder / self.own, converted, progress or (lambda done: None))
-        own = [self.own] if converted else []
-        return Locations(base, list(names.values()), [*inside.values(), *own])
+        ranks = range(self.mesh.ranks)
+        found = Locations(base, {rank: [] for rank in ranks}, {rank: [] for rank in ranks})
+        for rank, proto, extent in self._in_place:
+            name = names.get(extent.path, os.path.basename(extent.path))
+            _point(proto, name, extent.offset, extent.nbytes)
+            _once((found.files if extent.path in names else found.inside)[rank], name)
+        self._lay_out()
+        for each in self._converted.values():
+            for rank, proto in zip(each.ranks, each.protos, strict=True):
+                _point(proto, each.file, each.offset, each.form.nbytes)
+                _once(found.inside[rank], each.file)
+        self._write_own(folder, progress or (lambda done: None))
+        return found
 
-    def _write_own(
-        self, path: Path, converted: list[_Placed], progress: Callable[[float], None]
-    ) -> None:
+    def _lay_out(self) -> None:
+        ends: dict[str, int] = {}
+        for each in self._converted.values():
+            each.offset = -(-ends.get(each.file, 0) // ALIGNMENT) * ALIGNMENT
+            ends[each.file] = each.offset + each.form.nbytes
+
+    def _write_own(self, folder: Path, progress: Progress) -> None:
+        parts: dict[Weight, list[_Converted]] = {}
+        for each in self._converted.values():
+            parts.setdefault(each.form.weight, []).append(each)
+        total, done = sum(each.form.nbytes for each in self._converted.values()), 0
+        path = folder
         try:
-            with open(path, "wb") as out:
-                for placed in converted:
-                    out.seek(placed.offset)
-                    for block in self.reader.stream(placed.ref, self.rank):
-                        out.write(block.tobytes())
-                    progress((placed.offset + placed.nbytes) / self._end)
+            with ExitStack() as stack:
+                files: dict[str, BinaryIO] = {}
+                for each in self._converted.values():
+                    path = folder / each.file
+                    if each.file not in files:
+                        files[each.file] = stack.enter_context(open(path, "wb"))
+                for group in parts.values():
+                    self._write_parts(group, files)
+                    done += sum(each.form.nbytes for each in group)
+                    progress(done / total)
         except OSError as error:
             raise Error(f"cannot write {path}: {error.strerror or error}") from error
 
+    def _write_parts(self, parts: list[_Converted], files: Mapping[str, BinaryIO]) -> None:
+        """Write the parts of one weight in lockstep, since all are cut out of the same rows."""
+        ends = [each.offset for each in parts]
+        ranks = [each.ranks[0] for each in parts]
+        for blocks in self.reader.stream_ranks(parts[0].form.ref, ranks):
+            for i, (each, block) in enumerate(zip(parts, blocks, strict=True)):
+                file = files[each.file]
+                file.seek(ends[i])
+                ends[i] += file.write(block.reshape(-1).view(np.uint8).data)
+
 
 def _as_stored(weight: Weight, reader: Reader, compute: str) -> tuple[Weight | Ref, str]:
-    """The reference without the casts to `compute`, if its bytes are to be had in place then."""
+    """The reference without the casts that widen it to `compute`, which the graph then does."""
     kind = weight.type.dtype
-    steps = tuple(step for step in weight.ref.steps if step != Cast(compute))
-    if kind != compute or len(steps) == len(weight.ref.steps):
+    ref = reader.narrowed(weight)
+    narrow = reader.dtype(ref)
+    if kind != compute or narrow not in DTYPES or not is_float(narrow):
         return weight, kind
-    ref = replace(weight.ref, steps=steps)
-    return (ref, reader.dtype(ref)) if reader.extent(ref) is not None else (weight, kind)
+    return ref, narrow
+
+
+def _once(names: list[str], name: str) -> None:
+    if name not in names:
+        names.append(name)
 
 
 def _point(proto: TensorProto, location: str, offset: int, length: int) -> None:

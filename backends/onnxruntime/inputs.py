@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from irc.backends.base import Port
+from irc.backends.base import Port, Ports
 from irc.backends.reference.inputs import bind_inputs
 from irc.checkpoint import convert
 from irc.core import Function
@@ -25,6 +25,15 @@ def port_of(fact: Mapping[str, Any], state: bool = False) -> Port:
     """A port from its entry in the manifest."""
     shape = tuple(d if isinstance(d, int) else parse_dim(d) for d in fact["shape"])
     return Port(fact["name"], fact["dtype"], shape, state)
+
+
+def ports_of_facts(facts: Mapping[str, Any]) -> Ports:
+    """The ports that the manifest lists."""
+    return Ports(
+        tuple(port_of(port) for port in facts["inputs"]),
+        tuple(port_of(port, state=True) for port in facts["states"]),
+        tuple(port_of(port) for port in facts["outputs"]),
+    )
 
 
 class Inputs:

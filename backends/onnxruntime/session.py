@@ -1,27 +1,72 @@
-"""Makes an ONNX Runtime session of an emitted model, with its weights wherever they lie."""
+"""Makes ONNX Runtime sessions of emitted models, with their weights wherever they lie."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnxruntime
+from onnx.onnx_ml_pb2 import ModelProto
 
+from irc.backends.onnxruntime.buffers import Between, between
+from irc.backends.onnxruntime.segments import Collective, cut, model_of, types_of
 from irc.errors import Error
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _SILENT = 4  # severity: errors reach the user as Error, not as lines on stderr
+MOST_THREADS = 1024  # that the sessions of all segments of all ranks may have together
 
 
-def open_session(
-    folder: Path, facts: Mapping[str, Any], threads: int | None, low_memory: bool
-) -> onnxruntime.InferenceSession:
-    """The session of rank 0. `facts` is what the ONNX backend's `emit` returned."""
-    path = folder / facts["models"][0]
-    base, files, own = facts["external"]["base"], facts["external"]["files"], facts["weights"]
+@dataclass(frozen=True)
+class Part:
+    """A session over a model, or over what stands between two collectives of one."""
+
+    session: onnxruntime.InferenceSession
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A rank's model in steps, and the values that the steps hand on."""
+
+    steps: tuple[Part | Collective, ...]
+    between: Mapping[str, Between]
+
+
+def open_parts(
+    folder: Path, facts: Mapping[str, Any], rank: int, threads: int | None, low_memory: bool
+) -> Parts:
+    """The sessions of one rank. `facts` is what the ONNX backend's `emit` returned."""
+    entry = facts["ranks"][rank]
+    path = folder / entry["model"]
+    base, files, own = facts["base"], entry["files"], entry["weights"]
     _check_files([path, *(folder / name for name in own), *(Path(base, f) for f in files)])
+    options = session_options(threads, low_memory)
+    data = path.read_bytes()
+    root = os.path.realpath(folder)
+    if files:
+        root = os.path.realpath(base)
+        if own:
+            root = os.path.commonpath([root, os.path.realpath(folder)])
+            data = _relocated(data, root, os.path.realpath(base), os.path.realpath(folder), own)
+    options.add_session_config_entry(_FOLDER, root)
+    try:
+        if len(facts["ranks"]) > 1:
+            return _cut_parts(data, options, len(facts["ranks"]))
+        session = _session(data, options)
+    except Exception as error:  # each failure has a class of its own, with no common base
+        raise Error(f"ONNX Runtime cannot load {path}: {first_line(error)}") from error
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    part = Part(session, tuple(i.name for i in inputs), tuple(o.name for o in outputs))
+    return Parts((part,), {})
+
+
+def session_options(threads: int | None, low_memory: bool) -> onnxruntime.SessionOptions:
+    """Options of a session whose operations use so many threads, the physical cores by default."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or usable_cores()
     options.inter_op_num_threads = 1
@@ -29,20 +74,39 @@ def open_session(
     if low_memory:
         # Weights stay pages of their files, shared by processes; runs are about a fifth slower.
         options.add_session_config_entry("session.disable_prepacking", "1")
-    model: str | bytes = os.fspath(path)
-    if files:
-        model = path.read_bytes()
-        root = os.path.realpath(base)
-        if own:
-            root = os.path.commonpath([root, os.path.realpath(folder)])
-            model = _relocated(
-                path.read_bytes(), root, os.path.realpath(base), os.path.realpath(folder), own
-            )
-        options.add_session_config_entry(_FOLDER, root)
-    try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # each failure has a class of its own, with no common base
-        raise Error(f"ONNX Runtime cannot load {path}: {first_line(error)}") from error
+    return options
+
+
+def _cut_parts(data: bytes, options: onnxruntime.SessionOptions, ranks: int) -> Parts:
+    """A session per segment, which share the weights' files but neither threads nor memory.
+
+    So their threads sleep between runs, and what a run needs is given back after it rather than
+    kept by every session. (Of 64 segments with two threads each, a pass over one token took 364 ms
+    with spinning threads, 13 ms with sleeping ones, 11 ms with one pool for the whole process; but
+    with that, ONNX Runtime refuses every session of other code that asks for threads of its own.)
+    """
+    model = ModelProto.FromString(data)
+    segments, types = cut(model), types_of(model)
+    most = 1 + MOST_THREADS // (ranks * len(segments))
+    options.intra_op_num_threads = min(options.intra_op_num_threads, most)
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.enable_cpu_mem_arena = False
+    steps = tuple(
+        segment
+        if isinstance(segment, Collective)
+        else Part(
+            _session(model_of(segment, model, types).SerializeToString(), options),
+            tuple(segment.inputs),
+            tuple(segment.outputs),
+        )
+        for segment in segments
+    )
+    outside = frozenset(value.name for value in (*model.graph.input, *model.graph.output))
+    return Parts(steps, between(segments, outside, types))
+
+
+def _session(data: bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
 def _check_files(paths: list[Path]) -> None:
@@ -55,8 +119,6 @@ def _check_files(paths: list[Path]) -> None:
 
 def _relocated(data: bytes, root: str, base: str, folder: str, own: list[str]) -> bytes:
     """The model with all locations relative to one folder above the checkpoint and ours."""
-    from onnx.onnx_ml_pb2 import ModelProto
-
     model = ModelProto.FromString(data)
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:

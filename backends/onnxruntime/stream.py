@@ -1,4 +1,4 @@
-"""A program with its states between steps, bound in place: no step copies a cache."""
+"""A rank's model with its states between steps, bound in place: no step copies a cache."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnxruntime import OrtValue
 
 from irc.backends.base import Arrays, Port, check_plain, state_shape
+from irc.backends.communicator import Communicator
+from irc.backends.onnxruntime.execution import Execution
 from irc.backends.onnxruntime.inputs import Inputs, Sizes, sized
-from irc.backends.onnxruntime.session import first_line
 from irc.dtypes import numpy_dtype
 from irc.errors import Error
 
 if TYPE_CHECKING:
-    from irc.backends.onnxruntime.program import OnnxRuntimeProgram
+    from irc.backends.onnxruntime.model import RankModel
 
 SMALLEST = 64  # positions that a growing cache starts with and grows by at least
 
@@ -25,58 +25,92 @@ class OnnxRuntimeStream:
 
     ONNX Runtime's attention takes time for the whole capacity of a cache, filled or not, so where
     the model allows it, caches are bound with little more than they hold and grow by a quarter
-    (a copy each) up to the capacity asked for.
+    (a copy each) up to the capacity asked for. `states` gives what they hold at first, instead of
+    zeros.
     """
 
-    def __init__(self, program: OnnxRuntimeProgram, sizes: Mapping[str, int]) -> None:
-        self._program = program
+    def __init__(
+        self,
+        model: RankModel,
+        sizes: Mapping[str, int],
+        communicator: Communicator | None = None,
+        states: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self._model, self._communicator = model, communicator
         self._asked = dict(sizes)
-        ports = program.ports
+        ports = model.ports
         for port in ports.states:
             state_shape(port, sizes)  # an Error where a symbol has no size
         self._states = {port.name: port for port in ports.states}
         self._inputs = Inputs("forward", ports.inputs)
-        self._binding = program.session.io_binding()
-        self._memory: dict[str, np.ndarray] = {}
-        self._held: dict[str, OrtValue] = {}
+        self._execution = Execution(model.parts, communicator)
+        self._memory: dict[str, np.ndarray] = dict(states or {})
         self._fed: dict[str, np.ndarray] = {}
         self.capacity = 0  # positions bound now, where the caches grow
-        if program.grows is None:
+        if model.grows is None:
+            self._allocate(self._asked)
+        elif states is not None:
+            self.capacity = self._asked[model.grows]
             self._allocate(self._asked)
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run once over the plain inputs, advance the states, return the plain outputs."""
-        check_plain(inputs, self._program.ports)
+        check_plain(inputs, self._model.ports)
         arrays, sizes = self._inputs.bind(inputs)
-        self._check_sizes(sizes)
-        self._make_room(arrays, sizes)
-        for name, array in arrays.items():
-            self._feed(name, array)
-        outputs = {p.name: self._output(p, sizes) for p in self._program.ports.outputs}
-        try:
-            self._program.session.run_with_iobinding(self._binding)
-        except Exception as error:  # each failure has a class of its own, with no common base
-            raise Error(f"ONNX Runtime failed: {first_line(error)}") from error
-        return outputs
+        self.check(arrays, sizes)
+        return self.advance(arrays, sizes)
 
-    def _check_sizes(self, sizes: Sizes) -> None:
-        """Symbols of the states keep the size they were opened with."""
+    def check(self, arrays: Mapping[str, np.ndarray], sizes: Sizes) -> None:
+        """An Error where inputs do not fit the states; nothing has changed then."""
         for name, size in sizes.items():
             if self._asked.get(name, size) != size:
                 raise Error(
                     f"the stream was opened for {name}={self._asked[name]}, "
                     f"but these inputs have {name}={size}"
                 )
+        for write in self._model.writes:
+            (limit,) = sized([write.capacity], self._asked)
+            self._model.check_room(write.needed(arrays, sizes), limit)
+
+    def advance(self, arrays: Mapping[str, np.ndarray], sizes: Sizes) -> Arrays:
+        """A step over checked inputs, from which `sizes` are; this rank's part of everything.
+
+        What other stages send is waited for, what they need is sent.
+        """
+        arrays = {**arrays, **self._received()}
+        self._make_room(arrays, sizes)
+        for name, array in arrays.items():
+            self._feed(name, array)
+        outputs = {port.name: self._output(port, sizes) for port in self._model.ports.outputs}
+        grown = {self._model.grows: self.capacity} if self._model.grows is not None else {}
+        self._execution.run(self._asked | grown | sizes)
+        sent: set[str] = set()
+        for to, names in self._model.sends.items():
+            assert self._communicator is not None
+            self._communicator.send(to, {name: outputs[name] for name in names})
+            sent.update(names)
+        return {name: array for name, array in outputs.items() if name not in sent}
+
+    def held(self, name: str) -> np.ndarray:
+        """What the state of this name is now."""
+        return self._memory[name]
+
+    def _received(self) -> Arrays:
+        found: Arrays = {}
+        for source in self._model.receives:
+            assert self._communicator is not None
+            found |= self._communicator.receive(source)
+        return found
 
     def _make_room(self, arrays: Mapping[str, np.ndarray], sizes: Sizes) -> None:
-        for write in self._program.writes:
+        grows = self._model.grows
+        for write in self._model.writes if grows is not None else ():
             needed = write.needed(arrays, sizes)
-            (limit,) = sized([write.capacity], self._asked)
-            self._program.check_room(needed, limit)
-            if self._program.grows is not None and needed > self.capacity:
+            if grows is not None and needed > self.capacity:
+                (limit,) = sized([write.capacity], self._asked)
                 wanted = max(needed, self.capacity + self.capacity // 4)
                 self.capacity = min(-(-wanted // SMALLEST) * SMALLEST, limit)
-                self._allocate(self._asked | {self._program.grows: self.capacity})
+                self._allocate(self._asked | {grows: self.capacity})
 
     def _allocate(self, sizes: Mapping[str, int]) -> None:
         """States of these sizes: zeros, with what the smaller ones held before."""
@@ -87,9 +121,8 @@ class OnnxRuntimeStream:
             if before is not None:
                 memory[tuple(slice(size) for size in before.shape)] = before
             self._memory[name] = memory
-            held = self._held[name] = OrtValue.ortvalue_from_numpy(memory)
-            self._binding.bind_ortvalue_input(name, held)
-            self._binding.bind_ortvalue_output(self._program.state_outputs[name], held)
+            self._execution.bind(name, memory)
+            self._execution.bind(self._model.outputs[self._model.states[name]], memory)
 
     def _feed(self, name: str, array: np.ndarray) -> None:
         """Copy an input into the memory bound for it, which is kept while the shape stays."""
@@ -98,12 +131,10 @@ class OnnxRuntimeStream:
             bound[...] = array
             return
         bound = self._fed[name] = np.array(array)
-        self._held[name] = OrtValue.ortvalue_from_numpy(bound)
-        self._binding.bind_ortvalue_input(name, self._held[name])
+        self._execution.bind(name, bound)
 
     def _output(self, port: Port, sizes: Sizes) -> np.ndarray:
         """Fresh memory for a result, which the caller may keep."""
         array = np.empty(sized(port.shape, sizes), numpy_dtype(port.dtype))
-        held = self._held[f"output {port.name}"] = OrtValue.ortvalue_from_numpy(array)
-        self._binding.bind_ortvalue_output(port.name, held)
+        self._execution.bind(self._model.outputs[port.name], array)
         return array

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from irc.backends.base import Arrays, Gap, Ports, check_plain, ports_of, state_shape
+from irc.backends.base import Arrays, Gap, Ports, check_plain, local_ports_of, ports_of, state_shape
 from irc.backends.lowering import STRUCTURE
 from irc.core import Module, Op
 from irc.dtypes import numpy_dtype
@@ -16,7 +16,7 @@ from irc.errors import Error
 from irc.ops.collective import Collective
 from irc.text import parse_module
 
-from .evaluate import run
+from .evaluate import Run
 from .weights import Given, Weights
 
 TEXT = "module.irc"
@@ -27,6 +27,7 @@ class ReferenceBackend:
 
     name = "reference"
     default_pipeline = ""
+    sharded_pipeline = "inline, cse, shard, rewrite-embeddings, pipeline, localize"
 
     def unsupported(self, module: Module) -> list[Gap]:
         """Operations of third parties that say neither what they mean nor what they expand to."""
@@ -75,8 +76,8 @@ class ReferenceProgram:
         return self._ports
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Every argument in (states too), every result of rank 0 out; nothing is kept."""
-        return run(self.module, inputs, weights=self.weights)[0]
+        """Every argument in (states too), every result out, whole; nothing is kept."""
+        return Run(self.module, inputs, weights=self.weights).whole()
 
     def open(self, sizes: Mapping[str, int]) -> ReferenceStream:
         """A stream whose states are zeros; `sizes` gives the symbols in their shapes."""
@@ -91,19 +92,20 @@ class ReferenceStream:
         module = program.module
         ranks = module.mesh.ranks if module.local else 1
         self.states: dict[str, list[np.ndarray]] = {}
-        for port in program.ports.states:
+        function = module.main
+        for port in local_ports_of(function).states:
             zeros = np.zeros(state_shape(port, sizes), numpy_dtype(port.dtype))
             self.states[port.name] = [zeros] * ranks
-        function = module.main
         names = function.result_names()
         self._kept = {names[i]: str(function.args[a].name) for i, a in function.aliases().items()}
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run once over the plain inputs, advance the states, return the outputs of rank 0."""
+        """Run once over the plain inputs, advance the states, return the whole outputs."""
         check_plain(inputs, self.program.ports)
         module, weights = self.program.module, self.program.weights
         states = self.states if module.local else {k: v[0] for k, v in self.states.items()}
-        ranks = run(module, {**inputs, **states}, weights=weights)
+        done = Run(module, {**inputs, **states}, weights=weights)
+        ranks = done.ranks()
         for result, state in self._kept.items():
-            self.states[state] = [results.pop(result) for results in ranks]
-        return ranks[0]
+            self.states[state] = [results[result] for results in ranks]
+        return {name: array for name, array in done.whole().items() if name not in self._kept}

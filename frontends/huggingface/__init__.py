@@ -18,6 +18,7 @@ from .config import checkpoint_dtype as checkpoint_dtype
 from .config import model_of as model_of
 from .config import read_config as read_config
 from .files import Checkpoint as Checkpoint
+from .forms import use_form
 
 
 def load(
@@ -37,4 +38,6 @@ def load(
     if chosen not in ("f32", "f16", "bf16"):
         raise Error(f"a model computes in f32, f16 or bf16, not in {chosen}")
     traced = model.trace(chosen, dims)
+    if model.other_refs:
+        use_form(traced, Checkpoint(folder), model.other_refs)
     return bind(traced, folder, other_names=model.other_names)

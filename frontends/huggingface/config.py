@@ -7,13 +7,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from ... import core
 from ...errors import Error, did_you_mean
+from ...weights import Ref
 from ..layers import Rope
 from ..models.language_model import Dims, trace_language_model
 from ..models.llama import Llama, LlamaConfig
+from ..models.mixtral import Mixtral, MixtralConfig, fused_names
 from .settings import HARMLESS, Settings
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -23,16 +25,20 @@ _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 class Model:
     """A model that a config.json describes.
 
-    `other_names` maps a weight to names that it may have in files instead (tied embeddings).
+    `other_names` maps a weight to names that it may have in files instead (tied embeddings),
+    `other_refs` weights to where they are in files that were written in another form.
     """
 
     config: LlamaConfig
     name: str
     other_names: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    other_refs: Mapping[str, Ref] = field(default_factory=dict[str, Ref])
 
     def trace(self, dtype: str, dims: Dims | None = None) -> core.Module:
         """The module, its weights unbound."""
-        model = Llama(self.config, dtype)
+        config = self.config
+        mixture = isinstance(config, MixtralConfig)
+        model = Mixtral(config, dtype) if mixture else Llama(config, dtype)
         return trace_language_model(model, self.config, dtype, dims, self.name)
 
 
@@ -80,7 +86,8 @@ def model_of(config: Mapping[str, Any], ignore: Sequence[str] = ()) -> Model:
     sizes = read(settings)
     settings.finish(f"model_type {model_type}", HARMLESS.union(ignore))
     other = {"model.embed_tokens.weight": ("lm_head.weight",)} if sizes.tie_word_embeddings else {}
-    return Model(sizes, model_type, other)
+    fused = dict(fused_names(sizes)) if isinstance(sizes, MixtralConfig) else {}
+    return Model(sizes, model_type, other, fused)
 
 
 def _check_head(settings: Settings) -> None:
@@ -105,6 +112,22 @@ def _mistral(settings: Settings) -> LlamaConfig:
     return _sizes(settings, 4096 * 32, kv_heads=8, sliding_window=window)
 
 
+def _mixtral(settings: Settings) -> MixtralConfig:
+    settings.number("router_jitter_noise", 0.0)  # noise and loss of training
+    settings.number("router_aux_loss_coef", 0.0)
+    return _sizes(
+        settings,
+        4096 * 32,
+        kv_heads=8,
+        kind=MixtralConfig,
+        eps=1e-5,
+        theta=1e6,
+        sliding_window=settings.integer("sliding_window", 0),
+        num_local_experts=settings.integer("num_local_experts", 8),
+        num_experts_per_tok=settings.integer("num_experts_per_tok", 2),
+    )
+
+
 def _qwen2(settings: Settings) -> LlamaConfig:
     for unused in ("sliding_window", "max_window_layers"):  # without use_sliding_window
         settings.integer(unused, 0)
@@ -118,19 +141,29 @@ def _qwen2(settings: Settings) -> LlamaConfig:
 MODEL_TYPES: dict[str, Callable[[Settings], LlamaConfig]] = {
     "llama": _llama,
     "mistral": _mistral,
+    "mixtral": _mixtral,
     "qwen2": _qwen2,
 }
 
 
+Sizes = TypeVar("Sizes", bound=LlamaConfig)
+
+
 def _sizes(
-    settings: Settings, positions: int, kv_heads: int | None = None, **more: Any
-) -> LlamaConfig:
+    settings: Settings,
+    positions: int,
+    kv_heads: int | None = None,
+    kind: type[Sizes] = LlamaConfig,
+    eps: float = 1e-6,
+    theta: float = 10000.0,
+    **more: Any,
+) -> Sizes:
     heads = settings.integer("num_attention_heads")
     hidden = settings.integer("hidden_size")
     head_dim = settings.integer("head_dim", None)
     longest = settings.integer("max_position_embeddings", positions)
     features = head_dim or hidden // max(1, heads)
-    return LlamaConfig(
+    return kind(
         vocab_size=settings.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=settings.integer("intermediate_size"),
@@ -140,18 +173,18 @@ def _sizes(
         head_dim=head_dim,
         hidden_act=settings.word("hidden_act", "silu"),
         max_position_embeddings=longest,
-        rms_norm_eps=settings.number("rms_norm_eps", 1e-6),
-        rope=_rope(settings, features, longest),
+        rms_norm_eps=settings.number("rms_norm_eps", eps),
+        rope=_rope(settings, features, longest, theta),
         tie_word_embeddings=settings.flag("tie_word_embeddings"),
         **more,
     )
 
 
-def _rope(settings: Settings, features: int, longest: int) -> Rope:
+def _rope(settings: Settings, features: int, longest: int, theta: float) -> Rope:
     """From `rope_parameters` (transformers 5), or `rope_scaling` and `rope_theta` (before)."""
     new, old = settings.inner("rope_parameters"), settings.inner("rope_scaling")
     inner = Settings(old or new, "config.json: the rope settings")
-    theta = inner.number("rope_theta", settings.number("rope_theta", 10000.0))
+    theta = inner.number("rope_theta", settings.number("rope_theta", theta))
     legacy = inner.word("type", "default")
     kind = inner.word("rope_type", legacy)
     read = _ROPES.get(kind)

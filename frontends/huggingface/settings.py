@@ -21,6 +21,8 @@ _HARMLESS = """
     repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id
     suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p
     torch_dtype torchscript transformers_version typical_p unsloth_version use_bfloat16
+    base_model_tp_plan
+    tp_plan
     use_cache
 """
 HARMLESS = frozenset(_HARMLESS.split())

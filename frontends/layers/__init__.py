@@ -6,7 +6,13 @@ from .basic import GroupNorm as GroupNorm
 from .basic import LayerNorm as LayerNorm
 from .basic import Linear as Linear
 from .basic import RmsNorm as RmsNorm
+from .embedding import All2AllDenseEmbedding as All2AllDenseEmbedding
+from .embedding import SlotEmbedding as SlotEmbedding
+from .index import FrozenIndex as FrozenIndex
+from .index import frozen_levels as frozen_levels
 from .mlp import MLP as MLP
 from .mlp import GatedMLP as GatedMLP
 from .mlp import activation as activation
+from .moe import Experts as Experts
+from .moe import MixtureOfExperts as MixtureOfExperts
 from .rope import Rope as Rope

@@ -5,7 +5,9 @@ Touvron et al., 2023; names of parameters as in Hugging Face checkpoints.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...errors import Error
 from ..layers import Attention, Embedding, GatedMLP, Linear, RmsNorm, Rope
@@ -69,23 +71,28 @@ class LlamaConfig:
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
+def attention_of(config: LlamaConfig, dtype: str) -> Attention:
+    """The attention of one layer."""
+    return Attention(
+        config.hidden_size,
+        config.num_attention_heads,
+        config.kv_heads,
+        config.head_size,
+        qkv_bias=config.qkv_bias,
+        output_bias=config.output_bias,
+        rope=config.rope,
+        window=config.sliding_window,
+        dtype=dtype,
+    )
+
+
 class LlamaLayer(Module):
     """Attention and a gated MLP, each behind a norm and added to its input."""
 
     def __init__(self, config: LlamaConfig, dtype: str) -> None:
         size, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RmsNorm(size, eps, dtype=dtype)
-        self.self_attn = Attention(
-            size,
-            config.num_attention_heads,
-            config.kv_heads,
-            config.head_size,
-            qkv_bias=config.qkv_bias,
-            output_bias=config.output_bias,
-            rope=config.rope,
-            window=config.sliding_window,
-            dtype=dtype,
-        )
+        self.self_attn = attention_of(config, dtype)
         self.post_attention_layernorm = RmsNorm(size, eps, dtype=dtype)
         self.mlp = GatedMLP(
             size, config.intermediate_size, config.hidden_act, config.mlp_bias, dtype
@@ -100,12 +107,15 @@ class LlamaLayer(Module):
         return x + self.mlp(self.post_attention_layernorm(x)), cache
 
 
+Layer = Callable[[Any, str], Module]  # from a config and a dtype; called as LlamaLayer
+
+
 class LlamaDecoder(Module):
     """Embedding, layers and the last norm."""
 
-    def __init__(self, config: LlamaConfig, dtype: str) -> None:
+    def __init__(self, config: LlamaConfig, dtype: str, layer: Layer) -> None:
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
-        self.layers = ModuleList(LlamaLayer(config, dtype) for _ in range(config.num_hidden_layers))
+        self.layers = ModuleList(layer(config, dtype) for _ in range(config.num_hidden_layers))
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
 
     def forward(
@@ -123,8 +133,8 @@ class LlamaDecoder(Module):
 class Llama(Module):
     """A Llama with its language model head, called as models/language_model.py says."""
 
-    def __init__(self, config: LlamaConfig, dtype: str = "f32") -> None:
-        self.model = LlamaDecoder(config, dtype)
+    def __init__(self, config: LlamaConfig, dtype: str = "f32", layer: Layer = LlamaLayer) -> None:
+        self.model = LlamaDecoder(config, dtype, layer)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight

@@ -89,6 +89,28 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
+def add_parallel(parser: argparse.ArgumentParser) -> None:
+    """What decides how a module is spread over ranks."""
+    add = parser.add_argument
+    add("--mesh", metavar="AXES", default="", help="ranks by axes (pp, dp, cp, ep, tp): tp=2,pp=2")
+    add(
+        "--plan",
+        metavar="FILE",
+        default="",
+        help="which weights are split how: rows such as *.fc.weight 0@tp, or a tp_plan in JSON",
+    )
+    add("--sequence", action="store_true", help="split activations over tokens between blocks")
+    add("--embedding", metavar="SCHEME", default="", help="of embeddings: auto, RA, CS, ...")
+    add("--outside", metavar="POLICY", default="", help="ids in no row: zero, clamp, row:k, error")
+    add("--next-tokens", action="store_true", help="give the likeliest tokens in place of logits")
+
+
+def parallel_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `prepare` that these arguments are."""
+    names = ("mesh", "plan", "sequence", "embedding", "outside", "next_tokens")
+    return {name: getattr(args, name) for name in names}
+
+
 def add_runtime(parser: argparse.ArgumentParser) -> None:
     """What decides how a program is loaded."""
     parser.add_argument("--backend", metavar="NAME", help="run module.irc with it: reference")

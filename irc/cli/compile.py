@@ -8,7 +8,15 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import Usage, add_json, setting, whole_number, word_of
+from .arguments import (
+    Usage,
+    add_json,
+    add_parallel,
+    parallel_options,
+    setting,
+    whole_number,
+    word_of,
+)
 from .console import Progress, amount, print_json, table
 
 if TYPE_CHECKING:
@@ -19,6 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
   irc compile examples/llama.py --checkpoint examples/tiny_llama -o build/tiny_llama
   irc compile Meta-Llama-3-8B -o build/llama --dtype bf16 --dims B=1:1:4,C=1:4096:8192
+  irc compile Meta-Llama-3-8B -o build/llama --mesh tp=2,pp=2 --explain
   irc compile model.irc -o build/model --pipeline "cse, dce" --dump-dir dumps
   irc compile my_model.py:build_small --set layers=2 --random-weights 0 --dry-run
 """
@@ -38,7 +47,7 @@ def configure(parser: ArgumentParser) -> None:
     add("-o", "--output", metavar="DIR", help="the artifact folder; an older artifact is replaced")
     add("--checkpoint", metavar="DIR", help="the folder with the weights of a script or module")
     add("--random-weights", metavar="SEED", type=whole_number(), help="in place of a checkpoint")
-    add("--mesh", metavar="AXES", default="", help="ranks, as in tp=1; this version compiles one")
+    add_parallel(parser)
     add("--backend", metavar="NAME", default="onnx", help="what to compile for: onnx, reference")
     add("--pipeline", metavar="TEXT", help="the passes, in place of the backend's own")
     add("--dtype", type=word_of("f32", "f16", "bf16"), help="compute in f32, f16 or bf16")
@@ -61,6 +70,7 @@ def configure(parser: ArgumentParser) -> None:
     add("--dump-dir", metavar="D", help="write the module after every pass into the folder D")
     add("--bundle", action="store_true", help="copy the weights: an artifact that stands alone")
     add("--dry-run", action="store_true", help="do everything but write")
+    add("--explain", action="store_true", help="print what the passes decided, and why")
     add("--no-verify", action="store_true", help="do not verify the module after every pass")
     add_json(parser)
 
@@ -93,7 +103,7 @@ def run(args: Namespace) -> int:
     with Progress() as progress:
         prepared = prepare(
             args.source,
-            mesh=args.mesh,
+            **parallel_options(args),
             backend=args.backend,
             checkpoint=args.checkpoint,
             pipeline=args.pipeline,
@@ -106,7 +116,8 @@ def run(args: Namespace) -> int:
         )
         if output is not None:
             write(prepared, output, bundle=args.bundle, progress=progress)
-    facts = _facts(output, prepared, timing, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    facts = _facts(output, prepared, timing, seconds, args.explain)
     if args.json:
         print_json(facts)
     else:
@@ -125,7 +136,7 @@ def _instruments(args: Namespace, timing: Timing) -> list[Instrument]:
 
 
 def _facts(
-    output: str | None, prepared: Prepared, timing: Timing, seconds: float
+    output: str | None, prepared: Prepared, timing: Timing, seconds: float, explain: bool
 ) -> dict[str, Any]:
     from ..report import statistics
 
@@ -135,6 +146,7 @@ def _facts(
         "artifact": output,
         "name": stats["name"],
         "backend": prepared.backend.name,
+        "ranks": prepared.module.mesh.ranks,
         "operations": stats["operations"],
         "parameters": stats["parameters"],
         "weight_bytes": stats["weight_bytes"],
@@ -145,6 +157,7 @@ def _facts(
                 "seconds": row.seconds,
                 "operations": [row.ops_before, row.ops_after],
                 "did": str(step.stats),
+                "notes": step.stats.notes if explain else [],
             }
             for row, step in zip(timing.rows, prepared.steps, strict=True)
         ],
@@ -163,9 +176,14 @@ def _say(facts: dict[str, Any]) -> None:
         for each in facts["passes"]
     ]
     size = f"{facts['parameters']:,} parameters, {amount(facts['weight_bytes'])}"
+    if facts["ranks"] > 1:
+        size += f" on each of {facts['ranks']} ranks"
     print(f"{facts['name']}: {facts['operations']} operations, {size}")
     if rows:
         print(table(rows))
+    for each in facts["passes"]:
+        for note in each["notes"]:
+            print(f"  {each['pass'].partition('{')[0]}: {note}")
     if facts["artifact"] is None:
         print(f"nothing written (dry run), {facts['seconds']:.1f} s")
         return

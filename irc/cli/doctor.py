@@ -25,6 +25,7 @@ DISTRIBUTION = "irc-compiler"
 PACKAGES = (
     ("numpy", "arrays and the reference backend", True),
     ("ml_dtypes", "bf16 and other element types", True),
+    ("networkx", "finding ranks that wait for each other", True),
     ("onnx", "writing and checking ONNX", True),
     ("onnxruntime", "running artifacts on CPU", True),
     ("tokenizers", "irc generate with text", True),

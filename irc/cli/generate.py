@@ -5,13 +5,22 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..errors import Error
 from .arguments import add_json, add_runtime, runtime_options, whole_number
 from .console import Progress, paint, print_json, warn
+from .ranks import add_launcher, of_rank, over_ranks, shared
+
+if TYPE_CHECKING:
+    from ..backends.mpi.communicator import MpiCommunicator
+    from .ranks import Arrays
 
 EXAMPLES = """
   irc generate build/tiny_llama --prompt "Beautiful is better"
+  irc generate build/llama_tp2 --prompt "Beautiful is better" --launcher mpi
   cat question.txt | irc generate build/llama --prompt - --max-new-tokens 200
   irc generate build/llama --prompt "1 15043 29892" --raw-ids
 """
@@ -34,17 +43,23 @@ def configure(parser: ArgumentParser) -> None:
         "--raw-ids", action="store_true", help="the prompt is token ids, and so is the output"
     )
     add_runtime(parser)
+    add_launcher(parser)
     add_json(parser)
 
 
 def run(args: Namespace) -> int:
     """Stream the text to standard output, and the rates to standard error."""
+    return over_ranks(args, _run, reads=args.prompt == "-")
+
+
+def _run(args: Namespace, communicator: MpiCommunicator | None) -> int:
     from ..driver import open_model
 
-    prompt = read_prompt(args.prompt)
+    prompt = _shared_prompt(args.prompt, communicator)
     with Progress() as progress:
         progress(f"loading {args.source}")
-        model = open_model(args.source, args.backend, **runtime_options(args))
+        options = runtime_options(args) | of_rank(communicator)
+        model = open_model(args.source, args.backend, **options)
         ids = parse_ids(prompt) if args.raw_ids else model.tokenizer.encode(prompt)
     say = _printer(args.json)
     if not args.raw_ids:
@@ -70,6 +85,17 @@ def run(args: Namespace) -> int:
         f"{len(summary.tokens)} new at {summary.decode_rate:.1f} tokens/s ({_WHY[summary.stop]})"
     )
     return 0
+
+
+def _shared_prompt(given: str, communicator: MpiCommunicator | None) -> str:
+    """The prompt that the first rank reads."""
+    if communicator is None:
+        return read_prompt(given)
+
+    def read() -> Arrays:
+        return {"prompt": np.frombuffer(read_prompt(given).encode(), np.uint8)}
+
+    return shared(communicator, read)["prompt"].tobytes().decode()
 
 
 def read_prompt(given: str) -> str:

@@ -11,7 +11,8 @@ from .. import __version__
 from ..errors import Error, did_you_mean
 from .arguments import Parser, Usage, add_load
 from .console import error_line, warn
-from .signals import INTERRUPTED, Signals
+from .rank import Process
+from .signals import INTERRUPTED, TERMINATED, Signals
 
 # Every command is the module of its name here, with EXAMPLES, configure(parser) and run(args).
 COMMANDS = {
@@ -23,6 +24,8 @@ COMMANDS = {
     "diff": "compare two modules",
     "ops": "list the operations and which backend has them",
     "passes": "list the passes and their options",
+    "forecast": "tell memory, bytes on the wire and times per rank, before anything is built",
+    "bench": "measure this machine: collectives between its GPUs or its cores",
     "doctor": "check the installation, and an artifact's files",
 }
 _HELP = ("-h", "--help", "help")
@@ -31,11 +34,21 @@ _OUR_FAULT = 70
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. 0: it worked, 1: the user has to change something, 2: wrong usage."""
-    words = sys.argv[1:] if argv is None else argv
+    process = Process.of_program() if argv is None else Process(argv)
+    status = TERMINATED
+    try:
+        status = _answer(process)
+    finally:
+        process.end(status)
+    return status
+
+
+def _answer(process: Process) -> int:
+    words = process.words
     signals = Signals()
     try:
         with signals.heeded():
-            status = _dispatch(words)
+            status = _dispatch(words, process)
             sys.stdout.flush()
             return status
     except Usage as usage:
@@ -72,14 +85,14 @@ def main(argv: list[str] | None = None) -> int:
         return _OUR_FAULT
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str], process: Process) -> int:
     if not words:
         warn(overview())
         return 2
     name, *rest = words
     if name in _HELP:
         if rest and rest[0] in COMMANDS:
-            return _dispatch([rest[0], "--help"])
+            return _dispatch([rest[0], "--help"], process)
         print(overview())
         return 0
     if name in ("-V", "--version"):
@@ -101,6 +114,7 @@ def _dispatch(words: list[str]) -> int:
 
         for file in args.load:
             load_file(file)
+    args.process = process
     return command.run(args)
 
 

@@ -6,7 +6,7 @@ import time
 import zipfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +14,15 @@ from ..atomic import whole_file
 from ..errors import Error
 from .arguments import add_json, add_runtime, runtime_options
 from .console import Progress, print_json, table
+from .ranks import add_launcher, of_rank, over_ranks, shared
+
+if TYPE_CHECKING:
+    from ..backends.mpi.communicator import MpiCommunicator
 
 EXAMPLES = """
   irc run build/two_tower --inputs in.npz --outputs out.npz
   irc run build/llama --inputs prompt.npz --outputs logits.npz     (input_ids alone will do)
+  irc run build/llama_tp2 --inputs prompt.npz --outputs logits.npz --launcher mpi
   irc run model.irc --backend reference --inputs in.npz --outputs out.npz
 """
 
@@ -40,22 +45,29 @@ def configure(parser: ArgumentParser) -> None:
         help="where one array per output goes; floats that numpy lacks, such as bf16, as f32",
     )
     add_runtime(parser)
+    add_launcher(parser)
     add_json(parser)
 
 
 def run(args: Namespace) -> int:
-    """Read, run, write."""
+    """Read, run, write: here, or in a process per rank, of which the first reads and writes."""
+    return over_ranks(args, _run)
+
+
+def _run(args: Namespace, communicator: MpiCommunicator | None) -> int:
     from ..driver import open_model
 
-    inputs = read_arrays(Path(args.inputs))
+    inputs = shared(communicator, lambda: read_arrays(Path(args.inputs)))
     with Progress() as progress:
         progress(f"loading {args.source}")
-        model = open_model(args.source, args.backend, **runtime_options(args))
+        options = runtime_options(args) | of_rank(communicator)
+        model = open_model(args.source, args.backend, **options)
         progress(f"running {args.source}")
         began = time.perf_counter()
         outputs = model.run(inputs)
         seconds = time.perf_counter() - began
-    write_arrays(Path(args.outputs), outputs)
+    if communicator is None or communicator.rank == 0:
+        write_arrays(Path(args.outputs), outputs)
     shapes = {name: f"{array.dtype}{list(array.shape)}" for name, array in outputs.items()}
     if args.json:
         print_json({"outputs": shapes, "seconds": seconds, "file": args.outputs})

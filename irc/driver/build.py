@@ -18,13 +18,13 @@ from ..bundle import bundled
 from ..core import Module
 from ..dtypes import is_float
 from ..errors import Error
-from ..mesh import Mesh
 from ..report import page
 from ..text.printer import print_module
 from ..types import TensorType
 from ..verify import verify
 from ..weights import UnboundRef
 from .load import Artifact
+from .pipelines import Parallel, chosen_pipeline
 from .sources import Dims, PathLike, Source, find_source
 
 if TYPE_CHECKING:
@@ -35,15 +35,21 @@ if TYPE_CHECKING:
 class Options(TypedDict, total=False):
     """What may be chosen about a compilation; everything may be left out.
 
-    `mesh`: axes of ranks, as in "tp=2". `backend`: "onnx" unless given. `checkpoint`: the folder
-    of a script's weights. `pipeline`: the passes as text, those of the backend unless given.
-    `dtype`: f32, f16 or bf16. `settings`: keyword arguments of a script's factory. `dims`: ranges
-    (min, typical, max) of symbols. `random_weights`: a seed, in place of a checkpoint.
-    `instruments` watch the passes; without them each pass is verified. `progress` is told what
-    goes on.
+    `mesh`: axes of ranks, as in "tp=2"; `plan`, `sequence`, `embedding`, `outside` and
+    `next_tokens` say how a module is spread over them, see `Parallel`. `backend`: "onnx" unless
+    given. `checkpoint`: the folder of a script's weights. `pipeline`: the passes as text, those of
+    the backend unless given. `dtype`: f32, f16 or bf16. `settings`: keyword arguments of a
+    script's factory. `dims`: ranges (min, typical, max) of symbols. `random_weights`: a seed, in
+    place of a checkpoint. `instruments` watch the passes; without them each pass is verified.
+    `progress` is told what goes on.
     """
 
     mesh: str
+    plan: str
+    sequence: bool
+    embedding: str
+    outside: str
+    next_tokens: bool
     backend: str
     checkpoint: PathLike | None
     pipeline: str | None
@@ -90,7 +96,6 @@ def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
 
     tell = options.get("progress") or _silent
     backend = get(options.get("backend", "onnx"))
-    _one_rank(Mesh.parse(options.get("mesh", "")))
     tell("reading the model", 0.0)
     source = find_source(
         src,
@@ -101,12 +106,19 @@ def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
         options.get("random_weights"),
     )
     module = source.module
-    _one_rank(module.mesh)
     verify(module)
     _check_bound(module)
     tell("running passes", 0.0)
+    parallel = Parallel(
+        options.get("mesh", ""),
+        options.get("plan", ""),
+        options.get("sequence", False),
+        options.get("embedding", ""),
+        options.get("outside", ""),
+        options.get("next_tokens", False),
+    )
     given = options.get("pipeline")
-    pipeline = backend.default_pipeline if given is None else given
+    pipeline = chosen_pipeline(backend, module, parallel, given, source.folder)
     steps = run_passes(module, pipeline, options.get("instruments"))
     gaps = backend.unsupported(module)
     if gaps:
@@ -167,14 +179,6 @@ def _check_kept(weights: Iterable[Path], output: Path) -> None:
                 f"{output} would be replaced, and with it the weights in {path}; "
                 "choose another folder with -o, or give --bundle to copy them"
             )
-
-
-def _one_rank(mesh: Mesh) -> None:
-    if mesh.ranks > 1:
-        raise Error(
-            f"the mesh ({mesh}) has {mesh.ranks} ranks, and this version of irc compiles for one; "
-            "leave the mesh out"
-        )
 
 
 def _check_bound(module: Module) -> None:

@@ -81,7 +81,9 @@ def load(folder: PathLike, **options: Any) -> Artifact:
 
     Options are the backend's. For `onnx`: `threads`, how many an operation may use (physical cores
     by default); `low_memory=True` uses weights where they lie in their files rather than repacked
-    copies, which loads f32 weights at once and runs about a fifth slower.
+    copies, which loads f32 weights at once and runs about a fifth slower; of several ranks,
+    `timeout`, for how many seconds (60) they wait while none of them moves, or `communicator`,
+    where this process runs one of them (see backends/README.md).
     """
     path = Path(folder)
     manifest = read_manifest(path)

@@ -38,11 +38,13 @@ def find_source(
     settings: Mapping[str, Any] | None = None,
     dims: Dims | None = None,
     random_weights: int | None = None,
+    bound: bool = True,
 ) -> Source:
     """The module that `src` describes, its weights bound and its files by absolute paths.
 
     `settings` are the keyword arguments of a script's factory; of a checkpoint folder there is
-    one, `ignore`: keys of its config.json that do not matter, separated by commas.
+    one, `ignore`: keys of its config.json that do not matter, separated by commas. Unless weights
+    are to be `bound`, a checkpoint folder needs no more than its config.json.
     """
     if checkpoint is not None and random_weights is not None:
         raise Error("give --checkpoint or --random-weights, not both")
@@ -56,7 +58,8 @@ def find_source(
     elif _is_script(os.fspath(src)):
         source = _script(os.fspath(src), folder, dtype, given)
     elif Path(src).is_dir():
-        source = _folder(Path(src), folder, dtype, given, random_weights is not None)
+        unbound = random_weights is not None or not bound
+        source = _folder(Path(src), folder, dtype, given, unbound)
     else:
         _no_effect("a module's text", dtype, given)
         source = _text(Path(src), folder)
@@ -99,7 +102,7 @@ def _folder(
     checkpoint: Path | None,
     dtype: str | None,
     settings: Mapping[str, Any],
-    random: bool,
+    unbound: bool,
 ) -> Source:
     if is_artifact(path):
         _no_effect("an artifact", dtype, settings)
@@ -112,7 +115,7 @@ def _folder(
         if name != "ignore":
             raise Error(f"a checkpoint folder has no setting {name!r}; it takes ignore=key,key")
     ignored = [key.strip() for key in str(settings.get("ignore", "")).split(",") if key.strip()]
-    if not random:
+    if not unbound:
         return Source(huggingface.load(path, dtype, ignore=ignored), path)
     config = huggingface.read_config(path)
     model = huggingface.model_of(config, ignored)

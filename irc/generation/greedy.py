@@ -11,7 +11,9 @@ import numpy as np
 
 from ..backends.base import Program, Stream
 from ..errors import Error
-from .inputs import cache_capacity, cache_sizes, rounded
+from ..results import NEXT_TOKENS
+from .checks import checked
+from .inputs import cache_capacity, cache_sizes, multiple_of, rounded
 
 Stop: TypeAlias = Literal["end", "count", "capacity"]
 
@@ -57,7 +59,8 @@ def greedy(
     """
     dims = dims or {}
     capacity = _checked_capacity(program, prompt, dims)
-    room = rounded(len(prompt) + max(most, 1), capacity)
+    step = _call_multiple(program)
+    room = rounded(-(-(len(prompt) + max(most, 1)) // step) * step, capacity)
     session = _Session(program, room, dims)
     began = time.perf_counter()
     token = session.prefill(prompt)
@@ -72,7 +75,7 @@ def greedy(
         emit(token)
         if len(tokens) == most:
             break
-        if session.length == room:
+        if session.length + session.multiple > room:
             stop = "capacity"
             break
         token = session.step([token])
@@ -85,8 +88,10 @@ class _Session:
 
     def __init__(self, program: Program, room: int, dims: Mapping[str, Any]) -> None:
         self.names = {port.name for port in program.ports.inputs}
-        self.chunk = _longest_call(program, dims) or room
-        self.stream: Stream = program.open(cache_sizes(program.ports.states, 1, room))
+        self.multiple = _call_multiple(program)
+        self.chunk = _longest_call(program, dims) or room // self.multiple * self.multiple
+        self.rows = _ids_dim(program, 0, "rows")[1]
+        self.stream: Stream = program.open(cache_sizes(program.ports.states, self.rows, room))
         self.length = 0
 
     def prefill(self, prompt: Sequence[int]) -> int:
@@ -97,18 +102,26 @@ class _Session:
         return token
 
     def step(self, ids: Sequence[int]) -> int:
-        """Put tokens in; the likeliest next one. Of equal ones the first wins."""
+        """Put tokens in; the likeliest next one. Of equal ones the first wins.
+
+        Where a call takes a multiple of some number, token 0 fills it up behind the others; the
+        next call overwrites what that leaves in the caches. Where ranks take rows of their own,
+        all get the same.
+        """
         count = len(ids)
+        padded = -(-count // self.multiple) * self.multiple
         offered = {
-            "input_ids": np.array([ids], np.int32),
-            "positions": np.arange(self.length, self.length + count, dtype=np.int32)[None],
+            "input_ids": np.array([[*ids, *[0] * (padded - count)]], np.int32),
+            "positions": np.arange(self.length, self.length + padded, dtype=np.int32)[None],
             "past_lengths": np.array([self.length], np.int32),
             "logit_positions": np.array([[count - 1]], np.int32),
         }
-        inputs = {name: array for name, array in offered.items() if name in self.names}
-        logits = self.stream.step(inputs)["logits"]
+        inputs = {n: a.repeat(self.rows, 0) for n, a in offered.items() if n in self.names}
+        results = checked(self.stream.step(inputs), self.names)
         self.length += count
-        return int(logits[0, -1].argmax())
+        if NEXT_TOKENS in results:
+            return int(results[NEXT_TOKENS][0, -1])
+        return int(results["logits"][0, -1].argmax())
 
 
 _KNOWN = {"input_ids", "positions", "past_lengths", "logit_positions"}
@@ -119,7 +132,8 @@ def _checked_capacity(program: Program, prompt: Sequence[int], dims: Mapping[str
     ports = program.ports
     names = [port.name for port in ports.inputs]
     outputs = [port.name for port in ports.outputs]
-    if "input_ids" not in names or "logits" not in outputs or not ports.states:
+    answers = "logits" in outputs or NEXT_TOKENS in outputs
+    if "input_ids" not in names or not answers or not ports.states:
         raise Error(
             "this model cannot generate: it takes "
             f"{', '.join(names) or 'nothing'} and gives {', '.join(outputs) or 'nothing'}, and a "
@@ -130,8 +144,7 @@ def _checked_capacity(program: Program, prompt: Sequence[int], dims: Mapping[str
         raise Error(f"irc generate cannot fill the input {', '.join(strange)}; use irc run")
     if not prompt:
         raise Error("the prompt has no tokens; give some text")
-    (logits,) = [port for port in ports.outputs if port.name == "logits"]
-    size = logits.shape[-1]
+    size = next((port.shape[-1] for port in ports.outputs if port.name == "logits"), None)
     if isinstance(size, int) and max(prompt) >= size:
         raise Error(f"the prompt has the token {max(prompt)}, and the model knows {size} of them")
     capacity = cache_capacity(ports.states, dims)
@@ -143,10 +156,21 @@ def _checked_capacity(program: Program, prompt: Sequence[int], dims: Mapping[str
     return capacity
 
 
+def _ids_dim(program: Program, at: int, what: str) -> tuple[str, int]:
+    """(S, n) where a call takes n*S tokens, or rows."""
+    (ids,) = [port for port in program.ports.inputs if port.name == "input_ids"]
+    found = multiple_of(ids.shape[at])
+    if found is None:
+        raise Error(f"this model takes exactly {ids.shape[at]} {what} per call; use irc run")
+    return found
+
+
+def _call_multiple(program: Program) -> int:
+    """Of what number a call takes a multiple of tokens."""
+    return _ids_dim(program, 1, "tokens")[1]
+
+
 def _longest_call(program: Program, dims: Mapping[str, Any]) -> int:
     """How many tokens one call may take; 0: any number."""
-    (ids,) = [port for port in program.ports.inputs if port.name == "input_ids"]
-    length = ids.shape[1]
-    if isinstance(length, int):
-        raise Error(f"this model takes exactly {length} tokens per call; use irc run")
-    return int(dims[str(length)][2]) if str(length) in dims else 0
+    name, multiple = _ids_dim(program, 1, "tokens")
+    return multiple * int(dims[name][2]) if name in dims else 0

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from ..backends.base import Port, Ports
-from ..dims import Dim
+from ..dims import Dim, DimLike, exact_divide, symbol
 from ..dtypes import dtype, numpy_dtype
 from ..errors import Error, did_you_mean
 
@@ -55,6 +55,18 @@ def _check_ids(ids: Array) -> None:
         )
 
 
+def _check_multiples(ports: Ports, ids: Array) -> None:
+    """An Error where rows or tokens are split over ranks, and these do not divide."""
+    (port,) = [port for port in ports.inputs if port.name == "input_ids"]
+    for dim, size, what in zip(port.shape, ids.shape, ("rows", "tokens"), strict=True):
+        found = multiple_of(dim)
+        if found is not None and size % found[1]:
+            raise Error(
+                f"input_ids has {size} {what}, and this model, whose {what} are split over ranks, "
+                f"takes a multiple of {found[1]}"
+            )
+
+
 def converted(port: Port, array: Array) -> Array:
     """`array` in the port's dtype; an Error where a number would change its kind or not fit."""
     target = numpy_dtype(port.dtype)
@@ -73,6 +85,7 @@ def converted(port: Port, array: Array) -> Array:
 
 def _fill(ports: Ports, arrays: Arrays, capacity: int) -> None:
     ids = arrays["input_ids"]
+    _check_multiples(ports, ids)
     batch, count = ids.shape
     names = {port.name for port in ports.inputs}
     if "past_lengths" in names and "past_lengths" not in arrays:
@@ -132,9 +145,19 @@ def _symbols(state: Port, batch: int, room: int) -> dict[str, int]:
     sizes: dict[str, int] = {}
     if len(state.shape) == 4:
         for dim, size in ((state.shape[0], batch), (state.shape[2], room)):
-            if isinstance(dim, Dim) and str(dim).isidentifier():
-                sizes[str(dim)] = size
+            found = multiple_of(dim)
+            if found is not None and size % found[1] == 0:
+                sizes[found[0]] = size // found[1]
     return sizes
+
+
+def multiple_of(dim: DimLike) -> tuple[str, int] | None:
+    """("S", n) where a dimension is n*S; None for any other."""
+    if not isinstance(dim, Dim):
+        return None
+    symbols = list(dim.symbols())
+    factor = exact_divide(dim, symbol(symbols[0]))
+    return (symbols[0], factor) if isinstance(factor, int) else None
 
 
 def cache_capacity(states: Iterable[Port], dims: Mapping[str, Any]) -> int:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..backends.base import Program
+from .checks import checked
 from .greedy import Summary, greedy
 from .inputs import Arrays, cache_capacity, complete
 from .tokenizer import TextStream, Tokenizer
@@ -36,7 +37,8 @@ class Model:
         """
         ports = self.program.ports
         capacity = cache_capacity(ports.states, self.dims)
-        results = self.program.run(complete(ports, inputs, capacity))
+        given = complete(ports, inputs, capacity)
+        results = checked(self.program.run(given), given)
         outputs = {port.name for port in ports.outputs}
         if any(state.name in inputs for state in ports.states):
             return results

@@ -97,7 +97,7 @@ def small_sizes(module: Module) -> dict[str, int]:
     """A small value for every symbolic dim, inside the range the module gives for it."""
     symbols: dict[str, None] = dict.fromkeys(module.dims)
     for arg in module.main.args:
-        for dim in arg.type.shape:
+        for dim in module.main.argument_layout(arg).shape:
             if not isinstance(dim, int):
                 symbols |= dict.fromkeys(dim.symbols())
     sizes: dict[str, int] = {}
@@ -108,15 +108,13 @@ def small_sizes(module: Module) -> dict[str, int]:
 
 
 def random_inputs(module: Module, sizes: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
-    """Random arrays for the arguments of the main function.
+    """Random arrays for the arguments of the main function, whole ones in the local view.
 
     Floats are normal; integers are 0 or 1, which fits ids, positions and lengths alike.
     """
     random = np.random.default_rng(seed)
-    return {
-        str(arg.name): _random(random, arg.type.dtype, _bound(arg.type.shape, sizes))
-        for arg in module.main.args
-    }
+    types = {str(arg.name): module.main.argument_layout(arg) for arg in module.main.args}
+    return {n: _random(random, t.dtype, _bound(t.shape, sizes)) for n, t in types.items()}
 
 
 def _bound(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -16,6 +16,8 @@ from .collective import (
     ReduceScatter,
 )
 from .control import Call, Constant, Full, Iota, Return
+from .cyclic import CyclicEmbedding
+from .distributed import ShardedTopk, ShardSlice
 from .elementwise import (
     Abs,
     Add,
@@ -32,11 +34,13 @@ from .elementwise import (
     Sub,
 )
 from .functions import Ceil, Cos, Erf, Exp, Floor, Log, Reciprocal, Round, Rsqrt, Sin, Sqrt
+from .fused_collective import AllReduceRmsNorm
 from .layout import Flip, Pad, Repeat
 from .logic import And, Cast, Eq, Ge, Gt, Le, Lt, Ne, Not, Or, Where
 from .lookup import Embedding, Gather, GatherElements, OneHot, ScatterElements
 from .matmul import Linear, Matmul
 from .mlp import GatedMlp
+from .moe import MoeCombine, MoeDispatch, MoeSlots
 from .norm import GroupNorm, LayerNorm, RmsNorm
 from .parts import Concat, Slice, Split, Stack
 from .reduce import (
@@ -53,12 +57,14 @@ from .reduce import (
 )
 from .rope import Rope
 from .shape import Expand, Reshape, Squeeze, Transpose, Unsqueeze
+from .slots import SlotIds
 
 __all__ = [
     "Abs",
     "Add",
     "AllGather",
     "AllReduce",
+    "AllReduceRmsNorm",
     "AllToAll",
     "And",
     "Argmax",
@@ -75,6 +81,7 @@ __all__ = [
     "Constant",
     "Cos",
     "Cumsum",
+    "CyclicEmbedding",
     "Div",
     "Embedding",
     "Eq",
@@ -103,6 +110,9 @@ __all__ = [
     "Maximum",
     "Minimum",
     "Mod",
+    "MoeCombine",
+    "MoeDispatch",
+    "MoeSlots",
     "Mul",
     "Ne",
     "Neg",
@@ -130,11 +140,14 @@ __all__ = [
     "Round",
     "Rsqrt",
     "ScatterElements",
+    "ShardSlice",
+    "ShardedTopk",
     "Sigmoid",
     "Sign",
     "Silu",
     "Sin",
     "Slice",
+    "SlotIds",
     "Softmax",
     "Softplus",
     "Split",

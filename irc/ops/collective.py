@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from functools import reduce as fold
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -35,20 +35,39 @@ _REDUCE: dict[str, Any] = {
 }
 
 
+def mesh_axes(op: str, text: str) -> Axes:
+    """The mesh axes that an attribute such as `cp.tp` names, slowest first."""
+    if not _AXES.fullmatch(text):
+        raise Error(f"{op}: {text!r} is no mesh axis; write one such as tp, or cp.tp")
+    return tuple(text.split("."))
+
+
+def check_ways(op: Op, module: Module, axes: Axes, found: int | None) -> None:
+    """The axes are those of the mesh, and the ways a collective says fit the view and the mesh."""
+    ways = module.mesh.ways(axes)
+    if not module.local and found:
+        raise Error(
+            f"{op.opname}: ways={found} is for the local view, and this module is global; "
+            "leave it out"
+        )
+    if module.local and found not in (None, ways):
+        raise Error(
+            f"{op.opname} has ways={found}, but the mesh ({module.mesh}) has "
+            f"{ways} ranks over {'.'.join(axes)}"
+        )
+
+
 class Collective(Op):
     """Base of what needs the other ranks of a group. `combine` is the meaning."""
 
     __slots__ = ()
+    alike: ClassVar[bool] = False  # whether every rank of a group gets the same
     axis: str
 
     @property
     def axes(self) -> Axes:
         """The mesh axes, slowest first."""
-        if not _AXES.fullmatch(self.axis):
-            raise Error(
-                f"{self.opname}: {self.axis!r} is no mesh axis; write one such as tp, or cp.tp"
-            )
-        return tuple(self.axis.split("."))
+        return mesh_axes(self.opname, self.axis)
 
     @property
     def group_size(self) -> int | None:
@@ -57,17 +76,7 @@ class Collective(Op):
 
     def verify(self, module: Module) -> None:
         """The axes are those of the mesh, and `ways` is for the local view, where it must agree."""
-        ways, found = module.mesh.ways(self.axes), self.group_size
-        if not module.local and found:
-            raise Error(
-                f"{self.opname}: ways={found} is for the local view, and this module is global; "
-                "leave it out"
-            )
-        if module.local and found not in (None, ways):
-            raise Error(
-                f"{self.opname} has ways={found}, but the mesh ({module.mesh}) has "
-                f"{ways} ranks over {self.axis}"
-            )
+        check_ways(self, module, self.axes, self.group_size)
 
     def combine(self, shards: list[Array]) -> list[Array]:
         """The results of all ranks of one group, in order, from their operands in order."""
@@ -176,6 +185,7 @@ class AllReduce(Exchange):
     axis: str
     op: ReduceKind = "sum"
     ways: int = 0
+    alike: ClassVar = True
 
     def global_type(self, x: TensorType, axes: Axes) -> TensorType:
         return self.finished(x, axes, self.op)
@@ -196,6 +206,7 @@ class AllGather(Exchange):
     axis: str
     dim: int
     ways: int = 0
+    alike: ClassVar = True
 
     def local_shape(self, shape: Shape) -> Shape:
         return self.grown(shape, self.dim)
@@ -273,6 +284,7 @@ class Broadcast(Exchange):
     axis: str
     root: int = 0
     ways: int = 0
+    alike: ClassVar = True
 
     def global_type(self, x: TensorType, axes: Axes) -> TensorType:
         return self.replicated(x, axes)

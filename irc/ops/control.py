@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..attributes import Number
-from ..core import Function, Op
+from ..core import Function, Module, Op
 from ..declare import Operands, operation
 from ..dims import DimLike
 from ..dtypes import dtype, numpy_dtype
@@ -99,10 +99,16 @@ class Iota(Op):
 
 @operation("call", memo=False)
 class Call(Op):
-    """Another function of the module, defined before this one, applied to the operands."""
+    """Another function of the module, defined before this one, applied to the operands.
+
+    Calls with a `stage` are those of a pipeline: each runs on the ranks that stand there along the
+    mesh axis `pp`. Then all calls of a function have one, in rising order, and a value is used by
+    its own stage and the next only.
+    """
 
     values: Operands
     callee: Function
+    stage: int = -1
 
     def infer(self) -> tuple[TensorType, ...]:
         if not isinstance(self.callee, Function):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -115,3 +121,29 @@ class Call(Op):
                 f"not ({', '.join(map(str, given))})"
             )
         return tuple(value.type for value in self.callee.returned)
+
+    def verify(self, module: Module) -> None:
+        """Stages lie on the axis `pp`, in order, and hand values to their neighbours."""
+        if self.stage < -1:
+            raise Error(f"the stage is {self.stage}; stages count from 0, and -1 is none")
+        before = self.prev
+        while before is not None and not isinstance(before, Call):
+            before = before.prev
+        last = before.stage if before is not None else self.stage
+        if (last < 0) != (self.stage < 0):
+            raise Error("either all calls of a function have a stage or none has")
+        if self.stage < 0:
+            return
+        if "pp" not in module.mesh.names:
+            raise Error(f"call has stage={self.stage}, but the mesh ({module.mesh}) has no axis pp")
+        if self.stage >= module.mesh.size("pp"):
+            raise Error(f"call has stage={self.stage}, but the mesh is ({module.mesh})")
+        if self.stage < last:
+            raise Error(f"call has stage={self.stage} after one with stage={last}; stages rise")
+        for value in self.values:
+            maker = value.producer
+            if isinstance(maker, Call) and maker.stage < self.stage - 1:
+                raise Error(
+                    f"call with stage={self.stage} uses %{value.name or '_'} of "
+                    f"stage={maker.stage}; hand it over from stage to stage"
+                )

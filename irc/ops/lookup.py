@@ -28,12 +28,18 @@ from .shapes import (
 )
 
 
-@operation("embedding", sharding="..., v! d -> ... d", sums="table")
+@operation("embedding", sharding="..., v~ d -> ... d", sums="table")
 class Embedding(Op):
-    """Row ids[...] of table [V, D], as [..., D]; an id outside 0 to V-1 gives a row of zeros."""
+    """Row ids[...] of table [V, D], as [..., D]; an id outside 0 to V-1 gives a row of zeros.
+
+    With `inside` all ids are known to lie inside, so that nothing is checked; others are an error.
+    With `sentinel` localize may put rows of zeros behind each rank's, for all other ids to find.
+    """
 
     ids: Operand
     table: Operand
+    inside: bool = False
+    sentinel: bool = False
 
     def infer(self) -> TensorType:
         ids, table = index_operand(self.opname, self.ids), self.table.type
@@ -42,6 +48,8 @@ class Embedding(Op):
         return TensorType(table.dtype, (*ids.shape, table.shape[1]))
 
     def evaluate(self, ids: Any, table: Any) -> Any:
+        if self.inside:
+            check_bounds(self.opname, ids, table.shape[0])
         rows = np.zeros((*np.shape(ids), table.shape[1]), table.dtype)
         known = (ids >= 0) & (ids < table.shape[0])
         rows[known] = table[ids[known]]

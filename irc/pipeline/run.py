@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from ..analysis.spmd import verify_spmd
 from ..core import Module
 from ..errors import Error
 from ..rewrite.stats import Stats
@@ -62,14 +63,16 @@ class Instrument:
 
 
 class VerifyEach(Instrument):
-    """Verifies the module before the first pass and after every one."""
+    """Verifies the module, and what its ranks do together, before and after every pass."""
 
     def start(self, module: Module, pipeline: Pipeline) -> None:
         verify(module)
+        verify_spmd(module)
 
     def after(self, step: Step, module: Module) -> None:
         try:
             verify(module)
+            verify_spmd(module)
         except Error as error:
             error.add_note(f"the module was in order before the pass {step}")
             raise

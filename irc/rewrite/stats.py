@@ -1,4 +1,4 @@
-"""What a pass did: counts by name, and tries, hits and seconds per rewrite rule."""
+"""What a pass did: counts by name, sentences, and tries, hits and seconds per rewrite rule."""
 
 from __future__ import annotations
 
@@ -18,11 +18,19 @@ class RuleStats:
 
 
 class Stats:
-    """Counts of one pass run. A rule counts under its name, once per rewrite."""
+    """Counts of one pass run. A rule counts under its name, once per rewrite.
+
+    `notes` are sentences about what was decided and why, which `--explain` prints.
+    """
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.rules: dict[str, RuleStats] = {}
+        self.notes: list[str] = []
+
+    def explain(self, note: str) -> None:
+        """Add a sentence about a decision and its reason."""
+        self.notes.append(note)
 
     def count(self, what: str, n: int = 1) -> None:
         """Add `n` to a count, which starts at zero."""
@@ -34,6 +42,7 @@ class Stats:
 
     def update(self, other: Stats) -> None:
         """Add the counts and rule records of `other`."""
+        self.notes += other.notes
         for what, n in other.counts.items():
             self.count(what, n)
         for name, more in other.rules.items():

@@ -129,6 +129,8 @@ class _Parser:
         c.expect("->")
         at = c.index
         declared = self._results(function, env)
+        if c.accept("layouts"):
+            self._layouts(function)
         c.expect("{")
         while not c.accept("}"):
             if not self._plain_operation(function, env):
@@ -156,6 +158,17 @@ class _Parser:
         if any(r.name or r.alias for r in results):
             function.results = tuple(results)
         return types
+
+    def _layouts(self, function: Function) -> None:
+        c = self.cursor
+        c.expect("(")
+        while not c.accept(")"):
+            name = f"%{c.value()}" if c.token[:1] == "%" else c.word()
+            if name in function.layouts:
+                c.fail(f"{name} is given twice", back=1)
+            c.expect(":")
+            function.layouts[name] = self._type()
+            c.separator(")")
 
     def _check_results(self, function: Function, declared: list[TensorType], at: int) -> None:
         if function.last is None or function.last.opname != "return":

@@ -66,8 +66,13 @@ def _function(function: Function, out: list[str], locs: bool, scope: str | None)
         names[value] = text
         return text
 
-    args = ", ".join([f"{define(a)}: {a.type}" for a in function.args])
-    out.append(f"  func @{function.name}({args}) -> ({_results(function, names)}) {{")
+    args = [f"{define(a)}: {a.type}" for a in function.args]
+    results = f"({_results(function, names)}){_layouts(function)}"
+    if scope is not None:
+        used = {v for op in function if _in_scope(op, scope) for v in op.operands}
+        args = [text for a, text in zip(function.args, args, strict=True) if a in used] + ["..."]
+        results = "(...)"
+    out.append(f"  func @{function.name}({', '.join(args)}) -> {results} {{")
     get = names.get
     for op in function:
         text = op.opname
@@ -83,6 +88,12 @@ def _function(function: Function, out: list[str], locs: bool, scope: str | None)
             continue
         out.append(f"    {text} {op.loc!r}" if locs and op.loc is not None else f"    {text}")
     out.append("  }")
+
+
+def _layouts(function: Function) -> str:
+    if not function.layouts:
+        return ""
+    return f" layouts({', '.join(f'{name}: {type}' for name, type in function.layouts.items())})"
 
 
 def _results(function: Function, names: dict[Value, str]) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from ..weights import (
     Cast,
     ConcatRef,
+    Deal,
     FileRef,
+    Pad,
     RandomRef,
     Ref,
     Shard,
@@ -15,10 +17,13 @@ from ..weights import (
     Step,
     Transpose,
     UnboundRef,
+    Unsqueeze,
+    ZerosRef,
 )
 from .cursor import Cursor
 
 _DEEPEST = 16
+_STEPS = ("cast", "deal", "pad", "shard", "transpose", "unsqueeze")
 
 
 def parse_ref(c: Cursor, files: Mapping[str, str], depth: int = 0) -> Ref:
@@ -55,13 +60,24 @@ def _source(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
         shape = _shape(c) if c.accept(",") else None
         c.expect(")")
         return RandomRef(key, seed, scale, shape)
+    if c.accept("zeros"):
+        return _zeros(c)
     if not c.accept("unbound"):
-        c.fail(f"expected @file[...], concat, random or unbound, found {c.shown}")
+        c.fail(f"expected @file[...], concat, zeros, random or unbound, found {c.shown}")
     c.expect("(")
     key = c.string()
     shape = _shape(c) if c.accept(",") else None
     c.expect(")")
     return UnboundRef(key, shape)
+
+
+def _zeros(c: Cursor) -> Ref:
+    c.expect("(")
+    shape = _shape(c)
+    c.expect(",")
+    dtype = c.word()
+    c.expect(")")
+    return ZerosRef(shape, dtype)
 
 
 def _concat(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
@@ -120,14 +136,25 @@ def _step(c: Cursor) -> Step:
         while c.accept(","):
             order.append(c.integer())
         step = Transpose(tuple(order))
-    elif name == "shard":
-        dim = c.integer()
-        c.expect(",")
-        axes = [c.word()]
-        while c.accept("."):
-            axes.append(c.word())
-        step = Shard(dim, tuple(axes))
+    elif name == "unsqueeze":
+        step = Unsqueeze(c.integer())
+    elif name in ("shard", "deal", "pad"):
+        step = _along(c, name)
     else:
-        c.fail(f"no step called {name!r}; there are cast, transpose and shard", back=2)
+        c.fail(f"no step called {name!r}; there are {', '.join(_STEPS)}", back=2)
     c.expect(")")
     return step
+
+
+def _along(c: Cursor, name: str) -> Step:
+    """A step that names one dimension, after its opening parenthesis."""
+    dim = c.integer()
+    c.expect(",")
+    if name == "deal":
+        return Deal(dim, c.integer())
+    if name == "pad":
+        return Pad(dim, c.integer())
+    axes = [c.word()]
+    while c.accept("."):
+        axes.append(c.word())
+    return Shard(dim, tuple(axes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from irc import ops
 from irc.core import Function, Module, Op, Result, Value, Weight
 from irc.dims import symbol
 from irc.dtypes import numpy_dtype
+from irc.mesh import Mesh
 from irc.ops import Return
 from irc.types import TensorType
-from irc.weights import Cast, FileRef
+from irc.weights import Cast, FileRef, Shard
 from tests.fresh import fresh
 
 B, S, T, C = map(symbol, "BSTC")
@@ -35,6 +36,24 @@ class Shape:
     dtype: str = "f32"
     stored: str = "f32"
     window: int = 0
+
+    def part(self, ways: int) -> Shape:
+        """What one of `ways` ranks has of it."""
+        heads, kv_heads = self.heads // ways, self.kv_heads // ways
+        ffn, vocab = -(-self.ffn // ways), -(-self.vocab // ways)
+        return replace(self, heads=heads, kv_heads=kv_heads, ffn=ffn, vocab=vocab)
+
+
+CUTS = {  # which dimension of a weight is split over the ranks
+    "q_proj": 0,
+    "k_proj": 0,
+    "v_proj": 0,
+    "o_proj": 1,
+    "gate_proj": 0,
+    "up_proj": 0,
+    "down_proj": 1,
+    "lm_head": 0,
+}
 
 
 def tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
@@ -86,21 +105,34 @@ def save(shape: Shape, folder: Path, files: int = 1) -> list[str]:
     return names
 
 
-def build(shape: Shape, files: list[str]) -> Module:
-    """The model over those files: `files[i % len]` holds tensor i."""
-    module = Module("decoder", dims={"B": (1, 1, 4), "S": (1, 1, 64), "C": (1, 64, 512)})
-    module.dims["T"] = (1, 1, 64)
+def build(shape: Shape, files: list[str], ways: int = 1) -> Module:
+    """The model over those files: `files[i % len]` holds tensor i.
+
+    With `ways` > 1 one rank's view, split over the mesh axis tp; the embedding stays whole.
+    """
+    mesh = Mesh((("tp", ways),)) if ways > 1 else Mesh()
+    dims = {"B": (1, 1, 4), "S": (1, 1, 64), "C": (1, 64, 512), "T": (1, 1, 64)}
+    module = Module("decoder", mesh, dims, local=ways > 1)
     for i, path in enumerate(files):
         module.files[f"part{i}"] = path
-    for n, (key, size) in enumerate(tensors(shape).items()):
+    part = replace(shape.part(ways), vocab=shape.vocab)
+    for n, (key, size) in enumerate(tensors(part).items()):
         ref = FileRef(f"part{n % len(files)}", key)
         ref = ref if shape.dtype == shape.stored else ref.then(Cast(shape.dtype))
+        cut = next((dim for name, dim in CUTS.items() if f"{name}." in key), None)
+        if ways > 1 and cut is not None:
+            ref = ref.then(Shard(cut, ("tp",)))
+        size = (shape.part(ways).vocab, size[1]) if key == "lm_head.weight" else size
         module.add_weight(Weight(TensorType(shape.dtype, size), key.replace(".", "_"), ref))
-    module.add_function(_forward(shape, module))
+    function = module.add_function(_forward(part, module, ways))
+    if ways > 1:
+        whole = TensorType(shape.dtype, (B, shape.kv_heads, C, shape.head_dim))
+        split = whole.replace(axes=((), ("tp",), (), ()))
+        function.layouts = {f"%{a.name}": split for a in function.args if a.type.rank == 4}
     return module
 
 
-def _forward(shape: Shape, module: Module) -> Function:
+def _forward(shape: Shape, module: Module, ways: int) -> Function:
     cache = TensorType(shape.dtype, (B, shape.kv_heads, C, shape.head_dim))
     caches = [f"{name}{i}" for i in range(shape.layers) for name in "kv"]
     args = {
@@ -118,6 +150,9 @@ def _forward(shape: Shape, module: Module) -> Function:
             op.results[0].name = name
         return op.results[0] if len(op.results) == 1 else op.results
 
+    def summed(x: Value) -> Any:
+        return put(ops.AllReduce(x, axis="tp", ways=ways)) if ways > 1 else x
+
     past = function.arg("past_lengths")
     x = put(ops.Embedding(function.arg("input_ids"), weights["model.embed_tokens.weight"]))
     updated: list[Value] = []
@@ -132,10 +167,10 @@ def _forward(shape: Shape, module: Module) -> Function:
         updated += [keys, values]
         seen: dict[str, Any] = {"past": past, "causal": True, "window": shape.window}
         a = put(ops.Attention(q, keys, values, head_dim=shape.head_dim, **seen))
-        x = put(ops.Add(x, put(ops.Linear(a, w["self_attn.o_proj.weight"]))))
+        x = put(ops.Add(x, summed(put(ops.Linear(a, w["self_attn.o_proj.weight"])))))
         h = put(ops.RmsNorm(x, w["post_attention_layernorm.weight"]))
         m = put(ops.GatedMlp(h, w["mlp.gate_proj.weight"], w["mlp.up_proj.weight"]))
-        x = put(ops.Add(x, put(ops.Linear(m, w["mlp.down_proj.weight"]))))
+        x = put(ops.Add(x, summed(put(ops.Linear(m, w["mlp.down_proj.weight"])))))
     places = put(
         ops.Expand(
             put(ops.Unsqueeze(function.arg("logit_positions"), dims=(-1,))),
@@ -144,9 +179,12 @@ def _forward(shape: Shape, module: Module) -> Function:
     )
     x = put(ops.GatherElements(x, places, dim=1))
     logits = put(
-        ops.Linear(put(ops.RmsNorm(x, weights["model.norm.weight"])), weights["lm_head.weight"]),
-        "logits",
+        ops.Linear(put(ops.RmsNorm(x, weights["model.norm.weight"])), weights["lm_head.weight"])
     )
+    if ways > 1:
+        whole = put(ops.AllGather(logits, axis="tp", dim=-1, ways=ways))
+        logits = put(ops.Slice(whole, dim=-1, start=0, stop=shape.vocab))
+    logits.name = "logits"
     function.append(Return([logits, *updated]))
     function.results = (Result("logits"), *(Result(name, name) for name in caches))
     return function

@@ -138,10 +138,10 @@ def test_everything_missing_is_reported_at_once(folder: Path) -> None:
     assert not list((folder / "out").iterdir())
 
 
-def test_a_mesh_of_several_ranks_is_refused(folder: Path) -> None:
+def test_the_global_view_of_several_ranks_is_refused(folder: Path) -> None:
     m = linear('@f["a"]')
     m.mesh = type(m.mesh)((("tp", 2),))
-    with pytest.raises(Error, match=r"writes one rank, but the mesh is \(tp=2\)"):
+    with pytest.raises(Error, match=r"mesh \(tp=2\) has 2 ranks; add localize to the pipeline"):
         backend.emit(m, folder / "out", {"base": folder})
 
 

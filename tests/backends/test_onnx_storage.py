@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,12 +26,18 @@ def folder(tmp_path: Path) -> Path:
     return checkpoint(tmp_path)
 
 
+def files_of(facts: Mapping[str, Any]) -> tuple[str | None, list[str], list[str]]:
+    """(the base, the checkpoint files below it, the weight files beside the model) of rank 0."""
+    (rank,) = facts["ranks"]
+    return facts["base"], rank["files"], rank["weights"]
+
+
 def test_weights_are_read_where_they_lie(folder: Path) -> None:
     facts, model = emitted(linear('@f["a"]'), folder)
     where = places(model)["w"]
     assert where["location"] == "m.safetensors" and int(where["offset"]) % 2 == 1
-    assert facts["weights"] == [] and sorted(os.listdir(folder / "out")) == ["rank0.onnx"]
-    assert facts["external"] == {"base": str(folder), "files": ["m.safetensors"]}
+    assert sorted(os.listdir(folder / "out")) == ["rank0.onnx"]
+    assert files_of(facts) == (str(folder), ["m.safetensors"], [])
     assert (folder / "out" / "rank0.onnx").stat().st_size < 2000
 
 
@@ -54,7 +62,7 @@ def test_rows_are_an_offset(folder: Path) -> None:
         ('@f["b"].cast(f32)[0:5, :]', "f32", "BFLOAT16", False),
         ('@f["half"].cast(f32)', "f32", "FLOAT16", False),
         ('@f["a"].cast(bf16)', "bf16", "BFLOAT16", True),
-        ('@f["a"].cast(bf16).cast(f32)', "f32", "FLOAT", True),
+        ('@f["a"].cast(bf16).cast(f32)', "f32", "BFLOAT16", True),
         ('@f["half"].cast(bf16)', "bf16", "BFLOAT16", True),
         ('@f["c"][0:5, 0:4]', "f32", "FLOAT", True),
         ('@f["c"].transpose(1, 0)[:, 1:5]', "f32", "FLOAT", True),
@@ -69,7 +77,7 @@ def test_only_what_needs_conversion_is_written(
     (proto,) = (t for t in model.graph.initializer if t.name == "w")
     assert onnx.TensorProto.DataType.Name(proto.data_type) == stored
     assert places(model)["w"]["location"] == ("rank0.weights" if own else "m.safetensors")
-    assert facts["weights"] == (["rank0.weights"] if own else [])
+    assert files_of(facts)[2] == (["rank0.weights"] if own else [])
 
 
 def two_files(folder: Path) -> Module:
@@ -100,7 +108,7 @@ def test_files_in_several_folders_and_our_own(folder: Path) -> None:
         "b": "two/deep/m.safetensors",
         "c": "rank0.weights",
     }
-    assert facts["external"]["base"] == str(folder)
+    assert facts["base"] == str(folder)
     moved = folder / "elsewhere" / "out"
     moved.parent.mkdir()
     (folder / "out").rename(moved)
@@ -117,7 +125,7 @@ def test_links_of_a_cache_are_followed(folder: Path) -> None:
     m = linear('@f["a"]')
     out = folder / "out"
     facts = backend.emit(m, out, {"base": snapshot})
-    assert facts["external"] == {"base": str(blobs), "files": ["0123"]}
+    assert files_of(facts) == (str(blobs), ["0123"], [])
     found = backend.load(out, facts, threads=1).run(X)
     np.testing.assert_allclose(found["result0"], evaluate(m, X, snapshot)["result0"], rtol=1e-6)
 
@@ -130,8 +138,8 @@ def test_weights_beside_the_model_move_with_it(folder: Path) -> None:
     facts, model = emitted(m, folder)
     where = {name: place["location"] for name, place in places(model).items()}
     assert where == {"a": "beside.safetensors", "b": "m.safetensors", "c": "rank0.weights"}
-    assert facts["external"] == {"base": str(folder / "two/deep"), "files": ["m.safetensors"]}
-    assert facts["weights"] == ["beside.safetensors", "rank0.weights"]
+    beside = ["beside.safetensors", "rank0.weights"]
+    assert files_of(facts) == (str(folder / "two/deep"), ["m.safetensors"], beside)
     wanted = evaluate(m, X, folder)["result0"]
     (folder / "out").rename(folder / "moved")
     found = backend.load(folder / "moved", facts, threads=1).run(X)
@@ -140,7 +148,7 @@ def test_weights_beside_the_model_move_with_it(folder: Path) -> None:
 
 def test_checker_accepts_a_model_beside_its_weights(folder: Path) -> None:
     facts = backend.emit(linear('@f["a"]'), folder, {"base": folder})
-    assert facts["weights"] == ["m.safetensors"]
+    assert files_of(facts) == (None, [], ["m.safetensors"])
     onnx.checker.check_model(str(folder / "rank0.onnx"), full_check=True)
 
 

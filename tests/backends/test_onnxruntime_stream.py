@@ -257,7 +257,7 @@ def test_a_fixed_capacity_is_kept(tmp_path: Path) -> None:
     text = str(cached(ATTEND + "past=%past {head_dim=8, causal} : f32[B, S, 8]"))
     module = parse_module(text.replace("1, C, 8", "1, 6, 8"))
     facts = backend.emit(module, tmp_path, {})
-    assert facts["grows"] is None
+    assert facts["stages"][0]["grows"] is None
     program = OnnxRuntimeProgram(tmp_path, facts, threads=1)
     given = {"q": np.ones((1, 4, 8), np.float32), "past": np.array([3], np.int32)}
     with pytest.raises(Error, match="up to position 7, but they have room for 6"):

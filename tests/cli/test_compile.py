@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from irc.declare import REGISTRY
 from irc.driver import load
 from tests.cli.runner import PROGRAM, entries, refused, works
 from tests.layout import ROOT
@@ -234,7 +235,9 @@ def test_the_same_input_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -
         ),
         ("{ck}", ["--checkpoint", "{ck}"], "is a checkpoint itself"),
         ("{ck}", ["--set", "layers=2"], "a checkpoint folder has no setting 'layers'"),
-        ("{ck}", ["--mesh", "tp=2"], "the mesh (tp=2) has 2 ranks, and this version of irc"),
+        ("{ck}", ["--mesh", "tp=2,tp=3"], "mesh axis 'tp' is given twice"),
+        ("{ck}", ["--mesh", "tp=0"], "mesh axis tp=0 must have at least one rank"),
+        ("{ck}", ["--mesh", "tp=2", "--plan", "{tmp}/none.txt"], "cannot read the plan"),
         ("{ck}", ["--mesh", "tp"], "cannot read the mesh axis 'tp'; write it as name=size"),
         ("{ck}", ["--backend", "onyx"], "no backend called 'onyx'; did you mean 'onnx'?"),
         ("{ck}", ["--load", "{tmp}/none.py"], "there is no file"),
@@ -257,26 +260,48 @@ def test_bad_input_is_a_sentence(
     assert not output.exists()
 
 
-def test_several_ranks_in_a_text_are_refused(tmp_path: Path) -> None:
+def test_a_plan_that_splits_nothing_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.txt"
+    plan.write_text("*.dense.weight 0@tp\n")
+    words = ["--mesh", "tp=2", "--plan", plan, "-o", tmp_path / "out"]
+    said = refused("compile", checkpoint, *words)
+    assert f"{plan}:1: *.dense.weight 0@tp fits no weight and no input of this module" in said
+    assert "model.embed_tokens.weight" in said
+    plan.write_text("*.q_proj.weight 0:tp\n")
+    assert f"{plan}:1: cannot read '0:tp'" in refused("compile", checkpoint, *words)
+
+
+def test_a_text_for_another_mesh_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.irc"
     path.write_text(
         "module @m mesh(tp=2) {\n  func @f(%x: f32[2]) -> (f32[2]) {\n    return %x\n  }\n}"
     )
-    assert "this version of irc compiles for one" in refused("compile", path, "-o", tmp_path / "o")
+    words = ["--mesh", "tp=3", "-o", tmp_path / "o"]
+    assert "the module is for the mesh (tp=2), not for (tp=3)" in refused("compile", path, *words)
 
 
 def test_what_a_backend_lacks_is_said_at_once(tmp_path: Path) -> None:
     path = tmp_path / "m.irc"
     path.write_text(
-        "module @m local mesh(tp=1) {\n  func @f(%x: f32[2]) -> (f32[2]) {\n"
-        '    %a = all_reduce %x {axis="tp", ways=1} : f32[2] loc("model.py":3)\n'
-        '    %b = all_gather %a {axis="tp", ways=1, dim=0} : f32[2] loc("model.py":4)\n'
+        "module @m {\n  func @f(%x: f32[2]) -> (f32[2]) {\n"
+        '    %a = test_unlowered %x : f32[2] loc("model.py":3)\n'
+        '    %b = test_unlowered %a : f32[2] loc("model.py":4)\n'
         "    return %b\n  }\n}\n"
     )
-    err = refused("compile", path, "-o", tmp_path / "out", "--pipeline", "")
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from irc.core import Op\nfrom irc.declare import Operand, operation\n\n\n"
+        '@operation("test_unlowered")\nclass Unlowered(Op):\n    x: Operand\n\n'
+        "    def infer(self):\n        return self.x.type\n"
+    )
+    words = ["-o", tmp_path / "out", "--pipeline", "", "--load", own]
+    try:
+        err = refused("compile", path, *words)
+    finally:
+        REGISTRY.pop("test_unlowered", None)
     assert "the backend onnx cannot run this module" in err
-    assert "model.py:3: all_reduce" in err
-    assert "model.py:4: all_gather" in err
+    assert "model.py:3: test_unlowered" in err
+    assert "model.py:4: test_unlowered" in err
 
 
 def test_a_foreign_folder_is_left_alone(checkpoint: Path, tmp_path: Path) -> None:

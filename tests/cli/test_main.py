@@ -71,7 +71,7 @@ def test_the_version() -> None:
     ("words", "message"),
     [
         (["compil"], "no command called 'compil'; did you mean 'compile'?"),
-        (["forecast"], "no command called 'forecast'"),
+        (["foretell"], "no command called 'foretell'"),
         (["--bogus"], "no option called '--bogus'"),
         (["show", "m.irc", "--stat"], "irc show has no option --stat; did you mean '--stats'?"),
         (["show", "m.irc", "--stat=1"], "irc show has no option --stat; did you mean '--stats'?"),

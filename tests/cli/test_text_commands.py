@@ -343,7 +343,8 @@ def test_ops_lists_every_operation() -> None:
     found = {row.split()[0]: row.split()[1:3] for row in rows[1:]}
     assert found["add"] == ["yes", "yes"]
     assert found["gated_mlp"][1] in ("yes", "expanded")
-    assert found["all_to_all"] == ["yes", "no"]
+    assert found["all_to_all"] == ["yes", "yes"]
+    assert found["shard_slice"] == ["yes", "no"]
 
 
 def test_ops_as_markdown() -> None:
@@ -351,7 +352,8 @@ def test_ops_as_markdown() -> None:
     assert lines[0] == "| group | operations | reference | onnx |"
     rows = {cells[1].strip(): cells[2:5] for line in lines[2:] if (cells := line.split("|"))}
     assert rows["matmul"] == [" `linear`, `matmul` ", " yes ", " yes "]
-    assert rows["collective"][1:] == [" yes ", " no "]
+    assert rows["collective"][1:] == [" yes ", " yes "]
+    assert rows["distributed"][1:] == [" yes ", " no "]
     names = [name for row in rows.values() for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(names) == sorted(name for name in REGISTRY if "test" not in name)
 

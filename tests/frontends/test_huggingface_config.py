@@ -8,6 +8,7 @@ import pytest
 
 import irc
 from irc.frontends import huggingface
+from irc.frontends.models import MixtralConfig
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -41,6 +42,14 @@ def test_defaults_are_those_of_transformers() -> None:
         LLAMA | {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 7}
     ).config
     assert qwen.qkv_bias and not qwen.output_bias and qwen.sliding_window == 0
+
+
+def test_mixtral() -> None:
+    wanted = {"model_type": "mixtral", "num_attention_heads": 8, "router_jitter_noise": 0.1}
+    config = huggingface.model_of(LLAMA | wanted).config
+    assert isinstance(config, MixtralConfig)
+    assert (config.num_local_experts, config.num_experts_per_tok, config.kv_heads) == (8, 2, 8)
+    assert (config.rms_norm_eps, config.rope.theta, config.sliding_window) == (1e-5, 1e6, 0)
 
 
 def test_sizes_are_read() -> None:
@@ -93,7 +102,7 @@ def test_keys_without_a_meaning_are_passed_over() -> None:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown type": (
         {"model_type": "lama"},
-        "no model of model_type 'lama'; did you mean 'llama'?; it loads llama, mistral, qwen2",
+        "no model of model_type 'lama'; did you mean 'llama'?; it loads llama, mistral, mixtral",
     ),
     "no type": ({"model_type": None}, "names no model_type; irc loads llama"),
     "head": (

@@ -140,3 +140,48 @@ def test_rates() -> None:
     assert summary.decode_rate == pytest.approx(4 / summary.decode_seconds)
     assert greedy(Counting(), [1], 1).decode_rate == 0
     assert summary.as_json()["tokens"] == [3, 4, 5, 6, 7]
+
+
+class ByThrees(Counting):
+    """Takes three, six, ... tokens in a call, and looks at the one that logits are wanted of."""
+
+    def __init__(self) -> None:
+        ids, positions, *rest = PORTS.inputs
+        split = [dataclasses.replace(port, shape=(B, 3 * S)) for port in (ids, positions)]
+        super().__init__(dataclasses.replace(PORTS, inputs=(*split, *rest)))
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert inputs["input_ids"].shape[1] % 3 == 0
+        assert inputs["positions"].shape == inputs["input_ids"].shape
+        at = int(inputs["logit_positions"][0, 0])
+        return super().step({**inputs, "input_ids": inputs["input_ids"][:, : at + 1]})
+
+
+def test_calls_are_filled_up_where_tokens_are_split_over_ranks() -> None:
+    program, seen = ByThrees(), list[int]()
+    summary = greedy(program, [3, 4, 5, 6], 3, emit=seen.append)
+    assert seen == [7, 8, 9]
+    assert [step["past_lengths"] for step in program.steps] == [[0], [4], [5]]
+    # the cache has room for what fills up the last call
+    assert greedy(ByThrees(), [1], 99, dims={"C": (1, 8, 8)}).stop == "capacity"
+    assert summary.prompt_tokens == 4
+
+
+class Choosing(Counting):
+    """Gives the next token itself, and counts numbers that are no tokens."""
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        logits = super().step(inputs)["logits"]
+        outside = np.count_nonzero(inputs["input_ids"] >= VOCAB)
+        return {
+            "next_tokens": logits.argmax(-1).astype(np.int32),
+            "input_ids_outside": np.array(outside, np.int32),
+        }
+
+
+def test_a_model_may_choose_itself() -> None:
+    outputs = (Port("next_tokens", "i32", (B, T)), Port("input_ids_outside", "i32", ()))
+    ports = dataclasses.replace(PORTS, outputs=outputs)
+    assert greedy(Choosing(ports), [3, 4], 3).tokens == (5, 6, 7)
+    with pytest.raises(Error, match="the input input_ids has 2 numbers that are no row of the"):
+        greedy(Choosing(ports), [3, VOCAB, 4, 99], 3)

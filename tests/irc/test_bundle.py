@@ -15,10 +15,12 @@ import pytest
 from irc import bundle
 from irc.bundle import bundled
 from irc.checkpoint import Reader
-from irc.core import Module
+from irc.core import Module, Weight
 from irc.errors import Error
+from irc.mesh import Mesh
 from irc.safetensors import read_header
 from irc.text import parse_module
+from irc.verify import verify
 from tests.backends.decoder import write
 
 RNG = np.random.default_rng(0)
@@ -134,6 +136,48 @@ def test_failures_leave_the_module_as_it_was(source: Path) -> None:
     said = "weight @w is i4, which a safetensors file cannot hold; leave out --bundle"
     with pytest.raises(Error, match=said), bundled(odd, source.parent / "b"):
         pass
+
+
+RANKS = (
+    '@ids : i8[7] = @f["ids"]',
+    '@columns : f32[5, 1] = @f["a"].shard(1, tp)',
+    '@halves : f32[5, 2] = @f["a"].shard(1, pp)',
+    '@wide : f32[2, 5] = @f["b"].cast(f32).shard(0, tp)',
+    '@stages : bf16[1, 5] = @f["b"].shard(0, pp.tp)',
+    '@one_stage : bf16[3, 5] = @f["b"].shard(0, pp)',
+    '@heads : f32[5, 4] = concat(@f["a"], @f["a"], @f["a"], @f["a"]; 0).shard(0, tp)',
+    '@random : bf16[2, 3] = random("r", 1, 0.5, [8, 3]).shard(0, tp)',
+    '@dealt : i8[3] = @f["ids"].deal(0, 4).shard(0, tp).pad(0, 1)',
+    '@one : f32[] = @f["one"]',
+    '@none : f32[0, 3] = @f["none"].shard(0, tp)',
+)
+
+
+def test_every_rank_finds_its_part_in_one_piece(source: Path) -> None:
+    m = module(source, *RANKS)
+    m.mesh, m.local = Mesh.parse("pp=2, tp=4"), True
+    reader, path = Reader(m, source.parent), source.parent / "bundle.safetensors"
+    wanted = {w.name: [np.array(reader.read(w, rank)) for rank in range(8)] for w in weights_of(m)}
+    with bundled(m, path):
+        inside = parse_module(str(m))
+        assert str(inside) == str(m)
+    source.unlink()
+    verify(inside)
+    reader = Reader(inside, path.parent)
+    for weight in weights_of(inside):
+        for rank, array in enumerate(wanted[weight.name]):
+            found = reader.read(weight, rank)
+            assert found.dtype == array.dtype
+            np.testing.assert_array_equal(found, array, f"{weight.name} on rank {rank}")
+            stored = reader.narrowed(weight)
+            assert not array.size or reader.extent(stored, rank) is not None
+    assert read_header(path)["columns"].shape == (20, 1)
+    assert read_header(path)["stages"].shape == (8, 5)
+    assert read_header(path)["wide"].dtype == "bf16"
+
+
+def weights_of(m: Module) -> list[Weight]:
+    return list(m.weights.values())
 
 
 def test_a_module_without_weights_has_no_file(source: Path) -> None:

@@ -17,7 +17,7 @@ from irc.ops import Add, Neg, Return
 from irc.text import parse_module
 from irc.types import TensorType
 from irc.verify import verify
-from irc.weights import FileRef, Shard
+from irc.weights import FileRef, Pad, Shard, Slice, ZerosRef
 
 TEXT = """
 module @m mesh(tp=2) dims(B=1:2:4) {
@@ -55,6 +55,14 @@ def undeclared_file(m: Module, f: Function) -> None:
 
 def shard_off_the_mesh(m: Module, f: Function) -> None:
     m.weights["w"].ref = m.weights["w"].ref.then(Shard(0, ("pp",)))
+
+
+def cut_off_the_zeros(m: Module, f: Function) -> None:
+    m.weights["w"].ref = ZerosRef((4, 8), "f32").then(Slice(((0, 5), None)))
+
+
+def unlike_zeros(m: Module, f: Function) -> None:
+    m.weights["w"].ref = ZerosRef((4, 8), "f32").then(Pad(1, 1))
 
 
 def pending_weight(m: Module, f: Function) -> None:
@@ -180,11 +188,37 @@ def unwritable_symbol(m: Module, f: Function) -> None:
     f.args[0].type = TensorType("f32", (symbol("B T"), 8))
 
 
+def layouts_of_the_global_view(m: Module, f: Function) -> None:
+    f.layouts["%x"] = f.args[0].type.replace(axes=((), ("tp",)))
+
+
+def layout_of_a_stranger(m: Module, f: Function) -> None:
+    m.local = True
+    f.layouts["z"] = T
+
+
+def layout_of_a_state_that_a_result_keeps(m: Module, f: Function) -> None:
+    m.local = True
+    f.layouts["c"] = f.args[1].type
+
+
+def layout_of_other_parts(m: Module, f: Function) -> None:
+    m.local = True
+    f.layouts["y"] = f.args[0].type.replace(axes=((), ("tp",)))
+
+
+def layout_off_the_mesh(m: Module, f: Function) -> None:
+    m.local = True
+    f.layouts["%x"] = f.args[0].type.replace(axes=((), ("pp",)))
+
+
 CASES: dict[Callable[[Module, Function], None], str] = {
     foreign_weight: "@w is not a weight of this module",
     misfiled_weight: "weight @v is filed under the name 'w'",
     undeclared_file: "refers to the file @lost, which is not declared",
     shard_off_the_mesh: r"weight @w has .shard\(0, pp\), but the mesh \(tp=2\) lacks pp",
+    cut_off_the_zeros: r"weight @w: \[0:5, :\] reaches outside a dimension of 4",
+    unlike_zeros: r"@w is f32\[B, 8\], but zeros\(\[4, 8\], f32\).pad\(1, 1\) is f32\[4, 9\]",
     pending_weight: "stored bytes are never a pending sum",
     misfiled_function: "function @other is filed under the name 'forward'",
     foreign_argument: "argument 0 of @forward belongs to another function",
@@ -212,6 +246,11 @@ CASES: dict[Callable[[Module, Function], None], str] = {
     falling_range: "the range of B is min:typical:max in rising order, not 4:2:8",
     unwritable_result: "'y.0' is no name for a result of @forward",
     unwritable_symbol: r"f32\[B T, 8\], but 'B T' is no name for a dim",
+    layouts_of_the_global_view: "@forward has layouts, which are for the local view only",
+    layout_of_a_stranger: "has a layout of z, which it neither takes nor gives",
+    layout_of_a_state_that_a_result_keeps: "has a layout of c, which it neither takes nor gives",
+    layout_of_other_parts: r"the layout of y in @forward is f32\[B, 8@tp\], of which one rank",
+    layout_off_the_mesh: r"the layout of %x is f32\[B, 8@pp\], but the mesh \(tp=2\) has no",
     undeclared_symbol: r"dims\(\) gives no range for B",
 }
 

@@ -6,7 +6,14 @@ from importlib import import_module
 
 from tests.ops.example import Example
 
-MODULES = ("examples_elementwise", "examples_shape", "examples_others", "examples_b")
+MODULES = (
+    "examples_elementwise",
+    "examples_shape",
+    "examples_others",
+    "examples_b",
+    "examples_moe",
+    "examples_distributed",
+)
 
 
 def collect() -> dict[str, list[Example]]:

@@ -104,6 +104,8 @@ def _lookups() -> list[Example]:
             sizes={"B": 12},
         ),
         Example("embedding", (ids(dtype="i64"), table)),
+        Example("embedding", (ids(B, 12, high=12), table), {"inside": True}, sizes={"B": 12}),
+        Example("embedding", (Arg((12,), "i64", -2, 15), table), {"sentinel": True}),
         Example("gather", (Arg((5, 12)), ids(12, 3)), {}, (wrong, no_dim), NUMBERS),
         Example("gather", (Arg((12, 5, 24)), ids(B)), {"dim": -2}, sizes={"B": 12}),
         Example("gather", (Arg((5,)), ids())),

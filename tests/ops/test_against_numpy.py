@@ -58,7 +58,7 @@ def topk(x: Array, k: int, dim: int = -1) -> list[Array]:
     return [np.moveaxis(values, -1, dim), np.moveaxis(order, -1, dim)]
 
 
-def embedding(ids: Array, table: Array) -> Array:
+def embedding(ids: Array, table: Array, inside: bool = False, sentinel: bool = False) -> Array:
     known = (ids >= 0) & (ids < len(table))
     return np.where(known[..., None], table[np.clip(ids, 0, len(table) - 1)], 0)
 

@@ -6,35 +6,36 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 
 from irc.backends.onnx import backend
 from irc.backends.reference import evaluate
 from irc.declare import REGISTRY
 from irc.dtypes import is_float
 from irc.errors import Error
+from tests.backends.ranks import agrees
 from tests.ops.compare import assert_close
 from tests.ops.example import Example, inputs_of, module_of
 from tests.ops.examples import EXAMPLES
 
-COLLECTIVES = {
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "broadcast",
-    "collective_gather",
-    "collective_scatter",
-    "rank",
-    "reduce",
-    "reduce_scatter",
-}
-CASES = [
-    pytest.param(example, dtype, id=f"{example}-{dtype}")
-    for op, examples in EXAMPLES.items()
-    if op not in COLLECTIVES
-    for example in examples
-    if op != "return" or example.args
-    for dtype in example.dtypes
-]
+GLOBAL_VIEW = {
+    "shard_slice",
+    "sharded_topk",
+    "cyclic_embedding",
+}  # localize writes them in other operations
+
+
+def cases(ranks: bool) -> list[ParameterSet]:
+    """Every example in every dtype, of one rank or of several."""
+    return [
+        pytest.param(example, dtype, id=f"{example}-{dtype}")
+        for op, examples in EXAMPLES.items()
+        for example in examples
+        if (op != "return" or example.args) and ranks == example.local
+        if example.local or not example.mesh
+        if op not in GLOBAL_VIEW
+        for dtype in example.dtypes
+    ]
 
 
 def test_what_has_no_lowering_is_known() -> None:
@@ -43,10 +44,19 @@ def test_what_has_no_lowering_is_known() -> None:
         for op, examples in EXAMPLES.items()
         if op in REGISTRY and backend.unsupported(module_of(examples[0], examples[0].dtypes[0]))
     }
-    assert missing == COLLECTIVES
+    assert missing == GLOBAL_VIEW & EXAMPLES.keys()
 
 
-@pytest.mark.parametrize(("example", "dtype"), CASES)
+@pytest.mark.parametrize(("example", "dtype"), cases(ranks=True))
+def test_ranks_agree(
+    example: Example, dtype: str, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    module = module_of(example, dtype)
+    drawn = [inputs_of(example, dtype, rng) for _ in range(module.mesh.ranks)]
+    agrees(module, {name: [arrays[name] for arrays in drawn] for name in drawn[0]}, tmp_path)
+
+
+@pytest.mark.parametrize(("example", "dtype"), cases(ranks=False))
 def test_onnx_runtime_agrees(
     example: Example, dtype: str, rng: np.random.Generator, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from tests.ops.examples import EXAMPLES
 AXIS = "tp"
 WAYS = (2, 3, 4)
 DRAWS = 60  # what a rule guards against may be rare, such as one row of long positions among short
+INDEX = {"embedding": "ids", "moe_combine": "chosen"}  # the operand that counts in positions
 HEADED = ("attention", "rope", "cache_update")  # a dimension of theirs holds whole heads
 Array = np.ndarray[Any, Any]
 BOUND = [example.bound() for found in EXAMPLES.values() for example in found if not example.prepare]
@@ -41,6 +42,7 @@ class Split:
 
     name: str
     whole: bool
+    index: int | None  # the operand whose numbers begin at 0 on every rank
     operands: tuple[int | None, ...]
     results: tuple[int | None, ...]
 
@@ -69,6 +71,7 @@ def splits(op: Op) -> Iterator[Split]:
         yield Split(
             name,
             name in rule.whole,
+            op.operand_names.index(INDEX[op.opname]) if name in rule.positions else None,
             tuple(place(name, v.type, w) for v, w in zip(op.operands, operands, strict=True)),
             tuple(place(name, r.type, w) for r, w in zip(op.results, results, strict=True)),
         )
@@ -175,7 +178,10 @@ def on_one_rank(example: Example, dtype: str, sharded: Op, ways: int) -> Example
         replace(arg, shape=local(v.type, ways).shape)
         for arg, v in zip(example.args, sharded.operands, strict=True)
     ]
-    one_rank = replace(example, args=tuple(args), attributes=sharded.localized(results))
+    attributes = sharded.localized(results)
+    if "inside" in attributes:  # the ids of other ranks' rows lie outside
+        attributes |= {"inside": False}
+    one_rank = replace(example, args=tuple(args), attributes=attributes)
     try:
         built = operation(module_of(one_rank, dtype))
     except Error:
@@ -202,8 +208,16 @@ def part(
     for i, ((name, array), dim) in enumerate(zip(inputs.items(), split.operands, strict=True)):
         if dim is not None:
             array = np.split(array, ways, dim)[rank]
+        if i == split.index:
+            array = array - rank * _positions(inputs, split) // ways
         parts[name] = np.zeros_like(array) if i in addends and rank else array
     return parts
+
+
+def _positions(inputs: dict[str, Array], split: Split) -> int:
+    """How many positions there are on all ranks together."""
+    sizes = zip(inputs.values(), split.operands, strict=True)
+    return next(array.shape[dim] for array, dim in sizes if dim is not None)
 
 
 def joined(parts: list[Array], dim: int | None, lost: bool) -> Array:

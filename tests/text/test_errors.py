@@ -30,7 +30,11 @@ CASES = {
     'module @m { weight @w : f32[99999999999999999999] = unbound("w") }': "cannot read the dim",
     'module @m { weight @w : f32[4] = @ckpt["w"] }': "there is no file @ckpt",
     'module @m { weight @w : f32[4] = unbound("w").cats(f32) }': "no step called 'cats'",
-    'module @m { weight @w : f32[4] = lost("w") }': "expected @file[...], concat, random",
+    'module @m { weight @w : f32[4] = lost("w") }': "expected @file[...], concat, zeros, random",
+    "module @m { weight @w : f32[4] = zeros([4], f33) }": "no dtype called 'f33'",
+    'module @m { weight @w : f32[4] = unbound("w").deal(0, 0) }': "deals to 0 parts",
+    'module @m { weight @w : f32[4] = unbound("w").pad(0, -1) }': "pads with -1 elements",
+    'module @m { weight @w : f32[4] = unbound("w")[5:4] }': "[5:4] is no slice",
     'module @m { weight @w : f32[4] = unbound("w) }': "cannot read the string",
     body(
         "%y = negg %x : f32[B, 8]"

@@ -45,6 +45,8 @@ def test_every_dtype_mesh_and_step_in_one_text() -> None:
   weight @w.0 : i4[8, 4] = @ckpt["w"][0:8, :].transpose(1, 0).shard(0, dp.tp).cast(i4)
   weight @v : u8[2] = concat(@ckpt["a"], random("b", 3, 0.02).cast(u8); 0)[0:2]
   weight @u : f64[] = unbound("u")
+  weight @z : f32[1, 9] = zeros([6, 9], f32).pad(0, 1).deal(0, 2).shard(0, dp.tp)[0:1, :]
+  weight @s : i8[1, 2] = concat(zeros([], i8).unsqueeze(0), zeros([1], i8); 0).unsqueeze(0)
   func @forward(%x: f8e4m3[B, 2*B + 1], %n: bool[]) -> (y: f8e4m3[B, 2*B + 1] aliases %x, bool[]) {
     return %x, %n
   }

@@ -1,68 +1,15 @@
-"""Weight references: which bytes of which checkpoint file, and the steps that make the tensor.
-
-A reference is a source (a tensor in a file, a concatenation of references, seeded random numbers,
-or nothing yet) followed by steps. It never holds the bytes.
-"""
+"""The sources of a weight reference, and a reference as a source with steps."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
-from .dims import Shape
-from .dtypes import dtype as check_dtype
-from .errors import Error
-from .mesh import Mesh
-from .strings import quote
-
-
-@dataclass(frozen=True)
-class Slice:
-    """`[0:64, :]`: a range per dimension, None for a whole one."""
-
-    ranges: tuple[tuple[int, int] | None, ...]
-
-    def __str__(self) -> str:
-        return f"[{', '.join(':' if r is None else f'{r[0]}:{r[1]}' for r in self.ranges)}]"
-
-
-@dataclass(frozen=True)
-class Shard:
-    """`.shard(0, tp)`: this rank's part of one dimension; parts are ceil-sized, the last padded."""
-
-    dim: int
-    axes: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f".shard({self.dim}, {'.'.join(self.axes)})"
-
-
-@dataclass(frozen=True)
-class Transpose:
-    """`.transpose(1, 0)`: dimensions in another order."""
-
-    order: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f".transpose({', '.join(map(str, self.order))})"
-
-
-@dataclass(frozen=True)
-class Cast:
-    """`.cast(f32)`: converted element type."""
-
-    dtype: str
-
-    def __post_init__(self) -> None:
-        check_dtype(self.dtype)
-
-    def __str__(self) -> str:
-        return f".cast({self.dtype})"
-
-
-Step: TypeAlias = Slice | Shard | Transpose | Cast
+from ..dims import Shape
+from ..dtypes import dtype as check_dtype
+from ..strings import quote
+from .steps import Cast, Step
 
 
 @dataclass(frozen=True)
@@ -134,6 +81,20 @@ class ConcatRef(Ref):
 
 
 @dataclass(frozen=True)
+class ZerosRef(Ref):
+    """`zeros([64, 256], f32)`: what padded heads and rows are made of."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        check_dtype(self.dtype)
+
+    def source_text(self) -> str:
+        return f"zeros([{', '.join(map(str, self.shape))}], {self.dtype})"
+
+
+@dataclass(frozen=True)
 class RandomRef(Ref):
     """`random("layers.0.weight", 7, 0.02)`: normal numbers that depend on name and seed only.
 
@@ -179,37 +140,3 @@ def pinned(ref: Ref, shape: Shape, dtype: str) -> Ref:
     sizes = tuple(size for size in shape if isinstance(size, int))
     found = replace(ref, shape=sizes)
     return found.then(Cast(dtype)) if isinstance(found, RandomRef) else found
-
-
-def step_shape(shape: Shape, step: Step, mesh: Mesh, ref: Ref | None = None) -> Shape:
-    """The shape after one step; an Error where the step does not fit."""
-    match step:
-        case Cast():
-            return shape
-        case Transpose(order):
-            if sorted(order) != list(range(len(shape))):
-                raise Error(f"{step} does not reorder the {len(shape)} dimensions of {ref}")
-            return tuple(shape[i] for i in order)
-        case Shard(dim, axes):
-            if not 0 <= dim < len(shape):
-                raise Error(f"{step} names a dimension that {ref} does not have")
-            size, ways = shape[dim], mesh.ways(axes)
-            if not isinstance(size, int):
-                raise Error(f"{step} splits a dimension of unknown size")
-            return (*shape[:dim], -(-size // ways), *shape[dim + 1 :])
-        case Slice(ranges):
-            return _sliced(shape, ranges, step)
-
-
-def _sliced(shape: Shape, ranges: tuple[tuple[int, int] | None, ...], step: Step) -> Shape:
-    if len(ranges) != len(shape):
-        raise Error(f"{step} has {len(ranges)} ranges for a tensor of {len(shape)} dimensions")
-    sizes: list[int] = []
-    for size, part in zip(shape, ranges, strict=True):
-        if not isinstance(size, int):
-            raise Error(f"{step} slices a dimension of unknown size")
-        begin, end = part or (0, size)
-        if not 0 <= begin <= end <= size:
-            raise Error(f"{step} reaches outside a dimension of {size}")
-        sizes.append(end - begin)
-    return tuple(sizes)

@@ -1,0 +1,101 @@
+"""Where a rank's process is, and what can be seen of it from another process of its host."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Home:
+    """A process and its host. `kernel` names the running kernel and process namespace, or is empty.
+
+    `began` tells the process from a later one with the same number; `parent` is the process that
+    MPI's launcher started, whose child this one is, or the launcher itself.
+    """
+
+    host: str
+    kernel: str
+    process: int
+    began: int
+    parent: int
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}"
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What the kernel says of a process: whether it is there, stopped, and its CPU time (ticks)."""
+
+    there: bool
+    stopped: bool = False
+    ticks: int = 0
+
+
+def own_home() -> Home:
+    """This process."""
+    process = os.getpid()
+    fields = _stat(_PROC / str(process) / "stat")
+    began = int(fields[19]) if fields else 0
+    return Home(socket.gethostname(), _kernel(), process, began, os.getppid())
+
+
+def glance(home: Home) -> Glance | None:
+    """What can be seen of a process from here; None where it is on another host."""
+    if not home.kernel or home.kernel != _kernel():
+        return None
+    fields = _stat(_PROC / str(home.process) / "stat")
+    if not fields or int(fields[19]) != home.began or fields[0] in "ZX":
+        return Glance(False)
+    return Glance(True, fields[0] in "Tt", int(fields[11]) + int(fields[12]))
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process of this host is stopped (SIGSTOP)."""
+    return _stat(_PROC / str(process) / "stat")[:1] in (["T"], ["t"])
+
+
+def life() -> int:
+    """A number that grows while this process computes or reads, whatever the calling thread does.
+
+    CPU time of the other threads in milliseconds, pages and blocks read; where some other thread is
+    ready to run or waits for a disk, the clock.
+    """
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    spent = int((usage.ru_utime + usage.ru_stime - time.thread_time()) * 1000)
+    found = spent + usage.ru_majflt + usage.ru_inblock
+    return found + int(time.monotonic() * 1000) if _others_run() else found
+
+
+def _others_run() -> bool:
+    own = threading.get_native_id()
+    try:
+        tasks = [task for task in os.listdir("/proc/self/task") if int(task) != own]
+    except OSError:
+        return False
+    states = (_stat(_PROC / "self" / "task" / task / "stat") for task in tasks)
+    return any(fields and fields[0] in "RD" for fields in states)
+
+
+def _kernel() -> str:
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _stat(path: Path) -> list[str]:
+    """The fields of a stat file from the state on; none where the process is gone."""
+    try:
+        return path.read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -1,0 +1,94 @@
+"""What the manifest says about emitted models: their ports, their files, who runs them.
+
+One shape for one rank and for many:
+
+    axes     the mesh, slowest first: [["pp", 2], ["tp", 2]]
+    ports    inputs, states and outputs of the whole program {name, dtype, shape}; one that is split
+             over ranks has `axes`, a list of mesh axes per dimension. Dtypes are those to be fed:
+             every float narrower than f64 is f32
+    results  the names of all results in order, states among them
+    base     the folder that checkpoint files are relative to, or null
+    ranks    per rank {stage, model, weights, files}: its model, the weight files beside it, and
+             those of the checkpoint below `base`
+    stages   per pipeline stage {ports, results, writes, grows, receives, sends}: ports as the model
+             of one rank has them; per result {result, output, state} its name, the model's, and
+             the input that is the same memory; see growth.py for writes and grows; what it takes
+             from and hands to other stages: [{stage, names}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from irc.backends.base import Port, Ports, local_ports_of, ports_of
+from irc.backends.onnx.emitter import Emitter
+from irc.backends.onnx.growth import growing, writes_of
+from irc.backends.onnx.stages import Stage
+from irc.backends.onnx.storage import Locations
+from irc.core import Function, Module
+from irc.types import Axes
+
+MODEL = "rank{}.onnx"
+
+
+def facts_of(
+    module: Module, stages: Sequence[Stage], emitters: Sequence[Emitter], found: Locations
+) -> dict[str, Any]:
+    """The facts about a module whose stages are emitted."""
+    numbers = {rank: i for i, stage in enumerate(stages) for rank in stage.ranks}
+    return {
+        "axes": [list(axis) for axis in module.mesh.axes],
+        "ports": _ports(ports_of(module.main), emitters[0], _splits(module.main)),
+        "results": list(module.main.result_names()),
+        "base": found.base,
+        "ranks": [
+            {
+                "stage": numbers[rank],
+                "model": MODEL.format(rank),
+                "weights": found.inside[rank],
+                "files": found.files[rank],
+            }
+            for rank in range(module.mesh.ranks)
+        ],
+        "stages": [_stage(*each) for each in zip(stages, emitters, strict=True)],
+    }
+
+
+def _stage(stage: Stage, emitter: Emitter) -> dict[str, Any]:
+    return {
+        "ports": _ports(local_ports_of(stage.function), emitter, {}),
+        "results": emitter.results(),
+        "writes": writes_of(stage.function),
+        "grows": growing(stage.function),
+        "receives": _handed(stage.receives),
+        "sends": _handed(stage.sends),
+    }
+
+
+def _handed(names: Mapping[int, list[str]]) -> list[dict[str, Any]]:
+    return [{"stage": number, "names": each} for number, each in names.items()]
+
+
+def _splits(function: Function) -> dict[tuple[str, bool], tuple[Axes, ...]]:
+    """(name, whether it is a result) -> the mesh axes that split each dimension."""
+    args = {(str(a.name), False): function.argument_layout(a) for a in function.args}
+    results = zip(function.result_names(), function.result_layouts(), strict=True)
+    types = args | {(name, True): type for name, type in results}
+    return {key: type.axes for key, type in types.items() if any(type.axes)}
+
+
+def _ports(
+    ports: Ports, emitter: Emitter, splits: Mapping[tuple[str, bool], tuple[Axes, ...]]
+) -> dict[str, list[dict[str, Any]]]:
+    def fact(port: Port, result: bool) -> dict[str, Any]:
+        shape = [dim if isinstance(dim, int) else str(dim) for dim in port.shape]
+        found = {"name": port.name, "dtype": emitter.dtype(port.dtype), "shape": shape}
+        axes = splits.get((port.name, result))
+        return found if axes is None else found | {"axes": [list(each) for each in axes]}
+
+    return {
+        "inputs": [fact(port, False) for port in ports.inputs],
+        "states": [fact(port, False) for port in ports.states],
+        "outputs": [fact(port, True) for port in ports.outputs],
+    }

@@ -1,0 +1,52 @@
+"""One graph for all ranks of a stage, and what each rank's model has of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx.onnx_ml_pb2 import ModelProto, TensorProto
+
+from irc.backends.onnx.emitter import Emitter
+from irc.backends.onnx.graph import COLLECTIVE, tensor
+from irc.backends.onnx.storage import Storage
+from irc.mesh import Mesh
+from irc.types import Axes
+
+
+class Template:
+    """The model of a stage without weights, positions and groups, which differ between ranks."""
+
+    def __init__(self, emitter: Emitter, storage: Storage) -> None:
+        self.mesh, self.positions = emitter.module.mesh, emitter.graph.positions
+        self.groups = emitter.graph.groups
+        self._model = emitter.graph.model(emitter.module.name, {"irc.module": emitter.module.name})
+        self._weights = {
+            rank: [storage.place(form, name, rank) for name, form in emitter.forms.items()]
+            for rank in emitter.ranks
+        }
+
+    def model(self, rank: int) -> ModelProto:
+        """The model of one rank, once the storage is written."""
+        model = ModelProto()
+        model.CopyFrom(self._model)
+        model.metadata_props.add(key="irc.rank", value=str(rank))
+        own = {proto.name: proto for proto in self._weights[rank]}
+        own |= {name: self._position(name, axes, rank) for name, axes in self.positions.items()}
+        for proto in model.graph.initializer:
+            if proto.name in own:
+                proto.CopyFrom(own[proto.name])
+        nodes = (node for node in model.graph.node if node.op_type == COLLECTIVE)
+        for node, axes in zip(nodes, self.groups, strict=True):
+            for attribute in node.attribute:
+                if attribute.name == "groups":
+                    attribute.ints.extend(group_of(self.mesh, axes, rank))
+        return model
+
+    def _position(self, name: str, axes: Axes, rank: int) -> TensorProto:
+        proto = tensor(np.array(self.mesh.index(rank, axes), np.int32))
+        proto.name = name
+        return proto
+
+
+def group_of(mesh: Mesh, axes: Axes, rank: int) -> list[int]:
+    """The ranks that communicate with `rank` over `axes`, in the order of their parts."""
+    return next(group for group in mesh.groups(axes) if rank in group)

@@ -1,0 +1,101 @@
+"""One rank's model with memory bound to it: segments run, collectives talk to the other ranks."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from onnxruntime import InferenceSession, IOBinding, OrtValue
+
+from irc.backends.communicator import Communicator
+from irc.backends.onnxruntime.buffers import place
+from irc.backends.onnxruntime.inputs import Sizes
+from irc.backends.onnxruntime.segments import Collective
+from irc.backends.onnxruntime.session import Part, Parts, first_line
+from irc.errors import Error
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class Execution:
+    """A run that may be repeated. Every input and output is bound to an array before it.
+
+    A value between two steps is one array, which the one writes and the other reads; it stays
+    while sizes do.
+    """
+
+    def __init__(self, parts: Parts, communicator: Communicator | None = None) -> None:
+        self._between, self._communicator = parts.between, communicator
+        self._readers: dict[str, list[IOBinding]] = {}
+        self._writers: dict[str, IOBinding] = {}
+        self._steps = [s if isinstance(s, Collective) else self._bound(s) for s in parts.steps]
+        self._arrays: dict[str, Array] = {}
+        self._held: dict[str, OrtValue] = {}
+        self._sizes: Sizes | None = None
+
+    def _bound(self, part: Part) -> _Segment:
+        binding = part.session.io_binding()
+        for name in part.inputs:
+            self._readers.setdefault(name, []).append(binding)
+        for name in part.outputs:
+            binding.bind_output(name)  # in this order they come out of the binding
+        self._writers |= dict.fromkeys(part.outputs, binding)
+        found = [(i, name) for i, name in enumerate(part.outputs) if self._unknown(name)]
+        return _Segment(part.session, binding, found)
+
+    def _unknown(self, name: str) -> bool:
+        """Whether only a run tells the shape."""
+        return name in self._between and self._between[name].shape is None
+
+    def bind(self, name: str, array: Array) -> None:
+        """Let a value of the model lie in this array."""
+        held = OrtValue.ortvalue_from_numpy(array)
+        if name in self._writers:
+            self._writers[name].bind_ortvalue_output(name, held)
+        self._hand_on(name, held, array)
+
+    def _hand_on(self, name: str, held: OrtValue, array: Array) -> None:
+        for binding in self._readers.get(name, ()):
+            binding.bind_ortvalue_input(name, held)
+        self._held[name], self._arrays[name] = held, array
+
+    def run(self, sizes: Sizes) -> None:
+        """Run all steps; `sizes` has the symbols in the shapes of what is bound."""
+        if sizes != self._sizes:
+            for name, array in place(self._between, sizes).items():
+                self.bind(name, array)
+            self._sizes = dict(sizes)
+        for step in self._steps:
+            if isinstance(step, Collective):
+                self._exchange(step)
+            else:
+                self._run(step)
+
+    def _run(self, segment: _Segment) -> None:
+        for _, name in segment.unknown:
+            segment.binding.bind_output(name)  # what the last run found may not fit this one
+        try:
+            segment.session.run_with_iobinding(segment.binding)
+        except Exception as error:  # each failure has a class of its own, with no common base
+            raise Error(f"ONNX Runtime failed: {first_line(error)}") from error
+        found = segment.binding.get_outputs() if segment.unknown else []
+        for i, name in segment.unknown:
+            self._hand_on(name, found[i], found[i].numpy())
+
+    def _exchange(self, step: Collective) -> None:
+        """A collective reads where one segment wrote, and writes where another reads."""
+        assert self._communicator is not None  # a model of one rank has no collectives
+        operand = self._arrays[step.operand]
+        if self._unknown(step.result):
+            shape = step.what.result_shape(operand.shape)
+            self.bind(step.result, np.empty(shape, operand.dtype))
+        self._communicator.exchange(step.what, operand, self._arrays[step.result])
+
+
+class _Segment:
+    """A session with its binding, and the outputs (position, name) of unknown shape."""
+
+    def __init__(
+        self, session: InferenceSession, binding: IOBinding, unknown: list[tuple[int, str]]
+    ) -> None:
+        self.session, self.binding, self.unknown = session, binding, unknown

@@ -1,0 +1,108 @@
+"""What one rank runs: its model, what goes in and out of it, whom it hands values to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irc.backends.base import Arrays, Ports
+from irc.backends.communicator import Communicator
+from irc.backends.onnx.stages import AXIS
+from irc.backends.onnxruntime.inputs import Sizes, ports_of_facts, sized
+from irc.backends.onnxruntime.session import open_parts
+from irc.backends.onnxruntime.stream import OnnxRuntimeStream
+from irc.dims import DimLike
+from irc.errors import Error
+from irc.mesh import Mesh
+from irc.text.literals import parse_dim
+
+
+@dataclass(frozen=True)
+class Write:
+    """A run writes `step` tokens behind the `past` ones into caches of `capacity`."""
+
+    past: str
+    step: DimLike
+    capacity: DimLike
+
+    def needed(self, inputs: Mapping[str, np.ndarray], sizes: Sizes) -> int:
+        """How many positions the caches must have for this run."""
+        past = inputs[self.past]
+        if past.size and past.min() < 0:
+            raise Error(f"the input {self.past} counts tokens, but it has {past.min()}")
+        return int(past.max(initial=0)) + sized([self.step], sizes)[0]
+
+
+class RankModel:
+    """The model of one rank with its sessions; all shapes and arrays are this rank's parts.
+
+    `folder` holds it; `facts` is what the ONNX backend's `emit` returned. `threads` and
+    `low_memory` are as OnnxRuntimeProgram has them. `outputs` has the model's name of every result,
+    `states` the result of every state. `taken` are the inputs that the caller gives; other stages
+    send the rest: `receives` and `sends` name values by the other rank.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        facts: Mapping[str, Any],
+        rank: int = 0,
+        *,
+        threads: int | None = None,
+        low_memory: bool = False,
+    ) -> None:
+        mesh = mesh_of(facts)
+        self.rank = rank
+        stage = facts["stages"][facts["ranks"][rank]["stage"]]
+        self.ports: Ports = ports_of_facts(stage["ports"])
+        self.grows: str | None = stage["grows"]
+        self.writes = [
+            Write(w["past"], parse_dim(w["step"]), parse_dim(w["capacity"]))
+            for w in stage["writes"]
+        ]
+        self.outputs: dict[str, str] = {r["result"]: r["output"] for r in stage["results"]}
+        self.states: dict[str, str] = {
+            r["state"]: r["result"] for r in stage["results"] if "state" in r
+        }
+        self.receives = {peer(mesh, rank, e["stage"]): e["names"] for e in stage["receives"]}
+        self.sends = {peer(mesh, rank, e["stage"]): e["names"] for e in stage["sends"]}
+        received = {name for names in self.receives.values() for name in names}
+        every = (*self.ports.inputs, *self.ports.states)
+        self.taken = [port.name for port in every if port.name not in received]
+        self.parts = open_parts(Path(folder), facts, rank, threads, low_memory)
+
+    def check_room(self, needed: int, capacity: int) -> None:
+        """An Error where a run would write behind the end of a cache."""
+        if needed > capacity:
+            raise Error(
+                f"this run fills the caches up to position {needed}, but they have room for "
+                f"{capacity}; open the stream with a larger {self.grows or 'capacity'}"
+            )
+
+    def run(
+        self, arrays: Mapping[str, np.ndarray], sizes: Sizes, communicator: Communicator
+    ) -> Arrays:
+        """Every input in, states too, every result out; nothing is kept.
+
+        `sizes` has the symbols of the whole program's inputs.
+        """
+        states = {port.name: arrays[port.name] for port in self.ports.states}
+        plain = {name: array for name, array in arrays.items() if name not in states}
+        stream = OnnxRuntimeStream(self, sizes, communicator, states)
+        stream.check(plain, sizes)
+        found = stream.advance(plain, sizes)
+        return found | {self.states[name]: stream.held(name) for name in states}
+
+
+def mesh_of(facts: Mapping[str, Any]) -> Mesh:
+    """The mesh that a module was emitted for."""
+    return Mesh(tuple((name, size) for name, size in facts["axes"]))
+
+
+def peer(mesh: Mesh, rank: int, stage: int) -> int:
+    """The rank that stands in another stage where `rank` does in its own."""
+    return next(group for group in mesh.groups((AXIS,)) if rank in group)[stage]

@@ -1,0 +1,99 @@
+"""How the arrays of a whole program lie over its ranks, as the manifest says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from irc.backends.base import Arrays, Port, Ports
+from irc.backends.onnxruntime.inputs import Inputs, Sizes, ports_of_facts, sized
+from irc.backends.onnxruntime.model import RankModel, mesh_of, peer
+from irc.layouts import join_arrays, split_array
+from irc.types import Axes
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of the whole program: the axes that split it, and the stage that makes it."""
+
+    port: Port
+    axes: tuple[Axes, ...]
+    stage: int
+
+    @property
+    def split(self) -> bool:
+        """Whether ranks hold parts of it."""
+        return any(self.axes)
+
+
+class Spread:
+    """The ports of the whole program, and which part of everything a rank has.
+
+    `facts` is what the ONNX backend's `emit` returned.
+    """
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.mesh = mesh_of(facts)
+        self.ports: Ports = ports_of_facts(facts["ports"])
+        self.plain = Inputs("forward", self.ports.inputs)
+        self.every = Inputs("forward", [*self.ports.inputs, *self.ports.states])
+        self.stages: list[int] = [entry["stage"] for entry in facts["ranks"]]
+        self._args = _axes(facts["ports"]["inputs"]) | _axes(facts["ports"]["states"])
+        found = self._results(facts)
+        self.results = {name: found[name] for name in facts["results"]}
+
+    def _results(self, facts: Mapping[str, Any]) -> dict[str, Result]:
+        states = {port.name: port for port in self.ports.states}
+        outputs = {port.name: port for port in self.ports.outputs}
+        axes = _axes(facts["ports"]["outputs"])
+        found: dict[str, Result] = {}
+        for number, stage in enumerate(facts["stages"]):
+            for each in stage["results"]:
+                name, state = each["result"], each.get("state")
+                if state is not None:
+                    found[name] = Result(states[state], self._args[state], number)
+                elif name in outputs:  # and no value for another stage
+                    found[name] = Result(outputs[name], axes[name], number)
+        return found
+
+    def part(self, model: RankModel, arrays: Mapping[str, np.ndarray]) -> Arrays:
+        """What one rank takes of whole inputs."""
+        return {
+            name: split_array(arrays[name], self._args[name], self.mesh, model.rank)
+            for name in model.taken
+            if name in arrays
+        }
+
+    def makers(self, result: Result) -> list[int]:
+        """The ranks that have a result, or a part of it."""
+        return [rank for rank, stage in enumerate(self.stages) if stage == result.stage]
+
+    def joined(self, result: Result, parts: Mapping[int, np.ndarray], sizes: Sizes) -> np.ndarray:
+        """The whole of a result from what its makers have."""
+        if not result.split:
+            return parts[min(parts)]
+        count = len(set(self.stages))
+        every: Sequence[np.ndarray] = [
+            parts[rank if count == 1 else peer(self.mesh, rank, result.stage)]
+            for rank in range(self.mesh.ranks)
+        ]
+        return join_arrays(every, result.axes, self.mesh, sized(result.port.shape, sizes))
+
+    def whole(self, found: Sequence[Arrays], sizes: Sizes) -> Arrays:
+        """The results of the program from those of all ranks."""
+        return {
+            name: self.joined(result, {r: found[r][name] for r in self.makers(result)}, sizes)
+            for name, result in self.results.items()
+            if name in found[self.makers(result)[0]]
+        }
+
+
+def _axes(facts: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Axes, ...]]:
+    """Per port the mesh axes that split each dimension."""
+    return {
+        fact["name"]: tuple(tuple(axes) for axes in fact.get("axes", [()] * len(fact["shape"])))
+        for fact in facts
+    }

@@ -1,0 +1,225 @@
+"""Four ways to look up a sharded embedding: the cost model beside NCCL on GPUs.
+
+    python -m benchmarks.embedding_schemes                 the model beside the kept measurements
+    python -m benchmarks.embedding_schemes --ranks 2,4     measured anew on that many GPUs
+
+The schemes, on a table of V rows and H columns over N ranks: RA, every rank has V/N rows, and an
+all_reduce adds up what each found; RS, the same with a reduce_scatter over the tokens; CA, every
+rank has H/N columns, and an all_gather joins them; CS, the same with an all_to_all, after which
+each rank has its tokens. A zero row at either end of a shard catches the ids of other ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from irc.analysis.communication import messages
+from irc.analysis.cost import cost_of, operations
+from irc.analysis.sizes import LocalSizes
+from irc.analysis.topology import Topology
+from irc.analysis.topology_file import default_topology, read_topology
+from irc.core import Function, Module, Op, Result, Value, Weight
+from irc.mesh import Mesh
+from irc.ops import (
+    Add,
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Clip,
+    Gather,
+    ReduceScatter,
+    Reshape,
+    Return,
+    Transpose,
+)
+from irc.types import TensorType
+from irc.weights import UnboundRef
+
+SCHEMES = ("RA", "CA", "RS", "CS")
+SCATTERED = ("RS", "CS")  # every rank ends with its part of the tokens
+KEPT = Path(__file__).with_name("embedding_schemes.json")
+ROWS, WIDTH, TOKENS = 128256, 4096, (1, 64, 8192)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """One lookup of `tokens` ids by a scheme over `ranks`; sizes divide by the ranks."""
+
+    scheme: str
+    ranks: int
+    tokens: int
+    rows: int = ROWS
+    width: int = WIDTH
+    dtype: str = "bf16"
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether ranks hold rows of the table; else they hold columns."""
+        return self.scheme.startswith("R")
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """One rank's table without the zero rows."""
+        if self.by_rows:
+            return self.rows // self.ranks, self.width
+        return self.rows, self.width // self.ranks
+
+    @property
+    def padded(self) -> int:
+        """The tokens with as many more as make every rank's part equal."""
+        unit = self.ranks if self.scheme in SCATTERED else 1
+        return -(-self.tokens // unit) * unit
+
+    def shift(self, rank: int) -> int:
+        """What is added to an id to find its row in the shard of a rank."""
+        return 1 - (rank * self.shard[0] if self.by_rows else 0)
+
+
+def module_of(lookup: Lookup) -> Module:
+    """One rank's program: (ids i32 [tokens], shift i32 []) to the rows found."""
+    rows, columns = lookup.shard
+    module = Module(f"lookup_{lookup.scheme}", Mesh((("tp", lookup.ranks),)), local=True)
+    kind = TensorType(lookup.dtype, (rows + 2, columns))
+    table = module.add_weight(Weight(kind, "table", UnboundRef("table")))
+    arguments = [("ids", TensorType("i32", (lookup.padded,))), ("shift", TensorType("i32", ()))]
+    function = module.add_function(Function("forward", arguments))
+
+    def add(op: Op) -> Value:
+        return function.append(op).result
+
+    ids, shift = function.args
+    row = add(Clip(add(Add(ids, shift)), low=0, high=rows + 1))
+    found = add(Gather(table, row))
+    ways = lookup.ranks
+    match lookup.scheme:
+        case "RA":
+            out = add(AllReduce(found, axis="tp", ways=ways))
+        case "RS":
+            out = add(ReduceScatter(found, axis="tp", dim=0, ways=ways))
+        case "CA":
+            joined = add(AllGather(found, axis="tp", dim=0, ways=ways))
+            out = merged(add, joined, ways)
+        case _:
+            joined = add(AllToAll(found, axis="tp", split=0, concat=0, ways=ways))
+            out = merged(add, joined, ways)
+    function.append(Return([out]))
+    function.results = (Result("rows"),)
+    return module
+
+
+def merged(add: Any, joined: Value, ways: int) -> Value:
+    """Blocks of columns [ways * tokens, h] side by side: [tokens, ways * h]."""
+    total, columns = (int(str(size)) for size in joined.type.shape)
+    tokens = total // ways
+    blocks = add(Reshape(joined, shape=(ways, tokens, columns)))
+    return add(Reshape(add(Transpose(blocks, order=(1, 0, 2))), shape=(tokens, ways * columns)))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the model says of a lookup: bytes a rank sends, microseconds."""
+
+    sent: float
+    collective_us: float
+    kernels_us: float
+
+    @property
+    def us(self) -> float:
+        return self.collective_us + self.kernels_us
+
+
+def forecast(lookup: Lookup, topology: Topology) -> Forecast:
+    """The cost model applied to the program of a lookup."""
+    module = module_of(lookup)
+    sizes = LocalSizes(module.mesh, {})
+    found = messages(module.main, sizes, topology)
+    costs = [cost_of(op, sizes) for op in operations(module.main)]
+    return Forecast(
+        sum(message.sent for message in found),
+        sum(message.us for message in found),
+        sum(cost.time(topology.device) for cost in costs),
+    )
+
+
+def lookups(ranks: int) -> list[Lookup]:
+    """Every scheme at every number of tokens."""
+    return [Lookup(scheme, ranks, tokens) for tokens in TOKENS for scheme in SCHEMES]
+
+
+def table(ranks: int, topology: Topology, measured: dict[str, float]) -> list[str]:
+    """Lines of Markdown: a row per number of tokens and scheme, the order by either."""
+    lines = [
+        f"| {ranks} GPUs, tokens | scheme | bytes sent per rank | model µs | measured µs | off |",
+        "|---|---|---|---|---|---|",
+    ]
+    for tokens in TOKENS:
+        group = [lookup for lookup in lookups(ranks) if lookup.tokens == tokens]
+        for lookup in group:
+            said = forecast(lookup, topology)
+            us = measured.get(f"{lookup.scheme} {tokens}")
+            lines.append(
+                f"| {tokens} | {lookup.scheme} | {said.sent:,.0f} | {said.us:.1f} | "
+                + (f"{us:.1f} | {said.us / us - 1:+.0%} |" if us else "- | - |")
+            )
+        lines.append(f"| | order | | {order(group, topology)} | {ranking(group, measured)} | |")
+    return lines
+
+
+def order(group: Sequence[Lookup], topology: Topology) -> str:
+    """The schemes from the fastest to the slowest by the model."""
+    ranked = sorted(group, key=lambda lookup: forecast(lookup, topology).us)
+    return " < ".join(lookup.scheme for lookup in ranked)
+
+
+def ranking(group: Sequence[Lookup], measured: dict[str, float]) -> str:
+    """The schemes from the fastest to the slowest as measured."""
+    if not measured:
+        return "-"
+    ranked = sorted(group, key=lambda each: measured[f"{each.scheme} {each.tokens}"])
+    return " < ".join(lookup.scheme for lookup in ranked)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", help="measure on so many GPUs, as in 2,4 (needs torch)")
+    parser.add_argument("--topology", help="a topology file (the one that irc brings)")
+    parser.add_argument("-o", "--output", type=Path, help="where new measurements go, as JSON")
+    options = parser.parse_args()
+    topology = read_topology(options.topology) if options.topology else default_topology()
+    results = measured_on(options.ranks) if options.ranks else kept()
+    print(f"{results['device']}, {results['date']}\n")
+    for ranks, measured in results["us"].items():
+        print("\n".join(table(int(ranks), topology, measured)), end="\n\n")
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def measured_on(ranks: str) -> dict[str, Any]:
+    """Measurements on the GPUs of this machine."""
+    from benchmarks.embedding_gpu import measure
+
+    counts = [int(part) for part in ranks.split(",")]
+    found = {str(count): measure(count) for count in counts}
+    device, memory = found[str(counts[-1])][0], found[str(counts[-1])][2]
+    times = {count: us for count, (_, us, _) in found.items()}
+    return {
+        "date": f"{datetime.date.today()}",
+        "device": device,
+        "communicator_bytes": memory,
+        "us": times,
+    }
+
+
+def kept() -> dict[str, Any]:
+    """The measurements in this folder."""
+    return json.loads(KEPT.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Mixture of experts: a router, many gated feed-forwards of which a token visits a few."""
+
+from __future__ import annotations
+
+from ...dims import DimLike, product
+from ...errors import Error
+from ...source import here
+from .. import functional as F
+from ..module import Module, StackedParameter
+from ..tensor import Tensor
+from .basic import Linear
+from .mlp import GatedMLP, activation
+
+Names = tuple[str, str, str]  # of gate, up and down projection of one expert in a checkpoint
+
+
+class Experts(Module):
+    """Gated feed-forwards without biases, each over its own tokens.
+
+    gate and up [experts, intermediate_size, hidden_size], down [experts, hidden_size,
+    intermediate_size]; a checkpoint has them expert by expert, as `0.<name>.weight`.
+    """
+
+    def __init__(
+        self,
+        experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        act: str = "silu",
+        names: Names = ("gate_proj", "up_proj", "down_proj"),
+        dtype: str = "f32",
+    ) -> None:
+        inside, outside = (intermediate_size, hidden_size), (hidden_size, intermediate_size)
+        gate, up, down = (f"{name}.weight" for name in names)
+        self.gate = StackedParameter(experts, inside, gate, dtype)
+        self.up = StackedParameter(experts, inside, up, dtype)
+        self.down = StackedParameter(experts, outside, down, dtype)
+        self.act = activation(act)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [experts, places, hidden_size] to the same."""
+        opened = self.act(tokens @ self.gate.transpose(1, 2))
+        hidden = opened * (tokens @ self.up.transpose(1, 2))
+        return hidden @ self.down.transpose(1, 2)
+
+
+class MixtureOfExperts(Module):
+    """The weighted sum of the `chosen` experts that a router likes best, token by token.
+
+    The weights are the probabilities that softmax gives those experts, made to add up to 1 with
+    `normalize`. With `shared_size` a gated feed-forward of that width sees every token as well,
+    times the sigmoid of a gate of its own with `shared_gate`. A queue of an expert has `capacity`
+    places in a call, or room for every token where that is 0. Shazeer et al., 2017; Jiang et al.,
+    2024 (Mixtral); names of parameters as in the checkpoints of Qwen2-MoE.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        experts: int,
+        chosen: int,
+        *,
+        normalize: bool = True,
+        act: str = "silu",
+        shared_size: int = 0,
+        shared_gate: bool = False,
+        capacity: DimLike = 0,
+        names: Names = ("gate_proj", "up_proj", "down_proj"),
+        dtype: str = "f32",
+    ) -> None:
+        if not 1 <= chosen <= experts:
+            raise Error(f"a token cannot choose {chosen} of {experts} experts", loc=here())
+        if shared_gate and not shared_size:
+            raise Error("shared_gate is for a shared expert; give shared_size", loc=here())
+        self.gate = Linear(hidden_size, experts, False, dtype)
+        self.experts = Experts(experts, hidden_size, intermediate_size, act, names, dtype)
+        self.shared_expert = (
+            GatedMLP(hidden_size, shared_size, act, dtype=dtype) if shared_size else None
+        )
+        self.shared_expert_gate = Linear(hidden_size, 1, False, dtype) if shared_gate else None
+        self.count, self.chosen = experts, chosen
+        self.normalize, self.capacity = normalize, capacity
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """x [..., hidden_size] to the same; with a capacity, to (the same, dropped i32[]).
+
+        `dropped` counts the pairs of a token and a chosen expert whose queue was full, which add
+        nothing to the sum.
+        """
+        tokens = x.reshape(product(x.shape[:-1]), x.shape[-1])
+        weights, chosen = self.route(tokens)
+        capacity = self.capacity
+        slots = F.moe_slots(chosen, self.count, capacity=capacity).named("slots")
+        queued = F.moe_dispatch(tokens, chosen, slots, self.count, capacity=capacity)
+        done = self.experts(queued.named("queued"))
+        mixed = F.moe_combine(done, chosen, slots, weights).named("mixed")
+        mixed = (mixed + self.share(tokens) if self.shared_expert else mixed).reshape(x.shape)
+        return mixed if capacity == 0 else (mixed, (slots < 0).cast("i32").sum())
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """(weights, numbers of the chosen experts i32) [T, chosen] of tokens [T, hidden_size]."""
+        probabilities = F.softmax(self.gate(tokens).cast("f32"))
+        weights, chosen = F.topk(probabilities, self.chosen)
+        if self.normalize:
+            weights = weights / weights.sum(-1, keep=True)
+        return weights.cast(tokens.dtype).named("weights"), chosen.named("chosen")
+
+    def share(self, tokens: Tensor) -> Tensor:
+        """What the shared expert makes of tokens [T, hidden_size]."""
+        assert self.shared_expert is not None
+        shared = self.shared_expert(tokens)
+        gate = self.shared_expert_gate
+        return shared if gate is None else F.sigmoid(gate(tokens)) * shared

@@ -1,0 +1,88 @@
+"""What the ranks send each other: every collective with its bytes and its time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core import Function, Op
+from ..mesh import Mesh
+from ..ops.collective import Collective, mesh_axes
+from ..source import Loc
+from ..types import Axes
+from .cost import operations
+from .fused import collectives, communicates
+from .sizes import LocalSizes
+from .topology import KINDS, Topology, sent
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective of one run of a function, or what a pipeline stage hands to the next.
+
+    `size` is in bytes that of the whole tensor (see `topology.sent`), `sent` what one rank sends,
+    `us` how long it takes over `link`. `axis` is the mesh axis, as in the operation.
+    """
+
+    kind: str
+    axis: str
+    ways: int
+    size: int
+    sent: float
+    us: float
+    link: str
+    loc: Loc | None = None
+
+
+def kind_of(op: Op) -> str | None:
+    """The name in `KINDS` of a collective, None of what sends nothing."""
+    name = op.opname.removeprefix("collective_")
+    return name if isinstance(op, Collective) and name in KINDS else None
+
+
+def whole_bytes(kind: str, ways: int, operand: int) -> int:
+    """`size` of a collective from the bytes of one rank's operand."""
+    return operand * ways if kind in ("all_gather", "gather") else operand
+
+
+def messages(function: Function, sizes: LocalSizes, topology: Topology) -> list[Message]:
+    """Every collective that one run of the function takes part in, in order; of either view.
+
+    Operations of the global view that localize writes as several, such as cyclic_embedding, are
+    counted in the local view only; of sharded_topk the gathers of its candidates are known.
+    """
+    found: list[Message] = []
+    for op in operations(function):
+        if communicates(op):
+            found += [_of(part, sizes, topology) for part in collectives(op) if kind_of(part)]
+        elif op.opname == "sharded_topk":
+            found += _of_topk(op, sizes, topology)
+    return found
+
+
+def _of(op: Collective, sizes: LocalSizes, topology: Topology) -> Message:
+    kind = str(kind_of(op))
+    return message(kind, op.axes, sizes.bytes(op.operands[0].type), sizes.mesh, topology, op.loc)
+
+
+def _of_topk(op: Op, sizes: LocalSizes, topology: Topology) -> list[Message]:
+    axes = mesh_axes(op.opname, op.attributes["axis"])
+    candidates = [sizes.bytes(result.type) for result in op.results]
+    return [message("all_gather", axes, n, sizes.mesh, topology, op.loc) for n in candidates]
+
+
+def message(
+    kind: str, axes: Axes, operand: int, mesh: Mesh, topology: Topology, loc: Loc | None = None
+) -> Message:
+    """The message of a collective over mesh axes, of which one rank gives `operand` bytes."""
+    ways = mesh.ways(axes)
+    size = whole_bytes(kind, ways, operand)
+    link = slowest_link(mesh.groups(axes), topology)
+    us = topology.time(kind, ways, size, link)
+    return Message(kind, ".".join(axes), ways, size, sent(kind, ways, size), us, link, loc)
+
+
+def slowest_link(groups: Sequence[Sequence[int]], topology: Topology) -> str:
+    """The link that the ranks of a group need: the one between hosts if any group spans two."""
+    links = [topology.link_of(group) for group in groups]
+    return topology.between if topology.between in links else topology.within

@@ -1,0 +1,127 @@
+"""The spread of every value of a function, followed through calls: the dataflow of replication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+from ..core import Function, Module, Op, Value
+from ..expansion import expansion
+from ..ops.collective import Collective
+from ..ops.control import Call
+from .fused import is_fused
+from .spread import Spread, Spreads
+from .stages import PIPELINE, stage_of
+from .transfer import exchanged, transfer
+
+Inputs: TypeAlias = tuple[Spread, ...]
+
+
+class Frame:
+    """One function with the spreads that its arguments have in some call of it."""
+
+    def __init__(self, function: Function, known: dict[Value, Spread]) -> None:
+        self.function = function
+        self.spreads = known  # of arguments, weights and results of operations
+        self.calls: dict[Op, Frame] = {}
+
+    @property
+    def returned(self) -> tuple[Spread, ...]:
+        """The spreads of its results."""
+        return tuple([self.spreads[value] for value in self.function.returned])
+
+
+class Point(NamedTuple):
+    """A value in a frame, with the calls that lead there, outermost first."""
+
+    frame: Frame
+    value: Value
+    calls: tuple[tuple[Frame, Op], ...] = ()
+
+
+Check: TypeAlias = Callable[[Collective, Inputs, Point, Spreads], None]
+
+
+class Dataflow:
+    """Follows functions of one module; equal operations over equal spreads are worked out once.
+
+    `check` is called for every collective that differs from those before it, with the point of
+    its result.
+    """
+
+    def __init__(self, module: Module, check: Check) -> None:
+        self.module, self.check = module, check
+        self.spreads = Spreads(module.mesh)
+        self.frames: dict[tuple[Function, Inputs], Frame] = {}
+        self._weights: dict[Value, Spread] = {
+            w: self.spreads.of_weight(w) for w in module.weights.values()
+        }
+        self._memo: dict[object, Inputs] = {}
+        self._running: list[tuple[Frame, Op]] = []
+
+    def entry(self, function: Function) -> Frame:
+        """The frame of a function whose arguments are laid out as it declares."""
+        layouts = [function.argument_layout(arg) for arg in function.args]
+        return self.frame(function, tuple([self.spreads.of_type(type) for type in layouts]))
+
+    def frame(self, function: Function, inputs: Inputs) -> Frame:
+        """The frame of a function for these spreads of its arguments."""
+        known = self.frames.get((function, inputs))
+        if known is not None:
+            return known
+        spreads = self._weights | dict(zip(function.args, inputs, strict=True))
+        frame = Frame(function, spreads)
+        for op in function:
+            if op.opname != "return":
+                self._operation(frame, op)
+        self.frames[function, inputs] = frame
+        return frame
+
+    def _operation(self, frame: Frame, op: Op) -> None:
+        known = frame.spreads
+        inputs = tuple([known[value] for value in op.operands])
+        if isinstance(op, Call):
+            found = self._call(frame, op, inputs)
+        else:
+            key = (op.type_key(), inputs)
+            found = self._memo.get(key)
+            if found is None:
+                found = self._memo[key] = self._fresh(frame, op, inputs)
+        for result, spread in zip(op.results, found, strict=True):
+            known[result] = spread
+
+    def _call(self, frame: Frame, op: Call, inputs: Inputs) -> Inputs:
+        self._running.append((frame, op))
+        inner = frame.calls[op] = self.frame(op.callee, inputs)
+        self._running.pop()
+        if stage_of(op) < 0:
+            return inner.returned
+        # what one stage made is there once along pp
+        return tuple([self._without_pipeline(spread) for spread in inner.returned])
+
+    def _without_pipeline(self, spread: Spread) -> Spread:
+        axes = spread.axes - {PIPELINE}
+        pending, broken = (names & axes for names in (spread.pending, spread.broken))
+        rest = (spread.mixed, spread.numbered, spread.zero)
+        return self.spreads.make(axes, spread.split, pending, broken, *rest)
+
+    def _fresh(self, frame: Frame, op: Op, inputs: Inputs) -> Inputs:
+        point = Point(frame, op.results[0], tuple(self._running)) if op.results else None
+        if point is None or not (isinstance(op, Collective) or is_fused(op)):
+            return transfer(op, inputs, self.spreads)
+        if isinstance(op, Collective) and not op.composite:
+            return self._exchanged(op, inputs, point)
+        made = expansion(op)
+        known = dict(zip(made.operands, inputs, strict=True))
+        for part in made.ops:
+            given = tuple([known[value] for value in part.operands])
+            if isinstance(part, Collective):
+                found = self._exchanged(part, given, point)
+            else:
+                found = transfer(part, given, self.spreads)
+            known.update(zip(part.results, found, strict=True))
+        return tuple([known[value] for value in made.results])
+
+    def _exchanged(self, op: Collective, inputs: Inputs, point: Point) -> Inputs:
+        self.check(op, inputs, point, self.spreads)
+        return (exchanged(op, inputs, self.spreads),)

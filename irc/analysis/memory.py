@@ -1,0 +1,145 @@
+"""What one rank needs memory for: weights, states such as KV caches, activations, workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core import Function, Op, Value, Weight
+from ..dtypes import dtype, is_float
+from ..types import TensorType
+from .cost import is_view, operations
+from .sizes import LocalSizes
+from .topology import Device
+
+# The result of such an operation takes the place of its first operand, a state.
+_IN_PLACE = frozenset(("cache_update",))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one rank. `states` are arguments that results overwrite, such as KV caches.
+
+    `activations` is the most that inputs, outputs and values in between hold at any time.
+    """
+
+    weights: int
+    states: int
+    activations: int
+    workspace: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.states + self.activations + self.workspace
+
+
+def memory(
+    functions: Sequence[Function],
+    sizes: LocalSizes,
+    device: Device | None = None,
+    stored: str | None = None,
+) -> Memory:
+    """The bytes that a rank needs which runs some functions one after the other.
+
+    Workspace is what the device says; `stored` is as for `weight_bytes`.
+    """
+    return Memory(
+        weight_bytes(functions, sizes, stored),
+        sum(state_bytes(function, sizes) for function in functions),
+        max((peak_bytes(function, sizes) for function in functions), default=0),
+        workspace_bytes(sizes, device),
+    )
+
+
+def workspace_bytes(sizes: LocalSizes, device: Device | None) -> int:
+    """What libraries take for themselves, on a rank alone or with others."""
+    if device is None:
+        return 0
+    return device.workspace_bytes + (device.communication_bytes if sizes.mesh.ranks > 1 else 0)
+
+
+def weight_bytes(
+    functions: Sequence[Function], sizes: LocalSizes, stored: str | None = None
+) -> int:
+    """One rank's part of every weight that the functions read, padding included.
+
+    `stored` is the float dtype of the checkpoint: weights are kept in it where it is narrower than
+    what is computed with.
+    """
+    types = (weight.type for weight in weights_of(functions))
+    return sum(sizes.bytes(_narrowed(type, stored)) for type in types)
+
+
+def _narrowed(type: TensorType, stored: str | None) -> TensorType:
+    if stored is None or not is_float(type.dtype):
+        return type
+    return type.replace(dtype=stored) if dtype(stored).bits < dtype(type.dtype).bits else type
+
+
+def weights_of(functions: Sequence[Function]) -> list[Weight]:
+    """The weights that functions read or return, each once, in order of first use."""
+    found: dict[Value, None] = {}
+    for function in functions:
+        for op in operations(function):
+            found |= dict.fromkeys(op.operands)
+        found |= dict.fromkeys(function.returned)
+    return [value for value in found if isinstance(value, Weight)]
+
+
+def state_bytes(function: Function, sizes: LocalSizes) -> int:
+    """One rank's part of every argument that a result overwrites."""
+    return sum(sizes.bytes(function.args[i].type) for i in set(function.aliases().values()))
+
+
+def peak_bytes(function: Function, sizes: LocalSizes) -> int:
+    """The most bytes that values other than weights and states hold while the function runs.
+
+    The order of the operations is kept, a value is given up after its last use, inputs and
+    outputs stay. What a called function needs comes on top of what the caller holds.
+    """
+    stateful = set(function.aliases().values())
+    inputs = sum(sizes.bytes(arg.type) for arg in function.args if arg.index not in stateful)
+    return inputs + _peak(function, sizes)
+
+
+def _peak(function: Function, sizes: LocalSizes) -> int:
+    """The most that the values which a function makes itself hold at any time."""
+    ops = [op for op in function if op.opname != "return"]
+    owner = _owners(function, sizes)
+    last = {owner[v]: len(ops) for v in function.returned if v in owner}
+    for i, op in reversed(list(enumerate(ops))):
+        for value in (*op.operands, *op.results):
+            if value in owner:
+                last.setdefault(owner[value], i)
+    ending: dict[int, int] = {}
+    for value, i in last.items():
+        ending[i] = ending.get(i, 0) + sizes.bytes(value.type)
+    live = highest = 0
+    for i, op in enumerate(ops):
+        live += sum(sizes.bytes(v.type) for v in op.results if owner.get(v) is v)
+        highest = max(highest, live + _inside(op, sizes))
+        live -= ending.get(i, 0)
+    return highest
+
+
+def _inside(op: Op, sizes: LocalSizes) -> int:
+    """What a called function holds at its peak beside its results, which its caller counts."""
+    if op.opname != "call":
+        return 0
+    peak = _peak(op.attributes["callee"], sizes)
+    return max(0, peak - sum(sizes.bytes(value.type) for value in op.results))
+
+
+def _owners(function: Function, sizes: LocalSizes) -> dict[Value, Value]:
+    """Per value the one whose memory it uses; what lies in arguments or weights is left out."""
+    owner: dict[Value, Value] = {}
+    for op in function:
+        for result in op.results:
+            shares = op.opname in _IN_PLACE or is_view(op, sizes)
+            shared = op.operands[0] if shares else result
+            if shared is result:
+                owner[result] = result
+            elif shared in owner:
+                owner[result] = owner[shared]
+    return owner

@@ -1,0 +1,77 @@
+"""Pipelined modules: what must not stand in the functions that only one stage runs, or beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..core import Function, Module, Op
+from ..errors import Error
+from ..ops.control import Call
+from .fused import collectives, communicates
+from .places import named
+
+PIPELINE = "pp"  # the mesh axis along which the stages lie
+
+
+def stage_of(op: Op) -> int:
+    """The stage that runs a call, -1 where all ranks run the operation."""
+    return op.stage if isinstance(op, Call) else -1
+
+
+def check_stages(module: Module) -> None:
+    """Stages keep to themselves: they meet other stages only by what their calls take and give."""
+    if PIPELINE not in module.mesh.names:
+        return
+    done: set[Function] = set()
+    for function in module.functions.values():
+        calls = [op for op in function if stage_of(op) >= 0]
+        for call in calls:
+            for inner in _inside(call, done):
+                _check_inside(inner, call)
+        if calls:
+            _check_beside(function)
+
+
+def _inside(call: Op, done: set[Function]) -> Iterator[Op]:
+    """What a call runs, and the functions called from there; every function once."""
+    waiting = [call.attributes["callee"]]
+    while waiting:
+        function: Function = waiting.pop()
+        if function in done:
+            continue
+        done.add(function)
+        for op in function:
+            yield op
+            if isinstance(op, Call):
+                waiting.append(op.callee)
+
+
+def _check_inside(op: Op, call: Op) -> None:
+    stage, name = stage_of(call), call.attributes["callee"].name
+    if stage_of(op) >= 0:
+        raise Error(
+            f"{named(op)} has a stage of its own, but stage {stage} runs it, in @{name}; "
+            "stages do not nest",
+            op,
+        )
+    axes = [axis for part in collectives(op) for axis in part.axes] if communicates(op) else []
+    if PIPELINE in axes:
+        raise Error(
+            f"{named(op)} communicates over {'.'.join(axes)}, but only the ranks of stage {stage} "
+            f"run @{name}, and the others would never answer; leave {PIPELINE} out",
+            op,
+        )
+
+
+def _check_beside(function: Function) -> None:
+    for op in function:
+        if stage_of(op) >= 0 or op.opname == "return":
+            continue
+        for value in op.operands:
+            made = value.producer
+            if made is not None and stage_of(made) >= 0:
+                raise Error(
+                    f"{named(op)} runs on every rank, but only those of stage {stage_of(made)} "
+                    f"have %{value.name or '_'}; move it into the function of a stage",
+                    op,
+                )

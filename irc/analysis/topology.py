@@ -1,0 +1,206 @@
+"""What the machine costs: bandwidths, rates, and how long a collective takes over which link.
+
+A collective takes `alpha + traffic / beta`, where traffic is what passes through the busiest rank.
+Several such lines per collective and group size stand for the protocols that a library chooses
+from: the shortest time counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from ..errors import Error, did_you_mean
+
+KINDS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "send",
+)
+_PAIRED = ("all_to_all", "gather", "scatter", "send")  # made of sends between two ranks, no ring
+
+
+def sent(kind: str, ways: int, size: int) -> float:
+    """Bytes that one rank sends, the busiest one where they differ.
+
+    `size` is in bytes that of the whole tensor: the larger of one rank's operand and result. Rings
+    send what the table in Thakur et al., 2005, says; a rank of a broadcast passes everything on.
+    """
+    _check_kind(kind)
+    if ways <= 1:
+        return 0.0
+    share = (ways - 1) / ways * size
+    if kind == "all_reduce":
+        return 2 * share
+    if kind in ("broadcast", "reduce", "send"):
+        return float(size)
+    return size / ways if kind == "gather" else share
+
+
+def traffic(kind: str, ways: int, size: int) -> float:
+    """Bytes that pass through the busiest rank in one direction; the root of a gather receives."""
+    return sent("scatter" if kind == "gather" else kind, ways, size)
+
+
+def steps(kind: str, ways: int) -> int:
+    """How many messages follow one another, at least one."""
+    _check_kind(kind)
+    return max(1, {"all_reduce": 2 * (ways - 1), "send": 1}.get(kind, ways - 1))
+
+
+@dataclass(frozen=True)
+class Line:
+    """`alpha_us` microseconds, and one more for every `gb_s` kilobytes (10^3) of traffic."""
+
+    alpha_us: float
+    gb_s: float
+
+    def time(self, moved: float) -> float:
+        """Microseconds for `moved` bytes."""
+        return self.alpha_us + moved / self.gb_s / 1e3
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The lines of every group size: `base_us` + steps * `hop_us`, at `gb_s`."""
+
+    base_us: float
+    hop_us: float
+    gb_s: float
+
+    def line(self, hops: int) -> Line:
+        """The line of a collective of so many steps."""
+        return Line(self.base_us + hops * self.hop_us, self.gb_s)
+
+
+Lines: TypeAlias = tuple[Line, ...]
+Measured: TypeAlias = Mapping[str, Mapping[int, Lines]]  # by kind, then by ranks of the group
+
+
+@dataclass(frozen=True)
+class Link:
+    """One way to reach other ranks. `measured` goes before `ring` and `pairs`, which are models."""
+
+    ring: tuple[Protocol, ...]
+    pairs: tuple[Protocol, ...]
+    measured: Measured = field(default_factory=dict[str, Mapping[int, Lines]])
+    source: str = ""
+
+    def lines(self, kind: str, ways: int) -> Lines:
+        """The lines of a collective in a group of `ways`."""
+        known = self.measured.get(kind, {})
+        if ways in known:
+            return known[ways]
+        if known:
+            return _nearest(kind, ways, known)
+        protocols = self.pairs if kind in _PAIRED else self.ring
+        return tuple(protocol.line(steps(kind, ways)) for protocol in protocols)
+
+    def time(self, kind: str, ways: int, size: int) -> float:
+        """Microseconds of a collective; `size` as in `sent`."""
+        _check_kind(kind)
+        if ways <= 1:
+            return 0.0
+        moved = traffic(kind, ways, size)
+        return min(line.time(moved) for line in self.lines(kind, ways))
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator. `peak_tflops` is by dtype; `kernel_us` what a kernel costs beside its work.
+
+    `workspace_bytes` is what libraries take beside weights and tensors, per rank;
+    `communication_bytes` what a rank takes on top that talks to others.
+    """
+
+    name: str
+    memory_bytes: int
+    hbm_gb_s: float
+    peak_tflops: Mapping[str, float]
+    kernel_us: float
+    workspace_bytes: int = 0
+    communication_bytes: int = 0
+    source: str = ""
+
+    def peak(self, dtype: str) -> float:
+        """Operations per microsecond; those of the slowest dtype for one that is not listed."""
+        found = self.peak_tflops.get(dtype)
+        return 1e6 * (min(self.peak_tflops.values()) if found is None else found)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A device, the links between devices, and which of them a group of ranks uses.
+
+    Ranks `i*ranks_per_host` to `(i+1)*ranks_per_host - 1` share a host and talk over the link
+    `within`, all others over the link `between`.
+    """
+
+    name: str
+    device: Device
+    links: Mapping[str, Link]
+    within: str
+    between: str
+    ranks_per_host: int
+
+    def link(self, name: str) -> Link:
+        """The link called `name`; an Error names the nearest one."""
+        if name not in self.links:
+            hint = did_you_mean(name, self.links)
+            raise Error(f"the topology {self.name} has no link {name!r}{hint}")
+        return self.links[name]
+
+    def link_of(self, ranks: Iterable[int]) -> str:
+        """The link over which these ranks talk."""
+        hosts = {rank // self.ranks_per_host for rank in ranks}
+        return self.within if len(hosts) <= 1 else self.between
+
+    def time(self, kind: str, ways: int, size: int, link: str | None = None) -> float:
+        """Microseconds of a collective over a link, `within` unless named; `size` as in `sent`."""
+        return self.link(link or self.within).time(kind, ways, size)
+
+    def using(self, link: str) -> Topology:
+        """This topology with another link between the ranks of a host."""
+        self.link(link)
+        return replace(self, within=link)
+
+    def with_measured(self, link: str, measured: Measured, source: str) -> Topology:
+        """This topology with constants of a link replaced, kind by kind and size by size.
+
+        A link of a new name starts as the one within a host.
+        """
+        old = self.links.get(link) or replace(self.links[self.within], measured={})
+        kinds = dict.fromkeys([*old.measured, *measured])
+        merged = {k: {**old.measured.get(k, {}), **measured.get(k, {})} for k in kinds}
+        new = replace(old, measured=merged, source=source)
+        return replace(self, links={**self.links, link: new})
+
+
+def _nearest(kind: str, ways: int, known: Mapping[int, Lines]) -> Lines:
+    """The lines of a group size that was not measured, from the nearest that was.
+
+    Each step more adds the latency that it adds to the smallest messages from the smallest group
+    that was measured to the largest.
+    """
+    near = min(known, key=lambda size: (abs(size - ways), size))
+    low, high = min(known), max(known)
+    hops = steps(kind, high) - steps(kind, low)
+    rise = max(0.0, _latency(known[high]) - _latency(known[low])) / hops if hops else 0.0
+    more = rise * (steps(kind, ways) - steps(kind, near))
+    return tuple(Line(max(0.0, line.alpha_us + more), line.gb_s) for line in known[near])
+
+
+def _latency(lines: Lines) -> float:
+    return min(line.alpha_us for line in lines)
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise Error(f"no collective called {kind!r}{did_you_mean(kind, KINDS)}")

@@ -1,0 +1,63 @@
+"""Checkpoint files: mapped and not read, and contiguous bytes in them."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..dtypes import numpy_dtype
+from ..safetensors import Tensor, read_header
+
+Array: TypeAlias = np.ndarray[Any, Any]
+HELD = 32 << 20  # bytes of a file that may be mapped at a time while it is copied
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Contiguous bytes of a file which are, as they lie, the elements of a tensor."""
+
+    path: str
+    offset: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class File:
+    """An open checkpoint file: its header and its bytes, mapped and not read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.tensors = read_header(path)
+        self._held: dict[tuple[int, int], None] = {}
+        self._count = 0  # bytes in all that is held, twice where they were read twice
+        with open(path, "rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def view(self, tensor: Tensor) -> Array:
+        """The tensor as an array over the mapped bytes."""
+        kind = numpy_dtype(tensor.dtype)
+        flat = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.offset)
+        return flat.view(kind).reshape(tensor.shape)
+
+    def touched(self, begin: int, end: int) -> None:
+        """Note that bytes were read; once they are many, their pages are given back.
+
+        Not at once, since the next rank may cut its part out of the same rows.
+        """
+        self._held[begin, end] = None
+        self._count += end - begin
+        if self._count > HELD:
+            self.release()
+
+    def release(self) -> None:
+        """Let the system take the pages of all touched ranges back."""
+        for begin, end in self._held if hasattr(mmap, "MADV_DONTNEED") else ():
+            first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+            if end > first:
+                self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
+        self._held.clear()
+        self._count = 0

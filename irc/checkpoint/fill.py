@@ -1,0 +1,86 @@
+"""Arrays from pieces: copied from mapped files, converted, and the pages given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import numpy as np
+
+from ..dtypes import numpy_dtype, widened
+from ..safetensors import Tensor
+from ..weights import FileRef, RandomRef
+from .files import Array, File
+from .numbers import Numbers
+from .pieces import Piece
+
+GROUP = 8 << 20  # bytes of a file whose rows are copied in one go
+TILE = 64  # rows that are transposed in one go, so that they stay in the cache
+
+Opened: TypeAlias = Callable[[FileRef], tuple[File, Tensor]]
+
+
+def convert(array: Array, dtype: str) -> Array:
+    """`array` as another dtype, to nearest even; bf16 to f32 by moving its bits."""
+    target = numpy_dtype(dtype)
+    if array.dtype == target:
+        return array
+    if array.dtype == numpy_dtype("bf16") and dtype == "f32" and array.shape:
+        wide = np.zeros((*array.shape, 2), "<u2")
+        wide[..., 1] = array.view(np.uint16)
+        return wide.view("<f4")[..., 0]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return widened(array).astype(target, copy=False)
+
+
+def mapped(piece: Piece, opened: Opened) -> Array:
+    """A piece of a file that needs no conversion, as a view of the mapped bytes."""
+    assert isinstance(piece.source, FileRef)
+    file, tensor = opened(piece.source)
+    array = file.view(tensor)[_slices(piece)]
+    array = array.transpose([i for i in piece.order if i is not None])
+    return array[tuple(np.newaxis if i is None else slice(None) for i in piece.order)]
+
+
+def fill(out: Array, pieces: Iterable[Piece], opened: Opened, numbers: Numbers) -> None:
+    """Write pieces into an array: boxes are places in it, its dtype that after all casts."""
+    for piece in pieces:
+        box = tuple(slice(*part) for part in piece.box)
+        if piece.source is None:
+            out[box] = 0
+            continue
+        target = out[(*box, ...)]
+        target = target[(*(0 if i is None else slice(None) for i in piece.order), ...)]
+        kept = [i for i in piece.order if i is not None]
+        target = target.transpose([kept.index(i) for i in range(len(kept))])
+        if isinstance(piece.source, FileRef):
+            _copy(target, piece, *opened(piece.source))
+        elif isinstance(piece.source, RandomRef):
+            target[...] = _cast(numbers.region(piece.source, piece.picks), piece)
+
+
+def _copy(target: Array, piece: Piece, file: File, tensor: Tensor) -> None:
+    """Copy from a file a group of rows at a time, so that few of its pages are held at once."""
+    view = file.view(tensor)[_slices(piece)]
+    if not piece.picks:
+        target[...] = _cast(view, piece)
+        return
+    rows = piece.picks[0]
+    size = tensor.nbytes // tensor.shape[0]
+    count = max(1, GROUP // (size * rows.step))
+    if not target.flags.c_contiguous and target.ndim > 1 and target.strides[-1] > target.strides[0]:
+        count = min(count, TILE)
+    for at in range(0, len(rows), count):
+        group = rows[at : at + count]
+        target[at : at + count] = _cast(view[at : at + count], piece)
+        file.touched(tensor.offset + group[0] * size, tensor.offset + (group[-1] + 1) * size)
+
+
+def _slices(piece: Piece) -> tuple[slice, ...]:
+    return tuple(slice(part.start, part.stop, part.step) for part in piece.picks)
+
+
+def _cast(array: Array, piece: Piece) -> Array:
+    for dtype in piece.casts:
+        array = convert(array, dtype)
+    return array

@@ -1,0 +1,292 @@
+"""`Reader`: any region of any weight on any rank, streams that hold a block, and extents."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product as combinations
+from math import prod
+
+import numpy as np
+
+from ..core import Module, Weight
+from ..dtypes import dtype as dtype_called
+from ..dtypes import numpy_dtype
+from ..errors import Error, did_you_mean
+from ..safetensors import Tensor
+from ..weights import Cast, ConcatRef, FileRef, RandomRef, Ref, UnboundRef, ZerosRef
+from ..weights.shapes import nothing, ref_dtype, shapes_of, unmoved
+from .files import Array, Extent, File
+from .fill import fill, mapped
+from .numbers import Numbers
+from .pieces import Piece, Range, pieces_of
+
+BLOCK = 8 << 20  # bytes that a stream holds at a time, all ranks together
+
+
+class Reader:
+    """The weights of a module. Files are opened when first used; paths are relative to `base`.
+
+    Every method takes a Weight or its reference. Random references without a shape need the
+    Weight: the type says their shape and dtype. Methods without a rank hold for all.
+    """
+
+    def __init__(self, module: Module, base: str | os.PathLike[str] | None = None) -> None:
+        self._module, self._base = module, os.fspath(base or "")
+        self._files: dict[str, File] = {}
+
+    def path(self, file: str) -> str:
+        """Where the file called `file` in the module lies."""
+        return os.path.join(self._base, self._module.files[file])
+
+    def file(self, file: str) -> File:
+        """The opened file called `file` in the module."""
+        path = self.path(file)
+        if path not in self._files:
+            self._files[path] = File(path)
+        return self._files[path]
+
+    def info(self, file: str, key: str) -> Tensor:
+        """The header entry of a tensor; an Error names the nearest key."""
+        tensors = self.file(file).tensors
+        if key not in tensors:
+            near = did_you_mean(key, tensors)
+            raise Error(f"{self.path(file)} has no tensor called {key!r}{near}")
+        return tensors[key]
+
+    def known(self, source: Ref) -> tuple[tuple[int, ...], str]:
+        """(shape, dtype) of a source without steps; files are opened for it."""
+        if isinstance(source, FileRef):
+            tensor = self.info(source.file, source.key)
+            return tensor.shape, dtype_called(tensor.dtype).name
+        shape, dtype = nothing(source)
+        if isinstance(source, UnboundRef):
+            raise _unbound(source)
+        if shape is None:
+            raise _shapeless(source)
+        return shape, dtype or "f32"
+
+    @staticmethod
+    def settled(weight: Weight | Ref) -> Ref:
+        """The reference of a weight, random numbers with the shape and dtype of the weight."""
+        if not isinstance(weight, Weight):
+            return weight
+        ref = weight.ref
+        if not isinstance(ref, RandomRef):
+            return ref
+        if not any(isinstance(step, Cast) for step in ref.steps):
+            ref = replace(ref, steps=(*ref.steps, Cast(weight.type.dtype)))
+        if ref.shape is not None:
+            return ref
+        shape = tuple(size for size in weight.type.shape if isinstance(size, int))
+        if len(shape) != weight.type.rank:
+            raise Error(f"{ref} has a symbolic shape; a weight's sizes are numbers")
+        shape = unmoved(shape, ref)
+        if shape is None:
+            raise _shapeless(ref)
+        return replace(ref, shape=shape)
+
+    def shape(self, weight: Weight | Ref) -> tuple[int, ...]:
+        """The shape after all steps."""
+        return self._shapes(self.settled(weight))[-1]
+
+    def dtype(self, weight: Weight | Ref) -> str:
+        """The dtype after all steps."""
+        ref = self.settled(weight)
+        found = ref_dtype(ref, self.known)
+        if found is None:
+            raise Error(f"{ref} joins nothing, so it has no dtype")
+        return found
+
+    def check(self, weight: Weight) -> None:
+        """An Error where the checkpoint does not hold what the weight's type says."""
+        shape, dtype = self.shape(weight), self.dtype(weight)
+        if shape != weight.type.shape or dtype != weight.type.dtype:
+            held = f"{dtype}[{', '.join(map(str, shape))}]"
+            raise Error(f"weight @{weight.name} is {weight.type}, but {weight.ref} is {held}")
+
+    def read(self, weight: Weight | Ref, rank: int = 0) -> Array:
+        """The whole tensor of one rank: a view of the file where nothing is converted."""
+        return self.region(weight, [(0, size) for size in self.shape(weight)], rank)
+
+    def region(self, weight: Weight | Ref, ranges: Sequence[Range], rank: int = 0) -> Array:
+        """Part of the tensor of one rank, from a begin to an end in every dimension."""
+        pieces = self.pieces(weight, rank)
+        here = [part for piece in pieces if (part := piece.within(ranges))]
+        sole = here[0] if len(here) == 1 else None
+        if sole is not None and isinstance(sole.source, FileRef) and not self._changed(sole):
+            return mapped(sole, self._opened)
+        found = np.empty([end - begin for begin, end in ranges], numpy_dtype(self.dtype(weight)))
+        self._fill(found, pieces, ranges, Numbers(0))
+        self._release()
+        return found
+
+    def stream(self, weight: Weight | Ref, rank: int = 0) -> Iterator[Array]:
+        """The elements in row-major order, as contiguous arrays of about BLOCK bytes."""
+        for (block,) in self.stream_ranks(weight, [rank]):
+            yield block
+
+    def stream_ranks(self, weight: Weight | Ref, ranks: Sequence[int]) -> Iterator[list[Array]]:
+        """`stream` for several ranks in lockstep: each time the next block of every rank.
+
+        So what the ranks cut out of the same rows is read together. The blocks of one time have
+        about BLOCK bytes together; ranks that hold the same get the same array.
+        """
+        every = [self.pieces(weight, rank) for rank in ranks]
+        unlike = list(dict.fromkeys(every))
+        places = [unlike.index(pieces) for pieces in every]
+        kind, numbers = numpy_dtype(self.dtype(weight)), Numbers(4 * BLOCK)
+        limit = max(1, BLOCK // kind.itemsize // max(1, len(unlike)))
+        try:
+            for ranges in _blocks(self.shape(weight), limit):
+                # one array for all, which the allocator keeps at hand from block to block
+                blocks = np.empty([len(unlike), *(end - begin for begin, end in ranges)], kind)
+                for i, pieces in enumerate(unlike):
+                    self._fill(blocks[i, ...], pieces, ranges, numbers)
+                yield [blocks[place] for place in places]
+        finally:
+            self._release()
+
+    def alike(self, weight: Weight | Ref, ranks: Sequence[int]) -> list[list[int]]:
+        """The ranks in groups that hold the same elements, each in the order given."""
+        groups: dict[tuple[Piece, ...], list[int]] = {}
+        for rank in ranks:
+            groups.setdefault(self.pieces(weight, rank), []).append(rank)
+        return list(groups.values())
+
+    def extent(self, weight: Weight | Ref, rank: int = 0) -> Extent | None:
+        """The bytes in a file, if one rank's are contiguous and need no conversion, else None."""
+        shape = self.shape(weight)
+        path, dtype, start, end, done = "", "", 0, 0, 0
+        for piece in sorted(self.pieces(weight, rank), key=lambda piece: piece.box):
+            found = self._run(piece)
+            if found is None or done != _first(piece.box, shape):  # else none lies among others
+                return None
+            if not done:
+                path, dtype, start, end = found.path, found.dtype, found.offset, found.offset
+            if (found.path, found.dtype, found.offset) != (path, dtype, end):
+                return None
+            end += found.nbytes
+            done += prod(found.shape)
+        return Extent(path, start, end - start, dtype, shape) if done else None
+
+    def narrowed(self, weight: Weight | Ref) -> Ref:
+        """The reference before the casts that only make its elements wider.
+
+        It takes the fewest bytes; a cast to the weight's dtype gives the same elements.
+        """
+        return self._narrowed(self.settled(weight))
+
+    def pieces(self, weight: Weight | Ref, rank: int = 0) -> tuple[Piece, ...]:
+        """Where every element of one rank's tensor comes from; none if it has no elements."""
+        return pieces_of(self.settled(weight), self._module.mesh, rank, self._shapes)
+
+    def _shapes(self, ref: Ref) -> list[tuple[int, ...]]:
+        """The shape of the source and after every step."""
+        shapes = shapes_of(ref, self._module.mesh, self.known)
+        if shapes is None:
+            raise Error(f"the shape of {ref} is not known")
+        return shapes
+
+    def _opened(self, ref: FileRef) -> tuple[File, Tensor]:
+        return self.file(ref.file), self.info(ref.file, ref.key)
+
+    def _fill(
+        self, out: Array, pieces: Iterable[Piece], ranges: Sequence[Range], numbers: Numbers
+    ) -> None:
+        """Write the region of the tensor that the pieces make."""
+        here = (piece.within(ranges) for piece in pieces)
+        fill(out, filter(None, here), self._opened, numbers)
+
+    def _release(self) -> None:
+        for file in self._files.values():
+            file.release()
+
+    def _changed(self, piece: Piece) -> bool:
+        """Whether the casts of a piece change anything."""
+        assert piece.source is not None
+        return any(cast != self.known(piece.source)[1] for cast in piece.casts)
+
+    def _run(self, piece: Piece) -> Extent | None:
+        """The bytes of one piece, if they lie in a file as they are needed."""
+        if not isinstance(piece.source, FileRef) or self._changed(piece):
+            return None
+        tensor = self.info(piece.source.file, piece.source.key)
+        kept = [i for i in piece.order if i is not None and len(piece.picks[i]) > 1]
+        whole = all(part.step == 1 for part in piece.picks)
+        box = tuple((part.start, part.stop) for part in piece.picks)
+        if not whole or kept != sorted(kept) or not _is_run(box, tensor.shape):
+            return None
+        shape = tuple(map(len, piece.picks))
+        item = numpy_dtype(tensor.dtype).itemsize
+        offset = tensor.offset + _first(box, tensor.shape) * item
+        path = self.path(piece.source.file)
+        return Extent(path, offset, prod(shape) * item, tensor.dtype, shape)
+
+    def _narrowed(self, ref: Ref) -> Ref:
+        casts = [i for i, step in enumerate(ref.steps) if isinstance(step, Cast)]
+        if casts:
+            less = replace(ref, steps=(*ref.steps[: casts[-1]], *ref.steps[casts[-1] + 1 :]))
+            return self._narrowed(less) if _widens(self.dtype(less), self.dtype(ref)) else ref
+        if not isinstance(ref, ConcatRef):
+            return ref
+        parts = [self._narrowed(part) for part in ref.parts]
+        kinds = {self.dtype(part) for part in parts if not isinstance(part, ZerosRef)}
+        if len(kinds) != 1:
+            return ref
+        (kind,) = kinds
+        return replace(ref, parts=tuple(_zeros_as(part, kind) for part in parts))
+
+
+def _shapeless(ref: Ref) -> Error:
+    return Error(f"{ref} is cut or joined, so it has to say its shape: random(..., [4, 8])")
+
+
+def _unbound(ref: UnboundRef) -> Error:
+    return Error(
+        f"the parameter {ref.key!r} has no values: give --checkpoint, or ask for random weights"
+    )
+
+
+def _zeros_as(ref: Ref, dtype: str) -> Ref:
+    """Zeros in another dtype; any other reference stays as it is."""
+    if not isinstance(ref, ZerosRef):
+        return ref
+    steps = tuple(step for step in ref.steps if not isinstance(step, Cast))
+    return replace(ref, dtype=dtype, steps=steps)
+
+
+def _widens(source: str, target: str) -> bool:
+    """Whether a cast keeps every value and takes more bytes."""
+    less = dtype_called(source).bits < dtype_called(target).bits
+    return less and np.can_cast(numpy_dtype(source), numpy_dtype(target), "safe")
+
+
+def _is_run(box: Sequence[Range], shape: tuple[int, ...]) -> bool:
+    """Whether a region is one run of elements: single indices, one range, whole dimensions."""
+    sizes = [end - begin for begin, end in box]
+    first = next((i for i, size in enumerate(sizes) if size != 1), len(sizes))
+    return tuple(sizes[first + 1 :]) == shape[first + 1 :]
+
+
+def _first(box: Sequence[Range], shape: tuple[int, ...]) -> int:
+    """The position of a region's first element in row-major order."""
+    at = 0
+    for (begin, _), size in zip(box, shape, strict=True):
+        at = at * size + begin
+    return at
+
+
+def _blocks(shape: tuple[int, ...], limit: int) -> Iterator[list[Range]]:
+    """Regions of at most `limit` elements that cover a shape in row-major order."""
+    if not shape:
+        yield []
+        return
+    cut = next((i for i in range(len(shape)) if prod(shape[i + 1 :]) <= limit), len(shape) - 1)
+    step = max(1, limit // max(1, prod(shape[cut + 1 :])))
+    inner = [(0, size) for size in shape[cut + 1 :]]
+    for place in combinations(*map(range, shape[:cut])):
+        for begin in range(0, shape[cut], step):
+            here = (begin, min(begin + step, shape[cut]))
+            yield [*[(i, i + 1) for i in place], here, *inner]

@@ -1,0 +1,246 @@
+"""`rewrite-embeddings`: how lookups in tables that the ranks share get rows of other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from irc.analysis.communication import slowest_link
+from irc.analysis.topology import Topology
+from irc.core import Function, Module, Value, Weight
+from irc.errors import Error
+from irc.ops import AllGather, Embedding
+from irc.pipeline import Pass, Stats, register
+from irc.results import EXACT, OVERFLOW
+from irc.rewrite import permit, replace
+from irc.types import Axes
+
+from .choose import Asked, Prices, asked_for, asked_layout, cheapest, checked_scheme, refused
+from .cost import Candidate, Rules, batch_sizes, candidate
+from .policy import Policy
+from .report import lines
+from .results import add_exact, count_outside, count_overflow
+from .schemes import LAYOUTS, Lookup, written
+from .sites import Layout, Site, find_site
+from .tables import Versions, shared, table_shape
+
+Sites = dict[Weight, list[Site]]
+
+
+@register("rewrite-embeddings")
+class RewriteEmbeddings(Pass):
+    """Chooses, per table of embeddings, how it lies on the ranks and how rows get where they are
+    wanted; see `irc/passes/embeddings/schemes.py` for the schemes. After shard, before localize.
+
+    `scheme` is one of them, a layout (replicated, rows, columns, cyclic), or auto, which asks the
+    cost model; `tables` has rows `PATTERN SCHEME[@AXES]` for tables by name. `policy` says what an
+    id outside a table finds: zero, clamp, row:N, or error, for which the model returns the count of
+    such ids. A table with other uses, such as a tied lm_head, stays as it is unless `copy` allows a
+    second one. With `sentinel` tables get rows of zeros for foreign ids, and are then not read in
+    place from a checkpoint. `capacity` is the room of cyclic schemes, in rows per pair of ranks (0:
+    for all): what overflows is counted in a result, and a function @exact has room for all.
+    `memory` is the most GB per rank that a table may take, `price` what a GB is worth in
+    microseconds per call, `topology` a file with the machine's constants.
+    """
+
+    scheme: str = "auto"
+    tables: list[str] = []  # noqa: RUF012
+    policy: str = "zero"
+    copy: bool = False
+    sentinel: bool = True
+    capacity: int = 0
+    memory: float | None = None
+    price: float = 35.0
+    topology: str = ""
+
+    def run(self, module: Module, stats: Stats) -> None:
+        if module.local:
+            raise Error("rewrite-embeddings comes before localize: the module is in the local view")
+        _Rewriting(self, module, stats).run()
+
+
+class _Rewriting:
+    """One run of the pass."""
+
+    def __init__(self, options: RewriteEmbeddings, module: Module, stats: Stats) -> None:
+        self.options, self.module, self.stats = options, module, stats
+        self.policy = Policy.parse(options.policy)
+        self.scheme = checked_scheme(options.scheme)
+        self.asked = [Asked.parse(row) for row in options.tables]
+        if options.capacity < 0:
+            raise Error("capacity cannot be negative; 0 is room for every id")
+        memory = None if options.memory is None else options.memory * 1e9
+        self.prices = Prices(options.price, memory, options.copy)
+        self._topology: Topology | None = None
+        self.lost: dict[Function, list[Value]] = {}
+
+    def run(self) -> None:
+        """Ids first, then tables, then the results that tell callers what went wrong."""
+        if self.policy.kind == "error":
+            for function in self.module.functions.values():
+                ops = _lookups(function)
+                added = count_outside(function, ops, self.module.mesh)
+                self.stats.count("results", added)
+        for function in list(self.module.functions.values()):
+            for op in _lookups(function):
+                self._keep_inside(op)
+        for table, sites in self._sites().items():
+            self._table(table, sites)
+        for function, lost in self.lost.items():
+            self._overflow(function, lost)
+
+    @property
+    def topology(self) -> Topology:
+        """The machine's constants, read when first needed."""
+        if self._topology is None:
+            from irc.analysis.topology_file import default_topology, read_topology
+
+            name = self.options.topology
+            self._topology = read_topology(name) if name else default_topology()
+        return self._topology
+
+    def _keep_inside(self, op: Embedding) -> None:
+        table = op.table
+        if not self.policy.moves or op.inside or not permit("rewrite-embeddings", op):
+            return
+        gather = op.ids.producer
+        gathered = isinstance(gather, AllGather)
+        ids = gather.x if gathered else op.ids  # every rank moves its own
+        ids = self.policy.kept_inside(ids, table_shape(_weight(table))[0], str(table.name))
+        ids = gather.rebuilt([ids]).result if gathered else ids
+        replace(op, Embedding(ids, table, inside=True, sentinel=op.sentinel))
+        self.stats.count(self.policy.kind)
+
+    # tables
+
+    def _sites(self) -> Sites:
+        found: Sites = {}
+        for function in self.module.functions.values():
+            for op in _lookups(function):
+                table = _weight(op.table)
+                asked = asked_for(table, self.asked, self.scheme)
+                split = table.type.axes[0] or table.type.axes[1]
+                if split and asked.axes not in ((), split):
+                    raise Error(
+                        f"tables asks for @{table.name} over {'.'.join(asked.axes)}, but it is "
+                        f"{table.type} already; leave @{'.'.join(asked.axes)} out"
+                    )
+                site = find_site(op, self._axes(asked))
+                if isinstance(site, Site) and self.module.mesh.ways(site.axes) > 1:
+                    found.setdefault(table, []).append(site)
+                elif isinstance(site, str) and self.module.mesh.ranks > 1:
+                    self.stats.explain(f"@{table.name} is looked up as it is: {site}")
+        return found
+
+    def _axes(self, asked: Asked) -> Axes | None:
+        """The axes that a row of `tables` splits a whole table over."""
+        if asked.axes:
+            self.module.mesh.ways(asked.axes)  # an Error where it is none of the mesh
+            return asked.axes
+        known = tuple(axis for axis in ("ep", "tp") if axis in self.module.mesh.names)
+        return known if asked in self.asked and known else None
+
+    def _table(self, table: Weight, sites: list[Site]) -> None:
+        first = sites[0]
+        if any(site.axes != first.axes for site in sites):
+            self.stats.explain(f"@{table.name} is looked up as it is: its lookups differ in axes")
+            return
+        asked = asked_for(table, self.asked, self.scheme)
+        tied = shared(table, [site.op for site in sites])
+        versions = Versions(self.module, table, first.axes, tied)
+        layout = asked_layout(asked, sites)
+        options = self._candidates(sites, versions, tied)
+        chosen = layout or cheapest(options, self.prices, first.layout)
+        reason = "it costs least" if layout is None else "it was asked for"
+        if layout is None and any(each.refused for each in options[chosen]):
+            reason = "nothing is allowed, so it stays"
+        for number, site in enumerate(sites):
+            shown = [options[each][number] for each in LAYOUTS]
+            sizes = batch_sizes(site, self.module)
+            for line in lines(site, sizes, shown, chosen, reason):
+                self.stats.explain(line)
+        if not permit("rewrite-embeddings", first.op):
+            return
+        for site in sites:
+            self._rewrite(site, chosen, versions)
+
+    def _candidates(
+        self, sites: Sequence[Site], versions: Versions, tied: bool
+    ) -> dict[Layout, list[Candidate]]:
+        mesh, axes = self.module.mesh, sites[0].axes
+        rules = Rules(
+            self.module,
+            self.topology,
+            slowest_link(mesh.groups(axes), self.topology),
+            versions.ways,
+            self.options.capacity,
+            self.options.sentinel,
+        )
+        return {
+            layout: [
+                refused(candidate(site, layout, versions, tied, rules), self.prices, tied)
+                for site in sites
+            ]
+            for layout in LAYOUTS
+        }
+
+    def _rewrite(self, site: Site, layout: Layout, versions: Versions) -> None:
+        pieces = versions.rows(layout)
+        own = versions.keep and layout == versions.layout
+        sentinel = self.options.sentinel and layout != "whole" and not own
+        same = layout == versions.layout and len(pieces) == 1
+        if same and (site.op.sentinel == sentinel or (site.op.inside and layout != "rows")):
+            return
+        function = site.op.parent
+        assert function is not None
+        lookup = Lookup(
+            site,
+            site.ids if site.wanted == "split" else site.op.ids,
+            versions.pieces(layout),
+            pieces,
+            layout,
+            versions.ways,
+            site.op.inside,
+            sentinel,
+            self.options.capacity,
+            self._queues(site),
+        )
+        value, lost = written(lookup)
+        source = site.op.result
+        for op in site.chain:
+            value = op.rebuilt([value if v is source else v for v in op.operands]).result
+            source = op.result
+        replace(site.end or site.op, value)
+        if lost:
+            self.lost.setdefault(function, []).extend(lost)
+        self.stats.count(layout)
+
+    def _queues(self, site: Site) -> tuple[int, ...]:
+        """Into how many parts the ids are cut that queue apart."""
+        mesh = self.module.mesh
+        counts = [mesh.ways(axes) for axes in site.ids.type.axes]
+        if site.wanted == "scattered":
+            counts[site.dim] *= mesh.ways(site.axes)
+        return tuple(counts)
+
+    def _overflow(self, function: Function, lost: list[Value]) -> None:
+        if OVERFLOW in function.result_names() or EXACT in self.module.functions:
+            raise Error(
+                f"@{function.name} would return {OVERFLOW}, and @{EXACT} have room for all, but "
+                "one of these names is taken; rename it, or leave capacity out"
+            )
+        count_overflow(function, lost)
+        add_exact(self.module, function)
+        self.stats.explain(
+            f"@{function.name} returns {OVERFLOW}, the ids that found no room; where it is not 0, "
+            f"@{EXACT} gives the right results"
+        )
+
+
+def _lookups(function: Function) -> list[Embedding]:
+    """The lookups in weights, in order."""
+    return [op for op in function if isinstance(op, Embedding) and isinstance(op.table, Weight)]
+
+
+def _weight(value: Value) -> Weight:
+    assert isinstance(value, Weight)
+    return value

@@ -1,0 +1,129 @@
+"""Which layout a table gets: the one asked for, or the one that costs least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from irc.core import Weight
+from irc.errors import Error, did_you_mean
+from irc.types import Axes
+
+from .cost import EXACT, Candidate
+from .schemes import LAYOUTS, scheme_name
+from .sites import Layout, Site
+
+# Seconds matter more often in decoding, which calls the model once per token.
+WEIGHTS = (0.9, 0.09, 0.01)
+_NAMES: dict[str, Layout] = {
+    "replicated": "whole",
+    "rows": "rows",
+    "columns": "columns",
+    "cyclic": "cyclic",
+    "r": "whole",
+    **dict.fromkeys(("ra", "rs", "rsd"), "rows"),
+    **dict.fromkeys(("ca", "cs", "cd"), "columns"),
+    **dict.fromkeys(("ka", "ks", "kd"), "cyclic"),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`PATTERN SCHEME[@AXES]`: what is asked for tables of such names."""
+
+    pattern: str
+    scheme: str
+    axes: Axes = ()
+
+    @staticmethod
+    def parse(text: str) -> Asked:
+        """A row of the option `tables`."""
+        words = text.split()
+        if len(words) != 2:
+            raise Error(
+                f"tables has {text!r}; a row is a pattern and a scheme, such as "
+                '"*.embed_tokens.weight ca", or "*.position.weight ca@tp" for a table that is whole'
+            )
+        scheme, _, axes = words[1].partition("@")
+        return Asked(words[0], checked_scheme(scheme), tuple(filter(None, axes.split("."))))
+
+
+def checked_scheme(name: str) -> str:
+    """A known scheme or layout, in lower case, or auto."""
+    found = name.lower()
+    if found != "auto" and found not in _NAMES:
+        raise Error(
+            f"there is no scheme {name!r}{did_you_mean(found, ['auto', *_NAMES])}; there are auto, "
+            "replicated, RA, RS, RSD, CA, CS, CD, KA, KS, KD"
+        )
+    return found
+
+
+def asked_for(table: Weight, rows: Sequence[Asked], scheme: str) -> Asked:
+    """What is asked for one table: the first row that fits, else the scheme of all."""
+    found = next((row for row in rows if fnmatchcase(table.name, row.pattern)), None)
+    return found or Asked("*", scheme)
+
+
+def asked_layout(asked: Asked, sites: Sequence[Site]) -> Layout | None:
+    """The layout that a scheme means, which every site must fit; None for auto."""
+    if asked.scheme == "auto":
+        return None
+    layout = _NAMES[asked.scheme]
+    for site in sites:
+        name = scheme_name(layout, site.wanted)
+        if asked.scheme in ("replicated", "rows", "columns", "cyclic", name.lower()):
+            continue
+        fitting = ", ".join(scheme_name(other, site.wanted) for other in LAYOUTS)
+        raise Error(
+            f"@{site.table.name} cannot be looked up by {asked.scheme.upper()}: {why(site)}; use "
+            f"one of {fitting}"
+        ).at(site.op)
+    return layout
+
+
+def why(site: Site) -> str:
+    """What a site wants, as a sentence."""
+    over = f"over {site.axis}"
+    if site.wanted == "whole":
+        return f"its result is wanted whole on every rank {over}"
+    if site.wanted == "scattered":
+        return f"its ids are whole and dimension {site.dim} of its result is split {over}"
+    return f"dimension {site.dim} of its ids is split {over}, and of its result as well"
+
+
+@dataclass(frozen=True)
+class Prices:
+    """`per_gb`: microseconds per call that 10^9 bytes on each rank are worth. `memory`: the most
+    bytes that a table may take on a rank. `copy`: whether a tied table may be there twice."""
+
+    per_gb: float
+    memory: float | None
+    copy: bool
+
+
+def refused(found: Candidate, prices: Prices, tied: bool) -> Candidate:
+    """The candidate, with the reason why it is out of the question if it is."""
+    if tied and found.extra and not prices.copy:
+        return replace(found, refused="needs a second copy of a table with other uses")
+    if prices.memory is not None and found.extra > prices.memory:
+        return replace(found, refused=f"takes more than {prices.memory / 1e9:g} GB")
+    return found
+
+
+def cheapest(options: dict[Layout, list[Candidate]], prices: Prices, present: Layout) -> Layout:
+    """The layout whose sites cost least together with the memory; equal ones in the order: fewer
+    collectives, exact schemes, R, columns, rows, in turn. What nothing allows stays as it is."""
+    layouts: list[Layout] = [each for each in LAYOUTS if not any(c.refused for c in options[each])]
+    if not layouts:
+        return present
+    order: tuple[Layout, ...] = ("whole", "columns", "rows", "cyclic")
+
+    def key(layout: Layout) -> tuple[float, int, bool, int]:
+        found = options[layout]
+        time = sum(c.mean(WEIGHTS) for c in found) + prices.per_gb * found[0].extra / 1e9
+        exact = all(c.scheme in EXACT for c in found)
+        return round(time, 3), sum(c.messages for c in found), not exact, order.index(layout)
+
+    return min(layouts, key=key)

@@ -1,0 +1,71 @@
+"""One rule for ids outside a table, whatever the scheme: zeros, the nearest row, a given row, or a
+count that the runtime turns into an Error."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast
+
+from irc.core import Op, Value
+from irc.errors import Error
+from irc.ops import And, Constant, Ge, Lt, SlotIds, Where
+
+Kind: TypeAlias = Literal["zero", "clamp", "row", "error"]
+_LARGEST = {"i32": 2**31 - 1, "i64": 2**63 - 1}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What an id outside finds; `row` is for `kind` "row"."""
+
+    kind: Kind = "zero"
+    row: int = 0
+
+    @staticmethod
+    def parse(text: str) -> Policy:
+        """A policy from `zero`, `clamp`, `row:3` or `error`."""
+        match = re.fullmatch(r"(zero|clamp|error)|row:(\d{1,18})", text)
+        if match is None:
+            raise Error(
+                f"policy is {text!r}, but it must be zero, clamp, error, or row:N for the row N"
+            )
+        return Policy("row", int(match[2])) if match[2] else Policy(cast("Kind", text))
+
+    @property
+    def moves(self) -> bool:
+        """Whether ids outside become others that lie inside."""
+        return self.kind in ("clamp", "row")
+
+    def kept_inside(self, ids: Value, rows: int, name: str) -> Value:
+        """Ids that all lie inside a table of `rows`, as a fresh expression."""
+        self.check(rows, name)
+        op = ids.producer
+        if isinstance(op, SlotIds):
+            return op.rebuilt([op.ids], outside=self.kind, row=self.row).result
+        kind = ids.type.dtype
+        if self.kind == "row":
+            return Where(between(ids, rows), ids, Constant(values=(self.row,), dtype=kind)).result
+        # comparisons, as runtimes are known to take the wrong maximum of 64-bit integers
+        zero = Constant(values=(0,), dtype=kind)
+        least = Where(Ge(ids, zero), ids, zero)
+        if rows > _LARGEST[kind]:
+            return least.result
+        last = Constant(values=(rows - 1,), dtype=kind)
+        return Where(Lt(least, last), least, last).result
+
+    def check(self, rows: int, name: str) -> None:
+        """An Error where the given row is none of the table."""
+        if self.kind == "row" and self.row >= rows:
+            raise Error(f"policy is row:{self.row}, but @{name} has {rows} rows")
+        if self.kind == "clamp" and not rows:
+            raise Error(f"policy is clamp, but @{name} has no rows")
+
+
+def between(ids: Value, rows: int) -> Op:
+    """Which ids lie inside a table of `rows`: bool of the shape of the ids."""
+    kind = ids.type.dtype
+    low = Ge(ids, Constant(values=(0,), dtype=kind))
+    if rows > _LARGEST[kind]:
+        return low
+    return And(low, Lt(ids, Constant(values=(rows,), dtype=kind)))

@@ -1,0 +1,43 @@
+"""The candidates of a table as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .choose import why
+from .cost import Candidate
+from .sites import Layout, Site
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def lines(
+    site: Site, sizes: Sequence[int], found: Sequence[Candidate], chosen: Layout, reason: str
+) -> list[str]:
+    """A sentence about the site, and a line per candidate: bytes, microseconds, memory."""
+    tokens = "/".join(map(str, sizes))
+    scheme = next(c.scheme for c in found if c.layout == chosen)
+    head = (
+        f"@{site.table.name}, {site.table.type.whole}, is looked up by {scheme}: {reason}; "
+        f"{why(site)}. Per call of {tokens} tokens:"
+    )
+    return [head, *(_line(each, each.layout == chosen) for each in found)]
+
+
+def _line(found: Candidate, chosen: bool) -> str:
+    times = "/".join(f"{us:.1f}" for us in found.us)
+    data = "/".join(amount(n) for n in found.sent)
+    shared = " (shared)" if not found.extra else ""
+    note = (f"; {found.refused}" if found.refused else "") + ("; chosen" if chosen else "")
+    return (
+        f"  {found.scheme:<3} {times} us, sends {data}, holds {amount(found.memory)}{shared}{note}"
+    )
+
+
+def amount(count: float) -> str:
+    """Bytes in a unit that leaves three digits or fewer before the point."""
+    for unit in _UNITS:
+        if count < 1000 or unit == _UNITS[-1]:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return ""

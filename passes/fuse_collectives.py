@@ -1,0 +1,181 @@
+"""`fuse-collectives`: fewer and smaller collectives."""
+
+from __future__ import annotations
+
+from irc.analysis.replication import replication
+from irc.core import Function, Module, Op, Value, Weight
+from irc.dims import Dim, bind, product
+from irc.ops import (
+    Add,
+    AllReduce,
+    AllReduceRmsNorm,
+    AllToAll,
+    GatherElements,
+    ReduceScatter,
+    RmsNorm,
+    ShardSlice,
+    Slice,
+)
+from irc.ops.collective import Collective
+from irc.pipeline import Pass, Stats, register
+from irc.rewrite import P, Rule, apply_rules, decline, permit, rule
+
+from .edit import insert_before
+from .join_sums import join_sums
+
+_NAME = "fuse-collectives"
+
+
+@rule(P.shard_slice(P.all_reduce("x").capture("reduced")).capture("part"))
+def scatter_for_slice(x: Value, reduced: AllReduce, part: ShardSlice) -> Op | None:
+    """A rank's part of a finished sum is a reduce_scatter."""
+    if reduced.axis != part.axis:
+        return decline("the rule takes a sum over the axis of the slice")
+    return ReduceScatter(x, axis=part.axis, dim=part.dim)
+
+
+@rule(P.shard_slice(P.all_gather("x", shared=True).capture("gathered")).capture("part"))
+def slice_of_gathered(x: Value, gathered: Op, part: ShardSlice) -> Value | Op | None:
+    """A rank's part of what was gathered is what it had, or what an all_to_all brings it."""
+    if gathered.attributes["axis"] != part.axis:
+        return decline("the rule takes a gather and a slice over one axis")
+    split, joined = part.dim % x.type.rank, gathered.attributes["dim"] % x.type.rank
+    if split == joined:
+        return x
+    if len(gathered.result.users) > 1:
+        return decline("what is gathered is used elsewhere, so an all_to_all would send more")
+    return AllToAll(x, axis=part.axis, split=split, concat=joined)
+
+
+@rule(P.slice(P.all_reduce("x").capture("reduced")).capture("cut"))
+def reduce_what_is_cut(x: Value, reduced: Op, cut: Slice) -> Op:
+    """Only the elements of the slice need to be combined."""
+    part = Slice(x, dim=cut.dim, start=cut.start, stop=cut.stop, step=cut.step)
+    return reduced.rebuilt([part.result])
+
+
+def _reduce_what_is_chosen(module: Module) -> list[Rule]:
+    """The rule about choices; none where the module has no such choice."""
+    chosen = [op for op in module.ops() if isinstance(op, GatherElements)]
+    if not any(isinstance(op.x.producer, AllReduce) for op in chosen):
+        return []
+    differing = replication(module) if module.local else {}
+
+    @rule(P.gather_elements(P.all_reduce("x").capture("reduced"), "indices").capture("choice"))
+    def reduce_what_is_chosen(
+        x: Value, indices: Value, reduced: AllReduce, choice: GatherElements
+    ) -> Op | None:
+        """Only the elements that are looked at need to be combined."""
+        types = {axis for axes in indices.type.axes for axis in axes}
+        if (types | differing.get(indices, frozenset())) & set(reduced.axes):
+            return decline("the ranks of the sum look at different elements")
+        if not _fewer(module, indices, x):
+            return decline("the rule takes choices of fewer elements than there are")
+        return reduced.rebuilt([GatherElements(x, indices, dim=choice.dim).result])
+
+    return [reduce_what_is_chosen]
+
+
+def _fewer(module: Module, value: Value, other: Value) -> bool:
+    """Whether a value typically has fewer elements than another."""
+    sizes = {name: typical for name, (_, typical, _) in module.dims.items()}
+    a, b = (bind(product(v.type.shape), sizes) for v in (value, other))
+    return not isinstance(a, Dim) and not isinstance(b, Dim) and a < b
+
+
+@register(_NAME)
+class FuseCollectives(Pass):
+    """Merges equal collectives, and moves them to where they send less.
+
+    Equal ones are done once; sums that are added become one; a sum or gather of which each rank
+    keeps a part becomes a reduce_scatter or all_to_all; a sum moves behind a selection. With
+    `norm`, an all_reduce with the residual addition and the rms_norm after it becomes one operation
+    of both results.
+    """
+
+    norm: bool = False
+
+    def run(self, module: Module, stats: Stats) -> None:
+        for function in module.functions.values():
+            _merge(function, stats)
+            join_sums(function, _NAME, stats)
+        rules = [scatter_for_slice, slice_of_gathered, reduce_what_is_cut]
+        stats.update(apply_rules(module, rules + _reduce_what_is_chosen(module)))
+        if self.norm:
+            for function in module.functions.values():
+                _fuse_norms(function, stats)
+
+
+def _merge(function: Function, stats: Stats) -> None:
+    """Of equal collectives on one value the first stays."""
+    seen: dict[object, Op] = {}
+    for op in function:
+        if not isinstance(op, (Collective, ShardSlice)):
+            continue
+        key = (op.opname, op.operands, tuple(op.attributes.items()))
+        first = seen.setdefault(key, op)
+        if first is op or not permit(_NAME, op):
+            continue
+        op.result.replace_by(first.result)
+        op.erase()
+        stats.count("merged")
+
+
+def _fuse_norms(function: Function, stats: Stats) -> None:
+    """all_reduce, add and rms_norm, where the sum without the residual is used nowhere else."""
+    for op in list(function):
+        total = op.x.producer if isinstance(op, RmsNorm) else None
+        if not isinstance(op, RmsNorm) or op.parent is None or not isinstance(total, Add):
+            continue
+        found = _reduced(total)
+        if found is None or not _known_before(op.weight, total) or not permit(_NAME, op):
+            continue
+        reduced, residual, bias = found
+        if bias is not None:
+            residual = insert_before(Add(residual, bias), total).result
+        new = AllReduceRmsNorm(
+            *(reduced.x, residual, op.weight),
+            axis=reduced.axis,
+            eps=op.eps,
+            offset=op.offset,
+            ways=reduced.ways,
+        )
+        insert_before(new, total).loc = op.loc
+        for old, result in zip((op.result, total.result), new.results, strict=True):
+            old.replace_by(result)
+        inner = [v.producer for v in total.operands if isinstance(v.producer, Add)] if bias else []
+        for dead in (op, total, *inner, reduced):
+            if dead is not None and dead.parent is not None and not dead.result.users:
+                dead.erase()
+        stats.count("all_reduce_rms_norm")
+
+
+def _reduced(total: Add) -> tuple[AllReduce, Value, Value | None] | None:
+    """(the all_reduce, the residual, a bias that is added to the former) of a sum."""
+    for value, other in ((total.x, total.y), (total.y, total.x)):
+        if value is other or other.type is not value.type or not _once(value):
+            continue
+        op = value.producer
+        if isinstance(op, AllReduce) and op.op == "sum":
+            return op, other, None
+        if not isinstance(op, Add):
+            continue
+        for inner, bias in ((op.x, op.y), (op.y, op.x)):
+            first = inner.producer if _once(inner) and inner.type is value.type else None
+            if isinstance(first, AllReduce) and first.op == "sum" and isinstance(bias, Weight):
+                return first, other, bias
+    return None
+
+
+def _once(value: Value) -> bool:
+    return sum(value.users.values()) == 1
+
+
+def _known_before(value: Value, op: Op) -> bool:
+    """Whether a value is there before an operation, in whose place it will be used."""
+    later = op.next
+    while value.producer is not None and later is not None:
+        if later is value.producer:
+            return False
+        later = later.next
+    return True

@@ -1,0 +1,98 @@
+"""Sums over ranks that are added to each other become one, however many terms lie between."""
+
+from __future__ import annotations
+
+from functools import reduce as fold
+
+from irc.core import Function, Op, Value
+from irc.ops import Add, AllReduce, ReduceScatter
+from irc.pipeline import Stats
+from irc.rewrite import permit
+
+from .edit import insert_before
+
+
+def join_sums(function: Function, name: str, stats: Stats) -> None:
+    """all_reduce(x) + r + all_reduce(y) is r + all_reduce(x + y), as a block of parallel attention
+    and feed-forward has it; so with reduce_scatter."""
+    for root in list(function):
+        if not isinstance(root, Add) or root.parent is None or _inside(root):
+            continue
+        terms = _terms(root.result, root.result)
+        groups: dict[object, list[Value]] = {}
+        for term in terms:
+            key = _key(term)
+            if key is not None:
+                groups.setdefault(key, []).append(term)
+        joined = [group for group in groups.values() if len(group) > 1]
+        if joined and permit(name, root):
+            _join(root, terms, joined)
+            stats.count("joined", sum(len(group) - 1 for group in joined))
+
+
+def _inside(op: Add) -> bool:
+    """Whether an addition is a part of a larger one."""
+    users = list(op.result.users)
+    return (
+        len(users) == 1
+        and isinstance(users[0], Add)
+        and users[0].result.type is op.result.type
+        and _once(op.result)
+    )
+
+
+def _terms(value: Value, root: Value) -> list[Value]:
+    """What is added up, from left to right, without going into sums that are used elsewhere."""
+    op = value.producer
+    apart = value is root or (_once(value) and value.type is root.type)
+    if not isinstance(op, Add) or not apart:
+        return [value]
+    return [term for operand in op.operands for term in _terms(operand, root)]
+
+
+def _key(term: Value) -> object:
+    """What sums over ranks have in common that can be joined; None for other terms."""
+    op = term.producer
+    if not isinstance(op, (AllReduce, ReduceScatter)) or op.op != "sum" or not _once(term):
+        return None
+    return op.opname, op.x.type, tuple(op.attributes.items())
+
+
+def _once(value: Value) -> bool:
+    return sum(value.users.values()) == 1
+
+
+def _join(root: Add, terms: list[Value], joined: list[list[Value]]) -> None:
+    """Write the addition anew: each group in place of its first member."""
+    new: list[Value] = []
+    for term in terms:
+        group = next((group for group in joined if term in group), None)
+        if group is None:
+            new.append(term)
+        elif term is group[0]:
+            new.append(_joined(root, group))
+    total = fold(lambda x, y: insert_before(Add(x, y), root).result, new)
+    total.name, root.result.name = root.result.name, None
+    root.result.replace_by(total)
+    _erase(root)
+
+
+def _joined(root: Add, group: list[Value]) -> Value:
+    first = group[0].producer
+    assert first is not None
+    parts = [op.operands[0] for op in (term.producer for term in group) if op is not None]
+    partial = fold(lambda x, y: insert_before(Add(x, y), root).result, parts)
+    whole = insert_before(first.rebuilt([partial]), root).result
+    whole.name = group[0].name
+    return whole
+
+
+def _erase(op: Op) -> None:
+    """Take out an operation, and what only it used of additions and sums."""
+    operands = op.operands
+    op.erase()
+    for value in dict.fromkeys(operands):
+        producer = value.producer
+        dead = isinstance(producer, (Add, AllReduce, ReduceScatter)) and not value.users
+        if dead and producer is not None and producer.parent is not None:
+            _erase(producer)

@@ -1,0 +1,142 @@
+"""`localize`: from the global view to the text that every rank runs."""
+
+from __future__ import annotations
+
+from irc.core import Function, Module, Op, Result, Value, Weight
+from irc.errors import Error
+from irc.layouts import local_shape, local_type
+from irc.ops import Call
+from irc.pipeline import Pass, Stats, register
+from irc.types import TensorType
+from irc.weights import Pad, Shard, pinned
+
+from .builder import Builder
+from .forms import FORMS
+from .lookups import spare_rows, with_zeros
+from .plain import plain
+
+
+@register("localize")
+class Localize(Pass):
+    """Shapes become one rank's, collectives get their number of ways, weights are cut.
+
+    One text serves every rank: what differs is computed from `rank`. A dimension that does not
+    divide is ceil-sized on every rank; where the padding could reach a result it is masked. The
+    layouts of a function say of which global tensors its arguments and results are parts.
+    """
+
+    def run(self, module: Module, stats: Stats) -> None:
+        if module.local:
+            raise Error("the module is in the local view already; localize once")
+        whole = {weight: weight.type for weight in module.weights.values()}
+        zeros: dict[Value, int] = {}
+        for weight in module.weights.values():
+            _cut(module, weight, zeros)
+            stats.count("weights", weight.type is not whole[weight])
+        made: dict[Function, Function] = {}
+        for name, function in list(module.functions.items()):
+            builder = _builder(module, function, whole, made, zeros)
+            made[function] = _localized(builder, function, stats)
+            module.functions[name] = made[function]
+        module.local = True
+
+
+def _cut(module: Module, weight: Weight, zeros: dict[Value, int]) -> None:
+    """Give a weight one rank's type and the steps that cut its part out.
+
+    A table of lookups that ask for it gets rows of zeros behind.
+    """
+    type = local = weight.type
+    ref = pinned(weight.ref, type.shape, type.dtype)
+    if type.sharded:
+        local = local_type(type, module.mesh)
+        for dim, axes in enumerate(type.axes):
+            if axes:
+                ref = ref.then(Shard(dim, axes))
+    rows = local.shape[0] if local.rank == 2 else None
+    spare = spare_rows(weight, rows) if isinstance(rows, int) else 0
+    if isinstance(rows, int) and spare:
+        zeros[weight] = rows
+        ref = ref.then(Pad(0, spare))
+        local = with_zeros(local, spare)
+    if local is not type:
+        weight.ref, weight.type = ref, local
+
+
+def _builder(
+    module: Module,
+    function: Function,
+    whole: dict[Weight, TensorType],
+    made: dict[Function, Function],
+    zeros: dict[Value, int],
+) -> Builder:
+    """A builder of the function in the local view, whose arguments stand for the global ones."""
+    mesh = module.mesh
+    args = [(str(arg.name), local_type(_complete(arg, function), mesh)) for arg in function.args]
+    new = Function(function.name, args)
+    new.results = tuple(Result(r.name, r.alias) for r in function.results)
+    values: dict[Value, Value] = dict(zip(function.args, new.args, strict=True))
+    return Builder(module, new, values, whole, made, zeros, _padded(module, function))
+
+
+def _padded(module: Module, function: Function) -> set[Value]:
+    """The arguments whose padding is zeros: what a user gives is, but no state or stage's input."""
+    if any(isinstance(op, Call) and op.callee is function for op in module.ops()):
+        return set()
+    states = set(function.aliases().values())
+    return {arg for arg in function.args if arg.index not in states}
+
+
+def _localized(builder: Builder, function: Function, stats: Stats) -> Function:
+    """The function in the local view; the old one gives up its uses."""
+    new = builder.function
+    for op in function:
+        _operation(builder, op)
+    stats.count("operations", sum(1 for _ in new))
+    _set_layouts(function, new)
+    for op in reversed(function):
+        op.erase()
+    return new
+
+
+def _complete(value: Value, function: Function) -> TensorType:
+    if value.type.partial:
+        raise Error(
+            f"%{value.name} of @{function.name} is {value.type}, a pending sum; an all_reduce has "
+            "to finish it (the pass shard adds one)"
+        )
+    return value.type
+
+
+def _operation(builder: Builder, op: Op) -> None:
+    builder.loc = op.loc
+    try:
+        form = FORMS.get(op.opname)
+        results = form(builder, op) if form is not None else plain(builder, op)
+        for old, new in zip(op.results, results, strict=True):
+            _check(builder, old, new)
+            builder.values[old] = new
+            if new.producer is not None:
+                new.name = new.name if new in builder.kept else old.name
+    except Error as error:
+        raise error.at(op) from None
+
+
+def _check(builder: Builder, old: Value, new: Value) -> None:
+    wanted = local_shape(old.type, builder.mesh)
+    if new.type.shape != wanted:
+        raise Error(
+            f"one rank's part of {old.type} is {list(wanted)}, but it would compute {new.type}; "
+            "these sizes do not divide: gather the value before, or pad its dimensions"
+        )
+
+
+def _set_layouts(function: Function, new: Function) -> None:
+    for arg in function.args:
+        if arg.type.sharded:
+            new.layouts[f"%{arg.name}"] = arg.type
+    aliases = function.aliases()
+    named = zip(function.result_names(), function.returned, strict=True)
+    for i, (name, value) in enumerate(named):
+        if _complete(value, function).sharded and i not in aliases:
+            new.layouts[name] = value.type

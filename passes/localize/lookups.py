@@ -1,0 +1,89 @@
+"""Lookups on one rank: ids become numbers of its own rows, and of a row of zeros for all others."""
+
+from __future__ import annotations
+
+from irc.core import Op, Value, Weight
+from irc.errors import Error
+from irc.layouts import local_dim
+from irc.ops import Add, And, Cast, Embedding, Ge, Lt, Sub, Where
+from irc.types import Axes, TensorType
+
+from .builder import Builder
+from .plain import plain
+
+ROUND = 8  # rows of a table with zeros behind are a multiple of this
+_LARGEST = {"i32": 2**31 - 1, "i64": 2**63 - 1}
+
+
+def spare_rows(weight: Weight, rows: int) -> int:
+    """How many rows of zeros follow the `rows` that a rank has of a table; none where the weight
+    has other uses than lookups that ask for them."""
+    asking = [op for op in weight.users if _asks(op, weight)]
+    if not asking or len(asking) != len(weight.users):
+        return 0
+    return -(-(rows + 1) // ROUND) * ROUND - rows
+
+
+def _asks(op: Op, weight: Weight) -> bool:
+    wanted = op.opname == "cyclic_embedding" or op.attributes.get("sentinel") is True
+    return wanted and op.operands.index(weight) == 1
+
+
+def embedding(builder: Builder, op: Op) -> tuple[Value, ...]:
+    """Ids counted from the first row that this rank has; the others find zeros."""
+    assert isinstance(op, Embedding)
+    type = builder.type(op.table)
+    axes, zeros = type.axes[0], builder.zeros.get(op.table)
+    ways = builder.mesh.ways(axes)
+    if ways == 1 and (zeros is None or op.inside):
+        return plain(builder, op)
+    rows = type.shape[0]
+    if not isinstance(rows, int):
+        raise Error(f"the table is {type}; rows that ranks share have a number, not a symbol")
+    part = local_dim(rows, ways)
+    assert isinstance(part, int)
+    index = own_rows(builder, builder.local(op.ids), axes, (rows, part), zeros)
+    table = builder.local(op.table)
+    return builder.add_all(Embedding(index, table, inside=zeros is not None))
+
+
+def own_rows(
+    builder: Builder, ids: Value, axes: Axes, sizes: tuple[int, int], zeros: int | None
+) -> Value:
+    """Ids [...] as numbers of this rank's rows, and `zeros` (-1 without it) for all others.
+
+    `sizes` are the rows of all ranks and of one. No number that is computed leaves the range of
+    its dtype, whatever the ids are; i32 wherever that holds the rows of a rank.
+    """
+    rows, part = sizes
+    other = -1 if zeros is None else zeros
+    ways = builder.mesh.ways(axes)
+    kind = ids.type.dtype
+    if (part + ROUND) * ways > _LARGEST[kind]:
+        kind, ids = "i64", builder.add(Cast(ids, dtype="i64"))
+    if ways == 1:
+        low, high, none = (builder.constant(n, kind) for n in (0, rows, other))
+        own = builder.add(Where(_between(builder, ids, low, high), ids, none))
+    else:
+        start = builder.start(axes, part, kind)
+        end = builder.add(Add(start, builder.constant(part, kind)))
+        if rows % ways:  # the last ranks have less
+            last = builder.constant(rows, kind)
+            end = builder.add(Where(builder.add(Lt(end, last)), end, last))
+        none = builder.add(Add(start, builder.constant(other, kind)))
+        found = builder.add(Where(_between(builder, ids, start, end), ids, none))
+        own = builder.add(Sub(found, start))
+    if kind == "i64" and part + ROUND <= _LARGEST["i32"]:
+        own = builder.add(Cast(own, dtype="i32"))
+    return own
+
+
+def _between(builder: Builder, ids: Value, low: Value, high: Value) -> Value:
+    return builder.add(And(builder.add(Ge(ids, low)), builder.add(Lt(ids, high))))
+
+
+def with_zeros(type: TensorType, spare: int) -> TensorType:
+    """The type of a rank's table with rows of zeros behind."""
+    rows = type.shape[0]
+    assert isinstance(rows, int)
+    return type.replace(shape=(rows + spare, *type.shape[1:]))

@@ -1,0 +1,67 @@
+"""`shard`: an unsharded module over the ranks of a mesh, by a plan and propagation."""
+
+from __future__ import annotations
+
+from irc.core import Module
+from irc.errors import Error
+from irc.mesh import Mesh
+from irc.pipeline import Pass, Stats, register
+
+from .heads import even_heads
+from .notes import grouped
+from .place import place
+from .plan import Row, megatron, read_plan
+from .segments import cut_segments
+from .solve import Solver
+from .symbols import even_symbols
+
+
+@register("shard")
+class ShardModule(Pass):
+    """Splits weights over the mesh by a plan; the sharding rules of the operations do the rest.
+
+    `plan` is megatron, or the path of a file of rows such as `*.fc.weight 0@tp`, or of JSON with a
+    Hugging Face tp_plan. Sums that are pending where a whole value is needed are completed by an
+    all_reduce, with `sequence` by a reduce_scatter over the tokens and an all_gather later. Heads
+    stay whole: where they do not divide they are padded or replicated, by what costs least. The
+    batch goes over dp.
+    """
+
+    mesh: str = ""
+    plan: str = "megatron"
+    sequence: bool = False
+
+    def run(self, module: Module, stats: Stats) -> None:
+        self._check(module)
+        rows = megatron() if self.plan == "megatron" else read_plan(self.plan)
+        if self.mesh:
+            module.mesh = _merged(module.mesh, Mesh.parse(self.mesh))
+        if all(size == 1 for axis, size in module.mesh.axes if axis != "pp"):
+            return
+        found = Stats()
+        origins = cut_segments(module, rows, found)
+        even_heads(module, rows, origins, found)
+        placement = place(module, rows, origins, found)
+        even_symbols(module, found, self.sequence)
+        for function in module.functions.values():
+            Solver(module, function, placement, found, self.sequence).run()
+        found.notes = grouped(found.notes)
+        stats.update(found)
+
+    def _check(self, module: Module) -> None:
+        if module.local:
+            raise Error("the module is in the local view already; shard comes before localize")
+        if any(value.type.sharded for op in module.ops() for value in op.results):
+            raise Error("the module is sharded already; shard an unsharded one")
+        if any(op.opname == "call" for op in module.ops()):
+            raise Error("shard follows values through one function; put inline before it")
+
+
+def _merged(known: Mesh, asked: Mesh) -> Mesh:
+    """The mesh asked for; an Error where the module has another."""
+    if known.axes and known != asked:
+        raise Error(f"the module is for the mesh ({known}), but shard is told ({asked})")
+    return asked
+
+
+__all__ = ["Row", "ShardModule", "megatron", "read_plan"]

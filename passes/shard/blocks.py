@@ -1,0 +1,208 @@
+"""Attention between projections of its own: what has to change when its heads do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from irc.core import Function, Op, Value, Weight
+from irc.errors import Error
+from irc.ops import (
+    Attention,
+    CacheUpdate,
+    Cast,
+    Concat,
+    LayerNorm,
+    Linear,
+    Matmul,
+    Repeat,
+    Reshape,
+    RmsNorm,
+    Rope,
+    Slice,
+    Split,
+)
+from irc.types import TensorType
+from irc.weights import ConcatRef, Ref, ZerosRef, pinned
+from irc.weights import Slice as SliceStep
+
+from ..edit import change, insert_before
+from .head_layout import Heads, Layout
+from .segments import Projection
+
+
+@dataclass(frozen=True)
+class Path:
+    """What lies between a projection and an operand of attention, and treats all heads alike."""
+
+    projection: Projection
+    ops: tuple[Op, ...]
+    heads: int
+
+    @property
+    def caches(self) -> list[Value]:
+        """The arguments that keep the heads of earlier calls."""
+        return [op.cache for op in self.ops if isinstance(op, CacheUpdate)]
+
+    def give(self, slots: Heads, done: set[Weight | Op]) -> None:
+        """Make the projection give other heads, and the operations behind it take them."""
+        for weight, dim in self.projection.parts:
+            if weight not in done:
+                _rearrange(weight, dim, self.heads, slots)
+                done.add(weight)
+        for op in self.ops:
+            if isinstance(op, Reshape) and op not in done:
+                size = op.shape[2]
+                assert isinstance(size, int)
+                new = size // self.heads * len(slots)
+                change(op, shape=(*op.shape[:2], new, *op.shape[3:]))
+                done.add(op)
+        for cache in self.caches:
+            shape = cache.type.shape
+            cache.type = cache.type.replace(shape=(shape[0], len(slots), *shape[2:]))
+
+
+def path_of(value: Value, user: Op, heads: int) -> Path | None:
+    """The path on which the heads of an operand of `user` come, if nothing else uses them."""
+    ops: list[Op] = []
+    while True:
+        op = value.producer
+        if any(other is not user and not _keeps(op, value, other) for other in value.users):
+            return None
+        projection = Projection.of(value) if value.type.rank == 3 else None
+        if projection is not None:
+            return Path(projection, tuple(ops), heads)
+        if op is None or not _by_head(op, heads):
+            return None
+        ops.append(op)
+        user, value = op, op.new if isinstance(op, CacheUpdate) else op.operands[0]
+
+
+def _keeps(op: Op | None, value: Value, user: Op) -> bool:
+    """Whether a use only hands a cache on to the next call."""
+    if not isinstance(op, CacheUpdate) or user.opname != "return" or user.parent is None:
+        return False
+    aliases = user.parent.aliases()
+    uses = [i for i, returned in enumerate(user.operands) if returned is value]
+    return all(aliases.get(i) == op.cache.index for i in uses)
+
+
+def _by_head(op: Op, heads: int) -> bool:
+    """Whether an operation works on every head alone; heads are parted in 4 dimensions."""
+    match op:
+        case CacheUpdate():
+            return isinstance(op.cache.owner, Function) and len(op.cache.users) == 1
+        case Reshape():
+            old, new = op.x.type.shape, op.shape
+            parted = old if len(old) == 4 else new
+            return {len(old), len(new)} == {3, 4} and (*old[:2], heads) == (*new[:2], parted[2])
+        case RmsNorm() | LayerNorm():
+            return op.operands[0].type.rank == 4
+        case Split():
+            return op.x.type.rank == 4 and op.dim % 4 == 3
+        case Rope():
+            return op.x.type.shape[2] == heads * op.head_dim
+        case _:
+            return isinstance(op, Cast)
+
+
+@dataclass(frozen=True)
+class Block:
+    """An attention, the paths to its operands and the projection behind it."""
+
+    op: Attention
+    paths: tuple[Path, Path, Path]
+    output: Weight
+    inputs: int  # the dimension of the output projection that has the heads
+
+    @staticmethod
+    def of(op: Attention, heads: int, kv_heads: int) -> Block | None:
+        """The block around an attention, where it is one that can be rewritten."""
+        user = next(iter(op.result.users), None)
+        if len(op.result.users) != 1 or not isinstance(user, (Linear, Matmul)):
+            return None
+        output = user.operands[1]
+        if not isinstance(output, Weight) or output.type.rank != 2 or len(output.users) > 1:
+            return None
+        if user.operands[0] is not op.result:
+            return None
+        counts = (heads, kv_heads, kv_heads)
+        values = (op.q, op.k, op.v)
+        q, k, v = (path_of(v, op, n) for v, n in zip(values, counts, strict=True))
+        if q is None or k is None or v is None or not _complete((q, k, v), op):
+            return None
+        return Block(op, (q, k, v), output, 1 if isinstance(user, Linear) else 0)
+
+    @property
+    def query(self) -> Projection:
+        """The projection of the queries."""
+        return self.paths[0].projection
+
+    def allows(self, layout: Layout) -> bool:
+        """Whether what serves queries and keys alike may: both are laid out alike then."""
+        weights = {path.projection.weight for path in self.paths}
+        return len(weights) == 3 or layout.queries == layout.keys
+
+    def rewrite(self, layout: Layout) -> None:
+        """Put the new heads in place; the caller gives the results their types."""
+        done: set[Weight | Op] = set()
+        new = (layout.queries, layout.keys, layout.keys)
+        for path, slots in zip(self.paths, new, strict=True):
+            path.give(slots, done)
+        _rearrange(self.output, self.inputs, self.paths[0].heads, layout.queries)
+        for scores in (self.op.mask, self.op.bias):
+            if scores is not None and scores.type.shape[1] != 1:
+                _select(self.op, scores, layout.queries)
+
+
+def _complete(paths: tuple[Path, ...], attention: Attention) -> bool:
+    """Whether all parts of what a path takes apart are on a path."""
+    ops = {op for path in paths for op in path.ops} | {attention}
+    splits = [op for op in ops if isinstance(op, Split)]
+    return all(user in ops for op in splits for part in op.results for user in part.users)
+
+
+def _select(op: Attention, scores: Value, slots: Heads) -> None:
+    """Give the new heads the mask or bias of those that they copy; those of zeros get any."""
+    parts: list[Value] = []
+    for first, count in _runs(slots):
+        begin, end = (0, 1) if first is None else (first, first + count)
+        part = insert_before(Slice(scores, dim=1, start=begin, stop=end), op).result
+        if first is None and count > 1:
+            part = insert_before(Repeat(part, dim=1, count=count), op).result
+        parts.append(part)
+    new = insert_before(Concat(parts, dim=1), op).result
+    op.set_operands(tuple(new if value is scores else value for value in op.operands))
+
+
+def _rearrange(weight: Weight, dim: int, heads: int, slots: Heads) -> None:
+    """Make a weight the concatenation of its heads in a new order, with zeros for None."""
+    type = weight.type
+    shape = tuple(n for n in type.shape if isinstance(n, int))
+    if len(shape) != type.rank:
+        raise Error(f"@{weight.name} is {type}; the sizes of a weight are numbers")
+    size = shape[dim] // heads
+    base = pinned(weight.ref, shape, type.dtype)
+    parts: list[Ref] = []
+    for first, count in _runs(slots):
+        if first is None:
+            zeros = (*shape[:dim], count * size, *shape[dim + 1 :])
+            parts.append(ZerosRef(shape=zeros, dtype=type.dtype))
+        else:
+            cut = (first * size, (first + count) * size)
+            ranges = tuple(cut if i == dim else None for i in range(type.rank))
+            parts.append(base.then(SliceStep(ranges)))
+    weight.ref = parts[0] if len(parts) == 1 else ConcatRef(tuple(parts), dim)
+    weight.type = TensorType(type.dtype, (*shape[:dim], len(slots) * size, *shape[dim + 1 :]))
+
+
+def _runs(slots: Heads) -> Iterator[tuple[int | None, int]]:
+    """(first old head or None, how many in a row) of the new order."""
+    first, count = slots[0], 0
+    for head in slots:
+        if head == (None if first is None else first + count):
+            count += 1
+            continue
+        yield first, count
+        first, count = head, 1
+    yield first, count

@@ -1,0 +1,65 @@
+"""Makes the heads of every attention divide over the ranks, before anything is split."""
+
+from __future__ import annotations
+
+from irc.core import Module
+from irc.declare import types_of
+from irc.ops import Attention
+from irc.pipeline import Stats
+
+from .blocks import Block
+from .head_layout import head_layout
+from .place import mesh_axes
+from .rows import Row, find_row
+
+
+def even_heads(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
+    """Rewrite weights and caches of every attention whose heads do not divide."""
+    for function in module.functions.values():
+        blocks = [op for op in function if isinstance(op, Attention)]
+        changed = [_even(module, op, rows, origins, stats) for op in blocks]
+        if not any(changed):
+            continue
+        for op in function:
+            for result, type in zip(op.results, types_of(op), strict=True):
+                result.type = type
+
+
+def _even(
+    module: Module,
+    op: Attention,
+    rows: list[Row],
+    origins: dict[str, str],
+    stats: Stats,
+) -> bool:
+    features, kv_heads = op.q.type.shape[2], op.key_heads
+    if not isinstance(features, int) or not isinstance(kv_heads, int):
+        return False
+    heads = features // op.head_dim
+    block = Block.of(op, heads, kv_heads)
+    ways = _ways(module, rows, origins, block)
+    if heads % ways == 0 and kv_heads % ways == 0:
+        return False
+    name = op.loc.scope if op.loc is not None and op.loc.scope else "attention"
+    what = f"{name}: {heads} query and {kv_heads} key-value heads"
+    layout = head_layout(heads, kv_heads, ways)
+    if block is None or not block.allows(layout):
+        stats.explain(
+            f"{what} do not divide over {ways} ranks, and what makes or uses them is shared or no "
+            "plain projection; attention is done whole on every rank"
+        )
+        return False
+    block.rewrite(layout)
+    stats.count("heads")
+    stats.explain(f"{what} over {ways} ranks: {layout.reason(ways)}")
+    return True
+
+
+def _ways(module: Module, rows: list[Row], origins: dict[str, str], block: Block | None) -> int:
+    """Over how many ranks the plan splits the query projection; 1 where it does not."""
+    if block is None:
+        return module.mesh.ways(mesh_axes(module, ("tp",), []))
+    weight, split = block.query.weight.name, block.query.split
+    row = find_row(rows, origins.get(weight, weight))
+    axes = dict(row.splits).get(split, ()) if row is not None else ()
+    return module.mesh.ways(mesh_axes(module, axes, []))

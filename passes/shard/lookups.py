@@ -1,0 +1,58 @@
+"""Lookups and choices whose ids or values are split over the ranks that share the table."""
+
+from __future__ import annotations
+
+from irc.core import Function, Op, Value
+from irc.declare import types_of
+from irc.ops import AllToAll, Argmax, Embedding, ReduceScatter, ShardedTopk, Squeeze, Topk
+from irc.pipeline import Stats
+
+from ..edit import insert_before
+from .transfers import Transfers
+
+
+def look_up_parts(function: Function, op: Embedding, transfers: Transfers, stats: Stats) -> bool:
+    """Ids that are split over the axes of their table: all are looked up by every rank, which gets
+    the rows of its own back."""
+    ids, table = op.ids.type, op.table.type
+    over = table.axes[0] or table.axes[1]
+    dim = next((i for i, axes in enumerate(ids.axes) if axes and axes == over), None)
+    if dim is None or all(table.axes):
+        return False
+    every = transfers.gathered(op, op.ids, dim, "their table is split over the same ranks")
+    op.set_operands((every, op.table))
+    rows, axis = op.result, ".".join(over)
+    (rows.type,) = types_of(op)
+    if table.axes[0]:
+        new: Op = ReduceScatter(rows, axis=axis, dim=dim)
+    else:
+        new = AllToAll(rows, axis=axis, split=dim, concat=ids.rank)
+    new.loc = op.loc
+    function.insert(new, op.next)
+    rows.replace_by(new.result)
+    new.set_operands((rows,))
+    new.result.name = f"{rows.name}_part" if rows.name else None
+    stats.count(new.opname)
+    return True
+
+
+def choose_across(op: Argmax | Topk, stats: Stats) -> bool:
+    """argmax and topk over a split dimension send candidates, not the values."""
+    value = op.x
+    dim, k = op.dim % value.type.rank, op.k if isinstance(op, Topk) else 1
+    axes = value.type.axes[dim]
+    if not axes or not isinstance(k, int):
+        return False
+    new = insert_before(ShardedTopk(value, k=k, axis=".".join(axes), dim=dim), op)
+    results: tuple[Value, ...] = new.results
+    if isinstance(op, Argmax):
+        place = results[1]
+        if not op.keep:
+            place = insert_before(Squeeze(place, dims=(dim,)), op).result
+        results = (place,)
+    for old, result in zip(op.results, results, strict=True):
+        old.replace_by(result)
+    op.erase()
+    stats.count("sharded_topk")
+    stats.explain(f"{op.opname} over {'.'.join(axes)} exchanges {k} candidates per rank")
+    return True

@@ -1,0 +1,164 @@
+"""Puts the rows of a plan on weights and arguments, and the batch over dp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from irc.core import Function, Module, Value, Weight
+from irc.dims import Dim
+from irc.errors import Error, did_you_mean
+from irc.mesh import AXES
+from irc.pipeline import Stats
+from irc.types import Axes
+
+from .rows import Row, find_row
+
+BATCH = "dp"  # the axis over which every rank has rows of its own
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What is decided: about `fixed` values all, about `batched` ones the first dimension."""
+
+    fixed: set[Value] = field(default_factory=set[Value])
+    batched: set[Value] = field(default_factory=set[Value])
+
+    def free(self, value: Value, dim: int) -> bool:
+        """Whether a dimension may be split because an operation would like it."""
+        return value not in self.fixed and (dim > 0 or value not in self.batched)
+
+
+def place(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> Placement:
+    """Split what the plan names; `origins` has the old names of weights that were renamed."""
+    placement = Placement()
+    for name, weight in module.weights.items():
+        row = find_row(rows, origins.get(name, name))
+        if row is not None:
+            placement.fixed.add(weight)
+            _split(module, weight, row, stats)
+    for function in module.functions.values():
+        for arg in function.args:
+            row = find_row(rows, str(arg.name))
+            if row is not None:
+                placement.fixed.add(arg)
+                _split(module, arg, row, stats)
+        if BATCH in module.mesh.names:
+            _place_batch(module, function, rows, placement, stats)
+    _check_rows(module, rows, origins)
+    _check_axes(module, rows, stats)
+    return placement
+
+
+def _check_rows(module: Module, rows: list[Row], origins: dict[str, str]) -> None:
+    """An Error about a row of the user's that splits nothing, or over an axis that is none."""
+    names = [origins.get(name, name) for name in module.weights]
+    names += [str(arg.name) for function in module.functions.values() for arg in function.args]
+    for row in rows:
+        if row.must_fit and row.splits and not any(row.fits(name) for name in names):
+            shown = ", ".join(names[:3])
+            raise Error(
+                f"{row.source}: {row} fits no weight and no input of this module; they are called "
+                f"{shown} and so on"
+            )
+        strange = [axis for axis in row.axes if axis not in (*module.mesh.names, *AXES)]
+        if row.must_fit and strange:
+            raise Error(
+                f"{row.source}: {row} names the axis {strange[0]}, which the mesh ({module.mesh}) "
+                f"does not have{did_you_mean(strange[0], module.mesh.names)}"
+            )
+
+
+def _place_batch(
+    module: Module, function: Function, rows: list[Row], placement: Placement, stats: Stats
+) -> None:
+    """Split over dp what begins with the dimension that the first argument with a symbol does."""
+    sized = _sized(function)
+    for arg in sized:
+        row = find_row(rows, str(arg.name))
+        decided = row is not None and (not row.splits or BATCH in row.axes or arg.type.axes[0])
+        if arg.type.shape[0] == sized[0].type.shape[0] and not decided:
+            placement.batched.add(arg)
+            batch = Row(str(arg.name), ((0, (BATCH,)),), "the batch goes over dp")
+            _split(module, arg, batch, stats)
+
+
+def _sized(function: Function) -> list[Value]:
+    """The arguments that begin with a symbolic dimension."""
+    return [arg for arg in function.args if arg.type.rank and isinstance(arg.type.shape[0], Dim)]
+
+
+def _check_axes(module: Module, rows: list[Row], stats: Stats) -> None:
+    """An Error where the plan knows an axis of the mesh, but splits nothing over it."""
+    args = [arg for function in module.functions.values() for arg in function.args]
+    values = [*module.weights.values(), *args]
+    used = {axis for value in values for axes in value.type.axes for axis in axes}
+    known = {axis for row in rows for axis in row.axes}
+    known |= {"ep"} if "tp" in known else set()
+    for axis, size in module.mesh.axes:
+        if size == 1 or axis in used or axis == "pp":
+            continue
+        if axis == BATCH and not any(_sized(function) for function in module.functions.values()):
+            raise Error(_no_batch(module))
+        if axis in known:
+            raise Error(_no_weight(module, rows, axis))
+        if axis not in AXES:
+            raise Error(
+                f"nothing is split over the mesh axis {axis}{did_you_mean(axis, AXES)}; write a "
+                "plan that names it, or leave it out"
+            )
+        stats.explain(f"nothing is split over {axis}: its {size} ranks do the same")
+
+
+def _no_batch(module: Module) -> str:
+    args = ", ".join(f"%{arg.name}: {arg.type}" for arg in module.main.args[:3])
+    return (
+        f"no input of @{module.main.name} ({args}) begins with a symbolic dimension, so there is "
+        "no batch to split over dp; leave dp out, or give the batch a symbol such as B"
+    )
+
+
+def _no_weight(module: Module, rows: list[Row], axis: str) -> str:
+    names = list(module.weights)[:3]
+    shown = f", whose weights are called {', '.join(f'@{name}' for name in names)}" if names else ""
+    more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+    return (
+        f"the plan ({rows[0]}{more}) splits no weight of this module over {axis}{shown}; write "
+        f"rows for these names in a file, such as *.fc.weight 0@{axis}, and give it as "
+        'plan="FILE"'
+    )
+
+
+def _split(module: Module, value: Value, row: Row, stats: Stats) -> None:
+    """Put one row on one value."""
+    sign = "@" if isinstance(value, Weight) else "%"
+    axes: list[Axes] = list(value.type.axes)
+    for dim, wanted in row.splits:
+        over = mesh_axes(module, wanted, axes)
+        if not over:
+            continue
+        if dim >= len(axes):
+            raise Error(
+                f"{row.source}: {row} splits dimension {dim} of {sign}{value.name}, which is "
+                f"{value.type}"
+            )
+        axes[dim] = (*axes[dim], *over)
+    if tuple(axes) != value.type.axes:
+        value.type = value.type.replace(axes=tuple(axes))
+        stats.explain(f"{sign}{value.name} is {value.type}: {row.source}")
+
+
+def mesh_axes(module: Module, wanted: Axes, used: list[Axes]) -> Axes:
+    """The axes of the mesh that a row means.
+
+    `tp` means every rank that shares dense layers: ep.tp where the mesh has an ep and the value
+    does not use it otherwise. An axis that the mesh lacks splits nothing.
+    """
+    names = module.mesh.names
+    taken = {axis for group in used for axis in group}
+    found: list[str] = []
+    for axis in wanted:
+        if axis == "tp" and "ep" in names and "ep" not in taken and "ep" not in wanted:
+            found.append("ep")
+        if axis in names:
+            found.append(axis)
+    return tuple(axis for axis in found if module.mesh.size(axis) > 1)

@@ -1,0 +1,99 @@
+"""Sharding plans: rows of patterns and splits, of which the first that fits a name decides.
+
+An argument of the main function is matched as well, by its name. The word `megatron` stands for
+the default rows.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from irc.errors import Error
+
+from .rows import Row, row
+from .tp_plan import styled_rows, tp_plan_in
+
+COLUMN = (
+    "q_proj k_proj v_proj qkv_proj q k v wq wk wv wqkv Wqkv query key value query_key_value c_attn "
+    "q_b_proj kv_b_proj gate_proj up_proj gate_up_proj fc1 fc_in c_fc w1 w3 wi wi_0 wi_1 "
+    "dense_h_to_4h intermediate.dense lm_head embed_out"
+)
+ROW = "o_proj out_proj c_proj o wo down_proj fc2 fc_out w2 dense dense_4h_to_h attn_out"
+EMBEDDING = "embed_tokens wte word_embeddings tok_embeddings embedding embed embed_in"
+ENDS = ("lm_head", "embed_out", *EMBEDDING.split())
+
+
+def megatron() -> list[Row]:
+    """Column-parallel into a block, row-parallel out of it, vocabulary-parallel at both ends.
+
+    Shoeybi et al., 2019. Experts go over ep, and over tp within.
+    """
+    rows = [
+        row("*experts.gate 0@ep, 1@tp", "megatron: experts, column-parallel"),
+        row("*experts.up 0@ep, 1@tp", "megatron: experts, column-parallel"),
+        row("*experts.down 0@ep, 2@tp", "megatron: experts, row-parallel"),
+    ]
+    for word in COLUMN.split():
+        rows += _named(word, "0@tp", "0@tp", "megatron: column-parallel")
+    for word in ROW.split():
+        rows += _named(word, "1@tp", "whole", "megatron: row-parallel")
+    for word in EMBEDDING.split():
+        rows += _named(word, "0@tp", "whole", "megatron: vocabulary-parallel")
+    return rows
+
+
+def _named(module: str, weight: str, bias: str, source: str) -> list[Row]:
+    """Rows for the parameters of the modules of one name, wherever they are."""
+    found: list[Row] = []
+    for prefix in ("", "*."):
+        found.append(row(f"{prefix}{module}.weight* {weight}", source))
+        found.append(row(f"{prefix}{module}.bias* {bias}", source))
+    return found
+
+
+def read_plan(path: str) -> list[Row]:
+    """The rows of a file: lines of text (# begins a comment), or JSON with a Hugging Face tp_plan.
+
+    JSON is a tp_plan itself or a config.json that has one.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Error(
+            f"cannot read the plan {path}: {error}; a plan is megatron, or a file of rows such as "
+            "*.q_proj.weight 0@tp"
+        ) from None
+    if path.endswith(".json"):
+        return _from_json(text, path)
+    rows: list[Row] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.partition("#")[0].strip()
+        if line == "megatron":
+            rows += megatron()
+        elif line:
+            rows.append(replace(row(line, f"{path}:{number}"), must_fit=True))
+    if not rows:
+        raise Error(f"the plan {path} has no rows; write some such as *.q_proj.weight 0@tp")
+    return rows
+
+
+def _from_json(text: str, path: str) -> list[Row]:
+    try:
+        found: Any = json.loads(text)
+    except ValueError as error:
+        raise Error(f"the plan {path} is not JSON: {error}") from None
+    if not isinstance(found, dict) or not found:
+        raise Error(f"the plan {path} is no table of module patterns")
+    table = cast("dict[str, Any]", found)
+    return [*styled_rows(tp_plan_in(table) or table, path), *_ends()]
+
+
+def _ends() -> list[Row]:
+    """A tp_plan of a base model is silent about its ends, which then follow the default."""
+    return [r for r in megatron() if any(f"{end}." in r.pattern for end in ENDS)]
+
+
+__all__ = ["Row", "megatron", "read_plan", "tp_plan_in"]

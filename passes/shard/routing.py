@@ -1,0 +1,91 @@
+"""Tokens that are split over ranks queue for the experts rank by rank, where that changes nothing.
+
+It would where queues have a capacity, because other tokens would find them full, and where
+something depends on the places in a queue themselves.
+"""
+
+from __future__ import annotations
+
+from irc.core import Module, Op, Value
+from irc.dims import exact_divide
+from irc.ops import MoeCombine, MoeDispatch, MoeSlots
+from irc.ops.moe import Routed
+from irc.pipeline import Stats
+from irc.sharding import named_dims, operand_words, parse_rule
+
+from ..edit import change
+
+_PLACES = 1  # the dimension of a buffer [experts, places, width]
+
+
+def queue_apart(slots: MoeSlots, module: Module, stats: Stats) -> None:
+    """Give the slots, and what works with them, as many parts as the tokens have."""
+    axes = slots.chosen.type.axes[0]
+    ways = module.mesh.ways(axes)
+    if ways == 1 or slots.parts != 1:
+        return
+    over = ".".join(axes)
+    if slots.capacity != 0:
+        stats.explain(
+            f"moe_slots has a capacity, which counts the tokens of all ranks of {over}: they are "
+            "gathered"
+        )
+        return
+    routed = _users(slots)
+    if routed is None or exact_divide(slots.chosen.type.shape[0], ways) is None:
+        return
+    for op in (slots, *routed):
+        change(op, parts=ways)
+    stats.explain(f"the tokens of every rank of {over} queue for the experts by themselves")
+
+
+def _users(slots: MoeSlots) -> list[Routed] | None:
+    """What takes the slots, if nothing but a sum over experts comes of them."""
+    found: list[Routed] = []
+    for op in slots.result.users:
+        if not isinstance(op, (MoeDispatch, MoeCombine)) or op.slots is not slots.result:
+            return None
+        if op.chosen is not slots.chosen or op.parts != 1:
+            return None
+        if isinstance(op, MoeDispatch) and (op.capacity != 0 or not _combined(op.result, slots)):
+            return None
+        found.append(op)
+    return found
+
+
+def _combined(buffer: Value, slots: MoeSlots) -> bool:
+    """Whether every place of a buffer is worked on by itself until the places are added up."""
+    inside = [buffer]
+    for value in inside:  # which grows meanwhile
+        for op in value.users:
+            if isinstance(op, MoeCombine) and op.buffer is value:
+                if op.slots is not slots.result:
+                    return False
+            elif not _by_place(op, inside):
+                return False
+            else:
+                inside += [result for result in op.results if result not in inside]
+    return True
+
+
+def _by_place(op: Op, inside: list[Value]) -> bool:
+    """Whether an operation keeps the places apart that its operands from `inside` have."""
+    text = op.sharding_rule()
+    if text is None:
+        return False
+    rule = parse_rule(text)
+    names: set[str] = set()
+    for value, (_, words) in zip(op.operands, operand_words(op, rule), strict=True):
+        if value in inside:
+            names |= {words[_PLACES]} if value.type.rank == 3 else {"!"}
+    if len(names) != 1 or names & (rule.whole | rule.positions | {"1", "!"}):
+        return False
+    for value, (_, words) in zip(op.operands, operand_words(op, rule), strict=True):
+        sized = [w for w, n in zip(words, value.type.shape, strict=True) if w in names and n != 1]
+        if sized and value not in inside:
+            return False
+    results = rule.results * len(op.results) if len(rule.results) == 1 else rule.results
+    return all(
+        result.type.rank == 3 and named_dims(words, 3)[_PLACES] in names
+        for words, result in zip(results, op.results, strict=True)
+    )

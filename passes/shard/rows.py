@@ -1,0 +1,66 @@
+"""Rows of a sharding plan: which dimensions of the weights of some name go over which mesh axes.
+
+`*.q_proj.weight 0@tp` splits the rows of every weight with such a name over tp; `whole` leaves it
+on every rank; `0@tp, 1@ep` splits two dimensions.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from irc.errors import Error
+from irc.types import Axes
+
+_SPLIT = re.compile(r"(\d+)@([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: a pattern, which dimensions go over which axes, and where the row comes from.
+
+    A row that a user wrote for a model must fit something in it: `must_fit`.
+    """
+
+    pattern: str
+    splits: tuple[tuple[int, Axes], ...]
+    source: str
+    must_fit: bool = False
+
+    def fits(self, name: str) -> bool:
+        """Whether a weight or argument has such a name."""
+        return fnmatchcase(name, self.pattern)
+
+    @property
+    def axes(self) -> Axes:
+        """The axes it names."""
+        return tuple(axis for _, axes in self.splits for axis in axes)
+
+    def __str__(self) -> str:
+        how = ", ".join(f"{dim}@{'.'.join(axes)}" for dim, axes in self.splits)
+        return f"{self.pattern} {how or 'whole'}"
+
+
+def row(text: str, source: str) -> Row:
+    """A row from its text; an Error says what is wrong with it."""
+    pattern, _, how = text.strip().partition(" ")
+    if how.strip() == "whole":
+        return Row(pattern, (), source)
+    splits: list[tuple[int, Axes]] = []
+    for item in filter(None, (part.strip() for part in how.split(","))):
+        match = _SPLIT.fullmatch(item)
+        if match is None:
+            raise Error(
+                f"{source}: cannot read {item!r} in {text.strip()!r}; a row is a pattern and "
+                "dimension@axis, such as *.q_proj.weight 0@tp, or the word whole"
+            )
+        splits.append((int(match[1]), tuple(match[2].split("."))))
+    if not splits:
+        raise Error(f"{source}: {text.strip()!r} does not say which dimension goes over which axis")
+    return Row(pattern, tuple(splits), source)
+
+
+def find_row(rows: list[Row], name: str) -> Row | None:
+    """The first row that fits a name: it decides."""
+    return next((row for row in rows if row.fits(name)), None)

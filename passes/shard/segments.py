@@ -1,0 +1,213 @@
+"""Merged projections (QKV, gate and up) become one per segment, each to be cut by itself.
+
+A rank's part of a merged weight would hold a part of the first segment only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from irc.core import Module, Op, Value, Weight
+from irc.ops import Add, Linear, Matmul
+from irc.pipeline import Stats
+from irc.types import TensorType
+from irc.weights import Slice, pinned
+
+from ..edit import insert_before
+from .place import mesh_axes
+from .rows import Row, find_row
+
+Segment = tuple[Value, int, int]  # what has it, its first feature, the end
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear, or a matmul with or without an addition, whose parameters are used nowhere else.
+
+    `parts` are the parameters, each with the dimension of the features that come out.
+    """
+
+    result: Value
+    source: Value
+    parts: tuple[tuple[Weight, int], ...]
+
+    @property
+    def weight(self) -> Weight:
+        """The matrix."""
+        return self.parts[0][0]
+
+    @property
+    def split(self) -> int:
+        """The dimension of the matrix that has the features."""
+        return self.parts[0][1]
+
+    @staticmethod
+    def of(value: Value) -> Projection | None:
+        """The projection that makes a value, if one does."""
+        found = None
+        match value.producer:
+            case Linear() as op:
+                found = _of_linear(op)
+            case Matmul() as op:
+                found = _of_matmul(op)
+            case Add() as op:
+                found = _of_add(op)
+            case _:
+                pass
+        if found is None or not all(len(part.users) == 1 for part, _ in found.parts):
+            return None
+        return found
+
+
+def _of_linear(op: Linear) -> Projection | None:
+    weights = [v for v in op.operands[1:] if isinstance(v, Weight)]
+    if len(weights) < len(op.operands) - 1:
+        return None
+    return Projection(op.result, op.x, tuple((weight, 0) for weight in weights))
+
+
+def _of_matmul(op: Matmul) -> Projection | None:
+    if not isinstance(op.y, Weight) or op.y.type.rank != 2:
+        return None
+    return Projection(op.result, op.x, ((op.y, 1),))
+
+
+def _of_add(op: Add) -> Projection | None:
+    for value, bias in ((op.x, op.y), (op.y, op.x)):
+        product = value.producer
+        if not isinstance(product, Matmul) or len(value.users) != 1:
+            continue
+        found = _of_matmul(product)
+        if found is not None and isinstance(bias, Weight) and bias.type.rank == 1:
+            return Projection(op.result, product.x, (*found.parts, (bias, 0)))
+    return None
+
+
+def cut_segments(module: Module, rows: list[Row], stats: Stats) -> dict[str, str]:
+    """Cut every merged projection that the plan splits, where its segments are used apart.
+
+    The names of the new weights, and of those that they are parts of.
+    """
+    cuts: dict[Weight, list[Weight]] = {}
+    for function in module.functions.values():
+        for op in list(function):
+            projection = Projection.of(op.results[0]) if len(op.results) == 1 else None
+            if op.parent is None or projection is None or not _is_split(module, projection, rows):
+                continue
+            segments = _segments(projection.result)
+            if segments is None:
+                continue
+            _cut(module, projection, segments, cuts)
+            stats.count("segments", len(segments))
+            stats.explain(
+                f"@{projection.weight.name} holds {len(segments)} segments; each is cut over the "
+                "mesh by itself"
+            )
+    if cuts:
+        _replace(module, cuts)
+    return {part.name: merged.name for merged, parts in cuts.items() for part in parts}
+
+
+def _is_split(module: Module, projection: Projection, rows: list[Row]) -> bool:
+    row = find_row(rows, projection.weight.name)
+    axes = dict(row.splits).get(projection.split, ()) if row is not None else ()
+    return bool(mesh_axes(module, axes, []))
+
+
+def _segments(merged: Value) -> list[Segment] | None:
+    """The segments of the features of a value, if its uses take them apart."""
+    last = merged.type.rank - 1
+    found: list[Segment] = []
+    for user in merged.users:
+        if user.opname not in ("split", "slice") or user.attributes["dim"] % (last + 1) != last:
+            return None
+        parts = _of_split(user) if user.opname == "split" else _of_slice(user)
+        if parts is None:
+            return None
+        found += parts
+    found.sort(key=lambda segment: segment[1])
+    apart = all(a[2] <= b[1] for a, b in pairwise(found))
+    return found if apart and len(found) > 1 else None
+
+
+def _of_split(op: Op) -> list[Segment] | None:
+    found: list[Segment] = []
+    at = 0
+    for value, size in zip(op.results, op.attributes["sizes"], strict=True):
+        if not isinstance(size, int):
+            return None
+        found.append((value, at, at + size))
+        at += size
+    return found
+
+
+def _of_slice(op: Op) -> list[Segment] | None:
+    start, stop, step = (op.attributes[name] for name in ("start", "stop", "step"))
+    if not isinstance(start, int) or not isinstance(stop, int) or step != 1:
+        return None
+    return [(op.result, start, stop)]
+
+
+def _cut(
+    module: Module,
+    merged: Projection,
+    segments: list[Segment],
+    cuts: dict[Weight, list[Weight]],
+) -> None:
+    last = merged.result.producer
+    assert last is not None
+    for number, (value, begin, end) in enumerate(segments):
+        parts: list[Weight] = []
+        for weight, dim in merged.parts:
+            parts.append(_features(module, weight, number, dim, begin, end))
+            cuts.setdefault(weight, []).append(parts[-1])
+        value.replace_by(_projected(last, merged.source, parts, value.name))
+    for user in list(merged.result.users):
+        user.erase()
+    _erase(last)
+
+
+def _projected(last: Op, source: Value, parts: list[Weight], name: str | None) -> Value:
+    """What the projection makes of some of its features."""
+    weight, bias = parts[0], parts[1] if len(parts) > 1 else None
+    if isinstance(last, Linear):
+        op: Op = insert_before(Linear(source, weight, bias=bias), last)
+    else:
+        op = insert_before(Matmul(source, weight), last)
+        if bias is not None:
+            op = insert_before(Add(op.result, bias), last)
+    op.result.name = name
+    return op.result
+
+
+def _features(
+    module: Module, weight: Weight, number: int, dim: int, begin: int, end: int
+) -> Weight:
+    """A weight of some features of another, under its name and the number of the segment."""
+    shape = weight.type.shape
+    ranges = tuple((begin, end) if i == dim else None for i in range(len(shape)))
+    ref = pinned(weight.ref, shape, weight.type.dtype).then(Slice(ranges))
+    cut = TensorType(weight.type.dtype, (*shape[:dim], end - begin, *shape[dim + 1 :]))
+    name = f"{weight.name}.{number}"
+    while name in module.weights:
+        name += "_"
+    return Weight(cut, name, ref)
+
+
+def _erase(op: Op) -> None:
+    """Take out a linear or a matmul, or an addition with its matmul."""
+    products = [value.producer for value in op.operands] if isinstance(op, Add) else []
+    op.erase()
+    for product in products:
+        if product is not None and product.parent is not None:
+            product.erase()
+
+
+def _replace(module: Module, cuts: dict[Weight, list[Weight]]) -> None:
+    """Put the new weights where those were that they are parts of."""
+    weights = list(module.weights.values())
+    module.weights.clear()
+    for weight in weights:
+        for kept in cuts.get(weight, [weight]):
+            module.add_weight(kept)

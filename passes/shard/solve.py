@@ -1,0 +1,279 @@
+"""Propagation: operation by operation, splits flow along, and collectives come where they must.
+
+Operations are kept and get their types anew. Where the operands of one do not fit its sharding
+rule, what is whole is cut (which costs nothing), what is split is gathered, and a pending sum is
+completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from irc.core import Function, Module, Op, Value, Weight
+from irc.declare import placeholder, types_of
+from irc.errors import Error
+from irc.ops import Add, Argmax, Embedding, Linear, MoeSlots, Topk
+from irc.pipeline import Stats
+from irc.sharding import Words, operand_words, parse_rule, passed_sums
+from irc.types import Axes
+
+from ..edit import insert_before
+from ..one_rank import fits
+from .chosen import chosen_axes
+from .lookups import choose_across, look_up_parts
+from .place import BATCH, Placement
+from .routing import queue_apart
+from .transfers import Transfers
+
+Wanted = tuple[tuple[Axes, ...], ...]  # per operand and dimension
+
+
+class Solver:
+    """Shards one function."""
+
+    def __init__(
+        self,
+        module: Module,
+        function: Function,
+        placement: Placement,
+        stats: Stats,
+        sequence: bool = False,
+    ) -> None:
+        self.module, self.function, self.placement = module, function, placement
+        self.stats = stats
+        self._seen: set[Op] = set()  # what has its final types
+        self._transfers = Transfers(module, function, stats, sequence, self._seen)
+        self._fits: dict[object, bool] = {}
+
+    def run(self) -> None:
+        """Give every operation operands that fit, and its results their types."""
+        for op in list(self.function):
+            if op.parent is None:
+                continue
+            try:
+                if op.opname == "return":
+                    self._return(op)
+                else:
+                    self._fit(op)
+            except Error as error:
+                raise error.at(op) from None
+            self._seen.add(op)
+
+    def _fit(self, op: Op) -> None:
+        if not any(value.type.sharded for value in op.operands):
+            self._retype(op)
+            return
+        if self._special(op):
+            return
+        if op.sharding_rule() is None:
+            for at in range(len(op.operands)):
+                self._make_whole(op, at, f"{op.opname} has no sharding rule")
+            self._retype(op)
+            return
+        self._complete(op)
+        wanted, why = self._wanted(op)
+        for at, axes in enumerate(wanted):
+            self._bring(op, at, axes, why)
+        self._retype(op)
+
+    def _special(self, op: Op) -> bool:
+        """Whether an operation is done otherwise where its operands are split."""
+        match op:
+            case MoeSlots():
+                queue_apart(op, self.module, self.stats)
+                return False
+            case Embedding():
+                return look_up_parts(self.function, op, self._transfers, self.stats)
+            case Argmax() | Topk():
+                self._finish(op, 0)
+                return choose_across(op, self.stats)
+            case Linear():
+                return op.bias is not None and self._bias_after_sum(op, op.bias)
+            case _:
+                return False
+
+    def _retype(self, op: Op) -> None:
+        for result, type in zip(op.results, types_of(op), strict=True):
+            result.type = type
+
+    # pending sums
+
+    def _complete(self, op: Op) -> None:
+        """Finish pending sums where the operation does not pass them on.
+
+        One that was finished for an earlier operation stays so: the residual of a block is the
+        value that its norm has seen, not a sum that grows from block to block.
+        """
+        split = {a for v in op.operands for group in v.type.axes for a in group}
+        for at, value in enumerate(op.operands):
+            pending = value.type.partial
+            if pending and (self._transfers.is_finished(value) or split & set(pending)):
+                self._finish(op, at)
+        try:
+            passed_sums(op, [])
+        except Error:
+            for at in range(len(op.operands)):
+                self._finish(op, at)
+
+    def _finish(self, op: Op, at: int) -> None:
+        """Use the finished sum in place of a pending one."""
+        value = op.operands[at]
+        if value.type.partial:
+            self._use(op, at, self._transfers.finished(op, value))
+
+    def _bias_after_sum(self, op: Linear, bias: Value) -> bool:
+        """A bias is added once, after the sum over the split inputs."""
+        self._complete(op)
+        words, chosen = self._chosen(op)
+        if not chosen.get("k"):
+            return False
+        for at in (0, 1):
+            self._bring(op, at, _axes(chosen, words[at], op.operands[at]), "linear needs it whole")
+        product = insert_before(Linear(op.x, op.weight), op)
+        product.result.name = op.result.name
+        self._fit(product)
+        total = self._transfers.finished(op, product.result)
+        self._finish(op, 2)
+        self._bring(op, 2, total.type.axes[-1:], "add needs it whole")
+        added = insert_before(Add(total, op.operands[2]), op)
+        added.result.name = f"{op.result.name}_biased" if op.result.name else None
+        op.result.replace_by(added.result)
+        op.erase()
+        self.stats.explain(
+            f"the bias {_sign(bias)}{bias.name} is added once, after the sum over the ranks: its "
+            "linear is row-parallel"
+        )
+        self._fit(added)
+        self._seen |= {product, added}
+        return True
+
+    # splits
+
+    def _chosen(self, op: Op) -> tuple[list[Words], dict[str, Axes]]:
+        """The names of the dimensions of every operand, and the axes of every name."""
+        rule = parse_rule(op.sharding_rule() or "")
+        words = [names for _, names in operand_words(op, rule)]
+        return words, chosen_axes(op, rule, words, self.placement.fixed)
+
+    def _wanted(self, op: Op) -> tuple[Wanted, str]:
+        """The splits of the operands with which a rank can do its share alone, and why these.
+
+        Where sizes do not divide that is less than the operands have: the batch, or nothing.
+        """
+        words, chosen = self._chosen(op)
+        batch = {name: axes for name, axes in chosen.items() if axes == (BATCH,)}
+        for offer in (chosen, batch):
+            pairs = zip(words, op.operands, strict=True)
+            wanted = tuple(_axes(offer, names, value) for names, value in pairs)
+            if self._works(op, wanted):
+                why = "needs it whole" if offer is chosen else "cannot be done on such parts"
+                return wanted, f"{op.opname} {why}"
+        whole = tuple(((),) * value.type.rank for value in op.operands)
+        return whole, f"{op.opname} cannot be done on such parts"
+
+    def _works(self, op: Op, wanted: Wanted) -> bool:
+        """Whether the operation has parts of its results from such parts of its operands."""
+        types = [v.type.replace(axes=a) for v, a in zip(op.operands, wanted, strict=True)]
+        trial = placeholder(op, tuple(Value(t, None, i) for i, t in enumerate(types)))
+        key = trial.type_key()
+        known = self._fits.get(key)
+        if known is None:
+            known = self._fits[key] = self._is_local(trial)
+        return known
+
+    def _is_local(self, trial: Op) -> bool:
+        try:
+            results = types_of(trial)
+        except Error:
+            return False
+        trial.results = tuple(Value(type, trial, i) for i, type in enumerate(results))
+        return fits(trial, self.module.mesh)
+
+    def _bring(self, op: Op, at: int, wanted: Sequence[Axes], why: str) -> None:
+        """Split every dimension of an operand over exactly the wanted axes."""
+        if tuple(wanted) == op.operands[at].type.axes:
+            return
+        self._exchange(op, at, wanted)
+        for dim, over in enumerate(wanted):
+            have = op.operands[at].type.axes[dim]
+            inside = have == over[: len(have)] and not self._padded(op.operands[at], dim, over)
+            if have and have != over and not inside:
+                self._gather(op, at, dim, why)
+        for dim, over in enumerate(wanted):
+            have = op.operands[at].type.axes[dim]
+            if have != over:
+                self._cut(op, at, dim, over[len(have) :])
+
+    def _exchange(self, op: Op, at: int, wanted: Sequence[Axes]) -> None:
+        """One all_to_all where a split only moves from one dimension to another."""
+        value = op.operands[at]
+        have = value.type.axes
+        moved = [dim for dim, over in enumerate(wanted) if over != have[dim]]
+        if len(moved) != 2:
+            return
+        split, concat = moved if not have[moved[0]] else reversed(moved)
+        axes = have[concat]
+        if axes and not have[split] and not wanted[concat] and wanted[split] == axes:
+            self._use(op, at, self._transfers.exchanged(op, value, split, concat))
+
+    def _padded(self, value: Value, dim: int, axes: Axes) -> bool:
+        """Whether a dimension over these axes would have padding: its parts cannot be cut again."""
+        size = value.type.shape[dim]
+        return isinstance(size, int) and size % self.module.mesh.ways(axes) != 0
+
+    def _cut(self, op: Op, at: int, dim: int, axes: Axes) -> None:
+        """Split a value that every rank has: a weight or state at its source, another by parts."""
+        value = op.operands[at]
+        if not self._follows(value, dim):
+            self._use(op, at, self._transfers.part(op, value, dim, axes))
+            return
+        groups = list(value.type.axes)
+        groups[dim] = (*groups[dim], *axes)
+        value.type = value.type.replace(axes=tuple(groups))
+        self.stats.explain(f"{_sign(value)}{value.name} is {value.type}: it follows {op.opname}")
+
+    def _follows(self, value: Value, dim: int) -> bool:
+        """Whether a value may be split at its source: nothing has used it whole."""
+        if not self.placement.free(value, dim):
+            return False
+        if isinstance(value, Weight):
+            return len(value.users) == 1
+        if value.owner is not self.function or any(user in self._seen for user in value.users):
+            return False
+        return value.index in self.function.aliases().values()
+
+    def _gather(self, op: Op, at: int, dim: int, why: str) -> None:
+        self._use(op, at, self._transfers.gathered(op, op.operands[at], dim, why))
+
+    def _make_whole(self, op: Op, at: int, why: str, keep: Axes = ()) -> None:
+        self._finish(op, at)
+        for dim in range(op.operands[at].type.rank):
+            axes = op.operands[at].type.axes[dim]
+            if axes and not set(axes) <= set(keep):
+                self._gather(op, at, dim, why)
+
+    def _return(self, op: Op) -> None:
+        """Results are whole, or split over the batch; a state is as its argument."""
+        aliases = self.function.aliases()
+        for at in range(len(op.operands)):
+            if at not in aliases:
+                self._make_whole(op, at, "a result is whole on every rank", keep=(BATCH,))
+                continue
+            self._finish(op, at)
+            wanted = self.function.args[aliases[at]].type.axes
+            self._bring(op, at, wanted, "the state is kept so")
+
+    def _use(self, op: Op, at: int, value: Value) -> None:
+        op.set_operands((*op.operands[:at], value, *op.operands[at + 1 :]))
+
+
+def _sign(value: Value) -> str:
+    return "@" if isinstance(value, Weight) else "%"
+
+
+def _axes(chosen: dict[str, Axes], names: Words, value: Value) -> tuple[Axes, ...]:
+    """The split of every dimension; one of size 1 that is repeated has none."""
+    sizes = zip(names, value.type.shape, strict=True)
+    repeated = [name == "1" or (size == 1 and name.startswith(".")) for name, size in sizes]
+    found = zip(names, repeated, strict=True)
+    return tuple(() if alone else chosen.get(name, ()) for name, alone in found)

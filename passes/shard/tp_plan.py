@@ -1,0 +1,92 @@
+"""Tensor-parallel plans of Hugging Face transformers: a style per module or parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
+
+from irc.errors import Error, did_you_mean
+
+from .rows import Row, row
+
+_KEYS = ("base_model_tp_plan", "tp_plan")
+
+
+class _Style(NamedTuple):
+    """What a style means for the matrices of a module and for its bias."""
+
+    weight: str
+    bias: str
+    stacked: str  # for parameters of [experts, out, in]
+
+
+_COLUMN = _Style("0@tp", "0@tp", "0@ep, 1@tp")
+_ROW = _Style("1@tp", "whole", "0@ep, 2@tp")
+_WHOLE = _Style("whole", "whole", "whole")
+# None: what the style does to activations follows from the splits of weights here.
+_STYLES: dict[str, _Style | None] = {
+    "colwise": _COLUMN,
+    "colwise_rep": _COLUMN,
+    "colwise_gather_output": _COLUMN,
+    "packed_colwise": _COLUMN,
+    "local_colwise": _COLUMN,
+    "local_packed_colwise": _COLUMN,
+    "rowwise": _ROW,
+    "rowwise_rep": _ROW,
+    "rowwise_split_input": _ROW,
+    "packed_rowwise": _ROW,
+    "local_rowwise": _ROW,
+    "local_packed_rowwise": _ROW,
+    "embedding_rowwise": _Style("0@tp", "whole", "whole"),
+    "embedding_colwise": _Style("1@tp", "whole", "whole"),
+    "replicate": _WHOLE,
+    "replicated_with_grad_allreduce": _WHOLE,
+    "sequence_parallel": _WHOLE,
+    "mla_kv_a_proj": _WHOLE,
+    "all_reduce": None,
+    "gather": None,
+    "local": None,
+    "local_params": None,
+    "moe_identity_expert": None,
+    "moe_tp_experts": None,
+}
+# The parameters of all experts of a layer: their names there, and in models of irc.
+_STACKED = {
+    "gate_up_proj": ("gate", "up", "gate_up_proj"),
+    "gate_proj": ("gate", "gate_proj"),
+    "up_proj": ("up", "up_proj"),
+    "down_proj": ("down", "down_proj"),
+}
+
+
+def tp_plan_in(config: dict[str, Any]) -> dict[str, str] | None:
+    """The tp_plan that the content of a config.json has, if any."""
+    for key in _KEYS:
+        found = config.get(key)
+        if isinstance(found, dict) and found:
+            return cast("dict[str, str]", found)
+    return None
+
+
+def styled_rows(table: dict[str, Any], path: str) -> list[Row]:
+    """The rows that mean what a table from modules to styles means; `path` is where it stands."""
+    return [row for module, style in table.items() for row in _styled(module, style, path)]
+
+
+def _styled(module: str, name: Any, path: str) -> Iterator[Row]:
+    if not isinstance(name, str) or name not in _STYLES:
+        hint = did_you_mean(name, _STYLES) if isinstance(name, str) else ""
+        raise Error(f"the plan {path} has an unknown style {name!r} for {module}{hint}")
+    style, source = _STYLES[name], f"{path}: {name}"
+    if style is None:
+        return
+    parent, _, last = module.rpartition(".")
+    if parent.endswith("experts") and last in _STACKED:
+        for own in _STACKED[last]:
+            yield row(f"*experts.{own} {style.stacked}", source)
+    # a plan names modules from the base model on, which is often a part of the traced one
+    for prefix in ("", "*."):
+        yield row(f"{prefix}{module}.weight* {style.weight}", source)
+        yield row(f"{prefix}{module}.bias* {style.bias}", source)
+        if style is not _ROW:
+            yield row(f"{prefix}{module} {style.weight}", source)  # a parameter by itself

@@ -1,0 +1,92 @@
+"""The collectives that a solver puts in, each made once for all operations that need its result."""
+
+from __future__ import annotations
+
+from irc.core import Function, Module, Op, Value, Weight
+from irc.dims import exact_divide
+from irc.ops import AllGather, AllReduce, AllToAll, ReduceScatter, ShardSlice
+from irc.pipeline import Stats
+from irc.types import Axes
+
+
+class Transfers:
+    """Inserts collectives before the operation `op` of a function that needs a value otherwise.
+
+    With `sequence` sums over tp are scattered over the tokens. What is put in is added to `seen`.
+    """
+
+    def __init__(
+        self, module: Module, function: Function, stats: Stats, sequence: bool, seen: set[Op]
+    ) -> None:
+        self._module, self._function, self._stats = module, function, stats
+        self._sequence, self._seen = sequence, seen
+        self._made: dict[tuple[object, ...], Value] = {}
+        self._finished: set[Value] = set()
+
+    def is_finished(self, value: Value) -> bool:
+        """Whether some operation had a pending sum finished before."""
+        return value in self._finished
+
+    def finished(self, op: Op, value: Value) -> Value:
+        """The finished sum of a pending one."""
+        axes = tuple(axis for axis in self._module.mesh.names if axis in value.type.partial)
+        name, dim = ".".join(axes), self._scatter_dim(value, axes)
+        self._finished.add(value)
+        why = f"{op.opname} needs the whole sum"
+        if dim is not None:
+            return self._once(op, value, ReduceScatter, why, axis=name, dim=dim)
+        return self._once(op, value, AllReduce, why, axis=name)
+
+    def _scatter_dim(self, value: Value, axes: Axes) -> int | None:
+        """The dimension of the tokens, where they are kept split between blocks."""
+        type = value.type
+        inside = {"ep", "tp"} & set(axes)
+        if not self._sequence or not inside or type.rank < 3 or type.axes[1]:
+            return None
+        size, ways = type.shape[1], self._module.mesh.ways(axes)
+        even = size >= ways if isinstance(size, int) else exact_divide(size, ways) is not None
+        return 1 if even else None
+
+    def gathered(self, op: Op, value: Value, dim: int, why: str) -> Value:
+        """A split dimension whole."""
+        axis = ".".join(value.type.axes[dim])
+        return self._once(op, value, AllGather, why, axis=axis, dim=dim)
+
+    def part(self, op: Op, value: Value, dim: int, axes: Axes) -> Value:
+        """A dimension split over more axes."""
+        why = f"{op.opname} has it split in another operand"
+        return self._once(op, value, ShardSlice, why, axis=".".join(axes), dim=dim)
+
+    def exchanged(self, op: Op, value: Value, split: int, concat: int) -> Value:
+        """The split of dimension `concat` moved to `split`."""
+        axis, why = ".".join(value.type.axes[concat]), f"{op.opname} needs it split elsewhere"
+        return self._once(op, value, AllToAll, why, axis=axis, split=split, concat=concat)
+
+    def _once(
+        self, op: Op, value: Value, kind: type[Op], why: str, **attributes: str | int
+    ) -> Value:
+        key = (value, kind.opname, *attributes.values())
+        known = self._made.get(key)
+        if known is not None:
+            return known
+        new = kind(value, **attributes, loc=value.producer.loc if value.producer else op.loc)
+        whole = kind in (AllReduce, AllGather)
+        new.result.name = _name(value, "full" if whole else "part")
+        self._function.insert(new, op)
+        self._made[key] = new.result
+        self._seen.add(new)
+        self._stats.count(new.opname)
+        sign = "@" if isinstance(value, Weight) else "%"
+        where = f" ({op.loc.where()})" if op.loc is not None else ""
+        self._stats.explain(
+            f"{new.opname} of {sign}{value.name or '_'}, which is {value.type}: {why}{where}"
+        )
+        return new.result
+
+
+def _name(value: Value, suffix: str) -> str | None:
+    """What a value is called that holds more or less of another."""
+    if value.name is None:
+        return None
+    base = "_".join(value.name.split(".")[-2:]) if isinstance(value, Weight) else value.name
+    return f"{base.removesuffix('_full').removesuffix('_part')}_{suffix}"

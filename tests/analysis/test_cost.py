@@ -1,0 +1,202 @@
+"""What operations cost: counted one by one, and against figures measured elsewhere."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc.analysis.cost import Cost, cost_of, operations, total
+from irc.analysis.memory import weight_bytes
+from irc.analysis.sizes import LocalSizes, typical_sizes
+from irc.analysis.topology_file import default_topology
+from irc.core import Module, Op
+from irc.errors import Error
+from irc.frontends.huggingface import model_of
+from irc.mesh import Mesh
+from irc.ops.attention import Attention, visible
+from irc.text import parse_module
+from tests.fresh import fresh
+
+MESH = Mesh.parse("tp=3")
+
+
+def op_of(text: str, args: str, result: str = "", mesh: str = "") -> Op:
+    """The operation of a module with nothing else in it."""
+    module = parse_module(
+        f"module @m mesh({mesh}) {{\n  func @forward({args}) -> ({result.split(' : ')[-1]}) {{\n"
+        f"    %y = {text}\n    return %y\n  }}\n}}"
+    )
+    return next(iter(module.main))
+
+
+def test_a_product_is_counted_element_by_element() -> None:
+    rng = fresh(1)
+    rows, inner, columns = (int(n) for n in rng.integers(1, 6, 3))
+    x, w = rng.standard_normal((rows, inner)), rng.standard_normal((columns, inner))
+    count, product = 0, np.zeros((rows, columns))
+    for i in range(rows):
+        for j in range(columns):
+            for k in range(inner):
+                product[i, j] += x[i, k] * w[j, k]
+                count += 2
+    assert np.allclose(product, x @ w.T)
+    args = f"%x: bf16[{rows}, {inner}], %w: bf16[{columns}, {inner}]"
+    op = op_of(f"linear %x, %w : bf16[{rows}, {columns}]", args, f"bf16[{rows}, {columns}]")
+    moved = 2 * (x.size + w.size + product.size)
+    assert cost_of(op, LocalSizes(Mesh(), {})) == Cost(count, moved, 1, "bf16")
+
+
+def test_a_split_product_is_one_rank_s_part() -> None:
+    """6 of 16 columns on each of three ranks, of which the last has two for padding."""
+    args = "%x: bf16[5, 7], %w: bf16[16@tp, 7]"
+    op = op_of("linear %x, %w : bf16[5, 16@tp]", args, "bf16[5, 16@tp]", "tp=3")
+    found = cost_of(op, LocalSizes(MESH, {}))
+    assert found == Cost(2 * 5 * 7 * 6, 2 * (5 * 7 + 6 * 7 + 5 * 6), 1, "bf16")
+    args = "%x: bf16[5, 16@tp], %w: bf16[7, 16@tp]"
+    op = op_of("linear %x, %w : bf16[5, 7]{sum tp}", args, "bf16[5, 7]{sum tp}", "tp=3")
+    found = cost_of(op, LocalSizes(MESH, {}))
+    assert found == Cost(2 * 5 * 7 * 6, 2 * (5 * 6 + 7 * 6 + 5 * 7), 1, "bf16")
+
+
+def attention_op(cached: bool, tokens: int, keys: int, **options: Any) -> Attention:
+    given = "".join(f", {name}={value}" for name, value in options.items() if value)
+    given = given.replace("True", "true")
+    past = ", past=%past" if options.pop("past", None) else ""
+    given = re.sub(r", past=\w+", "", given)
+    kv = f"[2, 3, {keys}, 4]" if cached else f"[2, {keys}, 12]"
+    args = f"%q: f32[2, {tokens}, 24], %k: f32{kv}, %v: f32{kv}, %past: i32[2]"
+    result = f"f32[2, {tokens}, 24]"
+    op = op_of(f"attention %q, %k, %v{past} {{head_dim=4{given}}} : {result}", args, result)
+    assert isinstance(op, Attention)
+    return op
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 3}])
+@pytest.mark.parametrize("past", [None, 0, 4])
+def test_attention_counts_the_pairs_that_see_each_other(
+    cached: bool, options: dict[str, Any], past: int | None
+) -> None:
+    tokens, keys = 4, 11
+    op = attention_op(cached, tokens, keys, past=past is not None, **options)
+    places = None if past is None else np.full(2, past, np.int32)
+    seen = visible(op, 2, tokens, keys, places)
+    if past is not None:  # what lies behind the tokens of this call holds nothing yet
+        seen = seen & (np.arange(keys) < past + tokens)
+    pairs = int(np.count_nonzero(seen[0, 0]))
+    read = int(np.count_nonzero(seen[0, 0].any(axis=0)))
+    found = cost_of(op, LocalSizes(Mesh(), {}, past or 0))
+    assert found.flops == 2 * 6 * pairs * (4 + 4) * 2
+    cache = 2 * (2 * 3 * 4 * read * 4)
+    assert found.bytes == pytest.approx(cache + 2 * (2 * tokens * 24 * 4))
+
+
+VIEWS = {
+    "reshape %x {shape=[6, 2]} : f32[6, 2]": "f32[6, 2]",
+    "unsqueeze %x {dims=[0]} : f32[1, 4, 3]": "f32[1, 4, 3]",
+}
+
+
+@pytest.mark.parametrize("text", VIEWS)
+def test_views_cost_nothing(text: str) -> None:
+    assert cost_of(op_of(text, "%x: f32[4, 3]", VIEWS[text]), LocalSizes(Mesh(), {})).kernels == 0
+
+
+def test_a_transpose_of_single_rows_is_a_view() -> None:
+    text = "transpose %x {order=[1, 0, 2]} : f32[4, B, 3]"
+    op = op_of(text, "%x: f32[B, 4, 3]", "f32[4, B, 3]")
+    assert cost_of(op, LocalSizes(Mesh(), {"B": 1})).bytes == 0
+    assert cost_of(op, LocalSizes(Mesh(), {"B": 2})).bytes == 2 * 24 * 4
+
+
+@pytest.mark.parametrize(("user", "free"), [("matmul %x, %t", True), ("add %t, %t", False)])
+def test_a_product_turns_a_matrix_by_itself(user: str, free: bool) -> None:
+    module = parse_module(
+        f"""module @m {{
+  func @forward(%x: f32[2, 3, 3]) -> (f32[2, 3, 3]) {{
+    %t = transpose %x {{order=[0, 2, 1]}} : f32[2, 3, 3]
+    %y = {user} : f32[2, 3, 3]
+    return %y
+  }}
+}}"""
+    )
+    turned = next(iter(module.main))
+    assert (cost_of(turned, LocalSizes(Mesh(), {})).bytes == 0) is free
+
+
+def test_an_operand_that_is_used_twice_is_read_once() -> None:
+    op = op_of("mul %x, %x : f32[7]", "%x: f32[7]", "f32[7]")
+    assert cost_of(op, LocalSizes(Mesh(), {})).bytes == 2 * 28
+
+
+def test_a_lookup_reads_rows_and_not_the_table() -> None:
+    args = "%ids: i32[5], %table: bf16[1000, 8]"
+    op = op_of("embedding %ids, %table : bf16[5, 8]", args, "bf16[5, 8]")
+    assert cost_of(op, LocalSizes(Mesh(), {})).bytes == 5 * 4 + 2 * (5 * 8 * 2)
+
+
+def test_numbers_of_4_bits_lie_two_to_a_byte() -> None:
+    sizes = LocalSizes(Mesh(), {})
+    op = op_of('cast %x {dtype="i8"} : i8[5]', "%x: i4[5]", "i8[5]")
+    assert sizes.bytes(op.operands[0].type) == 3
+    assert cost_of(op, sizes).bytes == 3 + 5
+
+
+def test_a_symbol_without_a_size_is_named() -> None:
+    op = op_of("silu %x : f32[S, 2]", "%x: f32[S, 2]", "f32[S, 2]")
+    with pytest.raises(Error, match=r"S has no size.*--dims S=1:128"):
+        cost_of(op, LocalSizes(Mesh(), {"B": 1}))
+
+
+def test_time_is_the_longer_of_arithmetic_and_memory() -> None:
+    device = default_topology().device
+    memory = device.hbm_gb_s * 1e3
+    assert Cost(0, 10 * memory, 2).time(device) == pytest.approx(10 + 2 * device.kernel_us)
+    products = Cost(30 * device.peak("bf16"), 10 * memory, 1, "bf16")
+    assert products.time(device) == pytest.approx(30 + device.kernel_us)
+    assert device.peak("f64") == min(device.peak(name) for name in device.peak_tflops)
+
+
+def llama_8b() -> Module:
+    return model_of(
+        {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+            "max_position_embeddings": 1024,
+        }
+    ).trace("bf16")
+
+
+def test_a_step_of_the_8b_shape_reads_what_was_measured() -> None:
+    """benchmarks of one H200: 15.0 GB per token at batch 1, at most 6 % over for activations."""
+    module = llama_8b()
+    sizes = LocalSizes(module.mesh, typical_sizes(module, S=1, T=1), past=512)
+    found = total(cost_of(op, sizes) for op in operations(module.main))
+    assert 15.0e9 < found.bytes < 15.0e9 * 1.06
+    matrices = weight_bytes([module.main], sizes) - 2 * 128256 * 4096
+    scores = 32 * 4 * 513 * 4096  # layers, two products of two operations, keys, features
+    assert found.flops == pytest.approx(matrices + scores, rel=0.001)  # a weight has two bytes
+
+
+def test_called_functions_count_each_time() -> None:
+    module = parse_module(
+        """module @m {
+  func @twice(%x: f32[4]) -> (f32[4]) {
+    %y = silu %x : f32[4]
+    return %y
+  }
+  func @forward(%x: f32[4]) -> (f32[4]) {
+    %a = call %x {callee=@twice} : f32[4]
+    %b = call %a {callee=@twice} : f32[4]
+    return %b
+  }
+}"""
+    )
+    assert [op.opname for op in operations(module.main)] == ["silu", "silu"]

@@ -1,0 +1,101 @@
+"""Forecasts of whole modules: stages, sizes after passes, and how the parts add up."""
+
+import pytest
+
+import irc.passes  # noqa: F401  (registers the passes)
+from irc.analysis.cost import cost_of, operations
+from irc.analysis.forecast import functions_by_stage, hand_overs, phase, sizes_after
+from irc.analysis.memory import weight_bytes
+from irc.analysis.sizes import LocalSizes, typical_sizes
+from irc.analysis.topology_file import default_topology
+from irc.core import Module
+from irc.pipeline import run_pipeline
+from irc.text import parse_module
+from tests.sharded.models import MODELS
+
+SIZES = {"B": 2, "S": 6, "T": 1, "C": 16}
+
+
+def prepared(model: str, mesh: str, *, stages: int = 0, sequence: bool = False) -> Module:
+    module = MODELS[model]()
+    options = f'mesh="{mesh}"' + (", sequence=true" if sequence else "")
+    cut = f", pipeline{{stages={stages}}}" if stages else ""
+    run_pipeline(module, f"inline, cse, shard{{{options}}}{cut}, localize, fold, dce")
+    return module
+
+
+def test_a_phase_adds_up_its_operations() -> None:
+    module, topology = prepared("gqa", "tp=3"), default_topology()
+    sizes = sizes_after(module, SIZES, past=3)
+    found = phase("prefill", module, sizes, topology, tokens=12)
+    times = [cost_of(op, sizes).time(topology.device) for op in operations(module.main)]
+    assert found.roofline_us + found.kernels_us == pytest.approx(sum(times))
+    assert found.collectives_us == pytest.approx(sum(m.us for m in found.messages))
+    assert found.us == pytest.approx(sum(times) + found.collectives_us)
+    assert (found.tokens, found.past, len(found.memory)) == (12, 3, 1)
+
+
+def test_stages_share_the_work_and_hand_over() -> None:
+    whole, cut = prepared("even", "tp=2"), prepared("even", "pp=3, tp=2", stages=3)
+    topology = default_topology()
+    assert [len(stage) for stage in functions_by_stage(whole)] == [1]
+    stages = functions_by_stage(cut)
+    assert len(stages) == 3
+    sizes = LocalSizes(cut.mesh, typical_sizes(cut, **SIZES))
+    parts = [weight_bytes(stage, sizes) for stage in stages]
+    assert sum(parts) == weight_bytes([whole.main], LocalSizes(whole.mesh, SIZES))
+    found = phase("prefill", cut, sizes, topology)
+    plain = phase("prefill", whole, LocalSizes(whole.mesh, SIZES), topology)
+    assert found.cost.flops == pytest.approx(plain.cost.flops, rel=0.05)
+    assert len(found.memory) == 3
+    sends = hand_overs(cut, sizes, topology)
+    hidden = 2 * 6 * 24 * 4
+    assert [(m.kind, m.axis, m.size, m.sent) for m in sends] == [("send", "pp", hidden, hidden)] * 2
+    assert [m.kind for m in found.messages].count("send") == 2
+
+
+def test_only_what_another_stage_takes_is_handed_over() -> None:
+    """Stage 0 runs two calls; what the second one takes of the first stays where it is."""
+    module = parse_module(
+        """module @m local mesh(pp=2) {
+  func @half(%x: f32[10]) -> (f32[10]) {
+    %y = silu %x : f32[10]
+    return %y
+  }
+  func @forward(%x: f32[10]) -> (f32[10]) {
+    %a = call %x {callee=@half, stage=0} : f32[10]
+    %b = call %a {callee=@half, stage=0} : f32[10]
+    %c = call %b {callee=@half, stage=1} : f32[10]
+    %d = call %b {callee=@half, stage=1} : f32[10]
+    %e = call %d {callee=@half, stage=1} : f32[10]
+    return %e
+  }
+}"""
+    )
+    (found,) = hand_overs(module, LocalSizes(module.mesh, {}), default_topology())
+    assert (found.kind, found.size) == ("send", 40)
+    assert [len(stage) for stage in functions_by_stage(module)] == [2, 3]
+
+
+def test_split_symbols_get_their_share() -> None:
+    module = prepared("even", "dp=2, tp=2", sequence=True)
+    assert set(module.dims) == {"B_dp", "S_tp", "T", "C"}
+    sizes = sizes_after(module, SIZES)
+    assert {name: sizes.symbols[name] for name in module.dims} == {
+        "B_dp": 1,
+        "S_tp": 3,
+        "T": 1,
+        "C": 16,
+    }
+    assert sizes_after(module, SIZES | {"S": 1}).symbols["S_tp"] == 1  # one token and padding
+
+
+def test_symbols_with_names_alike_are_left_alone() -> None:
+    text = """module @m mesh(tp=2) dims(S=1:4:8, S_max=1:32:64) {
+  func @forward(%x: f32[S, S_max]) -> (f32[S, S_max]) {
+    %y = silu %x : f32[S, S_max]
+    return %y
+  }
+}"""
+    module = parse_module(text)
+    assert sizes_after(module, {"S": 2}).symbols == {"S": 2, "S_max": 32}

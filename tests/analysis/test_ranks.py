@@ -1,0 +1,334 @@
+"""Sequences of communications, their ids, and ranks that do not fit together."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from irc.analysis.events import Event, event_ids, sequences
+from irc.analysis.ranks import check_ranks, check_sequences
+from irc.core import Module
+from irc.dims import symbol
+from irc.errors import Error
+from irc.ops.collective import Collective
+from irc.text import parse_module
+from irc.types import TensorType
+from irc.verify import verify
+from tests.analysis.local_modules import local_module
+from tests.fresh import session_seed
+
+TWO = "tp=2"
+FOUR = "dp=2, tp=2"
+
+
+def module_of(*lines: str, mesh: str = TWO) -> Module:
+    """A module on x f32[4, 6] and z bf16[6] of the given lines, numbered as those of rank.py."""
+    body = [f'    {line} loc("rank.py":{i})' for i, line in enumerate(lines, 1)]
+    head = f"module @m local mesh({mesh}) dims(B=1:2:4) {{\n"
+    head += "  func @forward(%x: f32[4, 6], %z: bf16[6], %v: f32[B, 3]) -> () {\n"
+    module = parse_module("\n".join([head, *body, "    return\n  }\n}"]))
+    verify(module)
+    return module
+
+
+def reduced(name: str, axis: str = "tp", of: str = "%x: f32[4, 6]", ways: int = 2) -> str:
+    value, type = of.split(": ")
+    return f'%{name} = all_reduce {value} {{axis="{axis}", op="max", ways={ways}}} : {type}'
+
+
+A, B = reduced("a"), reduced("b", of="%z: bf16[6]")
+SENT = '%c = broadcast %x {axis="tp", root=ROOT, ways=2} : f32[4, 6]'
+
+
+def test_events_say_who_sends_what() -> None:
+    module = module_of(A, reduced("s", of="%v: f32[B, 3]"), SENT.replace("ROOT", "1"), mesh=FOUR)
+    found = sequences(module)
+    assert [len(events) for events in found] == [3] * 4
+    first, second, third = found[2]
+    assert found[3][0] is first
+    assert found[0][0] is not first
+    assert (first.kind, first.axes, first.group) == ("all_reduce", ("tp",), (2, 3))
+    assert (first.dtype, first.bytes, first.root) == ("f32", 96, None)
+    assert first.how == (("op", "max"),)
+    assert str(second.bytes) == "12*B"
+    assert (third.kind, third.root, third.how) == ("broadcast", 1, ())
+    assert third.place is not None
+    assert third.place.where() == "rank.py:3"
+    assert [event.group for event in sequences(module_of(reduced("a", "dp"), mesh=FOUR))[1]] == [
+        (1, 3)
+    ]
+
+
+def test_half_bytes_are_rounded_up() -> None:
+    (event,) = sequences(module_of(A))[0]
+    sizes = {3: 2, 4: 2, symbol("B"): symbol("B"), symbol("B") * 2: symbol("B")}
+    for size, wanted in sizes.items():
+        assert replace(event, type=TensorType("i4", (size,))).bytes == wanted
+
+
+def test_rank_is_no_communication() -> None:
+    assert sequences(module_of('%r = rank {axis="tp"} : i32[]')) == [[], []]
+
+
+@pytest.mark.parametrize("seed", [session_seed() * 1000 + i for i in range(20)])
+def test_ids_are_unique_and_the_same_on_every_rank(seed: int) -> None:
+    module = local_module(seed)
+    ids = event_ids(module)
+    communicating = [op for op in module.main if isinstance(op, Collective) and op.operands]
+    assert list(ids.values()) == communicating
+    assert list(ids) == [f"forward.{i}.{op.opname}" for i, op in enumerate(communicating)]
+    for events in sequences(module):
+        assert [event.id for event in events] == list(ids)
+    assert list(event_ids(parse_module(str(module)))) == list(ids)
+
+
+CALLS = """
+module @m local mesh(tp=2) {
+  func @block(%x: f32[4]) -> (f32[4]) {
+    %y = all_reduce %x {axis="tp", op="max", ways=2} : f32[4]
+    return %y
+  }
+  func @forward(%x: f32[4]) -> (f32[4]) {
+    %a = call %x {callee=@block} : f32[4]
+    %b = call %a {callee=@block} : f32[4]
+    return %b
+  }
+  func @other(%x: f32[4]) -> (f32[4]) {
+    return %x
+  }
+}
+"""
+
+
+def test_every_run_of_a_call_counts() -> None:
+    module = parse_module(CALLS)
+    assert list(event_ids(module)) == ["forward.0.all_reduce", "forward.1.all_reduce"]
+    assert event_ids(module, "other") == {}
+    with pytest.raises(Error, match="has no function @lost"):
+        event_ids(module, "lost")
+    check_ranks(module)
+
+
+FUSED = """
+module @m local mesh(tp=2) {
+  weight @n : f32[4] = random("n", 7, 0.5)
+  func @forward(%x: f32[3, 4]) -> () {
+    %n, %s = all_reduce_rms_norm %x, %x, @n {axis="tp", ways=2} : f32[3, 4], f32[3, 4]
+    return
+  }
+}
+"""
+
+
+def test_what_is_fused_counts() -> None:
+    module = parse_module(FUSED)
+    (event,) = sequences(module)[0]
+    assert (event.kind, event.bytes, event.op.opname) == ("all_reduce", 48, "all_reduce_rms_norm")
+    assert list(event_ids(module)) == ["forward.0.all_reduce"]
+
+
+# The modules of the ranks, and the words of the Error in order
+MIXED: dict[str, tuple[list[Module], list[str]]] = {
+    "another collective": (
+        [module_of(A), module_of('%a = all_gather %x {axis="tp", dim=0, ways=2} : f32[8, 6]')],
+        [
+            "ranks 0 and 1 meet in different communications",
+            "rank 0 is in the all_reduce at rank.py:1 of f32[4, 6] (96 bytes) over tp (ranks 0 and",
+            "rank 1 in the all_gather at rank.py:1 of f32[4, 6]",
+        ],
+    ),
+    "another dtype": (
+        [module_of(A, B), module_of(B, A)],
+        ["rank.py:1 of f32[4, 6] (96 bytes)", "rank.py:1 of bf16[6] (12 bytes)"],
+    ),
+    "another root": (
+        [module_of(SENT.replace("ROOT", "0")), module_of(SENT.replace("ROOT", "1"))],
+        ["root=0", "root=1"],
+    ),
+    "another reduction": (
+        [module_of(A), module_of(A.replace("max", "min"))],
+        ["op=max", "op=min"],
+    ),
+    "another dimension": (
+        [
+            module_of(f'%a = all_gather %x {{axis="tp", dim={d}, ways=2}} : {t}')
+            for d, t in enumerate(["f32[8, 6]", "f32[4, 12]"])
+        ],
+        ["dim=0", "dim=1"],
+    ),
+    "one too many": (
+        [module_of(A, reduced("c")), module_of(A)],
+        [
+            "rank 0 waits for ever in the all_reduce at rank.py:2",
+            "rank 1 has no such communication left",
+            "Of ranks 0 and 1, rank 0 has 2 and rank 1 1",
+        ],
+    ),
+    "one lost in the middle": (
+        [module_of(A, "%n = neg %x : f32[4, 6]", reduced("c")), module_of("%n = neg %x : f32[4, 6]",
+         "%o = neg %x : f32[4, 6]", reduced("c"))],
+        ["They part where rank 0 runs the all_reduce at rank.py:1 and rank 1 the all_reduce at ra"],
+    ),
+    "a circle of two": (
+        [
+            module_of(reduced("a"), reduced("b", "dp.tp", ways=4), mesh=FOUR),
+            module_of(reduced("a", "dp.tp", ways=4), reduced("b"), mesh=FOUR),
+            module_of(reduced("a"), reduced("b", "dp.tp", ways=4), mesh=FOUR),
+            module_of(reduced("a"), reduced("b", "dp.tp", ways=4), mesh=FOUR),
+        ],
+        [
+            "ranks 0 and 1 wait for each other for ever",
+            "rank 0 is in the all_reduce at rank.py:1",
+            "over tp (ranks 0 and 1), op=max and waits for rank 1",
+            "rank 1 is in the all_reduce at rank.py:1",
+            "over dp.tp (ranks 0, 1, 2 and 3), op=max and waits for rank 0",
+        ],
+    ),
+    "a circle of four": (
+        [
+            module_of(reduced("a", first), reduced("b", second), mesh=FOUR)
+            for first, second in [("tp", "dp"), ("dp", "tp"), ("dp", "tp"), ("tp", "dp")]
+        ],
+        ["ranks 0, 1, 2 and 3 wait for each other", "rank 0 is in", "and waits for rank 1"],
+    ),
+    "the same in another order": (
+        [
+            module_of("%p = neg %x : f32[4, 6]", "%q = exp %x : f32[4, 6]", *rest)
+            for rest in (
+                [reduced("a", of="%p: f32[4, 6]"), reduced("b", of="%q: f32[4, 6]")],
+                [reduced("b", of="%q: f32[4, 6]"), reduced("a", of="%p: f32[4, 6]")],
+            )
+        ],
+        [],
+    ),
+}  # fmt: skip
+
+
+def without_places(module: Module) -> Module:
+    """A copy whose operations do not tell where they come from."""
+    return parse_module(str(module))
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_ranks_that_do_not_fit(name: str) -> None:
+    modules, words = MIXED[name]
+    if not words:
+        modules = [without_places(module) for module in modules]
+        words = ["ranks 0 and 1 run the same communications in another order", "%a", "%b"]
+    with pytest.raises(Error) as caught:
+        check_ranks(modules)
+    text, at = caught.value.message, 0
+    for word in words:
+        assert word in text[at:], (word, text)
+        at = text.index(word, at)
+
+
+def test_ranks_that_fit() -> None:
+    """Each does its own between the communications, and order matters within a group only."""
+    check_ranks([module_of("%n = neg %x : f32[4, 6]", A, B), module_of(A, B)])
+    check_ranks([module_of(reduced("a"), reduced("b", "dp"), mesh=FOUR)] * 4)
+    own = module_of("%n = neg %x : f32[4, 6]", reduced("a", of="%n: f32[4, 6]"))
+    check_ranks([own, module_of(A)])  # as where a root sends what it computed
+
+
+@pytest.mark.parametrize(
+    ("modules", "words"),
+    [
+        ([], "there is no module"),
+        ([module_of(A)], "1 modules are given for the 2 ranks"),
+        ([module_of(A), module_of(A, mesh="tp=2, dp=1")], "that of rank 0 is .tp=2. and that of"),
+        ([parse_module("module @g mesh(tp=1) { func @f() -> () { return } }")], "localize it"),
+    ],
+    ids=["none", "too few", "meshes", "global"],
+)
+def test_modules_that_are_no_ranks(modules: list[Module], words: str) -> None:
+    with pytest.raises(Error, match=words):
+        check_ranks(modules)
+
+
+def event(group: tuple[int, ...], kind: str = "all_reduce") -> Event:
+    """An event made by hand."""
+    (known,) = sequences(module_of(A))[0]
+    return replace(known, group=group, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ([[event((1, 2))], [], []], "rank 0 runs .*, in which it has no part"),
+        ([[event((0, 5))], []], "but there are 2 ranks, each once"),
+        ([[event((0, 0, 1))], []], "but there are 2 ranks, each once"),
+        ([[event((0, 1))], [event((1, 0))]], "ranks 0 and 1 wait for each other"),
+        ([[event((0, 1), "send")], [event((0, 1), "send")]], "rank 1 runs send .* no part"),
+        (
+            [[event((0, 1), "receive")], [event((0, 1), "receive")]],
+            "rank 0 runs receive .* no part",
+        ),
+        ([[event((0, 1), "send")], [event((0, 1))]], "ranks 0 and 1 meet in different"),
+        ([[event((0, 1), "send")], []], "rank 0 waits for ever in send of f32.* from rank 0 to 1"),
+        (
+            [
+                [event((0, 1), "send"), event((1, 0), "receive")],
+                [event((1, 0), "send"), event((0, 1), "receive")],
+            ],
+            "ranks 0 and 1 wait for each other",
+        ),
+    ],
+)
+def test_groups_and_pairs(found: list[list[Event]], words: str) -> None:
+    with pytest.raises(Error, match=words):
+        check_sequences(found)
+
+
+def test_a_pair_that_fits() -> None:
+    check_sequences([[event((0, 1), "send")], [event((0, 1), "receive")]])
+
+
+STAGES = """
+module @m local mesh(pp=2, tp=2) {
+  func @stage0(%x: f32[4]) -> (f32[4], f32[4]) {
+    %a = all_reduce %x {axis="tp", op="max", ways=2} : f32[4] loc("s.py":1)
+    return %a, %x
+  }
+  func @stage1(%x: f32[4], %y: f32[4]) -> (f32[4]) {
+    %a = all_reduce %y {axis="tp", op="max", ways=2} : f32[4] loc("s.py":2)
+    return %a
+  }
+  func @forward(%x: f32[4]) -> (y: f32[4], z: f32[4]) {
+    %a, %b = call %x {callee=@stage0, stage=0} : f32[4], f32[4] loc("s.py":3)
+    %c = call %x, %a {callee=@stage1, stage=1} : f32[4] loc("s.py":4)
+    return %c, %b
+  }
+}
+"""
+
+
+def test_stages_send_what_later_ones_use() -> None:
+    module = parse_module(STAGES)
+    assert list(event_ids(module)) == [
+        "forward.0.all_reduce",
+        "forward.1.transfer",
+        "forward.2.all_reduce",
+    ]
+    found = [[(e.kind, e.group) for e in events] for events in sequences(module)]
+    assert found == [
+        [("all_reduce", (0, 1)), ("send", (0, 2))],
+        [("all_reduce", (0, 1)), ("send", (1, 3))],
+        [("receive", (0, 2)), ("all_reduce", (2, 3))],
+        [("receive", (1, 3)), ("all_reduce", (2, 3))],
+    ]
+    check_ranks(module)
+
+
+def test_stages_that_do_not_fit() -> None:
+    """The later stage was built for another text."""
+    module = parse_module(STAGES)
+    for old, new, words in [
+        ("call %x, %a", "call %x, %x", "rank 0 waits for ever in send of f32[4] from rank 0 to 2"),
+        ("f32[4]", "f32[8]", "meet in different communications: rank 0 is in send of f32[4]"),
+    ]:
+        other = parse_module(STAGES.replace(old, new))
+        with pytest.raises(Error, match=re.escape(words)):
+            check_ranks([module, module, other, other])

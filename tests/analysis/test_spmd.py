@@ -1,0 +1,234 @@
+"""The check as a whole: after every pass, of stages, its cost; and every rule seen failing."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import pytest
+
+from irc.analysis import events, ranks, replication, spmd, stages
+from irc.analysis.spmd import verify_spmd
+from irc.core import Module
+from irc.errors import Error
+from irc.ops import AllReduce
+from irc.pipeline import PASSES, Pass, Stats, register, run_pipeline
+from irc.text import parse_module
+from irc.verify import verify
+from tests.analysis import misuse_cases, test_ranks
+from tests.analysis.replication_cases import CASES, MLP
+from tests.analysis.test_replication import changed
+
+
+@pytest.fixture
+def lossy() -> Iterator[None]:
+    """A pass `lossy` that forgets the collectives it meets, and one that does nothing."""
+    known = dict(PASSES)
+
+    @register("idle")
+    class Idle(Pass):
+        def run(self, module: Module, stats: Stats) -> None:
+            stats.count("ran")
+
+    @register("lossy")
+    class Lossy(Pass):
+        def run(self, module: Module, stats: Stats) -> None:
+            for op in module.ops():
+                if isinstance(op, AllReduce):
+                    op.result.replace_by(op.x)
+                    op.erase()
+
+    assert Lossy.name, Idle.name
+    yield
+    PASSES.clear()
+    PASSES.update(known)
+
+
+@pytest.mark.usefixtures("lossy")
+def test_a_pass_that_loses_a_collective_is_named() -> None:
+    with pytest.raises(Error) as caught:
+        run_pipeline(parse_module(MLP), "idle, lossy, idle")
+    text = str(caught.value)
+    assert text.startswith("model.py:5: the result y of @forward may differ between the ranks of")
+    assert "the module was in order before the pass lossy" in text
+    assert "in the pass lossy, number 2 of 3" in text
+
+
+@pytest.mark.usefixtures("lossy")
+def test_a_module_is_looked_at_before_the_first_pass() -> None:
+    module = changed(("add %x, %s", "add %x, %t"))
+    with pytest.raises(Error, match="may differ between the ranks of tp") as caught:
+        run_pipeline(module, "idle")
+    assert "in the pass" not in str(caught.value)
+
+
+def test_the_ranks_of_a_local_module_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Module] = []
+    monkeypatch.setattr(spmd, "check_ranks", seen.append)
+    module = changed()
+    verify_spmd(module)
+    assert seen == [module]
+
+
+STAGES = """
+module @m {view}mesh(pp=2, tp=2) {
+  func @inner(%x: f32[4]) -> (f32[4]) {
+    %a = neg %x : f32[4] loc("s.py":1)
+    return %a
+  }
+  func @stage0(%x: f32[4]) -> (f32[4]) {
+    %a = call %x {callee=@inner} : f32[4] loc("s.py":2)
+    return %a
+  }
+  func @forward(%x: f32[4]) -> (y: f32[4]) {
+    %a = call %x {callee=@stage0, stage=0} : f32[4] loc("s.py":3)
+    %b = call %a {callee=@inner, stage=1} : f32[4] loc("s.py":4)
+    return %b
+  }
+}
+"""
+SUMMED = '%a = all_reduce %x {axis="AXIS", op="max", ways=WAYS} : f32[4]'
+NEG = "%a = neg %x : f32[4]"
+STAGED: dict[str, tuple[tuple[str, str], str]] = {
+    "communication between stages": (
+        (NEG, SUMMED.replace("AXIS", "pp.tp").replace("WAYS", "4")),
+        r"the all_reduce at s\.py:1 communicates over pp\.tp, but only the ranks of stage 0 run "
+        "@stage0, and the others would never answer; leave pp out",
+    ),
+    "stages in a stage": (
+        ("{callee=@inner} :", "{callee=@inner, stage=0} :"),
+        r"the call at s\.py:2 has a stage of its own, but stage 0 runs it, in @stage0",
+    ),
+    "beside the stages": (
+        ("return %b", '%c = exp %b : f32[4] loc("s.py":5)\n    return %c'),
+        r"the exp at s\.py:5 runs on every rank, but only those of stage 1 have %b",
+    ),
+}
+
+
+def staged(view: str, change: tuple[str, str] = ("", "")) -> Module:
+    module = parse_module(STAGES.replace("{view}", view).replace(*change, 1))
+    verify(module)
+    return module
+
+
+def test_stages_may_communicate_among_themselves() -> None:
+    for view in ("", "local "):
+        verify_spmd(staged(view))
+    verify_spmd(staged("local ", (NEG, SUMMED.replace("AXIS", "tp").replace("WAYS", "2"))))
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_stages_keep_to_themselves(name: str) -> None:
+    change, words = STAGED[name]
+    with pytest.raises(Error, match=words):
+        verify_spmd(staged("local ", change))
+
+
+def test_what_a_stage_made_is_there_once() -> None:
+    """A number that differs from stage to stage does not differ where one stage makes it."""
+    rank = '%r = rank {axis="pp"} : i32[]\n    %f = cast %r {dtype="f32"} : f32[]\n    '
+    verify_spmd(staged("local ", (NEG, f"{rank}%a = mul %x, %f : f32[4]")))
+
+
+def test_a_missing_axis_of_stages() -> None:
+    text = STAGES.replace("{view}", "local ").replace("pp=2, ", "")
+    summed = SUMMED.replace("AXIS", "tp").replace("WAYS", "2")
+    with pytest.raises(Error, match=r"has no axis 'pp'"):
+        events.sequences(parse_module(text.replace(NEG, summed)))
+
+
+LAYER = """
+    %n.{i} = rms_norm %h.{j}, @n : bf16[B, S, 64] loc("llama.py":{i} "layers.{i}")
+    %q.{i} = linear %n.{i}, @q.{i} : bf16[B, S, 8] loc("llama.py":{i} "layers.{i}")
+    %k.{i} = linear %n.{i}, @k.{i} : bf16[B, S, 8] loc("llama.py":{i} "layers.{i}")
+    %v.{i} = linear %n.{i}, @v.{i} : bf16[B, S, 8] loc("llama.py":{i} "layers.{i}")
+    %a.{i} = attention %q.{i}, %k.{i}, %v.{i} {{head_dim=8, causal}} : bf16[B, S, 8]
+    %o.{i} = linear %a.{i}, @o.{i} : bf16[B, S, 64] loc("llama.py":{i} "layers.{i}")
+    %r.{i} = all_reduce %o.{i} {{axis="tp", ways=8}} : bf16[B, S, 64]
+    %s.{i} = add %h.{j}, %r.{i} : bf16[B, S, 64] loc("llama.py":{i} "layers.{i}")
+    %m.{i} = rms_norm %s.{i}, @n : bf16[B, S, 64] loc("llama.py":{i} "layers.{i}")
+    %g.{i} = linear %m.{i}, @g.{i} : bf16[B, S, 16] loc("llama.py":{i} "layers.{i}")
+    %u.{i} = linear %m.{i}, @u.{i} : bf16[B, S, 16] loc("llama.py":{i} "layers.{i}")
+    %t.{i} = silu %g.{i} : bf16[B, S, 16] loc("llama.py":{i} "layers.{i}")
+    %p.{i} = mul %t.{i}, %u.{i} : bf16[B, S, 16] loc("llama.py":{i} "layers.{i}")
+    %d.{i} = linear %p.{i}, @d.{i} : bf16[B, S, 64] loc("llama.py":{i} "layers.{i}")
+    %e.{i} = all_reduce %d.{i} {{axis="tp", ways=8}} : bf16[B, S, 64]
+    %h.{i} = add %s.{i}, %e.{i} : bf16[B, S, 64] loc("llama.py":{i} "layers.{i}")
+"""
+SHAPES = {"q": (8, 64, 0), "k": (8, 64, 0), "v": (8, 64, 0), "o": (64, 8, 1)}
+SHAPES |= {"g": (16, 64, 0), "u": (16, 64, 0), "d": (64, 16, 1)}
+
+
+def decoder(layers: int) -> Module:
+    """A Llama of so many layers, on eight ranks."""
+    out = ["module @m local mesh(tp=8) dims(B=1:2:4, S=1:2:4) {"]
+    out.append('weight @n : bf16[64] = random("n", 1, 0.02)')
+    for i in range(1, layers + 1):
+        for name, (rows, width, dim) in SHAPES.items():
+            ref = f'random("{name}.{i}", 1, 0.02).shard({dim}, tp)'
+            out.append(f"weight @{name}.{i} : bf16[{rows}, {width}] = {ref}")
+    out.append("func @forward(%x: bf16[B, S, 64]) -> (y: bf16[B, S, 64]) {")
+    out.append("%h.0 = neg %x : bf16[B, S, 64]")
+    out += [LAYER.format(i=i, j=i - 1) for i in range(1, layers + 1)]
+    return parse_module("\n".join([*out, f"return %h.{layers}", "}", "}"]))
+
+
+def test_eighty_layers_take_no_time() -> None:
+    """It runs after every pass: 5 ms on the machine it was written on."""
+    module = decoder(80)
+    times: list[float] = []
+    for _ in range(5):
+        start = time.perf_counter()
+        verify_spmd(module)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.05
+    lost = [op for op in module.ops() if isinstance(op, AllReduce)][2 * 69]
+    lost.result.replace_by(lost.x)
+    lost.erase()
+    with pytest.raises(Error, match=r"the linear at llama\.py:70 in layers\.70 uses @o\.70, which"):
+        verify_spmd(module)
+
+
+def failures() -> Iterator[Callable[[], object]]:
+    """Everything that the tests of this folder see fail."""
+    for changes, _, _ in (CASES | misuse_cases.REFUSED).values():
+        yield lambda changes=changes: replication.check_replication(changed(*changes))
+    for modules, words in test_ranks.MIXED.values():
+        given = modules if words else [test_ranks.without_places(module) for module in modules]
+        yield lambda given=given: ranks.check_ranks(given)
+    for change, _ in STAGED.values():
+        yield lambda change=change: verify_spmd(staged("local ", change))
+    whole = parse_module("module @g mesh(tp=2) { func @f() -> () { return } }")
+    yield lambda: replication.check_replication(whole)
+    yield lambda: events.sequences(whole)
+    module = test_ranks.module_of(test_ranks.A)
+    yield lambda: events.sequences(module, "lost")
+    yield lambda: events.sequences([])
+    yield lambda: events.sequences([module])
+    yield lambda: events.sequences([module, test_ranks.module_of(mesh="tp=2, dp=1")])
+    for group in [(1, 2), (0, 5)]:
+        event = test_ranks.event(group)
+        yield lambda event=event: ranks.check_sequences([[event], []])
+
+
+@pytest.mark.parametrize("module", [replication, ranks, events, stages])
+def test_every_rule_is_seen_failing(module: ModuleType) -> None:
+    rules = {
+        range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Raise)
+    }
+    broken: set[int] = set()
+    for failure in failures():
+        with pytest.raises(Error) as caught:
+            failure()
+        frames = traceback.extract_tb(caught.value.__traceback__)
+        broken |= {f.lineno or 0 for f in frames if f.filename == module.__file__}
+    assert len(rules) > 2
+    unseen = [lines.start for lines in rules if not broken.intersection(lines)]
+    assert not unseen, f"no case fails at {unseen} of {module.__name__}"

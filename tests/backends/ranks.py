@@ -1,0 +1,110 @@
+"""Shared by the tests of several ranks: a local module emitted, run by threads, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irc.backends.base import Arrays
+from irc.backends.onnx import backend
+from irc.backends.onnxruntime import ParallelProgram
+from irc.backends.onnxruntime.inputs import Inputs
+from irc.backends.onnxruntime.threads import ThreadWorld
+from irc.backends.reference import evaluate_ranks
+from irc.core import Function, Module, Result, Value
+from irc.declare import op_class
+from irc.dtypes import dtype_of, numpy_dtype
+from irc.mesh import Mesh
+from irc.ops import Return
+from irc.types import TensorType
+from irc.verify import verify
+
+Inputs_ = Mapping[str, "np.ndarray | list[np.ndarray]"]
+
+
+def loaded(module: Module, folder: Path, **options: Any) -> ParallelProgram:
+    """The program of a module, which is emitted into `folder` and checked by ONNX."""
+    out = folder / "out"
+    out.mkdir(exist_ok=True)
+    facts = backend.emit(module, out, {"base": folder, "check": True})
+    program = backend.load(out, facts, **({"threads": 1, "timeout": 20} | options))
+    assert isinstance(program, ParallelProgram)
+    return program
+
+
+def rank_results(program: ParallelProgram, inputs: Inputs_, ranks: int) -> list[Arrays]:
+    """What every rank's model gives for its own inputs, which need not agree."""
+    given = [
+        {k: v[rank] if isinstance(v, list) else v for k, v in inputs.items()}
+        for rank in range(ranks)
+    ]
+    ports = program.models[0].ports
+    bound = [Inputs("forward", [*ports.inputs, *ports.states]).bind(g) for g in given]
+    return ThreadWorld(ranks, 20).run(lambda c: program.models[c.rank].run(*bound[c.rank], c))
+
+
+def agrees(module: Module, inputs: Inputs_, folder: Path) -> ParallelProgram:
+    """Every rank's results are those of the reference, which rounds narrow floats."""
+    program = loaded(module, folder)
+    found = rank_results(program, inputs, module.mesh.ranks)
+    for rank, (got, want) in enumerate(
+        zip(found, evaluate_ranks(module, inputs, folder), strict=True)
+    ):
+        assert set(got) == set(want)
+        for name, array in want.items():
+            close(got[name], array, f"{name} on rank {rank}")
+    return program
+
+
+def close(got: np.ndarray, want: np.ndarray, what: str) -> None:
+    """Equal shapes and, nearly, numbers."""
+    narrow = dtype_of(want) in ("f16", "bf16")
+    wide = want.astype(np.float32) if narrow else want
+    assert (got.dtype, got.shape) == (wide.dtype, wide.shape), what
+    if wide.dtype.kind != "f":
+        np.testing.assert_array_equal(got, wide, what)
+        return
+    limit = {"f16": 2e-3, "bf16": 2e-2}.get(dtype_of(want), 1e-5)
+    np.testing.assert_allclose(
+        got, wide, limit, limit * float(np.max(np.abs(wide), initial=1)), err_msg=what
+    )
+
+
+class Builder:
+    """A local module under construction: one function, every value by its name."""
+
+    def __init__(self, mesh: str, args: Mapping[str, TensorType]) -> None:
+        self.module = Module("m", Mesh.parse(mesh), local=True)
+        self.function = Function("forward", list(args.items()))
+        self.module.add_function(self.function)
+
+    def put(self, op: str, /, *operands: Any, **attributes: Any) -> Value:
+        """The result of one more operation."""
+        return self.function.append(op_class(op)(*operands, **attributes)).result
+
+    def talk(self, op: str, x: Value, axis: str = "tp", /, **attributes: Any) -> Value:
+        """The result of one more collective."""
+        ways = self.module.mesh.ways(tuple(axis.split(".")))
+        return self.put(op, x, axis=axis, ways=ways, **attributes)
+
+    def done(self, results: Mapping[str, Value]) -> Module:
+        """The module that returns these."""
+        self.function.append(Return(list(results.values())))
+        self.function.results = tuple(map(Result, results))
+        verify(self.module)
+        return self.module
+
+
+def drawn(
+    rng: np.random.Generator, dtype: str, shape: tuple[int, ...], ranks: int
+) -> list[np.ndarray]:
+    """One random array per rank."""
+    if dtype == "bool":
+        return [rng.random(shape) < 0.5 for _ in range(ranks)]
+    if dtype.startswith(("i", "u")):
+        low = 0 if dtype.startswith("u") else -9
+        return [rng.integers(low, 9, shape).astype(numpy_dtype(dtype)) for _ in range(ranks)]
+    return [rng.standard_normal(shape).astype(numpy_dtype(dtype)) for _ in range(ranks)]

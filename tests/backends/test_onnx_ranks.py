@@ -1,0 +1,310 @@
+"""Models of several ranks: every collective along every dimension, what ranks differ in."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from irc.backends.onnx import backend
+from irc.core import Module
+from irc.dims import symbol
+from irc.mesh import Mesh
+from irc.text import parse_module
+from irc.types import TensorType
+from tests.backends.decoder import write
+from tests.backends.ranks import Builder, agrees, drawn, loaded, rank_results
+from tests.backends.test_onnx_storage import resident
+from tests.fresh import fresh
+
+B, S = symbol("B"), symbol("S")
+GROUPS = [
+    ("tp=2", "tp"),
+    ("tp=3", "tp"),
+    ("tp=4", "tp"),
+    ("cp=2, tp=2", "cp"),
+    ("cp=2, tp=2", "tp"),
+    ("cp=2, tp=2", "cp.tp"),
+    ("cp=2, tp=2", "tp.cp"),
+]
+SHAPE = (2, 12, 3, 24)
+SHAPES: dict[str, tuple[Any, ...]] = {
+    "fixed": SHAPE,
+    "symbolic": (B, 12, S, 24),
+    "one": (1, 12, 1, 24),
+}
+DTYPES = ["f32", "f64", "f16", "bf16", "i32", "i64", "i8", "u8", "bool"]
+
+
+def everything(mesh: str, axis: str, type: TensorType) -> Module:
+    """Every collective along every dimension, over one argument."""
+    made = Builder(mesh, {"x": type})
+    x, last = made.function.arg("x"), Mesh.parse(mesh).ways(tuple(axis.split("."))) - 1
+    results = {"rank": made.put("rank", axis=axis)}
+    for kind in ("sum", "max", "min", "prod"):
+        results[f"all_reduce_{kind}"] = made.talk("all_reduce", x, axis, op=kind)
+        results[f"reduce_{kind}"] = made.talk("reduce", x, axis, op=kind, root=last)
+        for dim in (1, -1):
+            name = f"reduce_scatter_{kind}_{dim % 4}"
+            results[name] = made.talk("reduce_scatter", x, axis, op=kind, dim=dim)
+    results["broadcast"] = made.talk("broadcast", x, axis, root=last)
+    for dim in range(-2, 2):
+        results[f"all_gather_{dim % 4}"] = made.talk("all_gather", x, axis, dim=dim)
+        results[f"gather_{dim % 4}"] = made.talk("collective_gather", x, axis, dim=dim, root=last)
+    for dim in (1, -1):
+        results[f"scatter_{dim % 4}"] = made.talk("collective_scatter", x, axis, dim=dim, root=last)
+    for split, concat in product((1, 3), range(4)):
+        name = f"all_to_all_{split}_{concat}"
+        results[name] = made.talk("all_to_all", x, axis, split=split, concat=concat)
+    return made.done(results)
+
+
+@pytest.mark.parametrize(("mesh", "axis"), GROUPS)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_every_collective_along_every_dimension(
+    mesh: str, axis: str, kind: str, tmp_path: Path
+) -> None:
+    module = everything(mesh, axis, TensorType("f32", SHAPES[kind]))
+    sizes = (1, 12, 1, 24) if kind == "one" else SHAPE
+    agrees(module, {"x": drawn(fresh(1), "f32", sizes, module.mesh.ranks)}, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype(dtype: str, tmp_path: Path) -> None:
+    module = everything("tp=3", "tp", TensorType(dtype, SHAPE))
+    agrees(module, {"x": drawn(fresh(2), dtype, SHAPE, 3)}, tmp_path)
+
+
+def test_large_operands_are_shared_out(tmp_path: Path) -> None:
+    """Operands above the size up to which one rank does all the work."""
+    shape = (12, 5, 240)
+    made = Builder("tp=3", {"x": TensorType("f32", shape)})
+    x = made.function.arg("x")
+    names = ("all_reduce", "broadcast", "reduce")
+    results = {name: made.talk(name, x) for name in names}
+    for op in ("all_gather", "collective_gather", "reduce_scatter", "collective_scatter"):
+        results[op] = made.talk(op, x, dim=0)
+    results["all_to_all"] = made.talk("all_to_all", x, split=0, concat=2)
+    agrees(made.done(results), {"x": drawn(fresh(3), "f32", shape, 3)}, tmp_path)
+
+
+def test_vectors_and_scalars(tmp_path: Path) -> None:
+    types = {"v": TensorType("f32", (12,)), "s": TensorType("i32", ())}
+    made = Builder("tp=2", types)
+    v, s = made.function.args
+    results = {
+        "gathered": made.talk("all_gather", v, dim=0),
+        "scattered": made.talk("reduce_scatter", v, dim=0),
+        "turned": made.talk("all_to_all", v, split=0, concat=0),
+        "total": made.talk("all_reduce", s),
+    }
+    rng = fresh(4)
+    inputs = {"v": drawn(rng, "f32", (12,), 2), "s": drawn(rng, "i32", (), 2)}
+    agrees(made.done(results), inputs, tmp_path)
+
+
+# -- what is written
+
+
+def nodes(folder: Path, rank: int = 0) -> list[onnx.NodeProto]:
+    return list(onnx.load(str(folder / "out" / f"rank{rank}.onnx")).graph.node)
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+
+
+def test_attributes_are_those_of_tensorrt(tmp_path: Path) -> None:
+    made = Builder("cp=2, tp=2", {"x": TensorType("f32", (4, 6))})
+    x = made.function.arg("x")
+    results = {
+        "a": made.talk("all_reduce", x, "cp", op="max"),
+        "b": made.talk("collective_scatter", x, "tp", dim=0, root=1),
+        "c": made.talk("all_gather", x, "tp.cp", dim=0),
+    }
+    loaded(made.done(results), tmp_path)
+    groups = {rank: [attributes(n)["groups"] for n in nodes(tmp_path, rank)] for rank in range(4)}
+    assert groups[0] == [[0, 2], [0, 1], [0, 2, 1, 3]]
+    assert groups[3] == [[1, 3], [2, 3], [0, 2, 1, 3]]
+    a, b, c = map(attributes, nodes(tmp_path))
+    assert (a["collective_operation"], a["reduce_op"], a["root"]) == (b"all_reduce", b"max", -1)
+    assert (b["collective_operation"], b["reduce_op"], b["root"]) == (b"scatter", b"none", 1)
+    assert (c["collective_operation"], c["reduce_op"], c["root"]) == (b"all_gather", b"none", -1)
+    assert [(n["group_size"], n["nb_rank"]) for n in (a, b, c)] == [(2, 2), (2, 2), (4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "op", "at", "kinds"),
+    [
+        ((4, 6, 8), "all_gather", {"dim": 0}, []),
+        ((4, 6, 8), "all_gather", {"dim": 1}, ["Reshape", "Transpose", "Reshape"]),
+        ((1, 6, 8), "all_gather", {"dim": 1}, ["Reshape"]),
+        ((4, 6, 8), "reduce_scatter", {"dim": 1}, ["Reshape", "Transpose", "Reshape"]),
+        ((1, 6, 8), "reduce_scatter", {"dim": 1}, ["Reshape"]),
+        ((4, 6, 8), "all_to_all", {"split": 0, "concat": 0}, []),
+        ((4, 6, 8), "all_reduce", {}, []),
+    ],
+)
+def test_at_most_one_transpose(
+    shape: tuple[int, ...], op: str, at: dict[str, int], kinds: list[str], tmp_path: Path
+) -> None:
+    made = Builder("tp=2", {"x": TensorType("f32", shape)})
+    module = made.done({"y": made.talk(op, made.function.arg("x"), **at)})
+    agrees(module, {"x": drawn(fresh(5), "f32", shape, 2)}, tmp_path)
+    assert [n.op_type for n in nodes(tmp_path) if n.op_type != "DistCollective"] == kinds
+
+
+def test_a_group_of_one_rank_is_left_out(tmp_path: Path) -> None:
+    made = Builder("tp=2, pp=1", {"x": TensorType("f32", (4, 6))})
+    value = made.talk("all_reduce", made.function.arg("x"))
+    for op, at in (("all_reduce", {}), ("all_gather", {"dim": 1}), ("reduce_scatter", {"dim": 0})):
+        value = made.talk(op, value, "pp", **at)
+    value = made.talk("all_to_all", value, "pp", split=0, concat=1)
+    agrees(made.done({"y": value}), {"x": drawn(fresh(6), "f32", (4, 6), 2)}, tmp_path)
+    assert [node.op_type for node in nodes(tmp_path)] == ["DistCollective"]
+
+
+RANKS = """module @m local mesh(cp=2, tp=2) {
+  weight @w : f32[6, 4] = random("w", 1, 0.5, [12, 4]).shard(0, tp)
+  func @forward(%x: f32[3, 4]) -> (f32[3, 6]) {
+    %1 = rank {axis="cp"} : i32[]
+    %2 = rank {axis="tp.cp"} : i32[]
+    %3 = rank {axis="cp"} : i32[]
+    %4 = add %1, %2 : i32[]
+    %5 = add %4, %3 : i32[]
+    %6 = cast %5 {dtype="f32"} : f32[]
+    %y = linear %x, @w : f32[3, 6]
+    %z = add %y, %6 : f32[3, 6]
+    %s = all_reduce %z {axis="cp", ways=2} : f32[3, 6]
+    return %s
+  }
+}"""
+
+
+def test_ranks_differ_in_positions_groups_and_weights_alone(tmp_path: Path) -> None:
+    module = parse_module(RANKS)
+    agrees(module, {"x": drawn(fresh(7), "f32", (3, 4), 4)}, tmp_path)
+    models = [
+        onnx.load(str(tmp_path / f"out/rank{r}.onnx"), load_external_data=False) for r in range(4)
+    ]
+    for rank, model in enumerate(models):
+        tensors = {t.name: t for t in model.graph.initializer}
+        held = {
+            name: int(onnx.numpy_helper.to_array(tensors[name]))
+            for name in tensors
+            if name.startswith("rank")
+        }
+        assert held == {"rank.cp": rank // 2, "rank.tp.cp": rank % 2 * 2 + rank // 2}
+        for tensor in tensors.values():
+            tensor.ClearField("raw_data")
+            del tensor.external_data[:]
+        for node in model.graph.node:
+            for attribute in node.attribute:
+                attribute.ClearField("ints")
+        del model.metadata_props[:]
+    assert models[1:] == models[:1] * 3
+
+
+def test_bytes_that_several_ranks_need_are_written_once(tmp_path: Path) -> None:
+    """Rows in place, columns per rank, what needs conversion and is whole (or the same) once."""
+    rng = fresh(9)
+    arrays = {name: rng.standard_normal((6, 4)).astype(np.float32) for name in "abcd"}
+    write(tmp_path / "m.safetensors", arrays)
+    text = """module @m local mesh(dp=2, tp=2) {
+      file @f = "m.safetensors"
+      weight @rows : f32[3, 4] = @f["a"].shard(0, tp)
+      weight @columns : f32[6, 2] = @f["b"].shard(1, tp)
+      weight @turned : f32[4, 6] = @f["c"].transpose(1, 0)
+      weight @quarter : f32[6, 1] = @f["d"].shard(1, dp.tp)
+      weight @whole : f32[6, 4] = @f["d"]
+      func @forward(%x: f32[6]) -> (f32[3, 4], f32[6, 2], f32[4, 6], f32[6, 1], f32[6, 4]) {
+        return @rows, @columns, @turned, @quarter, @whole
+      }
+    }"""
+    module = parse_module(text)
+    agrees(module, {"x": drawn(rng, "f32", (6,), 4)}, tmp_path)
+    found = [
+        {t.name: {e.key: e.value for e in t.external_data} for t in model.graph.initializer}
+        for model in (
+            onnx.load(str(tmp_path / f"out/rank{r}.onnx"), load_external_data=False)
+            for r in range(4)
+        )
+    ]
+    files = [{name: place["location"] for name, place in each.items()} for each in found]
+    own = {"rows": "m.safetensors", "whole": "m.safetensors", "columns": "shared.weights"}
+    own |= {"turned": "shared.weights"}
+    assert files == [own | {"quarter": f"rank{rank}.weights"} for rank in range(4)]
+    assert len({each["turned"]["offset"] for each in found}) == 1
+    assert [found[r]["columns"]["offset"] == found[0]["columns"]["offset"] for r in range(4)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "out").glob("*.weights")}
+    assert sizes["shared.weights"] == 2 * 4096 + 6 * 2 * 4 and sizes["rank3.weights"] == 24
+
+
+def test_writing_parts_takes_no_memory(tmp_path: Path) -> None:
+    columns = 60_000  # 240 MB, a hole in the file
+    header = {"x": {"dtype": "F32", "shape": [1000, columns], "data_offsets": [0, columns * 4000]}}
+    text = json.dumps(header).encode()
+    path = tmp_path / "big.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, 8 + len(text) + columns * 4000)
+    module = parse_module(
+        """module @m local mesh(tp=3) {
+          file @f = "big.safetensors"
+          weight @w : f32[1000, 20000] = @f["x"].shard(1, tp)
+          func @forward(%x: f32[1]) -> (f32[1000, 20000]) {
+            return @w
+          }
+        }"""
+    )
+    before = resident()
+    facts = backend.emit(module, tmp_path, {"base": tmp_path})
+    assert resident() - before < 60 << 20
+    for rank in range(3):
+        assert facts["ranks"][rank]["weights"] == [f"rank{rank}.weights"]
+        assert (tmp_path / f"rank{rank}.weights").stat().st_size == columns * 4000 // 3
+
+
+def test_expressions_over_collectives(tmp_path: Path) -> None:
+    """Results of collectives are operands, results, and both at once."""
+    made = Builder("tp=2", {"x": TensorType("f32", (B, S, 4)), "unused": TensorType("f32", (S,))})
+    x = made.function.arg("x")
+    whole = made.talk("all_gather", x, dim=-1)
+    total = made.talk("all_reduce", whole)
+    again = made.talk("reduce_scatter", total, dim=2)
+    steps = made.put("iota", size=S, dtype="f32")
+    column = made.put("reshape", steps, shape=(1, S, 1))
+    sum_ = made.put("add", made.put("mul", again, column), x)
+    results = {"a": whole, "b": total, "c": sum_, "d": made.talk("all_reduce", column)}
+    rng = fresh(8)
+    inputs = {"x": drawn(rng, "f32", (2, 3, 4), 2), "unused": drawn(rng, "f32", (3,), 2)}
+    program = agrees(made.done(results), inputs, tmp_path)
+    for size in (5, 1, 3):  # memory between segments follows the sizes
+        inputs = {"x": drawn(rng, "f32", (1, size, 4), 2), "unused": drawn(rng, "f32", (size,), 2)}
+        found = rank_results(program, inputs, 2)
+        np.testing.assert_allclose(found[0]["b"], 2 * np.concatenate(inputs["x"], -1), rtol=1e-6)
+
+
+def test_facts_have_one_shape_for_one_rank_and_many(tmp_path: Path) -> None:
+    def shape(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: shape(item) for key, item in value.items()}
+        return [shape(value[0])] if isinstance(value, list) and value else type(value).__name__
+
+    text = (
+        "module @m local mesh(tp={n}) {{\n  func @forward(%x: f32[4]) -> (f32[4]) {{\n"
+        '    %y = all_reduce %x {{axis="tp", ways={n}}} : f32[4]\n    return %y\n  }}\n}}'
+    )
+    one, two = (backend.emit(parse_module(text.format(n=n)), tmp_path, {}) for n in (1, 2))
+    assert shape(one) == shape(two)
+    assert one["ranks"] == [{"stage": 0, "model": "rank0.onnx", "weights": [], "files": []}]

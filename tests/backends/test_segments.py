@@ -1,0 +1,244 @@
+"""Cutting a model at its collectives, the memory of what lies between, sessions of segments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx.onnx_ml_pb2 import ModelProto
+
+from irc.backends.onnx import backend
+from irc.backends.onnxruntime.buffers import Between, between, place
+from irc.backends.onnxruntime.segments import Collective, Segment, cut, model_of, types_of
+from irc.backends.onnxruntime.session import Part, Parts
+from irc.core import Module
+from irc.dims import symbol
+from irc.errors import Error
+from irc.text import parse_module
+from tests.backends.ranks import agrees, drawn, loaded
+from tests.fresh import fresh
+
+S = symbol("S")
+HEAD = """module @m local mesh(tp=2) dims(S=1:3:9) {{
+  weight @w : bf16[4, 4] = random("w", 1, 0.5)
+  func @forward(%x: f32[S, 4]) -> ({results}) {{
+"""
+REDUCE = '{axis="tp", ways=2}'
+
+
+def module(body: str, results: str) -> Module:
+    lines = "".join(f"    {line.strip()}\n" for line in body.strip().splitlines())
+    return parse_module(HEAD.format(results=results) + lines + "  }\n}")
+
+
+def model(m: Module, folder: Path) -> ModelProto:
+    backend.emit(m, folder, {"check": True})
+    return onnx.load(str(folder / "rank0.onnx"), load_external_data=False)
+
+
+TWICE = module(
+    f"""
+    %wide = cast @w {{dtype="f32"}} : f32[4, 4]
+    %a = linear %x, %wide : f32[S, 4]
+    %b = all_reduce %a {REDUCE} : f32[S, 4]
+    %c = linear %b, %wide : f32[S, 4]
+    %d = add %c, %x : f32[S, 4]
+    %e = all_reduce %wide {REDUCE} : f32[4, 4]
+    %f = linear %d, %e : f32[S, 4]
+    %z = full {{value=2.0, shape=[3]}} : f32[3]
+    return %f, %z, %b
+    """,
+    "f32[S, 4], f32[3], f32[S, 4]",
+)
+
+
+def test_constants_stay_where_they_are_needed(tmp_path: Path) -> None:
+    steps = cut(model(TWICE, tmp_path))
+    kinds = [
+        [node.op_type for node in step.nodes] if isinstance(step, Segment) else step.what.operation
+        for step in steps
+    ]
+    assert kinds == [
+        ["Cast", "Gemm"],
+        "all_reduce",
+        ["Cast", "Gemm", "Add"],  # the weight is cast again; its sum over the ranks needs it too
+        "all_reduce",
+        ["ConstantOfShape", "Gemm"],
+    ]
+    segments = [step for step in steps if isinstance(step, Segment)]
+    assert [segment.inputs for segment in segments] == [["x"], ["result2", "x"], ["d", "e"]]
+    assert segments[1].outputs == ["wide", "d"] and segments[2].outputs == ["result1", "result0"]
+    agrees(TWICE, {"x": drawn(fresh(1), "f32", (3, 4), 2)}, tmp_path)
+
+
+def test_segments_hold_their_own_weights(tmp_path: Path) -> None:
+    whole = model(TWICE, tmp_path)
+    types = types_of(whole)
+    found = [model_of(step, whole, types) for step in cut(whole) if isinstance(step, Segment)]
+    for part in found:
+        onnx.shape_inference.infer_shapes(part, check_type=True, strict_mode=True)
+    held = [[t.name for t in part.graph.initializer if t.external_data] for part in found]
+    assert held == [["w"], ["w"], []]
+
+
+def test_what_leads_nowhere_is_left_out(tmp_path: Path) -> None:
+    m = module(
+        f"""
+        %a = neg %x : f32[S, 4]
+        %b = all_reduce %a {REDUCE} : f32[S, 4]
+        %c = neg %b : f32[S, 4]
+        %d = all_reduce %x {REDUCE} : f32[S, 4]
+        %e = neg %c : f32[S, 4]
+        return %d
+        """,
+        "f32[S, 4]",
+    )
+    assert [type(step) for step in cut(model(m, tmp_path))] == [Collective]
+    agrees(m, {"x": drawn(fresh(6), "f32", (3, 4), 2)}, tmp_path)
+
+
+def test_places_name_the_line_of_the_script(tmp_path: Path) -> None:
+    m = module(
+        f'%b = all_reduce %x {REDUCE} : f32[S, 4] loc("model.py":7 "layers.0")\nreturn %b',
+        "f32[S, 4]",
+    )
+    (step,) = cut(model(m, tmp_path))
+    assert isinstance(step, Collective)
+    assert step.what.place == "layers.0/all_reduce/DistCollective.result0 (model.py:7)"
+    assert (step.what.group, step.what.root, step.what.reduce_op) == ((0, 1), -1, "sum")
+
+
+# -- memory between steps
+
+
+def values(**shapes: tuple[int, int, Any]) -> dict[str, Between]:
+    return {
+        name: Between(first, last, np.dtype(np.float32), shape)
+        for name, (first, last, shape) in shapes.items()
+    }
+
+
+def overlap(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool(np.shares_memory(a, b))
+
+
+def test_memory_is_used_again_when_nobody_needs_it() -> None:
+    found = place(
+        values(
+            a=(0, 1, (S, 4)), b=(1, 2, (S, 4)), c=(2, 3, (4, S)), d=(0, 9, (S, 4)), e=(3, 4, (1,))
+        ),
+        {"S": 8},
+    )
+    assert found["c"].shape == (4, 8) and overlap(found["a"], found["c"])
+    for a, b in (("a", "b"), ("a", "d"), ("b", "e")):  # e would waste most of what b leaves
+        assert not overlap(found[a], found[b])
+    assert all(array.ctypes.data % 64 == 0 for array in found.values())
+
+
+def test_values_that_live_at_the_same_time_never_overlap() -> None:
+    rng = fresh(2)
+    for _ in range(20):
+        drawn_: dict[str, tuple[int, int, Any]] = {}
+        for i in range(30):
+            first = int(rng.integers(0, 20))
+            last = first + int(rng.integers(0, 6))
+            drawn_[f"v{i}"] = first, last, (int(rng.integers(0, 9)), 3)
+        known = values(**drawn_)
+        found = place(known, {})
+        for a in known:
+            for b in known:
+                apart = known[a].last < known[b].first or known[b].last < known[a].first
+                assert a == b or apart or not overlap(found[a], found[b])
+
+
+def test_memory_does_not_grow_with_the_layers() -> None:
+    shape = (64, 64)
+    known = values(**{f"v{i}": (i, i + 1, shape) for i in range(100)})
+    buffers = {array.ctypes.data for array in place(known, {}).values()}
+    assert len(buffers) <= 3
+
+
+HIDDEN = module(
+    f"""
+    %i = iota {{size=S, dtype="f32"}} : f32[S]
+    %b = all_reduce %x {REDUCE} : f32[S, 4]
+    %c = reshape %i {{shape=[S, 1]}} : f32[S, 1]
+    %d = mul %b, %c : f32[S, 4]
+    return %d
+    """,
+    "f32[S, 4]",
+)
+
+
+def test_shapes_that_only_a_run_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same results where every value between segments is left to ONNX Runtime."""
+
+    def blind(*given: Any) -> dict[str, Between]:
+        found = between(*given)
+        return {k: Between(v.first, v.last, v.dtype, None) for k, v in found.items()}
+
+    monkeypatch.setattr("irc.backends.onnxruntime.session.between", blind)
+    for m in (HIDDEN, TWICE):
+        program = agrees(m, {"x": drawn(fresh(3), "f32", (3, 4), 2)}, tmp_path)
+        values_ = program.models[0].parts.between.values()
+        assert values_ and all(value.shape is None for value in values_)
+    stream = loaded(HIDDEN, tmp_path).open({})
+    for size in (3, 7, 7, 2):
+        x = fresh(size).standard_normal((size, 4)).astype(np.float32)
+        wanted = 2 * x * np.arange(size, dtype=np.float32)[:, None]
+        np.testing.assert_allclose(stream.step({"x": x})["result0"], wanted, rtol=1e-5)
+
+
+def test_weights_and_constants_may_be_exchanged(tmp_path: Path) -> None:
+    text = """module @m local mesh(tp=2) {
+      weight @w : f32[4, 3] = random("w", 1, 0.5, [8, 3]).shard(0, tp)
+      func @forward(%x: f32[3]) -> (f32[8, 3], f32[4, 3], i32[2], f32[3]) {
+        %a = all_gather @w {axis="tp", dim=0, ways=2} : f32[8, 3]
+        %b = all_reduce @w {axis="tp", ways=2} : f32[4, 3]
+        %c = rank {axis="tp"} : i32[]
+        %d = unsqueeze %c {dims=[0]} : i32[1]
+        %e = all_gather %d {axis="tp", dim=0, ways=2} : i32[2]
+        return %a, %b, %e, %x
+      }
+    }"""
+    agrees(parse_module(text), {"x": drawn(fresh(5), "f32", (3,), 2)}, tmp_path)
+
+
+# -- sessions
+
+
+def sessions(parts: Parts) -> list[Any]:
+    return [step.session for step in parts.steps if isinstance(step, Part)]
+
+
+def test_sessions_neither_spin_nor_hoard(tmp_path: Path) -> None:
+    program = loaded(TWICE, tmp_path, threads=4, low_memory=True)
+    for session in sessions(program.models[0].parts):
+        options = session.get_session_options()
+        assert options.intra_op_num_threads == 2 and not options.enable_cpu_mem_arena
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+        assert options.get_session_config_entry("session.disable_prepacking") == "1"
+
+
+def test_threads_of_all_sessions_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("irc.backends.onnxruntime.session.MOST_THREADS", 10)
+    program = loaded(TWICE, tmp_path, threads=64)
+    for session in sessions(program.models[1].parts):
+        assert session.get_session_options().intra_op_num_threads == 2  # 5 steps, 2 ranks
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+    facts = backend.emit(TWICE, tmp_path, {})
+    (tmp_path / "shared.weights").rename(tmp_path / "gone")
+    with pytest.raises(Error, match=r"shared\.weights is missing"):
+        backend.load(tmp_path, facts)
+    (tmp_path / "gone").rename(tmp_path / "shared.weights")
+    path = tmp_path / "rank1.onnx"
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(Error, match=r"(?s)ONNX Runtime cannot load .*rank1\.onnx.*on rank 1 of 2"):
+        backend.load(tmp_path, facts)

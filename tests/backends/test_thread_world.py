@@ -1,0 +1,321 @@
+"""Ranks as threads: what they exchange, and how they stop when one fails, strays or stalls."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc.backends.communicator import Communicator, Exchange, PeerError
+from irc.backends.onnxruntime import threads
+from irc.backends.onnxruntime.combine import perform
+from irc.backends.onnxruntime.threads import ThreadWorld
+from irc.errors import Error
+from tests.fresh import fresh
+
+OPERATIONS = [
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+]
+Work = Callable[[Communicator], Any]
+
+
+def call(
+    c: Communicator, operation: str, x: np.ndarray, group: tuple[int, ...] = (), place: str = "here"
+) -> np.ndarray:
+    """The result of one collective."""
+    group = group or tuple(range(c.ranks))
+    reduces = "reduce" in operation
+    what = Exchange(operation, "sum" if reduces else "none", group, len(group) - 1, place)
+    result = np.full(what.result_shape(x.shape), 7, x.dtype)
+    c.exchange(what, x, result)
+    return result
+
+
+def together(operation: str, operands: list[np.ndarray]) -> list[np.ndarray]:
+    """The results of a whole group, from a definition of its own."""
+    ways, root = len(operands), len(operands) - 1
+    total = operands[0].copy()
+    for operand in operands[1:]:
+        total = total + operand
+    joined, zeros = np.concatenate(operands), [np.zeros_like(total)] * root
+    match operation:
+        case "all_reduce":
+            return [total] * ways
+        case "reduce":
+            return [*zeros, total]
+        case "reduce_scatter":
+            return np.split(total, ways)
+        case "all_gather":
+            return [joined] * ways
+        case "gather":
+            return [*[np.zeros_like(joined)] * root, joined]
+        case "broadcast":
+            return [operands[root]] * ways
+        case "scatter":
+            return np.split(operands[root], ways)
+        case _:
+            parts = [np.split(x, ways) for x in operands]
+            return [np.concatenate([p[i] for p in parts]) for i in range(ways)]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("rows", [12, 24_000])
+def test_every_operation(operation: str, ranks: int, rows: int) -> None:
+    rng = fresh(1)
+    operands = [rng.standard_normal((rows, 3)).astype(np.float32) for _ in range(ranks)]
+    found = ThreadWorld(ranks, 20).run(lambda c: call(c, operation, operands[c.rank]))
+    for got, want in zip(found, together(operation, operands), strict=True):
+        np.testing.assert_array_equal(got, want)  # bit for bit: added in the order of the group
+
+
+@pytest.mark.parametrize("size", [5, 20_000])
+def test_the_order_of_arrival_does_not_matter(size: int) -> None:
+    """Groups of both axes in turn, ranks that come late at random: always the same bits."""
+    rng = fresh(2)
+    operands = [rng.standard_normal((4, size)).astype(np.float32) * 1e3 for _ in range(4)]
+    rows, columns = [(0, 1), (0, 1), (2, 3), (2, 3)], [(0, 2), (1, 3), (0, 2), (1, 3)]
+    results = []
+    for _ in range(8):
+        delays = rng.random((4, 6)) * 0.002
+
+        def work(c: Communicator, delays: np.ndarray = delays) -> np.ndarray:
+            x = operands[c.rank]
+            for step in range(6):
+                time.sleep(delays[c.rank, step])
+                groups = (rows, columns, [()] * 4)[step % 3]
+                x = call(c, "all_reduce", x * np.float32(0.3), groups[c.rank])
+            return x
+
+        results.append(np.stack(ThreadWorld(4, 20).run(work)).tobytes())
+    assert len(set(results)) == 1
+
+
+def test_shares_are_the_whole_and_do_not_overlap() -> None:
+    for operation in OPERATIONS:
+        operands = [np.arange(12.0).reshape(6, 2) + 100 * rank for rank in range(3)]
+        what = Exchange(operation, "sum", (0, 1, 2), 2)
+        for order in ((0, 1, 2), (2, 0, 1)):
+            results = [np.full(what.result_shape((6, 2)), np.nan) for _ in operands]
+            for position in order:
+                before = [np.isnan(result).sum() for result in results]
+                perform(what, position, operands, results)
+                assert [np.isnan(result).sum() for result in results] != before
+            for got, want in zip(results, together(operation, operands), strict=True):
+                np.testing.assert_array_equal(got, want)
+
+
+def test_arrays_are_handed_over_in_order() -> None:
+    def work(c: Communicator) -> list[dict[str, np.ndarray]]:
+        if c.rank == 0:
+            memory = np.zeros(3)
+            for i in range(3):
+                memory[:] = i
+                c.send(1, {"a": memory, "b": memory[:i]})  # the sender may overwrite it at once
+            return []
+        return [c.receive(0) for _ in range(3)]
+
+    found = ThreadWorld(2, 20).run(work)[1]
+    assert [list(arrays) for arrays in found] == [["a", "b"]] * 3
+    assert [arrays["a"].tolist() for arrays in found] == [[0.0] * 3, [1.0] * 3, [2.0] * 3]
+    assert [arrays["b"].shape for arrays in found] == [(0,), (1,), (2,)]
+
+
+# -- failures
+
+
+def stopped(ranks: int, work: Work, timeout: float = 20) -> tuple[list[str], float]:
+    """(what every rank raised, or "", the seconds it took); the ranks are threads of the test."""
+    world = ThreadWorld(ranks, timeout)
+    told = [""] * ranks
+
+    def one(rank: int) -> None:
+        communicator = world.communicator(rank)
+        try:
+            work(communicator)
+        except Error as error:
+            told[rank] = str(error)
+        except ZeroDivisionError as error:
+            communicator.abort(repr(error))
+            told[rank] = "crashed"
+
+    began = time.monotonic()
+    every = [threading.Thread(target=one, args=(rank,)) for rank in range(ranks)]
+    for thread in every:
+        thread.start()
+    for thread in every:
+        thread.join()
+    return told, time.monotonic() - began
+
+
+X = np.ones((6, 4), np.float32)
+
+
+@pytest.mark.parametrize("where", ["exchange", "receive", "agree"])
+def test_a_rank_that_fails_stops_all_others_at_once(where: str) -> None:
+    def work(c: Communicator) -> None:
+        call(c, "all_reduce", X)
+        if c.rank == 1:
+            time.sleep(0.05)
+            _ = 1 / 0
+        if where == "exchange":
+            call(c, "all_reduce", X)
+        elif where == "receive":
+            c.receive(1)
+        else:
+            c.agree("nothing", "")
+
+    told, seconds = stopped(3, work)
+    failed = "rank 1 failed: ZeroDivisionError('division by zero')"
+    assert told == [failed, "crashed", failed] and seconds < 5
+
+
+def test_run_raises_what_the_first_rank_raised() -> None:
+    def work(c: Communicator) -> None:
+        if c.rank == 2:
+            raise Error("the disk is full")
+        call(c, "all_reduce", X)
+
+    with pytest.raises(Error) as caught:
+        ThreadWorld(3, 20).run(work)
+    assert str(caught.value) == "the disk is full\n  on rank 2 of 3"
+
+
+def test_after_a_failure_nothing_goes_on() -> None:
+    world = ThreadWorld(2, 20)
+
+    def fail(c: Communicator) -> None:
+        if c.rank == 0:
+            raise Error("once")
+
+    with pytest.raises(Error, match="once"):
+        world.run(fail)
+    with pytest.raises(PeerError, match=r"^rank 0 failed: once$"):
+        world.run(lambda c: call(c, "all_reduce", X))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "told"),
+    [
+        (
+            lambda c: call(c, "all_reduce", X, place="a (m.py:1)"),
+            lambda c: call(c, "all_gather", X, place="b (m.py:2)"),
+            r"rank 0 is at all_reduce \(sum\) from 1 of float32\[6, 4\] in a \(m.py:1\), "
+            r"rank 1 at all_gather from 1 of float32\[6, 4\] in b \(m.py:2\)",
+        ),
+        (
+            lambda c: call(c, "all_reduce", X, place="a"),
+            lambda c: call(c, "all_reduce", X, place="b"),
+            "rank 0 .* in a, rank 1 .* in b",
+        ),
+        (
+            lambda c: call(c, "all_reduce", X),
+            lambda c: call(c, "all_reduce", X[:4]),
+            r"rank 0 .*\[6, 4\].*, rank 1 .*\[4, 4\].*",
+        ),
+        (
+            lambda c: call(c, "all_reduce", X),
+            lambda c: call(c, "all_reduce", X.astype(np.int32)),
+            "rank 0 .*float32.*, rank 1 .*int32.*",
+        ),
+        (
+            lambda c: call(c, "all_reduce", X, place="a"),
+            lambda c: call(c, "all_reduce", X, (1, 0), place="b"),
+            "rank 0 .* in a, rank 1 .* in b",
+        ),
+        (
+            lambda c: call(c, "all_reduce", X, place="a"),
+            lambda c: c.receive(0),
+            "rank 0 .* in a, rank 1 at the values of rank 0",
+        ),
+        (
+            lambda c: c.agree("the sizes", "S=3"),
+            lambda c: call(c, "all_reduce", X, place="b"),
+            "rank 0 is at the comparison of the sizes, rank 1 .* in b",
+        ),
+    ],
+)
+def test_ranks_that_do_something_else_are_named(mine: Work, theirs: Work, told: str) -> None:
+    for first in (0, 1):  # whoever comes first
+
+        def work(c: Communicator, first: int = first) -> None:
+            time.sleep(0.05 * (c.rank != first))
+            (mine if c.rank == 0 else theirs)(c)
+
+        found, seconds = stopped(2, work)
+        assert found[0] == found[1] and seconds < 5
+        assert re.fullmatch(f"the ranks do not do the same: {told}", found[0])
+
+
+def test_a_circle_of_three_is_found() -> None:
+    def work(c: Communicator) -> None:
+        call(c, "all_reduce", X, ((0, 1), (1, 2), (0, 2))[c.rank], place=f"line {c.rank}")
+
+    found, seconds = stopped(3, work)
+    assert len(set(found)) == 1 and "the ranks do not do the same" in found[0] and seconds < 5
+
+
+def test_a_rank_that_has_finished_is_not_waited_for() -> None:
+    def work(c: Communicator) -> None:
+        if c.rank == 0:
+            call(c, "all_reduce", X, place="line 3")
+
+    with pytest.raises(PeerError, match=r"rank 0 is at .* line 3, but rank 1 has finished"):
+        ThreadWorld(2, 20).run(work)
+
+
+def test_a_rank_that_stalls_is_named() -> None:
+    def work(c: Communicator) -> None:
+        if c.rank == 1:
+            time.sleep(1)
+        call(c, "all_reduce", X, place="line 3")
+
+    found, seconds = stopped(3, work, timeout=0.2)
+    assert found[0] == found[1] == found[2] and seconds < 3
+    assert found[0].startswith("rank 1 did not come to all_reduce (sum)")
+    assert "in line 3: no rank has moved for 0.2 s; if it only takes long, give" in found[0]
+
+
+def test_ranks_may_wait_as_long_as_others_move() -> None:
+    def work(c: Communicator) -> None:
+        for i in range(6):
+            if c.rank < 2:
+                time.sleep(0.1)
+                call(c, "all_reduce", X, (0, 1), place=f"line {i}")
+        call(c, "all_reduce", X)
+
+    assert ThreadWorld(3, 0.4).run(work) == [None] * 3
+
+
+def test_facts_are_compared() -> None:
+    def work(c: Communicator) -> None:
+        c.agree("the sizes", "S=3")
+        c.agree("the inputs", f"B={c.rank // 2}")
+
+    found, _ = stopped(3, work)
+    assert found == ["the ranks differ in the inputs: rank 0 has B=0, rank 2 has B=1"] * 3
+
+
+def test_large_work_is_done_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+
+    def counted(what: Exchange, position: int, operands: Any, results: Any) -> None:
+        done.append(position)
+        perform(what, position, operands, results)
+
+    monkeypatch.setattr(threads, "perform", counted)
+    operand = np.ones(threads.SMALL, np.float32)
+    found = ThreadWorld(3, 20).run(lambda c: call(c, "all_reduce", operand))
+    assert sorted(done) == [0, 1, 2] and all((x == 3).all() for x in found)

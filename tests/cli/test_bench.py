@@ -1,0 +1,177 @@
+"""`irc bench`: threads of the CPU, the topology that it writes, and GPUs that are not there."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from irc.analysis.topology_file import default_topology, read_topology
+from irc.backends.cuda import measure, runtime
+from irc.backends.measure import (
+    COLLECTIVES,
+    HALF,
+    SINGLE,
+    Case,
+    Plan,
+    check,
+    measure_threads,
+    operand_of,
+)
+from irc.backends.mpi.launcher import mpiexec
+from irc.backends.onnxruntime.threads import ThreadCommunicator
+from irc.errors import Error
+from tests.cli.runner import irc, refused, works
+from tests.fresh import fresh
+from tests.layout import ROOT
+
+FEW = ("--sizes", "4096,1000000")
+
+
+def test_threads_are_measured_where_no_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "device_count", lambda: 0)
+    answer = irc("bench", "collectives", *FEW)
+    assert answer.status == 0
+    assert "there is no GPU here, so threads of the CPU are measured" in answer.err
+    lines = answer.out.splitlines()
+    assert lines[0].startswith("threads of ")
+    assert lines[1].split()[:2] == ["ranks", "collective"]
+    assert [line.split()[:2] for line in lines[2:]] == [["2", kind] for kind in COLLECTIVES]
+
+
+def test_the_topology_has_the_fitted_constants(tmp_path: Path) -> None:
+    kinds = ("--kinds", "all_gather,reduce_scatter")
+    words = ("bench", "collectives", "--on", "cpu", "--ranks", "3", *FEW, *kinds)
+    answer = works(*words, "-o", tmp_path / "mine.json", "--json")
+    topology = read_topology(tmp_path / "mine.json")
+    assert topology.within == "threads"
+    link = topology.link("threads")
+    assert link.source.startswith("irc bench collectives on threads")
+    assert list(link.measured) == ["all_gather", "reduce_scatter"]
+    assert topology.link("nvlink") == default_topology().link("nvlink")
+    for found in answer.json["measurements"]:
+        assert found["size"] % (4 * found["ways"]) == 0
+        model = topology.time(found["kind"], found["ways"], found["size"])
+        assert model == pytest.approx(found["us"], rel=0.9)
+    assert {found["ways"] for found in answer.json["measurements"]} == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (("frobnicate",), 2, "'frobnicate' is none of collectives"),
+        (("collectives", "--kinds", "allreduce"), 2, "did you mean 'all_reduce'"),
+        (("collectives", "--sizes", "12"), 2, "12 is less than 1024"),
+        (("collectives", "--ranks", "1"), 2, "1 is less than 2"),
+        (("collectives", "--on", "gpu"), 1, "there are 0 GPUs here"),
+        (("collectives", "--link", "nvlnk"), 1, "no link 'nvlnk'"),
+        (("collectives", "--topology", "absent.json"), 1, "cannot read the topology"),
+    ],
+)
+def test_wrong_words(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], status: int, message: str
+) -> None:
+    monkeypatch.setattr(runtime, "device_count", lambda: 0)
+    assert message in refused("bench", *words, status=status)
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+@pytest.mark.parametrize("ways", [2, 3, 4])
+def test_a_wrong_result_is_noticed(kind: str, ways: int) -> None:
+    """The check is what stands between a wrong call of a library and a table of its times."""
+    case = Case(kind, ways, 120 * ways, HALF)
+    for rank in range(ways):
+        given = [operand_of(case, each) for each in range(ways)]
+        assert not any((a == b).all() for a, b in pairwise(given))
+        wrong = fresh(rank).integers(-9, -1, case.result).astype(HALF)
+        if kind in ("reduce", "gather") and rank:
+            check(case, rank, wrong)  # undefined there
+            continue
+        with pytest.raises(Error, match="its time says nothing"):
+            check(case, rank, wrong)
+
+
+def test_a_rank_that_gets_something_else_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(self: object, what: object, operand: object, result: object) -> None:
+        """Leaves the result as it is."""
+
+    monkeypatch.setattr(ThreadCommunicator, "exchange", nothing)
+    with pytest.raises(Error, match="its time says nothing"):
+        measure_threads(Plan(("all_gather",), (4096,), 2, SINGLE), lambda *_: None)
+
+
+def test_sizes_divide_by_the_ranks() -> None:
+    for ways in (2, 3, 7):
+        for case in Plan(COLLECTIVES, (4096, 1 << 20), ways, SINGLE).cases(ways):
+            assert case.size % (ways * 4) == 0
+            assert 4096 - 4 * ways < case.size or case.size > 4096
+            assert case.operand * 4 in (case.size, case.size // ways)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="no mpi4py")
+def test_processes_of_mpiexec_are_measured() -> None:
+    """The first one answers for all."""
+    words = ["collectives", *FEW, "--kinds", "all_reduce,scatter", "--json"]
+    command = [mpiexec(), "-n", "2", sys.executable, "-m", "irc", "bench", *words]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["about"] == "processes over MPI"
+    said = [(each["kind"], each["ways"], each["size"]) for each in found["measurements"]]
+    sizes = [4096, 1000000]
+    assert said == [(kind, 2, size) for kind in ("all_reduce", "scatter") for size in sizes]
+    assert all(each["us"] > 0 for each in found["measurements"])
+
+
+PLAN = Plan(("all_reduce",), (4096, 8192), 3)
+
+
+def _answer(rank: int, plan: Plan, parent: measure.Connection) -> None:
+    """A rank that measures nothing, but keeps to the order of messages."""
+    parent.send("three toys")
+    for ways in plan.groups():
+        if rank >= ways:
+            continue
+        if rank == 0:
+            parent.send(b"name")
+        else:
+            assert parent.recv() == b"name"
+        parent.send([1.0 + rank for _ in plan.cases(ways)])
+
+
+def _fail(rank: int, plan: Plan, parent: measure.Connection) -> None:
+    parent.send("three toys")
+    if rank == 1:
+        raise ValueError("no such library")
+    parent.send(b"name")
+    parent.recv()
+
+
+def _lack(rank: int, plan: Plan, parent: measure.Connection) -> None:
+    raise ModuleNotFoundError("No module named 'nccl'", name="nccl")
+
+
+def test_a_package_that_is_missing_is_named() -> None:
+    with pytest.raises(Error, match=r"no package nccl here: pip install 'irc-compiler\[cuda\]'"):
+        measure.measure_gpus(PLAN, lambda *_: None, _lack)
+
+
+def test_the_slowest_gpu_counts() -> None:
+    found, about = measure.measure_gpus(PLAN, lambda *_: None, _answer)
+    assert about == "three toys"
+    assert [(m.ways, m.size, m.us) for m in found] == [
+        (2, 4096, 2.0),
+        (2, 8192, 2.0),
+        (3, 4092, 3.0),
+        (3, 8190, 3.0),
+    ]
+
+
+def test_a_gpu_that_fails_is_named_and_nobody_waits() -> None:
+    with pytest.raises(Error, match="GPU 1: ValueError: no such library"):
+        measure.measure_gpus(PLAN, lambda *_: None, _fail)

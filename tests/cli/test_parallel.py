@@ -1,0 +1,136 @@
+"""Compiling for several ranks and running them: the same numbers and text as on one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from irc.mesh import Mesh
+from tests.cli.runner import refused, works
+
+ROOT = Path(__file__).parents[2]
+LLAMA = ROOT / "examples" / "llama.py"
+TINY = ROOT / "examples" / "tiny_llama"
+PROMPT = ["--prompt", "The Python", "--max-new-tokens", "24"]
+MESHES = (
+    "tp=2",
+    "tp=3",
+    "pp=2",
+    "tp=2,pp=2",
+    "dp=2,tp=2",
+    "tp=2 --sequence",
+    "tp=2 --embedding CA",
+    "tp=3 --embedding auto --sequence",
+    "tp=2 --outside clamp",
+    "tp=3 --next-tokens",
+)
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the tiny Llama writes on one rank."""
+    folder = tmp_path_factory.mktemp("one") / "out"
+    works("compile", LLAMA, "--checkpoint", TINY, "-o", folder)
+    return works("generate", folder, *PROMPT).out
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_tiny_llama_writes_the_same_text(mesh: str, wanted: str, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    works("compile", LLAMA, "--checkpoint", TINY, "-o", folder, "--mesh", *mesh.split())
+    assert works("generate", folder, *PROMPT).out == wanted
+    ranks = len(list(folder.glob("rank*.onnx")))
+    assert ranks == Mesh.parse(mesh.split()[0]).ranks
+
+
+def test_run_takes_and_gives_whole_arrays(checkpoint: Path, tmp_path: Path) -> None:
+    ids = np.array([[5, 6, 7, 8], [9, 10, 11, 12]])
+    np.savez(tmp_path / "in.npz", input_ids=ids)
+    found: list[np.ndarray] = []
+    for name, mesh in (("one", ""), ("four", "tp=2,dp=2")):
+        out = tmp_path / f"{name}.npz"
+        works("compile", checkpoint, "-o", tmp_path / name, "--mesh", mesh)
+        works("run", tmp_path / name, "--inputs", tmp_path / "in.npz", "--outputs", out)
+        with np.load(out) as arrays:
+            found.append(arrays["logits"])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+def test_explain_says_what_was_decided_and_why(checkpoint: Path) -> None:
+    out = works("compile", checkpoint, "--dry-run", "--mesh", "tp=2", "--explain").out
+    assert "q_proj.weight" in out and "column-parallel" in out
+    assert "all_reduce" in out
+    facts = json.loads(
+        works("compile", checkpoint, "--dry-run", "--mesh", "tp=2", "--explain", "--json").out
+    )
+    notes = {each["pass"].partition("{")[0]: each["notes"] for each in facts["passes"]}
+    assert notes["shard"]
+    assert facts["ranks"] == 2
+
+
+def test_a_plan_of_the_users_own_is_followed(checkpoint: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.txt"
+    plan.write_text("# only the feed-forwards\n*.mlp.down_proj.weight 1@tp\n*_proj.weight whole\n")
+    words = ["--dry-run", "--mesh", "tp=2", "--plan", plan, "--explain"]
+    out = works("compile", checkpoint, *words).out
+    assert f"{plan}:2" in out
+    assert "q_proj" not in out
+
+
+def test_a_tp_plan_in_the_folder_is_read(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ck"
+    folder.mkdir()
+    for file in checkpoint.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    config["base_model_tp_plan"] = {"layers.*.mlp.down_proj": "rowwise"}
+    (folder / "config.json").write_text(json.dumps(config))
+    out = works("compile", folder, "--dry-run", "--mesh", "tp=2", "--explain").out
+    assert "config.json: rowwise" in out
+    assert "q_proj" not in out
+    config["base_model_tp_plan"]["layers.*.mlp.down_proj"] = "rowise"
+    (folder / "config.json").write_text(json.dumps(config))
+    said = refused("compile", folder, "--dry-run", "--mesh", "tp=2")
+    assert "unknown style 'rowise'" in said and "did you mean 'rowwise'?" in said
+
+
+def test_an_artifact_of_several_ranks_compiles_again(checkpoint: Path, tmp_path: Path) -> None:
+    works("compile", checkpoint, "-o", tmp_path / "a", "--mesh", "tp=2")
+    works("compile", tmp_path / "a", "-o", tmp_path / "b")
+    assert (tmp_path / "a" / "module.irc").read_text() == (
+        tmp_path / "b" / "module.irc"
+    ).read_text()
+    said = refused("compile", tmp_path / "a", "-o", tmp_path / "c", "--mesh", "tp=3")
+    assert "the module is for the mesh (tp=2), not for (tp=3)" in said
+
+
+@pytest.mark.parametrize("words", [["--sequence"], ["--plan", "megatron"], ["--embedding", "CA"]])
+def test_options_for_several_ranks_need_several(words: list[str], checkpoint: Path) -> None:
+    said = refused("compile", checkpoint, "--dry-run", *words)
+    assert f"{words[0]} is for several" in said
+
+
+def test_rows_that_do_not_divide_are_named(checkpoint: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", input_ids=np.array([[5, 6, 7]]))
+    files = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
+    for mesh, what in (("dp=2", "1 rows"), ("tp=2 --sequence", "3 tokens")):
+        works("compile", checkpoint, "-o", tmp_path / "a", "--mesh", *mesh.split())
+        said = refused("run", tmp_path / "a", *files)
+        assert f"input_ids has {what}" in said and "takes a multiple of 2" in said
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("*.nope.weight 0@tp", "plan.txt:2: *.nope.weight 0@tp fits no weight and no input"),
+        ("*.o_proj.weight 1@pt", "names the axis pt, which the mesh (tp=2) does not have"),
+        ("*.o_proj.weight 2@tp", "splits dimension 2 of @model.layers.0.self_attn.o_proj.weight"),
+    ],
+)
+def test_a_row_of_the_plan_is_named(row: str, said: str, checkpoint: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.txt"
+    plan.write_text(f"*.q_proj.weight 0@tp\n{row}\n")
+    assert said in refused("compile", checkpoint, "--dry-run", "--mesh", "tp=2", "--plan", plan)

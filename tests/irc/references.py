@@ -1,0 +1,206 @@
+"""Random weight references over a small checkpoint, and what they mean, said in plain numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from irc.checkpoint import Reader, convert
+from irc.core import Module
+from irc.dtypes import DTYPES, numpy_dtype
+from irc.mesh import Mesh
+from irc.safetensors import holds
+from irc.weights import (
+    Cast,
+    ConcatRef,
+    Deal,
+    FileRef,
+    Pad,
+    RandomRef,
+    Ref,
+    Shard,
+    Slice,
+    Step,
+    Transpose,
+    Unsqueeze,
+    ZerosRef,
+    ref_dtype,
+    ref_shape,
+)
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+MESHES = ("", "tp=2", "tp=3", "tp=4", "ep=2, tp=2", "dp=1, tp=3")
+KINDS = tuple(DTYPES)
+FILE_KINDS = tuple(kind for kind in KINDS if holds(kind))
+
+
+def checkpoint(folder: Path, rng: np.random.Generator) -> dict[str, Array]:
+    """A safetensors file `m.safetensors` of odd shapes and all dtypes, at odd offsets."""
+    arrays: dict[str, Array] = {"odd": np.arange(3, dtype=np.uint8)}
+    shapes = [(7,), (6, 4), (5, 3), (2, 3, 5), (0, 4), (), (1, 9), (12, 2)]
+    for kind in FILE_KINDS:
+        for i, shape in enumerate(shapes):
+            if rng.random() < 0.5:
+                numbers = rng.integers(-5 if kind[0] != "u" else 0, 6, shape)
+                arrays[f"{kind}.{i}"] = numbers.astype(numpy_dtype(kind))
+    arrays["w"] = rng.standard_normal((7, 6)).astype(ml_dtypes.bfloat16)
+    save_file(arrays, folder / "m.safetensors")
+    return arrays
+
+
+def reader_of(folder: Path, mesh: str) -> Reader:
+    """A reader of that file, called @f, on a mesh."""
+    module = Module("m", Mesh.parse(mesh))
+    module.files["f"] = "m.safetensors"
+    return Reader(module, folder)
+
+
+def meaning(ref: Ref, arrays: Arrays, mesh: Mesh, rank: int) -> Array:
+    """What a reference is on one rank, each step done to a whole array."""
+    match ref:
+        case FileRef():
+            array = arrays[ref.key]
+        case ConcatRef():
+            array = np.concatenate([meaning(p, arrays, mesh, rank) for p in ref.parts], ref.dim)
+        case ZerosRef():
+            array = np.zeros(ref.shape, numpy_dtype(ref.dtype))
+        case _:
+            array = Reader(Module("m")).read(type(ref)(**{**vars(ref), "steps": ()}))
+    for step in ref.steps:
+        array = _stepped(array, step, mesh, rank)
+    return array
+
+
+def _stepped(array: Array, step: Step, mesh: Mesh, rank: int) -> Array:
+    match step:
+        case Cast(dtype):
+            return convert(array, dtype)
+        case Transpose(order):
+            return array.transpose(order)
+        case Unsqueeze(dim):
+            return np.expand_dims(array, dim)
+        case Slice(ranges):
+            return array[tuple(slice(*r) if r else slice(None) for r in ranges)]
+        case Pad(dim, count):
+            return _padded(array, dim, count)
+        case Shard(dim, axes):
+            ways, size = mesh.ways(axes), array.shape[dim]
+            part = (size + ways - 1) // ways
+            whole = _padded(array, dim, part * ways - size)
+            return np.split(whole, ways, dim)[mesh.index(rank, axes)]
+        case Deal(dim, ways):
+            size = array.shape[dim]
+            rows = (size + ways - 1) // ways
+            whole = _padded(array, dim, rows * ways - size)
+            return whole.take([q * ways + r for r in range(ways) for q in range(rows)], dim)
+
+
+def _padded(array: Array, dim: int, count: int) -> Array:
+    shape = [count if i == dim else size for i, size in enumerate(array.shape)]
+    return np.concatenate([array, np.zeros(shape, array.dtype)], dim)
+
+
+class References:
+    """Draws references that fit; `bound` is how many elements one may have."""
+
+    def __init__(self, rng: np.random.Generator, arrays: Arrays, reader: Reader, mesh: Mesh):
+        self.rng, self.keys, self.reader, self.mesh = rng, list(arrays), reader, mesh
+        self.bound = 3000
+
+    def chosen(self, many: Any) -> Any:
+        return many[int(self.rng.integers(len(many)))]
+
+    def draw(self, depth: int = 0, steps: int = 6) -> Ref:
+        """A source with a few steps, or a concatenation of others."""
+        ref = self.source()
+        if depth < 3 and self.rng.random() < 0.5:
+            ref = self.concat(depth)
+        for _ in range(int(self.rng.integers(steps + 1))):
+            after = ref.then(self.step(ref))
+            ref = after if np.prod(self.shape(after)) < self.bound else ref
+        return ref
+
+    def shape(self, ref: Ref) -> tuple[int, ...]:
+        shape = ref_shape(ref, self.mesh, self.reader.known)
+        assert shape is not None
+        return shape
+
+    def source(self) -> Ref:
+        kind = self.rng.random()
+        shape = tuple(int(n) for n in self.rng.integers(0, 9, self.rng.integers(4)))
+        if kind < 0.2:
+            return ZerosRef(shape, self.chosen(KINDS))
+        if kind < 0.4:
+            return RandomRef("k", int(self.rng.integers(9)), 3.0, shape)
+        return FileRef("f", self.chosen(self.keys))
+
+    def concat(self, depth: int) -> Ref:
+        """Parts of one shape but for the dimension: slices of one reference, zeros, others."""
+        first = self.draw(depth + 1, 2)
+        shape = self.shape(first)
+        if not shape:
+            return first
+        dim, dtype = int(self.rng.integers(len(shape))), ref_dtype(first, self.reader.known)
+        assert dtype is not None
+        parts: list[Ref] = []
+        while len(parts) < self.rng.integers(1, 5):
+            kind = self.rng.random()
+            other = self.draw(depth + 1, 2) if kind < 0.2 else first
+            if kind > 0.8:
+                size = (*shape[:dim], int(self.rng.integers(4)), *shape[dim + 1 :])
+                other = ZerosRef(size, dtype)
+            elif kind > 0.3 and shape[dim] > 1:
+                parts += self.slices(first, shape, dim)
+                continue
+            if self.fits(other, shape, dim, dtype):
+                parts.append(other)
+        return ConcatRef(tuple(parts), dim)
+
+    def slices(self, ref: Ref, shape: tuple[int, ...], dim: int) -> list[Ref]:
+        """Neighbouring slices, or the same one several times, as replicated heads are."""
+        if self.rng.random() < 0.5:
+            cut = int(self.rng.integers(1, shape[dim]))
+            pairs = [(0, cut), (cut, shape[dim])]
+        else:
+            size = int(self.rng.integers(1, shape[dim] + 1))
+            starts = range(0, shape[dim] - size + 1, size)
+            times = int(self.rng.integers(1, 3))
+            pairs = [(at, at + size) for at in starts for _ in range(times)]
+        cuts = [tuple(p if i == dim else None for i in range(len(shape))) for p in pairs]
+        return [ref.then(Slice(cut)) for cut in cuts]
+
+    def fits(self, ref: Ref, shape: tuple[int, ...], dim: int, dtype: str) -> bool:
+        found = self.shape(ref)
+        rest = (*found[:dim], *found[dim + 1 :]) == (*shape[:dim], *shape[dim + 1 :])
+        alike = len(found) == len(shape) and rest
+        return alike and ref_dtype(ref, self.reader.known) == dtype
+
+    def step(self, ref: Ref) -> Step:
+        shape = self.shape(ref)
+        kind = self.rng.random()
+        if kind < 0.15:
+            return Cast(self.chosen(KINDS))
+        if not shape or (kind > 0.93 and len(shape) < 5):
+            return Unsqueeze(int(self.rng.integers(len(shape) + 1)))
+        if kind < 0.3:
+            return Transpose(tuple(int(i) for i in self.rng.permutation(len(shape))))
+        dim = int(self.rng.integers(len(shape)))
+        if kind < 0.45:
+            return Pad(dim, int(self.rng.integers(4)))
+        if kind < 0.55:
+            return Deal(dim, int(self.rng.integers(1, 5)))
+        if kind < 0.75 and self.mesh.names:
+            axes = list(self.mesh.names)
+            self.rng.shuffle(axes)
+            return Shard(dim, tuple(axes[: int(self.rng.integers(1, len(axes) + 1))]))
+        ranges: list[tuple[int, int] | None] = []
+        for size in shape:
+            begin, end = sorted(int(n) for n in self.rng.integers(0, size + 1, 2))
+            ranges.append((begin, end) if begin < end and self.rng.random() < 0.6 else None)
+        return Slice(tuple(ranges))

@@ -1,0 +1,30 @@
+"""Artifacts of several ranks, compiled once for all tests over MPI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runner import works
+from tests.layout import ROOT
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama of the repository for tp=2."""
+    return compiled(tmp_path_factory.mktemp("artifacts") / "two", "tp=2")
+
+
+@pytest.fixture(scope="session")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for pp=2, tp=2."""
+    return compiled(tmp_path_factory.mktemp("artifacts") / "four", "pp=2,tp=2")
+
+
+def compiled(folder: Path, mesh: str) -> Path:
+    """The tiny Llama for a mesh."""
+    examples = ROOT / "examples"
+    words = ["--checkpoint", examples / "tiny_llama", "--mesh", mesh, "-o", folder]
+    works("compile", examples / "llama.py", *words)
+    return folder

@@ -1,0 +1,93 @@
+"""Two hosts on one machine: network namespaces joined by a wire, each with processes of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+# What MPI's launcher takes for ssh: it enters the namespace of the host that it is given.
+SSH = """\
+#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+host=$1
+shift
+exec ip netns exec {names} unshare --uts --ipc --mount --pid --fork --kill-child sh -c \\
+    "mount -t proc none /proc; mount -t tmpfs none /dev/shm; hostname h$host; exec $*"
+"""
+NEEDED = ("ip", "unshare", "mount", "hostname")
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The addresses of both hosts, the interface of the first, and how to start there."""
+
+    addresses: tuple[str, str]
+    interface: str
+    enter: list[str]
+    ssh: Path
+
+    def wire(self, state: str) -> None:
+        """Take the wire between the hosts `up` or `down`."""
+        _ip("-n", self.enter[3], "link", "set", self.interface, state)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What MPI's launcher needs to know."""
+        return {"HYDRA_LAUNCHER_EXEC": str(self.ssh), "HYDRA_IFACE": self.interface}
+
+
+def why_not() -> str:
+    """Why there can be no two hosts here; empty where there can."""
+    if not sys.platform.startswith("linux"):
+        return "network namespaces are a part of Linux"
+    missing = [name for name in NEEDED if shutil.which(name, path=_path()) is None]
+    if missing:
+        return f"no {' and no '.join(missing)}: iproute2 and util-linux have them"
+    if os.geteuid() != 0:
+        return "only root makes network namespaces"
+    name = f"irc-try-{os.getpid()}"
+    if _ip("netns", "add", name, check=False) != 0:
+        return "this machine lets nobody make network namespaces"
+    _ip("netns", "del", name)
+    return ""
+
+
+@contextmanager
+def two_hosts(folder: Path) -> Iterator[Hosts]:
+    """The hosts, while they are there."""
+    names = tuple(f"irc{os.getpid()}{letter}" for letter in "ab")
+    addresses = ("10.213.77.1", "10.213.77.2")
+    ends = tuple(f"v{name[3:]}"[:15] for name in names)
+    try:
+        for name in names:
+            _ip("netns", "add", name)
+        _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for name, end, address in zip(names, ends, addresses, strict=True):
+            _ip("link", "set", end, "netns", name)
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
+            _ip("-n", name, "link", "set", end, "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        ssh = folder / "ssh"
+        choice = f"irc{os.getpid()}$(test $host = {addresses[0]} && echo a || echo b)"
+        ssh.write_text(SSH.replace("{names}", choice))
+        ssh.chmod(0o755)
+        yield Hosts(addresses, ends[0], ["ip", "netns", "exec", names[0]], ssh)
+    finally:
+        for name in names:
+            with suppress(subprocess.CalledProcessError):
+                _ip("netns", "del", name)
+
+
+def _ip(*words: str, check: bool = True) -> int:
+    command = [shutil.which("ip", path=_path()) or "ip", *words]
+    return subprocess.run(command, check=check, capture_output=True).returncode
+
+
+def _path() -> str:
+    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"

@@ -1,0 +1,141 @@
+"""Starts worlds of processes for these tests, and sees that nothing of them stays."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.layout import ROOT
+
+MARK = "IRC_TEST_WORLD"  # in the environment of every process of a world, with the world's own word
+MPIEXEC = Path(sys.prefix, "bin", "mpiexec")
+needs_mpi = pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or not MPIEXEC.is_file(),
+    reason="no mpi4py or mpich: pip install 'irc-compiler[mpi]'",
+)
+
+
+@dataclass
+class Left:
+    """A process of a world, as /proc shows it."""
+
+    process: int
+    rank: int | None
+    command: str
+
+
+@dataclass
+class Outcome:
+    """How a rank of tests/mpi/programs.py ended, and how long after the failure began."""
+
+    outcome: str
+    seconds: float
+
+
+@dataclass
+class World:
+    """Processes that were started together."""
+
+    process: subprocess.Popen[bytes]
+    word: str
+    began: float = field(default_factory=time.monotonic)
+
+    def ranks(self, count: int, seconds: float = 20) -> dict[int, int]:
+        """The process of each rank, once there are so many."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            ranks = {e.rank: e.process for e in left(self.word) if e.rank is not None}
+            if len(ranks) == count:
+                return ranks
+            time.sleep(0.05)
+        raise AssertionError(f"no {count} ranks: {left(self.word)}")
+
+    def end(self, seconds: float = 30) -> tuple[int, str, str]:
+        """Exit status, standard output and error, once nothing is left."""
+        out, err = self.process.communicate(timeout=seconds)
+        assert nothing_left(self.word), left(self.word)
+        return self.process.returncode, out.decode(), err.decode()
+
+
+def left(word: str) -> list[Left]:
+    """The living processes of a world."""
+    found: list[Left] = []
+    mark = f"{MARK}={word}".encode()
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal():
+            continue
+        folder = Path("/proc", entry)
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if mark in variables and fields[0] not in "ZX":
+            ranks = [int(v.partition(b"=")[2]) for v in variables if v.startswith(b"PMI_RANK=")]
+            rank = ranks[0] if ranks else None
+            found.append(Left(int(entry), rank, command[:100]))
+    return found
+
+
+def nothing_left(word: str, seconds: float = 3) -> bool:
+    """Whether all processes of a world are gone, soon."""
+    until = time.monotonic() + seconds
+    while left(word):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@contextmanager
+def started(command: Sequence[str | Path], stdin: bytes = b"") -> Iterator[World]:
+    """A world while it runs; at the end all of it is killed, whatever happened."""
+    word = uuid.uuid4().hex
+    process = subprocess.Popen(
+        [str(each) for each in command],
+        cwd=ROOT,
+        env={**os.environ, MARK: word},
+        stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        if stdin and process.stdin is not None:
+            process.stdin.write(stdin)
+            process.stdin.close()
+            process.stdin = None
+        yield World(process, word)
+    finally:
+        for each in left(word):
+            os.kill(each.process, 9)
+        process.kill()
+        process.communicate()
+
+
+def program(ranks: int, name: str, folder: Path) -> list[str]:
+    """The command of a program of tests/mpi/programs.py."""
+    python = [sys.executable, "-m", "tests.mpi.programs", name, str(folder)]
+    return [str(MPIEXEC), "-n", str(ranks), *python]
+
+
+def irc(*words: str | Path) -> list[str]:
+    """The command line of irc."""
+    return [sys.executable, "-m", "irc", *map(str, words)]
+
+
+def outcomes(folder: Path) -> dict[int, Outcome]:
+    """What the ranks of a program left."""
+    files = sorted(folder.glob("rank*.json"))
+    return {int(f.stem.removeprefix("rank")): Outcome(**json.loads(f.read_text())) for f in files}

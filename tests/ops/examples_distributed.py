@@ -1,0 +1,159 @@
+"""Examples of the operations on tables and parts that ranks share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from irc.dims import symbol
+from tests.ops.example import FLOATS, Arg, Bad, Example
+
+B, S = symbol("B"), symbol("S")
+TP, NONE = ("tp",), ()
+
+SPLIT = Arg((4, 6), axes=(NONE, TP))
+SLICES = [
+    Example(
+        "shard_slice",
+        (Arg((B * 2, 7)),),
+        {"axis": "tp", "dim": 0},
+        (
+            Bad("must be whole", (SPLIT,), {"axis": "tp", "dim": 0}),
+            Bad("must be whole", (Arg((4,), partial=TP),), {"axis": "tp", "dim": 0}),
+            Bad("no dimension 2", (Arg((4, 6)),), {"axis": "tp", "dim": 2}),
+            Bad("no mesh axis", (Arg((4, 6)),), {"axis": "t p", "dim": 1}),
+        ),
+        (*FLOATS, "i32"),
+        {"B": 3},
+        "tp=2",
+    ),
+    Example("shard_slice", (Arg((5, 7)),), {"axis": "dp.tp", "dim": -1}, mesh="dp=2, tp=2"),
+]
+
+SUMMED = Arg((B, 6), partial=TP)
+FUSED = [
+    Example(
+        "all_reduce_rms_norm",
+        (SUMMED, Arg((B, 6)), Arg((6,))),
+        {"axis": "tp", "eps": 1e-5},
+        (
+            Bad("not a partial sum over it", (Arg((4, 6)), Arg((4, 6)), Arg((6,))), {"axis": "tp"}),
+            Bad("but x", (SUMMED, Arg((3, B, 6)), Arg((6,))), {"axis": "tp"}),
+            Bad("the 6 features of x", (SUMMED, Arg((B, 6)), Arg((5,))), {"axis": "tp"}),
+            Bad("no mesh axis", (SUMMED, Arg((B, 6)), Arg((6,))), {"axis": ""}),
+        ),
+        sizes={"B": 3},
+        mesh="tp=2",
+    ),
+    Example(
+        "all_reduce_rms_norm",
+        (Arg((4, 6)), Arg((4, 6)), Arg((6,))),
+        {"axis": "tp", "offset": 1.0, "ways": 2},
+        mesh="tp=2",
+        local=True,
+    ),
+]
+
+CHOICES = [
+    Example(
+        "sharded_topk",
+        (Arg((B, 9), axes=(NONE, TP)),),
+        {"k": 4, "axis": "tp"},
+        (
+            Bad("must be split over it", (Arg((4, 6)),), {"k": 1, "axis": "tp"}),
+            Bad("must be split over it", (SPLIT,), {"k": 1, "axis": "tp", "dim": 0}),
+            Bad("nothing pending", (Arg((4,), partial=TP),), {"k": 1, "axis": "tp"}),
+            Bad("beyond", (SPLIT,), {"k": 7, "axis": "tp"}),
+            Bad("beyond", (SPLIT,), {"k": 0, "axis": "tp"}),
+            Bad("no dimension 2", (SPLIT,), {"k": 1, "axis": "tp", "dim": 2}),
+            Bad("takes numbers", (Arg((6,), "bool", axes=(TP,)),), {"k": 1, "axis": "tp"}),
+        ),
+        (*FLOATS, "i32"),
+        {"B": 3},
+        "tp=2",
+    ),
+    Example(
+        "sharded_topk",
+        (Arg((5, 3), axes=(TP, NONE)),),
+        {"k": 1, "axis": "tp", "dim": 0},
+        mesh="tp=4",
+    ),
+]
+
+
+def _ids(*shape: Any, dtype: str = "i32", axes: Any = ()) -> Arg:
+    """Ids of a table of 13 rows, some outside it."""
+    return Arg(shape, dtype, -2, 16, axes=axes)
+
+
+DEALT = Arg((14, 5), axes=(TP, NONE))
+CUT = {"rows": 13, "parts": 2, "axis": "tp"}
+LOOKUPS = [
+    Example(
+        "cyclic_embedding",
+        (_ids(B, 6), DEALT),
+        CUT,
+        (
+            Bad("i32 or i64", (Arg((3,)), DEALT), CUT),
+            Bad("are a table [14, width]", (_ids(3), Arg((13, 5), axes=(TP, NONE))), CUT),
+            Bad("are a table", (_ids(3), Arg((14,), axes=(TP,))), CUT),
+            Bad("are a table", (_ids(3), DEALT), CUT | {"parts": 0}),
+            Bad("must be split over it", (_ids(3), Arg((14, 5))), CUT),
+            Bad("must be split over it", (_ids(3), Arg((14, 5), axes=(NONE, TP))), CUT),
+            Bad("one dimension is split", (_ids(4, axes=(("dp", "tp"),)), DEALT), CUT),
+            Bad("one dimension is split", (Arg((3,), "i32", partial=TP), DEALT), CUT),
+            Bad("leave scatter out", (_ids(4, axes=(TP,)), DEALT), CUT | {"scatter": 0}),
+            Bad("no dimension 2", (_ids(4, 2), DEALT), CUT | {"scatter": 2}),
+            Bad("cannot be negative", (_ids(4), DEALT), CUT | {"capacity": -1}),
+            Bad("number of parts for each", (_ids(4), DEALT), CUT | {"queues": (1, 2)}),
+            Bad("number of parts for each", (_ids(4), DEALT), CUT | {"queues": (0,)}),
+        ),
+        (*FLOATS, "i32"),
+        {"B": 3},
+        "tp=2",
+    ),
+    Example(
+        "cyclic_embedding",
+        (_ids(5, 7, dtype="i64"), DEALT),
+        CUT | {"scatter": 1, "capacity": 3, "queues": (1, 2)},
+        mesh="tp=2",
+    ),
+    Example(
+        "cyclic_embedding",
+        (_ids(6, 3, axes=(TP, NONE)), DEALT),
+        CUT | {"capacity": 2, "queues": (2, 1)},
+        mesh="tp=2",
+    ),
+]
+
+SLOTTED = _ids(4, 3, 2)
+SLOTS = [
+    Example(
+        "slot_ids",
+        (_ids(B, 3, 12),),
+        {"sizes": (4, 9, 2)},
+        (
+            Bad("i32 or i64", (Arg((4, 3)),), {"sizes": (1, 2, 3)}),
+            Bad("2 sizes for the slots of [4, 3, 2]", (SLOTTED,), {"sizes": (1, 2)}),
+            Bad("no dimension 3", (SLOTTED,), {"sizes": (1, 2, 3), "dim": 3}),
+            Bad("at least 1 row", (SLOTTED,), {"sizes": (1, 0, 3)}),
+            Bad("no row 1", (SLOTTED,), {"sizes": (1, 2, 3), "outside": "row", "row": 1}),
+            Bad("need ids in i64", (SLOTTED,), {"sizes": (2**30, 2**30, 2**30)}),
+            Bad("zero, clamp", (SLOTTED,), {"sizes": (1, 2, 3), "outside": "wrap"}),
+        ),
+        ("f32",),
+        {"B": 12},
+    ),
+    *(
+        Example(
+            "slot_ids",
+            (_ids(12, 24, dtype="i64"),),
+            {"sizes": (*range(3, 26), 40), "outside": outside, "row": 2, "dim": -1},
+            (),
+            ("f32",),
+        )
+        for outside in ("zero", "clamp", "row", "error")
+    ),
+    Example("slot_ids", (_ids(3, 12),), {"sizes": (7, 7, 7), "dim": 0}, (), ("f32",)),
+]
+
+EXAMPLES = [*FUSED, *SLICES, *CHOICES, *LOOKUPS, *SLOTS]

@@ -1,0 +1,144 @@
+"""Examples of the mixture-of-experts operations for the generic test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from irc.dims import symbol
+from tests.ops.example import Arg, Bad, Example
+
+B = symbol("B")
+PARTS = 12  # 2, 3 and 4 ranks get whole parts
+SIZES = {"B": 12}
+INDICES = ("f32",)  # there is nothing else to vary
+
+
+def _chosen(*shape: Any, dtype: str = "i32") -> Arg:
+    """Numbers of experts, some of them no expert's."""
+    return Arg(shape, dtype, -1, 7)
+
+
+def _places(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    """Different places for all pairs, as many as tokens; -1 and below for the other pairs."""
+    count = int(np.prod(shape))
+    return (rng.permutation(count) - (count - shape[0])).reshape(shape)
+
+
+def _places_in_parts(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    """Different places, -1 among them, for the pairs of each part."""
+    pairs = rng.random((PARTS, int(np.prod(shape)) // PARTS))
+    return np.argsort(pairs, axis=1).reshape(shape) - 1
+
+
+SLOTS = [
+    Example(
+        "moe_slots",
+        (_chosen(B, 2),),
+        {"experts": 6},
+        (
+            Bad("takes chosen [tokens, choices]", (Arg((6,), "i32"),), {"experts": 4}),
+            Bad("indices in i32", (Arg((6, 2)),), {"experts": 4}),
+            Bad("experts is 0", (_chosen(6, 2),), {"experts": 0}),
+            Bad("parts is 0", (_chosen(6, 2),), {"experts": 4, "parts": 0}),
+            Bad("cannot be negative", (_chosen(6, 2),), {"experts": 4, "capacity": -1}),
+            Bad("into 4 equal parts; pad", (_chosen(6, 2),), {"experts": 4, "parts": 4}),
+            Bad("into 2 equal parts; pad", (_chosen(B, 2),), {"experts": 4, "parts": 2}),
+        ),
+        INDICES,
+        SIZES,
+    ),
+    Example(
+        "moe_slots", (_chosen(12, 3, dtype="i64"),), {"experts": 5, "capacity": 2}, (), INDICES
+    ),
+    Example("moe_slots", (_chosen(24, 2),), {"experts": 3, "parts": PARTS}, (), INDICES),
+    Example(
+        "moe_slots",
+        (_chosen(B * 2, 3),),
+        {"experts": 4, "parts": 2, "capacity": B},
+        (),
+        INDICES,
+        {"B": 5},
+    ),
+]
+
+X, PAIR = Arg((6, 8)), Arg((6, 2), "i32")
+DISPATCHES = [
+    Example(
+        "moe_dispatch",
+        (Arg((B, 12)), _chosen(B, 2), Arg((B, 2), "i32", draw=_places)),
+        {"experts": 6},
+        (
+            Bad("not one row each", (Arg((5, 8)), PAIR, PAIR), {"experts": 4}),
+            Bad("not one row each", (Arg((6,)), PAIR, PAIR), {"experts": 4}),
+            Bad("slots is i32[6, 3]", (X, PAIR, Arg((6, 3), "i32")), {"experts": 4}),
+            Bad("indices in i32", (X, PAIR, Arg((6, 2))), {"experts": 4}),
+            Bad("floating-point", (Arg((6, 8), "i32"), PAIR, PAIR), {"experts": 4}),
+            Bad("experts is -1", (X, PAIR, PAIR), {"experts": -1}),
+            Bad("cannot be negative", (X, PAIR, PAIR), {"experts": 4, "capacity": -2}),
+            Bad("4 equal parts", (X, PAIR, PAIR), {"experts": 4, "parts": 4}),
+            Bad(
+                "number of one expert",
+                (X, PAIR, PAIR, Arg((1,), "i32", name="first")),
+                {"experts": 4},
+            ),
+        ),
+        sizes=SIZES,
+    ),
+    Example(
+        "moe_dispatch",
+        (Arg((24, 12)), _chosen(24, 2), Arg((24, 2), "i32", draw=_places_in_parts)),
+        {"experts": 5, "parts": PARTS, "capacity": 3},
+    ),
+    Example(
+        "moe_dispatch",
+        (
+            Arg((12, 5)),
+            _chosen(12, 3, dtype="i64"),
+            Arg((12, 3), "i64", draw=_places),
+            Arg((), "i32", 0, 4, name="first"),
+        ),
+        {"experts": 3, "capacity": 17},
+    ),
+]
+
+BUFFER = Arg((4, 6, 8))
+COMBINES = [
+    Example(
+        "moe_combine",
+        (Arg((12, B, 12)), _chosen(B, 2), Arg((B, 2), "i32", draw=_places), Arg((B, 2))),
+        {},
+        (
+            Bad("takes a buffer", (Arg((4, 8)), PAIR, PAIR, Arg((6, 2)))),
+            Bad("weights is f32[6, 1]", (BUFFER, PAIR, PAIR, Arg((6, 1)))),
+            Bad("slots is i32[5, 2]", (BUFFER, PAIR, Arg((5, 2), "i32"), Arg((6, 2)))),
+            Bad("cast one", (BUFFER, PAIR, PAIR, Arg((6, 2), "bf16"))),
+            Bad("floating-point", (Arg((4, 6, 8), "i32"), PAIR, PAIR, PAIR)),
+            Bad("no 3 equal parts", (Arg((4, 8, 8)), PAIR, PAIR, Arg((6, 2))), {"parts": 3}),
+            Bad("4 equal parts", (BUFFER, PAIR, PAIR, Arg((6, 2))), {"parts": 4}),
+            Bad(
+                "number of one expert",
+                (BUFFER, PAIR, PAIR, Arg((6, 2)), Arg((1,), "i32", name="first")),
+            ),
+        ),
+        sizes=SIZES,
+    ),
+    Example(
+        "moe_combine",
+        (Arg((5, 36, 12)), _chosen(24, 2), Arg((24, 2), "i32", -1, 3), Arg((24, 2))),
+        {"parts": PARTS},
+    ),
+    Example(
+        "moe_combine",
+        (
+            Arg((3, 9, 5)),
+            _chosen(12, 3, dtype="i64"),
+            Arg((12, 3), "i64", -1, 9),
+            Arg((12, 3)),
+            Arg((), "i64", 0, 4, name="first"),
+        ),
+    ),
+]
+
+EXAMPLES = [*SLOTS, *DISPATCHES, *COMBINES]

@@ -1,0 +1,172 @@
+"""Lookups to rewrite: a module per way its result is wanted, its table in a file.
+
+`whole`: the result is wanted on every rank. `scattered`: each rank wants its part of the second
+dimension of the ids, which all have. `split`: each rank has its own ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import irc.passes
+from irc.backends.reference import evaluate, evaluate_ranks
+from irc.core import Module
+from irc.dtypes import dtype_of, numpy_dtype
+from irc.instruments import VerifyEach
+from irc.pipeline import Step, run_pipeline
+from irc.text import parse_module
+
+assert irc.passes
+Array = np.ndarray[Any, Any]
+SCHEMES = {
+    "whole": ("R", "RA", "CA", "KA"),
+    "scattered": ("R", "RS", "CS", "KS"),
+    "split": ("R", "RSD", "CD", "KD"),
+}
+PAIRS = [(wanted, scheme) for wanted, schemes in SCHEMES.items() for scheme in schemes]
+ADDING = ("RA", "RS", "RSD")  # these add zeros of other ranks, and -0.0 + 0.0 is 0.0
+WAYS = (2, 3, 4, 8)
+_BODIES = {
+    "whole": """
+    %e = embedding %ids, @t : {dt}[{b}, {s}, {d}]{{sum {axis}}}
+    %y = all_reduce %e {{axis="{axis}"}} : {dt}[{b}, {s}, {d}]""",
+    "scattered": """
+    %e = embedding %ids, @t : {dt}[{b}, {s}, {d}]{{sum {axis}}}
+    %y = reduce_scatter %e {{axis="{axis}", dim=1}} : {dt}[{b}, {s}@{axis}, {d}]""",
+    "split": """
+    %all = all_gather %ids {{axis="{axis}", dim=0}} : {it}[{b}, {s}]
+    %e = embedding %all, @t : {dt}[{b}, {s}, {d}]{{sum {axis}}}
+    %y = reduce_scatter %e {{axis="{axis}", dim=0}} : {dt}[{b}@{axis}, {s}, {d}]""",
+}
+
+
+@dataclass(frozen=True)
+class Lab:
+    """One lookup: a table [V, D] in a file of `folder`, and the shape of the ids [B, S]."""
+
+    folder: Path
+    table: Array
+    shape: tuple[int, int]
+    wanted: str = "whole"
+    ways: int = 2
+    index: str = "i32"
+    axis: str = "tp"
+    mesh: str = ""
+
+    def module(self) -> Module:
+        """The module after shard: rows are split, the sum is finished where it is wanted."""
+        path = self.folder / "table.safetensors"
+        write_table(path, self.table)
+        b, s = self.shape
+        dt, d = dtype_of(self.table), self.table.shape[1]
+        body = _BODIES[self.wanted].format(dt=dt, it=self.index, b=b, s=s, d=d, axis=self.axis)
+        split = f"@{self.axis}"
+        ids = f"{self.index}[{b}{split if self.wanted == 'split' else ''}, {s}]"
+        result = body.rpartition(" : ")[2]
+        return parse_module(f"""
+module @m mesh({self.mesh or f"{self.axis}={self.ways}"}) {{
+  file @ckpt = "{path}"
+  weight @t : {dt}[{self.table.shape[0]}{split}, {self.table.shape[1]}] = @ckpt["t"]
+  func @forward(%ids: {ids}) -> (y: {result}) {{{body}
+    return %y
+  }}
+}}""")
+
+    def rewritten(self, scheme: str, options: str = "") -> tuple[Module, Step]:
+        """The module in another scheme, still in the global view, and what the pass says."""
+        module = self.module()
+        text = f'rewrite-embeddings{{scheme="{scheme}"{options}}}'
+        return module, run_pipeline(module, text, [VerifyEach()])[0]
+
+    def local(self, scheme: str, options: str = "") -> Module:
+        """One rank's text of a scheme."""
+        module, _ = self.rewritten(scheme, options)
+        return localized(module)
+
+    def rows(self, scheme: str, ids: Array, options: str = "") -> Array:
+        """The rows that the ranks find together."""
+        return evaluate(self.local(scheme, options), {"ids": ids})["y"]
+
+    def change(self, **changes: Any) -> Lab:
+        """The same lookup with something else."""
+        return replace(self, **changes)
+
+
+def localized(module: Module) -> Module:
+    """The module in the local view, verified after every pass."""
+    run_pipeline(module, "localize, cse, dce", [VerifyEach()])
+    return module
+
+
+def write_table(path: Path, table: Array, name: str = "t") -> None:
+    """One tensor in the safetensors format."""
+    kind = {"f32": "F32", "f16": "F16", "bf16": "BF16", "i64": "I64"}[dtype_of(table)]
+    entry = {"dtype": kind, "shape": list(table.shape), "data_offsets": [0, table.nbytes]}
+    text = json.dumps({name: entry}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + table.tobytes())
+
+
+def distinct(rows: int, width: int, dtype: str = "f32") -> Array:
+    """A table in which no two elements are equal, as far as the dtype has so many."""
+    return np.arange(1, rows * width + 1).reshape(rows, width).astype(numpy_dtype(dtype))
+
+
+def looked_up(table: Array, ids: Array) -> Array:
+    """Every row by itself, zeros for ids outside: what all schemes have to give."""
+    found = np.zeros((*ids.shape, table.shape[1]), table.dtype)
+    for place, i in np.ndenumerate(ids):
+        if 0 <= i < len(table):
+            found[place] = table[i]
+    return found
+
+
+def drawn(rng: np.random.Generator, rows: int, shape: Sequence[int], index: str = "i32") -> Array:
+    """Ids of the whole table, a few outside it."""
+    ids = rng.integers(-2, rows + 3, tuple(shape)).astype(numpy_dtype(index))
+    limits = np.iinfo(np.int64 if index == "i64" else np.int32)
+    for extreme in (limits.min, limits.max):
+        if ids.size and rng.random() < 0.3:
+            ids.flat[rng.integers(ids.size)] = extreme
+    return ids
+
+
+def bits(array: Array) -> Array:
+    """The array as integers, so that NaN equals itself and -0.0 does not equal 0.0."""
+    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
+
+
+def assert_same(found: Array, wanted: Array, what: object, scheme: str = "R") -> None:
+    """Bit by bit; after `+ 0.0` where the scheme adds, with any NaN for a NaN."""
+    assert found.shape == wanted.shape and found.dtype == wanted.dtype, what
+    if scheme in ADDING:
+        found, wanted = (canonical(array) for array in (found, wanted))
+    assert np.array_equal(bits(found), bits(wanted)), what
+
+
+def canonical(array: Array) -> Array:
+    """One zero and one NaN."""
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        wide = array.astype(np.float32) + np.float32(0)
+    return np.where(np.isnan(wide), np.float32("nan"), wide)
+
+
+def on_ranks(
+    module: Module, ids: Array, change: Callable[[int, str, Array], Array] | None = None
+) -> list[dict[str, Array]]:
+    """The results of every rank; `change(rank, name, array)` may change its weights first."""
+    from irc.checkpoint import Reader
+
+    given: dict[str, list[Array]] = {}
+    if change is not None:
+        reader = Reader(module)
+        for name, weight in module.weights.items():
+            ranks = range(module.mesh.ranks)
+            given[name] = [change(r, name, np.array(reader.read(weight, r))) for r in ranks]
+    weights: Mapping[str, Any] | None = given or None
+    return evaluate_ranks(module, {"ids": ids}, weights=weights)

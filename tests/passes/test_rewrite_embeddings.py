@@ -1,0 +1,319 @@
+"""What rewrite-embeddings decides and says, and what it leaves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc.analysis.topology_file import default_topology, write_topology
+from irc.backends.reference import evaluate
+from irc.core import Module
+from irc.errors import Error
+from irc.instruments import VerifyEach
+from irc.pipeline import Stats, run_pipeline
+from irc.text import parse_module
+from tests.fresh import fresh
+from tests.passes.embedding_lab import PAIRS, Lab, assert_same, distinct, drawn, localized
+
+LARGE = """module @m mesh(tp={n}) dims(B=1:1:1, S=1:{s}:{most}) {{
+  weight @table : bf16[128256@tp, 4096] = unbound("t")
+  func @forward(%ids: i32[B, {n}*S]) -> (y: bf16[B, {n}*S{split}, 4096]) {{
+    %e = embedding %ids, @table : bf16[B, {n}*S, 4096]{{sum tp}}
+    %y = {end} : bf16[B, {n}*S{split}, 4096]
+    return %y
+  }}
+}}"""
+ENDS = {
+    "whole": ("", 'all_reduce %e {axis="tp"}'),
+    "scattered": ("@tp", 'reduce_scatter %e {axis="tp", dim=1}'),
+}
+
+
+def large(wanted: str, ways: int) -> Module:
+    split, end = ENDS[wanted]
+    text = LARGE.format(n=ways, s=max(1, 64 // ways), most=8192 // ways, split=split, end=end)
+    return parse_module(text)
+
+
+def after(module: Module, options: str = "") -> Stats:
+    """What the pass counted and explained."""
+    return run_pipeline(module, f"rewrite-embeddings{options}", [VerifyEach()])[0].stats
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ways", "options", "scheme"),
+    [
+        ("whole", 2, "", "CA"),
+        ("whole", 8, "", "CA"),
+        ("whole", 8, "{price=0}", "R"),
+        ("whole", 8, "{price=0, memory=0.5}", "CA"),
+        ("scattered", 4, "", "CS"),
+        ("scattered", 8, "", "CS"),
+        ("scattered", 8, "{price=0}", "R"),
+        ("whole", 4, "{memory=0}", "RA"),
+        ("whole", 4, "{scheme=columns}", "CA"),
+        ("scattered", 4, "{scheme=columns}", "CS"),
+        ("whole", 4, '{tables=["*able RA", "* ka"], scheme=ca}', "RA"),
+    ],
+)
+def test_the_choice(wanted: str, ways: int, options: str, scheme: str) -> None:
+    notes = after(large(wanted, ways), options).notes
+    assert f"is looked up by {scheme}:" in notes[0]
+    chosen = [line for line in notes[1:] if line.endswith("; chosen")]
+    assert len(chosen) == 1 and chosen[0].split()[0] == scheme
+
+
+def test_the_report_shows_bytes_times_and_memory() -> None:
+    notes = after(large("whole", 8), "{memory=1}").notes
+    assert notes[0].startswith(
+        "@table, bf16[128256, 4096], is looked up by CA: it costs least; its result is wanted "
+        "whole on every rank over tp. Per call of 8/64/8192 tokens:"
+    )
+    assert [line.split()[0] for line in notes[1:]] == ["R", "RA", "CA", "KA"]
+    assert "sends 0 B/0 B/0 B, holds 1.1 GB; takes more than 1 GB" in notes[1]
+    assert "sends 57.3 kB/458.8 kB/58.7 MB, holds 131.3 MB; chosen" in notes[3]
+
+
+def test_constants_come_from_a_file(tmp_path: Path) -> None:
+    slow = default_topology().using("ethernet")
+    write_topology(slow, tmp_path / "slow.json")
+    near = after(large("whole", 8)).notes
+    far = after(large("whole", 8), f'{{topology="{tmp_path}/slow.json"}}').notes
+    times = [float(notes[3].split()[1].partition("/")[0]) for notes in (near, far)]
+    assert times[1] > 2 * times[0]
+    with pytest.raises(Error, match="cannot read the topology"):
+        after(large("whole", 8), f'{{topology="{tmp_path}/none.json"}}')
+
+
+def test_a_small_table_is_on_every_rank(tmp_path: Path) -> None:
+    for wanted in ("whole", "scattered", "split"):
+        module = Lab(tmp_path, distinct(37, 6), (4, 4), wanted, 4).module()
+        after(module)
+        assert not any(type_.sharded for type_ in (w.type for w in module.weights.values()))
+
+
+@pytest.mark.parametrize("options", ["", ', policy="clamp"', ', policy="error"', ", capacity=3"])
+@pytest.mark.parametrize(("wanted", "scheme"), PAIRS)
+def test_a_second_run_changes_nothing(
+    wanted: str, scheme: str, options: str, tmp_path: Path
+) -> None:
+    module, _ = Lab(tmp_path, distinct(11, 4), (4, 4), wanted, 2).rewritten(scheme, options)
+    text = str(module)
+    after(module, f"{{scheme={scheme}{options}}}" if scheme[0] != "K" else "")
+    assert str(module) == text
+
+
+UNSPLIT = """module @m mesh({mesh}) dims(B=1:2:4) {{
+  weight @token.weight : f32[12@tp, 4] = random("t", 1, 1.0)
+  weight @place.weight : f32[9, 4] = random("p", 1, 1.0)
+  func @forward(%ids: i32[{batch}, 3], %at: i32[{batch}, 3]) -> (y: f32[{batch}, 3, 4]) {{
+    %t = embedding %ids, @token.weight : f32[{batch}, 3, 4]{{sum tp}}
+    %r = all_reduce %t {{axis="tp"}} : f32[{batch}, 3, 4]
+    %p = embedding %at, @place.weight : f32[{batch}, 3, 4]
+    %y = add %r, %p : f32[{batch}, 3, 4]
+    return %y
+  }}
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("mesh", "batch", "rows", "split"),
+    [
+        ("tp=2", "B", '"place* ca"', "f32[9, 4@tp]"),
+        ("tp=2", "B", '"place* rows@tp"', "f32[9@tp, 4]"),
+        ("ep=2, tp=2", "B", '"place* columns"', "f32[9, 4@ep.tp]"),
+        ("dp=2, tp=2", "2*B@dp", '"place* cd@dp"', "f32[9, 4@dp]"),
+        ("dp=2, tp=2", "2*B@dp", '"place* rsd@dp"', "f32[9@dp, 4]"),
+        ("dp=2, tp=2", "2*B@dp", '"place* kd@dp"', "f32[10@dp, 4]"),
+        ("dp=2, tp=2", "2*B@dp", '"place* ka"', "f32[10@tp, 4]"),
+    ],
+)
+def test_a_whole_table_is_split_where_a_row_asks(
+    mesh: str, batch: str, rows: str, split: str
+) -> None:
+    module = parse_module(UNSPLIT.format(mesh=mesh, batch=batch))
+    rng = fresh(4)
+    inputs = {name: rng.integers(-1, 13, (4, 3)).astype(np.int32) for name in ("ids", "at")}
+    want = evaluate(module, inputs)["y"]
+    after(module, f"{{tables=[{rows}]}}")
+    assert str(module.weights["place.weight"].type) == split
+    assert_same(evaluate(localized(module), inputs)["y"], want, split, "RA")
+
+
+def test_axes_of_a_row_are_those_of_the_mesh() -> None:
+    with pytest.raises(Error, match="has no axis 'xp'"):
+        after(parse_module(UNSPLIT.format(mesh="tp=2", batch="B")), '{tables=["place* ca@xp"]}')
+
+
+def test_a_row_cannot_move_a_table_to_other_axes() -> None:
+    module = parse_module(UNSPLIT.format(mesh="dp=2, tp=2", batch="2*B@dp"))
+    with pytest.raises(Error, match=r"over dp, but it is f32\[12@tp, 4\] already; leave @dp out"):
+        after(module, '{tables=["token* ca@dp"]}')
+
+
+LEFT = """module @m mesh(tp=2) {{
+  weight @t : f32[{type}] = random("t", 1, 1.0)
+  func @forward(%ids: i32[4], %x: f32[4, 8]) -> (y: f32[4, 8]) {{
+    {body}
+    return %y
+  }}
+}}"""
+ROWS, COLUMNS = "12@tp, 8", "12, 8@tp"
+FOUND = "%e = embedding %ids, @t : f32[4, 8]{sum tp}\n"
+
+
+@pytest.mark.parametrize(
+    ("type", "body", "reason"),
+    [
+        ("12, 8", "%y = embedding %ids, @t : f32[4, 8]", "its table is not split"),
+        (
+            ROWS,
+            FOUND
+            + '%a = add %e, %e : f32[4, 8]{sum tp}\n%y = all_reduce %a {axis="tp"} : f32[4, 8]',
+            "its pending sum is used in several places",
+        ),
+        (
+            ROWS,
+            FOUND
+            + "%f = embedding %ids, @t : f32[4, 8]{sum tp}\n%a = add %e, %f : f32[4, 8]{sum tp}\n"
+            + '%y = all_reduce %a {axis="tp"} : f32[4, 8]',
+            "its pending sum goes into add",
+        ),
+        (
+            COLUMNS,
+            "%e = embedding %ids, @t : f32[4, 8@tp]\n%s = silu %e : f32[4, 8@tp]\n"
+            '%y = all_gather %s {axis="tp", dim=1} : f32[4, 8]',
+            "silu takes its columns as they are split",
+        ),
+        (
+            COLUMNS,
+            "%e = embedding %ids, @t : f32[4, 8@tp]\n%s = add %e, %e : f32[4, 8@tp]\n"
+            '%y = all_gather %s {axis="tp", dim=1} : f32[4, 8]',
+            "its columns are used in several places",
+        ),
+        (
+            ROWS,
+            FOUND + '%r = reduce_scatter %e {axis="tp", dim=1} : f32[4, 8@tp]\n'
+            '%y = all_gather %r {axis="tp", dim=1} : f32[4, 8]',
+            "its result is split in the columns of the table",
+        ),
+    ],
+)
+def test_what_is_left_alone(type: str, body: str, reason: str) -> None:
+    module = parse_module(LEFT.format(type=type, body=body))
+    text = str(module)
+    notes = after(module, "{scheme=rows}").notes
+    assert str(module) == text
+    assert notes[0] == f"@t is looked up as it is: {reason}"
+
+
+def test_tables_of_other_lookups_keep_their_layout() -> None:
+    """One of two lookups in a table is none that can be rewritten: the table stays."""
+    body = FOUND + (
+        '%r = all_reduce %e {axis="tp"} : f32[4, 8]\n%f = embedding %ids, @t : f32[4, 8]{sum tp}\n'
+        "%g = add %f, %f : f32[4, 8]{sum tp}\n"
+        '%s = all_reduce %g {axis="tp"} : f32[4, 8]\n%y = add %r, %s : f32[4, 8]'
+    )
+    module = parse_module(LEFT.format(type=ROWS, body=body))
+    notes = after(module).notes
+    assert str(module.weights["t"].type) == "f32[12@tp, 8]"
+    assert any("(shared); chosen" in line for line in notes)
+
+
+def test_two_lookups_of_one_table_get_one_layout() -> None:
+    body = FOUND + (
+        '%r = all_reduce %e {axis="tp"} : f32[4, 8]\n%f = embedding %ids, @t : f32[4, 8]{sum tp}\n'
+        '%s = all_reduce %f {axis="tp"} : f32[4, 8]\n%y = add %r, %s : f32[4, 8]'
+    )
+    ids = {"ids": np.array([0, 5, 12, -1], np.int32), "x": np.zeros((4, 8), np.float32)}
+    for scheme, type in (("ca", COLUMNS), ("replicated", "12, 8"), ("ka", "12@tp, 8")):
+        module = parse_module(LEFT.format(type=ROWS, body=body))
+        want = evaluate(module, ids)["y"]
+        after(module, f"{{scheme={scheme}}}")
+        assert [str(w.type) for w in module.weights.values()] == [f"f32[{type}]"]
+        assert_same(evaluate(localized(module), ids)["y"], want, scheme)
+
+
+def test_ids_are_counted_per_input() -> None:
+    module = parse_module(UNSPLIT.format(mesh="tp=2", batch="B"))
+    after(module, '{policy="error"}')
+    ids, at = np.array([[0, 12, 11]], np.int32), np.array([[9, -1, 8]], np.int32)
+    for text in (module, localized(module)):
+        found = evaluate(text, {"ids": ids, "at": at})
+        assert (int(found["ids_outside"]), int(found["at_outside"])) == (1, 2)
+
+
+def test_a_policy_keeps_to_the_slots_of_ids() -> None:
+    text = """module @m mesh(tp=2) {
+      weight @t : f32[9@tp, 2] = random("t", 1, 1.0)
+      func @forward(%ids: i32[2, 3, 2]) -> (y: f32[2, 3, 2, 2]) {
+        %s = slot_ids %ids {sizes=[4, 5], dim=2} : i32[2, 3, 2]
+        %e = embedding %s, @t : f32[2, 3, 2, 2]{sum tp}
+        %y = all_reduce %e {axis="tp"} : f32[2, 3, 2, 2]
+        return %y
+      } }"""
+    ids = fresh(22).integers(-3, 9, (2, 3, 2)).astype(np.int32)
+    sizes, start = np.array([4, 5]), np.array([0, 4])
+    known = (ids >= 0) & (ids < sizes)
+    rows = {"clamp": np.clip(ids, 0, sizes - 1), "row:3": np.where(known, ids, 3)}
+    for policy, row in rows.items():
+        module = parse_module(text)
+        table = evaluate(parse_module(TABLE), {})["t"]
+        after(module, f'{{scheme=ca, policy="{policy}"}}')
+        assert_same(evaluate(localized(module), {"ids": ids})["y"], table[row + start], policy)
+    with pytest.raises(Error, match="slot_ids: some slot has no row 4"):
+        after(parse_module(text), '{policy="row:4"}')
+
+
+TABLE = """module @m {
+  weight @t : f32[9, 2] = random("t", 1, 1.0)
+  func @forward() -> (t: f32[9, 2]) { return @t }
+}"""
+
+
+DATA_PARALLEL = """module @m dims(B=1:2:8) {
+  weight @table : f32[11, 6] = random("t", 1, 1.0)
+  weight @fc : f32[5, 18] = random("f", 1, 1.0)
+  func @forward(%ids: i32[B, 3]) -> (y: f32[B, 5]) {
+    %e = embedding %ids, @table : f32[B, 3, 6]
+    %f = reshape %e {shape=[B, 18]} : f32[B, 18]
+    %y = linear %f, @fc : f32[B, 5]
+    return %y
+  }
+}"""
+
+
+@pytest.mark.parametrize("split", ["0@dp", "1@dp"])
+@pytest.mark.parametrize("scheme", ["R", "RSD", "CD", "KD"])
+def test_ids_of_each_rank_stay_with_it(split: str, scheme: str, tmp_path: Path) -> None:
+    """The table is split over the axis of the batch: shard keeps the batch split behind it."""
+    (tmp_path / "plan.txt").write_text(f"table {split}\n")
+    ids = {"ids": fresh(23).integers(-1, 13, (6, 3)).astype(np.int32)}
+    want = evaluate(parse_module(DATA_PARALLEL), ids)["y"]
+    module = parse_module(DATA_PARALLEL)
+    run_pipeline(module, f'shard{{mesh="dp=3", plan="{tmp_path}/plan.txt"}}', [VerifyEach()])
+    assert str(module.main.returned[0].type) == "f32[3*B_dp@dp, 5]", "no rank has the whole batch"
+    after(module, f"{{scheme={scheme}}}")
+    assert np.allclose(evaluate(localized(module), ids)["y"], want, atol=1e-5)
+
+
+def test_names_that_are_taken_are_refused(tmp_path: Path) -> None:
+    module = Lab(tmp_path, distinct(11, 4), (4, 4), "split", 2).module()
+    text = str(module).replace("y:", "overflow:")
+    with pytest.raises(Error, match="one of these names is taken"):
+        after(parse_module(text), "{scheme=kd, capacity=1}")
+
+
+def test_random_uses_of_policy_and_scheme_agree(tmp_path: Path) -> None:
+    rng = fresh(21)
+    for _ in range(40):
+        rows, width = int(rng.integers(1, 30)), int(rng.integers(1, 9))
+        wanted, scheme = PAIRS[rng.integers(len(PAIRS))]
+        lab = Lab(tmp_path, distinct(rows, width), (4, 3), wanted, int(rng.integers(2, 6)), "i64")
+        ids: Any = drawn(rng, rows, (4, 3), "i64")
+        text = f', policy="{rng.choice(["zero", "clamp", "row:0"])}"'
+        want = lab.change(wanted="whole", ways=1).rows("R", ids, text)
+        assert_same(lab.rows(scheme, ids, text), want, (lab, text), scheme)

@@ -1,0 +1,84 @@
+"""Some of the random graphs and models with a real process per rank."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import irc
+import irc.passes
+from irc.backends.reference import evaluate
+from irc.pipeline import run_pipeline
+from tests.cli.runner import PROGRAM
+from tests.fresh import session_seed
+from tests.layout import ROOT
+from tests.sharded.graphs import Sharded
+from tests.sharded.models import MODELS, logits, prompt_of
+
+assert irc.passes  # importing it registers the passes
+
+LAUNCHER = Path(sys.executable).parent / "mpiexec"
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None
+    or not (LAUNCHER.exists() or shutil.which("mpiexec")),
+    reason="the extra mpi (mpi4py and mpich) is not installed",
+)
+
+
+def in_processes(folder: Path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs of an artifact run by one process per rank."""
+    given, made = folder / "in.npz", folder / "out.npz"
+    np.savez(given, **inputs)  # pyright: ignore[reportArgumentType]
+    words = ["run", str(folder / "out"), "--launcher", "mpi", "--low-memory"]
+    files = ["--inputs", str(given), "--outputs", str(made)]
+    command = [*PROGRAM, *words, *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    with np.load(made) as arrays:
+        return dict(arrays)
+
+
+def graph_on(mesh: str, first: int, folder: Path) -> Sharded:
+    """A random graph that is sharded over a mesh, compiled into `folder / "out"`."""
+    for seed in range(first, first + 200):
+        case = Sharded(seed)
+        if case.mesh != mesh or not any("whole" not in row for row in case.plan):
+            continue
+        plan = folder / "plan.txt"
+        plan.write_text("\n".join(case.plan))
+        run_pipeline(case.module, f'shard{{mesh="{mesh}", plan="{plan}"}}, localize, cse, dce')
+        irc.compile(case.module, folder / "out")
+        return case
+    raise AssertionError(f"no seed from {first} on has the mesh {mesh}")
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("mesh", ["tp=2", "ep=2,tp=2"])
+def test_random_graphs(mesh: str, number: int, tmp_path: Path) -> None:
+    first = session_seed() * 1000 + 400 + 200 * number
+    case = graph_on(mesh, first, tmp_path)
+    inputs = case.inputs(np.random.default_rng(first))
+    wanted = evaluate(case.module, inputs)
+    found = in_processes(tmp_path, inputs)
+    for name, array in wanted.items():
+        scale = max(1, np.max(np.abs(array), initial=0))
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-5 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("gqa", "tp=2"), ("mha_7", "tp=2"), ("tied_prime", "tp=4"), ("five_layers", "pp=2,tp=2")],
+)
+def test_models(name: str, mesh: str, tmp_path: Path) -> None:
+    module = MODELS[name]()
+    ids = prompt_of(module, np.random.default_rng(session_seed()))
+    wanted = logits(module, ids, whole_calls=True)
+    irc.compile(module, tmp_path / "out", mesh=mesh)
+    found = in_processes(tmp_path, {"input_ids": ids})["logits"]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.max(np.abs(wanted)))
