@@ -145,7 +145,7 @@ def _fuse_norms(function: Function, stats: Stats) -> None:
             old.replace_by(result)
         inner = [v.producer for v in total.operands if isinstance(v.producer, Add)] if bias else []
         for dead in (op, total, *inner, reduced):
-            if dead is not None and dead.parent is not None and not dead.result.users:
+            if dead.parent is not None and not dead.result.users:
                 dead.erase()
         stats.count("all_reduce_rms_norm")
 
