@@ -5,11 +5,13 @@ from __future__ import annotations
 from irc.analysis.replication import replication
 from irc.core import Function, Module, Op, Value, Weight
 from irc.dims import Dim, bind, product
+from irc.dtypes import DTYPES
 from irc.ops import (
     Add,
     AllReduce,
     AllReduceRmsNorm,
     AllToAll,
+    Cast,
     GatherElements,
     ReduceScatter,
     RmsNorm,
@@ -54,6 +56,23 @@ def reduce_what_is_cut(x: Value, reduced: Op, cut: Slice) -> Op:
     return reduced.rebuilt([part.result])
 
 
+@rule((P.all_gather(P.cast("x")) | P.all_to_all(P.cast("x"))).capture("moved"))
+def send_before_widening(x: Value, moved: Op) -> Op | None:
+    """What a cast makes wider is sent before it."""
+    dtype = moved.result.type.dtype
+    if DTYPES[x.type.dtype].bits >= DTYPES[dtype].bits:
+        return decline("the rule takes a cast to a wider dtype")
+    return Cast(moved.rebuilt([x]).result, dtype=dtype)
+
+
+@rule(P.cast(P.all_gather("x").capture("moved") | P.all_to_all("x").capture("moved")).capture("to"))
+def send_after_narrowing(x: Value, moved: Op, to: Cast) -> Op | None:
+    """What a cast makes narrower is sent after it."""
+    if DTYPES[x.type.dtype].bits <= DTYPES[to.dtype].bits:
+        return decline("the rule takes a cast to a narrower dtype")
+    return moved.rebuilt([Cast(x, dtype=to.dtype).result])
+
+
 def _reduce_what_is_chosen(module: Module) -> list[Rule]:
     """The rule about choices; none where the module has no such choice."""
     chosen = [op for op in module.ops() if isinstance(op, GatherElements)]
@@ -88,9 +107,9 @@ class FuseCollectives(Pass):
     """Merges equal collectives, and moves them to where they send less.
 
     Equal ones are done once; sums that are added become one; a sum or gather of which each rank
-    keeps a part becomes a reduce_scatter or all_to_all; a sum moves behind a selection. With
-    `norm`, an all_reduce with the residual addition and the rms_norm after it becomes one operation
-    of both results.
+    keeps a part becomes a reduce_scatter or all_to_all; a sum moves behind a selection, a gather
+    before a cast to more bits and behind one to less. With `norm`, an all_reduce with the residual
+    addition and the rms_norm after it becomes one operation of both results.
     """
 
     norm: bool = False
@@ -100,6 +119,7 @@ class FuseCollectives(Pass):
             _merge(function, stats)
             join_sums(function, _NAME, stats)
         rules = [scatter_for_slice, slice_of_gathered, reduce_what_is_cut]
+        rules += [send_before_widening, send_after_narrowing]
         stats.update(apply_rules(module, rules + _reduce_what_is_chosen(module)))
         if self.norm:
             for function in module.functions.values():

@@ -7,6 +7,7 @@ the other ranks find out which one died, say it, and have the launcher end the r
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -17,14 +18,19 @@ from irc.backends.mpi import guardian
 
 _OF_RANKS = ("PMI", "MPI", "OMPI")  # how the names of variables begin that tell a rank
 _PIPE = "IRC_GUARDIAN_PIPE"
+_PARENT_DEATH_SIGNAL = 1  # of Linux's prctl
 _LOCAL = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
 def guard(rank: int, ranks: int) -> None:
     """Go on in a child process; called before anything large is imported or any thread begins."""
     reading, writing = os.pipe()
-    process = os.fork()
+    _end_with_the_parent()
+    parent, process = os.getpid(), os.fork()
     if process == 0:
+        _end_with_the_parent()
+        if os.getppid() != parent:  # it was killed meanwhile
+            os._exit(1)
         os.close(reading)
         os.environ[_PIPE] = str(writing)
         return
@@ -38,6 +44,12 @@ def guard(rank: int, ranks: int) -> None:
     words = [str(number) for number in (process, reading, rank, ranks, local)]
     program = [sys.executable, "-IS", os.path.realpath(guardian.__file__)]
     os.execve(sys.executable, [*program, *words], environment)
+
+
+def _end_with_the_parent() -> None:
+    """Let the kernel kill this process when its parent dies, whatever it does then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
 
 
 def tell_guardian(what: bytes) -> bool:

@@ -58,7 +58,8 @@ def start() -> Started:
             "this MPI lets only one thread call it, and irc needs two; use mpich: "
             "pip install 'irc-compiler[mpi]'"
         )
-    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    for each in (comm, MPI.COMM_WORLD, MPI.COMM_SELF):  # errors of polling belong to any of them
+        each.Set_errhandler(MPI.ERRORS_RETURN)
     return Started(MPI, comm, here)
 
 

@@ -130,8 +130,7 @@ class Tails:
 
     def _shaped(self, op: Op, dim: int) -> State:
         x = op.operands[0]
-        at = _before(op, self._type(x), dim)
-        return "unknown" if at is None else self.state(x, at)
+        return self.state(x, _before(op, self._type(x), dim))
 
     def _elementwise(self, op: Op, value: Value, dim: int) -> State:
         """Of add, sub, maximum and minimum the worst; a product is zero where a factor is."""
@@ -150,24 +149,17 @@ class Tails:
         return "finite" if is_bounded(operand) else "unknown"
 
 
-def _before(op: Op, old: TensorType, dim: int) -> int | None:
-    """The dimension of the operand whose parts are the parts of a dimension of the result."""
+def _before(op: Op, old: TensorType, dim: int) -> int:
+    """The dimension of the operand whose parts are the parts of a split dimension of the result."""
     rank = op.result.type.rank
-    match op:
-        case Transpose():
-            return op.order[dim] % rank
-        case Expand():
-            return dim - (rank - old.rank)
-        case Reshape():
-            groups = factor_groups(old.shape, op.result.type.shape)
-            return next((olds[0] for olds, news in groups if news[:1] == [dim]), None)
-        case Unsqueeze():
-            new = positions(op.opname, op.dims, rank)
-            return None if dim in new else dim - sum(i < dim for i in new)
-        case Squeeze() | ReduceSum():
-            gone = positions(op.opname, op.dims, old.rank)
-            if isinstance(op, ReduceSum) and op.keep:
-                return dim
-            return [i for i in range(old.rank) if i not in gone][dim]
-        case _:
-            return None
+    if isinstance(op, Transpose):
+        return op.order[dim] % rank
+    if isinstance(op, Reshape):
+        groups = factor_groups(old.shape, op.shape)
+        return next(olds[0] for olds, news in groups if news[:1] == [dim])
+    if isinstance(op, Unsqueeze):
+        return dim - sum(new < dim for new in positions(op.opname, op.dims, rank))
+    if isinstance(op, Expand) or (isinstance(op, ReduceSum) and op.keep):
+        return dim - (rank - old.rank)
+    gone = positions(op.opname, op.attributes["dims"], old.rank)
+    return [i for i in range(old.rank) if i not in gone][dim]

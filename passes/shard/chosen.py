@@ -6,6 +6,8 @@ from irc.core import Op, Value, Weight
 from irc.sharding import Rule, Words
 from irc.types import Axes
 
+_VIEWS = frozenset(["transpose", "reshape", "squeeze", "unsqueeze", "cast"])
+
 
 def chosen_axes(op: Op, rule: Rule, words: list[Words], placed: set[Value]) -> dict[str, Axes]:
     """The axes of every name; names that must be whole, and those that lose a conflict, have none.
@@ -20,7 +22,7 @@ def chosen_axes(op: Op, rule: Rule, words: list[Words], placed: set[Value]) -> d
             if not axes or name == "1" or name in rule.whole:
                 continue
             offers.setdefault(name, axes)
-            if isinstance(value, Weight) and value in placed:
+            if _is_planned(value, placed):
                 planned.add(name)
     pending = {a for value in op.operands for a in value.type.partial}
     chosen: dict[str, Axes] = {}
@@ -32,3 +34,13 @@ def chosen_axes(op: Op, rule: Rule, words: list[Words], placed: set[Value]) -> d
         chosen[name] = axes
         taken |= set(axes)
     return chosen
+
+
+def _is_planned(value: Value, placed: set[Value]) -> bool:
+    """Whether a value is a weight that the plan split, as it is or in another order."""
+    while not isinstance(value, Weight):
+        op = value.producer
+        if op is None or op.opname not in _VIEWS:
+            return False
+        value = op.operands[0]
+    return value in placed

@@ -19,7 +19,7 @@ def look_up_parts(function: Function, op: Embedding, transfers: Transfers, stats
     dim = next((i for i, axes in enumerate(ids.axes) if axes and axes == over), None)
     if dim is None or all(table.axes):
         return False
-    every = transfers.gathered(op, op.ids, dim, "their table is split over the same ranks")
+    every = transfers.gathered(op, op.ids, dim, over, "their table is split over the same ranks")
     op.set_operands((every, op.table))
     rows, axis = op.result, ".".join(over)
     (rows.type,) = types_of(op)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from irc.core import Function, Module, Op, Value, Weight
+from irc.core import Function, Module, Op, Result, Value, Weight
 from irc.declare import placeholder, types_of
 from irc.errors import Error
 from irc.ops import Add, Argmax, Embedding, Linear, MoeSlots, Topk
@@ -101,13 +101,13 @@ class Solver:
     def _complete(self, op: Op) -> None:
         """Finish pending sums where the operation does not pass them on.
 
-        One that was finished for an earlier operation stays so: the residual of a block is the
-        value that its norm has seen, not a sum that grows from block to block.
+        One that any operation needs whole is finished for all: the residual of a block is the value
+        that its norm sees, not a sum that grows from block to block.
         """
         split = {a for v in op.operands for group in v.type.axes for a in group}
         for at, value in enumerate(op.operands):
-            pending = value.type.partial
-            if pending and (self._transfers.is_finished(value) or split & set(pending)):
+            pending = set(value.type.partial)
+            if pending and (pending & split or any(_needs(user, value) for user in value.users)):
                 self._finish(op, at)
         try:
             passed_sums(op, [])
@@ -198,7 +198,7 @@ class Solver:
             have = op.operands[at].type.axes[dim]
             inside = have == over[: len(have)] and not self._padded(op.operands[at], dim, over)
             if have and have != over and not inside:
-                self._gather(op, at, dim, why)
+                self._gather(op, at, dim, why, over)
         for dim, over in enumerate(wanted):
             have = op.operands[at].type.axes[dim]
             if have != over:
@@ -242,8 +242,13 @@ class Solver:
             return False
         return value.index in self.function.aliases().values()
 
-    def _gather(self, op: Op, at: int, dim: int, why: str) -> None:
-        self._use(op, at, self._transfers.gathered(op, op.operands[at], dim, why))
+    def _gather(self, op: Op, at: int, dim: int, why: str, keep: Axes = ()) -> None:
+        """Make a split dimension whole; over the axes to keep it stays split if parts are even."""
+        value = op.operands[at]
+        have = value.type.axes[dim]
+        outer = have[: len(keep)] == keep and not self._padded(value, dim, have)
+        inner = have[len(keep) :] if outer else have
+        self._use(op, at, self._transfers.gathered(op, value, dim, inner, why))
 
     def _make_whole(self, op: Op, at: int, why: str, keep: Axes = ()) -> None:
         self._finish(op, at)
@@ -255,7 +260,9 @@ class Solver:
     def _return(self, op: Op) -> None:
         """Results are whole, or split over the batch; a state is as its argument."""
         aliases = self.function.aliases()
-        for at in range(len(op.operands)):
+        for at, result in enumerate(self.function.results or [Result()] * len(op.operands)):
+            value = op.operands[at]
+            value.name = value.name or result.name
             if at not in aliases:
                 self._make_whole(op, at, "a result is whole on every rank", keep=(BATCH,))
                 continue
@@ -265,6 +272,12 @@ class Solver:
 
     def _use(self, op: Op, at: int, value: Value) -> None:
         op.set_operands((*op.operands[:at], value, *op.operands[at + 1 :]))
+
+
+def _needs(op: Op, value: Value) -> bool:
+    """Whether an operation is not additive in a value, which it therefore needs whole."""
+    names = {name for name, operand in op.named_operands() if operand is value}
+    return not all(any(name in group for group in op.sums) for name in names)
 
 
 def _sign(value: Value) -> str:

@@ -21,17 +21,11 @@ class Transfers:
         self._module, self._function, self._stats = module, function, stats
         self._sequence, self._seen = sequence, seen
         self._made: dict[tuple[object, ...], Value] = {}
-        self._finished: set[Value] = set()
-
-    def is_finished(self, value: Value) -> bool:
-        """Whether some operation had a pending sum finished before."""
-        return value in self._finished
 
     def finished(self, op: Op, value: Value) -> Value:
         """The finished sum of a pending one."""
         axes = tuple(axis for axis in self._module.mesh.names if axis in value.type.partial)
         name, dim = ".".join(axes), self._scatter_dim(value, axes)
-        self._finished.add(value)
         why = f"{op.opname} needs the whole sum"
         if dim is not None:
             return self._once(op, value, ReduceScatter, why, axis=name, dim=dim)
@@ -47,10 +41,9 @@ class Transfers:
         even = size >= ways if isinstance(size, int) else exact_divide(size, ways) is not None
         return 1 if even else None
 
-    def gathered(self, op: Op, value: Value, dim: int, why: str) -> Value:
-        """A split dimension whole."""
-        axis = ".".join(value.type.axes[dim])
-        return self._once(op, value, AllGather, why, axis=axis, dim=dim)
+    def gathered(self, op: Op, value: Value, dim: int, axes: Axes, why: str) -> Value:
+        """A dimension whole over the innermost of its axes."""
+        return self._once(op, value, AllGather, why, axis=".".join(axes), dim=dim)
 
     def part(self, op: Op, value: Value, dim: int, axes: Axes) -> Value:
         """A dimension split over more axes."""
@@ -76,12 +69,18 @@ class Transfers:
         self._made[key] = new.result
         self._seen.add(new)
         self._stats.count(new.opname)
-        sign = "@" if isinstance(value, Weight) else "%"
         where = f" ({op.loc.where()})" if op.loc is not None else ""
-        self._stats.explain(
-            f"{new.opname} of {sign}{value.name or '_'}, which is {value.type}: {why}{where}"
-        )
+        self._stats.explain(f"{new.opname} of {_shown(value)}, which is {value.type}: {why}{where}")
         return new.result
+
+
+def _shown(value: Value) -> str:
+    """A value as a note speaks of it."""
+    if isinstance(value, Weight):
+        return f"@{value.name}"
+    if value.name is None and value.producer is not None:
+        return f"the result of {value.producer.opname}"
+    return f"%{value.name}"
 
 
 def _name(value: Value, suffix: str) -> str | None:

@@ -13,6 +13,7 @@ from irc.frontends import random_weights
 from irc.frontends.layers import Rope
 from irc.frontends.models.language_model import trace_language_model
 from irc.frontends.models.llama import Llama, LlamaConfig
+from irc.frontends.models.mixtral import Mixtral, MixtralConfig
 
 Build = Callable[[], Module]
 CAPACITY = 16
@@ -71,6 +72,26 @@ MODELS: dict[str, Build] = {
     "one_layer": _llama(num_hidden_layers=1),
     "five_layers": _llama(num_hidden_layers=5, tie_word_embeddings=True),
 }
+
+
+def mixtral(experts: int = 5, chosen: int = 2, **sizes: Any) -> Module:
+    """A Mixtral of two layers."""
+    shape: dict[str, Any] = {
+        "vocab_size": 37,
+        "hidden_size": 24,
+        "intermediate_size": 10,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "head_dim": 4,
+        "max_position_embeddings": 32,
+        "num_local_experts": experts,
+        "num_experts_per_tok": chosen,
+        **sizes,
+    }
+    config = MixtralConfig(**shape)
+    module = trace_language_model(Mixtral(config), config, "f32", name="tiny")
+    return random_weights(module, 4)
 
 
 def prompt_of(module: Module, rng: np.random.Generator) -> np.ndarray:

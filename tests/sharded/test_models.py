@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -13,25 +15,26 @@ from tests.fresh import fresh
 from tests.sharded.models import MODELS, logits, prompt_of
 
 assert irc.passes
-MESHES = ("tp=2", "tp=3", "tp=4", "tp=6", "tp=8", "dp=2,tp=2", "pp=2,tp=2", "pp=3", "ep=2,tp=2")
+MESHES = ("tp=2", "pp=2,tp=2", "tp=3", "dp=2,tp=2", "tp=4", "pp=3", "tp=6", "ep=2,tp=2", "tp=8")
+EACH = 4  # meshes of a model; neighbours in the list of models have others
 BEFORE = "inline, canonicalize, cse"
-AFTER = ("fuse-collectives{norm=true}", "cse", "fold", "dce")
+AFTER = ("fuse-collectives{norm=true}", "cse, fold, dce")
 
 
-def passes(mesh: str, sequence: bool) -> list[str]:
+def passes(mesh: str, sequence: bool = False, plan: Path | None = None) -> list[str]:
     """Everything from the unsharded module to one rank's text."""
-    shard = f'shard{{mesh="{mesh}"{", sequence=true" if sequence else ""}}}'
-    found = [BEFORE, shard, "fuse-gated-mlp"]
-    if "pp" in mesh:
-        found.append("pipeline")
-    return [*found, "localize", *AFTER]
+    options = [f'mesh="{mesh}"', *(["sequence=true"] if sequence else [])]
+    options += [f'plan="{plan}"'] if plan is not None else []
+    stages = ", pipeline" if "pp" in mesh else ""
+    shard = f"{BEFORE}, shard{{{', '.join(options)}}}, fuse-gated-mlp{stages}"
+    return [shard, "localize", *AFTER]
 
 
-def check(module: Module, mesh: str, sequence: bool = False) -> Module:
-    """Run all passes, comparing after each; the module at the end."""
+def check(module: Module, mesh: str, sequence: bool = False, plan: Path | None = None) -> Module:
+    """Run all passes, comparing on the way; the module at the end."""
     ids = prompt_of(module, fresh(7))
     wanted = logits(module, ids, sequence)
-    for text in passes(mesh, sequence):
+    for text in passes(mesh, sequence, plan):
         run_pipeline(module, text)
         got = logits(module, ids, sequence)
         worst = np.max(np.abs(got - wanted))
@@ -40,8 +43,16 @@ def check(module: Module, mesh: str, sequence: bool = False) -> Module:
     return module
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("name", MODELS)
+def pairs() -> list[tuple[str, str]]:
+    """Every model with some of the meshes, every mesh with some of the models."""
+    return [
+        (name, MESHES[(i * EACH + k) % len(MESHES)])
+        for i, name in enumerate(MODELS)
+        for k in range(EACH)
+    ]
+
+
+@pytest.mark.parametrize(("name", "mesh"), pairs())
 def test_models_over_meshes(name: str, mesh: str) -> None:
     module = MODELS[name]()
     if "pp" in mesh and len(module.main.args) < 4 + 2 * Mesh.parse(mesh).size("pp"):

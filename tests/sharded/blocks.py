@@ -1,0 +1,289 @@
+"""Blocks in the shapes of other models, and odd uses of weights, as cases to be spread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from irc.frontends import Module, Tensor
+from irc.frontends import functional as F
+from irc.frontends.layers import MLP, Attention, Embedding, GatedMLP, LayerNorm, Linear, RmsNorm
+from irc.frontends.module import Parameter
+from irc.frontends.trace import Spec
+
+from .cases import HIDDEN, IDS, POSITIONS, Case, X
+
+BLOCKS: dict[str, Case] = {}
+
+
+class Named(Module):
+    """A linear of a name that plans know, one level below."""
+
+    def __init__(self, inside: int) -> None:
+        self.c_proj = Linear(inside, HIDDEN)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.c_proj(x)
+
+
+class Gpt2(Module):
+    """GPT-2: QKV merged, with biases; learned positions; the table is the head as well."""
+
+    def __init__(self, heads: int) -> None:
+        self.wte, self.wpe = Embedding(13, HIDDEN), Embedding(16, HIDDEN)
+        self.ln_1, self.ln_2 = LayerNorm(HIDDEN), LayerNorm(HIDDEN)
+        self.c_attn, self.c_proj = Linear(HIDDEN, 12 * heads), Linear(4 * heads, HIDDEN)
+        self.c_fc, self.mlp = Linear(HIDDEN, 31), Named(31)
+        self.heads = heads
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Any:
+        x = self.wte(ids) + self.wpe(positions)
+        size = 4 * self.heads
+        q, k, v = self.c_attn(self.ln_1(x)).split([size] * 3, 2)
+        x = x + self.c_proj(F.attention(q, k, v, head_dim=4, causal=True))
+        x = x + self.mlp(F.gelu(self.c_fc(self.ln_2(x))))
+        return F.linear(x, self.wte.weight)
+
+
+class Turned(Module):
+    """x · weight + bias with weight [in, out], as GPT-2's own checkpoints have it."""
+
+    def __init__(self, inside: int, outside: int) -> None:
+        self.weight, self.bias = Parameter((inside, outside)), Parameter((outside,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+class TurnedGpt2(Module):
+    """Attention and feed-forward of GPT-2 with weights [in, out]."""
+
+    def __init__(self, heads: int) -> None:
+        self.c_attn, self.c_proj = Turned(HIDDEN, 12 * heads), Turned(4 * heads, HIDDEN)
+        self.c_fc, self.mlp = Turned(HIDDEN, 11), Turned(11, HIDDEN)
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Any:
+        size = 4 * self.heads
+        merged = self.c_attn(x)
+        q, k, v = (merged[:, :, i * size : (i + 1) * size] for i in range(3))
+        x = x + self.c_proj(F.attention(q, k, v, head_dim=4, causal=True))
+        return x + self.mlp(F.gelu(self.c_fc(x)))
+
+
+TURNED = (
+    *("c_attn.weight 1@tp", "c_attn.bias 0@tp", "c_proj.weight 0@tp", "c_fc.weight 1@tp"),
+    *("c_fc.bias 0@tp", "mlp.weight 0@tp"),
+)
+
+
+class Parallel(Module):
+    """Attention and feed-forward side by side, as in GPT-J, GPT-NeoX and Falcon."""
+
+    def __init__(self, bias: bool) -> None:
+        self.norm = LayerNorm(HIDDEN)
+        self.attn = Attention(HIDDEN, 6, 3, 4, qkv_bias=bias, output_bias=bias)
+        self.mlp = MLP(HIDDEN, 11, bias=bias)
+
+    def forward(self, x: Tensor) -> Any:
+        normed = self.norm(x)
+        return x + self.attn(normed) + self.mlp(normed)
+
+
+class Interleaved(Module):
+    """QKV merged head by head, as in GPT-NeoX and BLOOM."""
+
+    def __init__(self, heads: int) -> None:
+        self.query_key_value, self.dense = Linear(HIDDEN, heads * 12), Linear(heads * 4, HIDDEN)
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Any:
+        rows, tokens, _ = x.shape
+        merged = self.query_key_value(x).reshape(rows, tokens, self.heads, 12)
+        size = self.heads * 4
+        q, k, v = (part.reshape(rows, tokens, size) for part in merged.split([4, 4, 4], 3))
+        return self.dense(F.attention(q, k, v, head_dim=4, causal=True))
+
+
+class Bert(Module):
+    """An encoder with three tables, norms behind the blocks and a pooler. Devlin et al., 2019."""
+
+    def __init__(self) -> None:
+        self.word_embeddings, self.position_embeddings = (
+            Embedding(13, HIDDEN),
+            Embedding(16, HIDDEN),
+        )
+        self.norm, self.last = LayerNorm(HIDDEN), LayerNorm(HIDDEN)
+        self.query, self.key, self.value = (Linear(HIDDEN, 20) for _ in range(3))
+        self.dense, self.fc1, self.fc2 = Linear(20, HIDDEN), Linear(HIDDEN, 13), Linear(13, HIDDEN)
+        self.pooler = Linear(HIDDEN, HIDDEN)
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Any:
+        x = self.norm(self.word_embeddings(ids) + self.position_embeddings(positions))
+        mixed = F.attention(self.query(x), self.key(x), self.value(x), head_dim=4)
+        x = self.norm(x + self.dense(mixed))
+        x = self.last(x + self.fc2(F.gelu(self.fc1(x))))
+        return x, F.tanh(self.pooler(x[:, 0]))
+
+
+class Prompted(Module):
+    """Prompt tuning: ids beyond the vocabulary are rows of another table. Lester et al., 2021."""
+
+    def __init__(self) -> None:
+        self.embed_tokens, self.prompt = Embedding(11, HIDDEN), Embedding(5, HIDDEN)
+        self.mlp = MLP(HIDDEN, 9, "relu")
+
+    def forward(self, ids: Tensor) -> Any:
+        virtual = (ids >= 11).unsqueeze(2)
+        return self.mlp(F.where(virtual, self.prompt(ids - 11), self.embed_tokens(ids)))
+
+
+class Tied(Module):
+    """One table in four places."""
+
+    def __init__(self) -> None:
+        self.embed_tokens = Embedding(11, HIDDEN)
+        self.lm_head, self.second = Linear(HIDDEN, 11, False), Linear(HIDDEN, 11, False)
+        self.lm_head.weight = self.second.weight = self.embed_tokens.weight
+
+    def forward(self, ids: Tensor) -> Any:
+        x = self.embed_tokens(ids)
+        return self.lm_head(x), self.second(F.tanh(x)), self.embed_tokens(ids + 1)
+
+
+class Twice(Module):
+    """The same layers one behind the other, and a weight in another use besides."""
+
+    def __init__(self) -> None:
+        self.fc1, self.fc2 = Linear(HIDDEN, 10), Linear(10, HIDDEN)
+        self.norm = RmsNorm(HIDDEN)
+
+    def forward(self, x: Tensor) -> Any:
+        for _ in range(2):
+            x = x + self.fc2(F.relu(self.fc1(self.norm(x))))
+        return x * self.norm.weight, self.fc1.weight.sum()
+
+
+class Shared(Module):
+    """Attention whose weights are those of every layer, as in ALBERT."""
+
+    def __init__(self) -> None:
+        self.attn = Attention(HIDDEN, 6, 3, 4, output_bias=True)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.attn(x + self.attn(x))
+
+
+class Square(Module):
+    """A weight that is applied to what it made."""
+
+    def __init__(self) -> None:
+        self.fc1 = Linear(HIDDEN, HIDDEN, False)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.fc1(self.fc1(x))
+
+
+class Transposed(Module):
+    """Weights that are turned before their use, and computed ones."""
+
+    def __init__(self) -> None:
+        self.fc1, self.fc2, self.fc3 = (Parameter((11, HIDDEN)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Any:
+        inside = x @ self.fc1.transpose(0, 1)
+        return (inside + F.linear(x, F.exp(self.fc3))) @ self.fc2
+
+
+class Merged(Module):
+    """Gate and up projection in one weight; with `peek` something needs it whole as well."""
+
+    def __init__(self, peek: bool) -> None:
+        self.gate_up_proj, self.down_proj = Linear(HIDDEN, 22), Linear(11, HIDDEN)
+        self.peek = peek
+
+    def forward(self, x: Tensor) -> Any:
+        both = self.gate_up_proj(x)
+        gate, up = both.split([11, 11], 2)
+        out = self.down_proj(F.silu(gate) * up)
+        return out + both.sum(-1, keep=True) if self.peek else out
+
+
+class Heads(Module):
+    """What is done with logits."""
+
+    def __init__(self) -> None:
+        self.lm_head = Linear(HIDDEN, 11)
+
+    def forward(self, x: Tensor) -> Any:
+        logits = self.lm_head(x)
+        best, places = F.topk(logits, 3)
+        along = F.argmax(logits), F.argmax(logits, dim=1), logits.max(-1), F.cumsum(logits)
+        return F.log_softmax(logits), best, places, *along
+
+
+class Scaled(Module):
+    """Features with a scale and an offset of their own before they are summed."""
+
+    def __init__(self) -> None:
+        self.fc1, self.fc2 = Linear(HIDDEN, 7), Linear(7, HIDDEN)
+        self.scale, self.gain = Parameter((7,)), Parameter(())
+
+    def forward(self, x: Tensor) -> Any:
+        opened = F.exp(self.fc1(x)) * self.scale
+        return self.fc2(opened * self.gain + 1.0) + F.sigmoid(opened).sum(-1, keep=True)
+
+
+class Single(Module):
+    """Widths of one."""
+
+    def __init__(self) -> None:
+        self.fc1, self.fc2, self.norm = Linear(1, 1), Linear(1, 1), LayerNorm(1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(self.fc2(F.relu(self.fc1(x))))
+
+
+class Gated(Module):
+    """Two feed-forwards in turn, without norms between them."""
+
+    def __init__(self) -> None:
+        self.first, self.second = GatedMLP(HIDDEN, 10), GatedMLP(HIDDEN, 13, bias=True)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.second(self.first(x))
+
+
+def _unweighted(x: Tensor, y: Tensor) -> Any:
+    return F.softmax(x) * y, (x + y).sum(1), (x * y).sum(2)
+
+
+PAIR = {name: Spec("f32", ("B", "R", HIDDEN)) for name in "xy"}
+BLOCKS |= {
+    "gpt2_6": Case(lambda: Gpt2(6), IDS | POSITIONS),
+    "gpt2_5": Case(lambda: Gpt2(5), IDS | POSITIONS),
+    "turned_gpt2_6": Case(lambda: TurnedGpt2(6), X, TURNED),
+    "turned_gpt2_5": Case(lambda: TurnedGpt2(5), X, TURNED),
+    "turned_gpt2_by_others": Case(lambda: TurnedGpt2(6), X),
+    "parallel": Case(lambda: Parallel(bias=False), X),
+    "parallel_bias": Case(lambda: Parallel(bias=True), X),
+    "interleaved_6": Case(lambda: Interleaved(6), X),
+    "interleaved_5": Case(lambda: Interleaved(5), X),
+    "bert": Case(Bert, IDS | POSITIONS),
+    "prompted": Case(Prompted, IDS),
+    "prompted_i64": Case(Prompted, {"ids": Spec("i64", ("B", "S"))}),
+    "tied": Case(Tied, IDS),
+    "twice": Case(Twice, X),
+    "shared": Case(Shared, X),
+    "square": Case(Square, X),
+    "transposed": Case(Transposed, X, ("fc[13] 0@tp", "fc2 0@tp")),
+    "transposed_inside": Case(Transposed, X, ("fc? 1@tp",)),
+    "transposed_mixed": Case(Transposed, X, ("fc1 0@tp", "fc2 1@tp", "fc3 whole")),
+    "merged": Case(lambda: Merged(peek=False), X),
+    "merged_and_whole": Case(lambda: Merged(peek=True), X),
+    "heads": Case(Heads, X),
+    "scaled": Case(Scaled, X),
+    "single": Case(Single, {"x": Spec("f32", ("B", "S", 1))}),
+    "gated": Case(Gated, X),
+    "unweighted": Case(lambda: _unweighted, PAIR, ("x 2@tp", "y 2@tp")),
+    "unweighted_apart": Case(lambda: _unweighted, PAIR, ("x 2@tp", "y 1@tp")),
+}

@@ -1,0 +1,63 @@
+"""What a case of a layer is: how it is built, called and drawn inputs for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import irc
+from irc.core import Module
+from irc.dtypes import numpy_dtype
+from irc.frontends import random_weights
+from irc.frontends.trace import Spec
+from irc.types import TensorType
+
+HIDDEN = 24
+SIZES = {"B": 6, "S": 5, "M": 7, "R": 24}  # R divides by all numbers of ranks
+X = {"x": Spec("f32", ("B", "S", HIDDEN))}
+POSITIONS = {"positions": Spec("i32", ("B", "S"))}
+IDS = {"ids": Spec("i32", ("B", "S"))}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its inputs, the rows of a plan (megatron without), and the meshes to try."""
+
+    model: Callable[[], Any]
+    inputs: dict[str, Spec]
+    plan: tuple[str, ...] = ()
+    meshes: tuple[str, ...] = ()
+
+    def module(self) -> Module:
+        """The unsharded module with random weights."""
+        symbols = {s for spec in self.inputs.values() for s in spec.shape if isinstance(s, str)}
+        dims = {symbol: (1, SIZES[symbol], 48) for symbol in sorted(symbols)}
+        return random_weights(irc.trace(self.model(), self.inputs, dims, "case"), 3)
+
+    def tolerance(self) -> float:
+        """Sums in another order differ by a few units in the last place."""
+        dtypes = {spec.dtype for spec in self.inputs.values()}
+        return 3e-2 if "bf16" in dtypes else 4e-3 if "f16" in dtypes else 1e-5
+
+
+def drawn(module: Module, rng: np.random.Generator, **sizes: int) -> dict[str, np.ndarray]:
+    """Random inputs: ids, some of which no table has; lengths and positions that are there."""
+    known = SIZES | sizes
+    return {str(arg.name): _drawn(str(arg.name), arg.type, rng, known) for arg in module.main.args}
+
+
+def _drawn(
+    name: str, type: TensorType, rng: np.random.Generator, sizes: dict[str, int]
+) -> np.ndarray:
+    shape = tuple(n if isinstance(n, int) else sizes[str(n)] for n in type.shape)
+    dtype = numpy_dtype(type.dtype)
+    if type.dtype == "bool":
+        return rng.random(shape) < 0.7
+    if name == "lengths":
+        return rng.integers(1, SIZES["M"] + 1, shape).astype(dtype)
+    if dtype.kind == "i":
+        return rng.integers(0, 16, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)

@@ -1,0 +1,197 @@
+"""Mixtures of experts over every axis, and when tokens of a rank may queue by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import irc
+from irc.pipeline import run_pipeline
+from tests.fresh import fresh
+from tests.sharded.cases import drawn
+from tests.sharded.checking import plan_file, spread
+from tests.sharded.layers import LAYERS
+from tests.sharded.models import mixtral
+from tests.sharded.test_models import check
+
+OVER_DP = (
+    "*experts.gate 0@dp, 1@tp",
+    "*experts.up 0@dp, 1@tp",
+    "*experts.down 0@dp, 2@tp",
+    "megatron",
+)
+
+
+@pytest.mark.parametrize(
+    "mesh", ["ep=2", "ep=3", "tp=2", "tp=3", "dp=2", "ep=2,tp=2", "dp=2,ep=3", "dp=2,tp=3", "pp=2"]
+)
+def test_mixtral_over_meshes(mesh: str) -> None:
+    check(mixtral(), mesh)
+
+
+@pytest.mark.parametrize(
+    ("experts", "chosen", "mesh"),
+    [(1, 1, "ep=2"), (3, 1, "ep=2,tp=2"), (7, 3, "ep=4"), (8, 2, "ep=4"), (2, 2, "ep=3,tp=2")],
+)
+def test_other_numbers_of_experts(experts: int, chosen: int, mesh: str) -> None:
+    check(mixtral(experts, chosen, num_hidden_layers=1), mesh)
+
+
+@pytest.mark.parametrize("experts", [4, 5])
+@pytest.mark.parametrize("mesh", ["dp=2", "dp=2,tp=2"])
+def test_tokens_are_exchanged_where_experts_go_over_dp(
+    experts: int, mesh: str, tmp_path: Path
+) -> None:
+    module = mixtral(experts)
+    plan = plan_file(tmp_path, *OVER_DP)
+    check(module, mesh, plan=plan)
+    exchanges = [op for op in module.ops() if op.opname == "all_to_all"]
+    assert len(exchanges) == 4  # to the experts and back, in two layers
+    assert all(op.operands[0].type.rank == 3 for op in exchanges)
+    assert {op.attributes["parts"] for op in module.ops() if op.opname == "moe_slots"} == {1}
+    assert not any(op.opname == "all_gather" for op in module.ops()) or "tp" in mesh
+
+
+def test_a_rank_lays_out_the_tokens_of_its_own_experts_only() -> None:
+    module = mixtral()
+    run_pipeline(module, 'shard{mesh="ep=2"}, localize')
+    buffers = [op.result.type for op in module.ops() if op.opname == "moe_dispatch"]
+    assert {str(type) for type in buffers} == {"f32[3, B*S, 24]"}
+
+
+def test_a_capacity_counts_the_tokens_of_all_ranks() -> None:
+    case = LAYERS["capacity"]
+    for mesh in ("dp=2", "dp=3,tp=2", "ep=2", "dp=2,ep=2"):
+        module = case.module()
+        stats = spread(module, drawn(module, fresh(21)), mesh)
+        told = [note for note in stats.notes if note.startswith("moe_slots has a capacity")]
+        assert len(told) == ("dp" in mesh)
+
+
+BODY = """%slots = moe_slots %chosen {experts=5} : i32[T, 2]
+    %buffer = moe_dispatch %x, %chosen, %slots {experts=5} : f32[5, T, 4]
+    %done = matmul %buffer, @w : f32[5, T, 4]
+    %y = moe_combine %done, %chosen, %slots, %p : f32[T, 4]"""
+ROUTED = """module @m dims(T=2:6:12) {
+  weight @w : f32[5, 4, 4] = random("w", 1, 0.5)
+  func @forward(%x: f32[T, 4], %chosen: i32[T, 2], %p: f32[T, 2]ARGS) -> (RESULTS) {
+    BODY
+    return RETURNED
+  }
+}"""
+
+
+def routed(
+    body: str = BODY, returned: str = "%y", results: str = "f32[T, 4]", args: str = ""
+) -> str:
+    """A module of a mixture of five experts."""
+    text = ROUTED.replace("BODY", body).replace("RETURNED", returned).replace("ARGS", args)
+    return text.replace("RESULTS", results)
+
+
+def routed_inputs(tokens: int = 6) -> dict[str, np.ndarray]:
+    """Tokens with two experts each, and what they think of them."""
+    rng = fresh(22)
+    chosen = np.array([rng.permutation(5)[:2] for _ in range(tokens)], np.int32)
+    return {
+        "x": rng.standard_normal((tokens, 4), np.float32),
+        "chosen": chosen,
+        "p": rng.random((tokens, 2), np.float32),
+    }
+
+
+def parts_of(text: str, mesh: str, inputs: dict[str, np.ndarray]) -> set[int]:
+    """The parts of the slots after sharding; the module must compute what it did."""
+    module = irc.parse(text)
+    run_pipeline(module, f'shard{{mesh="{mesh}"}}')
+    spread(irc.parse(text), inputs, mesh)
+    return {op.attributes["parts"] for op in module.ops() if op.opname == "moe_slots"}
+
+
+@pytest.mark.parametrize(("mesh", "parts"), [("dp=2", 2), ("dp=3", 3)])
+def test_tokens_of_a_rank_queue_by_themselves(mesh: str, parts: int) -> None:
+    assert parts_of(routed(), mesh, routed_inputs()) == {parts}
+
+
+MASKED = (
+    BODY.replace(
+        "%buffer",
+        '%none = full {value=-1, dtype="i32"} : i32[]\n    '
+        '%odd = constant {values=[1, 3], shape=[2], dtype="i32"} : i32[2]\n    '
+        "%some = lt %chosen, %odd : bool[T, 2]\n    "
+        "%kept = where %some, %slots, %none : i32[T, 2]\n    %buffer",
+        1,
+    )
+    .replace("%chosen, %slots {", "%chosen, %kept {")
+    .replace("%slots, %p", "%kept, %p")
+)
+ALONG = BODY.replace(
+    "%done = matmul %buffer",
+    "%sums = cumsum %buffer {dim=1} : f32[5, T, 4]\n    %done = matmul %sums",
+)
+PLACED = BODY.replace(
+    "%done = matmul %buffer",
+    '%places = iota {size=T, dtype="f32"} : f32[T]\n    '
+    "%column = reshape %places {shape=[T, 1]} : f32[T, 1]\n    "
+    "%moved = add %buffer, %column : f32[5, T, 4]\n    %done = matmul %moved",
+)
+TURNED = BODY.replace(
+    "%done = matmul %buffer, @w : f32[5, T, 4]",
+    "%turned = transpose %buffer {order=[1, 0, 2]} : f32[T, 5, 4]\n    "
+    "%back = transpose %turned {order=[1, 0, 2]} : f32[5, T, 4]\n    "
+    "%done = matmul %back, @w : f32[5, T, 4]",
+)
+SUMMED = BODY + "\n    %sum = reduce_sum %buffer {dims=[1]} : f32[5, 4]"
+DOUBLE = BODY.replace("%y = ", "%z = mul %done, %buffer : f32[5, T, 4]\n    %y = ").replace(
+    "moe_combine %done", "moe_combine %z"
+)
+OTHERS = BODY.replace("dispatch %x, %chosen", "dispatch %x, %others")
+LOOKED = {
+    "slots that are a result": routed(returned="%y, %slots", results="f32[T, 4], i32[T, 2]"),
+    "slots that are changed": routed(MASKED),
+    "a buffer that is a result": routed(returned="%y, %done", results="f32[T, 4], f32[5, T, 4]"),
+    "a sum along the queues": routed(ALONG),
+    "numbers of the places": routed(PLACED),
+    "a buffer turned about": routed(TURNED),
+    "a sum over the places": routed(SUMMED, "%y, %sum", "f32[T, 4], f32[5, 4]"),
+}
+
+
+@pytest.mark.parametrize("why", LOOKED)
+def test_tokens_queue_together_where_places_matter(why: str) -> None:
+    assert parts_of(LOOKED[why], "dp=2", routed_inputs()) == {1}
+
+
+def test_products_of_two_buffers_keep_places_apart() -> None:
+    assert parts_of(routed(DOUBLE), "dp=2", routed_inputs()) == {2}
+
+
+def test_slots_for_other_choices_are_left_alone() -> None:
+    inputs = routed_inputs()
+    inputs["others"] = np.roll(inputs["chosen"], 1, axis=1)
+    text = routed(OTHERS, args=", %others: i32[T, 2]")
+    assert parts_of(text, "dp=2", inputs) == {1}
+
+
+def test_parts_of_the_users_own_are_kept() -> None:
+    body = BODY.replace("{experts=5}", "{experts=5, parts=6}").replace("%p :", "%p {parts=6} :")
+    text = routed(body).replace("[T,", "[6*T,").replace(" T, 4]", " 6*T, 4]")
+    text = text.replace("T=2:6:12", "T=1:1:2")
+    assert parts_of(text, "dp=2", routed_inputs()) == {6}
+    assert parts_of(text, "dp=3", routed_inputs()) == {6}
+
+
+def test_some_experts_of_a_buffer_of_some(tmp_path: Path) -> None:
+    body = BODY.replace(
+        "%chosen, %slots {experts=5} : f32[5,", "%chosen, %slots, first=%n {experts=3} : f32[3,"
+    )
+    body = body.replace("@w : f32[5,", "@w : f32[3,").replace("%slots, %p", "%slots, %p, first=%n")
+    text = routed(body, args=", %n: i32[]").replace("@w : f32[5,", "@w : f32[3,", 1)
+    inputs = routed_inputs() | {"n": np.array(1, np.int32)}
+    plan = plan_file(tmp_path, "w 0@ep")
+    module = irc.parse(text)
+    spread(module, inputs, "ep=2", plan=plan)
+    (buffer,) = (op for op in module.ops() if op.opname == "moe_dispatch")
+    assert str(buffer.result.type) == "f32[2, T, 4]"

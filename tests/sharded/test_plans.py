@@ -1,0 +1,223 @@
+"""Plans: rows and files, what is wrong with them, and where they put what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import irc
+import irc.passes
+from irc.core import Module
+from irc.errors import Error
+from irc.passes.shard.plan import megatron, read_plan
+from irc.passes.shard.rows import find_row, row
+from irc.pipeline import run_pipeline
+from tests.sharded.checking import plan_file
+
+assert irc.passes
+MODULE = """module @m dims(B=1:2:8, T=1:2:8) {
+  weight @a.fc1.weight : f32[6, 4] = random("u", 1, 0.5)
+  weight @a.fc2.weight : f32[4, 6] = random("d", 1, 0.5)
+  func @forward(%x: f32[B, 4], %y: f32[B, 4], %t: f32[T, 4]) -> (f32[B, 4], f32[T, 4]) {
+    %0 = linear %x, @a.fc1.weight : f32[B, 6]
+    %1 = linear %0, @a.fc2.weight : f32[B, 4]
+    %2 = add %1, %y : f32[B, 4]
+    return %2, %t
+  }
+}"""
+
+
+def sharded(mesh: str, plan: Path | str = "", text: str = MODULE) -> Module:
+    module = irc.parse(text)
+    more = f', plan="{plan}"' if plan else ""
+    run_pipeline(module, f'shard{{mesh="{mesh}"{more}}}')
+    return module
+
+
+def types(module: Module) -> dict[str, str]:
+    """Of weights and arguments."""
+    values = [*module.weights.values(), *module.main.args]
+    return {str(value.name): str(value.type) for value in values}
+
+
+def fails(mesh: str, plan: Path | str = "", text: str = MODULE) -> str:
+    with pytest.raises(Error) as caught:
+        sharded(mesh, plan, text)
+    return str(caught.value)
+
+
+def test_the_first_row_that_fits_decides(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, "*.fc1.weight 1@tp", "*.weight 0@tp  # all others", "", "megatron")
+    found = types(sharded("tp=2", plan))
+    assert found["a.fc1.weight"] == "f32[6, 4@tp]"
+    assert found["a.fc2.weight"] == "f32[4@tp, 6]"
+
+
+def test_the_word_megatron_in_a_plan_stands_for_its_rows(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, "*.fc1.weight whole", "megatron")
+    found = types(sharded("tp=2", plan))
+    assert found["a.fc1.weight"] == "f32[6, 4]"
+    assert found["a.fc2.weight"] == "f32[4, 6@tp]"
+
+
+def test_two_axes_in_one_row_and_joined_axes_in_one_dimension(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, "*.fc1.weight 0@tp, 1@dp", "*.fc2.weight 0@dp.tp", "? whole")
+    found = types(sharded("dp=2,tp=2", plan))
+    assert found["a.fc1.weight"] == "f32[6@tp, 4@dp]"
+    assert found["a.fc2.weight"] == "f32[4@dp.tp, 6]"
+
+
+def test_tp_means_all_that_share_dense_layers_unless_experts_are_split(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, "*.fc1.weight 0@tp", "*.fc2.weight 0@ep, 1@tp")
+    found = types(sharded("ep=2,tp=2", plan))
+    assert found["a.fc1.weight"] == "f32[6@ep.tp, 4]"
+    assert found["a.fc2.weight"] == "f32[4@ep, 6@tp]"
+    assert types(sharded("ep=2"))["a.fc1.weight"] == "f32[6@ep, 4]"
+
+
+def test_the_batch_goes_over_dp_where_the_plan_does_not_say_otherwise(tmp_path: Path) -> None:
+    found = types(sharded("dp=2"))
+    assert (found["x"], found["y"]) == ("f32[2*B_dp@dp, 4]", "f32[2*B_dp@dp, 4]")
+    assert found["t"] == "f32[T, 4]"  # another symbol is no batch
+    plan = plan_file(tmp_path, "y whole", "x 1@tp", "*fc1* 1@tp")
+    found = types(sharded("dp=2,tp=2", plan))
+    assert found["x"] == "f32[2*B_dp@dp, 4@tp]"
+    assert found["y"] == "f32[2*B_dp, 4]"
+
+
+def test_what_the_plan_leaves_whole_stays_whole(tmp_path: Path) -> None:
+    module = sharded("tp=2", plan_file(tmp_path, "*.fc1.weight 0@tp", "*.fc2.weight whole"))
+    assert types(module)["a.fc2.weight"] == "f32[4, 6]"
+    assert any(op.opname == "shard_slice" for op in module.ops())
+    free = sharded("tp=2", plan_file(tmp_path, "*.fc1.weight 0@tp"))
+    assert types(free)["a.fc2.weight"] == "f32[4, 6@tp]"
+
+
+def test_a_symbol_that_is_split_twice_divides_by_both(tmp_path: Path) -> None:
+    text = MODULE.replace("B=1:2:8", "B=1:5:50")
+    rows = ["x 0@dp", "y 0@tp", "*fc1* 0@tp"]
+    module = sharded("dp=2,tp=3", plan_file(tmp_path, *rows), text)
+    assert types(module)["x"] == "f32[6*B_dp_tp@dp, 4]"
+    assert module.dims["B_dp_tp"] == (1, 1, 8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["*.fc1.weight 0@tp 1@tp"], "cannot read '0@tp 1@tp'"),
+        (["*.fc1.weight rows"], "plan.txt:1: cannot read 'rows' in '*.fc1.weight rows'"),
+        (["", "*.fc1.weight"], "plan.txt:2: '*.fc1.weight' does not say which dimension"),
+        (["*.fc1.weight whole, 0@tp"], "cannot read 'whole'"),
+        (["*.fc1.weight 2@tp"], "splits dimension 2 of @a.fc1.weight, which is f32[6, 4]"),
+        (["*.fc1.weight 0@tp, 1@tp"], "mesh axis 'tp' is used twice"),
+        (["# nothing"], "has no rows; write some such as *.q_proj.weight 0@tp"),
+        (["b.* 0@tp"], "plan.txt:1: b.* 0@tp fits no weight and no input of this module"),
+        (["*.fc1.weight 0@pt"], "names the axis pt, which the mesh (tp=2) does not have"),
+    ],
+)
+def test_a_wrong_plan_is_an_error(rows: list[str], message: str, tmp_path: Path) -> None:
+    assert message in fails("tp=2", plan_file(tmp_path, *rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("plan.json", b"{", "is not JSON"),
+        ("plan.json", b"[1]", "is no table of module patterns"),
+        ("plan.json", b"{}", "is no table of module patterns"),
+        ("plan.json", b'{"fc1": "colwize"}', "unknown style 'colwize' for fc1; did you mean"),
+        ("plan.json", b'{"fc1": 3}', "unknown style 3 for fc1"),
+        ("plan.txt", b"\xff\xfe", "cannot read the plan"),
+    ],
+)
+def test_a_wrong_file_is_an_error(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert message in fails("tp=2", tmp_path / name)
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    assert "a plan is megatron, or a file of rows" in fails("tp=2", tmp_path / "none")
+
+
+def test_an_axis_that_splits_nothing_is_an_error_or_noted() -> None:
+    fixed = MODULE.replace("[B", "[5").replace("[T", "[3")
+    assert "begins with a symbolic dimension" in fails("dp=2,tp=2", text=fixed)
+    module = irc.parse(MODULE)
+    (step,) = run_pipeline(module, 'shard{mesh="cp=3,tp=2"}')
+    assert "nothing is split over cp: its 3 ranks do the same" in step.stats.notes
+
+
+def test_a_mesh_of_stages_alone_needs_no_plan() -> None:
+    before = str(irc.parse(MODULE)).replace("@m dims", "@m mesh(pp=2) dims")
+    assert str(sharded("pp=2")) == before
+
+
+def test_modules_that_cannot_be_sharded_are_errors() -> None:
+    module = sharded("tp=2")
+    for text, message in [
+        ('shard{mesh="tp=2"}', "the module is sharded already"),
+        ('localize, shard{mesh="tp=2"}', "the module is in the local view already"),
+    ]:
+        with pytest.raises(Error, match=message):
+            run_pipeline(irc.parse(str(module)), text)
+    with pytest.raises(Error, match=r"is for the mesh \(tp=2\), but shard is told \(tp=3\)"):
+        run_pipeline(
+            irc.parse(MODULE.replace("@m dims", "@m mesh(tp=2) dims")), 'shard{mesh="tp=3"}'
+        )
+    calls = """module @m {
+      func @g(%x: f32[4]) -> (f32[4]) { return %x }
+      func @forward(%x: f32[4]) -> (f32[4]) {
+        %a = call %x {callee=@g} : f32[4]
+        return %a
+      } }"""
+    with pytest.raises(Error, match="put inline before it"):
+        run_pipeline(irc.parse(calls), 'shard{mesh="tp=2"}')
+
+
+@pytest.mark.parametrize("key", ["", "base_model_tp_plan", "tp_plan"])
+def test_a_tp_plan_of_a_config(key: str, tmp_path: Path) -> None:
+    table = {"layers.*.self_attn.q_proj": "colwise", "layers.*.mlp.fc2": "rowwise"}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({key: table, "hidden_size": 3} if key else table))
+    rows = read_plan(str(path))
+    for name, splits in {
+        "model.layers.11.self_attn.q_proj.weight": ((0, ("tp",)),),
+        "layers.0.self_attn.q_proj.bias": ((0, ("tp",)),),
+        "model.layers.1.mlp.fc2.weight": ((1, ("tp",)),),
+        "model.embed_tokens.weight": ((0, ("tp",)),),
+        "lm_head.weight": ((0, ("tp",)),),
+    }.items():
+        found = find_row(rows, name)
+        assert found is not None and found.splits == splits, name
+    bias = find_row(rows, "model.layers.1.mlp.fc2.bias")
+    assert bias is not None and not bias.splits
+    assert find_row(rows, "model.layers.1.mlp.fc1.weight") is None
+
+
+def test_rows_are_written_as_they_are_read() -> None:
+    for text in ("*.q_proj.weight 0@tp", "a whole", "b 0@ep, 1@cp.tp"):
+        assert str(row(text, "here")) == text
+    assert row("b 0@ep, 1@cp.tp", "here").axes == ("ep", "cp", "tp")
+
+
+@pytest.mark.parametrize(
+    ("name", "splits"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", "0@tp"),
+        ("h.0.attn.c_attn.bias", "0@tp"),
+        ("h.0.attn.c_proj.bias", "whole"),
+        ("encoder.layer.1.intermediate.dense.weight", "0@tp"),
+        ("encoder.layer.1.output.dense.weight", "1@tp"),
+        ("transformer.wte.weight", "0@tp"),
+        ("layers.2.mlp.experts.gate", "0@ep, 1@tp"),
+        ("layers.2.mlp.experts.down", "0@ep, 2@tp"),
+        ("layers.2.mlp.gate_up_proj.weight.1", "0@tp"),
+    ],
+)
+def test_megatron_knows_the_usual_names(name: str, splits: str) -> None:
+    found = find_row(megatron(), name)
+    assert found is not None
+    assert str(found).split(" ", 1)[1] == splits
+    assert find_row(megatron(), "model.norm.weight") is None

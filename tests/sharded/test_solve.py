@@ -1,0 +1,313 @@
+"""Propagation: which collectives come where, what they are called, and what is said about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import irc
+from irc.backends.reference import evaluate
+from irc.core import Module
+from irc.passes.shard.notes import grouped
+from irc.pipeline import Stats, run_pipeline
+from tests.fresh import fresh
+from tests.sharded.checking import check, collectives, plan_file
+from tests.sharded.models import MODELS
+from tests.sharded.test_layers import CASES
+
+# Over two ranks, after fuse-collectives: (all_reduces, all_gathers); no block needs more.
+FEWEST: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(
+        ["heads_6_3", "biases", "cross", "mask_per_head", "alibi_5", "plain_4"], (1, 0)
+    ),
+    **dict.fromkeys(["normed_heads_6_3", "rope_dynamic", "mlp_gelu", "gated_silu"], (1, 0)),
+    **dict.fromkeys(["experts", "gated_expert", "capacity", "merged", "interleaved_5"], (1, 0)),
+    **dict.fromkeys(["parallel", "parallel_bias", "transposed"], (1, 0)),
+    **dict.fromkeys(["layer_norm", "group_norm"], (1, 1)),
+    "turned_gpt2_5": (2, 0),
+    "gpt2_6": (3, 1),
+    "bert": (3, 0),
+    "prompted": (2, 0),
+    "twice": (3, 0),
+    "gated": (2, 0),
+    "tied": (2, 2),
+    "scaled": (2, 0),
+    "heads": (0, 2),
+}
+
+
+@pytest.mark.parametrize("name", FEWEST)
+def test_no_more_is_sent_than_has_to_be(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    module = case.module()
+    plan = f', plan="{plan_file(tmp_path, *case.plan)}"' if case.plan else ""
+    text = f'canonicalize, shard{{mesh="tp=2"{plan}}}, fuse-collectives, dce'
+    run_pipeline(module, text)
+    reduces, gathers = FEWEST[name]
+    wanted = {"all_reduce": reduces, "all_gather": gathers}
+    assert collectives(module) == {kind: count for kind, count in wanted.items() if count}
+
+
+def sharded(text: str, mesh: str, rows: list[str], folder: Path) -> tuple[Module, Stats]:
+    module = irc.parse(text)
+    plan = plan_file(folder, *rows)
+    (step,) = run_pipeline(module, f'shard{{mesh="{mesh}", plan="{plan}"}}')
+    return module, step.stats
+
+
+X = "%x: f32[B, 4, 6]"
+W = 'weight @w : f32[6, 6] = random("w", 1, 0.5)'
+
+
+def function(results: str, *lines: str, args: str = X, weights: str = "") -> str:
+    """A module of some operations; it returns the last one where they do not."""
+    last = lines[-1].split()[0]
+    body = "\n".join(lines) if "return" in last else "\n".join([*lines, f"return {last}"])
+    inside = f"func @forward({args}) -> ({results}) {{\n{body}\n}}"
+    return f"module @m dims(B=1:2:8) {{\n{weights}\n{inside}\n}}"
+
+
+def same(text: str, mesh: str, rows: list[str], folder: Path) -> Module:
+    """The sharded module, which must compute the same on every rank."""
+    module, _ = sharded(text, mesh, rows, folder)
+    rng = fresh(41)
+    given: dict[str, np.ndarray] = {}
+    for arg in irc.parse(text).main.args:
+        shape = [n if isinstance(n, int) else 4 for n in arg.type.shape]
+        given[str(arg.name)] = rng.standard_normal(shape, np.float32)
+    wanted = evaluate(irc.parse(text), given)
+    check(module, given, wanted, "sharded")
+    run_pipeline(module, "localize, cse, dce")
+    check(module, given, wanted, "local")
+    return module
+
+
+def test_parts_of_a_reshape_hold_the_same_elements_group_by_group(tmp_path: Path) -> None:
+    """5 * 4 elements become 10 * 2 and 10 * 2 become 5 * 4: only their product is in order."""
+    text = function(
+        "f32[10, 2, 5, 4]",
+        "%y = reshape %x {shape=[10, 2, 5, 4]} : f32[10, 2, 5, 4]",
+        args="%x: f32[5, 4, 10, 2]",
+    )
+    module = same(text, "ep=2,tp=2", ["x 0@ep, 2@tp"], tmp_path)
+    assert any(op.opname == "all_gather" for op in module.ops())
+
+
+@pytest.mark.parametrize("rows", ["x 1@tp", "x 2@tp"])
+@pytest.mark.parametrize("shape", ["[B, 2, 2, 6]", "[B, 3, 8]", "[B, 24]", "[B, 4, 3, 2]"])
+def test_reshapes_of_split_dimensions(shape: str, rows: str, tmp_path: Path) -> None:
+    text = function(f"f32{shape}", f"%y = reshape %x {{shape={shape}}} : f32{shape}")
+    for mesh in ("tp=2", "tp=3", "tp=4"):
+        same(text, mesh, [rows], tmp_path)
+
+
+def test_what_cannot_be_split_over_tp_stays_split_over_the_batch(tmp_path: Path) -> None:
+    text = function(
+        "f32[B, 3, 8]",
+        "%y = reshape %x {shape=[B, 3, 8]} : f32[B, 3, 8]",
+        "%z = exp %y : f32[B, 3, 8]",
+    )
+    module, _ = sharded(text, "dp=2,tp=4", ["x 1@tp"], tmp_path)
+    gathered = [op for op in module.ops() if op.opname == "all_gather"]
+    assert [op.attributes["axis"] for op in gathered] == ["tp"]
+    assert str(module.main.returned[0].type) == "f32[2*B_dp@dp, 3, 8]"
+    same(text, "dp=2,tp=4", ["x 1@tp"], tmp_path)
+
+
+def test_a_sum_that_anything_needs_whole_is_finished_once(tmp_path: Path) -> None:
+    text = function(
+        "f32[B, 6, 4], f32[B, 4, 6]",
+        "%a = linear %x, @w : f32[B, 4, 6]",
+        "%b = transpose %a {order=[0, 2, 1]} : f32[B, 6, 4]",
+        "%c = exp %a : f32[B, 4, 6]",
+        "return %b, %c",
+        weights=W,
+    )
+    module = same(text, "tp=2", ["w 1@tp", "x 2@tp"], tmp_path)
+    assert collectives(module) == {"all_reduce": 1}
+
+
+def test_sums_flow_on_through_what_is_additive(tmp_path: Path) -> None:
+    text = function(
+        "f32[B, 6]",
+        "%a = linear %x, @w : f32[B, 4, 6]",
+        "%b = add %a, %a : f32[B, 4, 6]",
+        "%c = reduce_sum %b {dims=[1]} : f32[B, 6]",
+        weights=W,
+    )
+    module = same(text, "tp=3", ["w 1@tp", "x 2@tp"], tmp_path)
+    (total,) = (op for op in module.ops() if op.opname == "all_reduce")
+    assert str(total.result.type) == "f32[B, 6]"
+
+
+def test_a_bias_that_is_split_is_brought_to_the_sum(tmp_path: Path) -> None:
+    bias = 'weight @b : f32[6] = random("b", 1, 0.5)'
+    line = "%a = linear %x, @w, bias=@b : f32[B, 4, 6]"
+    text = function("f32[B, 4, 6]", line, weights=f"{W}\n{bias}")
+    for rows in (["w 1@tp", "b 0@tp"], ["w 0@tp, 1@dp", "b 0@tp", "x whole"], ["w 1@tp"]):
+        same(text, "dp=2,tp=2", rows, tmp_path)
+
+
+def test_collectives_are_called_after_what_they_make_whole_or_part(tmp_path: Path) -> None:
+    text = function(
+        "f32[B, 4, 6]",
+        "%a = linear %x, @w : f32[B, 4, 6]",
+        "%b = mul %a, %x : f32[B, 4, 6]",
+        "%c = exp %b : f32[B, 4, 6]",
+        weights=W,
+    )
+    module, stats = sharded(text, "tp=2", ["w 0@tp"], tmp_path)
+    names = [op.result.name for op in module.ops() if op.opname != "return"]
+    assert names == ["a", "x_part", "b", "c", "c_full"]
+    assert stats.notes == [
+        f"@w is f32[6@tp, 6]: {tmp_path}/plan.txt:1",
+        "shard_slice of %x, which is f32[B, 4, 6]: mul has it split in another operand",
+        "all_gather of %c, which is f32[B, 4, 6@tp]: a result is whole on every rank",
+    ]
+
+
+def test_a_weight_of_several_uses_is_cut_by_parts(tmp_path: Path) -> None:
+    scale = 'weight @a.norm.scale : f32[6] = random("s", 1, 0.5)'
+    text = function(
+        "f32[B, 4, 6], f32[B, 4, 6]",
+        "%a = linear %x, @w : f32[B, 4, 6]",
+        "%b = mul %a, @a.norm.scale : f32[B, 4, 6]",
+        "%c = mul %x, @a.norm.scale : f32[B, 4, 6]",
+        "return %b, %c",
+        weights=f"{W}\n{scale}",
+    )
+    module, _ = sharded(text, "tp=2", ["w 0@tp"], tmp_path)
+    assert "norm_scale_part" in {op.result.name for op in module.ops() if op.opname != "return"}
+    same(text, "tp=2", ["w 0@tp"], tmp_path)
+
+
+@pytest.mark.parametrize(("first", "state"), [("%s", "f32[B, 6]"), ("%x", "f32[B, 6@tp]")])
+def test_a_state_is_split_unless_it_was_used_whole(first: str, state: str, tmp_path: Path) -> None:
+    text = function(
+        "y: f32[B, 6], s: f32[B, 6] aliases %s",
+        f"%a = exp {first} : f32[B, 6]",
+        "%b = linear %a, @w : f32[B, 6]",
+        "%c = add %s, %b : f32[B, 6]",
+        "return %a, %c",
+        args="%x: f32[B, 6], %s: f32[B, 6]",
+        weights=W,
+    )
+    module = same(text, "tp=2", ["w 0@tp"], tmp_path)
+    assert str(module.main.argument_layout(module.main.args[1])) == state
+
+
+def test_views_of_a_weight_follow_the_plan(tmp_path: Path) -> None:
+    """What the plan splits is worth more than where the tokens are, also where it is turned."""
+    text = function(
+        "f32[4, B, 6]",
+        "%t = transpose @e {order=[0, 2, 1]} : f32[4, 6, 6]",
+        "%y = matmul %x, %t : f32[4, B, 6]",
+        args="%x: f32[4, B, 6]",
+        weights='weight @e : f32[4, 6, 6] = random("e", 1, 0.5)',
+    )
+    module = same(text, "tp=2", ["e 0@tp", "x 1@tp"], tmp_path)
+    assert collectives(module) == {"all_to_all": 1, "all_gather": 1}
+
+
+def test_lookups_of_split_ids_in_tables_split_alike(tmp_path: Path) -> None:
+    text = """module @m dims(B=1:2:8) {
+      weight @t : f32[5, 6] = random("t", 1, 0.5)
+      func @forward(%ids: i32[B, 3]) -> (f32[B, 3, 6]) {
+        %a = embedding %ids, @t : f32[B, 3, 6]
+        return %a
+      } }"""
+    for rows, kind in (("t 0@dp", "reduce_scatter"), ("t 1@dp", "all_to_all")):
+        module, _ = sharded(text, "dp=2", [rows], tmp_path)
+        assert collectives(module) == {"all_gather": 1, kind: 1}
+        given = {"ids": fresh(42).integers(-1, 6, (4, 3)).astype(np.int32)}
+        run_pipeline(module, "localize")
+        check(module, given, evaluate(irc.parse(text), given), rows)
+
+
+def test_notes_of_layers_are_told_once() -> None:
+    module = MODELS["five_layers"]()
+    (step,) = run_pipeline(module, 'shard{mesh="tp=3"}')
+    told = [note for note in step.stats.notes if "mlp.up_proj" in note]
+    assert told == [
+        "@model.layers.*.mlp.up_proj.weight is f32[22@tp, 24]: megatron: column-parallel (5 times)"
+    ]
+    assert "%k* is f32[B, 3@tp, C, 4]: it follows cache_update (5 times)" in step.stats.notes
+    assert len(step.stats.notes) < 25
+
+
+def test_notes_keep_their_numbers_where_these_differ_in_more_than_a_name() -> None:
+    notes = ["@a.1.w is f32[2]", "@a.2.w is f32[2]", "@a.3.w is f32[3]", "in /tmp/x1/a.txt:2: b"]
+    assert grouped(notes) == ["@a.*.w is f32[2] (2 times)", *notes[2:]]
+    assert grouped(["%k1 (m.py:3 in layers.1.attn)"] * 2) == ["%k1 (m.py:3 in layers.1.attn)"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2])
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "dp=2,tp=4"])
+def test_widths_of_less_than_the_ranks(size: int, mesh: str, tmp_path: Path) -> None:
+    up = f'weight @up : f32[{size}, 6] = random("u", 1, 0.5)'
+    down = f'weight @down : f32[6, {size}] = random("d", 1, 0.5)'
+    wide = f"f32[B, 4, {size}]"
+    text = function(
+        f"f32[B, 4, 6], {wide}, f32[B, 4]",
+        f"%a = linear %x, @up : {wide}",
+        f"%b = exp %a : {wide}",
+        "%c = linear %b, @down : f32[B, 4, 6]",
+        "%d = reduce_sum %b {dims=[2]} : f32[B, 4]",
+        "return %c, %b, %d",
+        weights=f"{up}\n{down}",
+    )
+    same(text, mesh, ["up 0@tp", "down 1@tp"], tmp_path)
+    same(text, mesh, ["up 1@tp", "down 0@tp"], tmp_path)
+
+
+def test_an_empty_input(tmp_path: Path) -> None:
+    text = function(
+        "f32[B, 0, 6], f32[B, 6]",
+        "%a = linear %x, @w : f32[B, 0, 6]",
+        "%b = reduce_sum %a {dims=[1]} : f32[B, 6]",
+        "return %a, %b",
+        args="%x: f32[B, 0, 6]",
+        weights=W,
+    )
+    for rows in (["w 0@tp"], ["w 1@tp"], ["x 1@tp"]):
+        same(text, "tp=3", rows, tmp_path)
+
+
+def test_functions_that_share_weights(tmp_path: Path) -> None:
+    text = """module @m dims(B=1:2:8) {
+      weight @up : f32[5, 6] = random("u", 1, 0.5)
+      weight @down : f32[6, 5] = random("d", 1, 0.5)
+      func @other(%x: f32[B, 6]) -> (f32[B, 5]) {
+        %a = linear %x, @up : f32[B, 5]
+        return %a
+      }
+      func @forward(%x: f32[B, 6]) -> (f32[B, 6]) {
+        %a = linear %x, @up : f32[B, 5]
+        %b = linear %a, @down : f32[B, 6]
+        return %b
+      } }"""
+    module, _ = sharded(text, "dp=2,tp=2", ["up 0@tp"], tmp_path)
+    run_pipeline(module, "localize")
+    given = {"x": fresh(43).standard_normal((4, 6), np.float32)}
+    for name in ("forward", "other"):
+        wanted = evaluate(irc.parse(text), given, function=name)["result0"]
+        got = evaluate(module, given, function=name)["result0"]
+        assert np.max(np.abs(got - wanted)) <= 1e-5
+
+
+@pytest.mark.parametrize(("size", "axes"), [(8, ["tp"]), (6, ["dp.tp"])])
+def test_a_gather_leaves_the_outer_axes_where_parts_are_even(
+    size: int, axes: list[str], tmp_path: Path
+) -> None:
+    text = function(
+        f"f32[{size}, 6]",
+        f"%a = add %x, %y : f32[{size}, 6]",
+        args=f"%x: f32[{size}, 6], %y: f32[{size}, 6]",
+    )
+    rows = ["x 0@dp", "y 0@dp.tp"]
+    module, _ = sharded(text, "dp=2,tp=2", rows, tmp_path)
+    gathered = [op.attributes["axis"] for op in module.ops() if op.opname == "all_gather"]
+    assert gathered == axes
+    same(text, "dp=2,tp=2", rows, tmp_path)
