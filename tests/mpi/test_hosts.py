@@ -53,7 +53,7 @@ FAILING = {"stops": "it has given no sign of life", "dies": "died, or the networ
 def failing(
     hosts: Hosts, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, tuple[World, Path]]]:
-    """Worlds that fail while other tests run."""
+    """Worlds that fail at the same time."""
     with ExitStack() as stack:
         worlds: dict[str, tuple[World, Path]] = {}
         for name in FAILING:
@@ -63,9 +63,7 @@ def failing(
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_collectives_between_hosts(
-    ranks: int, hosts: Hosts, failing: dict[str, tuple[World, Path]], tmp_path: Path
-) -> None:
+def test_collectives_between_hosts(ranks: int, hosts: Hosts, tmp_path: Path) -> None:
     with started(spread(hosts, ranks, "some_collectives", tmp_path)) as world:
         ended = world.end()
     found = {rank: each.outcome for rank, each in outcomes(tmp_path).items()}

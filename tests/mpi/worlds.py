@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -119,7 +119,8 @@ def started(command: Sequence[str | Path], stdin: bytes = b"") -> Iterator[World
         yield World(process, word)
     finally:
         for each in left(word):
-            os.kill(each.process, 9)
+            with suppress(ProcessLookupError):  # it may have ended by itself meanwhile
+                os.kill(each.process, 9)
         process.kill()
         process.communicate()
 
