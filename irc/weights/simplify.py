@@ -23,6 +23,9 @@ from .sources import ConcatRef, Ref, ZerosRef
 from .steps import Cast, Pad, Shard, Slice, Step
 
 
+_ROUNDS = 8  # of simplifying; one is nearly always enough, and each is right by itself
+
+
 def simplified(ref: Ref, mesh: Mesh, known: Known = nothing) -> Ref:
     """A reference that reads the same bytes on every rank of the mesh, in canonical form.
 
@@ -32,7 +35,13 @@ def simplified(ref: Ref, mesh: Mesh, known: Known = nothing) -> Ref:
     which the ranks have equal parts (`concat(k, k; 0).shard(0, tp)` is `k` on two ranks). `known`
     tells shapes and dtypes of sources (`sources_of`, `Reader.known`): with them more is seen.
     """
-    return _Simplifier(mesh, known).ref(ref)
+    simplifier = _Simplifier(mesh, known)
+    found = simplifier.ref(ref)
+    for _ in range(_ROUNDS):  # parts that were joined may have a shorter form themselves
+        if (again := simplifier.ref(found)) == found:
+            break
+        found = again
+    return found
 
 
 @dataclass(frozen=True)

@@ -184,12 +184,15 @@ FILL = """
 
 def test_ctrl_c_in_another_process_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(FILL), str(tmp_path / "out")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"writing\n"
-    assert len(entries(tmp_path)) == 1
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"writing\n"
+            assert len(entries(tmp_path)) == 1
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert entries(tmp_path) == []
 
 
