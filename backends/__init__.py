@@ -1,4 +1,4 @@
-"""Ways to execute or emit a module: reference, ONNX, ONNX Runtime."""
+"""Ways to execute or emit a module: reference, ONNX and ONNX Runtime, TensorRT."""
 
 if __name__ != "irc.backends":
     raise ImportError("import irc.backends, not backends: a bare import loads a second copy")
@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from irc.backends.base import Backend
 
 GROUP = "irc.backends"
-_OWN = {"reference": "irc.backends.reference", "onnx": "irc.backends.onnx"}
+_OWN = {
+    "reference": ("irc.backends.reference", "backend"),
+    "onnx": ("irc.backends.onnx", "backend"),
+    "tensorrt": ("irc.backends.tensorrt.flavours", "tensorrt"),
+    "tensorrt-rtx": ("irc.backends.tensorrt.flavours", "tensorrt_rtx"),
+}
 
 
 def names() -> tuple[str, ...]:
@@ -24,13 +29,14 @@ def names() -> tuple[str, ...]:
 def get(name: str) -> "Backend":
     """The backend called `name`, loaded now.
 
-    Ours export it as `backend`; another package names it in the entry-point group `irc.backends`.
+    Another package names its own in the entry-point group `irc.backends`.
     """
     known = names()
     if known.count(name) > 1:
         raise Error(f"two installed packages bring a backend called {name!r}; uninstall one")
     if name in _OWN:
-        return import_module(_OWN[name]).backend
+        module, attribute = _OWN[name]
+        return getattr(import_module(module), attribute)
     for entry in entry_points(group=GROUP, name=name):
         return entry.load()
     raise Error(

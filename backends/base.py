@@ -89,6 +89,8 @@ class Backend(Protocol):
     def emit(self, module: Module, folder: Path, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Write what this backend needs into an existing folder; returns facts for the manifest.
 
+        `notes` among them are sentences for the user, and not written.
+
         Options: `base`, the folder that relative paths in `module.files` start from; others are
         the backend's own.
         """

@@ -51,6 +51,11 @@ class Lowering(Generic[Lower]):
             return None
         return self._table.get(type(op))
 
+    def entries(self) -> dict[type[Op], tuple[Lower, Refusal | None]]:
+        """Per class, its lowering and what tells where that does not fit."""
+        self._load()
+        return {cls: (lower, self._refusals.get(cls)) for cls, lower in self._table.items()}
+
     def covers(self, cls: type[Op]) -> bool:
         """Whether the class has a lowering of its own."""
         self._load()

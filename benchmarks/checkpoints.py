@@ -3,7 +3,7 @@
     python -m benchmarks.checkpoints 1b FOLDER [--dtype f32]
 
 Weights are normal numbers of scale 0.02, written tensor by tensor from one repeated block of
-random bytes, so that making 16 GB costs disk time and no memory.
+random bytes, so that making 16 GB costs disk time and no memory. No two matrices are equal.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}  # as a config.json names them
 _BLOCK = 1 << 22  # elements of the repeated block
+# Elements by which the block is shifted from tensor to tensor: equal tensors would be kept once.
+_STRIDE = 7919
 _TOKENIZER = Path(__file__).resolve().parent.parent / "examples" / "tiny_llama"
 
 
@@ -102,13 +104,14 @@ def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str) -
     ones = np.ones(max(s[0] for s in shapes.values() if len(s) == 1), kind)
     with path.open("wb") as file:
         file.write(header)
-        for tensor in placed.values():
+        for i, tensor in enumerate(placed.values()):
             left = tensor.nbytes // kind.itemsize
             source = ones if len(tensor.shape) == 1 else block
+            begin = i * _STRIDE % source.size
             while left > 0:
-                count = min(left, source.size)
-                file.write(source[:count].tobytes())
-                left -= count
+                part = source[begin : begin + left]
+                file.write(part.tobytes())
+                left, begin = left - part.size, 0
 
 
 def main() -> None:

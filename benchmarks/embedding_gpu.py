@@ -65,7 +65,7 @@ def work(rank: int, ranks: int, name: bytes, parent: Any) -> None:
         torch.cuda.set_device(rank)
         torch.zeros(1, device="cuda")
         free, _ = torch.cuda.mem_get_info()
-        group = Group(name, rank, ranks)
+        group = Group(name, rank, ranks, meeting=PATIENCE / 2)
         taken = {k: float(free - left_after(k, group)) for k in ("all_reduce", "all_to_all")}
         times = {f"{each.scheme} {each.tokens}": timed(each, group) for each in lookups(ranks)}
         parent.send((times, taken))

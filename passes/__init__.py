@@ -17,3 +17,4 @@ from . import localize as localize
 from . import next_tokens as next_tokens
 from . import pipeline_parallel as pipeline_parallel
 from . import shard as shard
+from . import static_capacity as static_capacity

@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     """Draw the seed here, from where all processes of the session inherit it."""
     session_seed()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or fills the engines that the user who runs it has kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IRC_CACHE", str(tmp_path_factory.mktemp("engines")))
+        yield
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

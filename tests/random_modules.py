@@ -24,8 +24,8 @@ from irc.ops import (
 )
 from irc.source import Loc
 from irc.types import Axes, TensorType
-from irc.weights import Cast as CastStep
 from irc.weights import (
+    BytesRef,
     ConcatRef,
     Deal,
     FileRef,
@@ -41,6 +41,7 @@ from irc.weights import (
     ref_dtype,
     ref_shape,
 )
+from irc.weights import Cast as CastStep
 
 HINTS = ("x", "y", "gate", "q_proj", "Attn2", "_", "loc", "func", "inf", None)
 STRINGS = (
@@ -113,6 +114,8 @@ class Generator:
             ref = ZerosRef(shape or (), rng.choice(["f32", "i4"]))
         if module.files and rng.random() < 0.7:
             ref = FileRef(rng.choice(list(module.files)), key)
+            if rng.random() < 0.3:
+                ref = BytesRef(ref.file, rng.randint(0, 9), rng.choice(["f32", "u8"]), shape or ())
         if depth < 2 and rng.random() < 0.3:
             parts = tuple(self.ref(module, depth + 1) for _ in range(rng.randint(1, 3)))
             ref = ConcatRef(parts, rng.randint(0, 2))

@@ -39,7 +39,13 @@ HOMES = {
     "mpi4py": ("irc.backends.mpi",),
     "nccl": ("irc.backends.cuda", "irc.backends.tensorrt"),
     "networkx": ("irc.analysis",),
-    "onnx": ("irc.backends.onnx", "irc.backends.onnxruntime"),
+    "google": ("irc.backends.tensorrt", "irc.frontends.onnx"),  # protobuf, which onnx brings
+    "onnx": (
+        "irc.backends.onnx",
+        "irc.backends.onnxruntime",
+        "irc.backends.tensorrt",
+        "irc.frontends.onnx",
+    ),
     "onnx_graphsurgeon": ("irc.frontends.onnx",),
     "onnxruntime": ("irc.backends.onnxruntime",),
     "tensorrt": ("irc.backends.tensorrt",),

@@ -139,7 +139,7 @@ def _measure(rank: int, plan: Plan, parent: Connection) -> None:
             parent.send(group_name)
         else:
             group_name = parent.recv()
-        group = Group(group_name, rank, ways)
+        group = Group(group_name, rank, ways, meeting=PATIENCE / 2)
         parent.send([_time(case, group, stream) for case in plan.cases(ways)])
         group.close()
 

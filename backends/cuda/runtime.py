@@ -1,6 +1,7 @@
 """The CUDA calls that irc makes: devices, memory, a stream, graphs, times between events."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

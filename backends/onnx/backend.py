@@ -49,7 +49,7 @@ class OnnxBackend:
         gaps = self.unsupported(module)
         if gaps:
             raise report(gaps, self.name)
-        _check_module(module)
+        check_module(module)
         storage = Storage(Reader(module, options.get("base")), module.mesh)
         with stages_of(module) as stages:
             emitters = [_emitted(module, stage, storage) for stage in stages]
@@ -57,8 +57,7 @@ class OnnxBackend:
             found = storage.write(folder, options.get("progress"))
             for stage, template in zip(stages, templates, strict=True):
                 for rank in stage.ranks:
-                    data = template.model(rank).SerializeToString(deterministic=True)
-                    _write(folder / MODEL.format(rank), data)
+                    data = write_model(folder / MODEL.format(rank), template.model(rank))
                     if options.get("check"):
                         check(data)
             return facts_of(module, stages, emitters, found)
@@ -89,7 +88,8 @@ class OnnxBackend:
         return kind(folder, manifest, **options)
 
 
-def _check_module(module: Module) -> None:
+def check_module(module: Module) -> None:
+    """Raise about a module of which no models can be written."""
     if module.mesh.ranks > 1 and not module.local:
         raise Error(
             f"module @{module.name} is in the global view, and its mesh ({module.mesh}) has "
@@ -105,11 +105,14 @@ def _emitted(module: Module, stage: Stage, storage: Storage) -> Emitter:
     return emitter
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_model(path: Path, model: Any) -> bytes:
+    """Write a model's bytes, which are always the same, and return them."""
+    data: bytes = model.SerializeToString(deterministic=True)
     try:
         path.write_bytes(data)
     except OSError as error:
         raise Error(f"cannot write {path}: {error.strerror or error}") from error
+    return data
 
 
 def check(data: bytes) -> None:

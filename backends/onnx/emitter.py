@@ -6,7 +6,7 @@ and runs f16 through f32 anyway. Narrow weights stay narrow in their file and ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,12 +14,14 @@ import numpy as np
 from onnx.onnx_ml_pb2 import TensorProto
 
 from irc.backends.lowering import Lowering, expansion
-from irc.backends.onnx.graph import DTYPES, Graph, tensor, value_info
+from irc.backends.onnx.graph import COLLECTIVE, DTYPES, Graph, tensor, value_info
+from irc.backends.onnx.kernels import MISSING
 from irc.backends.onnx.storage import Form, Storage
 from irc.core import Function, Module, Op, Value, Weight
 from irc.dims import Dim, DimLike, Shape, product
 from irc.dtypes import numpy_dtype
 from irc.errors import Error
+from irc.ops.collective import Exchange
 
 
 @dataclass
@@ -51,6 +53,8 @@ class Emitter:
     """
 
     compute = "f32"
+    table: Lowering[Rule] = TABLE
+    missing: Mapping[str, tuple[str, ...]] = MISSING  # by node, the dtypes that are computed in i32
 
     def __init__(
         self, module: Module, function: Function, storage: Storage, ranks: Sequence[int]
@@ -120,7 +124,7 @@ class Emitter:
         """Add the nodes of one operation, by its lowering, else by its expansion."""
         if op.opname == "call":
             return self._call(op)
-        rule = TABLE.find(op)
+        rule = self.table.find(op)
         if rule is None:
             return self._expand(op)
         self._locate(op)
@@ -255,6 +259,20 @@ class Emitter:
     def number(self, value: float | bool, dtype: str) -> str:
         """A scalar constant of an IR dtype."""
         return self.graph.constant(np.asarray(value).astype(self.numpy(dtype)))
+
+    def collective(self, op: Exchange, operation: str, ways: int, x: str) -> str:
+        """A node that exchanges `x` along dimension 0; per_rank.py writes the ranks into it."""
+        self.graph.groups.append(op.axes)
+        return self.add(
+            COLLECTIVE,
+            x,
+            collective_operation=operation,
+            reduce_op=getattr(op, "op", "none"),
+            root=getattr(op, "root", -1),
+            group_size=ways,
+            groups=(),
+            nb_rank=ways,
+        )
 
     def cast64(self, value: Value) -> str:
         """Integers as i64, which some operators insist on."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import ml_dtypes
 import numpy as np
 from onnx.onnx_ml_pb2 import (
     AttributeProto,
@@ -47,6 +48,10 @@ _NUMPY = {
     np.dtype(np.int8): "i8",
     np.dtype(np.uint8): "u8",
     np.dtype(np.bool_): "bool",
+    np.dtype(np.float16): "f16",
+    np.dtype(ml_dtypes.bfloat16): "bf16",
+    np.dtype(ml_dtypes.float8_e4m3fn): "f8e4m3",
+    np.dtype(ml_dtypes.float8_e5m2): "f8e5m2",
 }
 
 Attribute: TypeAlias = int | float | str | Sequence[int] | TensorProto
@@ -54,7 +59,10 @@ Attribute: TypeAlias = int | float | str | Sequence[int] | TensorProto
 
 @dataclass
 class Node:
-    """One ONNX node; `name` and `where` tell which IR operation it belongs to."""
+    """One ONNX node; `name` and `where` tell which IR operation it belongs to.
+
+    `kind` is the operator, as `domain::operator` where it is not one of ONNX itself.
+    """
 
     kind: str
     inputs: list[str]
@@ -96,7 +104,8 @@ class Graph:
 
     def several(self, count: int, kind: str, *inputs: str, **attributes: Attribute) -> list[str]:
         """Add a node of `count` outputs; returns their names."""
-        names = [self.fresh(f"{self.prefix}/{kind}") for _ in range(count)]
+        plain = kind.rpartition("::")[2]
+        names = [self.fresh(f"{self.prefix}/{plain}") for _ in range(count)]
         given = list(inputs)
         while given and not given[-1]:
             given.pop()  # an absent input at the end is not written
@@ -149,14 +158,17 @@ class Graph:
                 proto.value_info.append(value)
         model = ModelProto(ir_version=IR_VERSION, producer_name="irc", graph=proto)
         model.opset_import.append(OperatorSetIdProto(domain="", version=OPSET))
+        for domain in sorted({node.domain for node in proto.node if node.domain}):
+            model.opset_import.append(OperatorSetIdProto(domain=domain, version=1))
         model.metadata_props.extend(entries(metadata))
         return model
 
     def _node(self, node: Node) -> NodeProto:
-        proto = NodeProto(op_type=node.kind)
+        domain, _, kind = node.kind.rpartition("::")
+        proto = NodeProto(op_type=kind, domain=domain)
         proto.input.extend(self.now(i) for i in node.inputs)
         proto.output.extend(self.now(o) for o in node.outputs)
-        proto.name = f"{node.name}/{node.kind}.{proto.output[0]}"
+        proto.name = f"{node.name}/{kind}.{proto.output[0]}"
         for key, value in node.attributes.items():
             proto.attribute.append(attribute(key, value))
         if node.where:

@@ -26,9 +26,7 @@ def fixed_heads(op: Op) -> str | None:
 
 @TABLE.lower(ops.Rope, unless=fixed_heads)
 def rope(e: Emitter, op: ops.Rope) -> Lowered:
-    positions = e.root(op.positions)
-    attributes = [v for k, v in op.attributes.items() if k != "interleaved"]
-    cos, sin = e.cached(("rope", positions, *attributes), lambda: _cos_sin(e, op))
+    cos, sin = cos_sin(e, op)
     heads = exact_divide(op.x.type.shape[2], op.head_dim)
     assert isinstance(heads, int)
     return e.add(
@@ -42,8 +40,13 @@ def rope(e: Emitter, op: ops.Rope) -> Lowered:
     )
 
 
-def _cos_sin(e: Emitter, op: ops.Rope) -> tuple[str, str]:
+def cos_sin(e: Emitter, op: ops.Rope) -> tuple[str, str]:
     """cos and sin of every angle, [B, S, pairs]; all layers share them."""
+    attributes = [v for k, v in op.attributes.items() if k != "interleaved"]
+    return e.cached(("rope", e.root(op.positions), *attributes), lambda: _cos_sin(e, op))
+
+
+def _cos_sin(e: Emitter, op: ops.Rope) -> tuple[str, str]:
     positions = e.get(op.positions)
     column = e.add("Unsqueeze", e.cast(positions, "f32"), e.ints(-1))
     frequencies, factor = _frequencies(e, op, positions)

@@ -10,7 +10,7 @@ from onnx.onnx_ml_pb2 import TensorProto
 
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
-from irc.backends.onnx.graph import COLLECTIVE, value_info
+from irc.backends.onnx.graph import value_info
 from irc.core import Value
 from irc.dims import Shape, exact_divide, product
 from irc.ops.collective import Exchange
@@ -41,17 +41,7 @@ def _collective(e: Emitter, op: Exchange, x: str, before: Shape, after: Shape) -
     kind, ways = e.dtype(op.x), _ways(e, op)
     if e.graph.now(x) in e.graph.initializers:
         x = e.add("Identity", x)
-    name = e.add(
-        COLLECTIVE,
-        x,
-        collective_operation=OPERATIONS[type(op)],
-        reduce_op=getattr(op, "op", "none"),
-        root=getattr(op, "root", -1),
-        group_size=ways,
-        groups=(),
-        nb_rank=ways,
-    )
-    e.graph.groups.append(op.axes)
+    name = e.collective(op, OPERATIONS[type(op)], ways, x)
     for each, shape in ((x, before), (name, after)):
         e.graph.values.setdefault(each, value_info(each, kind, shape))
     return name

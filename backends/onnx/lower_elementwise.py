@@ -11,25 +11,6 @@ from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
 from irc.core import Op, Value
 from irc.dtypes import dtype
 
-# Kernels that ONNX Runtime 1.31 lacks on CPU (its table of kernels says so): such operands are
-# computed in i32 and converted back, which wraps around as the narrow type would.
-_NO_SMALL = ("i16", "i8", "u8")
-MISSING: dict[str, tuple[str, ...]] = {
-    "Min": ("i16",),
-    "Max": ("i16",),
-    "Clip": ("i16",),
-    "Where": ("i16", "bool"),
-    "ReduceMax": ("i16",),
-    "ReduceMin": ("i16",),
-    "ArgMax": ("i16",),
-    "Pad": ("i16",),
-    "Neg": ("u8",),
-    "MatMul": _NO_SMALL,
-    "ReduceSum": _NO_SMALL,
-    "ReduceProd": _NO_SMALL,
-    "CumSum": _NO_SMALL,
-}
-
 
 def needs_f32(op: Op) -> str | None:
     """Refuses f64 where ONNX Runtime computes in f32 only."""
@@ -46,7 +27,7 @@ def apply(
     `rest` are inputs behind them that stay as they are, such as axes.
     """
     dtype = e.dtype(dtype)
-    if dtype not in MISSING.get(kind, ()):
+    if dtype not in e.missing.get(kind, ()):
         return e.add(kind, *inputs, *rest, **attributes)
     wide = [name and e.cast(name, "i32") for name in inputs]
     return e.cast(e.add(kind, *wide, *rest, **attributes), dtype)
@@ -55,7 +36,7 @@ def apply(
 def select(e: Emitter, condition: str, x: str, y: str, dtype: str) -> str:
     """`x` where the condition holds, else `y`; both of an IR dtype."""
     dtype = e.dtype(dtype)
-    if dtype not in MISSING["Where"]:
+    if dtype not in e.missing.get("Where", ()):
         return e.add("Where", condition, x, y)
     return e.cast(e.add("Where", condition, e.cast(x, "i32"), e.cast(y, "i32")), dtype)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Lowered
 from irc.backends.onnx.lower_elementwise import select
@@ -18,9 +20,14 @@ def _indices(e: Emitter, value: Value) -> str:
 
 @TABLE.lower(ops.Embedding)
 def embedding(e: Emitter, op: ops.Embedding) -> Lowered:
+    return known_rows(e, op, lambda ids: _rows(e, op.table, ids))
+
+
+def known_rows(e: Emitter, op: ops.Embedding, rows: Callable[[str], str]) -> Lowered:
+    """What `rows` gives for ids that lie inside the table, and zeros for others."""
     ids, kind = _indices(e, op.ids), "i32" if op.ids.type.dtype in _SMALL else op.ids.type.dtype
     if op.inside:
-        return _rows(e, op.table, ids)
+        return rows(ids)
     last = op.table.type.shape[0] - 1
     low = e.number(0, kind)
     if isinstance(last, int):
@@ -30,7 +37,7 @@ def embedding(e: Emitter, op: ops.Embedding) -> Lowered:
     known = e.add("Min", e.add("Max", ids, low), high)
     inside = e.add("Unsqueeze", e.add("Equal", ids, known), e.ints(-1))
     kind = op.table.type.dtype
-    return select(e, inside, _rows(e, op.table, known), e.number(0, kind), kind)
+    return select(e, inside, rows(known), e.number(0, kind), kind)
 
 
 def _rows(e: Emitter, table: Value, ids: str) -> str:

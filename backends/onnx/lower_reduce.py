@@ -8,7 +8,7 @@ import numpy as np
 
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
-from irc.backends.onnx.lower_elementwise import MISSING, apply
+from irc.backends.onnx.lower_elementwise import apply
 from irc.core import Op
 
 _KINDS: dict[type[Op], str] = {
@@ -56,7 +56,7 @@ for _cls, _kind in _KINDS.items():
 @TABLE.lower(ops.Argmax)
 def argmax(e: Emitter, op: ops.Argmax) -> Lowered:
     x = e.get(op.x)
-    x = e.cast(x, "i32") if e.dtype(op.x) in MISSING["ArgMax"] else x
+    x = e.cast(x, "i32") if e.dtype(op.x) in e.missing.get("ArgMax", ()) else x
     return e.cast(e.add("ArgMax", x, axis=op.dim, keepdims=int(op.keep)), "i32")
 
 

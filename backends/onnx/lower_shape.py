@@ -6,7 +6,6 @@ import numpy as np
 
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Lowered
-from irc.backends.onnx.lower_elementwise import MISSING
 
 _FIRST = int(np.iinfo(np.int64).min)  # where a backward slice ends that takes the first element
 
@@ -77,7 +76,7 @@ def pad(e: Emitter, op: ops.Pad) -> Lowered:
     if not op.before:
         return e.get(op.x)
     kind = e.dtype(op.x)
-    wide = "i32" if kind in MISSING["Pad"] else kind
+    wide = "i32" if kind in e.missing.get("Pad", ()) else kind
     sizes, value = e.sizes((*op.before, *op.after)), e.number(op.value, wide)
     x = e.get(op.x)
     if wide == kind:

@@ -29,17 +29,31 @@ class Template:
         model = ModelProto()
         model.CopyFrom(self._model)
         model.metadata_props.add(key="irc.rank", value=str(rank))
-        own = {proto.name: proto for proto in self._weights[rank]}
+        own = self.placed(rank)
         own |= {name: self._position(name, axes, rank) for name, axes in self.positions.items()}
         for proto in model.graph.initializer:
             if proto.name in own:
                 proto.CopyFrom(own[proto.name])
+        self.fill_groups(model, rank)
+        return model
+
+    def shared(self) -> ModelProto:
+        """The model that all ranks have in common, where their weights are inputs."""
+        return self._model
+
+    def placed(self, rank: int) -> dict[str, TensorProto]:
+        """Where each weight of a rank lies, by the name it has in the model."""
+        return {proto.name: proto for proto in self._weights[rank]}
+
+    def fill_groups(self, model: ModelProto, rank: int) -> None:
+        """Write into every DistCollective which ranks it is among, unless it says so already."""
+        if not self.groups:
+            return
         nodes = (node for node in model.graph.node if node.op_type == COLLECTIVE)
         for node, axes in zip(nodes, self.groups, strict=True):
             for attribute in node.attribute:
                 if attribute.name == "groups":
                     attribute.ints.extend(group_of(self.mesh, axes, rank))
-        return model
 
     def _position(self, name: str, axes: Axes, rank: int) -> TensorProto:
         proto = tensor(np.array(self.mesh.index(rank, axes), np.int32))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from irc.backends.base import Arrays, Port, Ports
 from irc.backends.onnxruntime.inputs import Inputs, Sizes, ports_of_facts, sized
-from irc.backends.onnxruntime.model import RankModel, mesh_of, peer
+from irc.backends.onnxruntime.model import mesh_of, peer
 from irc.layouts import join_arrays, split_array
 from irc.types import Axes
 
@@ -27,6 +27,20 @@ class Result:
     def split(self) -> bool:
         """Whether ranks hold parts of it."""
         return any(self.axes)
+
+
+class Taker(Protocol):
+    """A rank, and the inputs of the program that it takes."""
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def taken(self) -> Sequence[str]:
+        """Names of inputs."""
+        ...
 
 
 class Spread:
@@ -59,7 +73,7 @@ class Spread:
                     found[name] = Result(outputs[name], axes[name], number)
         return found
 
-    def part(self, model: RankModel, arrays: Mapping[str, np.ndarray]) -> Arrays:
+    def part(self, model: Taker, arrays: Mapping[str, np.ndarray]) -> Arrays:
         """What one rank takes of whole inputs."""
         return {
             name: split_array(arrays[name], self._args[name], self.mesh, model.rank)

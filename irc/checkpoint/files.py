@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..dtypes import numpy_dtype
+from ..errors import Error
 from ..safetensors import Tensor, read_header
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -27,15 +28,20 @@ class Extent:
 
 
 class File:
-    """An open checkpoint file: its header and its bytes, mapped and not read."""
+    """An open file: its bytes, mapped and not read, and the header if it is a checkpoint."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, checkpoint: bool = True) -> None:
         self.path = path
-        self.tensors = read_header(path)
+        self.tensors = read_header(path) if checkpoint else {}
         self._held: dict[tuple[int, int], None] = {}
         self._count = 0  # bytes in all that is held, twice where they were read twice
-        with open(path, "rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            with open(path, "rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            why = error.strerror if isinstance(error, OSError) else "it is empty"
+            raise Error(f"cannot read the weights in {path}: {why or error}") from None
+        self.size = len(self._map)
 
     def view(self, tensor: Tensor) -> Array:
         """The tensor as an array over the mapped bytes."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..dtypes import numpy_dtype, widened
 from ..safetensors import Tensor
-from ..weights import FileRef, RandomRef
+from ..weights import BytesRef, FileRef, RandomRef
 from .files import Array, File
 from .numbers import Numbers
 from .pieces import Piece
@@ -17,7 +17,7 @@ from .pieces import Piece
 GROUP = 8 << 20  # bytes of a file whose rows are copied in one go
 TILE = 64  # rows that are transposed in one go, so that they stay in the cache
 
-Opened: TypeAlias = Callable[[FileRef], tuple[File, Tensor]]
+Opened: TypeAlias = Callable[[FileRef | BytesRef], tuple[File, Tensor]]
 
 
 def convert(array: Array, dtype: str) -> Array:
@@ -35,7 +35,7 @@ def convert(array: Array, dtype: str) -> Array:
 
 def mapped(piece: Piece, opened: Opened) -> Array:
     """A piece of a file that needs no conversion, as a view of the mapped bytes."""
-    assert isinstance(piece.source, FileRef)
+    assert isinstance(piece.source, (FileRef, BytesRef))
     file, tensor = opened(piece.source)
     array = file.view(tensor)[_slices(piece)]
     array = array.transpose([i for i in piece.order if i is not None])
@@ -53,7 +53,7 @@ def fill(out: Array, pieces: Iterable[Piece], opened: Opened, numbers: Numbers) 
         target = target[(*(0 if i is None else slice(None) for i in piece.order), ...)]
         kept = [i for i in piece.order if i is not None]
         target = target.transpose([kept.index(i) for i in range(len(kept))])
-        if isinstance(piece.source, FileRef):
+        if isinstance(piece.source, (FileRef, BytesRef)):
             _copy(target, piece, *opened(piece.source))
         elif isinstance(piece.source, RandomRef):
             target[...] = _cast(numbers.region(piece.source, piece.picks), piece)

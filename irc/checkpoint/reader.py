@@ -15,13 +15,14 @@ from ..dtypes import dtype as dtype_called
 from ..dtypes import numpy_dtype
 from ..errors import Error, did_you_mean
 from ..safetensors import Tensor
-from ..weights import Cast, ConcatRef, FileRef, RandomRef, Ref, UnboundRef, ZerosRef
+from ..weights import BytesRef, Cast, ConcatRef, FileRef, RandomRef, Ref, UnboundRef, ZerosRef
 from ..weights.shapes import nothing, ref_dtype, shapes_of, unmoved
 from .files import Array, Extent, File
 from .fill import fill, mapped
 from .numbers import Numbers
 from .pieces import Piece, Range, pieces_of
 
+STORED = (FileRef, BytesRef)  # sources whose elements lie in a file
 BLOCK = 8 << 20  # bytes that a stream holds at a time, all ranks together
 
 
@@ -34,18 +35,18 @@ class Reader:
 
     def __init__(self, module: Module, base: str | os.PathLike[str] | None = None) -> None:
         self._module, self._base = module, os.fspath(base or "")
-        self._files: dict[str, File] = {}
+        self._files: dict[tuple[str, bool], File] = {}
 
     def path(self, file: str) -> str:
         """Where the file called `file` in the module lies."""
         return os.path.join(self._base, self._module.files[file])
 
-    def file(self, file: str) -> File:
-        """The opened file called `file` in the module."""
-        path = self.path(file)
-        if path not in self._files:
-            self._files[path] = File(path)
-        return self._files[path]
+    def file(self, file: str, checkpoint: bool = True) -> File:
+        """The opened file called `file` in the module; its header is read if it is a checkpoint."""
+        key = self.path(file), checkpoint
+        if key not in self._files:
+            self._files[key] = File(*key)
+        return self._files[key]
 
     def info(self, file: str, key: str) -> Tensor:
         """The header entry of a tensor; an Error names the nearest key."""
@@ -57,8 +58,8 @@ class Reader:
 
     def known(self, source: Ref) -> tuple[tuple[int, ...], str]:
         """(shape, dtype) of a source without steps; files are opened for it."""
-        if isinstance(source, FileRef):
-            tensor = self.info(source.file, source.key)
+        if isinstance(source, (FileRef, BytesRef)):
+            _, tensor = self._opened(source)
             return tensor.shape, dtype_called(tensor.dtype).name
         shape, dtype = nothing(source)
         if isinstance(source, UnboundRef):
@@ -115,7 +116,7 @@ class Reader:
         pieces = self.pieces(weight, rank)
         here = [part for piece in pieces if (part := piece.within(ranges))]
         sole = here[0] if len(here) == 1 else None
-        if sole is not None and isinstance(sole.source, FileRef) and not self._changed(sole):
+        if sole is not None and isinstance(sole.source, STORED) and not self._changed(sole):
             return mapped(sole, self._opened)
         found = np.empty([end - begin for begin, end in ranges], numpy_dtype(self.dtype(weight)))
         self._fill(found, pieces, ranges, Numbers(0))
@@ -189,8 +190,21 @@ class Reader:
             raise Error(f"the shape of {ref} is not known")
         return shapes
 
-    def _opened(self, ref: FileRef) -> tuple[File, Tensor]:
+    def _opened(self, ref: FileRef | BytesRef) -> tuple[File, Tensor]:
+        """The file of a source and where in it the tensor is."""
+        if isinstance(ref, BytesRef):
+            return self._region(ref)
         return self.file(ref.file), self.info(ref.file, ref.key)
+
+    def _region(self, ref: BytesRef) -> tuple[File, Tensor]:
+        file = self.file(ref.file, checkpoint=False)
+        size = prod(ref.shape) * numpy_dtype(ref.dtype).itemsize
+        if ref.offset + size > file.size:
+            raise Error(
+                f"{ref} ends at byte {ref.offset + size}, but {file.path} has {file.size}: "
+                "it is truncated, or another file than the one that was described"
+            )
+        return file, Tensor(ref.dtype, ref.shape, ref.offset, size)
 
     def _fill(
         self, out: Array, pieces: Iterable[Piece], ranges: Sequence[Range], numbers: Numbers
@@ -210,9 +224,9 @@ class Reader:
 
     def _run(self, piece: Piece) -> Extent | None:
         """The bytes of one piece, if they lie in a file as they are needed."""
-        if not isinstance(piece.source, FileRef) or self._changed(piece):
+        if not isinstance(piece.source, STORED) or self._changed(piece):
             return None
-        tensor = self.info(piece.source.file, piece.source.key)
+        file, tensor = self._opened(piece.source)
         kept = [i for i in piece.order if i is not None and len(piece.picks[i]) > 1]
         whole = all(part.step == 1 for part in piece.picks)
         box = tuple((part.start, part.stop) for part in piece.picks)
@@ -221,8 +235,7 @@ class Reader:
         shape = tuple(map(len, piece.picks))
         item = numpy_dtype(tensor.dtype).itemsize
         offset = tensor.offset + _first(box, tensor.shape) * item
-        path = self.path(piece.source.file)
-        return Extent(path, offset, prod(shape) * item, tensor.dtype, shape)
+        return Extent(file.path, offset, prod(shape) * item, tensor.dtype, shape)
 
     def _narrowed(self, ref: Ref) -> Ref:
         casts = [i for i, step in enumerate(ref.steps) if isinstance(step, Cast)]

@@ -125,12 +125,18 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="use weights where they lie in their files: loads at once, runs about a fifth slower",
     )
+    parser.add_argument(
+        "--no-self-test",
+        action="store_true",
+        help="serve engines that were not tested when loaded",
+    )
 
 
 def runtime_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `load` that were given."""
     options: dict[str, Any] = {"threads": args.threads} if args.threads else {}
-    return options | ({"low_memory": True} if args.low_memory else {})
+    options |= {"low_memory": True} if args.low_memory else {}
+    return options | ({"self_test": False} if args.no_self_test else {})
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:

@@ -18,9 +18,10 @@ from .arguments import (
     word_of,
 )
 from .console import Progress, amount, print_json, table
+from .engines import add_engine, engine_options
 
 if TYPE_CHECKING:
-    from ..driver import Prepared
+    from ..driver import Artifact, Prepared
     from ..instruments import Timing
     from ..pipeline import Instrument
 
@@ -28,6 +29,8 @@ EXAMPLES = """
   irc compile examples/llama.py --checkpoint examples/tiny_llama -o build/tiny_llama
   irc compile Meta-Llama-3-8B -o build/llama --dtype bf16 --dims B=1:1:4,C=1:4096:8192
   irc compile Meta-Llama-3-8B -o build/llama --mesh tp=2,pp=2 --explain
+  irc compile Meta-Llama-3-8B -o build/llama --mesh tp=2 --backend tensorrt-rtx --dtype bf16
+  irc compile model.onnx -o build/model --dims batch=1:1:8
   irc compile model.irc -o build/model --pipeline "cse, dce" --dump-dir dumps
   irc compile my_model.py:build_small --set layers=2 --random-weights 0 --dry-run
 """
@@ -42,13 +45,18 @@ def configure(parser: ArgumentParser) -> None:
     add(
         "source",
         metavar="SRC",
-        help="script.py[:factory], a checkpoint folder, module.irc, or an artifact",
+        help="script.py[:factory], a checkpoint folder, module.irc, model.onnx, or an artifact",
     )
     add("-o", "--output", metavar="DIR", help="the artifact folder; an older artifact is replaced")
     add("--checkpoint", metavar="DIR", help="the folder with the weights of a script or module")
     add("--random-weights", metavar="SEED", type=whole_number(), help="in place of a checkpoint")
     add_parallel(parser)
-    add("--backend", metavar="NAME", default="onnx", help="what to compile for: onnx, reference")
+    add(
+        "--backend",
+        metavar="NAME",
+        default="onnx",
+        help="what to compile for: onnx, tensorrt-rtx, tensorrt, reference",
+    )
     add("--pipeline", metavar="TEXT", help="the passes, in place of the backend's own")
     add("--dtype", type=word_of("f32", "f16", "bf16"), help="compute in f32, f16 or bf16")
     add(
@@ -73,6 +81,7 @@ def configure(parser: ArgumentParser) -> None:
     add("--explain", action="store_true", help="print what the passes decided, and why")
     add("--no-verify", action="store_true", help="do not verify the module after every pass")
     add_json(parser)
+    add_engine(parser)
 
 
 def ranges(text: str) -> dict[str, Range]:
@@ -109,20 +118,32 @@ def run(args: Namespace) -> int:
             pipeline=args.pipeline,
             dtype=args.dtype,
             settings=dict(args.settings),
+            engine=engine_options(args),
             dims=args.dims,
             random_weights=args.random_weights,
             instruments=_instruments(args, timing),
             progress=progress,
         )
+        notes: list[str] = []
         if output is not None:
-            write(prepared, output, bundle=args.bundle, progress=progress)
+            artifact = write(prepared, output, bundle=args.bundle, progress=progress)
+            notes = artifact.notes
+            if args.triton:
+                notes += _write_triton(artifact, Path(args.triton))
     seconds = time.perf_counter() - began
     facts = _facts(output, prepared, timing, seconds, args.explain)
+    facts["notes"] = notes
     if args.json:
         print_json(facts)
     else:
         _say(facts)
     return 0
+
+
+def _write_triton(artifact: Artifact, output: Path) -> list[str]:
+    from ..backends.tensorrt.triton import write
+
+    return write(artifact.folder, artifact.manifest["program"], artifact.manifest, output)
 
 
 def _instruments(args: Namespace, timing: Timing) -> list[Instrument]:
@@ -187,5 +208,7 @@ def _say(facts: dict[str, Any]) -> None:
     if facts["artifact"] is None:
         print(f"nothing written (dry run), {facts['seconds']:.1f} s")
         return
+    for note in facts["notes"]:
+        print(f"  {note}")
     place = f"{facts['artifact']} for {facts['backend']}"
     print(f"wrote {place}: {amount(facts['folder_bytes'])} in {facts['seconds']:.1f} s")

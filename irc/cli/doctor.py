@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import sys
 from argparse import ArgumentParser, Namespace
@@ -28,7 +29,10 @@ PACKAGES = (
     ("networkx", "finding ranks that wait for each other", True),
     ("onnx", "writing and checking ONNX", True),
     ("onnxruntime", "running artifacts on CPU", True),
+    ("onnx-graphsurgeon", "reading ONNX files that others wrote", True),
     ("tokenizers", "irc generate with text", True),
+    ("cuda-python", "running engines: memory and streams of the GPU", False),
+    ("nccl4py", "running engines: GPUs that talk to each other", False),
     ("torch", "the oracle of the tests", False),
     ("transformers", "the oracle of the tests", False),
 )
@@ -74,7 +78,8 @@ def installation() -> list[Finding]:
     findings = [Finding("python", python, f"{version} in {sys.prefix}{needs}")]
     findings.append(Finding("irc", True, f"{__version__} in {Path(__file__).parent.parent}"))
     findings.append(_clash())
-    return findings + [_package(*package) for package in PACKAGES]
+    findings += [_package(*package) for package in PACKAGES]
+    return [*findings, *_engines(), _driver()]
 
 
 def _clash() -> Finding:
@@ -102,6 +107,39 @@ def _package(name: str, purpose: str, needed: bool) -> Finding:
             return Finding(name, None, missing)
         return Finding(name, False, f"{missing}: pip install {name}")
     return Finding(name, True, f"{version} ({purpose})")
+
+
+def _engines() -> list[Finding]:
+    """The libraries that build and run engines: whether they load and are new enough."""
+    from ..backends.tensorrt.library import TRAITS, find, installed
+
+    found: list[Finding] = []
+    for flavour, traits in TRAITS.items():
+        purpose = f"engines of {traits.name}"
+        if not installed(flavour):
+            get = f"pip install '{DISTRIBUTION}[{traits.extra}]'"
+            found.append(Finding(flavour, None, f"not installed ({purpose}): {get}"))
+            continue
+        try:
+            found.append(Finding(flavour, True, f"{find(flavour).version} ({purpose})"))
+        except Error as error:
+            found.append(Finding(flavour, False, str(error)))
+    return found
+
+
+def _driver() -> Finding:
+    """Whether engines can run here. Building them for TensorRT-RTX needs no GPU."""
+    from ..backends.tensorrt.library import NVIDIA_DRIVER, device_count
+
+    try:
+        driver = ctypes.CDLL(NVIDIA_DRIVER)
+    except OSError:
+        return Finding("gpu driver", None, "none: engines of TensorRT-RTX are built, not run, here")
+    version = ctypes.c_int(0)
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    count = device_count()
+    return Finding("gpu driver", True if count else None, f"{cuda}, {count} GPUs")
 
 
 def artifact(folder: Path, progress: Progress) -> list[Finding]:

@@ -15,7 +15,7 @@ from .console import Progress, paint, print_json, warn
 from .ranks import add_launcher, of_rank, over_ranks, shared
 
 if TYPE_CHECKING:
-    from ..backends.mpi.communicator import MpiCommunicator
+    from .rank import RankCommunicator
     from .ranks import Arrays
 
 EXAMPLES = """
@@ -52,7 +52,7 @@ def run(args: Namespace) -> int:
     return over_ranks(args, _run, reads=args.prompt == "-")
 
 
-def _run(args: Namespace, communicator: MpiCommunicator | None) -> int:
+def _run(args: Namespace, communicator: RankCommunicator | None) -> int:
     from ..driver import open_model
 
     prompt = _shared_prompt(args.prompt, communicator)
@@ -87,7 +87,7 @@ def _run(args: Namespace, communicator: MpiCommunicator | None) -> int:
     return 0
 
 
-def _shared_prompt(given: str, communicator: MpiCommunicator | None) -> str:
+def _shared_prompt(given: str, communicator: RankCommunicator | None) -> str:
     """The prompt that the first rank reads."""
     if communicator is None:
         return read_prompt(given)

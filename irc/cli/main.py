@@ -22,6 +22,7 @@ COMMANDS = {
     "opt": "run passes over a module: text in, text out",
     "show": "print the module of a file or an artifact, or a part of it",
     "diff": "compare two modules",
+    "lint": "tell what TensorRT would refuse or miscompute in an ONNX model",
     "ops": "list the operations and which backend has them",
     "passes": "list the passes and their options",
     "forecast": "tell memory, bytes on the wire and times per rank, before anything is built",

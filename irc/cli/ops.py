@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Error, did_you_mean
@@ -17,6 +18,7 @@ EXAMPLES = """
   irc ops
   irc ops attention
   irc ops --markdown
+  irc ops --target tensorrt-rtx-1.7/sm_89
 """
 
 
@@ -24,6 +26,9 @@ def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc ops`."""
     parser.add_argument("name", metavar="NAME", nargs="?", help="one operation, in full")
     parser.add_argument("--markdown", action="store_true", help="a table by group, as Markdown")
+    parser.add_argument(
+        "--target", metavar="T", help="what each becomes for TensorRT, as tensorrt-rtx-1.7/sm_89"
+    )
     add_json(parser)
 
 
@@ -33,9 +38,11 @@ def run(args: Namespace) -> int:
     from ..declare import REGISTRY, load_installed_operations
 
     load_installed_operations()
+    if args.name is not None and args.name not in REGISTRY:
+        raise Error(f"no operation called {args.name!r}{did_you_mean(args.name, REGISTRY)}")
+    if args.target is not None:
+        return _print_choices(args)
     if args.name is not None:
-        if args.name not in REGISTRY:
-            raise Error(f"no operation called {args.name!r}{did_you_mean(args.name, REGISTRY)}")
         found = described(REGISTRY[args.name])
         if args.json:
             print_json(found)
@@ -52,6 +59,24 @@ def run(args: Namespace) -> int:
         return 0
     rows = [[each["name"], *each["backends"].values(), each["summary"]] for each in found]
     print(table(rows, ["operation", *columns, "what it is"]))
+    return 0
+
+
+def _print_choices(args: Namespace) -> int:
+    """The table of lowerings for a target of TensorRT."""
+    from ..backends.tensorrt import table as choices
+    from ..backends.tensorrt.target import Target
+
+    rows = choices.rows(Target.parse(args.target))
+    chosen = [row for row in rows if args.name in (None, row.op)]
+    if args.json:
+        print_json([asdict(row) for row in chosen])
+        return 0
+    header = ["operation", "becomes", "reason", "source"]
+    cells = [[row.op, row.choice, row.reason, row.source] for row in chosen]
+    if args.markdown:
+        cells = [[f"`{op}`", *rest] for op, *rest in cells]
+    print(markdown_table(cells, header) if args.markdown else table(cells, header))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A process of `irc run` or `irc generate` that is one rank of several, over MPI.
+"""A process of `irc run` or `irc generate` that is one rank of several.
 
 Only one rank prints: the first one, or, where that has died, the first that lives.
 """
@@ -16,16 +16,19 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from ..artifact import read_manifest
 from ..errors import Error
 from .console import error_line
 from .frames import BEGIN, ERR, EXIT, OUT, Frames
-from .place import Place, place_in_world
+from .place import ADDRESS, MPI, PARENT, Place, place_in_world
 
 if TYPE_CHECKING:
     from ..backends.mpi.communicator import MpiCommunicator
+    from ..backends.processes.communicator import HubCommunicator
+
+    RankCommunicator: TypeAlias = MpiCommunicator | HubCommunicator
 
 # What the irc that starts the ranks tells them: the command, the mark of its frames, which of its
 # own streams are terminals.
@@ -38,7 +41,7 @@ def encoded(words: list[str]) -> str:
 
 
 class Process:
-    """This process: a rank where MPI's launcher started it, at `place`, else only a command.
+    """This process: a rank where a launcher started it, at `place`, else only a command.
 
     `words` is the command; `launched` whether irc itself started the ranks.
     """
@@ -48,14 +51,17 @@ class Process:
         self._frames: Frames | None = None
         self._terminals: list[str] = []
         self._streams: tuple[TextIO, TextIO] = sys.stdout, sys.stderr
-        self._communicator: MpiCommunicator | None = None
+        self._communicator: RankCommunicator | None = None
         self._speaks = False
 
     @staticmethod
     def of_program(environment: Mapping[str, str] = os.environ) -> Process:
         """The process that runs the program `irc`; a rank goes on in a child of itself."""
         process = Process(sys.argv[1:], place_in_world(environment))
-        if process.place is None:
+        if process.place is None or process.place.means == ADDRESS:
+            return process
+        if process.place.means == PARENT:
+            process.launched = True
             return process
         if environment.get(TOKEN):
             process._take_command(environment)
@@ -74,11 +80,9 @@ class Process:
             del os.environ[name]
 
     @contextmanager
-    def joined(self, folder: Path) -> Generator[MpiCommunicator]:
+    def joined(self, folder: Path) -> Generator[RankCommunicator]:
         """Be a rank of the artifact in a folder; all must run the same command on the same one."""
-        from ..backends.mpi.communicator import MpiCommunicator
-
-        communicator = self._communicator = MpiCommunicator(say=self._say)
+        communicator = self._communicator = self._met()
         try:
             if self._frames is not None and communicator.rank == 0:
                 self._begin(communicator)
@@ -87,6 +91,21 @@ class Process:
             communicator.close()
         except BaseException as error:
             raise self._failure(communicator, error) from error
+
+    def _met(self) -> RankCommunicator:
+        """The communicator of this rank, once all have met."""
+        place = self.place
+        if place is None or place.means == MPI:
+            from ..backends.mpi.communicator import MpiCommunicator
+
+            return MpiCommunicator(say=self._say)
+        if place.means == PARENT:
+            from .spawn import joined
+
+            return joined(place.rank, place.ranks, self._say)
+        from ..backends.processes.meeting import Address, meet
+
+        return meet(Address.of(), place.rank, place.ranks, self._say)
 
     def end(self, status: int) -> None:
         """The last call of the program: tell who started it how it ended, and wait for nobody."""
@@ -99,14 +118,16 @@ class Process:
         if communicator is not None and communicator.failed:
             communicator.leave(status)
 
-    def _check(self, communicator: MpiCommunicator, folder: Path) -> None:
+    def _check(self, communicator: RankCommunicator, folder: Path) -> None:
         communicator.agree("the command", shlex.join(self.words))
         manifest = read_manifest(folder)
         ranks, started = ranks_of(manifest), communicator.ranks
         if ranks != started:
+            over_mpi = self.place is None or self.place.means == MPI
+            number = f"mpirun -n {ranks}" if over_mpi else str(ranks)
             raise Error(
                 f"{folder} was compiled for the mesh ({manifest['mesh']}), so start as many "
-                f"processes as that has ranks, mpirun -n {ranks}: there are {started}"
+                f"processes as that has ranks, {number}: there are {started}"
             )
         communicator.agree("the artifact", str(manifest["manifest"]))
 
@@ -125,7 +146,7 @@ class Process:
         else:
             sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
-    def _begin(self, communicator: MpiCommunicator) -> None:
+    def _begin(self, communicator: RankCommunicator) -> None:
         """Tell irc which processes the ranks are, take its standard input, watch for its end."""
         assert self._frames is not None
         homes = [(home.kernel, [home.parent, home.process]) for home in communicator.homes]
@@ -135,7 +156,7 @@ class Process:
         sys.stdin = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8")
         threading.Thread(target=_watch, args=(communicator.abort,), daemon=True).start()
 
-    def _failure(self, communicator: MpiCommunicator, error: BaseException) -> BaseException:
+    def _failure(self, communicator: RankCommunicator, error: BaseException) -> BaseException:
         """Tell the other ranks, find out which one tells the user; what is to be raised."""
         for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(ValueError):  # not the main thread

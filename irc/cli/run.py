@@ -17,7 +17,7 @@ from .console import Progress, print_json, table
 from .ranks import add_launcher, of_rank, over_ranks, shared
 
 if TYPE_CHECKING:
-    from ..backends.mpi.communicator import MpiCommunicator
+    from .rank import RankCommunicator
 
 EXAMPLES = """
   irc run build/two_tower --inputs in.npz --outputs out.npz
@@ -54,7 +54,7 @@ def run(args: Namespace) -> int:
     return over_ranks(args, _run)
 
 
-def _run(args: Namespace, communicator: MpiCommunicator | None) -> int:
+def _run(args: Namespace, communicator: RankCommunicator | None) -> int:
     from ..driver import open_model
 
     inputs = shared(communicator, lambda: read_arrays(Path(args.inputs)))

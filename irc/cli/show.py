@@ -17,12 +17,15 @@ EXAMPLES = """
   irc show build/llama --scope layers.0.mlp --locs
   irc show model.irc --stats
   irc show build/llama --html llama.html
+  irc show model.onnx --stats
 """
 
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc show`."""
-    parser.add_argument("source", metavar="FILE|DIR", help="a module, an artifact folder, or -")
+    parser.add_argument(
+        "source", metavar="FILE|DIR", help="a module, model.onnx, an artifact folder, or -"
+    )
     parser.add_argument("--scope", metavar="S", help="only this module path, such as layers.0.mlp")
     parser.add_argument(
         "--locs", action="store_true", help="with the source line of each operation"

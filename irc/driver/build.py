@@ -39,9 +39,10 @@ class Options(TypedDict, total=False):
     `next_tokens` say how a module is spread over them, see `Parallel`. `backend`: "onnx" unless
     given. `checkpoint`: the folder of a script's weights. `pipeline`: the passes as text, those of
     the backend unless given. `dtype`: f32, f16 or bf16. `settings`: keyword arguments of a
-    script's factory. `dims`: ranges (min, typical, max) of symbols. `random_weights`: a seed, in
-    place of a checkpoint. `instruments` watch the passes; without them each pass is verified.
-    `progress` is told what goes on.
+    script's factory. `engine`: options of TensorRT engines, see `EngineOptions` in
+    irc.backends.tensorrt.options. `dims`: ranges (min, typical, max) of symbols.
+    `random_weights`: a seed, in place of a checkpoint. `instruments` watch the passes; without
+    them each pass is verified. `progress` is told what goes on.
     """
 
     mesh: str
@@ -55,6 +56,7 @@ class Options(TypedDict, total=False):
     pipeline: str | None
     dtype: str | None
     settings: Mapping[str, Any]
+    engine: Mapping[str, Any]
     dims: Dims
     random_weights: int | None
     instruments: Sequence[Instrument] | None
@@ -95,7 +97,7 @@ def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
     from ..backends.base import report
 
     tell = options.get("progress") or _silent
-    backend = get(options.get("backend", "onnx"))
+    backend = _configured(get(options.get("backend", "onnx")), options.get("engine") or {})
     tell("reading the model", 0.0)
     source = find_source(
         src,
@@ -126,6 +128,19 @@ def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
     return Prepared(source, backend, pipeline, steps)
 
 
+def _configured(backend: Backend, engine: Mapping[str, Any]) -> Backend:
+    """The backend with options of engines, where any are given."""
+    if not engine:
+        return backend
+    configured = getattr(backend, "configured", None)
+    if configured is None:
+        raise Error(
+            f"{', '.join(engine)}: options of engines, and the backend {backend.name} builds none; "
+            "give --backend tensorrt-rtx or --backend tensorrt"
+        )
+    return configured(engine)
+
+
 def run_passes(
     module: Module, pipeline: str, instruments: Sequence[Instrument] | None = None
 ) -> list[Step]:
@@ -152,8 +167,9 @@ def write(
         copying = partial(tell, "copying the weights")
         with bundled(module, folder / BUNDLE, copying) if bundle else nullcontext():
             facts = _write_program(prepared, folder, tell)
+        notes = facts["program"].pop("notes", [])
         manifest = write_manifest(folder, facts, outside, tell)
-    return Artifact(Path(output), manifest)
+    return Artifact(Path(output), manifest, notes=notes)
 
 
 def _write_program(prepared: Prepared, folder: Path, tell: Progress) -> dict[str, Any]:

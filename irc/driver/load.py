@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +22,19 @@ if TYPE_CHECKING:
 class Artifact:
     """A compiled folder. Nothing is loaded before the first run.
 
-    `options` go to the backend that loads it.
+    `options` go to the backend that loads it. `notes` are sentences about its compilation, where
+    that has just been done.
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, options: Mapping[str, Any] | None = None
+        self,
+        folder: Path,
+        manifest: Manifest,
+        options: Mapping[str, Any] | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.folder, self.manifest, self.options = folder, manifest, dict(options or {})
+        self.notes = list(notes)
 
     @cached_property
     def module(self) -> Module:

@@ -1,4 +1,4 @@
-"""What can be compiled: a script, a checkpoint folder, a module's text, an artifact, a module."""
+"""What can be compiled: a script, a checkpoint, text, an ONNX file, an artifact, a module."""
 
 from __future__ import annotations
 
@@ -60,6 +60,9 @@ def find_source(
     elif Path(src).is_dir():
         unbound = random_weights is not None or not bound
         source = _folder(Path(src), folder, dtype, given, unbound)
+    elif is_onnx(Path(src)):
+        _no_effect("an ONNX file", dtype, given)
+        source = _onnx(Path(src), folder)
     else:
         _no_effect("a module's text", dtype, given)
         source = _text(Path(src), folder)
@@ -68,7 +71,11 @@ def find_source(
 
 
 def read_module(path: Path) -> Module:
-    """The module in a text file, or in an artifact folder."""
+    """The module in a text file, in an ONNX file, or in an artifact folder."""
+    if is_onnx(path):
+        from ..frontends.onnx import import_onnx
+
+        return import_onnx(path)
     if path.is_dir():
         read_manifest(path)
         path = path / MODULE
@@ -122,12 +129,34 @@ def _folder(
     return Source(model.trace(dtype or huggingface.checkpoint_dtype(config)), path)
 
 
+def is_onnx(path: Path) -> bool:
+    """Whether a path is meant as an ONNX file."""
+    return path.suffix == ".onnx" and not path.is_dir()
+
+
+def _onnx(path: Path, checkpoint: Path | None) -> Source:
+    if checkpoint is not None:
+        raise Error(f"{path} has its weights itself, so --checkpoint {checkpoint} has no place")
+    from ..frontends.onnx import import_onnx
+
+    if not path.exists():
+        raise _nothing(path)
+    module = import_onnx(path)
+    if is_artifact(path.parent):
+        return Source(module, path.parent, list(read_manifest(path.parent).get("end_tokens", ())))
+    return Source(module, path.parent)
+
+
+def _nothing(path: Path) -> Error:
+    return Error(
+        f"there is no {path}; a source is script.py[:factory], a checkpoint folder, "
+        "an artifact folder, a module's text, or model.onnx"
+    )
+
+
 def _text(path: Path, checkpoint: Path | None) -> Source:
     if not path.exists():
-        raise Error(
-            f"there is no {path}; a source is script.py[:factory], a checkpoint folder, "
-            "an artifact folder, or a module's text"
-        )
+        raise _nothing(path)
     module = read_module(path)
     for name, file in module.files.items():
         module.files[name] = str(path.parent / file)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..errors import Error
 from ..weights import (
+    BytesRef,
     Cast,
     ConcatRef,
     Deal,
@@ -21,6 +23,7 @@ from ..weights import (
     ZerosRef,
 )
 from .cursor import Cursor
+from .literals import parse_type
 
 _DEEPEST = 16
 _STEPS = ("cast", "deal", "pad", "shard", "transpose", "unsqueeze")
@@ -41,13 +44,13 @@ def parse_ref(c: Cursor, files: Mapping[str, str], depth: int = 0) -> Ref:
 
 def _source(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
     if c.token[:1] == "@":
-        file = c.symbol()
-        if file not in files:
-            c.fail(f"there is no file @{file}", back=1)
+        file = _file(c, files)
         c.expect("[")
         key = c.string()
         c.expect("]")
         return FileRef(file, key)
+    if c.accept("bytes"):
+        return _bytes(c, files)
     if c.accept("concat"):
         return _concat(c, files, depth)
     if c.accept("random"):
@@ -63,12 +66,37 @@ def _source(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
     if c.accept("zeros"):
         return _zeros(c)
     if not c.accept("unbound"):
-        c.fail(f"expected @file[...], concat, zeros, random or unbound, found {c.shown}")
+        c.fail(f"expected @file[...], bytes, concat, zeros, random or unbound, found {c.shown}")
     c.expect("(")
     key = c.string()
     shape = _shape(c) if c.accept(",") else None
     c.expect(")")
     return UnboundRef(key, shape)
+
+
+def _file(c: Cursor, files: Mapping[str, str]) -> str:
+    file = c.symbol()
+    if file not in files:
+        c.fail(f"there is no file @{file}", back=1)
+    return file
+
+
+def _bytes(c: Cursor, files: Mapping[str, str]) -> Ref:
+    c.expect("(")
+    file = _file(c, files)
+    c.expect(",")
+    offset = c.integer()
+    c.expect(",")
+    type = parse_type(c)
+    sizes = tuple(size for size in type.shape if isinstance(size, int))
+    if type.sharded or len(sizes) != type.rank:
+        c.fail(f"{type} is no dtype with sizes, such as f32[8, 16]")
+    c.advance()
+    c.expect(")")
+    try:
+        return BytesRef(file, offset, type.dtype, sizes)
+    except Error as error:
+        c.fail(error.message, back=1)
 
 
 def _zeros(c: Cursor) -> Ref:

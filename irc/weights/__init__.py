@@ -1,7 +1,8 @@
 """Weight references: which bytes of which checkpoint file, and the steps that make the tensor.
 
-A reference is a source (a tensor in a file, references joined, zeros, seeded random numbers, or
-nothing yet) followed by steps. It never holds the bytes; `irc.checkpoint` reads them.
+A reference is a source (a tensor in a file, or at a byte of it, references joined, zeros, seeded
+random numbers, or nothing yet) followed by steps. It never holds the bytes; `irc.checkpoint` reads
+them.
 """
 
 from .shapes import Known as Known
@@ -9,6 +10,7 @@ from .shapes import ref_dtype as ref_dtype
 from .shapes import ref_shape as ref_shape
 from .shapes import sources_of as sources_of
 from .simplify import simplified as simplified
+from .sources import BytesRef as BytesRef
 from .sources import ConcatRef as ConcatRef
 from .sources import FileRef as FileRef
 from .sources import RandomRef as RandomRef

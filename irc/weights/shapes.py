@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import Error
 from ..mesh import Mesh
-from .sources import ConcatRef, FileRef, RandomRef, Ref, UnboundRef, ZerosRef
+from .sources import BytesRef, ConcatRef, FileRef, RandomRef, Ref, UnboundRef, ZerosRef
 from .steps import Cast, Transpose, step_shape
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ Known: TypeAlias = Callable[[Ref], tuple[Sizes | None, str | None]]
 def nothing(source: Ref) -> tuple[Sizes | None, str | None]:
     """What sources say themselves; nothing of files, whose headers were not read."""
     match source:
-        case ZerosRef(shape, dtype):
-            return shape, dtype
+        case ZerosRef() | BytesRef():
+            return source.shape, source.dtype
         case RandomRef() | UnboundRef():
             return source.shape, None
         case _:

@@ -22,7 +22,6 @@ from .shapes import Known, nothing, ref_dtype, ref_shape
 from .sources import ConcatRef, Ref, ZerosRef
 from .steps import Cast, Pad, Shard, Slice, Step
 
-
 _ROUNDS = 8  # of simplifying; one is nearly always enough, and each is right by itself
 
 

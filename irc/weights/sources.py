@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from ..dims import Shape
 from ..dtypes import dtype as check_dtype
+from ..errors import Error
 from ..strings import quote
+from ..types import TensorType
 from .steps import Cast, Step
 
 
@@ -54,6 +56,28 @@ class FileRef(Ref):
 
     def source_text(self) -> str:
         return f"@{self.file}[{quote(self.key)}]"
+
+
+@dataclass(frozen=True)
+class BytesRef(Ref):
+    """`bytes(@model, 4096, f32[8, 16])`: a tensor that lies, row-major, at a byte of any file."""
+
+    file: str
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if check_dtype(self.dtype).bits < 8:
+            raise Error(f"{self} shares bytes between elements, which nothing can read in place")
+        if self.offset < 0:
+            raise Error(f"{self} begins before its file does")
+
+    def files(self) -> Iterator[str]:
+        yield self.file
+
+    def source_text(self) -> str:
+        return f"bytes(@{self.file}, {self.offset}, {TensorType(self.dtype, self.shape)})"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from irc.backends.tensorrt import library
+from irc.errors import Error
 from tests.cli.runner import irc, works
 
 
@@ -49,6 +51,35 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["onnxruntime"][0] is False
     assert found["onnxruntime"][1].endswith("pip install onnxruntime")
     assert found["torch"] == (None, "not installed (the oracle of the tests)")
+
+
+def test_the_libraries_of_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "installed", lambda flavour: flavour == "tensorrt")
+    engine = library.Library("tensorrt", None, "11.4.0.106")
+    monkeypatch.setattr(library, "find", lambda flavour: engine)
+    found = findings()
+    assert found["tensorrt"] == (True, "11.4.0.106 (engines of TensorRT)")
+    assert found["tensorrt-rtx"][0] is None
+    assert found["tensorrt-rtx"][1].endswith("pip install 'irc-compiler[tensorrt-rtx]'")
+
+
+def test_a_library_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    def old(flavour: str) -> None:
+        raise Error(f"{flavour} 10.0 is installed, and irc needs 11.0 or newer")
+
+    monkeypatch.setattr(library, "installed", lambda flavour: True)
+    monkeypatch.setattr(library, "find", old)
+    assert findings()["tensorrt"] == (
+        False,
+        "tensorrt 10.0 is installed, and irc needs 11.0 or newer",
+    )
+
+
+def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "NVIDIA_DRIVER", "libnone.so.1")
+    ok, detail = findings()["gpu driver"]
+    assert ok is None
+    assert detail.startswith("none: engines of TensorRT-RTX are built, not run, here")
 
 
 def test_a_sound_artifact(artifact: Path) -> None:

@@ -337,23 +337,24 @@ def test_diff_reads_standard_input(module: Path) -> None:
 
 def test_ops_lists_every_operation() -> None:
     rows = works("ops").out.splitlines()
-    assert rows[0].split()[:3] == ["operation", "reference", "onnx"]
+    assert rows[0].split()[:5] == ["operation", "reference", "onnx", "tensorrt", "tensorrt-rtx"]
     names = [row.split()[0] for row in rows[1:]]
     assert set(names) == {name for name in REGISTRY if "test" not in name}
-    found = {row.split()[0]: row.split()[1:3] for row in rows[1:]}
-    assert found["add"] == ["yes", "yes"]
-    assert found["gated_mlp"][1] in ("yes", "expanded")
-    assert found["all_to_all"] == ["yes", "yes"]
-    assert found["shard_slice"] == ["yes", "no"]
+    found = {row.split()[0]: row.split()[1:5] for row in rows[1:]}
+    assert found["add"] == ["yes"] * 4
+    assert found["gated_mlp"] == ["expanded", "expanded", "expanded", "expanded"]
+    assert found["all_reduce_rms_norm"] == ["expanded", "expanded", "yes", "yes"]
+    assert found["all_to_all"] == ["yes"] * 4
+    assert found["shard_slice"] == ["yes", "no", "no", "no"]
 
 
 def test_ops_as_markdown() -> None:
     lines = works("ops", "--markdown").out.splitlines()
-    assert lines[0] == "| group | operations | reference | onnx |"
-    rows = {cells[1].strip(): cells[2:5] for line in lines[2:] if (cells := line.split("|"))}
-    assert rows["matmul"] == [" `linear`, `matmul` ", " yes ", " yes "]
-    assert rows["collective"][1:] == [" yes ", " yes "]
-    assert rows["distributed"][1:] == [" yes ", " no "]
+    assert lines[0] == "| group | operations | reference | onnx | tensorrt | tensorrt-rtx |"
+    rows = {cells[1].strip(): cells[2:7] for line in lines[2:] if (cells := line.split("|"))}
+    assert rows["matmul"] == [" `linear`, `matmul` ", *[" yes "] * 4]
+    assert rows["collective"][1:] == [" yes "] * 4
+    assert rows["distributed"][1:] == [" yes ", *[" no "] * 3]
     names = [name for row in rows.values() for name in re.findall(r"`(\w+)`", row[0])]
     assert sorted(names) == sorted(name for name in REGISTRY if "test" not in name)
 

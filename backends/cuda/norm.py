@@ -1,0 +1,120 @@
+"""The kernel after a fused all-reduce: add the residual, and rms_norm of the total."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from irc.dtypes import numpy_dtype
+from irc.errors import Error
+
+from .kernels import kernel, launcher
+
+FLOATS = ("f32", "f16", "bf16")
+
+# A block has a row. Each thread keeps to its own packs of elements, so what it wrote to `total` it
+# may read back without a fence. Sums are in f32; the order is the same in every run.
+SOURCE = r"""
+extern "C" __global__ void add_rms_norm(
+    ELEMENT* __restrict__ total, const ELEMENT* __restrict__ residual,
+    const GAIN* __restrict__ weight, ELEMENT* __restrict__ normed,
+    int columns, float eps, float offset)
+{
+    typedef Pack<ELEMENT, PACK> Elements;
+    typedef Pack<GAIN, PACK> Gains;
+    const long long row = (long long)blockIdx.x * columns;
+    Elements* sums = reinterpret_cast<Elements*>(total + row);
+    const Elements* adds = reinterpret_cast<const Elements*>(residual + row);
+    const Gains* gains = reinterpret_cast<const Gains*>(weight);
+    Elements* out = reinterpret_cast<Elements*>(normed + row);
+    const int packs = columns / PACK;
+
+    float squares = 0.0f;
+    for (int i = threadIdx.x; i < packs; i += blockDim.x) {
+        Elements sum = sums[i];
+        const Elements add = adds[i];
+        #pragma unroll
+        for (int k = 0; k < PACK; ++k) {
+            sum.item[k] = ELEMENT::of((float)sum.item[k] + (float)add.item[k]);
+            const float x = (float)sum.item[k];
+            squares += x * x;
+        }
+        sums[i] = sum;
+    }
+
+    __shared__ float parts[32];
+    #pragma unroll
+    for (int step = 16; step > 0; step >>= 1)
+        squares += __shfl_xor_sync(0xffffffffu, squares, step);
+    if ((threadIdx.x & 31) == 0) parts[threadIdx.x >> 5] = squares;
+    __syncthreads();
+    float whole = 0.0f;
+    for (int warp = 0; warp < blockDim.x / 32; ++warp) whole += parts[warp];
+    const float scale = rsqrtf(whole / (float)columns + eps);
+
+    for (int i = threadIdx.x; i < packs; i += blockDim.x) {
+        const Elements sum = sums[i];
+        const Gains gain = gains[i];
+        Elements done;
+        #pragma unroll
+        for (int k = 0; k < PACK; ++k)
+            done.item[k] = ELEMENT::of((float)sum.item[k] * scale * ((float)gain.item[k] + offset));
+        out[i] = done;
+    }
+}
+"""
+
+
+def pack_size(dtype: str, weight_dtype: str, columns: int) -> int:
+    """How many elements a thread takes at a time: 16 bytes of the wider type, or what divides."""
+    widest = max(numpy_dtype(each).itemsize for each in (dtype, weight_dtype))
+    size = 16 // widest
+    while columns % size:
+        size //= 2
+    return size
+
+
+def block_size(packs: int) -> int:
+    """Threads of a block: whole warps, at most 1024."""
+    return min(1024, max(32, -(-packs // 32) * 32))
+
+
+def macros(dtype: str, weight_dtype: str, size: int) -> dict[str, str]:
+    """What the source is compiled with, for packs of so many elements."""
+    return {"ELEMENT": dtype, "GAIN": weight_dtype, "PACK": str(size)}
+
+
+def add_rms_norm(
+    dtype: str, weight_dtype: str, rows: int, columns: int, eps: float, offset: float = 0.0
+) -> Any:
+    """launch(total, residual, weight, normed, stream), for arrays [rows, columns] on this GPU.
+
+    total += residual; normed = total / sqrt(mean(total²) + eps) * (weight + offset). `total` is
+    rounded to the dtype before it is normalised. Any width and any pointers are right; packs of 16
+    bytes are used where the width and the addresses allow.
+    """
+    for each in (dtype, weight_dtype):
+        if each not in FLOATS:
+            raise Error(f"rms_norm on the GPU takes {' '.join(FLOATS)}, not {each}")
+    if not rows or not columns:
+        return lambda *pointers: None
+    scalars = (ctypes.c_int(columns), ctypes.c_float(eps), ctypes.c_float(offset))
+
+    def variant(size: int) -> Any:
+        function = kernel("add_rms_norm", SOURCE, macros(dtype, weight_dtype, size))
+        return launcher(function, rows, block_size(columns // size))
+
+    size = pack_size(dtype, weight_dtype, columns)
+    packed: Any = variant(size)
+    single: list[Any] = []
+    aligned = 16 if size > 1 else 1
+
+    def enqueue(total: int, residual: int, weight: int, normed: int, stream: int) -> None:
+        launch = packed
+        if (total | residual | weight | normed) % aligned:
+            if not single:
+                single.append(variant(1))
+            launch = single[0]
+        launch(stream, total, residual, weight, normed, *scalars)
+
+    return enqueue

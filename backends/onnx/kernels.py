@@ -1,0 +1,22 @@
+"""The kernels that ONNX Runtime lacks on CPU."""
+
+from __future__ import annotations
+
+# By ONNX operator, the dtypes that ONNX Runtime 1.31 has no kernel for (its table says so). Such
+# operands are computed in i32 and converted back, which wraps around as the narrow type would.
+_NO_SMALL = ("i16", "i8", "u8")
+MISSING: dict[str, tuple[str, ...]] = {
+    "Min": ("i16",),
+    "Max": ("i16",),
+    "Clip": ("i16",),
+    "Where": ("i16", "bool"),
+    "ReduceMax": ("i16",),
+    "ReduceMin": ("i16",),
+    "ArgMax": ("i16",),
+    "Pad": ("i16",),
+    "Neg": ("u8",),
+    "MatMul": _NO_SMALL,
+    "ReduceSum": _NO_SMALL,
+    "ReduceProd": _NO_SMALL,
+    "CumSum": _NO_SMALL,
+}

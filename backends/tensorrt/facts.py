@@ -1,0 +1,85 @@
+"""What the manifest says about engines, and the files that say where weights lie.
+
+The keys of backends/onnx/facts.py, where dtypes are the module's own, and beside them
+
+    target, weights, collectives, plugins    what the engines were made for and with
+    ranks    also engine (null if it is not built) and bindings, `rank{r}.bindings.json`: by input
+             {dtype, shape, file, under, offset, bytes}, `under` "base" or "folder"; null where
+             weights are inside
+    stages   also profiles [{name, shapes: {input: [min, opt, max]}}]; scalars {input: axes}, whose
+             value is the rank's position along them; groups {key: axes}, the communicators;
+             natives, whether there are collectives of TensorRT's own; report, or null
+    self_test   null, or {ids, top, logits, tolerance}; see golden.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onnx.onnx_ml_pb2 import TensorProto
+
+from irc.backends.onnx.facts import facts_of
+from irc.backends.onnx.stages import Stage
+from irc.backends.onnx.storage import Locations
+from irc.backends.tensorrt.emitter import TensorRTEmitter
+from irc.backends.tensorrt.request import Profile
+from irc.core import Module
+from irc.errors import Error
+
+BINDINGS = "rank{}.bindings.json"
+
+
+def base_facts(
+    module: Module,
+    stages: Sequence[Stage],
+    emitters: Sequence[TensorRTEmitter],
+    found: Locations,
+    profiles: Sequence[Sequence[Profile]],
+) -> dict[str, Any]:
+    """The facts that need no engine; models, engines and reports are filled in later."""
+    facts = facts_of(module, stages, emitters, found)
+    for entry, emitter, each in zip(facts["stages"], emitters, profiles, strict=True):
+        entry["grows"] = None
+        entry["profiles"] = [_profile(profile) for profile in each]
+        entry["scalars"] = {name: list(axes) for name, axes in emitter.scalars.items()}
+        entry["groups"] = {key: list(axes) for key, axes in emitter.communicators.items()}
+        entry["natives"] = emitter.natives > 0
+        entry["report"] = None
+    for entry in facts["ranks"]:
+        entry |= {"engine": None, "bindings": None}
+    return facts
+
+
+def _profile(profile: Profile) -> dict[str, Any]:
+    shapes = {name: [list(shape) for shape in each] for name, each in profile.shapes.items()}
+    return {"name": profile.name, "shapes": shapes}
+
+
+def write_bindings(
+    folder: Path, rank: int, weights: Mapping[str, TensorProto], dtypes: Mapping[str, str],
+    files: Sequence[str],
+) -> str:  # fmt: skip
+    """Write where the bytes of one rank's weights lie; `files` are those below the base."""
+    found = {name: _binding(proto, dtypes[name], files) for name, proto in weights.items()}
+    name = BINDINGS.format(rank)
+    try:
+        (folder / name).write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise Error(f"cannot write {folder / name}: {error.strerror or error}") from error
+    return name
+
+
+def _binding(proto: TensorProto, dtype: str, files: Sequence[str]) -> dict[str, Any]:
+    where = {entry.key: entry.value for entry in proto.external_data}
+    file = where.get("location", "")
+    return {
+        "dtype": dtype,
+        "shape": list(proto.dims),
+        "file": file,
+        "under": "base" if file in files else "folder",
+        "offset": int(where.get("offset", 0)),
+        "bytes": int(where.get("length", 0)),
+    }

@@ -1,0 +1,153 @@
+"""Finds TensorRT or TensorRT-RTX at run time; all in which the two differ is in one table."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from irc.backends.cuda.runtime import device_count
+from irc.backends.tensorrt.target import OLDEST, Flavour
+from irc.errors import Error
+
+NVIDIA_DRIVER = "libcuda.so.1"
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is particular about one of the two libraries.
+
+    `module` is imported and found in the extra `extra` of irc-compiler. `shared` is the library
+    that the parser opens by its bare name, from the package `libraries`. `capabilities`: engines
+    are built for a list of compute capabilities, else for the GPU of this machine, without which
+    nothing is built. `timing_cache`: measured tactics can be kept. `magic`: how an engine begins,
+    where that is known.
+    """
+
+    name: str
+    module: str
+    extra: str
+    shared: str
+    libraries: str
+    capabilities: bool
+    timing_cache: bool
+    magic: bytes
+
+
+TRAITS: dict[Flavour, Traits] = {
+    "tensorrt": Traits(
+        "TensorRT", "tensorrt", "tensorrt", "libnvinfer.so", "tensorrt_libs", False, True, b""
+    ),
+    # A timing cache would make TensorRT-RTX ask the GPU, which it needs for nothing else.
+    "tensorrt-rtx": Traits(
+        "TensorRT-RTX",
+        "tensorrt_rtx",
+        "tensorrt-rtx",
+        "libtensorrt_rtx.so",
+        "tensorrt_rtx_libs",
+        True,
+        False,
+        b"vtrt",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Library:
+    """An imported library. `version` is all of it, `1.7.1.116`."""
+
+    flavour: Flavour
+    module: Any
+    version: str
+
+    @property
+    def traits(self) -> Traits:
+        """What is particular about it."""
+        return TRAITS[self.flavour]
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """Major and minor version, as a target has them."""
+        return _release(self.version)
+
+    def __str__(self) -> str:
+        return f"{self.traits.name} {self.version}"
+
+
+def find(flavour: Flavour) -> Library:
+    """The library, imported; an Error says how to get it where it is missing, broken or too old."""
+    traits = TRAITS[flavour]
+    module = _imported(traits)
+    version = str(getattr(module, "__version__", ""))
+    if not re.match(r"\d+\.\d+", version) or not hasattr(module, "Builder"):
+        raise Error(
+            f"the module {traits.module} at {getattr(module, '__file__', None)} is not "
+            f"{traits.name}; remove it, or {_install(traits)}"
+        )
+    if _release(version) < OLDEST[flavour]:
+        oldest = ".".join(map(str, OLDEST[flavour]))
+        raise Error(
+            f"{traits.name} {version} is installed, and irc needs {oldest} or newer; "
+            f"{_install(traits, upgrade=True)}"
+        )
+    return Library(flavour, module, version)
+
+
+def installed(flavour: Flavour) -> bool:
+    """Whether a library is there, without importing it; it may still be too old."""
+    return TRAITS[flavour].module in sys.modules or find_spec(TRAITS[flavour].module) is not None
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU and its driver starts."""
+    return device_count() > 0
+
+
+def shared_library(traits: Traits) -> Path | None:
+    """The shared library that the parser opens by its unversioned name.
+
+    The wheels hold it only with its version, `libtensorrt_rtx.so.1`, and a parser that does not
+    find it ends the process. None where it lies elsewhere, as in a system's own folders, or has
+    its bare name already.
+    """
+    spec = find_spec(traits.libraries)
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    for folder in map(Path, folders):
+        found = sorted(folder.glob(f"{traits.shared}.*"))
+        if (folder / traits.shared).exists() or not found:
+            continue
+        return found[0]
+    return None
+
+
+def _imported(traits: Traits) -> ModuleType:
+    try:
+        return importlib.import_module(traits.module)
+    except ModuleNotFoundError as error:
+        if error.name == traits.module:
+            raise Error(f"{traits.name} is not installed; {_install(traits)}") from None
+        raise _broken(traits, error) from error
+    except (ImportError, OSError) as error:
+        raise _broken(traits, error) from error
+
+
+def _broken(traits: Traits, error: Exception) -> Error:
+    return Error(
+        f"{traits.name} is installed and does not load ({error}); put that right, "
+        f"or {_install(traits, again=True)}"
+    )
+
+
+def _install(traits: Traits, upgrade: bool = False, again: bool = False) -> str:
+    option = "--upgrade " if upgrade else "--force-reinstall " if again else ""
+    return f"pip install {option}'irc-compiler[{traits.extra}]'"
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

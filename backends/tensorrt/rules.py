@@ -1,0 +1,8 @@
+"""Loads the files that fill the table of choices."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+for _part in ("attention", "cache", "collective", "lookup", "plain"):
+    import_module(f"irc.backends.tensorrt.lower_{_part}")

@@ -1,0 +1,179 @@
+"""Which nodes every operation becomes for TensorRT, by flavour, version and GPU architecture.
+
+A Choice holds for the flavours, versions and architectures that it names; of several that fit, the
+first wins. What no choice speaks of is written as for ONNX Runtime, unless a dtype forbids it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeAlias
+
+from irc.backends.lowering import STRUCTURE, Lowering, Refusal
+from irc.backends.onnx.emitter import TABLE, Lowered, Rule
+from irc.backends.tensorrt.target import Flavour, Target
+from irc.core import Op
+from irc.declare import REGISTRY
+
+Writes: TypeAlias = Callable[[Any, Any], Lowered]  # a rule, with whichever emitter it needs
+
+IMPORTERS = "onnx/onnx-tensorrt 5ab48c5c, onnxOpImporters.cpp"
+BUILDER = "layer dump of the TensorRT-RTX 1.7.1.116 builder on CPU"
+TYPES = "TensorRT 11 DataType; TensorRT-RTX 1.7.1.116 parser"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What an operation becomes, why, and where that is known from."""
+
+    op: str
+    choice: str
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to write a class of operations, and where it holds.
+
+    `rule` is None where the operation has no nodes of its own: its expansion is used, or it is
+    refused. `since` and `before` bound the version; `architectures`, if any, are those for which it
+    is needed: one of them in the target is enough.
+    """
+
+    rule: Writes | None
+    choice: str
+    reason: str
+    source: str
+    flavour: Flavour | None = None
+    since: tuple[int, int] = (0, 0)
+    before: tuple[int, int] = (1 << 30, 0)
+    architectures: tuple[int, ...] = ()
+    unless: Refusal | None = None
+
+    def fits(self, target: Target) -> bool:
+        """Whether it holds for a target."""
+        if self.flavour not in (None, target.flavour):
+            return False
+        if not self.since <= target.version < self.before:
+            return False
+        return not self.architectures or bool({*self.architectures} & {*target.architectures})
+
+
+@dataclass
+class Choices:
+    """All choices, by class of operations in the order in which they were made."""
+
+    table: dict[type[Op], list[Choice]] = field(default_factory=dict[type[Op], list[Choice]])
+
+    def lower(
+        self,
+        *classes: type[Op],
+        choice: str,
+        reason: str,
+        source: str,
+        flavour: Flavour | None = None,
+        since: tuple[int, int] = (0, 0),
+        before: tuple[int, int] = (1 << 30, 0),
+        unless: Refusal | None = None,
+    ) -> Callable[[Writes], Writes]:
+        """Register a rule for these classes; the words are those of Choice."""
+
+        def register(rule: Writes) -> Writes:
+            made = Choice(rule, choice, reason, source, flavour, since, before, (), unless)
+            for cls in classes:
+                self.table.setdefault(cls, []).append(made)
+            return rule
+
+        return register
+
+    def refuse(self, *classes: type[Op], reason: str, source: str) -> None:
+        """These have no nodes: what has an expansion is written by that."""
+        for cls in classes:
+            self.table.setdefault(cls, []).append(Choice(None, "none", reason, source))
+
+
+CHOICES = Choices()
+
+_UNKNOWN = {
+    "f64": "TensorRT computes f64 as f32 without a word",
+    "i16": "TensorRT has no i16",
+    "u8": "TensorRT has no u8 between operations",
+    "i4": "i4 exists in constants only",
+    "u4": "TensorRT has no u4",
+    "f8e5m2": "TensorRT has no f8e5m2",
+    "f8e4m3": "f8e4m3 comes from quantization and constants only",
+}
+
+
+def dtype_refusal(target: Target) -> Refusal:
+    """Tells which dtype of an operation a target does not compute with."""
+    unknown = dict(_UNKNOWN)
+    if 75 in target.architectures:
+        unknown["bf16"] = "sm_75 has no bf16; compile with --dtype f16, or leave sm_75 out"
+
+    def refuse(op: Op) -> str | None:
+        for value in (*op.operands, *op.results):
+            if value.type.dtype in unknown:
+                return unknown[value.type.dtype]
+        return None
+
+    return refuse
+
+
+@cache
+def lowerings(target: Target) -> Lowering[Rule]:
+    """The lowerings for a target."""
+    from irc.backends.tensorrt import rules  # noqa: F401  (fills CHOICES)
+
+    made: Lowering[Rule] = Lowering("tensorrt")
+    by_dtype = dtype_refusal(target)
+    base = TABLE.entries()
+    for cls in dict.fromkeys((*base, *CHOICES.table)):
+        chosen = _chosen(cls, target)
+        if chosen is None and cls in base:
+            made.lower(cls, unless=_either(by_dtype, base[cls][1]))(base[cls][0])
+        elif chosen is not None and chosen.rule is not None:
+            made.lower(cls, unless=_either(by_dtype, chosen.unless))(chosen.rule)
+    return made
+
+
+def _chosen(cls: type[Op], target: Target) -> Choice | None:
+    return next((each for each in CHOICES.table.get(cls, ()) if each.fits(target)), None)
+
+
+def _either(first: Refusal, second: Refusal | None) -> Refusal:
+    return lambda op: first(op) or (second(op) if second is not None else None)
+
+
+def refusal(op: Op, target: Target) -> str | None:
+    """The reason that the table gives against an operation, if any."""
+    chosen = _chosen(type(op), target)
+    return chosen.reason if chosen is not None and chosen.rule is None else None
+
+
+def rows(target: Target) -> list[Row]:
+    """The table for a target, sorted by operation."""
+    from irc.backends.tensorrt.collectives import native_rows
+
+    found = {row.op: row for row in native_rows(target)}
+    for name, cls in REGISTRY.items():
+        if name not in found:
+            found[name] = _row(name, cls, target)
+    return sorted(found.values(), key=lambda row: row.op)
+
+
+def _row(name: str, cls: type[Op], target: Target) -> Row:
+    chosen = _chosen(cls, target)
+    if chosen is not None and (chosen.rule is not None or not cls.composite):
+        return Row(name, chosen.choice, chosen.reason, chosen.source)
+    if lowerings(target).covers(cls):
+        return Row(name, "as ONNX", "the importer gives it the same meaning", IMPORTERS)
+    if name in STRUCTURE:
+        return Row(name, "structure", "it is walked, and has no nodes", "irc/ops")
+    if not cls.composite:
+        return Row(name, "none", "nothing is known to compute it", IMPORTERS)
+    why = chosen.reason if chosen is not None else "it consists of simpler operations"
+    return Row(name, "expansion", why, "irc/ops")

@@ -1,0 +1,89 @@
+"""What an engine is built for: the library, its version, and the GPU architectures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, cast
+
+from irc.errors import Error, did_you_mean
+
+Flavour: TypeAlias = Literal["tensorrt", "tensorrt-rtx"]
+
+FLAVOURS: tuple[Flavour, ...] = ("tensorrt", "tensorrt-rtx")
+# What each flavour is taken to be where the library is not installed, and the oldest that is used.
+KNOWN: dict[Flavour, tuple[int, int]] = {"tensorrt": (11, 4), "tensorrt-rtx": (1, 7)}
+OLDEST: dict[Flavour, tuple[int, int]] = {"tensorrt": (11, 0), "tensorrt-rtx": (1, 7)}
+# Compute capabilities that TensorRT-RTX builds for, and those of an engine where none is named.
+RTX_ARCHITECTURES = (75, 80, 86, 89, 120, 121)
+DEFAULT_ARCHITECTURES: dict[Flavour, tuple[int, ...]] = {
+    "tensorrt": (),
+    "tensorrt-rtx": (80, 86, 89, 120),
+}
+
+_TEXT = re.compile(r"(?P<flavour>[a-z-]+?)(-(?P<version>\d+\.\d+))?(/(?P<architectures>.*))?")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A library, its version (major, minor), and compute capabilities, as in 89 for sm_89.
+
+    No architectures: those of the GPU that is there when the engine is built. The text is
+    `tensorrt-rtx-1.7/sm_80+sm_89`.
+    """
+
+    flavour: Flavour
+    version: tuple[int, int]
+    architectures: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """The target of a text; version and architectures may be left out."""
+        found = _TEXT.fullmatch(text.strip())
+        name = found["flavour"] if found else text
+        if found is None or name not in FLAVOURS:
+            raise Error(
+                f"no target {text!r}{did_you_mean(name, FLAVOURS)}; write it as "
+                "tensorrt-rtx-1.7/sm_89 or tensorrt-11.4/sm_90"
+            )
+        flavour = cast("Flavour", name)
+        version = _version(found["version"]) if found["version"] else KNOWN[flavour]
+        if version < OLDEST[flavour]:
+            oldest = ".".join(map(str, OLDEST[flavour]))
+            raise Error(f"{text}: irc needs {flavour} {oldest} or newer")
+        given = found["architectures"]
+        listed = _architectures(given, text) if given else DEFAULT_ARCHITECTURES[flavour]
+        if flavour == "tensorrt-rtx":
+            _check_rtx(listed)
+        return cls(flavour, version, listed)
+
+    def of_version(self, version: tuple[int, int]) -> Target:
+        """The same with the version that is installed."""
+        return replace(self, version=version)
+
+    def __str__(self) -> str:
+        chips = "+".join(f"sm_{each}" for each in self.architectures)
+        version = ".".join(map(str, self.version))
+        return f"{self.flavour}-{version}" + (f"/{chips}" if chips else "")
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+def _architectures(text: str, target: str) -> tuple[int, ...]:
+    found: list[int] = []
+    for each in re.split(r"[+,]", text):
+        digits = each.strip().removeprefix("sm_").removeprefix("sm")
+        if not digits.isdecimal():
+            raise Error(f"{target}: {each!r} is no architecture; write sm_89, or sm_80+sm_89")
+        found.append(int(digits))
+    return tuple(sorted(set(found)))
+
+
+def _check_rtx(architectures: tuple[int, ...]) -> None:
+    for each in architectures:
+        if each not in RTX_ARCHITECTURES:
+            known = ", ".join(f"sm_{known}" for known in RTX_ARCHITECTURES)
+            raise Error(f"tensorrt-rtx has no kernels for sm_{each}; it builds for {known}")

@@ -1,0 +1,24 @@
+"""ONNX files as modules: our own emission, and what exporters of transformers write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from irc.core import Module
+    from irc.mesh import Mesh
+
+
+def import_onnx(
+    path: str | Path,
+    dims: dict[str, tuple[int, int, int]] | None = None,
+    *,
+    mesh: Mesh | str | None = None,
+    base: str | Path | None = None,
+    equal: dict[str, str] | None = None,
+) -> Module:
+    """The module that an ONNX file of opset 13 to 24 describes; see importer.py."""
+    from irc.frontends.onnx.importer import import_onnx as read
+
+    return read(path, dims, mesh=mesh, base=base, equal=equal)

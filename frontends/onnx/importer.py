@@ -1,0 +1,289 @@
+"""An ONNX file as a module: arguments, weights, operations, results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from irc.core import Function, Module, Op, Value
+from irc.dims import Dim, DimLike, bind, symbol
+from irc.errors import Error
+from irc.frontends.onnx import collectives, gaps
+from irc.frontends.onnx.builder import Builder, hint, plain_name
+from irc.frontends.onnx.caches import aliased, results_of
+from irc.frontends.onnx.entry import Entry, Node
+from irc.frontends.onnx.fold import folded
+from irc.frontends.onnx.locate import locate
+from irc.frontends.onnx.manifest import Manifest, manifest_of
+from irc.frontends.onnx.model import STANDARD, opset_of, read_model
+from irc.frontends.onnx.readings import TABLE
+from irc.frontends.onnx.rules import Made
+from irc.frontends.onnx.schema import misuse
+from irc.frontends.onnx.tensors import DTYPES, Data, Files
+from irc.mesh import Mesh
+from irc.ops import Rank
+from irc.text.literals import parse_dim
+from irc.types import TensorType
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto
+
+Ranges = Mapping[str, tuple[int, int, int]]
+
+
+def import_onnx(
+    path: str | Path,
+    dims: Ranges | None = None,
+    *,
+    mesh: Mesh | str | None = None,
+    base: str | Path | None = None,
+    equal: Mapping[str, str] | None = None,
+) -> Module:
+    """The module that an ONNX file describes, its weights referred to where they lie.
+
+    `dims` are ranges (min, typical, max) of symbols; `equal` says by which other symbol one is
+    replaced, where a file has two names for what is always one size. A file of one rank among
+    several needs its `mesh` only where its groups leave that open. External data lies beside the
+    model, or below `base`, which the manifest of an artifact names. An Error lists everything that
+    irc has no operation for, before anything is built.
+    """
+    path = Path(path)
+    model = read_model(path)
+    beside = manifest_of(path)
+    if isinstance(mesh, str):
+        mesh = Mesh.parse(mesh)
+    place = base if base is not None else beside.base
+    files = Files(path, path.parent if place is None else Path(place), inside=place is None)
+    importer = _Importer(model, files, mesh or beside.mesh)
+    importer.beside = beside
+    importer.rank = beside.rank if importer.rank is None else importer.rank
+    importer.equal = {name: symbol(other) for name, other in (equal or {}).items()}
+    return importer.module(dims or {})
+
+
+class _Importer:
+    """One file that is being read."""
+
+    def __init__(self, model: ModelProto, files: Files, mesh: Mesh | None) -> None:
+        self.model, self.files, self.given = model, files, mesh
+        self.own = model.producer_name == "irc"
+        self.opset = opset_of(model, str(files.path))
+        self.entries: dict[str, Entry] = {}
+        self.equal: Mapping[str, DimLike] = {}
+        self.beside = Manifest()
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        rank = metadata.get("irc.rank", "")
+        self.rank = int(rank) if rank.isdecimal() else None
+        self.name = plain_name(metadata.get("irc.module") or files.path.stem) or "model"
+
+    def module(self, dims: Ranges) -> Module:
+        """Everything, in order."""
+        graph = self.model.graph
+        nodes = [self._node(i, proto) for i, proto in enumerate(graph.node)]
+        gaps.check(nodes, self.files.path)
+        joint = [node for node in nodes if node.kind in collectives.KINDS]
+        mesh = collectives.mesh_of(joint, self.given, self.rank)
+        module = Module(self.name, mesh, local=bool(joint) or mesh.ranks > 1)
+        function = Function("forward", self._arguments())
+        self.symbols = dict.fromkeys(name for arg in function.args for name in _symbols(arg))
+        self.builder = Builder(module, function, self.files)
+        self.builder.rank = self.rank
+        self._sources(function)
+        for node, proto in zip(nodes, graph.node, strict=True):
+            self._read(node, proto)
+        self._finish(module, function)
+        for name, bounds in dims.items():
+            if name in self.symbols:
+                module.dims[name] = bounds
+        return module
+
+    def _arguments(self) -> list[tuple[str, TensorType]]:
+        initial = {tensor.name for tensor in self.model.graph.initializer}
+        found: list[tuple[str, TensorType]] = []
+        taken: set[str] = set()
+        for value in self.model.graph.input:
+            if value.name in {*initial, *self.beside.bound, *self.beside.scalars}:
+                continue
+            name = plain_name(value.name.replace(".", "_")) or "input"
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            found.append((name, self._type(value)))
+        return found
+
+    def _type(self, value: ValueInfoProto) -> TensorType:
+        type = value.type.tensor_type
+        kind = DTYPES.get(type.elem_type)
+        if not value.type.HasField("tensor_type") or kind is None or not type.HasField("shape"):
+            raise Error(
+                f"the input {value.name!r} of {self.files.path} has no dtype and number of "
+                "dimensions that irc knows"
+            )
+        shape: list[DimLike] = []
+        for i, dim in enumerate(type.shape.dim):
+            if dim.HasField("dim_value"):
+                shape.append(dim.dim_value)
+            else:
+                name = f"{plain_name(value.name)}_{i}".replace(".", "_")
+                shape.append(bind(_dim(dim.dim_param, name), self.equal))
+        return TensorType(kind, tuple(shape))
+
+    def _sources(self, function: Function) -> None:
+        """Entries of the arguments and initializers."""
+        args = iter(function.args)
+        for tensor in self.model.graph.initializer:
+            data = self.files.data(tensor)
+            self.entries[tensor.name] = Entry(data.dtype, data.shape, data=data)
+            if self.own and tensor.name.startswith("rank."):
+                self._rank(tensor.name, data)
+        for value in self.model.graph.input:
+            bound = self.beside.bound.get(value.name)
+            if bound is not None:
+                self.entries[value.name] = Entry(bound.dtype, bound.shape, data=bound)
+            elif value.name in self.beside.scalars:
+                self.entries[value.name] = self._position(self.beside.scalars[value.name])
+            elif value.name not in self.entries:
+                self.entries[value.name] = self.builder.entry(next(args))
+
+    def _rank(self, name: str, data: Data) -> None:
+        """The position of the rank along axes, where the number is that."""
+        mesh, axis = self.builder.module.mesh, name.removeprefix("rank.")
+        axes = tuple(axis.split("."))
+        if self.rank is None or not set(axes) <= set(mesh.names) or data.inline is None:
+            return
+        if data.dtype == "i32" and int(data.inline) == mesh.index(self.rank, axes):
+            self.entries[name] = self._position(axis)
+
+    def _position(self, axis: str) -> Entry:
+        return Entry("i32", (), make=lambda: self.builder.value(Rank(axis=axis)))
+
+    def _node(self, number: int, proto: NodeProto) -> Node:
+        """A node without its inputs."""
+        domain = "" if proto.domain in STANDARD else proto.domain
+        node = Node(proto.op_type, domain, proto.name, number, self.opset, [], list(proto.output))
+        node.own = self.own
+        node.inputs = [None] * len(proto.input)
+        for i, name in enumerate(proto.input):
+            node.inputs[i] = Entry("f32", ()) if name else None  # until it is read
+        node.attributes = {
+            attribute.name: self._attribute(attribute) for attribute in proto.attribute
+        }
+        node.misuse = misuse(proto, self.opset) if not domain else None
+        metadata = {entry.key: entry.value for entry in proto.metadata_props}
+        locate(node, metadata, self.files.path.name)
+        return node
+
+    def _attribute(self, proto: AttributeProto) -> Any:
+        from onnx import AttributeProto
+
+        match proto.type:
+            case AttributeProto.TENSOR:
+                return self.files.data(proto.t)
+            case AttributeProto.STRING:
+                return proto.s.decode(errors="replace")
+            case AttributeProto.FLOAT:
+                return proto.f
+            case AttributeProto.INT:
+                return proto.i
+            case AttributeProto.INTS:
+                return list(proto.ints)
+            case AttributeProto.FLOATS:
+                return list(proto.floats)
+            case AttributeProto.STRINGS:
+                return [text.decode(errors="replace") for text in proto.strings]
+            case _:
+                return f"a {AttributeProto.AttributeType.Name(proto.type).lower()}"
+
+    def _read(self, node: Node, proto: NodeProto) -> None:
+        """One node: what it gives, named after its outputs."""
+        b = self.builder
+        node.inputs = [self.entries[name] if name else None for name in proto.input]
+        b.loc = node.loc
+        begun = len(b.ops)
+        try:
+            entry = None if node.own and node.final else folded(node)
+            made = entry or TABLE[node.domain, node.kind].rule(b, node)
+            results = _entries(b, made)
+        except Error as error:
+            if len(self.symbols) > 1:
+                error.add_note(
+                    f"the sizes of the inputs are {', '.join(self.symbols)}; where two are always "
+                    "one size, export them with one name, or give import_onnx(..., equal={...})"
+                )
+            raise error.at(loc=node.loc) from error.__cause__
+        for name, found in zip(node.outputs, results, strict=False):
+            if name and found is not None:
+                self.entries[name] = self._named(found, node, name, set(b.ops[begun:]))
+
+    def _named(self, entry: Entry, node: Node, name: str, new: set[Op]) -> Entry:
+        """The entry of an output; one of another node is copied, so that it stays that node's."""
+        if entry.node is not None or entry.data is not None:
+            made = entry
+            return Entry(
+                made.dtype,
+                made.shape,
+                made.value,
+                made.content,
+                made.base,
+                made.tokens,
+                made.data,
+                lambda: self.builder.get(made),
+                made.node,
+                was=made.was,
+            )
+        entry.node = node
+        if node.own and not node.final:
+            return entry
+        entry.name = hint(name)
+        value = entry.value if entry.value is not None else entry.base
+        made = value.producer if value is not None else None
+        if value is None or made is None:
+            return entry
+        if made in new or (node.own and made.opname == node.opname):
+            value.name = value.name or entry.name or None
+            self.builder.pinned |= {made} if node.own else set()
+        return entry
+
+    def _finish(self, module: Module, function: Function) -> None:
+        b, names = self.builder, [value.name for value in self.model.graph.output]
+        b.loc = None
+        returned: list[Value] = []
+        for name in names:
+            if name not in self.entries:
+                raise Error(f"{self.files.path} has the result {name!r}, which nothing makes")
+            returned.append(b.get(self.entries[name]))
+        places = {tensor.name: i for i, tensor in enumerate(self.model.graph.initializer)}
+        b.finish(returned, places)
+        aliases = aliased(function, names)
+        function.results = results_of(names, aliases, self.own)
+        module.files.update(
+            (name, path)
+            for name, path in self.files.names.items()
+            if any(name in weight.ref.files() for weight in module.weights.values())
+        )
+        module.add_function(function)
+
+
+def _entries(b: Builder, made: Made) -> list[Entry | None]:
+    """What a rule gave, as entries."""
+    if isinstance(made, Op):
+        return [b.entry(value) for value in made.results]
+    many = [made] if isinstance(made, (Entry, Value)) else made
+    return [b.entry(each) if isinstance(each, Value) else each for each in many]
+
+
+def _symbols(value: Value) -> list[str]:
+    dims = [dim for dim in value.type.shape if isinstance(dim, Dim)]
+    return [name for dim in dims for name in dim.symbols()]
+
+
+def _dim(text: str, otherwise: str) -> DimLike:
+    """The dimension that a dim_param says, as an expression where it is one."""
+    if not text.strip():
+        return symbol(otherwise)
+    try:
+        return parse_dim(text)
+    except Error:
+        return symbol(re.sub(r"\W+", "_", text).strip("_") or otherwise)

@@ -1,0 +1,73 @@
+"""What the manifest beside a model of ours says about it: mesh, folder of weights, bound inputs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from irc.artifact import is_artifact, read_manifest
+from irc.dtypes import dtype as dtype_called
+from irc.errors import Error
+from irc.frontends.onnx.tensors import Data
+from irc.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Nothing where a model is not part of an artifact.
+
+    `rank` is the first that runs the model. Of the inputs, `bound` are its weights, and `scalars`
+    are the positions along mesh axes, joined by dots: engines take both as inputs.
+    """
+
+    mesh: Mesh | None = None
+    base: str | None = None
+    rank: int | None = None
+    bound: dict[str, Data] = field(default_factory=dict[str, Data])
+    scalars: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def manifest_of(path: Path) -> Manifest:
+    """What is said beside the model `path`."""
+    folder = path.parent
+    if not is_artifact(folder):
+        return Manifest()
+    program: Any = read_manifest(folder)["program"]
+    axes = tuple((str(name), int(size)) for name, size in program.get("axes", ()))
+    found = program.get("base")
+    base = folder if found is None else folder / found
+    entries: list[Any] = list(program.get("ranks", ()))
+    mine = [i for i, entry in enumerate(entries) if entry.get("model") == path.name]
+    bound: dict[str, Data] = {}
+    if mine and entries[mine[0]].get("bindings"):
+        bound = _bound(folder / entries[mine[0]]["bindings"], base)
+    mesh = Mesh(axes) if axes else None
+    place = None if found is None else str(base)
+    if not mine:
+        return Manifest(mesh, place)
+    stage: Any = program["stages"][entries[mine[0]]["stage"]]
+    scalars = {str(name): ".".join(each) for name, each in stage.get("scalars", {}).items()}
+    return Manifest(mesh, place, mine[0], bound, scalars)
+
+
+def _bound(path: Path, base: Path) -> dict[str, Data]:
+    try:
+        entries: Any = json.loads(path.read_text(encoding="utf-8"))
+        found = {name: _data(name, each, path.parent, base) for name, each in entries.items()}
+    except OSError as error:
+        raise Error(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Error(f"{path} does not say where weights lie ({error}); compile again") from None
+    for name, data in found.items():
+        if data.offset < 0 or not Path(data.path).is_file():
+            raise Error(f"the weight {name!r} should be in {data.path}, which is not there")
+    return found
+
+
+def _data(name: str, entry: Any, folder: Path, base: Path) -> Data:
+    under = base if entry["under"] == "base" else folder
+    kind, shape = dtype_called(str(entry["dtype"])).name, tuple(int(n) for n in entry["shape"])
+    name = name.removesuffix(".rows")  # the second input of a weight that is also looked up in
+    return Data(name, kind, shape, path=str(under / entry["file"]), offset=int(entry["offset"]))

@@ -1,0 +1,76 @@
+"""The table of operators that can be read: what makes operations of a node, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from irc.core import Op, Value
+from irc.frontends.onnx.builder import Builder
+from irc.frontends.onnx.entry import Entry, Node
+
+Made: TypeAlias = Entry | Value | Op | Sequence[Entry | Value | None]
+Rule: TypeAlias = Callable[[Builder, Node], Made]
+# What a node asks that its rule cannot do, or None, by attributes and counts of operands alone.
+Refusal: TypeAlias = Callable[[Node], str | None]
+
+MICROSOFT = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How nodes of one kind are read. Attributes that are not `known` are refused."""
+
+    rule: Rule
+    known: frozenset[str]
+    refuses: Refusal | None = None
+
+
+TABLE: dict[tuple[str, str], Reading] = {}
+
+
+def reads(
+    *kinds: str, known: str = "", domain: str = "", refuses: Refusal | None = None
+) -> Callable[[Rule], Rule]:
+    """Put a rule into the table for some kinds of nodes, with the attributes that it knows."""
+
+    def keep(rule: Rule) -> Rule:
+        for kind in kinds:
+            assert (domain, kind) not in TABLE
+            TABLE[domain, kind] = Reading(rule, frozenset(known.split()), refuses)
+        return rule
+
+    return keep
+
+
+def refusal(node: Node) -> str | None:
+    """Why a node cannot be read, or None if it can."""
+    reading = TABLE.get((node.domain, node.kind))
+    if reading is None:
+        return "irc has no operation for it"
+    if node.misuse is not None:
+        return node.misuse
+    for name, value in node.attributes.items():
+        if name not in reading.known:
+            return f"its attribute {name}={_shown(value)} is unknown"
+    return reading.refuses(node) if reading.refuses is not None else None
+
+
+def only(name: str, *allowed: Any) -> Refusal:
+    """Refuses every other value of an attribute."""
+
+    def refuse(node: Node) -> str | None:
+        value = node.attributes.get(name, allowed[0])
+        return (
+            None
+            if value in allowed
+            else f"its attribute {name}={_shown(value)} has no meaning here"
+        )
+
+    return refuse
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,200 @@
+"""The tensors of a file: their numbers where few are needed, else references to their bytes."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from irc.dtypes import dtype as dtype_called
+from irc.dtypes import numpy_dtype
+from irc.errors import Error
+from irc.ops.control import LARGEST_CONSTANT
+from irc.safetensors import Tensor, read_header
+from irc.weights import BytesRef, FileRef, Ref, Slice
+
+if TYPE_CHECKING:
+    from onnx import TensorProto
+
+Array: TypeAlias = np.ndarray[Any, Any]
+# Numbers of TensorProto.DataType, as the proto file of ONNX fixes them.
+DTYPES: dict[int, str] = {
+    1: "f32",
+    2: "u8",
+    3: "i8",
+    5: "i16",
+    6: "i32",
+    7: "i64",
+    9: "bool",
+    10: "f16",
+    11: "f64",
+    16: "bf16",
+    17: "f8e4m3",
+    19: "f8e5m2",
+    21: "u4",
+    22: "i4",
+}
+_EXTERNAL = 1  # TensorProto.EXTERNAL
+READ = 1 << 16  # the most elements that are read to find out what they mean
+
+
+@dataclass(frozen=True)
+class Data:
+    """A tensor of the file: its numbers, or the place of its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    inline: Array | None = None
+    path: str = ""
+    offset: int = 0
+
+    @property
+    def count(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The size in its file."""
+        return self.count * dtype_called(self.dtype).bits // 8
+
+    def read(self) -> Array | None:
+        """The numbers, unless there are very many."""
+        if self.inline is not None or self.count > READ:
+            return self.inline
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.offset)
+                data = file.read(self.nbytes)
+        except OSError as error:
+            raise Error(f"cannot read the weights in {self.path}: {error.strerror}") from None
+        return np.frombuffer(data, numpy_dtype(self.dtype)).reshape(self.shape)
+
+
+@dataclass
+class Files:
+    """The files that tensors lie in, and the names that the module has for them.
+
+    `path` is the model, `base` the folder that the locations of external data start from.
+    """
+
+    path: Path
+    base: Path
+    inside: bool = True  # whether locations must stay below `base`
+    names: dict[str, str] = field(default_factory=dict[str, str])
+    _headers: dict[str, dict[int, tuple[str, Tensor]]] = field(
+        default_factory=dict[str, dict[int, tuple[str, Tensor]]]
+    )
+    _sizes: dict[str, int] = field(default_factory=dict[str, int])
+
+    def data(self, proto: TensorProto) -> Data:
+        """What a tensor of the model is; an Error where its data is not what its shape says."""
+        name, shape = proto.name or "(a constant)", tuple(proto.dims)
+        kind = DTYPES.get(proto.data_type)
+        if kind is None:
+            raise Error(f"the tensor {name!r} of {self.path} has a dtype that irc has not")
+        if proto.data_location != _EXTERNAL:
+            from onnx import numpy_helper
+
+            try:
+                inline: Array = numpy_helper.to_array(proto)
+            except (ValueError, TypeError) as error:
+                raise Error(f"the tensor {name!r} of {self.path} is damaged: {error}") from None
+            return Data(name, kind, shape, np.asarray(inline))
+        return self._placed(proto, Data(name, kind, shape))
+
+    def _placed(self, proto: TensorProto, data: Data) -> Data:
+        where = {entry.key: entry.value for entry in proto.external_data}
+        path = self._location(where.get("location"), data.name)
+        size = self._size(path, data.name)
+        try:
+            offset = int(where.get("offset") or 0)
+            length = int(where.get("length") or data.nbytes)
+        except ValueError:
+            raise Error(f"the tensor {data.name!r} of {self.path} lies at no valid place") from None
+        if length != data.nbytes:
+            raise Error(
+                f"the tensor {data.name!r} of {self.path} is {data.dtype}{list(data.shape)}, which "
+                f"takes {data.nbytes} bytes, but {length} are given"
+            )
+        if offset < 0 or offset + length > size:
+            raise Error(
+                f"the tensor {data.name!r} of {self.path} ends at byte {offset + length} of "
+                f"{path}, which has {size}: it is truncated, or another file"
+            )
+        data = replace(data, path=path, offset=offset)
+        inside = not where.get("location") and data.count <= LARGEST_CONSTANT
+        return replace(data, inline=data.read()) if inside else data
+
+    def _location(self, location: str | None, name: str) -> str:
+        if location is None:
+            raise Error(f"the tensor {name!r} of {self.path} names no file for its data")
+        if not location:
+            return str(self.path)
+        if self.inside and (os.path.isabs(location) or ".." in location.split("/")):
+            raise Error(
+                f"the tensor {name!r} of {self.path} lies in {location!r}, outside the model's "
+                "folder, which ONNX forbids"
+            )
+        beside = self.path.parent / location
+        return str(beside if beside.exists() else self.base / location)
+
+    def _size(self, path: str, name: str) -> int:
+        if path not in self._sizes:
+            try:
+                self._sizes[path] = os.stat(path).st_size
+            except OSError as error:
+                raise Error(
+                    f"the data of the tensor {name!r} of {self.path} should be in {path}: "
+                    f"{error.strerror}; put the file there"
+                ) from None
+        return self._sizes[path]
+
+    def ref(self, data: Data) -> Ref:
+        """The reference to a tensor whose bytes lie in a file."""
+        file = self.named(data.path)
+        if data.path.endswith(".safetensors"):
+            found = self._key(data)
+            if found is not None:
+                key, cut = found
+                ref = FileRef(file, key)
+                return ref if cut is None else ref.then(cut)
+        return BytesRef(file, data.offset, data.dtype, data.shape)
+
+    def _key(self, data: Data) -> tuple[str, Slice | None] | None:
+        """The tensor of a checkpoint that the bytes are, or of which they are whole rows."""
+        if data.path not in self._headers:
+            header = read_header(data.path)
+            self._headers[data.path] = {t.offset: (key, t) for key, t in header.items() if t.nbytes}
+        known = self._headers[data.path]
+        start = max((offset for offset in known if offset <= data.offset), default=None)
+        if start is None or not data.shape:
+            return None
+        key, tensor = known[start]
+        if (tensor.dtype, tensor.shape) == (data.dtype, data.shape) and start == data.offset:
+            return key, None
+        if tensor.dtype != data.dtype or tensor.shape[1:] != data.shape[1:] or not data.nbytes:
+            return None
+        row = tensor.nbytes // tensor.shape[0]
+        first, rest = divmod(data.offset - start, row)
+        if rest or first + data.shape[0] > tensor.shape[0]:
+            return None
+        return key, Slice(((first, first + data.shape[0]), *[None] * (len(data.shape) - 1)))
+
+    def named(self, path: str) -> str:
+        """The name that the module has for a file."""
+        for name, known in self.names.items():
+            if known == path:
+                return name
+        stem = re.sub(r"\W", "_", os.path.splitext(os.path.basename(path))[0]) or "file"
+        name, n = stem, 1
+        while name in self.names:
+            name, n = f"{stem}_{n}", n + 1
+        self.names[name] = path
+        return name

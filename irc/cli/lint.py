@@ -1,0 +1,128 @@
+"""`irc lint`: what TensorRT would refuse, drop or miscompute in ONNX models."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import Error
+from .arguments import add_json
+from .console import paint, print_json, table
+
+if TYPE_CHECKING:
+    from ..backends.tensorrt.lint import Finding
+    from ..backends.tensorrt.target import Target
+
+EXAMPLES = """
+  irc lint model.onnx
+  irc lint build/llama --target tensorrt-11.4/sm_90
+  irc lint model.onnx --ignore attention-causal-alignment --json
+  irc lint --rules
+"""
+
+TARGET = "tensorrt-rtx"
+SHOWN = 5  # nodes of one kind of finding, where not all are asked for
+
+
+def configure(parser: ArgumentParser) -> None:
+    """The arguments of `irc lint`."""
+    parser.add_argument("source", metavar="FILE|DIR", nargs="?", help="ONNX model, or a folder")
+    parser.add_argument(
+        "--target",
+        metavar="T",
+        help=f"library, version and GPUs ({TARGET}, or what the artifact is for)",
+    )
+    parser.add_argument(
+        "--ignore", metavar="RULE", action="append", default=[], help="leave a rule out"
+    )
+    parser.add_argument("--all", action="store_true", help="every node of every finding")
+    parser.add_argument("--rules", action="store_true", help="list the rules for the target")
+    add_json(parser)
+
+
+def run(args: Namespace) -> int:
+    """0 if no model has an error, else 1."""
+    from ..backends.tensorrt.lint import lint_file
+
+    if args.rules:
+        return _rules(args)
+    if args.source is None:
+        raise Error("say which model: irc lint model.onnx, or irc lint DIR")
+    target = _target(args)
+    found = {
+        path: lint_file(path, target, tuple(args.ignore)) for path in models(Path(args.source))
+    }
+    errors = sum(each.severity == "error" for every in found.values() for each in every)
+    if args.json:
+        listed = [{"file": str(p), **asdict(each)} for p, every in found.items() for each in every]
+        print_json({"target": str(target), "ok": not errors, "findings": listed})
+        return int(errors > 0)
+    for path, every in found.items():
+        _print(path, every, args.all)
+    return int(errors > 0)
+
+
+def models(source: Path) -> list[Path]:
+    """The ONNX models of a folder, or the one that is named."""
+    if not source.is_dir():
+        return [source]
+    found = sorted(source.glob("*.onnx"))
+    if not found:
+        raise Error(f"{source} holds no .onnx file; compile with --backend onnx or tensorrt-rtx")
+    return found
+
+
+def _target(args: Namespace) -> Target:
+    """The target that is asked for, that of the artifact, or the one that is built for in CI."""
+    from ..artifact import is_artifact, read_manifest
+    from ..backends.tensorrt.target import Target
+
+    if args.target is not None:
+        return Target.parse(args.target)
+    if args.source is not None and is_artifact(Path(args.source)):
+        own = read_manifest(Path(args.source))["program"].get("target")
+        if isinstance(own, str):
+            return Target.parse(own)
+    return Target.parse(TARGET)
+
+
+def _print(path: Path, findings: list[Finding], all_nodes: bool) -> None:
+    """The findings about one model, those of one rule and sentence together."""
+    errors = sum(each.severity == "error" for each in findings)
+    warnings = len(findings) - errors
+    counts = [_count(errors, "error"), _count(warnings, "warning")] if findings else ["nothing"]
+    print(f"{path}: {', '.join(each for each in counts if each)}")
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for each in findings:
+        groups.setdefault((each.severity, each.rule, each.message), []).append(each)
+    for (severity, rule, message), members in groups.items():
+        colour = "red" if severity == "error" else "yellow"
+        print(f"  {paint(severity, colour)} [{rule}] {message}")
+        shown = members if all_nodes else members[:SHOWN]
+        for member in shown:
+            if member.node:
+                places = [member.source, member.op or member.node]
+                print(f"    {'  '.join(place for place in places if place)}")
+        if len(members) > len(shown):
+            print(f"    and {len(members) - len(shown)} more; --all prints them")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}" if number else ""
+
+
+def _rules(args: Namespace) -> int:
+    """The rules that hold for the target, with what they rest on."""
+    from ..backends.tensorrt.lint import RULES
+
+    target = _target(args)
+    held = [rule for _, rule in sorted(RULES.items()) if rule.holds(target)]
+    if args.json:
+        keys = ("name", "severity", "reason", "source")
+        print_json([{key: getattr(rule, key) for key in keys} for rule in held])
+        return 0
+    rows = [(rule.name, rule.severity, rule.reason.partition("\n")[0]) for rule in held]
+    print(table(rows, ["rule", "severity", "reason"]))
+    return 0

@@ -1,0 +1,43 @@
+"""Gives the caches of a model one fixed capacity, for backends that allocate them once."""
+
+from __future__ import annotations
+
+from irc.core import Module
+from irc.dims import Dim, DimLike
+from irc.errors import Error
+from irc.passes.shard.symbols import replaced, substitute
+from irc.pipeline import Pass, Stats, register
+
+
+@register("static-capacity")
+class StaticCapacity(Pass):
+    """The capacity of key-value caches becomes the largest of its range.
+
+    Every symbol in the third dimension of a cache that `cache_update` writes is replaced by the
+    upper end of its range, everywhere.
+    """
+
+    def run(self, module: Module, stats: Stats) -> None:
+        sizes: dict[str, DimLike] = {}
+        for op in module.ops():
+            if op.opname != "cache_update":
+                continue
+            capacity = op.operands[0].type.shape[2]
+            for name in capacity.symbols() if isinstance(capacity, Dim) else ():
+                if name not in module.dims:
+                    raise Error(
+                        f"the capacity {name} of a cache has no upper end; give it a range with "
+                        f"--dims {name}=min:typical:max"
+                    ).at(op)
+                sizes[name] = module.dims[name][2]
+        if not sizes:
+            return
+        substitute(module, sizes)
+        for function in module.functions.values():
+            for key, type in function.layouts.items():
+                shape = tuple(replaced(dim, sizes) for dim in type.shape)
+                function.layouts[key] = type.replace(shape=shape)
+        for name, size in sizes.items():
+            module.dims.pop(name)
+            stats.explain(f"the caches hold {size} tokens, the most that {name} may be")
+            stats.count("fixed")

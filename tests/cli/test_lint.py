@@ -1,0 +1,136 @@
+"""`irc lint`: models and folders, findings grouped, the exit status, JSON, the list of rules."""
+
+import re
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto
+
+from irc.backends.tensorrt import table
+from irc.backends.tensorrt.target import Target
+from irc.declare import REGISTRY
+from tests.cli.runner import irc, refused, works
+from tests.tensorrt.lint_models import model, node
+
+ONE = "x:f16[4,8]"
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Path:
+    path = tmp_path / "a_clean.onnx"
+    path.write_bytes(model(node("Relu", "x"), ONE).SerializeToString())
+    return path
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Path:
+    """A model of seven Casts that are refused, and one that is warned of."""
+    path = tmp_path / "b_faulty.onnx"
+    body = [node("Cast", "x", f"c{i}", to=TensorProto.INT16) for i in range(7)]
+    for i, each in enumerate(body):
+        each.name = f"model/short{i}/Cast.c{i}"
+        each.metadata_props.add(key="loc", value=f"net.py:{i + 3}")
+    body += [node("Cast", "x", "d", to=TensorProto.DOUBLE), node("Relu", "x")]
+    path.write_bytes(model(body, ONE).SerializeToString())
+    return path
+
+
+def test_a_clean_model(clean: Path) -> None:
+    answer = works("lint", clean)
+    assert answer.out == f"{clean}: nothing\n"
+
+
+def test_findings_are_grouped_and_an_error_is_exit_status_1(faulty: Path) -> None:
+    answer = irc("lint", faulty)
+    assert answer.status == 1
+    first, error, *places = answer.out.splitlines()
+    assert first == f"{faulty}: 7 errors, 1 warning"
+    assert error.startswith("  error [cast-to] a Cast to int16 is refused; cast to int32")
+    assert places[0] == "    net.py:3  model/short0"
+    assert places[5] == "    and 2 more; --all prints them"
+    assert places[6].startswith("  warning [double] float64 silently becomes float32")
+    assert "model/short6" in irc("lint", faulty, "--all").out
+
+
+def test_warnings_alone_are_no_failure(faulty: Path) -> None:
+    answer = works("lint", faulty, "--ignore", "cast-to")
+    assert answer.out.startswith(f"{faulty}: 1 warning\n")
+
+
+def test_a_folder_has_every_model_linted(clean: Path, faulty: Path, tmp_path: Path) -> None:
+    answer = irc("lint", tmp_path)
+    assert answer.status == 1
+    assert f"{clean}: nothing\n{faulty}: 7 errors" in answer.out
+
+
+def test_json(clean: Path, faulty: Path, tmp_path: Path) -> None:
+    answer = irc("lint", tmp_path, "--json", "--target", "tensorrt-11.4/sm_90")
+    assert answer.status == 1
+    found = answer.json
+    assert (found["target"], found["ok"]) == ("tensorrt-11.4/sm_90", False)
+    assert len(found["findings"]) == 8
+    assert found["findings"][0] == {
+        "file": str(faulty),
+        "rule": "cast-to",
+        "severity": "error",
+        "message": "a Cast to int16 is refused; cast to int32, or to a float type",
+        "node": "model/short0/Cast.c0",
+        "op": "model/short0",
+        "source": "net.py:3",
+    }
+    assert works("lint", clean, "--json").json["ok"] is True
+
+
+def test_an_artifact_for_onnxruntime_is_told_what_stands_in_the_way(artifact: Path) -> None:
+    answer = irc("lint", artifact)
+    assert answer.status == 1
+    assert "[attention-valid-lengths] the parser drops nonpad_kv_seqlen" in answer.out
+
+
+def test_bad_input(clean: Path, tmp_path: Path) -> None:
+    assert "cannot read" in refused("lint", tmp_path / "none.onnx")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert f"{empty} holds no .onnx file" in refused("lint", empty)
+    assert "no target 'tensorr'; did you mean" in refused("lint", clean, "--target", "tensorr")
+    assert "did you mean 'cast-to'?" in refused("lint", clean, "--ignore", "cast_to")
+    assert "say which model" in refused("lint")
+    clean.write_text("not a model")
+    assert "is no ONNX model" in refused("lint", clean)
+
+
+def test_the_rules_for_a_target() -> None:
+    rows = works("lint", "--rules", "--target", "tensorrt-11.0/sm_90").out
+    assert "collective-silent" in rows
+    found = works("lint", "--rules", "--json").json
+    assert "collective-silent" not in {each["name"] for each in found}
+    assert all(each["reason"] and each["source"] for each in found)
+
+
+# ------------------------------------------------------------------ irc ops --target
+
+
+def test_ops_for_a_target_prints_the_table_of_lowerings(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Target] = []
+
+    def rows(target: Target) -> list[table.Row]:
+        asked.append(target)
+        return [table.Row("add", "as ONNX", "it has it", "docs"), table.Row("mul", "Mul", "r", "s")]
+
+    monkeypatch.setattr(table, "rows", rows)
+    words = ("ops", "--target", "tensorrt-rtx-1.7/sm_89")
+    head, first, _ = works(*words).out.splitlines()
+    assert head.split() == ["operation", "becomes", "reason", "source"]
+    assert re.split("  +", first) == ["add", "as ONNX", "it has it", "docs"]
+    assert asked == [Target("tensorrt-rtx", (1, 7), (89,))]
+    expected = {"op": "mul", "choice": "Mul", "reason": "r", "source": "s"}
+    assert works(*words, "mul", "--json").json == [expected]
+    assert "| `add` | as ONNX | it has it | docs |" in works(*words, "--markdown").out
+    assert "did you mean 'mul'?" in refused(*words, "mull")
+    assert "no kernels for sm_90" in refused("ops", "--target", "tensorrt-rtx-1.7/sm_90")
+
+
+def test_ops_for_a_target_has_every_operation() -> None:
+    found = works("ops", "--target", "tensorrt-rtx-1.7/sm_89", "--json").json
+    assert {each["op"] for each in found} == set(REGISTRY)
+    assert all(each["choice"] and each["reason"] and each["source"] for each in found)

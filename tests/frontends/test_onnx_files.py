@@ -1,0 +1,287 @@
+"""ONNX files as files: where their bytes are, what is wrong with them, how commands take them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import irc
+from irc.backends.reference import evaluate
+from irc.cli.main import main
+from irc.errors import Error
+from irc.frontends.onnx import import_onnx
+from irc.weights import BytesRef
+from tests.fresh import fresh
+from tests.frontends.onnx_models import compared, model, on_ort, read, saved
+
+X = {"x": ("f32", ("batch", 8))}
+RANGES = {"batch_size": (1, 1, 2), "seq": (1, 4, 8), "past": (0, 4, 8)}
+
+
+def draw(*shape: int) -> np.ndarray[Any, Any]:
+    return fresh(23).standard_normal(shape).astype(np.float32)
+
+
+def two_products(weight: np.ndarray[Any, Any], **more: Any) -> onnx.ModelProto:
+    """x times a weight, plus a bias."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"], name="/layer/0/MatMul"),
+        helper.make_node("Add", ["y", "b"], ["out"], name="/layer/0/Add"),
+    ]
+    return model(nodes, X, ["out"], {"w": weight, "b": draw(weight.shape[1])}, **more)
+
+
+def test_weights_inside_the_file_are_referred_to(tmp_path: Path) -> None:
+    weight = draw(8, 40)
+    path = saved(two_products(weight), tmp_path)
+    module = compared(path, {"x": draw(3, 8)})
+    ref = module.weights["w"].ref
+    assert isinstance(ref, BytesRef)
+    data = path.read_bytes()[ref.offset : ref.offset + weight.nbytes]
+    assert data == weight.tobytes()
+    assert [op.loc.scope for op in module.ops() if op.loc is not None] == ["layer.0", "layer.0"]
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.DOUBLE])
+def test_typed_data_is_referred_to(kind: int, tmp_path: Path) -> None:
+    made = two_products(draw(8, 40))
+    weight = draw(8, 40)
+    made.graph.initializer[0].CopyFrom(helper.make_tensor("w", kind, [8, 40], weight.reshape(-1)))
+    if kind == TensorProto.DOUBLE:
+        made.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.zeros(40), "b"))
+        made.graph.input[0].type.tensor_type.elem_type = kind
+    path = saved(made, tmp_path)
+    given = draw(3, 8).astype(np.float32 if kind == TensorProto.FLOAT else np.float64)
+    module = compared(path, {"x": given})
+    assert "bytes(@model" in str(module.weights["w"].ref)
+
+
+def test_external_data_is_referred_to(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save_model(
+        two_products(draw(8, 40)),
+        str(path),
+        save_as_external_data=True,
+        location="model.data",
+        size_threshold=0,
+    )
+    module = compared(path, {"x": draw(3, 8)})
+    assert module.files == {"model": str(tmp_path / "model.data")}
+    (tmp_path / "model.data").rename(tmp_path / "elsewhere")
+    with pytest.raises(Error, match=r"'w' of .*model\.onnx should be in .*model\.data: No such"):
+        import_onnx(path)
+    (tmp_path / "model.data").write_bytes(b"short")
+    with pytest.raises(Error, match=r"ends at byte 1280 of .*model\.data, which has 5"):
+        import_onnx(path)
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/passwd"])
+def test_external_data_stays_below_the_model(location: str, tmp_path: Path) -> None:
+    made = two_products(draw(8, 40))
+    tensor = made.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    with pytest.raises(Error, match="outside the model's folder"):
+        import_onnx(saved(made, tmp_path))
+
+
+def test_no_weight_is_held_in_memory(tmp_path: Path) -> None:
+    import tracemalloc
+
+    path = saved(two_products(draw(8, 1 << 19)), tmp_path)  # 16 MB
+    import_onnx(saved(two_products(draw(8, 40)), tmp_path, "small.onnx"))
+    tracemalloc.start()
+    module = import_onnx(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+    assert module.weights["w"].type.shape == (8, 1 << 19)
+
+
+def test_everything_that_cannot_be_read_is_listed(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], name="stem"),
+        helper.make_node("Conv", ["x", "w"], ["b"], name="stem2"),
+        helper.make_node("NonZero", ["x"], ["c"]),
+        helper.make_node("ArgMax", ["x"], ["d"], select_last_index=1),
+        helper.make_node("Strange", ["x"], ["e"], domain="com.example"),
+        helper.make_node("Softmax", ["x"], ["f"], beta=1.0),
+    ]
+    nodes[0].metadata_props.add(key="loc", value="net.py:12")
+    path = saved(model(nodes, X, list("abcdef"), {"w": draw(2, 8)}), tmp_path)
+    with pytest.raises(Error) as caught:
+        import_onnx(path)
+    text = str(caught.value)
+    assert "has 6 nodes that irc cannot read" in text
+    for part in (
+        "Conv (2): irc has no operation for it; stem at net.py:12, stem2",
+        "NonZero (1)",
+        "ArgMax (1): its attribute select_last_index=1 has no meaning here",
+        "com.example.Strange (1)",
+        "Softmax (1): its attribute beta=1.0 is unknown",
+    ):
+        assert part in text
+
+
+def bad_files() -> dict[str, tuple[bytes, str]]:
+    whole = two_products(draw(8, 40)).SerializeToString()
+    old = two_products(draw(8, 40), opset=11).SerializeToString()
+    return {
+        "empty": (b"", "it is empty"),
+        "text": (b"module @m {\n}\n", "is not an ONNX model"),
+        "zeros": (bytes(100), "is not an ONNX model"),
+        "truncated": (whole[: len(whole) // 2], "it is truncated"),
+        "a checkpoint": ((8).to_bytes(8, "little") + b"{}      ", "is not an ONNX model"),
+        "old": (old, "is of opset 11; irc reads 13 to 24"),
+    }
+
+
+@pytest.mark.parametrize("name", list(bad_files()))
+def test_a_bad_file_is_a_sentence(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, message = bad_files()[name]
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(data)
+    assert main(["show", str(path)]) == 1
+    text = capsys.readouterr().err
+    assert message in text and "Traceback" not in text
+
+
+def test_damaged_files_are_errors(tmp_path: Path) -> None:
+    """Whatever a byte becomes, the answer is a module or a sentence."""
+    rng, whole = fresh(31), two_products(draw(8, 12)).SerializeToString()
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(int(rng.integers(1, 4))):
+            data[int(rng.integers(len(data)))] = int(rng.integers(256))
+        path = tmp_path / "m.onnx"
+        path.write_bytes(bytes(data))
+        try:
+            import_onnx(path)
+        except Error:
+            continue
+
+
+def test_nodes_out_of_order_are_sorted(tmp_path: Path) -> None:
+    pytest.importorskip("onnx_graphsurgeon")
+    made = two_products(draw(8, 40))
+    made.graph.node[0].metadata_props.add(key="loc", value="net.py:7")
+    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in made.graph.node]
+    wanted = on_ort(saved(made, tmp_path), {"x": draw(3, 8)})
+    del made.graph.node[:]
+    made.graph.node.extend(reversed(nodes))
+    module = read(saved(made, tmp_path))
+    (found,) = evaluate(module, {"x": draw(3, 8)}).values()
+    np.testing.assert_allclose(found, wanted[0], rtol=1e-5, atol=1e-5)
+    first = next(iter(module.ops()))
+    assert first.loc is not None and (first.loc.file, first.loc.line) == ("net.py", 7)
+
+
+def test_values_that_nothing_makes(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "lost"], ["out"])]
+    with pytest.raises(Error, match="nothing makes the value 'lost'"):
+        import_onnx(saved(model(nodes, X, ["out"]), tmp_path))
+    nodes = [
+        helper.make_node("Add", ["x", "b"], ["a"]),
+        helper.make_node("Add", ["x", "a"], ["b"]),
+    ]
+    with pytest.raises(Error, match=r"cycle|depends on itself"):
+        import_onnx(saved(model(nodes, X, ["a"]), tmp_path))
+    nodes = [helper.make_node("Neg", ["x"], ["a"]), helper.make_node("Abs", ["x"], ["a"])]
+    with pytest.raises(Error, match="two values of the graph are called 'a'"):
+        import_onnx(saved(model(nodes, X, ["a"]), tmp_path))
+
+
+def test_functions_of_the_model_are_put_in_place(tmp_path: Path) -> None:
+    body = [
+        helper.make_node("Sigmoid", ["a"], ["s"]),
+        helper.make_node("Mul", ["a", "s"], ["b"]),
+    ]
+    opsets = [helper.make_opsetid("", 23), helper.make_opsetid("local", 1)]
+    function = helper.make_function("local", "Swish2", ["a"], ["b"], body, opsets[:1])
+    made = model([helper.make_node("Swish2", ["x"], ["out"], domain="local")], X, ["out"])
+    del made.opset_import[:]
+    made.opset_import.extend(opsets)
+    made.functions.append(function)
+    module = compared(saved(made, tmp_path), {"x": draw(3, 8)})
+    assert [op.opname for op in module.ops()] == ["silu", "return"]
+
+
+def test_shapes_are_followed_through_the_graph(tmp_path: Path) -> None:
+    """As exporters write x.view(B, S, heads, -1): Shape, Gather, Unsqueeze, Concat, Reshape."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "zero"], ["b"]),
+        helper.make_node("Gather", ["shape", "one"], ["s"]),
+        helper.make_node("Unsqueeze", ["b", "first"], ["b1"]),
+        helper.make_node("Mul", ["s", "two"], ["s2"]),
+        helper.make_node("Unsqueeze", ["s2", "first"], ["s1"]),
+        helper.make_node("Concat", ["b1", "s1", "rest"], ["to"], axis=0),
+        helper.make_node("Reshape", ["x", "to"], ["y"]),
+        helper.make_node("Range", ["zero", "s", "one"], ["places"]),
+        helper.make_node("Cast", ["s"], ["length"], to=1),
+        helper.make_node("Div", ["y", "length"], ["out"]),
+    ]
+    initial = {
+        "zero": np.array(0, np.int64),
+        "one": np.array(1, np.int64),
+        "two": np.array(2, np.int64),
+        "first": np.array([0], np.int64),
+        "rest": np.array([4], np.int64),
+    }
+    made = model(nodes, {"x": ("f32", ("B", "S", 8))}, ["out", "places"], initial)
+    module = compared(saved(made, tmp_path), {"x": draw(2, 3, 8)})
+    assert [str(value.type) for value in module.main.returned] == ["f32[B, 2*S, 4]", "i64[S]"]
+
+
+def test_symbols_of_the_inputs(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Concat", ["p", "x"], ["out"], axis=1)]
+    inputs = {"x": ("f32", ("batch size", "seq", 4)), "p": ("f32", ("batch size", "past", 4))}
+    path = saved(model(nodes, inputs, ["out"]), tmp_path)
+    module = read(path, dims=RANGES | {"other": (1, 1, 1)})
+    assert [str(arg.type) for arg in module.main.args] == [
+        "f32[batch_size, seq, 4]",
+        "f32[batch_size, past, 4]",
+    ]
+    assert str(module.main.returned[0].type) == "f32[batch_size, past + seq, 4]"
+    assert module.dims == RANGES
+    nodes = [helper.make_node("Add", ["p", "x"], ["out"])]
+    inputs = {"x": ("f32", ("a", 4)), "p": ("f32", ("b", 4))}
+    path = saved(model(nodes, inputs, ["out"]), tmp_path)
+    with pytest.raises(Error, match="equal=") as caught:
+        read(path)
+    assert "do not broadcast" in str(caught.value)
+    assert str(read(path, equal={"b": "a"}).main.returned[0].type) == "f32[a, 4]"
+
+
+def test_shapes_that_depend_on_the_data(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Reshape", ["x", "n"], ["out"], name="/a/Reshape")]
+    made = model(nodes, X | {"n": ("i64", (2,))}, ["out"])
+    with pytest.raises(Error, match="the shape of this Reshape depends on the data"):
+        import_onnx(saved(made, tmp_path))
+
+
+def test_commands_take_onnx_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(two_products(draw(8, 40)), tmp_path)
+    assert main(["show", str(path)]) == 0
+    assert "matmul %x, @w" in capsys.readouterr().out
+    assert main(["show", str(path), "--scope", "layer.0", "--locs"]) == 0
+    assert main(["opt", str(path), "--passes", "canonicalize, cse, dce"]) == 0
+    capsys.readouterr()
+    assert main(["compile", str(path), "-o", str(tmp_path / "a"), "--dims", "batch=1:2:4"]) == 0
+    given = draw(4, 8)
+    (want,) = on_ort(path, {"x": given})
+    (found,) = irc.load(tmp_path / "a").run({"x": given}).values()
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+    assert main(["forecast", str(path), "--dims", "batch=1:2:4"]) == 0
+    assert main(["compile", str(path), "-o", str(tmp_path / "b"), "--dtype", "f16"]) == 1
+    assert "an ONNX file says its dtypes itself" in capsys.readouterr().err
+    assert main(["compile", str(tmp_path / "none.onnx"), "-o", str(tmp_path / "b")]) == 1
+    assert "there is no" in capsys.readouterr().err

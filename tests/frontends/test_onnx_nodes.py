@@ -1,0 +1,281 @@
+"""Every kind of node that exporters write: the module computes what ONNX Runtime does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+from irc.frontends.onnx.rope_base import known_base
+from tests.fresh import fresh
+from tests.frontends.onnx_models import OPSET, compared, model, saved
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A generator of this session and this test."""
+    return fresh(crc32(request.node.nodeid.encode()))
+
+
+B, S = "batch", "seq"
+SIZES = {B: 3, S: 5, "2*seq": 10, "past": 4}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node over inputs and initializers; floats are normal, integers from 0 to `below`."""
+
+    kind: str
+    inputs: dict[str, Any]  # (dtype, shape)
+    initial: dict[str, Any] = field(default_factory=dict[str, Any])
+    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
+    order: str = ""  # names of the operands, where they differ from inputs and initial in order
+    outputs: int = 1
+    opset: int = OPSET
+    domain: str = ""
+    below: int = 4
+    positive: bool = False
+
+    def __str__(self) -> str:
+        words = [self.kind, *map(str, self.attributes.items()), str(self.opset)]
+        return " ".join(words + [f"{n}{list(s)}" for n, (_, s) in self.inputs.items()])
+
+
+def i64(*values: int) -> np.ndarray[Any, Any]:
+    return np.array(values, np.int64)
+
+
+def f32(*shape: int) -> Any:
+    return ("normal", shape)
+
+
+X = {"x": ("f32", (B, S, 8))}
+XY = {"x": ("f32", (B, S, 8)), "y": ("f32", (S, 8))}
+BOOLS = {"x": ("bool", (B, S)), "y": ("bool", (S,))}
+INTS = {"x": ("i64", (B, S)), "y": ("i64", (S,))}
+IDS = {"ids": ("i64", (B, S))}
+
+UNARY = (
+    "Neg Abs Sign Exp Sin Cos Round Floor Ceil Sigmoid Tanh Relu Softplus Erf Reciprocal Identity"
+)
+BINARY = "Add Sub Mul Div Pow Min Max Equal Less LessOrEqual Greater GreaterOrEqual"
+
+CASES = [
+    *(Case(kind, X) for kind in UNARY.split()),
+    *(Case(kind, X, positive=True) for kind in ("Log", "Sqrt")),
+    *(Case(kind, XY, positive=kind == "Pow") for kind in BINARY.split()),
+    *(Case(kind, BOOLS) for kind in ("And", "Or")),
+    Case("Not", {"x": ("bool", (B, S))}),
+    Case("IsNaN", X),
+    *(Case(kind, INTS) for kind in ("Add", "Sub", "Mul", "Equal", "Greater")),
+    Case("Div", {"x": ("i64", (B, S))}, {"by": i64(3)}),
+    Case("Mod", {"x": ("i64", (B, S))}, {"by": i64(3)}),
+    Case("Mod", XY, attributes={"fmod": 1}),
+    Case("Sum", XY, order="x y x"),
+    Case("Max", XY, order="x y x"),
+    Case("Where", {"c": ("bool", (B, S, 1)), **XY}),
+    Case("Pow", X, {"two": np.float32(2)}),
+    Case("Pow", X, {"half": np.float32(0.5)}, positive=True),
+    Case("Pow", X, {"three": i64(3)}),
+    Case("Clip", X, {"low": np.float32(-0.5), "high": np.float32(0.5)}),
+    Case("Clip", X, {"high": np.float32(0.5)}, order="x  high"),
+    Case("Gelu", X),
+    Case("Gelu", X, attributes={"approximate": "tanh"}),
+    Case("Gelu", X, domain="com.microsoft", opset=17),
+    Case("FastGelu", X, {"b": f32(8)}, domain="com.microsoft"),
+    Case("BiasGelu", X, {"b": f32(8)}, domain="com.microsoft"),
+    Case("QuickGelu", X, domain="com.microsoft", attributes={"alpha": 1.702}),
+    Case("LeakyRelu", X, attributes={"alpha": 0.2}),
+    Case("Cast", X, attributes={"to": 7}),
+    Case("Cast", {"x": ("i64", (B, S))}, attributes={"to": 1}),
+    Case("Reshape", X, {"s": i64(0, -1)}),
+    Case("Reshape", X, {"s": i64(-1, 8)}),
+    Case("Reshape", X, {"s": i64(0, 0, 2, 4)}),
+    Case("Reshape", {"x": ("f32", ("2*seq", 8))}, {"s": i64(-1, 2, 4)}),
+    Case("Flatten", X, attributes={"axis": 2}),
+    Case("Flatten", X, attributes={"axis": 0}),
+    Case("Squeeze", {"x": ("f32", (B, 1, 8, 1))}, {"a": i64(1, -1)}),
+    Case("Squeeze", {"x": ("f32", (B, 1, 8, 1))}),
+    Case("Unsqueeze", X, {"a": i64(0, -1)}),
+    Case("Transpose", X, attributes={"perm": [2, 0, 1]}),
+    Case("Transpose", X),
+    Case("Expand", {"x": ("f32", (B, 1, 8))}, {"s": i64(2, 1, 5, 1)}),
+    Case("Tile", X, {"r": i64(1, 2, 3)}),
+    Case("Slice", X, {"s": i64(1), "e": i64(1 << 62), "a": i64(1)}),
+    Case("Slice", X, {"s": i64(-2, 0), "e": i64(-1, -1), "a": i64(1, 2)}),
+    Case("Slice", X, {"s": i64(0), "e": i64(8), "a": i64(-1), "t": i64(3)}),
+    Case("Slice", X, {"s": i64(-1), "e": i64(-(1 << 62)), "a": i64(1), "t": i64(-1)}),
+    Case("Slice", X, {"s": i64(6), "e": i64(1), "a": i64(2), "t": i64(-2)}),
+    Case("Slice", X, {"s": i64(5), "e": i64(2), "a": i64(2)}),
+    Case("Split", X, attributes={"axis": -1, "num_outputs": 3}, outputs=3),
+    Case("Split", X, {"n": i64(2, 6)}, {"axis": 2}, outputs=2),
+    Case("Split", X, attributes={"axis": 2}, outputs=2, opset=13),
+    Case("Concat", {"x": ("f32", (B, S)), "y": ("f32", (B, "past"))}, attributes={"axis": 1}),
+    Case("Pad", X, {"p": i64(0, 1, 0, 0, 0, 2), "v": np.float32(1.5)}),
+    Case("Pad", X, {"p": i64(1, -1), "v": np.float32(0), "a": i64(-1)}),
+    Case("Trilu", {"x": ("f32", (B, S, S))}, {"k": np.int64(1)}, {"upper": 1}),
+    Case("Trilu", {"x": ("f32", (B, S, S))}, attributes={"upper": 0}),
+    Case("CumSum", X, {"a": np.int64(1)}, {"exclusive": 1, "reverse": 1}),
+    Case("Gather", X, {"i": i64(0, -1, 2)}, {"axis": 2}),
+    Case("Gather", X, {"i": np.array(-1, np.int64)}, {"axis": 1}),
+    Case("Gather", IDS, {"t": f32(4, 6)}, order="t ids"),
+    Case("GatherElements", {"x": ("f32", (B, 8)), "i": ("i64", (B, 3))}, attributes={"axis": 1}),
+    Case(
+        "ScatterElements",
+        {"x": ("f32", (B, 8)), "i": ("i64", (B, 1)), "u": ("f32", (B, 1))},
+        attributes={"axis": 1},
+    ),
+    Case("GatherND", {"x": ("f32", (4, 4, 6)), "i": ("i64", (B, S, 2))}),
+    Case("GatherND", {"x": ("f32", (4, S, 6)), "i": ("i64", (B, 1))}),
+    Case("OneHot", IDS, {"n": np.int64(5), "v": np.array([0, 1], np.float32)}),
+    Case("OneHot", IDS, {"n": np.int64(5), "v": np.array([-1, 3], np.float32)}),
+    *(Case(k, X, {"a": i64(-1)}, {"keepdims": 0}) for k in ("ReduceMean", "ReduceMax")),
+    Case("ReduceMin", X, {"a": i64(-1)}),
+    *(Case(k, X, {"a": i64(0, 2)}) for k in ("ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2")),
+    Case("ReduceSumSquare", X, attributes={"axes": [1], "keepdims": 0}, opset=13),
+    Case("ReduceMean", X, attributes={"axes": [-1]}, opset=17),
+    Case("ReduceSum", X, attributes={"noop_with_empty_axes": 1}),
+    Case("ReduceMean", X),
+    Case("ArgMax", X, attributes={"axis": -1, "keepdims": 0}),
+    Case("ArgMin", X, attributes={"axis": 1}),
+    Case("TopK", X, {"k": i64(3)}, {"axis": -1}, outputs=2),
+    Case("Softmax", X, attributes={"axis": 1}),
+    Case("LogSoftmax", X),
+    Case("MatMul", {**X, "y": ("f32", (B, 8, 6))}),
+    Case("MatMul", X, {"w": f32(8, 6)}),
+    Case("MatMul", {"x": ("f32", (8,))}, {"w": f32(8, 6)}),
+    Case("MatMul", X, {"w": f32(8)}),
+    Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(6, 8), "c": f32(6)}, {"transB": 1}),
+    Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(8, 6), "c": f32(1, 6)}, {"alpha": 0.5}),
+    Case(
+        "Gemm", {"x": ("f32", (8, B))}, {"w": f32(8, 6), "c": f32(1)}, {"transA": 1, "beta": 2.0}
+    ),
+    Case("FusedMatMul", {**X, "y": ("f32", (B, 6, 8))}, {}, {"transB": 1, "alpha": 0.25},
+         domain="com.microsoft"),
+    Case("LayerNormalization", X, {"s": f32(8), "b": f32(8)}, {"epsilon": 1e-3}),
+    Case("LayerNormalization", X, {"s": f32(8)}, {"axis": 2}),
+    Case("RMSNormalization", X, {"s": f32(8)}, {"epsilon": 1e-3}),
+    Case("SimplifiedLayerNormalization", X, {"s": f32(8)}, {"epsilon": 1e-3}, opset=17),
+    Case("SkipSimplifiedLayerNormalization", {**X, "r": ("f32", (B, S, 8))}, {"s": f32(8)},
+         {"epsilon": 1e-3}, domain="com.microsoft"),
+    Case("SkipLayerNormalization", {**X, "r": ("f32", (B, S, 8))}, {"s": f32(8), "b": f32(8)},
+         domain="com.microsoft"),
+    Case("InstanceNormalization", {"x": ("f32", (B, 5, 8))}, {"s": f32(5), "b": f32(5)},
+         {"epsilon": 1e-3}),
+    Case("GroupNormalization", {"x": ("f32", (B, 6, S))}, {"s": f32(6), "b": f32(6)},
+         {"num_groups": 3}),
+    Case("Einsum", {**X, "y": ("f32", (B, 6, 8))}, attributes={"equation": "bsk,bnk->bsn"}),
+    Case("Einsum", {"x": ("f32", (B, S, 2, 4)), "y": ("f32", (B, "past", 2, 4))},
+         attributes={"equation": "bihd,bjhd->bhij"}),
+    Case("RotaryEmbedding", {"x": ("f32", (B, 2, S, 8))}, {"c": f32(64, 4), "s": f32(64, 4)},
+         order="x c s ids"),
+    Case("RotaryEmbedding", {"x": ("f32", (B, S, 16))}, {"c": f32(64, 2), "s": f32(64, 2)},
+         {"num_heads": 2, "rotary_embedding_dim": 4, "interleaved": 1}, order="x c s ids"),
+    Case("Attention", dict.fromkeys("qkv", ("f32", (B, 2, S, 8))), attributes={"is_causal": 1}),
+    Case("Attention", {"q": ("f32", (B, 2, 4, 8))} | dict.fromkeys("kv", ("f32", (B, 2, S, 8))),
+         attributes={"is_causal": 1}),
+    Case("Attention", {"q": ("f32", (B, 2, S, 8))} | dict.fromkeys("kv", ("f32", (B, 2, 4, 8))),
+         attributes={"is_causal": 1}),
+    Case("Attention", dict.fromkeys("qkv", ("f32", (B, S, 16))) | {"m": ("bool", (S, S))},
+         attributes={"q_num_heads": 4, "kv_num_heads": 4, "scale": 0.3}),
+    Case("Attention", {"q": ("f32", (B, 4, S, 8)), "k": ("f32", (B, 2, "past", 8)),
+                       "v": ("f32", (B, 2, "past", 6)), "m": ("f32", (B, 1, S, "past"))}),
+]  # fmt: skip
+
+
+def drawn(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for name, (kind, shape) in case.inputs.items():
+        sizes = [SIZES[size] if isinstance(size, str) else size for size in shape]
+        if kind == "f32":
+            array = rng.standard_normal(sizes).astype(np.float32)
+            found[name] = np.abs(array) + np.float32(0.1) if case.positive else array
+        else:
+            low = -5 if case.kind in ("Div", "Mod") else 0
+            high = 2 if kind == "bool" else case.below
+            found[name] = rng.integers(low, high, sizes).astype({"bool": bool}.get(kind, np.int64))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_node(case: Case, rng: np.random.Generator, tmp_path: Path) -> None:
+    initial = {
+        name: rng.standard_normal(value[1]).astype(np.float32)
+        if isinstance(value, tuple)
+        else np.asarray(value)
+        for name, value in case.initial.items()
+    }
+    inputs = dict(case.inputs)
+    if "ids" in case.order.split(" ") and "ids" not in inputs:
+        inputs["ids"] = ("i64", (B, S))
+    operands = case.order.split(" ") if case.order else [*inputs, *initial]
+    outputs = [f"out{i}" for i in range(case.outputs)]
+    node = helper.make_node(case.kind, operands, outputs, domain=case.domain, **case.attributes)
+    path = saved(model([node], inputs, outputs, initial, case.opset), tmp_path)
+    full = Case(**{**vars(case), "inputs": inputs})
+    compared(path, drawn(full, rng), 2e-5)
+
+
+def test_constants_in_nodes(rng: np.random.Generator, tmp_path: Path) -> None:
+    table = rng.standard_normal((40, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Constant", [], ["t"], value=numpy_helper.from_array(table)),
+        helper.make_node("Constant", [], ["f"], value_float=0.5),
+        helper.make_node("Constant", [], ["n"], value_ints=[0, -1]),
+        helper.make_node("MatMul", ["x", "t"], ["y"]),
+        helper.make_node("Mul", ["y", "f"], ["z"]),
+        helper.make_node("Reshape", ["z", "n"], ["out"]),
+    ]
+    path = saved(model(nodes, {"x": ("f32", (B, 2, 40))}, ["out"]), tmp_path)
+    module = compared(path, {"x": rng.standard_normal((4, 2, 40)).astype(np.float32)})
+    assert "bytes(@model" in str(module)  # the table stays where it is
+
+
+def test_constants_are_computed_as_onnx_says(tmp_path: Path) -> None:
+    """Integers are divided towards zero, and Mod has the sign of the divisor."""
+    initial = {"a": i64(-7, 7, -8, 8), "b": i64(2, -2, 3, -3), "one": i64(1), "w": i64(3)}
+    names = {"Div": "q", "Mod": "m", "Sub": "d", "Max": "x", "Min": "n", "Less": "l"}
+    nodes = [helper.make_node(kind, ["a", "b"], [out]) for kind, out in names.items()]
+    nodes.append(helper.make_node("Where", ["l", "a", "b"], ["s"]))
+    nodes.append(helper.make_node("Slice", ["a", "w", "one", "zero", "back"], ["r"]))
+    initial |= {"zero": i64(0), "back": i64(-1)}
+    outputs = [*names.values(), "s", "r"]
+    compared(saved(model(nodes, {}, outputs, initial), tmp_path), {})
+
+
+def test_rows_that_are_guarded_otherwise(rng: np.random.Generator, tmp_path: Path) -> None:
+    """What only resembles an embedding stays what it is."""
+    initial = {
+        "t": rng.standard_normal((4, 6)).astype(np.float32),
+        "low": np.array(1, np.int64),
+        "high": np.array(3, np.int64),
+        "last": i64(-1),
+        "zero": np.float32(0),
+    }
+    nodes = [
+        helper.make_node("Max", ["ids", "low"], ["a"]),
+        helper.make_node("Min", ["a", "high"], ["b"]),
+        helper.make_node("Gather", ["t", "b"], ["rows"]),
+        helper.make_node("Equal", ["ids", "b"], ["same"]),
+        helper.make_node("Unsqueeze", ["same", "last"], ["inside"]),
+        helper.make_node("Where", ["inside", "rows", "zero"], ["out"]),
+    ]
+    path = saved(model(nodes, IDS, ["out"], initial), tmp_path)
+    compared(path, {"ids": rng.integers(-3, 7, (3, 5))})
+
+
+def test_a_base_of_rope_is_true_to_the_last_bit() -> None:
+    exact = (1 / np.float32(10000) ** (np.arange(0, 8, 2, dtype=np.float32) / 8)).astype(np.float32)
+    assert known_base(exact, 1.0, {"head_dim": 8}) == {}
+    assert known_base(exact / np.float32(4), 1.0, {"head_dim": 8}) == {
+        "kind": "linear",
+        "factor": 4.0,
+    }
+    near = exact.copy()
+    near[2] = np.nextafter(near[2], np.float32(1))
+    assert known_base(near, 1.0, {"head_dim": 8}) is None

@@ -1,0 +1,105 @@
+"""Full TensorRT goes the same way; here a module plays it, so this shows what would be asked of it.
+
+Nothing in this file says that TensorRT itself builds these graphs.
+"""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from irc.backends.tensorrt import build as building
+from irc.backends.tensorrt import header
+from irc.backends.tensorrt.build import BuildRequest, build
+from irc.backends.tensorrt.target import Target
+from irc.errors import Error
+from tests.tensorrt.graphs import gemm, profile
+
+pytestmark = pytest.mark.skipif("tensorrt" in sys.modules, reason="the real one is loaded")
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A request on a machine that has TensorRT and a GPU."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    shutil.copy(Path(__file__).with_name("fake_tensorrt.py"), modules / "tensorrt.py")
+    monkeypatch.syspath_prepend(modules)
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+    monkeypatch.setattr(building, "has_gpu", lambda: True)
+    monkeypatch.setattr(building, "_gpu", lambda: "NVIDIA H200 13000")
+    path = gemm(tmp_path / "m.onnx")
+    one = profile("one", path, B=(1, 2, 4))
+    request = BuildRequest(path, tmp_path / "m.engine", Target("tensorrt", (11, 4)), (one,))
+    yield replace(request, cache=tmp_path / "kept")
+    sys.modules.pop("tensorrt", None)
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_bytes()[64:])
+
+
+def test_the_same_path_builds_for_the_gpu_that_is_there(asked: BuildRequest) -> None:
+    built = build(replace(asked, workspace=1 << 30, weight_streaming=True, refit=True))
+    found = read(built.engine)
+    assert found["calls"] == [
+        ["create_network", 2],
+        ["limit", "WORKSPACE", 1 << 30],
+        ["flag", "WEIGHT_STREAMING"],
+        ["flag", "REFIT"],
+        ["profile", {"x": [[1, 64], [2, 64], [4, 64]]}],
+        ["timing", ""],
+    ]
+    assert found["modules"] == [] and found["detail"] == "DETAILED"
+    assert built.report.library == "TensorRT 11.4.0.106" and built.report.weights == 12
+    assert header.check(built.engine, "11.4.0.106", "tensorrt") is None
+
+
+def test_measured_tactics_are_kept_beside_the_engines(asked: BuildRequest) -> None:
+    assert asked.cache is not None
+    build(asked)
+    timing = asked.cache / "timing-tensorrt-11.4.0.106.cache"
+    assert timing.read_bytes() == b"measured "
+    assert build(asked).cached
+    again = build(replace(asked, key="another"))
+    assert not again.cached and ["timing", "measured "] in read(again.engine)["calls"]
+    timing.write_bytes(b"another GPU")
+    third = build(replace(asked, key="third"))
+    assert ["timing", ""] in read(third.engine)["calls"]
+
+
+def test_another_gpu_is_another_engine(
+    asked: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(asked)
+    monkeypatch.setattr(building, "_gpu", lambda: "NVIDIA B200 13000")
+    assert not build(asked).cached
+
+
+def test_without_a_gpu_nothing_is_built(
+    asked: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "has_gpu", lambda: False)
+    with pytest.raises(Error) as raised:
+        build(asked)
+    assert "TensorRT builds engines on the GPU that they are for" in str(raised.value)
+    assert "compile on that machine, or build for tensorrt-rtx here" in str(raised.value)
+
+
+def test_another_version_than_the_one_lowered_for(asked: BuildRequest) -> None:
+    with pytest.raises(Error, match=r"lowered for tensorrt-11.1, and TensorRT 11.4.0.106 is"):
+        build(replace(asked, target=Target("tensorrt", (11, 1))))
+
+
+def test_refit_on_the_release_that_drops_a_bias(asked: BuildRequest) -> None:
+    folder = Path(sys.path[0])
+    text = (folder / "tensorrt.py").read_text().replace("11.4.0.106", "11.3.0.99")
+    (folder / "tensorrt.py").write_text(text)
+    of = replace(asked, target=Target("tensorrt", (11, 3)))
+    with pytest.raises(Error, match=r"11\.3\.0\.99 may drop the bias of a product"):
+        build(replace(of, refit=True))
+    assert build(of).engine.exists()

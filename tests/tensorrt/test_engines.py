@@ -1,0 +1,259 @@
+"""Engines of whole models, built without a GPU: their kernels, by the builder's own list."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import irc
+from irc.backends.tensorrt.report import Layer, Report
+from irc.driver import Artifact
+from tests.layout import ROOT
+from tests.tiny_checkpoint import write_checkpoint
+
+pytestmark = pytest.mark.needs_rtx
+
+DIMS = {"B": (1, 2, 4), "S": (1, 16, 64), "T": (1, 1, 4), "C": (96, 96, 96)}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 48,
+    "factor": 2.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+}
+GROUPED = {
+    "hidden_size": 128,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 208,
+}
+BIASED = GROUPED | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "rope_parameters": LONG_ROPE,
+    "tie_word_embeddings": True,
+}
+
+
+def built(folder: Path, source: Path, mesh: str = "", **engine: Any) -> Artifact:
+    return irc.compile(
+        source,
+        folder / "built",
+        backend="tensorrt-rtx",
+        dtype="bf16",
+        mesh=mesh,
+        dims=DIMS,
+        engine=engine,
+    )
+
+
+def reports(artifact: Artifact) -> list[Report]:
+    """Of every stage."""
+    stages = artifact.manifest["program"]["stages"]
+    texts = [(artifact.folder / stage["report"]).read_text() for stage in stages]
+    return [Report.from_json(json.loads(text)) for text in texts]
+
+
+def nodes(artifact: Artifact, kind: str) -> list[dict[str, Any]]:
+    """The attributes of the nodes of a kind in the models of all stages, each model once."""
+    found: list[dict[str, Any]] = []
+    for name in dict.fromkeys(rank["model"] for rank in artifact.manifest["program"]["ranks"]):
+        model = onnx.load(str(artifact.folder / name), load_external_data=False)
+        for node in model.graph.node:
+            if node.op_type == kind:
+                values = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+                found.append({k: _text(v) for k, v in values.items()})
+    return found
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def kernels(report: Report, scope: str, profile: str = "decode") -> list[Layer]:
+    """The kernels of a scope that compute."""
+    others = ("shape_call", "copy", "custom_layer", "signal", "wait")
+    found = report.layers_of(scope, profile)
+    return [x for x in found if x.kind not in others and not x.kind.startswith("comm_")]
+
+
+def widened(artifact: Artifact, report: Report) -> list[str]:
+    """Kernels that leave f32 although every operation in them gives bf16.
+
+    The angles of rope are computed in f32, as rope means it.
+    """
+    narrow: dict[str, bool] = {}
+    for op in artifact.module.ops():
+        scope = op.loc.scope if op.loc is not None else ""
+        key = f"{scope}/{op.opname}" if scope else op.opname
+        only = all(value.type.dtype == "bf16" for value in op.results)
+        narrow[key] = narrow.get(key, True) and only
+    return [
+        layer.name
+        for layer in report.layers
+        if layer.operations
+        and not any("/rope" in operation for operation in layer.operations)
+        and all(narrow.get(operation, False) for operation in layer.operations)
+        and any(t.dtype == "f32" and not t.name.startswith("logits") for t in layer.outputs)
+    ]
+
+
+def whole_caches(report: Report, profile: str, inside: Mapping[str, int]) -> list[str]:
+    """Kernels that write something as long as a cache, other than the caches themselves."""
+    caches = {port.name for port in report.ports if not port.is_input}
+    return [
+        layer.name
+        for layer in report.of_profile(profile)
+        for tensor in layer.outputs
+        if len(tensor.dims) > 2
+        and inside["capacity"] in tensor.dims[-2:]
+        and tensor.dims[-1] > 1
+        and not any(tensor.name.startswith(cache) for cache in caches)
+        and tensor.dims[-2:] != (1, inside["capacity"])
+    ]
+
+
+def check_decode(artifact: Artifact, layers: int) -> None:
+    """What every engine of a model with enough heads must look like."""
+    seen = 0
+    for report in reports(artifact):
+        fused = [x for x in report.of_profile("decode") if "_mha_" in x.name]
+        seen += len(fused)
+        assert all(x.kind == "kgen" for x in fused)
+        assert not whole_caches(report, "decode", {"capacity": 96})
+        assert not widened(artifact, report)
+    assert seen == layers
+    for layer in range(layers):
+        mlp = [x for r in reports(artifact) for x in kernels(r, f"model.layers.{layer}.mlp")]
+        assert 0 < len(mlp) <= 3, [x.name for x in mlp]
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("grouped") / "checkpoint", **GROUPED)
+
+
+@pytest.mark.parametrize("weights", ["inside", "outside"])
+def test_one_rank(weights: str, grouped: Path, tmp_path: Path) -> None:
+    artifact = built(tmp_path, grouped, weights=weights)
+    check_decode(artifact, layers=2)
+    (report,) = reports(artifact)
+    assert (report.weights > 100_000) == (weights == "inside")
+    assert report.profiles == ("decode", "prefill")
+
+
+def test_the_tiny_llama_of_the_repository(tmp_path: Path) -> None:
+    artifact = built(tmp_path, ROOT / "examples" / "tiny_llama", weights="outside")
+    check_decode(artifact, layers=4)
+    assert artifact.manifest["program"]["self_test"]["ids"]
+
+
+def test_grouped_heads_biases_and_long_rope(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "checkpoint", **BIASED)
+    artifact = built(tmp_path, source, weights="outside")
+    check_decode(artifact, layers=2)
+    (rank,) = artifact.manifest["program"]["ranks"]
+    bindings = json.loads((artifact.folder / rank["bindings"]).read_text())
+    table, rows = (bindings[f"model.embed_tokens.weight{more}"] for more in ("", ".rows"))
+    assert table == rows  # tied: looked up and multiplied, two inputs of the same bytes
+
+
+@pytest.mark.parametrize("collectives", ["native", "plugin"])
+def test_two_ranks_share_one_engine(collectives: str, grouped: Path, tmp_path: Path) -> None:
+    artifact = built(tmp_path, grouped, "tp=2", collectives=collectives)
+    check_decode(artifact, layers=2)
+    program = artifact.manifest["program"]
+    assert {rank["engine"] for rank in program["ranks"]} == {"stage0.engine"}
+    assert program["stages"][0]["scalars"] == {"rank.tp": ["tp"]}
+    assert program["collectives"] == collectives
+    (report,) = reports(artifact)
+    kinds = report.kinds("decode")
+    native = {k: n for k, n in kinds.items() if k.startswith("comm_")}
+    # two in each layer, one behind the embedding, and the logits are gathered
+    if collectives == "native":
+        assert native == {"comm_allreduce": 5, "comm_allgather": 1}
+        groups = [
+            (n["groups"], n["group_size"], n["nb_rank"]) for n in nodes(artifact, "DistCollective")
+        ]
+        assert groups == [([0, 1], 2, 2)] * 6
+    else:
+        assert not native and kinds["custom_layer"] == 6
+        found = nodes(artifact, "IrcCollective")
+        assert {(n["group"], n["ways"]) for n in found} == {("tp", "2")}
+        assert [n["operation"] for n in found].count(
+            "all_reduce_rms_norm"
+        ) == 3  # not behind the last
+
+
+@pytest.mark.parametrize("mesh", ["pp=2", "tp=2,pp=2"])
+def test_stages_have_an_engine_each(mesh: str, grouped: Path, tmp_path: Path) -> None:
+    artifact = built(tmp_path, grouped, mesh)
+    check_decode(artifact, layers=2)
+    ranks = artifact.manifest["program"]["ranks"]
+    assert [rank["engine"] for rank in ranks] == [f"stage{r['stage']}.engine" for r in ranks]
+    assert {rank["stage"] for rank in ranks} == {0, 1}
+
+
+def test_groups_within_an_engine_are_the_plugins_even_where_native_is_wanted(
+    grouped: Path, tmp_path: Path
+) -> None:
+    """TensorRT ignores sub-groups, so it gets none."""
+    artifact = built(tmp_path, grouped, "dp=2,tp=2", collectives="native", build=False)
+    assert not nodes(artifact, "DistCollective")
+    assert {n["group"] for n in nodes(artifact, "IrcCollective")} == {"tp"}
+
+
+def test_an_engine_that_is_no_language_model(tmp_path: Path) -> None:
+    artifact = irc.compile(
+        ROOT / "examples" / "two_tower.py",
+        tmp_path / "built",
+        backend="tensorrt-rtx",
+        random_weights=1,
+    )
+    (report,) = reports(artifact)
+    assert report.profiles == ("all",)
+    assert artifact.manifest["program"]["self_test"] is None
+    assert {port.name for port in report.ports if not port.is_input} == {"scores", "user", "item"}
+
+
+def test_two_builds_are_the_same_bytes(grouped: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        built(folder, grouped, "tp=2", caching=False)
+    first, second = (
+        {p.name: p.read_bytes() for p in (folder / "built").iterdir()} for folder in folders
+    )
+    assert first.keys() == second.keys()
+    assert not [name for name in first if first[name] != second[name]]
+
+
+def test_a_second_build_has_nothing_to_do(grouped: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert built(tmp_path / "a", grouped, cache=cache).notes == []
+    again = built(tmp_path / "b", grouped, cache=cache)
+    assert again.notes == ["rank0.engine: built before, nothing to do"]
+    others = built(tmp_path / "c", grouped, cache=cache, workspace=1 << 30)
+    assert others.notes == []
+
+
+def test_an_artifact_is_built_again_elsewhere(grouped: Path, tmp_path: Path) -> None:
+    """From its folder alone, for another GPU."""
+    first = built(tmp_path, grouped, "tp=2", build=False)
+    assert all(rank["engine"] is None for rank in first.manifest["program"]["ranks"])
+    again = irc.compile(
+        first.folder,
+        tmp_path / "again",
+        backend="tensorrt-rtx",
+        engine={"target": "tensorrt-rtx/sm_89"},
+    )
+    assert again.manifest["program"]["target"] == "tensorrt-rtx-1.7/sm_89"
+    assert (again.folder / "stage0.engine").stat().st_size
+    assert (again.folder / "stage0.onnx").read_bytes() == (
+        first.folder / "stage0.onnx"
+    ).read_bytes()

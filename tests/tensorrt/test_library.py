@@ -1,0 +1,150 @@
+"""The library is found at run time: a sentence for each way in which it cannot be used."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from irc.backends.tensorrt import library, messages
+from irc.backends.tensorrt.library import TRAITS, find, installed, shared_library
+from irc.backends.tensorrt.target import FLAVOURS
+from irc.errors import Error
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of modules, found before all others and without the real libraries."""
+    kept = [path for path in sys.path if not (Path(path) / "tensorrt_rtx").exists()]
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *kept])
+    names = [traits.module for traits in TRAITS.values()]
+    real = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    yield tmp_path
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(real)
+
+
+def write(folder: Path, flavour: Any, text: str) -> None:
+    (folder / f"{TRAITS[flavour].module}.py").write_text(text)
+    importlib.invalidate_caches()
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_library_that_is_missing_names_its_extra(modules: Path, flavour: Any) -> None:
+    assert not installed(flavour)
+    with pytest.raises(Error) as raised:
+        find(flavour)
+    name = TRAITS[flavour].name
+    assert str(raised.value) == (
+        f"{name} is not installed; pip install 'irc-compiler[{TRAITS[flavour].extra}]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flavour", "version"), [("tensorrt", "10.16.1.2"), ("tensorrt-rtx", "1.6.1.120")]
+)
+def test_a_library_that_is_too_old(modules: Path, flavour: Any, version: str) -> None:
+    write(modules, flavour, f"__version__ = {version!r}\nclass Builder: pass\n")
+    with pytest.raises(Error) as raised:
+        find(flavour)
+    text = str(raised.value)
+    assert f"{version} is installed, and irc needs" in text
+    assert f"pip install --upgrade 'irc-compiler[{flavour}]'" in text
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "raise ImportError('libcudart.so.13: cannot open shared object file')",
+        "raise OSError('libcudart.so.13: cannot open shared object file')",
+        "import tensorrt_no_such_bindings",
+    ],
+)
+def test_a_library_that_does_not_load(modules: Path, cause: str) -> None:
+    write(modules, "tensorrt", cause)
+    with pytest.raises(Error) as raised:
+        find("tensorrt")
+    text = str(raised.value)
+    assert text.startswith("TensorRT is installed and does not load (")
+    assert "libcudart.so.13" in text or "tensorrt_no_such_bindings" in text
+    assert "pip install --force-reinstall 'irc-compiler[tensorrt]'" in text
+
+
+def test_a_module_of_that_name_which_is_something_else(modules: Path) -> None:
+    write(modules, "tensorrt", "")
+    with pytest.raises(Error, match="is not TensorRT; remove it, or pip install"):
+        find("tensorrt")
+
+
+def test_a_version_that_is_new_enough(modules: Path) -> None:
+    write(modules, "tensorrt", "__version__ = '11.4.0.106'\nclass Builder: pass\n")
+    assert installed("tensorrt")
+    found = find("tensorrt")
+    assert (found.release, str(found)) == ((11, 4), "TensorRT 11.4.0.106")
+
+
+@pytest.mark.needs_rtx
+def test_the_installed_library() -> None:
+    found = find("tensorrt-rtx")
+    assert found.release >= (1, 7) and installed("tensorrt-rtx")
+    shared = shared_library(found.traits)
+    # The wheels lack the bare name; one that had it would need no link.
+    assert shared is None or shared.name.startswith("libtensorrt_rtx.so.")
+
+
+def test_shared_libraries_that_have_their_name(tmp_path: Path, monkeypatch: Any) -> None:
+    spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(library, "find_spec", lambda name: spec)
+    traits = TRAITS["tensorrt-rtx"]
+    assert shared_library(traits) is None
+    (tmp_path / "libtensorrt_rtx.so.1").touch()
+    assert shared_library(traits) == tmp_path / "libtensorrt_rtx.so.1"
+    (tmp_path / "libtensorrt_rtx.so").touch()
+    assert shared_library(traits) is None
+
+
+class FakeLogging:
+    """The part of the library that messages come through."""
+
+    __name__ = "fake"
+
+    class ILogger:
+        def log(self, severity: Any, text: str) -> None: ...
+
+
+def test_one_logger_serves_all_who_listen() -> None:
+    first: list[tuple[str, str]] = []
+    second: list[tuple[str, str]] = []
+    warning = SimpleNamespace(name="WARNING")
+    with messages.listening(FakeLogging, lambda *said: first.append(said)) as logger:
+        logger.log(warning, "one")
+        with messages.listening(FakeLogging, lambda *said: second.append(said)) as same:
+            assert same is logger
+            logger.log(warning, "two")
+            logger.log(warning, "In catchCudaError at x.cpp:250 (cudaError 35: no driver)")
+        logger.log(warning, "three")
+    logger.log(warning, "nobody hears")
+    assert [text for _, text in first] == ["one", "two", "three"]
+    assert second == [("warning", "two")]
+
+
+def test_what_messages_mean() -> None:
+    node = "Static check for parsing node: model/mm/MatMul.a [MatMul]"
+    assert messages.node_in_work(node) == ("model/mm/MatMul.a", "MatMul")
+    assert messages.node_in_work("Searching for input: x") is None
+    layer = "=============== Computing costs for {ForeignNode[W...model/relu/Relu.y]}"
+    assert messages.layer_in_work(layer) == "{ForeignNode[W...model/relu/Relu.y]}"
+    runner = "--------------- Timing Runner: m/a (Myelin[0x80000023])"
+    assert messages.layer_in_work(runner) == "m/a"
+    assert messages.unused_input("Unused Input: kl") == "kl"
+    assert messages.unused_input("Input Tensor x is unused or used only at compile-time") is None
+    text = (
+        "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (it is wrong. "
+        "In validate at /_src/optimizer/api/network.cpp:4023)\n"
+        "[checkMacros.cpp::catchCudaError::250] Error Code 1: Cuda Runtime (cudaError 35: no)"
+    )
+    assert messages.reason(text) == "API Usage Error (it is wrong"
