@@ -1,29 +1,29 @@
-"""The runtime on real GPUs, but for TensorRT: memory, streams, graphs, NCCL, and engines of numpy.
-
-Ranks are threads, each with a GPU of its own.
-"""
+"""The runtime on real GPUs, but for TensorRT: memory, streams, NCCL, and engines of numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from irc.backends.cuda.runtime import device_count, use_device
-from irc.backends.tensorrt.runtime import gpu, weights
-from irc.backends.tensorrt.runtime.gpu import GpuDriver, GpuGroup, GpuStream
-from irc.dtypes import numpy_dtype
+from irc.backends.cuda.runtime import device_count
+from irc.backends.tensorrt.runtime import gpu, load, weights
+from irc.backends.tensorrt.runtime.gpu import GpuDriver
 from irc.errors import Error
 from tests.fresh import fresh
+from tests.layout import ROOT
 from tests.sharded.models import MODELS
-from tests.tensorrt.runtime_engine import Context, Engine, Library
-from tests.tensorrt.runtime_gpu import Array
-from tests.tensorrt.runtime_world import World, write
+from tests.tensorrt.gpu_rank import FACTS, HalfDriver
+from tests.tensorrt.runtime_engine import Library
+from tests.tensorrt.runtime_world import write
 from tests.tensorrt.test_runtime import NEW, continued, reference, step_of
 
 pytestmark = pytest.mark.gpu
@@ -41,125 +41,51 @@ def needs_gpus(count: int) -> None:
         pytest.skip(f"needs {count} GPUs")
 
 
-class Memory:
-    """A GPU's memory for an engine of numpy, which waits for every copy."""
-
-    def __init__(self, stream: GpuStream) -> None:
-        self._stream = stream
-
-    def read(self, address: int, shape: Sequence[int], dtype: str) -> Array:
-        array = np.empty(tuple(shape), numpy_dtype(dtype))
-        self._stream.download(array, address)
-        self._stream.wait()
-        return array
-
-    def write(self, address: int, array: Array, dtype: str) -> None:
-        host = np.ascontiguousarray(array.astype(numpy_dtype(dtype), copy=False))
-        self._stream.upload(address, host)
-        self._stream.wait()
-
-
-class Meeting:
-    """A group in which numpy arrays are gathered over NCCL."""
-
-    def __init__(self, driver: HalfDriver, group: GpuGroup) -> None:
-        self._driver, self._group = driver, group
-        self.rank, self.ranks = group.rank, group.ranks
-
-    def meet(self, item: Array) -> list[Array]:
-        array = np.ascontiguousarray(item)
-        driver, stream = self._driver, self._driver.own
-        source = driver.allocate(max(1, array.nbytes))
-        target = driver.allocate(max(1, array.nbytes * self.ranks))
-        every = np.empty((self.ranks, *array.shape), array.dtype)
-        stream.upload(source, array)
-        self._group.bind("all_gather", "u8", array.nbytes)(source, target, stream.handle)
-        stream.download(every, target)
-        stream.wait()
-        for address in (source, target):
-            driver.free(address)
-        return list(every)
-
-
-class HalfDriver(GpuDriver):
-    """A real GPU, whose engines numpy computes."""
-
-    def __init__(self, library: Library, number: int) -> None:
-        super().__init__("tensorrt-rtx", number, 10.0)
-        self._artifact, self.number = library, number
-        self.gpu = gpu.Gpu(self.gpu.name, 89, self.gpu.identity, self.gpu.memory)
-        self.own = self.stream()
-        self.memory = Memory(self.own)
-        self.registered: dict[str, Meeting] = {}
-        self.contexts: list[Context] = []
-        self.can_capture, self.can_bind, self.skew = False, True, 0.0
-
-    def engine(self, path: Path) -> Any:
-        import json
-
-        from tests.tensorrt.runtime_engine import MARK
-
-        own = json.loads(path.read_bytes().partition(MARK)[2])
-        names = {entry["engine"]: entry["stage"] for entry in self._artifact.facts["ranks"]}
-        engine: Any = HalfEngine(self, self._artifact, names[path.name], own)  # type: ignore[arg-type]
-        return engine
-
-    def register(self, key: str, rank: int, group: Any) -> None:
-        self.registered[key] = Meeting(self, group)
-
-
-class HalfEngine(Engine):
-    """Its context runs at once, where the GPU has come to it."""
-
-    def context(self, profile: int, stream: Any) -> Any:
-        return HalfContext(self, profile)
-
-
-class HalfContext(Context):
-    """See HalfEngine."""
-
-    def enqueue(self, stream: Any) -> None:
-        def now(work: Callable[[], None]) -> None:
-            stream.wait()
-            work()
-
-        super().enqueue(SimpleNamespace(calls=[], enqueue=now))  # type: ignore[arg-type]
-
-
-class HalfWorld(World):
-    """Threads on a GPU each."""
-
-    def driver(self, number: int) -> Any:
-        return HalfDriver(self.library, number)
-
-    @contextmanager
-    def entered(self, rank: int) -> Iterator[None]:
-        use_device(rank)
-        yield
-
-
 @pytest.mark.parametrize("mesh", ["", "tp=2", "pp=2", "dp=2", "tp=2,pp=2", "tp=4"])
 def test_generation_with_engines_of_numpy(mesh: str, tmp_path: Path) -> None:
     facts = write(tmp_path, MODELS["tied"](), mesh, weights="outside")
-    needs_gpus(len(facts["ranks"]))
+    ranks = len(facts["ranks"])
+    needs_gpus(ranks)
     wanted = continued(reference(tmp_path), facts).tokens
-    world = HalfWorld(tmp_path, facts)
-    found = world.of_all(lambda p: continued(p, facts).tokens)
-    assert found == [wanted] * world.ranks
+    (tmp_path / FACTS).write_text(json.dumps(facts))
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.tensorrt.gpu_rank", str(tmp_path), str(rank)],
+            env={**os.environ, **place},
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        ended = [each.communicate(timeout=90)[1].decode()[-900:] for each in started]
+    finally:
+        for each in started:
+            each.kill()
+    assert [each.returncode for each in started] == [0] * ranks, ended
+    found = [json.loads((tmp_path / f"tokens{rank}.json").read_text()) for rank in range(ranks)]
+    assert found == [list(wanted)] * ranks
     assert len(wanted) == NEW
-    world.close()
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 def test_states_stay_on_the_gpu(tmp_path: Path) -> None:
     needs_gpus(1)
     facts = write(tmp_path, MODELS["gqa"]())
-    world = HalfWorld(tmp_path, facts)
-    program, right = world.programs[0], reference(tmp_path)
+    library = Library(tmp_path, facts)
+    program = load(tmp_path, facts, driver=lambda number: HalfDriver(library, number))
+    right = reference(tmp_path)
     streams = [each.open({"B": 2, "C": 32}) for each in (program, right)]
     for turn in range(3):
         got, wanted = (each.step(step_of(2, turn, 5 + turn)) for each in streams)
         np.testing.assert_allclose(got["logits"], wanted["logits"], rtol=1e-5, atol=1e-6)
-    world.close()
+    library.close()
 
 
 @pytest.fixture

@@ -134,12 +134,13 @@ class RankStream:
             addresses,
             {stage.outputs[name]: held.shape for name, held in results.items()},
         )
-        if execution.is_new(shapes):
-            rank.meet("a step of new sizes")
         for to, names in rank.plan.sends.items():
             for name in names:
                 assert world is not None
                 world.send(results[name].address, results[name].size, to, handle)
+        if execution.is_new(shapes):
+            # behind the sends: an engine may wait for its inputs while it is put on the stream
+            rank.meet("a step of new sizes")
         return results
 
     def close(self) -> None:
