@@ -10,6 +10,7 @@ from ..artifact import is_artifact, read_manifest
 from ..errors import Error, did_you_mean
 from .arguments import add_json
 from .console import amount, print_json, table
+from .kernels import show_kernels
 from .sources import STDIN, read_module
 
 EXAMPLES = """
@@ -17,6 +18,7 @@ EXAMPLES = """
   irc show build/llama --scope layers.0.mlp --locs
   irc show model.irc --stats
   irc show build/llama --html llama.html
+  irc show build/engines --kernels --scope model.layers.0
   irc show model.onnx --stats
 """
 
@@ -32,6 +34,9 @@ def configure(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--html", metavar="F", help="write a page about the module to the file F")
     parser.add_argument("--stats", action="store_true", help="count operations and weights instead")
+    parser.add_argument(
+        "--kernels", action="store_true", help="what TensorRT made of the operations of an artifact"
+    )
     add_json(parser)
 
 
@@ -40,6 +45,8 @@ def run(args: Namespace) -> int:
     from ..report import page, statistics
     from ..text.printer import print_module
 
+    if args.kernels:
+        return show_kernels(args.source, args.scope, args.json)
     module = read_module(args.source)
     if args.html is not None:
         folder = Path(args.source)

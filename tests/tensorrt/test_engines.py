@@ -13,6 +13,7 @@ import pytest
 import irc
 from irc.backends.tensorrt.report import Layer, Report
 from irc.driver import Artifact
+from tests.cli.runner import refused, works
 from tests.layout import ROOT
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -257,3 +258,14 @@ def test_an_artifact_is_built_again_elsewhere(grouped: Path, tmp_path: Path) -> 
     assert (again.folder / "stage0.onnx").read_bytes() == (
         first.folder / "stage0.onnx"
     ).read_bytes()
+
+
+def test_the_kernels_of_an_engine_are_shown(grouped: Path, tmp_path: Path) -> None:
+    artifact = built(tmp_path, grouped)
+    text = works("show", artifact.folder, "--kernels", "--scope", "model.layers.1.mlp").out
+    heads = [line for line in text.splitlines() if line.startswith("rank0.engine, profile ")]
+    assert [line.split()[2].rstrip(":") for line in heads] == ["decode", "prefill"]
+    assert "model.layers.1.mlp/silu" in text and "model.layers.0" not in text
+    found = works("show", artifact.folder, "--kernels", "--json").json
+    assert list(found) == ["rank0.engine"]
+    assert "has no engines" in refused("show", grouped, "--kernels")

@@ -1,0 +1,59 @@
+"""`irc show DIR --kernels`: what TensorRT's builder made of an artifact's operations."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..artifact import is_artifact, read_manifest
+from ..errors import Error
+from .console import amount, print_json, table
+
+if TYPE_CHECKING:
+    from ..backends.tensorrt.report import Report
+
+WIDTH = 48  # of the column with the names of kernels
+
+
+def show_kernels(source: str, scope: str | None, as_json: bool) -> int:
+    """Print the kernels of every engine and profile, those of a scope where one is given."""
+    found = list(_reports(Path(source)))
+    if as_json:
+        print_json({stage: report.to_json() for stage, report in found})
+        return 0
+    for stage, report in found:
+        for number, name in enumerate(report.profiles):
+            rows = report.rows(number)
+            if scope is not None:
+                rows = [row for row in rows if f"{scope}." in row[3] or f"{scope}/" in row[3]]
+            kinds = ", ".join(f"{count} {kind}" for kind, count in report.kinds(number).items())
+            memory = next(m.activation for m in report.memory if m.profile == number)
+            print(f"{stage}, profile {name}: {kinds}; activations {amount(memory)}")
+            print(table([(f"  {k}", kind, _short(name), ops) for k, kind, name, ops in rows]))
+    return 0
+
+
+def _short(kernel: str) -> str:
+    """A kernel's name without its hash, and no longer than fits a column."""
+    return re.sub(r"_0x[0-9a-f]{16,}.*", "", kernel)[:WIDTH]
+
+
+def _reports(folder: Path) -> Iterator[tuple[str, Report]]:
+    """(engine, report) of every stage; an Error where there are no engines."""
+    from ..backends.tensorrt.report import Report
+
+    program: dict[str, Any] = read_manifest(folder)["program"] if is_artifact(folder) else {}
+    reports = [stage.get("report") for stage in program.get("stages", ())]
+    if not any(reports):
+        raise Error(
+            f"{folder} has no engines; compile it with --backend tensorrt-rtx or tensorrt first"
+        )
+    for number, name in enumerate(reports):
+        engine = next(r["engine"] for r in program["ranks"] if r["stage"] == number)
+        try:
+            yield engine, Report.from_json(json.loads((folder / name).read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Error(f"{folder / name} is missing or damaged; compile again") from error
