@@ -1,6 +1,7 @@
 """Fills .venv with one group of packages: base, test or benchmarks.
 
-The group test brings the oracle, torch and transformers, where torch is to be had without CUDA.
+The group test brings the oracle, torch and transformers, where torch is to be had without CUDA,
+and TensorRT-RTX, which builds engines without a GPU, where there is one for this machine.
 """
 
 import json
@@ -34,7 +35,7 @@ def base() -> None:
 
 
 def test() -> None:
-    """Add the test tools, and torch and transformers where torch comes without CUDA."""
+    """Add the test tools, and the oracle and the builder of engines where they are to be had."""
     say("installing the test tools")
     install("-e", ".[test]")
     reason = why_no_oracle()
@@ -43,6 +44,9 @@ def test() -> None:
         install("-e", ".[oracle]")
     else:
         say(f"no oracle here: {reason}. Tests marked oracle will be skipped")
+    say("installing the builder of engines: TensorRT-RTX")
+    if pip("install", "--quiet", "-e", ".[test-engines]").returncode != 0:
+        say("no TensorRT-RTX here. Tests marked needs_rtx will be skipped")
 
 
 def benchmarks() -> None:
