@@ -30,6 +30,8 @@ class StaticCapacity(Pass):
                         f"--dims {name}=min:typical:max"
                     ).at(op)
                 sizes[name] = module.dims[name][2]
+                if module.dims[name][2] < 1:
+                    raise Error(f"caches of the capacity {name}=0 hold nothing; give more").at(op)
         if not sizes:
             return
         substitute(module, sizes)

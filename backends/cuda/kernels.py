@@ -55,7 +55,7 @@ _KERNELS: dict[tuple[str, str, tuple[tuple[str, str], ...], int], Any] = {}
 def kernel(name: str, source: str, macros: Mapping[str, str]) -> Any:
     """The kernel `name` (extern "C") of a source after the prelude, for the current GPU.
 
-    It is compiled once per source, macros and architecture, and serves every GPU of that kind. An
+    It is compiled once per source, macros and GPU. An
     Error holds what the compiler says.
     """
     import cuda.core as core

@@ -106,14 +106,14 @@ def attention(e: Emitter, op: ops.Attention) -> Lowered:
         attributes |= {"q_num_heads": heads, "kv_num_heads": op.key_heads}
         operands = [e.get(op.q), e.get(op.k), e.get(op.v), scores, "", "", valid]
         return e.add("Attention", *operands, **attributes)
-    q = _by_head(e, op.q, heads, op.head_dim)
+    q = by_head(e, op.q, heads, op.head_dim)
     out = e.add("Attention", q, e.get(op.k), e.get(op.v), scores, "", "", valid, **attributes)
     out = e.add("Transpose", out, perm=[0, 2, 1, 3])
     batch, tokens, features = op.result.type.shape
     return Flat(e.reshape(out, (product((batch, tokens)), features)))
 
 
-def _by_head(e: Emitter, x: Value, heads: DimLike, width: DimLike) -> str:
+def by_head(e: Emitter, x: Value, heads: DimLike, width: DimLike) -> str:
     """[B, S, H*D] as [B, H, S, D]."""
     batch, tokens, _ = x.type.shape
     name = e.flat(x) if e.is_flat(x) else e.get(x)
@@ -192,5 +192,5 @@ def _lengths(e: Emitter, op: ops.Attention) -> str:
 def cache_update(e: Emitter, op: ops.CacheUpdate) -> Lowered:
     # In place where input and output are bound to the same memory.
     _, heads, _, width = op.cache.type.shape
-    new = _by_head(e, op.new, heads, width)
+    new = by_head(e, op.new, heads, width)
     return e.add("TensorScatter", e.get(op.cache), new, e.cast64(op.past), axis=2)

@@ -135,7 +135,7 @@ class HubCommunicator:
         """Whether the run cannot go on."""
         return self._failure is not None
 
-    def claim(self, ranks: int = 0) -> bool:
+    def claim(self) -> bool:
         """After a failure: whether this rank is to tell the user. True once, on one rank."""
         failure = self._failure
         if failure is None or self._said:

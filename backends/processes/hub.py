@@ -133,9 +133,10 @@ class Hub:
                     self._take(living[connection])
             now = time.monotonic()
             if now - last > 2 * _TURN:  # this process stood still itself
-                for member in self._members.values():
-                    member.heard += now - last
-                    member.moved += now - last
+                with self._lock:
+                    for member in self._members.values():
+                        member.heard += now - last
+                        member.moved += now - last
             last = now
             self._judge(now)
 
@@ -177,13 +178,17 @@ class Hub:
         for rank, member in self._members.items():
             if not (member.ended or member.gone):
                 self._check_alive(rank, member, now)
-        waiting = [r for r, m in self._members.items() if m.beat.get("waits")]
+        waiting = [r for r, m in self._members.items() if m.beat.get("waits") and not m.ended]
         for rank in waiting:
+            # a beat may be older than what was passed on to the rank since, such as the answer
+            # that it waited for
+            if not self._is_idle(self._members[rank], now, _FRESH):
+                continue
             for other in self._members[rank].beat["others"]:
                 if self._members[other].ended:
                     here = self._members[rank].beat["waits"]
                     self.fail(f"rank {rank} is at {here}, but rank {other} has finished")
-        idle = [r for r in waiting if self._is_idle(self._members[r], now)]
+        idle = [r for r in waiting if self._is_idle(self._members[r], now, self._limit)]
         if len(idle) == self.ranks:
             first, last = idle[0], idle[-1]
             self.fail(
@@ -193,9 +198,9 @@ class Hub:
                 "all need the same artifact and the same inputs"
             )
 
-    def _is_idle(self, member: _Member, now: float) -> bool:
-        """Whether a rank has not gone on for long, and still says so."""
-        return now - member.moved > self._limit and now - member.heard < _FRESH
+    def _is_idle(self, member: _Member, now: float, seconds: float) -> bool:
+        """Whether a rank has not gone on for so long, and still says so."""
+        return now - member.moved > seconds and now - member.heard < _FRESH
 
     def _check_alive(self, rank: int, member: _Member, now: float) -> None:
         seen = glance(member.home)

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ STARTING = 60.0  # seconds until all ranks have met
 KEY = "IRC_WORLD_KEY"  # a secret that all ranks are given, where others may reach the port
 _PORTS = 20_000  # where Slurm's jobs begin that are given no port
 _PAUSE = 0.2
-_HANDSHAKE = 10.0
+_HANDSHAKE = 10.0  # seconds that the other side has to prove that it knows the key
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,11 @@ class _Door:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(accepted.detach())
         try:
+            _limit(connection, _HANDSHAKE)
             deliver_challenge(connection, self._address.key)
             answer_challenge(connection, self._address.key)
-        except (AuthenticationError, EOFError, OSError):
+            _limit(connection, None)
+        except (AuthenticationError, AssertionError, EOFError, OSError):
             connection.close()  # a stranger
             return
         self.admit(connection)
@@ -185,16 +188,10 @@ def _listening(address: Address, ranks: int) -> socket.socket:
 def _connected(address: Address, rank: int, patience: float) -> Connection[Any, Any]:
     until = time.monotonic() + patience
     problem: Exception | None = None
-    while time.monotonic() < until:
+    while (left := until - time.monotonic()) > 0:
         try:
-            opened = socket.create_connection((address.host, address.port), timeout=_HANDSHAKE)
-            opened.settimeout(None)
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(opened.detach())
-            answer_challenge(connection, address.key)
-            deliver_challenge(connection, address.key)
-            return connection
-        except AuthenticationError:
+            return _knocked(address, min(_HANDSHAKE, left))
+        except (AuthenticationError, AssertionError):  # Python 3.11 asserts what a challenge is
             raise Error(
                 f"what answers at {address} is not rank 0 of this run, or was started with another "
                 f"{KEY}; give all ranks the same, and a port of their own (MASTER_PORT)"
@@ -206,3 +203,27 @@ def _connected(address: Address, rank: int, patience: float) -> Connection[Any, 
         f"rank {rank} did not reach rank 0 at {address} within {patience:g} s ({problem}); start "
         "rank 0 as well, and let that port through"
     )
+
+
+def _knocked(address: Address, seconds: float) -> Connection[Any, Any]:
+    """A connection to rank 0; an OSError where it stays silent for so many seconds."""
+    opened = socket.create_connection((address.host, address.port), timeout=seconds)
+    opened.settimeout(None)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection = Connection(opened.detach())
+    try:
+        _limit(connection, seconds)
+        answer_challenge(connection, address.key)
+        deliver_challenge(connection, address.key)
+        _limit(connection, None)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _limit(connection: Connection[Any, Any], seconds: float | None) -> None:
+    """Let a read that lasts this long, a second at least, end in an OSError; None: wait on."""
+    whole = 0 if seconds is None else max(1, int(seconds))
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", whole, 0))

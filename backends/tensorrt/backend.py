@@ -68,9 +68,19 @@ class TensorRTBackend:
 
     def unsupported(self, module: Module) -> list[Gap]:
         """Every operation that has neither a lowering nor an expansion that is covered."""
+        self._load_plugins()
         target = self.target
         gaps = table.lowerings(target).unsupported(module)
         return [Gap(gap.op, table.refusal(gap.op, target) or gap.reason) for gap in gaps]
+
+    def _load_plugins(self) -> None:
+        """Load the user's plugins, whose files may bring lowerings for operations of the model."""
+        if not self.options.plugins:
+            return
+        from irc.backends.tensorrt import plugins
+
+        plugins.load([Path(file) for file in self.options.plugins])
+        table.lowerings.cache_clear()
 
     def covers(self, cls: type[Op]) -> bool:
         """Whether the class has a lowering of its own, or is structure."""
@@ -116,12 +126,12 @@ class _Emission:
             facts = base_facts(self.module, stages, emitters, found, profiles)
             for number, stage in enumerate(stages):
                 self._write(facts, number, stage, templates[number], emitters[number], found)
-        plugin = any(entry["groups"] and not entry["natives"] for entry in facts["stages"])
+        plugin = any(emitter.plugins for emitter in emitters)
         facts |= {
             "target": str(self.target),
             "weights": "outside" if self.outside else "inside",
             "collectives": "plugin" if plugin else "native",
-            "plugins": _plugin_versions(self.chosen.plugins),
+            "plugins": _plugin_versions(emitters),
             "self_test": self_test(self.module, self.base, self.chosen.self_test),
         }
         Engines(self.folder, facts, profiles, self.target, self.chosen, self.progress).make(
@@ -168,8 +178,10 @@ class _Emission:
             write_model(self.folder / shared, template.shared())
 
 
-def _plugin_versions(files: Sequence[str]) -> dict[str, str]:
+def _plugin_versions(emitters: Sequence[TensorRTEmitter]) -> dict[str, str]:
+    """The versions of the plugins that the graphs use."""
     from irc.backends.tensorrt import plugins
 
-    plugins.load([Path(file) for file in files])
-    return dict(plugins.versions())
+    used = {node.kind for emitter in emitters for node in emitter.graph.nodes}
+    known = plugins.versions()
+    return {name: known[name] for name in known if name.rpartition("::")[2] in used}

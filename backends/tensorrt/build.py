@@ -77,7 +77,8 @@ def _build(
     tell(f"building {name}", 0.0)
     hearing = Hearing(model, str(library), name, tell)
     try:
-        with process.prepared(model, request.folders, part, library.traits) as place:
+        user_code = bool(request.plugins)
+        with process.prepared(model, request.folders, part, library.traits, user_code) as place:
             asked = _asked(request, library, model, cache)
             ended = process.converse(asked, place, hearing.hear)
         problem = hearing.problem(ended)

@@ -91,8 +91,8 @@ class Cache:
         entries = sorted(self.folder.glob("*.json"), key=lambda path: -_used(path))
         total = 0
         for entry in entries:
-            engine = entry.with_suffix(".engine")
-            total += engine.stat().st_size if engine.exists() else 0
+            with suppress(FileNotFoundError):  # another process has just removed it
+                total += entry.with_suffix(".engine").stat().st_size
             if total > self.limit and entry.stem != key:
                 self._drop(entry.stem)
 

@@ -5,24 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
+from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN, OPERATIONS, ROOTED
 from irc.backends.tensorrt.table import Row
 from irc.backends.tensorrt.target import Flavour, Target
 
 Collectives: TypeAlias = Literal["auto", "native", "plugin"]
 
-OPERATIONS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-)
 # Native ones that the builder refuses in bf16; f32 holds the same values.
-WITHOUT_BF16 = ("broadcast", "reduce", "gather", "scatter")
+WITHOUT_BF16 = ROOTED
 
 
 @dataclass(frozen=True)
@@ -108,12 +98,4 @@ def native_rows(target: Target) -> list[Row]:
         choice = "DistCollective" if known.good else COLLECTIVE_PLUGIN
         name = operation if operation not in ("gather", "scatter") else f"collective_{operation}"
         found.append(Row(name, choice, known.reason, known.source))
-    found.append(
-        Row(
-            "all_reduce_rms_norm",
-            COLLECTIVE_PLUGIN,
-            "the sum, the residual and the norm are one kernel behind the collective",
-            "irc/ops/fused_collective.py",
-        )
-    )
     return found

@@ -47,7 +47,7 @@ class TensorRTEmitter(Emitter):
         self.wanted: Collectives = collectives
         self.communicators: dict[str, Axes] = {}
         self.scalars: dict[str, Axes] = {}
-        self.natives = 0
+        self.natives = self.plugins = 0
         self._rows: dict[Weight, str] = {}
         self._multiplied = {
             value
@@ -147,6 +147,7 @@ class TensorRTEmitter(Emitter):
         to 32 bits."""
         group = ".".join(axes)
         self.communicators[group] = axes
+        self.plugins += 1
         return self.graph.several(
             outputs,
             COLLECTIVE_PLUGIN,

@@ -75,7 +75,8 @@ class Engines:
         built = build(request, self._tell(done, count))
         text = json.dumps(built.report.to_json(), indent=1) + "\n"
         (self.folder / f"{name}.report.json").write_text(text, encoding="utf-8")
-        self.facts["stages"][stage]["report"] = f"{name}.report.json"
+        entry = self.facts["stages"][stage]
+        entry["report"] = entry["report"] or f"{name}.report.json"
         notes: list[str] = self.facts.setdefault("notes", [])
         notes += [f"{name}.engine: {warning}" for warning in built.warnings]
         if built.cached:

@@ -2,7 +2,8 @@
 
 The keys of backends/onnx/facts.py, where dtypes are the module's own, and beside them
 
-    target, weights, collectives, plugins    what the engines were made for and with
+    target, weights, plugins    what the engines were made for and with
+    collectives    "plugin" where any is the plugin's, else "native"
     ranks    also engine (null if it is not built) and bindings, `rank{r}.bindings.json`: by input
              {dtype, shape, file, under, offset, bytes}, `under` "base" or "folder"; null where
              weights are inside

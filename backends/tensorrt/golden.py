@@ -12,6 +12,7 @@ from irc.backends.tensorrt.ranges import number
 from irc.core import Module
 from irc.dims import Dim, DimLike
 from irc.dtypes import dtype, numpy_dtype
+from irc.errors import Error
 
 SMALL = 256_000_000  # bytes of weights up to which the answer is computed unless asked otherwise
 COUNT = 16  # of the largest logits that are stored
@@ -28,6 +29,11 @@ def self_test(
     None where it is not wanted, or the module gives no logits. `wanted` None: where weights are
     small.
     """
+    if wanted and not _speaks(module):
+        raise Error(
+            "there is nothing to test: the module gives no logits after input_ids; leave "
+            "--self-test out"
+        )
     if wanted is False or not _speaks(module):
         return None
     if wanted is None and weight_bytes(module) > SMALL:
@@ -35,7 +41,7 @@ def self_test(
     kind, shape = _logits(module)
     vocabulary = shape[-1]
     assert isinstance(vocabulary, int)
-    ids = [(7 * i + 3) % vocabulary for i in range(_PROMPT)]
+    ids = [(7 * i + 3) % vocabulary for i in range(_count(module))]
     logits = evaluate(module, _inputs(module, ids), base)["logits"]
     last = np.asarray(logits[0, -1], np.float32)
     top = np.argsort(-last, kind="stable")[:COUNT]
@@ -61,6 +67,16 @@ def _logits(module: Module) -> tuple[str, tuple[Any, ...]]:
     names = module.main.result_names()
     type = module.main.result_layouts()[names.index("logits")]
     return type.dtype, type.shape
+
+
+def _count(module: Module) -> int:
+    """How many tokens the prompt has: as many as fit the caches, and a multiple of what ranks
+    share."""
+    (ids,) = [arg for arg in module.main.args if arg.name == "input_ids"]
+    least = _least(module.main.argument_layout(ids).shape[1])
+    found = [op.operands[0].type.shape[2] for op in module.ops() if op.opname == "cache_update"]
+    most = min((dim for dim in found if isinstance(dim, int)), default=_PROMPT)
+    return max(min(_PROMPT, most) // least, 1) * least
 
 
 def _speaks(module: Module) -> bool:

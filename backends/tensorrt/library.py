@@ -132,7 +132,7 @@ def _imported(traits: Traits) -> ModuleType:
         if error.name == traits.module:
             raise Error(f"{traits.name} is not installed; {_install(traits)}") from None
         raise _broken(traits, error) from error
-    except (ImportError, OSError) as error:
+    except Exception as error:  # whatever a damaged installation raises
         raise _broken(traits, error) from error
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from irc import ops
 from irc.backends.onnx.emitter import Flat, Lowered
-from irc.backends.onnx.lower_attention import cos_sin, fixed_heads
+from irc.backends.onnx.lower_attention import by_head, cos_sin, fixed_heads
 from irc.backends.tensorrt.emitter import TensorRTEmitter
 from irc.backends.tensorrt.nodes import ATTENTION
 from irc.backends.tensorrt.table import CHOICES
@@ -91,7 +91,7 @@ def _sizes(op: ops.Attention) -> _Sizes:
 )
 def attention(e: TensorRTEmitter, op: ops.Attention) -> Lowered:
     sizes = _sizes(op)
-    q = _by_head(e, op.q, sizes.heads, sizes.width)
+    q = by_head(e, op.q, sizes.heads, sizes.width)
     scale = e.number(op.score_scale, op.q.type.dtype)
     q = e.add("Mul", q, scale)
     k, v = _keys(e, op.k, op, sizes.width), _keys(e, op.v, op, sizes.value_width)
@@ -104,16 +104,8 @@ def attention(e: TensorRTEmitter, op: ops.Attention) -> Lowered:
     return Flat(e.reshape(out, (product((batch, tokens)), features)))
 
 
-def _by_head(e: TensorRTEmitter, x: Value, heads: DimLike, width: DimLike) -> str:
-    """[B, S, H*D] as [B, H, S, D]."""
-    batch, tokens, _ = x.type.shape
-    name = e.flat(x) if e.is_flat(x) else e.get(x)
-    split = e.reshape(name, (batch, tokens, heads, width))
-    return e.add("Transpose", split, perm=[0, 2, 1, 3])
-
-
 def _keys(e: TensorRTEmitter, x: Value, op: ops.Attention, width: DimLike) -> str:
-    return e.get(x) if op.cached else _by_head(e, x, op.key_heads, width)
+    return e.get(x) if op.cached else by_head(e, x, op.key_heads, width)
 
 
 def _fused(e: TensorRTEmitter, op: ops.Attention, sizes: _Sizes, q: str, k: str, v: str) -> str:

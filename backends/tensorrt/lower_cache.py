@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from irc import ops
 from irc.backends.onnx.emitter import Lowered
+from irc.backends.onnx.lower_attention import by_head
 from irc.backends.tensorrt.emitter import TensorRTEmitter
 from irc.backends.tensorrt.table import CHOICES
 from irc.core import Function, Value
-from irc.dims import Dim, DimLike
+from irc.dims import Dim
 
 
 @CHOICES.lower(
@@ -19,7 +20,7 @@ from irc.dims import Dim, DimLike
 )
 def cache_update(e: TensorRTEmitter, op: ops.CacheUpdate) -> Lowered:
     _, heads, _, width = op.cache.type.shape
-    new = _by_head(e, op.new, heads, width)
+    new = by_head(e, op.new, heads, width)
     if in_place(e.function, op):
         past = e.get(op.past) if op.past.type.dtype in ("i32", "i64") else e.cast64(op.past)
         return e.add("TensorScatter", e.get(op.cache), new, past, axis=-2)
@@ -40,14 +41,6 @@ def in_place(function: Function, op: ops.CacheUpdate) -> bool:
 
 def _updates(cache: Value) -> int:
     return sum(user.opname == "cache_update" for user in cache.users)
-
-
-def _by_head(e: TensorRTEmitter, x: Value, heads: DimLike, width: DimLike) -> str:
-    """[B, S, H*D] as [B, H, S, D]."""
-    batch, tokens, _ = x.type.shape
-    name = e.flat(x) if e.is_flat(x) else e.get(x)
-    split = e.reshape(name, (batch, tokens, heads, width))
-    return e.add("Transpose", split, perm=[0, 2, 1, 3])
 
 
 def _functional(e: TensorRTEmitter, op: ops.CacheUpdate, new: str) -> str:

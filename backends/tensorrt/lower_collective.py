@@ -6,6 +6,7 @@ from irc import ops
 from irc.backends.onnx.emitter import Flat, Lowered
 from irc.backends.onnx.lower_collective import rank as constant_rank
 from irc.backends.tensorrt.emitter import TensorRTEmitter
+from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
 from irc.backends.tensorrt.table import CHOICES
 from irc.core import Op
 from irc.dims import Dim
@@ -30,13 +31,13 @@ def no_plugin(op: Op) -> str | None:
 
 @CHOICES.lower(
     ops.AllReduceRmsNorm,
-    choice="IrcCollective",
+    choice=COLLECTIVE_PLUGIN,
     reason="the sum, the residual and the norm are one kernel behind the collective",
     source="irc/ops/fused_collective.py",
     unless=no_plugin,
 )
 def all_reduce_rms_norm(e: TensorRTEmitter, op: ops.AllReduceRmsNorm) -> Lowered:
-    if e.wanted == "native" or e.module.mesh.ways(op.axes) == 1 or op.offset:
+    if e.wanted == "native" or e.module.mesh.ways(op.axes) == 1:
         return _in_parts(e, op)
     normed, total = e.plugin(
         op.axes,
@@ -46,6 +47,7 @@ def all_reduce_rms_norm(e: TensorRTEmitter, op: ops.AllReduceRmsNorm) -> Lowered
         [e.flat(op.x), e.flat(op.residual), _scale(e, op)],
         outputs=2,
         eps=repr(op.eps),
+        offset=repr(op.offset),
     )
     return Flat(normed), Flat(total)
 

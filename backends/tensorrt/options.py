@@ -53,7 +53,19 @@ class EngineOptions:
             if name in _WORDS and value not in _WORDS[name]:
                 shown = " or ".join(str(word) for word in _WORDS[name] if word is not None)
                 raise Error(f"{name} is {value!r}; it can be {shown}")
-        return cls(**given)
+        wanted = dict(given)
+        wanted["target"] = wanted.get("target") or ""
+        if isinstance(wanted.get("cache"), str):
+            wanted["cache"] = Path(wanted["cache"])
+        files: Any = wanted.get("plugins") or ()
+        wanted["plugins"] = (files,) if isinstance(files, (str, Path)) else tuple(files)
+        for name, kinds in _KINDS.items():
+            if name in wanted and not isinstance(wanted[name], kinds):
+                shown = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+                raise Error(f"{name} is {wanted[name]!r}, and must be of the type {shown}")
+        if wanted.get("cache") is not None and wanted.get("caching") is False:
+            raise Error("a cache is named, and caching is off; leave one of the two out")
+        return cls(**wanted)
 
     def outside(self, ranks: int, weight_bytes: int) -> bool:
         """Whether weights stay outside the engines of a module."""
@@ -62,6 +74,17 @@ class EngineOptions:
         return ranks > 1 or weight_bytes > LARGE
 
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    "target": (str,),
+    "workspace": (int, type(None)),
+    "cache": (Path, type(None)),
+    "caching": (bool,),
+    "build": (bool,),
+    "self_test": (bool, type(None)),
+    "weight_streaming": (bool,),
+    "refit": (bool,),
+    "strip": (bool,),
+}
 _WORDS: dict[str, tuple[str | None, ...]] = {
     "weights": (None, "inside", "outside"),
     "collectives": ("auto", "native", "plugin"),

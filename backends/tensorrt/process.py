@@ -21,6 +21,8 @@ from irc.backends.tensorrt.model import Model, locate
 ENDING = 4.0  # seconds that the process has to end when it is asked to
 MODEL, PART, WEIGHTS = "model.onnx", "engine.part", "weights"  # in the folder it works in
 _NO_RANDOM_ADDRESSES = 0x0040000  # ADDR_NO_RANDOMIZE of personality(2)
+# How the names of variables begin that the library or Python may need.
+_PASSED = ("CUDA_", "HOME", "LANG", "LC_", "NVIDIA_", "PATH", "TMPDIR", "TRT_")
 _WORDS = 20_000  # bytes of what it printed that are kept
 
 
@@ -30,6 +32,7 @@ class Place:
 
     folder: Path
     environment: Mapping[str, str]
+    whole_environment: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,20 @@ def _start(command: list[str], words: IO[bytes], place: Place) -> subprocess.Pop
             stdout=subprocess.PIPE,
             stderr=words,
             cwd=place.folder,
-            env={**os.environ, **place.environment},
+            env=_environment(place),
             start_new_session=True,  # so that ctrl-C comes here alone
         )
+
+
+def _environment(place: Place) -> dict[str, str]:
+    """The variables of the process: where the user's own file of plugins runs, all of the user's,
+    else few, because they lie in the memory that has to look the same each time."""
+    known = (
+        dict(os.environ)
+        if place.whole_environment
+        else {name: value for name, value in os.environ.items() if name.startswith(_PASSED)}
+    )
+    return {**known, **place.environment}
 
 
 @contextmanager
@@ -110,9 +124,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def prepared(
-    model: Model, folders: tuple[Path, ...], part: Path, traits: Traits
+    model: Model, folders: tuple[Path, ...], part: Path, traits: Traits, user_code: bool = False
 ) -> Generator[Place]:
     """The folder that the process works in, for as long as the block runs.
+
+    `user_code`: whether the process loads files of the user's.
 
     `model` and `part` are links, so that what the process is told is the same wherever a model
     lies: the library orders some things by their addresses, and its memory has to look the same
@@ -147,7 +163,7 @@ def prepared(
             "GLIBC_TUNABLES": _before("glibc.malloc.tcache_count=0", "GLIBC_TUNABLES"),
             "OPENBLAS_NUM_THREADS": "1",
         }
-        yield Place(folder, environment)
+        yield Place(folder, environment, user_code)
 
 
 def _before(first: str, variable: str) -> str:

@@ -1,4 +1,4 @@
-"""The profiles of an engine: for decoding, one token of each row; for prefill, many.
+"""The profiles of an engine: for decoding, the fewest tokens of each row; for prefill, many.
 
 A kernel that reads the cache directly is chosen for a profile of exactly one token; any other
 expands the whole cache at every step.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from irc.backends.onnx.growth import writes_of
 from irc.backends.tensorrt.request import Profile
 from irc.core import Function
 from irc.dims import Dim, DimLike, Shape, bind
@@ -30,6 +29,7 @@ def profiles_of(function: Function, dims: Mapping[str, Range]) -> tuple[Profile,
     step = _step(function)
     if step is None:
         return (_profile("all", arguments, ranges),)
+    ranges[step] = _within(ranges[step], step, function)
     decode = ranges | {step: (1, 1, 1)} | _no_more_than_one(function, ranges, step)
     found = [_profile("decode", arguments, decode)]
     if ranges[step][2] > 1:
@@ -49,10 +49,27 @@ def _no_more_than_one(
 
 
 def _step(function: Function) -> str | None:
-    """The symbol of how many tokens one call brings, where caches are written."""
-    found = {write["step"] for write in writes_of(function)}
-    symbols = {str(dim) for arg in function.args for dim in arg.type.shape if isinstance(dim, Dim)}
-    return next(iter(found)) if len(found) == 1 and found <= symbols else None
+    """The symbol that says how many tokens one call brings, where caches are written.
+
+    Where tokens are split over ranks a call brings a multiple of it.
+    """
+    steps = {op.operands[1].type.shape[1] for op in function if op.opname == "cache_update"}
+    names = {name for dim in steps if isinstance(dim, Dim) for name in dim.symbols()}
+    told = _symbols(arg.type.shape for arg in function.args)
+    return next(iter(names)) if len(steps) == len(names) == 1 and names <= told.keys() else None
+
+
+def _within(range: Range, step: str, function: Function) -> Range:
+    """The range of the tokens of a call, no more of them than the caches hold."""
+    low, typical, high = range
+    for op in function:
+        if op.opname != "cache_update":
+            continue
+        capacity, tokens = op.operands[0].type.shape[2], op.operands[1].type.shape[1]
+        if isinstance(capacity, int):
+            most = max(capacity // number(tokens, {step: 1}), 1)
+            low, typical, high = min(low, most), min(typical, most), min(high, most)
+    return low, typical, high
 
 
 def _symbols(shapes: Iterable[Shape]) -> dict[str, None]:
@@ -64,6 +81,10 @@ def _range(name: str, dims: Mapping[str, Range]) -> Range:
     if name not in dims:
         raise Error(f"an engine needs a range for {name}; give --dims {name}=min:typical:max")
     low, typical, high = dims[name]
+    if high < 1:
+        raise Error(
+            f"the range of {name} ends at {high}; an engine needs one that ends at 1 or more"
+        )
     return max(low, 1), max(typical, 1), high
 
 

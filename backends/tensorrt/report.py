@@ -103,8 +103,12 @@ class Report:
             counts[layer.kind] = counts.get(layer.kind, 0) + 1
         return counts
 
-    def rows(self, profile: int | str = 0) -> list[tuple[str, str, str, str]]:
-        """(kind, dtype, kernel, operations) per kernel that does work, for a table."""
+    def rows(
+        self, profile: int | str = 0, name: str | None = None
+    ) -> list[tuple[str, str, str, str]]:
+        """(kind, dtype, kernel, operations) per kernel that does work, for a table; with a name
+        those that an operation or scope went into."""
+        layers = self.of_profile(profile) if name is None else self.layers_of(name, profile)
         return [
             (
                 layer.kind,
@@ -112,7 +116,7 @@ class Report:
                 layer.tactic or layer.name,
                 ", ".join(layer.operations) or "-",
             )
-            for layer in self.of_profile(profile)
+            for layer in layers
             if layer.kind != "shape_call"
         ]
 

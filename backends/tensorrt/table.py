@@ -21,7 +21,6 @@ Writes: TypeAlias = Callable[[Any, Any], Lowered]  # a rule, with whichever emit
 
 IMPORTERS = "onnx/onnx-tensorrt 5ab48c5c, onnxOpImporters.cpp"
 BUILDER = "layer dump of the TensorRT-RTX 1.7.1.116 builder on CPU"
-TYPES = "TensorRT 11 DataType; TensorRT-RTX 1.7.1.116 parser"
 
 
 @dataclass(frozen=True)
@@ -98,13 +97,13 @@ class Choices:
 CHOICES = Choices()
 
 _UNKNOWN = {
-    "f64": "TensorRT computes f64 as f32 without a word",
-    "i16": "TensorRT has no i16",
-    "u8": "TensorRT has no u8 between operations",
-    "i4": "i4 exists in constants only",
-    "u4": "TensorRT has no u4",
-    "f8e5m2": "TensorRT has no f8e5m2",
-    "f8e4m3": "f8e4m3 comes from quantization and constants only",
+    "f64": "is in f64, which TensorRT makes f32 without a word",
+    "i16": "is in i16, which TensorRT does not have",
+    "u8": "is in u8, which TensorRT does not have between operations",
+    "i4": "is in i4, which TensorRT has in constants only",
+    "u4": "is in u4, which TensorRT does not have",
+    "f8e5m2": "is in f8e5m2, which TensorRT does not have",
+    "f8e4m3": "is in f8e4m3, which TensorRT takes from quantization and constants only",
 }
 
 
@@ -112,7 +111,7 @@ def dtype_refusal(target: Target) -> Refusal:
     """Tells which dtype of an operation a target does not compute with."""
     unknown = dict(_UNKNOWN)
     if 75 in target.architectures:
-        unknown["bf16"] = "sm_75 has no bf16; compile with --dtype f16, or leave sm_75 out"
+        unknown["bf16"] = "cannot be in bf16 on sm_75; compile with --dtype f16, or leave sm_75 out"
 
     def refuse(op: Op) -> str | None:
         for value in (*op.operands, *op.results):

@@ -55,7 +55,7 @@ def attention(b: Builder, node: Node) -> Made:
     _heads(node, k, "kv_num_heads")
     q_tokens, width = _tokens(b, q, heads)
     keys = k.shape[2] if k.rank == 4 else k.shape[1]
-    scores = Scores(q_tokens.type.shape[1], keys, q.shape[0], window=0)
+    scores = Scores(q_tokens.type.shape[1], keys, q.shape[0])
     causal = bool(node.integer("is_causal", 0))
     valid = node.optional(6)
     causal = _causal(b, scores, causal, valid)

@@ -242,9 +242,6 @@ class Builder:
         self.module.add_weight(weight)
 
 
-Attributes = Mapping[str, Any]
-
-
 def numbers(array: np.ndarray[Any, Any]) -> Content:
     """An array as a content: Python numbers, floats as the shortest decimals that are them."""
     found = np.empty(array.shape, object)

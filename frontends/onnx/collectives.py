@@ -14,7 +14,7 @@ from irc.frontends.onnx.rules import Made, reads
 from irc.mesh import Mesh
 
 _DIST = "collective_operation reduce_op root group_size groups nb_rank"
-_PLUGIN = "plugin_version plugin_namespace operation reduce_op group ways root eps"
+_PLUGIN = "plugin_version plugin_namespace operation reduce_op group ways root eps offset"
 KINDS = ("DistCollective", "IrcCollective")
 _OPS: dict[str, type[Op]] = {
     "all_reduce": ops.AllReduce,
@@ -33,7 +33,7 @@ def mesh_of(nodes: Sequence[Node], given: Mesh | None, rank: int | None) -> Mesh
     sizes: dict[str, int] = {}
     for node in nodes:
         if node.kind == "IrcCollective" and "." not in node.text("group", ""):
-            sizes[node.text("group", "tp")] = int(node.text("ways", "1"))
+            sizes[node.text("group", "tp")] = node.integer("ways", 1)
     ways = {node.integer("nb_rank", 1) for node in nodes if node.kind == "DistCollective"}
     if given is not None:
         mesh = given
@@ -56,7 +56,7 @@ def mesh_of(nodes: Sequence[Node], given: Mesh | None, rank: int | None) -> Mesh
 def axis_of(node: Node, mesh: Mesh, rank: int | None) -> str:
     """The axes of the mesh, joined by dots, whose group a node names."""
     if node.kind == "IrcCollective":
-        group, ways = node.text("group", ""), int(node.text("ways", "1"))
+        group, ways = node.text("group", ""), node.integer("ways", 1)
         if not all(name in mesh.names for name in group.split(".")):
             raise Error(f"IrcCollective over {group!r}, which the mesh ({mesh}) does not have")
         if mesh.ways(tuple(group.split("."))) != ways:
@@ -96,11 +96,12 @@ def distributed(b: Builder, node: Node) -> Made:
 def of_plugin(b: Builder, node: Node) -> Made:
     kind = node.text("operation", "")
     if kind != "all_reduce_rms_norm":
-        return _collective(b, node, kind, int(node.text("root", "-1")))
+        return _collective(b, node, kind, node.integer("root", -1))
     axis = axis_of(node, b.module.mesh, b.rank)
     x, residual, weight = (b.get(node.input(i)) for i in range(3))
-    ways, eps = int(node.text("ways", "1")), float(node.text("eps", "1e-06"))
-    op = ops.AllReduceRmsNorm(x, residual, weight, axis=axis, eps=eps, ways=ways)
+    ways, eps = node.integer("ways", 1), float(node.text("eps", "1e-06"))
+    offset = float(node.text("offset", "0.0"))
+    op = ops.AllReduceRmsNorm(x, residual, weight, axis=axis, eps=eps, offset=offset, ways=ways)
     b.pinned.add(op)
     return [b.entry(value) for value in b.add(op).results]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from irc.errors import Error
 from irc.frontends.onnx.tensors import Data
 from irc.source import Loc
 
+Read = TypeVar("Read")
 Content: TypeAlias = np.ndarray[Any, Any]  # of objects: numbers, sizes, true and false
 
 
@@ -85,20 +86,30 @@ class Node:
 
     def ints(self, name: str) -> list[int] | None:
         """A list of integers among the attributes."""
-        found = self.attributes.get(name)
-        return None if found is None else [int(n) for n in found]
+        if self.attributes.get(name) is None:
+            return None
+        return self._given(name, None, lambda found: [int(n) for n in found], "list of integers")
 
     def integer(self, name: str, default: int) -> int:
-        """An integer among the attributes."""
-        return int(self.attributes.get(name, default))
+        """An integer among the attributes; plugins have them as text."""
+        return self._given(name, default, int, "integer")
 
     def real(self, name: str, default: float) -> float:
         """A number among the attributes: the shortest decimal that is this f32."""
-        return shortest(self.attributes.get(name, default))
+        return self._given(name, default, shortest, "number")
 
     def text(self, name: str, default: str) -> str:
         """A string among the attributes."""
         return str(self.attributes.get(name, default))
+
+    def _given(self, name: str, default: Any, read: Callable[[Any], Read], what: str) -> Read:
+        """An attribute; an Error where it is not what it should be."""
+        found = self.attributes.get(name, default)
+        try:
+            return read(found)
+        except (TypeError, ValueError):
+            reason = f"{self.kind} has {name}={found!r}, which is no {what}"
+            raise Error(reason).at(loc=self.loc) from None
 
 
 def shortest(number: float) -> float:

@@ -50,7 +50,7 @@ def folded(node: Node) -> Entry | None:
     if len(known) != len(contents) or any(content.size > MOST for content in known):
         return None
     found = fold(node, known)
-    if found is None or found.size > MOST:
+    if found is None or found.size > MOST or not all(map(_held, found.flat)):
         return None
     kind = _dtype(node, given)
     if dtype_called(kind).is_float and any(isinstance(item, Dim) for item in found.flat):
@@ -75,6 +75,11 @@ def _dtype(node: Node, given: list[Entry]) -> str:
         value = node.attributes.get("value")
         return value.dtype if value is not None else "f32"
     return given[1 if node.kind == "Where" else 0].dtype
+
+
+def _held(item: Any) -> bool:
+    """Whether it is no integer beyond those of 64 bits; they wrap around in an operation."""
+    return not isinstance(item, int) or -(1 << 63) <= item < 1 << 63
 
 
 def _as(found: Content, kind: str) -> Content:
@@ -235,8 +240,12 @@ def _root(node: Node, c: list[Content]) -> Content | None:
 
 @_fold("Pow")
 def _power(node: Node, c: list[Content]) -> Content | None:
+    def power(x: Any, y: Any) -> Any:
+        small = x > 0 and abs(y * math.log2(x)) < 64  # of what is larger an operation is made
+        return x**y if small else None
+
     known = all(not isinstance(item, Dim) for content in c for item in content.flat)
-    return _map(lambda x, y: x**y if x > 0 else None, c[0], c[1]) if known else None
+    return _map(power, c[0], c[1]) if known else None
 
 
 @_fold("Identity")

@@ -213,6 +213,8 @@ class _Importer:
                     "one size, export them with one name, or give import_onnx(..., equal={...})"
                 )
             raise error.at(loc=node.loc) from error.__cause__
+        except (ValueError, IndexError, TypeError) as error:
+            raise Error(f"{node.kind} is not as ONNX has it ({error})").at(loc=node.loc) from error
         for name, found in zip(node.outputs, results, strict=False):
             if name and found is not None:
                 self.entries[name] = self._named(found, node, name, set(b.ops[begun:]))

@@ -25,21 +25,16 @@ def gemm(b: Builder, node: Node) -> Made:
     if turned:
         vector = b.get(bias) if fused and bias is not None else None
         found = result(b.value(ops.Linear(value, b.get(weight), bias=vector)))
-        if bias is None or fused:
+        if fused:
             return found
     else:
-        found = result(b.value(_product(b, value, b.get(weight))))
+        found = result(b.value(ops.Matmul(value, b.get(weight))))
     found = _scaled(b, found, alpha)
     return found if bias is None or not beta else apply(b, ops.Add, found, _scaled(b, bias, beta))
 
 
 def _scaled(b: Builder, x: Entry, factor: float) -> Entry:
     return x if factor == 1 else apply(b, ops.Mul, x, b.entry(b.number(factor, x.dtype)))
-
-
-def _product(b: Builder, x: Value, y: Value) -> ops.Matmul:
-    """x times y, both of two dimensions at least."""
-    return ops.Matmul(x, y)
 
 
 @reads("MatMul")
@@ -51,7 +46,7 @@ def matmul(b: Builder, node: Node) -> Made:
         return result(b.value(ops.Linear(value, b.get(turned.input(0)))))
     if x.rank > 1 and y.rank > 1:
         value, result = b.rows(x) if y.rank == 2 else (b.get(x), b.entry)
-        return result(b.value(_product(b, value, b.get(y))))
+        return result(b.value(ops.Matmul(value, b.get(y))))
     left, right = b.get(x), b.get(y)
     gone = [i for i, entry in ((-2, x), (-1, y)) if entry.rank == 1]
     left = b.value(ops.Unsqueeze(left, dims=(0,))) if x.rank == 1 else left

@@ -51,12 +51,11 @@ def _sort(model: ModelProto, path: Path) -> None:
     bare.ir_version = model.ir_version
     bare.opset_import.extend(model.opset_import)
     bare.graph.name = "order"
-    known = {value.name for value in model.graph.input}
     for node in model.graph.node:
         copy = bare.graph.node.add(op_type=node.op_type, name=node.name)
         copy.input.extend(name for name in node.input if name)
         copy.output.extend(node.output)
-    bare.graph.input.extend(v for v in model.graph.input if v.name in known)
+    bare.graph.input.extend(model.graph.input)
     try:
         graph = surgeon.import_onnx(bare)
         places = {id(node): place for place, node in enumerate(graph.nodes)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from irc import ops
-from irc.core import Op
+from irc.core import Op, Value
 from irc.dtypes import dtype as dtype_called
 from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
@@ -19,7 +19,7 @@ _REDUCE: dict[str, type[Op]] = {
     "ReduceMin": ops.ReduceMin,
     "ReduceProd": ops.ReduceProd,
 }
-_DERIVED = ("ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSumExp")
+_DERIVED = ("ReduceSumSquare", "ReduceL1", "ReduceL2")
 
 
 @reads(*_REDUCE, *_DERIVED, known="axes keepdims noop_with_empty_axes")
@@ -41,8 +41,6 @@ def reduction(b: Builder, node: Node) -> Made:
             return found if node.kind == "ReduceSumSquare" else apply(b, ops.Sqrt, found)
         case "ReduceL1":
             return reduced(ops.ReduceSum, apply(b, ops.Abs, x))
-        case "ReduceLogSumExp":
-            raise Error("ReduceLogSumExp has no operation in irc")
         case _:
             return reduced(_REDUCE[node.kind], x)
 
@@ -73,11 +71,8 @@ def argmin(b: Builder, node: Node) -> Made:
     return _places(b, b.value(ops.Argmax(x, dim=dim, keep=bool(node.integer("keepdims", 1)))))
 
 
-def _places(b: Builder, found: ops.Argmax | object) -> Entry:
+def _places(b: Builder, found: Value) -> Entry:
     """i32 places as the i64 that ONNX has, made only where that is needed."""
-    from irc.core import Value
-
-    assert isinstance(found, Value)
     narrow = b.entry(found)
     return Entry(
         "i64",

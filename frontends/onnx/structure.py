@@ -124,6 +124,8 @@ def pad(b: Builder, node: Node) -> Made:
     if fill is None:
         raise Error("the value of this Pad is computed; irc pads with a number")
     axes = whole_numbers(node, 3, "axes") if node.has(3) else list(range(x.rank))
+    if len(ends) != 2 * len(axes) or not all(-x.rank <= axis < x.rank for axis in axes):
+        raise Error("this Pad has not two numbers for each of its axes")
     before: list[DimLike] = [0] * x.rank
     after: list[DimLike] = [0] * x.rank
     for i, axis in enumerate(axes):
@@ -152,7 +154,15 @@ def constant_of_shape(b: Builder, node: Node) -> Made:
     return b.value(ops.Full(value=number, shape=shape, dtype=kind))
 
 
-@reads("Constant", known="value value_float value_int value_floats value_ints")
+def _without_value(node: Node) -> str | None:
+    return None if node.attributes else "it has no value"
+
+
+@reads(
+    "Constant",
+    known="value value_float value_int value_floats value_ints",
+    refuses=_without_value,
+)
 def constant(b: Builder, node: Node) -> Made:
     (name, value), *_ = node.attributes.items()
     if isinstance(value, Data):

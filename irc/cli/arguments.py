@@ -130,12 +130,20 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="serve engines that were not tested when loaded",
     )
+    parser.add_argument(
+        "--plugin",
+        metavar="F",
+        action="append",
+        default=[],
+        help="a Python file that registers plugins of engines; may be repeated",
+    )
 
 
 def runtime_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `load` that were given."""
     options: dict[str, Any] = {"threads": args.threads} if args.threads else {}
     options |= {"low_memory": True} if args.low_memory else {}
+    options |= {"plugins": tuple(args.plugin)} if args.plugin else {}
     return options | ({"self_test": False} if args.no_self_test else {})
 
 

@@ -107,6 +107,18 @@ def run(args: Namespace) -> int:
     output: str | None = None if args.dry_run else args.output
     if output is None and not args.dry_run:
         raise Usage("say where the artifact goes with -o DIR, or give --dry-run", HINT)
+    if args.triton and (args.no_build or args.dry_run or not args.backend.startswith("tensorrt")):
+        raise Usage("--triton needs engines: --backend tensorrt, and no --no-build", HINT)
+    if (
+        args.triton
+        and output
+        and Path(output).resolve()
+        in (
+            Path(args.triton).resolve(),
+            *Path(args.triton).resolve().parents,
+        )
+    ):
+        raise Usage("--triton writes a folder of its own, outside the artifact's", HINT)
     began = time.perf_counter()
     timing = Timing()
     with Progress() as progress:

@@ -66,12 +66,11 @@ def engine_options(args: Namespace) -> dict[str, Any]:
         "workspace": args.workspace << 20 if args.workspace else None,
         "cache": Path(args.cache) if args.cache else None,
         "plugins": tuple(args.plugin),
-        "self_test": {"always": True, "never": False, None: None}[args.self_test],
         "weight_streaming": args.weight_streaming,
         "refit": args.refit,
         "strip": args.strip,
     }
     found = {name: value for name, value in options.items() if value not in (None, False, ())}
-    found |= {"self_test": False} if args.self_test == "never" else {}
+    found |= {"self_test": args.self_test == "always"} if args.self_test else {}
     found |= {"caching": False} if args.no_cache else {}
     return found | ({"build": False} if args.no_build else {})

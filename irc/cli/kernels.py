@@ -26,11 +26,9 @@ def show_kernels(source: str, scope: str | None, as_json: bool) -> int:
         return 0
     for stage, report in found:
         for number, name in enumerate(report.profiles):
-            rows = report.rows(number)
-            if scope is not None:
-                rows = [row for row in rows if f"{scope}." in row[3] or f"{scope}/" in row[3]]
+            rows = report.rows(number, scope)
             kinds = ", ".join(f"{count} {kind}" for kind, count in report.kinds(number).items())
-            memory = next(m.activation for m in report.memory if m.profile == number)
+            memory = next((m.activation for m in report.memory if m.profile == number), 0)
             print(f"{stage}, profile {name}: {kinds}; activations {amount(memory)}")
             print(table([(f"  {k}", kind, _short(name), ops) for k, kind, name, ops in rows]))
     return 0

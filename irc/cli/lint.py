@@ -75,7 +75,7 @@ def models(source: Path) -> list[Path]:
 
 
 def _target(args: Namespace) -> Target:
-    """The target that is asked for, that of the artifact, or the one that is built for in CI."""
+    """The target that is asked for, that of the artifact, or tensorrt-rtx."""
     from ..artifact import is_artifact, read_manifest
     from ..backends.tensorrt.target import Target
 
@@ -123,6 +123,8 @@ def _rules(args: Namespace) -> int:
         keys = ("name", "severity", "reason", "source")
         print_json([{key: getattr(rule, key) for key in keys} for rule in held])
         return 0
-    rows = [(rule.name, rule.severity, rule.reason.partition("\n")[0]) for rule in held]
-    print(table(rows, ["rule", "severity", "reason"]))
+    rows = [
+        (rule.name, rule.severity, rule.reason.partition("\n")[0], rule.source) for rule in held
+    ]
+    print(table(rows, ["rule", "severity", "reason", "source"]))
     return 0

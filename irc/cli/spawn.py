@@ -127,7 +127,7 @@ class _Watch:
         return any(process.poll() is None for process in self._processes)
 
     def _look(self) -> None:
-        """A rank that was killed, or ended with an error before it met the others."""
+        """A rank that was killed."""
         for rank, process in enumerate(self._processes):
             if (process.poll() or 0) < 0:
                 self._hub.fail(self._death(rank), rank)

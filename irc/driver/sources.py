@@ -60,6 +60,8 @@ def find_source(
     elif Path(src).is_dir():
         unbound = random_weights is not None or not bound
         source = _folder(Path(src), folder, dtype, given, unbound)
+    elif not Path(src).exists():
+        raise _nothing(Path(src))
     elif is_onnx(Path(src)):
         _no_effect("an ONNX file", dtype, given)
         source = _onnx(Path(src), folder)
@@ -139,9 +141,12 @@ def _onnx(path: Path, checkpoint: Path | None) -> Source:
         raise Error(f"{path} has its weights itself, so --checkpoint {checkpoint} has no place")
     from ..frontends.onnx import import_onnx
 
-    if not path.exists():
-        raise _nothing(path)
     module = import_onnx(path)
+    if module.local and module.mesh.ranks > 1:
+        raise Error(
+            f"{path} is the program of one rank of {module.mesh.ranks} and has that one's weights; "
+            f"compile what all ranks have: {path.parent / MODULE}, or the source of both"
+        )
     if is_artifact(path.parent):
         return Source(module, path.parent, list(read_manifest(path.parent).get("end_tokens", ())))
     return Source(module, path.parent)
@@ -155,14 +160,44 @@ def _nothing(path: Path) -> Error:
 
 
 def _text(path: Path, checkpoint: Path | None) -> Source:
-    if not path.exists():
-        raise _nothing(path)
     module = read_module(path)
     for name, file in module.files.items():
         module.files[name] = str(path.parent / file)
+    if checkpoint is not None:
+        _point_at(module, checkpoint, path)
+    for file in module.files.values():
+        if in_artifact(path) and not Path(file).is_file():
+            raise Error(
+                f"the weights of {path.parent} lie in {os.path.abspath(file)}, which is gone; put "
+                "it back, or give --checkpoint with the folder where it is now"
+            )
     if in_artifact(path):
         return Source(module, path.parent, ends_of(path))
     return Source(module, checkpoint)
+
+
+def _point_at(module: Module, checkpoint: Path, path: Path) -> None:
+    """Let a module whose weights have their files read these from another folder."""
+    from ..frontends.huggingface.binding import has_unbound
+
+    if has_unbound(module):
+        return
+    known: dict[str, Any] = read_manifest(path.parent)["weights"] if in_artifact(path) else {}
+    elsewhere = [name for name, file in module.files.items() if Path(file).parent != path.parent]
+    if not elsewhere:
+        raise Error(f"the weights lie beside {path}, so --checkpoint has no effect; leave it out")
+    sizes = {Path(name).name: entry["size"] for name, entry in known.items()}
+    for name in elsewhere:
+        found = checkpoint / Path(module.files[name]).name
+        if not found.is_file():
+            raise Error(f"{path} refers to {found.name}, which is not in {checkpoint}")
+        size = found.stat().st_size
+        if size != sizes.get(found.name, size):
+            raise Error(
+                f"{found} has {size} bytes, and {path} was made with a file of "
+                f"{sizes[found.name]}; give the checkpoint that it was made with"
+            )
+        module.files[name] = str(found)
 
 
 def in_artifact(path: Path) -> bool:

@@ -112,19 +112,21 @@ def test_everything_that_cannot_be_read_is_listed(tmp_path: Path) -> None:
         helper.make_node("ArgMax", ["x"], ["d"], select_last_index=1),
         helper.make_node("Strange", ["x"], ["e"], domain="com.example"),
         helper.make_node("Softmax", ["x"], ["f"], beta=1.0),
+        helper.make_node("ReduceLogSumExp", ["x"], ["g"]),
     ]
     nodes[0].metadata_props.add(key="loc", value="net.py:12")
-    path = saved(model(nodes, X, list("abcdef"), {"w": draw(2, 8)}), tmp_path)
+    path = saved(model(nodes, X, list("abcdefg"), {"w": draw(2, 8)}), tmp_path)
     with pytest.raises(Error) as caught:
         import_onnx(path)
     text = str(caught.value)
-    assert "has 6 nodes that irc cannot read" in text
+    assert "has 7 nodes that irc cannot read" in text
     for part in (
         "Conv (2): irc has no operation for it; stem at net.py:12, stem2",
         "NonZero (1)",
         "ArgMax (1): its attribute select_last_index=1 has no meaning here",
         "com.example.Strange (1)",
         "Softmax (1): its attribute beta=1.0 is unknown",
+        "ReduceLogSumExp (1): irc has no operation for it",
     ):
         assert part in text
 

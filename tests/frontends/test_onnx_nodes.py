@@ -151,6 +151,7 @@ CASES = [
     Case("MatMul", {"x": ("f32", (8,))}, {"w": f32(8, 6)}),
     Case("MatMul", X, {"w": f32(8)}),
     Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(6, 8), "c": f32(6)}, {"transB": 1}),
+    Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(6, 8)}, {"transB": 1, "alpha": 0.5}),
     Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(8, 6), "c": f32(1, 6)}, {"alpha": 0.5}),
     Case(
         "Gemm", {"x": ("f32", (8, B))}, {"w": f32(8, 6), "c": f32(1)}, {"transA": 1, "beta": 2.0}

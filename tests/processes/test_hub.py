@@ -178,6 +178,26 @@ def test_a_rank_that_has_finished() -> None:
     assert "rank 0 is at the values of rank 1, but rank 1 has finished" in str(first)
 
 
+def test_the_end_after_a_long_wait() -> None:
+    world = World(2)
+
+    def work(c: HubCommunicator) -> None:
+        if c.rank == 0:
+            time.sleep(1.3)  # the last beat of rank 1 says that it waits
+            c.close()
+            return
+        c._facts("the end", "")
+        time.sleep(0.3)  # the hub hears of the end of rank 0 first
+        c._over.set()
+        c._write(Letter("end", 1))
+        member = world.hub._members[1]
+        assert communicators.wait_until(lambda: member.ended, 5)
+        world.hub._judge(member.heard + 2.4)  # while the processes go
+
+    right(world.run(work))
+    assert not world.hub.failure
+
+
 def test_a_rank_that_gives_up() -> None:
     told: list[int] = []
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from irc.backends.processes.communicator import HubCommunicator
+from irc.backends.processes import meeting
+from irc.backends.processes.communicator import HubCommunicator, wait_until
 from irc.backends.processes.meeting import Address, meet
 from irc.errors import Error
 
@@ -66,9 +69,12 @@ def all_of(
     return [found[number] for number in range(len(ranks))]
 
 
-def test_ranks_meet() -> None:
+def test_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_HANDSHAKE", 2.0)
     found = all_of(free_address(), [(2, 3, b"key"), (0, 3, b"key"), (1, 3, b"key")], 20)
     assert sorted(c.rank for c in found if isinstance(c, HubCommunicator)) == [0, 1, 2]
+    time.sleep(2.3)  # the limit of the handshake holds no longer
+    assert not any(c.failed for c in found if isinstance(c, HubCommunicator))
     closing = [threading.Thread(target=c.close) for c in found if isinstance(c, HubCommunicator)]
     for thread in closing:
         thread.start()
@@ -92,6 +98,58 @@ def test_a_port_that_is_taken() -> None:
         address = Address("localhost", int(server.getsockname()[1]), b"key")
         with pytest.raises(Error, match="set MASTER_ADDR to this host and MASTER_PORT to a free"):
             meet(address, 0, 2, patience=1)
+
+
+def test_a_listener_that_stays_silent() -> None:
+    with socket.create_server(("localhost", 0)) as server:
+        address = Address("localhost", int(server.getsockname()[1]), b"key")
+        found: list[list[HubCommunicator | Error]] = []
+        rank = threading.Thread(
+            target=lambda: found.append(all_of(address, [(1, 2, b"key")], 1)), daemon=True
+        )
+        rank.start()
+        rank.join(6)
+    assert not rank.is_alive()
+    assert "rank 1 did not reach rank 0 at" in str(found[0][0])
+
+
+def test_a_listener_that_says_something_else() -> None:
+    def answer() -> None:
+        accepted, _ = server.accept()
+        with accepted:
+            accepted.sendall(b"\0\0\0\5hello")
+            accepted.recv(1)
+
+    with socket.create_server(("localhost", 0)) as server:
+        address = Address("localhost", int(server.getsockname()[1]), b"key")
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(Error, match="is not rank 0 of this run"):
+            meet(address, 1, 2, patience=3)
+        answering.join()
+
+
+def test_a_stranger_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_HANDSHAKE", 1.0)
+    address = free_address()
+    closed: list[bool] = []
+
+    def knock() -> None:
+        with socket.socket() as silent:
+            if not wait_until(lambda: not silent.connect_ex((address.host, address.port)), 5):
+                return
+            silent.settimeout(4)
+            with suppress(TimeoutError):
+                while silent.recv(100):
+                    pass
+                closed.append(True)
+
+    stranger = threading.Thread(target=knock)
+    stranger.start()
+    with pytest.raises(Error, match="rank 1 did not come"):
+        meet(address, 0, 2, patience=0.5)
+    stranger.join()
+    assert closed == [True]
 
 
 def test_a_stranger_changes_nothing() -> None:

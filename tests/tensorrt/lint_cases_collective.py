@@ -153,7 +153,7 @@ PLUGINS = [
     ),
     Case("plugin-versions", versions("2"), versions("1")),
     Case("irc-collective", ours(ways=2), ours()),
-    Case("irc-collective", ours(ways="1"), ours(ways="8")),
+    Case("irc-collective", ours(ways="0"), ours(ways="8")),
     Case("irc-collective", ours(operation="allreduce"), ours()),
     Case("irc-collective", ours(reduce_op="none"), ours(reduce_op="max")),
     Case("irc-collective", ours(operation="broadcast", reduce_op="none"), ours()),

@@ -52,7 +52,10 @@ def lint(
 
 def lint_file(path: Path, target: Target, ignore: Collection[str] = ()) -> list[Finding]:
     """The findings about a file; an Error where it is no ONNX model."""
-    return lint(read_model(path), target, path.parent, ignore)
+    try:
+        return lint(read_model(path), target, path.parent, ignore)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise Error(f"{path} is a damaged ONNX model ({error}); export it again") from error
 
 
 def read_model(path: Path) -> ModelProto:

@@ -8,15 +8,13 @@ from onnx.onnx_ml_pb2 import TensorProto
 
 from irc.backends.tensorrt.lint.graph import Graph, Node, dtype_name
 from irc.backends.tensorrt.lint.rules import BUILDER, IMPORTERS, Complaint, graph_rule, node_rule
+from irc.backends.tensorrt.nodes import OPERATIONS, REDUCING, ROOTED
 from irc.backends.tensorrt.target import Target
 from irc.errors import did_you_mean
 
 KIND = "DistCollective"
-REDUCING = ("all_reduce", "reduce", "reduce_scatter")
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
 SIZED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")  # by nb_rank
 CUT = ("reduce_scatter", "all_to_all", "scatter")
-OPERATIONS = ("all_reduce", "all_gather", "all_to_all", *ROOTED, "reduce_scatter")
 REDUCTIONS = ("sum", "prod", "max", "min", "avg")
 _REFUSED = (
     TensorProto.FLOAT8E4M3FN,

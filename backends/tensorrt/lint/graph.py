@@ -238,7 +238,8 @@ def inner_graphs(proto: NodeProto) -> Iterator[GraphProto]:
 
 def dtype_name(dtype: int) -> str:
     """`float16` for 10."""
-    return TensorProto.DataType.Name(dtype).lower()
+    known = TensorProto.DataType.values()
+    return TensorProto.DataType.Name(dtype).lower() if dtype in known else f"type {dtype}"
 
 
 def known_product(sizes: Any) -> int | None:

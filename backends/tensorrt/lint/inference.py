@@ -21,6 +21,7 @@ from onnx.onnx_ml_pb2 import (
 )
 
 from irc.backends.tensorrt.lint.graph import Size, Tensor, inner_graphs
+from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
 
 SMALL = 4096  # bytes of an initializer whose value shapes may depend on
 _WAYS_LIMIT = 1024  # ranks of a collective, for the stand-in of a gather
@@ -122,7 +123,7 @@ def _replace(graph: GraphProto) -> None:
 def stand_in(proto: NodeProto) -> Iterator[NodeProto]:
     """Standard nodes whose outputs have the types of this one's."""
     kind = proto.op_type
-    if kind in ("DistCollective", "IrcCollective"):
+    if kind in ("DistCollective", COLLECTIVE_PLUGIN):
         yield from _of_collective(proto)
     elif kind in _LIKE_FIRST:
         yield helper.make_node("Identity", proto.input[:1], proto.output[:1])

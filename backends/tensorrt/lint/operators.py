@@ -9,7 +9,6 @@ from irc.backends.tensorrt.lint.known import (
     IMPORTED,
     MICROSOFT,
     NEED_PLUGINS,
-    OWN,
     STANDARD,
     UNSUPPORTED,
 )
@@ -144,4 +143,4 @@ def is_plugin(node: Node) -> bool:
 
 def is_builtin(node: Node) -> bool:
     """Whether the parser has an importer of the node's name."""
-    return node.kind in IMPORTED or node.kind in OWN
+    return node.kind in IMPORTED

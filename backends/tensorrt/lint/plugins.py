@@ -10,9 +10,11 @@ from irc.backends.tensorrt.lint.graph import Graph, Node
 from irc.backends.tensorrt.lint.known import UNSUPPORTED
 from irc.backends.tensorrt.lint.operators import FOREIGN, PLUGIN_ATTRIBUTES, is_builtin, is_plugin
 from irc.backends.tensorrt.lint.rules import BUILDER, IMPORTERS, Complaint, graph_rule, node_rule
+from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
+from irc.backends.tensorrt.plugins import plugin_of_node
 from irc.backends.tensorrt.target import Target
+from irc.errors import Error
 
-COLLECTIVE = "IrcCollective"
 _ATTRS = "https://github.com/onnx/onnx-tensorrt/blob/main/OnnxAttrs.cpp"
 _INT32 = range(-(2**31), 2**31)
 _READABLE = (
@@ -24,19 +26,6 @@ _READABLE = (
     AttributeProto.STRINGS,
     AttributeProto.TENSOR,
 )
-_OPERATIONS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "all_reduce_rms_norm",
-)
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter", "all_reduce_rms_norm")
-_ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
 @node_rule(source=f"{IMPORTERS}: importFallbackPluginImporter", severity="warning")
@@ -89,25 +78,15 @@ def plugin_versions(graph: Graph, target: Target) -> Iterator[Complaint]:
             yield node, f"{node.kind} is used in the versions {there} and {here}; use one of them"
 
 
-@node_rule(COLLECTIVE, source="irc.backends.tensorrt.plugins")
+@node_rule(COLLECTIVE_PLUGIN, source="irc.backends.tensorrt.plugins")
 def irc_collective(node: Node, target: Target) -> Iterator[str]:
     """The fields of IrcCollective are texts, and fit the operation."""
-    for name, field in node.attributes.items():
-        if field.type != AttributeProto.STRING:
-            yield f"{name} is no text; write every field of {COLLECTIVE} as one"
-    what, reduction = node.text("operation", ""), node.text("reduce_op", "")
-    if what not in _OPERATIONS:
-        yield f"no operation {what!r}; write one of {', '.join(_OPERATIONS)}"
+    try:
+        plugin_of_node(node.proto)
+    except Error as error:
+        yield f"{error.message}; write the fields as the plugin takes them"
         return
-    if (what in _REDUCING) == (reduction in ("", "none")):
-        yield f"{what} has the reduce_op {reduction!r}, which does not fit; write the right one"
-    ways, root = node.text("ways", ""), node.text("root", "-1")
-    if not ways.isdecimal() or int(ways) < 2:
-        yield f"ways is {ways!r}; write the number of ranks, 2 or more"
-    elif what in _ROOTED and not (root.isdecimal() and int(root) < int(ways)):
-        yield f"{what} has the root {root!r}; write a position among its {ways} ranks"
-    if not node.text("group", ""):
-        yield "group is missing; write the mesh axes, such as tp or dp.tp"
+    what = node.text("operation", "")
     norm = what == "all_reduce_rms_norm"
     if len(node.inputs) != (3 if norm else 1) or len(node.outputs) != (2 if norm else 1):
         given = f"{len(node.inputs)} inputs and {len(node.outputs)} outputs"

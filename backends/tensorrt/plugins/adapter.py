@@ -12,13 +12,14 @@ import numpy as np
 
 from irc.errors import Error
 
+from ..nodes import NAMESPACE
 from .expressions import Expression, unwrapped
 from .fields import Values
 from .instance import Instance, keep_failure
-from .spec import NAMESPACE, SPECS, PluginSpec, TensorDesc, find
+from .spec import SPECS, PluginSpec, TensorDesc, find
 
 # Names of DataType members, which both libraries have.
-_DATA_TYPES = {
+DATA_TYPES = {
     "f32": "FLOAT",
     "f16": "HALF",
     "bf16": "BF16",
@@ -128,7 +129,7 @@ def _creator_class(trt: Any) -> Any:
 
 def _plugin_class(trt: Any) -> Any:
     bases = (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime)
-    to_dtype = {getattr(trt.DataType, name): kind for kind, name in _DATA_TYPES.items()}
+    to_dtype = {getattr(trt.DataType, name): kind for kind, name in DATA_TYPES.items()}
     to_data_type = {kind: data_type for data_type, kind in to_dtype.items()}
 
     def dtypes_of(given: Sequence[Any]) -> list[str]:

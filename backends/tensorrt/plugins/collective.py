@@ -10,26 +10,17 @@ import numpy as np
 from irc.dtypes import dtype_of, numpy_dtype, widened
 from irc.errors import Error
 
+from .. import nodes
 from . import communicators
 from .expressions import known
 from .fields import Field, Values
 from .spec import Array, Launch, PluginSpec, Shape, Tensor, TensorDesc, register
 
-NAME, VERSION = "IrcCollective", "1"
+NAME = nodes.COLLECTIVE_PLUGIN
 FUSED = "all_reduce_rms_norm"
-OPERATIONS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    FUSED,
-)
-REDUCING = ("all_reduce", "reduce_scatter", "reduce", FUSED)
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
+OPERATIONS = (*nodes.OPERATIONS, FUSED)
+REDUCING = (*nodes.REDUCING, FUSED)
+ROOTED = nodes.ROOTED
 _REDUCE: dict[str, Any] = {
     "sum": np.add,
     "max": np.maximum,
@@ -74,6 +65,8 @@ def _outputs(values: Values) -> tuple[Tensor, ...]:
 
 def _check(values: Values) -> None:
     operation, reduce_op, ways = values["operation"], values["reduce_op"], values["ways"]
+    if not values["group"]:
+        raise Error(f"{NAME}: group is empty; it names mesh axes, such as tp or dp.tp")
     if ways < 1:
         raise Error(f"{NAME}: ways is {ways}; a group has at least one rank")
     if (reduce_op != "none") != (operation in REDUCING):
@@ -242,7 +235,7 @@ _FLOATS = ("f32", "f16", "bf16")
 SPEC = register(
     PluginSpec(
         name=NAME,
-        version=VERSION,
+        version=nodes.VERSION,
         doc=_DOC,
         fields=(
             Field("operation", choices=OPERATIONS, doc="which collective"),

@@ -14,8 +14,9 @@ import numpy as np
 
 from irc.errors import Error
 
+from ..nodes import NAMESPACE
 from .fields import Values, decode, encode
-from .spec import NAMESPACE, Array, Launch, PluginSpec, Shape, TensorDesc, find
+from .spec import Array, Launch, PluginSpec, Shape, TensorDesc, find
 
 
 class Instance:

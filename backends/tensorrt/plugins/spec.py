@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from irc.backends.tensorrt.nodes import NAMESPACE
 from irc.dtypes import DTYPES
 from irc.errors import Error, did_you_mean
 
@@ -19,8 +20,6 @@ Dim: TypeAlias = Any  # an int, or an expression of the library; has + - * and /
 Shape: TypeAlias = tuple[Dim, ...]
 Array: TypeAlias = Any
 Upgrade: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, str]]
-
-NAMESPACE = "irc"
 
 
 @dataclass(frozen=True)
@@ -152,6 +151,11 @@ def register(spec: PluginSpec) -> PluginSpec:
 def find(name: str, version: str = "", namespace: str = NAMESPACE) -> PluginSpec:
     """The plugin of this name, in a version that reads `version`; an Error says what to do."""
     spec = SPECS.get((namespace, name))
+    others = [space for space, each in SPECS if each == name]
+    if spec is None and others:
+        raise Error(
+            f"the plugin {name} is in the namespace {others[0]!r}, not in {namespace!r}; name that"
+        )
     if spec is None:
         known = [each for _, each in SPECS]
         raise Error(

@@ -13,20 +13,11 @@ from irc.backends.cuda.watch import Watchdog
 from irc.backends.tensorrt.library import Library
 from irc.backends.tensorrt.messages import SEVERE, listening, reason
 from irc.backends.tensorrt.plugins import register_creators, take_failure
+from irc.backends.tensorrt.plugins.adapter import DATA_TYPES
 from irc.backends.tensorrt.runtime.driver import Shape, Tensor
 from irc.errors import Error
 
-_DTYPES = {
-    "FLOAT": "f32",
-    "HALF": "f16",
-    "BF16": "bf16",
-    "FP8": "f8e4m3",
-    "INT64": "i64",
-    "INT32": "i32",
-    "INT8": "i8",
-    "UINT8": "u8",
-    "BOOL": "bool",
-}
+_DTYPES = {name: kind for kind, name in DATA_TYPES.items()}
 _CAPSULE = b"ncclComm_t"
 
 

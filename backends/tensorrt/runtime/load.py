@@ -9,6 +9,7 @@ from typing import Any
 
 from irc.backends.base import Program
 from irc.backends.communicator import Communicator
+from irc.backends.cuda.group import TIMEOUT
 from irc.backends.tensorrt.runtime.driver import Drivers
 from irc.backends.tensorrt.runtime.plan import RankPlan
 from irc.backends.tensorrt.runtime.program import EngineProgram
@@ -17,7 +18,6 @@ from irc.backends.tensorrt.target import Target
 from irc.errors import Error, did_you_mean
 
 OPTIONS = ("communicator", "device", "driver", "graphs", "plugins", "self_test", "timeout")
-TIMEOUT = 10.0
 
 
 def load(folder: Path, facts: Mapping[str, Any], **options: Any) -> Program:
@@ -26,7 +26,7 @@ def load(folder: Path, facts: Mapping[str, Any], **options: Any) -> Program:
     Options: `communicator` talks to the processes of the other ranks and says which rank this is;
     `device`: the number of the GPU, by default that of this process among those of its host;
     `graphs=False`: never use CUDA graphs; `self_test=False`: serve without testing; `timeout`: for
-    how many seconds a rank waits for others that do not come (10); `plugins`: files that register
+    how many seconds a rank waits for others that do not come (7); `plugins`: files that register
     plugins; `driver`: makes what drives a GPU from its number, in place of CUDA.
     """
     for name in options:

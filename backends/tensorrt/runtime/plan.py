@@ -43,12 +43,11 @@ class StagePlan:
     """The result of every state."""
     scalars: Mapping[str, tuple[str, ...]]
     groups: Mapping[str, tuple[str, ...]]
-    capacity: Mapping[str, int]
     native: bool
     """Whether the engine has collectives of its own, besides those of plugins."""
 
     @classmethod
-    def of_facts(cls, facts: Mapping[str, Any], native: bool) -> StagePlan:
+    def of_facts(cls, facts: Mapping[str, Any]) -> StagePlan:
         """The stage of an entry in the manifest."""
         results = facts["results"]
         return cls(
@@ -60,10 +59,9 @@ class StagePlan:
             ),
             {r["result"]: r["output"] for r in results},
             {r["state"]: r["result"] for r in results if r.get("state") is not None},
-            {name: tuple(axes) for name, axes in facts.get("scalars", {}).items()},
-            {key: tuple(axes) for key, axes in facts.get("groups", {}).items()},
-            facts.get("capacity", {}),
-            bool(facts.get("natives", native and facts.get("groups"))),
+            {name: tuple(axes) for name, axes in facts["scalars"].items()},
+            {key: tuple(axes) for key, axes in facts["groups"].items()},
+            bool(facts["natives"]),
         )
 
     @property
@@ -127,8 +125,7 @@ def _plan(folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
         )
     receives = {peer(mesh, rank, e["stage"]): tuple(e["names"]) for e in stage["receives"]}
     received = {name for names in receives.values() for name in names}
-    native = facts["collectives"] == "native"
-    stages = tuple(StagePlan.of_facts(each, native) for each in facts["stages"])
+    stages = tuple(StagePlan.of_facts(each) for each in facts["stages"])
     return RankPlan(
         rank,
         mesh,

@@ -17,7 +17,7 @@ from irc.backends.tensorrt.runtime.driver import Array, Driver, Launch
 from irc.backends.tensorrt.runtime.execution import Warn
 from irc.backends.tensorrt.runtime.plan import RankPlan
 from irc.backends.tensorrt.runtime.profiles import trim
-from irc.backends.tensorrt.runtime.rank import EngineRank, sizes_of
+from irc.backends.tensorrt.runtime.rank import EngineRank
 from irc.backends.tensorrt.runtime.stream import Held, RankStream
 from irc.dtypes import numpy_dtype
 from irc.errors import Error
@@ -80,13 +80,12 @@ class EngineProgram:
         Also where all ranks have the whole of one: GPUs of different kinds may round differently,
         and the tokens chosen by it must not differ. `full` are the sizes that were run.
         """
-        run = sizes_of(self.plan, full)
-        staged = {name: self._fetched(name, held, run) for name in names}
+        staged = {name: self._fetched(name, held, full) for name in names}
         self.rank.stream.wait()
         found: Arrays = {}
         for name, parts in staged.items():
             result = self.spread.results[name]
-            array = self.spread.joined(result, parts, run)
+            array = self.spread.joined(result, parts, full)
             found[name] = np.array(trim(array, sized(result.port.shape, sizes)))
         return found
 

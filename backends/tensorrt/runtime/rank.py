@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -154,8 +153,3 @@ def _chips(target: Target) -> str:
 
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
-
-
-def sizes_of(plan: RankPlan, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Sizes of symbols with the fixed capacity of the caches, whatever less was asked for."""
-    return {**sizes, **plan.stage.capacity}

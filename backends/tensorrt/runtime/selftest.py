@@ -170,16 +170,14 @@ class _Golden:
         return min(count, left or self._longest())
 
     def _sizes(self) -> dict[str, int]:
-        """One row, and the whole capacity."""
-        ones = {
+        """One row."""
+        return {
             name: 1
             for port in self._program.ports.states
             for dim in port.shape
             if isinstance(dim, Dim)
             for name in dim.symbols()
         }
-        capacity = self._program.plan.stage.capacity
-        return {name: capacity.get(name, size) for name, size in ones.items()}
 
     def _longest(self) -> int:
         """How many tokens one call takes at most."""

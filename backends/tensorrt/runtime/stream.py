@@ -12,7 +12,7 @@ from irc.backends.base import Arrays, Port, state_shape
 from irc.backends.onnxruntime.inputs import sized
 from irc.backends.tensorrt.runtime.driver import Array, Shape
 from irc.backends.tensorrt.runtime.profiles import Sizes, chosen, fill, filled_sizes
-from irc.backends.tensorrt.runtime.rank import EngineRank, sizes_of
+from irc.backends.tensorrt.runtime.rank import EngineRank
 from irc.dims import Dim
 from irc.dtypes import numpy_dtype
 from irc.errors import Error
@@ -33,22 +33,18 @@ class Held:
 
 
 class RankStream:
-    """The states of one rank. `sizes` gives the symbols in their shapes; a capacity less than the
-    engine's is what may be filled. `states` gives what they hold at first, instead of zeros."""
+    """The states of one rank. `sizes` gives the symbols in their shapes, `states` what they hold
+    at first, instead of zeros."""
 
     def __init__(self, rank: EngineRank, sizes: Sizes, states: Arrays | None = None) -> None:
         self._rank, self._asked = rank, dict(sizes)
-        stage = rank.stage
-        for name, most in stage.capacity.items():
-            if self._asked.get(name, most) > most:
-                raise Error(
-                    f"the caches of this engine hold {name}={most}, and {self._asked[name]} was "
-                    f"asked for; compile with --dims {name}={self._asked[name]}"
-                )
-        full = sizes_of(rank.plan, sizes)
         self._states: dict[str, Held] = {}
-        for port in stage.ports.states:
-            self._states[port.name] = self._begun(port, full, (states or {}).get(port.name))
+        try:
+            for port in rank.stage.ports.states:
+                self._states[port.name] = self._begun(port, sizes, (states or {}).get(port.name))
+        except BaseException:
+            self.close()  # of several caches one may not have found room
+            raise
         rank.stream.wait()
 
     def _begun(self, port: Port, sizes: Sizes, array: Array | None) -> Held:
@@ -76,7 +72,7 @@ class RankStream:
                     f"the stream was opened for {name}={self._asked[name]}, "
                     f"but these inputs have {name}={size}"
                 )
-        full = sizes_of(self._rank.plan, {**self._asked, **sizes})
+        full = {**self._asked, **sizes}
         for stage in self._rank.plan.stages:
             kept = {name for port in stage.ports.states for name in _symbols(port)}
             plain = {name for port in stage.ports.inputs for name in _symbols(port)}

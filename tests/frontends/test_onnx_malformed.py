@@ -1,0 +1,155 @@
+"""Nodes that are not as ONNX has them: a sentence each, at their place, and never a traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import NodeProto, helper
+
+from irc import ops
+from irc.backends.reference import evaluate
+from irc.errors import Error
+from irc.frontends.onnx import import_onnx
+from irc.frontends.onnx.collectives import mesh_of
+from irc.frontends.onnx.entry import Node
+from tests.frontends.onnx_models import model, read, saved
+
+X = {"x": ("f32", ("batch", 8))}
+COLLECTIVE = {"operation": "all_reduce_rms_norm", "group": "tp", "ways": "2"}
+
+
+def i64(*values: int) -> np.ndarray[Any, Any]:
+    return np.array(values, np.int64)
+
+
+def written(tmp_path: Path, node: NodeProto, *more: np.ndarray[Any, Any]) -> Path:
+    """A file of one node, whose operands after x are constants."""
+    node.name = "here"
+    node.metadata_props.add(key="loc", value="net.py:12")
+    names = [name for name in node.input if name not in ("", "x")]
+    initial = dict(zip(dict.fromkeys(names), more, strict=True))
+    return saved(model([node], X, list(node.output), initial), tmp_path)
+
+
+def refused(tmp_path: Path, kind: str, operands: str, *more: Any, **attributes: Any) -> str:
+    """What is said about a node; the operands are names, with - for none."""
+    names = [name.replace("-", "") for name in operands.split()]
+    two = kind == "TopK" or "w" in names
+    outputs = ["out", "more"] if two else ["out"]
+    node = helper.make_node(kind, names, outputs, **attributes)
+    with pytest.raises(Error) as caught:
+        import_onnx(written(tmp_path, node, *more))
+    assert "net.py:12" in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_constant_without_a_value(tmp_path: Path) -> None:
+    assert "Constant (1): it has no value; here at net.py:12" in refused(tmp_path, "Constant", "")
+
+
+@pytest.mark.parametrize("ends", [(), (1,), (1, 0, 0), (1, 0, 0, 0, 0)])
+def test_padding_of_other_than_two_numbers(ends: tuple[int, ...], tmp_path: Path) -> None:
+    text = refused(tmp_path, "Pad", "x p", i64(*ends))
+    assert "this Pad has not two numbers for each of its axes" in text
+
+
+@pytest.mark.parametrize("axis", [2, -3])
+def test_padding_along_an_axis_that_is_none(axis: int, tmp_path: Path) -> None:
+    text = refused(tmp_path, "Pad", "x p - a", i64(1, 1), i64(axis))
+    assert "this Pad has not two numbers for each of its axes" in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "operands", "more", "attributes"),
+    [
+        ("Slice", "x s e", (i64(1), i64(2, 3)), {}),
+        ("Transpose", "x", (), {"perm": [0, 7]}),
+        ("TopK", "x k", (i64(1, 2),), {}),
+        ("Trilu", "x k", (i64(1, 2),), {}),
+        ("Reshape", "n s", (i64(1, 2, 3), i64(2, 2)), {}),
+        ("Range", "n s s", (i64(0, 1), i64(1)), {}),
+        ("Add", "n s", (i64(1, 2), i64(1, 2, 3)), {}),
+        ("ConstantOfShape", "n", (i64(-2),), {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_reader_has_a_net(
+    kind: str, operands: str, more: Any, attributes: dict[str, Any], tmp_path: Path
+) -> None:
+    text = refused(tmp_path, kind, operands, *more, **attributes)
+    assert f"{kind} is not as ONNX has it (" in text
+
+
+def test_an_error_of_a_reader_keeps_its_words(tmp_path: Path) -> None:
+    text = refused(tmp_path, "Split", "x", axis=7, num_outputs=1)
+    assert text.startswith("net.py:12: Split along axis 7 of 2 dimensions")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ways": "two"}, "IrcCollective has ways='two', which is no integer"),
+        ({"operation": "broadcast", "root": "me"}, "has root='me', which is no integer"),
+        ({"eps": "small"}, "IrcCollective is not as ONNX has it (could not convert"),
+        ({"offset": "one"}, "IrcCollective is not as ONNX has it (could not convert"),
+    ],
+)
+def test_fields_of_the_collective_of_the_plugin(
+    fields: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    weight = np.ones(8, np.float32)
+    text = refused(tmp_path, "IrcCollective", "x x w", weight, **COLLECTIVE | fields)
+    assert message in text
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"transB": "yes"}, "FusedMatMul has transB='yes', which is no integer"),
+        ({"transB": 1, "alpha": "half"}, "FusedMatMul has alpha='half', which is no number"),
+    ],
+)
+def test_attributes_of_another_type(
+    attributes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    text = refused(tmp_path, "FusedMatMul", "x x", domain="com.microsoft", **attributes)
+    assert message in text
+
+
+def test_groups_that_are_no_list() -> None:
+    """ONNX itself sees it only once something has registered the operator."""
+    node = Node("DistCollective", "", "", 0, 23, [None], ["a"], {"nb_rank": 2, "groups": 7})
+    with pytest.raises(Error, match="DistCollective has groups=7, which is no list of integers"):
+        mesh_of([node], None, None)
+
+
+@pytest.mark.parametrize("offset", [None, 1.0, 0.1])
+def test_the_offset_of_the_collective_of_the_plugin(offset: float | None, tmp_path: Path) -> None:
+    fields = COLLECTIVE if offset is None else COLLECTIVE | {"offset": repr(offset)}
+    node = helper.make_node("IrcCollective", ["x", "x", "w"], ["a", "b"], **fields)
+    module = read(written(tmp_path, node, np.ones(8, np.float32)))
+    (found,) = [op for op in module.ops() if isinstance(op, ops.AllReduceRmsNorm)]
+    assert found.offset == (offset or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "x", "y"),
+    [
+        ("Mul", i64(1 << 62), i64(1 << 62)),
+        ("Sub", i64(-(1 << 63)), i64(1)),
+        ("Pow", np.full(1, 1e30, np.float32), np.full(1, 1e30, np.float32)),
+    ],
+    ids=["Mul", "Sub", "Pow"],
+)
+def test_constants_that_overflow_do_so_when_the_model_runs(
+    kind: str, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], tmp_path: Path
+) -> None:
+    node = helper.make_node(kind, ["n", "s"], ["a"])
+    module = read(written(tmp_path, node, x, y))
+    with np.errstate(all="ignore"):
+        (found,) = evaluate(module, {"x": np.zeros((1, 8), np.float32)}).values()
+        want = {"Mul": np.multiply, "Sub": np.subtract, "Pow": np.power}[kind](x, y)
+    np.testing.assert_array_equal(found, want)

@@ -1,0 +1,228 @@
+"""Compiling for TensorRT from every kind of source, and what is refused; no engine is built."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import irc
+from irc.backends.tensorrt.options import EngineOptions
+from irc.declare import REGISTRY
+from irc.driver import Artifact
+from irc.errors import Error
+from tests.cli.runner import irc as irc_command
+from tests.cli.runner import refused
+from tests.tiny_checkpoint import write_checkpoint
+
+DIMS = {"B": (1, 1, 2), "S": (1, 8, 24), "T": (1, 1, 2), "C": (24, 24, 24)}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("source") / "checkpoint")
+
+
+def compiled(source: Path, folder: Path, **options: Any) -> Artifact:
+    engine = {"build": False, "self_test": False} | options.pop("engine", {})
+    return irc.compile(source, folder, backend="tensorrt-rtx", engine=engine, **options)
+
+
+@pytest.mark.parametrize(("mesh", "multiple"), [("tp=2", 2), ("tp=3", 3), ("tp=3,pp=2", 3)])
+def test_tokens_that_are_split_come_in_multiples(
+    mesh: str, multiple: int, checkpoint: Path, tmp_path: Path
+) -> None:
+    engine = {"self_test": True}
+    artifact = compiled(checkpoint, tmp_path / "out", mesh=mesh, sequence=True, engine=engine)
+    program = artifact.manifest["program"]
+    decode, prefill = program["stages"][0]["profiles"]
+    assert decode["shapes"]["input_ids"][2] == [8, multiple]
+    assert prefill["shapes"]["input_ids"][2][1] == 96 // multiple * multiple
+    assert len(program["self_test"]["ids"]) == 8 // multiple * multiple
+
+
+def test_a_call_has_no_more_tokens_than_the_cache(checkpoint: Path, tmp_path: Path) -> None:
+    engine = {"self_test": True}
+    small = compiled(checkpoint, tmp_path / "out", dims={"C": (4, 4, 4)}, engine=engine)
+    program = small.manifest["program"]
+    assert program["stages"][0]["profiles"][1]["shapes"]["input_ids"][2] == [8, 4]
+    assert len(program["self_test"]["ids"]) == 4
+    with pytest.raises(Error, match="caches of the capacity C=0 hold nothing"):
+        compiled(checkpoint, tmp_path / "none", dims={"C": (0, 0, 0)})
+
+
+def test_a_checkpoint_that_has_moved(checkpoint: Path, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    shutil.copytree(checkpoint, here)
+    first = compiled(here, tmp_path / "first", mesh="tp=2", dims=DIMS)
+    here.rename(tmp_path / "there")
+    with pytest.raises(Error, match="give --checkpoint with the folder where it is now"):
+        compiled(first.folder, tmp_path / "again")
+    again = compiled(first.folder, tmp_path / "again", checkpoint=tmp_path / "there")
+    assert again.manifest["program"]["base"] == str(tmp_path / "there")
+    other = write_checkpoint(tmp_path / "other", hidden_size=64)
+    with pytest.raises(Error, match="was made with a file of"):
+        compiled(first.folder, tmp_path / "wrong", checkpoint=other)
+
+
+def test_the_model_of_one_rank_is_no_source(checkpoint: Path, tmp_path: Path) -> None:
+    artifact = compiled(checkpoint, tmp_path / "out", mesh="tp=2", dims=DIMS)
+    with pytest.raises(Error, match="is the program of one rank of 2"):
+        compiled(artifact.folder / "stage0.onnx", tmp_path / "again")
+
+
+def test_every_rank_has_its_own_bindings(checkpoint: Path, tmp_path: Path) -> None:
+    artifact = compiled(checkpoint, tmp_path / "out", mesh="tp=2", dims=DIMS)
+    ranks = artifact.manifest["program"]["ranks"]
+    assert [rank["model"] for rank in ranks] == ["stage0.onnx"] * 2
+    first, second = (json.loads((artifact.folder / r["bindings"]).read_text()) for r in ranks)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert first[name]["under"] == second[name]["under"] == "base"
+    assert second[name]["offset"] == first[name]["offset"] + first[name]["bytes"]
+
+
+PLUGIN = """
+from irc.backends.tensorrt.plugins import PluginSpec, Tensor, attributes_of, register
+from irc.backends.tensorrt.table import CHOICES
+from irc.declare import op_class
+
+register(PluginSpec(
+    name="TestTwice", version="3", namespace="example", doc="y = 2 x", fields=(),
+    types={"T": ("f32",)}, inputs=(Tensor("x", "T"),), outputs=(Tensor("y", "T"),),
+    shapes=lambda fields, x: (x,), meaning=lambda fields, x: 2 * x,
+    enqueue=lambda fields, inputs, outputs: lambda *launch: None,
+))
+
+@CHOICES.lower(op_class("test_twice"), choice="TestTwice", reason="a test", source="a test")
+def twice(e, op):
+    return e.add("TestTwice", e.get(op.x), **attributes_of("TestTwice", {}, "example"))
+"""
+MODEL = '''
+import irc
+from irc.declare import Operand, operation, REGISTRY
+from irc.core import Op
+from irc.types import TensorType
+
+if "test_twice" not in REGISTRY:
+    @operation("test_twice")
+    class TestTwice(Op):
+        """2 x."""
+
+        x: Operand
+
+        def infer(self) -> TensorType:
+            return self.x.type
+
+        def evaluate(self, x):
+            return 2 * x
+
+def build():
+    return irc.parse("""module @m {
+      func @forward(%x: f32[3]) -> (f32[3]) {
+        %y = test_twice %x : f32[3]
+        return %y
+      }
+    }""")
+'''
+
+
+def test_a_plugin_lowers_an_operation_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    (tmp_path / "model.py").write_text(MODEL)
+    try:
+        engine = {"plugins": str(tmp_path / "plugin.py")}
+        artifact = compiled(tmp_path / "model.py", tmp_path / "out", engine=engine)
+        assert artifact.manifest["program"]["plugins"] == {"example::TestTwice": "3"}
+        (node,) = onnx.load(str(artifact.folder / "rank0.onnx")).graph.node
+        assert node.op_type == "TestTwice"
+        with pytest.raises(Error, match="in the namespace 'example', not in 'irc'"):
+            from irc.backends.tensorrt.plugins import find
+
+            find("TestTwice")
+    finally:
+        REGISTRY.pop("test_twice", None)
+
+
+def test_an_artifact_records_only_plugins_that_it_uses(checkpoint: Path, tmp_path: Path) -> None:
+    one = compiled(checkpoint, tmp_path / "one", dims=DIMS)
+    two = compiled(checkpoint, tmp_path / "two", dims=DIMS, mesh="tp=2")
+    assert one.manifest["program"]["plugins"] == {}
+    assert two.manifest["program"]["plugins"] == {"IrcCollective": "1"}
+
+
+def test_both_kinds_of_collectives_are_the_plugin_s(checkpoint: Path, tmp_path: Path) -> None:
+    artifact = irc.compile(
+        checkpoint,
+        tmp_path / "out",
+        backend="tensorrt",
+        mesh="tp=2",
+        dims=DIMS,
+        engine={"build": False, "self_test": False, "target": "tensorrt-11.4/sm_90"},
+    )
+    program = artifact.manifest["program"]
+    assert program["collectives"] == "plugin" and program["stages"][0]["natives"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"weight": "inside"}, "no option weight; did you mean 'weights'"),
+        ({"weights": "here"}, "weights is 'here'; it can be inside or outside"),
+        ({"workspace": "x"}, "workspace is 'x', and must be of the type int"),
+        ({"target": 5}, "target is 5, and must be of the type str"),
+        ({"self_test": "always"}, "self_test is 'always', and must be of the type bool"),
+        ({"cache": "x", "caching": False}, "a cache is named, and caching is off"),
+    ],
+)
+def test_bad_options(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(Error, match=message):
+        EngineOptions.of(given)
+
+
+def test_what_options_may_be() -> None:
+    found = EngineOptions.of({"cache": "x", "plugins": "a.py", "target": None})
+    assert (found.cache, found.plugins, found.target) == (Path("x"), ("a.py",), "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--triton", "t"], "--triton needs engines"),
+        (["--triton", "t", "--backend", "tensorrt-rtx", "--no-build"], "--triton needs engines"),
+        (["--triton", "OUT", "--backend", "tensorrt-rtx"], "outside the artifact's"),
+    ],
+)
+def test_wrong_usage(words: list[str], message: str, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    given = [str(out) if word == "OUT" else word for word in words]
+    answer = irc_command("compile", checkpoint, "-o", out, *given)
+    assert (answer.status, message in answer.err) == (2, True)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--backend", "onnx", "--weights", "inside"], "the backend onnx builds none"),
+        (["--backend", "tensorrt-rtx", "--target", "tensorrt-11.4"], "not for the backend"),
+    ],
+)
+def test_bad_commands(words: list[str], message: str, checkpoint: Path, tmp_path: Path) -> None:
+    assert message in refused("compile", checkpoint, "-o", tmp_path / "out", *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_to_test_is_said(tmp_path: Path) -> None:
+    from tests.layout import ROOT
+
+    with pytest.raises(Error, match="there is nothing to test"):
+        compiled(
+            ROOT / "examples" / "two_tower.py",
+            tmp_path / "out",
+            random_weights=1,
+            engine={"self_test": True},
+        )
