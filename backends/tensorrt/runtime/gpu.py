@@ -33,8 +33,9 @@ class GpuDriver:
     def __init__(self, flavour: Flavour, number: int, timeout: float) -> None:
         self._found = find(flavour)
         self.library = tuple(int(part) for part in self._found.version.split(".")[:4])
+        index = _number(number)
         _check_cuda()
-        self.gpu = _open_gpu(number)
+        self.gpu = _open_gpu(index)
         self._timeout = timeout
         self.groups: list[GpuGroup] = []
 
@@ -198,8 +199,8 @@ def _check_cuda() -> None:
         ) from None
 
 
-def _open_gpu(number: int) -> Gpu:
-    """The GPU of a number made the one of this thread; a process that sees one GPU takes that."""
+def _number(number: int) -> int:
+    """Which GPU the rank of a number on its host takes; a process that sees one GPU takes that."""
     count = device_count()
     if not count:
         raise Error(
@@ -212,6 +213,11 @@ def _open_gpu(number: int) -> Gpu:
             f"rank number {number} of this host needs GPU {index}, and there are {count}; start at "
             f"most {count} ranks per host"
         )
+    return index
+
+
+def _open_gpu(index: int) -> Gpu:
+    """A GPU, made the one of this thread."""
     name = use_device(index)
     facts = call("cudaGetDeviceProperties", index)
     capability = 10 * int(facts.major) + int(facts.minor)
