@@ -12,11 +12,11 @@ from irc.backends.onnx.backend import check_module, write_model
 from irc.backends.onnx.per_rank import Template
 from irc.backends.onnx.stages import Stage, stages_of
 from irc.backends.onnx.storage import Locations, Storage
-from irc.backends.tensorrt import table
-from irc.backends.tensorrt.emitter import TensorRTEmitter
 from irc.backends.tensorrt.engines import Engines
 from irc.backends.tensorrt.facts import base_facts, write_bindings
 from irc.backends.tensorrt.golden import self_test, weight_bytes
+from irc.backends.tensorrt.lowering import table
+from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.ranges import profiles_of
 from irc.backends.tensorrt.target import KNOWN, Flavour, Target
@@ -55,7 +55,7 @@ class TensorRTBackend:
             raise Error(f"the target {target} is not for the backend {self.name}")
         if not self.options.build:
             return target
-        from irc.backends.tensorrt.library import find
+        from irc.backends.tensorrt.builder.library import find
 
         found = find(self.flavour)
         stated = self.options.target.partition("/")[0] != self.flavour

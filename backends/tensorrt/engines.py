@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from irc.backends.tensorrt.builder.request import BuildRequest, Profile
 from irc.backends.tensorrt.options import EngineOptions
-from irc.backends.tensorrt.request import BuildRequest, Profile
 from irc.backends.tensorrt.target import Target
 from irc.errors import Error
 
@@ -55,7 +55,7 @@ class Engines:
         raise error
 
     def _build(self, model: str, stage: int, base: str | None, done: int, count: int) -> None:
-        from irc.backends.tensorrt.build import build
+        from irc.backends.tensorrt.builder.build import build
 
         name = model.removesuffix(".onnx")
         request = BuildRequest(

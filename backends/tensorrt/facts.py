@@ -25,8 +25,8 @@ from onnx.onnx_ml_pb2 import TensorProto
 from irc.backends.onnx.facts import facts_of
 from irc.backends.onnx.stages import Stage
 from irc.backends.onnx.storage import Locations
-from irc.backends.tensorrt.emitter import TensorRTEmitter
-from irc.backends.tensorrt.request import Profile
+from irc.backends.tensorrt.builder.request import Profile
+from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
 from irc.core import Module
 from irc.errors import Error
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from irc.backends.tensorrt.collectives import Collectives
+from irc.backends.tensorrt.lowering.collectives import Collectives
 from irc.errors import Error, did_you_mean
 
 Place: TypeAlias = Literal["inside", "outside"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from irc.backends.tensorrt.request import Profile
+from irc.backends.tensorrt.builder.request import Profile
 from irc.core import Function
 from irc.dims import Dim, DimLike, Shape, bind
 from irc.errors import Error

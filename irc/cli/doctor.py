@@ -111,7 +111,7 @@ def _package(name: str, purpose: str, needed: bool) -> Finding:
 
 def _engines() -> list[Finding]:
     """The libraries that build and run engines: whether they load and are new enough."""
-    from ..backends.tensorrt.library import TRAITS, find, installed
+    from ..backends.tensorrt.builder.library import TRAITS, find, installed
 
     found: list[Finding] = []
     for flavour, traits in TRAITS.items():
@@ -129,7 +129,7 @@ def _engines() -> list[Finding]:
 
 def _driver() -> Finding:
     """Whether engines can run here. Building them for TensorRT-RTX needs no GPU."""
-    from ..backends.tensorrt.library import NVIDIA_DRIVER, device_count
+    from ..backends.tensorrt.builder.library import NVIDIA_DRIVER, device_count
 
     try:
         driver = ctypes.CDLL(NVIDIA_DRIVER)

@@ -13,7 +13,7 @@ from ..errors import Error
 from .console import amount, print_json, table
 
 if TYPE_CHECKING:
-    from ..backends.tensorrt.report import Report
+    from ..backends.tensorrt.builder.report import Report
 
 WIDTH = 48  # of the column with the names of kernels
 
@@ -41,7 +41,7 @@ def _short(kernel: str) -> str:
 
 def _reports(folder: Path) -> Iterator[tuple[str, Report]]:
     """(engine, report) of every stage; an Error where there are no engines."""
-    from ..backends.tensorrt.report import Report
+    from ..backends.tensorrt.builder.report import Report
 
     program: dict[str, Any] = read_manifest(folder)["program"] if is_artifact(folder) else {}
     reports = [stage.get("report") for stage in program.get("stages", ())]

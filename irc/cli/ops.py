@@ -64,7 +64,7 @@ def run(args: Namespace) -> int:
 
 def _print_choices(args: Namespace) -> int:
     """The table of lowerings for a target of TensorRT."""
-    from ..backends.tensorrt import table as choices
+    from ..backends.tensorrt.lowering import table as choices
     from ..backends.tensorrt.target import Target
 
     rows = choices.rows(Target.parse(args.target))

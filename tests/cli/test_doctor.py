@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from irc.backends.tensorrt import library
+from irc.backends.tensorrt.builder import library
 from irc.errors import Error
 from tests.cli.runner import irc, works
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto
 
-from irc.backends.tensorrt import table
+from irc.backends.tensorrt.lowering import table
 from irc.backends.tensorrt.target import Target
 from irc.declare import REGISTRY
 from tests.cli.runner import irc, refused, works

@@ -9,7 +9,7 @@ import onnx
 
 from irc.backends.onnx.per_rank import Template
 from irc.backends.onnx.storage import Storage
-from irc.backends.tensorrt.emitter import TensorRTEmitter
+from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
 from irc.backends.tensorrt.ranges import number
 from irc.backends.tensorrt.target import Target
 from irc.checkpoint import Reader

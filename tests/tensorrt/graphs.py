@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from irc.backends.tensorrt.build import BuildRequest, Profile
+from irc.backends.tensorrt.builder.build import BuildRequest, Profile
 from irc.backends.tensorrt.target import Target
 
 F16, F32, BF16 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.BFLOAT16

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from irc.backends.tensorrt import header
-from irc.backends.tensorrt.build import BuildRequest, Built, build
-from irc.backends.tensorrt.library import find
-from irc.backends.tensorrt.report import Report
+from irc.backends.tensorrt.builder import header
+from irc.backends.tensorrt.builder.build import BuildRequest, Built, build
+from irc.backends.tensorrt.builder.library import find
+from irc.backends.tensorrt.builder.report import Report
 from irc.backends.tensorrt.target import Target
 from tests.tensorrt.graphs import (
     BF16,

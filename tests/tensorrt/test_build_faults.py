@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from irc.backends.tensorrt import build as building
-from irc.backends.tensorrt import process
-from irc.backends.tensorrt.build import BuildRequest, Built, Profile, build
+from irc.backends.tensorrt.builder import build as building
+from irc.backends.tensorrt.builder import process
+from irc.backends.tensorrt.builder.build import BuildRequest, Built, Profile, build
 from irc.backends.tensorrt.target import Target
 from irc.errors import Error
 from tests.tensorrt.graphs import (
@@ -238,7 +238,7 @@ def running(pid: int) -> bool:
 
 BUILDER = """
 from pathlib import Path
-from irc.backends.tensorrt.build import BuildRequest, build
+from irc.backends.tensorrt.builder.build import BuildRequest, build
 from irc.backends.tensorrt.target import Target
 folder = Path({folder!r})
 build(BuildRequest(folder / "m.onnx", folder / "m.engine",

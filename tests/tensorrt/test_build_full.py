@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from irc.backends.tensorrt import build as building
-from irc.backends.tensorrt import header
-from irc.backends.tensorrt.build import BuildRequest, build
+from irc.backends.tensorrt.builder import build as building
+from irc.backends.tensorrt.builder import header
+from irc.backends.tensorrt.builder.build import BuildRequest, build
 from irc.backends.tensorrt.target import Target
 from irc.errors import Error
 from tests.tensorrt.graphs import gemm, profile

@@ -87,7 +87,7 @@ def test_every_rank_has_its_own_bindings(checkpoint: Path, tmp_path: Path) -> No
 
 PLUGIN = """
 from irc.backends.tensorrt.plugins import PluginSpec, Tensor, attributes_of, register
-from irc.backends.tensorrt.table import CHOICES
+from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.declare import op_class
 
 register(PluginSpec(

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import irc
-from irc.backends.tensorrt.report import Layer, Report
+from irc.backends.tensorrt.builder.report import Layer, Report
 from irc.driver import Artifact
 from tests.cli.runner import refused, works
 from tests.layout import ROOT

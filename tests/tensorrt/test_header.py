@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from irc.backends.tensorrt import header
-from irc.backends.tensorrt.build import BuildRequest, build
-from irc.backends.tensorrt.library import find
+from irc.backends.tensorrt.builder import header
+from irc.backends.tensorrt.builder.build import BuildRequest, build
+from irc.backends.tensorrt.builder.library import find
 from irc.backends.tensorrt.target import RTX_ARCHITECTURES, Target
 from irc.errors import Error
 from tests.tensorrt.graphs import relu

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from irc.backends.tensorrt import library, messages
-from irc.backends.tensorrt.library import TRAITS, find, installed, shared_library
+from irc.backends.tensorrt.builder import library, messages
+from irc.backends.tensorrt.builder.library import TRAITS, find, installed, shared_library
 from irc.backends.tensorrt.target import FLAVOURS
 from irc.errors import Error
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from irc.backends.tensorrt.library import find
+from irc.backends.tensorrt.builder.library import find
 from irc.backends.tensorrt.lint import RULES, Finding, lint, lint_file
 from irc.backends.tensorrt.lint.known import (
     IMPORTED,

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from irc.backends.tensorrt.table import lowerings, refusal
+from irc.backends.tensorrt.lowering.table import lowerings, refusal
 from irc.backends.tensorrt.target import Target
 from irc.core import Module
 from irc.text import parse_module

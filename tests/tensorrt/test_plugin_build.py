@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from irc.backends.tensorrt.build import build
+from irc.backends.tensorrt.builder.build import build
 from irc.backends.tensorrt.plugins import attributes_of
 from irc.backends.tensorrt.plugins.collective import FUSED, OPERATIONS, REDUCING, ROOTED
 from irc.errors import Error

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from irc.backends.tensorrt.cache import Cache, key_of
-from irc.backends.tensorrt.layers import Listing, layers_of, ports_of
-from irc.backends.tensorrt.model import operation_of
-from irc.backends.tensorrt.progress import Phases, monitor
-from irc.backends.tensorrt.report import Report
+from irc.backends.tensorrt.builder.cache import Cache, key_of
+from irc.backends.tensorrt.builder.layers import Listing, layers_of, ports_of
+from irc.backends.tensorrt.builder.model import operation_of
+from irc.backends.tensorrt.builder.progress import Phases, monitor
+from irc.backends.tensorrt.builder.report import Report
 
 HALF = "Strides: [64,1], StrideOrder: [1,0], Datatype: Half, Format: (Linear) Row major"
 LISTING = f"""Layers:

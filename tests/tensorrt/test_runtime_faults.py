@@ -279,7 +279,7 @@ def test_values_that_do_not_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_no_gpu_and_no_library(
     tmp_path: Path, facts: Facts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from irc.backends.tensorrt import library
+    from irc.backends.tensorrt.builder import library
     from irc.backends.tensorrt.runtime import gpu
 
     facts["target"] = "tensorrt-11.4/sm_90"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from irc.backends.tensorrt.collectives import OPERATIONS, is_native
-from irc.backends.tensorrt.table import CHOICES, Choices, lowerings, rows
+from irc.backends.tensorrt.lowering.collectives import OPERATIONS, is_native
+from irc.backends.tensorrt.lowering.table import CHOICES, Choices, lowerings, rows
 from irc.backends.tensorrt.target import Target
 from irc.declare import REGISTRY
 from irc.errors import Error

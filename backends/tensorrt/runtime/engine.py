@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from irc.backends.cuda.watch import Watchdog
-from irc.backends.tensorrt.library import Library
-from irc.backends.tensorrt.messages import SEVERE, listening, reason
+from irc.backends.tensorrt.builder.library import Library
+from irc.backends.tensorrt.builder.messages import SEVERE, listening, reason
 from irc.backends.tensorrt.plugins import register_creators, take_failure
 from irc.backends.tensorrt.plugins.adapter import DATA_TYPES
 from irc.backends.tensorrt.runtime.driver import Shape, Tensor

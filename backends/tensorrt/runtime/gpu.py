@@ -16,7 +16,7 @@ import numpy as np
 from irc.backends.cuda import group as nccl
 from irc.backends.cuda import watch
 from irc.backends.cuda.runtime import Stream, call, device_count, use_device
-from irc.backends.tensorrt.library import find
+from irc.backends.tensorrt.builder.library import find
 from irc.backends.tensorrt.plugins import communicators
 from irc.backends.tensorrt.runtime.driver import Array, Gpu
 from irc.backends.tensorrt.runtime.engine import GpuEngine, read_engine

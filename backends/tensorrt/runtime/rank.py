@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from irc.backends.communicator import Communicator
-from irc.backends.tensorrt import header
+from irc.backends.tensorrt.builder import header
 from irc.backends.tensorrt.runtime.driver import Driver, Engine
 from irc.backends.tensorrt.runtime.execution import Execution, Memory, Warn
 from irc.backends.tensorrt.runtime.groups import Groups

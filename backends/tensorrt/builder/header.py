@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from irc.backends.tensorrt.library import TRAITS
+from irc.backends.tensorrt.builder.library import TRAITS
 from irc.backends.tensorrt.target import Flavour
 from irc.errors import Error
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from irc import ops
 from irc.backends.onnx.emitter import Flat, Lowered
 from irc.backends.onnx.lower_collective import rank as constant_rank
-from irc.backends.tensorrt.emitter import TensorRTEmitter
+from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
+from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
-from irc.backends.tensorrt.table import CHOICES
 from irc.core import Op
 from irc.dims import Dim
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import irc
-from irc.backends.tensorrt.library import Traits, shared_library
-from irc.backends.tensorrt.model import Model, locate
+from irc.backends.tensorrt.builder.library import Traits, shared_library
+from irc.backends.tensorrt.builder.model import Model, locate
 
 ENDING = 4.0  # seconds that the process has to end when it is asked to
 MODEL, PART, WEIGHTS = "model.onnx", "engine.part", "weights"  # in the folder it works in
@@ -49,7 +49,7 @@ def converse(
     hear: Callable[[dict[str, Any]], None],
 ) -> Ended:
     """Have one engine built; `hear` is called with each event, in this thread."""
-    command = [sys.executable, "-P", "-m", "irc.backends.tensorrt.child"]
+    command = [sys.executable, "-P", "-m", "irc.backends.tensorrt.builder.child"]
     with tempfile.TemporaryFile() as words, _start(command, words, place) as process:
         try:
             assert process.stdin is not None and process.stdout is not None

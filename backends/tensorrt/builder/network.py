@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from irc.atomic import whole_file
-from irc.backends.tensorrt import messages
-from irc.backends.tensorrt.layers import Listing
-from irc.backends.tensorrt.library import Library
-from irc.backends.tensorrt.process import MODEL, PART, WEIGHTS
-from irc.backends.tensorrt.progress import monitor
+from irc.backends.tensorrt.builder import messages
+from irc.backends.tensorrt.builder.layers import Listing
+from irc.backends.tensorrt.builder.library import Library
+from irc.backends.tensorrt.builder.process import MODEL, PART, WEIGHTS
+from irc.backends.tensorrt.builder.progress import monitor
 from irc.errors import Error
 
 Say: TypeAlias = Callable[..., None]  # an event, with what belongs to it
@@ -98,7 +98,7 @@ class Builder:
 
     def _parse_errors(self, data: bytes, place: str, logger: Any) -> list[dict[str, str]]:
         """What is wrong with every node: after each that fails, the rest is parsed by itself."""
-        from irc.backends.tensorrt.remainder import without
+        from irc.backends.tensorrt.builder.remainder import without
 
         found = [_error_of(self.parser.get_error(i)) for i in range(self.parser.num_errors)]
         given: set[int] = {int(each["index"]) for each in found} - {-1}

@@ -1,6 +1,6 @@
 """The process that builds one engine: a request comes as one line of JSON, events go as lines.
 
-    python -P -m irc.backends.tensorrt.child
+    python -P -m irc.backends.tensorrt.builder.child
 
 It lives apart because the library may end its process. It stops when its standard input closes,
 which also happens when the process that asked for the engine dies.
@@ -22,9 +22,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from irc.backends.tensorrt.library import find
-from irc.backends.tensorrt.network import Builder, Failure
-from irc.backends.tensorrt.process import PART
+from irc.backends.tensorrt.builder.library import find
+from irc.backends.tensorrt.builder.network import Builder, Failure
+from irc.backends.tensorrt.builder.process import PART
 from irc.errors import Error
 
 GRACE = 2.0  # seconds that a build has to stop by itself

@@ -125,7 +125,7 @@ def dtype_refusal(target: Target) -> Refusal:
 @cache
 def lowerings(target: Target) -> Lowering[Rule]:
     """The lowerings for a target."""
-    from irc.backends.tensorrt import rules  # noqa: F401  (fills CHOICES)
+    from irc.backends.tensorrt.lowering import rules  # noqa: F401  (fills CHOICES)
 
     made: Lowering[Rule] = Lowering("tensorrt")
     by_dtype = dtype_refusal(target)
@@ -155,7 +155,7 @@ def refusal(op: Op, target: Target) -> str | None:
 
 def rows(target: Target) -> list[Row]:
     """The table for a target, sorted by operation."""
-    from irc.backends.tensorrt.collectives import native_rows
+    from irc.backends.tensorrt.lowering.collectives import native_rows
 
     found = {row.op: row for row in native_rows(target)}
     for name, cls in REGISTRY.items():

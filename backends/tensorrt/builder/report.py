@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from irc.backends.tensorrt.model import operation_of
+from irc.backends.tensorrt.builder.model import operation_of
 
 Dims: TypeAlias = tuple[int, ...]  # -1 where a dimension is dynamic
 Range: TypeAlias = tuple[Dims, Dims, Dims]  # smallest, typical, largest

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from irc.backends.tensorrt.report import Dims, Layer, Memory, Port, Range, Report, Tensor
+from irc.backends.tensorrt.builder.report import Dims, Layer, Memory, Port, Range, Report, Tensor
 
 _DTYPES = {
     "Float": "f32",

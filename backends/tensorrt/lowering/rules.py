@@ -5,4 +5,4 @@ from __future__ import annotations
 from importlib import import_module
 
 for _part in ("attention", "cache", "collective", "lookup", "plain"):
-    import_module(f"irc.backends.tensorrt.lower_{_part}")
+    import_module(f"irc.backends.tensorrt.lowering.lower_{_part}")

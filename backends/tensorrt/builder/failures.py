@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from irc.artifact import Progress
-from irc.backends.tensorrt import messages
-from irc.backends.tensorrt.model import Model, Node
-from irc.backends.tensorrt.process import Ended
+from irc.backends.tensorrt.builder import messages
+from irc.backends.tensorrt.builder.model import Model, Node
+from irc.backends.tensorrt.builder.process import Ended
 from irc.errors import Error
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

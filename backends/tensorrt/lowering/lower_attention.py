@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from irc import ops
 from irc.backends.onnx.emitter import Flat, Lowered
 from irc.backends.onnx.lower_attention import by_head, cos_sin, fixed_heads
-from irc.backends.tensorrt.emitter import TensorRTEmitter
+from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
+from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.nodes import ATTENTION
-from irc.backends.tensorrt.table import CHOICES
 from irc.core import Op, Value
 from irc.dims import Dim, DimLike, Shape, exact_divide, product
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from irc.atomic import whole_file
-from irc.backends.tensorrt.locks import locked
-from irc.backends.tensorrt.report import Report
+from irc.backends.tensorrt.builder.locks import locked
+from irc.backends.tensorrt.builder.report import Report
 from irc.checksums import sampled
 from irc.errors import Error
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from irc.backends.tensorrt.lowering.table import Row
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN, OPERATIONS, ROOTED
-from irc.backends.tensorrt.table import Row
 from irc.backends.tensorrt.target import Flavour, Target
 
 Collectives: TypeAlias = Literal["auto", "native", "plugin"]

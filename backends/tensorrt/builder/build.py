@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from irc.artifact import Progress
-from irc.backends.tensorrt import process
-from irc.backends.tensorrt.cache import Cache, NoCache, key_of, open_cache
-from irc.backends.tensorrt.failures import Hearing
-from irc.backends.tensorrt.library import Library, find, has_gpu
-from irc.backends.tensorrt.locks import locked
-from irc.backends.tensorrt.model import Model, digest_of_weights, read
-from irc.backends.tensorrt.report import Report
-from irc.backends.tensorrt.request import BuildRequest, Built, Profile
+from irc.backends.tensorrt.builder import process
+from irc.backends.tensorrt.builder.cache import Cache, NoCache, key_of, open_cache
+from irc.backends.tensorrt.builder.failures import Hearing
+from irc.backends.tensorrt.builder.library import Library, find, has_gpu
+from irc.backends.tensorrt.builder.locks import locked
+from irc.backends.tensorrt.builder.model import Model, digest_of_weights, read
+from irc.backends.tensorrt.builder.report import Report
+from irc.backends.tensorrt.builder.request import BuildRequest, Built, Profile
 from irc.errors import Error
 
 _REFIT_DROPS_BIAS = ("tensorrt", (11, 3))

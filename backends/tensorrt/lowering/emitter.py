@@ -12,9 +12,9 @@ from irc.backends.lowering import Lowering
 from irc.backends.onnx.emitter import Emitter, Rule
 from irc.backends.onnx.graph import COLLECTIVE, value_info
 from irc.backends.onnx.storage import Form, Storage
-from irc.backends.tensorrt.collectives import WITHOUT_BF16, Collectives, is_native
+from irc.backends.tensorrt.lowering.collectives import WITHOUT_BF16, Collectives, is_native
+from irc.backends.tensorrt.lowering.table import lowerings
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN, NAMESPACE, VERSION
-from irc.backends.tensorrt.table import lowerings
 from irc.backends.tensorrt.target import Target
 from irc.core import Function, Module, Op, Value, Weight
 from irc.ops import AllReduceRmsNorm

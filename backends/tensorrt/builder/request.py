@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from irc.backends.tensorrt.report import Report
+from irc.backends.tensorrt.builder.report import Report
 from irc.backends.tensorrt.target import Target
 from irc.errors import Error
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from irc import ops
 from irc.backends.onnx.emitter import Lowered
 from irc.backends.onnx.lower_attention import by_head
-from irc.backends.tensorrt.emitter import TensorRTEmitter
-from irc.backends.tensorrt.table import CHOICES
+from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
+from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.core import Function, Value
 from irc.dims import Dim
 

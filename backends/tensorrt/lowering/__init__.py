@@ -1,0 +1,1 @@
+"""What every operation becomes for a target, and the emitter that writes it."""
