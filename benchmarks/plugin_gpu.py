@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from benchmarks.plugin_cases import Case
+from irc.backends.cuda.calls import find_library
 from irc.backends.cuda.driver import Cuda
 from irc.backends.cuda.group import Group
-from irc.backends.cuda.nccl import find_library
 from irc.backends.cuda.runtime import Stream, call, use_device
 from irc.backends.tensorrt.plugins import communicators
 from irc.backends.tensorrt.plugins.collective import FUSED, REDUCING, ROOTED

@@ -23,8 +23,8 @@ from benchmarks.plugin_gpu import (
     repeated,
     usual_case,
 )
+from irc.backends.cuda.calls import call_of, find_library
 from irc.backends.cuda.group import Group, nccl_version
-from irc.backends.cuda.nccl import call_of, find_library
 from irc.backends.cuda.runtime import DeviceArray
 from irc.backends.cuda.watch import wait
 from irc.backends.tensorrt.plugins import communicators, load

@@ -16,8 +16,8 @@ from irc.backends.communicator import PeerError
 from irc.errors import Error
 
 from . import peers
+from .calls import IN_PROGRESS, SUCCESS, ZERO_ELSEWHERE, Launch, Library, call_of, find_library
 from .driver import Cuda, Driver
-from .nccl import IN_PROGRESS, SUCCESS, ZERO_ELSEWHERE, Launch, Library, call_of, find_library
 
 # In all a lost rank is to be an error on the others within 10 seconds.
 TIMEOUT = 7.0  # seconds that a rank waits for the others before it gives them up
