@@ -5,6 +5,8 @@ without blocking, everything that is waited for has a deadline, and when that pa
 process is seen to have ended, the communicator is aborted, which ends the kernels that spin.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import time
