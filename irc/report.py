@@ -33,9 +33,14 @@ def statistics(module: Module) -> dict[str, Any]:
         "operations": ops.total(),
         "weights": len(weights),
         "parameters": sum(_elements(weight) for weight in weights),
-        "weight_bytes": sum(_bytes(weight) for weight in weights),
+        "weight_bytes": weight_bytes(module),
         "by_operation": dict(sorted(ops.items(), key=lambda item: (-item[1], item[0]))),
     }
+
+
+def weight_bytes(module: Module) -> int:
+    """The size of all weights; in the local view, of those of one rank."""
+    return sum(_bytes(weight) for weight in module.weights.values())
 
 
 def page(

@@ -26,7 +26,11 @@ def fixed_heads(op: Op) -> str | None:
 
 @TABLE.lower(ops.Rope, unless=fixed_heads)
 def rope(e: Emitter, op: ops.Rope) -> Lowered:
-    cos, sin = cos_sin(e, op)
+    return rotated(e, op, *cos_sin(e, op))
+
+
+def rotated(e: Emitter, op: ops.Rope, cos: str, sin: str) -> str:
+    """x turned by angles in its own dtype."""
     heads = exact_divide(op.x.type.shape[2], op.head_dim)
     assert isinstance(heads, int)
     return e.add(

@@ -14,7 +14,7 @@ from irc.backends.onnx.stages import Stage, stages_of
 from irc.backends.onnx.storage import Locations, Storage
 from irc.backends.tensorrt.engines import Engines
 from irc.backends.tensorrt.facts import base_facts, write_bindings
-from irc.backends.tensorrt.golden import self_test, weight_bytes
+from irc.backends.tensorrt.golden import self_test
 from irc.backends.tensorrt.lowering import table
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
 from irc.backends.tensorrt.options import EngineOptions
@@ -23,6 +23,7 @@ from irc.backends.tensorrt.target import KNOWN, Flavour, Target
 from irc.checkpoint import Reader
 from irc.core import Module, Op
 from irc.errors import Error
+from irc.report import weight_bytes
 
 _CLEANERS = "inline, static-capacity, canonicalize, cse"
 

@@ -11,8 +11,9 @@ from irc.backends.reference import evaluate
 from irc.backends.tensorrt.ranges import number
 from irc.core import Module
 from irc.dims import Dim, DimLike
-from irc.dtypes import dtype, numpy_dtype
+from irc.dtypes import numpy_dtype
 from irc.errors import Error
+from irc.report import weight_bytes
 
 SMALL = 256_000_000  # bytes of weights up to which the answer is computed unless asked otherwise
 COUNT = 16  # of the largest logits that are stored
@@ -51,16 +52,6 @@ def self_test(
         "logits": [float(each) for each in last[top]],
         "tolerance": TOLERANCE.get(kind, TOLERANCE["bf16"]) * max(1.0, float(np.abs(last).max())),
     }
-
-
-def weight_bytes(module: Module) -> int:
-    """The size of all weights of one rank."""
-    return sum(
-        int(np.prod([d for d in w.type.shape if isinstance(d, int)]))
-        * dtype(w.type.dtype).bits
-        // 8
-        for w in module.weights.values()
-    )
 
 
 def _logits(module: Module) -> tuple[str, tuple[Any, ...]]:

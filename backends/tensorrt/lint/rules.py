@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypedDict, Unpack
 
 from irc.backends.tensorrt.lint.graph import Graph, Node
 from irc.backends.tensorrt.target import FLAVOURS, Flavour, Target
@@ -57,8 +57,8 @@ class Rule:
     name: str
     reason: str
     source: str
-    severity: Severity
     check: Callable[[Graph, Target], Iterable[Complaint]]
+    severity: Severity = "error"
     flavours: tuple[Flavour, ...] = FLAVOURS
     since: Version = (0, 0)
     before: Version | None = None
@@ -89,16 +89,18 @@ NodeCheck: TypeAlias = Callable[[Node, Target], Iterable[str]]
 GraphCheck: TypeAlias = Callable[[Graph, Target], Iterable[Complaint]]
 
 
-def node_rule(
-    *kinds: str,
-    source: str,
-    severity: Severity = "error",
-    flavours: tuple[Flavour, ...] = FLAVOURS,
-    since: Version = (0, 0),
-    before: Version | None = None,
-    architectures: tuple[int, ...] = (),
-    warns_on: tuple[Flavour, ...] = (),
-) -> Callable[[NodeCheck], NodeCheck]:
+class Where(TypedDict, total=False):
+    """Where a rule holds, and how much it weighs; see Rule."""
+
+    severity: Severity
+    flavours: tuple[Flavour, ...]
+    since: Version
+    before: Version | None
+    architectures: tuple[int, ...]
+    warns_on: tuple[Flavour, ...]
+
+
+def node_rule(*kinds: str, source: str, **where: Unpack[Where]) -> Callable[[NodeCheck], NodeCheck]:
     """Register a function (node, target) -> sentences, for nodes of these kinds (or of every)."""
 
     def add(check: NodeCheck) -> NodeCheck:
@@ -107,28 +109,17 @@ def node_rule(
                 for message in check(node, target):
                     yield node, message
 
-        where = (flavours, since, before, architectures, warns_on)
-        _add(Rule(*_named(check), source, severity, over, *where))
+        _add(Rule(*_named(check), source, over, **where))
         return check
 
     return add
 
 
-def graph_rule(
-    *,
-    source: str,
-    severity: Severity = "error",
-    flavours: tuple[Flavour, ...] = FLAVOURS,
-    since: Version = (0, 0),
-    before: Version | None = None,
-    architectures: tuple[int, ...] = (),
-    warns_on: tuple[Flavour, ...] = (),
-) -> Callable[[GraphCheck], GraphCheck]:
+def graph_rule(*, source: str, **where: Unpack[Where]) -> Callable[[GraphCheck], GraphCheck]:
     """Register a function (graph, target) -> (node or None, sentence) pairs."""
 
     def add(check: GraphCheck) -> GraphCheck:
-        where = (flavours, since, before, architectures, warns_on)
-        _add(Rule(*_named(check), source, severity, check, *where))
+        _add(Rule(*_named(check), source, check, **where))
         return check
 
     return add

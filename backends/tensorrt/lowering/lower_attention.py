@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from irc import ops
 from irc.backends.onnx.emitter import Flat, Lowered
-from irc.backends.onnx.lower_attention import by_head, cos_sin, fixed_heads
+from irc.backends.onnx.lower_attention import by_head, cos_sin, fixed_heads, rotated
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
 from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.nodes import ATTENTION
@@ -32,17 +32,7 @@ FEWEST = 4  # query heads of the kernel for one query, where there may be one ro
 def rope(e: TensorRTEmitter, op: ops.Rope) -> Lowered:
     kind = e.dtype(op.x)
     cos, sin = (e.cast(each, kind) if kind != "f32" else each for each in cos_sin(e, op))
-    heads = exact_divide(op.x.type.shape[2], op.head_dim)
-    assert isinstance(heads, int)
-    return e.add(
-        "RotaryEmbedding",
-        e.get(op.x),
-        cos,
-        sin,
-        num_heads=heads,
-        interleaved=int(op.interleaved),
-        rotary_embedding_dim=op.rotary_dim if op.rotary_dim != op.head_dim else 0,
-    )
+    return rotated(e, op, cos, sin)
 
 
 def fixed_groups(op: Op) -> str | None:
