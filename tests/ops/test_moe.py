@@ -199,9 +199,9 @@ def per_rank(case: Case, arrays: dict[str, Array], tokens: bool) -> dict[str, li
 @pytest.mark.parametrize("ways", [1, 2, 3, 4])
 def test_both_views_and_both_ways_to_split_agree(ways: int, capacity: bool) -> None:
     rng = fresh(31 * ways + capacity)
+    crowded = Case(ways, experts=3, choices=3, tokens=4, capacity=int(capacity))
     lost = 0
-    for _ in range(12):
-        case = draw(rng, ways, capacity)
+    for case in [crowded, *(draw(rng, ways, capacity) for _ in range(11))]:
         arrays = case.inputs(rng)
         wanted, dropped = by_hand(case, arrays)
         lost += dropped
