@@ -89,10 +89,11 @@ class Backend(Protocol):
     def emit(self, module: Module, folder: Path, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Write what this backend needs into an existing folder; returns facts for the manifest.
 
-        `notes` among them are sentences for the user, and not written.
+        `notes` among them are sentences for the user, and not written; neither are `hashes`, the
+        checksums of files that it knows already.
 
-        Options: `base`, the folder that relative paths in `module.files` start from; others are
-        the backend's own.
+        Options: `base`, the folder that relative paths in `module.files` start from; `output`,
+        which the folder is called in the end; others are the backend's own.
         """
         ...
 

@@ -6,12 +6,13 @@ entry-point group `irc.lowerings`: the name is the backend's, the object is call
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
 from irc.backends.base import Gap
-from irc.core import Module, Op
+from irc.backends.fallback import fallback_of
+from irc.core import Function, Module, Op
 from irc.expansion import expansion
 
 GROUP = "irc.lowerings"
@@ -67,12 +68,16 @@ class Lowering(Generic[Lower]):
         return refuse(op) if refuse is not None else None
 
     def unsupported(self, module: Module) -> list[Gap]:
-        """Every operation that has no lowering, nor an expansion that is covered, in order."""
+        """Every operation that has no lowering, nor an expansion that is covered, in order.
+
+        What neither the main function nor its fallback leads to is not written, and may be
+        anything.
+        """
         self._load()
         known: dict[object, str | None] = {}
         gaps: list[Gap] = []
         easy = {*self._table} - {*self._refusals}
-        for op in module.ops():
+        for op in _written(module):
             if type(op) in easy or op.opname in STRUCTURE:
                 continue
             key = op.type_key()
@@ -104,3 +109,19 @@ class Lowering(Generic[Lower]):
         self._loaded = True
         for entry in entry_points(group=GROUP, name=self.backend):
             entry.load()(self)
+
+
+def _written(module: Module) -> Iterator[Op]:
+    """The operations of the main function and of its fallback."""
+    exact, seen = fallback_of(module), set[Function]()
+    for function in (module.main, *((exact,) if exact is not None else ())):
+        yield from _reached(function, seen)
+
+
+def _reached(function: Function, seen: set[Function]) -> Iterator[Op]:
+    """The operations that running a function runs, those of functions not `seen` before once."""
+    seen.add(function)
+    for op in function:
+        if op.opname == "call" and op.attributes["callee"] not in seen:
+            yield from _reached(op.attributes["callee"], seen)
+        yield op

@@ -1,9 +1,11 @@
 """Checkpoint folder to TensorRT-RTX engine, without a GPU: seconds and peak memory.
 
-    python -m benchmarks.build_trt [--work FOLDER] [--cases 1b-inside 8b-outside] [--batch 4]
+    python -m benchmarks.build_trt [--work FOLDER] [--cases 1b-inside 8b-outside 8b-w4a16-inside]
+                                   [--batch 4]
 
 Memory is that of `irc compile` and of the builder's process together, looked at 50 times a second:
-`resident` counts what the system may drop (mapped checkpoints) too, `anonymous` does not.
+`resident` counts what the system may drop (mapped checkpoints) too, `anonymous` does not. `w4a16`:
+the layers' matrices are random numbers of four bits, in blocks of 128 along a row.
 """
 
 from __future__ import annotations
@@ -19,17 +21,22 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import four_bits
 from benchmarks.checkpoints import make
 from benchmarks.process import python
 from irc.cli.console import markdown_table
+from irc.driver import read_module
+from irc.report import weight_bytes
 
 CASES = {
-    "1b-inside": ("1b", "inside"),
-    "1b-outside": ("1b", "outside"),
-    "8b-outside": ("8b", "outside"),
+    "1b-inside": ("1b", "bf16", "inside"),
+    "1b-outside": ("1b", "bf16", "outside"),
+    "1b-w4a16-inside": ("1b", "w4a16", "inside"),
+    "8b-outside": ("8b", "bf16", "outside"),
+    "8b-w4a16-inside": ("8b", "w4a16", "inside"),
 }
+DEFAULT = ["1b-inside", "8b-outside", "8b-w4a16-inside"]
 EVERY = 0.02  # seconds between two looks
-DIMS = "B=1:1:{batch},S=1:512:2048,T=1:1:2048"
 HEADER = (
     "shape",
     "weights",
@@ -53,11 +60,24 @@ class Measured:
     engines: int
 
 
-def compile_engine(checkpoint: Path, out: Path, weights: str, *flags: str) -> Measured:
+def source_of(case: str, work: Path, batch: int) -> tuple[Path, list[str], int]:
+    """(what is compiled, with which flags, the bytes of its weights)."""
+    shape, scheme, _ = CASES[case]
+    checkpoint = make(shape, work / f"{shape}-bf16", "bf16")
+    dims = {"B": (1, 1, batch), "S": (1, 512, 2048), "T": (1, 1, 2048)}
+    if scheme == "w4a16":
+        module = four_bits.write(checkpoint, work / f"{shape}-w4a16", dims)
+        return module, [], weight_bytes(read_module(module))
+    size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+    ranges = ",".join(f"{name}={':'.join(map(str, sizes))}" for name, sizes in dims.items())
+    return checkpoint, ["--dtype", "bf16", "--dims", ranges], size
+
+
+def compile_engine(source: Path, out: Path, weights: str, *flags: str) -> Measured:
     """One `irc compile` into an empty folder, nothing taken from the cache."""
     shutil.rmtree(out, ignore_errors=True)
-    command = python("irc", "compile", checkpoint, "-o", out, "--backend", "tensorrt-rtx")
-    command += ["--dtype", "bf16", "--weights", weights, "--no-cache", *flags]
+    command = python("irc", "compile", source, "-o", out, "--backend", "tensorrt-rtx")
+    command += ["--weights", weights, "--no-cache", *flags]
     with tempfile.TemporaryFile() as output:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
@@ -105,12 +125,11 @@ def _memory(pid: int) -> tuple[int, int]:
     return tuple(int(sizes.get(key, "0").split()[0]) << 10 for key in ("VmRSS", "RssAnon"))  # type: ignore[return-value]
 
 
-def row(case: str, checkpoint: Path, measured: Measured) -> list[str]:
+def row(case: str, size: int, measured: Measured) -> list[str]:
     """A line of the table."""
-    shape, weights = CASES[case]
-    size = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+    shape, scheme, weights = CASES[case]
     return [
-        f"{shape} bf16, {size / 1e9:.2f} GB",
+        f"{shape} {scheme}, {size / 1e9:.2f} GB",
         weights,
         f"{measured.engines / 1e6:.1f} MB",
         f"{measured.seconds:.1f}",
@@ -124,7 +143,7 @@ def row(case: str, checkpoint: Path, measured: Measured) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/benchmarks"))
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=["1b-inside", "8b-outside"])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=DEFAULT)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--target", default="tensorrt-rtx-1.7/sm_80+sm_86+sm_89+sm_120")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
@@ -132,11 +151,10 @@ def main() -> None:
     work = options.work.resolve()
     rows: list[list[str]] = []
     for case in options.cases:
-        shape, weights = CASES[case]
-        checkpoint = make(shape, work / f"{shape}-bf16", "bf16")
-        flags = ["--target", options.target, "--dims", DIMS.format(batch=options.batch)]
-        measured = compile_engine(checkpoint, work / "engine", weights, *flags)
-        rows.append(row(case, checkpoint, measured))
+        source, flags, size = source_of(case, work, options.batch)
+        flags += ["--target", options.target]
+        measured = compile_engine(source, work / "engine", CASES[case][2], *flags)
+        rows.append(row(case, size, measured))
     if options.json:
         print(json.dumps([dict(zip(HEADER, each, strict=True)) for each in rows], indent=2))
         return

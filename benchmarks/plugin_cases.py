@@ -202,7 +202,7 @@ def run_case(machine: Machine, group: Group, label: str, case: Case, stream: int
 def run_softcap(machine: Machine, kind: str, size: int, stream: int, seed: int) -> str:
     """What is wrong with the plugin of examples/custom_plugin.py, in a graph; empty if nothing."""
     softcap = find("SoftCap", namespace="example")
-    values = {"cap": 30.0, "scale": 0.5}
+    values = {"cap": 30.0}
     player = Player(softcap.name, Instance(softcap, values).texts(), softcap.namespace)
     (desc,) = player.shapes([TensorDesc((size,), kind)])
     driver = machine.driver

@@ -1,8 +1,7 @@
-"""A plugin of one's own: irc compile ... --plugin examples/custom_plugin.py.
+"""A plugin of one's own: an operation, its CUDA kernel in engines, and a model that has it.
 
-SoftCap: y = cap * tanh(scale * x / cap), which keeps attention scores and logits within +-cap. In a
-network it is a node `SoftCap` with the string attributes plugin_version "1", plugin_namespace
-"example", cap and scale.
+    irc compile examples/custom_plugin.py --plugin examples/custom_plugin.py \
+        --random-weights 1 --backend tensorrt-rtx -o build/capped
 """
 
 import ctypes
@@ -10,72 +9,88 @@ import math
 
 import numpy as np
 
+import irc
 from irc.backends.cuda.kernels import kernel, launcher
-from irc.backends.tensorrt.plugins import Field, PluginSpec, Tensor, register
+from irc.backends.tensorrt.lowering.table import CHOICES
+from irc.backends.tensorrt.plugins import Field, PluginSpec, Tensor, attributes_of, register
 from irc.dtypes import dtype_of, numpy_dtype, widened
-from irc.errors import Error
+from irc.frontends import functional as F
+from irc.frontends.layers import Linear
 
 # ELEMENT is f32, f16 or bf16, whose conversions irc puts before every kernel.
-SOURCE = r"""
-extern "C" __global__ void softcap(
-    const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, long long n, float scale, float cap)
+KERNEL = r"""
+extern "C" __global__ void softcap(const ELEMENT* x, ELEMENT* y, long long n, float cap)
 {
     const long long step = (long long)gridDim.x * blockDim.x;
     for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
-        y[i] = ELEMENT::of(cap * tanhf((float)x[i] * scale / cap));
+        y[i] = ELEMENT::of(cap * tanhf((float)x[i] / cap));
 }
 """
-THREADS, MOST_BLOCKS = 256, 4096
 
 
 def check(fields):
     if fields["cap"] <= 0:
-        raise Error(f"SoftCap: cap is {fields['cap']}; it must be more than 0")
-
-
-def shapes(fields, x):
-    return (x,)
+        raise irc.Error(f"SoftCap: cap is {fields['cap']}; it must be more than 0")
 
 
 def meaning(fields, x):
-    cap, scale = np.float32(fields["cap"]), np.float32(fields["scale"])
-    return (cap * np.tanh(widened(x) * scale / cap)).astype(numpy_dtype(dtype_of(x)))
+    cap = np.float32(fields["cap"])
+    return (cap * np.tanh(widened(x) / cap)).astype(numpy_dtype(dtype_of(x)))
 
 
 def enqueue(fields, inputs, outputs):
     """What is known with the shapes is done here, once; what it returns runs in every step."""
-    (x,) = inputs
-    count = math.prod(x.shape)
-    blocks = min(MOST_BLOCKS, max(1, -(-count // THREADS)))
-    run = launcher(kernel("softcap", SOURCE, {"ELEMENT": x.dtype}), blocks, THREADS)
-    scalars = (
-        ctypes.c_longlong(count),
-        ctypes.c_float(fields["scale"]),
-        ctypes.c_float(fields["cap"]),
-    )
-
-    def launch(sources, targets, workspace, stream):
-        run(stream, sources[0], targets[0], *scalars)
-
-    return launch
+    count = math.prod(inputs[0].shape)
+    blocks = min(4096, max(1, -(-count // 256)))
+    run = launcher(kernel("softcap", KERNEL, {"ELEMENT": inputs[0].dtype}), blocks, 256)
+    scalars = ctypes.c_longlong(count), ctypes.c_float(fields["cap"])
+    return lambda sources, targets, _, stream: run(stream, sources[0], targets[0], *scalars)
 
 
-SOFTCAP = register(
+@irc.operation("soft_cap", sharding="... -> ...")
+class SoftCap(irc.Op):
+    """cap * tanh(x / cap), which keeps scores and logits within +-cap."""
+
+    x: irc.Operand
+    cap: float
+
+    def infer(self):
+        check({"cap": self.cap})
+        return self.x.type.whole
+
+    def evaluate(self, x):
+        return meaning({"cap": self.cap}, x)
+
+
+register(
     PluginSpec(
         name="SoftCap",
         version="1",
         namespace="example",
-        doc="y = cap * tanh(scale * x / cap), computed in f32.",
-        fields=(
-            Field("cap", "float", doc="the bound, more than 0"),
-            Field("scale", "float", 1.0, doc="what x is multiplied by before"),
-        ),
+        doc="y = cap * tanh(x / cap), computed in f32.",
+        operation="soft_cap",
+        fields=(Field("cap", "float", doc="the bound, more than 0"),),
         types={"T": ("f32", "f16", "bf16")},
         inputs=(Tensor("x", "T", "any shape"),),
         outputs=(Tensor("y", "T", "as x"),),
-        shapes=shapes,
+        shapes=lambda fields, x: (x,),
         meaning=meaning,
         enqueue=enqueue,
         check=check,
     )
 )
+
+
+@CHOICES.lower("soft_cap", choice="SoftCap", reason="one kernel", source=__file__)
+def lower(e, op):
+    return e.add("SoftCap", e.get(op.x), **attributes_of("SoftCap", {"cap": op.cap}, "example"))
+
+
+class Capped(Linear):
+    def forward(self, x):
+        return {"scores": F.soft_cap(super().forward(x), 30.0)}
+
+
+def build(width: int = 64, classes: int = 10):
+    inputs = {"x": irc.Spec("f32", ("B", width))}
+    return irc.trace(Capped(width, classes), inputs, {"B": (1, 8, 64)})

@@ -280,6 +280,15 @@ def cyclic_embedding(
         queues: [int]
     """
 
+def dequantize(x: Operand, scale: Operand, *, zero: Operand | None = None) -> Tensor:
+    """(x - zero) * scale, where each scale holds for a block of x; of the dtype of scale.
+
+    x [D0, D1, ...] is i4, u4, i8, u8, f8e4m3 or f8e5m2. scale has as many dimensions, and each
+    divides that of x: [1, 1] is one scale for all, [N, 1] one per row, [N, K/128] one per 128
+    elements of a row. zero, integers of x's dtype in the shape of scale, is 0 unless given.
+    Computed in f32 and rounded once (ONNX DequantizeLinear). A split must not cut a block.
+    """
+
 def div(x: Operand, y: Operand) -> Tensor:
     """x / y in floats; integers have floor_div."""
 

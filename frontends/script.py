@@ -15,6 +15,7 @@ from typing import Any
 from ..core import Module
 from ..errors import Error, did_you_mean
 from ..source import Loc
+from ..user_files import loaded
 from .huggingface import bind
 from .huggingface.binding import has_unbound
 from .settings import convert
@@ -64,7 +65,14 @@ def split_name(script: str) -> tuple[Path, str]:
 
 @contextmanager
 def _imported(path: Path, debug: bool) -> Generator[types.ModuleType]:
-    """The script as a module of its own, forgotten afterwards with the siblings it imported."""
+    """The script as a module of its own, forgotten afterwards with the siblings it imported.
+
+    What was loaded as a file that registers something is not run a second time.
+    """
+    known = loaded(path)
+    if known is not None:
+        yield known.module
+        return
     try:
         source = path.read_bytes()
     except OSError as error:

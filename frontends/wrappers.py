@@ -16,6 +16,7 @@ from ..dims import DimLike
 from ..errors import Error
 from ..ops.control import Return
 from ..source import here
+from ..types import TensorType
 from .shapes import as_dim, as_shape
 from .tensor import apply
 
@@ -60,8 +61,8 @@ def signature(cls: type[Op], annotated: bool = False) -> list[str]:
 
 def returns(cls: type[Op]) -> str:
     """The annotation of what the function gives back: a composite operation has one result."""
-    annotation = str(cls.infer.__annotations__["return"])
-    single = cls.composite or annotation == "TensorType"
+    annotation = cls.infer.__annotations__.get("return", TensorType)
+    single = cls.composite or annotation in (TensorType, TensorType.__name__)
     return "Tensor" if single else "tuple[Tensor, ...]"
 
 

@@ -53,15 +53,18 @@ def write_manifest(
     facts: Mapping[str, Any],
     weights: Mapping[str, Path],
     progress: Progress | None = None,
+    known: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Add the checksums of every file in `folder` and of the `weights` outside; write config.json.
 
-    `weights` maps each path as module.irc writes it to the file it means.
+    `weights` maps each path as module.irc writes it to the file it means. `known` are the checksums
+    of files in `folder` that need not be read for them.
     """
     manifest: Manifest = {"irc_artifact": FORMAT, **facts}
-    names = _names(folder)
-    advance = advancing("computing checksums", [folder / name for name in names], progress)
-    manifest["files"] = {name: _entry(folder / name, advance) for name in names}
+    names, known = _names(folder), known or {}
+    unread = [folder / name for name in names if name not in known]
+    advance = advancing("computing checksums", unread, progress)
+    manifest["files"] = {name: _entry(folder / name, known.get(name), advance) for name in names}
     manifest["weights"] = {
         written: {"size": path.stat().st_size, "hash": sampled(path)}
         for written, path in weights.items()
@@ -205,8 +208,9 @@ def advancing(stage: str, paths: Iterable[Path], progress: Progress | None) -> A
     return advance
 
 
-def _entry(path: Path, advance: Advance | None) -> dict[str, Any]:
-    entry: dict[str, Any] = {"size": path.stat().st_size, "hash": sha256(path, advance)}
+def _entry(path: Path, known: str | None, advance: Advance | None) -> dict[str, Any]:
+    found = sha256(path, advance) if known is None else known
+    entry: dict[str, Any] = {"size": path.stat().st_size, "hash": found}
     if entry["size"] > _READ_WHOLE:
         entry[SAMPLED] = sampled(path).partition(":")[2]
     return entry

@@ -6,13 +6,14 @@ import errno
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from .errors import Error
+from .leftovers import OLD, clear, temporary
+from .locks import held
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -22,27 +23,29 @@ def whole_folder(output: Path, replaceable: Callable[[Path], bool]) -> Generator
     """A temporary sibling of `output` that takes its name when the block ends well.
 
     If the block raises (a full disk and ctrl-C too), the sibling and every parent folder made for
-    it are removed again. A folder that is in the way is replaced only if it is empty or
-    `replaceable` says so.
+    it are removed again; those that a killed process left are removed now. A folder that is in the
+    way is replaced only if it is empty or `replaceable` says so.
     """
     output = Path(os.path.realpath(output))
-    _check_place(output, replaceable)
+    with held(output.parent):  # not while another process changes places
+        _check_place(output, replaceable)
+        clear(output)
     made: list[Path] = []
-    temporary: Path | None = None
-    try:
-        made = _make_parents(output.parent)
-        name = tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".part", dir=output.parent)
-        temporary = Path(name)
-        temporary.chmod(0o777 & ~_umask())
-        yield temporary
-        _take_place(temporary, output)
-    except BaseException as error:
-        with _uninterrupted():
-            _remove(temporary, made)
-        cause = error.__cause__ if isinstance(error, Error) else error
-        if isinstance(cause, OSError):
-            raise _failure(cause, output) from cause
-        raise
+    part: Path | None = None
+    with ExitStack() as stack:
+        try:
+            made = _make_parents(output.parent)
+            part = stack.enter_context(temporary(output))
+            part.chmod(0o777 & ~_umask())
+            yield part
+            _take_place(part, output)
+        except BaseException as error:
+            with _uninterrupted():
+                _remove(part, made)
+            cause = error.__cause__ if isinstance(error, Error) else error
+            if isinstance(cause, OSError):
+                raise _failure(cause, output) from cause
+            raise
 
 
 @contextmanager
@@ -84,16 +87,20 @@ def _make_parents(parent: Path) -> list[Path]:
     return made
 
 
-def _take_place(temporary: Path, output: Path) -> None:
-    """Rename; an older folder steps aside first, and comes back if the rename fails."""
-    with _uninterrupted():
+def _take_place(part: Path, output: Path) -> None:
+    """Rename; an older folder steps aside first, and comes back if the rename fails.
+
+    The parent is held so that two writers do this one after the other, and the older folder so that
+    nobody takes it for a leftover while it is aside.
+    """
+    with _uninterrupted(), held(output.parent), held(output):
         if not output.exists():
-            temporary.rename(output)
+            part.rename(output)
             return
-        aside = temporary.with_suffix(".old")
+        aside = part.with_suffix(OLD)
         output.rename(aside)
         try:
-            temporary.rename(output)
+            part.rename(output)
         except OSError:
             aside.rename(output)
             raise
@@ -103,12 +110,12 @@ def _take_place(temporary: Path, output: Path) -> None:
             raise Error(
                 f"{output} is written, but the older one could not be removed "
                 f"({error.strerror}); delete {aside}"
-            ) from error
+            ) from None
 
 
-def _remove(temporary: Path | None, made: list[Path]) -> None:
-    if temporary is not None and temporary.exists():
-        shutil.rmtree(temporary)
+def _remove(part: Path | None, made: list[Path]) -> None:
+    if part is not None and part.exists():
+        shutil.rmtree(part)
     for folder in made:
         if folder.is_dir() and next(folder.iterdir(), None) is None:
             folder.rmdir()

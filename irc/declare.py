@@ -16,8 +16,10 @@ from .errors import Error, did_you_mean
 from .installed import load_installed
 from .sharding import parse_sums, result_types
 from .types import TensorType
+from .user_files import watch
 
 REGISTRY: dict[str, type[Op]] = {}
+watch("operation", REGISTRY)
 GROUP = "irc.operations"  # entry points of packages that declare more of them
 
 OpClass = TypeVar("OpClass", bound=type[Op])

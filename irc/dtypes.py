@@ -19,6 +19,10 @@ class DType:
     kind: str  # "float", "int", "uint" or "bool"
     numpy: np.dtype[np.generic]
 
+    def nbytes(self, count: int) -> int:
+        """The bytes of so many elements in a file; those of four bits lie two to a byte."""
+        return -(-count * self.bits // 8)
+
     @property
     def is_float(self) -> bool:
         return self.kind == "float"
@@ -84,6 +88,20 @@ def widened(array: np.ndarray) -> np.ndarray:
     """
     wider = _WIDER.get(array.dtype)
     return array if wider is None else array.astype(wider)
+
+
+def packed(array: np.ndarray) -> np.ndarray:
+    """Elements of four bits as bytes, two in each, the first in the low half (ONNX, TensorRT)."""
+    halves = array.reshape(-1).view(np.uint8) & 0xF
+    if halves.size % 2:
+        halves = np.append(halves, np.uint8(0))
+    return halves[::2] | halves[1::2] << 4
+
+
+def unpacked(halves: np.ndarray, name: str) -> np.ndarray:
+    """Bytes [..., n] as elements [..., 2 * n] of a dtype of four bits."""
+    both = np.stack([halves & 0xF, halves >> 4], axis=-1)
+    return both.reshape(*halves.shape[:-1], 2 * halves.shape[-1]).view(numpy_dtype(name))
 
 
 _WIDER: dict[np.dtype[np.generic], np.dtype[np.generic]] = {

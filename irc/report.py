@@ -130,4 +130,4 @@ def _elements(weight: Weight) -> int:
 
 
 def _bytes(weight: Weight) -> int:
-    return _elements(weight) * dtype(weight.type.dtype).bits // 8
+    return dtype(weight.type.dtype).nbytes(_elements(weight))

@@ -18,7 +18,7 @@ def join_sums(function: Function, name: str, stats: Stats) -> None:
     for root in list(function):
         if not isinstance(root, Add) or root.parent is None or _inside(root):
             continue
-        terms = _terms(root.result, root.result)
+        terms = _terms(root.result)
         groups: dict[object, list[Value]] = {}
         for term in terms:
             key = _key(term)
@@ -41,13 +41,19 @@ def _inside(op: Add) -> bool:
     )
 
 
-def _terms(value: Value, root: Value) -> list[Value]:
+def _terms(root: Value) -> list[Value]:
     """What is added up, from left to right, without going into sums that are used elsewhere."""
-    op = value.producer
-    apart = value is root or (_once(value) and value.type is root.type)
-    if not isinstance(op, Add) or not apart:
-        return [value]
-    return [term for operand in op.operands for term in _terms(operand, root)]
+    found: list[Value] = []
+    waiting = [root]  # a list of our own: there may be more terms than Python has frames
+    while waiting:
+        value = waiting.pop()
+        op = value.producer
+        apart = value is root or (_once(value) and value.type is root.type)
+        if isinstance(op, Add) and apart:
+            waiting += reversed(op.operands)
+        else:
+            found.append(value)
+    return found
 
 
 def _key(term: Value) -> object:
@@ -64,9 +70,10 @@ def _once(value: Value) -> bool:
 
 def _join(root: Add, terms: list[Value], joined: list[list[Value]]) -> None:
     """Write the addition anew: each group in place of its first member."""
+    group_of = {term: group for group in joined for term in group}
     new: list[Value] = []
     for term in terms:
-        group = next((group for group in joined if term in group), None)
+        group = group_of.get(term)
         if group is None:
             new.append(term)
         elif term is group[0]:
@@ -87,12 +94,15 @@ def _joined(root: Add, group: list[Value]) -> Value:
     return whole
 
 
-def _erase(op: Op) -> None:
+def _erase(root: Op) -> None:
     """Take out an operation, and what only it used of additions and sums."""
-    operands = op.operands
-    op.erase()
-    for value in dict.fromkeys(operands):
-        producer = value.producer
-        dead = isinstance(producer, (Add, AllReduce, ReduceScatter)) and not value.users
-        if dead and producer is not None and producer.parent is not None:
-            _erase(producer)
+    waiting = [root]
+    while waiting:
+        op = waiting.pop()
+        operands = op.operands
+        op.erase()
+        for value in dict.fromkeys(operands):
+            producer = value.producer
+            dead = isinstance(producer, (Add, AllReduce, ReduceScatter)) and not value.users
+            if dead and producer is not None and producer.parent is not None:
+                waiting.append(producer)

@@ -17,6 +17,7 @@ import numpy as np
 from irc.errors import Error
 
 Array = np.ndarray
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*, cuda.h
 
 
 def device_count() -> int:
@@ -27,6 +28,20 @@ def device_count() -> int:
         if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
             return count.value
     return 0
+
+
+def capability(index: int = 0) -> int | None:
+    """The compute capability of a GPU, 90 for sm_90; None where it is not there."""
+    if device_count() <= index:
+        return None
+    driver, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
+    driver.cuDeviceGet(ctypes.byref(device), index)
+    found: list[int] = []
+    for attribute in (_MAJOR, _MINOR):
+        value = ctypes.c_int(0)
+        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        found.append(value.value)
+    return 10 * found[0] + found[1]
 
 
 def call(function: str, *arguments: Any) -> Any:

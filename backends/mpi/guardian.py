@@ -22,7 +22,7 @@ _TURN = 0.25
 _SETTLING = 1.0  # seconds before the first look: ranks may not have begun, launchers be busy
 _RELAY = 0.5  # seconds that a launcher has to pass words on
 _STOPPED = 5.0  # seconds that another rank may be stopped before it has met the others
-_STARTING = 30.0  # seconds until all ranks have met
+_STARTING = 60.0  # seconds until all ranks have met
 _DONE = 5.0  # seconds that MPI has to end
 _WAIT = 12.0  # seconds that the other ranks have after this one died
 
@@ -34,6 +34,8 @@ class Guardian:
         self.process, self.pipe, self.rank = process, pipe, rank
         self.ranks, self.local = ranks, local
         self.stopped: dict[int, float] = {}
+        self.missing: set[int] = set()
+        self.spent = 0
 
     def run(self) -> int:
         """The exit status of the rank, once it has ended."""
@@ -96,19 +98,29 @@ class Guardian:
 
     def problem(self, now: float) -> tuple[str, int] | None:
         """What is wrong with another rank of this host, and which one it is."""
-        living = ranks_below(os.getppid())
+        launcher = os.getppid()
+        living = ranks_below(launcher)
         if living is None:
             return None
-        if self.local == self.ranks:
-            for rank in range(self.ranks):
-                if rank not in living:
-                    return f"rank {rank} ended before it had met the others", rank
+        all_begun = self.local == self.ranks and self._has_begun_all(launcher)
+        missing = {rank for rank in range(self.ranks) if all_begun and rank not in living}
+        # twice: a process that becomes another program shows no rank for a moment
+        for rank in sorted(missing & self.missing):
+            return f"rank {rank} ended before it had met the others", rank
+        self.missing = missing
         for rank, one in living.items():
             if one.state not in "Tt":
                 self.stopped.pop(rank, None)
             elif now - self.stopped.setdefault(rank, now) > _STOPPED:
                 return f"rank {rank} stalls: its process is stopped (SIGSTOP)", rank
         return None
+
+    def _has_begun_all(self, launcher: int) -> bool:
+        """Whether a launcher has begun all that it is to: it waits, or got a core to do so on."""
+        state = stat_of(str(launcher))
+        spent = int(state[11]) + int(state[12]) if state else 0  # ticks of CPU time
+        had_a_core, self.spent = spent > self.spent, spent
+        return (had_a_core or state[:1] == ["S"]) and not is_beginning(launcher)
 
 
 class Living(NamedTuple):
@@ -133,6 +145,21 @@ def ranks_below(launcher: int) -> dict[int, Living] | None:
             state = fields[0] if fields[0] in "Tt" else state
             found[rank] = Living(state, (int(name), int(process)))
     return found
+
+
+def is_beginning(launcher: int) -> bool:
+    """Whether a process that a launcher began is not the program yet that it is to be."""
+    own = _words_of(str(launcher))
+    names = filter(str.isdecimal, os.listdir("/proc"))
+    return any(stat_of(n)[1:2] == [str(launcher)] and _words_of(n) == own for n in names)
+
+
+def _words_of(process: str) -> bytes:
+    try:
+        with open(f"/proc/{process}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _kill_one(process: int) -> None:

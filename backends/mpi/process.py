@@ -33,11 +33,15 @@ class Home:
 
 @dataclass(frozen=True)
 class Glance:
-    """What the kernel says of a process: whether it is there, stopped, and its CPU time (ticks)."""
+    """What the kernel says of a process: whether it is there, stopped, and its CPU time (ticks).
+
+    `ready`: whether it waits for nothing but a core or a disk, which others may keep busy.
+    """
 
     there: bool
     stopped: bool = False
     ticks: int = 0
+    ready: bool = False
 
 
 def own_home() -> Home:
@@ -55,7 +59,8 @@ def glance(home: Home) -> Glance | None:
     fields = _stat(_PROC / str(home.process) / "stat")
     if not fields or int(fields[19]) != home.began or fields[0] in "ZX":
         return Glance(False)
-    return Glance(True, fields[0] in "Tt", int(fields[11]) + int(fields[12]))
+    state, ticks = fields[0], int(fields[11]) + int(fields[12])
+    return Glance(True, state in "Tt", ticks, state in "RD")
 
 
 def is_stopped(process: int) -> bool:

@@ -44,8 +44,9 @@ def _lost(rank: int, one: Seen, glance: Glance | None, limit: float, now: float)
         return Failure(f"{who} stalls: {since}; {why}", (rank,))
     if glance.stopped:
         return Failure(f"{who} stalls: {since}, as its process is stopped (SIGSTOP)", (rank,))
-    if glance.ticks != one.ticks:  # it computes without letting its other threads speak
-        one.ticks, one.heard = glance.ticks, now
+    if glance.ready or glance.ticks != one.ticks:
+        # it computes, or would, without letting its other threads speak
+        one.ticks, one.heard, one.moved = glance.ticks, now, now
         return None
     return Failure(f"{who} stalls: {since}, and it uses no CPU", (rank,))
 

@@ -12,6 +12,7 @@ for _part in (
     "lookup",
     "matmul",
     "norm",
+    "quant",
     "reduce",
     "shape",
 ):

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from irc.backends.base import Gap, Program, report
 from irc.backends.communicator import Communicator
+from irc.backends.fallback import FallbackProgram, fallback_of
 from irc.backends.lowering import STRUCTURE
 from irc.backends.onnx.emitter import TABLE, Emitter
-from irc.backends.onnx.facts import MODEL, facts_of
+from irc.backends.onnx.facts import EXACT_MODEL, MODEL, facts_of
+from irc.backends.onnx.growth import repeatable
 from irc.backends.onnx.per_rank import Template
 from irc.backends.onnx.schema import register_schema
 from irc.backends.onnx.stages import Stage, stages_of
-from irc.backends.onnx.storage import Storage
+from irc.backends.onnx.storage import Locations, Storage
 from irc.checkpoint import Reader
-from irc.core import Module, Op
+from irc.core import Function, Module, Op
 from irc.errors import Error, did_you_mean
 
 
@@ -40,52 +43,70 @@ class OnnxBackend:
 
     def emit(self, module: Module, folder: Path, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Write `rank{r}.onnx` for every rank, and weight files where bytes had to be converted:
-        `rank{r}.weights`, and `shared.weights` for what several ranks need.
+        `rank{r}.weights`, and `shared.weights` for what several ranks need. A function that is to
+        run where the main one has no room for ids becomes `rank{r}.exact.onnx` over the same bytes.
 
         Options: `base`, the folder that relative paths in `module.files` start from; `progress`
-        is told the fraction of the converted weights that is written; `check` runs the ONNX
-        checker and shape inference. The facts are described in facts.py.
+        is told what is written, and the fraction of it; `check` runs the ONNX checker and shape
+        inference. The facts are described in facts.py.
         """
         gaps = self.unsupported(module)
         if gaps:
             raise report(gaps, self.name)
         check_module(module)
         storage = Storage(Reader(module, options.get("base")), module.mesh)
-        with stages_of(module) as stages:
-            emitters = [_emitted(module, stage, storage) for stage in stages]
-            templates = [Template(emitter, storage) for emitter in emitters]
+        exact = fallback_of(module)
+        with ExitStack() as stack:
+            main = _Emission(module, module.main, MODEL, storage, stack)
+            other = None if exact is None else _Emission(module, exact, EXACT_MODEL, storage, stack)
             found = storage.write(folder, options.get("progress"))
-            for stage, template in zip(stages, templates, strict=True):
-                for rank in stage.ranks:
-                    data = write_model(folder / MODEL.format(rank), template.model(rank))
-                    if options.get("check"):
-                        check(data)
-            return facts_of(module, stages, emitters, found)
+            checked = check if options.get("check") else None
+            facts = main.write(folder, found, checked)
+            if other is None:
+                return facts | {"fallback": None}
+            again = {"again": repeatable(main.function, other.function)}
+            return facts | {"fallback": other.write(folder, found, checked) | again}
 
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:
         """The program on ONNX Runtime: of one rank in this thread, of several in a thread each.
 
         Options as OnnxRuntimeProgram and ParallelProgram have them. With a `communicator` this
-        process runs one of several ranks, see DistributedProgram.
+        process runs one of several ranks, see DistributedProgram. Where there is a fallback, it
+        gets the same options.
         """
-        from irc.backends.onnxruntime import OnnxRuntimeProgram, ParallelProgram
-
         several = len(manifest["ranks"]) > 1
-        communicator: Communicator | None = options.pop("communicator", None)
-        threads = several and communicator is None
+        threads = several and options.get("communicator") is None
         known = ("threads", "low_memory", *(("timeout",) if threads else ()))
         for name in options:
-            if name not in known:
+            if name not in (*known, "communicator"):
                 raise Error(
                     f"a program of {len(manifest['ranks'])} rank{'s' * several} on ONNX Runtime "
                     f"has no option {name}{did_you_mean(name, known)}; it has {', '.join(known)}"
                 )
-        if several and communicator is not None:
-            from irc.backends.onnxruntime.distributed import DistributedProgram
+        program, fallback = _loaded(folder, manifest, **options), manifest.get("fallback")
+        if fallback is None:
+            return program
+        return FallbackProgram(
+            program, lambda: _loaded(folder, fallback, **options), fallback["again"]
+        )
 
-            return DistributedProgram(folder, manifest, communicator, **options)
-        kind = ParallelProgram if several else OnnxRuntimeProgram
-        return kind(folder, manifest, **options)
+
+def _loaded(
+    folder: Path,
+    facts: Mapping[str, Any],
+    communicator: Communicator | None = None,
+    **options: Any,
+) -> Program:
+    """One program of a folder; no rank talks to another one while it is loaded."""
+    from irc.backends.onnxruntime import OnnxRuntimeProgram, ParallelProgram
+
+    if len(facts["ranks"]) == 1:
+        return OnnxRuntimeProgram(folder, facts, **options)
+    if communicator is None:
+        return ParallelProgram(folder, facts, **options)
+    from irc.backends.onnxruntime.distributed import DistributedProgram
+
+    return DistributedProgram(folder, facts, communicator, **options)
 
 
 def check_module(module: Module) -> None:
@@ -99,10 +120,32 @@ def check_module(module: Module) -> None:
         raise Error(f"@{module.main.name} returns nothing; a model has at least one result")
 
 
-def _emitted(module: Module, stage: Stage, storage: Storage) -> Emitter:
-    emitter = Emitter(module, stage.function, storage, stage.ranks)
-    emitter.emit()
-    return emitter
+class _Emission:
+    """The graphs of one function; `stack` keeps the functions of its stages until it is closed."""
+
+    def __init__(
+        self, module: Module, function: Function, model: str, storage: Storage, stack: ExitStack
+    ) -> None:
+        self.module, self.function, self.model = module, function, model
+        self.stages = stack.enter_context(stages_of(module, function))
+        self.emitters = [self._emitted(stage, storage) for stage in self.stages]
+        self.templates = [Template(emitter, storage) for emitter in self.emitters]
+
+    def _emitted(self, stage: Stage, storage: Storage) -> Emitter:
+        emitter = Emitter(self.module, stage.function, storage, stage.ranks)
+        emitter.emit()
+        return emitter
+
+    def write(
+        self, folder: Path, found: Locations, checked: Callable[[bytes], None] | None
+    ) -> dict[str, Any]:
+        """Write a model per rank, once the weights have their places; the facts about them."""
+        for stage, template in zip(self.stages, self.templates, strict=True):
+            for rank in stage.ranks:
+                data = write_model(folder / self.model.format(rank), template.model(rank))
+                if checked is not None:
+                    checked(data)
+        return facts_of(self.module, self.function, self.stages, self.emitters, found, self.model)
 
 
 def write_model(path: Path, model: Any) -> bytes:

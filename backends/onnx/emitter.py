@@ -256,8 +256,9 @@ class Emitter:
         """A value of the graph converted, once."""
         return self.cached(("cast", name, dtype), lambda: self.add("Cast", name, to=DTYPES[dtype]))
 
+    @np.errstate(over="ignore")
     def number(self, value: float | bool, dtype: str) -> str:
-        """A scalar constant of an IR dtype."""
+        """A scalar constant of an IR dtype, infinite where that has no such number."""
         return self.graph.constant(np.asarray(value).astype(self.numpy(dtype)))
 
     def collective(self, op: Exchange, operation: str, ways: int, x: str) -> str:
@@ -370,8 +371,9 @@ class Emitter:
         zero = {"allowzero": 1} if 0 in shape else {}
         return self.add("Reshape", name, self.shape(shape), **zero)
 
+    @np.errstate(over="ignore")
     def filled(self, value: float, shape: Shape, dtype: str) -> str:
-        """A tensor of one number."""
+        """A tensor of one number, infinite where the dtype has no such number."""
         one = tensor(np.asarray([value]).astype(self.numpy(dtype)))
         return self.add("ConstantOfShape", self.sizes(shape), value=one)
 

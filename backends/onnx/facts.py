@@ -14,6 +14,8 @@ One shape for one rank and for many:
              of one rank has them; per result {result, output, state} its name, the model's, and
              the input that is the same memory; see growth.py for writes and grows; what it takes
              from and hands to other stages: [{stage, names}]
+    fallback null, or all of the above of the function that runs where `overflow` is not 0, over the
+             same weights, and `again`, whether it may do so over the states that a run has left
 """
 
 from __future__ import annotations
@@ -29,23 +31,31 @@ from irc.backends.onnx.storage import Locations
 from irc.core import Function, Module
 from irc.types import Axes
 
-MODEL = "rank{}.onnx"
+MODEL, EXACT_MODEL = "rank{}.onnx", "rank{}.exact.onnx"
 
 
 def facts_of(
-    module: Module, stages: Sequence[Stage], emitters: Sequence[Emitter], found: Locations
+    module: Module,
+    function: Function,
+    stages: Sequence[Stage],
+    emitters: Sequence[Emitter],
+    found: Locations,
+    model: str = MODEL,
 ) -> dict[str, Any]:
-    """The facts about a module whose stages are emitted."""
+    """The facts about a function whose stages are emitted, but for its fallback.
+
+    `model` is the name of a rank's file.
+    """
     numbers = {rank: i for i, stage in enumerate(stages) for rank in stage.ranks}
     return {
         "axes": [list(axis) for axis in module.mesh.axes],
-        "ports": _ports(ports_of(module.main), emitters[0], _splits(module.main)),
-        "results": list(module.main.result_names()),
+        "ports": _ports(ports_of(function), emitters[0], _splits(function)),
+        "results": list(function.result_names()),
         "base": found.base,
         "ranks": [
             {
                 "stage": numbers[rank],
-                "model": MODEL.format(rank),
+                "model": model.format(rank),
                 "weights": found.inside[rank],
                 "files": found.files[rank],
             }

@@ -37,6 +37,8 @@ DTYPES: dict[str, int] = {
     "i16": TensorProto.INT16,
     "i8": TensorProto.INT8,
     "u8": TensorProto.UINT8,
+    "i4": TensorProto.INT4,
+    "u4": TensorProto.UINT4,
     "bool": TensorProto.BOOL,
 }
 _NUMPY = {

@@ -1,4 +1,4 @@
-"""What a run writes into key-value caches, and whether their capacity may start small and grow.
+"""What a run writes into key-value caches: may their capacity start small, may a run be repeated?
 
 A cache [B, H, C, D] may be bound with fewer than C positions as long as nothing reads past the
 tokens it holds. That is so where C occurs in the caches only, and every attention over them says
@@ -47,6 +47,34 @@ def growing(function: Function) -> str | None:
     if any(_mentions(arg, symbol) for arg in plain):
         return None
     return symbol if all(_independent(op, symbol) for op in function) else None
+
+
+def repeatable(first: Function, second: Function) -> bool:
+    """Whether the second of two functions may run over the states that the first has left.
+
+    It has to write the same positions of them, and none may be read before it is written.
+    """
+    written = _overwritten(first)
+    same = written is not None and written == _overwritten(second)
+    return same and growing(first) == growing(second)
+
+
+def _overwritten(function: Function) -> dict[str, tuple[str, str]] | None:
+    """By state {the input with the lengths behind which it is written, tokens}; None where one is
+    changed in another way."""
+    aliases, found = function.aliases(), dict[str, tuple[str, str]]()
+    for result, at in aliases.items():
+        state, value = function.args[at], function.returned[result]
+        if value is state:
+            continue
+        op = value.producer
+        if op is None or op.opname != "cache_update" or state.users != {op: 1}:
+            return None
+        _, new, past = op.operands
+        if not _is_arg(past) or past.index in aliases.values():
+            return None
+        found[str(state.name)] = (str(past.name), str(new.type.shape[1]))
+    return found
 
 
 def _is_symbol(dim: DimLike) -> bool:

@@ -1,8 +1,8 @@
 """The functions that ranks run: the main function, or one per pipeline stage.
 
-A main function that is cut into stages consists of calls, each with the number of the stage that
-runs it. A stage becomes one function: what it needs of the main arguments and of earlier stages in,
-the results it makes and what later stages need out.
+A function that is cut into stages consists of calls, each with the number of the stage that runs
+it. A stage becomes one function: what it needs of the main arguments and of earlier stages in, the
+results it makes and what later stages need out.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class Stage:
 
 
 @contextmanager
-def stages_of(module: Module) -> Generator[list[Stage]]:
-    """The stages in order; one with the main function itself where that is not cut."""
-    cut = _Cut(module)
+def stages_of(module: Module, function: Function | None = None) -> Generator[list[Stage]]:
+    """The stages of the main (or another) function in order; one with itself if it is not cut."""
+    main = module.main if function is None else function
+    cut = _Cut(module.mesh, main)
     if not cut.calls:
-        yield [Stage(module.main, list(range(module.mesh.ranks)))]
+        yield [Stage(main, list(range(module.mesh.ranks)))]
         return
     stages: list[Stage] = []
     try:
@@ -56,8 +57,8 @@ def stages_of(module: Module) -> Generator[list[Stage]]:
 class _Cut:
     """A main function that is calls of stages."""
 
-    def __init__(self, module: Module) -> None:
-        self.mesh, self.main = module.mesh, module.main
+    def __init__(self, mesh: Mesh, main: Function) -> None:
+        self.mesh, self.main = mesh, main
         self.calls = [op for op in self.main if _number(op) >= 0]
         self.count = len({_number(op) for op in self.calls})
         self.maker = {value: _number(op) for op in self.calls for value in op.results}

@@ -8,16 +8,16 @@ needs, `shared.weights` for what several do.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
-import numpy as np
 from onnx.onnx_ml_pb2 import TensorProto
 
+from irc.artifact import Progress
 from irc.backends.onnx.graph import DTYPES, entries
 from irc.checkpoint import Extent, Reader
 from irc.core import Weight
@@ -28,8 +28,6 @@ from irc.weights import Ref
 
 ALIGNMENT = 4096  # a page, so that every tensor can be mapped
 OWN, SHARED = "rank{}.weights", "shared.weights"
-
-Progress: TypeAlias = Callable[[float], None]
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Form:
     @property
     def nbytes(self) -> int:
         """The size of one rank's part."""
-        return prod(self.shape) * dtype(self.dtype).bits // 8
+        return dtype(self.dtype).nbytes(prod(self.shape))
 
 
 @dataclass
@@ -76,7 +74,7 @@ class Locations:
 
 
 class Storage:
-    """Collects the initializers of all ranks; `write` fixes where their bytes are."""
+    """Collects the initializers of all ranks; `write`, or `locate`, fixes where their bytes are."""
 
     def __init__(self, reader: Reader, mesh: Mesh) -> None:
         self.reader, self.mesh = reader, mesh
@@ -90,8 +88,6 @@ class Storage:
         """
         self.reader.check(weight)
         ref, stored = _as_stored(weight, self.reader, compute)
-        if stored not in DTYPES:
-            raise Error(f"weight @{weight.name} is {stored}, which onnx models cannot compute with")
         return Form(weight, ref, stored, self.reader.shape(ref))
 
     def place(self, form: Form, name: str, rank: int) -> TensorProto:
@@ -115,8 +111,14 @@ class Storage:
     def write(self, folder: Path, progress: Progress | None = None) -> Locations:
         """Write our own files into the models' folder where needed, and point at everything.
 
-        `progress` is told the fraction that is written.
+        `progress` is told what is done, and the fraction of it.
         """
+        found = self.locate(folder)
+        self._write_own(folder, progress or (lambda stage, done: None))
+        return found
+
+    def locate(self, folder: Path) -> Locations:
+        """Point at everything, as if what `write` writes into the models' folder were there."""
         here = os.path.realpath(folder)
         paths = list(dict.fromkeys(extent.path for _, _, extent in self._in_place))
         outside = [path for path in paths if os.path.dirname(path) != here]
@@ -133,7 +135,6 @@ class Storage:
             for rank, proto in zip(each.ranks, each.protos, strict=True):
                 _point(proto, each.file, each.offset, each.form.nbytes)
                 _once(found.inside[rank], each.file)
-        self._write_own(folder, progress or (lambda done: None))
         return found
 
     def _lay_out(self) -> None:
@@ -158,7 +159,7 @@ class Storage:
                 for group in parts.values():
                     self._write_parts(group, files)
                     done += sum(each.form.nbytes for each in group)
-                    progress(done / total)
+                    progress("writing the weights", done / total)
         except OSError as error:
             raise Error(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -166,11 +167,11 @@ class Storage:
         """Write the parts of one weight in lockstep, since all are cut out of the same rows."""
         ends = [each.offset for each in parts]
         ranks = [each.ranks[0] for each in parts]
-        for blocks in self.reader.stream_ranks(parts[0].form.ref, ranks):
+        for blocks in self.reader.stream_bytes(parts[0].form.ref, ranks):
             for i, (each, block) in enumerate(zip(parts, blocks, strict=True)):
                 file = files[each.file]
                 file.seek(ends[i])
-                ends[i] += file.write(block.reshape(-1).view(np.uint8).data)
+                ends[i] += file.write(block.data)
 
 
 def _as_stored(weight: Weight, reader: Reader, compute: str) -> tuple[Weight | Ref, str]:
@@ -178,7 +179,7 @@ def _as_stored(weight: Weight, reader: Reader, compute: str) -> tuple[Weight | R
     kind = weight.type.dtype
     ref = reader.narrowed(weight)
     narrow = reader.dtype(ref)
-    if kind != compute or narrow not in DTYPES or not is_float(narrow):
+    if kind != compute or not is_float(narrow):
         return weight, kind
     return ref, narrow
 

@@ -12,8 +12,8 @@ import numpy as np
 from onnx.onnx_ml_pb2 import ValueInfoProto
 
 from irc.backends.onnx.graph import DTYPES
-from irc.backends.onnxruntime.inputs import Sizes, sized
 from irc.backends.onnxruntime.segments import Collective, Segment
+from irc.backends.ranks.inputs import Sizes, sized
 from irc.dims import Dim, DimLike, Shape
 from irc.dtypes import numpy_dtype
 from irc.errors import Error

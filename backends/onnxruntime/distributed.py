@@ -10,12 +10,12 @@ import numpy as np
 
 from irc.backends.base import Arrays, Ports, check_plain
 from irc.backends.communicator import Communicator, Exchange
-from irc.backends.onnxruntime.inputs import Sizes, sized
 from irc.backends.onnxruntime.model import RankModel
 from irc.backends.onnxruntime.parallel import threads_per_rank
 from irc.backends.onnxruntime.session import usable_cores
-from irc.backends.onnxruntime.spread import Result, Spread
 from irc.backends.onnxruntime.stream import OnnxRuntimeStream
+from irc.backends.ranks.inputs import Sizes, sized
+from irc.backends.ranks.spread import Result, Spread
 from irc.dtypes import numpy_dtype
 from irc.errors import Error
 from irc.mesh import Mesh
@@ -86,7 +86,7 @@ class DistributedProgram:
     ) -> np.ndarray:
         shape = _part_shape(result, self.spread.mesh, sizes)
         out = np.empty(shape, numpy_dtype(result.port.dtype))
-        operand = out if own is None else np.ascontiguousarray(own)
+        operand = out if own is None else np.asarray(own, order="C")
         group = tuple(range(self._communicator.ranks))
         place = f"the result {name}"
         self._communicator.exchange(
@@ -123,3 +123,7 @@ class DistributedStream:
         part = spread.part(self._model, arrays)
         self._stream.check(part, sizes)
         return self._program.whole(self._names, self._stream.advance(part, sizes), sizes)
+
+    def share(self, other: DistributedStream) -> None:
+        """Keep the states in the memory of another stream, which has the same ones."""
+        self._stream.share(other._stream)

@@ -9,9 +9,9 @@ from onnxruntime import InferenceSession, IOBinding, OrtValue
 
 from irc.backends.communicator import Communicator
 from irc.backends.onnxruntime.buffers import place
-from irc.backends.onnxruntime.inputs import Sizes
 from irc.backends.onnxruntime.segments import Collective
 from irc.backends.onnxruntime.session import Part, Parts, first_line
+from irc.backends.ranks.inputs import Sizes
 from irc.errors import Error
 
 Array: TypeAlias = np.ndarray[Any, Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +10,11 @@ import numpy as np
 
 from irc.backends.base import Arrays, Ports
 from irc.backends.communicator import Communicator
-from irc.backends.onnx.stages import AXIS
-from irc.backends.onnxruntime.inputs import Sizes, ports_of_facts, sized
 from irc.backends.onnxruntime.session import open_parts
 from irc.backends.onnxruntime.stream import OnnxRuntimeStream
-from irc.dims import DimLike
+from irc.backends.ranks.facts import mesh_of_facts, peer, ports_of_facts, writes_of_facts
+from irc.backends.ranks.inputs import Sizes
 from irc.errors import Error
-from irc.mesh import Mesh
-from irc.text.literals import parse_dim
-
-
-@dataclass(frozen=True)
-class Write:
-    """A run writes `step` tokens behind the `past` ones into caches of `capacity`."""
-
-    past: str
-    step: DimLike
-    capacity: DimLike
-
-    def needed(self, inputs: Mapping[str, np.ndarray], sizes: Sizes) -> int:
-        """How many positions the caches must have for this run."""
-        past = inputs[self.past]
-        if past.size and past.min() < 0:
-            raise Error(f"the input {self.past} counts tokens, but it has {past.min()}")
-        return int(past.max(initial=0)) + sized([self.step], sizes)[0]
 
 
 class RankModel:
@@ -55,15 +35,12 @@ class RankModel:
         threads: int | None = None,
         low_memory: bool = False,
     ) -> None:
-        mesh = mesh_of(facts)
+        mesh = mesh_of_facts(facts)
         self.rank = rank
         stage = facts["stages"][facts["ranks"][rank]["stage"]]
         self.ports: Ports = ports_of_facts(stage["ports"])
         self.grows: str | None = stage["grows"]
-        self.writes = [
-            Write(w["past"], parse_dim(w["step"]), parse_dim(w["capacity"]))
-            for w in stage["writes"]
-        ]
+        self.writes = writes_of_facts(stage)
         self.outputs: dict[str, str] = {r["result"]: r["output"] for r in stage["results"]}
         self.states: dict[str, str] = {
             r["state"]: r["result"] for r in stage["results"] if "state" in r
@@ -96,13 +73,3 @@ class RankModel:
         stream.check(plain, sizes)
         found = stream.advance(plain, sizes)
         return found | {self.states[name]: stream.held(name) for name in states}
-
-
-def mesh_of(facts: Mapping[str, Any]) -> Mesh:
-    """The mesh that a module was emitted for."""
-    return Mesh(tuple((name, size) for name, size in facts["axes"]))
-
-
-def peer(mesh: Mesh, rank: int, stage: int) -> int:
-    """The rank that stands in another stage where `rank` does in its own."""
-    return next(group for group in mesh.groups((AXIS,)) if rank in group)[stage]

@@ -12,9 +12,9 @@ from irc.backends.base import Arrays, Ports, check_plain
 from irc.backends.communicator import Communicator
 from irc.backends.onnxruntime.model import RankModel
 from irc.backends.onnxruntime.session import usable_cores
-from irc.backends.onnxruntime.spread import Spread
 from irc.backends.onnxruntime.stream import OnnxRuntimeStream
 from irc.backends.onnxruntime.threads import TIMEOUT, ThreadWorld
+from irc.backends.ranks.spread import Spread
 
 
 class ParallelProgram:
@@ -84,6 +84,11 @@ class ParallelStream:
             stream.check(part, sizes)
         found = self._world.run(lambda c: self._streams[c.rank].advance(parts[c.rank], sizes))
         return spread.whole(found, sizes)
+
+    def share(self, other: ParallelStream) -> None:
+        """Keep the states in the memory of another stream, which has the same ones."""
+        for own, each in zip(self._streams, other._streams, strict=True):
+            own.share(each)
 
 
 def threads_per_rank(facts: Mapping[str, Any], cores: int) -> int:

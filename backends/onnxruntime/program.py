@@ -10,10 +10,10 @@ import numpy as np
 from onnxruntime import InferenceSession
 
 from irc.backends.base import Arrays, Ports
-from irc.backends.onnxruntime.inputs import Inputs, sized
 from irc.backends.onnxruntime.model import RankModel
 from irc.backends.onnxruntime.session import Part, first_line
 from irc.backends.onnxruntime.stream import OnnxRuntimeStream
+from irc.backends.ranks.inputs import Inputs, sized
 from irc.errors import Error
 
 

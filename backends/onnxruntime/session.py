@@ -71,6 +71,8 @@ def session_options(threads: int | None, low_memory: bool) -> onnxruntime.Sessio
     options.intra_op_num_threads = threads or usable_cores()
     options.inter_op_num_threads = 1
     options.log_severity_level = _SILENT
+    # Else ONNX Runtime quantizes what meets quantized weights too, unasked.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if low_memory:
         # Weights stay pages of their files, shared by processes; runs are about a fifth slower.
         options.add_session_config_entry("session.disable_prepacking", "1")

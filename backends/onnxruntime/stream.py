@@ -10,7 +10,7 @@ import numpy as np
 from irc.backends.base import Arrays, Port, check_plain, state_shape
 from irc.backends.communicator import Communicator
 from irc.backends.onnxruntime.execution import Execution
-from irc.backends.onnxruntime.inputs import Inputs, Sizes, sized
+from irc.backends.ranks.inputs import Inputs, Sizes, sized
 from irc.dtypes import numpy_dtype
 from irc.errors import Error
 
@@ -95,6 +95,13 @@ class OnnxRuntimeStream:
         """What the state of this name is now."""
         return self._memory[name]
 
+    def share(self, other: OnnxRuntimeStream) -> None:
+        """Keep the states in the memory of another stream, which has the same ones."""
+        self.capacity = other.capacity
+        for name, memory in other._memory.items():
+            if self._memory.get(name) is not memory:
+                self._hold(name, memory)
+
     def _received(self) -> Arrays:
         found: Arrays = {}
         for source in self._model.receives:
@@ -120,9 +127,13 @@ class OnnxRuntimeStream:
             before = self._memory.get(name)
             if before is not None:
                 memory[tuple(slice(size) for size in before.shape)] = before
-            self._memory[name] = memory
-            self._execution.bind(name, memory)
-            self._execution.bind(self._model.outputs[self._model.states[name]], memory)
+            self._hold(name, memory)
+
+    def _hold(self, name: str, memory: np.ndarray) -> None:
+        """Let a state be this memory, as input and as output."""
+        self._memory[name] = memory
+        self._execution.bind(name, memory)
+        self._execution.bind(self._model.outputs[self._model.states[name]], memory)
 
     def _feed(self, name: str, array: np.ndarray) -> None:
         """Copy an input into the memory bound for it, which is kept while the shape stays."""

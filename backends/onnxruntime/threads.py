@@ -16,12 +16,13 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import numpy as np
 
 from irc.backends.communicator import Communicator, Exchange, PeerError
-from irc.backends.onnxruntime.combine import perform
+from irc.backends.ranks.combine import perform
 
 Array: TypeAlias = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 TIMEOUT = 60.0  # seconds in which some rank must move
+_TURN = 1.0  # seconds between two looks of a rank that waits
 SMALL = 1 << 15  # bytes of an operand up to which the last rank to come does all the work
 
 
@@ -159,16 +160,19 @@ class ThreadWorld:
     ) -> None:
         """Wait until something is `ready`, for which the `missing` ranks have to come."""
         with self._changed:
-            self._moved = time.monotonic()
+            self._moved = looked = time.monotonic()
             self._waits[rank] = _Wait(text, missing)
             try:
                 while not ready():
                     self._stop_if_failed()
                     self._check_circle(rank)
-                    left = self._moved + self.timeout - time.monotonic()
+                    now = time.monotonic()
+                    if now - looked > 2 * _TURN:  # the process stood still (ctrl-Z), not the ranks
+                        self._moved = min(now, self._moved + now - looked)
+                    looked, left = now, self._moved + self.timeout - now
                     if left <= 0:
                         self._stall(text, missing())
-                    self._changed.wait(left)
+                    self._changed.wait(min(left, _TURN))
             finally:
                 del self._waits[rank]
 

@@ -18,9 +18,9 @@ import numpy as np
 from irc.backends.communicator import Exchange, PeerError
 from irc.backends.mpi.communicator import complain
 from irc.backends.mpi.process import Home, own_home
-from irc.backends.onnxruntime.combine import perform
 from irc.backends.processes.hub import Hub
 from irc.backends.processes.letters import BEAT, DATA, END, FAIL, HELLO, Letter, decoded
+from irc.backends.ranks.combine import perform
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -55,8 +55,8 @@ class HubCommunicator:
         self._failure: tuple[str, int | None] | None = None
         self._watchers: list[Callable[[], None]] = []
         self._numbers: dict[tuple[int, ...], int] = {}
-        self._waits: tuple[str, tuple[int, ...]] = ("", ())
-        self._progress = 0
+        self._waits: tuple[str, int, deque[Letter]] | None = None  # what, of whom, and where
+        self._arrived = 0  # letters
         self._over = threading.Event()
         self._said = False
         self._start()
@@ -192,14 +192,13 @@ class HubCommunicator:
     def _take(self, source: int, tag: str, text: str) -> Letter:
         with self._changed:
             box = self._boxes.setdefault((source, tag), deque())
-            self._waits = text, (source,)
+            self._waits = text, source, box
             try:
                 while not box:
                     self._check()
                     self._changed.wait()
             finally:
-                self._waits = "", ()
-                self._progress += 1
+                self._waits = None
             letter = box.popleft()
             if not box:
                 del self._boxes[source, tag]
@@ -258,6 +257,7 @@ class HubCommunicator:
                 continue
             with self._changed:
                 self._boxes.setdefault((letter.source, letter.tag), deque()).append(letter)
+                self._arrived += 1
                 self._changed.notify_all()
 
     def _lost(self) -> tuple[str, int | None]:
@@ -268,10 +268,15 @@ class HubCommunicator:
 
     def _beat(self) -> None:
         while not self._over.is_set():
-            text, others = self._waits
-            facts = {"waits": text, "others": others, "progress": self._progress}
-            self._write(Letter(BEAT, self.rank, facts=facts))
+            self._write(Letter(BEAT, self.rank, facts=self._state()))
             self._over.wait(EVERY)
+
+    def _state(self) -> dict[str, Any]:
+        """What this rank waits for, and how many letters had arrived by then."""
+        with self._changed:
+            what, source, box = self._waits or ("", 0, ())
+            waits = "" if box else what
+            return {"waits": waits, "others": [source], "arrived": self._arrived}
 
 
 def hello(connection: Connection[Any, Any], rank: int, ranks: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import socket
 import threading
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 from irc.backends.mpi.process import Home, glance
@@ -18,26 +19,45 @@ from irc.backends.processes.letters import BEAT, END, FAIL, HUB, Letter, address
 LIMIT = 5.0  # seconds without a sign of life after which a rank of this host is lost
 FAR = 30.0  # of another host, whose processes cannot be looked at
 _TURN = 0.25
-_FRESH = 2.5  # seconds within which a living rank is heard
+_LAST = 2.0  # seconds in which the last letters of a process that is gone are read
 _GONE = (EOFError, OSError)
 
 
 @dataclass
 class _Member:
-    """A rank: its process, when it was heard, and what it waits for. `moved`: its last progress."""
+    """A rank: its process, when it was heard, and what it waits for.
+
+    `passed` counts the letters of other ranks that it was sent, `missed` is when its process was
+    first seen to be gone.
+    """
 
     connection: Connection[Any, Any]
     home: Home
     outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue[bytes | None])
     heard: float = field(default_factory=time.monotonic)
-    moved: float = field(default_factory=time.monotonic)
+    missed: float | None = None
     beat: dict[str, Any] = field(default_factory=dict[str, Any])
+    passed: int = 0
     ticks: int = 0
     ended: bool = False
     gone: bool = False
 
     def __str__(self) -> str:
         return f"({self.home})"
+
+    def hand(self, data: bytes) -> None:
+        """Pass on a letter of another rank."""
+        self.passed += 1
+        self.outbox.put(data)
+
+    def waits(self) -> bool:
+        """Whether it waits for a letter, and everything that was sent to it had arrived by then.
+
+        A sign of life may be older than what was sent to the rank since, such as the answer that it
+        waited for.
+        """
+        waits = not self.ended and bool(self.beat.get("waits"))
+        return waits and self.beat["arrived"] == self.passed
 
 
 class Hub:
@@ -56,23 +76,29 @@ class Hub:
         self._told, self._limit = told, limit
         self._members: dict[int, _Member] = {}
         self._early: dict[int, list[bytes]] = {}  # letters to ranks that have not come
+        # what ranks have sent, and None where no more will come; a None alone wakes the hub
+        self._inbox: queue.SimpleQueue[tuple[int, bytes | None] | None] = queue.SimpleQueue()
         self._senders: list[threading.Thread] = []
+        self._readers: list[threading.Thread] = []
         self._lock = threading.RLock()
         self._over = threading.Event()
-        self._bell, self._waker = pair()
         self._thread = threading.Thread(target=self._run, name="irc hub", daemon=True)
 
     def add(self, rank: int, connection: Connection[Any, Any], home: Home) -> None:
         """A rank has come."""
         member = _Member(connection, home)
         sender = threading.Thread(target=_send, args=(member,), daemon=True)
+        reader = threading.Thread(target=self._read, args=(rank, connection), daemon=True)
         with self._lock:
+            if self._over.is_set():  # it comes too late
+                connection.close()
+                return
             self._members[rank] = member
             for data in self._early.pop(rank, ()):
-                member.outbox.put(data)
-            self._senders.append(sender)
-        sender.start()
-        self._ring()
+                member.hand(data)
+            for thread, kind in ((sender, self._senders), (reader, self._readers)):
+                thread.start()
+                kind.append(thread)
 
     def missing(self) -> list[int]:
         """The ranks that have not come."""
@@ -93,84 +119,94 @@ class Hub:
                 member.outbox.put(letter.encoded())
         self._told(text, rank)
 
+    def has_left(self, rank: int, patience: float) -> bool:
+        """Whether a rank that is gone had taken leave; its last letters have so many seconds."""
+        member = self._members.get(rank)
+        until = time.monotonic() + patience
+        while member and not (member.ended or member.gone) and time.monotonic() < until:
+            time.sleep(0.01)
+        return member is not None and member.ended
+
     def close(self, patience: float) -> None:
         """End: once all ranks have ended or so many seconds have passed, with all letters sent."""
         until = time.monotonic() + patience
         while time.monotonic() < until and not all(
-            member.ended or member.gone for member in self._members.values()
+            member.ended or member.gone for member in [*self._members.values()]
         ):
             time.sleep(0.01)
-        self._over.set()
-        self._ring()
+        with self._lock:
+            self._over.set()
+        self._inbox.put(None)
         if self._thread.is_alive():
-            self._thread.join()  # before what it reads from is closed, and may be another's
-        for member in self._members.values():
+            self._thread.join()
+        members = [*self._members.values()]
+        for member in members:
             member.outbox.put(None)
         for sender in self._senders:
             sender.join(max(0.0, until - time.monotonic()))
-        for connection in (
-            self._bell,
-            self._waker,
-            *(m.connection for m in self._members.values()),
-        ):
+        for member in members:
+            _shut(member.connection)
+        for thread in (*self._senders, *self._readers):
+            thread.join()  # before what it uses is closed, and may be another's
+        for member in members:
             with suppress(OSError):
-                connection.close()
+                member.connection.close()
 
-    def _ring(self) -> None:
-        """Let the thread look up."""
-        with suppress(OSError):
-            self._waker.send_bytes(b".")
+    def _read(self, rank: int, connection: Connection[Any, Any]) -> None:
+        """A thread per rank: one that stops in the middle of a letter holds up nobody else."""
+        with suppress(*_GONE):
+            while True:
+                self._inbox.put((rank, connection.recv_bytes()))
+        self._inbox.put((rank, None))
 
     def _run(self) -> None:
         last = time.monotonic()
         while not self._over.is_set():
-            with self._lock:
-                living = {m.connection: r for r, m in self._members.items() if not m.gone}
-            for connection in wait([self._bell, *living], _TURN):
-                if connection is self._bell:
-                    self._bell.recv_bytes()
-                elif isinstance(connection, Connection) and connection in living:
-                    self._take(living[connection])
+            with suppress(queue.Empty):
+                found = self._inbox.get(timeout=_TURN)
+                if found is not None:
+                    self._take(*found)
             now = time.monotonic()
             if now - last > 2 * _TURN:  # this process stood still itself
-                with self._lock:
-                    for member in self._members.values():
-                        member.heard += now - last
-                        member.moved += now - last
+                self._forgive(now - last)
             last = now
-            self._judge(now)
+            if self._inbox.empty():
+                self._judge(now)
 
-    def _take(self, rank: int) -> None:
+    def _forgive(self, seconds: float) -> None:
+        with self._lock:
+            for member in self._members.values():
+                member.heard += seconds
+                if member.missed is not None:
+                    member.missed += seconds
+
+    def _take(self, rank: int, data: bytes | None) -> None:
         member = self._members[rank]
-        try:
-            data = member.connection.recv_bytes()
-        except _GONE:
+        if data is None:
             member.gone = True
             if not member.ended:
                 self.fail(f"rank {rank} {member} died: its process is gone", rank)
             return
-        now = time.monotonic()
-        member.heard = now
+        member.heard = time.monotonic()
         kind, to = address_of(data)
         if to != HUB:
-            member.moved = now
-            with self._lock:
-                other = self._members.get(to)
-                if other is None:  # it has not come yet
-                    self._early.setdefault(to, []).append(data)
-                    return
-            other.moved = now
-            other.outbox.put(data)
+            self._pass_on(to, data)
             return
         letter = decoded(data)
         if kind == BEAT:
-            if letter.facts.get("progress") != member.beat.get("progress"):
-                member.moved = now
             member.beat = dict(letter.facts)
         elif kind == FAIL:
             self.fail(letter.facts["text"], rank)
         elif kind == END:
             member.ended = True
+
+    def _pass_on(self, to: int, data: bytes) -> None:
+        with self._lock:
+            other = self._members.get(to)
+            if other is None:  # it has not come yet
+                self._early.setdefault(to, []).append(data)
+            else:
+                other.hand(data)
 
     def _judge(self, now: float) -> None:
         if self.failure or self.missing():
@@ -178,39 +214,41 @@ class Hub:
         for rank, member in self._members.items():
             if not (member.ended or member.gone):
                 self._check_alive(rank, member, now)
-        waiting = [r for r, m in self._members.items() if m.beat.get("waits") and not m.ended]
+        self._check_waits()
+
+    def _check_waits(self) -> None:
+        """Ranks that wait for one that has finished, or all for each other, wait in vain.
+
+        A rank's letters are read in order: what it sent before it finished, or before it said that
+        it waits, was counted where it arrives.
+        """
+        members = self._members
+        waiting = [rank for rank, member in members.items() if member.waits()]
         for rank in waiting:
-            # a beat may be older than what was passed on to the rank since, such as the answer
-            # that it waited for
-            if not self._is_idle(self._members[rank], now, _FRESH):
-                continue
-            for other in self._members[rank].beat["others"]:
-                if self._members[other].ended:
-                    here = self._members[rank].beat["waits"]
+            for other in members[rank].beat["others"]:
+                if members[other].ended:
+                    here = members[rank].beat["waits"]
                     self.fail(f"rank {rank} is at {here}, but rank {other} has finished")
-        idle = [r for r in waiting if self._is_idle(self._members[r], now, self._limit)]
-        if len(idle) == self.ranks:
-            first, last = idle[0], idle[-1]
+        if waiting and len(waiting) == sum(not member.ended for member in members.values()):
+            first, last = waiting[0], waiting[-1]
             self.fail(
                 "the ranks do not do the same: "
-                f"rank {first} is at {self._members[first].beat['waits']}, "
-                f"rank {last} at {self._members[last].beat['waits']}; "
+                f"rank {first} is at {members[first].beat['waits']}, "
+                f"rank {last} at {members[last].beat['waits']}; "
                 "all need the same artifact and the same inputs"
             )
-
-    def _is_idle(self, member: _Member, now: float, seconds: float) -> bool:
-        """Whether a rank has not gone on for so long, and still says so."""
-        return now - member.moved > seconds and now - member.heard < _FRESH
 
     def _check_alive(self, rank: int, member: _Member, now: float) -> None:
         seen = glance(member.home)
         if seen is not None and not seen.there:
-            self.fail(f"rank {rank} {member} died: its process is gone", rank)
+            member.missed = now if member.missed is None else member.missed
+            if now - member.missed > _LAST:  # its end would have been read, were it no sudden one
+                self.fail(f"rank {rank} {member} died: its process is gone", rank)
             return
         silent = now - member.heard
         if silent <= (self._limit if seen is not None else max(FAR, self._limit)):
             return
-        if seen is not None and not seen.stopped and seen.ticks != member.ticks:
+        if seen is not None and not seen.stopped and (seen.ready or seen.ticks != member.ticks):
             member.ticks, member.heard = seen.ticks, now  # it computes, and lets nothing else run
             return
         why = ", as its process is stopped (SIGSTOP)" if seen and seen.stopped else ""
@@ -231,3 +269,9 @@ def _send(member: _Member) -> None:
     with suppress(OSError):
         while (data := member.outbox.get()) is not None:
             member.connection.send_bytes(data)
+
+
+def _shut(connection: Connection[Any, Any]) -> None:
+    """End what threads read and write there."""
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)

@@ -5,6 +5,7 @@ torchrun says it in MASTER_ADDR and MASTER_PORT, Slurm in the list of its nodes.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -12,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
@@ -90,8 +91,7 @@ def meet(
 ) -> HubCommunicator:
     """This rank's communicator, once all ranks are there; an Error names those that are not."""
     if rank:
-        connection = _connected(address, rank, patience)
-        hello(connection, rank, ranks)
+        connection = _connected(address, rank, ranks, patience)
         return HubCommunicator(connection, rank, ranks, say=say)
     hub = Hub(ranks)
     ours, theirs = pair()
@@ -173,11 +173,17 @@ class _Door:
 def _listening(address: Address, ranks: int) -> socket.socket:
     """A socket at the address; on all interfaces where this host has that name only outside."""
     error: OSError | None = None
-    for host in (address.host, ""):
+    backlog = max(ranks, 16)
+    for family, host in _places(address.host):
+        both = not host and family == socket.AF_INET6
         try:
-            return socket.create_server((host, address.port), backlog=max(ranks, 16))
+            return socket.create_server(
+                (host, address.port), family=family, backlog=backlog, dualstack_ipv6=both
+            )
         except OSError as problem:
             error = error or problem
+            if problem.errno == errno.EADDRINUSE:  # whoever has it would be found there
+                break
     assert error is not None
     raise Error(
         f"rank 0 cannot wait for the others at {address} ({error.strerror or error}); set "
@@ -185,12 +191,25 @@ def _listening(address: Address, ranks: int) -> socket.socket:
     )
 
 
-def _connected(address: Address, rank: int, patience: float) -> Connection[Any, Any]:
+def _places(host: str) -> Iterator[tuple[socket.AddressFamily, str]]:
+    """Where a host may listen: at its addresses by IPv4 and IPv6, else on all interfaces."""
+    with suppress(OSError):
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        for family, *_, place in sorted(found, key=lambda each: each[0] != socket.AF_INET):
+            yield family, str(place[0])
+    if socket.has_dualstack_ipv6():
+        yield socket.AF_INET6, ""
+    yield socket.AF_INET, ""
+
+
+def _connected(address: Address, rank: int, ranks: int, patience: float) -> Connection[Any, Any]:
     until = time.monotonic() + patience
     problem: Exception | None = None
     while (left := until - time.monotonic()) > 0:
         try:
-            return _knocked(address, min(_HANDSHAKE, left))
+            connection = _knocked(address, min(_HANDSHAKE, left))
+            hello(connection, rank, ranks)
+            return connection
         except (AuthenticationError, AssertionError):  # Python 3.11 asserts what a challenge is
             raise Error(
                 f"what answers at {address} is not rank 0 of this run, or was started with another "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from irc.core import Function, Module
+from irc.core import Function, Module, Value
 from irc.dims import bind
 from irc.errors import Error
 from irc.layouts import join_arrays, split_array
@@ -16,7 +16,7 @@ from irc.ops.shapes import run_sizes
 from irc.types import TensorType
 
 from .execute import Executor
-from .inputs import bind_inputs
+from .inputs import Input, bind_sizes, check_names
 from .weights import Given, Weights
 
 Array = np.ndarray
@@ -62,7 +62,10 @@ def evaluate_ranks(
 
 
 class Run:
-    """One evaluation of a function; in the global view there is one rank. See `evaluate`."""
+    """One evaluation of a function; in the global view there is one rank. See `evaluate`.
+
+    `seen` has the arrays of the values that are `watched`, one per rank.
+    """
 
     def __init__(
         self,
@@ -72,17 +75,20 @@ class Run:
         weights: Given | Weights | None = None,
         function: str | None = None,
         sizes: Mapping[str, int] | None = None,
+        watched: Collection[Value] = (),
     ) -> None:
         self.module, self.function = module, _chosen(module, function)
         source = weights if isinstance(weights, Weights) else Weights(module, base, weights)
-        given = _by_rank(module, self.function, inputs)
-        bound = [bind_inputs(self.function, arrays, sizes or {}) for arrays in given]
-        args = [list(arrays) for arrays in zip(*(arrays for arrays, _ in bound), strict=True)]
-        self.sizes = [found for _, found in bound]
-        executor = Executor(module, source, self.sizes)
+        check_names(self.function, inputs)
+        given = [_by_rank(module, self.function, arg, inputs) for arg in self.function.args]
+        ranks = range(module.mesh.ranks if module.local else 1)
+        self.sizes = [bind_sizes([each[rank] for each in given], sizes or {}) for rank in ranks]
+        args = [_parts(module, each) for each in given]
+        executor = Executor(module, source, self.sizes, watched)
         # Overflow to infinity and 0/0 are results like any other here, as they are on a GPU.
         with np.errstate(all="ignore"):
             self.results = executor.function(self.function, args)
+        self.seen = executor.seen
 
     def ranks(self) -> list[dict[str, Array]]:
         """The results of every rank."""
@@ -115,25 +121,28 @@ def _chosen(module: Module, name: str | None) -> Function:
     return module.functions[name]
 
 
-def _by_rank(module: Module, function: Function, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The inputs of each rank."""
+def _by_rank(
+    module: Module, function: Function, arg: Value, inputs: Mapping[str, Any]
+) -> list[Input]:
+    """What every rank is given for an argument: an array of its own, or the whole one."""
+    name = str(arg.name)
+    given = inputs[name]
     if not module.local:
-        return [dict(inputs)]
+        return [Input(name, arg.type, np.asarray(given))]
     ranks = module.mesh.ranks
-    spread = {name: _spread(module, function, name, given) for name, given in inputs.items()}
-    return [{name: given[rank] for name, given in spread.items()} for rank in range(ranks)]
+    if not isinstance(given, (list, tuple)):
+        return [Input(name, function.argument_layout(arg), np.asarray(given))] * ranks
+    arrays = cast("Sequence[Any]", given)
+    if len(arrays) != ranks:
+        raise Error(f"the input {name} has {len(arrays)} arrays, one per rank, for {ranks} ranks")
+    return [Input(name, arg.type, np.asarray(array)) for array in arrays]
 
 
-def _spread(module: Module, function: Function, name: str, given: Any) -> Sequence[Any]:
-    ranks = module.mesh.ranks
-    if isinstance(given, (list, tuple)):
-        if len(given) != ranks:
-            raise Error(
-                f"the input {name} has {len(given)} arrays, one per rank, for {ranks} ranks"
-            )
-        return given
-    layout = function.layouts.get(f"%{name}")
-    if layout is None or np.ndim(given) != layout.rank:
-        return [given] * ranks
-    whole = np.asarray(given)
-    return [split_array(whole, layout.axes, module.mesh, rank) for rank in range(ranks)]
+def _parts(module: Module, given: list[Input]) -> list[Array]:
+    """What every rank takes of what it is given."""
+    if not module.local:
+        return [each.array for each in given]
+    return [
+        split_array(each.array, each.type.axes, module.mesh, rank)
+        for rank, each in enumerate(given)
+    ]

@@ -6,7 +6,7 @@ operation. A value is dropped after its last use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,19 @@ Scope = dict[Value, list[Array]]  # one array per rank
 
 
 class Executor:
-    """Runs functions of one module. `sizes` holds the values of the symbols, per rank."""
+    """Runs functions of one module. `sizes` holds the values of the symbols, per rank. What the
+    values in `watched` were, `seen` says afterwards.
+    """
 
-    def __init__(self, module: Module, weights: Weights, sizes: list[Sizes]) -> None:
+    def __init__(
+        self,
+        module: Module,
+        weights: Weights,
+        sizes: list[Sizes],
+        watched: Collection[Value] = (),
+    ) -> None:
         self.module, self.weights, self.sizes = module, weights, sizes
+        self.watched, self.seen = watched, Scope()
         self.ranks = range(len(sizes))
         self._dying: dict[Function, dict[Op, list[Value]]] = {}
 
@@ -60,6 +69,8 @@ class Executor:
                 _declared(op, array, result.type, sizes)
                 for array, sizes in zip(arrays, self.sizes, strict=True)
             ]
+            if result in self.watched:
+                self.seen[result] = scope[result]
 
     def _read(self, value: Value, scope: Scope) -> list[Array]:
         if isinstance(value, Weight):

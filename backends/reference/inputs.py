@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from irc.core import Function, Value
+from irc.core import Function
 from irc.dims import Dim, DimLike, bind
 from irc.dtypes import dtype_of
 from irc.errors import Error, did_you_mean
+from irc.types import TensorType
 
 Sizes = dict[str, int]
 
@@ -25,50 +27,65 @@ def check_names(function: Function, given: Mapping[str, object]) -> None:
         raise Error(f"the input {', '.join(missing)} of @{function.name} is missing")
 
 
+class Input(NamedTuple):
+    """One array that was given: for which argument, and the type that it must fit.
+
+    The type is the argument's, or where the ranks share one whole array, that of the whole.
+    """
+
+    name: str
+    type: TensorType
+    array: np.ndarray
+
+
 def bind_inputs(
     function: Function, given: Mapping[str, object], known: Mapping[str, int]
 ) -> tuple[list[np.ndarray], Sizes]:
-    """The arguments as arrays in declared order, and the size of every symbol.
+    """The arguments as arrays in declared order, and the size of every symbol; see `bind_sizes`."""
+    check_names(function, given)
+    inputs = [
+        Input(str(arg.name), arg.type, np.asarray(given[str(arg.name)])) for arg in function.args
+    ]
+    return [each.array for each in inputs], bind_sizes(inputs, known)
+
+
+def bind_sizes(inputs: Sequence[Input], known: Mapping[str, int]) -> Sizes:
+    """The size of every symbol that a dimension such as `S`, `2*S` or `S + 1` determines; an Error
+    about an input that does not fit.
 
     `known` holds sizes of symbols that the shapes need not tell.
     """
-    check_names(function, given)
-    arrays = [np.asarray(given[str(arg.name)]) for arg in function.args]
-    for arg, array in zip(function.args, arrays, strict=True):
-        _check_form(arg, array)
-    return arrays, _sizes(function, arrays, known)
-
-
-def _check_form(arg: Value, array: np.ndarray) -> None:
-    found = dtype_of(array)
-    if found != arg.type.dtype:
-        raise Error(f"the input {arg.name} is {found}, but it must be {arg.type.dtype}; convert it")
-    if array.ndim != arg.type.rank:
-        raise Error(
-            f"the input {arg.name} has the shape {list(array.shape)}, but it must be {arg.type}"
-        )
-
-
-def _sizes(function: Function, arrays: list[np.ndarray], known: Mapping[str, int]) -> Sizes:
-    """The size of every symbol that a dimension such as `S`, `2*S` or `S + 1` determines."""
+    for each in inputs:
+        _check_form(each)
     sizes: Sizes = dict(known)
     origin: dict[str, str] = dict.fromkeys(known, "sizes")
-    pending: list[tuple[Value, Dim, int]] = []
-    for arg, array in zip(function.args, arrays, strict=True):
-        for dim, size in zip(arg.type.shape, array.shape, strict=True):
+    pending: list[tuple[str, Dim, int]] = []
+    for name, type, array in inputs:
+        for dim, size in zip(type.shape, array.shape, strict=True):
             if isinstance(dim, Dim):
-                pending.append((arg, dim, size))
+                pending.append((name, dim, size))
     solved = True
     while solved:
         solved = False
-        for arg, dim, size in pending:
+        for name, dim, size in pending:
             found = _solve(bind(dim, sizes), size)
             if found is not None:
-                sizes[found[0]], origin[found[0]] = found[1], str(arg.name)
+                sizes[found[0]], origin[found[0]] = found[1], name
                 solved = True
-    for arg, array in zip(function.args, arrays, strict=True):
-        _check_shape(arg, array, sizes, origin)
+    for each in inputs:
+        _check_shape(each, sizes, origin)
     return sizes
+
+
+def _check_form(given: Input) -> None:
+    name, type, array = given
+    found = dtype_of(array)
+    if found != type.dtype:
+        raise Error(f"the input {name} is {found}, but it must be {type.dtype}; convert it")
+    if array.ndim != type.rank:
+        raise Error(
+            f"the input {name} has the shape {list(array.shape)}, but it must be {type.whole}"
+        )
 
 
 def _solve(dim: DimLike, size: int) -> tuple[str, int] | None:
@@ -84,8 +101,9 @@ def _solve(dim: DimLike, size: int) -> tuple[str, int] | None:
     return (names[0], value) if not left and value >= 0 else None
 
 
-def _check_shape(arg: Value, array: np.ndarray, sizes: Sizes, origin: dict[str, str]) -> None:
-    for at, (dim, size) in enumerate(zip(arg.type.shape, array.shape, strict=True)):
+def _check_shape(given: Input, sizes: Sizes, origin: dict[str, str]) -> None:
+    name, type, array = given
+    for at, (dim, size) in enumerate(zip(type.shape, array.shape, strict=True)):
         bound = bind(dim, sizes)
         if bound == size:
             continue
@@ -95,13 +113,13 @@ def _check_shape(arg: Value, array: np.ndarray, sizes: Sizes, origin: dict[str, 
             many = len(list(bound.symbols())) > 1
             why = f"; nothing tells {names} apart: give their sizes" if many else ""
             raise Error(
-                f"the input {arg.name} has the shape {shape}, which does not fit {arg.type}: "
+                f"the input {name} has the shape {shape}, which does not fit {type.whole}: "
                 f"dimension {at} is {dim}{why}"
             )
         if not isinstance(dim, Dim):
-            raise Error(f"the input {arg.name} has the shape {shape}, but it must be {arg.type}")
-        known = ", ".join(f"{name} is {sizes[name]} in {origin[name]}" for name in dim.symbols())
+            raise Error(f"the input {name} has the shape {shape}, but it must be {type.whole}")
+        known = ", ".join(f"{s} is {sizes[s]} in {origin[s]}" for s in dim.symbols())
         raise Error(
-            f"the input {arg.name} has the shape {shape}, but {known}, "
+            f"the input {name} has the shape {shape}, but {known}, "
             f"so dimension {at} ({dim}) must be {bound}"
         )

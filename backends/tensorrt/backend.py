@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from onnx.onnx_ml_pb2 import ModelProto
+
 from irc.backends.base import Gap, Program, report
+from irc.backends.cuda.runtime import capability
+from irc.backends.fallback import fallback_of
 from irc.backends.lowering import STRUCTURE
 from irc.backends.onnx.backend import check_module, write_model
 from irc.backends.onnx.per_rank import Template
 from irc.backends.onnx.stages import Stage, stages_of
 from irc.backends.onnx.storage import Locations, Storage
-from irc.backends.tensorrt.engines import Engines
+from irc.backends.tensorrt import triton
+from irc.backends.tensorrt.engines import Engines, warnings_of
 from irc.backends.tensorrt.facts import base_facts, write_bindings
 from irc.backends.tensorrt.golden import self_test
 from irc.backends.tensorrt.lowering import table
+from irc.backends.tensorrt.lowering.collectives import Collectives
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
+from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.ranges import profiles_of
 from irc.backends.tensorrt.target import KNOWN, Flavour, Target
 from irc.checkpoint import Reader
 from irc.core import Module, Op
 from irc.errors import Error
-from irc.report import weight_bytes
+from irc.results import NEXT_TOKENS
 
 _CLEANERS = "inline, static-capacity, canonicalize, cse"
 
@@ -45,12 +53,22 @@ class TensorRTBackend:
         self.options, self.name = options or EngineOptions(), str(flavour)
 
     def configured(self, options: Mapping[str, Any]) -> TensorRTBackend:
-        """The same backend with other options of engines; see EngineOptions."""
-        return TensorRTBackend(self.flavour, EngineOptions.of(options))
+        """The same backend with other options of engines; see EngineOptions.
+
+        The user's plugins are loaded now: their files may declare operations of the model, too.
+        """
+        chosen = EngineOptions.of(options)
+        if chosen.plugins:
+            from irc.backends.tensorrt.plugins import load
+
+            load(chosen.plugins)
+        return TensorRTBackend(self.flavour, chosen)
 
     @property
     def target(self) -> Target:
-        """What engines are for: the version is that of the library, where engines are built."""
+        """What engines are for: where they are built, the version is that of the library, and what
+        builds on its GPU only is for that.
+        """
         target = Target.parse(self.options.target or self.flavour)
         if target.flavour != self.flavour:
             raise Error(f"the target {target} is not for the backend {self.name}")
@@ -65,23 +83,16 @@ class TensorRTBackend:
                 f"the target is {target}, and {found} is installed; install that version, name "
                 "another target, or give --no-build"
             )
+        if not found.traits.capabilities and not target.architectures:
+            here = capability()
+            target = replace(target, architectures=() if here is None else (here,))
         return target.of_version(found.release)
 
     def unsupported(self, module: Module) -> list[Gap]:
         """Every operation that has neither a lowering nor an expansion that is covered."""
-        self._load_plugins()
         target = self.target
         gaps = table.lowerings(target).unsupported(module)
         return [Gap(gap.op, table.refusal(gap.op, target) or gap.reason) for gap in gaps]
-
-    def _load_plugins(self) -> None:
-        """Load the user's plugins, whose files may bring lowerings for operations of the model."""
-        if not self.options.plugins:
-            return
-        from irc.backends.tensorrt import plugins
-
-        plugins.load([Path(file) for file in self.options.plugins])
-        table.lowerings.cache_clear()
 
     def covers(self, cls: type[Op]) -> bool:
         """Whether the class has a lowering of its own, or is structure."""
@@ -92,13 +103,36 @@ class TensorRTBackend:
         """Write models, bindings or weight files, and engines; see facts.py.
 
         Options: `base`, the folder that relative paths in `module.files` start from; `progress` is
-        told what goes on, and the fraction of it that is done.
+        told what goes on, and the fraction of it that is done; `output`, where the folder will be.
         """
+        self._refuse(module)
+        if self.options.triton is not None and "output" in options:
+            triton.check_place(self.options.triton, options["output"])
+        return _Emission(self, module, folder, options).facts()
+
+    def check(self, module: Module, options: Mapping[str, Any]) -> list[str]:
+        """Raise what `emit` would before it builds engines, with the linter; nothing is written.
+
+        Returns sentences for the user, warnings of the linter among them.
+        """
+        self._refuse(module)
+        return _Emission(self, module, Path(), options).linted()
+
+    def finish(self, folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+        """What follows once an artifact is in its place: the repository for Triton, if wanted.
+
+        Returns sentences for the user.
+        """
+        wanted = self.options.triton
+        return [] if wanted is None else triton.write(folder, manifest, wanted)
+
+    def _refuse(self, module: Module) -> None:
+        """Raise about a module of which no engines can be made."""
         gaps = self.unsupported(module)
         if gaps:
             raise report(gaps, self.name)
         check_module(module)
-        return _Emission(self, module, folder, options).facts()
+        _check_room(module)
 
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:
         """The program that runs the engines of a folder; options as the runtime has them."""
@@ -107,48 +141,87 @@ class TensorRTBackend:
         return load(folder, manifest, **options)
 
 
+def _check_room(module: Module) -> None:
+    """An Error where ids may find no room: engines have no fallback."""
+    if fallback_of(module) is not None:
+        raise Error(
+            "capacity in rewrite-embeddings leaves ids without room, whose calls run again with "
+            "room for all; engines cannot do that, so leave it out, or give --backend onnx"
+        )
+
+
 class _Emission:
     def __init__(
         self, backend: TensorRTBackend, module: Module, folder: Path, options: Mapping[str, Any]
     ) -> None:
         self.module, self.folder = module, folder
-        self.base, self.progress = options.get("base"), options.get("progress")
+        self.base, self.progress = options.get("base"), options.get("progress") or _silent
         self.chosen, self.target = backend.options, backend.target
-        self.outside = self.chosen.outside(module.mesh.ranks, weight_bytes(module))
+        self.outside = self.chosen.outside(module)
+
+    def linted(self) -> list[str]:
+        """What the linter has against the models that would be written; an Error where that is one.
+
+        Whatever is wrong with the profiles is an Error too.
+        """
+        storage = Storage(Reader(self.module, self.base), self.module.mesh)
+        models: list[tuple[str, ModelProto]] = []
+        with stages_of(self.module) as stages:
+            emitters = self._emitters(stages, storage)
+            templates = [Template(emitter, storage) for emitter in emitters]
+            storage.locate(self.folder)
+            for number, (stage, template) in enumerate(zip(stages, templates, strict=True)):
+                profiles_of(stage.function, self.module.dims)
+                models += self._models(number, stage, template)
+        linted = [f"{name} was linted for {self.target}" for name, _ in models]
+        return linted + warnings_of(models, self.target)
 
     def facts(self) -> dict[str, Any]:
         """Write everything; returns what the manifest is to say."""
         storage = Storage(Reader(self.module, self.base), self.module.mesh)
         with stages_of(self.module) as stages:
-            emitters = [self._emitted(stage, storage) for stage in stages]
+            emitters = self._emitters(stages, storage)
             templates = [Template(emitter, storage) for emitter in emitters]
             found = storage.write(self.folder, self.progress)
             profiles = [profiles_of(stage.function, self.module.dims) for stage in stages]
             facts = base_facts(self.module, stages, emitters, found, profiles)
             for number, stage in enumerate(stages):
                 self._write(facts, number, stage, templates[number], emitters[number], found)
+        self.progress("running the reference for the self-test", 0.0)
         plugin = any(emitter.plugins for emitter in emitters)
         facts |= {
             "target": str(self.target),
             "weights": "outside" if self.outside else "inside",
             "collectives": "plugin" if plugin else "native",
             "plugins": _plugin_versions(emitters),
+            "engine": self.chosen.remembered(),
             "self_test": self_test(self.module, self.base, self.chosen.self_test),
         }
+        facts["notes"] = _told(emitters) + _untested(self.module, facts["self_test"], self.chosen)
         Engines(self.folder, facts, profiles, self.target, self.chosen, self.progress).make(
             found.base
         )
         return facts
 
+    def _emitters(self, stages: Sequence[Stage], storage: Storage) -> list[TensorRTEmitter]:
+        """The graphs of all stages; an Error where they cannot be served as is wanted."""
+        emitters = [self._emitted(stage, storage) for stage in stages]
+        if self.chosen.triton is not None:
+            triton.check(self.module, _plugin_versions(emitters))
+        return emitters
+
     def _emitted(self, stage: Stage, storage: Storage) -> TensorRTEmitter:
+        """The graph of a stage. Collectives are all TensorRT's own or all the plugin's: nobody has
+        run both on one communicator.
+        """
+        emitter = self._written(stage, storage, self.chosen.collectives)
+        mixed = emitter.natives and emitter.plugins
+        return self._written(stage, storage, "plugin") if mixed else emitter
+
+    def _written(self, stage: Stage, storage: Storage, wanted: Collectives) -> TensorRTEmitter:
+        ranks, target = stage.ranks, self.target
         emitter = TensorRTEmitter(
-            self.module,
-            stage.function,
-            storage,
-            stage.ranks,
-            self.target,
-            self.chosen.collectives,
-            self.outside,
+            self.module, stage.function, storage, ranks, target, wanted, self.outside
         )
         emitter.emit()
         return emitter
@@ -162,21 +235,54 @@ class _Emission:
         emitter: TensorRTEmitter,
         found: Locations,
     ) -> None:
-        """The models of a stage, one for all of its ranks where weights are outside."""
-        shared = f"stage{number}.onnx"
+        """The models of a stage, and where the weights of its ranks are."""
+        for name, model in self._models(number, stage, template):
+            write_model(self.folder / name, model)
         dtypes = {name: form.dtype for name, form in emitter.forms.items()}
         for rank in stage.ranks:
             entry = facts["ranks"][rank]
-            if not self.outside:
-                entry["model"] = f"rank{rank}.onnx"
-                write_model(self.folder / entry["model"], template.model(rank))
-                continue
-            entry["model"] = shared
-            entry["bindings"] = write_bindings(
-                self.folder, rank, template.placed(rank), dtypes, found.files[rank]
-            )
-        if self.outside:
-            write_model(self.folder / shared, template.shared())
+            entry["model"] = self._model(number, rank)
+            if self.outside:
+                entry["bindings"] = write_bindings(
+                    self.folder, rank, template.placed(rank), dtypes, found.files[rank]
+                )
+
+    def _models(
+        self, number: int, stage: Stage, template: Template
+    ) -> Iterator[tuple[str, ModelProto]]:
+        """The models of a stage by name, one for all of its ranks where weights are outside."""
+        for rank in stage.ranks[:1] if self.outside else stage.ranks:
+            model = template.shared() if self.outside else template.model(rank)
+            yield self._model(number, rank), model
+
+    def _model(self, stage: int, rank: int) -> str:
+        """The name of the model that a rank runs."""
+        return f"stage{stage}.onnx" if self.outside else f"rank{rank}.onnx"
+
+
+def _told(emitters: Sequence[TensorRTEmitter]) -> list[str]:
+    """Which collectives the stages use."""
+    return [
+        f"stage {number}: {each.natives or each.plugins} collectives by "
+        + ("TensorRT itself (DistCollective)" if each.natives else f"NCCL ({COLLECTIVE_PLUGIN})")
+        for number, each in enumerate(emitters)
+        if each.natives or each.plugins
+    ]
+
+
+def _untested(module: Module, golden: object, chosen: EngineOptions) -> list[str]:
+    """That loading will compare no numbers, where they were left out for their cost only."""
+    generates = {"logits", NEXT_TOKENS} & {*module.main.result_names()}
+    if golden is not None or chosen.self_test is not None or not generates:
+        return []
+    return [
+        "loading compares no answer of the reference, which takes long here; to store one: "
+        "--self-test always"
+    ]
+
+
+def _silent(stage: str, fraction: float) -> None:
+    """Nobody watches."""
 
 
 def _plugin_versions(emitters: Sequence[TensorRTEmitter]) -> dict[str, str]:

@@ -3,16 +3,47 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from onnx.onnx_ml_pb2 import ModelProto
+
+from irc.artifact import Progress
 from irc.backends.tensorrt.builder.request import BuildRequest, Profile
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.target import Target
 from irc.errors import Error
 
-Tell: TypeAlias = Callable[[str, float], None]
+if TYPE_CHECKING:
+    from irc.backends.tensorrt.lint import Finding
+
+
+def warnings_of(models: Iterable[tuple[str, ModelProto]], target: Target) -> list[str]:
+    """The linter's warnings about models by name, as notes; its errors are one Error."""
+    from irc.backends.tensorrt.lint.grouping import notes
+
+    return notes({name: _checked(model, name, target) for name, model in models})
+
+
+def _checked(model: ModelProto, name: str, target: Target) -> list[Finding]:
+    from irc.backends.tensorrt.lint import lint
+
+    found = lint(model, target)
+    wrong = [each for each in found if each.severity == "error"]
+    if not wrong:
+        return found
+    error = Error(f"{target} would not compute {name} as it is meant")
+    for each in wrong:
+        error.add_note(str(each))
+    raise error
+
+
+def _read(path: Path) -> ModelProto:
+    """A model that was just written, without its weights."""
+    import onnx
+
+    return onnx.load(str(path), load_external_data=False)
 
 
 class Engines:
@@ -25,7 +56,7 @@ class Engines:
         profiles: Sequence[tuple[Profile, ...]],
         target: Target,
         options: EngineOptions,
-        progress: Callable[[float], None] | None,
+        progress: Progress | None,
     ) -> None:
         self.folder, self.facts, self.profiles = folder, facts, profiles
         self.target, self.options, self.progress = target, options, progress
@@ -33,28 +64,20 @@ class Engines:
     def make(self, base: str | None) -> None:
         """Lint every model and build its engine; `base` is where checkpoint files are."""
         models = {entry["model"]: entry["stage"] for entry in self.facts["ranks"]}
-        for model in models:
-            self._lint(self.folder / model)
+        self._note(warnings_of(((m, _read(self.folder / m)) for m in models), self.target))
         if not self.options.build:
             return
-        for done, (model, stage) in enumerate(models.items()):
-            self._build(model, stage, base, done, len(models))
+        for model, stage in models.items():
+            self._build(model, stage, base)
 
-    def _lint(self, model: Path) -> None:
-        import onnx
+    def _plugins(self) -> tuple[str, ...]:
+        """The user's files that the building process needs: those given, and others in use."""
+        from irc.backends.tensorrt.plugins import files_of
 
-        from irc.backends.tensorrt.lint import lint
+        given = [str(Path(each).resolve()) for each in self.options.plugins]
+        return tuple(dict.fromkeys([*given, *files_of(self.facts["plugins"])]))
 
-        found = lint(onnx.load(str(model), load_external_data=False), self.target)
-        wrong = [each for each in found if each.severity == "error"]
-        if not wrong:
-            return
-        error = Error(f"{self.target} would not compute {model.name} as it is meant")
-        for each in wrong:
-            error.add_note(str(each))
-        raise error
-
-    def _build(self, model: str, stage: int, base: str | None, done: int, count: int) -> None:
+    def _build(self, model: str, stage: int, base: str | None) -> None:
         from irc.backends.tensorrt.builder.build import build
 
         name = model.removesuffix(".onnx")
@@ -64,7 +87,7 @@ class Engines:
             target=self.target,
             profiles=tuple(self.profiles[stage]),
             workspace=self.options.workspace,
-            plugins=self.options.plugins,
+            plugins=self._plugins(),
             weight_streaming=self.options.weight_streaming,
             refit=self.options.refit,
             strip=self.options.strip,
@@ -72,24 +95,20 @@ class Engines:
             cache=self.options.cache,
             caching=self.options.caching,
         )
-        built = build(request, self._tell(done, count))
+        built = build(request, self.progress)
         text = json.dumps(built.report.to_json(), indent=1) + "\n"
         (self.folder / f"{name}.report.json").write_text(text, encoding="utf-8")
         entry = self.facts["stages"][stage]
         entry["report"] = entry["report"] or f"{name}.report.json"
-        notes: list[str] = self.facts.setdefault("notes", [])
-        notes += [f"{name}.engine: {warning}" for warning in built.warnings]
+        self._note(f"{name}.engine: {warning}" for warning in built.warnings)
+        if built.hash:
+            self.facts.setdefault("hashes", {})[f"{name}.engine"] = built.hash
         if built.cached:
-            notes.append(f"{name}.engine: built before, nothing to do")
+            self._note([f"{name}.engine: built before, nothing to do"])
         for entry in self.facts["ranks"]:
             if entry["model"] == model:
                 entry["engine"] = f"{name}.engine"
 
-    def _tell(self, done: int, count: int) -> Tell:
-        progress = self.progress
-
-        def tell(stage: str, fraction: float) -> None:
-            if progress is not None:
-                progress((done + fraction) / count)
-
-        return tell
+    def _note(self, sentences: Iterable[str]) -> None:
+        """Keep sentences for the user."""
+        self.facts.setdefault("notes", []).extend(sentences)

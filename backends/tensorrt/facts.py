@@ -4,13 +4,16 @@ The keys of backends/onnx/facts.py, where dtypes are the module's own, and besid
 
     target, weights, plugins    what the engines were made for and with
     collectives    "plugin" where any is the plugin's, else "native"
+    engine    the options of engines that the user gave and that rebuilding keeps
     ranks    also engine (null if it is not built) and bindings, `rank{r}.bindings.json`: by input
              {dtype, shape, file, under, offset, bytes}, `under` "base" or "folder"; null where
              weights are inside
     stages   also profiles [{name, shapes: {input: [min, opt, max]}}]; scalars {input: axes}, whose
              value is the rank's position along them; groups {key: axes}, the communicators;
-             natives, whether there are collectives of TensorRT's own; report, or null
-    self_test   null, or {ids, top, logits, tolerance}; see golden.py
+             natives, whether there are collectives of TensorRT's own; copied, the states that the
+             network gives back in other memory than they came in; report, or null
+    self_test   null, or {ids, top, logits, tolerance}, or of a model that gives tokens in place of
+             logits {prompts: [{ids, token}]}; see golden.py
 """
 
 from __future__ import annotations
@@ -41,13 +44,15 @@ def base_facts(
     profiles: Sequence[Sequence[Profile]],
 ) -> dict[str, Any]:
     """The facts that need no engine; models, engines and reports are filled in later."""
-    facts = facts_of(module, stages, emitters, found)
+    facts = facts_of(module, module.main, stages, emitters, found)
     for entry, emitter, each in zip(facts["stages"], emitters, profiles, strict=True):
         entry["grows"] = None
         entry["profiles"] = [_profile(profile) for profile in each]
         entry["scalars"] = {name: list(axes) for name, axes in emitter.scalars.items()}
         entry["groups"] = {key: list(axes) for key, axes in emitter.communicators.items()}
         entry["natives"] = emitter.natives > 0
+        states = [each["state"] for each in entry["results"] if "state" in each]
+        entry["copied"] = [name for name in states if name not in emitter.in_place]
         entry["report"] = None
     for entry in facts["ranks"]:
         entry |= {"engine": None, "bindings": None}

@@ -1,48 +1,74 @@
-"""The reference's answer to a prompt, with which a runtime compares what its engines compute."""
+"""The reference's answers to prompts, with which a runtime compares what its engines compute."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from irc.backends.reference import evaluate
+from irc.backends.reference.evaluate import Run
+from irc.backends.reference.weights import Weights
+from irc.backends.tensorrt.choosing import Choice, choice_of
 from irc.backends.tensorrt.ranges import number
 from irc.core import Module
 from irc.dims import Dim, DimLike
 from irc.dtypes import numpy_dtype
 from irc.errors import Error
 from irc.report import weight_bytes
+from irc.results import NEXT_TOKENS
 
 SMALL = 256_000_000  # bytes of weights up to which the answer is computed unless asked otherwise
 COUNT = 16  # of the largest logits that are stored
 # Of the largest logit: what engines may differ by, which sum in another order and a narrower dtype.
 TOLERANCE = {"f32": 1e-3, "f16": 2e-2, "bf16": 5e-2}
 _PROMPT = 8  # tokens
+_ENOUGH, _TRIES = 3, 12  # prompts with a clear answer, where only tokens can be compared
 
 
 def self_test(
     module: Module, base: Path | str | None, wanted: bool | None
 ) -> dict[str, Any] | None:
-    """{ids, top, logits, tolerance} of a language model: the largest logits after a prompt.
+    """The largest logits after a prompt, {ids, top, logits, tolerance}; of a module that gives
+    tokens in their place, prompts with the token after each, {prompts: [{ids, token}]}.
 
-    None where it is not wanted, or the module gives no logits. `wanted` None: where weights are
-    small.
+    A token can be compared only where it is the likeliest by more than rounding changes; prompts
+    for which it is not are left out. None where it is not wanted, or there is nothing to compare.
+    `wanted` None: where weights are small.
     """
-    if wanted and not _speaks(module):
+    if wanted is False or (wanted is None and weight_bytes(module) > SMALL):
+        return None
+    found = _answers(module, base)
+    if wanted and found is None:
         raise Error(
-            "there is nothing to test: the module gives no logits after input_ids; leave "
-            "--self-test out"
+            "there is nothing to test: the module gives no logits after input_ids, and no tokens "
+            "that are clearly likelier than others; leave --self-test out"
         )
-    if wanted is False or not _speaks(module):
+    return found
+
+
+def _answers(module: Module, base: Path | str | None) -> dict[str, Any] | None:
+    inputs = {str(arg.name) for arg in module.main.args}
+    if not {"input_ids", "past_lengths"} <= inputs:
         return None
-    if wanted is None and weight_bytes(module) > SMALL:
+    if "logits" in module.main.result_names():
+        return _logits(module, base)
+    choice = choice_of(module)
+    if choice is None:
         return None
-    kind, shape = _logits(module)
-    vocabulary = shape[-1]
-    assert isinstance(vocabulary, int)
-    ids = [(7 * i + 3) % vocabulary for i in range(_count(module))]
+    prompts = _clear(choice, base)
+    return {"prompts": prompts} if prompts else None
+
+
+def _logits(module: Module, base: Path | str | None) -> dict[str, Any] | None:
+    at = module.main.result_names().index("logits")
+    type = module.main.result_layouts()[at]
+    vocabulary = type.shape[-1]
+    if not isinstance(vocabulary, int):
+        return None
+    ids = next(_prompts(module, vocabulary))
     logits = evaluate(module, _inputs(module, ids), base)["logits"]
     last = np.asarray(logits[0, -1], np.float32)
     top = np.argsort(-last, kind="stable")[:COUNT]
@@ -50,32 +76,40 @@ def self_test(
         "ids": ids,
         "top": top.tolist(),
         "logits": [float(each) for each in last[top]],
-        "tolerance": TOLERANCE.get(kind, TOLERANCE["bf16"]) * max(1.0, float(np.abs(last).max())),
+        "tolerance": _tolerance(type.dtype, float(np.abs(last).max())),
     }
 
 
-def _logits(module: Module) -> tuple[str, tuple[Any, ...]]:
-    names = module.main.result_names()
-    type = module.main.result_layouts()[names.index("logits")]
-    return type.dtype, type.shape
+def _clear(choice: Choice, base: Path | str | None) -> list[dict[str, Any]]:
+    """Prompts with the tokens after them; no rounding makes another one the likeliest."""
+    module, weights = choice.module, Weights(choice.module, base)
+    found: list[dict[str, Any]] = []
+    for ids in _prompts(module, choice.vocabulary):
+        run = Run(module, _inputs(module, ids), weights=weights, watched=(choice.logits,))
+        token, lead, largest = choice.lead(run)
+        told = run.whole()[NEXT_TOKENS][-1, -1]
+        if told == token and lead > 2 * _tolerance(choice.logits.type.dtype, largest):
+            found.append({"ids": ids, "token": token})
+        if len(found) == _ENOUGH:
+            break
+    return found
 
 
-def _count(module: Module) -> int:
-    """How many tokens the prompt has: as many as fit the caches, and a multiple of what ranks
-    share."""
-    (ids,) = [arg for arg in module.main.args if arg.name == "input_ids"]
-    least = _least(module.main.argument_layout(ids).shape[1])
-    found = [op.operands[0].type.shape[2] for op in module.ops() if op.opname == "cache_update"]
-    most = min((dim for dim in found if isinstance(dim, int)), default=_PROMPT)
-    return max(min(_PROMPT, most) // least, 1) * least
+def _tolerance(dtype: str, largest: float) -> float:
+    """What an engine's logits may differ by, where the largest is that large."""
+    return TOLERANCE.get(dtype, TOLERANCE["bf16"]) * max(1.0, largest)
 
 
-def _speaks(module: Module) -> bool:
-    names = module.main.result_names()
-    inputs = {str(arg.name) for arg in module.main.args}
-    if "logits" not in names or not {"input_ids", "past_lengths"} <= inputs:
-        return False
-    return isinstance(_logits(module)[1][-1], int)
+def _prompts(module: Module, vocabulary: int) -> Iterator[list[int]]:
+    """Prompts, from the longest that fits the caches to the shortest, and again."""
+    (arg,) = [arg for arg in module.main.args if arg.name == "input_ids"]
+    least = _least(module.main.argument_layout(arg).shape[1])  # what ranks share is a multiple
+    caches = [op.operands[0].type.shape[2] for op in module.ops() if op.opname == "cache_update"]
+    most = min((dim for dim in caches if isinstance(dim, int)), default=_PROMPT)
+    longest = max(min(_PROMPT, most) // least, 1)
+    for turn in range(_TRIES):
+        count = (longest - turn % longest) * least
+        yield [((7 + 2 * turn) * i + 3) % vocabulary for i in range(count)]
 
 
 def _inputs(module: Module, ids: list[int]) -> dict[str, np.ndarray]:

@@ -20,6 +20,11 @@ DEFAULT_ARCHITECTURES: dict[Flavour, tuple[int, ...]] = {
     "tensorrt": (),
     "tensorrt-rtx": (80, 86, 89, 120),
 }
+# The oldest architecture that has a dtype.
+FLOORS: dict[Flavour, dict[str, int]] = {
+    "tensorrt": {"bf16": 80, "f8e4m3": 89, "f4e2m1": 100},
+    "tensorrt-rtx": {"bf16": 80, "i4": 80, "f8e4m3": 89, "f4e2m1": 120},
+}
 
 _TEXT = re.compile(r"(?P<flavour>[a-z-]+?)(-(?P<version>\d+\.\d+))?(/(?P<architectures>.*))?")
 
@@ -60,6 +65,11 @@ class Target:
     def of_version(self, version: tuple[int, int]) -> Target:
         """The same with the version that is installed."""
         return replace(self, version=version)
+
+    def lacks(self, dtype: str) -> tuple[int, int] | None:
+        """(the oldest architecture that has a dtype, that of the target), where it is too old."""
+        floor, weakest = FLOORS[self.flavour].get(dtype, 0), min(self.architectures, default=0)
+        return (floor, weakest) if 0 < weakest < floor else None
 
     def __str__(self) -> str:
         chips = "+".join(f"sm_{each}" for each in self.architectures)

@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from irc.backends.base import Ports, ports_of
+from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
 from irc.backends.tensorrt.target import Target
+from irc.core import Module
 from irc.errors import Error
 
 _TYPES = {
@@ -30,18 +33,65 @@ _TYPES = {
 _VERSION = "1"
 
 
-def write(
-    folder: Path, facts: Mapping[str, Any], manifest: Mapping[str, Any], output: Path
-) -> list[str]:
+def check(module: Module, plugins: Iterable[str]) -> None:
+    """An Error where no Triton could serve the engines of a prepared module; `plugins` are those
+    that their graphs have."""
+    ports = ports_of(module.main)
+    for port in (*ports.inputs, *ports.states, *ports.outputs):
+        if port.dtype not in _TYPES:
+            raise Error(f"Triton has no dtype for {port.name}, which is {port.dtype}")
+    if module.mesh.ranks > 1:
+        _check_ranks(module, ports)
+    for plugin in plugins:
+        raise Error(
+            f"the engines would have the plugin {plugin}, which is Python and Triton does not "
+            f"load; {_ADVICE if plugin == COLLECTIVE_PLUGIN else 'compile without it'}"
+        )
+
+
+_ADVICE = (
+    "let all collectives be TensorRT's own: a mesh with one axis has them, without "
+    "--collectives plugin"
+)
+
+
+def _check_ranks(module: Module, ports: Ports) -> None:
+    """What holds where every rank gets the inputs of the first, whose outputs are the answer."""
+    if "pp" in module.mesh.names and module.mesh.size("pp") > 1:
+        raise Error("Triton has no pipeline of stages; compile with a mesh without pp")
+    if ports.states:
+        raise Error(
+            "Triton gives every rank the inputs of rank 0, caches too, and every rank has other "
+            "heads: let Triton serve a model with caches from one rank, or serve it with irc"
+        )
+    for name in module.main.layouts:
+        raise Error(
+            "Triton gives every rank the inputs of rank 0 and answers with its outputs, and "
+            f"{name} is split over the ranks; compile for one rank, or with a mesh of tp alone"
+        )
+
+
+def check_place(output: Path, artifact: Path) -> None:
+    """An Error where a model repository cannot be at `output`, beside an artifact."""
+    if output.exists() and not output.is_dir():
+        raise Error(f"{output} is a file; choose another folder with --triton")
+    if output.resolve().is_relative_to(artifact.resolve()):
+        raise Error(
+            f"the model repository {output} would lie in the artifact's folder {artifact}, which "
+            "is replaced whole; choose a folder outside it with --triton"
+        )
+
+
+def write(folder: Path, manifest: Mapping[str, Any], output: Path) -> list[str]:
     """Write `output/NAME/config.pbtxt` and the plans beside it, NAME being the artifact folder's.
 
-    Returns sentences about what Triton must have for this; they also stand in config.pbtxt. An
-    Error where no Triton could serve the artifact.
+    Of an artifact that `check` has nothing against. Returns sentences about what Triton must have
+    for this; they also stand in config.pbtxt.
     """
-    _check(folder, facts)
+    facts: Mapping[str, Any] = manifest["program"]
     name = re.sub(r"\W+", "_", folder.resolve().name).strip("_") or "model"
     needs = _needs(facts)
-    lines = [f"# Written by irc {manifest.get('irc', '')} from an artifact.".replace("  ", " ")]
+    lines = [f"# Written by irc {manifest['irc']} from an artifact."]
     lines += [f"# {each}" for each in needs]
     lines += _config(name, facts)
     try:
@@ -53,43 +103,18 @@ def write(
     return needs
 
 
-def _check(folder: Path, facts: Mapping[str, Any]) -> None:
-    if any(not entry["engine"] for entry in facts["ranks"]):
-        raise Error(f"{folder} has no engines, so Triton has nothing to serve; build them first")
-    if facts["weights"] != "inside":
-        raise Error(
-            "Triton cannot bind weights that lie outside the engines; compile with --weights inside"
-        )
-    if len(facts["stages"]) > 1:
-        raise Error("Triton has no pipeline of stages; compile with a mesh without pp")
-    for port in _ports(facts):
-        if port["dtype"] not in _TYPES:
-            raise Error(f"Triton has no dtype for {port['name']}, which is {port['dtype']}")
-
-
 def _needs(facts: Mapping[str, Any]) -> list[str]:
-    stage, ranks = facts["stages"][0], len(facts["ranks"])
     needs: list[str] = []
     target = Target.parse(facts["target"])
     if target.flavour != "tensorrt":
         needs.append(
-            f"The plans are of {target.flavour}: Triton's tensorrt backend must be built with it, "
-            "or compile with --backend tensorrt."
+            f"warning: the plans are of {target.flavour}: Triton's tensorrt backend must be built "
+            "with it, or compile with --backend tensorrt"
         )
-    if ranks == 1:
-        return needs
-    needs.append(
-        "Triton's tensorrt backend must be built with TRITON_ENABLE_TENSORRT_MULTI_DEVICE=ON."
-    )
-    if facts["collectives"] != "native":
+    if len(facts["ranks"]) > 1:
         needs.append(
-            "The collectives are the plugin IrcCollective, which is Python and Triton does not "
-            "load; compile with --collectives native."
-        )
-    if stage["ports"]["states"]:
-        needs.append(
-            "Triton gives every rank the inputs of rank 0, caches too, though every rank has other "
-            "heads: serve a model with caches from one rank, or with irc."
+            "warning: Triton's tensorrt backend must be built with "
+            "TRITON_ENABLE_TENSORRT_MULTI_DEVICE=ON"
         )
     return needs
 
@@ -202,8 +227,3 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:  # another file system
         shutil.copyfile(source, target)
-
-
-def _ports(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    ports = facts["stages"][0]["ports"]
-    return [*ports["inputs"], *ports["states"], *ports["outputs"]]

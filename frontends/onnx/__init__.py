@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from irc.core import Module
+    from irc.frontends.onnx.plugins import Plugins
     from irc.mesh import Mesh
 
 
@@ -17,8 +18,9 @@ def import_onnx(
     mesh: Mesh | str | None = None,
     base: str | Path | None = None,
     equal: dict[str, str] | None = None,
+    plugins: Plugins | None = None,
 ) -> Module:
     """The module that an ONNX file of opset 13 to 24 describes; see importer.py."""
     from irc.frontends.onnx.importer import import_onnx as read
 
-    return read(path, dims, mesh=mesh, base=base, equal=equal)
+    return read(path, dims, mesh=mesh, base=base, equal=equal, plugins=plugins)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from irc.core import Function, Module, Op, Value
 from irc.dims import Dim, DimLike, bind, symbol
 from irc.errors import Error
-from irc.frontends.onnx import collectives, gaps
+from irc.frontends.onnx import collectives
 from irc.frontends.onnx.builder import Builder, hint, plain_name
 from irc.frontends.onnx.caches import aliased, results_of
 from irc.frontends.onnx.entry import Entry, Node
 from irc.frontends.onnx.fold import folded
+from irc.frontends.onnx.gaps import Gaps
 from irc.frontends.onnx.locate import locate
 from irc.frontends.onnx.manifest import Manifest, manifest_of
 from irc.frontends.onnx.model import STANDARD, opset_of, read_model
+from irc.frontends.onnx.plugins import Plugins, readings
 from irc.frontends.onnx.readings import TABLE
-from irc.frontends.onnx.rules import Made
+from irc.frontends.onnx.rules import Made, Table, refusal
 from irc.frontends.onnx.schema import misuse
 from irc.frontends.onnx.tensors import DTYPES, Data, Files
 from irc.mesh import Mesh
@@ -40,15 +44,22 @@ def import_onnx(
     mesh: Mesh | str | None = None,
     base: str | Path | None = None,
     equal: Mapping[str, str] | None = None,
+    plugins: Plugins | None = None,
 ) -> Module:
     """The module that an ONNX file describes, its weights referred to where they lie.
 
     `dims` are ranges (min, typical, max) of symbols; `equal` says by which other symbol one is
     replaced, where a file has two names for what is always one size. A file of one rank among
     several needs its `mesh` only where its groups leave that open. External data lies beside the
-    model, or below `base`, which the manifest of an artifact names. An Error lists everything that
+    model, or below `base`, which the manifest of an artifact names. `plugins` are those whose nodes
+    are read as operations, by namespace and name. An Error lists everything that
     irc has no operation for, before anything is built.
     """
+    if not isinstance(path, (str, PathLike)):
+        raise Error(
+            f"import_onnx reads a file and was given a {type(path).__name__}; write a model that is "
+            "in memory with onnx.save(model, 'model.onnx'), and give that path"
+        )
     path = Path(path)
     model = read_model(path)
     beside = manifest_of(path)
@@ -56,35 +67,43 @@ def import_onnx(
         mesh = Mesh.parse(mesh)
     place = base if base is not None else beside.base
     files = Files(path, path.parent if place is None else Path(place), inside=place is None)
-    importer = _Importer(model, files, mesh or beside.mesh)
-    importer.beside = beside
-    importer.rank = beside.rank if importer.rank is None else importer.rank
-    importer.equal = {name: symbol(other) for name, other in (equal or {}).items()}
-    return importer.module(dims or {})
+    same = {name: symbol(other) for name, other in (equal or {}).items()}
+    table = {**readings(plugins or {}), **TABLE}
+    return _Importer(model, files, mesh or beside.mesh, beside, same, table).module(dims or {})
 
 
 class _Importer:
     """One file that is being read."""
 
-    def __init__(self, model: ModelProto, files: Files, mesh: Mesh | None) -> None:
-        self.model, self.files, self.given = model, files, mesh
+    def __init__(
+        self,
+        model: ModelProto,
+        files: Files,
+        mesh: Mesh | None,
+        beside: Manifest,
+        equal: Mapping[str, DimLike],
+        table: Table,
+    ) -> None:
+        self.model, self.files, self.given, self.table = model, files, mesh, table
         self.own = model.producer_name == "irc"
         self.opset = opset_of(model, str(files.path))
         self.entries: dict[str, Entry] = {}
-        self.equal: Mapping[str, DimLike] = {}
-        self.beside = Manifest()
+        self.beside, self.equal, self.gaps = beside, equal, Gaps(files.path)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         rank = metadata.get("irc.rank", "")
-        self.rank = int(rank) if rank.isdecimal() else None
+        self.rank = int(rank) if rank.isdecimal() else beside.rank
         self.name = plain_name(metadata.get("irc.module") or files.path.stem) or "model"
 
     def module(self, dims: Ranges) -> Module:
         """Everything, in order."""
         graph = self.model.graph
         nodes = [self._node(i, proto) for i, proto in enumerate(graph.node)]
-        gaps.check(nodes, self.files.path)
+        for node in nodes:
+            reason = refusal(node, table=self.table)
+            if reason is not None:
+                self.gaps.add(node, reason)
         joint = [node for node in nodes if node.kind in collectives.KINDS]
-        mesh = collectives.mesh_of(joint, self.given, self.rank)
+        mesh = self._mesh(joint)
         module = Module(self.name, mesh, local=bool(joint) or mesh.ranks > 1)
         function = Function("forward", self._arguments())
         self.symbols = dict.fromkeys(name for arg in function.args for name in _symbols(arg))
@@ -93,11 +112,23 @@ class _Importer:
         self._sources(function)
         for node, proto in zip(nodes, graph.node, strict=True):
             self._read(node, proto)
+        if len(self.symbols) > 1:
+            self.gaps.hint = (
+                f"the sizes of the inputs are {', '.join(self.symbols)}; where two are always one "
+                "size, export them with one name, or give import_onnx(..., equal={...})"
+            )
+        self.gaps.check()
         self._finish(module, function)
         for name, bounds in dims.items():
             if name in self.symbols:
                 module.dims[name] = bounds
         return module
+
+    def _mesh(self, joint: list[Node]) -> Mesh:
+        """The mesh of the collectives; where one is refused, that has to be said first."""
+        if not self.gaps.nodes.isdisjoint(joint):
+            self.gaps.check()
+        return collectives.mesh_of(joint, self.given, self.rank)
 
     def _arguments(self) -> list[tuple[str, TensorType]]:
         initial = {tensor.name for tensor in self.model.graph.initializer}
@@ -123,7 +154,7 @@ class _Importer:
             )
         shape: list[DimLike] = []
         for i, dim in enumerate(type.shape.dim):
-            if dim.HasField("dim_value"):
+            if dim.HasField("dim_value") and dim.dim_value != -1:  # which some write for any size
                 shape.append(dim.dim_value)
             else:
                 name = f"{plain_name(value.name)}_{i}".replace(".", "_")
@@ -197,44 +228,34 @@ class _Importer:
                 return f"a {AttributeProto.AttributeType.Name(proto.type).lower()}"
 
     def _read(self, node: Node, proto: NodeProto) -> None:
-        """One node: what it gives, named after its outputs."""
-        b = self.builder
-        node.inputs = [self.entries[name] if name else None for name in proto.input]
-        b.loc = node.loc
-        begun = len(b.ops)
+        """One node: what it gives, named after its outputs; a refusal is kept for later."""
+        if self.gaps.skips(node, list(proto.input)):
+            return
         try:
-            entry = None if node.own and node.final else folded(node)
-            made = entry or TABLE[node.domain, node.kind].rule(b, node)
-            results = _entries(b, made)
+            node.inputs = [self._input(name) if name else None for name in proto.input]
+            self.builder.loc, begun = node.loc, len(self.builder.ops)
+            results = self._results(node)
         except Error as error:
-            if len(self.symbols) > 1:
-                error.add_note(
-                    f"the sizes of the inputs are {', '.join(self.symbols)}; where two are always "
-                    "one size, export them with one name, or give import_onnx(..., equal={...})"
-                )
-            raise error.at(loc=node.loc) from error.__cause__
-        except (ValueError, IndexError, TypeError) as error:
-            raise Error(f"{node.kind} is not as ONNX has it ({error})").at(loc=node.loc) from error
+            self.gaps.refused(node, error.at(loc=node.loc))
+            return
         for name, found in zip(node.outputs, results, strict=False):
             if name and found is not None:
-                self.entries[name] = self._named(found, node, name, set(b.ops[begun:]))
+                self.entries[name] = self._named(found, node, name, set(self.builder.ops[begun:]))
+
+    def _input(self, name: str) -> Entry:
+        if name not in self.entries:
+            raise Error(f"it takes {name!r}, a result of a node that irc does not compute")
+        return self.entries[name]
+
+    def _results(self, node: Node) -> list[Entry | None]:
+        entry = None if node.own and node.final else folded(node)
+        made = entry or self.table[node.domain, node.kind].rule(self.builder, node)
+        return _entries(self.builder, made)
 
     def _named(self, entry: Entry, node: Node, name: str, new: set[Op]) -> Entry:
         """The entry of an output; one of another node is copied, so that it stays that node's."""
         if entry.node is not None or entry.data is not None:
-            made = entry
-            return Entry(
-                made.dtype,
-                made.shape,
-                made.value,
-                made.content,
-                made.base,
-                made.tokens,
-                made.data,
-                lambda: self.builder.get(made),
-                made.node,
-                was=made.was,
-            )
+            return replace(entry, make=lambda: self.builder.get(entry), name="")
         entry.node = node
         if node.own and not node.final:
             return entry
@@ -254,7 +275,9 @@ class _Importer:
         returned: list[Value] = []
         for name in names:
             if name not in self.entries:
-                raise Error(f"{self.files.path} has the result {name!r}, which nothing makes")
+                raise Error(
+                    f"{self.files.path} has the result {name!r}, which irc does not compute"
+                )
             returned.append(b.get(self.entries[name]))
         places = {tensor.name: i for i, tensor in enumerate(self.model.graph.initializer)}
         b.finish(returned, places)

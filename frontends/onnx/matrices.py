@@ -103,8 +103,14 @@ def _rms(b: Builder, node: Node, x: Entry, scale: Entry) -> Entry:
     weight = _vector(b, scale, x.shape[-1])
     if weight is None:
         raise Error(f"{node.kind} whose scale is no vector over the last dimension")
-    eps = node.real("epsilon", 1e-5)
+    eps = _epsilon(node)
     return result(b.value(ops.RmsNorm(value, weight, eps=eps, offset=offset)))
+
+
+def _epsilon(node: Node) -> float:
+    """What is added to the mean square; nodes that add first have another default (schema of
+    ONNX Runtime 1.31)."""
+    return node.real("epsilon", 1e-12 if node.kind.startswith("Skip") else 1e-5)
 
 
 def _without_offset(node: Node, scale: Entry) -> tuple[Entry, float]:
@@ -150,7 +156,7 @@ def _layer(b: Builder, node: Node, x: Entry, scale: Entry, bias: Entry | None) -
     vector = None if bias is None else _vector(b, bias, width)
     if (weight is None and not ones) or (vector is None and bias is not None):
         raise Error(f"{node.kind} whose scale or bias is no vector over the last dimension")
-    eps = node.real("epsilon", 1e-5)
+    eps = _epsilon(node)
     return result(b.value(ops.LayerNorm(value, weight=weight, bias=vector, eps=eps)))
 
 

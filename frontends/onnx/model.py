@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from irc.errors import Error
 from irc.frontends.onnx.order import in_order
 from irc.frontends.onnx.wire import without_data
+from irc.interchange import is_text
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -78,32 +78,9 @@ def _parsed(path: Path, data: bytes, onnx: Any) -> ModelProto:
         raise Error(f"{path} is not an ONNX model, or it is damaged") from None
     if not model.HasField("graph") or not model.ir_version:
         raise Error(f"{path} is not an ONNX model: it has no graph")
-    if not all(isinstance(text, str) for text in _texts(model)):
+    if not is_text(model):
         raise Error(f"{path} is damaged: a name in it is no text in UTF-8")
     return model
-
-
-def _texts(model: ModelProto) -> Iterator[object]:
-    """The names in a model; protobuf gives bytes for what is no UTF-8."""
-    yield from (model.producer_name, *_pairs(model.metadata_props))
-    yield from (entry.domain for entry in model.opset_import)
-    graph = model.graph
-    for tensor in graph.initializer:
-        yield from (tensor.name, *_pairs(tensor.external_data))
-    for value in (*graph.input, *graph.output):
-        yield value.name
-        yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
-    for nodes in (graph.node, *(function.node for function in model.functions)):
-        for node in nodes:
-            yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
-            yield from _pairs(node.metadata_props)
-            for attribute in node.attribute:
-                yield from (attribute.name, attribute.t.name, *_pairs(attribute.t.external_data))
-
-
-def _pairs(entries: Iterable[Any]) -> Iterator[object]:
-    for entry in entries:
-        yield from (entry.key, entry.value)
 
 
 def _inlined(model: ModelProto, onnx: Any, path: Path) -> ModelProto:

@@ -11,42 +11,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from irc.errors import Error
+from irc.interchange import wiring
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto
+    from onnx import ModelProto
 
 
 def in_order(model: ModelProto, path: Path) -> None:
-    """Reorder the nodes in place, if they need it; an Error where something is never made."""
-    lost = _too_early(model.graph)
-    if not lost:
-        return
-    makers = {name for node in model.graph.node for name in node.output}
-    for name in lost:
-        if name not in makers:
-            raise Error(f"{path}: nothing makes the value {name!r} that a node takes")
-    _sort(model, path)
-    for name in _too_early(model.graph):
-        raise Error(f"{path}: the value {name!r} depends on itself")
-
-
-def _too_early(graph: GraphProto) -> list[str]:
-    """The values that nodes take before they are made."""
-    known = {"", *(value.name for value in graph.input)}
-    known |= {tensor.name for tensor in graph.initializer}
-    lost: list[str] = []
-    for node in graph.node:
-        lost += [name for name in node.input if name not in known]
-        for name in node.output:
-            if name and name in known:
-                raise Error(f"two values of the graph are called {name!r}, which ONNX forbids")
-            known.add(name)
-    return lost
+    """Reorder the nodes in place, if they need it; an Error where their names do not fit."""
+    graph = model.graph
+    initial = [tensor.name for tensor in graph.initializer]
+    constant = set(initial)  # which older files also have among the inputs
+    inputs = [value.name for value in graph.input if value.name not in constant]
+    found = wiring([*inputs, *initial], [(node.input, node.output) for node in graph.node])
+    for _, name in found.twice:
+        raise Error(f"{path}: two values of the graph are called {name!r}, which ONNX forbids")
+    for _, name in found.lost:
+        raise Error(f"{path}: nothing makes the value {name!r} that a node takes")
+    if found.circle:
+        circle = ", ".join(map(repr, found.circle[:5]))
+        raise Error(f"{path}: the values {circle} depend on each other in a circle")
+    if found.early:
+        _sort(model, path)
 
 
 def _sort(model: ModelProto, path: Path) -> None:
     """By graphsurgeon, which is shown the graph without tensors and metadata, for it loses both."""
-    surgeon = _graphsurgeon()
+    surgeon, logger = _graphsurgeon()
     bare = type(model)()
     bare.ir_version = model.ir_version
     bare.opset_import.extend(model.opset_import)
@@ -57,13 +48,14 @@ def _sort(model: ModelProto, path: Path) -> None:
         copy.output.extend(node.output)
     bare.graph.input.extend(model.graph.input)
     try:
-        graph = surgeon.import_onnx(bare)
-        places = {id(node): place for place, node in enumerate(graph.nodes)}
-        graph.toposort(recurse_subgraphs=False, recurse_functions=False)
+        with logger.suppress(logger.CRITICAL + 1):  # what goes wrong is told here
+            graph = surgeon.import_onnx(bare)
+            places = {id(node): place for place, node in enumerate(graph.nodes)}
+            graph.toposort(recurse_subgraphs=False, recurse_functions=False)
     except (surgeon.OnnxGraphSurgeonException, RecursionError):
         raise Error(
-            f"{path}: its nodes are in no order in which they can run, and sorting them failed: "
-            "it has a cycle, or is too deep"
+            f"{path}: its nodes are in no order in which they can run, and it is too deep to sort "
+            "them; save it with its nodes sorted"
         ) from None
     nodes = [model.graph.node[places[id(node)]] for node in graph.nodes]
     copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
@@ -71,7 +63,8 @@ def _sort(model: ModelProto, path: Path) -> None:
     model.graph.node.extend(copies)
 
 
-def _graphsurgeon() -> Any:
+def _graphsurgeon() -> tuple[Any, Any]:
+    """The package, and its logger."""
     try:
         surgeon: Any = import_module("onnx_graphsurgeon")
         logger: Any = import_module("onnx_graphsurgeon.logger").G_LOGGER
@@ -80,5 +73,4 @@ def _graphsurgeon() -> Any:
             "the nodes of this file are in no order in which they can run; sorting them needs "
             f"onnx-graphsurgeon ({error}): pip install onnx-graphsurgeon"
         ) from None
-    logger.severity = logger.CRITICAL
-    return surgeon
+    return surgeon, logger

@@ -8,6 +8,7 @@ from irc.frontends.onnx import collectives as collectives
 from irc.frontends.onnx import elementwise as elementwise
 from irc.frontends.onnx import lookup as lookup
 from irc.frontends.onnx import matrices as matrices
+from irc.frontends.onnx import quantized as quantized
 from irc.frontends.onnx import reductions as reductions
 from irc.frontends.onnx import reshaping as reshaping
 from irc.frontends.onnx import rope as rope

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,16 +16,19 @@ Rule: TypeAlias = Callable[[Builder, Node], Made]
 Refusal: TypeAlias = Callable[[Node], str | None]
 
 MICROSOFT = "com.microsoft"
+_OF_PLUGINS = ("plugin_version", "plugin_namespace")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How nodes of one kind are read. Attributes that are not `known` are refused."""
+    """How nodes of one kind are read. Attributes that are not `known` are refused, if that is given."""
 
     rule: Rule
-    known: frozenset[str]
+    known: frozenset[str] | None
     refuses: Refusal | None = None
 
+
+Table: TypeAlias = Mapping[tuple[str, str], Reading]  # by domain and kind
 
 TABLE: dict[tuple[str, str], Reading] = {}
 
@@ -44,15 +47,17 @@ def reads(
     return keep
 
 
-def refusal(node: Node) -> str | None:
+def refusal(node: Node, table: Table = TABLE) -> str | None:
     """Why a node cannot be read, or None if it can."""
-    reading = TABLE.get((node.domain, node.kind))
+    reading = table.get((node.domain, node.kind))
+    if reading is None and not node.attributes.keys().isdisjoint(_OF_PLUGINS):
+        return "it is a plugin's; name the file that registers that with --load"
     if reading is None:
         return "irc has no operation for it"
     if node.misuse is not None:
         return node.misuse
     for name, value in node.attributes.items():
-        if name not in reading.known:
+        if reading.known is not None and name not in reading.known:
             return f"its attribute {name}={_shown(value)} is unknown"
     return reading.refuses(node) if reading.refuses is not None else None
 

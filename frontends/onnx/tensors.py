@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from irc.dtypes import dtype as dtype_called
-from irc.dtypes import numpy_dtype
+from irc.dtypes import numpy_dtype, unpacked
 from irc.errors import Error
+from irc.interchange import leaves_folder
 from irc.ops.control import LARGEST_CONSTANT
 from irc.safetensors import Tensor, read_header
 from irc.weights import BytesRef, FileRef, Ref, Slice
@@ -62,7 +63,7 @@ class Data:
     @property
     def nbytes(self) -> int:
         """The size in its file."""
-        return self.count * dtype_called(self.dtype).bits // 8
+        return dtype_called(self.dtype).nbytes(self.count)
 
     def read(self) -> Array | None:
         """The numbers, unless there are very many."""
@@ -74,6 +75,10 @@ class Data:
                 data = file.read(self.nbytes)
         except OSError as error:
             raise Error(f"cannot read the weights in {self.path}: {error.strerror}") from None
+        if dtype_called(self.dtype).bits < 8:
+            return unpacked(np.frombuffer(data, np.uint8), self.dtype)[: self.count].reshape(
+                self.shape
+            )
         return np.frombuffer(data, numpy_dtype(self.dtype)).reshape(self.shape)
 
 
@@ -137,7 +142,7 @@ class Files:
             raise Error(f"the tensor {name!r} of {self.path} names no file for its data")
         if not location:
             return str(self.path)
-        if self.inside and (os.path.isabs(location) or ".." in location.split("/")):
+        if self.inside and leaves_folder(location):
             raise Error(
                 f"the tensor {name!r} of {self.path} lies in {location!r}, outside the model's "
                 "folder, which ONNX forbids"

@@ -53,7 +53,7 @@ class LocalSizes:
         """The bytes of one rank's part; elements of 4 bits lie two to a byte."""
         known = self._bytes.get(type)
         if known is None:
-            known = self._bytes[type] = -(-self.count(type) * dtype(type.dtype).bits // 8)
+            known = self._bytes[type] = dtype(type.dtype).nbytes(self.count(type))
         return known
 
 

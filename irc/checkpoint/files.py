@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..dtypes import numpy_dtype
+from ..dtypes import dtype, numpy_dtype, unpacked
 from ..errors import Error
 from ..safetensors import Tensor, read_header
 
@@ -45,9 +45,19 @@ class File:
 
     def view(self, tensor: Tensor) -> Array:
         """The tensor as an array over the mapped bytes."""
-        kind = numpy_dtype(tensor.dtype)
         flat = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.offset)
-        return flat.view(kind).reshape(tensor.shape)
+        return flat.view(numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+
+    def part(self, tensor: Tensor, picks: tuple[range, ...]) -> Array:
+        """The elements at `picks` of every dimension: a view, unpacked where two share a byte."""
+        cuts = tuple(slice(pick.start, pick.stop, pick.step) for pick in picks)
+        if dtype(tensor.dtype).bits >= 8:
+            return self.view(tensor)[cuts]
+        flat = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.offset)
+        pairs = flat.reshape(*tensor.shape[:-1], tensor.shape[-1] // 2)
+        first, last = picks[-1].start // 2, -(-picks[-1].stop // 2)
+        found = unpacked(pairs[(*cuts[:-1], slice(first, last))], tensor.dtype)
+        return found[..., picks[-1].start % 2 :: picks[-1].step][..., : len(picks[-1])]
 
     def touched(self, begin: int, end: int) -> None:
         """Note that bytes were read; once they are many, their pages are given back.

@@ -37,7 +37,7 @@ def mapped(piece: Piece, opened: Opened) -> Array:
     """A piece of a file that needs no conversion, as a view of the mapped bytes."""
     assert isinstance(piece.source, (FileRef, BytesRef))
     file, tensor = opened(piece.source)
-    array = file.view(tensor)[_slices(piece)]
+    array = file.part(tensor, piece.picks)
     array = array.transpose([i for i in piece.order if i is not None])
     return array[tuple(np.newaxis if i is None else slice(None) for i in piece.order)]
 
@@ -61,23 +61,20 @@ def fill(out: Array, pieces: Iterable[Piece], opened: Opened, numbers: Numbers) 
 
 def _copy(target: Array, piece: Piece, file: File, tensor: Tensor) -> None:
     """Copy from a file a group of rows at a time, so that few of its pages are held at once."""
-    view = file.view(tensor)[_slices(piece)]
     if not piece.picks:
-        target[...] = _cast(view, piece)
+        target[...] = _cast(file.view(tensor), piece)
         return
     rows = piece.picks[0]
-    size = tensor.nbytes // tensor.shape[0]
+    size = max(1, tensor.nbytes // tensor.shape[0])
     count = max(1, GROUP // (size * rows.step))
     if not target.flags.c_contiguous and target.ndim > 1 and target.strides[-1] > target.strides[0]:
         count = min(count, TILE)
     for at in range(0, len(rows), count):
         group = rows[at : at + count]
-        target[at : at + count] = _cast(view[at : at + count], piece)
-        file.touched(tensor.offset + group[0] * size, tensor.offset + (group[-1] + 1) * size)
-
-
-def _slices(piece: Piece) -> tuple[slice, ...]:
-    return tuple(slice(part.start, part.stop, part.step) for part in piece.picks)
+        part = file.part(tensor, (group, *piece.picks[1:]))
+        target[at : at + count] = _cast(part, piece)
+        end = min((group[-1] + 1) * size, tensor.nbytes)
+        file.touched(tensor.offset + min(group[0] * size, end), tensor.offset + end)
 
 
 def _cast(array: Array, piece: Piece) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core import Module, Weight
 from ..dtypes import dtype as dtype_called
-from ..dtypes import numpy_dtype
+from ..dtypes import numpy_dtype, packed
 from ..errors import Error, did_you_mean
 from ..safetensors import Tensor
 from ..weights import BytesRef, Cast, ConcatRef, FileRef, RandomRef, Ref, UnboundRef, ZerosRef
@@ -116,7 +116,7 @@ class Reader:
         pieces = self.pieces(weight, rank)
         here = [part for piece in pieces if (part := piece.within(ranges))]
         sole = here[0] if len(here) == 1 else None
-        if sole is not None and isinstance(sole.source, STORED) and not self._changed(sole):
+        if sole is not None and isinstance(sole.source, STORED) and self._as_lies(sole):
             return mapped(sole, self._opened)
         found = np.empty([end - begin for begin, end in ranges], numpy_dtype(self.dtype(weight)))
         self._fill(found, pieces, ranges, Numbers(0))
@@ -148,6 +148,22 @@ class Reader:
                 yield [blocks[place] for place in places]
         finally:
             self._release()
+
+    def stream_bytes(self, weight: Weight | Ref, ranks: Sequence[int]) -> Iterator[list[Array]]:
+        """`stream_ranks` as the bytes that a file has: elements of four bits lie two to a byte."""
+        halves = dtype_called(self.dtype(weight)).bits < 8
+        odd: list[Array] = []
+        for blocks in self.stream_ranks(weight, ranks):
+            flat = [block.reshape(-1) for block in blocks]
+            if not halves:
+                yield [block.view(np.uint8) for block in flat]
+                continue
+            flat = [np.concatenate(both) for both in zip(odd, flat, strict=True)] if odd else flat
+            even = flat[0].size // 2 * 2
+            odd = [block[even:].copy() for block in flat]
+            yield [packed(block[:even]) for block in flat]
+        if odd and odd[0].size:
+            yield [packed(block) for block in odd]
 
     def alike(self, weight: Weight | Ref, ranks: Sequence[int]) -> list[list[int]]:
         """The ranks in groups that hold the same elements, each in the order given."""
@@ -198,7 +214,7 @@ class Reader:
 
     def _region(self, ref: BytesRef) -> tuple[File, Tensor]:
         file = self.file(ref.file, checkpoint=False)
-        size = prod(ref.shape) * numpy_dtype(ref.dtype).itemsize
+        size = dtype_called(ref.dtype).nbytes(prod(ref.shape))
         if ref.offset + size > file.size:
             raise Error(
                 f"{ref} ends at byte {ref.offset + size}, but {file.path} has {file.size}: "
@@ -222,6 +238,11 @@ class Reader:
         assert piece.source is not None
         return any(cast != self.known(piece.source)[1] for cast in piece.casts)
 
+    def _as_lies(self, piece: Piece) -> bool:
+        """Whether a view of the file is an array of the elements."""
+        assert piece.source is not None
+        return not self._changed(piece) and dtype_called(self.known(piece.source)[1]).bits >= 8
+
     def _run(self, piece: Piece) -> Extent | None:
         """The bytes of one piece, if they lie in a file as they are needed."""
         if not isinstance(piece.source, STORED) or self._changed(piece):
@@ -233,9 +254,12 @@ class Reader:
         if not whole or kept != sorted(kept) or not _is_run(box, tensor.shape):
             return None
         shape = tuple(map(len, piece.picks))
-        item = numpy_dtype(tensor.dtype).itemsize
-        offset = tensor.offset + _first(box, tensor.shape) * item
-        return Extent(file.path, offset, prod(shape) * item, tensor.dtype, shape)
+        kind = dtype_called(tensor.dtype)
+        before, inside = _first(box, tensor.shape), prod(shape)
+        if before * kind.bits % 8 or inside * kind.bits % 8:
+            return None
+        offset = tensor.offset + kind.nbytes(before)
+        return Extent(file.path, offset, kind.nbytes(inside), tensor.dtype, shape)
 
     def _narrowed(self, ref: Ref) -> Ref:
         casts = [i for i, step in enumerate(ref.steps) if isinstance(step, Cast)]

@@ -21,7 +21,7 @@ from .console import Progress, amount, print_json, table
 from .engines import add_engine, engine_options
 
 if TYPE_CHECKING:
-    from ..driver import Artifact, Prepared
+    from ..driver import Prepared
     from ..instruments import Timing
     from ..pipeline import Instrument
 
@@ -77,7 +77,11 @@ def configure(parser: ArgumentParser) -> None:
     )
     add("--dump-dir", metavar="D", help="write the module after every pass into the folder D")
     add("--bundle", action="store_true", help="copy the weights: an artifact that stands alone")
-    add("--dry-run", action="store_true", help="do everything but write")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="run the passes and, for engines, the linter over their graphs; write nothing",
+    )
     add("--explain", action="store_true", help="print what the passes decided, and why")
     add("--no-verify", action="store_true", help="do not verify the module after every pass")
     add_json(parser)
@@ -101,24 +105,12 @@ def ranges(text: str) -> dict[str, Range]:
 
 def run(args: Namespace) -> int:
     """Compile, and say what was made of what."""
-    from ..driver import prepare, write
+    from ..driver import check, prepare, write
     from ..instruments import Timing
 
     output: str | None = None if args.dry_run else args.output
     if output is None and not args.dry_run:
         raise Usage("say where the artifact goes with -o DIR, or give --dry-run", HINT)
-    if args.triton and (args.no_build or args.dry_run or not args.backend.startswith("tensorrt")):
-        raise Usage("--triton needs engines: --backend tensorrt, and no --no-build", HINT)
-    if (
-        args.triton
-        and output
-        and Path(output).resolve()
-        in (
-            Path(args.triton).resolve(),
-            *Path(args.triton).resolve().parents,
-        )
-    ):
-        raise Usage("--triton writes a folder of its own, outside the artifact's", HINT)
     began = time.perf_counter()
     timing = Timing()
     with Progress() as progress:
@@ -136,12 +128,12 @@ def run(args: Namespace) -> int:
             instruments=_instruments(args, timing),
             progress=progress,
         )
-        notes: list[str] = []
-        if output is not None:
+        if output is None:
+            progress("checking the graphs", 0.0)
+            notes = check(prepared)
+        else:
             artifact = write(prepared, output, bundle=args.bundle, progress=progress)
             notes = artifact.notes
-            if args.triton:
-                notes += _write_triton(artifact, Path(args.triton))
     seconds = time.perf_counter() - began
     facts = _facts(output, prepared, timing, seconds, args.explain)
     facts["notes"] = notes
@@ -150,12 +142,6 @@ def run(args: Namespace) -> int:
     else:
         _say(facts)
     return 0
-
-
-def _write_triton(artifact: Artifact, output: Path) -> list[str]:
-    from ..backends.tensorrt.triton import write
-
-    return write(artifact.folder, artifact.manifest["program"], artifact.manifest, output)
 
 
 def _instruments(args: Namespace, timing: Timing) -> list[Instrument]:
@@ -217,10 +203,10 @@ def _say(facts: dict[str, Any]) -> None:
     for each in facts["passes"]:
         for note in each["notes"]:
             print(f"  {each['pass'].partition('{')[0]}: {note}")
+    for note in facts["notes"]:
+        print(f"  {note}")
     if facts["artifact"] is None:
         print(f"nothing written (dry run), {facts['seconds']:.1f} s")
         return
-    for note in facts["notes"]:
-        print(f"  {note}")
     place = f"{facts['artifact']} for {facts['backend']}"
     print(f"wrote {place}: {amount(facts['folder_bytes'])} in {facts['seconds']:.1f} s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import sys
 from argparse import ArgumentParser, Namespace
@@ -13,6 +14,7 @@ from pathlib import Path
 from .. import __version__
 from ..artifact import advancing, problems, read_manifest
 from ..errors import Error
+from ..leftovers import leftovers
 from .arguments import add_json
 from .console import Progress, paint, print_json
 
@@ -61,6 +63,8 @@ def run(args: Namespace) -> int:
     if args.folder is not None:
         with Progress() as progress:
             findings += artifact(Path(args.folder), progress)
+        real = Path(os.path.realpath(args.folder))
+        findings += [_leftover(real, *each) for each in leftovers(real)]
     sick = any(finding.ok is False for finding in findings)
     if args.json:
         print_json({"ok": not sick, "findings": [asdict(finding) for finding in findings]})
@@ -159,6 +163,18 @@ def artifact(folder: Path, progress: Progress) -> list[Finding]:
         detail = f"{inside} in the folder and {outside} weight files outside are as compiled"
         findings.append(Finding("files", True, detail))
     return findings
+
+
+def _leftover(folder: Path, path: Path, dead: bool) -> Finding:
+    """A folder that a compilation works in, or left when it was killed."""
+    if dead:
+        return Finding("left over", None, f"{path}: the next compilation to {folder} removes it")
+    return Finding(
+        "left over",
+        None,
+        f"{path}: a compilation writes it, or one on another host or before a restart did; delete "
+        "it if none runs",
+    )
 
 
 def _mark(finding: Finding) -> str:

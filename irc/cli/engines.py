@@ -54,7 +54,11 @@ def add_engine(parser: ArgumentParser) -> None:
     )
     add("--refit", action="store_true", help="weights can be changed later; needs a GPU")
     add("--strip", action="store_true", help="leave weights out, to be refitted; needs a GPU")
-    add("--triton", metavar="DIR", help="write a model repository for Triton Inference Server too")
+    add(
+        "--triton",
+        metavar="DIR",
+        help="write a model repository for Triton Inference Server too, with weights inside",
+    )
 
 
 def engine_options(args: Namespace) -> dict[str, Any]:
@@ -69,6 +73,7 @@ def engine_options(args: Namespace) -> dict[str, Any]:
         "weight_streaming": args.weight_streaming,
         "refit": args.refit,
         "strip": args.strip,
+        "triton": Path(args.triton) if args.triton else None,
     }
     found = {name: value for name, value in options.items() if value not in (None, False, ())}
     found |= {"self_test": args.self_test == "always"} if args.self_test else {}

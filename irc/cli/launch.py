@@ -20,7 +20,7 @@ from ..errors import Error
 from .frames import BEGIN, ERR, EXIT, OUT, FrameReader
 from .rank import COMMAND, TERMINALS, TOKEN, encoded
 
-STARTING = 60.0  # seconds until the ranks have met
+STARTING = 70.0  # seconds until the ranks have met: longer than their guardians wait
 ENDING = 3.0  # seconds for each polite way of ending
 _LONGEST = 100_000  # characters of a variable in the environment
 _KEPT = 2000  # bytes of the launcher's own words

@@ -23,7 +23,6 @@ EXAMPLES = """
 """
 
 TARGET = "tensorrt-rtx"
-SHOWN = 5  # nodes of one kind of finding, where not all are asked for
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -60,7 +59,7 @@ def run(args: Namespace) -> int:
         print_json({"target": str(target), "ok": not errors, "findings": listed})
         return int(errors > 0)
     for path, every in found.items():
-        _print(path, every, args.all)
+        _print(path, every, target, args.all)
     return int(errors > 0)
 
 
@@ -88,25 +87,18 @@ def _target(args: Namespace) -> Target:
     return Target.parse(TARGET)
 
 
-def _print(path: Path, findings: list[Finding], all_nodes: bool) -> None:
+def _print(path: Path, findings: list[Finding], target: Target, all_nodes: bool) -> None:
     """The findings about one model, those of one rule and sentence together."""
+    from ..backends.tensorrt.lint.grouping import grouped
+
     errors = sum(each.severity == "error" for each in findings)
-    warnings = len(findings) - errors
-    counts = [_count(errors, "error"), _count(warnings, "warning")] if findings else ["nothing"]
-    print(f"{path}: {', '.join(each for each in counts if each)}")
-    groups: dict[tuple[str, str, str], list[Finding]] = {}
-    for each in findings:
-        groups.setdefault((each.severity, each.rule, each.message), []).append(each)
-    for (severity, rule, message), members in groups.items():
-        colour = "red" if severity == "error" else "yellow"
-        print(f"  {paint(severity, colour)} [{rule}] {message}")
-        shown = members if all_nodes else members[:SHOWN]
-        for member in shown:
-            if member.node:
-                places = [member.source, member.op or member.node]
-                print(f"    {'  '.join(place for place in places if place)}")
-        if len(members) > len(shown):
-            print(f"    and {len(members) - len(shown)} more; --all prints them")
+    counts = [_count(errors, "error"), _count(len(findings) - errors, "warning")]
+    print(f"{path}: {', '.join(filter(None, counts)) or f'no findings for {target}'}")
+    for group in grouped(findings):
+        colour = "red" if group.severity == "error" else "yellow"
+        print(f"  {paint(group.severity, colour)} {group.sentence}")
+        for line in group.lines(all_nodes):
+            print(f"    {line}")
 
 
 def _count(number: int, what: str) -> str:

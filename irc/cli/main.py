@@ -45,45 +45,47 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _answer(process: Process) -> int:
-    words = process.words
     signals = Signals()
     try:
         with signals.heeded():
-            status = _dispatch(words, process)
+            status = _dispatch(process.words, process)
             sys.stdout.flush()
-            return status
-    except Usage as usage:
-        warn(error_line(str(usage)))
-        warn(f"{usage.hint}")
-        return 2
-    except Error as error:
-        _debug()
-        warn(error_line(str(error)))
-        return 1
     except KeyboardInterrupt:
+        status = INTERRUPTED
+    except Exception as error:
+        # Code inside an extension module may turn a signal into an error of its own.
+        status = signals.status or _answer_to(error, process.words)
+    status = signals.status or status
+    if status == INTERRUPTED:
         warn("\ninterrupted")
-        return INTERRUPTED
-    except BrokenPipeError:
+    return status
+
+
+def _answer_to(error: Exception, words: list[str]) -> int:
+    """Say what went wrong, and what to do about it; the exit status."""
+    if isinstance(error, BrokenPipeError):
         _drop_output()
         return 0
-    except OSError as error:
-        _debug()
+    if isinstance(error, Usage):
+        warn(error_line(str(error)))
+        warn(f"{error.hint}")
+        return 2
+    _debug(error)
+    if isinstance(error, Error):
+        warn(error_line(str(error)))
+        return 1
+    if isinstance(error, OSError):
         warn(error_line(_sentence(error)))
         _drop_output()
         return 1
-    except Exception as error:
-        if signals.status:  # the start of an extension module turned the signal into its own error
-            warn("\ninterrupted")
-            return signals.status
-        _debug()
-        package = _missing_package(error)
-        if package:
-            warn(error_line(f"the package {package} is not installed: pip install {package}"))
-            return 1
-        from .crash import apology
+    package = _missing_package(error)
+    if package:
+        warn(error_line(f"the package {package} is not installed: pip install {package}"))
+        return 1
+    from .crash import apology
 
-        warn(error_line(apology(error, words)))
-        return _OUR_FAULT
+    warn(error_line(apology(error, words)))
+    return _OUR_FAULT
 
 
 def _dispatch(words: list[str], process: Process) -> int:
@@ -136,12 +138,12 @@ def overview() -> str:
     )
 
 
-def _debug() -> None:
+def _debug(error: Exception) -> None:
     """With IRC_DEBUG=1 the traceback is printed before the sentence."""
     if os.environ.get("IRC_DEBUG", "") not in ("", "0"):
         import traceback
 
-        traceback.print_exc()
+        traceback.print_exception(error)
 
 
 def _missing_package(error: Exception) -> str:

@@ -103,7 +103,15 @@ class _Watch:
         status = self._processes[0].poll()
         if status is not None and status >= 0:
             return status
+        if self._has_told():
+            return 1
         raise Error(self._hub.failure or self._death(0))
+
+    def _has_told(self) -> bool:
+        """Whether rank 0, which was killed or did not end in time, has told the user why."""
+        self._processes[0].kill()
+        self._processes[0].wait()
+        return bool(self._hub.failure) and self._hub.has_left(0, _POLITE)
 
     def _admit(self) -> None:
         """Let the ranks in that have said who they are."""

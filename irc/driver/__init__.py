@@ -1,6 +1,6 @@
 """From a source to an artifact folder, and from an artifact folder to something that runs."""
 
-from .build import Prepared, compile, prepare, run_passes, write
+from .build import Prepared, check, compile, prepare, run_passes, write
 from .load import Artifact, load, open_model
 from .sources import Source, find_source, read_module
 
@@ -8,6 +8,7 @@ __all__ = [
     "Artifact",
     "Prepared",
     "Source",
+    "check",
     "compile",
     "find_source",
     "load",

@@ -40,7 +40,7 @@ class Options(TypedDict, total=False):
     given. `checkpoint`: the folder of a script's weights. `pipeline`: the passes as text, those of
     the backend unless given. `dtype`: f32, f16 or bf16. `settings`: keyword arguments of a
     script's factory. `engine`: options of TensorRT engines, see `EngineOptions` in
-    irc.backends.tensorrt.options. `dims`: ranges (min, typical, max) of symbols.
+    irc.backends.tensorrt.options. `dims`: ranges (min, typical, max) of symbols, or one number.
     `random_weights`: a seed, in place of a checkpoint. `instruments` watch the passes; without
     them each pass is verified. `progress` is told what goes on.
     """
@@ -97,7 +97,7 @@ def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
     from ..backends.base import report
 
     tell = options.get("progress") or _silent
-    backend = _configured(get(options.get("backend", "onnx")), options.get("engine") or {})
+    backend = _configured(get(options.get("backend", "onnx")), options.get("engine"))
     tell("reading the model", 0.0)
     source = find_source(
         src,
@@ -128,14 +128,24 @@ def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
     return Prepared(source, backend, pipeline, steps)
 
 
-def _configured(backend: Backend, engine: Mapping[str, Any]) -> Backend:
+def check(prepared: Prepared) -> list[str]:
+    """Raise what `write` would about the module before it builds engines; nothing is written.
+
+    Returns sentences for the user.
+    """
+    checked = getattr(prepared.backend, "check", None)
+    return [] if checked is None else checked(prepared.module, {"base": Path()})
+
+
+def _configured(backend: Backend, engine: object) -> Backend:
     """The backend with options of engines, where any are given."""
     if not engine:
         return backend
     configured = getattr(backend, "configured", None)
     if configured is None:
+        given = ", ".join(map(str, engine)) if isinstance(engine, Mapping) else engine
         raise Error(
-            f"{', '.join(engine)}: options of engines, and the backend {backend.name} builds none; "
+            f"{given}: options of engines, and the backend {backend.name} builds none; "
             "give --backend tensorrt-rtx or --backend tensorrt"
         )
     return configured(engine)
@@ -166,18 +176,22 @@ def write(
     with whole_folder(Path(output), is_artifact) as folder:
         copying = partial(tell, "copying the weights")
         with bundled(module, folder / BUNDLE, copying) if bundle else nullcontext():
-            facts = _write_program(prepared, folder, tell)
+            facts = _write_program(prepared, folder, Path(output), tell)
         notes = facts["program"].pop("notes", [])
-        manifest = write_manifest(folder, facts, outside, tell)
+        known = facts["program"].pop("hashes", None)
+        manifest = write_manifest(folder, facts, outside, tell, known)
+    finish = getattr(prepared.backend, "finish", None)
+    notes += [] if finish is None else finish(Path(output), manifest)
     return Artifact(Path(output), manifest, notes=notes)
 
 
-def _write_program(prepared: Prepared, folder: Path, tell: Progress) -> dict[str, Any]:
-    """Everything but the manifest; returns what that is to say."""
+def _write_program(
+    prepared: Prepared, folder: Path, output: Path, tell: Progress
+) -> dict[str, Any]:
+    """Everything but the manifest, in a folder that becomes `output`; returns what that says."""
     module = prepared.module
-    stage = "writing the program and its weights"
-    tell(stage, 0.0)
-    options = {"base": folder, "progress": partial(tell, stage)}
+    tell("writing the program", 0.0)
+    options = {"base": folder, "output": output, "progress": tell}
     emitted = prepared.backend.emit(module, folder, options)
     facts = {**_facts(prepared), "program": dict(emitted)}
     (folder / MODULE).write_text(print_module(module, locs=True), encoding="utf-8")

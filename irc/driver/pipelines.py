@@ -23,14 +23,14 @@ _GLOBAL = ("inline", "shard", "rewrite-embeddings", "pipeline", "localize")
 class Parallel:
     """How a module is spread over ranks; empty texts leave the choice to the passes.
 
-    `mesh`: axes and sizes, as in "tp=2,pp=2". `plan`: megatron, or a file of rows or a tp_plan.
+    `mesh`: axes and sizes, as in "tp=2,pp=2" or {"tp": 2}. `plan`: megatron, or a file of rows or a tp_plan.
     `sequence`: keep activations split over their tokens between blocks. `embedding`: the scheme
     of embeddings, auto by the cost model; without one the table's rows are split. `outside`: what
     ids outside a table give: zero, clamp, row:k or error. `next_tokens`: a language model gives its
     likeliest tokens in place of logits.
     """
 
-    mesh: str = ""
+    mesh: str | Mapping[str, int] = ""
     plan: str = ""
     sequence: bool = False
     embedding: str = ""
@@ -47,17 +47,13 @@ def chosen_pipeline(
 
     if parallel.mesh:
         _set_mesh(module, Mesh.parse(parallel.mesh))
+    _check_effect(module, parallel, given)
     if given is not None:
         return given
     if module.local:
         kept = parse_pipeline(backend.sharded_pipeline).passes
         return str(Pipeline(tuple(p for p in kept if p.name not in _GLOBAL)))
     if module.mesh.ranks == 1:
-        for option, given in (("embedding", parallel.embedding), ("plan", parallel.plan)):
-            if given:
-                raise Error(f"one rank holds all weights whole; --{option} is for several")
-        if parallel.sequence:
-            raise Error("one rank has all tokens; --sequence is for several")
         chosen = (*_policy(parallel), *parse_pipeline(backend.default_pipeline).passes)
     else:
         wanted = parse_pipeline(backend.sharded_pipeline)
@@ -67,6 +63,42 @@ def chosen_pipeline(
         head = [pass_ for pass_ in chosen[:1] if pass_.name == "inline"]
         chosen = (*head, *parse_pipeline("next-tokens"), *chosen[len(head) :])
     return str(Pipeline(chosen))
+
+
+def _check_effect(module: Module, parallel: Parallel, given: str | None) -> None:
+    """An Error about an option that would do nothing."""
+    rest = ("plan", "embedding", "sequence", "outside", "next_tokens")
+    asked = [name for name in rest if getattr(parallel, name)]
+    if given is not None:
+        _refuse(asked, "the passes are given by --pipeline, where {} has no effect; {}", _IN_TEXT)
+    if module.local:
+        why = "the module is one rank's part already, so that {} has no effect; leave it out{}"
+        _refuse(asked, why)
+    elif module.mesh.ranks == 1:
+        _refuse([n for n in asked if n in ("plan", "embedding")], _WHOLE)
+        _refuse([n for n in asked if n == "sequence"], "one rank has all tokens; {} is for several")
+    elif _is_sharded(module):
+        why = "the module is split over its ranks already, so that {} has no effect; leave it out{}"
+        _refuse([n for n in asked if n in ("plan", "sequence")], why)
+
+
+_WHOLE = "one rank holds all weights whole; {} is for several"
+_IN_TEXT = {
+    "plan": 'write shard{plan="..."} there',
+    "embedding": 'write rewrite-embeddings{scheme="..."} there',
+    "sequence": "write shard{sequence=true} there",
+    "outside": 'write rewrite-embeddings{policy="..."} there',
+    "next_tokens": "write next-tokens there",
+}
+
+
+def _refuse(options: Sequence[str], why: str, advice: Mapping[str, str] = _NOTHING) -> None:
+    for name in options[:1]:
+        raise Error(why.format(f"--{name.replace('_', '-')}", advice.get(name, "")))
+
+
+def _is_sharded(module: Module) -> bool:
+    return any(value.type.sharded for op in module.ops() for value in op.results)
 
 
 def _set_mesh(module: Module, mesh: Mesh) -> None:

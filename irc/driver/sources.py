@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,8 +17,9 @@ from ..errors import Error, did_you_mean
 from ..text import parse_module
 
 PathLike: TypeAlias = str | os.PathLike[str]
-Dims: TypeAlias = Mapping[str, tuple[int, int, int]]
+Dims: TypeAlias = Mapping[str, tuple[int, int, int] | int]
 DTYPES = ("f32", "f16", "bf16")
+_CACHES = "cache_update"  # the operation that writes them
 
 
 @dataclass
@@ -55,6 +58,11 @@ def find_source(
     if isinstance(src, Module):
         _no_effect("a module", dtype, given)
         source = Source(src, folder)
+    elif not isinstance(src, (str, os.PathLike)):
+        raise Error(
+            f"the source is a {type(src).__name__}; give a path or a module of irc (an ONNX model "
+            "in memory becomes a file with onnx.save)"
+        )
     elif _is_script(os.fspath(src)):
         source = _script(os.fspath(src), folder, dtype, given)
     elif Path(src).is_dir():
@@ -75,9 +83,7 @@ def find_source(
 def read_module(path: Path) -> Module:
     """The module in a text file, in an ONNX file, or in an artifact folder."""
     if is_onnx(path):
-        from ..frontends.onnx import import_onnx
-
-        return import_onnx(path)
+        return _imported(path)
     if path.is_dir():
         read_manifest(path)
         path = path / MODULE
@@ -139,9 +145,7 @@ def is_onnx(path: Path) -> bool:
 def _onnx(path: Path, checkpoint: Path | None) -> Source:
     if checkpoint is not None:
         raise Error(f"{path} has its weights itself, so --checkpoint {checkpoint} has no place")
-    from ..frontends.onnx import import_onnx
-
-    module = import_onnx(path)
+    module = _imported(path)
     if module.local and module.mesh.ranks > 1:
         raise Error(
             f"{path} is the program of one rank of {module.mesh.ranks} and has that one's weights; "
@@ -150,6 +154,16 @@ def _onnx(path: Path, checkpoint: Path | None) -> Source:
     if is_artifact(path.parent):
         return Source(module, path.parent, list(read_manifest(path.parent).get("end_tokens", ())))
     return Source(module, path.parent)
+
+
+def _imported(path: Path) -> Module:
+    """The module in an ONNX file, nodes of plugins of the user's own read as their operations."""
+    from ..backends.tensorrt.plugins import fields_of, users
+    from ..frontends.onnx import import_onnx
+    from ..frontends.onnx.plugins import Plugin
+
+    known = {spec.key: Plugin(spec.operation, partial(fields_of, spec)) for spec in users()}
+    return import_onnx(path, plugins=known)
 
 
 def _nothing(path: Path) -> Error:
@@ -264,6 +278,8 @@ def _written(path: str) -> str:
 
 def set_dims(module: Module, dims: Dims) -> None:
     """Replace ranges of symbols that a module has."""
+    if not isinstance(dims, Mapping):
+        raise Error(f"dims is {dims!r}; give a mapping, such as {{'B': (1, 4, 16)}}")
     known = dict.fromkeys([*module.dims, *_symbols(module)])
     for name, bounds in dims.items():
         if name not in known:
@@ -271,10 +287,29 @@ def set_dims(module: Module, dims: Dims) -> None:
                 f"the model has no dimension {name!r}{did_you_mean(name, known)}; "
                 f"it has {', '.join(known) or 'none with a name'}"
             )
-        low, typical, high = bounds
-        if not 0 <= low <= typical <= high:
-            raise Error(f"the range {name}={low}:{typical}:{high} must rise: min:typical:max")
-        module.dims[name] = (low, typical, high)
+        module.dims[name] = _range(name, bounds)
+        if module.dims[name][2] < 1 and name in _capacities(module):
+            raise Error(
+                f"caches of the capacity {name}=0 hold nothing; give more with --dims {name}=N"
+            )
+
+
+def _capacities(module: Module) -> set[str]:
+    """The symbols in the capacities of key-value caches."""
+    capacities = (op.operands[0].type.shape[2] for op in module.ops() if op.opname == _CACHES)
+    return {name for dim in capacities if isinstance(dim, Dim) for name in dim.symbols()}
+
+
+def _range(name: str, bounds: object) -> tuple[int, int, int]:
+    """The range that was given for a symbol; one number stands for all three."""
+    given: Any = bounds if isinstance(bounds, (tuple, list)) else (bounds,) * 3
+    whole = [each for each in given if isinstance(each, Integral) and not isinstance(each, bool)]
+    if not len(given) == len(whole) == 3:
+        raise Error(f"the range of {name} is {bounds!r}; give (min, typical, max), or one number")
+    low, typical, high = map(int, whole)
+    if not 0 <= low <= typical <= high:
+        raise Error(f"the range {name}={low}:{typical}:{high} must rise: min:typical:max")
+    return low, typical, high
 
 
 def _symbols(module: Module) -> Iterator[str]:

@@ -13,8 +13,13 @@ from ..results import OUTSIDE, OVERFLOW, UNKNOWN
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-def checked(results: Mapping[str, Array], inputs: Container[str]) -> dict[str, Array]:
-    """The other results of a model with these inputs; an Error where one of these counts any."""
+def checked(
+    results: Mapping[str, Array], inputs: Container[str], recovers: bool = False
+) -> dict[str, Array]:
+    """The other results of a model with these inputs; an Error where one of these counts any.
+
+    `recovers`: ids without room have been looked up again, so that their count is a result.
+    """
     kept: dict[str, Array] = {}
     for name, array in results.items():
         source = name.removesuffix(OUTSIDE)
@@ -22,7 +27,7 @@ def checked(results: Mapping[str, Array], inputs: Container[str]) -> dict[str, A
             kept[name] = array
         elif name != source and (source in inputs or source == UNKNOWN):
             _check_inside(source, int(array))
-        elif name == OVERFLOW:
+        elif name == OVERFLOW and not recovers:
             _check_room(int(array))
         else:
             kept[name] = array

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ..backends.base import Program, Stream
+from ..backends.fallback import FallbackProgram
 from ..errors import Error
 from ..results import NEXT_TOKENS
 from .checks import checked
@@ -92,6 +93,7 @@ class _Session:
         self.chunk = _longest_call(program, dims) or room // self.multiple * self.multiple
         self.rows = _ids_dim(program, 0, "rows")[1]
         self.stream: Stream = program.open(cache_sizes(program.ports.states, self.rows, room))
+        self.recovers = isinstance(program, FallbackProgram)
         self.length = 0
 
     def prefill(self, prompt: Sequence[int]) -> int:
@@ -117,7 +119,7 @@ class _Session:
             "logit_positions": np.array([[count - 1]], np.int32),
         }
         inputs = {n: a.repeat(self.rows, 0) for n, a in offered.items() if n in self.names}
-        results = checked(self.stream.step(inputs), self.names)
+        results = checked(self.stream.step(inputs), self.names, self.recovers)
         self.length += count
         if NEXT_TOKENS in results:
             return int(results[NEXT_TOKENS][0, -1])

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..backends.base import Program
+from ..backends.fallback import FallbackProgram
 from .checks import checked
 from .greedy import Summary, greedy
 from .inputs import Arrays, cache_capacity, complete
@@ -38,7 +39,8 @@ class Model:
         ports = self.program.ports
         capacity = cache_capacity(ports.states, self.dims)
         given = complete(ports, inputs, capacity)
-        results = checked(self.program.run(given), given)
+        recovers = isinstance(self.program, FallbackProgram)
+        results = checked(self.program.run(given), given, recovers)
         outputs = {port.name for port in ports.outputs}
         if any(state.name in inputs for state in ports.states):
             return results

@@ -43,6 +43,7 @@ from .mlp import GatedMlp
 from .moe import MoeCombine, MoeDispatch, MoeSlots
 from .norm import GroupNorm, LayerNorm, RmsNorm
 from .parts import Concat, Slice, Split, Stack
+from .quant import Dequantize
 from .reduce import (
     Argmax,
     Cumsum,
@@ -82,6 +83,7 @@ __all__ = [
     "Cos",
     "Cumsum",
     "CyclicEmbedding",
+    "Dequantize",
     "Div",
     "Embedding",
     "Eq",

@@ -13,9 +13,11 @@ from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 from ..core import Module
 from ..errors import Error
 from ..rewrite.stats import Stats
+from ..user_files import watch
 from .options import Kind, kind_of, literal
 
 PASSES: dict[str, type[Pass]] = {}
+watch("pass", PASSES)
 
 PassClass = TypeVar("PassClass", bound="type[Pass]")
 

@@ -60,7 +60,10 @@ class FileRef(Ref):
 
 @dataclass(frozen=True)
 class BytesRef(Ref):
-    """`bytes(@model, 4096, f32[8, 16])`: a tensor that lies, row-major, at a byte of any file."""
+    """`bytes(@model, 4096, f32[8, 16])`: a tensor that lies, row-major, at a byte of any file.
+
+    Elements of four bits lie two to a byte, the first in its low half.
+    """
 
     file: str
     offset: int
@@ -68,8 +71,8 @@ class BytesRef(Ref):
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if check_dtype(self.dtype).bits < 8:
-            raise Error(f"{self} shares bytes between elements, which nothing can read in place")
+        if check_dtype(self.dtype).bits < 8 and not (self.shape and self.shape[-1] % 2 == 0):
+            raise Error(f"{self} has rows that end within a byte; pad them to an even length")
         if self.offset < 0:
             raise Error(f"{self} begins before its file does")
 

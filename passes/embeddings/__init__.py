@@ -14,13 +14,14 @@ from irc.results import EXACT, OVERFLOW
 from irc.rewrite import permit, replace
 from irc.types import Axes
 
-from .choose import Asked, Prices, asked_for, asked_layout, cheapest, checked_scheme, refused
+from .choose import Asked, Prices, asked_layout, cheapest, checked_scheme, misfit, refused
 from .cost import Candidate, Rules, batch_sizes, candidate
 from .policy import Policy
 from .report import lines
+from .requests import Requests
 from .results import add_exact, count_outside, count_overflow
 from .schemes import LAYOUTS, Lookup, written
-from .sites import Layout, Site, find_site
+from .sites import Layout, Site, find_site, layout_of
 from .tables import Versions, shared, table_shape
 
 Sites = dict[Weight, list[Site]]
@@ -31,15 +32,17 @@ class RewriteEmbeddings(Pass):
     """Chooses, per table of embeddings, how it lies on the ranks and how rows get where they are
     wanted; see `irc/passes/embeddings/schemes.py` for the schemes. After shard, before localize.
 
-    `scheme` is one of them, a layout (replicated, rows, columns, cyclic), or auto, which asks the
-    cost model; `tables` has rows `PATTERN SCHEME[@AXES]` for tables by name. `policy` says what an
-    id outside a table finds: zero, clamp, row:N, or error, for which the model returns the count of
-    such ids. A table with other uses, such as a tied lm_head, stays as it is unless `copy` allows a
-    second one. With `sentinel` tables get rows of zeros for foreign ids, and are then not read in
-    place from a checkpoint. `capacity` is the room of cyclic schemes, in rows per pair of ranks (0:
-    for all): what overflows is counted in a result, and a function @exact has room for all.
-    `memory` is the most GB per rank that a table may take, `price` what a GB is worth in
-    microseconds per call, `topology` a file with the machine's constants.
+    `scheme` is one of them, a layout (replicated, rows, columns, cyclic), auto, which asks the cost
+    model, or keep, which leaves tables as they lie; `tables` has rows `PATTERN SCHEME[@AXES]` for
+    tables by name. A table that is whole goes over the axes that split its ids. A scheme that is
+    named and that no lookup can have is an Error. `policy` says what an id outside a table finds:
+    zero, clamp, row:N, or error, for which the model returns the count of such ids. A table with
+    other uses, such as a tied lm_head, stays as it is unless `copy` allows a second one. With
+    `sentinel` tables get rows of zeros for foreign ids, and are then not read in place from a
+    checkpoint. `capacity` is the room of cyclic schemes, in rows per pair of ranks (0: for all):
+    what overflows is counted in a result, and a function @exact has room for all. `memory` is the
+    most GB per rank that a table may take, `price` what a GB is worth in microseconds per call,
+    `topology` a file with the machine's constants.
     """
 
     scheme: str = "auto"
@@ -64,14 +67,20 @@ class _Rewriting:
     def __init__(self, options: RewriteEmbeddings, module: Module, stats: Stats) -> None:
         self.options, self.module, self.stats = options, module, stats
         self.policy = Policy.parse(options.policy)
-        self.scheme = checked_scheme(options.scheme)
-        self.asked = [Asked.parse(row) for row in options.tables]
+        rows = [Asked.parse(row) for row in options.tables]
+        self.asked = Requests(rows, checked_scheme(options.scheme))
         if options.capacity < 0:
             raise Error("capacity cannot be negative; 0 is room for every id")
+        if options.memory is not None and not options.memory >= 0:
+            raise Error("memory cannot be negative; it is the most GB per rank of a table")
+        if not options.price >= 0:
+            raise Error("price cannot be negative; it is what a GB costs in microseconds per call")
         memory = None if options.memory is None else options.memory * 1e9
         self.prices = Prices(options.price, memory, options.copy)
         self._topology: Topology | None = None
         self.lost: dict[Function, list[Value]] = {}
+        lookups = (op for each in module.functions.values() for op in _lookups(each))
+        self.tables = dict.fromkeys(_weight(op.table) for op in lookups)
 
     def run(self) -> None:
         """Ids first, then tables, then the results that tell callers what went wrong."""
@@ -85,6 +94,8 @@ class _Rewriting:
                 self._keep_inside(op)
         for table, sites in self._sites().items():
             self._table(table, sites)
+        if self.module.mesh.ranks > 1:
+            self.asked.check(self.tables)
         for function, lost in self.lost.items():
             self._overflow(function, lost)
 
@@ -114,22 +125,34 @@ class _Rewriting:
 
     def _sites(self) -> Sites:
         found: Sites = {}
-        for function in self.module.functions.values():
-            for op in _lookups(function):
-                table = _weight(op.table)
-                asked = asked_for(table, self.asked, self.scheme)
-                split = table.type.axes[0] or table.type.axes[1]
-                if split and asked.axes not in ((), split):
-                    raise Error(
-                        f"tables asks for @{table.name} over {'.'.join(asked.axes)}, but it is "
-                        f"{table.type} already; leave @{'.'.join(asked.axes)} out"
-                    )
-                site = find_site(op, self._axes(asked))
-                if isinstance(site, Site) and self.module.mesh.ways(site.axes) > 1:
-                    found.setdefault(table, []).append(site)
-                elif isinstance(site, str) and self.module.mesh.ranks > 1:
-                    self.stats.explain(f"@{table.name} is looked up as it is: {site}")
+        lookups = [op for each in self.module.functions.values() for op in _lookups(each)]
+        over = _axes_of_ids(lookups)
+        for op in lookups:
+            table = _weight(op.table)
+            asked = self.asked.of(table)
+            if asked.scheme == "keep":
+                continue
+            split = table.type.axes[0] or table.type.axes[1]
+            if split and asked.axes not in ((), split):
+                raise Error(
+                    f"tables asks for @{table.name} over {'.'.join(asked.axes)}, but it is "
+                    f"{table.type} already; leave @{'.'.join(asked.axes)} out"
+                )
+            site = find_site(op, self._axes(asked) or over.get(table))
+            if isinstance(site, Site) and self.module.mesh.ways(site.axes) > 1:
+                found.setdefault(table, []).append(site)
+            elif isinstance(site, str) and self.module.mesh.ranks > 1:
+                self._leave(table, site)
         return found
+
+    def _leave(self, table: Weight, why: str) -> None:
+        """Say why lookups stay as they are."""
+        asked = self.asked.of(table)
+        self.stats.explain(f"@{table.name} is looked up as it is: {why}")
+        if asked_layout(asked) == layout_of(table):
+            self.asked.met(asked)
+        else:
+            self.asked.unmet(asked, table, why)
 
     def _axes(self, asked: Asked) -> Axes | None:
         """The axes that a row of `tables` splits a whole table over."""
@@ -137,17 +160,27 @@ class _Rewriting:
             self.module.mesh.ways(asked.axes)  # an Error where it is none of the mesh
             return asked.axes
         known = tuple(axis for axis in ("ep", "tp") if axis in self.module.mesh.names)
-        return known if asked in self.asked and known else None
+        return known if asked in self.asked.rows and known else None
 
     def _table(self, table: Weight, sites: list[Site]) -> None:
         first = sites[0]
         if any(site.axes != first.axes for site in sites):
-            self.stats.explain(f"@{table.name} is looked up as it is: its lookups differ in axes")
+            self._leave(table, "its lookups differ in axes")
             return
-        asked = asked_for(table, self.asked, self.scheme)
+        asked = self.asked.of(table)
+        wrong = misfit(asked, sites)
+        if wrong is not None and first.layout == "whole" and asked is self.asked.rest:
+            self._leave(table, wrong[1])
+            return
+        if wrong is not None:
+            op, why = wrong
+            name = asked.scheme.upper()
+            raise Error(f"@{table.name} cannot be looked up by {name}: {why}", op)
+        layout = asked_layout(asked)
+        if layout is not None:
+            self.asked.met(asked)
         tied = shared(table, [site.op for site in sites])
         versions = Versions(self.module, table, first.axes, tied)
-        layout = asked_layout(asked, sites)
         options = self._candidates(sites, versions, tied)
         chosen = layout or cheapest(options, self.prices, first.layout)
         reason = "it costs least" if layout is None else "it was asked for"
@@ -223,6 +256,12 @@ class _Rewriting:
         return tuple(counts)
 
     def _overflow(self, function: Function, lost: list[Value]) -> None:
+        if function is not self.module.main:
+            raise Error(
+                f"capacity is for lookups of @{self.module.main.name}, which tells callers what "
+                f"found no room, and @{function.name} has one; put inline in front, or leave "
+                "capacity out"
+            )
         if OVERFLOW in function.result_names() or EXACT in self.module.functions:
             raise Error(
                 f"@{function.name} would return {OVERFLOW}, and @{EXACT} have room for all, but "
@@ -239,6 +278,15 @@ class _Rewriting:
 def _lookups(function: Function) -> list[Embedding]:
     """The lookups in weights, in order."""
     return [op for op in function if isinstance(op, Embedding) and isinstance(op.table, Weight)]
+
+
+def _axes_of_ids(lookups: Sequence[Embedding]) -> dict[Weight, Axes]:
+    """Per table, the axes over which the ids of a lookup in it are split first."""
+    found: dict[Weight, Axes] = {}
+    for op in lookups:
+        for axes in filter(None, op.ids.type.axes):
+            found.setdefault(_weight(op.table), axes)
+    return found
 
 
 def _weight(value: Value) -> Weight:

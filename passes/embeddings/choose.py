@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
-from irc.core import Weight
+from irc.core import Op
 from irc.errors import Error, did_you_mean
 from irc.types import Axes
 
@@ -16,6 +15,7 @@ from .sites import Layout, Site
 
 # Seconds matter more often in decoding, which calls the model once per token.
 WEIGHTS = (0.9, 0.09, 0.01)
+FREE = ("auto", "keep")  # what names no layout
 _NAMES: dict[str, Layout] = {
     "replicated": "whole",
     "rows": "rows",
@@ -48,39 +48,37 @@ class Asked:
         scheme, _, axes = words[1].partition("@")
         return Asked(words[0], checked_scheme(scheme), tuple(filter(None, axes.split("."))))
 
+    def __str__(self) -> str:
+        over = f"@{'.'.join(self.axes)}" if self.axes else ""
+        return f"{self.pattern} {self.scheme}{over}"
+
 
 def checked_scheme(name: str) -> str:
-    """A known scheme or layout, in lower case, or auto."""
+    """A known scheme or layout, in lower case, or auto or keep."""
     found = name.lower()
-    if found != "auto" and found not in _NAMES:
+    if found not in FREE and found not in _NAMES:
         raise Error(
-            f"there is no scheme {name!r}{did_you_mean(found, ['auto', *_NAMES])}; there are auto, "
-            "replicated, RA, RS, RSD, CA, CS, CD, KA, KS, KD"
+            f"there is no scheme {name!r}{did_you_mean(found, [*FREE, *_NAMES])}; there are auto, "
+            "keep, replicated, rows, columns, cyclic, RA, RS, RSD, CA, CS, CD, KA, KS, KD"
         )
     return found
 
 
-def asked_for(table: Weight, rows: Sequence[Asked], scheme: str) -> Asked:
-    """What is asked for one table: the first row that fits, else the scheme of all."""
-    found = next((row for row in rows if fnmatchcase(table.name, row.pattern)), None)
-    return found or Asked("*", scheme)
+def asked_layout(asked: Asked) -> Layout | None:
+    """The layout that a scheme means; None where it names none."""
+    return _NAMES.get(asked.scheme)
 
 
-def asked_layout(asked: Asked, sites: Sequence[Site]) -> Layout | None:
-    """The layout that a scheme means, which every site must fit; None for auto."""
-    if asked.scheme == "auto":
+def misfit(asked: Asked, sites: Sequence[Site]) -> tuple[Op, str] | None:
+    """(the lookup that cannot be done by the scheme that is asked for, why), if there is one."""
+    layout = asked_layout(asked)
+    if layout is None or asked.scheme in ("replicated", "rows", "columns", "cyclic"):
         return None
-    layout = _NAMES[asked.scheme]
     for site in sites:
-        name = scheme_name(layout, site.wanted)
-        if asked.scheme in ("replicated", "rows", "columns", "cyclic", name.lower()):
-            continue
-        fitting = ", ".join(scheme_name(other, site.wanted) for other in LAYOUTS)
-        raise Error(
-            f"@{site.table.name} cannot be looked up by {asked.scheme.upper()}: {why(site)}; use "
-            f"one of {fitting}"
-        ).at(site.op)
-    return layout
+        if asked.scheme != scheme_name(layout, site.wanted).lower():
+            fitting = ", ".join(scheme_name(other, site.wanted) for other in LAYOUTS)
+            return site.op, f"{why(site)}; use one of {fitting}"
+    return None
 
 
 def why(site: Site) -> str:

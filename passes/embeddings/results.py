@@ -105,7 +105,7 @@ def count_overflow(function: Function, lost: list[Value]) -> None:
 
 
 def add_exact(module: Module, function: Function) -> Function:
-    """A copy of a function that has room for every id, for the calls that overflowed."""
+    """A copy of the main function that has room for every id, for the calls that overflowed."""
     new = Function(EXACT, [(str(arg.name), arg.type) for arg in function.args])
     values: dict[Value, Value] = dict(zip(function.args, new.args, strict=True))
     names = function.result_names()
@@ -125,6 +125,10 @@ def add_exact(module: Module, function: Function) -> Function:
             result.name = old.name
             values[old] = result
     new.results = tuple(Result(names[i], function.results[i].alias) for i in kept)
-    # in front, so that the last function stays the main one
-    module.functions = {EXACT: new, **module.functions}
+    known = list(module.functions.items())
+    module.functions.clear()
+    for name, each in known:
+        if each is function:  # in front of it: behind all that it calls, and not the main one
+            module.functions[EXACT] = new
+        module.functions[name] = each
     return new

@@ -12,6 +12,7 @@ from irc.types import Axes
 
 Wanted: TypeAlias = Literal["whole", "scattered", "split"]
 Layout: TypeAlias = Literal["whole", "rows", "columns", "cyclic"]
+UNSPLIT = "its table is not split"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def find_site(op: Embedding, axes: Axes | None) -> Site | str:
     if rows and columns:
         return "its rows and its columns are split"
     if not rows and not columns:
-        return _unsplit(op, table, axes) if axes else "its table is not split"
+        return _unsplit(op, table, axes) if axes else UNSPLIT
     walked = _walk_sum(op, rows) if rows else _walk_columns(op, columns)
     if isinstance(walked, str):
         return walked

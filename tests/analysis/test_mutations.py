@@ -211,7 +211,9 @@ def test_right_modules_are_right(seed: int) -> None:
 @pytest.mark.parametrize("damage", EVERYWHERE, ids=lambda damage: damage.__name__)
 def test_damage_to_the_text_of_all_ranks_is_found(damage: Damage) -> None:
     done = 0
-    for seed in SEEDS:
+    for seed in range(SEEDS[0], SEEDS[0] + 1000):
+        if done and seed > SEEDS[-1]:
+            break
         module = local_module(seed)
         what = damage(module, random.Random(seed))
         if what is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from irc.analysis.partition import balanced_cuts
@@ -29,6 +29,7 @@ def squares(costs: list[int], cuts: list[int]) -> int:
     return sum(sum(costs[a:b]) ** 2 for a, b in pairwise([0, *cuts, len(costs)]))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on busy machines
 @given(rows(), st.integers(1, 5), st.sampled_from([0.0, 0.25, 1.0]))
 def test_cuts_are_those_of_the_definition(
     row: tuple[list[int], list[int], list[bool]], stages: int, slack: float

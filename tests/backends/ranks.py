@@ -11,8 +11,8 @@ import numpy as np
 from irc.backends.base import Arrays
 from irc.backends.onnx import backend
 from irc.backends.onnxruntime import ParallelProgram
-from irc.backends.onnxruntime.inputs import Inputs
 from irc.backends.onnxruntime.threads import ThreadWorld
+from irc.backends.ranks.inputs import Inputs
 from irc.backends.reference import evaluate_ranks
 from irc.core import Function, Module, Result, Value
 from irc.declare import op_class
@@ -30,7 +30,7 @@ def loaded(module: Module, folder: Path, **options: Any) -> ParallelProgram:
     out = folder / "out"
     out.mkdir(exist_ok=True)
     facts = backend.emit(module, out, {"base": folder, "check": True})
-    program = backend.load(out, facts, **({"threads": 1, "timeout": 20} | options))
+    program = backend.load(out, facts, **({"threads": 1, "timeout": 100} | options))
     assert isinstance(program, ParallelProgram)
     return program
 
@@ -43,7 +43,7 @@ def rank_results(program: ParallelProgram, inputs: Inputs_, ranks: int) -> list[
     ]
     ports = program.models[0].ports
     bound = [Inputs("forward", [*ports.inputs, *ports.states]).bind(g) for g in given]
-    return ThreadWorld(ranks, 20).run(lambda c: program.models[c.rank].run(*bound[c.rank], c))
+    return ThreadWorld(ranks, 100).run(lambda c: program.models[c.rank].run(*bound[c.rank], c))
 
 
 def agrees(module: Module, inputs: Inputs_, folder: Path) -> ParallelProgram:

@@ -11,6 +11,7 @@ from irc.backends.lowering import Lowering, expansion
 from irc.core import Op
 from irc.declare import REGISTRY
 from irc.ops import Add, Full, GatedMlp, Linear, Mul, Sigmoid, Silu
+from irc.text import parse_module
 from tests.backends.text import FakeEntry, module
 
 GAPS = module(
@@ -57,6 +58,25 @@ def test_a_lowering_may_refuse_an_instance() -> None:
     )
     table.lower(Linear, Mul, Silu)(lower)
     assert table.unsupported(GAPS) == []
+
+
+def test_gaps_are_looked_for_where_the_main_function_leads() -> None:
+    """What is called counts once, in the module's list of functions or not; what is not, never."""
+    text = """module @m {
+      func @alone(%x: f32[2]) -> (f32[2]) { %y = relu %x : f32[2] return %y }
+      func @inner(%x: f32[2]) -> (f32[2]) { %y = neg %x : f32[2] return %y }
+      func @outer(%x: f32[2]) -> (f32[2]) { %y = call %x {callee=@inner} : f32[2] return %y }
+      func @forward(%x: f32[2]) -> (f32[2]) {
+        %y = call %x {callee=@outer} : f32[2]
+        %z = call %y {callee=@inner} : f32[2]
+        %e = exp %z : f32[2]
+        return %e
+      } }"""
+    table: Lowering[Any] = Lowering("none")
+    found = parse_module(text)
+    assert [gap.op.opname for gap in table.unsupported(found)] == ["neg", "exp"]
+    found.functions = {"forward": found.main}
+    assert [gap.op.opname for gap in table.unsupported(found)] == ["neg", "exp"]
 
 
 def test_a_table_refuses_duplicates_and_takes_those_of_others(

@@ -204,3 +204,13 @@ def test_empty_and_single_sizes(tmp_path: Path) -> None:
         "f32[0, S], f32[S, 3]",
     )
     agrees(m, {"x": floats(2, 0), "y": floats(2, 3)}, tmp_path)
+
+
+def test_numbers_beyond_a_dtype_are_infinite(tmp_path: Path) -> None:
+    m = module(
+        "",
+        "%1 = full {value=1e300} : f32[]; %2 = full {value=-1e300, shape=[2]} : f32[2]; "
+        "%3 = constant {values=[1e300, 3.0], shape=[2]} : f32[2]; return %1, %2, %3",
+        "f32[], f32[2], f32[2]",
+    )
+    agrees(m, {}, tmp_path)

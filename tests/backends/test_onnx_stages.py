@@ -113,7 +113,7 @@ def test_every_rank_may_be_given_and_get_the_whole(tmp_path: Path) -> None:
         stream = program.open({"B": 2, "C": 16})
         return [program.run(whole | states), *map(stream.step, steps)]
 
-    for found in ThreadWorld(6, 20).run(one):
+    for found in ThreadWorld(6, 100).run(one):
         for got, want in zip(found, wanted, strict=True):
             close(got, want)
 
@@ -121,7 +121,7 @@ def test_every_rank_may_be_given_and_get_the_whole(tmp_path: Path) -> None:
         DistributedProgram(tmp_path, facts, communicator, threads=1)
 
     with pytest.raises(Error, match="has 6 ranks, and 4 processes run it"):
-        ThreadWorld(4, 20).run(four)
+        ThreadWorld(4, 100).run(four)
 
 
 def test_a_stage_has_its_own_weights_and_values(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from irc.backends.base import Program, ports_of
 from irc.backends.communicator import Communicator, PeerError
 from irc.backends.onnx import backend
-from irc.backends.onnxruntime import ParallelProgram
+from irc.backends.onnxruntime import ParallelProgram, parallel
 from irc.backends.onnxruntime.distributed import DistributedProgram
 from irc.backends.onnxruntime.execution import Execution
 from irc.backends.onnxruntime.parallel import threads_per_rank
@@ -35,11 +36,11 @@ SHAPE = Shape(layers=2, hidden=30, heads=12, kv_heads=12, head_dim=4, ffn=47, vo
 def decoders(
     folder: Path, ways: int, shape: Shape = SHAPE, **options: Any
 ) -> tuple[ParallelProgram, ReferenceProgram, Module]:
-    """(the decoder on `ways` ranks, whole on one in numpy, one rank's view)."""
+    """(the decoder on `ways` ranks, whole on one in numpy in f32, one rank's view)."""
     files = save(shape, folder, files=2)
     module = build(shape, files, ways)
     verify(module)
-    reference = ReferenceProgram(build(shape, files), folder)
+    reference = ReferenceProgram(build(replace(shape, dtype="f32"), files), folder)
     return loaded(module, folder, **options), reference, module
 
 
@@ -47,10 +48,9 @@ def ids_of(batch: int, tokens: int) -> np.ndarray:
     return fresh(5).integers(0, SHAPE.vocab, (batch, tokens))
 
 
-def close(got: np.ndarray, want: np.ndarray, limit: float = 1e-5) -> None:
-    assert got.dtype == np.float32 and got.shape == want.shape
-    wide = want.astype(np.float32)
-    assert np.linalg.norm(got - wide) <= limit * np.linalg.norm(wide)
+def close(got: np.ndarray, want: np.ndarray) -> None:
+    assert got.dtype == want.dtype == np.float32 and got.shape == want.shape
+    assert np.linalg.norm(got - want) <= 1e-5 * np.linalg.norm(want)
 
 
 @pytest.mark.parametrize("ways", [2, 3, 4])
@@ -78,7 +78,7 @@ def test_narrow_weights(kind: str, tmp_path: Path) -> None:
     program, whole, _ = decoders(tmp_path, 2, replace(SHAPE, dtype=kind, stored=kind))
     given = call(ids_of(1, 9), np.zeros(1, int))
     ours, oracle = (p.open({"B": 1, "C": 16}).step(given)["logits"] for p in (program, whole))
-    close(ours, oracle, 3e-2)
+    close(ours, oracle)
 
 
 def test_run_takes_and_gives_whole_caches(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_processes_would_compute_the_same(tmp_path: Path) -> None:
         assert own.ports == program.ports
         return own.run(given | states), own.open({"B": 1, "C": 9}).step(given)
 
-    for run, step in ThreadWorld(3, 20).run(one):
+    for run, step in ThreadWorld(3, 100).run(one):
         assert list(run) == list(wanted) and list(step) == ["logits"]
         for name, want in wanted.items():
             np.testing.assert_array_equal(run[name], want)
@@ -233,10 +233,9 @@ FAILING = """module @m local mesh(tp=3) dims(S=1:3:9) {
 
 
 def test_a_rank_that_fails_in_the_middle_stops_the_run(tmp_path: Path) -> None:
-    program = loaded(parse_module(FAILING), tmp_path)
+    program = loaded(parse_module(FAILING), tmp_path, timeout=1e6)
     x = fresh(7).standard_normal((4, 4)).astype(np.float32)
     bad = np.array([0, 1, 2, 2], np.int32)  # row 4 on rank 2, which is not there
-    began = time.monotonic()
     with pytest.raises(Error, match=r"(?s)ONNX Runtime failed: .*Gather.*on rank 2 of 3"):
         program.run({"x": x, "i": bad})
     stream = program.open({})
@@ -244,7 +243,6 @@ def test_a_rank_that_fails_in_the_middle_stops_the_run(tmp_path: Path) -> None:
         stream.step({"x": x, "i": bad})
     with pytest.raises(PeerError, match="rank 2 failed: ONNX Runtime failed"):
         stream.step({"x": x, "i": bad * 0})
-    assert time.monotonic() - began < 10
     found = program.run({"x": x, "i": bad * 0})  # a run keeps nothing, not even a failure
     np.testing.assert_allclose(found["n"], 9 * x[[0] * 4], rtol=1e-5)
 
@@ -261,15 +259,30 @@ def test_a_rank_with_another_program_is_named(tmp_path: Path) -> None:
     assert "all_gather of float32[4, 4] in all_gather/DistCollective.d" in str(caught.value)
 
 
+def wait_for(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + 100
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 def test_a_rank_that_stalls_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = loaded(parse_module(FAILING), tmp_path, timeout=0.3)
-    run = Execution._run
+    program = loaded(parse_module(FAILING), tmp_path, timeout=1e6)
+    run, worlds = Execution._run, list[ThreadWorld]()
+
+    def kept(ranks: int, timeout: float) -> ThreadWorld:
+        worlds.append(ThreadWorld(ranks, timeout))
+        return worlds[-1]
 
     def slow(self: Execution, segment: Any) -> None:
         if threading.current_thread() is threading.main_thread():
-            time.sleep(0.7)
+            (world,) = worlds
+            wait_for(lambda: len(world._waits) == 2 or world._failed is not None)
+            world.timeout = 0.3
+            wait_for(lambda: world._failed is not None)
         run(self, segment)
 
+    monkeypatch.setattr(parallel, "ThreadWorld", kept)
     monkeypatch.setattr(Execution, "_run", slow)
     given = {"x": np.ones((4, 4), np.float32), "i": np.zeros(4, np.int32)}
     with pytest.raises(PeerError, match=r"rank 0 did not come to all_reduce .* for 0\.3 s"):

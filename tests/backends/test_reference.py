@@ -299,6 +299,36 @@ def test_ranks_need_a_local_module_and_one_input_each() -> None:
         evaluate_ranks(SHARDED, {"x": [np.ones(2, F32)] * 3})
 
 
+SHARED = """module @m local mesh(tp=2) {
+  func @forward(%x: f32[B, 2], %y: f32[1, 2*S]) -> (x: f32[B, 2], y: f32[1, 2*S])
+      layouts(%x: f32[B, 3@tp], %y: f32[1, 4*S@tp], x: f32[B, 3@tp], y: f32[1, 4*S@tp]) {
+    %a = neg %x : f32[B, 2]
+    %b = neg %y : f32[1, 2*S]
+    return %a, %b
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        ((2, 4), (1, 4), r"x has the shape \[2, 4\], but it must be f32\[B, 3\]"),
+        ((2, 2), (1, 4), r"x has the shape \[2, 2\], but it must be f32\[B, 3\]"),
+        ((3,), (1, 4), r"x has the shape \[3\], but it must be f32\[B, 3\]"),
+        ((2, 3), (1, 6), r"y has the shape \[1, 6\], which does not fit f32\[1, 4\*S\]"),
+        ((2, 3), (2, 4), r"y has the shape \[2, 4\], but it must be f32\[1, 4\*S\]"),
+    ],
+)
+def test_a_whole_input_of_ranks_has_the_shape_of_the_whole(
+    x: tuple[int, ...], y: tuple[int, ...], message: str
+) -> None:
+    module = parse_module(SHARED)
+    whole = evaluate(module, {"x": np.ones((2, 3), "f4"), "y": np.ones((1, 4), "f4")})
+    assert {name: array.shape for name, array in whole.items()} == {"x": (2, 3), "y": (1, 4)}
+    with pytest.raises(Error, match=message):
+        evaluate(module, {"x": np.ones(x, "f4"), "y": np.ones(y, "f4")})
+
+
 def test_ranks_of_a_group_hold_equal_shapes() -> None:
     loose = module(
         "%x: f32[S]",

@@ -13,8 +13,8 @@ import pytest
 
 from irc.backends.communicator import Communicator, Exchange, PeerError
 from irc.backends.onnxruntime import threads
-from irc.backends.onnxruntime.combine import perform
 from irc.backends.onnxruntime.threads import ThreadWorld
+from irc.backends.ranks.combine import perform
 from irc.errors import Error
 from tests.fresh import fresh
 
@@ -76,7 +76,7 @@ def together(operation: str, operands: list[np.ndarray]) -> list[np.ndarray]:
 def test_every_operation(operation: str, ranks: int, rows: int) -> None:
     rng = fresh(1)
     operands = [rng.standard_normal((rows, 3)).astype(np.float32) for _ in range(ranks)]
-    found = ThreadWorld(ranks, 20).run(lambda c: call(c, operation, operands[c.rank]))
+    found = ThreadWorld(ranks).run(lambda c: call(c, operation, operands[c.rank]))
     for got, want in zip(found, together(operation, operands), strict=True):
         np.testing.assert_array_equal(got, want)  # bit for bit: added in the order of the group
 
@@ -99,7 +99,7 @@ def test_the_order_of_arrival_does_not_matter(size: int) -> None:
                 x = call(c, "all_reduce", x * np.float32(0.3), groups[c.rank])
             return x
 
-        results.append(np.stack(ThreadWorld(4, 20).run(work)).tobytes())
+        results.append(np.stack(ThreadWorld(4).run(work)).tobytes())
     assert len(set(results)) == 1
 
 
@@ -127,7 +127,7 @@ def test_arrays_are_handed_over_in_order() -> None:
             return []
         return [c.receive(0) for _ in range(3)]
 
-    found = ThreadWorld(2, 20).run(work)[1]
+    found = ThreadWorld(2).run(work)[1]
     assert [list(arrays) for arrays in found] == [["a", "b"]] * 3
     assert [arrays["a"].tolist() for arrays in found] == [[0.0] * 3, [1.0] * 3, [2.0] * 3]
     assert [arrays["b"].shape for arrays in found] == [(0,), (1,), (2,)]
@@ -135,10 +135,12 @@ def test_arrays_are_handed_over_in_order() -> None:
 
 # -- failures
 
+SOON = 100.0  # seconds: what would never happen has not happened by then
 
-def stopped(ranks: int, work: Work, timeout: float = 20) -> tuple[list[str], float]:
-    """(what every rank raised, or "", the seconds it took); the ranks are threads of the test."""
-    world = ThreadWorld(ranks, timeout)
+
+def stopped(ranks: int, work: Work, world: ThreadWorld | None = None) -> list[str]:
+    """What every rank raised, or ""; the ranks are threads of the test, and none of them stalls."""
+    world = world or ThreadWorld(ranks, 1e6)
     told = [""] * ranks
 
     def one(rank: int) -> None:
@@ -151,13 +153,39 @@ def stopped(ranks: int, work: Work, timeout: float = 20) -> tuple[list[str], flo
             communicator.abort(repr(error))
             told[rank] = "crashed"
 
-    began = time.monotonic()
-    every = [threading.Thread(target=one, args=(rank,)) for rank in range(ranks)]
+    every = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(ranks)]
     for thread in every:
         thread.start()
     for thread in every:
-        thread.join()
-    return told, time.monotonic() - began
+        thread.join(SOON)
+    assert not any(thread.is_alive() for thread in every), "a rank waits on"
+    return told
+
+
+def until(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + SOON
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+class Clock:
+    """What the world takes for the time; `seen` is what each thread has found there last."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.seen: dict[int, float] = {}
+
+    def monotonic(self) -> float:
+        now = self.seen[threading.get_ident()] = self.now
+        return now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(threads, "time", made)
+    return made
 
 
 X = np.ones((6, 4), np.float32)
@@ -177,9 +205,8 @@ def test_a_rank_that_fails_stops_all_others_at_once(where: str) -> None:
         else:
             c.agree("nothing", "")
 
-    told, seconds = stopped(3, work)
     failed = "rank 1 failed: ZeroDivisionError('division by zero')"
-    assert told == [failed, "crashed", failed] and seconds < 5
+    assert stopped(3, work) == [failed, "crashed", failed]
 
 
 def test_run_raises_what_the_first_rank_raised() -> None:
@@ -189,12 +216,12 @@ def test_run_raises_what_the_first_rank_raised() -> None:
         call(c, "all_reduce", X)
 
     with pytest.raises(Error) as caught:
-        ThreadWorld(3, 20).run(work)
+        ThreadWorld(3).run(work)
     assert str(caught.value) == "the disk is full\n  on rank 2 of 3"
 
 
 def test_after_a_failure_nothing_goes_on() -> None:
-    world = ThreadWorld(2, 20)
+    world = ThreadWorld(2)
 
     def fail(c: Communicator) -> None:
         if c.rank == 0:
@@ -254,8 +281,8 @@ def test_ranks_that_do_something_else_are_named(mine: Work, theirs: Work, told: 
             time.sleep(0.05 * (c.rank != first))
             (mine if c.rank == 0 else theirs)(c)
 
-        found, seconds = stopped(2, work)
-        assert found[0] == found[1] and seconds < 5
+        found = stopped(2, work)
+        assert found[0] == found[1]
         assert re.fullmatch(f"the ranks do not do the same: {told}", found[0])
 
 
@@ -263,8 +290,8 @@ def test_a_circle_of_three_is_found() -> None:
     def work(c: Communicator) -> None:
         call(c, "all_reduce", X, ((0, 1), (1, 2), (0, 2))[c.rank], place=f"line {c.rank}")
 
-    found, seconds = stopped(3, work)
-    assert len(set(found)) == 1 and "the ranks do not do the same" in found[0] and seconds < 5
+    found = stopped(3, work)
+    assert len(set(found)) == 1 and "the ranks do not do the same" in found[0]
 
 
 def test_a_rank_that_has_finished_is_not_waited_for() -> None:
@@ -273,30 +300,62 @@ def test_a_rank_that_has_finished_is_not_waited_for() -> None:
             call(c, "all_reduce", X, place="line 3")
 
     with pytest.raises(PeerError, match=r"rank 0 is at .* line 3, but rank 1 has finished"):
-        ThreadWorld(2, 20).run(work)
+        ThreadWorld(2).run(work)
 
 
-def test_a_rank_that_stalls_is_named() -> None:
+def test_a_rank_that_stalls_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_TURN", 0.05)
+    world = ThreadWorld(3, 1e6)
+
     def work(c: Communicator) -> None:
         if c.rank == 1:
-            time.sleep(1)
+            until(lambda: len(world._waits) == 2)
+            world.timeout = 0.2
+            until(lambda: world._failed is not None)
         call(c, "all_reduce", X, place="line 3")
 
-    found, seconds = stopped(3, work, timeout=0.2)
-    assert found[0] == found[1] == found[2] and seconds < 3
+    found = stopped(3, work, world)
+    assert found[0] == found[1] == found[2]
     assert found[0].startswith("rank 1 did not come to all_reduce (sum)")
     assert "in line 3: no rank has moved for 0.2 s; if it only takes long, give" in found[0]
 
 
-def test_ranks_may_wait_as_long_as_others_move() -> None:
+def test_ranks_may_wait_as_long_as_others_move(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_TURN", 1e3)
+    world = ThreadWorld(3, 10.0)
+    waiting: list[int] = []
+
     def work(c: Communicator) -> None:
-        for i in range(6):
-            if c.rank < 2:
-                time.sleep(0.1)
-                call(c, "all_reduce", X, (0, 1), place=f"line {i}")
+        if c.rank == 2:
+            waiting.append(threading.get_ident())
+            call(c, "all_reduce", X)
+            return
+        until(lambda: len(world._waits) == 1 or c.rank == 0)
+        for i in range(20):
+            clock.now += c.rank
+            call(c, "all_reduce", X, (0, 1), place=f"line {i}")
+        until(lambda: clock.seen[waiting[0]] == 20 or world._failed is not None)
         call(c, "all_reduce", X)
 
-    assert ThreadWorld(3, 0.4).run(work) == [None] * 3
+    assert stopped(3, work, world) == [""] * 3
+
+
+def test_a_process_that_stood_still_has_not_stalled(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_TURN", 0.01)
+    world = ThreadWorld(2, 60.0)
+
+    def work(c: Communicator) -> None:
+        if c.rank == 1:
+            until(lambda: len(world._waits) == 1)
+            clock.now += 1000  # ctrl-Z, and fg
+            until(lambda: 1000 in clock.seen.values() or world._failed is not None)
+        call(c, "all_reduce", X)
+
+    assert stopped(2, work, world) == ["", ""]
 
 
 def test_facts_are_compared() -> None:
@@ -304,8 +363,9 @@ def test_facts_are_compared() -> None:
         c.agree("the sizes", "S=3")
         c.agree("the inputs", f"B={c.rank // 2}")
 
-    found, _ = stopped(3, work)
-    assert found == ["the ranks differ in the inputs: rank 0 has B=0, rank 2 has B=1"] * 3
+    assert (
+        stopped(3, work) == ["the ranks differ in the inputs: rank 0 has B=0, rank 2 has B=1"] * 3
+    )
 
 
 def test_large_work_is_done_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,5 +377,5 @@ def test_large_work_is_done_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(threads, "perform", counted)
     operand = np.ones(threads.SMALL, np.float32)
-    found = ThreadWorld(3, 20).run(lambda c: call(c, "all_reduce", operand))
+    found = ThreadWorld(3).run(lambda c: call(c, "all_reduce", operand))
     assert sorted(done) == [0, 1, 2] and all((x == 3).all() for x in found)

@@ -56,7 +56,7 @@ def refused(*words: str | Path, stdin: str | bytes = "", status: int = 1) -> str
     return answer.err
 
 
-def shell(*words: str | Path, timeout: float = 60) -> Answer:
+def shell(*words: str | Path, timeout: float = 240) -> Answer:
     """Run a command in a process of its own."""
     command = [*PROGRAM, *map(str, words)]
     done = subprocess.run(

@@ -4,12 +4,15 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from irc.analysis.topology_file import default_topology, read_topology
+from irc.analysis.topology_fit import Measurement
+from irc.backends import measure as measuring
 from irc.backends.cuda import measure, runtime
 from irc.backends.measure import (
     COLLECTIVES,
@@ -17,6 +20,7 @@ from irc.backends.measure import (
     SINGLE,
     Case,
     Plan,
+    Tell,
     check,
     measure_threads,
     operand_of,
@@ -42,7 +46,17 @@ def test_threads_are_measured_where_no_gpu_is(monkeypatch: pytest.MonkeyPatch) -
     assert [line.split()[:2] for line in lines[2:]] == [["2", kind] for kind in COLLECTIVES]
 
 
-def test_the_topology_has_the_fitted_constants(tmp_path: Path) -> None:
+def timed(plan: Plan, tell: Tell) -> tuple[list[Measurement], str]:
+    """What is measured, but for its times: they lie on lines, as on no real machine."""
+    found, about = measure_threads(plan, tell)
+    assert all(each.us > 0 for each in found)
+    return [replace(m, us=20 * m.ways + m.size / 1000) for m in found], about
+
+
+def test_the_topology_has_the_fitted_constants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "measure_threads", timed)
     kinds = ("--kinds", "all_gather,reduce_scatter")
     words = ("bench", "collectives", "--on", "cpu", "--ranks", "3", *FEW, *kinds)
     answer = works(*words, "-o", tmp_path / "mine.json", "--json")
@@ -55,7 +69,7 @@ def test_the_topology_has_the_fitted_constants(tmp_path: Path) -> None:
     for found in answer.json["measurements"]:
         assert found["size"] % (4 * found["ways"]) == 0
         model = topology.time(found["kind"], found["ways"], found["size"])
-        assert model == pytest.approx(found["us"], rel=0.9)
+        assert model == pytest.approx(found["us"], rel=1e-3)
     assert {found["ways"] for found in answer.json["measurements"]} == {2, 3}
 
 
@@ -117,7 +131,7 @@ def test_processes_of_mpiexec_are_measured() -> None:
     words = ["collectives", *FEW, "--kinds", "all_reduce,scatter", "--json"]
     command = [mpiexec(), "-n", "2", sys.executable, "-m", "irc", "bench", *words]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -13,6 +13,7 @@ from tests.cli.runner import irc, refused, works
 from tests.tensorrt.lint_models import model, node
 
 ONE = "x:f16[4,8]"
+TARGET = Target.parse("tensorrt-rtx")
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def faulty(tmp_path: Path) -> Path:
 
 def test_a_clean_model(clean: Path) -> None:
     answer = works("lint", clean)
-    assert answer.out == f"{clean}: nothing\n"
+    assert answer.out == f"{clean}: no findings for {TARGET}\n"
 
 
 def test_findings_are_grouped_and_an_error_is_exit_status_1(faulty: Path) -> None:
@@ -47,7 +48,7 @@ def test_findings_are_grouped_and_an_error_is_exit_status_1(faulty: Path) -> Non
     assert first == f"{faulty}: 7 errors, 1 warning"
     assert error.startswith("  error [cast-to] a Cast to int16 is refused; cast to int32")
     assert places[0] == "    net.py:3  model/short0"
-    assert places[5] == "    and 2 more; --all prints them"
+    assert places[5] == "    and 2 more; irc lint --all prints them"
     assert places[6].startswith("  warning [double] float64 silently becomes float32")
     assert "model/short6" in irc("lint", faulty, "--all").out
 
@@ -60,7 +61,7 @@ def test_warnings_alone_are_no_failure(faulty: Path) -> None:
 def test_a_folder_has_every_model_linted(clean: Path, faulty: Path, tmp_path: Path) -> None:
     answer = irc("lint", tmp_path)
     assert answer.status == 1
-    assert f"{clean}: nothing\n{faulty}: 7 errors" in answer.out
+    assert f"{clean}: no findings for {TARGET}\n{faulty}: 7 errors" in answer.out
 
 
 def test_json(clean: Path, faulty: Path, tmp_path: Path) -> None:

@@ -2,16 +2,20 @@
 
 import os
 import re
+import resource
+import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from irc import __version__
 from irc.cli.main import COMMANDS
+from irc.core import Module
 from irc.errors import Error
+from irc.text import parse_module
 from tests.cli.runner import PROGRAM, irc, refused, shell, works
 from tests.layout import ROOT, project
 
@@ -183,6 +187,32 @@ def test_ctrl_c_is_130(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "interrupted" in answer.err
 
 
+@pytest.mark.parametrize(
+    "outcome", [Error("install it again"), OSError("no"), KeyError("lost"), BrokenPipeError(), None]
+)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_became_something_else_is_still_one(
+    module: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: Exception | None,
+    number: signal.Signals,
+    status: int,
+) -> None:
+    """The start of an extension module may answer with an error of its own, or with none."""
+
+    def started(place: str) -> Module:
+        with suppress(BaseException):
+            os.kill(os.getpid(), number)
+        if outcome is not None:
+            raise outcome
+        return parse_module(MODULE)
+
+    monkeypatch.setattr("irc.cli.show.read_module", started)
+    answer = irc("show", module)
+    assert answer.status == status
+    assert answer.err == ("\ninterrupted\n" if number == signal.SIGINT else "")
+
+
 def test_an_error_of_the_system_is_a_sentence(
     module: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,12 +266,15 @@ def test_the_help_is_fast_and_loads_nothing_heavy() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == ""
-    seconds: list[float] = []
-    for _ in range(5):
-        began = time.perf_counter()
-        shell("--help")
-        seconds.append(time.perf_counter() - began)
-    assert min(seconds) < 0.5
+    assert any(processor_seconds("--help") < 0.5 for _ in range(5))  # a quiet machine: a tenth
+
+
+def processor_seconds(*words: str) -> float:
+    """What a process of its own takes, however busy the machine is."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    shell(*words)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
 def test_every_command_module_keeps_heavy_packages_for_its_run() -> None:

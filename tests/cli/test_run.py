@@ -312,7 +312,8 @@ def test_text_appears_token_by_token_on_a_terminal(artifact: Path) -> None:
             break
         chunks.append(chunk)
     os.close(master)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=120) == 0
     shown = b"".join(chunks).decode("utf-8", "replace")
+    shown = shown.rpartition("\r\x1b[K")[2]  # what takes more than a second is said, and goes
     assert shown.startswith("\x1b[2mthe\x1b[0m"), "the prompt is dim"
     assert "tokens/s" in shown

@@ -8,7 +8,8 @@ import pytest
 
 import irc
 from irc.errors import Error
-from irc.frontends import huggingface, layers
+from irc.frontends import huggingface, layers, random_weights
+from tests.choices import settled
 from tests.fresh import fresh
 
 from ..models.golden import write_safetensors
@@ -16,6 +17,19 @@ from .test_layers import close, run, silu
 
 RANDOM = fresh(5)
 HIDDEN, WIDTH = 12, 7
+
+
+def tokens_for(layer: layers.MixtureOfExperts, *shape: int) -> np.ndarray:
+    """Random tokens of which none stands between two experts."""
+    return settled_in(random_weights(irc.trace(layer, {"x": irc.Spec("f32", shape)}), 3), *shape)
+
+
+def settled_in(module: irc.Module, *shape: int) -> np.ndarray:
+    return settled(
+        lambda: RANDOM.normal(size=shape).astype(np.float32),
+        module,
+        lambda x: irc.evaluate(module, {"x": x}),
+    )
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -51,8 +65,8 @@ def by_hand(
 @pytest.mark.parametrize("experts", [3, 5, 8])
 @pytest.mark.parametrize("chosen", [1, 2, 3])
 def test_routed_experts(experts: int, chosen: int, normalize: bool) -> None:
-    x = RANDOM.normal(size=(2, 5, HIDDEN)).astype(np.float32)
     layer = layers.MixtureOfExperts(HIDDEN, WIDTH, experts, chosen, normalize=normalize)
+    x = tokens_for(layer, 2, 5, HIDDEN)
     out, w = run(layer, x=x)
     wanted, _ = by_hand(x.reshape(-1, HIDDEN), w, chosen, normalize, 0)
     close(out["result0"], wanted.reshape(x.shape))
@@ -60,8 +74,9 @@ def test_routed_experts(experts: int, chosen: int, normalize: bool) -> None:
 
 @pytest.mark.parametrize("capacity", [1, 2, 4])
 def test_what_finds_no_room_is_counted(capacity: int) -> None:
-    x = RANDOM.normal(size=(9, HIDDEN)).astype(np.float32)
-    out, w = run(layers.MixtureOfExperts(HIDDEN, WIDTH, 3, 2, capacity=capacity), x=x)
+    layer = layers.MixtureOfExperts(HIDDEN, WIDTH, 3, 2, capacity=capacity)
+    x = tokens_for(layer, 9, HIDDEN)
+    out, w = run(layer, x=x)
     wanted, dropped = by_hand(x, w, 2, True, capacity)
     assert dropped >= 18 - 3 * capacity > 0
     close(out["result0"], wanted)
@@ -70,8 +85,8 @@ def test_what_finds_no_room_is_counted(capacity: int) -> None:
 
 @pytest.mark.parametrize("own_gate", [True, False])
 def test_a_shared_expert_sees_every_token(own_gate: bool) -> None:
-    x = RANDOM.normal(size=(5, HIDDEN)).astype(np.float32)
     layer = layers.MixtureOfExperts(HIDDEN, WIDTH, 5, 2, shared_size=9, shared_gate=own_gate)
+    x = tokens_for(layer, 5, HIDDEN)
     out, w = run(layer, x=x)
     names = [f"shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")]
     shared = gated(x, *(w[name] for name in names))
@@ -108,7 +123,7 @@ def test_a_checkpoint_has_the_experts_one_by_one(tmp_path: Path) -> None:
         f'concat(unbound("experts.0.up_proj.weight", [{WIDTH}, {HIDDEN}]).unsqueeze(0), '
     )
     huggingface.bind(module, tmp_path)
-    x = RANDOM.normal(size=(4, HIDDEN)).astype(np.float32)
+    x = settled_in(module, 4, HIDDEN)
     weights = {"gate.weight": tensors["gate.weight"]}
     for name in shapes:
         stacked = [tensors[f"experts.{e}.{name}.weight"] for e in range(3)]

@@ -222,6 +222,22 @@ def test_a_node(case: Case, rng: np.random.Generator, tmp_path: Path) -> None:
     compared(path, drawn(full, rng), 2e-5)
 
 
+@pytest.mark.parametrize(
+    "kind", ["LayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"]
+)
+def test_an_epsilon_that_is_not_given(kind: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    """Of numbers so small that little else is left than epsilon, or nothing of it."""
+    domain = "com.microsoft" if kind.startswith("Skip") else ""
+    added = ["r"] if domain else []
+    node = helper.make_node(kind, ["x", *added, "s"], ["out"], domain=domain)
+    inputs = dict.fromkeys(("x", *added), ("f32", (B, S, 8)))
+    initial = {"s": np.linspace(-2, 2, 8, dtype=np.float32)}
+    path = saved(model([node], inputs, ["out"], initial), tmp_path)
+    small = {n: (rng.uniform(1, 2, (3, 5, 8)) * 1e-4).astype(np.float32) for n in inputs}
+    small["x"][..., ::2] *= -1
+    compared(path, small, 1e-4)
+
+
 def test_constants_in_nodes(rng: np.random.Generator, tmp_path: Path) -> None:
     table = rng.standard_normal((40, 3)).astype(np.float32)
     nodes = [

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,6 +172,22 @@ def test_the_old_artifact_comes_back_if_the_rename_fails(
     assert entries(tmp_path) == ["out"]
 
 
+def test_an_older_artifact_that_cannot_be_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    make(output, old=b"1")
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EACCES, "Permission denied", "config.json")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    says = r"out is written, but the older one .* \(Permission denied\); delete .*\.old"
+    with pytest.raises(Error, match=says), whole_folder(output, replaceable) as folder:
+        (folder / "new").write_text("2")
+    assert entries(output) == ["new"]
+
+
 FILL = """
     import sys, time
     from pathlib import Path
@@ -178,7 +195,7 @@ FILL = """
     with whole_folder(Path(sys.argv[1]), lambda folder: False) as folder:
         (folder / "half").write_text("x")
         print("writing", flush=True)
-        time.sleep(60)
+        time.sleep(3600)
 """
 
 
@@ -190,7 +207,7 @@ def test_ctrl_c_in_another_process_leaves_nothing(tmp_path: Path) -> None:
             assert process.stdout.readline() == b"writing\n"
             assert len(entries(tmp_path)) == 1
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=30)
+            process.communicate(timeout=120)
         finally:
             process.kill()
     assert entries(tmp_path) == []

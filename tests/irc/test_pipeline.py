@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import irc.passes
@@ -110,6 +110,7 @@ VALUES = st.fixed_dictionaries(
 
 
 def test_every_value_reads_back(options: type[Pass]) -> None:
+    @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on busy machines
     @given(st.lists(VALUES, max_size=3))
     def check(values: list[dict[str, Any]]) -> None:
         pipeline = Pipeline(tuple(options(**v) for v in values))

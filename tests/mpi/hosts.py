@@ -77,6 +77,7 @@ def two_hosts(folder: Path) -> Iterator[Hosts]:
         choice = f"irc{os.getpid()}$(test $host = {addresses[0]} && echo a || echo b)"
         ssh.write_text(SSH.replace("{names}", choice))
         ssh.chmod(0o755)
+        subprocess.run([ssh, addresses[1], "true"], check=True, capture_output=True)
         yield Hosts(addresses, ends[0], ["ip", "netns", "exec", names[0]], ssh)
     finally:
         for name in names:

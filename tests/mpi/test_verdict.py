@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from irc.backends.mpi import guardian
+from irc.backends.mpi import process as processes
+from irc.backends.mpi.guardian import Guardian
 from irc.backends.mpi.process import Glance, Home, glance, life, own_home
 from irc.backends.mpi.sign import ENDED, MOVES, PAUSED, SIZE, WAITS, WORKS, Failure, Seen, Sign
 from irc.backends.mpi.sign import decoded as sign_of
@@ -77,7 +84,9 @@ def test_what_the_kernel_says_counts() -> None:
     assert "died" in judged(seen(0, WORKS), seen(1, WORKS), glances={1: Glance(False)})
     assert "(SIGSTOP)" in judged(*ranks, glances={1: Glance(True, stopped=True)})
     assert judged(*ranks, glances={1: Glance(True, ticks=3)}) == "", "it computes, but cannot speak"
-    assert ranks[1].heard == NOW
+    assert (ranks[1].heard, ranks[1].moved) == (NOW, NOW)
+    ranks[1].heard -= 6
+    assert judged(*ranks, glances={1: Glance(True, ticks=3, ready=True)}) == "", "others compute"
     ranks[1].heard -= 6
     assert "uses no CPU" in judged(*ranks, glances={1: Glance(True, ticks=3)})
 
@@ -111,13 +120,41 @@ def test_a_process_is_seen() -> None:
     assert glance(Home(home.host, "another", home.process, home.began, 1)) is None
     assert glance(Home(home.host, home.kernel, home.process, home.began + 1, 1)) == Glance(False)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    child.kill()
-    time.sleep(0.1)
-    assert glance(Home(home.host, home.kernel, child.pid, 0, 1)) == Glance(False)
+    began = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    there = Home(home.host, home.kernel, child.pid, began, 1)
+    for number, seen in (
+        (0, Glance(True)),
+        (signal.SIGSTOP, Glance(True, stopped=True)),
+        (signal.SIGKILL, Glance(False)),  # and nobody has waited for it
+    ):
+        os.kill(child.pid, number)
+        until = time.monotonic() + 60
+        while replace(glance(there) or seen, ticks=0, ready=False) != seen:
+            assert time.monotonic() < until, glance(there)
+            time.sleep(0.01)
     child.communicate()
 
 
-def test_computing_is_life_and_waiting_is_none() -> None:
+def test_a_process_that_computes_is_ready(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def seen(state: str) -> Glance | None:
+        fields = ["7", "(a b)", state, *["1"] * 10, "5", "6", *["1"] * 6, "44"]
+        (tmp_path / "stat").write_text(" ".join(fields))
+        return glance(Home("a", "k", 7, 44, 1))
+
+    monkeypatch.setattr(processes, "_kernel", lambda: "k")
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    (tmp_path / "7").symlink_to(tmp_path)
+    assert [seen(state) for state in "RDSTZ"] == [
+        *[Glance(True, ticks=11, ready=True)] * 2,
+        Glance(True, ticks=11),
+        Glance(True, stopped=True, ticks=11),
+        Glance(False),
+    ]
+
+
+def test_computing_is_life_and_waiting_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_others_run", lambda: False)  # pytest's own threads may
+
     def grown(do: Callable[[], object]) -> int:
         before = life()
         do()
@@ -134,8 +171,89 @@ def test_computing_is_life_and_waiting_is_none() -> None:
         thread.join()
 
     assert grown(in_a_thread) >= 20
-    # a thread of the tests' own may run at either end, but not always
+    # the kernel may read something from the disk meanwhile, but not always
     assert any(abs(grown(lambda: time.sleep(0.1))) < 20 for _ in range(5))
+
+
+def guardian_of(ranks: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Guardian, dict[str, Any]]:
+    """A guardian, and what it sees: the ranks, the launcher's state and ticks, one that begins."""
+    world: dict[str, Any] = {"living": range(ranks), "state": "S", "ticks": 0, "begins": False}
+
+    def stat(process: str) -> list[str]:
+        return [world["state"], *["0"] * 10, "3", str(world["ticks"])]
+
+    found = {rank: guardian.Living("S", (rank,)) for rank in range(ranks)}
+    living = lambda launcher: {rank: found[rank] for rank in world["living"]}  # noqa: E731
+    monkeypatch.setattr(guardian, "ranks_below", living)
+    monkeypatch.setattr(guardian, "is_beginning", lambda launcher: world["begins"])
+    monkeypatch.setattr(guardian, "stat_of", stat)
+    return Guardian(0, 0, 0, ranks, ranks), world
+
+
+def test_a_rank_that_has_ended_is_missed_at_the_second_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guard, world = guardian_of(3, monkeypatch)
+    gone = "rank 1 ended before it had met the others", 1
+    assert [guard.problem(NOW) for _ in range(3)] == [None] * 3
+    world["living"] = [0, 2]
+    assert [guard.problem(NOW) for _ in range(2)] == [None, gone]
+
+
+def test_a_rank_that_has_not_begun_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard, world = guardian_of(2, monkeypatch)
+    guard.problem(NOW)
+    world |= {"living": [0], "state": "R"}
+    assert [guard.problem(NOW) for _ in range(9)] == [None] * 9, "the launcher gets no core"
+    world |= {"ticks": 5, "begins": True}
+    assert [guard.problem(NOW) for _ in range(9)] == [None] * 9, "a process is yet to begin"
+    world |= {"begins": False}
+    assert [guard.problem(NOW) for _ in range(9)] == [None] * 9, "it got none since"
+    found: list[object] = []
+    for world["ticks"] in (6, 7):
+        found.append(guard.problem(NOW))
+    assert found == [None, ("rank 1 ended before it had met the others", 1)]
+
+
+FORK = """
+import os, sys, time
+if not os.fork():
+    print("there", flush=True)
+    sys.stdin.readline()
+    os.execvp(sys.executable, [sys.executable, "-c", "input()"])
+os.wait()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_process_that_is_no_program_yet_is_seen() -> None:
+    command = [sys.executable, "-c", FORK]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdin is not None and launcher.stdout is not None
+        assert launcher.stdout.readline() == b"there\n"
+        assert guardian.is_beginning(launcher.pid)
+        launcher.stdin.write(b"now\n")
+        launcher.stdin.flush()
+        until = time.monotonic() + 60
+        while guardian.is_beginning(launcher.pid):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+def test_a_thread_that_may_run_is_life() -> None:
+    over = threading.Event()
+
+    def spin() -> None:
+        while not over.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    until = time.monotonic() + 60
+    while not processes._others_run():
+        assert time.monotonic() < until
+    over.set()
+    thread.join()
 
 
 @pytest.mark.parametrize("step", [1, 3, 1000])

@@ -11,14 +11,17 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import BinaryIO
 
 import pytest
 
 from tests.layout import ROOT
 
 MARK = "IRC_TEST_WORLD"  # in the environment of every process of a world, with the world's own word
+SOON = 120.0  # seconds: what would never happen has not happened by then
 MPIEXEC = Path(sys.prefix, "bin", "mpiexec")
 needs_mpi = pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None or not MPIEXEC.is_file(),
@@ -45,13 +48,18 @@ class Outcome:
 
 @dataclass
 class World:
-    """Processes that were started together."""
+    """Processes that were started together; what they print goes into files, and never waits."""
 
     process: subprocess.Popen[bytes]
     word: str
-    began: float = field(default_factory=time.monotonic)
+    out: BinaryIO
+    err: BinaryIO
 
-    def ranks(self, count: int, seconds: float = 20) -> dict[int, int]:
+    def printed(self) -> bytes:
+        """Standard output up to now."""
+        return os.pread(self.out.fileno(), 1 << 24, 0)
+
+    def ranks(self, count: int, seconds: float = SOON) -> dict[int, int]:
         """The process of each rank, once there are so many."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -61,11 +69,12 @@ class World:
             time.sleep(0.05)
         raise AssertionError(f"no {count} ranks: {left(self.word)}")
 
-    def end(self, seconds: float = 30) -> tuple[int, str, str]:
+    def end(self, seconds: float = SOON) -> tuple[int, str, str]:
         """Exit status, standard output and error, once nothing is left."""
-        out, err = self.process.communicate(timeout=seconds)
+        self.process.wait(seconds)
         assert nothing_left(self.word), left(self.word)
-        return self.process.returncode, out.decode(), err.decode()
+        err = os.pread(self.err.fileno(), 1 << 24, 0)
+        return self.process.returncode, self.printed().decode(), err.decode()
 
 
 def left(word: str) -> list[Left]:
@@ -89,7 +98,7 @@ def left(word: str) -> list[Left]:
     return found
 
 
-def nothing_left(word: str, seconds: float = 3) -> bool:
+def nothing_left(word: str, seconds: float = SOON) -> bool:
     """Whether all processes of a world are gone, soon."""
     until = time.monotonic() + seconds
     while left(word):
@@ -100,29 +109,33 @@ def nothing_left(word: str, seconds: float = 3) -> bool:
 
 
 @contextmanager
-def started(command: Sequence[str | Path], stdin: bytes = b"") -> Iterator[World]:
-    """A world while it runs; at the end all of it is killed, whatever happened."""
+def started(
+    command: Sequence[str | Path], stdin: bytes = b"", stdout: int | None = None
+) -> Iterator[World]:
+    """A world while it runs; at the end all of it is killed, whatever happened.
+
+    `stdout` is where standard output goes instead of the file.
+    """
     word = uuid.uuid4().hex
-    process = subprocess.Popen(
-        [str(each) for each in command],
-        cwd=ROOT,
-        env={**os.environ, MARK: word},
-        stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        if stdin and process.stdin is not None:
-            process.stdin.write(stdin)
-            process.stdin.close()
-            process.stdin = None
-        yield World(process, word)
-    finally:
-        for each in left(word):
-            with suppress(ProcessLookupError):  # it may have ended by itself meanwhile
-                os.kill(each.process, 9)
-        process.kill()
-        process.communicate()
+    with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
+        given.write(stdin)
+        given.seek(0)
+        process = subprocess.Popen(
+            [str(each) for each in command],
+            cwd=ROOT,
+            env={**os.environ, MARK: word},
+            stdin=given if stdin else subprocess.DEVNULL,
+            stdout=out if stdout is None else stdout,
+            stderr=err,
+        )
+        try:
+            yield World(process, word, out, err)
+        finally:
+            for each in left(word):
+                with suppress(ProcessLookupError):  # it may have ended by itself meanwhile
+                    os.kill(each.process, 9)
+            process.kill()
+            process.wait()
 
 
 def program(ranks: int, name: str, folder: Path) -> list[str]:

@@ -13,6 +13,7 @@ MODULES = (
     "examples_b",
     "examples_moe",
     "examples_distributed",
+    "examples_quant",
 )
 
 

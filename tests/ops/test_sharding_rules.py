@@ -23,7 +23,7 @@ from tests.ops.examples import EXAMPLES
 
 AXIS = "tp"
 WAYS = (2, 3, 4)
-DRAWS = 60  # what a rule guards against may be rare, such as one row of long positions among short
+DRAWS = 400  # at most: what a rule guards against may be rare, such as one short row among long
 INDEX = {"embedding": "ids", "moe_combine": "chosen"}  # the operand that counts in positions
 HEADED = ("attention", "rope", "cache_update")  # a dimension of theirs holds whole heads
 Array = np.ndarray[Any, Any]

@@ -219,3 +219,23 @@ def test_parameters_joined_before_they_have_values_get_the_same_random_numbers()
     after = evaluate(random_weights(parse_module(str(fused)), 3), x)["result0"]
     before = evaluate(random_weights(parse_module(QKV), 3), x)["result0"]
     assert before.tobytes() == after.tobytes()
+
+
+@pytest.mark.parametrize("term", ["%y", "reduced"])
+def test_a_sum_of_thousands_of_terms(term: str) -> None:
+    """Python's own stack is a thousand frames."""
+    lines, count = list[str](), 5000
+    for i in range(count):
+        if term == "reduced":
+            lines.append(f'%r{i} = all_reduce %p {{axis="tp"}} : f32[4]')
+        lines.append(f"%x{i + 1} = add %x{i}, {f'%r{i}' if term == 'reduced' else term} : f32[4]")
+    body = "\n".join(lines)
+    text = f"""module @m mesh(tp=2) {{
+      func @forward(%x0: f32[4], %y: f32[4], %p: f32[4]{{sum tp}}) -> (f32[4]) {{
+        {body}
+        return %x{count}
+      }} }}"""
+    module = parse_module(text)
+    run_pipeline(module, "fuse-collectives")
+    kinds = [op.opname for op in module.main]
+    assert kinds.count("all_reduce") == (term == "reduced")

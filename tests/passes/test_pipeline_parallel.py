@@ -226,7 +226,7 @@ def test_random_programs_are_the_same(scopes: str, stages: int) -> None:
         assert bits(one_by_one(module, inputs)) == before, f"seed {seed}"
         run_pipeline(module, "canonicalize, cse, fold, dce", [VerifyEach()])
         assert bits(one_by_one(module, inputs)) == before, f"seed {seed}"
-    assert done > 10
+    assert done > 4, "more than half of all programs can be cut"
 
 
 def test_any_module_is_cut_or_refused() -> None:

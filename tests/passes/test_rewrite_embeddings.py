@@ -205,7 +205,7 @@ FOUND = "%e = embedding %ids, @t : f32[4, 8]{sum tp}\n"
 def test_what_is_left_alone(type: str, body: str, reason: str) -> None:
     module = parse_module(LEFT.format(type=type, body=body))
     text = str(module)
-    notes = after(module, "{scheme=rows}").notes
+    notes = after(module).notes
     assert str(module) == text
     assert notes[0] == f"@t is looked up as it is: {reason}"
 
@@ -305,6 +305,42 @@ def test_names_that_are_taken_are_refused(tmp_path: Path) -> None:
     text = str(module).replace("y:", "overflow:")
     with pytest.raises(Error, match="one of these names is taken"):
         after(parse_module(text), "{scheme=kd, capacity=1}")
+
+
+CALLING = """module @m mesh(tp=2) {
+  weight @t : f32[13@tp, 4] = random("t", 1, 0.5, [13, 4])
+  func @twice(%x: f32[6, 4]) -> (f32[6, 4]) {
+    %y = add %x, %x : f32[6, 4]
+    return %y
+  }
+  func @found(%ids: i32[6]) -> (f32[6, 4]) {
+    %e = embedding %ids, @t : f32[6, 4]{sum tp}
+    %y = all_reduce %e {axis="tp"} : f32[6, 4]
+    return %y
+  }
+  func @main(%ids: i32[6]) -> (y: f32[6, 4]) {
+    %e = embedding %ids, @t : f32[6, 4]{sum tp}
+    %r = all_reduce %e {axis="tp"} : f32[6, 4]
+    %y = call %r {callee=@twice} : f32[6, 4]
+    return %y
+  }
+}"""
+
+
+def test_room_for_all_is_behind_what_it_calls_and_before_the_main_function() -> None:
+    first, rest = CALLING.split("  func @found")
+    module = parse_module(first + "  func @main" + rest.partition("  func @main")[2])
+    after(module, "{scheme=ka, capacity=1}")
+    assert list(module.functions) == ["twice", "exact", "main"] and module.main.name == "main"
+    again = parse_module(str(module))
+    ids = {"ids": fresh(31).integers(0, 13, 6).astype(np.int32)}
+    wanted = evaluate(module, ids, function="exact")
+    assert_same(evaluate(again, ids, function="exact")["y"], wanted["y"], ids)
+
+
+def test_only_the_main_function_may_be_short_of_room() -> None:
+    with pytest.raises(Error, match="and @found has one; put inline in front"):
+        after(parse_module(CALLING), "{scheme=ka, capacity=1}")
 
 
 def test_random_uses_of_policy_and_scheme_agree(tmp_path: Path) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import struct
 import threading
-import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
 from irc.backends.processes import meeting
 from irc.backends.processes.communicator import HubCommunicator, wait_until
+from irc.backends.processes.hub import Hub
 from irc.backends.processes.meeting import Address, meet
 from irc.errors import Error
+from tests.ports import HOST, held_port, listener, port_of
 
+SOON = 120.0  # seconds: what would never happen has not happened by then
 TORCHRUN = {"MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
 
 
@@ -41,26 +47,33 @@ def test_no_address() -> None:
         Address.of({"MASTER_ADDR": "a", "MASTER_PORT": "x"})
 
 
-def free_address(key: bytes = b"key") -> Address:
-    with socket.create_server(("localhost", 0)) as server:
-        return Address("localhost", int(server.getsockname()[1]), key)
+@pytest.fixture
+def address(port: int) -> Address:
+    return Address(HOST, port, b"key")
 
 
-def all_of(
-    address: Address, ranks: list[tuple[int, int, bytes]], patience: float
-) -> list[HubCommunicator | Error]:
-    """What (rank, ranks, key) get that meet at an address."""
+@pytest.fixture
+def door(address: Address) -> Iterator[meeting._Door]:
+    """Rank 0's, of two ranks; nobody goes in or out by itself."""
+    made = meeting._Door(address, Hub(2), 2)
+    yield made
+    made.close()
+    made._hub.close(0.0)
+
+
+def all_of(address: Address, ranks: list[tuple[int, int]]) -> list[HubCommunicator | Error]:
+    """What (rank, ranks) get that meet at an address."""
     found: dict[int, Any] = {}
 
-    def one(number: int, rank: int, count: int, key: bytes) -> None:
+    def one(number: int, rank: int, count: int) -> None:
         try:
-            place = Address(address.host, address.port, key)
-            found[number] = meet(place, rank, count, patience=patience)
+            found[number] = meet(address, rank, count, patience=SOON)
         except Error as error:
             found[number] = error
 
     threads = [
-        threading.Thread(target=one, args=(number, *each)) for number, each in enumerate(ranks)
+        threading.Thread(target=one, args=(number, *each), daemon=True)
+        for number, each in enumerate(ranks)
     ]
     for thread in threads:
         thread.start()
@@ -69,48 +82,68 @@ def all_of(
     return [found[number] for number in range(len(ranks))]
 
 
-def test_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_HANDSHAKE", 2.0)
-    found = all_of(free_address(), [(2, 3, b"key"), (0, 3, b"key"), (1, 3, b"key")], 20)
-    assert sorted(c.rank for c in found if isinstance(c, HubCommunicator)) == [0, 1, 2]
-    time.sleep(2.3)  # the limit of the handshake holds no longer
-    assert not any(c.failed for c in found if isinstance(c, HubCommunicator))
-    closing = [threading.Thread(target=c.close) for c in found if isinstance(c, HubCommunicator)]
+def close_all(found: list[HubCommunicator | Error]) -> None:
+    """Ranks that have met take leave."""
+    met = [each for each in found if isinstance(each, HubCommunicator)]
+    assert len(met) == len(found), found
+    closing = [threading.Thread(target=each.close, daemon=True) for each in met]
     for thread in closing:
         thread.start()
     for thread in closing:
-        thread.join()
+        thread.join(SOON)
+    assert not any(each.failed for each in met)
 
 
-def test_another_key() -> None:
-    first, second = all_of(free_address(), [(0, 2, b"key"), (1, 2, b"other")], 0.8)
-    assert "rank 1 did not come to rank 0" in str(first)
-    assert "give all ranks the same, and a port of their own" in str(second)
+def patience_of(connection: Connection[Any, Any]) -> bytes:
+    """How long a read may last; zeros for ever."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        return end.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.calcsize("ll"))
 
 
-def test_another_world() -> None:
-    first, _ = all_of(free_address(), [(0, 2, b"key"), (1, 3, b"key")], 3)
+def test_ranks_meet(address: Address) -> None:
+    found = all_of(address, [(2, 3), (0, 3), (1, 3)])
+    met = [each for each in found if isinstance(each, HubCommunicator)]
+    assert [each.rank for each in met] == [2, 0, 1]
+    # the limit of the handshake holds no longer
+    ends = [each._connection for each in met]
+    ends += [each.connection for c in met if c._hub for each in c._hub._members.values()]
+    assert [patience_of(each) for each in ends] == [struct.pack("ll", 0, 0)] * 6
+    close_all(found)
+
+
+def test_ranks_meet_where_only_ipv6_is() -> None:
+    with ExitStack() as stack:
+        try:
+            port = stack.enter_context(held_port("::1"))
+        except OSError:
+            pytest.skip("no IPv6 on this machine")
+        close_all(all_of(Address("::1", port, b"key"), [(1, 2), (0, 2)]))
+
+
+def test_another_key(door: meeting._Door, port: int) -> None:
+    with pytest.raises(Error, match="give all ranks the same, and a port of their own"):
+        meet(Address(HOST, port, b"other"), 1, 2, patience=SOON)
+    assert (door._hub.missing(), door.refused) == ([0, 1], "")
+
+
+def test_another_world(address: Address) -> None:
+    first, _ = all_of(address, [(0, 2), (1, 3)])
     assert "says that it is rank 1 of 3, and there are 2 here" in str(first)
 
 
 def test_a_port_that_is_taken() -> None:
-    with socket.create_server(("", 0)) as server:
-        address = Address("localhost", int(server.getsockname()[1]), b"key")
+    with listener() as server:
+        address = Address(HOST, port_of(server), b"key")
         with pytest.raises(Error, match="set MASTER_ADDR to this host and MASTER_PORT to a free"):
-            meet(address, 0, 2, patience=1)
+            meet(address, 0, 2, patience=SOON)
 
 
 def test_a_listener_that_stays_silent() -> None:
-    with socket.create_server(("localhost", 0)) as server:
-        address = Address("localhost", int(server.getsockname()[1]), b"key")
-        found: list[list[HubCommunicator | Error]] = []
-        rank = threading.Thread(
-            target=lambda: found.append(all_of(address, [(1, 2, b"key")], 1)), daemon=True
-        )
-        rank.start()
-        rank.join(6)
-    assert not rank.is_alive()
-    assert "rank 1 did not reach rank 0 at" in str(found[0][0])
+    with (
+        listener() as server,
+        pytest.raises(Error, match=r"rank 1 did not reach rank 0 at .* within 1 s"),
+    ):
+        meet(Address(HOST, port_of(server), b"key"), 1, 2, patience=1)
 
 
 def test_a_listener_that_says_something_else() -> None:
@@ -120,52 +153,38 @@ def test_a_listener_that_says_something_else() -> None:
             accepted.sendall(b"\0\0\0\5hello")
             accepted.recv(1)
 
-    with socket.create_server(("localhost", 0)) as server:
-        address = Address("localhost", int(server.getsockname()[1]), b"key")
-        answering = threading.Thread(target=answer)
+    with listener() as server:
+        answering = threading.Thread(target=answer, daemon=True)
         answering.start()
         with pytest.raises(Error, match="is not rank 0 of this run"):
-            meet(address, 1, 2, patience=3)
-        answering.join()
+            meet(Address(HOST, port_of(server), b"key"), 1, 2, patience=SOON)
+        answering.join(SOON)
 
 
-def test_a_stranger_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def until_closed(stranger: socket.socket) -> None:
+    """Read until rank 0 ends the connection; a TimeoutError where it does not."""
+    stranger.settimeout(SOON)
+    try:
+        while stranger.recv(100):
+            pass
+    except ConnectionError:
+        return  # it has not read all that it was sent
+
+
+def test_a_stranger_is_not_waited_for(
+    door: meeting._Door, address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(meeting, "_HANDSHAKE", 1.0)
-    address = free_address()
-    closed: list[bool] = []
-
-    def knock() -> None:
-        with socket.socket() as silent:
-            if not wait_until(lambda: not silent.connect_ex((address.host, address.port)), 5):
-                return
-            silent.settimeout(4)
-            with suppress(TimeoutError):
-                while silent.recv(100):
-                    pass
-                closed.append(True)
-
-    stranger = threading.Thread(target=knock)
-    stranger.start()
-    with pytest.raises(Error, match="rank 1 did not come"):
-        meet(address, 0, 2, patience=0.5)
-    stranger.join()
-    assert closed == [True]
+    with socket.create_connection((HOST, address.port)) as silent:
+        until_closed(silent)
+    assert (door._hub.missing(), door.refused) == ([0, 1], "")
 
 
-def test_a_stranger_changes_nothing() -> None:
-    address = free_address()
-
-    def knock() -> None:
-        for _ in range(200):
-            try:
-                with socket.create_connection((address.host, address.port), 0.2) as stranger:
-                    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-                return
-            except OSError:
-                continue
-
-    stranger = threading.Thread(target=knock)
-    stranger.start()
-    with pytest.raises(Error, match="rank 1 did not come"):
-        meet(address, 0, 2, patience=0.5)
-    stranger.join()
+def test_a_stranger_changes_nothing(door: meeting._Door, address: Address) -> None:
+    with socket.create_connection((HOST, address.port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        until_closed(stranger)
+    assert (door._hub.missing(), door.refused) == ([0, 1], "")
+    connection = meeting._connected(address, 1, 2, SOON)
+    assert wait_until(lambda: door._hub.missing() == [0], SOON), "a rank comes in as ever"
+    connection.close()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
-import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,9 +17,11 @@ import pytest
 
 import irc
 from irc.cli.place import ADDRESS, PARENT, Place, place_in_world
+from tests.ports import HOST
 from tests.tiny_checkpoint import write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
+SOON = 120.0  # seconds: what would never happen has not happened by then
 PROMPT = ["--prompt", "Beautiful is", "--max-new-tokens", "5"]
 
 
@@ -46,10 +49,10 @@ def started(words: list[str], variables: Mapping[str, str] | None = None) -> Pro
     )
 
 
-def ended(process: Process, seconds: float = 40) -> tuple[int, str, str]:
+def ended(process: Process) -> tuple[int, str, str]:
     """(status, output, errors); standard input stays open until then."""
     try:
-        process.wait(seconds)
+        process.wait(SOON)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
@@ -75,7 +78,7 @@ def test_irc_starts_a_process_per_rank(artifact: Path, text: str) -> None:
 def test_the_prompt_may_come_by_standard_input(artifact: Path, text: str) -> None:
     words = [str(artifact), "--prompt", "-", *PROMPT[2:], "--launcher", "processes"]
     process = started(words)
-    out, _ = process.communicate("Beautiful is\n", 40)
+    out, _ = process.communicate("Beautiful is\n", SOON)
     assert (process.returncode, out) == (0, text)
 
 
@@ -92,27 +95,21 @@ def test_an_error_of_all_ranks_is_said_once(artifact: Path) -> None:
     assert errors.count("the prompt has no tokens") == 1
 
 
-def free_port() -> int:
-    with socket.create_server(("localhost", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def torchrun(rank: int, port: int) -> dict[str, str]:
     place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-    return place | {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    return place | {"MASTER_ADDR": HOST, "MASTER_PORT": str(port)}
 
 
 def slurm(rank: int, port: int) -> dict[str, str]:
     place = {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank)}
-    nodes = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost"}
+    nodes = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": HOST}
     return place | nodes | {"MASTER_PORT": str(port)}
 
 
 @pytest.mark.parametrize("variables", [torchrun, slurm])
 def test_ranks_that_others_start(
-    variables: Callable[[int, int], dict[str, str]], artifact: Path, text: str
+    variables: Callable[[int, int], dict[str, str]], artifact: Path, text: str, port: int
 ) -> None:
-    port = free_port()
     ranks = [started([str(artifact), *PROMPT], variables(rank, port)) for rank in (1, 0)]
     (_, silent, nothing), (status, out, _) = [ended(each) for each in ranks]
     assert (status, out) == (0, text)
@@ -120,25 +117,22 @@ def test_ranks_that_others_start(
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_rank_of_torchrun_that_dies(lost: int, artifact: Path) -> None:
-    port = free_port()
+def test_a_rank_of_torchrun_that_dies(lost: int, artifact: Path, port: int) -> None:
     words = [str(artifact), "--prompt", "-"]
     ranks = [started(words, torchrun(rank, port)) for rank in (0, 1)]
-    wait_until_met(ranks[1].pid)
+    wait_until_met(ranks[0])
     ranks[lost].kill()
-    status, _, errors = ended(ranks[1 - lost], 12)
+    status, _, errors = ended(ranks[1 - lost])
     assert status != 0
     assert f"error: rank {lost}" in errors and "died" in errors
     ended(ranks[lost])
 
 
-def test_a_rank_that_torchrun_did_not_start(
-    artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_torchrun_did_not_start(port: int) -> None:
     from irc.backends.processes.meeting import Address, meet
     from irc.errors import Error
 
-    address = Address("localhost", free_port(), b"key")
+    address = Address(HOST, port, b"key")
     with pytest.raises(Error, match=r"rank 1 and rank 2 did not come to rank 0 at localhost:\d+"):
         meet(address, 0, 3, patience=0.3)
     with pytest.raises(Error, match="rank 1 did not reach rank 0 at localhost"):
@@ -160,38 +154,41 @@ def children(parent: int) -> dict[int, int]:
     return found
 
 
-def wait_until_met(process: int) -> None:
-    """The rank of a process waits for the first one's prompt: it sleeps with all its threads."""
-    tasks = Path(f"/proc/{process}/task")
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        names = [each.read_text().strip() for each in tasks.glob("*/comm")]
-        if len(names) >= 3:
-            time.sleep(1.0)
-            return
-        time.sleep(0.1)
-    raise TimeoutError("the ranks did not meet")
+def wait_until(ready: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + SOON
+    while not ready():
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
+
+
+def wait_until_met(process: Process) -> None:
+    """Until rank 0 reads its prompt, half of which comes here: it does that when all have met."""
+    assert process.stdin is not None
+    pipe = process.stdin.fileno()
+    process.stdin.write("Beautiful")
+    process.stdin.flush()
+    unread = bytes(4)
+    wait_until(
+        lambda: process.poll() is not None or fcntl.ioctl(pipe, termios.FIONREAD, unread) == unread,
+        "the ranks did not meet",
+    )
+    assert process.poll() is None, ended(process)
 
 
 @pytest.fixture
 def waiting(artifact: Path) -> Iterator[tuple[Process, dict[int, int]]]:
     """Ranks that wait for the prompt; none is left in the end."""
     process = started([str(artifact), "--prompt", "-", "--ranks", "2"])
-    until = time.monotonic() + 30
-    while len(children(process.pid)) < 2 and time.monotonic() < until:
-        time.sleep(0.1)
+    wait_until_met(process)
     ranks = children(process.pid)
-    wait_until_met(ranks[1])
+    assert sorted(ranks) == [0, 1]
     yield process, ranks
     process.kill()
     for stream in (process.stdin, process.stdout, process.stderr):
         assert stream is not None
         stream.close()
     process.wait()
-    until = time.monotonic() + 10
-    while any(map(lives, ranks.values())):
-        assert time.monotonic() < until, "a process was left behind"
-        time.sleep(0.1)
+    wait_until(lambda: not any(map(lives, ranks.values())), "a process was left behind")
 
 
 def lives(process: int) -> bool:
@@ -206,7 +203,7 @@ def lives(process: int) -> bool:
 def test_a_rank_that_is_killed(lost: int, waiting: tuple[Process, dict[int, int]]) -> None:
     process, ranks = waiting
     os.kill(ranks[lost], signal.SIGKILL)
-    status, _, errors = ended(process, 10)
+    status, _, errors = ended(process)
     assert status == 1
     assert f"rank {lost} (process {ranks[lost]}" in errors and "died" in errors
     assert errors.count("error:") == 1
@@ -215,7 +212,7 @@ def test_a_rank_that_is_killed(lost: int, waiting: tuple[Process, dict[int, int]
 def test_a_rank_that_is_stopped(waiting: tuple[Process, dict[int, int]]) -> None:
     process, ranks = waiting
     os.kill(ranks[1], signal.SIGSTOP)
-    status, _, errors = ended(process, 15)
+    status, _, errors = ended(process)
     assert status == 1
     assert "rank 1 " in errors and "its process is stopped (SIGSTOP)" in errors
 
@@ -223,7 +220,7 @@ def test_a_rank_that_is_stopped(waiting: tuple[Process, dict[int, int]]) -> None
 def test_ctrl_c(waiting: tuple[Process, dict[int, int]]) -> None:
     process, _ = waiting
     process.send_signal(signal.SIGINT)
-    status, _, errors = ended(process, 10)
+    status, _, errors = ended(process)
     assert status == 130
     assert errors.count("interrupted") == 1
 

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 import irc
+from irc.backends.reference import evaluate
 from irc.core import Module
 from irc.dtypes import numpy_dtype
 from irc.frontends import random_weights
 from irc.frontends.trace import Spec
 from irc.types import TensorType
+from tests.choices import settled
 
 HIDDEN = 24
 SIZES = {"B": 6, "S": 5, "M": 7, "R": 24}  # R divides by all numbers of ranks
@@ -46,7 +48,12 @@ class Case:
 def drawn(module: Module, rng: np.random.Generator, **sizes: int) -> dict[str, np.ndarray]:
     """Random inputs: ids, some of which no table has; lengths and positions that are there."""
     known = SIZES | sizes
-    return {str(arg.name): _drawn(str(arg.name), arg.type, rng, known) for arg in module.main.args}
+    args = {str(arg.name): arg.type for arg in module.main.args}
+    return settled(
+        lambda: {name: _drawn(name, type, rng, known) for name, type in args.items()},
+        module,
+        lambda inputs: evaluate(module, inputs),
+    )
 
 
 def _drawn(

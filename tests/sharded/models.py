@@ -14,6 +14,7 @@ from irc.frontends.layers import Rope
 from irc.frontends.models.language_model import trace_language_model
 from irc.frontends.models.llama import Llama, LlamaConfig
 from irc.frontends.models.mixtral import Mixtral, MixtralConfig
+from tests.choices import settled
 
 Build = Callable[[], Module]
 CAPACITY = 16
@@ -97,7 +98,12 @@ def mixtral(experts: int = 5, chosen: int = 2, **sizes: Any) -> Module:
 def prompt_of(module: Module, rng: np.random.Generator) -> np.ndarray:
     """Random ids for two rows."""
     table = next(weight for name, weight in module.weights.items() if "embed_tokens" in name)
-    return rng.integers(0, table.type.shape[0], (2, PROMPT)).astype(np.int32)  # pyright: ignore
+    rows = int(table.type.shape[0])  # pyright: ignore[reportArgumentType]
+    return settled(
+        lambda: rng.integers(0, rows, (2, PROMPT)).astype(np.int32),
+        module,
+        lambda ids: logits(module, ids),
+    )
 
 
 class Conversation:

@@ -38,37 +38,53 @@ def in_processes(folder: Path, inputs: dict[str, np.ndarray]) -> dict[str, np.nd
     words = ["run", str(folder / "out"), "--launcher", "mpi", "--low-memory"]
     files = ["--inputs", str(given), "--outputs", str(made)]
     command = [*PROGRAM, *words, *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     with np.load(made) as arrays:
         return dict(arrays)
 
 
-def graph_on(mesh: str, first: int, folder: Path) -> Sharded:
-    """A random graph that is sharded over a mesh, compiled into `folder / "out"`."""
+def graph_on(mesh: str, first: int, folder: Path) -> tuple[Sharded, dict[str, np.ndarray]]:
+    """A random graph that is sharded over a mesh, compiled into `folder / "out"`; its inputs."""
     for seed in range(first, first + 200):
-        case = Sharded(seed)
-        if case.mesh != mesh or not any("whole" not in row for row in case.plan):
+        case = Sharded(seed, "f32")
+        inputs = case.inputs(np.random.default_rng(seed))
+        if case.mesh != mesh or amplifies(seed, inputs):
             continue
         plan = folder / "plan.txt"
-        plan.write_text("\n".join(case.plan))
-        run_pipeline(case.module, f'shard{{mesh="{mesh}", plan="{plan}"}}, localize, cse, dce')
+        plan.write_text("\n".join(case.plan) or "w* whole")
+        try:
+            run_pipeline(case.module, f'shard{{mesh="{mesh}", plan="{plan}"}}, localize, cse, dce')
+        except irc.Error as error:
+            assert "splits no weight" in error.message
+            continue
         irc.compile(case.module, folder / "out")
-        return case
+        return case, inputs
     raise AssertionError(f"no seed from {first} on has the mesh {mesh}")
+
+
+def amplifies(seed: int, inputs: dict[str, np.ndarray]) -> bool:
+    """Whether a graph loses digits of f32, so that there is no telling how far results may lie."""
+    wide = {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in inputs.items()}
+    exact = evaluate(Sharded(seed, "f64").module, wide)
+    found = evaluate(Sharded(seed, "f32").module, inputs)
+    return any(off(found[name], array) > 1e-6 for name, array in exact.items())
+
+
+def off(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest difference, relative to the largest number."""
+    return float(np.max(np.abs(found - wanted), initial=0) / np.max(np.abs(wanted), initial=1))
 
 
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("mesh", ["tp=2", "ep=2,tp=2"])
 def test_random_graphs(mesh: str, number: int, tmp_path: Path) -> None:
     first = session_seed() * 1000 + 400 + 200 * number
-    case = graph_on(mesh, first, tmp_path)
-    inputs = case.inputs(np.random.default_rng(first))
+    case, inputs = graph_on(mesh, first, tmp_path)
     wanted = evaluate(case.module, inputs)
     found = in_processes(tmp_path, inputs)
     for name, array in wanted.items():
-        scale = max(1, np.max(np.abs(array), initial=0))
-        np.testing.assert_allclose(found[name], array, rtol=0, atol=4e-5 * scale, err_msg=name)
+        assert off(found[name], array) <= 4e-5, name
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_poisoned_inputs_of_random_graphs(block: int, tmp_path: Path) -> None:
                 given[name][tuple(rng.integers(0, n) for n in given[name].shape)] = poison
         run_pipeline(case.module, "fuse-collectives, localize")
         what = f"seed {case.module.name} on {case.mesh}"
-        check(case.module, given, evaluate(whole, given), what, 1e-4)
+        check(case.module, given, evaluate(whole, given), what, 1e-9)
 
 
 def multiplies_sums(module: Module) -> bool:

@@ -68,7 +68,7 @@ class Call:
 class FakeGpu:
     """All GPUs of the process, and the NCCL library that joins them."""
 
-    timeout: float = 20.0
+    timeout: float = 100.0
     calls: list[str] = field(default_factory=list)
     lock: Any = field(default_factory=threading.RLock)
     streams: dict[int, list[Any]] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ class Case:
     """A rule, a model that breaks it, and perhaps one that does not.
 
     `refused` is where TensorRT-RTX refuses the first: "parse", "build" or "crash", "" if it takes
-    it, or None if that is not to be tried. The second is built then.
+    it, or None if that is not to be tried. The second is built then. `folders` are where data
+    outside the model may lie.
     """
 
     rule: str
@@ -36,6 +38,7 @@ class Case:
     good: ModelProto | None = None
     target: str = RTX
     refused: str | None = None
+    folders: tuple[Path, ...] = ()
 
 
 def node(kind: str, inputs: str, outputs: str = "y", domain: str = "", /, **attributes: Any) -> Any:

@@ -55,7 +55,7 @@ class Driver:
         self.can_capture = True
         self.can_bind = True
         self.contexts: list[Context] = []
-        self.skew = 0.0  # added to every float result of this GPU's engines
+        self.skew = 0.0  # added to every result of this GPU's engines
         self.closed = False
 
     def allocate(self, size: int) -> int:
@@ -123,7 +123,7 @@ class Engine:
 
     def aliased(self, output: str) -> str | None:
         found = [e.get("state") for e in self.facts["results"] if e["output"] == output]
-        return found[0] if found else None
+        return found[0] if found and found[0] not in self.facts["copied"] else None
 
     def context(self, profile: int, stream: Stream) -> Context:
         context = Context(self, profile)
@@ -219,7 +219,10 @@ class _Run:
             state = engine.aliased(output)
             if state is not None and self.addresses[output] != self.addresses[state]:
                 raise Error(f"{output} must lie where {state} does")
-            if array.dtype.kind == "f" and state is None:
+            inputs = [name for name, each in engine.tensors.items() if not each.output]
+            if state is None and self.addresses[output] in map(self.addresses.get, inputs):
+                raise Error(f"{output} overwrites an input that may still be read")
+            if state is None:
                 array = array + array.dtype.type(engine.driver.skew)
             memory.write(self.addresses[output], array, engine.tensors[output].dtype)
 

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from irc.backends.communicator import Exchange
-from irc.backends.onnxruntime.combine import perform
+from irc.backends.ranks.combine import perform
 from irc.dtypes import numpy_dtype
 from irc.errors import Error
 
 Array = np.ndarray[Any, Any]
 Work = Callable[[], None]
-PATIENCE = 10.0
+PATIENCE = 100.0
 
 
 class Memory:
@@ -114,6 +114,15 @@ class Stream:
             host.reshape(-1).view(np.uint8)[...] = self._memory.view(address, host.nbytes)
 
         self.calls.append(("download", address, host.nbytes))
+        self.enqueue(work)
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """See the runtime's Stream."""
+
+        def work() -> None:
+            self._memory.view(target, size)[...] = self._memory.view(source, size)
+
+        self.calls.append(("copy", target, source, size))
         self.enqueue(work)
 
     def zero(self, address: int, size: int) -> None:

@@ -23,8 +23,13 @@ assert irc.passes
 T = TypeVar("T")
 
 
-def write(folder: Path, module: Module, mesh: str = "", **options: Any) -> dict[str, Any]:
-    """Compile a module into a folder; the facts, with engines that the fake library reads."""
+def write(
+    folder: Path, module: Module, mesh: str = "", first: str = "", **options: Any
+) -> dict[str, Any]:
+    """Compile a module into a folder; the facts, with engines that the fake library reads.
+
+    `first` are passes that run before those of the backend.
+    """
     backend = TensorRTBackend("tensorrt-rtx").configured({"build": False, **options})
     pipeline = backend.default_pipeline
     if mesh:
@@ -32,7 +37,7 @@ def write(folder: Path, module: Module, mesh: str = "", **options: Any) -> dict[
 
         module.mesh = Mesh.parse(mesh)
         pipeline = backend.sharded_pipeline
-    run_pipeline(module, pipeline)
+    run_pipeline(module, f"{first}, {pipeline}" if first else pipeline)
     folder.mkdir(parents=True, exist_ok=True)
     facts: dict[str, Any] = dict(backend.emit(module, folder, {"base": folder}))
     facts["dims"] = {name: list(each) for name, each in module.dims.items()}
@@ -67,7 +72,7 @@ class World:
         self.ranks = len(facts["ranks"])
         self.library = Library(folder, facts)
         self.fabric = Fabric()
-        self.world = ThreadWorld(self.ranks, timeout=20)
+        self.world = ThreadWorld(self.ranks, timeout=100)
         self.drivers: dict[int, Any] = {}
 
         def one(communicator: Communicator) -> EngineProgram:

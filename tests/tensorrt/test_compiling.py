@@ -16,7 +16,7 @@ from irc.declare import REGISTRY
 from irc.driver import Artifact
 from irc.errors import Error
 from tests.cli.runner import irc as irc_command
-from tests.cli.runner import refused
+from tests.cli.runner import refused, works
 from tests.tiny_checkpoint import write_checkpoint
 
 DIMS = {"B": (1, 1, 2), "S": (1, 8, 24), "T": (1, 1, 2), "C": (24, 24, 24)}
@@ -154,31 +154,24 @@ def test_an_artifact_records_only_plugins_that_it_uses(checkpoint: Path, tmp_pat
     assert two.manifest["program"]["plugins"] == {"IrcCollective": "1"}
 
 
-def test_both_kinds_of_collectives_are_the_plugin_s(checkpoint: Path, tmp_path: Path) -> None:
-    artifact = irc.compile(
-        checkpoint,
-        tmp_path / "out",
-        backend="tensorrt",
-        mesh="tp=2",
-        dims=DIMS,
-        engine={"build": False, "self_test": False, "target": "tensorrt-11.4/sm_90"},
-    )
-    program = artifact.manifest["program"]
-    assert program["collectives"] == "plugin" and program["stages"][0]["natives"]
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"weight": "inside"}, "no option weight; did you mean 'weights'"),
         ({"weights": "here"}, "weights is 'here'; it can be inside or outside"),
         ({"workspace": "x"}, "workspace is 'x', and must be of the type int"),
+        ({"workspace": True}, "workspace is True, and must be of the type int"),
+        ({"workspace": -5}, "workspace is -5; give a number of bytes"),
+        ({"plugins": 5}, "plugins is 5; give the path of a file, or a list of paths"),
+        ({"plugins": [5]}, "give the path of a file"),
+        ({5: 5}, "engines have no option 5"),
+        ([1], r"engine is \[1\]; give a mapping"),
         ({"target": 5}, "target is 5, and must be of the type str"),
         ({"self_test": "always"}, "self_test is 'always', and must be of the type bool"),
         ({"cache": "x", "caching": False}, "a cache is named, and caching is off"),
     ],
 )
-def test_bad_options(given: dict[str, Any], message: str) -> None:
+def test_bad_options(given: Any, message: str) -> None:
     with pytest.raises(Error, match=message):
         EngineOptions.of(given)
 
@@ -191,23 +184,9 @@ def test_what_options_may_be() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--triton", "t"], "--triton needs engines"),
-        (["--triton", "t", "--backend", "tensorrt-rtx", "--no-build"], "--triton needs engines"),
-        (["--triton", "OUT", "--backend", "tensorrt-rtx"], "outside the artifact's"),
-    ],
-)
-def test_wrong_usage(words: list[str], message: str, checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    given = [str(out) if word == "OUT" else word for word in words]
-    answer = irc_command("compile", checkpoint, "-o", out, *given)
-    assert (answer.status, message in answer.err) == (2, True)
-    assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
         (["--backend", "onnx", "--weights", "inside"], "the backend onnx builds none"),
+        (["--triton", "t"], "the backend onnx builds none"),
+        (["--triton", "t", "--backend", "tensorrt-rtx", "--no-build"], "--no-build builds none"),
         (["--backend", "tensorrt-rtx", "--target", "tensorrt-11.4"], "not for the backend"),
     ],
 )
@@ -226,3 +205,77 @@ def test_nothing_to_test_is_said(tmp_path: Path) -> None:
             random_weights=1,
             engine={"self_test": True},
         )
+
+
+DRY = ["--backend", "tensorrt-rtx", "--no-build", "--dry-run"]
+
+
+@pytest.mark.parametrize(
+    ("words", "models"),
+    [
+        ([], ["rank0.onnx"]),
+        (["--weights", "inside", "--mesh", "tp=2"], ["rank0.onnx", "rank1.onnx"]),
+        (["--mesh", "tp=2,pp=2"], ["stage0.onnx", "stage1.onnx"]),
+    ],
+)
+def test_a_dry_run_lints_what_would_be_written(
+    words: list[str], models: list[str], checkpoint: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The linter is given the models that are written otherwise, byte by byte."""
+    from irc.backends.tensorrt import lint
+
+    command = ["compile", checkpoint, "-o", tmp_path / "out", *words]
+    real, seen = lint.lint, list[bytes]()
+
+    def spy(model: onnx.ModelProto, *more: Any) -> list[lint.Finding]:
+        seen.append(model.SerializeToString(deterministic=True))
+        return real(model, *more)
+
+    monkeypatch.setattr(lint, "lint", spy)
+    answer = works(*command, *DRY)
+    assert [f"{name} was linted for tensorrt-rtx-" in answer.out for name in models] == (
+        [True] * len(models)
+    )
+    assert not list(tmp_path.iterdir())
+    dry, seen[:] = list(seen), []
+    works(*command, *DRY[:-1])
+    assert dry == seen == [(tmp_path / "out" / name).read_bytes() for name in models]
+
+
+@pytest.mark.parametrize("severity", ["error", "warning"])
+def test_a_dry_run_says_what_the_linter_says(
+    severity: Any, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from irc.backends.tensorrt.lint import RULES, Rule
+
+    rule = Rule("no-rope", "a test", "", lambda graph, target: [(None, "turn back")], severity)
+    monkeypatch.setitem(RULES, rule.name, rule)
+    if severity == "warning":
+        assert "warning: turn back [no-rope]" in works("compile", checkpoint, *DRY).out
+        return
+    for more in (DRY, [*DRY[:-1], "-o", tmp_path / "out"]):
+        said = refused("compile", checkpoint, *more)
+        assert "would not compute rank0.onnx as it is meant" in said
+        assert "error: turn back [no-rope]" in said
+
+
+CROWDED = (
+    'inline, static-capacity, shard{mesh="tp=2"}, rewrite-embeddings{scheme=ka, capacity=1}, '
+    "localize, dce"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dims", "B=0"], "the range of B ends at 0"),
+        (["--mesh", "tp=2", "--pipeline", "shard"], "add localize to the pipeline"),
+        (["--mesh", "tp=2", "--pipeline", CROWDED], "engines cannot do that, so leave it"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_compilation_does(
+    words: list[str], message: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    for more in (DRY, [*DRY[:-1], "-o", tmp_path / "out"]):
+        assert message in refused("compile", checkpoint, *words, *more)

@@ -201,15 +201,6 @@ def test_stages_have_an_engine_each(mesh: str, grouped: Path, tmp_path: Path) ->
     assert {rank["stage"] for rank in ranks} == {0, 1}
 
 
-def test_groups_within_an_engine_are_the_plugins_even_where_native_is_wanted(
-    grouped: Path, tmp_path: Path
-) -> None:
-    """TensorRT ignores sub-groups, so it gets none."""
-    artifact = built(tmp_path, grouped, "dp=2,tp=2", collectives="native", build=False)
-    assert not nodes(artifact, "DistCollective")
-    assert {n["group"] for n in nodes(artifact, "IrcCollective")} == {"tp"}
-
-
 def test_an_engine_that_is_no_language_model(tmp_path: Path) -> None:
     artifact = irc.compile(
         ROOT / "examples" / "two_tower.py",

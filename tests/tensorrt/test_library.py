@@ -1,6 +1,8 @@
 """The library is found at run time: a sentence for each way in which it cannot be used."""
 
 import importlib
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,8 @@ from irc.backends.tensorrt.builder import library, messages
 from irc.backends.tensorrt.builder.library import TRAITS, find, installed, shared_library
 from irc.backends.tensorrt.target import FLAVOURS
 from irc.errors import Error
+from tests.cli.runner import PROGRAM
+from tests.layout import ROOT
 
 
 @pytest.fixture
@@ -72,6 +76,40 @@ def test_a_library_that_does_not_load(modules: Path, cause: str) -> None:
     assert text.startswith("TensorRT is installed and does not load (")
     assert "libcudart.so.13" in text or "tensorrt_no_such_bindings" in text
     assert "pip install --force-reinstall 'irc-compiler[tensorrt]'" in text
+
+
+# What pybind11 makes of an exception in the start of a module.
+INTERRUPTED = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.{})
+except BaseException as error:
+    raise ImportError("initialization failed") from error
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize("command", [["doctor"], ["compile", "m.irc", "-o", "out"]])
+def test_a_signal_while_the_library_starts_is_no_damage(
+    tmp_path: Path, name: str, status: int, command: list[str]
+) -> None:
+    (tmp_path / "tensorrt_rtx.py").write_text(INTERRUPTED.format(name))
+    (tmp_path / "m.irc").write_text(
+        "module @m { func @f(%x: f32[2]) -> (f32[2]) { %y = exp %x : f32[2] return %y } }"
+    )
+    words = [*command, "--backend", "tensorrt-rtx"] if command != ["doctor"] else command
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [*PROGRAM, *words],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done
+    assert (done.stdout, done.stderr.strip()) == ("", "interrupted" if status == 130 else "")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_module_of_that_name_which_is_something_else(modules: Path) -> None:

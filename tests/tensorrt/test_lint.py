@@ -24,16 +24,18 @@ from tests.tensorrt.lint_cases_collective import COLLECTIVES, PLUGINS
 from tests.tensorrt.lint_cases_forms import FORMS
 from tests.tensorrt.lint_cases_graph import DTYPES, NETWORK, OPERATORS
 from tests.tensorrt.lint_cases_quantized import REFUSED, UNFUSED
+from tests.tensorrt.lint_cases_structure import STRUCTURE
 from tests.tensorrt.lint_models import Case
 
 CASES = [*ATTENTION, *CACHES, *COLLECTIVES, *PLUGINS, *DTYPES, *OPERATORS, *NETWORK]
-CASES += [*FORMS, *REFUSED, *UNFUSED]
+CASES += [*FORMS, *REFUSED, *UNFUSED, *STRUCTURE]
 NAMED = [pytest.param(each, id=f"{i}-{each.rule}") for i, each in enumerate(CASES)]
 
 
 def rules(model: ModelProto, case: Case, *ignore: str) -> list[str]:
     """The rules that a model breaks."""
-    return [each.rule for each in lint(model, Target.parse(case.target), ignore=ignore)]
+    found = lint(model, Target.parse(case.target), case.folders, ignore)
+    return [each.rule for each in found]
 
 
 def test_every_rule_has_a_case() -> None:
@@ -54,7 +56,7 @@ def test_the_cure_has_nothing_of_the_fault(case: Case) -> None:
 
 def test_a_finding_says_what_to_do() -> None:
     for case in CASES:
-        for found in lint(case.bad, Target.parse(case.target)):
+        for found in lint(case.bad, Target.parse(case.target), case.folders):
             fault, _, cure = found.message.partition("; ")
             assert fault and cure and not cure.endswith("."), found
 

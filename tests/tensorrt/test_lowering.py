@@ -22,6 +22,7 @@ REFUSED = {
     ("scatter_elements", ""): "into what is there",
     ("matmul", "i32"): "multiplies i32, and TensorRT only floats",
     ("cast", ""): "is in u8, which TensorRT does not have",
+    ("dequantize", ""): "and its expansion needs cast, which is in",
 }
 GLOBAL_VIEW = ("shard_slice", "sharded_topk", "cyclic_embedding")
 
@@ -80,7 +81,11 @@ def test_turing_has_no_bf16() -> None:
     )
     old = Target.parse("tensorrt-rtx-1.7/sm_75+sm_89")
     gaps = lowerings(old).unsupported(module)
-    assert gaps and "cannot be in bf16 on sm_75" in gaps[0].reason
+    assert (
+        gaps
+        and "is in bf16, which needs sm_80; compile with --dtype f16, or leave sm_75"
+        in gaps[0].reason
+    )
     assert refusal(gaps[0].op, old) is None  # a dtype says so, no choice of the table
     assert not lowerings(RTX).unsupported(module)
 

@@ -99,7 +99,7 @@ def test_a_wrong_node_is_an_error_that_names_it(
 def test_a_plugin_of_a_user_becomes_a_layer(tmp_path: Path) -> None:
     attributes: Any = {"plugin_version": "1", "plugin_namespace": "example", "cap": "30.0"}
     nodes = [
-        node("head/softcap", "SoftCap", ["x"], "a", **attributes, scale="1.0"),
+        node("head/softcap", "SoftCap", ["x"], "a", **attributes),
         node("head/relu", "Relu", ["a"], "y"),
     ]
     path = save(tmp_path / "m.onnx", nodes, [value("x", [4, 64])], [value("y", [4, 64])])

@@ -1,7 +1,6 @@
 """IrcCollective driven as TensorRT drives it, on GPUs and an NCCL that numpy plays."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.tensorrt import fake_nccl
 from tests.tensorrt.fake_nccl import FakeDriver, FakeGpu
 
 NAME = b"n" * 128
+SOON = 120.0  # seconds: what would never happen has not happened by then
 
 
 class Machine:
@@ -56,7 +56,7 @@ def on_ranks(ranks: int, work: Callable[[int], Any]) -> list[Any]:
     for each in threads:
         each.start()
     for each in threads:
-        each.join(60)
+        each.join(SOON)
     return found
 
 
@@ -70,7 +70,7 @@ def no_communicators() -> Iterator[None]:
 
 def group_of(gpu: FakeGpu, rank: int, ranks: int, **options: Any) -> tuple[Machine, Group]:
     machine = Machine(gpu)
-    options = {"label": "tp", "timeout": 5.0, "meeting": 5.0, **options}
+    options = {"label": "tp", "timeout": SOON, "meeting": SOON, **options}
     return machine, Group(NAME, rank, ranks, library=gpu, driver=machine.driver, **options)
 
 
@@ -124,7 +124,7 @@ def test_groups_side_by_side_do_not_mix() -> None:
         machine = Machine(gpu)
         pair = bytes([rank % 2]) * 128
         driver = machine.driver
-        group = Group(pair, rank // 2, 2, label="tp", library=gpu, driver=driver, meeting=5.0)
+        group = Group(pair, rank // 2, 2, label="tp", library=gpu, driver=driver, meeting=SOON)
         communicators.register("tp", rank, group)
         return run_case(machine, group, "tp", case, machine.stream(), 10 * (rank % 2))
 
@@ -148,14 +148,13 @@ def test_a_rank_that_leaves_is_an_error_on_the_others() -> None:
     gpu = FakeGpu()
     case = Case("all_reduce", "f32", 3, 5, "sum", -1, False)
 
-    def work(rank: int) -> float:
+    def work(rank: int) -> None:
         machine, group = group_of(gpu, rank, 3, timeout=0.5)
         communicators.register("tp", rank, group)
         bench = Bench(machine, group, "tp", case, machine.stream())
         graph = machine.graph(bench.stream, bench.enqueue)
         if rank == 2:
-            return 0.0
-        begin = time.monotonic()
+            return
         machine.launch(graph, bench.stream)
         with pytest.raises(PeerError, match=r"rank \d of 3 in tp: the step did not end within"):
             group.wait(bench.stream, "the step")
@@ -164,10 +163,8 @@ def test_a_rank_that_leaves_is_an_error_on_the_others() -> None:
             bench.enqueue()
         assert isinstance(take_failure(), PeerError)
         group.close()
-        return time.monotonic() - begin
 
-    found = on_ranks(3, work)
-    assert all(isinstance(each, float) and each < 3 for each in found), found
+    assert on_ranks(3, work) == [None] * 3
     assert {"abort 0", "abort 1"} <= set(gpu.calls)
     assert "finalize 0" not in gpu.calls
 
@@ -176,13 +173,14 @@ def test_a_watchdog_frees_a_call_that_blocks() -> None:
     gpu = FakeGpu()
 
     def work(rank: int) -> Any:
-        machine, group = group_of(gpu, rank, 2, timeout=0.5)
+        machine, group = group_of(gpu, rank, 2)
         if rank == 1:
             return None
         dog, stream = Watchdog([group]), machine.stream()
         memory = machine.driver.allocate(64)
         with dog.during("nothing"):
             pass
+        dog.seconds = 0.5
         with (
             pytest.raises(PeerError, match="the prefill did not end within"),
             dog.during("the prefill"),
@@ -218,20 +216,17 @@ def test_a_process_that_has_ended_is_named_before_the_time_is_up(
 ) -> None:
     gpu = FakeGpu()
 
-    def work(rank: int) -> float:
-        machine, group = group_of(gpu, rank, 2, timeout=30.0)
+    def work(rank: int) -> None:
+        machine, group = group_of(gpu, rank, 2, timeout=1e6)
         if rank == 1:
-            return 0.0
+            return
         monkeypatch.setattr("irc.backends.cuda.peers.Peer.gone", lambda peer: peer.rank == 1)
         memory, stream = machine.driver.allocate(64), machine.stream()
         group.bind("broadcast", "f32", 4, root=1)(memory, memory, stream)
-        begin = time.monotonic()
         with pytest.raises(PeerError, match=r"step cannot end; rank 1 \(process \d+\) has ended"):
             wait(stream, [group], "step")
-        return time.monotonic() - begin
 
-    found = on_ranks(2, work)
-    assert isinstance(found[0], float) and found[0] < 5, found
+    assert on_ranks(2, work) == [None, None]
 
 
 def test_what_nccl_reports_ends_the_wait() -> None:

@@ -199,6 +199,24 @@ def test_caches_lie_where_they_are(tmp_path: Path) -> None:
     world.close()
 
 
+def test_a_state_that_is_made_anew_is_copied_back(tmp_path: Path) -> None:
+    """The engine may still read the old state while it writes the new one."""
+    module = parse_module("""module @m dims(B=1:2:4) {
+      func @forward(%x: f32[B, 4], %h: f32[B, 4]) -> (y: f32[B, 4], h: f32[B, 4] aliases %h) {
+        %new = add %h, %x : f32[B, 4]
+        %y = mul %new, %h : f32[B, 4]
+        return %y, %new } }""")
+    facts = write(tmp_path, module)
+    assert facts["stages"][0]["copied"] == ["h"]
+    world, rng = World(tmp_path, facts, self_test=False), fresh(8)
+    stream, wanted = world.programs[0].open({"B": 3}), reference(tmp_path).open({"B": 3})
+    for _ in range(4):
+        x = rng.standard_normal((3, 4)).astype(np.float32)
+        same(stream.step({"x": x}), wanted.step({"x": x}))
+    assert Counter(call[0] for call in world.drivers[0].calls)["copy"] == 4
+    world.close()
+
+
 def test_without_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = write(tmp_path, MODELS["gqa"]())
     wanted = continued(reference(tmp_path), facts).tokens

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from irc.backends.tensorrt.runtime.gpu import GpuDriver
 from irc.errors import Error
 from tests.fresh import fresh
 from tests.layout import ROOT
+from tests.ports import HOST, held_port
 from tests.sharded.models import MODELS
 from tests.tensorrt.gpu_rank import FACTS, HalfDriver
 from tests.tensorrt.runtime_engine import Library
@@ -48,31 +48,26 @@ def test_generation_with_engines_of_numpy(mesh: str, tmp_path: Path) -> None:
     needs_gpus(ranks)
     wanted = continued(reference(tmp_path), facts).tokens
     (tmp_path / FACTS).write_text(json.dumps(facts))
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.tensorrt.gpu_rank", str(tmp_path), str(rank)],
-            env={**os.environ, **place},
-            stderr=subprocess.PIPE,
-            cwd=ROOT,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        ended = [each.communicate(timeout=90)[1].decode()[-900:] for each in started]
-    finally:
-        for each in started:
-            each.kill()
+    with held_port() as port:
+        place = {"MASTER_ADDR": HOST, "MASTER_PORT": str(port)}
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.tensorrt.gpu_rank", str(tmp_path), str(rank)],
+                env={**os.environ, **place},
+                stderr=subprocess.PIPE,
+                cwd=ROOT,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            ended = [each.communicate(timeout=240)[1].decode()[-900:] for each in started]
+        finally:
+            for each in started:
+                each.kill()
     assert [each.returncode for each in started] == [0] * ranks, ended
     found = [json.loads((tmp_path / f"tokens{rank}.json").read_text()) for rank in range(ranks)]
     assert found == [list(wanted)] * ranks
     assert len(wanted) == NEW
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
 
 
 def test_states_stay_on_the_gpu(tmp_path: Path) -> None:

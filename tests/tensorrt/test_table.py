@@ -61,7 +61,7 @@ def test_the_first_choice_that_fits_wins() -> None:
         )
         register(lambda e, op: "")
     fitting = {
-        text: [each.choice for each in choices.table[Silu] if each.fits(Target.parse(text))]
+        text: [each.choice for each in choices.of(Silu) if each.fits(Target.parse(text))]
         for text in ("tensorrt-11.4", "tensorrt-11.0", "tensorrt-rtx-1.7")
     }
     assert fitting == {

@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
-from irc.backends.tensorrt.triton import write as write_triton
+import irc
+from irc.backends.tensorrt.builder import build as builder
+from irc.backends.tensorrt.options import EngineOptions
+from irc.backends.tensorrt.triton import check, check_place
+from irc.backends.tensorrt.triton import write as write_repository
 from irc.core import Module
 from irc.errors import Error
 from irc.text import parse_module
+from tests.cli.runner import refused
 from tests.sharded.models import MODELS
 from tests.tensorrt.runtime_world import write
 
@@ -34,6 +39,10 @@ def mlp() -> Module:
     return parse_module(MLP, "mlp.irc")
 
 
+def write_triton(folder: Path, facts: Facts, output: Path) -> list[str]:
+    return write_repository(folder, {"irc": "1", "program": facts}, output)
+
+
 def parsed(text: str) -> list[str]:
     """The lines without comments; brackets fit each other."""
     lines = [line.strip() for line in text.splitlines() if not line.startswith("#")]
@@ -45,7 +54,7 @@ def parsed(text: str) -> list[str]:
 
 def test_one_rank_with_caches(tmp_path: Path) -> None:
     facts = write(tmp_path / "tiny-llama", MODELS["gqa"]())
-    needs = write_triton(tmp_path / "tiny-llama", facts, {"irc": "1"}, tmp_path / "repository")
+    needs = write_triton(tmp_path / "tiny-llama", facts, tmp_path / "repository")
     model = tmp_path / "repository" / "tiny_llama"
     assert (model / "1" / "model.plan").read_bytes() == (
         tmp_path / "tiny-llama" / "rank0.engine"
@@ -65,15 +74,16 @@ def test_one_rank_with_caches(tmp_path: Path) -> None:
         assert line in lines, line
     assert lines.count("use_same_buffer_for_input_output: true") == 6
     assert needs and all(f"# {each}" in text for each in needs)
-    assert "tensorrt-rtx" in needs[0]
+    assert needs[0].startswith("warning: the plans are of tensorrt-rtx")
 
 
 def test_several_ranks(tmp_path: Path) -> None:
     facts = write(tmp_path / "mlp", mlp(), "tp=2", weights="inside", collectives="native")
     facts["target"] = "tensorrt-11.4/sm_90"
-    needs = write_triton(tmp_path / "mlp", facts, {}, tmp_path / "repository")
+    needs = write_triton(tmp_path / "mlp", facts, tmp_path / "repository")
     assert needs == [
-        "Triton's tensorrt backend must be built with TRITON_ENABLE_TENSORRT_MULTI_DEVICE=ON."
+        "warning: Triton's tensorrt backend must be built with "
+        "TRITON_ENABLE_TENSORRT_MULTI_DEVICE=ON"
     ]
     version = tmp_path / "repository" / "mlp" / "1"
     for rank in (0, 1):
@@ -91,36 +101,106 @@ def test_several_ranks(tmp_path: Path) -> None:
     ):
         assert line in lines, line
     assert not any("graphs" in line for line in lines)
-    again = write_triton(tmp_path / "mlp", facts, {}, tmp_path / "repository")
+    again = write_triton(tmp_path / "mlp", facts, tmp_path / "repository")
     assert again == needs  # over what is there
 
 
-def test_what_several_ranks_need(tmp_path: Path) -> None:
-    facts = write(tmp_path / "llama", MODELS["gqa"](), "tp=2", weights="inside")
-    needs = write_triton(tmp_path / "llama", facts, {}, tmp_path / "repository")
-    assert [each for each in needs if "IrcCollective" in each]
-    assert [each for each in needs if "caches" in each]
+@pytest.mark.parametrize(
+    ("model", "mesh", "plugins", "says"),
+    [
+        ("gqa", "", ["SoftCap"], "the plugin SoftCap, which is Python .* compile without it"),
+        ("mlp", "tp=2", ["IrcCollective"], "a mesh with one axis has them"),
+        ("gqa", "tp=2", [], "caches too, and every rank has other heads"),
+        ("gqa", "pp=2", [], "compile with a mesh without pp"),
+        ("mlp", "dp=2", [], "%x is split over the ranks"),
+    ],
+)
+def test_what_cannot_be_served(
+    model: str, mesh: str, plugins: list[str], says: str, tmp_path: Path
+) -> None:
+    module = mlp() if model == "mlp" else MODELS[model]()
+    write(tmp_path / "built", module, mesh, weights="inside")
+    with pytest.raises(Error, match=says):
+        check(module, plugins)
+
+
+def test_a_dtype_that_triton_lacks() -> None:
+    text = "module @m { func @f(%x: u32[2]) -> (u32[2]) { return %x } }"
+    with pytest.raises(Error, match="Triton has no dtype for x, which is u32"):
+        check(parse_module(text), [])
+
+
+@pytest.mark.parametrize("inner", ["", "deep/models"])
+def test_the_repository_lies_outside_the_artifact(inner: str, tmp_path: Path) -> None:
+    with pytest.raises(Error, match="choose a folder outside it"):
+        check_place(tmp_path / "built" / inner, tmp_path / "built")
+    check_place(tmp_path / "built2", tmp_path / "built")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Error, match="is a file; choose another folder"):
+        check_place(tmp_path / "file", tmp_path / "built")
 
 
 @pytest.mark.parametrize(
-    ("mesh", "options", "says"),
+    ("given", "says"),
     [
-        ("tp=2", {}, "compile with --weights inside"),
-        ("pp=2", {"weights": "inside"}, "compile with a mesh without pp"),
+        ({"weights": "outside"}, "leave --weights out"),
+        ({"build": False}, "--no-build builds none"),
+        ({"triton": 5}, "triton is 5, and must be of the type Path"),
     ],
 )
-def test_what_cannot_be_served(mesh: str, options: Facts, says: str, tmp_path: Path) -> None:
-    facts = write(tmp_path / "llama", MODELS["gqa"](), mesh, **options)
+def test_options_that_do_not_go_together(given: Facts, says: str) -> None:
     with pytest.raises(Error, match=says):
-        write_triton(tmp_path / "llama", facts, {}, tmp_path / "repository")
-    assert not (tmp_path / "repository").exists()
-    facts["ranks"][0]["engine"] = None
-    with pytest.raises(Error, match="has no engines"):
-        write_triton(tmp_path / "llama", facts, {}, tmp_path / "repository")
+        EngineOptions.of({"triton": "served"} | given)
+
+
+def test_what_is_left_open_is_chosen_so_that_it_can_be_served() -> None:
+    found = EngineOptions.of({"triton": "served"})
+    assert (found.triton, found.weights, found.collectives) == (Path("served"), "inside", "native")
+    assert EngineOptions.of({"triton": "x", "collectives": "plugin"}).collectives == "plugin"
+
+
+@pytest.mark.needs_rtx
+@pytest.mark.parametrize("mesh", ["", "tp=2"])
+def test_a_repository_beside_an_artifact(mesh: str, tmp_path: Path) -> None:
+    (tmp_path / "mlp.irc").write_text(MLP)
+    served, options = tmp_path / "served", Facts()
+    options |= {"backend": "tensorrt-rtx", "mesh": mesh, "engine": {"triton": str(served)}}
+    made = irc.compile(tmp_path / "mlp.irc", tmp_path / "built", **options)
+    names = [f"model.plan.rank{rank}" for rank in (0, 1)] if mesh else []
+    assert sorted(path.name for path in (served / "built" / "1").iterdir()) == [
+        "model.plan",
+        *names,
+    ]
+    assert [note.partition(":")[0] for note in made.notes] == ["warning"] * (2 if mesh else 1)
+    assert made.manifest["program"]["weights"] == "inside"
+
+
+@pytest.mark.needs_rtx
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--mesh", "tp=2", "--collectives", "plugin"], "a mesh with one axis has them"),
+        (["--mesh", "pp=2"], "compile with a mesh without pp"),
+        (["--weights", "outside"], "leave --weights out"),
+        (["--triton", "out/served"], "choose a folder outside it"),
+    ],
+)
+def test_nothing_is_built_that_cannot_be_served(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(builder, "build", None)  # nothing may come so far
+    text = MLP if "pp=2" not in words else str(MODELS["gqa"]())
+    Path("m.irc").write_text(text)
+    command = ["compile", "m.irc", "--backend", "tensorrt-rtx", "--triton", "served", *words]
+    assert says in refused(*command, "-o", "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.irc"]
+    if "--triton" not in words:
+        assert says in refused(*command, "--dry-run")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     facts = write(tmp_path / "llama", MODELS["gqa"]())
     (tmp_path / "file").write_text("")
     with pytest.raises(Error, match="cannot write"):
-        write_triton(tmp_path / "llama", facts, {}, tmp_path / "file")
+        write_triton(tmp_path / "llama", facts, tmp_path / "file")

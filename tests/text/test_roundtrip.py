@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 import irc.passes
@@ -16,6 +14,7 @@ from irc.pipeline import Instrument, Pipeline, Step, run_pipeline
 from irc.text import parse_module, print_module
 from irc.verify import verify
 from irc.weights import UnboundRef
+from tests.fresh import fresh
 from tests.layout import ROOT
 from tests.random_modules import random_module
 
@@ -25,7 +24,7 @@ COUNT = 2000
 
 
 def test_random_modules_print_parse_and_print_to_the_same_bytes() -> None:
-    start = random.randrange(10**9)
+    start = int(fresh(51).integers(10**9))
     lines = 0
     for seed in range(start, start + COUNT):
         module = random_module(seed)
@@ -143,7 +142,8 @@ def test_name_hints_survive_and_become_unique() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_text_cut_anywhere_is_an_error_with_a_place(seed: int) -> None:
-    text = print_module(random_module(random.randrange(10**9)), locs=True).rstrip()
+    number = int(fresh(52 + seed).integers(10**9))
+    text = print_module(random_module(number), locs=True).rstrip()
     for cut in range(len(text)):
         with pytest.raises(TextError, match=r"^<text>:\d+:\d+: error: "):
             parse_module(text[:cut])

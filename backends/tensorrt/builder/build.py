@@ -15,11 +15,11 @@ from irc.backends.tensorrt.builder import process
 from irc.backends.tensorrt.builder.cache import Cache, NoCache, key_of, open_cache
 from irc.backends.tensorrt.builder.failures import Hearing
 from irc.backends.tensorrt.builder.library import Library, find, has_gpu
-from irc.backends.tensorrt.builder.locks import locked
 from irc.backends.tensorrt.builder.model import Model, digest_of_weights, read
 from irc.backends.tensorrt.builder.report import Report
 from irc.backends.tensorrt.builder.request import BuildRequest, Built, Profile
 from irc.errors import Error
+from irc.locks import locked
 
 _REFIT_DROPS_BIAS = ("tensorrt", (11, 3))
 
@@ -46,27 +46,27 @@ def build(request: BuildRequest, tell: Progress | None = None) -> Built:
     waiting = _waiting(request.engine, tell)
     try:
         with locked(_beside(request.engine, "lock"), waiting), cache.lock(key, waiting):
-            report, peak, cached = _have(request, library, model, cache, key, tell)
+            built = _have(request, library, model, cache, key, tell)
     except OSError as error:
         raise Error(f"cannot write {request.engine}: {error.strerror or error}") from error
-    warnings = (*filter(None, [warning]), *report.warnings)
-    return Built(request.engine, report, cached, time.perf_counter() - began, peak, tuple(warnings))
+    warnings = (*filter(None, [warning]), *built.report.warnings)
+    return replace(built, seconds=time.perf_counter() - began, warnings=warnings)
 
 
 def _have(
     request: BuildRequest, library: Library, model: Model, cache: Cache, key: str, tell: Progress
-) -> tuple[Report, int, bool]:
-    report = cache.take(key, request.engine)
-    if report is not None:
-        tell(f"{request.engine.name} was built before and comes from the cache", 1.0)
-        return report, 0, True
+) -> Built:
+    kept = cache.take(key, request.engine, tell)
+    if kept is not None:
+        return Built(request.engine, kept.report, cached=True, hash=kept.hash)
     report, peak = _build(request, library, model, cache, tell)
+    found = ""
     try:
-        cache.keep(key, request.engine, report)
+        found = cache.keep(key, request.engine, report, tell)
     except OSError as error:
         problem = f"the engine was built and could not be kept in the cache {cache.folder}"
         report = replace(report, warnings=(*report.warnings, f"{problem} ({error.strerror})"))
-    return report, peak, False
+    return Built(request.engine, report, cached=False, peak_bytes=peak, hash=found)
 
 
 def _build(

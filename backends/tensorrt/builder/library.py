@@ -133,7 +133,18 @@ def _imported(traits: Traits) -> ModuleType:
             raise Error(f"{traits.name} is not installed; {_install(traits)}") from None
         raise _broken(traits, error) from error
     except Exception as error:  # whatever a damaged installation raises
+        _end_if_interrupted(error)
         raise _broken(traits, error) from error
+
+
+def _end_if_interrupted(error: BaseException) -> None:
+    """Raise what ends the program, where that lies below an error: the start of an extension module
+    makes an ImportError of everything that is raised in it, ctrl-C too."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if not isinstance(seen, Exception):
+            raise seen
+        seen = seen.__cause__ or seen.__context__
 
 
 def _broken(traits: Traits, error: Exception) -> Error:

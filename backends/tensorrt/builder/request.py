@@ -105,12 +105,14 @@ class Built:
     """An engine that lies where it was wanted. `seconds` is what it took this time.
 
     `peak_bytes` is the largest resident memory of the process that built it, 0 if none had to.
-    `warnings` are sentences for the user.
+    `warnings` are sentences for the user. `hash` is `sha256:...` over the engine where the cache
+    has read it, else empty.
     """
 
     engine: Path
     report: Report
     cached: bool
-    seconds: float
+    seconds: float = 0.0
     peak_bytes: int = 0
     warnings: tuple[str, ...] = ()
+    hash: str = ""

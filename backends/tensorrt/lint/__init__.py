@@ -6,11 +6,12 @@ small function each; `RULES` has them by name, with the reason and where it can 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from onnx.onnx_ml_pb2 import ModelProto, NodeProto
 
+from irc.artifact import is_artifact, read_manifest
 from irc.backends.tensorrt.lint import (  # noqa: F401  (their rules register themselves)
     attention,
     cache,
@@ -22,29 +23,34 @@ from irc.backends.tensorrt.lint import (  # noqa: F401  (their rules register th
     operators,
     plugins,
     quantization,
+    structure,
 )
 from irc.backends.tensorrt.lint.graph import Graph, inner_graphs
 from irc.backends.tensorrt.lint.inference import skeleton, types_of
 from irc.backends.tensorrt.lint.rules import RULES, Finding, Rule
 from irc.backends.tensorrt.target import Target
 from irc.errors import Error, did_you_mean
+from irc.interchange import is_text
 
 __all__ = ["RULES", "Finding", "Rule", "lint", "lint_file"]
 
 
 def lint(
-    model: ModelProto, target: Target, folder: Path | None = None, ignore: Collection[str] = ()
+    model: ModelProto,
+    target: Target,
+    folders: Sequence[Path] = (),
+    ignore: Collection[str] = (),
 ) -> list[Finding]:
     """The findings of all rules that hold for `target`, errors first.
 
-    Constants that lie outside the model are read from `folder`, if it is given. `ignore` has the
-    names of rules to leave out.
+    Where `folders` are given, data outside the model must lie in one of them, and rules read it.
+    `ignore` has the names of rules to leave out.
     """
     for name in ignore:
         if name not in RULES:
             raise Error(f"no rule is called {name!r}{did_you_mean(name, RULES)}")
     rules = [rule for rule in RULES.values() if rule.name not in ignore and rule.holds(target)]
-    graphs = list(_graphs(model, folder))
+    graphs = list(_graphs(model, tuple(folders)))
     found = [each for rule in rules for graph in graphs for each in rule.findings(graph, target)]
     distinct = dict.fromkeys(found)  # a node that stands in two calls of a function says it once
     return sorted(distinct, key=lambda each: each.severity)
@@ -52,10 +58,20 @@ def lint(
 
 def lint_file(path: Path, target: Target, ignore: Collection[str] = ()) -> list[Finding]:
     """The findings about a file; an Error where it is no ONNX model."""
+    model = read_model(path)
     try:
-        return lint(read_model(path), target, path.parent, ignore)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise Error(f"{path} is a damaged ONNX model ({error}); export it again") from error
+        return lint(model, target, _folders(path), ignore)
+    except Error as error:
+        error.add_note(f"in {path}")
+        raise
+
+
+def _folders(path: Path) -> list[Path]:
+    """Where the data of a model may lie: beside it, and where its artifact refers to."""
+    if not is_artifact(path.parent):
+        return [path.parent]
+    base = read_manifest(path.parent)["program"].get("base")
+    return [path.parent, *([path.parent / base] if isinstance(base, str) else [])]
 
 
 def read_model(path: Path) -> ModelProto:
@@ -71,10 +87,12 @@ def read_model(path: Path) -> ModelProto:
         raise Error(f"cannot read {path}: {error.strerror}") from None
     if not model.HasField("graph"):
         raise Error(f"{path} is no ONNX model: it has no graph; export it again")
+    if not is_text(model):
+        raise Error(f"{path} is damaged: a name in it is no text in UTF-8; export it again")
     return model
 
 
-def _graphs(model: ModelProto, folder: Path | None) -> Iterator[Graph]:
+def _graphs(model: ModelProto, folders: tuple[Path, ...]) -> Iterator[Graph]:
     """The main graph and those inside its nodes."""
     bare = skeleton(model)
     initializers = {each.name: each for each in model.graph.initializer}
@@ -87,7 +105,7 @@ def _graphs(model: ModelProto, folder: Path | None) -> Iterator[Graph]:
         _called(model),
         trouble,
         model.producer_name,
-        folder,
+        folders,
     )
     todo = [main]
     while todo:

@@ -8,7 +8,7 @@ from onnx.onnx_ml_pb2 import TensorProto as T
 
 from irc.backends.tensorrt.lint.graph import Graph, Node, dtype_name
 from irc.backends.tensorrt.lint.rules import BUILDER, IMPORTERS, Complaint, graph_rule, node_rule
-from irc.backends.tensorrt.target import Flavour, Target
+from irc.backends.tensorrt.target import Target
 
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Sum", "Mean")
 _ORDERED = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
@@ -29,11 +29,7 @@ _CASTS = (T.FLOAT, T.FLOAT16, T.BFLOAT16, T.INT8, T.INT32, T.INT64, T.BOOL, T.DO
 _PORTS = (*_CASTS, T.UINT8, T.INT4, T.FLOAT8E4M3FN, T.FLOAT4E2M1)
 _QUANTIZED = (T.FLOAT8E4M3FN, T.FLOAT4E2M1, T.INT4)
 _INTEGERS = (T.INT8, T.INT32, T.INT64)
-# The oldest architecture that has a type.
-_FLOORS: dict[Flavour, dict[int, int]] = {
-    "tensorrt-rtx": {T.BFLOAT16: 80, T.INT4: 80, T.FLOAT8E4M3FN: 89, T.FLOAT4E2M1: 120},
-    "tensorrt": {T.BFLOAT16: 80, T.FLOAT8E4M3FN: 89, T.FLOAT4E2M1: 100},
-}
+_HARDWARE = {"bf16": T.BFLOAT16, "i4": T.INT4, "f8e4m3": T.FLOAT8E4M3FN, "f4e2m1": T.FLOAT4E2M1}
 _PRODUCTS = ("MatMul", "Gemm", "Einsum")
 
 
@@ -125,10 +121,11 @@ def uint8_constant(graph: Graph, target: Target) -> Iterator[Complaint]:
 @graph_rule(source=f"{BUILDER}: 'Cannot compile for target(s), HW-specific datatypes'")
 def architecture_dtype(graph: Graph, target: Target) -> Iterator[Complaint]:
     """The weakest architecture of the target decides which types there are. Told once per type."""
-    weakest = min(target.architectures, default=0)
-    for dtype, floor in _FLOORS[target.flavour].items():
-        if not weakest or weakest >= floor:
+    for name, dtype in _HARDWARE.items():
+        lacking = target.lacks(name)
+        if lacking is None:
             continue
+        floor, weakest = lacking
         found = _first(graph, lambda node, dtype=dtype: _touches(node, dtype))
         if found is not None:
             yield (

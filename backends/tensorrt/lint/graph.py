@@ -13,6 +13,8 @@ import numpy as np
 from onnx import numpy_helper
 from onnx.onnx_ml_pb2 import AttributeProto, GraphProto, NodeProto, TensorProto
 
+from irc.errors import Error
+
 Size: TypeAlias = int | str | None  # of a dimension: known, symbolic, unknown
 LARGEST = 1 << 24  # elements of a constant that rules read
 
@@ -134,7 +136,7 @@ class Graph:
     calls: tuple[NodeProto, ...] = ()
     trouble: str = ""
     producer: str = ""  # the program that wrote the model
-    folder: Path | None = None  # where external data lies
+    folders: tuple[Path, ...] = ()  # where external data lies
     outer: Graph | None = None
     nodes: list[Node] = field(init=False)
 
@@ -201,13 +203,12 @@ class Graph:
         if found is None or int(np.prod(found.dims, dtype=np.int64)) > LARGEST:
             return None
         if found.data_location != TensorProto.EXTERNAL:
-            return numpy_helper.to_array(found)
-        if self.folder is None:
-            return None
+            return _numbers(found)
         where = {each.key: each.value for each in found.external_data}
-        if not (self.folder / where.get("location", "")).is_file():
-            return None
-        return numpy_helper.to_array(found, str(self.folder))
+        for folder in self.folders:
+            if (folder / where.get("location", "")).is_file():
+                return _numbers(found, str(folder))
+        return None
 
     def _tensor_of(self, name: str) -> TensorProto | None:
         if name in self.initializers:
@@ -217,6 +218,14 @@ class Graph:
             return self.outer._tensor_of(name) if self.outer is not None else None
         value = node.attributes.get("value")
         return value.t if node.kind == "Constant" and value is not None else None
+
+
+def _numbers(proto: TensorProto, folder: str = "") -> np.ndarray:
+    """The numbers of a tensor; an Error where its bytes are not what its shape says."""
+    try:
+        return numpy_helper.to_array(proto, folder)
+    except (ValueError, TypeError, KeyError) as error:
+        raise Error(f"the tensor {proto.name!r} is damaged ({error}); export it again") from error
 
 
 def captured(proto: NodeProto) -> Iterator[str]:

@@ -22,6 +22,7 @@ from onnx.onnx_ml_pb2 import (
 
 from irc.backends.tensorrt.lint.graph import Size, Tensor, inner_graphs
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
+from irc.errors import Error
 
 SMALL = 4096  # bytes of an initializer whose value shapes may depend on
 _WAYS_LIMIT = 1024  # ranks of a collective, for the stand-in of a gather
@@ -59,7 +60,10 @@ def skeleton(model: ModelProto) -> ModelProto:
         return bare
     from onnx.inliner import inline_local_functions
 
-    return inline_local_functions(bare)
+    try:
+        return inline_local_functions(bare)
+    except (RuntimeError, ValueError) as error:
+        raise Error(f"the functions of the model cannot be put in place: {error}") from None
 
 
 def _is_small(tensor: TensorProto) -> bool:
@@ -156,9 +160,11 @@ def collective(proto: NodeProto) -> tuple[str, int]:
     """The operation of a collective node, native or plugin, and how many ranks take part."""
     found = {each.name: each for each in proto.attribute}
     if proto.op_type == "DistCollective":
-        operation = found.get("collective_operation")
         ways = found.get("nb_rank")
-        return (operation.s.decode() if operation else ""), (int(ways.i) if ways else 1)
-    operation, written = found.get("operation"), found.get("ways")
-    text = written.s.decode() if written else ""
-    return (operation.s.decode() if operation else ""), int(text) if text.isdecimal() else 1
+        return _text(found.get("collective_operation")), int(ways.i) if ways else 1
+    written = _text(found.get("ways"))
+    return _text(found.get("operation")), int(written) if written.isdecimal() else 1
+
+
+def _text(attribute: AttributeProto | None) -> str:
+    return "" if attribute is None else attribute.s.decode("utf-8", "replace")

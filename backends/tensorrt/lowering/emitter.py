@@ -17,6 +17,7 @@ from irc.backends.tensorrt.lowering.table import lowerings
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN, NAMESPACE, VERSION
 from irc.backends.tensorrt.target import Target
 from irc.core import Function, Module, Op, Value, Weight
+from irc.errors import Error
 from irc.ops import AllReduceRmsNorm
 from irc.ops.collective import Exchange
 from irc.types import Axes
@@ -25,8 +26,8 @@ ROWS = ".rows"  # behind the name of a weight whose rows are looked up, besides 
 
 
 class TensorRTEmitter(Emitter):
-    """See Emitter. `groups` are the communicators that the graph needs, `scalars` the inputs that
-    hold a rank's position along mesh axes."""
+    """See Emitter. `communicators` are those that the graph needs, `scalars` the inputs that hold a
+    rank's position along mesh axes, `in_place` the arguments that the graph itself overwrites."""
 
     compute = ""
     missing: Mapping[str, tuple[str, ...]] = {}
@@ -47,6 +48,7 @@ class TensorRTEmitter(Emitter):
         self.wanted: Collectives = collectives
         self.communicators: dict[str, Axes] = {}
         self.scalars: dict[str, Axes] = {}
+        self.in_place: set[str] = set()
         self.natives = self.plugins = 0
         self._rows: dict[Weight, str] = {}
         self._multiplied = {
@@ -111,6 +113,12 @@ class TensorRTEmitter(Emitter):
         axes = op.axes
         reduce_op, root = getattr(op, "op", "none"), getattr(op, "root", -1)
         reduce_op = "sum" if isinstance(op, AllReduceRmsNorm) else reduce_op
+        if self.wanted == "native" and not self.whole(axes):
+            raise Error(
+                f"TensorRT's own collectives reach all {len(self.ranks)} ranks of an engine, and "
+                f"this {operation} is among the {ways} along {'.'.join(axes)}; leave out "
+                "--collectives native"
+            )
         if not is_native(operation, self.target, self.whole(axes), self.wanted):
             return self.plugin(axes, operation, reduce_op, root, [x])[0]
         self.natives += 1

@@ -13,18 +13,40 @@ from irc.dims import Dim
 
 @CHOICES.lower(
     ops.CacheUpdate,
+    choice="ScatterElements",
+    reason="TensorRT 11.1 and 11.2 wrote wrong tokens into native caches on sm_121",
+    source="https://github.com/NVIDIA/TensorRT-Model-Connect/issues/955",
+    flavour="tensorrt",
+    since=(11, 1),
+    before=(11, 3),
+    architectures=(121,),
+)
+def copied_cache(e: TensorRTEmitter, op: ops.CacheUpdate) -> Lowered:
+    """The cache with the new tokens scattered into a copy of it."""
+    batch, heads, _, width = op.cache.type.shape
+    tokens = op.new.type.shape[1]
+    new = by_head(e, op.new, heads, width)
+    first = e.add("Reshape", e.cast64(op.past), e.ints(-1, 1, 1, 1))
+    places = e.add("Add", first, e.add("Reshape", e.iota(tokens), e.ints(1, 1, -1, 1)))
+    places = e.add("Expand", places, e.sizes((batch, heads, tokens, width)))
+    return e.add("ScatterElements", e.get(op.cache), places, new, axis=2)
+
+
+@CHOICES.lower(
+    ops.CacheUpdate,
     choice="TensorScatter",
     reason="done in place where the cache is an input that a result overwrites and its capacity is "
     "fixed; else a copy by ScatterElements",
     source="NvInfer.h, IKVCacheUpdateLayer; parser of TensorRT-RTX 1.7.1.116",
 )
 def cache_update(e: TensorRTEmitter, op: ops.CacheUpdate) -> Lowered:
+    if not in_place(e.function, op):
+        return copied_cache(e, op)
     _, heads, _, width = op.cache.type.shape
+    e.in_place.add(str(op.cache.name))
     new = by_head(e, op.new, heads, width)
-    if in_place(e.function, op):
-        past = e.get(op.past) if op.past.type.dtype in ("i32", "i64") else e.cast64(op.past)
-        return e.add("TensorScatter", e.get(op.cache), new, past, axis=-2)
-    return _functional(e, op, new)
+    past = e.get(op.past) if op.past.type.dtype in ("i32", "i64") else e.cast64(op.past)
+    return e.add("TensorScatter", e.get(op.cache), new, past, axis=-2)
 
 
 def in_place(function: Function, op: ops.CacheUpdate) -> bool:
@@ -41,13 +63,3 @@ def in_place(function: Function, op: ops.CacheUpdate) -> bool:
 
 def _updates(cache: Value) -> int:
     return sum(user.opname == "cache_update" for user in cache.users)
-
-
-def _functional(e: TensorRTEmitter, op: ops.CacheUpdate, new: str) -> str:
-    """A copy of the cache with the new tokens scattered into it."""
-    batch, heads, _, width = op.cache.type.shape
-    tokens = op.new.type.shape[1]
-    first = e.add("Reshape", e.cast64(op.past), e.ints(-1, 1, 1, 1))
-    places = e.add("Add", first, e.add("Reshape", e.iota(tokens), e.ints(1, 1, -1, 1)))
-    places = e.add("Expand", places, e.sizes((batch, heads, tokens, width)))
-    return e.add("ScatterElements", e.get(op.cache), places, new, axis=2)

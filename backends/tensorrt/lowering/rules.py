@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from importlib import import_module
 
-for _part in ("attention", "cache", "collective", "lookup", "plain"):
+for _part in ("attention", "cache", "collective", "lookup", "plain", "quant"):
     import_module(f"irc.backends.tensorrt.lowering.lower_{_part}")

@@ -1,24 +1,27 @@
 """Which nodes every operation becomes for TensorRT, by flavour, version and GPU architecture.
 
 A Choice holds for the flavours, versions and architectures that it names; of several that fit, the
-first wins. What no choice speaks of is written as for ONNX Runtime, unless a dtype forbids it.
+first wins, and those of users' files come before ours. What no choice speaks of is written as for
+ONNX Runtime, unless a dtype forbids it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, Required, TypeAlias, TypedDict, Unpack
 
 from irc.backends.lowering import STRUCTURE, Lowering, Refusal
 from irc.backends.onnx.emitter import TABLE, Lowered, Rule
 from irc.backends.tensorrt.target import Flavour, Target
 from irc.core import Op
 from irc.declare import REGISTRY
+from irc.user_files import watch
 
 Writes: TypeAlias = Callable[[Any, Any], Lowered]  # a rule, with whichever emitter it needs
 
+_OURS = __name__.rpartition(".")[0] + "."  # the modules of this package
 IMPORTERS = "onnx/onnx-tensorrt 5ab48c5c, onnxOpImporters.cpp"
 BUILDER = "layer dump of the TensorRT-RTX 1.7.1.116 builder on CPU"
 
@@ -39,7 +42,8 @@ class Choice:
 
     `rule` is None where the operation has no nodes of its own: its expansion is used, or it is
     refused. `since` and `before` bound the version; `architectures`, if any, are those for which it
-    is needed: one of them in the target is enough.
+    is needed: one of them in the target is enough. `takes` are dtypes that it may meet although
+    TensorRT does not compute with them.
     """
 
     rule: Writes | None
@@ -51,6 +55,7 @@ class Choice:
     before: tuple[int, int] = (1 << 30, 0)
     architectures: tuple[int, ...] = ()
     unless: Refusal | None = None
+    takes: tuple[str, ...] = ()
 
     def fits(self, target: Target) -> bool:
         """Whether it holds for a target."""
@@ -61,32 +66,52 @@ class Choice:
         return not self.architectures or bool({*self.architectures} & {*target.architectures})
 
 
+class Words(TypedDict, total=False):
+    """What is said of a choice, besides its rule."""
+
+    choice: Required[str]
+    reason: Required[str]
+    source: Required[str]
+    flavour: Flavour | None
+    since: tuple[int, int]
+    before: tuple[int, int]
+    architectures: tuple[int, ...]
+    unless: Refusal | None
+    takes: tuple[str, ...]
+
+
 @dataclass
 class Choices:
-    """All choices, by class of operations in the order in which they were made."""
+    """All choices, by operation in the order in which they were made.
+
+    `users` has those of users' files, by the operation's name: it may be declared later, or not at
+    all in a process that only runs plugins. A number tells several of one name apart.
+    """
 
     table: dict[type[Op], list[Choice]] = field(default_factory=dict[type[Op], list[Choice]])
+    users: dict[tuple[str, int], Choice] = field(default_factory=dict[tuple[str, int], Choice])
 
     def lower(
-        self,
-        *classes: type[Op],
-        choice: str,
-        reason: str,
-        source: str,
-        flavour: Flavour | None = None,
-        since: tuple[int, int] = (0, 0),
-        before: tuple[int, int] = (1 << 30, 0),
-        unless: Refusal | None = None,
+        self, *operations: type[Op] | str, **words: Unpack[Words]
     ) -> Callable[[Writes], Writes]:
-        """Register a rule for these classes; the words are those of Choice."""
+        """Register a rule for operations, classes or names; the words are those of Choice."""
 
         def register(rule: Writes) -> Writes:
-            made = Choice(rule, choice, reason, source, flavour, since, before, (), unless)
-            for cls in classes:
-                self.table.setdefault(cls, []).append(made)
+            made = Choice(rule, **words)
+            for each in operations:
+                if isinstance(each, str) or not rule.__module__.startswith(_OURS):
+                    name = each if isinstance(each, str) else each.opname
+                    self.users[name, 1 + max((n for _, n in self.users), default=0)] = made
+                else:
+                    self.table.setdefault(each, []).append(made)
             return rule
 
         return register
+
+    def of(self, cls: type[Op]) -> Iterator[Choice]:
+        """The choices for a class, the first to be asked first."""
+        yield from (made for (name, _), made in self.users.items() if name == cls.opname)
+        yield from self.table.get(cls, ())
 
     def refuse(self, *classes: type[Op], reason: str, source: str) -> None:
         """These have no nodes: what has an expansion is written by that."""
@@ -94,7 +119,12 @@ class Choices:
             self.table.setdefault(cls, []).append(Choice(None, "none", reason, source))
 
 
+def _homes(choice: Choice) -> set[str]:
+    return {choice.rule.__module__} if choice.rule is not None else set()
+
+
 CHOICES = Choices()
+watch("lowering", CHOICES.users, _homes)
 
 _UNKNOWN = {
     "f64": "is in f64, which TensorRT makes f32 without a word",
@@ -107,11 +137,16 @@ _UNKNOWN = {
 }
 
 
-def dtype_refusal(target: Target) -> Refusal:
-    """Tells which dtype of an operation a target does not compute with."""
-    unknown = dict(_UNKNOWN)
-    if 75 in target.architectures:
-        unknown["bf16"] = "cannot be in bf16 on sm_75; compile with --dtype f16, or leave sm_75 out"
+def dtype_refusal(target: Target, takes: tuple[str, ...] = ()) -> Refusal:
+    """Tells which dtype of an operation a target does not compute with; it may meet `takes`."""
+    unknown = {name: why for name, why in _UNKNOWN.items() if name not in takes}
+    for name in ("bf16", *takes):
+        lacking = target.lacks(name)
+        if lacking is not None:
+            floor, weakest = lacking
+            instead = "compile with --dtype f16, or " if name == "bf16" else ""
+            why = f"is in {name}, which needs sm_{floor}; {instead}leave sm_{weakest} out"
+            unknown[name] = why
 
     def refuse(op: Op) -> str | None:
         for value in (*op.operands, *op.results):
@@ -122,25 +157,31 @@ def dtype_refusal(target: Target) -> Refusal:
     return refuse
 
 
-@cache
 def lowerings(target: Target) -> Lowering[Rule]:
-    """The lowerings for a target."""
+    """The lowerings for a target, those that users' files have brought so far among them."""
+    users = ((REGISTRY.get(name), made) for (name, _), made in CHOICES.users.items())
+    return _lowerings(target, tuple((cls, made) for cls, made in users if cls is not None))
+
+
+@cache
+def _lowerings(target: Target, users: tuple[tuple[type[Op], Choice], ...]) -> Lowering[Rule]:
     from irc.backends.tensorrt.lowering import rules  # noqa: F401  (fills CHOICES)
 
     made: Lowering[Rule] = Lowering("tensorrt")
     by_dtype = dtype_refusal(target)
     base = TABLE.entries()
-    for cls in dict.fromkeys((*base, *CHOICES.table)):
+    for cls in dict.fromkeys((*base, *CHOICES.table, *(cls for cls, _ in users))):
         chosen = _chosen(cls, target)
         if chosen is None and cls in base:
             made.lower(cls, unless=_either(by_dtype, base[cls][1]))(base[cls][0])
         elif chosen is not None and chosen.rule is not None:
-            made.lower(cls, unless=_either(by_dtype, chosen.unless))(chosen.rule)
+            takes = dtype_refusal(target, chosen.takes) if chosen.takes else by_dtype
+            made.lower(cls, unless=_either(takes, chosen.unless))(chosen.rule)
     return made
 
 
 def _chosen(cls: type[Op], target: Target) -> Choice | None:
-    return next((each for each in CHOICES.table.get(cls, ()) if each.fits(target)), None)
+    return next((each for each in CHOICES.of(cls) if each.fits(target)), None)
 
 
 def _either(first: Refusal, second: Refusal | None) -> Refusal:

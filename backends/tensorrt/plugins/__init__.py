@@ -12,8 +12,8 @@ from .adapter import make_plugin, register_creators
 from .describe import describe
 from .expressions import known
 from .fields import REQUIRED, Field, Values
-from .instance import Instance, attributes_of, evaluate, take_failure
-from .load import load
+from .instance import Instance, attributes_of, evaluate, fields_of, take_failure
+from .load import files_of, load, users
 from .schema import plugin_of_node, register_schemas
 from .spec import (
     SPECS,
@@ -44,6 +44,8 @@ __all__ = [
     "communicators",
     "describe",
     "evaluate",
+    "fields_of",
+    "files_of",
     "find",
     "known",
     "load",
@@ -54,5 +56,6 @@ __all__ = [
     "register_schemas",
     "require",
     "take_failure",
+    "users",
     "versions",
 ]

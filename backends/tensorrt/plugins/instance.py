@@ -81,6 +81,12 @@ class Instance:
         launch(inputs, outputs, workspace, stream)
 
 
+def fields_of(spec: PluginSpec, version: str, texts: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a node of that version by name; an Error where the texts do not fit."""
+    found = find(spec.name, version, spec.namespace)
+    return Instance.from_texts(found, texts, version).values
+
+
 def attributes_of(name: str, values: Values, namespace: str = NAMESPACE) -> dict[str, str]:
     """The string attributes of an ONNX node: version, namespace and all fields."""
     spec = find(name, namespace=namespace)

@@ -123,7 +123,7 @@ def plugin_of_node(node: Any) -> Instance:
     for attribute in node.attribute:
         if attribute.type != attribute.STRING:
             raise Error(f"{place}: the attribute {attribute.name} has to be a string")
-    texts = {attribute.name: attribute.s.decode() for attribute in node.attribute}
+    texts = {attribute.name: attribute.s.decode("utf-8", "replace") for attribute in node.attribute}
     version, namespace = texts.pop("plugin_version", "1"), texts.pop("plugin_namespace", "")
     try:
         return Instance.from_texts(find(node.op_type, version, namespace), texts, version)
@@ -159,10 +159,12 @@ def _infer(spec: PluginSpec, context: Any) -> None:
 
 def _plugin(spec: PluginSpec, context: Any) -> Instance:
     given = context.get_attribute("plugin_version")
-    version = given.s.decode() if given is not None else "1"
+    version = given.s.decode("utf-8", "replace") if given is not None else "1"
     find(spec.name, version, spec.namespace)
     found = {field.name: context.get_attribute(field.name) for field in spec.fields}
-    texts = {name: each.s.decode() for name, each in found.items() if each is not None}
+    texts = {
+        name: each.s.decode("utf-8", "replace") for name, each in found.items() if each is not None
+    }
     return Instance.from_texts(spec, texts, version)
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from irc.backends.tensorrt.nodes import NAMESPACE
 from irc.dtypes import DTYPES
 from irc.errors import Error, did_you_mean
+from irc.user_files import watch
 
 from .fields import Field, Values
 
@@ -77,6 +78,8 @@ class PluginSpec:
     must be capturable in a CUDA graph; an Error that it raises reaches the caller.
     `workspace(fields, inputs, outputs)` is the size of the workspace in bytes.
     `check(fields)` raises an Error where fields contradict each other.
+    `operation` names the operation of irc, if any, that a node in an ONNX file is read as: its
+    operands are the inputs, and its attributes the fields of their names.
     """
 
     name: str
@@ -94,6 +97,7 @@ class PluginSpec:
     check: Callable[[Values], None] = _nothing_to_check
     workspace: Callable[[Values, Sequence[TensorDesc], Sequence[TensorDesc]], int] = _no_workspace
     reads: Mapping[str, Upgrade] = field(default_factory=dict[str, Upgrade])
+    operation: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -139,6 +143,15 @@ class PluginSpec:
 SPECS: dict[tuple[str, str], PluginSpec] = {}
 
 
+def _homes(spec: PluginSpec) -> set[str]:
+    """The modules that a spec's functions are from."""
+    functions = (spec.shapes, spec.meaning, spec.enqueue)
+    return {getattr(each, "__module__", "") for each in functions}
+
+
+watch("plugin", SPECS, _homes)
+
+
 def register(spec: PluginSpec) -> PluginSpec:
     """Make a plugin known; a second one of its name is an Error."""
     _check(spec)
@@ -179,10 +192,12 @@ def require(wanted: Mapping[str, str], namespace: str = NAMESPACE) -> None:
 
 def versions() -> dict[str, str]:
     """The version of every plugin by name; names outside our namespace read `space::Name`."""
-    return {
-        name if space == NAMESPACE else f"{space}::{name}": spec.version
-        for (space, name), spec in sorted(SPECS.items())
-    }
+    return {shown(*key): spec.version for key, spec in sorted(SPECS.items())}
+
+
+def shown(namespace: str, name: str) -> str:
+    """What a plugin is called where namespaces may differ."""
+    return name if namespace == NAMESPACE else f"{namespace}::{name}"
 
 
 def _check(spec: PluginSpec) -> None:

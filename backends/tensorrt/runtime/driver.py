@@ -69,6 +69,10 @@ class Stream(Protocol):
         """Copy from the GPU into contiguous host memory."""
         ...
 
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Copy bytes from one place of the GPU to another."""
+        ...
+
     def zero(self, address: int, size: int) -> None:
         """Fill bytes with zeros."""
         ...

@@ -36,6 +36,9 @@ def read_engine(library: Library, path: Path) -> GpuEngine:
             f"{library} cannot read the engine {path}; it is damaged, or for another version or "
             "GPU; compile again"
         )
+    if getattr(engine, "streamable_weights_size", 0):
+        # else the whole of them would have to fit the GPU
+        engine.weight_streaming_budget_v2 = engine.get_weight_streaming_automatic_budget()
     return GpuEngine(library, path, runtime, engine)
 
 

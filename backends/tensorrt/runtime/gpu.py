@@ -138,6 +138,7 @@ class GpuStream(Stream):
         self._groups, self._timeout = groups, timeout
         kinds = runtime.cudaMemcpyKind
         self._up, self._down = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
+        self._across = kinds.cudaMemcpyDeviceToDevice
 
     def upload(self, address: int, host: Array) -> None:
         """See the runtime's Stream."""
@@ -150,6 +151,11 @@ class GpuStream(Stream):
         if host.nbytes:
             target = host.ctypes.data
             call("cudaMemcpyAsync", target, address, host.nbytes, self._down, self.handle)
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """See the runtime's Stream."""
+        if size:
+            call("cudaMemcpyAsync", target, source, size, self._across, self.handle)
 
     def zero(self, address: int, size: int) -> None:
         """See the runtime's Stream."""

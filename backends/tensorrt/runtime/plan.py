@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from irc.backends.base import Port, Ports
-from irc.backends.onnxruntime.inputs import ports_of_facts
-from irc.backends.onnxruntime.model import Write, mesh_of, peer
+from irc.backends.ranks.facts import (
+    Write,
+    mesh_of_facts,
+    peer,
+    ports_of_facts,
+    writes_of_facts,
+)
 from irc.backends.tensorrt.runtime.profiles import Profile
 from irc.backends.tensorrt.target import Target
 from irc.errors import Error
 from irc.mesh import Mesh
-from irc.text.literals import parse_dim
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class StagePlan:
     groups: Mapping[str, tuple[str, ...]]
     native: bool
     """Whether the engine has collectives of its own, besides those of plugins."""
+    copied: frozenset[str]
+    """The states that the engine does not overwrite itself."""
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> StagePlan:
@@ -53,15 +59,13 @@ class StagePlan:
         return cls(
             ports_of_facts(facts["ports"]),
             tuple(Profile.of_facts(each) for each in facts["profiles"]),
-            tuple(
-                Write(w["past"], parse_dim(w["step"]), parse_dim(w["capacity"]))
-                for w in facts["writes"]
-            ),
+            writes_of_facts(facts),
             {r["result"]: r["output"] for r in results},
             {r["state"]: r["result"] for r in results if r.get("state") is not None},
             {name: tuple(axes) for name, axes in facts["scalars"].items()},
             {key: tuple(axes) for key, axes in facts["groups"].items()},
             bool(facts["natives"]),
+            frozenset(facts["copied"]),
         )
 
     @property
@@ -114,9 +118,14 @@ class RankPlan:
 
 
 def _plan(folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
-    mesh = mesh_of(facts)
+    mesh = mesh_of_facts(facts)
     entry = facts["ranks"][rank]
     stage = facts["stages"][entry["stage"]]
+    if facts["engine"].get("strip"):
+        raise Error(
+            f"the engines of {folder} were built without their weights (--strip), to be refitted "
+            "by a program of yours; compile without --strip to run them here"
+        )
     if not entry["engine"]:
         flavour = Target.parse(facts["target"]).flavour
         raise Error(

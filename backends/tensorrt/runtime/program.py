@@ -11,8 +11,8 @@ import numpy as np
 
 from irc.backends.base import Arrays, Ports, check_plain
 from irc.backends.communicator import Communicator, Exchange
-from irc.backends.onnxruntime.inputs import Sizes, sized
-from irc.backends.onnxruntime.spread import Result, Spread
+from irc.backends.ranks.inputs import Sizes, sized
+from irc.backends.ranks.spread import Result, Spread
 from irc.backends.tensorrt.runtime.driver import Array, Driver, Launch
 from irc.backends.tensorrt.runtime.execution import Warn
 from irc.backends.tensorrt.runtime.plan import RankPlan

@@ -5,7 +5,9 @@ Engines have been seen whose collectives silently do nothing, or use another gro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -30,9 +32,8 @@ def self_test(
 ) -> None:
     """Raise an Error that says which check failed, on which rank, for which group.
 
-    `golden` is a prompt with the logits of the token after it that the reference computed: {ids,
-    top, logits, tolerance}, see golden.py of the backend; `dims` are the ranges that the model was
-    compiled for.
+    `golden` is what the reference answered to prompts, see golden.py of the backend; `dims` are the
+    ranges that the model was compiled for.
     """
     groups = program.rank.groups
     if groups is not None:
@@ -40,8 +41,8 @@ def self_test(
         _test_group(program.rank, "all ranks", groups.world, world)
         for key, group in groups.named.items():
             _test_group(program.rank, f"group {key}", group, groups.ranks[key])
-    if golden is not None:
-        _Golden(program, golden, dims or {}).run()
+    for prompt in _prompts(golden) if golden is not None else ():
+        _Answer(program, prompt, dims or {}).test()
 
 
 def _test_group(rank: EngineRank, name: str, group: Group, ranks: Sequence[int]) -> None:
@@ -86,30 +87,60 @@ def _fail(text: str) -> NoReturn:
     raise Error(f"self-test: {text}; {REFUSED}")
 
 
-class _Golden:
-    """The test with a prompt."""
+@dataclass(frozen=True)
+class _Prompt:
+    """Token ids, and what compares the value of the result `name` after them with the reference's;
+    its second argument says whose value it is."""
+
+    ids: Sequence[int]
+    name: str
+    compare: Callable[[Array, str], None]
+
+
+def _prompts(golden: Mapping[str, Any]) -> list[_Prompt]:
+    if "prompts" not in golden:
+        return [_Prompt(golden["ids"], "logits", partial(_compare_logits, golden))]
+    return [
+        _Prompt(each["ids"], NEXT_TOKENS, partial(_compare_token, each["token"]))
+        for each in golden["prompts"]
+    ]
+
+
+def _compare_logits(golden: Mapping[str, Any], logits: Array, who: str) -> None:
+    wanted = np.asarray(golden["logits"], np.float32)
+    apart = np.abs(logits.astype(np.float32)[golden["top"]] - wanted)
+    worst, limit = float(apart.max()), float(golden["tolerance"])
+    if not worst <= limit:  # a NaN is not
+        _fail(
+            f"the first token's logits of {who} differ from the reference's by {worst:.4g} "
+            f"(token {golden['top'][int(apart.argmax())]}), and {limit:.4g} is allowed"
+        )
+
+
+def _compare_token(wanted: int, token: Array, who: str) -> None:
+    if int(token) != wanted:
+        _fail(f"the first token of {who} is {int(token)}, and the reference's is {wanted}")
+
+
+class _Answer:
+    """What a program answers to a prompt."""
 
     def __init__(
-        self,
-        program: EngineProgram,
-        golden: Mapping[str, Any],
-        dims: Mapping[str, Sequence[int]],
+        self, program: EngineProgram, prompt: _Prompt, dims: Mapping[str, Sequence[int]]
     ) -> None:
-        self._program, self._golden, self._dims = program, golden, dims
+        self._program, self._prompt, self._dims = program, prompt, dims
         self._inputs = {port.name: port for port in program.ports.inputs}
 
-    def run(self) -> None:
-        """Feed the prompt, and look at the last token's logits."""
-        program, ids = self._program, self._golden["ids"]
-        sizes = self._sizes()
-        stream = RankStream(program.rank, sizes)
+    def test(self) -> None:
+        """Feed the prompt, and look at what comes after its last token."""
+        stream = RankStream(self._program.rank, self._sizes())
         try:
-            self._feed(stream, ids)
+            self._feed(stream)
         finally:
             stream.close()
 
-    def _feed(self, stream: RankStream, ids: Sequence[int]) -> None:
-        program = self._program
+    def _feed(self, stream: RankStream) -> None:
+        program, ids = self._program, self._prompt.ids
         chunk = self._longest()
         names = [port.name for port in program.ports.outputs]
         for start in range(0, len(ids), chunk):
@@ -123,50 +154,29 @@ class _Golden:
                 self._check_own(held)
             found = program.whole(names, held, sizes, full)
             if last:
-                self._check(found, "all ranks together")
+                self._check(found[self._prompt.name], "all ranks together")
 
     def _check_own(self, held: Mapping[str, Held]) -> None:
-        """The results of this rank itself, where it has them whole."""
-        program, rank = self._program, self._program.rank
-        found: dict[str, Array] = {}
-        for name in ("logits", NEXT_TOKENS):
-            result = program.spread.results.get(name)
-            if result is None or result.split or name not in held:
-                continue
-            value = held[name]
-            host = rank.shared.host(f"test {name}", value.shape, numpy_dtype(value.dtype))
-            rank.stream.download(host, value.address)
-            rank.stream.wait()
-            found[name] = np.array(host)
-        self._check(found, f"rank {rank.rank}")
+        """The result of this rank itself, where it has it whole."""
+        rank, name = self._program.rank, self._prompt.name
+        result = self._program.spread.results.get(name)
+        if result is None or result.split or name not in held:
+            return
+        value = held[name]
+        host = rank.shared.host(f"test {name}", value.shape, numpy_dtype(value.dtype))
+        rank.stream.download(host, value.address)
+        rank.stream.wait()
+        self._check(np.array(host), f"rank {rank.rank}")
 
-    def _check(self, found: Mapping[str, Array], who: str) -> None:
-        golden = self._golden
-        wanted = np.asarray(golden["logits"], np.float32)
-        if "logits" in found:
-            logits = found["logits"][0, self._last(found["logits"].shape[1])]
-            got = logits.astype(np.float32)[golden["top"]]
-            worst = float(np.abs(got - wanted).max())
-            limit = float(golden["tolerance"])
-            if not worst <= limit:  # a NaN is not
-                at = golden["top"][int(np.abs(got - wanted).argmax())]
-                _fail(
-                    f"the first token's logits of {who} differ from the reference's by {worst:.4g} "
-                    f"(token {at}), and {limit:.4g} is allowed"
-                )
-        elif NEXT_TOKENS in found and wanted.size > 1:
-            token = int(found[NEXT_TOKENS][0, self._last(found[NEXT_TOKENS].shape[1])])
-            near = wanted.max() - 2 * float(golden["tolerance"])
-            likely = [t for t, x in zip(golden["top"], wanted, strict=True) if x >= near]
-            if token not in likely:
-                _fail(f"the first token of {who} is {token}, and the reference's is {likely[0]}")
+    def _check(self, result: Array, who: str) -> None:
+        self._prompt.compare(result[0, self._last(result.shape[1])], who)
 
     def _last(self, count: int) -> int:
         """The row of the last token of the prompt."""
         return 0 if "logit_positions" in self._inputs else self._count(count) - 1
 
     def _count(self, count: int) -> int:
-        left = len(self._golden["ids"]) % self._longest()
+        left = len(self._prompt.ids) % self._longest()
         return min(count, left or self._longest())
 
     def _sizes(self) -> dict[str, int]:
@@ -187,7 +197,7 @@ class _Golden:
         (name,) = dim.symbols()
         if name in self._dims:
             return multiple * int(self._dims[name][2])
-        return -(-len(self._golden["ids"]) // multiple) * multiple
+        return -(-len(self._prompt.ids) // multiple) * multiple
 
     def _multiple(self, at: int) -> int:
         """Of what number the rows (0) or tokens (1) of a call are a multiple."""

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from irc.backends.base import Arrays, Port, state_shape
-from irc.backends.onnxruntime.inputs import sized
+from irc.backends.ranks.inputs import sized
 from irc.backends.tensorrt.runtime.driver import Array, Shape
 from irc.backends.tensorrt.runtime.profiles import Sizes, chosen, fill, filled_sizes
 from irc.backends.tensorrt.runtime.rank import EngineRank
@@ -117,6 +117,11 @@ class RankStream:
             results[port.name] = Held(place, held.shape, port.dtype)
         addresses = rank.fixed | {name: value.address for name, value in values.items()}
         addresses |= {stage.outputs[name]: held.address for name, held in results.items()}
+        # a network that makes a state anew may still read the old one while it writes
+        anew = {
+            state: memory.device(f"new {state}", self._states[state].size) for state in stage.copied
+        }
+        addresses |= {stage.outputs[stage.states[state]]: anew[state] for state in anew}
         world = rank.groups.world if rank.groups is not None else None
         # all memory is there now: to make some would wait for what other ranks have not sent yet
         for source, names in rank.plan.receives.items():
@@ -130,6 +135,9 @@ class RankStream:
             addresses,
             {stage.outputs[name]: held.shape for name, held in results.items()},
         )
+        for state, address in anew.items():
+            held = self._states[state]
+            rank.stream.copy(held.address, address, held.size)
         for to, names in rank.plan.sends.items():
             for name in names:
                 assert world is not None

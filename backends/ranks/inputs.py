@@ -7,37 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from irc.backends.base import Port, Ports
+from irc.backends.base import Port
 from irc.backends.reference.inputs import bind_inputs
 from irc.checkpoint import convert
 from irc.core import Function
 from irc.dims import Dim, bind
 from irc.dtypes import numpy_dtype
 from irc.errors import Error
-from irc.text.literals import parse_dim
 from irc.types import TensorType
 
 Sizes = dict[str, int]
-_NARROW = tuple(numpy_dtype(name) for name in ("f16", "bf16", "f8e4m3", "f8e5m2"))
-
-
-def port_of(fact: Mapping[str, Any], state: bool = False) -> Port:
-    """A port from its entry in the manifest."""
-    shape = tuple(d if isinstance(d, int) else parse_dim(d) for d in fact["shape"])
-    return Port(fact["name"], fact["dtype"], shape, state)
-
-
-def ports_of_facts(facts: Mapping[str, Any]) -> Ports:
-    """The ports that the manifest lists."""
-    return Ports(
-        tuple(port_of(port) for port in facts["inputs"]),
-        tuple(port_of(port, state=True) for port in facts["states"]),
-        tuple(port_of(port) for port in facts["outputs"]),
-    )
+_WIDER = {"f16": "f32", "bf16": "f32", "f8e4m3": "f32", "f8e5m2": "f32", "i4": "i8", "u4": "u8"}
+_WIDENED = {numpy_dtype(narrow): wide for narrow, wide in _WIDER.items()}
 
 
 class Inputs:
-    """The arguments that a call takes. Narrow floats are accepted for f32 and widened."""
+    """The arguments that a call takes. What is narrower than f32, i8 or u8 is widened to it."""
 
     def __init__(self, name: str, ports: Sequence[Port]) -> None:
         self._wanted = {port.name: numpy_dtype(port.dtype) for port in ports}
@@ -56,8 +41,9 @@ class Inputs:
 
     def _array(self, name: str, value: Any) -> np.ndarray:
         array = np.asarray(value)
-        if array.dtype in _NARROW and self._wanted.get(name) == np.float32:
-            array = convert(array, "f32")
+        wide = _WIDENED.get(array.dtype)
+        if wide is not None and self._wanted.get(name) == numpy_dtype(wide):
+            array = convert(array, wide)
         return np.ascontiguousarray(array) if array.ndim else array
 
 

@@ -1,4 +1,4 @@
-"""A lock between processes on a path, so that two builds of one thing come one after the other."""
+"""Locks between processes, which a process that dies lets go: on a path, and on a folder."""
 
 from __future__ import annotations
 
@@ -42,8 +42,47 @@ def _take(path: Path) -> int:
     import fcntl
 
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    return _kept(path, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextmanager
+def held(folder: Path, wait: bool = True) -> Generator[bool]:
+    """Hold a folder for the length of the block, under whatever name it has then.
+
+    Gives whether it is held: not where the folder is gone, where the system or its disk has no such
+    locks, or, without `wait`, where another process or thread holds it.
+    """
+    descriptor = _hold(folder, wait)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield descriptor >= 0
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _hold(folder: Path, wait: bool) -> int:
+    """The descriptor that holds a folder, or -1."""
+    if find_spec("fcntl") is None:
+        return -1
+    import fcntl
+
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    how = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
+    try:
+        descriptor = _kept(folder, os.open(folder, flags), how)
+        while wait and descriptor < 0:  # its last holder has put another one there
+            descriptor = _kept(folder, os.open(folder, flags), how)
+    except OSError:  # it is gone, or no folder, or another user's, or cannot be locked there
+        return -1
+    return descriptor
+
+
+def _kept(path: Path, descriptor: int, how: int) -> int:
+    """The descriptor once it holds what is at `path`; -1, and it is closed, where it does not."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, how)
         if _is_still(path, descriptor):
             return descriptor
     except BlockingIOError:
@@ -56,7 +95,7 @@ def _take(path: Path) -> int:
 
 
 def _is_still(path: Path, descriptor: int) -> bool:
-    """Whether the file that is locked is the one at `path`: its last holder may have removed it."""
+    """Whether what is locked is what lies at `path`: its last holder may have removed it."""
     try:
         there = path.stat()
     except FileNotFoundError:

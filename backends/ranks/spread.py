@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from irc.backends.base import Arrays, Port, Ports
-from irc.backends.onnxruntime.inputs import Inputs, Sizes, ports_of_facts, sized
-from irc.backends.onnxruntime.model import mesh_of, peer
+from irc.backends.ranks.facts import mesh_of_facts, peer, ports_of_facts
+from irc.backends.ranks.inputs import Inputs, Sizes, sized
 from irc.layouts import join_arrays, split_array
 from irc.types import Axes
 
@@ -46,11 +46,11 @@ class Taker(Protocol):
 class Spread:
     """The ports of the whole program, and which part of everything a rank has.
 
-    `facts` is what the ONNX backend's `emit` returned.
+    `facts` is what the backend's `emit` returned.
     """
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
-        self.mesh = mesh_of(facts)
+        self.mesh = mesh_of_facts(facts)
         self.ports: Ports = ports_of_facts(facts["ports"])
         self.plain = Inputs("forward", self.ports.inputs)
         self.every = Inputs("forward", [*self.ports.inputs, *self.ports.states])

@@ -1,0 +1,65 @@
+"""What the manifest says about ranks, read: the mesh, ports, peers, writes into caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from irc.backends.base import Port, Ports
+from irc.backends.onnx.stages import AXIS
+from irc.backends.ranks.inputs import Sizes, sized
+from irc.dims import DimLike
+from irc.errors import Error
+from irc.mesh import Mesh
+from irc.text.literals import parse_dim
+
+
+@dataclass(frozen=True)
+class Write:
+    """A run writes `step` tokens behind the `past` ones into caches of `capacity`."""
+
+    past: str
+    step: DimLike
+    capacity: DimLike
+
+    def needed(self, inputs: Mapping[str, np.ndarray], sizes: Sizes) -> int:
+        """How many positions the caches must have for this run."""
+        past = inputs[self.past]
+        if past.size and past.min() < 0:
+            raise Error(f"the input {self.past} counts tokens, but it has {past.min()}")
+        return int(past.max(initial=0)) + sized([self.step], sizes)[0]
+
+
+def writes_of_facts(stage: Mapping[str, Any]) -> tuple[Write, ...]:
+    """What the ranks of a stage write into caches."""
+    return tuple(
+        Write(w["past"], parse_dim(w["step"]), parse_dim(w["capacity"])) for w in stage["writes"]
+    )
+
+
+def port_of_fact(fact: Mapping[str, Any], state: bool = False) -> Port:
+    """A port from its entry in the manifest."""
+    shape = tuple(d if isinstance(d, int) else parse_dim(d) for d in fact["shape"])
+    return Port(fact["name"], fact["dtype"], shape, state)
+
+
+def ports_of_facts(facts: Mapping[str, Any]) -> Ports:
+    """The ports that the manifest lists."""
+    return Ports(
+        tuple(port_of_fact(port) for port in facts["inputs"]),
+        tuple(port_of_fact(port, state=True) for port in facts["states"]),
+        tuple(port_of_fact(port) for port in facts["outputs"]),
+    )
+
+
+def mesh_of_facts(facts: Mapping[str, Any]) -> Mesh:
+    """The mesh that a module was emitted for."""
+    return Mesh(tuple((name, size) for name, size in facts["axes"]))
+
+
+def peer(mesh: Mesh, rank: int, stage: int) -> int:
+    """The rank that stands in another stage where `rank` does in its own."""
+    return next(group for group in mesh.groups((AXIS,)) if rank in group)[stage]

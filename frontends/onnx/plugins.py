@@ -1,0 +1,88 @@
+"""Nodes of plugins, read as the operations that these name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from irc.core import Op
+from irc.declare import REGISTRY
+from irc.errors import Error
+from irc.frontends.onnx.builder import Builder
+from irc.frontends.onnx.entry import Node
+from irc.frontends.onnx.rules import TABLE, Reading
+
+VERSION, NAMESPACE = "plugin_version", "plugin_namespace"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What is to be known of a plugin to read its nodes.
+
+    `operation` names what they are read as, "" where there is nothing. `values` gives the fields by
+    name from the version and the texts of a node; an Error where these do not fit.
+    """
+
+    operation: str
+    values: Callable[[str, Mapping[str, str]], Mapping[str, Any]]
+
+
+Plugins: TypeAlias = Mapping[tuple[str, str], Plugin]  # by namespace and name
+
+
+def readings(plugins: Plugins) -> dict[tuple[str, str], Reading]:
+    """How nodes of plugins are read, by domain and kind, except where the kind is read already."""
+    return {
+        (domain, kind): Reading(_Nodes(plugins).rule, None, _Nodes(plugins).refuses)
+        for namespace, kind in plugins
+        for domain in ("", namespace)
+        if (domain, kind) not in TABLE
+    }
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    plugins: Plugins
+
+    def refuses(self, node: Node) -> str | None:
+        """Why a node of a plugin cannot be read, or None."""
+        key = _key(node)
+        plugin = self.plugins.get(key)
+        if plugin is None:
+            return f"no plugin of this name is registered in its namespace, {key[0]!r}"
+        if not plugin.operation:
+            return "its PluginSpec names no operation; give it operation=..."
+        if plugin.operation not in REGISTRY:
+            return f"its operation {plugin.operation} is declared nowhere; name its file with --load"
+        other = [name for name, value in node.attributes.items() if not isinstance(value, str)]
+        if other:
+            return f"its attribute {other[0]} is no text"
+        try:
+            self._values(node)
+        except Error as error:
+            return error.message
+        return None
+
+    def rule(self, b: Builder, node: Node) -> Op:
+        """The operation: inputs are operands in their order, fields attributes of their names."""
+        cls = REGISTRY[self.plugins[_key(node)].operation]
+        known = cls.attribute_types
+        given = {name: value for name, value in self._values(node).items() if name in known}
+        operands = [b.get(node.input(i)) for i in range(len(node.inputs))]
+        plain = len(operands) if cls.variadic else len(cls.operand_names)
+        given |= dict(zip(cls.optional_names, operands[plain:], strict=False))
+        positional: list[Any] = [operands] if cls.variadic else operands[:plain]
+        make: Any = cls
+        return b.add(make(*positional, **given))
+
+    def _values(self, node: Node) -> Mapping[str, Any]:
+        texts = {name: str(value) for name, value in node.attributes.items()}
+        version = texts.pop(VERSION, "1")
+        texts.pop(NAMESPACE, None)
+        return self.plugins[_key(node)].values(version, texts)
+
+
+def _key(node: Node) -> tuple[str, str]:
+    """The namespace, which is the domain unless an attribute says it, and the name."""
+    return node.text(NAMESPACE, node.domain), node.kind

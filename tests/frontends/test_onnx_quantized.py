@@ -1,0 +1,118 @@
+"""DequantizeLinear of other tools' files, against what ONNX Runtime makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import irc
+from irc.backends.reference import evaluate
+from irc.frontends.onnx import import_onnx
+from irc.weights import BytesRef
+from tests.fresh import fresh
+
+KINDS = {
+    "i8": (np.int8, -128, 128),
+    "u8": (np.uint8, 0, 256),
+    "i4": (ml_dtypes.int4, -8, 8),
+    "u4": (ml_dtypes.uint4, 0, 16),
+}
+
+
+def drawn(kind: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    dtype, low, high = KINDS[kind]
+    return fresh(sum(shape)).integers(low, high, shape).astype(dtype)
+
+
+def product(
+    kind: str, shape: tuple[int, ...], scales: tuple[int, ...], zero: Any, **words: Any
+) -> Any:
+    """x · (W dequantized), with W, scales and zero points in the file."""
+    scale = fresh(3).uniform(0.1, 2, scales).astype(np.float32)
+    given = {"w": drawn(kind, shape), "s": scale}
+    if zero is not None:
+        given["z"] = np.zeros(scales, KINDS[kind][0]) if zero == 0 else drawn(kind, scales)
+    nodes = [
+        helper.make_node("DequantizeLinear", [*given], ["d"], **words),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", shape[0]])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", shape[1]])],
+        [numpy_helper.from_array(array, name) for name, array in given.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
+    model.ir_version = 10
+    return model
+
+
+def as_written(path: Path) -> onnxruntime.InferenceSession:
+    """Without the optimizations of ONNX Runtime, which may quantize x as well."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(path, options)
+
+
+CASES = [
+    ("i8", (12, 10), (), None, {}),
+    ("i8", (12, 10), (), 0, {}),
+    ("u8", (12, 10), (), 7, {}),
+    ("i8", (12, 10), (10,), None, {}),
+    ("u8", (12, 10), (12,), 7, {"axis": 0}),
+    ("i8", (12, 10), (12,), 7, {"axis": -2}),
+    ("i8", (12, 10), (4, 10), 7, {"axis": 0, "block_size": 3}),
+    ("i4", (64, 10), (2, 10), None, {"axis": 0, "block_size": 32}),
+    ("i4", (64, 10), (2, 10), 0, {"axis": 0, "block_size": 32}),
+    ("u4", (64, 10), (2, 10), 7, {"axis": 0, "block_size": 32}),
+    ("u4", (64, 32), (64, 2), 7, {"axis": 1, "block_size": 16}),
+]
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+@pytest.mark.parametrize(("kind", "shape", "scales", "zero", "words"), CASES)
+def test_a_product_with_quantized_weights(
+    kind: str,
+    shape: tuple[int, ...],
+    scales: tuple[int, ...],
+    zero: Any,
+    words: dict[str, Any],
+    inside: bool,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(
+        product(kind, shape, scales, zero, **words),
+        path,
+        save_as_external_data=not inside,
+        size_threshold=0,
+        location="weights.bin",
+    )
+    module = import_onnx(path)
+    (dequantize,) = [op for op in module.ops() if op.opname == "dequantize"]
+    assert ("zero" in dequantize.present) == (zero == 7)
+    stored = dequantize.operands[0]
+    assert stored.type.dtype == kind
+    if not inside:
+        assert isinstance(stored, irc.Weight) and isinstance(stored.ref, BytesRef)
+    x = fresh(9).standard_normal((3, shape[0])).astype(np.float32)
+    wanted: Any = as_written(path).run(None, {"x": x})[0]
+    found = evaluate(module, {"x": x}, base=tmp_path)["y"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)
+    artifact = irc.compile(path, tmp_path / "out")
+    np.testing.assert_allclose(artifact.run({"x": x})["y"], wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_blocks_that_are_not_whole(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(product("i8", (10, 4), (4, 4), None, axis=0, block_size=3), path)
+    with pytest.raises(irc.Error, match="blocks must be whole"):
+        import_onnx(path)

@@ -1,0 +1,80 @@
+"""How the names of a graph fit together."""
+
+from __future__ import annotations
+
+import pytest
+
+from irc.interchange import Wires, Wiring, leaves_folder, wiring
+from tests.fresh import fresh
+
+FINE = Wiring((), (), (), False)
+
+
+def wires(*texts: str) -> list[Wires]:
+    """Nodes as "a b -> c"."""
+    halves = [text.split("->") for text in texts]
+    return [(takes.split(), makes.split()) for takes, makes in halves]
+
+
+def test_a_graph_in_order() -> None:
+    assert wiring(["x", "w"], wires("x w -> a", "a a -> b c", "c -> d")) == FINE
+    assert wiring(["x"], [(["x", ""], ["a", ""]), (["", "a"], ["b", ""])]) == FINE
+
+
+def test_what_nothing_makes() -> None:
+    found = wiring(["x"], wires("x lost -> a", "a gone gone -> b"))
+    assert found.lost == ((0, "lost"), (1, "gone"))
+    assert not found.early
+
+
+def test_two_values_of_one_name() -> None:
+    assert wiring(["x", "x"], []).twice == ((-1, "x"),)
+    assert wiring(["x"], wires("x -> a", "x -> a")).twice == ((1, "a"),)
+    assert wiring(["x"], wires("x -> x")) == Wiring((), ((0, "x"),), (), False)
+    assert wiring(["x"], wires("x -> a a")).twice == ((0, "a"),)
+
+
+def test_an_order_in_which_nodes_cannot_run() -> None:
+    found = wiring(["x"], wires("a -> b", "x -> a"))
+    assert found == Wiring((), (), (), True)
+
+
+def test_circles() -> None:
+    assert wiring(["x"], wires("x a -> a")).circle == ("a",)
+    found = wiring(["x"], wires("x -> s", "s c -> a", "a -> b", "b -> c", "c -> end"))
+    assert set(found.circle) == {"a", "b", "c"}
+
+
+def test_random_circles_are_circles() -> None:
+    rng = fresh(77)
+    for _ in range(200):
+        count = int(rng.integers(1, 9))
+        nodes: list[Wires] = [
+            ([f"v{int(rng.integers(-1, count))}" for _ in range(int(rng.integers(3)))], [f"v{i}"])
+            for i in range(count)
+        ]
+        found = wiring(["v-1"], nodes)
+        for before, after in zip(found.circle, [*found.circle[1:], *found.circle[:1]], strict=True):
+            maker = next(inputs for inputs, outputs in nodes if after in outputs)
+            assert before in maker
+        assert bool(found.circle) == (not sortable(nodes))
+
+
+def sortable(nodes: list[Wires]) -> bool:
+    """Whether the nodes can run one after the other."""
+    known, left = {"v-1"}, list(nodes)
+    while left:
+        ready = [each for each in left if known.issuperset(each[0])]
+        if not ready:
+            return False
+        known.update(name for _, outputs in ready for name in outputs)
+        left = [each for each in left if each not in ready]
+    return True
+
+
+@pytest.mark.parametrize(
+    ("location", "outside"),
+    [("a.bin", False), ("a/b..c", False), ("../a", True), ("a/../../b", True), ("/a", True)],
+)
+def test_locations(location: str, outside: bool) -> None:
+    assert leaves_folder(location) == outside

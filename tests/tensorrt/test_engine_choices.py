@@ -1,0 +1,158 @@
+"""What is chosen about engines by target and options: collectives, caches, where weights are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import irc
+from irc.backends.tensorrt import backend as tensorrt
+from irc.backends.tensorrt.backend import TensorRTBackend
+from irc.backends.tensorrt.builder.library import Library
+from irc.backends.tensorrt.lowering.table import rows
+from irc.backends.tensorrt.options import EngineOptions
+from irc.backends.tensorrt.target import Target
+from irc.errors import Error
+from irc.text import parse_module
+from tests.tensorrt.emission import emitted
+
+BODIES = {
+    "largest": """%y = all_reduce %x {axis="tp", op="max", ways=2} : f32[4, 8]
+      return %y""",
+    "largest and more": """%a = all_reduce %x {axis="tp", op="max", ways=2} : f32[4, 8]
+      %b = all_gather %a {axis="tp", dim=0, ways=2} : f32[8, 8]
+      %y = slice %b {dim=0, start=0, stop=4} : f32[4, 8]
+      return %y""",
+}
+
+
+def compiled(body: str, folder: Path, mesh: str = "tp=2", **engine: Any) -> irc.Artifact:
+    """The artifact of a module in the local view, without engines."""
+    text = f"module @m local mesh({mesh}) {{ func @forward(%x: f32[4, 8]) -> (y: f32[4, 8]) {{ "
+    module = parse_module(text + body + " } }")
+    options = {"build": False, "self_test": False} | engine
+    flavour = Target.parse(str(options["target"])).flavour
+    return irc.compile(module, folder, backend=flavour, pipeline="dce", engine=options)
+
+
+def kinds(artifact: irc.Artifact) -> set[str]:
+    model = onnx.load(artifact.folder / artifact.manifest["program"]["ranks"][0]["model"])
+    return {node.op_type for node in model.graph.node if "Collective" in node.op_type}
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "wanted"),
+    [
+        ("tensorrt-11.4/sm_90", "largest", "DistCollective"),
+        ("tensorrt-11.0/sm_90", "largest", "IrcCollective"),
+        ("tensorrt-11.4/sm_90", "largest and more", "IrcCollective"),
+        ("tensorrt-rtx-1.7", "largest", "IrcCollective"),
+    ],
+)
+def test_collectives_are_all_of_one_kind(
+    target: str, body: str, wanted: str, tmp_path: Path
+) -> None:
+    artifact = compiled(BODIES[body], tmp_path / "out", target=target)
+    assert kinds(artifact) == {wanted}
+    program = artifact.manifest["program"]
+    assert program["collectives"] == ("native" if wanted == "DistCollective" else "plugin")
+    assert program["stages"][0]["natives"] == (wanted == "DistCollective")
+    assert program["plugins"] == ({} if wanted == "DistCollective" else {"IrcCollective": "1"})
+    (note,) = [note for note in artifact.notes if "collectives" in note]
+    assert note.startswith("stage 0: 1 " if body == "largest" else "stage 0: 2 ") and wanted in note
+
+
+def test_an_override_is_taken_or_refused(tmp_path: Path) -> None:
+    native = {"target": "tensorrt-rtx-1.7", "collectives": "native"}
+    both = compiled(BODIES["largest and more"], tmp_path / "all", **native)
+    assert kinds(both) == {"DistCollective"}
+    assert both.manifest["program"]["engine"] == {"collectives": "native", "self_test": False}
+    with pytest.raises(Error, match="reach all 4 ranks of an engine, and this all_reduce is among"):
+        compiled(BODIES["largest"], tmp_path / "part", mesh="dp=2, tp=2", **native)
+    assert not (tmp_path / "part").exists()
+
+
+CACHE = """module @m { func @forward(%k: f32[1, 2, 8, 4], %new: f32[1, 1, 8], %past: i32[1])
+      -> (k: f32[1, 2, 8, 4] aliases %k) {
+    %done = cache_update %k, %new, %past : f32[1, 2, 8, 4]
+    return %done } }"""
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ("tensorrt-11.2/sm_121", "ScatterElements"),
+        ("tensorrt-11.2/sm_90+sm_121", "ScatterElements"),
+        ("tensorrt-11.2/sm_90", "TensorScatter"),
+        ("tensorrt-11.3/sm_121", "TensorScatter"),
+        ("tensorrt-rtx-1.7/sm_121", "TensorScatter"),
+    ],
+)
+def test_caches_where_native_ones_are_wrong(target: str, kind: str, tmp_path: Path) -> None:
+    parsed = Target.parse(target)
+    made = [node.op_type for node in emitted(parse_module(CACHE), parsed).graph.node]
+    assert kind in made and ({"ScatterElements", "TensorScatter"} & {*made}) == {kind}
+    (row,) = [row for row in rows(parsed) if row.op == "cache_update"]
+    assert row.choice == kind
+    engine = {"target": target, "build": False}
+    artifact = irc.compile(
+        parse_module(CACHE), tmp_path / "out", backend=parsed.flavour, engine=engine
+    )
+    copied = artifact.manifest["program"]["stages"][0]["copied"]
+    assert copied == (["k"] if kind == "ScatterElements" else [])
+
+
+@pytest.mark.parametrize(
+    ("target", "here", "wanted"),
+    [
+        ("", 121, (121,)),
+        ("tensorrt/sm_90", 121, (90,)),
+        ("", None, ()),
+    ],
+)
+def test_the_rules_of_the_gpu_that_builds_hold(
+    target: str, here: int | None, wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from irc.backends.tensorrt.builder import library
+
+    monkeypatch.setattr(tensorrt, "capability", lambda: here)
+    monkeypatch.setattr(library, "find", lambda flavour: Library(flavour, None, "11.2.0.1"))
+    options = EngineOptions.of({"target": target})
+    found = TensorRTBackend("tensorrt", options).target
+    assert (found.version, found.architectures) == ((11, 2), wanted)
+
+
+WEIGHTS = {
+    "f32": 'weight @w : f32[4, 4] = random("k", 1, 1.0)',
+    "i4": 'weight @w : i4[4, 4] = random("k", 1, 4.0)',
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "engine", "outside", "reason"),
+    [
+        ("f32", {}, False, ""),
+        ("f32", {"weights": "outside"}, True, ""),
+        ("i4", {}, False, "the weight @w is i4"),
+        ("f32", {"strip": True}, False, "--strip is about weights that are part of the engine"),
+        ("f32", {"refit": True}, False, "--refit is about"),
+        ("f32", {"weight_streaming": True}, False, "--weight-streaming is about"),
+    ],
+)
+def test_where_weights_must_be(
+    dtype: str, engine: dict[str, Any], outside: bool, reason: str
+) -> None:
+    module = parse_module(f"module @m {{ {WEIGHTS[dtype]} }}")
+    assert EngineOptions.of(engine).outside(module) == outside
+    if reason:
+        with pytest.raises(Error, match=f"{reason}.*give --weights inside"):
+            EngineOptions.of({**engine, "weights": "outside"}).outside(module)
+
+
+def test_several_ranks_share_weights_outside() -> None:
+    module = parse_module(f"module @m mesh(tp=2) {{ {WEIGHTS['f32']} }}")
+    assert EngineOptions().outside(module)
+    assert not EngineOptions.of({"strip": True}).outside(module)
