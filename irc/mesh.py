@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product as combinations
 from math import prod
+from typing import cast
 
 from .errors import Error, did_you_mean
 
@@ -34,20 +35,15 @@ class Mesh:
             raise Error(f"the mesh ({self}) has {self.ranks} ranks; {MOST_RANKS} are the most")
 
     @staticmethod
-    def parse(text: str) -> Mesh:
-        """A mesh from `tp=2,pp=1`; an empty text is a mesh of one rank.
+    def parse(text: str | Mapping[str, int] | Mesh) -> Mesh:
+        """A mesh from `tp=2,pp=1` or {"tp": 2, "pp": 1}; an empty one is a mesh of one rank.
 
         The axes that irc has a use for come in rank order whatever the text says: pipeline stages
         slowest, tensor parallelism, which talks most, fastest; others stay in front.
         """
-        axes: list[tuple[str, int]] = []
-        for item in filter(None, (part.strip() for part in text.split(","))):
-            match = re.fullmatch(r"([A-Za-z_]\w*)=(\d{1,9})", item)
-            if match is None:
-                raise Error(
-                    f"cannot read the mesh axis {item!r}; write it as name=size, as in tp=2"
-                )
-            axes.append((match[1], int(match[2])))
+        if isinstance(text, Mesh):
+            return text
+        axes = _listed(text) if isinstance(text, str) else _checked(text)
         return Mesh(tuple(sorted(axes, key=lambda axis: _place(axis[0]))))
 
     def __str__(self) -> str:
@@ -111,3 +107,25 @@ class Mesh:
 def _place(axis: str) -> int:
     """Where an axis stands in rank order."""
     return AXES.index(axis) if axis in AXES else -1
+
+
+def _listed(text: str) -> list[tuple[str, int]]:
+    """The axes in `tp=2,pp=1`."""
+    axes: list[tuple[str, int]] = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"([A-Za-z_]\w*)=(\d{1,9})", item)
+        if match is None:
+            raise Error(f"cannot read the mesh axis {item!r}; write it as name=size, as in tp=2")
+        axes.append((match[1], int(match[2])))
+    return axes
+
+
+def _checked(table: object) -> list[tuple[str, int]]:
+    """The axes in {"tp": 2, "pp": 1}."""
+    if not isinstance(table, Mapping):
+        raise Error(f'a mesh is text such as "tp=2", or {{"tp": 2}}, not {table!r}')
+    axes = list(cast("Mapping[object, object]", table).items())
+    for name, size in axes:
+        if not isinstance(name, str) or not isinstance(size, int) or isinstance(size, bool):
+            raise Error(f"a mesh has names of axes and whole numbers, not {name!r}: {size!r}")
+    return cast("list[tuple[str, int]]", axes)

@@ -10,7 +10,7 @@ from irc.dims import product
 from irc.errors import Error
 from irc.layouts import local_shape, local_type
 from irc.mesh import Mesh
-from irc.ops import Reshape
+from irc.ops import Dequantize, Reshape
 from irc.ops.factors import factor_groups
 from irc.types import TensorType
 
@@ -22,6 +22,8 @@ def local_attributes(op: Op, mesh: Mesh) -> dict[str, Any]:
     """
     if isinstance(op, Reshape):
         _check_reshape(op, mesh)
+    if isinstance(op, Dequantize):
+        op.check_parts(mesh)
     return op.localized(tuple(_part(result.type, mesh) for result in op.results))
 
 

@@ -8,12 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from irc.core import Function
-from irc.dims import Dim, DimLike, bind
+from irc.dims import Dim, DimLike, bind, exact_divide, symbol
 from irc.dtypes import dtype_of
 from irc.errors import Error, did_you_mean
 from irc.types import TensorType
 
 Sizes = dict[str, int]
+_GIVEN = "sizes"  # where a size comes from that is given by itself
 
 
 def check_names(function: Function, given: Mapping[str, object]) -> None:
@@ -58,7 +59,7 @@ def bind_sizes(inputs: Sequence[Input], known: Mapping[str, int]) -> Sizes:
     for each in inputs:
         _check_form(each)
     sizes: Sizes = dict(known)
-    origin: dict[str, str] = dict.fromkeys(known, "sizes")
+    origin: dict[str, str] = dict.fromkeys(known, _GIVEN)
     pending: list[tuple[str, Dim, int]] = []
     for name, type, array in inputs:
         for dim, size in zip(type.shape, array.shape, strict=True):
@@ -102,24 +103,29 @@ def _solve(dim: DimLike, size: int) -> tuple[str, int] | None:
 
 
 def _check_shape(given: Input, sizes: Sizes, origin: dict[str, str]) -> None:
-    name, type, array = given
-    for at, (dim, size) in enumerate(zip(type.shape, array.shape, strict=True)):
+    for at, (dim, size) in enumerate(zip(given.type.shape, given.array.shape, strict=True)):
         bound = bind(dim, sizes)
-        if bound == size:
-            continue
-        shape = list(array.shape)
+        if bound != size:
+            has = f"the input {given.name} has the shape {list(given.array.shape)}"
+            raise Error(f"{has}, {_misfit(given.type.whole, at, bound, sizes, origin)}")
+
+
+def _misfit(type: TensorType, at: int, bound: DimLike, sizes: Sizes, origin: dict[str, str]) -> str:
+    """What is wrong with dimension `at`, of which `bound` is what the symbols leave."""
+    dim = type.shape[at]
+    if not isinstance(dim, Dim):
+        return f"but it must be {type}"
+    names = list(dim.symbols())
+    factor = exact_divide(dim, symbol(names[0]))
+    if isinstance(factor, int) and factor > 1:  # as the dimension of a shape that ranks share
         if isinstance(bound, Dim):
-            names = " and ".join(bound.symbols())
-            many = len(list(bound.symbols())) > 1
-            why = f"; nothing tells {names} apart: give their sizes" if many else ""
-            raise Error(
-                f"the input {name} has the shape {shape}, which does not fit {type.whole}: "
-                f"dimension {at} is {dim}{why}"
-            )
-        if not isinstance(dim, Dim):
-            raise Error(f"the input {name} has the shape {shape}, but it must be {type.whole}")
-        known = ", ".join(f"{s} is {sizes[s]} in {origin[s]}" for s in dim.symbols())
-        raise Error(
-            f"the input {name} has the shape {shape}, but {known}, "
-            f"so dimension {at} ({dim}) must be {bound}"
-        )
+            return f"but dimension {at} must be a multiple of {factor}"
+        if origin[names[0]] != _GIVEN:
+            return f"but dimension {at} must be {bound}, to go with {origin[names[0]]}"
+    if isinstance(bound, Dim):
+        unknown = list(bound.symbols())
+        apart = f"; nothing tells {' and '.join(unknown)} apart: give their sizes"
+        why = apart if len(unknown) > 1 else ""
+        return f"which does not fit {type}: dimension {at} is {dim}{why}"
+    known = ", ".join(f"{name} is {sizes[name]} in {origin[name]}" for name in names)
+    return f"but {known}, so dimension {at} ({dim}) must be {bound}"

@@ -17,7 +17,7 @@ from irc.backends.onnx.backend import check_module, write_model
 from irc.backends.onnx.per_rank import Template
 from irc.backends.onnx.stages import Stage, stages_of
 from irc.backends.onnx.storage import Locations, Storage
-from irc.backends.tensorrt import triton
+from irc.backends.tensorrt import probe, triton
 from irc.backends.tensorrt.engines import Engines, warnings_of
 from irc.backends.tensorrt.facts import base_facts, write_bindings
 from irc.backends.tensorrt.golden import self_test
@@ -195,6 +195,7 @@ class _Emission:
             "collectives": "plugin" if plugin else "native",
             "plugins": _plugin_versions(emitters),
             "engine": self.chosen.remembered(),
+            "probe": self._probe() if any(emitter.natives for emitter in emitters) else None,
             "self_test": self_test(self.module, self.base, self.chosen.self_test),
         }
         facts["notes"] = _told(emitters) + _untested(self.module, facts["self_test"], self.chosen)
@@ -254,6 +255,14 @@ class _Emission:
         for rank in stage.ranks[:1] if self.outside else stage.ranks:
             model = template.shared() if self.outside else template.model(rank)
             yield self._model(number, rank), model
+
+    def _probe(self) -> dict[str, Any]:
+        """The model that tries TensorRT's own collectives; see probe.py."""
+        stage = probe.probe(self.module)
+        storage = Storage(Reader(self.module, self.base), self.module.mesh)
+        emitter = self._written(stage, storage, "native")
+        write_model(self.folder / probe.MODEL, Template(emitter, storage).shared())
+        return {"model": probe.MODEL, "engine": None}
 
     def _model(self, stage: int, rank: int) -> str:
         """The name of the model that a rank runs."""

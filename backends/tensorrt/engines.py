@@ -16,6 +16,7 @@ from irc.backends.tensorrt.target import Target
 from irc.errors import Error
 
 if TYPE_CHECKING:
+    from irc.backends.tensorrt.builder.report import Report
     from irc.backends.tensorrt.lint import Finding
 
 
@@ -69,6 +70,10 @@ class Engines:
             return
         for model, stage in models.items():
             self._build(model, stage, base)
+        probe = self.facts["probe"]
+        if probe is not None:
+            self._built(probe["model"], (), base)
+            probe["engine"] = probe["model"].replace(".onnx", ".engine")
 
     def _plugins(self) -> tuple[str, ...]:
         """The user's files that the building process needs: those given, and others in use."""
@@ -78,6 +83,19 @@ class Engines:
         return tuple(dict.fromkeys([*given, *files_of(self.facts["plugins"])]))
 
     def _build(self, model: str, stage: int, base: str | None) -> None:
+        """The engine of a model, for all ranks that run it."""
+        name = model.removesuffix(".onnx")
+        report = self._built(model, tuple(self.profiles[stage]), base)
+        text = json.dumps(report.to_json(), indent=1) + "\n"
+        (self.folder / f"{name}.report.json").write_text(text, encoding="utf-8")
+        entry = self.facts["stages"][stage]
+        entry["report"] = entry["report"] or f"{name}.report.json"
+        for entry in self.facts["ranks"]:
+            if entry["model"] == model:
+                entry["engine"] = f"{name}.engine"
+
+    def _built(self, model: str, profiles: tuple[Profile, ...], base: str | None) -> Report:
+        """Build one engine, beside its model; what its layers are."""
         from irc.backends.tensorrt.builder.build import build
 
         name = model.removesuffix(".onnx")
@@ -85,7 +103,7 @@ class Engines:
             model=self.folder / model,
             engine=self.folder / f"{name}.engine",
             target=self.target,
-            profiles=tuple(self.profiles[stage]),
+            profiles=profiles,
             workspace=self.options.workspace,
             plugins=self._plugins(),
             weight_streaming=self.options.weight_streaming,
@@ -96,18 +114,12 @@ class Engines:
             caching=self.options.caching,
         )
         built = build(request, self.progress)
-        text = json.dumps(built.report.to_json(), indent=1) + "\n"
-        (self.folder / f"{name}.report.json").write_text(text, encoding="utf-8")
-        entry = self.facts["stages"][stage]
-        entry["report"] = entry["report"] or f"{name}.report.json"
         self._note(f"{name}.engine: {warning}" for warning in built.warnings)
         if built.hash:
             self.facts.setdefault("hashes", {})[f"{name}.engine"] = built.hash
         if built.cached:
             self._note([f"{name}.engine: built before, nothing to do"])
-        for entry in self.facts["ranks"]:
-            if entry["model"] == model:
-                entry["engine"] = f"{name}.engine"
+        return built.report
 
     def _note(self, sentences: Iterable[str]) -> None:
         """Keep sentences for the user."""

@@ -4,6 +4,7 @@ The keys of backends/onnx/facts.py, where dtypes are the module's own, and besid
 
     target, weights, plugins    what the engines were made for and with
     collectives    "plugin" where any is the plugin's, else "native"
+    probe    null, or {model, engine} of a sum over the ranks of a stage, see probe.py
     engine    the options of engines that the user gave and that rebuilding keeps
     ranks    also engine (null if it is not built) and bindings, `rank{r}.bindings.json`: by input
              {dtype, shape, file, under, offset, bytes}, `under` "base" or "folder"; null where

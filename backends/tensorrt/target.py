@@ -16,6 +16,11 @@ KNOWN: dict[Flavour, tuple[int, int]] = {"tensorrt": (11, 4), "tensorrt-rtx": (1
 OLDEST: dict[Flavour, tuple[int, int]] = {"tensorrt": (11, 0), "tensorrt-rtx": (1, 7)}
 # Compute capabilities that TensorRT-RTX builds for, and those of an engine where none is named.
 RTX_ARCHITECTURES = (75, 80, 86, 89, 120, 121)
+# All that an engine can be for: the full TensorRT takes those of every GPU from Turing on.
+ARCHITECTURES: dict[Flavour, tuple[int, ...]] = {
+    "tensorrt": (75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 107, 110, 120, 121),
+    "tensorrt-rtx": RTX_ARCHITECTURES,
+}
 DEFAULT_ARCHITECTURES: dict[Flavour, tuple[int, ...]] = {
     "tensorrt": (),
     "tensorrt-rtx": (80, 86, 89, 120),
@@ -26,7 +31,9 @@ FLOORS: dict[Flavour, dict[str, int]] = {
     "tensorrt-rtx": {"bf16": 80, "i4": 80, "f8e4m3": 89, "f4e2m1": 120},
 }
 
-_TEXT = re.compile(r"(?P<flavour>[a-z-]+?)(-(?P<version>\d+\.\d+))?(/(?P<architectures>.*))?")
+_TEXT = re.compile(
+    r"(?P<flavour>[a-z-]+?)(-(?P<version>\d+\.\d+)(\.\d+)*)?(/(?P<architectures>.*))?"
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,10 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """The target of a text; version and architectures may be left out."""
+        """The target of a text; version and architectures may be left out.
+
+        Of a longer version, as libraries have it (1.7.1.116), the first two numbers count.
+        """
         found = _TEXT.fullmatch(text.strip())
         name = found["flavour"] if found else text
         if found is None or name not in FLAVOURS:
@@ -57,10 +67,9 @@ class Target:
             oldest = ".".join(map(str, OLDEST[flavour]))
             raise Error(f"{text}: irc needs {flavour} {oldest} or newer")
         given = found["architectures"]
-        listed = _architectures(given, text) if given else DEFAULT_ARCHITECTURES[flavour]
-        if flavour == "tensorrt-rtx":
-            _check_rtx(listed)
-        return cls(flavour, version, listed)
+        if given is None:
+            return cls(flavour, version, DEFAULT_ARCHITECTURES[flavour])
+        return cls(flavour, version, _architectures(given, text, ARCHITECTURES[flavour]))
 
     def of_version(self, version: tuple[int, int]) -> Target:
         """The same with the version that is installed."""
@@ -82,18 +91,14 @@ def _version(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _architectures(text: str, target: str) -> tuple[int, ...]:
+def _architectures(text: str, target: str, known: tuple[int, ...]) -> tuple[int, ...]:
     found: list[int] = []
     for each in re.split(r"[+,]", text):
         digits = each.strip().removeprefix("sm_").removeprefix("sm")
         if not digits.isdecimal():
             raise Error(f"{target}: {each!r} is no architecture; write sm_89, or sm_80+sm_89")
+        if int(digits) not in known:
+            shown = ", ".join(f"sm_{one}" for one in known)
+            raise Error(f"{target}: no engine is for sm_{digits}; there are {shown}")
         found.append(int(digits))
     return tuple(sorted(set(found)))
-
-
-def _check_rtx(architectures: tuple[int, ...]) -> None:
-    for each in architectures:
-        if each not in RTX_ARCHITECTURES:
-            known = ", ".join(f"sm_{known}" for known in RTX_ARCHITECTURES)
-            raise Error(f"tensorrt-rtx has no kernels for sm_{each}; it builds for {known}")

@@ -296,8 +296,8 @@ def of_tensorrt(b: Builder, node: Node) -> Made:
             raise Error(f"TRT_Attention with {name}={node.text(name, '')}")
     if node.text("TRT_normalization_op", "softmax") != "softmax" or node.has(4):
         raise Error("TRT_Attention without softmax, or with query_lengths")
-    q, scale = _scaled(node.input(0))
-    k, v = node.input(1), node.input(2)
+    q, scale = _scaled(node.shaped(0, 4, 4))
+    k, v = node.shaped(1, 4, 4), node.shaped(2, 4, 4)
     q_tokens, width = _tokens(b, q, q.shape[1])
     scores = Scores(q_tokens.type.shape[1], k.shape[2], q.shape[0])
     kind, lengths = node.text("causal_kind", "none"), node.optional(5)

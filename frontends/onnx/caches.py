@@ -22,7 +22,7 @@ def per_row(b: Builder, entry: Entry | None, batch: object) -> Value:
 
 @reads("TensorScatter", known="axis mode", refuses=only("mode", "linear"))
 def tensor_scatter(b: Builder, node: Node) -> Made:
-    cache, new = node.input(0), node.input(1)
+    cache, new = node.input(0), node.shaped(1, 4, 4)
     if cache.rank != 4 or node.integer("axis", -2) not in (-2, 2):
         raise Error("TensorScatter other than along the positions of a cache [B, H, C, D]")
     past = per_row(b, node.optional(2), cache.shape[0])

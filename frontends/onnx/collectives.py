@@ -99,8 +99,8 @@ def of_plugin(b: Builder, node: Node) -> Made:
         return _collective(b, node, kind, node.integer("root", -1))
     axis = axis_of(node, b.module.mesh, b.rank)
     x, residual, weight = (b.get(node.input(i)) for i in range(3))
-    ways, eps = node.integer("ways", 1), float(node.text("eps", "1e-06"))
-    offset = float(node.text("offset", "0.0"))
+    ways, eps = node.integer("ways", 1), node.decimal("eps", "1e-06")
+    offset = node.decimal("offset", "0.0")
     op = ops.AllReduceRmsNorm(x, residual, weight, axis=axis, eps=eps, offset=offset, ways=ways)
     b.pinned.add(op)
     return [b.entry(value) for value in b.add(op).results]

@@ -13,7 +13,7 @@ from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.entry import Entry, Node
 from irc.frontends.onnx.fold import content_of
 from irc.frontends.onnx.reshaping import made_by as source
-from irc.frontends.onnx.rules import MICROSOFT, Made, reads
+from irc.frontends.onnx.rules import Made, reads
 from irc.frontends.onnx.tensors import DTYPES
 
 _SAME: dict[str, type[Op]] = {
@@ -42,7 +42,12 @@ _SAME: dict[str, type[Op]] = {
     "Or": ops.Or,
 }
 _LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0}  # what saturating casts stop at
-_FOLDING: dict[str, type[Op]] = {"Min": ops.Minimum, "Max": ops.Maximum, "Sum": ops.Add}
+_FOLDING: dict[str, type[Op]] = {
+    "Min": ops.Minimum,
+    "Max": ops.Maximum,
+    "Sum": ops.Add,
+    "Mean": ops.Add,
+}
 
 
 def apply(b: Builder, make: Callable[..., Any], *entries: Entry) -> Entry:
@@ -215,12 +220,22 @@ def reciprocal(b: Builder, node: Node) -> Made:
     return apply(b, ops.Reciprocal, node.input(0))
 
 
-@reads("Min", "Max", "Sum")
+@reads("Min", "Max", "Sum", "Mean")
 def fold(b: Builder, node: Node) -> Made:
-    found = node.input(0)
-    for i in range(1, len(node.inputs)):
-        found = apply(b, _FOLDING[node.kind], found, node.input(i))
+    found, count = node.input(0), len(node.inputs)
+    for i in range(1, count):
+        found = apply(b, _FOLDING.get(node.kind, ops.Add), found, node.input(i))
+    if node.kind == "Mean" and count > 1:
+        return apply(b, ops.Div, found, b.entry(b.number(count, found.dtype)))
     return found
+
+
+@reads("Xor")
+def exclusive(b: Builder, node: Node) -> Made:
+    x, y = node.input(0), node.input(1)
+    if {x.dtype, y.dtype} != {"bool"}:
+        raise Error(f"Xor of {x.dtype} and {y.dtype}, which are not bool")
+    return apply(b, ops.Ne, x, y)
 
 
 @reads("Pow")
@@ -275,58 +290,6 @@ def _clipped(b: Builder, node: Node) -> Entry:
 
 def _bound(number: Any, kind: str) -> Any:
     return float(number) if dtype_called(kind).is_float else int(number)
-
-
-@reads("Gelu", known="approximate")
-def gelu(b: Builder, node: Node) -> Made:
-    how: Any = node.text("approximate", "none")
-    return mapped(b, lambda v: ops.Gelu(v, approximate=how), node.input(0))
-
-
-@reads("Gelu", domain=MICROSOFT)
-def gelu_of_microsoft(b: Builder, node: Node) -> Made:
-    return apply(b, ops.Gelu, node.input(0))
-
-
-@reads("FastGelu", domain=MICROSOFT)
-def fast_gelu(b: Builder, node: Node) -> Made:
-    x = node.input(0)
-    x = apply(b, ops.Add, x, node.input(1)) if node.has(1) else x
-    return mapped(b, lambda v: ops.Gelu(v, approximate="tanh"), x)
-
-
-@reads("BiasGelu", domain=MICROSOFT)
-def bias_gelu(b: Builder, node: Node) -> Made:
-    return apply(b, ops.Gelu, apply(b, ops.Add, node.input(0), node.input(1)))
-
-
-@reads("QuickGelu", domain=MICROSOFT, known="alpha")
-def quick_gelu(b: Builder, node: Node) -> Made:
-    x, alpha = node.input(0), node.real("alpha", 1.702)
-    if alpha == 1.702:
-        return apply(b, ops.QuickGelu, x)
-    return mapped(b, lambda v: _swish(b, v, alpha), x)
-
-
-@reads("Swish", known="alpha")
-def swish(b: Builder, node: Node) -> Made:
-    alpha = node.real("alpha", 1.0)
-    return mapped(b, lambda v: _swish(b, v, alpha), node.input(0))
-
-
-def _swish(b: Builder, x: Value, alpha: float) -> Op:
-    if alpha == 1:
-        return ops.Silu(x)
-    turned = b.value(ops.Mul(x, b.number(alpha, x.type.dtype)))
-    return ops.Mul(x, b.value(ops.Sigmoid(turned)))
-
-
-@reads("LeakyRelu", known="alpha")
-def leaky_relu(b: Builder, node: Node) -> Made:
-    x = node.input(0)
-    slope = b.entry(b.number(node.real("alpha", 0.01), x.dtype))
-    negative = apply(b, ops.Minimum, x, b.entry(b.number(0, x.dtype)))
-    return apply(b, ops.Add, apply(b, ops.Relu, x), apply(b, ops.Mul, negative, slope))
 
 
 @reads("Where")

@@ -80,6 +80,13 @@ class Node:
             raise Error(f"{self.kind} lacks its input {index}")
         return found
 
+    def shaped(self, index: int, least: int, most: int | None = None) -> Entry:
+        """An input that must be there, with `least` dimensions or more, and no more than `most`."""
+        found = self.input(index)
+        if found.rank < least or (most is not None and found.rank > most):
+            raise Error(f"input {index} of {self.kind} cannot have {found.rank} dimensions")
+        return found
+
     def optional(self, index: int) -> Entry | None:
         """An input that need not be there."""
         return self.inputs[index] if index < len(self.inputs) else None
@@ -97,6 +104,10 @@ class Node:
     def real(self, name: str, default: float) -> float:
         """A number among the attributes: the shortest decimal that is this f32."""
         return self._given(name, default, shortest, "number")
+
+    def decimal(self, name: str, default: str) -> float:
+        """A number that is written as a text."""
+        return self._given(name, default, float, "number")
 
     def text(self, name: str, default: str) -> str:
         """A string among the attributes."""

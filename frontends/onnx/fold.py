@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -111,8 +112,16 @@ def _fold(*kinds: str) -> Callable[[Fold], Fold]:
     return keep
 
 
+def _broadcast(*contents: Content) -> bool:
+    """Whether shapes agree from behind, but for ones."""
+    sizes = [content.shape[::-1] for content in contents]
+    return all(len({*column} - {1}) < 2 for column in zip_longest(*sizes, fillvalue=1))
+
+
 def _map(call: Callable[[Any, Any], Any], x: Content, y: Content) -> Content | None:
     """A function of two numbers that may know no answer, with broadcasting."""
+    if not _broadcast(x, y):
+        return None
     left, right = np.broadcast_arrays(x, y)
     found = np.empty(left.shape, object)
     for place in np.ndindex(left.shape):
@@ -215,6 +224,8 @@ def _compare(node: Node, c: list[Content]) -> Content | None:
 
 @_fold("Where")
 def _where(node: Node, c: list[Content]) -> Content | None:
+    if not _broadcast(*c):
+        return None
     return np.asarray(np.where(c[0].astype(np.bool_), c[1], c[2]), object)
 
 
@@ -277,24 +288,37 @@ def _gather(node: Node, c: list[Content]) -> Content | None:
 
 @_fold("Concat")
 def _concat(node: Node, c: list[Content]) -> Content | None:
-    return np.concatenate(c, node.integer("axis", 0)) if c[0].ndim else None
+    axis, rank = node.integer("axis", 0), c[0].ndim
+    if not -rank <= axis < rank:
+        return None
+    rest = {tuple(np.delete(each.shape, axis)) for each in c if each.ndim == rank}
+    same = len(rest) == 1 and all(each.ndim == rank for each in c)
+    return np.concatenate(c, axis) if same else None
 
 
 @_fold("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 def _reshape(node: Node, c: list[Content]) -> Content | None:
     from irc.frontends.onnx.reshaping import new_shape
 
-    shape = new_shape(node)
-    return c[0].reshape([n for n in shape if not isinstance(n, Dim)])
+    shape = [n for n in new_shape(node) if isinstance(n, int)]
+    fits = min(shape, default=0) >= 0 and math.prod(shape) == c[0].size
+    return c[0].reshape(shape) if fits else None
 
 
 @_fold("Slice")
 def _slice(node: Node, c: list[Content]) -> Content | None:
+    if any(each.ndim != 1 for each in c[1:]):
+        return None
     x, (starts, ends) = c[0], c[1:3]
     axes = c[3] if len(c) > 3 else np.arange(len(starts))
     steps = c[4] if len(c) > 4 else np.ones(len(starts), np.int64)
+    if len({len(starts), len(ends), len(axes), len(steps)}) > 1 or 0 in steps:
+        return None
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        if any(isinstance(n, Dim) for n in (start, end)) or not -x.ndim <= axis < x.ndim:
+        if (
+            any(isinstance(n, Dim) for n in (start, end, axis, step))
+            or not -x.ndim <= axis < x.ndim
+        ):
             return None
         cut = [slice(None)] * x.ndim
         cut[int(axis)] = slice(_end(start, int(step)), _end(end, int(step)), int(step))
@@ -310,13 +334,18 @@ def _end(place: int, step: int) -> int | None:
 @_fold("Expand", "ConstantOfShape")
 def _filled(node: Node, c: list[Content]) -> Content | None:
     sizes_ = c[-1].tolist()
-    if any(isinstance(n, Dim) for n in sizes_) or math.prod(sizes_) > MOST:
+    if c[-1].ndim != 1 or not all(isinstance(n, int) and n >= 0 for n in sizes_):
+        return None
+    if math.prod(sizes_) > MOST:
         return None
     if node.kind == "Expand":
-        return np.broadcast_to(c[0], np.broadcast_shapes(c[0].shape, sizes_))
+        wide = np.empty(sizes_, object)
+        return np.broadcast_arrays(c[0], wide)[0] if _broadcast(c[0], wide) else None
     value = node.attributes.get("value")
     array = None if value is None else value.read()
-    item = 0.0 if array is None else numbers(array).reshape(-1)[0]
+    if array is not None and array.size != 1:
+        return None
+    item = 0.0 if array is None else numbers(array).item()
     found = np.empty(sizes_, object)
     found[...] = item
     return found
@@ -324,8 +353,10 @@ def _filled(node: Node, c: list[Content]) -> Content | None:
 
 @_fold("Range")
 def _range(node: Node, c: list[Content]) -> Content | None:
+    if any(content.size != 1 for content in c):
+        return None
     start, stop, step = (content.item() for content in c)
-    if any(isinstance(n, (Dim, float)) for n in (start, stop, step)) or not step:
+    if not all(type(n) is int for n in (start, stop, step)) or not step:
         return None
     many = range(start, stop, step)
     return sizes(*many) if len(many) <= MOST else None

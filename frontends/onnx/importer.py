@@ -57,8 +57,8 @@ def import_onnx(
     """
     if not isinstance(path, (str, PathLike)):
         raise Error(
-            f"import_onnx reads a file and was given a {type(path).__name__}; write a model that is "
-            "in memory with onnx.save(model, 'model.onnx'), and give that path"
+            f"import_onnx reads a file, and was given a {type(path).__name__}; write a model that "
+            "is in memory with onnx.save(model, 'model.onnx'), and give that path"
         )
     path = Path(path)
     model = read_model(path)
@@ -275,9 +275,9 @@ class _Importer:
         returned: list[Value] = []
         for name in names:
             if name not in self.entries:
-                raise Error(
-                    f"{self.files.path} has the result {name!r}, which irc does not compute"
-                )
+                made = any(name in node.output for node in self.model.graph.node)
+                why = "irc does not compute" if made else "nothing makes"
+                raise Error(f"{self.files.path} has the result {name!r}, which {why}")
             returned.append(b.get(self.entries[name]))
         places = {tensor.name: i for i, tensor in enumerate(self.model.graph.initializer)}
         b.finish(returned, places)

@@ -7,10 +7,13 @@ where the reference runs the module.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from irc import ops
-from irc.dims import Dim
+from irc.core import Value
+from irc.dims import Dim, DimLike, Shape, product
 from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.elementwise import scalar
@@ -124,27 +127,48 @@ def _compared(condition: Entry) -> Node | None:
 @reads("GatherND", known="batch_dims")
 def gather_nd(b: Builder, node: Node) -> Made:
     """Whole slices by one or several leading indices, which are joined into one."""
-    x, indices = node.input(0), node.input(1)
+    flat, place, _ = _slices(b, node)
+    return b.value(ops.Gather(flat, place, dim=0))
+
+
+@reads("ScatterND", known="reduction")
+def scatter_nd(b: Builder, node: Node) -> Made:
+    """Whole slices are put in: the slices are rows, and each index stands for all of a row."""
+    flat, place, rest = _slices(b, node)
+    how: Any = node.text("reduction", "none")
+    shape, count, width = node.input(0).shape, product(place.type.shape), product(rest)
+    if node.input(2).shape != (*place.type.shape, *rest):
+        raise Error(f"this ScatterND has updates {list(node.input(2).shape)}, which do not fit")
+    flat = b.value(ops.Reshape(flat, shape=(flat.type.shape[0], width)))
+    column = b.value(ops.Reshape(place, shape=(count, 1)))
+    places = b.value(ops.Expand(column, shape=(count, width)))
+    updates = b.value(ops.Reshape(b.get(node.input(2)), shape=(count, width)))
+    found = b.value(ops.ScatterElements(flat, places, updates, dim=0, reduction=how))
+    return b.viewed(found, shape)
+
+
+def _slices(b: Builder, node: Node) -> tuple[Value, Value, Shape]:
+    """(the slices of x by leading dimensions in one row, places in it, the shape of a slice)."""
+    x, indices = node.input(0), node.shaped(1, 1)
     depth = indices.shape[-1]
-    if node.integer("batch_dims", 0) or isinstance(depth, Dim) or depth > x.rank:
-        raise Error("this GatherND has batch dimensions or an unknown depth")
+    if node.integer("batch_dims", 0) or isinstance(depth, Dim) or not 0 < depth <= x.rank:
+        raise Error(f"this {node.kind} has batch dimensions or an unknown depth")
     columns = b.get(indices)
     if columns.type.dtype == "i32":
         columns = b.value(ops.Cast(columns, dtype="i64"))
-    place = None
-    for i in range(depth):
-        column = b.value(ops.Slice(columns, dim=-1, start=i, stop=i + 1))
-        column = b.value(ops.Squeeze(column, dims=(-1,)))
-        size = x.shape[i]
-        wrapped = b.value(ops.Lt(column, b.number(0, "i64")))
-        length = b.constant(np.array(size, object), "i64", ())
-        column = b.value(ops.Where(wrapped, b.value(ops.Add(column, length)), column))
-        if place is None:
-            place = column
-        else:
-            place = b.value(ops.Add(b.value(ops.Mul(place, length)), column))
-    assert place is not None
-    from irc.dims import product
+    place = _place(b, columns, x.shape[0], 0)
+    for i in range(1, depth):
+        length = b.constant(np.array(x.shape[i], object), "i64", ())
+        place = b.value(ops.Mul(place, length))
+        place = b.value(ops.Add(place, _place(b, columns, x.shape[i], i)))
+    shape = (product(x.shape[:depth]), *x.shape[depth:])
+    return b.value(ops.Reshape(b.get(x), shape=shape)), place, x.shape[depth:]
 
-    flat = b.value(ops.Reshape(b.get(x), shape=(product(x.shape[:depth]), *x.shape[depth:])))
-    return b.value(ops.Gather(flat, place, dim=0))
+
+def _place(b: Builder, columns: Value, size: DimLike, at: int) -> Value:
+    """One of the indices, counted from the front."""
+    column = b.value(ops.Slice(columns, dim=-1, start=at, stop=at + 1))
+    column = b.value(ops.Squeeze(column, dims=(-1,)))
+    wrapped = b.value(ops.Lt(column, b.number(0, "i64")))
+    length = b.constant(np.array(size, object), "i64", ())
+    return b.value(ops.Where(wrapped, b.value(ops.Add(column, length)), column))

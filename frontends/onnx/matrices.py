@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from irc import ops
 from irc.core import Value
-from irc.dims import Dim, DimLike
+from irc.dims import Dim, Shape, product
 from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
-from irc.frontends.onnx.elementwise import apply, scalar
+from irc.frontends.onnx.elementwise import apply, converted, scalar
 from irc.frontends.onnx.entry import Entry, Node
 from irc.frontends.onnx.reshaping import made_by as source
 from irc.frontends.onnx.rules import MICROSOFT, Made, reads
@@ -68,20 +68,35 @@ def fused_matmul(b: Builder, node: Node) -> Made:
     return _scaled(b, found, node.real("alpha", 1.0))
 
 
-def _last(node: Node, x: Entry) -> bool:
-    """Whether the node works along the last dimension only."""
+def _joined(b: Builder, node: Node, x: Entry) -> tuple[Entry, Shape]:
+    """(x with the dimensions that are normalised joined into its last, these dimensions)."""
     axis = node.integer("axis", -1)
-    return axis in (-1, x.rank - 1)
+    if not -x.rank <= axis < x.rank:
+        raise Error(f"{node.kind} along axis {axis} of {x.rank} dimensions")
+    inner = x.shape[axis:]
+    if len(inner) == 1:
+        return x, inner
+    return b.viewed(b.based(x), (*x.shape[:axis], product(inner))), inner
 
 
-def _vector(b: Builder, entry: Entry, width: DimLike) -> Value | None:
-    """A scale or bias as a vector over the last dimension."""
-    if entry.shape == (width,):
-        return b.get(entry)
+def _vector(b: Builder, entry: Entry, inner: Shape) -> Value | None:
+    """A scale or bias as a vector over joined dimensions."""
+    width = product(inner)
     number = scalar(entry)
-    if number is None or isinstance(width, Dim):
+    if entry.shape != inner and number is not None and not isinstance(width, Dim):
+        return b.value(ops.Full(value=number, shape=(width,), dtype=entry.dtype))
+    wide = (1,) * (len(inner) - entry.rank) + entry.shape
+    if len(wide) != len(inner) or any(a not in (1, n) for a, n in zip(wide, inner, strict=True)):
         return None
-    return b.value(ops.Full(value=number, shape=(width,), dtype=entry.dtype))
+    value = b.get(entry)
+    if entry.shape != inner:
+        value = b.value(ops.Expand(value, shape=inner))
+    return value if len(inner) == 1 else b.value(ops.Reshape(value, shape=(width,)))
+
+
+def _parted(b: Builder, found: Entry, shape: Shape) -> Entry:
+    """The result in the shape of the operand."""
+    return found if found.shape == shape else b.viewed(b.based(found), shape)
 
 
 @reads("RMSNormalization", known="axis epsilon stash_type")
@@ -96,15 +111,15 @@ def simplified(b: Builder, node: Node) -> Made:
 
 
 def _rms(b: Builder, node: Node, x: Entry, scale: Entry) -> Entry:
-    if not _last(node, x):
-        raise Error(f"{node.kind} over more than the last dimension")
     scale, offset = _without_offset(node, scale)
-    value, result = b.rows(x)
-    weight = _vector(b, scale, x.shape[-1])
+    flat, inner = _joined(b, node, x)
+    value, result = b.rows(flat)
+    weight = _vector(b, scale, inner)
     if weight is None:
-        raise Error(f"{node.kind} whose scale is no vector over the last dimension")
+        raise Error(f"{node.kind} whose scale does not fit the dimensions that are normalised")
     eps = _epsilon(node)
-    return result(b.value(ops.RmsNorm(value, weight, eps=eps, offset=offset)))
+    found = result(b.value(ops.RmsNorm(value, weight, eps=eps, offset=offset)))
+    return _parted(b, found, x.shape)
 
 
 def _epsilon(node: Node) -> float:
@@ -147,17 +162,16 @@ def layer_normalization(b: Builder, node: Node) -> Made:
 
 
 def _layer(b: Builder, node: Node, x: Entry, scale: Entry, bias: Entry | None) -> Entry:
-    if not _last(node, x):
-        raise Error(f"{node.kind} over more than the last dimension")
-    value, result = b.rows(x)
+    flat, inner = _joined(b, node, x)
+    value, result = b.rows(flat)
     ones = scale.node is not None and scale.node.kind == "ConstantOfShape" and scalar_of(scale) == 1
-    width = x.shape[-1]
-    weight = None if ones else _vector(b, scale, width)
-    vector = None if bias is None else _vector(b, bias, width)
+    weight = None if ones else _vector(b, scale, inner)
+    vector = None if bias is None else _vector(b, bias, inner)
     if (weight is None and not ones) or (vector is None and bias is not None):
-        raise Error(f"{node.kind} whose scale or bias is no vector over the last dimension")
+        raise Error(f"{node.kind} whose scale or bias does not fit the normalised dimensions")
     eps = _epsilon(node)
-    return result(b.value(ops.LayerNorm(value, weight=weight, bias=vector, eps=eps)))
+    found = result(b.value(ops.LayerNorm(value, weight=weight, bias=vector, eps=eps)))
+    return _parted(b, found, x.shape)
 
 
 def scalar_of(entry: Entry) -> float | None:
@@ -170,7 +184,7 @@ def scalar_of(entry: Entry) -> float | None:
 
 @reads("InstanceNormalization", known="epsilon")
 def instance_normalization(b: Builder, node: Node) -> Made:
-    x, eps = node.input(0), node.real("epsilon", 1e-5)
+    x, eps = node.shaped(0, 2), node.real("epsilon", 1e-5)
     channels = x.shape[1]
     if isinstance(channels, Dim):
         raise Error("InstanceNormalization of a symbolic number of channels")
@@ -191,6 +205,28 @@ def group_normalization(b: Builder, node: Node) -> Made:
         raise Error("GroupNormalization before opset 21 has a scale per group; export it anew")
     scale, bias = (b.get(node.input(i)) for i in (1, 2))
     return b.value(ops.GroupNorm(b.get(x), groups=groups, weight=scale, bias=bias, eps=eps))
+
+
+def _trains(node: Node) -> str | None:
+    if node.integer("training_mode", 0) or len([name for name in node.outputs if name]) > 1:
+        return "it computes the statistics of a batch (training)"
+    return None
+
+
+@reads("BatchNormalization", known="epsilon momentum training_mode", refuses=_trains)
+def batch_normalization(b: Builder, node: Node) -> Made:
+    """x * factor + shift for each channel, in f32 (f64 of f64) and rounded once."""
+    x, wide = node.shaped(0, 2), "f64" if node.input(0).dtype == "f64" else "f32"
+    scale, bias, mean, variance = (converted(b, node.shaped(i, 1, 1), wide) for i in range(1, 5))
+    eps = b.entry(b.number(node.real("epsilon", 1e-5), wide))
+    factor = apply(b, ops.Mul, scale, apply(b, ops.Rsqrt, apply(b, ops.Add, variance, eps)))
+    shift = apply(b, ops.Sub, bias, apply(b, ops.Mul, mean, factor))
+    column = (x.shape[1], *(1,) * (x.rank - 2))
+    if factor.shape != column[:1] or shift.shape != column[:1]:
+        raise Error(f"BatchNormalization of {x.shape[1]} channels has other parameters")
+    factor, shift = (b.viewed(b.get(each), column) for each in (factor, shift))
+    found = apply(b, ops.Add, apply(b, ops.Mul, converted(b, x, wide), factor), shift)
+    return converted(b, found, x.dtype)
 
 
 @reads("Softmax", "LogSoftmax", known="axis")

@@ -54,7 +54,9 @@ class _Nodes:
         if not plugin.operation:
             return "its PluginSpec names no operation; give it operation=..."
         if plugin.operation not in REGISTRY:
-            return f"its operation {plugin.operation} is declared nowhere; name its file with --load"
+            return (
+                f"its operation {plugin.operation} is declared nowhere; name its file with --load"
+            )
         other = [name for name, value in node.attributes.items() if not isinstance(value, str)]
         if other:
             return f"its attribute {other[0]} is no text"

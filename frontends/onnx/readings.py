@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from irc.frontends.onnx import activations as activations
 from irc.frontends.onnx import attention as attention
 from irc.frontends.onnx import caches as caches
 from irc.frontends.onnx import collectives as collectives

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from irc import ops
 from irc.core import Op, Value
 from irc.dtypes import dtype as dtype_called
@@ -9,7 +11,7 @@ from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.elementwise import apply
 from irc.frontends.onnx.entry import Entry, Node
-from irc.frontends.onnx.reshaping import axes_of, sizes_of
+from irc.frontends.onnx.reshaping import axes_of, single
 from irc.frontends.onnx.rules import Made, only, reads
 
 _REDUCE: dict[str, type[Op]] = {
@@ -19,7 +21,7 @@ _REDUCE: dict[str, type[Op]] = {
     "ReduceMin": ops.ReduceMin,
     "ReduceProd": ops.ReduceProd,
 }
-_DERIVED = ("ReduceSumSquare", "ReduceL1", "ReduceL2")
+_DERIVED = ("ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp")
 
 
 @reads(*_REDUCE, *_DERIVED, known="axes keepdims noop_with_empty_axes")
@@ -41,8 +43,24 @@ def reduction(b: Builder, node: Node) -> Made:
             return found if node.kind == "ReduceSumSquare" else apply(b, ops.Sqrt, found)
         case "ReduceL1":
             return reduced(ops.ReduceSum, apply(b, ops.Abs, x))
+        case "ReduceLogSum":
+            return apply(b, ops.Log, reduced(ops.ReduceSum, x))
+        case "ReduceLogSumExp":
+            return _log_sum_exp(b, x, dims, keep)
         case _:
             return reduced(_REDUCE[node.kind], x)
+
+
+def _log_sum_exp(b: Builder, x: Entry, dims: list[int], keep: bool) -> Entry:
+    """The largest number is taken off first, so that nothing overflows."""
+    if not dtype_called(x.dtype).is_float:
+        raise Error(f"ReduceLogSumExp of {x.dtype} has no operation in irc; cast to f32")
+    top = b.entry(b.value(ops.ReduceMax(b.get(x), dims=tuple(dims), keep=True)))
+    infinite = apply(b, ops.Eq, apply(b, ops.Abs, top), b.entry(b.number(math.inf, x.dtype)))
+    top = apply(b, ops.Where, infinite, b.entry(b.number(0, x.dtype)), top)
+    parts = apply(b, ops.Exp, apply(b, ops.Sub, x, top))
+    total = b.entry(b.value(ops.ReduceSum(b.get(parts), dims=tuple(dims), keep=keep)))
+    return apply(b, ops.Add, apply(b, ops.Log, total), b.viewed(b.get(top), total.shape))
 
 
 def _written(node: Node, dims: list[int]) -> tuple[int, ...]:
@@ -64,10 +82,7 @@ def argmax(b: Builder, node: Node) -> Made:
 
 @reads("ArgMin", known="axis keepdims select_last_index", refuses=only("select_last_index", 0))
 def argmin(b: Builder, node: Node) -> Made:
-    x, dim = b.get(node.input(0)), node.integer("axis", 0)
-    if not dtype_called(x.type.dtype).is_float:
-        raise Error("ArgMin of integers has no operation in irc")
-    x = b.value(ops.Neg(x))
+    x, dim = b.get(_turned(b, node.input(0))), node.integer("axis", 0)
     return _places(b, b.value(ops.Argmax(x, dim=dim, keep=bool(node.integer("keepdims", 1)))))
 
 
@@ -82,17 +97,22 @@ def _places(b: Builder, found: Value) -> Entry:
     )
 
 
-def _largest(node: Node) -> str | None:
-    if not node.integer("largest", 1):
-        return "the smallest elements (largest=0) have no operation"
-    return None
+def _turned(b: Builder, x: Entry) -> Entry:
+    """Numbers in the opposite order; turned once more they are what they were."""
+    kind = dtype_called(x.dtype)
+    if kind.is_float:
+        return apply(b, ops.Neg, x)
+    last = (1 << kind.bits) - 1 if kind.kind == "uint" else -1  # none overflows
+    return apply(b, ops.Sub, b.entry(b.number(last, x.dtype)), x)
 
 
-@reads("TopK", known="axis largest sorted", refuses=_largest)
+@reads("TopK", known="axis largest sorted")
 def topk(b: Builder, node: Node) -> Made:
-    (k,) = sizes_of(node, 1, "k")
-    op = b.add(ops.Topk(b.get(node.input(0)), k=k, dim=node.integer("axis", -1)))
-    return [b.entry(op.results[0]), _places(b, op.results[1])]
+    x, smallest = node.input(0), not node.integer("largest", 1)
+    x = _turned(b, x) if smallest else x
+    op = b.add(ops.Topk(b.get(x), k=single(node, 1, "k"), dim=node.integer("axis", -1)))
+    values, places = b.entry(op.results[0]), _places(b, op.results[1])
+    return [_turned(b, values) if smallest else values, places]
 
 
 @reads("GatherElements", known="axis")

@@ -20,7 +20,18 @@ def sizes_of(node: Node, index: int, what: str = "shape") -> tuple[DimLike, ...]
             f"the {what} of this {node.kind} depends on the data, and irc needs shapes that follow "
             "from those of the inputs"
         )
-    return tuple(content.reshape(-1).tolist())
+    found = tuple(content.reshape(-1).tolist())
+    if not all(isinstance(n, (int, Dim)) for n in found):
+        raise Error(f"the {what} of this {node.kind} is not made of integers")
+    return found
+
+
+def single(node: Node, index: int, what: str) -> DimLike:
+    """The only element of an input that says a size."""
+    found = sizes_of(node, index, what)
+    if len(found) != 1:
+        raise Error(f"the {what} of this {node.kind} is {len(found)} numbers, not one")
+    return found[0]
 
 
 def whole_numbers(node: Node, index: int, what: str) -> list[int]:
@@ -47,7 +58,10 @@ def axes_of(node: Node, rank: int) -> list[int] | None:
     for axis in given:
         if not -rank <= axis < rank:
             raise Error(f"{node.kind} names axis {axis} of {rank} dimensions")
-    return [axis % rank for axis in given]
+    found = [axis % rank for axis in given]
+    if len(set(found)) != len(found):
+        raise Error(f"{node.kind} names one of the axes {given} twice")
+    return found
 
 
 def new_shape(node: Node) -> Shape:
@@ -79,6 +93,8 @@ def resolved(old: Shape, wanted: tuple[DimLike, ...], allowzero: bool) -> Shape:
         old[i] if size == 0 and not allowzero and i < len(old) else size
         for i, size in enumerate(wanted)
     ]
+    if kept.count(-1) > 1 or any(isinstance(size, int) and size < -1 for size in kept):
+        raise Error(f"a Reshape to [{', '.join(map(str, wanted))}], which is no shape")
     if -1 not in kept:
         return tuple(kept)
     left, divisor = [*old], [size for size in kept if not (isinstance(size, int) and size == -1)]
@@ -183,7 +199,7 @@ def expand(b: Builder, node: Node) -> Made:
 def transpose(b: Builder, node: Node) -> Made:
     x = node.input(0)
     order = tuple(node.ints("perm") or reversed(range(x.rank)))
-    if len(order) != x.rank:
+    if sorted(order) != list(range(x.rank)):
         raise Error(f"Transpose by {list(order)} of {x.rank} dimensions")
     literal = node.own and node.final and node.opname == "transpose"
     shape = tuple(x.shape[i] for i in order)

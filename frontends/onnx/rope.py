@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,35 +24,57 @@ from irc.frontends.onnx.tensors import READ
 _KNOWN = "interleaved num_heads rotary_embedding_dim"
 
 
+@dataclass(frozen=True)
+class _Rotation:
+    """x [B, S, H*width], of whose heads the first `turned` features are turned by the tables."""
+
+    x: Value
+    width: int
+    turned: int
+    cos: Entry
+    sin: Entry
+    positions: Entry | None
+    interleaved: bool
+    own: bool
+
+
 @reads("RotaryEmbedding", known=_KNOWN)
 def rotary_embedding(b: Builder, node: Node) -> Made:
-    x = node.input(0)
-    heads: DimLike = x.shape[1] if x.rank == 4 else node.integer("num_heads", 0)
-    width = x.shape[3] if x.rank == 4 else exact_divide(x.shape[2], heads) if heads else None
-    if not isinstance(width, int) or x.rank not in (3, 4):
-        raise Error("RotaryEmbedding needs num_heads where its input has three dimensions")
-    turned = node.integer("rotary_embedding_dim", 0) or width
-    value = b.get(x) if x.rank == 3 else tokens(b, x)
-    found = _known(b, node, value, width, turned) or _spelled(b, node, value, width, turned)
-    return b.entry(found) if x.rank == 3 else by_heads(b, found, x.shape)
+    return _rotated(b, node, node.input(1), node.input(2), node.optional(3))
 
 
 @reads("RotaryEmbedding", domain=MICROSOFT, known=f"{_KNOWN} scale is_packed_batching")
 def of_microsoft(b: Builder, node: Node) -> Made:
     """The operands stand in another order, and one position may stand for all rows."""
-    x, position = node.input(0), node.input(1)
+    position = node.input(1)
     if position.rank != 2 or node.real("scale", 1.0) != 1:
         raise Error("RotaryEmbedding of com.microsoft with one position for all rows, or a scale")
-    node.inputs = [x, node.input(2), node.input(3), position]
-    node.domain = ""
-    return rotary_embedding(b, node)
+    if node.integer("is_packed_batching", 0):
+        raise Error("RotaryEmbedding of com.microsoft with rows packed into one")
+    return _rotated(b, node, node.input(2), node.input(3), position)
 
 
-def _known(b: Builder, node: Node, x: Value, width: int, turned: int) -> Value | None:
+def _rotated(b: Builder, node: Node, cos: Entry, sin: Entry, positions: Entry | None) -> Made:
+    x = node.shaped(0, 3, 4)
+    heads: DimLike = x.shape[1] if x.rank == 4 else node.integer("num_heads", 0)
+    width = x.shape[3] if x.rank == 4 else exact_divide(x.shape[2], heads) if heads else None
+    if not isinstance(width, int):
+        raise Error("RotaryEmbedding needs num_heads where its input has three dimensions")
+    turned = node.integer("rotary_embedding_dim", 0) or width
+    if not 0 < turned <= width or turned % 2:
+        raise Error(f"RotaryEmbedding cannot turn {turned} of {width} features")
+    value = b.get(x) if x.rank == 3 else tokens(b, x)
+    interleaved = bool(node.integer("interleaved", 0))
+    r = _Rotation(value, width, turned, cos, sin, positions, interleaved, node.own)
+    found = _known(b, r) or _spelled(b, r)
+    return b.entry(found) if x.rank == 3 else by_heads(b, found, x.shape)
+
+
+def _known(b: Builder, r: _Rotation) -> Value | None:
     """As `rope`, where cos and sin are computed from positions as our own emission does."""
-    tables = [_unscaled(_computed(node.input(i), node)) for i in (1, 2)]
+    tables = [_unscaled(_computed(table, r.own)) for table in (r.cos, r.sin)]
     cos, sin = (source(table[0], kind) for table, kind in zip(tables, ("Cos", "Sin"), strict=True))
-    if cos is None or sin is None or cos.input(0) is not sin.input(0) or node.has(3):
+    if cos is None or sin is None or cos.input(0) is not sin.input(0) or r.positions is not None:
         return None
     product = source(cos.input(0), "Mul")
     column = source(product.input(0), "Unsqueeze") if product is not None else None
@@ -61,20 +84,20 @@ def _known(b: Builder, node: Node, x: Value, width: int, turned: int) -> Value |
     positions, frequencies = cast.input(0), _numbers(product.input(1))
     if frequencies is None or positions.dtype not in ("i32", "i64"):
         return None
-    if positions.shape != x.type.shape[:2]:
+    if positions.shape != r.x.type.shape[:2]:
         return None
-    attributes: dict[str, Any] = {"head_dim": width}
-    attributes |= {} if turned == width else {"rotary_dim": turned}
-    attributes |= {"interleaved": True} if node.integer("interleaved", 0) else {}
+    attributes: dict[str, Any] = {"head_dim": r.width}
+    attributes |= {} if r.turned == r.width else {"rotary_dim": r.turned}
+    attributes |= {"interleaved": True} if r.interleaved else {}
     base = known_base(frequencies, tables[0][1], attributes)
     if base is None:
         return None
-    return b.value(ops.Rope(x, b.get(positions), **(attributes | base)))
+    return b.value(ops.Rope(r.x, b.get(positions), **(attributes | base)))
 
 
-def _computed(entry: Entry, node: Node) -> Entry:
+def _computed(entry: Entry, own: bool) -> Entry:
     """A table before our own emission cast it to the dtype of x, as TensorRT asks for."""
-    cast = source(entry, "Cast") if node.own else None
+    cast = source(entry, "Cast") if own else None
     return entry if cast is None else cast.input(0)
 
 
@@ -93,19 +116,20 @@ def _numbers(entry: Entry) -> np.ndarray | None:
     return None
 
 
-def _spelled(b: Builder, node: Node, x: Value, width: int, turned: int) -> Value:
+def _spelled(b: Builder, r: _Rotation) -> Value:
     """Halves, or neighbours, turned by tables of cos and sin."""
-    batch, count, features = x.type.shape
+    width, turned = r.width, r.turned
+    batch, count, features = r.x.type.shape
     heads = exact_divide(features, width)
     assert heads is not None
     shape = (batch, count, heads, width)
-    by_head = b.value(ops.Reshape(x, shape=shape))
-    cos, sin = (_table(b, node, i, by_head) for i in (1, 2))
+    by_head = b.value(ops.Reshape(r.x, shape=shape))
+    cos, sin = (_table(b, table, r.positions, by_head) for table in (r.cos, r.sin))
     moving, still = by_head, None
     if turned != width:
         parts = b.add(ops.Split(by_head, dim=3, sizes=(turned, width - turned)))
         moving, still = parts.results
-    if node.integer("interleaved", 0):
+    if r.interleaved:
         pairs = b.value(ops.Reshape(moving, shape=(*shape[:3], turned // 2, 2)))
         halves = b.add(ops.Split(pairs, dim=4, sizes=(1, 1))).results
         first, second = (b.value(ops.Squeeze(h, dims=(4,))) for h in halves)
@@ -114,7 +138,7 @@ def _spelled(b: Builder, node: Node, x: Value, width: int, turned: int) -> Value
     real = ops.Sub(b.value(ops.Mul(first, cos)), b.value(ops.Mul(second, sin)))
     imaginary = ops.Add(b.value(ops.Mul(first, sin)), b.value(ops.Mul(second, cos)))
     done = [b.value(real), b.value(imaginary)]
-    if node.integer("interleaved", 0):
+    if r.interleaved:
         rows = [b.value(ops.Unsqueeze(part, dims=(4,))) for part in done]
         joined = b.value(ops.Concat(rows, dim=4))
         joined = b.value(ops.Reshape(joined, shape=(*shape[:3], turned)))
@@ -125,11 +149,11 @@ def _spelled(b: Builder, node: Node, x: Value, width: int, turned: int) -> Value
     return b.value(ops.Reshape(joined, shape=(batch, count, features)))
 
 
-def _table(b: Builder, node: Node, index: int, like: Value) -> Value:
+def _table(b: Builder, entry: Entry, positions: Entry | None, like: Value) -> Value:
     """cos or sin of every token as [B, S, 1, pairs], in the dtype of x."""
-    table = b.get(node.input(index))
-    if node.has(3):
-        table = b.value(ops.Gather(table, b.get(node.input(3)), dim=0))
+    table = b.get(entry)
+    if positions is not None:
+        table = b.value(ops.Gather(table, b.get(positions), dim=0))
     table = b.value(ops.Unsqueeze(table, dims=(2,)))
     if table.type.dtype == like.type.dtype:
         return table

@@ -21,7 +21,11 @@ _OF_PLUGINS = ("plugin_version", "plugin_namespace")
 
 @dataclass(frozen=True)
 class Reading:
-    """How nodes of one kind are read. Attributes that are not `known` are refused, if that is given."""
+    """How nodes of one kind are read.
+
+    What ONNX forbids is refused, and attributes that are not `known`. Where that is None, the kind
+    is none of ONNX, and `refuses` alone decides.
+    """
 
     rule: Rule
     known: frozenset[str] | None
@@ -54,7 +58,7 @@ def refusal(node: Node, table: Table = TABLE) -> str | None:
         return "it is a plugin's; name the file that registers that with --load"
     if reading is None:
         return "irc has no operation for it"
-    if node.misuse is not None:
+    if reading.known is not None and node.misuse is not None:
         return node.misuse
     for name, value in node.attributes.items():
         if reading.known is not None and name not in reading.known:

@@ -15,7 +15,7 @@ from irc.frontends.onnx.builder import Builder, numbers
 from irc.frontends.onnx.elementwise import scalar
 from irc.frontends.onnx.entry import Entry, Node
 from irc.frontends.onnx.fold import below, content_of
-from irc.frontends.onnx.reshaping import sizes_of, whole_numbers
+from irc.frontends.onnx.reshaping import single, sizes_of, whole_numbers
 from irc.frontends.onnx.rules import Made, only, reads
 from irc.frontends.onnx.tensors import Data
 
@@ -28,6 +28,8 @@ def slice_(b: Builder, node: Node) -> Made:
     starts, ends = sizes_of(node, 1, "start"), sizes_of(node, 2, "end")
     axes = whole_numbers(node, 3, "axes") if node.has(3) else list(range(len(starts)))
     steps = whole_numbers(node, 4, "steps") if node.has(4) else [1] * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise Error("the starts, ends, axes and steps of this Slice are not equally many")
     value, turned = b.get(x), [axis for axis, step in zip(axes, steps, strict=True) if step < 0]
     if node.own and node.final and node.opname == "flip" and turned == axes:
         return b.value(ops.Flip(value, dims=tuple(axes)))
@@ -149,7 +151,9 @@ def constant_of_shape(b: Builder, node: Node) -> Made:
     shape = sizes_of(node, 0)
     value: Data | None = node.attributes.get("value")
     array = None if value is None else value.read()
-    number: Any = 0.0 if array is None else numbers(array).reshape(-1)[0]
+    if array is not None and array.size != 1:
+        raise Error(f"the value of this ConstantOfShape is {array.size} numbers, not one")
+    number: Any = 0.0 if array is None else numbers(array).item()
     kind = "f32" if value is None else value.dtype
     return b.value(ops.Full(value=number, shape=shape, dtype=kind))
 
@@ -176,9 +180,11 @@ def constant(b: Builder, node: Node) -> Made:
 def range_(b: Builder, node: Node) -> Made:
     kind = node.input(0).dtype
     ends = [content_of(node.input(i)) for i in range(3)]
-    known = [content.item() for content in ends if content is not None]
-    if len(known) != 3:
+    known = [content.item() for content in ends if content is not None and content.size == 1]
+    if any(content is None for content in ends):
         raise Error("the size of this Range depends on the data")
+    if len(known) != 3:
+        raise Error("the start, limit and step of this Range are not one number each")
     start, stop, step = known
     size = _count(start, stop, step)
     if size is None:
@@ -214,11 +220,9 @@ def tile(b: Builder, node: Node) -> Made:
 
 @reads("Trilu", known="upper")
 def trilu(b: Builder, node: Node) -> Made:
-    x = node.input(0)
-    content = content_of(node.optional(1)) if node.has(1) else np.array(0, object)
-    if content is None:
-        raise Error("the diagonal of this Trilu depends on the data")
-    k, upper = content.item(), node.integer("upper", 1)
+    x = node.shaped(0, 2)
+    k = single(node, 1, "diagonal") if node.has(1) else 0
+    upper = node.integer("upper", 1)
     row = b.value(ops.Iota(size=x.shape[-2], dtype="i64"))
     row = b.value(ops.Unsqueeze(row, dims=(1,)))
     if k != 0:
@@ -252,9 +256,9 @@ def einsum(b: Builder, node: Node) -> Made:
 
 @reads("OneHot", known="axis")
 def one_hot(b: Builder, node: Node) -> Made:
-    indices, size = node.input(0), sizes_of(node, 1, "depth")[0]
+    indices, size = node.input(0), single(node, 1, "depth")
     values = content_of(node.input(2))
-    if values is None or node.integer("axis", -1) not in (-1, indices.rank):
+    if values is None or values.shape != (2,) or node.integer("axis", -1) not in (-1, indices.rank):
         raise Error("this OneHot has computed values or another axis than the last")
     off, on = values.tolist()
     kind = node.input(2).dtype

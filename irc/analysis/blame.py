@@ -10,11 +10,11 @@ from ..ops.control import Call
 from .frames import Point
 from .fused import collectives, communicates
 from .places import named
-from .spread import Spread
 from .transfer import numbers
+from .variation import Variation
 
 Order: TypeAlias = tuple[int, ...]  # positions of the calls that lead to an operation, and its own
-Holds: TypeAlias = Callable[[Spread], bool]
+Holds: TypeAlias = Callable[[Variation], bool]
 
 
 class Origin(NamedTuple):
@@ -37,7 +37,7 @@ class Blame:
         operation that uses a weight or an argument split over it; else the first that differs.
         """
         best: tuple[int, Order, Point] | None = None
-        for each in _behind(point, lambda spread: axis in spread.axes):
+        for each in _behind(point, lambda variation: axis in variation.axes):
             kind = _kind(each, axis)
             if kind is None:
                 continue
@@ -57,22 +57,22 @@ class Blame:
         """A clause: which operation took a term for the sum over `axis`, and whose term it was."""
         spoilt = [
             (self._order(each), each)
-            for each in _behind(point, lambda spread: axis in spread.broken)
-            if not _any_operand(each, lambda spread: axis in spread.broken)
+            for each in _behind(point, lambda variation: axis in variation.broken)
+            if not _any_operand(each, lambda variation: axis in variation.broken)
         ]
         if not spoilt:  # inside an operation that is fused with the collective
             return f"before it, terms of a sum over {axis} are taken for complete"
         _, first = min(spoilt, key=lambda pair: pair[0])
         op = _producer(first)
         operands = _operands(first)
-        numbered = numbers(op, [_spread(p) for p in operands])
+        numbered = numbers(op, [_variation(p) for p in operands])
         for operand, by_number in zip(operands, numbered, strict=True):
             if axis in by_number:
                 return (
                     f"{named(op)} takes for the same on all ranks of {axis} what "
                     f"{named(self._rank(operand, axis))} makes another on each of them"
                 )
-        terms = [p for p in operands if axis in _spread(p).pending]
+        terms = [p for p in operands if axis in _variation(p).pending]
         if not terms:
             return (
                 f"{named(op)} adds its {' and '.join(_addends(op))} once per rank of {axis}; "
@@ -86,7 +86,7 @@ class Blame:
 
     def _rank(self, point: Point, axis: str) -> Op:
         """The first `rank` that the value is made from."""
-        behind = _behind(point, lambda spread: axis in spread.numbered)
+        behind = _behind(point, lambda variation: axis in variation.numbered)
         found = [(self._order(each), _producer(each)) for each in behind]
         return min((pair for pair in found if not pair[1].operands), key=lambda pair: pair[0])[1]
 
@@ -94,7 +94,7 @@ class Blame:
         """A clause: why the value is the same on all ranks of `axis`."""
         found = [
             (self._order(each), _producer(each))
-            for each in _behind(point, lambda spread: axis not in spread.axes)
+            for each in _behind(point, lambda variation: axis not in variation.axes)
             if _made_alike(each, axis)
         ]
         if found:
@@ -127,7 +127,7 @@ def _behind(start: Point, holds: Holds) -> Iterator[Point]:
     waiting, seen = [start], set[Point]()
     while waiting:
         point = _resolved(waiting.pop())
-        if point in seen or not holds(_spread(point)):
+        if point in seen or not holds(_variation(point)):
             continue
         seen.add(point)
         if point.value.producer is not None:
@@ -156,11 +156,11 @@ def _operands(point: Point) -> list[Point]:
 
 
 def _any_operand(point: Point, holds: Holds) -> bool:
-    return any(holds(_spread(operand)) for operand in _operands(point))
+    return any(holds(_variation(operand)) for operand in _operands(point))
 
 
-def _spread(point: Point) -> Spread:
-    return point.frame.spreads[point.value]
+def _variation(point: Point) -> Variation:
+    return point.frame.variations[point.value]
 
 
 def _producer(point: Point) -> Op:
@@ -173,11 +173,13 @@ def _producer(point: Point) -> Op:
 def _kind(point: Point, axis: str) -> int | None:
     """How likely it is that this operation has to be named, 0 first; None for not at all."""
     operands = _operands(point)
-    varying = [p for p in operands if axis in _spread(p).axes]
+    varying = [p for p in operands if axis in _variation(p).axes]
     op = _producer(point)
     if communicates(op) or not op.operands:
         return 2 if not varying else None
-    if axis in _spread(point).pending and all(axis not in _spread(p).pending for p in varying):
+    if axis in _variation(point).pending and all(
+        axis not in _variation(p).pending for p in varying
+    ):
         return 0
     if any(p.value.producer is None for p in varying):
         return 1
@@ -186,7 +188,7 @@ def _kind(point: Point, axis: str) -> int | None:
 
 def _reason(point: Point, axis: str) -> str:
     op = _producer(point)
-    given = [p for p in _operands(point) if p.value.producer is None and axis in _spread(p).axes]
+    given = [p for p in _operands(point) if p.value.producer is None and axis in _variation(p).axes]
     for operand in sorted(given, key=lambda p: not isinstance(p.value, Weight)):
         return f"uses {_shown(operand.value)}, which is split over {axis}"
     if not op.operands:
@@ -197,17 +199,17 @@ def _reason(point: Point, axis: str) -> str:
 
 
 def _remedy(point: Point, axis: str) -> str:
-    spread = _spread(point)
-    if axis in spread.pending:
+    variation = _variation(point)
+    if axis in variation.pending:
         return f"an all_reduce over {axis} behind it"
-    if any(axis in axes for axes in spread.split):
+    if any(axis in axes for axes in variation.split):
         return f"an all_gather over {axis} behind it"
     return f"an all_reduce or all_gather over {axis} behind it"
 
 
 def _made_alike(point: Point, axis: str) -> bool:
     op = _producer(point)
-    varied = _any_operand(point, lambda spread: axis in spread.axes)
+    varied = _any_operand(point, lambda variation: axis in variation.axes)
     return varied and communicates(op) and any(axis in part.axes for part in collectives(op))
 
 

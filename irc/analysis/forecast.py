@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..core import Function, Module, Value
+from ..dims import exact_divide, symbol
 from .communication import Message, message, messages
 from .cost import Cost, cost_of, operations, total
 from .memory import Memory, memory
@@ -98,16 +100,30 @@ def hand_overs(module: Module, sizes: LocalSizes, topology: Topology) -> list[Me
 def sizes_after(module: Module, given: Mapping[str, int], past: int = 0) -> LocalSizes:
     """Sizes for the symbols that a module has now, from those it had before any pass.
 
-    A pass that splits a symbol S over the axis tp puts a symbol S_tp in its place.
+    A pass that splits a symbol S over the axis tp puts 2*S_tp in its place.
     """
     found: dict[str, int] = {}
     for name, (_, typical, _) in module.dims.items():
-        old, _, suffix = name.rstrip("_").partition("_")
-        axes = tuple(suffix.split("_"))
-        if name in given:
-            found[name] = given[name]
-        elif old in given and set(axes) <= set(module.mesh.names):
-            found[name] = -(-given[old] // module.mesh.ways(axes))
-        else:
+        old = name if name in given else _split_symbol(name, given, module.mesh.names)
+        if old is None:
             found[name] = typical
+        else:
+            found[name] = given[old] if old == name else -(-given[old] // _parts(module, name))
     return LocalSizes(module.mesh, {**given, **found}, past)
+
+
+def _split_symbol(name: str, known: Iterable[str], axes: Collection[str]) -> str | None:
+    """The symbol that `name` is a part of: the longest one that only axes follow."""
+    suffix = "(_(" + "|".join(map(re.escape, axes)) + "))+_*"
+    for old in sorted(known, key=len, reverse=True):
+        if name.startswith(old) and axes and re.fullmatch(suffix, name[len(old) :]):
+            return old
+    return None
+
+
+def _parts(module: Module, name: str) -> int:
+    """The factor that a new symbol has in the shapes of arguments: how many parts there are."""
+    function = module.main
+    shapes = (function.argument_layout(arg).shape for arg in function.args)
+    found = (exact_divide(dim, symbol(name)) for shape in shapes for dim in shape)
+    return next((factor for factor in found if isinstance(factor, int) and factor), 1)

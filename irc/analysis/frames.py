@@ -1,4 +1,4 @@
-"""The spread of every value of a function, followed through calls: the dataflow of replication."""
+"""How every value of a function varies, followed through calls: the dataflow of replication."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from ..expansion import expansion
 from ..ops.collective import Collective
 from ..ops.control import Call
 from .fused import is_fused
-from .spread import Spread, Spreads
 from .stages import PIPELINE, stage_of
 from .transfer import exchanged, transfer
+from .variation import Variation, Variations
 
-Inputs: TypeAlias = tuple[Spread, ...]
+Inputs: TypeAlias = tuple[Variation, ...]
 
 
 class Frame:
-    """One function with the spreads that its arguments have in some call of it."""
+    """One function with the variations that its arguments have in some call of it."""
 
-    def __init__(self, function: Function, known: dict[Value, Spread]) -> None:
+    def __init__(self, function: Function, known: dict[Value, Variation]) -> None:
         self.function = function
-        self.spreads = known  # of arguments, weights and results of operations
+        self.variations = known  # of arguments, weights and results of operations
         self.calls: dict[Op, Frame] = {}
 
     @property
-    def returned(self) -> tuple[Spread, ...]:
-        """The spreads of its results."""
-        return tuple([self.spreads[value] for value in self.function.returned])
+    def returned(self) -> tuple[Variation, ...]:
+        """The variations of its results."""
+        return tuple([self.variations[value] for value in self.function.returned])
 
 
 class Point(NamedTuple):
@@ -39,11 +39,11 @@ class Point(NamedTuple):
     calls: tuple[tuple[Frame, Op], ...] = ()
 
 
-Check: TypeAlias = Callable[[Collective, Inputs, Point, Spreads], None]
+Check: TypeAlias = Callable[[Collective, Inputs, Point, Variations], None]
 
 
 class Dataflow:
-    """Follows functions of one module; equal operations over equal spreads are worked out once.
+    """Follows functions of one module; equal operations over equal variations are worked out once.
 
     `check` is called for every collective that differs from those before it, with the point of
     its result.
@@ -51,10 +51,10 @@ class Dataflow:
 
     def __init__(self, module: Module, check: Check) -> None:
         self.module, self.check = module, check
-        self.spreads = Spreads(module.mesh)
+        self.variations = Variations(module.mesh)
         self.frames: dict[tuple[Function, Inputs], Frame] = {}
-        self._weights: dict[Value, Spread] = {
-            w: self.spreads.of_weight(w) for w in module.weights.values()
+        self._weights: dict[Value, Variation] = {
+            w: self.variations.of_weight(w) for w in module.weights.values()
         }
         self._memo: dict[object, Inputs] = {}
         self._running: list[tuple[Frame, Op]] = []
@@ -62,15 +62,15 @@ class Dataflow:
     def entry(self, function: Function) -> Frame:
         """The frame of a function whose arguments are laid out as it declares."""
         layouts = [function.argument_layout(arg) for arg in function.args]
-        return self.frame(function, tuple([self.spreads.of_type(type) for type in layouts]))
+        return self.frame(function, tuple([self.variations.of_type(type) for type in layouts]))
 
     def frame(self, function: Function, inputs: Inputs) -> Frame:
-        """The frame of a function for these spreads of its arguments."""
+        """The frame of a function for these variations of its arguments."""
         known = self.frames.get((function, inputs))
         if known is not None:
             return known
-        spreads = self._weights | dict(zip(function.args, inputs, strict=True))
-        frame = Frame(function, spreads)
+        variations = self._weights | dict(zip(function.args, inputs, strict=True))
+        frame = Frame(function, variations)
         for op in function:
             if op.opname != "return":
                 self._operation(frame, op)
@@ -78,7 +78,7 @@ class Dataflow:
         return frame
 
     def _operation(self, frame: Frame, op: Op) -> None:
-        known = frame.spreads
+        known = frame.variations
         inputs = tuple([known[value] for value in op.operands])
         if isinstance(op, Call):
             found = self._call(frame, op, inputs)
@@ -87,8 +87,8 @@ class Dataflow:
             found = self._memo.get(key)
             if found is None:
                 found = self._memo[key] = self._fresh(frame, op, inputs)
-        for result, spread in zip(op.results, found, strict=True):
-            known[result] = spread
+        for result, variation in zip(op.results, found, strict=True):
+            known[result] = variation
 
     def _call(self, frame: Frame, op: Call, inputs: Inputs) -> Inputs:
         self._running.append((frame, op))
@@ -97,18 +97,18 @@ class Dataflow:
         if stage_of(op) < 0:
             return inner.returned
         # what one stage made is there once along pp
-        return tuple([self._without_pipeline(spread) for spread in inner.returned])
+        return tuple([self._without_pipeline(variation) for variation in inner.returned])
 
-    def _without_pipeline(self, spread: Spread) -> Spread:
-        axes = spread.axes - {PIPELINE}
-        pending, broken = (names & axes for names in (spread.pending, spread.broken))
-        rest = (spread.mixed, spread.numbered, spread.zero)
-        return self.spreads.make(axes, spread.split, pending, broken, *rest)
+    def _without_pipeline(self, variation: Variation) -> Variation:
+        axes = variation.axes - {PIPELINE}
+        pending, broken = (names & axes for names in (variation.pending, variation.broken))
+        rest = (variation.mixed, variation.numbered, variation.zero)
+        return self.variations.make(axes, variation.split, pending, broken, *rest)
 
     def _fresh(self, frame: Frame, op: Op, inputs: Inputs) -> Inputs:
         point = Point(frame, op.results[0], tuple(self._running)) if op.results else None
         if point is None or not (isinstance(op, Collective) or is_fused(op)):
-            return transfer(op, inputs, self.spreads)
+            return transfer(op, inputs, self.variations)
         if isinstance(op, Collective) and not op.composite:
             return self._exchanged(op, inputs, point)
         made = expansion(op)
@@ -118,10 +118,10 @@ class Dataflow:
             if isinstance(part, Collective):
                 found = self._exchanged(part, given, point)
             else:
-                found = transfer(part, given, self.spreads)
+                found = transfer(part, given, self.variations)
             known.update(zip(part.results, found, strict=True))
         return tuple([known[value] for value in made.results])
 
     def _exchanged(self, op: Collective, inputs: Inputs, point: Point) -> Inputs:
-        self.check(op, inputs, point, self.spreads)
-        return (exchanged(op, inputs, self.spreads),)
+        self.check(op, inputs, point, self.variations)
+        return (exchanged(op, inputs, self.variations),)

@@ -15,7 +15,7 @@ from ..ops.control import Call
 from .blame import Blame
 from .frames import Dataflow, Frame, Inputs, Point
 from .places import named
-from .spread import Names, Spread, Spreads
+from .variation import Names, Variation, Variations
 
 _ROOT_DECIDES = ("broadcast", "collective_scatter")  # the other ranks may hold anything
 
@@ -35,8 +35,8 @@ def replication(module: Module) -> dict[Value, Names]:
     """
     found: dict[Value, Names] = {}
     for frame in _followed(module).frames.values():
-        for value, spread in frame.spreads.items():
-            found[value] = found.get(value, frozenset()) | spread.axes
+        for value, variation in frame.variations.items():
+            found[value] = found.get(value, frozenset()) | variation.axes
     return found
 
 
@@ -70,16 +70,16 @@ def _check_results(frame: Frame, flow: Dataflow) -> None:
         function.result_layouts(),
         strict=True,
     )
-    for name, value, spread, layout in rows:
-        allowed = flow.spreads.of_type(layout)
-        if spread is allowed:
+    for name, value, variation, layout in rows:
+        allowed = flow.variations.of_type(layout)
+        if variation is allowed:
             continue
         where = f"the result {name} of @{function.name}"
-        for axis in sorted(spread.axes - allowed.axes):
+        for axis in sorted(variation.axes - allowed.axes):
             raise _differs(where, Point(frame, value), axis)
-        for axis in sorted(spread.broken):
+        for axis in sorted(variation.broken):
             raise _spoilt(f"{where} is not what its layout {layout} says", frame, value, axis)
-        for axis in sorted(spread.pending - allowed.pending):
+        for axis in sorted(variation.pending - allowed.pending):
             origin = Blame().differs(Point(frame, value), axis)
             raise _at(
                 f"{where} is still to be added up over {axis}, but its layout is {layout}, "
@@ -110,16 +110,16 @@ def _at(message: str, frame: Frame, value: Value) -> Error:
     return Error(message, producer if producer is not None and producer.loc is not None else end)
 
 
-def _check_collective(op: Collective, inputs: Inputs, point: Point, spreads: Spreads) -> None:
+def _check_collective(op: Collective, inputs: Inputs, point: Point, variations: Variations) -> None:
     """What is added up has to differ, and nothing in it may have been taken for complete before."""
     if not op.operands:
         return
-    x, over = inputs[0], [axis for axis in op.axes if axis in spreads.wide]
+    x, over = inputs[0], [axis for axis in op.axes if axis in variations.wide]
     kind: str | None = getattr(op, "op", None)
     if kind in ("sum", "prod") and not x.zero:
         for axis in over:
             if axis not in x.axes:
-                raise _repeated(op, axis, spreads.mesh.size(axis), point)
+                raise _repeated(op, axis, variations.mesh.size(axis), point)
     if op.opname in _ROOT_DECIDES:
         return
     useless = x.broken if kind == "sum" else x.mixed
@@ -132,7 +132,7 @@ def _check_collective(op: Collective, inputs: Inputs, point: Point, spreads: Spr
 
 def _repeated(op: Collective, axis: str, ways: int, point: Point) -> Error:
     """The error about a reduction of a value that all ranks have."""
-    x = _operand(point, lambda spread: axis not in spread.axes)
+    x = _operand(point, lambda variation: axis not in variation.axes)
     result = f"{ways} times the value" if op.attributes["op"] == "sum" else f"its power of {ways}"
     return Error(
         f"{named(op)} reduces a value that is the same on all ranks of {axis} already, "
@@ -143,7 +143,7 @@ def _repeated(op: Collective, axis: str, ways: int, point: Point) -> Error:
 
 def _not_a_sum(op: Collective, axis: str, point: Point) -> Error:
     """The error about another reduction of the terms of a sum."""
-    origin = Blame().differs(_operand(point, lambda spread: axis in spread.pending), axis)
+    origin = Blame().differs(_operand(point, lambda variation: axis in variation.pending), axis)
     return Error(
         f"{named(op)} takes the {op.attributes['op']} of what is still to be added up over {axis}: "
         f"{origin.reason}; only op=sum completes it",
@@ -153,13 +153,13 @@ def _not_a_sum(op: Collective, axis: str, point: Point) -> Error:
 
 def _useless(op: Collective, axis: str, point: Point) -> Error:
     """The error about a collective that comes too late."""
-    x = _operand(point, lambda spread: axis in spread.broken)
+    x = _operand(point, lambda variation: axis in variation.broken)
     return Error(f"{named(op)} comes too late: {Blame().broken(x, axis)}", point.value.producer)
 
 
-def _operand(point: Point, holds: Callable[[Spread], bool]) -> Point:
+def _operand(point: Point, holds: Callable[[Variation], bool]) -> Point:
     """The operand that a collective, or what it is fused with, has the trouble with."""
     frame, value, calls = point
     operands = value.producer.operands if value.producer is not None else ()
-    chosen = [v for v in operands if holds(frame.spreads[v])] or [*operands]
+    chosen = [v for v in operands if holds(frame.variations[v])] or [*operands]
     return Point(frame, chosen[0], calls)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core import Module
-from .ranks import check_ranks
+from .deadlock import check_ranks
 from .replication import check_replication
 from .stages import check_stages
 

@@ -151,10 +151,11 @@ class Topology:
     ranks_per_host: int
 
     def link(self, name: str) -> Link:
-        """The link called `name`; an Error names the nearest one."""
+        """The link called `name`; an Error lists those that there are."""
         if name not in self.links:
             hint = did_you_mean(name, self.links)
-            raise Error(f"the topology {self.name} has no link {name!r}{hint}")
+            known = ", ".join(self.links)
+            raise Error(f"the topology {self.name} has no link {name!r}{hint}; there are {known}")
         return self.links[name]
 
     def link_of(self, ranks: Iterable[int]) -> str:

@@ -15,38 +15,40 @@ from ..dtypes import dtype
 from ..ops.collective import Collective
 from ..sharding import Rule, Words, named_dims, operand_words, parse_rule
 from ..types import Axes
-from .spread import NONE, Names, Spread, Spreads
+from .variation import NONE, Names, Variation, Variations
 
 Group: TypeAlias = frozenset[str]  # names of operands in which an operation is additive together
 
 _CHOOSING = ("gather", "gather_elements")  # their second operand says which elements
 
 
-def transfer(op: Op, operands: Sequence[Spread], spreads: Spreads) -> tuple[Spread, ...]:
-    """The spread of every result of an operation that communicates with nobody."""
-    axes = NONE.union(*[spread.axes for spread in operands])
+def transfer(
+    op: Op, operands: Sequence[Variation], variations: Variations
+) -> tuple[Variation, ...]:
+    """The variation of every result of an operation that communicates with nobody."""
+    axes = NONE.union(*[variation.axes for variation in operands])
     ranks = [result.type.rank for result in op.results]
     if not axes:
         zero = _is_zero(op, operands)
-        return tuple([spreads.same(rank, zero) for rank in ranks])
+        return tuple([variations.same(rank, zero) for rank in ranks])
     text = op.sharding_rule()
     if text is None:
-        broken = NONE.union(*[spread.broken for spread in operands])
-        mixed = NONE.union(*[spread.mixed for spread in operands])
+        broken = NONE.union(*[variation.broken for variation in operands])
+        mixed = NONE.union(*[variation.mixed for variation in operands])
         by_number = NONE.union(*numbers(op, operands))
         return tuple(
-            [spreads.make(axes, ((),) * rank, (), broken, mixed, by_number) for rank in ranks]
+            [variations.make(axes, ((),) * rank, (), broken, mixed, by_number) for rank in ranks]
         )
-    return _Flow(op, operands, parse_rule(text)).results(axes, spreads)
+    return _Flow(op, operands, parse_rule(text)).results(axes, variations)
 
 
-def _is_zero(op: Op, operands: Sequence[Spread]) -> bool:
+def _is_zero(op: Op, operands: Sequence[Variation]) -> bool:
     """Whether the results are zeros: constants that are, and what is additive in zeros."""
     if op.opname == "full":
         return op.attributes["value"] == 0
     if op.opname == "constant":
         return not any(op.attributes["values"])
-    return bool(operands) and bool(op.sums) and all(spread.zero for spread in operands)
+    return bool(operands) and bool(op.sums) and all(variation.zero for variation in operands)
 
 
 def additive_groups(op: Op) -> tuple[Group, ...]:
@@ -59,17 +61,17 @@ def additive_groups(op: Op) -> tuple[Group, ...]:
     return op.sums
 
 
-def numbers(op: Op, operands: Sequence[Spread]) -> list[Names]:
+def numbers(op: Op, operands: Sequence[Variation]) -> list[Names]:
     """Per operand, the axes over which it brings the number of the rank into the results.
 
     What only chooses by that number does not: a mask, the positions of a lookup.
     """
     made = dtype(op.results[0].type.dtype)
     return [
-        spread.numbered
+        variation.numbered
         if made.is_integer or (made.is_float and (op.opname == "cast" or _is_float(value)))
         else NONE
-        for value, spread in zip(op.operands, operands, strict=True)
+        for value, variation in zip(op.operands, operands, strict=True)
     ]
 
 
@@ -80,7 +82,7 @@ def _is_float(value: Value) -> bool:
 class _Flow:
     """One operation under its sharding rule."""
 
-    def __init__(self, op: Op, operands: Sequence[Spread], rule: Rule) -> None:
+    def __init__(self, op: Op, operands: Sequence[Variation], rule: Rule) -> None:
         self.op, self.operands, self.rule = op, operands, rule
         named = operand_words(op, rule)
         self.names = [name for name, _ in named]
@@ -102,12 +104,14 @@ class _Flow:
         """The axes of every name on which all operands that have it agree."""
         if self.op.opname == "reshape" and 1 in self.op.results[0].type.shape:
             return {}  # one rank's part may have size 1: which dimension is split, who knows
-        seen: dict[str, list[tuple[Axes, Spread]]] = {}
-        for value, words, spread in zip(self.op.operands, self.words, self.operands, strict=True):
-            for word, size, axes in zip(words, value.type.shape, spread.split, strict=True):
+        seen: dict[str, list[tuple[Axes, Variation]]] = {}
+        for value, words, variation in zip(
+            self.op.operands, self.words, self.operands, strict=True
+        ):
+            for word, size, axes in zip(words, value.type.shape, variation.split, strict=True):
                 broadcast = size == 1 and not axes and word.startswith(".")
                 if word != "1" and not broadcast:
-                    seen.setdefault(word, []).append((axes, spread))
+                    seen.setdefault(word, []).append((axes, variation))
         where: dict[str, Axes] = {}
         for word, uses in seen.items():
             known = {axes for axes, _ in uses if axes}
@@ -115,14 +119,14 @@ class _Flow:
                 continue
             (axes,) = known
             # an operand that is the same on every rank holds no parts of this dimension
-            if all(own or spread.axes.issuperset(axes) for own, spread in uses):
+            if all(own or variation.axes.issuperset(axes) for own, variation in uses):
                 where[word] = axes
         used = [axis for axes in where.values() for axis in axes]
         return {w: axes for w, axes in where.items() if all(used.count(a) == 1 for a in axes)}
 
-    def results(self, axes: Names, spreads: Spreads) -> tuple[Spread, ...]:
-        """The spreads of the results, which all have the same pending and broken sums."""
-        broken = set(NONE.union(*[spread.broken for spread in self.operands]))
+    def results(self, axes: Names, variations: Variations) -> tuple[Variation, ...]:
+        """The variations of the results, which all have the same pending and broken sums."""
+        broken = set(NONE.union(*[variation.broken for variation in self.operands]))
         pending: set[str] = set()
         for axis in axes:
             if self._contracts_numbers(axis):
@@ -131,18 +135,18 @@ class _Flow:
             if axis in self.lost:
                 (pending if self._adds_up(axis) else broken).add(axis)
                 continue
-            terms = [i for i, spread in enumerate(self.operands) if axis in spread.pending]
+            terms = [i for i, variation in enumerate(self.operands) if axis in variation.pending]
             if not terms:
                 continue
             passed = self._passes(axis, terms)
             if passed is not None:
                 (pending if passed else broken).add(axis)
-        mixed = NONE.union(*[spread.mixed for spread in self.operands])
+        mixed = NONE.union(*[variation.mixed for variation in self.operands])
         mixed |= {axis for axis in broken if self._mixes(axis)}
         splits = [tuple([self.where.get(w, ()) for w in words]) for words in self.results_words]
         by_number = NONE.union(*self.numbers)
         return tuple(
-            [spreads.make(axes, split, pending, broken, mixed, by_number) for split in splits]
+            [variations.make(axes, split, pending, broken, mixed, by_number) for split in splits]
         )
 
     def _mixes(self, axis: str) -> bool:
@@ -150,8 +154,9 @@ class _Flow:
         if axis not in self.kept and not self._chooses(axis):
             return False
         return any(
-            axis in spread.pending | spread.broken | self.numbers[i] and not self._has(i, axis)
-            for i, spread in enumerate(self.operands)
+            axis in variation.pending | variation.broken | self.numbers[i]
+            and not self._has(i, axis)
+            for i, variation in enumerate(self.operands)
         )
 
     def _contracts_numbers(self, axis: str) -> bool:
@@ -170,11 +175,11 @@ class _Flow:
     def _adds_up(self, axis: str) -> bool:
         """Whether a contraction of split dimensions gives terms of its sum and nothing else."""
         addends: tuple[str, ...] = getattr(self.op, "addends", ())
-        for name, spread in zip(self.names, self.operands, strict=True):
+        for name, variation in zip(self.names, self.operands, strict=True):
             if name in addends:
-                if axis not in spread.axes and not spread.zero:
+                if axis not in variation.axes and not variation.zero:
                     return False  # it would be added once per rank
-            elif axis in spread.pending:
+            elif axis in variation.pending:
                 return False
         return True
 
@@ -192,14 +197,14 @@ class _Flow:
         if self._chooses(axis):
             return False  # each rank takes another part, and of its own term only
         passed: bool | None = True
-        for i, spread in enumerate(self.operands):
+        for i, variation in enumerate(self.operands):
             if i in terms:
                 continue
             if axis in self.numbers[i] and names[i] in fitting:
                 return False
-            if axis in spread.axes:
+            if axis in variation.axes:
                 passed = None  # such as a mask that differs from rank to rank
-            elif names[i] in fitting and not spread.zero:
+            elif names[i] in fitting and not variation.zero:
                 return False  # a complete value, which would be added once per rank
         return passed
 
@@ -207,29 +212,29 @@ class _Flow:
         return any(axis in self.where.get(word, ()) for word in self.words[i])
 
 
-def exchanged(op: Collective, operands: Sequence[Spread], spreads: Spreads) -> Spread:
-    """The spread of the result of a collective, or of `rank`."""
-    over = spreads.wide.intersection(op.axes)
-    axes = NONE.union(*[spread.axes for spread in operands])
+def exchanged(op: Collective, operands: Sequence[Variation], variations: Variations) -> Variation:
+    """The variation of the result of a collective, or of `rank`."""
+    over = variations.wide.intersection(op.axes)
+    axes = NONE.union(*[variation.axes for variation in operands])
     rank = op.results[0].type.rank
     if not operands:
-        return spreads.make(over, ((),) * rank, numbered=over)
+        return variations.make(over, ((),) * rank, numbered=over)
     x = operands[0]
     split = _without(x.split, over) if len(x.split) == rank else ((),) * rank
     pending, broken = x.pending - over, NONE.union(*[s.broken for s in operands]) - over
     mixed = NONE.union(*[s.mixed for s in operands])
     if op.alike:
-        return spreads.make(axes - over, split, pending, broken, mixed, x.numbered)
+        return variations.make(axes - over, split, pending, broken, mixed, x.numbered)
     if op.opname in ("reduce", "collective_gather"):
         pending |= over  # zeros on all ranks but the root: together they hold the result
     elif op.opname in ("reduce_scatter", "collective_scatter"):
         split = _added(split, op.attributes["dim"], op.axes)
     elif op.opname == "all_to_all" and _joins_parts(op, x, over):
         split = _added(split, op.attributes["split"], op.axes)
-    return spreads.make(axes | over, split, pending, broken, mixed, x.numbered)
+    return variations.make(axes | over, split, pending, broken, mixed, x.numbered)
 
 
-def _joins_parts(op: Collective, x: Spread, over: Names) -> bool:
+def _joins_parts(op: Collective, x: Variation, over: Names) -> bool:
     """Whether an all_to_all is known to join the parts of a dimension that is split over `over`."""
     dim: int = op.attributes["concat"]
     return over.issubset(x.split[dim % len(x.split)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -54,6 +55,8 @@ class File:
         if dtype(tensor.dtype).bits >= 8:
             return self.view(tensor)[cuts]
         flat = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.offset)
+        if not tensor.shape or tensor.shape[-1] % 2:  # rows begin within bytes
+            return unpacked(flat, tensor.dtype)[: prod(tensor.shape)].reshape(tensor.shape)[cuts]
         pairs = flat.reshape(*tensor.shape[:-1], tensor.shape[-1] // 2)
         first, last = picks[-1].start // 2, -(-picks[-1].stop // 2)
         found = unpacked(pairs[(*cuts[:-1], slice(first, last))], tensor.dtype)

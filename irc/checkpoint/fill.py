@@ -62,7 +62,7 @@ def fill(out: Array, pieces: Iterable[Piece], opened: Opened, numbers: Numbers) 
 def _copy(target: Array, piece: Piece, file: File, tensor: Tensor) -> None:
     """Copy from a file a group of rows at a time, so that few of its pages are held at once."""
     if not piece.picks:
-        target[...] = _cast(file.view(tensor), piece)
+        target[...] = _cast(file.part(tensor, ()), piece)
         return
     rows = piece.picks[0]
     size = max(1, tensor.nbytes // tensor.shape[0])

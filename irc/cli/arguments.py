@@ -130,7 +130,12 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="serve engines that were not tested when loaded",
     )
-    parser.add_argument(
+    add_plugin(parser.add_argument)
+
+
+def add_plugin(add: Callable[..., argparse.Action]) -> None:
+    """`--plugin F`, for plugins of the user's own; `add` adds an argument to a parser or group."""
+    add(
         "--plugin",
         metavar="F",
         action="append",

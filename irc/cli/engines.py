@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from .arguments import whole_number, word_of
+from .arguments import add_plugin, whole_number, word_of
 
 
 def add_engine(parser: ArgumentParser) -> None:
@@ -35,13 +35,7 @@ def add_engine(parser: ArgumentParser) -> None:
     add("--cache", metavar="DIR", help="keep engines that were built here, and look for them here")
     add("--no-cache", action="store_true", help="build anew, and keep nothing")
     add("--no-build", action="store_true", help="write ONNX, and build engines another time")
-    add(
-        "--plugin",
-        metavar="F",
-        action="append",
-        default=[],
-        help="a Python file that registers plugins; may be repeated",
-    )
+    add_plugin(add)
     add(
         "--self-test",
         metavar="WHEN",

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..errors import Error
 from .frames import BEGIN, ERR, EXIT, OUT, FrameReader
+from .launcher_errors import LauncherErrors
 from .rank import COMMAND, TERMINALS, TOKEN, encoded
 
 STARTING = 70.0  # seconds until the ranks have met: longer than their guardians wait
@@ -38,17 +39,20 @@ def launch(words: list[str], ranks: int, hosts: Sequence[str] = (), data: bytes 
         raise Error("this command is too long to pass on; give the prompt by standard input: -")
     terminals = [kind for kind, stream in ((OUT, sys.stdout), (ERR, sys.stderr)) if stream.isatty()]
     environment = {COMMAND: command, TOKEN: token, TERMINALS: " ".join(terminals)}
+    line, errors = command_line(ranks, hosts), LauncherErrors()
     with subprocess.Popen(
-        command_line(ranks, hosts),
+        line,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=errors.pipe,
         bufsize=0,
         env={**os.environ, **environment},
         start_new_session=True,  # so that ctrl-C comes here alone
     ) as process:
         try:
+            errors.start()
             _feed(process, data)
-            return _Show(process, token).run()
+            return _Show(process, token, hosts, errors).run()
         finally:
             _end(process)
 
@@ -142,8 +146,15 @@ class Deaths:
 class _Show:
     """Prints what the ranks say until they end."""
 
-    def __init__(self, process: subprocess.Popen[bytes], token: str) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        token: str,
+        hosts: Sequence[str],
+        errors: LauncherErrors,
+    ) -> None:
         assert process.stdout is not None
+        self._hosts, self._errors = hosts, errors
         self._process, self._pipe = process, process.stdout.fileno()
         self._reader = FrameReader(token)
         utf_8 = codecs.getincrementaldecoder("utf-8")
@@ -169,7 +180,7 @@ class _Show:
                 until = inf
         if self._status is not None:
             return self._status
-        if not self._met and self._process.poll() is None:
+        if not self._met and time.monotonic() >= until:
             raise self._error(f"the ranks have not met within {STARTING:g} s")
         return self._ended()
 
@@ -210,6 +221,10 @@ class _Show:
         died = self._deaths.first
         if died is not None:
             raise self._error(f"rank {died[0]} (process {died[1]}) died")
+        if self._hosts and not self._met:
+            what = f"no ranks could be started on {', '.join(self._hosts)}"
+            why = self._errors.about(self._hosts)
+            raise self._error(f"{what}: {why}" if why else what)
         raise self._error(f"the ranks ended, and mpiexec with the exit status {code}")
 
     def _error(self, what: str) -> Error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Error
-from .arguments import add_json
+from .arguments import add_json, add_plugin
 from .console import paint, print_json, table
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
   irc lint model.onnx
   irc lint build/llama --target tensorrt-11.4/sm_90
+  irc lint model.onnx --plugin my_plugin.py
   irc lint model.onnx --ignore attention-causal-alignment --json
   irc lint --rules
 """
@@ -38,13 +39,16 @@ def configure(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--all", action="store_true", help="every node of every finding")
     parser.add_argument("--rules", action="store_true", help="list the rules for the target")
+    add_plugin(parser.add_argument)
     add_json(parser)
 
 
 def run(args: Namespace) -> int:
     """0 if no model has an error, else 1."""
     from ..backends.tensorrt.lint import lint_file
+    from ..backends.tensorrt.plugins import load
 
+    load(args.plugin)
     if args.rules:
         return _rules(args)
     if args.source is None:

@@ -25,6 +25,7 @@ COMMANDS = {
     "lint": "tell what TensorRT would refuse or miscompute in an ONNX model",
     "ops": "list the operations and which backend has them",
     "passes": "list the passes and their options",
+    "plugins": "list the plugins of engines, and tell all about one",
     "forecast": "tell memory, bytes on the wire and times per rank, before anything is built",
     "bench": "measure this machine: collectives between its GPUs or its cores",
     "doctor": "check the installation, and an artifact's files",

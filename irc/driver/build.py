@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from .. import __version__
 from ..artifact import BUNDLE, MODULE, REPORT, Progress, is_artifact, write_manifest
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Options(TypedDict, total=False):
     """What may be chosen about a compilation; everything may be left out.
 
-    `mesh`: axes of ranks, as in "tp=2"; `plan`, `sequence`, `embedding`, `outside` and
+    `mesh`: axes of ranks, as in "tp=2" or {"tp": 2}; `plan`, `sequence`, `embedding`, `outside` and
     `next_tokens` say how a module is spread over them, see `Parallel`. `backend`: "onnx" unless
     given. `checkpoint`: the folder of a script's weights. `pipeline`: the passes as text, those of
     the backend unless given. `dtype`: f32, f16 or bf16. `settings`: keyword arguments of a
@@ -45,7 +45,7 @@ class Options(TypedDict, total=False):
     them each pass is verified. `progress` is told what goes on.
     """
 
-    mesh: str
+    mesh: str | Mapping[str, int]
     plan: str
     sequence: bool
     embedding: str
@@ -143,7 +143,8 @@ def _configured(backend: Backend, engine: object) -> Backend:
         return backend
     configured = getattr(backend, "configured", None)
     if configured is None:
-        given = ", ".join(map(str, engine)) if isinstance(engine, Mapping) else engine
+        named = isinstance(engine, Mapping)
+        given = ", ".join(map(str, cast("Mapping[Any, Any]", engine))) if named else engine
         raise Error(
             f"{given}: options of engines, and the backend {backend.name} builds none; "
             "give --backend tensorrt-rtx or --backend tensorrt"

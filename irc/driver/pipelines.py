@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,17 +17,24 @@ if TYPE_CHECKING:
     from ..pipeline import Pass
 
 _GLOBAL = ("inline", "shard", "rewrite-embeddings", "pipeline", "localize")
+_IN_TEXT = {  # the options beside --mesh, and what they are in the text of a pipeline
+    "plan": "shard{{plan=...}}",
+    "sequence": "shard{{sequence=true}}",
+    "embedding": "rewrite-embeddings{{scheme=...}}",
+    "outside": "rewrite-embeddings{{policy=...}}",
+    "next_tokens": "next-tokens",
+}
 
 
 @dataclass(frozen=True)
 class Parallel:
     """How a module is spread over ranks; empty texts leave the choice to the passes.
 
-    `mesh`: axes and sizes, as in "tp=2,pp=2" or {"tp": 2}. `plan`: megatron, or a file of rows or a tp_plan.
-    `sequence`: keep activations split over their tokens between blocks. `embedding`: the scheme
-    of embeddings, auto by the cost model; without one the table's rows are split. `outside`: what
-    ids outside a table give: zero, clamp, row:k or error. `next_tokens`: a language model gives its
-    likeliest tokens in place of logits.
+    `mesh`: axes and sizes, as in "tp=2,pp=2" or {"tp": 2}. `plan`: megatron, or a file of rows or a
+    tp_plan. `sequence`: keep activations split over their tokens between blocks. `embedding`: the
+    scheme of embeddings, auto by the cost model; without one the table's rows are split. `outside`:
+    what ids outside a table give: zero, clamp, row:k or error. `next_tokens`: a language model
+    gives its likeliest tokens in place of logits.
     """
 
     mesh: str | Mapping[str, int] = ""
@@ -54,7 +61,7 @@ def chosen_pipeline(
         kept = parse_pipeline(backend.sharded_pipeline).passes
         return str(Pipeline(tuple(p for p in kept if p.name not in _GLOBAL)))
     if module.mesh.ranks == 1:
-        chosen = (*_policy(parallel), *parse_pipeline(backend.default_pipeline).passes)
+        chosen = (*_outside(parallel), *parse_pipeline(backend.default_pipeline).passes)
     else:
         wanted = parse_pipeline(backend.sharded_pipeline)
         found = (_filled(pass_, module, parallel, folder) for pass_ in wanted)
@@ -67,34 +74,27 @@ def chosen_pipeline(
 
 def _check_effect(module: Module, parallel: Parallel, given: str | None) -> None:
     """An Error about an option that would do nothing."""
-    rest = ("plan", "embedding", "sequence", "outside", "next_tokens")
-    asked = [name for name in rest if getattr(parallel, name)]
+    for name in _IN_TEXT:
+        why = _no_effect(module, name, given) if getattr(parallel, name) else ""
+        if why:
+            raise Error(why.format(f"--{name.replace('_', '-')}"))
+
+
+def _no_effect(module: Module, name: str, given: str | None) -> str:
+    """Why an option does nothing for a module, if that is so."""
     if given is not None:
-        _refuse(asked, "the passes are given by --pipeline, where {} has no effect; {}", _IN_TEXT)
+        return (
+            f"--pipeline says which passes run, and {{}} none of them; write {_IN_TEXT[name]} there"
+        )
     if module.local:
-        why = "the module is one rank's part already, so that {} has no effect; leave it out{}"
-        _refuse(asked, why)
-    elif module.mesh.ranks == 1:
-        _refuse([n for n in asked if n in ("plan", "embedding")], _WHOLE)
-        _refuse([n for n in asked if n == "sequence"], "one rank has all tokens; {} is for several")
-    elif _is_sharded(module):
-        why = "the module is split over its ranks already, so that {} has no effect; leave it out{}"
-        _refuse([n for n in asked if n in ("plan", "sequence")], why)
-
-
-_WHOLE = "one rank holds all weights whole; {} is for several"
-_IN_TEXT = {
-    "plan": 'write shard{plan="..."} there',
-    "embedding": 'write rewrite-embeddings{scheme="..."} there',
-    "sequence": "write shard{sequence=true} there",
-    "outside": 'write rewrite-embeddings{policy="..."} there',
-    "next_tokens": "write next-tokens there",
-}
-
-
-def _refuse(options: Sequence[str], why: str, advice: Mapping[str, str] = _NOTHING) -> None:
-    for name in options[:1]:
-        raise Error(why.format(f"--{name.replace('_', '-')}", advice.get(name, "")))
+        return "the module is what one rank runs already, so {} has no effect; leave it out"
+    if module.mesh.ranks == 1 and name in ("plan", "embedding"):
+        return "one rank holds all weights whole; {} is for several"
+    if module.mesh.ranks == 1 and name == "sequence":
+        return "one rank has all tokens; {} is for several"
+    if name in ("plan", "sequence") and _is_sharded(module):
+        return "the module is split over its ranks already, so {} has no effect; leave it out"
+    return ""
 
 
 def _is_sharded(module: Module) -> bool:
@@ -109,13 +109,12 @@ def _set_mesh(module: Module, mesh: Mesh) -> None:
 
 def _filled(pass_: Pass, module: Module, parallel: Parallel, folder: Path | None) -> Pass | None:
     """The pass with the options that were asked for; None where it has nothing to do."""
-    sharded = any(value.type.sharded for op in module.ops() for value in op.results)
     match pass_.name:
         case "shard":
             plan = parallel.plan or _plan_of(folder)
             options: dict[str, Any] = {"mesh": str(module.mesh), "sequence": parallel.sequence}
             options |= {"plan": plan} if plan else {}
-            return None if sharded else replace(pass_, **options)
+            return None if _is_sharded(module) else replace(pass_, **options)
         case "rewrite-embeddings":
             return _lookups(pass_, parallel)
         case "pipeline":
@@ -126,18 +125,29 @@ def _filled(pass_: Pass, module: Module, parallel: Parallel, folder: Path | None
 
 
 def _lookups(pass_: Pass, parallel: Parallel) -> Pass | None:
-    """The pass with what was asked for; without any of it, tables are read where they lie."""
-    options: dict[str, Any] = {"scheme": parallel.embedding} if parallel.embedding else {}
-    options |= {"policy": parallel.outside} if parallel.outside else {}
-    return replace(pass_, **options) if options else None
+    """The pass with what was asked for; without a scheme, tables are read where they lie."""
+    if not parallel.embedding and not parallel.outside:
+        return None
+    options: dict[str, Any] = {"scheme": parallel.embedding or "keep"}
+    return replace(pass_, **options, **_policy(parallel))
 
 
-def _policy(parallel: Parallel) -> Iterator[Pass]:
+def _outside(parallel: Parallel) -> Iterator[Pass]:
     """What one rank needs for ids outside a table."""
     from ..pipeline import parse_pipeline
 
     for pass_ in parse_pipeline("rewrite-embeddings") if parallel.outside else ():
-        yield replace(pass_, policy=parallel.outside)
+        yield replace(pass_, **_policy(parallel))
+
+
+def _policy(parallel: Parallel) -> dict[str, Any]:
+    """The option of `rewrite-embeddings` about ids outside a table."""
+    from ..passes.embeddings.policy import Policy
+
+    if not parallel.outside:
+        return {}
+    Policy.parse(parallel.outside, "--outside")
+    return {"policy": parallel.outside}
 
 
 def _plan_of(folder: Path | None) -> str:
@@ -152,4 +162,4 @@ def _plan_of(folder: Path | None) -> str:
     except ValueError:
         return ""
     found = cast("dict[str, Any]", config) if isinstance(config, dict) else {}
-    return str(path) if tp_plan_in(found) else ""
+    return str(path) if tp_plan_in(found, str(path)) else ""

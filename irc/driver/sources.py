@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from ..artifact import MODULE, is_artifact, read_manifest
 from ..core import Module
@@ -49,6 +49,7 @@ def find_source(
     one, `ignore`: keys of its config.json that do not matter, separated by commas. Unless weights
     are to be `bound`, a checkpoint folder needs no more than its config.json.
     """
+    _check_kind(src)
     if checkpoint is not None and random_weights is not None:
         raise Error("give --checkpoint or --random-weights, not both")
     if dtype is not None and dtype not in DTYPES:
@@ -58,11 +59,6 @@ def find_source(
     if isinstance(src, Module):
         _no_effect("a module", dtype, given)
         source = Source(src, folder)
-    elif not isinstance(src, (str, os.PathLike)):
-        raise Error(
-            f"the source is a {type(src).__name__}; give a path or a module of irc (an ONNX model "
-            "in memory becomes a file with onnx.save)"
-        )
     elif _is_script(os.fspath(src)):
         source = _script(os.fspath(src), folder, dtype, given)
     elif Path(src).is_dir():
@@ -78,6 +74,14 @@ def find_source(
         source = _text(Path(src), folder)
     _finish(source, folder, dims or {}, random_weights)
     return source
+
+
+def _check_kind(src: object) -> None:
+    if not isinstance(src, (Module, str, os.PathLike)):
+        raise Error(
+            f"the source is a {type(src).__name__}; give a path or a module of irc (an ONNX model "
+            "in memory becomes a file with onnx.save)"
+        )
 
 
 def read_module(path: Path) -> Module:
@@ -278,13 +282,11 @@ def _written(path: str) -> str:
 
 def set_dims(module: Module, dims: Dims) -> None:
     """Replace ranges of symbols that a module has."""
-    if not isinstance(dims, Mapping):
-        raise Error(f"dims is {dims!r}; give a mapping, such as {{'B': (1, 4, 16)}}")
     known = dict.fromkeys([*module.dims, *_symbols(module)])
-    for name, bounds in dims.items():
+    for name, bounds in _named(dims):
         if name not in known:
             raise Error(
-                f"the model has no dimension {name!r}{did_you_mean(name, known)}; "
+                f"the model has no dimension {name!r}{did_you_mean(str(name), known)}; "
                 f"it has {', '.join(known) or 'none with a name'}"
             )
         module.dims[name] = _range(name, bounds)
@@ -292,6 +294,12 @@ def set_dims(module: Module, dims: Dims) -> None:
             raise Error(
                 f"caches of the capacity {name}=0 hold nothing; give more with --dims {name}=N"
             )
+
+
+def _named(dims: object) -> Iterable[tuple[str, object]]:
+    if not isinstance(dims, Mapping):
+        raise Error(f"dims is {dims!r}; give a mapping, such as {{'B': (1, 4, 16)}}")
+    return cast("Mapping[str, object]", dims).items()
 
 
 def _capacities(module: Module) -> set[str]:
@@ -302,8 +310,9 @@ def _capacities(module: Module) -> set[str]:
 
 def _range(name: str, bounds: object) -> tuple[int, int, int]:
     """The range that was given for a symbol; one number stands for all three."""
-    given: Any = bounds if isinstance(bounds, (tuple, list)) else (bounds,) * 3
-    whole = [each for each in given if isinstance(each, Integral) and not isinstance(each, bool)]
+    listed = isinstance(bounds, (tuple, list))
+    given = cast("Sequence[object]", bounds) if listed else (bounds,) * 3
+    whole = [each for each in given if not isinstance(each, bool) and isinstance(each, Integral)]
     if not len(given) == len(whole) == 3:
         raise Error(f"the range of {name} is {bounds!r}; give (min, typical, max), or one number")
     low, typical, high = map(int, whole)

@@ -42,7 +42,8 @@ class DumpDir(Instrument):
 class Reproducer(Instrument):
     """Where a pass fails, writes the module before it and the command that makes it fail again.
 
-    Without a folder it makes one among the temporary files. `loads` as in DumpDir.
+    Without a folder it makes one among the temporary files, unless the pass has only refused what
+    the user gave it. `loads` as in DumpDir.
     """
 
     def __init__(self, folder: str | Path | None = None, loads: Sequence[str] = ()) -> None:
@@ -54,6 +55,8 @@ class Reproducer(Instrument):
         self.text = print_module(module, locs=True)
 
     def failed(self, step: Step, module: Module, error: Exception) -> None:
+        if step.refused and self.folder is None:
+            return
         folder = self.folder or Path(tempfile.mkdtemp(prefix="irc-reproducer-"))
         path = folder / "reproducer.irc"
         again = command(str(path), step.remaining, self.loads)

@@ -9,7 +9,9 @@ import numpy as np
 from ..core import Module, Op, Value
 from ..declare import Operand, OptionalOperand, operation, optional
 from ..dims import Dim, DimLike, Shape, exact_divide
+from ..dtypes import is_float
 from ..errors import Error
+from ..mesh import Mesh
 from ..types import TensorType
 from .elementwise import Mul, Sub
 from .logic import Cast
@@ -63,11 +65,8 @@ class Dequantize(Op):
         if self.zero is None:
             return
         found = self.zero.type
-        if (
-            x.dtype.startswith("f")
-            or found.dtype != x.dtype
-            or found.shape != self.scale.type.shape
-        ):
+        alike = found.dtype == x.dtype and found.shape == self.scale.type.shape
+        if is_float(x.dtype) or not alike:
             raise Error(
                 f"dequantize: zero is {found}; it must be integers of the dtype of x ({x.dtype}) "
                 f"in the shape of scale, {shape_text(self.scale.type.shape)}"
@@ -80,12 +79,16 @@ class Dequantize(Op):
         return rule_text([words, scales, scales], [words])
 
     def verify(self, module: Module) -> None:
+        self.check_parts(module.mesh)
+
+    def check_parts(self, mesh: Mesh) -> None:
+        """An Error where one rank's part of x, of the types that there are, cuts a block."""
         x, scale = self.x.type, self.scale.type
         sizes = block_sizes(x.shape, scale.shape)
         for size, axes, blocks, block in zip(x.shape, x.axes, scale.shape, sizes, strict=True):
             if not axes or blocks == 1 or isinstance(size, Dim) or not isinstance(block, int):
                 continue
-            part = -(-size // module.mesh.ways(axes))
+            part = -(-size // mesh.ways(axes))
             if part % block:
                 raise Error(
                     f"dequantize: {size} over {'.'.join(axes)} makes parts of {part}, which cut a "

@@ -19,12 +19,17 @@ from .text import Pipeline, parse_pipeline
 
 @dataclass
 class Step:
-    """One pass of a running pipeline: its position counted from 1, and what it counted."""
+    """One pass of a running pipeline: its position counted from 1, and what it counted.
+
+    `refused`: the pass has raised an Error, which is about the user's module or options. Any other
+    exception, and whatever an instrument finds wrong afterwards, is a failure of the pass.
+    """
 
     index: int
     pass_: Pass
     pipeline: Pipeline
     stats: Stats = field(default_factory=Stats)
+    refused: bool = False
 
     def __str__(self) -> str:
         return str(self.pass_)
@@ -106,7 +111,7 @@ def _run_step(step: Step, module: Module, watching: tuple[Instrument, ...]) -> N
             for instrument in watching:
                 instrument.before(step, module)
                 stack.callback(instrument.leave, step)
-            step.pass_.run(module, step.stats)
+            _run_pass(step, module)
             for instrument in reversed(watching):
                 instrument.after(step, module)
         except Exception as raised:
@@ -114,6 +119,14 @@ def _run_step(step: Step, module: Module, watching: tuple[Instrument, ...]) -> N
             for instrument in reversed(watching):
                 instrument.failed(step, module, error)
             raise error from error.__cause__
+
+
+def _run_pass(step: Step, module: Module) -> None:
+    try:
+        step.pass_.run(module, step.stats)
+    except Error:
+        step.refused = True
+        raise
 
 
 def _named(step: Step, error: Exception) -> Error:

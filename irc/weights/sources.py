@@ -71,8 +71,7 @@ class BytesRef(Ref):
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if check_dtype(self.dtype).bits < 8 and not (self.shape and self.shape[-1] % 2 == 0):
-            raise Error(f"{self} has rows that end within a byte; pad them to an even length")
+        check_dtype(self.dtype)
         if self.offset < 0:
             raise Error(f"{self} begins before its file does")
 

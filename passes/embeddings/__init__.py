@@ -17,7 +17,7 @@ from irc.types import Axes
 from .choose import Asked, Prices, asked_layout, cheapest, checked_scheme, misfit, refused
 from .cost import Candidate, Rules, batch_sizes, candidate
 from .policy import Policy
-from .report import lines
+from .report import ASKED, lines
 from .requests import Requests
 from .results import add_exact, count_outside, count_overflow
 from .schemes import LAYOUTS, Lookup, written
@@ -183,7 +183,7 @@ class _Rewriting:
         versions = Versions(self.module, table, first.axes, tied)
         options = self._candidates(sites, versions, tied)
         chosen = layout or cheapest(options, self.prices, first.layout)
-        reason = "it costs least" if layout is None else "it was asked for"
+        reason = "it costs least" if layout is None else ASKED
         if layout is None and any(each.refused for each in options[chosen]):
             reason = "nothing is allowed, so it stays"
         for number, site in enumerate(sites):

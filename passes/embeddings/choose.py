@@ -104,7 +104,7 @@ class Prices:
 def refused(found: Candidate, prices: Prices, tied: bool) -> Candidate:
     """The candidate, with the reason why it is out of the question if it is."""
     if tied and found.extra and not prices.copy:
-        return replace(found, refused="needs a second copy of a table with other uses")
+        return replace(found, refused="takes a second copy of a table with other uses")
     if prices.memory is not None and found.extra > prices.memory:
         return replace(found, refused=f"takes more than {prices.memory / 1e9:g} GB")
     return found

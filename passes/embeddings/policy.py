@@ -23,12 +23,12 @@ class Policy:
     row: int = 0
 
     @staticmethod
-    def parse(text: str) -> Policy:
-        """A policy from `zero`, `clamp`, `row:3` or `error`."""
+    def parse(text: str, option: str = "policy") -> Policy:
+        """A policy from `zero`, `clamp`, `row:3` or `error`; `option` is where it was given."""
         match = re.fullmatch(r"(zero|clamp|error)|row:(\d{1,18})", text)
         if match is None:
             raise Error(
-                f"policy is {text!r}, but it must be zero, clamp, error, or row:N for the row N"
+                f"{option} is {text!r}, but it must be zero, clamp, error, or row:N for the row N"
             )
         return Policy("row", int(match[2])) if match[2] else Policy(cast("Kind", text))
 
@@ -57,9 +57,12 @@ class Policy:
     def check(self, rows: int, name: str) -> None:
         """An Error where the given row is none of the table."""
         if self.kind == "row" and self.row >= rows:
-            raise Error(f"policy is row:{self.row}, but @{name} has {rows} rows")
+            raise Error(
+                f"ids outside are to find row {self.row} (row:{self.row}), but @{name} has {rows} "
+                "rows"
+            )
         if self.kind == "clamp" and not rows:
-            raise Error(f"policy is clamp, but @{name} has no rows")
+            raise Error(f"ids outside are to find the nearest row (clamp), but @{name} has none")
 
 
 def between(ids: Value, rows: int) -> Op:

@@ -8,6 +8,7 @@ from .choose import why
 from .cost import Candidate
 from .sites import Layout, Site
 
+ASKED = "it was asked for"
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -17,18 +18,20 @@ def lines(
     """A sentence about the site, and a line per candidate: bytes, microseconds, memory."""
     tokens = "/".join(map(str, sizes))
     scheme = next(c.scheme for c in found if c.layout == chosen)
+    asked = reason == ASKED
     head = (
         f"@{site.table.name}, {site.table.type.whole}, is looked up by {scheme}: {reason}; "
         f"{why(site)}. Per call of {tokens} tokens:"
     )
-    return [head, *(_line(each, each.layout == chosen) for each in found)]
+    return [head, *(_line(each, each.layout == chosen, asked) for each in found)]
 
 
-def _line(found: Candidate, chosen: bool) -> str:
+def _line(found: Candidate, chosen: bool, asked: bool) -> str:
     times = "/".join(f"{us:.1f}" for us in found.us)
     data = "/".join(amount(n) for n in found.sent)
     shared = " (shared)" if not found.extra else ""
-    note = (f"; {found.refused}" if found.refused else "") + ("; chosen" if chosen else "")
+    note = f"; {found.refused}" if found.refused else ""
+    note += (", as asked" if chosen and asked and note else "") + ("; chosen" if chosen else "")
     return (
         f"  {found.scheme:<3} {times} us, sends {data}, holds {amount(found.memory)}{shared}{note}"
     )

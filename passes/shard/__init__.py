@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from irc.analysis.stages import stage_of
 from irc.core import Module
 from irc.errors import Error
 from irc.mesh import Mesh
@@ -53,6 +54,8 @@ class ShardModule(Pass):
             raise Error("the module is in the local view already; shard comes before localize")
         if any(value.type.sharded for op in module.ops() for value in op.results):
             raise Error("the module is sharded already; shard an unsharded one")
+        if any(stage_of(op) >= 0 for op in module.ops()):
+            raise Error("the module is cut into stages already; put shard before pipeline")
         if any(op.opname == "call" for op in module.ops()):
             raise Error("shard follows values through one function; put inline before it")
 

@@ -8,10 +8,11 @@ from irc.core import Function, Module, Value, Weight
 from irc.dims import Dim
 from irc.errors import Error, did_you_mean
 from irc.mesh import AXES
+from irc.ops import Embedding
 from irc.pipeline import Stats
 from irc.types import Axes
 
-from .rows import Row, find_row
+from .rows import DEFAULT, Row, find_row
 
 BATCH = "dp"  # the axis over which every rank has rows of its own
 
@@ -32,7 +33,7 @@ def place(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats
     """Split what the plan names; `origins` has the old names of weights that were renamed."""
     placement = Placement()
     for name, weight in module.weights.items():
-        row = find_row(rows, origins.get(name, name))
+        row = find_row(rows, origins.get(name, name), looked_up=_only_looked_up(weight))
         if row is not None:
             placement.fixed.add(weight)
             _split(module, weight, row, stats)
@@ -44,28 +45,48 @@ def place(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats
                 _split(module, arg, row, stats)
         if BATCH in module.mesh.names:
             _place_batch(module, function, rows, placement, stats)
-    _check_rows(module, rows, origins)
+    _check_rows(module, rows, origins, stats)
     _check_axes(module, rows, stats)
     return placement
 
 
-def _check_rows(module: Module, rows: list[Row], origins: dict[str, str]) -> None:
-    """An Error about a row of the user's that splits nothing, or over an axis that is none."""
+def _only_looked_up(weight: Weight) -> bool:
+    """Whether lookups are all that a weight is used for."""
+    uses = {name for op in weight.users for name, v in op.named_operands() if v is weight}
+    return all(isinstance(op, Embedding) for op in weight.users) and uses == {"table"}
+
+
+def _check_rows(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
+    """An Error about a row of the user's that fits nothing, or names an axis that is none."""
     names = [origins.get(name, name) for name in module.weights]
     names += [str(arg.name) for function in module.functions.values() for arg in function.args]
+    shown = f"they are called {', '.join(names[:3])} and so on"
     for row in rows:
-        if row.must_fit and row.splits and not any(row.fits(name) for name in names):
-            shown = ", ".join(names[:3])
-            raise Error(
-                f"{row.source}: {row} fits no weight and no input of this module; they are called "
-                f"{shown} and so on"
-            )
+        if row.must_fit and not any(row.fits(name) for name in names):
+            raise Error(f"{row.source}: {row} fits no weight and no input of this module; {shown}")
         strange = [axis for axis in row.axes if axis not in (*module.mesh.names, *AXES)]
         if row.must_fit and strange:
             raise Error(
                 f"{row.source}: {row} names the axis {strange[0]}, which the mesh ({module.mesh}) "
                 f"does not have{did_you_mean(strange[0], module.mesh.names)}"
             )
+    _check_entries(rows, names, shown, stats)
+
+
+def _check_entries(rows: list[Row], names: list[str], shown: str, stats: Stats) -> None:
+    """An Error about a tp_plan of which no entry fits; a note about each that does not."""
+    source = {row.entry: row.source.rpartition(": ")[0] for row in rows if row.entry}
+    used = {row.entry for row in rows if row.entry and any(row.fits(name) for name in names)}
+    if source and not used:
+        first, path = next(iter(source.items()))
+        more = f", nor do its {len(source) - 1} others" if len(source) > 1 else ""
+        raise Error(
+            f"{path}: the entry {first} of the tp_plan fits no weight of this module{more}; "
+            f"{shown}. Correct the entries, or leave it to the default with the plan megatron"
+        )
+    for entry, path in source.items():
+        if entry not in used:
+            stats.explain(f"{path}: the entry {entry} of the tp_plan fits no weight")
 
 
 def _place_batch(
@@ -121,8 +142,10 @@ def _no_weight(module: Module, rows: list[Row], axis: str) -> str:
     names = list(module.weights)[:3]
     shown = f", whose weights are called {', '.join(f'@{name}' for name in names)}" if names else ""
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+    default = all(row.source.startswith(DEFAULT) for row in rows)
+    plan = f"the default plan, {DEFAULT}," if default else f"the plan ({rows[0]}{more})"
     return (
-        f"the plan ({rows[0]}{more}) splits no weight of this module over {axis}{shown}; write "
+        f"{plan} splits no weight of this module over {axis}{shown}; write "
         f"rows for these names in a file, such as *.fc.weight 0@{axis}, and give it as "
         'plan="FILE"'
     )
@@ -141,10 +164,25 @@ def _split(module: Module, value: Value, row: Row, stats: Stats) -> None:
                 f"{row.source}: {row} splits dimension {dim} of {sign}{value.name}, which is "
                 f"{value.type}"
             )
+        taken = {axis for group in axes for axis in group}
+        twice = next((axis for i, axis in enumerate(over) if axis in {*taken, *over[:i]}), None)
+        if twice is not None:
+            raise Error(
+                f"{row.source}: {row} on {sign}{value.name}, which is {value.type}: {twice} splits "
+                f"it twice{_meaning(module, row)}"
+            )
         axes[dim] = (*axes[dim], *over)
     if tuple(axes) != value.type.axes:
         value.type = value.type.replace(axes=tuple(axes))
         stats.explain(f"{sign}{value.name} is {value.type}: {row.source}")
+
+
+def _meaning(module: Module, row: Row) -> str:
+    """What tp stands for, where a row does not say it."""
+    first = row.splits[0][1]
+    if "ep" in module.mesh.names and "tp" in first and "ep" not in first:
+        return "; tp stands for ep.tp here: write the split over ep first, such as 0@ep, 1@tp"
+    return "; write each axis once"
 
 
 def mesh_axes(module: Module, wanted: Axes, used: list[Axes]) -> Axes:

@@ -22,6 +22,10 @@ COLUMN = (
     "dense_h_to_4h intermediate.dense lm_head embed_out"
 )
 ROW = "o_proj out_proj c_proj o wo down_proj fc2 fc_out w2 dense dense_4h_to_h attn_out"
+POSITION = (
+    "wpe position_embeddings position_embedding embed_positions token_type_embeddings pos_emb "
+    "pos_embed segment_embeddings"
+)
 EMBEDDING = "embed_tokens wte word_embeddings tok_embeddings embedding embed embed_in"
 ENDS = ("lm_head", "embed_out", *EMBEDDING.split())
 
@@ -29,7 +33,8 @@ ENDS = ("lm_head", "embed_out", *EMBEDDING.split())
 def megatron() -> list[Row]:
     """Column-parallel into a block, row-parallel out of it, vocabulary-parallel at both ends.
 
-    Shoeybi et al., 2019. Experts go over ep, and over tp within.
+    Shoeybi et al., 2019. Experts go over ep, and over tp within. What lookups alone use is a table
+    of embeddings, whatever it is called.
     """
     rows = [
         row("*experts.gate 0@ep, 1@tp", "megatron: experts, column-parallel"),
@@ -42,7 +47,17 @@ def megatron() -> list[Row]:
         rows += _named(word, "1@tp", "whole", "megatron: row-parallel")
     for word in EMBEDDING.split():
         rows += _named(word, "0@tp", "whole", "megatron: vocabulary-parallel")
-    return rows
+    return [*rows, *_tables()]
+
+
+def _tables() -> list[Row]:
+    """Tables of any name; those of positions are small, and stay whole."""
+    found = [each for word in POSITION.split() for each in _named(word, "whole", "whole", _KEPT)]
+    other = row("* 0@tp", "megatron: vocabulary-parallel, as lookups alone use it")
+    return [replace(each, tables=True) for each in (*found, other)]
+
+
+_KEPT = "megatron: positions, on every rank"
 
 
 def _named(module: str, weight: str, bias: str, source: str) -> list[Row]:
@@ -88,12 +103,15 @@ def _from_json(text: str, path: str) -> list[Row]:
     if not isinstance(found, dict) or not found:
         raise Error(f"the plan {path} is no table of module patterns")
     table = cast("dict[str, Any]", found)
-    return [*styled_rows(tp_plan_in(table) or table, path), *_ends()]
+    plan = tp_plan_in(table, path)
+    if plan is None and "model_type" in table:
+        raise Error(f"{path} has no tp_plan (base_model_tp_plan); give another plan, or megatron")
+    return [*styled_rows(plan or table, path), *_ends()]
 
 
 def _ends() -> list[Row]:
     """A tp_plan of a base model is silent about its ends, which then follow the default."""
-    return [r for r in megatron() if any(f"{end}." in r.pattern for end in ENDS)]
+    return [r for r in megatron() if r.tables or any(f"{end}." in r.pattern for end in ENDS)]
 
 
 __all__ = ["Row", "megatron", "read_plan", "tp_plan_in"]

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from irc.errors import Error
 from irc.types import Axes
 
+DEFAULT = "megatron"  # what the sources of the default rows begin with
 _SPLIT = re.compile(r"(\d+)@([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 
 
@@ -20,17 +21,21 @@ _SPLIT = re.compile(r"(\d+)@([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 class Row:
     """One row: a pattern, which dimensions go over which axes, and where the row comes from.
 
-    A row that a user wrote for a model must fit something in it: `must_fit`.
+    A row that a user wrote for a model must fit something in it: `must_fit`. Of an entry of a
+    tp_plan, which `entry` tells, one of several rows must. A row for `tables` is one for weights
+    that lookups alone use, whatever they are called.
     """
 
     pattern: str
     splits: tuple[tuple[int, Axes], ...]
     source: str
     must_fit: bool = False
+    entry: str = ""
+    tables: bool = False
 
-    def fits(self, name: str) -> bool:
-        """Whether a weight or argument has such a name."""
-        return fnmatchcase(name, self.pattern)
+    def fits(self, name: str, looked_up: bool = False) -> bool:
+        """Whether a weight or argument has such a name; `looked_up` says that it is a table."""
+        return (looked_up or not self.tables) and fnmatchcase(name, self.pattern)
 
     @property
     def axes(self) -> Axes:
@@ -61,6 +66,6 @@ def row(text: str, source: str) -> Row:
     return Row(pattern, tuple(splits), source)
 
 
-def find_row(rows: list[Row], name: str) -> Row | None:
-    """The first row that fits a name: it decides."""
-    return next((row for row in rows if row.fits(name)), None)
+def find_row(rows: list[Row], name: str, looked_up: bool = False) -> Row | None:
+    """The first row that fits a name: it decides. `looked_up`: the weight is a table of lookups."""
+    return next((row for row in rows if row.fits(name, looked_up)), None)

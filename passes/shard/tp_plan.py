@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from irc.errors import Error, did_you_mean
@@ -59,18 +60,27 @@ _STACKED = {
 }
 
 
-def tp_plan_in(config: dict[str, Any]) -> dict[str, str] | None:
-    """The tp_plan that the content of a config.json has, if any."""
+def tp_plan_in(config: dict[str, Any], path: str) -> dict[str, str] | None:
+    """The tp_plan that the content of a config.json has, if any; `path` is where it stands."""
     for key in _KEYS:
         found = config.get(key)
-        if isinstance(found, dict) and found:
+        if found is not None and not isinstance(found, dict):
+            raise Error(
+                f"{path}: {key} is {found!r}, but it must be a table from modules to styles, such "
+                'as {"layers.*.mlp.down_proj": "rowwise"}'
+            )
+        if found:
             return cast("dict[str, str]", found)
     return None
 
 
 def styled_rows(table: dict[str, Any], path: str) -> list[Row]:
     """The rows that mean what a table from modules to styles means; `path` is where it stands."""
-    return [row for module, style in table.items() for row in _styled(module, style, path)]
+    return [
+        replace(row, entry=f"{module}: {style}")
+        for module, style in table.items()
+        for row in _styled(module, style, path)
+    ]
 
 
 def _styled(module: str, name: Any, path: str) -> Iterator[Row]:

@@ -1,5 +1,7 @@
 """Forecasts of whole modules: stages, sizes after passes, and how the parts add up."""
 
+from pathlib import Path
+
 import pytest
 
 import irc.passes  # noqa: F401  (registers the passes)
@@ -11,6 +13,7 @@ from irc.analysis.topology_file import default_topology
 from irc.core import Module
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
+from tests.sharded.checking import plan_file
 from tests.sharded.models import MODELS
 
 SIZES = {"B": 2, "S": 6, "T": 1, "C": 16}
@@ -99,3 +102,34 @@ def test_symbols_with_names_alike_are_left_alone() -> None:
 }"""
     module = parse_module(text)
     assert sizes_after(module, {"S": 2}).symbols == {"S": 2, "S_max": 32}
+
+
+def test_symbols_of_several_words_and_of_several_splits(tmp_path: Path) -> None:
+    text = """module @m dims(seq_len=1:12:24, S=1:4:8, S_tp=1:6:8) {
+  weight @fc.weight : f32[6, 4] = random("u", 1, 0.5)
+  func @forward(%x: f32[seq_len, 4], %y: f32[S, 4], %z: f32[S_tp, 4])
+      -> (f32[seq_len, 6], f32[S, 4], f32[S_tp, 4]) {
+    %0 = linear %x, @fc.weight : f32[seq_len, 6]
+    return %0, %y, %z
+  }
+}"""
+    rows = ["x 0@dp", "y 0@dp.tp", "z 0@tp", "fc.weight 0@tp"]
+    module = parse_module(text)
+    run_pipeline(module, f'shard{{mesh="dp=2, tp=3", plan="{plan_file(tmp_path, *rows)}"}}')
+    assert set(module.dims) == {"seq_len_dp", "S_dp_tp", "S_tp_tp"}
+    found = sizes_after(module, {"seq_len": 10, "S": 7, "S_tp": 8}).symbols
+    assert [found[name] for name in ("seq_len_dp", "S_dp_tp", "S_tp_tp")] == [5, 2, 3]
+
+
+def test_a_symbol_that_two_inputs_split_apart_has_the_parts_of_both(tmp_path: Path) -> None:
+    text = """module @m dims(B=1:8:24) {
+  weight @fc.weight : f32[6, 4] = random("u", 1, 0.5)
+  func @forward(%x: f32[B, 4], %y: f32[B, 4]) -> (f32[B, 6], f32[B, 4]) {
+    %0 = linear %x, @fc.weight : f32[B, 6]
+    return %0, %y
+  }
+}"""
+    rows = ["x 0@dp", "y 0@tp", "fc.weight 0@tp"]
+    module = parse_module(text)
+    run_pipeline(module, f'shard{{mesh="dp=2, tp=4", plan="{plan_file(tmp_path, *rows)}"}}')
+    assert sizes_after(module, {"B": 8}).symbols["B_dp_tp"] == 2  # 4*B_dp_tp, not 8

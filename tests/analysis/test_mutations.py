@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from irc.analysis.ranks import check_ranks
+from irc.analysis.deadlock import check_ranks
 from irc.analysis.spmd import verify_spmd
 from irc.backends.reference import evaluate_ranks
 from irc.core import Module, Op

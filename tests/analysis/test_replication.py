@@ -147,7 +147,7 @@ def test_what_is_fused_with_a_sum() -> None:
         check_replication(late)
 
 
-SPREADS = """
+VARIATIONS = """
 module @m local mesh(dp=2, tp=2) {
   weight @turned : f32[8, 2] = random("a", 7, 0.5, [4, 8]).shard(0, tp).transpose(1, 0)
   weight @stacked : f32[1, 2, 4] = concat(random("b", 7, 0.5, [4, 4]).shard(0, tp).unsqueeze(0); 0)
@@ -190,18 +190,18 @@ WANTED = {
 
 
 def test_how_values_differ() -> None:
-    module = parse_module(SPREADS)
+    module = parse_module(VARIATIONS)
     verify(module)
-    spreads = Dataflow(module, lambda *_: None).entry(module.main).spreads
-    found = {str(value.name): spread for value, spread in spreads.items()}
+    variations = Dataflow(module, lambda *_: None).entry(module.main).variations
+    found = {str(value.name): variation for value, variation in variations.items()}
     for name, (split, pending, otherwise) in WANTED.items():
-        spread = found[name]
-        known = {axis for axes in spread.split for axis in axes} | spread.pending
-        assert spread.split == split, name
-        assert spread.pending == set(pending.split()), name
-        assert spread.axes - known == set(otherwise.split()), name
-        assert not spread.broken, name
-        assert spread.zero == (name == "zero")
+        variation = found[name]
+        known = {axis for axes in variation.split for axis in axes} | variation.pending
+        assert variation.split == split, name
+        assert variation.pending == set(pending.split()), name
+        assert variation.axes - known == set(otherwise.split()), name
+        assert not variation.broken, name
+        assert variation.zero == (name == "zero")
 
 
 def test_reasons_are_found_in_time() -> None:
@@ -238,11 +238,11 @@ def computed(module: Module, seed: int) -> dict[Any, list[np.ndarray]]:
 
 
 def check_claims(module: Module, frame: Frame, value: Any, ranks: list[np.ndarray]) -> None:
-    spread = frame.spreads[value]
-    if spread.zero:
+    variation = frame.variations[value]
+    if variation.zero:
         assert not any(array.any() for array in ranks), value
     for axis in module.mesh.names:
-        if axis in spread.axes:
+        if axis in variation.axes:
             continue
         for group in module.mesh.groups((axis,)):
             for rank in group[1:]:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from irc.analysis import events, ranks, replication, spmd, stages
+from irc.analysis import deadlock, events, replication, spmd, stages
 from irc.analysis.spmd import verify_spmd
 from irc.core import Module
 from irc.errors import Error
@@ -19,7 +19,7 @@ from irc.ops import AllReduce
 from irc.pipeline import PASSES, Pass, Stats, register, run_pipeline
 from irc.text import parse_module
 from irc.verify import verify
-from tests.analysis import misuse_cases, test_ranks
+from tests.analysis import misuse_cases, test_deadlock
 from tests.analysis.replication_cases import CASES, MLP
 from tests.analysis.test_replication import changed
 
@@ -198,25 +198,25 @@ def failures() -> Iterator[Callable[[], object]]:
     """Everything that the tests of this folder see fail."""
     for changes, _, _ in (CASES | misuse_cases.REFUSED).values():
         yield lambda changes=changes: replication.check_replication(changed(*changes))
-    for modules, words in test_ranks.MIXED.values():
-        given = modules if words else [test_ranks.without_places(module) for module in modules]
-        yield lambda given=given: ranks.check_ranks(given)
+    for modules, words in test_deadlock.MIXED.values():
+        given = modules if words else [test_deadlock.without_places(module) for module in modules]
+        yield lambda given=given: deadlock.check_ranks(given)
     for change, _ in STAGED.values():
         yield lambda change=change: verify_spmd(staged("local ", change))
     whole = parse_module("module @g mesh(tp=2) { func @f() -> () { return } }")
     yield lambda: replication.check_replication(whole)
     yield lambda: events.sequences(whole)
-    module = test_ranks.module_of(test_ranks.A)
+    module = test_deadlock.module_of(test_deadlock.A)
     yield lambda: events.sequences(module, "lost")
     yield lambda: events.sequences([])
     yield lambda: events.sequences([module])
-    yield lambda: events.sequences([module, test_ranks.module_of(mesh="tp=2, dp=1")])
+    yield lambda: events.sequences([module, test_deadlock.module_of(mesh="tp=2, dp=1")])
     for group in [(1, 2), (0, 5)]:
-        event = test_ranks.event(group)
-        yield lambda event=event: ranks.check_sequences([[event], []])
+        event = test_deadlock.event(group)
+        yield lambda event=event: deadlock.check_sequences([[event], []])
 
 
-@pytest.mark.parametrize("module", [replication, ranks, events, stages])
+@pytest.mark.parametrize("module", [replication, deadlock, events, stages])
 def test_every_rule_is_seen_failing(module: ModuleType) -> None:
     rules = {
         range(node.lineno, (node.end_lineno or node.lineno) + 1)

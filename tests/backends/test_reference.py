@@ -315,7 +315,7 @@ SHARED = """module @m local mesh(tp=2) {
         ((2, 4), (1, 4), r"x has the shape \[2, 4\], but it must be f32\[B, 3\]"),
         ((2, 2), (1, 4), r"x has the shape \[2, 2\], but it must be f32\[B, 3\]"),
         ((3,), (1, 4), r"x has the shape \[3\], but it must be f32\[B, 3\]"),
-        ((2, 3), (1, 6), r"y has the shape \[1, 6\], which does not fit f32\[1, 4\*S\]"),
+        ((2, 3), (1, 6), r"y has the shape \[1, 6\], but dimension 1 must be a multiple of 4"),
         ((2, 3), (2, 4), r"y has the shape \[2, 4\], but it must be f32\[1, 4\*S\]"),
     ],
 )
@@ -327,6 +327,23 @@ def test_a_whole_input_of_ranks_has_the_shape_of_the_whole(
     assert {name: array.shape for name, array in whole.items()} == {"x": (2, 3), "y": (1, 4)}
     with pytest.raises(Error, match=message):
         evaluate(module, {"x": np.ones(x, "f4"), "y": np.ones(y, "f4")})
+
+
+def test_what_ranks_share_is_a_multiple_without_words_of_their_own() -> None:
+    text = """module @m dims(B_dp=1:2:4) {
+      func @forward(%x: f32[4*B_dp], %y: f32[4*B_dp]) -> (f32[4*B_dp]) {
+        %a = add %x, %y : f32[4*B_dp]
+        return %a
+      } }"""
+    ones = {n: np.ones(n, "f4") for n in (4, 6, 8)}
+    with pytest.raises(
+        Error, match="x has the shape .6., but dimension 0 must be a multiple of 4$"
+    ):
+        evaluate(parse_module(text), {"x": ones[6], "y": ones[6]})
+    with pytest.raises(
+        Error, match="y has the shape .8., but dimension 0 must be 4, to go with x$"
+    ):
+        evaluate(parse_module(text), {"x": ones[4], "y": ones[8]})
 
 
 def test_ranks_of_a_group_hold_equal_shapes() -> None:

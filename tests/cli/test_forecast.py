@@ -161,6 +161,7 @@ def test_a_local_module_is_taken_as_it_is(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--link", "nvlnk"), "no link 'nvlnk'; did you mean 'nvlink'?"),
+        (("--link", "foo"), "has no link 'foo'; there are nvlink, pcie, ethernet"),
         (("--tokens", "97"), "97 tokens do not fit: the caches hold C=96; give --dims C=97"),
         (("--dims", "X=3"), "the model has no dimension 'X'"),
         (("--mesh", "tp=0"), "mesh axis tp=0 must have at least one rank"),

@@ -27,6 +27,20 @@ MESHES = (
     "tp=2 --outside clamp",
     "tp=3 --next-tokens",
 )
+LOOKUP = """module @m mesh(tp=2) {
+  weight @t : f32[9@tp, 4] = random("t", 0, 1)
+  func @forward(%ids: i32[6]) -> (f32[6, 4]) {
+    %a = embedding %ids, @t : f32[6, 4]{sum tp}
+    %b = all_reduce %a {axis="tp"} : f32[6, 4]
+    return %b
+  }
+}"""
+LOCAL = """module @m local mesh(tp=2) {
+  func @forward(%x: f32[6]) -> (f32[6]) {
+    %b = all_reduce %x {axis="tp", ways=2} : f32[6]
+    return %b
+  }
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +125,56 @@ def test_an_artifact_of_several_ranks_compiles_again(checkpoint: Path, tmp_path:
 def test_options_for_several_ranks_need_several(words: list[str], checkpoint: Path) -> None:
     said = refused("compile", checkpoint, "--dry-run", *words)
     assert f"{words[0]} is for several" in said
+
+
+OPTIONS = (
+    ["--sequence"],
+    ["--plan", "megatron"],
+    ["--embedding", "CA"],
+    ["--outside", "clamp"],
+    ["--next-tokens"],
+)
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_options_that_have_no_effect_are_refused(
+    words: list[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    given = ["--dry-run", "--mesh", "tp=2", "--pipeline", "shard, localize", *words]
+    said = refused("compile", checkpoint, *given)
+    assert f"--pipeline says which passes run, and {words[0]} none of them; write " in said
+    (tmp_path / "m.irc").write_text(LOCAL)
+    said = refused("compile", tmp_path / "m.irc", "--dry-run", *words)
+    assert f"one rank runs already, so {words[0]} has no effect" in said
+
+
+def test_a_module_that_is_sharded_takes_what_comes_after(tmp_path: Path) -> None:
+    (tmp_path / "m.irc").write_text(LOOKUP)
+    words = ["compile", tmp_path / "m.irc", "--dry-run"]
+    for option in (["--sequence"], ["--plan", "megatron"]):
+        assert f"ranks already, so {option[0]} has no effect" in refused(*words, *option)
+    out = works(*words, "--embedding", "CA", "--outside", "zero", "--explain").out
+    assert "@t, f32[9, 4], is looked up by CA: it was asked for" in out
+
+
+def test_outside_alone_leaves_the_layout(tmp_path: Path) -> None:
+    """The cost model would have this table on every rank."""
+    (tmp_path / "m.irc").write_text(LOOKUP)
+    words = ["compile", tmp_path / "m.irc", "--dry-run", "--outside", "clamp", "--json"]
+    (did,) = [
+        each["did"]
+        for each in works(*words).json["passes"]
+        if each["pass"].startswith("rewrite-embeddings")
+    ]
+    assert did == "clamp: 1"
+    (did,) = [
+        each["did"]
+        for each in works(*words, "--embedding", "auto").json["passes"]
+        if each["pass"].startswith("rewrite-embeddings")
+    ]
+    assert did == "clamp: 1, whole: 1"
+    said = refused("compile", tmp_path / "m.irc", "--dry-run", "--outside", "row:x")
+    assert "--outside is 'row:x', but it must be zero, clamp, error, or row:N" in said
 
 
 def test_rows_that_do_not_divide_are_named(checkpoint: Path, tmp_path: Path) -> None:

@@ -47,6 +47,12 @@ def test_weights_inside_the_file_are_referred_to(tmp_path: Path) -> None:
     assert [op.loc.scope for op in module.ops() if op.loc is not None] == ["layer.0", "layer.0"]
 
 
+def test_a_model_in_memory_is_written_first() -> None:
+    given: Any = two_products(draw(8, 40))
+    with pytest.raises(Error, match=r"given a ModelProto; write a model .* with onnx.save"):
+        import_onnx(given)
+
+
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.DOUBLE])
 def test_typed_data_is_referred_to(kind: int, tmp_path: Path) -> None:
     made = two_products(draw(8, 40))
@@ -112,7 +118,7 @@ def test_everything_that_cannot_be_read_is_listed(tmp_path: Path) -> None:
         helper.make_node("ArgMax", ["x"], ["d"], select_last_index=1),
         helper.make_node("Strange", ["x"], ["e"], domain="com.example"),
         helper.make_node("Softmax", ["x"], ["f"], beta=1.0),
-        helper.make_node("ReduceLogSumExp", ["x"], ["g"]),
+        helper.make_node("Hardmax", ["x"], ["g"]),
     ]
     nodes[0].metadata_props.add(key="loc", value="net.py:12")
     path = saved(model(nodes, X, list("abcdefg"), {"w": draw(2, 8)}), tmp_path)
@@ -126,7 +132,7 @@ def test_everything_that_cannot_be_read_is_listed(tmp_path: Path) -> None:
         "ArgMax (1): its attribute select_last_index=1 has no meaning here",
         "com.example.Strange (1)",
         "Softmax (1): its attribute beta=1.0 is unknown",
-        "ReduceLogSumExp (1): irc has no operation for it",
+        "Hardmax (1): irc has no operation for it",
     ):
         assert part in text
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
+from irc.backends.reference import evaluate
 from irc.frontends.onnx.rope_base import known_base
 from tests.fresh import fresh
-from tests.frontends.onnx_models import OPSET, compared, model, saved
+from tests.frontends.onnx_models import OPSET, compared, model, read, saved
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ CASES = [
     *(Case(kind, X) for kind in UNARY.split()),
     *(Case(kind, X, positive=True) for kind in ("Log", "Sqrt")),
     *(Case(kind, XY, positive=kind == "Pow") for kind in BINARY.split()),
-    *(Case(kind, BOOLS) for kind in ("And", "Or")),
+    *(Case(kind, BOOLS) for kind in ("And", "Or", "Xor")),
     Case("Not", {"x": ("bool", (B, S))}),
     Case("IsNaN", X),
     *(Case(kind, INTS) for kind in ("Add", "Sub", "Mul", "Equal", "Greater")),
@@ -78,6 +79,9 @@ CASES = [
     Case("Mod", XY, attributes={"fmod": 1}),
     Case("Sum", XY, order="x y x"),
     Case("Max", XY, order="x y x"),
+    Case("Mean", XY, order="x y x"),
+    Case("Mean", X),
+    Case("Mish", X),
     Case("Where", {"c": ("bool", (B, S, 1)), **XY}),
     Case("Pow", X, {"two": np.float32(2)}),
     Case("Pow", X, {"half": np.float32(0.5)}, positive=True),
@@ -132,18 +136,30 @@ CASES = [
     ),
     Case("GatherND", {"x": ("f32", (4, 4, 6)), "i": ("i64", (B, S, 2))}),
     Case("GatherND", {"x": ("f32", (4, S, 6)), "i": ("i64", (B, 1))}),
+    Case("ScatterND", {"x": ("f32", (8, S)), "u": ("f32", (3, S))}, {"i": i64(6, 0, -1)[:, None]},
+         order="x i u"),
+    Case("ScatterND", {"x": ("f32", (4, 4, 6)), "i": ("i64", (B, S, 2)), "u": ("f32", (B, S, 6))},
+         attributes={"reduction": "add"}),
+    Case("ScatterND", {"x": ("f32", (8,)), "u": ("f32", (2, 2))},
+         {"i": np.arange(4).reshape(2, 2, 1)}, {"reduction": "max"}, order="x i u"),
     Case("OneHot", IDS, {"n": np.int64(5), "v": np.array([0, 1], np.float32)}),
     Case("OneHot", IDS, {"n": np.int64(5), "v": np.array([-1, 3], np.float32)}),
     *(Case(k, X, {"a": i64(-1)}, {"keepdims": 0}) for k in ("ReduceMean", "ReduceMax")),
     Case("ReduceMin", X, {"a": i64(-1)}),
     *(Case(k, X, {"a": i64(0, 2)}) for k in ("ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2")),
+    *(Case(f"ReduceLogSum{k}", X, {"a": i64(0, 2)}, positive=True) for k in ("", "Exp")),
+    Case("ReduceLogSumExp", X, attributes={"keepdims": 0}),
+    Case("ReduceLogSum", X, attributes={"axes": [1], "keepdims": 0}, opset=13, positive=True),
     Case("ReduceSumSquare", X, attributes={"axes": [1], "keepdims": 0}, opset=13),
     Case("ReduceMean", X, attributes={"axes": [-1]}, opset=17),
     Case("ReduceSum", X, attributes={"noop_with_empty_axes": 1}),
     Case("ReduceMean", X),
     Case("ArgMax", X, attributes={"axis": -1, "keepdims": 0}),
     Case("ArgMin", X, attributes={"axis": 1}),
+    Case("ArgMin", INTS, attributes={"axis": 1}, order="x"),
     Case("TopK", X, {"k": i64(3)}, {"axis": -1}, outputs=2),
+    Case("TopK", X, {"k": i64(3)}, {"axis": 1, "largest": 0}, outputs=2),
+    Case("TopK", {"x": ("i64", (B, S))}, {"k": i64(2)}, {"largest": 0}, outputs=2),
     Case("Softmax", X, attributes={"axis": 1}),
     Case("LogSoftmax", X),
     Case("MatMul", {**X, "y": ("f32", (B, 8, 6))}),
@@ -160,6 +176,16 @@ CASES = [
          domain="com.microsoft"),
     Case("LayerNormalization", X, {"s": f32(8), "b": f32(8)}, {"epsilon": 1e-3}),
     Case("LayerNormalization", X, {"s": f32(8)}, {"axis": 2}),
+    Case("LayerNormalization", {"x": ("f32", (B, 5, 8))}, {"s": f32(5, 8), "b": f32(5, 8)},
+         {"axis": 1, "epsilon": 1e-3}),
+    Case("LayerNormalization", {"x": ("f32", (2, 3, 8))}, {"s": f32(3, 8), "b": f32(8)},
+         {"axis": -2}),
+    Case("LayerNormalization", {"x": ("f32", (2, 3, 8))}, {"s": f32(2, 3, 8)}, {"axis": 0}),
+    Case("RMSNormalization", {"x": ("f32", (B, 5, 8))}, {"s": f32(5, 8)}, {"axis": 1}),
+    *(Case("BatchNormalization", {"x": ("f32", shape)},
+           {"s": f32(5), "b": f32(5), "m": f32(5), "v": ("positive", (5,))}, {"epsilon": 1e-2},
+           opset=n)
+      for shape, n in (((B, 5, S, 2), OPSET), ((B, 5), 14), ((B, 5, S), 13))),
     Case("RMSNormalization", X, {"s": f32(8)}, {"epsilon": 1e-3}),
     Case("SimplifiedLayerNormalization", X, {"s": f32(8)}, {"epsilon": 1e-3}, opset=17),
     Case("SkipSimplifiedLayerNormalization", {**X, "r": ("f32", (B, S, 8))}, {"s": f32(8)},
@@ -203,12 +229,16 @@ def drawn(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any
     return found
 
 
+def of_kind(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Normal numbers, or positive ones."""
+    found = rng.standard_normal(shape).astype(np.float32)
+    return np.abs(found) + np.float32(0.1) if kind == "positive" else found
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_node(case: Case, rng: np.random.Generator, tmp_path: Path) -> None:
     initial = {
-        name: rng.standard_normal(value[1]).astype(np.float32)
-        if isinstance(value, tuple)
-        else np.asarray(value)
+        name: of_kind(value[0], value[1], rng) if isinstance(value, tuple) else np.asarray(value)
         for name, value in case.initial.items()
     }
     inputs = dict(case.inputs)
@@ -296,3 +326,32 @@ def test_a_base_of_rope_is_true_to_the_last_bit() -> None:
     near = exact.copy()
     near[2] = np.nextafter(near[2], np.float32(1))
     assert known_base(near, 1.0, {"head_dim": 8}) is None
+
+
+def test_log_sum_exp_does_not_overflow(tmp_path: Path) -> None:
+    x = np.array([[1000, 1001], [-1000, -np.inf], [np.inf, 1], [-np.inf, -np.inf]], np.float32)
+    node = helper.make_node("ReduceLogSumExp", ["x", "a"], ["out"], keepdims=0)
+    made = model([node], {"x": ("f32", (B, 2))}, ["out"], {"a": i64(1)})
+    compared(saved(made, tmp_path), {"x": x})
+
+
+@pytest.mark.parametrize("kind", ["i64", "i32", "f32"])
+def test_the_smallest_of_extremes(kind: str, tmp_path: Path) -> None:
+    info = np.finfo(np.float32) if kind == "f32" else np.iinfo({"i64": "q", "i32": "i"}[kind])
+    x = np.array([[0, info.max, info.min, 3, -1, info.min]], info.dtype)
+    node = helper.make_node("TopK", ["x", "k"], ["v", "p"], largest=0)
+    made = model([node], {"x": (kind, (B, 6))}, ["v", "p"], {"k": i64(4)})
+    compared(saved(made, tmp_path), {"x": x}, 0.0)
+
+
+def test_batches_are_normalised_in_f32(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Of f16 nothing is rounded on the way."""
+    initial = {name: rng.random(5).astype(np.float32) + np.float32(0.5) for name in "sbv"}
+    initial["m"] = rng.standard_normal(5).astype(np.float32)
+    node = helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], ["out"])
+    path = saved(model([node], {"x": ("f16", (B, 5, S))}, ["out"], initial, 15), tmp_path)
+    x = rng.standard_normal((3, 5, 7)).astype(np.float16)
+    s, b, m, v = (initial[name][:, None].astype(np.float64) for name in "sbmv")
+    want = ((x - m) / np.sqrt(v + 1e-5) * s + b).astype(np.float16)
+    (found,) = evaluate(read(path), {"x": x}).values()
+    np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-4)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import irc
@@ -158,7 +159,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
     assert list(dict.fromkeys(stages)) == [
         "reading the model",
         "running passes",
-        "writing the program and its weights",
+        "writing the program",
         "computing checksums",
     ]
 
@@ -231,3 +232,53 @@ def test_the_end_of_text_stops(tmp_path: Path) -> None:
     summary = irc.compile(folder, tmp_path / "b").model.generate_ids([5, 17, 200], 20)
     assert summary.stop == "end"
     assert summary.tokens == tokens[: tokens.index(end)]
+
+
+@pytest.mark.parametrize(
+    ("given", "range"),
+    [(4, (4, 4, 4)), ((1, 2, 4), (1, 2, 4)), ([1, 2, 4], (1, 2, 4)), (np.int64(3), (3, 3, 3))],
+)
+def test_dims_are_ranges_or_one_number(given: Any, range: tuple[int, ...], tmp_path: Path) -> None:
+    artifact = irc.compile(doubled(), tmp_path / "out", dims={"B": given})
+    assert artifact.manifest["dims"]["B"] == list(range)
+
+
+@pytest.mark.parametrize(
+    ("dims", "says"),
+    [
+        ({"B": (1, 2)}, r"the range of B is \(1, 2\); give \(min, typical, max\), or one number"),
+        ({"B": "4"}, "the range of B is '4'; give"),
+        ({"B": (1, 2.0, 4)}, "give .min, typical, max., or one number"),
+        ({"B": True}, "the range of B is True"),
+        ({"B": None}, "the range of B is None"),
+        ({"B": (4, 2, 1)}, "B=4:2:1 must rise"),
+        ([("B", 4)], "give a mapping, such as"),
+        ({4: 4}, "the model has no dimension 4; it has B"),
+    ],
+)
+def test_dims_that_are_none(dims: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(irc.Error, match=says):
+        irc.compile(doubled(), tmp_path / "out", dims=dims)
+
+
+def test_caches_without_room_are_an_option_and_not_a_pass(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint")
+    for backend in ("onnx", "tensorrt-rtx"):
+        engine = {"build": False} if backend != "onnx" else {}
+        with pytest.raises(irc.Error) as raised:
+            irc.compile(checkpoint, tmp_path / "out", backend=backend, engine=engine, dims={"C": 0})
+        assert str(raised.value) == (
+            "caches of the capacity C=0 hold nothing; give more with --dims C=N"
+        )
+
+
+@pytest.mark.parametrize("source", [5, None, b"model.irc", onnx.ModelProto()])
+def test_a_source_that_is_none(source: Any, tmp_path: Path) -> None:
+    with pytest.raises(irc.Error, match="give a path or a module of irc"):
+        irc.compile(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("engine", [[1], 5, {"weights": "inside"}])
+def test_options_of_engines_are_for_backends_that_build_them(engine: Any, tmp_path: Path) -> None:
+    with pytest.raises(irc.Error, match="options of engines, and the backend onnx builds none"):
+        irc.compile(doubled(), tmp_path / "out", engine=engine)

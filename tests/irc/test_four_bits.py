@@ -80,6 +80,19 @@ def test_any_part_is_read(kind: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(flat, array.reshape(-1)[5:92])
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (5, 3), (2, 3, 5)])
+def test_rows_may_begin_within_a_byte(shape: tuple[int, ...], tmp_path: Path) -> None:
+    count = int(np.prod(shape))
+    array = drawn("u4", max(count, 2))[:count].reshape(shape)
+    found = open_file(tmp_path, array)
+    np.testing.assert_array_equal(found.read(region("u4", *shape)), array)
+    extent = found.extent(region("u4", *shape))
+    assert (extent is None) == bool(count % 2)
+    if shape:
+        last = region("u4", *shape).then(Slice(((1, shape[0]), *[None] * (len(shape) - 1))))
+        np.testing.assert_array_equal(found.read(last), array[1:])
+
+
 @pytest.mark.parametrize("ways", [1, 2, 3, 4])
 def test_parts_of_ranks(ways: int, tmp_path: Path) -> None:
     array = drawn("i4", 7, 10)

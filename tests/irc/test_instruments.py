@@ -33,6 +33,7 @@ from irc.ops import Sub
 from irc.pipeline import PASSES, Pass, Stats, Step, parse_pipeline, register, run_pipeline
 from irc.rewrite import P, apply_rules, rule
 from irc.text import parse_module
+from irc.types import TensorType
 from tests.irc.instrumented import TEXT
 
 assert irc.passes
@@ -167,6 +168,37 @@ def test_a_reproducer_without_a_folder_makes_one(
     assert f"the module before this pass is in {path}" in str(caught.value)
     assert "test_instruments.py:" in str(caught.value)
     assert "Traceback (most recent call last)" in path.read_text()
+
+
+def test_a_pass_that_refuses_what_the_user_gave_leaves_no_folder(
+    monkeypatch: Any, tmp_path: Path
+) -> None:
+    @register("refuse")
+    class Refuse(Pass):
+        def run(self, module: Module, stats: Stats) -> None:
+            raise Error("give it another size")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(Error) as caught:
+        run_pipeline(parse_module(TEXT), "refuse", [VerifyEach(), Reproducer()])
+    assert str(caught.value) == "give it another size\n  in the pass refuse, number 1 of 1"
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(Error, match="to see this again"):
+        run_pipeline(parse_module(TEXT), "refuse", [Reproducer(tmp_path / "dumps")])
+    assert (tmp_path / "dumps" / "reproducer.irc").is_file()
+
+
+def test_a_module_that_a_pass_leaves_broken_is_kept(monkeypatch: Any, tmp_path: Path) -> None:
+    @register("break")
+    class Break(Pass):
+        def run(self, module: Module, stats: Stats) -> None:
+            op = next(iter(module.main))
+            op.results[0].type = TensorType("f64", (99,))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(Error, match="the module was in order before the pass break"):
+        run_pipeline(parse_module(TEXT), "break", [Reproducer(), VerifyEach()])
+    assert list(tmp_path.glob("irc-reproducer-*/reproducer.irc"))
 
 
 def test_a_dump_that_cannot_be_written(tmp_path: Path) -> None:

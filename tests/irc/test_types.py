@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,18 @@ def test_index_follows_the_groups() -> None:
 def test_bad_meshes(text: str, message: str) -> None:
     with pytest.raises(Error, match=message):
         Mesh.parse(text)
+
+
+def test_a_mesh_is_a_table_of_axes_as_well() -> None:
+    assert Mesh.parse({"tp": 2, "pp": 3}) == Mesh.parse("pp=3,tp=2")
+    assert Mesh.parse({}) == Mesh.parse("")
+    assert Mesh.parse(Mesh.parse("tp=2")) == Mesh.parse("tp=2")
+    wrong: list[Any] = [3, ["tp=2"], None, {"tp": "2"}, {"tp": 2.5}, {"tp": True}, {2: 2}]
+    for each in wrong:
+        with pytest.raises(Error, match=r"a mesh is text|a mesh has names of axes and whole"):
+            Mesh.parse(each)
+    with pytest.raises(Error, match="tp=0 must have at least one rank"):
+        Mesh.parse({"tp": 0})
 
 
 def test_axes_have_names_that_can_be_written() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -163,6 +164,21 @@ def test_what_cannot_be_launched(two_ranks: Path, tmp_path: Path) -> None:
     assert "--hosts needs processes" in refused(*words, "--launcher", "threads", "--hosts", "a")
     missing = refused("generate", tmp_path / "no", *PROMPT, "3", "--launcher", "mpi")
     assert "does not exist; write one with: irc compile" in missing
+
+
+def test_a_host_that_is_none_is_named(two_ranks: Path) -> None:
+    """ssh says which and why; where in its source MPI's launcher noticed it, nobody has to know."""
+    status, _, err = output_of(
+        irc("generate", two_ranks, *PROMPT, "3", "--hosts", "nohost1.invalid,nohost2.invalid")
+    )
+    assert status == 1
+    assert "hydra" not in err and "mpiexec@" not in err
+    if shutil.which("ssh") is None:
+        assert "no ranks could be started on nohost1.invalid, nohost2.invalid" in err
+        return
+    last = err.splitlines()[-1]
+    assert last.startswith("error: no ranks could be started on nohost1.invalid, nohost2.invalid: ")
+    assert "ssh: Could not resolve hostname nohost" in last
 
 
 # ------------------------------------------------------------------ failures on the way

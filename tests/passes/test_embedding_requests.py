@@ -112,3 +112,16 @@ def test_a_scheme_that_fits_no_whole_table_says_which_do() -> None:
         Error, match=r"ca was asked for.*@users: dimension 0 of its ids is split over dp"
     ):
         after(parse_module(USERS), "{scheme=ca}")
+
+
+def test_a_second_copy_that_is_asked_for_is_no_refusal() -> None:
+    body = FOUND + (
+        '%y = all_reduce %e {axis="tp"} : f32[4, 8]\n%w = mul @t, @t : f32[12@tp, 8]\n'
+        "%n = neg %w : f32[12@tp, 8]"
+    )
+    module = parse_module(LEFT.format(type=ROWS, body=body))
+    notes = after(module, "{scheme=ca}").notes
+    (line,) = [note for note in notes if note.startswith("  CA")]
+    assert line.endswith("; takes a second copy of a table with other uses, as asked; chosen")
+    (line,) = [note for note in notes if note.startswith("  KA")]
+    assert line.endswith("; takes a second copy of a table with other uses")

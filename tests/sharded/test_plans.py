@@ -111,7 +111,13 @@ def test_a_symbol_that_is_split_twice_divides_by_both(tmp_path: Path) -> None:
         (["", "*.fc1.weight"], "plan.txt:2: '*.fc1.weight' does not say which dimension"),
         (["*.fc1.weight whole, 0@tp"], "cannot read 'whole'"),
         (["*.fc1.weight 2@tp"], "splits dimension 2 of @a.fc1.weight, which is f32[6, 4]"),
-        (["*.fc1.weight 0@tp, 1@tp"], "mesh axis 'tp' is used twice"),
+        (
+            ["*.fc1.weight 0@tp, 1@tp"],
+            "plan.txt:1: *.fc1.weight 0@tp, 1@tp on @a.fc1.weight, which is f32[6, 4]: tp splits "
+            "it twice; write each axis once",
+        ),
+        (["*.fc1.weight 0@tp.tp"], "tp splits it twice"),
+        (["*.fc1.weight 0@tp", "xx.y whole"], "plan.txt:2: xx.y whole fits no weight and no input"),
         (["# nothing"], "has no rows; write some such as *.q_proj.weight 0@tp"),
         (["b.* 0@tp"], "plan.txt:1: b.* 0@tp fits no weight and no input of this module"),
         (["*.fc1.weight 0@pt"], "names the axis pt, which the mesh (tp=2) does not have"),
@@ -129,12 +135,68 @@ def test_a_wrong_plan_is_an_error(rows: list[str], message: str, tmp_path: Path)
         ("plan.json", b"{}", "is no table of module patterns"),
         ("plan.json", b'{"fc1": "colwize"}', "unknown style 'colwize' for fc1; did you mean"),
         ("plan.json", b'{"fc1": 3}', "unknown style 3 for fc1"),
+        ("plan.json", b'{"base_model_tp_plan": "colwise"}', "base_model_tp_plan is 'colwise', but"),
+        ("plan.json", b'{"model_type": "llama", "tp_plan": {}}', "plan.json has no tp_plan"),
         ("plan.txt", b"\xff\xfe", "cannot read the plan"),
     ],
 )
 def test_a_wrong_file_is_an_error(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     assert message in fails("tp=2", tmp_path / name)
+
+
+@pytest.mark.parametrize("row", ["0@tp, 1@tp", "0@tp, 0@ep", "1@ep.tp, 0@tp"])
+def test_an_axis_that_splits_twice_by_what_tp_stands_for(row: str, tmp_path: Path) -> None:
+    said = fails("ep=2,tp=2", plan_file(tmp_path, f"*.fc1.weight {row}"))
+    assert f"plan.txt:1: *.fc1.weight {row} on @a.fc1.weight" in said
+    assert ("tp stands for ep.tp here" in said) == row.startswith("0@tp")
+
+
+def test_a_tp_plan_has_to_fit_somewhere(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps({"layers.*.q": "colwise", "layers.*.o": "rowwise"}))
+    said = fails("tp=2", path)
+    assert "plan.json: the entry layers.*.q: colwise of the tp_plan fits no weight" in said
+    assert "nor do its 1 others; they are called a.fc1.weight" in said
+    path.write_text(json.dumps({"layers.*.q": "colwise", "a.fc1": "colwise", "x.y": "gather"}))
+    module = irc.parse(MODULE)
+    (step,) = run_pipeline(module, f'shard{{mesh="tp=2", plan="{path}"}}')
+    told = [note for note in step.stats.notes if "fits no weight" in note]
+    assert told == [f"{path}: the entry layers.*.q: colwise of the tp_plan fits no weight"]
+    assert types(module)["a.fc1.weight"] == "f32[6@tp, 4]"
+
+
+TABLES = """module @m dims(B=1:2:8) {
+  weight @users : f32[7, 4] = random("u", 1, 0.5)
+  weight @tied : f32[7, 4] = random("t", 1, 0.5)
+  weight @wpe.weight : f32[9, 4] = random("p", 1, 0.5)
+  func @forward(%i: i32[B]) -> (f32[B, 4], f32[B, 4], f32[B, 7]) {
+    %0 = embedding %i, @users : f32[B, 4]
+    %1 = embedding %i, @tied : f32[B, 4]
+    %p = embedding %i, @wpe.weight : f32[B, 4]
+    %2 = add %0, %p : f32[B, 4]
+    %3 = linear %2, @tied : f32[B, 7]
+    return %1, %2, %3
+  }
+}"""
+
+
+def test_a_table_of_any_name_is_vocabulary_parallel() -> None:
+    """What a linear uses as well is known by its name alone, and positions stay whole."""
+    found = types(sharded("tp=2", text=TABLES))
+    assert found["users"] == "f32[7@tp, 4]"
+    assert found["tied"] == "f32[7, 4]"
+    assert found["wpe.weight"] == "f32[9, 4]"
+    assert types(sharded("ep=2,tp=2", text=TABLES))["users"] == "f32[7@ep.tp, 4]"
+
+
+def test_the_default_plan_is_called_by_its_name(tmp_path: Path) -> None:
+    text = MODULE.replace("a.fc", "a.other")
+    assert "the default plan, megatron, splits no weight of this module over tp" in fails(
+        "tp=2", text=text
+    )
+    plan = plan_file(tmp_path, "*.weight whole", "megatron")
+    assert "the plan (*.weight whole and 2" in fails("tp=2", plan, text)
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
@@ -174,6 +236,8 @@ def test_modules_that_cannot_be_sharded_are_errors() -> None:
       } }"""
     with pytest.raises(Error, match="put inline before it"):
         run_pipeline(irc.parse(calls), 'shard{mesh="tp=2"}')
+    with pytest.raises(Error, match="cut into stages already; put shard before pipeline"):
+        run_pipeline(irc.parse(MODULE), 'pipeline{stages=2}, shard{mesh="pp=2, tp=2"}')
 
 
 @pytest.mark.parametrize("key", ["", "base_model_tp_plan", "tp_plan"])

@@ -13,6 +13,7 @@ from irc.backends.onnx.stages import stages_of
 from irc.backends.reference.execute import Executor
 from irc.backends.reference.inputs import bind_inputs
 from irc.backends.reference.weights import Weights
+from irc.backends.tensorrt.probe import probe
 from irc.backends.tensorrt.runtime.driver import Gpu, Shape, Tensor
 from irc.core import Function, Module, Value, Weight
 from irc.dims import Dim
@@ -21,6 +22,7 @@ from irc.ops.collective import Collective
 from irc.text import parse_module
 from tests.tensorrt.runtime_gpu import Array, Fabric, Group, Memory, Stream
 
+PROBE = -1  # in place of the number of a stage
 MARK = b"\0fake engine\0"
 
 
@@ -54,6 +56,7 @@ class Driver:
         self.faults: dict[str, str] = {}
         self.can_capture = True
         self.can_bind = True
+        self.does_nothing = False  # collectives of engines, besides those of plugins
         self.contexts: list[Context] = []
         self.skew = 0.0  # added to every result of this GPU's engines
         self.closed = False
@@ -78,6 +81,8 @@ class Driver:
         if not data[64:].startswith(MARK + b"{") or not data.endswith(b"}"):
             raise Error(f"TensorRT cannot read {path}")
         names = {entry["engine"]: entry["stage"] for entry in self._library.facts["ranks"]}
+        if path.name == "probe.engine":
+            names = {path.name: PROBE}
         return Engine(self, self._library, names[path.name], json.loads(data.partition(MARK)[2]))
 
     def group_name(self) -> bytes:
@@ -101,8 +106,16 @@ class Engine:
 
     def __init__(self, driver: Driver, library: Library, stage: int, own: Any) -> None:
         self.driver, self.library, self.own = driver, library, own
-        self.stage = library.stages[stage]
-        self.facts = library.facts["stages"][stage]
+        if stage == PROBE:
+            self.stage = probe(library.module)
+            self.facts = {
+                "profiles": [],
+                "results": [{"result": "total", "output": "total"}],
+                "scalars": {},
+                "copied": [],
+            }
+        else:
+            self.stage, self.facts = library.stages[stage], library.facts["stages"][stage]
         self.function: Function = self.stage.function
         self.profiles: int = own.get("profiles", max(1, len(self.facts["profiles"])))
         self.outputs = {each["result"]: each["output"] for each in self.facts["results"]}
@@ -252,6 +265,8 @@ class _OneRank(Executor):
         if ways == 1:
             return op.combine([operands[0][0]])
         group = self._group(axes)
+        if run.engine.driver.does_nothing and group is run.context.group:
+            return [operands[0][0]]
         assert group.ranks == ways
         return [op.combine(group.meet(operands[0][0].copy()))[group.rank]]
 

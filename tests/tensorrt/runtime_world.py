@@ -47,6 +47,9 @@ def write(
         bindings = entry["bindings"]
         own = json.loads((folder / bindings).read_text()) if bindings else {}
         write_engine(folder / entry["engine"], weights=own)
+    if facts["probe"] is not None:
+        facts["probe"]["engine"] = "probe.engine"
+        write_engine(folder / "probe.engine")
     return facts
 
 

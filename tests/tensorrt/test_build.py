@@ -119,9 +119,9 @@ def test_a_second_build_comes_from_the_cache_and_says_so(tmp_path: Path) -> None
     second = again()
     assert second.cached and second.report == first.report and second.peak_bytes == 0
     assert second.engine.read_bytes() == whole
-    assert said == ["m.engine was built before and comes from the cache"]
+    assert {*said} == {"reading m.engine, which was built before"}
     assert not again(workspace=1 << 20).cached
-    assert not again(key="another").cached
+    assert not again(weight_streaming=True).cached
     assert again().cached
     kept = sorted(path.suffix for path in (tmp_path / "kept").iterdir())
     assert kept == [".engine"] * 3 + [".json"] * 3
@@ -184,14 +184,12 @@ def test_weights_lie_beside_the_model_or_below_a_base(tmp_path: Path) -> None:
     assert not changed.cached and numbers[:2000].tobytes() in changed.engine.read_bytes()
 
 
-def test_weight_streaming_and_values_to_be_read_need_no_gpu(tmp_path: Path) -> None:
+def test_weight_streaming_needs_no_gpu(tmp_path: Path) -> None:
     path = gemm(tmp_path / "m.onnx")
     one = profile("one", path, B=(1, 2, 4))
     plain = build(asked(path, [one])).engine.read_bytes()
     streaming = build(asked(path, [one], weight_streaming=True)).engine.read_bytes()
     assert streaming != plain
-    watched = build(asked(path, [one], debug_tensors=("a",))).engine.read_bytes()
-    assert watched != plain
 
 
 def test_bf16_stays_bf16(tmp_path: Path) -> None:

@@ -65,10 +65,10 @@ def test_measured_tactics_are_kept_beside_the_engines(asked: BuildRequest) -> No
     timing = asked.cache / "timing-tensorrt-11.4.0.106.cache"
     assert timing.read_bytes() == b"measured "
     assert build(asked).cached
-    again = build(replace(asked, key="another"))
+    again = build(replace(asked, workspace=1 << 20))
     assert not again.cached and ["timing", "measured "] in read(again.engine)["calls"]
     timing.write_bytes(b"another GPU")
-    third = build(replace(asked, key="third"))
+    third = build(replace(asked, workspace=1 << 21))
     assert ["timing", ""] in read(third.engine)["calls"]
 
 

@@ -15,7 +15,6 @@ from irc.backends.tensorrt.options import EngineOptions
 from irc.declare import REGISTRY
 from irc.driver import Artifact
 from irc.errors import Error
-from tests.cli.runner import irc as irc_command
 from tests.cli.runner import refused, works
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -88,7 +87,6 @@ def test_every_rank_has_its_own_bindings(checkpoint: Path, tmp_path: Path) -> No
 PLUGIN = """
 from irc.backends.tensorrt.plugins import PluginSpec, Tensor, attributes_of, register
 from irc.backends.tensorrt.lowering.table import CHOICES
-from irc.declare import op_class
 
 register(PluginSpec(
     name="TestTwice", version="3", namespace="example", doc="y = 2 x", fields=(),
@@ -97,7 +95,7 @@ register(PluginSpec(
     enqueue=lambda fields, inputs, outputs: lambda *launch: None,
 ))
 
-@CHOICES.lower(op_class("test_twice"), choice="TestTwice", reason="a test", source="a test")
+@CHOICES.lower("test_twice", choice="TestTwice", reason="a test", source="a test")
 def twice(e, op):
     return e.add("TestTwice", e.get(op.x), **attributes_of("TestTwice", {}, "example"))
 """

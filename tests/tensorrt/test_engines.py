@@ -178,13 +178,15 @@ def test_two_ranks_share_one_engine(collectives: str, grouped: Path, tmp_path: P
     native = {k: n for k, n in kinds.items() if k.startswith("comm_")}
     # two in each layer, one behind the embedding, and the logits are gathered
     if collectives == "native":
+        assert program["probe"] == {"model": "probe.onnx", "engine": "probe.engine"}
+        assert (artifact.folder / "probe.engine").stat().st_size
         assert native == {"comm_allreduce": 5, "comm_allgather": 1}
         groups = [
             (n["groups"], n["group_size"], n["nb_rank"]) for n in nodes(artifact, "DistCollective")
         ]
         assert groups == [([0, 1], 2, 2)] * 6
     else:
-        assert not native and kinds["custom_layer"] == 6
+        assert not native and kinds["custom_layer"] == 6 and program["probe"] is None
         found = nodes(artifact, "IrcCollective")
         assert {(n["group"], n["ways"]) for n in found} == {("tp", "2")}
         assert [n["operation"] for n in found].count(

@@ -23,12 +23,13 @@ from tests.tensorrt.lint_cases_attention import ATTENTION, CACHES
 from tests.tensorrt.lint_cases_collective import COLLECTIVES, PLUGINS
 from tests.tensorrt.lint_cases_forms import FORMS
 from tests.tensorrt.lint_cases_graph import DTYPES, NETWORK, OPERATORS
+from tests.tensorrt.lint_cases_plugins import UNKNOWN
 from tests.tensorrt.lint_cases_quantized import REFUSED, UNFUSED
 from tests.tensorrt.lint_cases_structure import STRUCTURE
 from tests.tensorrt.lint_models import Case
 
 CASES = [*ATTENTION, *CACHES, *COLLECTIVES, *PLUGINS, *DTYPES, *OPERATORS, *NETWORK]
-CASES += [*FORMS, *REFUSED, *UNFUSED, *STRUCTURE]
+CASES += [*FORMS, *REFUSED, *UNFUSED, *UNKNOWN, *STRUCTURE]
 NAMED = [pytest.param(each, id=f"{i}-{each.rule}") for i, each in enumerate(CASES)]
 
 

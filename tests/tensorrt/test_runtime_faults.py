@@ -196,6 +196,21 @@ def test_collectives_that_lie(mesh: str, fault: str, label: str, says: str, tmp_
     assert "on rank " in str(caught.value)
 
 
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "tp=2,pp=2"])
+def test_collectives_of_engines_that_do_nothing(mesh: str, tmp_path: Path) -> None:
+    """Those of NCCL are right, and nothing but the engine's own tell."""
+    facts = write(tmp_path, MODELS["gqa"](), mesh, collectives="native", self_test=False)
+
+    def dead(driver: Driver) -> None:
+        driver.does_nothing = True
+
+    says = r"all_reduce of TensorRT itself \(ranks \d, \d.*on rank \d, did nothing"
+    with pytest.raises(Error, match=says):
+        World(tmp_path, facts, dead)
+    World(tmp_path, facts, dead, self_test=False).close()
+    World(tmp_path, facts).close()
+
+
 def test_a_wrong_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = write(tmp_path, MODELS["gqa"](), "dp=2,tp=2")
     made = Groups.__init__

@@ -80,8 +80,12 @@ def test_the_table_is_that_of_the_target() -> None:
     ("text", "message"),
     [
         ("tensort", "did you mean"),
-        ("tensorrt-rtx-1.7/sm_90", "no kernels for sm_90"),
+        ("tensorrt-rtx-1.7/sm_90", "no engine is for sm_90; there are sm_75, "),
+        ("tensorrt-11.4/sm_999", "no engine is for sm_999; there are .*sm_90, "),
         ("tensorrt-rtx-1.7/ada", "'ada' is no architecture"),
+        ("tensorrt-rtx-1.7/", "'' is no architecture; write sm_89"),
+        ("tensorrt-rtx-1.7/sm_89+", "'' is no architecture"),
+        ("tensorrt-rtx-1.7.", "write it as"),
         ("tensorrt-10.3", "needs tensorrt 11.0 or newer"),
         ("", "write it as"),
     ],
@@ -94,3 +98,7 @@ def test_bad_targets(text: str, message: str) -> None:
 @pytest.mark.parametrize("text", ["tensorrt-rtx-1.7/sm_80+sm_89", "tensorrt-11.4/sm_90"])
 def test_targets_read_back(text: str) -> None:
     assert str(Target.parse(text)) == text
+
+
+def test_a_version_may_be_as_long_as_libraries_have_it() -> None:
+    assert str(Target.parse("tensorrt-rtx-1.7.1.116/sm_89")) == "tensorrt-rtx-1.7/sm_89"

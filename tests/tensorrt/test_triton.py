@@ -125,8 +125,8 @@ def test_what_cannot_be_served(
 
 
 def test_a_dtype_that_triton_lacks() -> None:
-    text = "module @m { func @f(%x: u32[2]) -> (u32[2]) { return %x } }"
-    with pytest.raises(Error, match="Triton has no dtype for x, which is u32"):
+    text = "module @m { func @f(%x: f64[2]) -> (f64[2]) { return %x } }"
+    with pytest.raises(Error, match="Triton has no dtype for x, which is f64"):
         check(parse_module(text), [])
 
 
@@ -171,7 +171,8 @@ def test_a_repository_beside_an_artifact(mesh: str, tmp_path: Path) -> None:
         "model.plan",
         *names,
     ]
-    assert [note.partition(":")[0] for note in made.notes] == ["warning"] * (2 if mesh else 1)
+    warnings = [note for note in made.notes if note.startswith("warning: ")]
+    assert len(warnings) == (2 if mesh else 1)
     assert made.manifest["program"]["weights"] == "inside"
 
 

@@ -75,7 +75,7 @@ def _build(
     part = _beside(request.engine, f"{uuid.uuid4().hex}.part")
     name = request.engine.name
     tell(f"building {name}", 0.0)
-    hearing = Hearing(model, str(library), name, tell)
+    hearing = Hearing(model, str(library), name, tell, request.workspace is not None)
     try:
         user_code = bool(request.plugins)
         with process.prepared(model, request.folders, part, library.traits, user_code) as place:
@@ -162,7 +162,6 @@ def _facts(
         "gpu": "" if library.traits.capabilities else _gpu(),
         "plugins": plugins,
         "files": [_digest(Path(each)) for each in request.plugins],
-        "key": request.key,
     }
 
 

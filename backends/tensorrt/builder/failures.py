@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,18 +18,23 @@ from irc.errors import Error
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PLUGIN = re.compile(r"\[ERROR\] Exception (?:thrown from|caught in) \w+\(\):? (?P<text>.*)")
 _KIND = re.compile(r"([A-Za-z]+) (?:operation|operator|layer|node)\b")
+_SCARCE = re.compile(r"workspace|out ?of ?memory|requested size", re.IGNORECASE)
 _SHOWN = 3  # nodes that one message of the library is attributed to
 _LONGEST = 200  # characters shown of a layer's name
 
 
 @dataclass
 class Hearing:
-    """What the builder's process has said so far, and what it is working on."""
+    """What the builder's process has said so far, and what it is working on.
+
+    `limited`: whether the user has limited the memory of kernels.
+    """
 
     model: Model
     library: str  # `TensorRT-RTX 1.7.1.116`
     engine: str
     progress: Progress
+    limited: bool = False
     parsing: tuple[str, str] = ("", "")
     layer: str = ""
     unused: list[str] = field(default_factory=list[str])
@@ -81,10 +87,17 @@ class Hearing:
         if len(found) == 1:
             node, reason = found[0]
             what = f"{node}" if node else f"{self.engine} ({said['doing']})"
-            return Error(f"{self.library} cannot build {what}: {reason}", loc=_loc(node))
+            text = f"{self.library} cannot build {what}: {reason}{self._advice([reason])}"
+            return Error(text, loc=_loc(node))
         lines = [f"  {_place(node)}{node or said['doing']}: {reason}" for node, reason in found]
         what = f"{len(nodes)} nodes of {self.model.path.name}" if nodes else self.engine
-        return Error(f"{self.library} cannot build {what}:\n" + "\n".join(lines))
+        advice = self._advice([reason for _, reason in found])
+        return Error(f"{self.library} cannot build {what}:\n" + "\n".join(lines) + advice)
+
+    def _advice(self, reasons: Iterable[str]) -> str:
+        """What the user can do about reasons where memory was limited."""
+        scarce = self.limited and any(_SCARCE.search(reason) for reason in reasons)
+        return "; raise --workspace, or leave it out" if scarce else ""
 
     def _finding(self, said: dict[str, str]) -> tuple[Node | None, str]:
         """The node that one of the library's errors is about, and the reason in its words."""

@@ -147,7 +147,6 @@ class Builder:
             config.set_flag(getattr(trt.BuilderFlag, flag))
         for profile in request["profiles"]:
             self._add_profile(builder, config, network, profile)
-        self._mark_debug(network)
         self._use_timing_cache(config)
         self.monitor = monitor(trt, self._tell, self.cancelled)
         config.progress_monitor = self.monitor
@@ -173,20 +172,6 @@ class Builder:
                 )
         if config.add_optimization_profile(made) < 0:
             raise self._refusal(f"adding the profile {profile['name']!r}")
-
-    def _mark_debug(self, network: Any) -> None:
-        wanted = {*self.request["debug_tensors"]}
-        if not wanted:
-            return
-        layers = map(network.get_layer, range(network.num_layers))
-        tensors = (layer.get_output(i) for layer in layers for i in range(layer.num_outputs))
-        for tensor in tensors:
-            if tensor is not None and tensor.name in wanted:
-                network.mark_debug(tensor)
-                wanted.discard(tensor.name)
-        if wanted:
-            names = ", ".join(sorted(wanted))
-            raise Error(f"{self.request['name']} has no value {names} to be read while it runs")
 
     def _use_timing_cache(self, config: Any) -> None:
         if not self.request["timing_cache"]:

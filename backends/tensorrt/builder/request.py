@@ -28,9 +28,8 @@ class BuildRequest:
 
     `base` is a folder besides the model's own in which its external weights may lie. `workspace`
     limits the memory that one kernel may use, in bytes. `plugins` are files that register
-    plugins. `debug_tensors` are values that can be read while the engine runs. `cache` is the
-    folder of engines built before: the user's own unless given, and then it must be writable;
-    `caching=False` builds anew. `key` is anything else that makes an engine another one.
+    plugins. `cache` is the folder of engines built before: the user's own unless given, and then it
+    must be writable; `caching=False` builds anew.
     """
 
     model: Path
@@ -45,8 +44,6 @@ class BuildRequest:
     base: Path | None = None
     cache: Path | None = None
     caching: bool = True
-    key: str = ""
-    debug_tensors: tuple[str, ...] = ()
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -74,7 +71,6 @@ class BuildRequest:
             ],
             "workspace": self.workspace,
             "flags": list(self.flags),
-            "debug_tensors": list(self.debug_tensors),
         }
 
     def check(self) -> None:

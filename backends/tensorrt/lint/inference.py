@@ -22,6 +22,7 @@ from onnx.onnx_ml_pb2 import (
 
 from irc.backends.tensorrt.lint.graph import Size, Tensor, inner_graphs
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
+from irc.backends.tensorrt.plugins import register_schemas, users
 from irc.errors import Error
 
 SMALL = 4096  # bytes of an initializer whose value shapes may depend on
@@ -84,6 +85,8 @@ def types_of(
     for domain in sorted({node.domain for node in standard.graph.node} - domains):
         standard.opset_import.append(OperatorSetIdProto(domain=domain, version=1))
     _replace(standard.graph)
+    if {spec.name for spec in users()} & {node.op_type for node in standard.graph.node}:
+        register_schemas()
     found: dict[str, Tensor] = {}
     trouble = ""
     try:

@@ -11,7 +11,7 @@ from irc.backends.tensorrt.lint.known import UNSUPPORTED
 from irc.backends.tensorrt.lint.operators import FOREIGN, PLUGIN_ATTRIBUTES, is_builtin, is_plugin
 from irc.backends.tensorrt.lint.rules import BUILDER, IMPORTERS, Complaint, graph_rule, node_rule
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
-from irc.backends.tensorrt.plugins import plugin_of_node
+from irc.backends.tensorrt.plugins import find, plugin_of_node
 from irc.backends.tensorrt.target import Target
 from irc.errors import Error
 
@@ -62,6 +62,21 @@ def plugin_fields(node: Node, target: Target) -> Iterator[str]:
             yield f"{name} is a tensor, which a Python plugin cannot read; make it an input or text"
         elif field.type not in _READABLE:
             yield f"{name} is of a kind that plugins do not get; write it as a text"
+
+
+@node_rule(source=f"{BUILDER}: Plugin not found", warns_on=("tensorrt",))
+def unknown_plugin(node: Node, target: Target) -> Iterator[str]:
+    """Neither the parser nor a file of the user's own knows the operator.
+
+    Full TensorRT brings plugins of its own.
+    """
+    if node.kind == COLLECTIVE_PLUGIN or not _of_plugin(node):
+        return
+    namespace = node.text("plugin_namespace", node.domain)
+    try:
+        find(node.kind, node.text("plugin_version", "1"), namespace)
+    except Error as error:
+        yield error.message
 
 
 @graph_rule(source=f"{BUILDER}: creators are looked up by name and version", severity="warning")

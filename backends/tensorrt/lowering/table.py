@@ -21,7 +21,7 @@ from irc.user_files import watch
 
 Writes: TypeAlias = Callable[[Any, Any], Lowered]  # a rule, with whichever emitter it needs
 
-_OURS = __name__.rpartition(".")[0] + "."  # the modules of this package
+_OURS = "irc."  # rules from elsewhere are users'
 IMPORTERS = "onnx/onnx-tensorrt 5ab48c5c, onnxOpImporters.cpp"
 BUILDER = "layer dump of the TensorRT-RTX 1.7.1.116 builder on CPU"
 

@@ -25,6 +25,7 @@ from .spec import (
     find,
     register,
     require,
+    shown,
     versions,
 )
 
@@ -55,6 +56,7 @@ __all__ = [
     "register_creators",
     "register_schemas",
     "require",
+    "shown",
     "take_failure",
     "users",
     "versions",

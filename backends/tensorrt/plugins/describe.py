@@ -20,6 +20,8 @@ def describe(spec: PluginSpec) -> str:
     kinds = [(f"`{name}`", " ".join(types)) for name, types in spec.types.items()]
     if kinds:
         parts.append(_table(("dtype", "one of"), kinds))
+    if spec.operation:
+        parts.append(f"Nodes in ONNX files are read as the operation `{spec.operation}`.")
     if spec.reads:
         parts.append(f"Engines of version {', '.join(spec.reads)} are read too.")
     if spec.collective:

@@ -30,17 +30,28 @@ _TYPES = {
 }
 _NAMES = {number: kind for kind, (_, number) in _TYPES.items()}
 
+_HOLDERS: dict[str, PluginSpec] = {}  # the plugins that ONNX has a schema of
 _REGISTERING = Lock()  # ranks are loaded in threads
 
 
 def register_schemas() -> None:
-    """Make `onnx.checker` and `onnx.shape_inference` know every plugin; any number of calls."""
+    """Make `onnx.checker` and `onnx.shape_inference` know every plugin; any number of calls.
+
+    A plugin called as an operator of ONNX has none, nor has the second of two of one name.
+    """
     import onnx.defs
 
     with _REGISTERING:
         for spec in SPECS.values():
-            if not onnx.defs.has(spec.name):
-                onnx.defs.register_schema(schema_of(spec))
+            holder = _HOLDERS.get(spec.name)
+            if holder is None and onnx.defs.has(spec.name):
+                continue
+            if holder is not None and SPECS.get(holder.key) is holder:
+                continue
+            if holder is not None:  # its file was taken back
+                onnx.defs.deregister_schema(spec.name, 1, "")
+            onnx.defs.register_schema(schema_of(spec))
+            _HOLDERS[spec.name] = spec
 
 
 def schema_of(spec: PluginSpec) -> Any:

@@ -90,6 +90,8 @@ class RankPlan:
     receives: Mapping[int, tuple[str, ...]]
     sends: Mapping[int, tuple[str, ...]]
     taken: tuple[str, ...]
+    probe: Path | None
+    """The engine that tries collectives of TensorRT's own, where there are any."""
 
     @classmethod
     def of_facts(cls, folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
@@ -147,6 +149,7 @@ def _plan(folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
         receives,
         {peer(mesh, rank, e["stage"]): tuple(e["names"]) for e in stage["sends"]},
         tuple(name for name in stages[entry["stage"]].inputs if name not in received),
+        folder / facts["probe"]["engine"] if facts["probe"] else None,
     )
 
 

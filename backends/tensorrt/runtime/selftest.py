@@ -12,7 +12,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from irc.backends.tensorrt.probe import MINE, TOTAL
 from irc.backends.tensorrt.runtime.driver import Array, Group
+from irc.backends.tensorrt.runtime.execution import Execution
 from irc.backends.tensorrt.runtime.profiles import size_of
 from irc.backends.tensorrt.runtime.program import EngineProgram
 from irc.backends.tensorrt.runtime.rank import EngineRank
@@ -41,6 +43,8 @@ def self_test(
         _test_group(program.rank, "all ranks", groups.world, world)
         for key, group in groups.named.items():
             _test_group(program.rank, f"group {key}", group, groups.ranks[key])
+        if groups.of_engine is not None:
+            _test_engine(program.rank, groups.of_engine)
     for prompt in _prompts(golden) if golden is not None else ():
         _Answer(program, prompt, dims or {}).test()
 
@@ -51,21 +55,63 @@ def _test_group(rank: EngineRank, name: str, group: Group, ranks: Sequence[int])
     mine = np.zeros(count, np.float32)
     mine[rank.rank] = rank.rank + 1
     total = _collective(rank, group, "all_reduce", "sum", mine, count)
-    wanted = np.array([r + 1 if r in ranks else 0 for r in range(count)], np.float32)
-    shown = ", ".join(map(str, ranks))
-    where = f"{name} (ranks {shown}), on rank {rank.rank}"
-    if not np.array_equal(total, wanted):
-        added = [r for r in range(count) if total[r]]
-        if added == [rank.rank] or not added:
-            _fail(f"all_reduce of {where}, did nothing")
-        _fail(
-            f"all_reduce of {where}, is wrong: ranks {', '.join(map(str, added))} were added "
-            f"({total.tolist()}, not {wanted.tolist()})"
-        )
+    where = f"{name} (ranks {_shown(ranks)}), on rank {rank.rank}"
+    _check_sum(total, {r: r for r in ranks}, rank.rank, where)
     place = np.array([rank.rank], np.int32)
     order = _collective(rank, group, "all_gather", "none", place, len(ranks))
     if order.tolist() != list(ranks):
         _fail(f"all_gather of {where}, gave the order {order.tolist()}")
+
+
+def _test_engine(rank: EngineRank, group: Group) -> None:
+    """Let an engine of the same library sum vectors that tell who added them."""
+    if rank.plan.probe is None:
+        _fail(
+            "the engines use TensorRT's own collectives, and the folder has none to try them with"
+        )
+    ranks, memory, stream = rank.plan.stage_ranks(), rank.shared, rank.stream
+    engine = rank.driver.engine(rank.plan.probe)
+    execution = Execution(rank.driver, engine, 0, stream, False, warn=_unheard)
+    try:
+        rank.meet("the test of TensorRT's collectives")
+        execution.bind(group)
+        mine = np.zeros(len(ranks), np.float32)
+        mine[group.rank] = rank.rank + 1
+        source = memory.upload("test of the engine", mine)
+        result = memory.host("test result of the engine", mine.shape, mine.dtype)
+        target = memory.device("test result of the engine", result.nbytes)
+        stream.zero(target, result.nbytes)
+        execution.run({}, {MINE: source, TOTAL: target}, {TOTAL: mine.shape})
+        stream.download(result, target)
+        stream.wait()
+    finally:
+        execution.free()
+    where = f"TensorRT itself (ranks {_shown(ranks)}), on rank {rank.rank}"
+    _check_sum(np.array(result), dict(enumerate(ranks)), rank.rank, where)
+
+
+def _unheard(text: str) -> None:
+    """One run needs no graph."""
+
+
+def _check_sum(total: Array, places: Mapping[int, int], rank: int, where: str) -> None:
+    """Raise unless each rank's number, its own plus 1, was added at its place, and nothing else."""
+    wanted = np.zeros_like(total)
+    for place, other in places.items():
+        wanted[place] = other + 1
+    if np.array_equal(total, wanted):
+        return
+    added = [places.get(int(place), int(place)) for place in np.flatnonzero(total)]
+    if added == [rank] or not added:
+        _fail(f"all_reduce of {where}, did nothing")
+    _fail(
+        f"all_reduce of {where}, is wrong: ranks {_shown(added)} were added "
+        f"({total.tolist()}, not {wanted.tolist()})"
+    )
+
+
+def _shown(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _collective(

@@ -16,7 +16,7 @@ NONE: Names = frozenset()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Spread:
+class Variation:
     """Over which mesh axes a value may differ, and in which way where that is known.
 
     `split` holds, per dimension, the axes whose ranks hold parts of it. Over `pending` the ranks
@@ -24,7 +24,7 @@ class Spread:
     terms in a way that no later sum makes good; over `mixed`, a part of that, from such and from
     what each rank has a part of, so that nothing makes it good. What remains of `axes` differs in
     a way that is not known; over `numbered`, a part of that, by arithmetic with the number of the
-    rank. `zero` says that every element is 0. Spreads of one module are equal if identical.
+    rank. `zero` says that every element is 0. Variations of one module are equal if identical.
     """
 
     axes: Names
@@ -36,13 +36,13 @@ class Spread:
     zero: bool
 
 
-class Spreads:
-    """Makes the spreads of one mesh. Axes of one rank are left out: nothing differs over them."""
+class Variations:
+    """Makes the variations of one mesh. Axes of one rank are left out: nothing varies over them."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
         self.wide: Names = frozenset(name for name, size in mesh.axes if size > 1)
-        self._known: dict[tuple[object, ...], Spread] = {}
+        self._known: dict[tuple[object, ...], Variation] = {}
 
     def make(
         self,
@@ -53,8 +53,8 @@ class Spreads:
         mixed: Iterable[str] = (),
         numbered: Iterable[str] = (),
         zero: bool = False,
-    ) -> Spread:
-        """The spread with these parts; what contradicts `axes` or is known better is left out."""
+    ) -> Variation:
+        """That with these parts; what contradicts `axes` or is known better is left out."""
         wide = self.wide
         every, lost = wide.intersection(axes), wide.intersection(broken)
         split = tuple([self._kept(part, every) if part else part for part in split])
@@ -65,22 +65,22 @@ class Spreads:
         key = (every, split, waiting, lost, spoilt, by_number, zero)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = Spread(*key)
+            known = self._known[key] = Variation(*key)
         return known
 
     def _kept(self, part: Axes, axes: Names) -> Axes:
         return tuple([axis for axis in part if axis in axes])
 
-    def same(self, rank: int, zero: bool = False) -> Spread:
+    def same(self, rank: int, zero: bool = False) -> Variation:
         """That of a value of `rank` dimensions which is the same everywhere."""
         return self.make((), ((),) * rank, zero=zero)
 
-    def of_type(self, type: TensorType) -> Spread:
+    def of_type(self, type: TensorType) -> Variation:
         """That of one rank's part of what has this type in the global view."""
         axes = {axis for part in type.axes for axis in part} | {*type.partial}
         return self.make(axes, type.axes, type.partial)
 
-    def of_weight(self, weight: Weight) -> Spread:
+    def of_weight(self, weight: Weight) -> Variation:
         """That of a weight, by the steps that cut it."""
         cuts = [step.axes for step in weight.ref.every_step() if isinstance(step, Shard)]
         rank = weight.type.rank

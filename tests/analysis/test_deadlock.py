@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from irc.analysis.deadlock import check_ranks, check_sequences
 from irc.analysis.events import Event, event_ids, sequences
-from irc.analysis.ranks import check_ranks, check_sequences
 from irc.core import Module
 from irc.dims import symbol
 from irc.errors import Error

@@ -1,0 +1,77 @@
+"""`irc plugins`, and `--plugin` of the commands that look at files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from irc.backends.tensorrt.plugins import describe, find
+from tests.cli.runner import irc, refused, works
+from tests.tensorrt.lint_models import model, node
+from tests.user_code import EXAMPLE, taken_back
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    with taken_back():
+        yield
+
+
+@pytest.fixture
+def capped(tmp_path: Path) -> Path:
+    named = {"plugin_version": "1", "plugin_namespace": "example", "cap": "2.0"}
+    path = tmp_path / "capped.onnx"
+    path.write_bytes(model(node("SoftCap", "x", **named), "x:f16[4,8]").SerializeToString())
+    return path
+
+
+def test_plugins_are_listed_with_a_line_each() -> None:
+    head, *rows = works("plugins", "--plugin", EXAMPLE).out.splitlines()
+    assert head.split()[:2] == ["plugin", "version"]
+    assert [row.split()[0] for row in rows] == ["example::SoftCap", "IrcCollective"]
+    assert "y = cap * tanh(x / cap)" in rows[0]
+
+
+@pytest.mark.parametrize("name", ["SoftCap", "example::SoftCap"])
+def test_the_page_of_a_plugin(name: str) -> None:
+    page = works("plugins", name, "--plugin", EXAMPLE).out
+    assert page == describe(find("SoftCap", namespace="example"))
+    assert "read as the operation `soft_cap`" in page
+
+
+def test_the_page_of_irc_s_own_needs_no_file() -> None:
+    assert works("plugins", "IrcCollective").out.startswith("# IrcCollective\n")
+
+
+def test_json() -> None:
+    (found,) = works("plugins", "SoftCap", "--load", EXAMPLE, "--json").json
+    assert (found["namespace"], found["version"], found["operation"]) == (
+        "example",
+        "1",
+        "soft_cap",
+    )
+    assert [field["name"] for field in found["fields"]] == ["cap"]
+
+
+def test_names_that_are_none() -> None:
+    said = refused("plugins", "IrcColective")
+    assert "did you mean 'IrcCollective'" in said and "--plugin" in said
+    assert "registers no plugin" in refused(
+        "plugins", "--plugin", EXAMPLE.with_name("two_tower.py")
+    )
+
+
+def test_the_linter_takes_plugins(capped: Path) -> None:
+    answer = irc("lint", capped)
+    assert answer.status == 1 and "[unknown-plugin]" in answer.out and "--plugin" in answer.out
+    assert (
+        "warning [unknown-plugin]" in works("lint", capped, "--target", "tensorrt-11.4/sm_90").out
+    )
+    assert "no findings" in works("lint", capped, "--plugin", EXAMPLE).out
+
+
+def test_nodes_of_plugins_are_shown_as_operations(capped: Path) -> None:
+    assert "name the file that registers that with --load" in refused("show", capped)
+    assert "soft_cap %x {cap=2.0}" in works("show", capped, "--load", EXAMPLE).out

@@ -1,0 +1,168 @@
+"""What cannot be read is listed all at once: kinds of nodes, and what their rules refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx.defs
+import pytest
+from onnx import AttributeProto, NodeProto, helper, numpy_helper
+
+from irc.errors import Error
+from irc.frontends.onnx import import_onnx
+from irc.frontends.onnx.readings import TABLE
+from tests.fresh import fresh
+from tests.frontends.onnx_models import compared, model, read, saved
+
+X = {"x": ("f32", ("batch", 8))}
+SHAPE = np.array([3, -1], np.int64)
+
+
+def node(kind: str, operands: str, out: str, line: int, **attributes: Any) -> NodeProto:
+    """A node with a place."""
+    made = helper.make_node(kind, operands.split(), out.split(), name=f"/{out}", **attributes)
+    made.metadata_props.add(key="loc", value=f"net.py:{line}")
+    return made
+
+
+def said(tmp_path: Path, nodes: list[NodeProto], results: str) -> str:
+    """What is said about a file of these nodes."""
+    path = saved(model(nodes, X, results.split(), {"s": SHAPE}), tmp_path)
+    with pytest.raises(Error) as caught:
+        import_onnx(path)
+    return str(caught.value)
+
+
+def test_refusals_of_rules_and_of_kinds_are_one_list(tmp_path: Path) -> None:
+    nodes = [
+        node("Reshape", "x s", "a", 1),
+        node("Relu", "a", "b", 2),
+        node("Split", "x", "c", 3, axis=7, num_outputs=1),
+        node("Split", "x", "d", 4, axis=7, num_outputs=1),
+        node("NonZero", "x", "e", 5),
+        node("Add", "b e", "f", 6),
+        node("Neg", "x", "g", 7),
+    ]
+    text = said(tmp_path, nodes, "c d f g")
+    assert "has 4 nodes that irc cannot read:\n" in text
+    for part in (
+        "Reshape (1): a Reshape of [batch, 8] to [3, -1] leaves open what the -1 is",
+        "; /a at net.py:1\n",
+        "Split (2): Split along axis 7 of 2 dimensions; /c at net.py:3, /d at net.py:4\n",
+        "NonZero (1): irc has no operation for it; /e at net.py:5\n",
+        "2 nodes that need what these make were not read",
+    ):
+        assert part in text, text
+
+
+def test_one_refusal_is_told_at_its_place(tmp_path: Path) -> None:
+    nodes = [node("Split", "x", "c", 3, axis=7, num_outputs=1), node("Relu", "c", "d", 4)]
+    text = said(tmp_path, nodes, "d")
+    assert text.startswith("net.py:3: Split along axis 7 of 2 dimensions")
+    assert text.endswith("1 node that need what these make were not read")
+
+
+def test_results_that_are_not_computed(tmp_path: Path) -> None:
+    norm = helper.make_node("LayerNormalization", ["x", "w"], ["y", "mean"], name="/n")
+    initial = {"w": np.ones(8, np.float32)}
+    nodes = [norm, node("Relu", "mean", "out", 9)]
+    with pytest.raises(Error, match=r"net\.py:9: it takes 'mean', a result of a node that irc"):
+        import_onnx(saved(model(nodes, X, ["out", "y"], initial), tmp_path))
+    for name, why in (("mean", "irc does not compute"), ("lost", "nothing makes")):
+        with pytest.raises(Error, match=f"has the result '{name}', which {why}"):
+            import_onnx(saved(model([norm], X, ["y", name], initial), tmp_path))
+
+
+def test_a_size_of_minus_one_is_any_size(tmp_path: Path) -> None:
+    made = model([helper.make_node("Relu", ["x"], ["y"])], {"x": ("f32", (-1, 8))}, ["y"])
+    path = saved(made, tmp_path)
+    assert str(read(path).main.args[0].type) == "f32[x_0, 8]"
+    compared(path, {"x": fresh(5).standard_normal((3, 8)).astype(np.float32)})
+
+
+# ------------------------------------------------------------------ random nodes
+
+WORDS = ("none", "linear", "ab,bc->ac", ",->", "tp", "all_reduce", "two", "-1", "add", "constant")
+SIZES = (1, 2, 3, 4, "batch", "seq")
+
+
+class Drawn:
+    """One node of a kind that is read, with operands and attributes as they may come."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.inputs: dict[str, tuple[str, tuple[int | str, ...]]] = {}
+        self.initial: dict[str, np.ndarray[Any, Any]] = {}
+        self.opset = int(self.one((13, 18, 23)))
+        self.base = self.shape()
+        domain, kind = self.one(sorted(TABLE))
+        known = not domain and onnx.defs.has(kind)
+        schema = onnx.defs.get_schema(kind, onnx.defs.onnx_opset_version(), "") if known else None
+        least, most = (schema.min_input, min(schema.max_input, 6)) if schema else (0, 5)
+        operands = [self.operand(i) for i in range(int(rng.integers(least, most + 1)))]
+        attributes = {name: self.attribute(None) for name in sorted(TABLE[domain, kind].known)}
+        outputs = ["o0", "o1"][: 1 if schema is None else schema.min_output or 1]
+        if schema is not None:
+            attributes = {name: self.attribute(a) for name, a in schema.attributes.items()
+                          if a.required or rng.random() < 0.4}  # fmt: skip
+        given = {name: value for name, value in attributes.items() if value is not None}
+        self.node = helper.make_node(kind, operands, outputs, domain=domain, **given)
+
+    def one(self, many: Sequence[Any]) -> Any:
+        return many[int(self.rng.integers(len(many)))]
+
+    def shape(self) -> tuple[int | str, ...]:
+        return tuple(self.one(SIZES) for _ in range(int(self.rng.integers(6))))
+
+    def operand(self, i: int) -> str:
+        choice = self.rng.random()
+        if choice < 0.1 and i:
+            return ""
+        if choice < 0.5:
+            self.initial[f"c{i}"] = self.constant()
+            return f"c{i}"
+        shape = self.base if choice < 0.8 else self.shape()
+        self.inputs[f"x{i}"] = self.one(("f32", "f32", "i64", "bool", "f16")), shape
+        return f"x{i}"
+
+    def constant(self) -> np.ndarray[Any, Any]:
+        shape = self.rng.integers(0, 4, int(self.rng.integers(3)))
+        numbers = self.rng.integers(-3, 6, shape)
+        return np.asarray(numbers if self.rng.random() < 0.8 else numbers.astype(np.float32))
+
+    def attribute(self, schema: Any) -> Any:
+        kinds = [
+            AttributeProto.INT,
+            AttributeProto.INTS,
+            AttributeProto.FLOAT,
+            AttributeProto.STRING,
+        ]
+        match int(schema.type.value) if schema is not None else self.one(kinds):
+            case AttributeProto.INT:
+                return int(self.rng.integers(-3, 8))
+            case AttributeProto.INTS:
+                return self.rng.integers(-3, 6, int(self.rng.integers(1, 4))).tolist()
+            case AttributeProto.FLOAT:
+                return float(self.rng.normal())
+            case AttributeProto.STRING:
+                return self.one(WORDS)
+            case AttributeProto.TENSOR:
+                return numpy_helper.from_array(self.constant())
+            case _:
+                return None
+
+
+def test_whatever_a_node_is_the_answer_is_a_module_or_a_sentence(tmp_path: Path) -> None:
+    rng, known = fresh(91), 0
+    for _ in range(400):
+        drawn = Drawn(rng)
+        made = model([drawn.node], drawn.inputs, ["o0"], drawn.initial, drawn.opset)
+        try:
+            import_onnx(saved(made, tmp_path))
+            known += 1
+        except Error:
+            continue
+    assert known > 20  # not all is nonsense

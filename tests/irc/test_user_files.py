@@ -1,0 +1,110 @@
+"""Files of a user's own: run once, whoever asks, and taken back where they fail."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from irc import user_files
+from irc.backends.tensorrt.lowering.table import CHOICES
+from irc.backends.tensorrt.plugins import SPECS, files_of, load
+from irc.declare import REGISTRY
+from irc.errors import Error
+from irc.frontends.script import load_script
+from irc.pipeline import load_file
+from tests.user_code import EXAMPLE, taken_back
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    with taken_back():
+        yield
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return Path(shutil.copy(EXAMPLE, tmp_path / "mine.py"))
+
+
+def test_every_way_to_a_file_leads_to_one_module(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_file(file) == ["soft_cap", "SoftCap"]
+    monkeypatch.chdir(file.parent)
+    link = file.with_name("link.py")
+    link.symlink_to(file)
+    assert load(["mine.py", str(link), f"../{file.parent.name}/mine.py"]) == ["SoftCap"] * 3
+    (found,) = user_files.files()
+    assert found.path == file.resolve() and found.registered["operation"] == ("soft_cap",)
+    assert load_script("mine.py").main.returned[0].producer.__class__ is REGISTRY["soft_cap"]
+    assert files_of(["example::SoftCap", "IrcCollective"]) == [str(file.resolve())]
+
+
+def test_what_no_file_registered_is_not_for_other_processes() -> None:
+    load_script(str(EXAMPLE))
+    with pytest.raises(Error, match=r"no file registers the plugin example::SoftCap.*--plugin"):
+        files_of(["example::SoftCap"])
+
+
+def test_a_file_that_fails_leaves_nothing_and_can_be_mended(file: Path) -> None:
+    whole = file.read_text()
+    file.write_text(whole + "\n\n1 / 0\n")
+    line = whole.count("\n") + 3
+    known = [*REGISTRY], [*SPECS], [*CHOICES.users]
+    for way in (load_file, lambda path: load([path])):
+        with pytest.raises(Error, match=rf"mine\.py:{line}: ZeroDivisionError"):
+            way(file)
+        assert ([*REGISTRY], [*SPECS], [*CHOICES.users]) == known
+    file.write_text(whole)
+    assert load([file]) == ["SoftCap"] and "soft_cap" in REGISTRY
+
+
+def test_what_irc_registers_when_a_file_first_needs_it_is_not_the_file_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries: dict[str, str] = {}
+    registry = user_files._Registry(entries, lambda home: {home})  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setitem(user_files._REGISTRIES, "toy", registry)  # pyright: ignore[reportPrivateUsage]
+    path = tmp_path / "toys.py"
+    text = "from irc import user_files\nentries = user_files._REGISTRIES['toy'].entries\n"
+    text += "entries.update(late='irc.ops.late', own=__name__)\n"
+    path.write_text(text + "1 / 0\n")
+    with pytest.raises(Error, match="toys.py:4: ZeroDivisionError"):
+        user_files.run(path, ("toy",), "has no toys")
+    assert entries == {"late": "irc.ops.late"}
+    path.write_text(text)
+    assert user_files.run(path, ("toy",), "has no toys").registered["toy"] == ("own",)
+
+
+def test_a_file_without_plugins_that_is_loaded_already_stays(tmp_path: Path) -> None:
+    path = tmp_path / "op.py"
+    path.write_text(
+        "import irc\n@irc.operation('user_files_op')\nclass Mine(irc.Op):\n"
+        "    x: irc.Operand\n    def infer(self):\n        return self.x.type\n"
+    )
+    assert load_file(path) == ["user_files_op"]
+    with pytest.raises(Error, match=r"op\.py registers no plugin; call register"):
+        load([path])
+    assert "user_files_op" in REGISTRY and load_file(path) == ["user_files_op"]
+
+
+def test_threads_that_load_one_file_run_it_once(file: Path) -> None:
+    file.write_text("import time\ntime.sleep(0.05)\n" + file.read_text())
+    found: list[object] = []
+
+    def one() -> None:
+        try:
+            found.append(load([file]))
+        except Exception as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [["SoftCap"]] * 4
