@@ -38,6 +38,14 @@ class Exchange:
             return (shape[0] // ways, *shape[1:])
         return shape
 
+    def described(self, operand: Array) -> str:
+        """What a rank does with such an operand, in words; ranks that say the same do the same."""
+        shape = ", ".join(map(str, operand.shape))
+        kind = self.operation
+        kind += "" if self.reduce_op == "none" else f" ({self.reduce_op})"
+        root = f" from {self.root}" if self.root > 0 else ""
+        return f"{kind}{root} of {operand.dtype}[{shape}] in {self.place or 'a model'}"
+
 
 class PeerError(Error):
     """Another rank died, stalls or disagrees; the message names it. The run cannot go on."""
@@ -47,11 +55,12 @@ class Communicator(Protocol):
     """One rank's side. Every rank calls the same methods in the same order.
 
     Every method raises a PeerError, on every rank and within the timeout, once any rank has failed
-    or does something else.
+    or does something else. `neighbours`: how many of the `ranks` share this host, this one too.
     """
 
     rank: int
     ranks: int
+    neighbours: int
 
     def exchange(self, what: Exchange, operand: Array, result: Array) -> None:
         """Take part in a collective: read `operand`, write `result`, both contiguous."""

@@ -17,6 +17,8 @@ from benchmarks.process import Run, measure, python
 
 GENAI = "onnxruntime-genai builder"
 EXPORT = "torch.onnx.export(dynamo=True)"
+PARTS = "tp=4"
+MOST_MB = 500  # that a compile to several ranks may take, whatever the shape
 
 
 def irc_run(checkpoint: Path, out: Path, *flags: str) -> Run:
@@ -26,13 +28,19 @@ def irc_run(checkpoint: Path, out: Path, *flags: str) -> Run:
 
 
 def irc_rows(checkpoint: Path, work: Path, label: str, repeat: int) -> list[tuple[str, Run]]:
-    """By reference the median of some runs; bundled once, because it copies the weights."""
+    """By reference the median of some runs; bundled and in parts once: both write weights."""
     runs = [irc_run(checkpoint, work / "irc") for _ in range(repeat)]
     middle = median(r.seconds for r in runs)
     by_reference = min(runs, key=lambda r: abs(r.seconds - middle))
     bundled = irc_run(checkpoint, work / "irc-bundle", "--bundle")
     shutil.rmtree(work / "irc-bundle")
-    return [(f"irc {label}", by_reference), (f"irc {label} --bundle", bundled)]
+    parts = irc_run(checkpoint, work / "irc-parts", "--mesh", PARTS)
+    shutil.rmtree(work / "irc-parts")
+    return [
+        (f"irc {label}", by_reference),
+        (f"irc {label} --bundle", bundled),
+        (f"irc {label} --mesh {PARTS}", parts),
+    ]
 
 
 def genai(checkpoint: Path, work: Path) -> Run:
@@ -73,6 +81,9 @@ def main() -> None:
     print(f"{'':44s}{'seconds':>9s}{'peak MB':>9s}")
     for name, run in rows:
         print(f"{name:44s}{run.seconds:9.2f}{run.peak_mb:9.0f}")
+    for name, run in rows:
+        if name.endswith(PARTS) and run.peak_mb > MOST_MB:
+            print(f"{name} takes more than {MOST_MB} MB")
     if not options.skip_peers:
         irc = next(run for name, run in rows if name.startswith("irc"))
         peer = min(

@@ -14,11 +14,11 @@ from irc.backends.cuda.kernels import kernel, launcher
 from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.plugins import Field, PluginSpec, Tensor, attributes_of, register
 from irc.dtypes import dtype_of, numpy_dtype, widened
+from irc.frontends import Module
 from irc.frontends import functional as F
 from irc.frontends.layers import Linear
 
-# ELEMENT is f32, f16 or bf16, whose conversions irc puts before every kernel.
-KERNEL = r"""
+KERNEL = r"""  // ELEMENT is f32, f16 or bf16, whose conversions irc puts before every kernel
 extern "C" __global__ void softcap(const ELEMENT* x, ELEMENT* y, long long n, float cap)
 {
     const long long step = (long long)gridDim.x * blockDim.x;
@@ -41,10 +41,10 @@ def meaning(fields, x):
 def enqueue(fields, inputs, outputs):
     """What is known with the shapes is done here, once; what it returns runs in every step."""
     count = math.prod(inputs[0].shape)
-    blocks = min(4096, max(1, -(-count // 256)))
-    run = launcher(kernel("softcap", KERNEL, {"ELEMENT": inputs[0].dtype}), blocks, 256)
-    scalars = ctypes.c_longlong(count), ctypes.c_float(fields["cap"])
-    return lambda sources, targets, _, stream: run(stream, sources[0], targets[0], *scalars)
+    blocks, types = min(4096, max(1, -(-count // 256))), {"ELEMENT": inputs[0].dtype}
+    run = launcher(kernel("softcap", KERNEL, types), blocks, 256)
+    n, cap = ctypes.c_longlong(count), ctypes.c_float(fields["cap"])
+    return lambda sources, targets, _, stream: run(stream, sources[0], targets[0], n, cap)
 
 
 @irc.operation("soft_cap", sharding="... -> ...")
@@ -86,11 +86,14 @@ def lower(e, op):
     return e.add("SoftCap", e.get(op.x), **attributes_of("SoftCap", {"cap": op.cap}, "example"))
 
 
-class Capped(Linear):
+class Capped(Module):
+    def __init__(self, width, classes):
+        self.classify = Linear(width, classes)
+
     def forward(self, x):
-        return {"scores": F.soft_cap(super().forward(x), 30.0)}
+        return {"scores": F.soft_cap(self.classify(x), 30.0)}  # pyright: ignore
 
 
 def build(width: int = 64, classes: int = 10):
-    inputs = {"x": irc.Spec("f32", ("B", width))}
-    return irc.trace(Capped(width, classes), inputs, {"B": (1, 8, 64)})
+    x = irc.Spec("f32", ("B", width))
+    return irc.trace(Capped(width, classes), {"x": x}, {"B": (1, 8, 64)})

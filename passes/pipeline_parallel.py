@@ -10,6 +10,7 @@ from irc.mesh import Mesh
 from irc.ops.collective import Collective
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import permit
+from irc.units import amount
 
 from .stage_plan import Plan, weights_of
 from .stage_split import split_stages, stage_name
@@ -133,23 +134,23 @@ def _explain(plan: Plan, begins: list[int], stats: Stats) -> None:
     for weight, stages in _shared_weights(plan, begins).items():
         stats.count("shared weights")
         held = " and ".join(f"@{stage_name(stage)}" for stage in stages)
-        size = _amount(plan.bytes([weight]))
+        size = amount(plan.bytes([weight]))
         stats.explain(f"@{weight.name} ({size}) is used, and so held, by {held}")
 
 
 def _described(plan: Plan, begin: int, end: int) -> str:
-    """`layers.0 to layers.3: 31 % of the cost, 1.20 MB of weights; it hands over ...`"""
+    """`layers.0 to layers.3: 31 % of the cost, 1.2 MB of weights; it hands over ...`"""
     groups, work = plan.groups, plan.work
     first, last = groups.name(begin), groups.name(end - 1)
     total = sum(each.price for each in work) or 1.0
     share = 100 * sum(each.price for each in work[begin:end]) / total
     ops = [op for op, group in groups.place.items() if begin <= group < end]
     text = f"{first} to {last}" if first != last else first
-    text += f": {share:.0f} % of the cost, {_amount(plan.bytes([*weights_of(ops)]))} of weights"
+    text += f": {share:.0f} % of the cost, {amount(plan.bytes([*weights_of(ops)]))} of weights"
     if end == groups.count:
         return text
     names = ", ".join(f"%{value.name or '_'}: {value.type}" for value in plan.alive[end])
-    return f"{text}; it hands over {_amount(plan.handed[end])} ({names})"
+    return f"{text}; it hands over {amount(plan.handed[end])} ({names})"
 
 
 def _shared_weights(plan: Plan, begins: list[int]) -> dict[Weight, list[int]]:
@@ -159,7 +160,3 @@ def _shared_weights(plan: Plan, begins: list[int]) -> dict[Weight, list[int]]:
         for weight in weights_of([op]):
             users.setdefault(weight, {})[_stage(begins, group)] = None
     return {weight: sorted(stages) for weight, stages in users.items() if len(stages) > 1}
-
-
-def _amount(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"

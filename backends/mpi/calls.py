@@ -92,7 +92,7 @@ class ExchangeCall(Call):
                 f"{what.operation} cuts dimension 0 of {list(operand.shape)} into {ways} equal "
                 f"parts in {what.place or 'a call'}; pad it"
             )
-        call = Call.of(rank, what.group, _described(what, operand))
+        call = Call.of(rank, what.group, what.described(operand))
         return ExchangeCall(
             **vars(call),
             what=what,
@@ -111,10 +111,3 @@ class ExchangeCall(Call):
             )
         if not (operand.flags.c_contiguous and result.flags.c_contiguous):
             raise Error(f"{self.text} needs contiguous arrays")
-
-
-def _described(what: Exchange, operand: Array) -> str:
-    shape = ", ".join(map(str, operand.shape))
-    kind = what.operation if what.reduce_op == "none" else f"{what.operation} ({what.reduce_op})"
-    root = f" from {what.root}" if what.root > 0 else ""
-    return f"{kind}{root} of {operand.dtype}[{shape}] in {what.place or 'a model'}"

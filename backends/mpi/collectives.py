@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from irc.backends.mpi.calls import ExchangeCall
+from irc.backends.ranks.combine import reduce_parts
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Pairs: TypeAlias = list[tuple[int, Array]]
@@ -20,13 +21,6 @@ Pairs: TypeAlias = list[tuple[int, Array]]
 # Bytes that a rank would receive by sending whole operands around, up to which it does: above,
 # each rank reduces one part and hands that on, which moves less and takes a round more.
 WHOLE = 512 << 10
-
-_REDUCE: dict[str, Any] = {
-    "sum": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "prod": np.multiply,
-}
 
 
 @dataclass
@@ -177,12 +171,5 @@ def _pairs(call: ExchangeCall, slots: Sequence[Array]) -> Pairs:
 
 def _fold(call: ExchangeCall, own: Array, slots: Sequence[Array], out: Array) -> None:
     """Combine the parts of all ranks in the order of the group."""
-    combine = _REDUCE[call.what.reduce_op]
     parts = [*slots[: call.position], own, *slots[call.position :]]
-    if len(parts) == 1:
-        out[...] = own
-        return
-    with np.errstate(all="ignore"):  # infinity and NaN are results like any other
-        combine(parts[0], parts[1], out=out)
-        for part in parts[2:]:
-            combine(out, part, out=out)
+    reduce_parts(call.what.reduce_op, parts, out)

@@ -61,7 +61,6 @@ class MpiCommunicator:
         self._pulse.start()
         homes = self._facts("the start", json.dumps(asdict(home)))
         self.homes = [Home(**json.loads(each)) for each in homes]
-        # ranks on this host, this one too
         self.neighbours = sum(each.host == home.host for each in self.homes)
 
     def exchange(self, what: Exchange, operand: Array, result: Array) -> None:

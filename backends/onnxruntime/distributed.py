@@ -41,8 +41,8 @@ class DistributedProgram:
         if communicator.ranks != ranks:
             raise Error(f"{folder} has {ranks} ranks, and {communicator.ranks} processes run it")
         self.spread, self._communicator = Spread(facts), communicator
-        neighbours: int = getattr(communicator, "neighbours", ranks)
-        cores = (threads or usable_cores()) * ranks // neighbours  # of all hosts together
+        # those of all hosts together
+        cores = (threads or usable_cores()) * ranks // communicator.neighbours
         each = threads_per_rank(facts, cores)
         self._model = RankModel(
             folder, facts, communicator.rank, threads=each, low_memory=low_memory
@@ -74,11 +74,12 @@ class DistributedProgram:
 
     def _joined(self, name: str, own: np.ndarray | None, sizes: Sizes) -> np.ndarray:
         result = self.spread.results[name]
-        makers = self.spread.makers(result)
-        parts = {
-            maker: self._broadcast(name, maker, own, result, sizes)
-            for maker in (makers if result.split else makers[:1])
+        sources = self.spread.sources(result)
+        sent = {
+            source: self._broadcast(name, source, own, result, sizes)
+            for source in dict.fromkeys(sources.values())
         }
+        parts = {maker: sent[source] for maker, source in sources.items()}
         return self.spread.joined(result, parts, sizes)
 
     def _broadcast(

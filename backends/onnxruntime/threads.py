@@ -245,11 +245,12 @@ class ThreadCommunicator:
     """One rank's side of a ThreadWorld; see Communicator."""
 
     def __init__(self, world: ThreadWorld, rank: int) -> None:
-        self._world, self.rank, self.ranks = world, rank, world.ranks
+        self._world, self.rank = world, rank
+        self.ranks = self.neighbours = world.ranks
 
     def exchange(self, what: Exchange, operand: Array, result: Array) -> None:
         """Take part in a collective: read `operand`, write `result`, both contiguous."""
-        world, text = self._world, _described(what, operand)
+        world, text = self._world, what.described(operand)
         large, ways = operand.nbytes > SMALL, len(what.group)
         meeting, last = world.meet(self.rank, what.group, text, (operand, result), large)
         if large and not last:
@@ -289,13 +290,6 @@ class ThreadCommunicator:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _described(what: Exchange, operand: Array) -> str:
-    shape = ", ".join(map(str, operand.shape))
-    kind = what.operation if what.reduce_op == "none" else f"{what.operation} ({what.reduce_op})"
-    root = f" from {what.root}" if what.root > 0 else ""
-    return f"{kind}{root} of {operand.dtype}[{shape}] in {what.place or 'a model'}"
 
 
 def _listed(ranks: list[int]) -> str:

@@ -63,7 +63,7 @@ class HubCommunicator:
         home = json.dumps(asdict(own_home()))
         self.homes = [Home(**json.loads(each)) for each in self._facts("the start", home)]
         here = self.homes[rank].host
-        self.neighbours = sum(each.host == here for each in self.homes)  # on this host
+        self.neighbours = sum(each.host == here for each in self.homes)
 
     def _start(self) -> None:
         for work, name in ((self._read, "irc reader"), (self._beat, "irc pulse")):
@@ -79,7 +79,7 @@ class HubCommunicator:
 
     def exchange(self, what: Exchange, operand: Array, result: Array) -> None:
         """Take part in a collective: read `operand`, write `result`, both contiguous."""
-        group, text = what.group, _described(what, operand)
+        group, text = what.group, what.described(operand)
         tag = self._tag(group)
         if self.rank != group[0]:
             self._post(group[0], tag, {"text": text}, {"x": operand})
@@ -295,11 +295,6 @@ def hello_of(data: bytes) -> tuple[int, int, Home]:
 
 def _is_death(text: str) -> bool:
     return " died" in text or " stalls" in text
-
-
-def _described(what: Exchange, operand: Array) -> str:
-    shape = ", ".join(map(str, operand.shape))
-    return f"{what.operation} ({what.reduce_op}) of {operand.dtype}[{shape}] in {what.place}"
 
 
 def wait_until(ready: Callable[[], bool], seconds: float) -> bool:

@@ -11,15 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from irc.backends.communicator import Exchange
+from irc.ops.collective import REDUCTIONS
 
 Array: TypeAlias = np.ndarray[Any, Any]
-
-_REDUCE: dict[str, Any] = {
-    "sum": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "prod": np.multiply,
-}
 
 
 def perform(
@@ -34,17 +28,17 @@ def perform(
     match what.operation:
         case "all_reduce":
             part = _share(position, operands[0].size, ways)
-            _reduce(what, [x.reshape(-1)[part] for x in operands], results[0].reshape(-1)[part])
+            first = results[0].reshape(-1)[part]
+            reduce_parts(what.reduce_op, [x.reshape(-1)[part] for x in operands], first)
             for other in results[1:]:
-                other.reshape(-1)[part] = results[0].reshape(-1)[part]
+                other.reshape(-1)[part] = first
         case "reduce":
             part = _share(position, operands[0].size, ways)
-            _reduce(
-                what, [x.reshape(-1)[part] for x in operands], results[what.root].reshape(-1)[part]
-            )
+            out = results[what.root].reshape(-1)[part]
+            reduce_parts(what.reduce_op, [x.reshape(-1)[part] for x in operands], out)
             _zero_elsewhere(what, position, mine)
         case "reduce_scatter":
-            _reduce(what, [_part(x, position, ways) for x in operands], mine)
+            reduce_parts(what.reduce_op, [_part(x, position, ways) for x in operands], mine)
         case "all_gather":
             _join(operands, mine)
         case "gather":
@@ -79,8 +73,12 @@ def _zero_elsewhere(what: Exchange, position: int, mine: Array) -> None:
         mine[...] = 0
 
 
-def _reduce(what: Exchange, parts: Sequence[Array], out: Array) -> None:
-    combine = _REDUCE[what.reduce_op]
+def reduce_parts(reduce_op: str, parts: Sequence[Array], out: Array) -> None:
+    """Combine the parts of all ranks in the order of the group, into `out`."""
+    if len(parts) == 1:
+        out[...] = parts[0]
+        return
+    combine = REDUCTIONS[reduce_op]
     with np.errstate(all="ignore"):  # infinity and NaN are results like any other
         combine(parts[0], parts[1], out=out)
         for part in parts[2:]:

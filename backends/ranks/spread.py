@@ -85,6 +85,18 @@ class Spread:
         """The ranks that have a result, or a part of it."""
         return [rank for rank, stage in enumerate(self.stages) if stage == result.stage]
 
+    def sources(self, result: Result) -> dict[int, int]:
+        """Per maker of a result the first maker that has the same part of it."""
+        first: dict[tuple[int, ...], int] = {}
+        return {
+            maker: first.setdefault(self._place(result, maker), maker)
+            for maker in self.makers(result)
+        }
+
+    def _place(self, result: Result, rank: int) -> tuple[int, ...]:
+        """Which part of a result a rank has, along each dimension."""
+        return tuple(self.mesh.index(rank, axes) for axes in result.axes)
+
     def joined(self, result: Result, parts: Mapping[int, np.ndarray], sizes: Sizes) -> np.ndarray:
         """The whole of a result from what its makers have."""
         if not result.split:

@@ -14,7 +14,6 @@ from irc.errors import Error, did_you_mean
 from irc.types import TensorType
 
 Sizes = dict[str, int]
-_GIVEN = "sizes"  # where a size comes from that is given by itself
 
 
 def check_names(function: Function, given: Mapping[str, object]) -> None:
@@ -39,6 +38,13 @@ class Input(NamedTuple):
     array: np.ndarray
 
 
+class _Origin(NamedTuple):
+    """Which input told a symbol, and the symbols that are a dimension, or given, by themselves."""
+
+    of: dict[str, str]
+    named: set[str]
+
+
 def bind_inputs(
     function: Function, given: Mapping[str, object], known: Mapping[str, int]
 ) -> tuple[list[np.ndarray], Sizes]:
@@ -59,7 +65,8 @@ def bind_sizes(inputs: Sequence[Input], known: Mapping[str, int]) -> Sizes:
     for each in inputs:
         _check_form(each)
     sizes: Sizes = dict(known)
-    origin: dict[str, str] = dict.fromkeys(known, _GIVEN)
+    named = {str(dim) for each in inputs for dim in each.type.shape}
+    origin = _Origin(dict.fromkeys(known, "sizes"), {*known, *named})
     pending: list[tuple[str, Dim, int]] = []
     for name, type, array in inputs:
         for dim, size in zip(type.shape, array.shape, strict=True):
@@ -71,7 +78,7 @@ def bind_sizes(inputs: Sequence[Input], known: Mapping[str, int]) -> Sizes:
         for name, dim, size in pending:
             found = _solve(bind(dim, sizes), size)
             if found is not None:
-                sizes[found[0]], origin[found[0]] = found[1], name
+                sizes[found[0]], origin.of[found[0]] = found[1], name
                 solved = True
     for each in inputs:
         _check_shape(each, sizes, origin)
@@ -102,7 +109,7 @@ def _solve(dim: DimLike, size: int) -> tuple[str, int] | None:
     return (names[0], value) if not left and value >= 0 else None
 
 
-def _check_shape(given: Input, sizes: Sizes, origin: dict[str, str]) -> None:
+def _check_shape(given: Input, sizes: Sizes, origin: _Origin) -> None:
     for at, (dim, size) in enumerate(zip(given.type.shape, given.array.shape, strict=True)):
         bound = bind(dim, sizes)
         if bound != size:
@@ -110,7 +117,7 @@ def _check_shape(given: Input, sizes: Sizes, origin: dict[str, str]) -> None:
             raise Error(f"{has}, {_misfit(given.type.whole, at, bound, sizes, origin)}")
 
 
-def _misfit(type: TensorType, at: int, bound: DimLike, sizes: Sizes, origin: dict[str, str]) -> str:
+def _misfit(type: TensorType, at: int, bound: DimLike, sizes: Sizes, origin: _Origin) -> str:
     """What is wrong with dimension `at`, of which `bound` is what the symbols leave."""
     dim = type.shape[at]
     if not isinstance(dim, Dim):
@@ -120,12 +127,12 @@ def _misfit(type: TensorType, at: int, bound: DimLike, sizes: Sizes, origin: dic
     if isinstance(factor, int) and factor > 1:  # as the dimension of a shape that ranks share
         if isinstance(bound, Dim):
             return f"but dimension {at} must be a multiple of {factor}"
-        if origin[names[0]] != _GIVEN:
-            return f"but dimension {at} must be {bound}, to go with {origin[names[0]]}"
+        if names[0] not in origin.named:
+            return f"but dimension {at} must be {bound}, to go with {origin.of[names[0]]}"
     if isinstance(bound, Dim):
         unknown = list(bound.symbols())
         apart = f"; nothing tells {' and '.join(unknown)} apart: give their sizes"
         why = apart if len(unknown) > 1 else ""
         return f"which does not fit {type}: dimension {at} is {dim}{why}"
-    known = ", ".join(f"{name} is {sizes[name]} in {origin[name]}" for name in names)
+    known = ", ".join(f"{name} is {sizes[name]} in {origin.of[name]}" for name in names)
     return f"but {known}, so dimension {at} ({dim}) must be {bound}"

@@ -167,11 +167,11 @@ class _Emission:
         storage = Storage(Reader(self.module, self.base), self.module.mesh)
         models: list[tuple[str, ModelProto]] = []
         with stages_of(self.module) as stages:
+            profiles_of((stage.function for stage in stages), self.module.dims)
             emitters = self._emitters(stages, storage)
             templates = [Template(emitter, storage) for emitter in emitters]
             storage.locate(self.folder)
             for number, (stage, template) in enumerate(zip(stages, templates, strict=True)):
-                profiles_of(stage.function, self.module.dims)
                 models += self._models(number, stage, template)
         linted = [f"{name} was linted for {self.target}" for name, _ in models]
         return linted + warnings_of(models, self.target)
@@ -180,10 +180,10 @@ class _Emission:
         """Write everything; returns what the manifest is to say."""
         storage = Storage(Reader(self.module, self.base), self.module.mesh)
         with stages_of(self.module) as stages:
+            profiles = profiles_of((stage.function for stage in stages), self.module.dims)
             emitters = self._emitters(stages, storage)
             templates = [Template(emitter, storage) for emitter in emitters]
             found = storage.write(self.folder, self.progress)
-            profiles = [profiles_of(stage.function, self.module.dims) for stage in stages]
             facts = base_facts(self.module, stages, emitters, found, profiles)
             for number, stage in enumerate(stages):
                 self._write(facts, number, stage, templates[number], emitters[number], found)

@@ -57,7 +57,7 @@ class Engines:
         profiles: Sequence[tuple[Profile, ...]],
         target: Target,
         options: EngineOptions,
-        progress: Progress | None,
+        progress: Progress,
     ) -> None:
         self.folder, self.facts, self.profiles = folder, facts, profiles
         self.target, self.options, self.progress = target, options, progress
@@ -65,6 +65,7 @@ class Engines:
     def make(self, base: str | None) -> None:
         """Lint every model and build its engine; `base` is where checkpoint files are."""
         models = {entry["model"]: entry["stage"] for entry in self.facts["ranks"]}
+        self.progress("checking the graphs", 0.0)
         self._note(warnings_of(((m, _read(self.folder / m)) for m in models), self.target))
         if not self.options.build:
             return

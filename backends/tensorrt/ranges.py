@@ -16,13 +16,35 @@ from irc.errors import Error
 Range = tuple[int, int, int]
 
 
-def profiles_of(function: Function, dims: Mapping[str, Range]) -> tuple[Profile, ...]:
-    """The profiles of a function from the ranges of its symbols; none where all is static."""
-    arguments = {
+def profiles_of(
+    functions: Iterable[Function], dims: Mapping[str, Range]
+) -> list[tuple[Profile, ...]]:
+    """The profiles of each function from the ranges of its symbols; none where all is static.
+
+    An Error names all symbols that have no range.
+    """
+    arguments = [(function, _dynamic(function)) for function in functions]
+    symbols = _symbols(shape for _, found in arguments for shape in found.values())
+    missing = [name for name in symbols if name not in dims]
+    if missing:
+        wanted = ",".join(f"{name}=min:typical:max" for name in missing)
+        what = "a range" if len(missing) == 1 else "ranges"
+        raise Error(f"an engine needs {what} for {', '.join(missing)}; give --dims {wanted}")
+    return [_profiles(function, found, dims) for function, found in arguments]
+
+
+def _dynamic(function: Function) -> dict[str, Shape]:
+    """The arguments whose shapes have symbols."""
+    return {
         str(arg.name): arg.type.shape
         for arg in function.args
         if any(isinstance(dim, Dim) for dim in arg.type.shape)
     }
+
+
+def _profiles(
+    function: Function, arguments: Mapping[str, Shape], dims: Mapping[str, Range]
+) -> tuple[Profile, ...]:
     if not arguments:
         return ()
     ranges = {name: _range(name, dims) for name in _symbols(arguments.values())}
@@ -78,8 +100,6 @@ def _symbols(shapes: Iterable[Shape]) -> dict[str, None]:
 
 
 def _range(name: str, dims: Mapping[str, Range]) -> Range:
-    if name not in dims:
-        raise Error(f"an engine needs a range for {name}; give --dims {name}=min:typical:max")
     low, typical, high = dims[name]
     if high < 1:
         raise Error(

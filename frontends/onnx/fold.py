@@ -291,9 +291,11 @@ def _concat(node: Node, c: list[Content]) -> Content | None:
     axis, rank = node.integer("axis", 0), c[0].ndim
     if not -rank <= axis < rank:
         return None
-    rest = {tuple(np.delete(each.shape, axis)) for each in c if each.ndim == rank}
-    same = len(rest) == 1 and all(each.ndim == rank for each in c)
-    return np.concatenate(c, axis) if same else None
+    if any(each.ndim != rank for each in c):
+        return None
+    axis %= rank
+    rest = {(*each.shape[:axis], *each.shape[axis + 1 :]) for each in c}
+    return np.concatenate(c, axis) if len(rest) == 1 else None
 
 
 @_fold("Reshape", "Squeeze", "Unsqueeze", "Flatten")

@@ -53,7 +53,8 @@ class Gaps:
             return
         error = self._only or self._listed()
         if self.behind:
-            error.add_note(f"{_count(self.behind, 'node')} that need what these make were not read")
+            were = "was" if self.behind == 1 else "were"
+            error.add_note(f"{_count(self.behind, 'node')} behind them {were} not looked at")
         if self.hint and self._ruled:
             error.add_note(self.hint)
         raise error from (error.__cause__ if error is self._only else None)

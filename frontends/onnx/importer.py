@@ -52,10 +52,10 @@ def import_onnx(
     replaced, where a file has two names for what is always one size. A file of one rank among
     several needs its `mesh` only where its groups leave that open. External data lies beside the
     model, or below `base`, which the manifest of an artifact names. `plugins` are those whose nodes
-    are read as operations, by namespace and name. An Error lists everything that
-    irc has no operation for, before anything is built.
+    are read as operations, by namespace and name. An Error lists everything that irc has no
+    operation for, before anything is built.
     """
-    if not isinstance(path, (str, PathLike)):
+    if not isinstance(path, (str, PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise Error(
             f"import_onnx reads a file, and was given a {type(path).__name__}; write a model that "
             "is in memory with onnx.save(model, 'model.onnx'), and give that path"

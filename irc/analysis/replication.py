@@ -152,9 +152,12 @@ def _not_a_sum(op: Collective, axis: str, point: Point) -> Error:
 
 
 def _useless(op: Collective, axis: str, point: Point) -> Error:
-    """The error about a collective that comes too late."""
+    """The error about a collective behind an operation whose result no collective makes good."""
     x = _operand(point, lambda variation: axis in variation.broken)
-    return Error(f"{named(op)} comes too late: {Blame().broken(x, axis)}", point.value.producer)
+    return Error(
+        f"{named(op)} is given what is wrong already: {Blame().broken(x, axis)}",
+        point.value.producer,
+    )
 
 
 def _operand(point: Point, holds: Callable[[Variation], bool]) -> Point:

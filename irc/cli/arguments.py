@@ -153,13 +153,13 @@ def runtime_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
-    """`--load F`, for passes and operations of the user's own; main.py loads them."""
+    """`--load F`, for passes, operations and plugins of the user's own; main.py loads them."""
     parser.add_argument(
         "--load",
         metavar="F",
         action="append",
         default=[],
-        help="a Python file that registers passes or operations; may be repeated",
+        help="a Python file that registers passes, operations or plugins; may be repeated",
     )
 
 

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import Error
+from ..units import amount
 from .arguments import add_json, whole_number, word_of
-from .console import Progress, amount, print_json, table, warn
+from .console import Progress, print_json, table, warn
 
 if TYPE_CHECKING:
     from ..analysis.topology import Measured, Topology
@@ -23,7 +24,7 @@ EXAMPLES = """
   mpiexec -n 4 irc bench collectives -o hosts.json              (a rank per process)
 """
 
-SIZES = tuple(4096 * 4**i for i in range(8))  # 4 KiB to 64 MiB
+SIZES = tuple(4096 * 4**i for i in range(8))  # 4 kB to 67 MB
 CPU_RANKS = 2
 
 
@@ -47,7 +48,7 @@ def configure(parser: ArgumentParser) -> None:
         metavar="BYTES,...",
         type=listed(whole_number(1024)),
         default=SIZES,
-        help="of the whole tensor (4 KiB to 64 MiB)",
+        help="of the whole tensor (4096 to 67108864)",
     )
     add("-o", "--output", metavar="FILE", help="write a topology with the fitted constants")
     add("--topology", metavar="FILE", help="the topology they go into (the one for 8 H200)")

@@ -8,6 +8,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..units import amount
 from .arguments import (
     Usage,
     add_json,
@@ -17,7 +18,7 @@ from .arguments import (
     whole_number,
     word_of,
 )
-from .console import Progress, amount, print_json, table
+from .console import Progress, print_json, table
 from .engines import add_engine, engine_options
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ def configure(parser: ArgumentParser) -> None:
     add(
         "--backend",
         metavar="NAME",
-        default="onnx",
-        help="what to compile for: onnx, tensorrt-rtx, tensorrt, reference",
+        help="what to compile for: onnx, tensorrt-rtx, tensorrt, reference (onnx, or what an "
+        "artifact was compiled for)",
     )
     add("--pipeline", metavar="TEXT", help="the passes, in place of the backend's own")
     add("--dtype", type=word_of("f32", "f16", "bf16"), help="compute in f32, f16 or bf16")
@@ -117,7 +118,7 @@ def run(args: Namespace) -> int:
         prepared = prepare(
             args.source,
             **parallel_options(args),
-            backend=args.backend,
+            backend=args.backend or "",
             checkpoint=args.checkpoint,
             pipeline=args.pipeline,
             dtype=args.dtype,
@@ -147,10 +148,11 @@ def run(args: Namespace) -> int:
 def _instruments(args: Namespace, timing: Timing) -> list[Instrument]:
     from ..instruments import DumpDir, Reproducer, VerifyEach
 
-    chosen: list[Instrument] = [Reproducer(args.dump_dir, args.load)]
+    files = [*args.load, *args.plugin]  # either may declare operations
+    chosen: list[Instrument] = [Reproducer(args.dump_dir, files)]
     chosen += [] if args.no_verify else [VerifyEach()]
     if args.dump_dir is not None:
-        chosen.append(DumpDir(args.dump_dir, args.load))
+        chosen.append(DumpDir(args.dump_dir, files))
     return [*chosen, timing]
 
 

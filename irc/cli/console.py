@@ -65,15 +65,6 @@ def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def amount(size: float) -> str:
-    """Bytes for people: `1.5 GiB`."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
 class Progress:
     """Says on standard error what takes more than a second.
 

@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ..units import amount
 from .arguments import (
     add_json,
     add_parallel,
@@ -15,7 +16,7 @@ from .arguments import (
     word_of,
 )
 from .compile import ranges
-from .console import Progress, amount, paint, print_json, table
+from .console import Progress, paint, print_json, table
 
 if TYPE_CHECKING:
     from ..analysis.forecast import Phase
@@ -101,6 +102,7 @@ def _facts(found: Forecast) -> dict[str, Any]:
         "ranks": found.module.mesh.ranks,
         "pipeline": found.pipeline,
         "topology": found.topology.name,
+        "notes": _notes(found),
         "phases": [_phase_facts(each) for each in found.phases],
     }
 
@@ -173,6 +175,14 @@ def _say(found: Forecast) -> None:
         if rows:
             print(table(rows, _COLLECTIVES))
         print(_time(phase))
+    for note in _notes(found):
+        print(f"\n{note}")
+
+
+def _notes(found: Forecast) -> list[str]:
+    from ..analysis.idle_axes import idle_axes
+
+    return idle_axes(found.module)
 
 
 _MEMORY = ("  memory per rank", "weights", "states", "activations", "workspace", "all")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..artifact import is_artifact, read_manifest
 from ..errors import Error
-from .console import amount, print_json, table
+from ..units import amount
+from .console import print_json, table
 
 if TYPE_CHECKING:
     from ..backends.tensorrt.builder.report import Report

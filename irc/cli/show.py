@@ -8,8 +8,9 @@ from typing import cast
 
 from ..artifact import is_artifact, read_manifest
 from ..errors import Error, did_you_mean
+from ..units import amount
 from .arguments import add_json
-from .console import amount, print_json, table
+from .console import print_json, table
 from .kernels import show_kernels
 from .sources import STDIN, read_module
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 from .. import __version__
+from ..analysis.idle_axes import idle_axes
 from ..artifact import BUNDLE, MODULE, REPORT, Progress, is_artifact, write_manifest
 from ..atomic import whole_folder
 from ..bundle import bundled
@@ -24,43 +25,13 @@ from ..types import TensorType
 from ..verify import verify
 from ..weights import UnboundRef
 from .load import Artifact
+from .options import Options, backend_of
 from .pipelines import Parallel, chosen_pipeline
-from .sources import Dims, PathLike, Source, find_source
+from .sources import PathLike, Source, find_source
 
 if TYPE_CHECKING:
     from ..backends.base import Backend, Ports
     from ..pipeline import Instrument, Step
-
-
-class Options(TypedDict, total=False):
-    """What may be chosen about a compilation; everything may be left out.
-
-    `mesh`: axes of ranks, as in "tp=2" or {"tp": 2}; `plan`, `sequence`, `embedding`, `outside` and
-    `next_tokens` say how a module is spread over them, see `Parallel`. `backend`: "onnx" unless
-    given. `checkpoint`: the folder of a script's weights. `pipeline`: the passes as text, those of
-    the backend unless given. `dtype`: f32, f16 or bf16. `settings`: keyword arguments of a
-    script's factory. `engine`: options of TensorRT engines, see `EngineOptions` in
-    irc.backends.tensorrt.options. `dims`: ranges (min, typical, max) of symbols, or one number.
-    `random_weights`: a seed, in place of a checkpoint. `instruments` watch the passes; without
-    them each pass is verified. `progress` is told what goes on.
-    """
-
-    mesh: str | Mapping[str, int]
-    plan: str
-    sequence: bool
-    embedding: str
-    outside: str
-    next_tokens: bool
-    backend: str
-    checkpoint: PathLike | None
-    pipeline: str | None
-    dtype: str | None
-    settings: Mapping[str, Any]
-    engine: Mapping[str, Any]
-    dims: Dims
-    random_weights: int | None
-    instruments: Sequence[Instrument] | None
-    progress: Progress | None
 
 
 @dataclass
@@ -93,11 +64,10 @@ def compile(
 
 def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
     """Everything before a file is written: the module, its weights bound, all passes run."""
-    from ..backends import get
     from ..backends.base import report
 
     tell = options.get("progress") or _silent
-    backend = _configured(get(options.get("backend", "onnx")), options.get("engine"))
+    backend = backend_of(src, options)
     tell("reading the model", 0.0)
     source = find_source(
         src,
@@ -134,22 +104,8 @@ def check(prepared: Prepared) -> list[str]:
     Returns sentences for the user.
     """
     checked = getattr(prepared.backend, "check", None)
-    return [] if checked is None else checked(prepared.module, {"base": Path()})
-
-
-def _configured(backend: Backend, engine: object) -> Backend:
-    """The backend with options of engines, where any are given."""
-    if not engine:
-        return backend
-    configured = getattr(backend, "configured", None)
-    if configured is None:
-        named = isinstance(engine, Mapping)
-        given = ", ".join(map(str, cast("Mapping[Any, Any]", engine))) if named else engine
-        raise Error(
-            f"{given}: options of engines, and the backend {backend.name} builds none; "
-            "give --backend tensorrt-rtx or --backend tensorrt"
-        )
-    return configured(engine)
+    notes: list[str] = [] if checked is None else checked(prepared.module, {"base": Path()})
+    return [*idle_axes(prepared.module), *notes]
 
 
 def run_passes(
@@ -183,7 +139,7 @@ def write(
         manifest = write_manifest(folder, facts, outside, tell, known)
     finish = getattr(prepared.backend, "finish", None)
     notes += [] if finish is None else finish(Path(output), manifest)
-    return Artifact(Path(output), manifest, notes=notes)
+    return Artifact(Path(output), manifest, notes=[*idle_axes(module), *notes])
 
 
 def _write_program(

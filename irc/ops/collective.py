@@ -27,7 +27,7 @@ ReduceKind: TypeAlias = Literal["sum", "max", "min", "prod"]
 Array: TypeAlias = Any  # a numpy array
 
 _AXES = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
-_REDUCE: dict[str, Any] = {
+REDUCTIONS: dict[str, Any] = {  # how two parts are combined
     "sum": np.add,
     "max": np.maximum,
     "min": np.minimum,
@@ -191,7 +191,7 @@ class AllReduce(Exchange):
         return self.finished(x, axes, self.op)
 
     def combine(self, shards: list[Array]) -> list[Array]:
-        return [fold(_REDUCE[self.op], shards)] * len(shards)
+        return [fold(REDUCTIONS[self.op], shards)] * len(shards)
 
 
 @operation("all_gather")
@@ -239,7 +239,7 @@ class ReduceScatter(Exchange):
         return self.scattered(self.finished(x, axes, self.op), axes, self.dim)
 
     def combine(self, shards: list[Array]) -> list[Array]:
-        return np.split(fold(_REDUCE[self.op], shards), len(shards), axis=self.dim)
+        return np.split(fold(REDUCTIONS[self.op], shards), len(shards), axis=self.dim)
 
 
 @operation("all_to_all")
@@ -311,7 +311,7 @@ class Reduce(Exchange):
         return x
 
     def combine(self, shards: list[Array]) -> list[Array]:
-        return _only(self.root, fold(_REDUCE[self.op], shards), len(shards))
+        return _only(self.root, fold(REDUCTIONS[self.op], shards), len(shards))
 
 
 @operation("collective_gather")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from irc.units import amount
+
 from .choose import why
 from .cost import Candidate
 from .sites import Layout, Site
 
 ASKED = "it was asked for"
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def lines(
@@ -35,12 +36,3 @@ def _line(found: Candidate, chosen: bool, asked: bool) -> str:
     return (
         f"  {found.scheme:<3} {times} us, sends {data}, holds {amount(found.memory)}{shared}{note}"
     )
-
-
-def amount(count: float) -> str:
-    """Bytes in a unit that leaves three digits or fewer before the point."""
-    for unit in _UNITS:
-        if count < 1000 or unit == _UNITS[-1]:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return ""

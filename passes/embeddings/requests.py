@@ -18,7 +18,7 @@ class Requests:
     def __init__(self, rows: Sequence[Asked], scheme: str) -> None:
         self.rows, self.rest = list(rows), Asked("*", scheme)
         self._met: set[Asked] = set()
-        self._unmet: dict[Asked, list[str]] = {}
+        self._unmet: dict[Asked, list[tuple[bool, str]]] = {}  # whether that is plain, and why
 
     def of(self, table: Weight) -> Asked:
         """What is asked for one table: the first row that fits, else the scheme of all."""
@@ -31,12 +31,13 @@ class Requests:
 
     def unmet(self, asked: Asked, table: Weight, why: str) -> None:
         """A lookup stays as it is, for a reason."""
-        if why == UNSPLIT:
+        plain = why == UNSPLIT
+        if plain:
             why = (
                 f"{why}; split it by a row of the plan, such as {table.name} 0@AXIS, or here by "
                 f'tables=["{table.name} {asked.scheme}@AXIS"]'
             )
-        self._unmet.setdefault(asked, []).append(f"@{table.name}: {why}")
+        self._unmet.setdefault(asked, []).append((plain, f"@{table.name}: {why}"))
 
     def check(self, tables: Collection[Weight]) -> None:
         """An Error about a row that fits no table, or about a scheme that no lookup got."""
@@ -50,7 +51,9 @@ class Requests:
         for asked in (*self.rows, self.rest):
             if asked_layout(asked) is None or asked in self._met:
                 continue
-            for why in self._unmet.get(asked, [])[:1]:
+            reasons = self._unmet.get(asked)
+            if reasons:  # others tell more than that a table is whole
+                _, why = min(reasons, key=lambda reason: reason[0])
                 raise Error(f"{asked.scheme} was asked for, but no lookup can have it: {why}")
             if not tables:
                 raise Error(

@@ -142,7 +142,7 @@ def _no_weight(module: Module, rows: list[Row], axis: str) -> str:
     names = list(module.weights)[:3]
     shown = f", whose weights are called {', '.join(f'@{name}' for name in names)}" if names else ""
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
-    default = all(row.source.startswith(DEFAULT) for row in rows)
+    default = all(row.source.startswith(f"{DEFAULT}: ") for row in rows)
     plan = f"the default plan, {DEFAULT}," if default else f"the plan ({rows[0]}{more})"
     return (
         f"{plan} splits no weight of this module over {axis}{shown}; write "

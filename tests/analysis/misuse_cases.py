@@ -36,7 +36,7 @@ REFUSED: dict[str, tuple[list[tuple[str, str]], list[str], int]] = {
             ("return %y", f"{MORE}{LATE}return %p"),
         ],
         [
-            "the all_reduce at model.py:22 comes too late",
+            "the all_reduce at model.py:22 is given what is wrong already",
             "the linear at model.py:20 takes for the same on all ranks of tp",
             "what the rank at model.py:10 makes another on each of them",
         ],
@@ -53,7 +53,11 @@ REFUSED: dict[str, tuple[list[tuple[str, str]], list[str], int]] = {
             ),
             ("(y: f32[B, 4]", "(y: f32[B, 16]"),
         ],
-        ["the all_gather at model.py:21 comes too late", "model.py:20", "the rank at model.py:10"],
+        [
+            "the all_gather at model.py:21 is given what is wrong already",
+            "model.py:20",
+            "the rank at model.py:10",
+        ],
         21,
     ),
     "a rank in a sum": (

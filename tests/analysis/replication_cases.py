@@ -97,7 +97,7 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str], int]] = {
     "too late": (
         [("add %x, %s", "add %x, %t"), ("return %y", f"{MORE}{LATE}return %p")],
         [
-            "the all_reduce at model.py:22 comes too late",
+            "the all_reduce at model.py:22 is given what is wrong already",
             "the add at model.py:5 takes for complete what is still to be added up over tp",
             "the linear at model.py:3 in mlp uses @down",
             "put an all_reduce over tp behind it",
@@ -106,7 +106,11 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str], int]] = {
     ),
     "too late, without a residual": (
         [("add %x, %s", "tanh %t"), ("return %y", f"{MORE}{LATE}return %p")],
-        ["at model.py:22 comes too late", "the tanh at model.py:5", "the linear at model.py:3"],
+        [
+            "at model.py:22 is given what is wrong already",
+            "the tanh at model.py:5",
+            "the linear at model.py:3",
+        ],
         22,
     ),
     "joined too late": (
@@ -120,7 +124,7 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str], int]] = {
             ),
             ("(y: f32[B, 4]", "(y: f32[B, 16]"),
         ],
-        ["the all_gather at model.py:21 comes too late", "the tanh at model.py:5"],
+        ["the all_gather at model.py:21 is given what is wrong already", "the tanh at model.py:5"],
         21,
     ),
     "a part of a term": (
@@ -132,7 +136,10 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str], int]] = {
                 "    %y = add %x, %s",
             )
         ],
-        ["the all_reduce at model.py:13 comes too late", "the gather at model.py:12 takes"],
+        [
+            "the all_reduce at model.py:13 is given what is wrong already",
+            "the gather at model.py:12 takes",
+        ],
         13,
     ),
     "terms in another contraction": (
@@ -140,12 +147,18 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str], int]] = {
             ("%y = add %x, %s", f"{AGAIN}%y = add %x, %s"),
             ("  func", f"{WIDE}  func"),
         ],
-        ["the all_reduce at model.py:13 comes too late", "the linear at model.py:12 takes"],
+        [
+            "the all_reduce at model.py:13 is given what is wrong already",
+            "the linear at model.py:12 takes",
+        ],
         13,
     ),
     "terms in a linear that is split": (
         [("add %x, %s", "neg %t"), ("return %y", f"{MORE}{LATE}return %p")],
-        ["the all_reduce at model.py:22 comes too late", "the linear at model.py:20 takes"],
+        [
+            "the all_reduce at model.py:22 is given what is wrong already",
+            "the linear at model.py:20 takes",
+        ],
         22,
     ),
     "added to what a root holds": (
@@ -158,7 +171,10 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str], int]] = {
                 "    %y = add %x, %s",
             )
         ],
-        ["the all_reduce at model.py:14 comes too late", "the add at model.py:13 takes"],
+        [
+            "the all_reduce at model.py:14 is given what is wrong already",
+            "the add at model.py:13 takes",
+        ],
         14,
     ),
     "lost before another layer": (
@@ -180,13 +196,16 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str], int]] = {
                 "    %y = add %x, %s",
             )
         ],
-        ["the all_gather at model.py:14 comes too late", "the tanh at model.py:12 takes"],
+        [
+            "the all_gather at model.py:14 is given what is wrong already",
+            "the tanh at model.py:12 takes",
+        ],
         14,
     ),
     "a bias on every rank": (
         [("linear %a, @down", "linear %a, @down, bias=@bias")],
         [
-            "the all_reduce at model.py:4 in mlp comes too late",
+            "the all_reduce at model.py:4 in mlp is given what is wrong already",
             "the linear at model.py:3 in mlp adds its bias once per rank of tp",
             "add it behind the all_reduce instead",
         ],

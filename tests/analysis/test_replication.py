@@ -143,7 +143,9 @@ def test_what_is_fused_with_a_sum() -> None:
         check_replication(twice)
     late = parse_module(FUSED.replace("%n, %s =", "%u = tanh %t : f32[4, 4]\n %n, %s =").replace(
         "all_reduce_rms_norm %t", "all_reduce_rms_norm %u"))  # fmt: skip
-    with pytest.raises(Error, match=r"comes too late: the tanh %u .* the linear at f\.py:1"):
+    with pytest.raises(
+        Error, match=r"is given what is wrong already: the tanh %u .* the linear at f\.py:1"
+    ):
         check_replication(late)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from irc.backends.base import Arrays
+from irc.backends.fallback import FallbackProgram
 from irc.backends.onnx import backend
 from irc.backends.onnxruntime import ParallelProgram
 from irc.backends.onnxruntime.threads import ThreadWorld
@@ -26,11 +27,14 @@ Inputs_ = Mapping[str, "np.ndarray | list[np.ndarray]"]
 
 
 def loaded(module: Module, folder: Path, **options: Any) -> ParallelProgram:
-    """The program of a module, which is emitted into `folder` and checked by ONNX."""
+    """The program of a module, which is emitted into `folder` and checked by ONNX; of lookups that
+    have too little room at times, the one that may lose some."""
     out = folder / "out"
     out.mkdir(exist_ok=True)
     facts = backend.emit(module, out, {"base": folder, "check": True})
     program = backend.load(out, facts, **({"threads": 1, "timeout": 100} | options))
+    if isinstance(program, FallbackProgram):
+        program = program.fast
     assert isinstance(program, ParallelProgram)
     return program
 

@@ -337,11 +337,11 @@ def test_what_ranks_share_is_a_multiple_without_words_of_their_own() -> None:
       } }"""
     ones = {n: np.ones(n, "f4") for n in (4, 6, 8)}
     with pytest.raises(
-        Error, match="x has the shape .6., but dimension 0 must be a multiple of 4$"
+        Error, match=r"x has the shape .6., but dimension 0 must be a multiple of 4$"
     ):
         evaluate(parse_module(text), {"x": ones[6], "y": ones[6]})
     with pytest.raises(
-        Error, match="y has the shape .8., but dimension 0 must be 4, to go with x$"
+        Error, match=r"y has the shape .8., but dimension 0 must be 4, to go with x$"
     ):
         evaluate(parse_module(text), {"x": ones[4], "y": ones[8]})
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from irc.cli.console import Progress, amount, error_line, markdown_table, paint, table
+from irc.cli.console import Progress, error_line, markdown_table, paint, table
 
 
 class Terminal(io.StringIO):
@@ -92,16 +92,6 @@ def test_tables() -> None:
     assert table([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"
     assert table([]) == ""
     assert markdown_table([["a|b", "c"]], ["x", "y"]) == "| x | y |\n| --- | --- |\n| a\\|b | c |"
-
-
-def test_amounts() -> None:
-    assert [amount(n) for n in (0, 1023, 1536, 3 << 20, 5 << 30)] == [
-        "0 bytes",
-        "1023 bytes",
-        "1.5 KiB",
-        "3.0 MiB",
-        "5.0 GiB",
-    ]
 
 
 def test_an_error_says_so_once() -> None:

@@ -116,6 +116,13 @@ def test_stages_are_shown_one_by_one(tmp_path: Path) -> None:
     assert "x send" in text
 
 
+def test_ranks_that_do_the_same_are_told(tmp_path: Path) -> None:
+    folder = config_folder(tmp_path / "llama", CONFIG)
+    note = "nothing is split over the mesh axis cp: its 2 ranks do the same"
+    assert note in works("forecast", folder, "--mesh", "cp=2,tp=2").out
+    assert works("forecast", folder, "--mesh", "tp=2", "--json").json["notes"] == []
+
+
 def test_slower_links_take_longer(tmp_path: Path) -> None:
     folder = config_folder(tmp_path / "llama", CONFIG)
     times = [
@@ -129,7 +136,7 @@ def test_slower_links_take_longer(tmp_path: Path) -> None:
 
 def test_too_much_for_the_device_is_said(tmp_path: Path) -> None:
     folder = config_folder(tmp_path / "llama", LLAMA_70B)
-    assert "GiB of 139.8 GiB: too much" in works("forecast", folder, "--dims", "B=64").out
+    assert "GB of 150.1 GB: too much" in works("forecast", folder, "--dims", "B=64").out
 
 
 def test_a_module_that_is_no_language_model() -> None:

@@ -128,7 +128,7 @@ def test_ops_for_a_target_prints_the_table_of_lowerings(monkeypatch: pytest.Monk
     assert works(*words, "mul", "--json").json == [expected]
     assert "| `add` | as ONNX | it has it | docs |" in works(*words, "--markdown").out
     assert "did you mean 'mul'?" in refused(*words, "mull")
-    assert "no kernels for sm_90" in refused("ops", "--target", "tensorrt-rtx-1.7/sm_90")
+    assert "no engine is for sm_90" in refused("ops", "--target", "tensorrt-rtx-1.7/sm_90")
 
 
 def test_ops_for_a_target_has_every_operation() -> None:

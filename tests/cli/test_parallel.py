@@ -177,6 +177,17 @@ def test_outside_alone_leaves_the_layout(tmp_path: Path) -> None:
     assert "--outside is 'row:x', but it must be zero, clamp, error, or row:N" in said
 
 
+def test_an_axis_that_nothing_uses_is_told(checkpoint: Path, tmp_path: Path) -> None:
+    note = "nothing is split over the mesh axis cp: its 2 ranks do the same"
+    words = ["compile", checkpoint, "--mesh", "cp=2,tp=2"]
+    assert note in works(*words, "--dry-run").out
+    facts = works(*words, "-o", tmp_path / "out", "--json").json
+    assert facts["notes"][0].startswith(note)
+    given = ["--mesh", "pp=2,tp=2", "--pipeline", "inline, cse, shard, localize", "--dry-run"]
+    assert "nothing is split over the mesh axis pp" in works("compile", checkpoint, *given).out
+    assert "do the same" not in works("compile", checkpoint, "--mesh", "tp=2", "--dry-run").out
+
+
 def test_rows_that_do_not_divide_are_named(checkpoint: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", input_ids=np.array([[5, 6, 7]]))
     files = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]

@@ -152,6 +152,12 @@ def test_attributes_of_another_type(
     assert message in text
 
 
+def test_rows_that_are_packed_into_one(tmp_path: Path) -> None:
+    made = {"domain": "com.microsoft", "num_heads": 1, "is_packed_batching": 1}
+    more = (np.zeros((1, 1), np.int64), np.ones((4, 4), np.float32), np.ones((4, 4), np.float32))
+    assert "packed into one" in refused(tmp_path, "RotaryEmbedding", "x p c s", *more, **made)
+
+
 def test_groups_that_are_no_list() -> None:
     """ONNX itself sees it only once something has registered the operator."""
     node = Node("DistCollective", "", "", 0, 23, [None], ["a"], {"nb_rank": 2, "groups": 7})

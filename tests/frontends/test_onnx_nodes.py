@@ -203,6 +203,8 @@ CASES = [
          order="x c s ids"),
     Case("RotaryEmbedding", {"x": ("f32", (B, S, 16))}, {"c": f32(64, 2), "s": f32(64, 2)},
          {"num_heads": 2, "rotary_embedding_dim": 4, "interleaved": 1}, order="x c s ids"),
+    *(Case("RotaryEmbedding", {"x": ("f32", (B, 2, S, 8))}, {"c": f32(64, 4), "s": f32(64, 4)},
+           {"interleaved": n}, order="x ids c s", domain="com.microsoft") for n in (0, 1)),
     Case("Attention", dict.fromkeys("qkv", ("f32", (B, 2, S, 8))), attributes={"is_causal": 1}),
     Case("Attention", {"q": ("f32", (B, 2, 4, 8))} | dict.fromkeys("kv", ("f32", (B, 2, S, 8))),
          attributes={"is_causal": 1}),

@@ -73,7 +73,7 @@ def test_what_irc_registers_when_a_file_first_needs_it_is_not_the_file_s(
     text = "from irc import user_files\nentries = user_files._REGISTRIES['toy'].entries\n"
     text += "entries.update(late='irc.ops.late', own=__name__)\n"
     path.write_text(text + "1 / 0\n")
-    with pytest.raises(Error, match="toys.py:4: ZeroDivisionError"):
+    with pytest.raises(Error, match=r"toys\.py:4: ZeroDivisionError"):
         user_files.run(path, ("toy",), "has no toys")
     assert entries == {"late": "irc.ops.late"}
     path.write_text(text)

@@ -255,9 +255,9 @@ def test_the_report_names_layers_bytes_and_weights_held_twice() -> None:
     module = llama(4, tie_word_embeddings=True)
     notes = cut(module, stages=2).notes
     assert notes[0].startswith("@stage0 is model.layers.0 to model.layers.1: ")
-    assert notes[0].endswith("it hands over 0.00 MB (%layers_1: f32[B, S, 12])")
+    assert notes[0].endswith("it hands over 1.5 kB (%layers_1: f32[B, S, 12])")
     assert notes[1].startswith("@stage1 is model.layers.2 to model.layers.3: ")
-    assert "MB of weights" in notes[1] and "hands over" not in notes[1]
+    assert "kB of weights" in notes[1] and "hands over" not in notes[1]
     assert notes[2].startswith("made of arguments alone, and so in every stage that uses it: ")
     assert notes[3].endswith("is used, and so held, by @stage0 and @stage1")
 

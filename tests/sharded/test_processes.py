@@ -52,7 +52,7 @@ def graph_on(mesh: str, first: int, folder: Path) -> tuple[Sharded, dict[str, np
         if case.mesh != mesh or amplifies(seed, inputs):
             continue
         plan = folder / "plan.txt"
-        plan.write_text("\n".join(case.plan) or "w* whole")
+        plan.write_text("\n".join(case.plan) or "ids whole")
         try:
             run_pipeline(case.module, f'shard{{mesh="{mesh}", plan="{plan}"}}, localize, cse, dce')
         except irc.Error as error:

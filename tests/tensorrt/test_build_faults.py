@@ -15,6 +15,9 @@ import pytest
 from irc.backends.tensorrt.builder import build as building
 from irc.backends.tensorrt.builder import process
 from irc.backends.tensorrt.builder.build import BuildRequest, Built, Profile, build
+from irc.backends.tensorrt.builder.failures import Hearing
+from irc.backends.tensorrt.builder.model import read
+from irc.backends.tensorrt.builder.process import Ended
 from irc.backends.tensorrt.target import Target
 from irc.errors import Error
 from tests.tensorrt.graphs import (
@@ -89,12 +92,18 @@ def test_what_the_builder_refuses_names_the_operation(tmp_path: Path) -> None:
 
 
 def test_too_little_workspace_says_which_option_gives_more(tmp_path: Path) -> None:
-    text = refusal(
-        asked(
-            gemm(tmp_path / "m.onnx"), [profile("p", tmp_path / "m.onnx", B=(1, 2, 4))], workspace=1
-        )
-    )
+    path = gemm(tmp_path / "m.onnx")
+    text = refusal(asked(path, [profile("p", path, B=(1, 2, 4))], workspace=1))
     assert "workspace" in text and text.endswith("; raise --workspace, or leave it out")
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_memory_that_ran_out_under_a_limit(limited: bool, tmp_path: Path) -> None:
+    said = {"text": "Error Code 2: OutOfMemory (Requested size was 111 bytes.)", "node": ""}
+    hearing = Hearing(read(relu(tmp_path / "m.onnx")), "TensorRT", "m.engine", print, limited)
+    hearing.hear({"event": "failed", "doing": "building", "errors": [said]})
+    problem = hearing.problem(Ended(1, ""))
+    assert str(problem).endswith("; raise --workspace, or leave it out") == limited
 
 
 def test_an_input_that_the_parser_drops_is_an_error(tmp_path: Path) -> None:

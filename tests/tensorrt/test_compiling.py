@@ -12,11 +12,11 @@ import pytest
 
 import irc
 from irc.backends.tensorrt.options import EngineOptions
-from irc.declare import REGISTRY
 from irc.driver import Artifact
 from irc.errors import Error
 from tests.cli.runner import refused, works
 from tests.tiny_checkpoint import write_checkpoint
+from tests.user_code import taken_back
 
 DIMS = {"B": (1, 1, 2), "S": (1, 8, 24), "T": (1, 1, 2), "C": (24, 24, 24)}
 
@@ -131,7 +131,7 @@ def build():
 def test_a_plugin_lowers_an_operation_of_the_model(tmp_path: Path) -> None:
     (tmp_path / "plugin.py").write_text(PLUGIN)
     (tmp_path / "model.py").write_text(MODEL)
-    try:
+    with taken_back():
         engine = {"plugins": str(tmp_path / "plugin.py")}
         artifact = compiled(tmp_path / "model.py", tmp_path / "out", engine=engine)
         assert artifact.manifest["program"]["plugins"] == {"example::TestTwice": "3"}
@@ -141,8 +141,6 @@ def test_a_plugin_lowers_an_operation_of_the_model(tmp_path: Path) -> None:
             from irc.backends.tensorrt.plugins import find
 
             find("TestTwice")
-    finally:
-        REGISTRY.pop("test_twice", None)
 
 
 def test_an_artifact_records_only_plugins_that_it_uses(checkpoint: Path, tmp_path: Path) -> None:
@@ -250,7 +248,7 @@ def test_a_dry_run_says_what_the_linter_says(
     rule = Rule("no-rope", "a test", "", lambda graph, target: [(None, "turn back")], severity)
     monkeypatch.setitem(RULES, rule.name, rule)
     if severity == "warning":
-        assert "warning: turn back [no-rope]" in works("compile", checkpoint, *DRY).out
+        assert "warning [no-rope] turn back" in works("compile", checkpoint, *DRY).out
         return
     for more in (DRY, [*DRY[:-1], "-o", tmp_path / "out"]):
         said = refused("compile", checkpoint, *more)

@@ -156,3 +156,24 @@ def test_several_ranks_share_weights_outside() -> None:
     module = parse_module(f"module @m mesh(tp=2) {{ {WEIGHTS['f32']} }}")
     assert EngineOptions().outside(module)
     assert not EngineOptions.of({"strip": True}).outside(module)
+
+
+def test_an_artifact_is_compiled_again_as_it_was(tmp_path: Path) -> None:
+    native = {"target": "tensorrt-rtx-1.7", "collectives": "native", "weights": "inside"}
+    before = compiled(BODIES["largest"], tmp_path / "before", **native)
+    after = irc.compile(before.folder, tmp_path / "after", engine={"build": False})
+    assert after.manifest["backend"] == "tensorrt-rtx" and kinds(after) == {"DistCollective"}
+    assert after.manifest["program"]["engine"] == before.manifest["program"]["engine"]
+    other = irc.compile(
+        before.folder, tmp_path / "other", engine={"build": False, "collectives": "plugin"}
+    )
+    assert kinds(other) == {"IrcCollective"} and other.manifest["program"]["weights"] == "inside"
+    assert (
+        irc.compile(before.folder, tmp_path / "cpu", backend="onnx").manifest["backend"] == "onnx"
+    )
+
+
+def test_an_option_that_there_is_not(tmp_path: Path) -> None:
+    words: Any = {"mesg": "tp=2"}
+    with pytest.raises(Error, match=r"irc.compile has no option mesg; did you mean 'mesh'"):
+        irc.compile(parse_module(CACHE), tmp_path / "out", **words)

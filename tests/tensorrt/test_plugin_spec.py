@@ -1,6 +1,5 @@
 """A PluginSpec and everything that is made from it."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,19 +19,14 @@ from irc.backends.tensorrt.plugins.schema import plugin_of_node, schema_of
 from irc.dtypes import DTYPES
 from irc.errors import Error
 from tests.fresh import fresh
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_plugin.py"
+from tests.user_code import EXAMPLE, taken_back
 
 
 @pytest.fixture(autouse=True)
 def same_specs() -> Iterator[None]:
     """What a test registers goes with it."""
-    before = dict(plugins.SPECS)
-    yield
-    plugins.SPECS.clear()
-    plugins.SPECS.update(before)
-    for name in [name for name in sys.modules if name.startswith("irc_loaded_")]:
-        del sys.modules[name]  # or a file whose plugins have gone would not be run again
+    with taken_back():
+        yield
     plugins.take_failure()
 
 

@@ -48,6 +48,7 @@ def test_each_step_has_its_own_words_and_fraction(
         "writing the program",
         "writing the weights",
         "running the reference for the self-test",
+        "checking the graphs",
         "waiting for another process that builds stage0.engine",
         "building stage0.engine",
         "waiting for another process that builds stage1.engine",

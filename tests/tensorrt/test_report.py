@@ -155,21 +155,27 @@ def test_a_monitor_tells_and_stops_what_is_cancelled() -> None:
     assert told == [0.5, 0.75, 1.0]
 
 
+def silent(stage: str, fraction: float) -> None:
+    """Nobody listens."""
+
+
 def test_the_cache_makes_room_by_dropping_what_was_used_longest_ago(tmp_path: Path) -> None:
     cache = Cache(tmp_path, limit=250)
     engine = tmp_path / "built"
     engine.write_bytes(bytes(100))
     for age, key in ((30, "a"), (20, "b")):
-        cache.keep(key, engine, listed())
+        cache.keep(key, engine, listed(), silent)
         os.utime(tmp_path / f"{key}.json", (age, age))
     target = tmp_path / "taken"
-    assert cache.take("a", target) == listed() and target.read_bytes() == bytes(100)
+    taken = cache.take("a", target, silent)
+    assert taken is not None and taken.report == listed()
+    assert target.read_bytes() == bytes(100)
     engine = tmp_path / "other"
     engine.write_bytes(bytes(120))
-    cache.keep("c", engine, replace(listed(), weights=1))
+    cache.keep("c", engine, replace(listed(), weights=1), silent)
     assert {path.stem for path in tmp_path.glob("*.engine")} == {"a", "c"}
     assert {path.stem for path in tmp_path.glob("*.json")} == {"a", "c"}
-    assert cache.take("b", target) is None
+    assert cache.take("b", target, silent) is None
 
 
 def test_keys_do_not_depend_on_the_order_of_facts() -> None:

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import irc
 from irc.backends.tensorrt.lint import lint
 from irc.backends.tensorrt.lint.inference import skeleton, types_of
 from irc.backends.tensorrt.lowering.table import CHOICES, Choices, lowerings, rows
-from irc.backends.tensorrt.plugins import attributes_of, evaluate, find, load
+from irc.backends.tensorrt.plugins import (
+    SPECS,
+    Field,
+    attributes_of,
+    evaluate,
+    find,
+    load,
+    register_schemas,
+)
 from irc.backends.tensorrt.target import Target
 from irc.declare import REGISTRY, op_class
 from irc.errors import Error
 from irc.frontends.script import load_script
 from irc.ops import Silu
-from tests.cli.runner import shell
+from tests.cli.runner import shell, works
 from tests.fresh import fresh
 from tests.tensorrt.lint_models import model, node
 from tests.tensorrt.test_compiling import MODEL, PLUGIN
@@ -100,6 +110,28 @@ def test_an_onnx_file_with_a_node_of_a_plugin_becomes_an_engine(tmp_path: Path) 
     built = shell("compile", path, *words)
     assert built.status == 0, built.err
     assert len(layers(out)) == 1 and "soft_cap" in (out / "module.irc").read_text()
+
+
+def test_what_is_dumped_can_be_run_again(tmp_path: Path) -> None:
+    (tmp_path / "capped.irc").write_text(TEXT)
+    words = ["--plugin", EXAMPLE, "--backend", "tensorrt-rtx", "--no-build", "--dry-run"]
+    works("compile", tmp_path / "capped.irc", *words, "--dump-dir", tmp_path / "dumps")
+    dumps = sorted((tmp_path / "dumps").glob("*.irc"))
+    assert dumps
+    for dump in dumps:
+        assert f"--load {EXAMPLE}" in dump.read_text().splitlines()[0]
+
+
+def test_the_schema_is_that_of_the_plugin_as_it_is_now() -> None:
+    for version in ("2.0", "3.0"):
+        with taken_back():
+            load([EXAMPLE])
+            own = find("SoftCap", namespace="example")
+            SPECS[own.key] = replace(own, fields=(Field("cap", "float", float(version)),))
+            register_schemas()
+            register_schemas()
+            schema = onnx.defs.get_schema("SoftCap", 24)
+            assert schema.attributes["cap"].default_value.s.decode() == version
 
 
 def test_the_example_is_one_short_file() -> None:

@@ -66,7 +66,7 @@ def plugin_fields(node: Node, target: Target) -> Iterator[str]:
 
 @node_rule(source=f"{BUILDER}: Plugin not found", warns_on=("tensorrt",))
 def unknown_plugin(node: Node, target: Target) -> Iterator[str]:
-    """Neither the parser nor a file of the user's own knows the operator.
+    """No plugin of the name is registered, and the parser has nothing, or its own operator, for it.
 
     Full TensorRT brings plugins of its own.
     """

@@ -9,6 +9,7 @@ import numpy as np
 
 from irc.dtypes import dtype_of, numpy_dtype, widened
 from irc.errors import Error
+from irc.ops.collective import REDUCTIONS
 
 from .. import nodes
 from . import communicators
@@ -21,12 +22,6 @@ FUSED = "all_reduce_rms_norm"
 OPERATIONS = (*nodes.OPERATIONS, FUSED)
 REDUCING = (*nodes.REDUCING, FUSED)
 ROOTED = nodes.ROOTED
-_REDUCE: dict[str, Any] = {
-    "sum": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "prod": np.multiply,
-}
 
 _DOC = """
 A collective among the ranks of a group, along dimension 0, through NCCL on the engine's stream.
@@ -143,7 +138,7 @@ def _exchanged(values: Values, x: list[Array]) -> list[Array]:
 
 
 def _reduced(values: Values, x: list[Array]) -> Array:
-    combine, total = _REDUCE[values["reduce_op"]], widened(x[0])
+    combine, total = REDUCTIONS[values["reduce_op"]], widened(x[0])
     for each in x[1:]:
         total = combine(total, widened(each))
     return total

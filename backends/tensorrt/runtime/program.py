@@ -90,22 +90,22 @@ class EngineProgram:
         return found
 
     def _fetched(self, name: str, held: Mapping[str, Held], sizes: Sizes) -> dict[int, Array]:
-        """Enqueue copies of the parts of a result; by the ranks that made them."""
+        """Enqueue copies of the parts of a result; by the ranks that have them."""
         result, rank = self.spread.results[name], self.rank
-        makers = self.spread.makers(result)
+        sources = self.spread.sources(result)
         found: dict[int, Array] = {}
-        for maker in makers if result.split else makers[:1]:
+        for source in dict.fromkeys(sources.values()):
             shape, dtype = self._part_shape(result, sizes), numpy_dtype(result.port.dtype)
-            key = f"{name} of {maker}"
+            key = f"{name} of {source}"
             host = rank.shared.host(key, shape, dtype)
             size = host.nbytes
-            mine = rank.groups is None or maker == rank.rank
+            mine = rank.groups is None or source == rank.rank
             address = held[name].address if mine else rank.shared.device(key, size)
             if rank.groups is not None and size:
-                self._broadcast(size, maker)(address, address, rank.stream.handle)
+                self._broadcast(size, source)(address, address, rank.stream.handle)
             rank.stream.download(host, address)
-            found[maker] = host
-        return found
+            found[source] = host
+        return {maker: found[source] for maker, source in sources.items()}
 
     def _part_shape(self, result: Result, sizes: Sizes) -> tuple[int, ...]:
         """The shape of a rank's part, rounded up."""

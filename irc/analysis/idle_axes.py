@@ -1,0 +1,45 @@
+"""Axes of the mesh along which all ranks do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..core import Module
+from ..weights import Shard
+from .stages import PIPELINE, stage_of
+
+
+def idle_axes(module: Module) -> list[str]:
+    """A sentence per axis of several ranks that nothing in a module of either view uses."""
+    used = set(_used(module))
+    return [
+        f"nothing is split over the mesh axis {axis}: its {size} ranks do the same; {_advice(axis)}"
+        for axis, size in module.mesh.axes
+        if size > 1 and axis not in used
+    ]
+
+
+def _advice(axis: str) -> str:
+    if axis == PIPELINE:
+        return "put pipeline among the passes, or leave the axis out"
+    return "leave the axis out, or split something over it by a plan"
+
+
+def _used(module: Module) -> Iterator[str]:
+    """The axes that something is split or summed over, with repetitions."""
+    values = [*module.weights.values(), *(value for op in module.ops() for value in op.results)]
+    types = [value.type for value in values]
+    for function in module.functions.values():
+        types += [*(arg.type for arg in function.args), *function.layouts.values()]
+    for type in types:
+        yield from type.partial
+        for axes in type.axes:
+            yield from axes
+    for weight in module.weights.values():
+        for step in weight.ref.every_step():
+            yield from step.axes if isinstance(step, Shard) else ()
+    for op in module.ops():
+        axis = op.attributes.get("axis")
+        yield from axis.split(".") if isinstance(axis, str) else ()
+        if stage_of(op) >= 0:
+            yield PIPELINE

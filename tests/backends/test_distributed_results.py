@@ -1,0 +1,54 @@
+"""What processes send so that each has the whole results: every part once, not once per replica."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from irc.backends.communicator import Communicator, Exchange
+from irc.backends.onnx import backend
+from irc.backends.onnxruntime.distributed import DistributedProgram
+from irc.backends.onnxruntime.threads import ThreadCommunicator, ThreadWorld
+from irc.text import parse_module
+from irc.verify import verify
+from tests.fresh import fresh
+
+PARTS = """module @m local mesh(dp=2, tp=3) {
+  func @forward(%a: f32[4, 5], %b: f32[7, 2], %c: f32[4, 2], %d: f32[7, 5]) -> (w: f32[4, 5], x: f32[7, 2], y: f32[4, 2], z: f32[7, 5]) layouts(%a: f32[7@dp, 5], %b: f32[7, 5@tp], %c: f32[7@dp, 5@tp], w: f32[7@dp, 5], x: f32[7, 5@tp], y: f32[7@dp, 5@tp]) {
+    %w = neg %a : f32[4, 5]
+    %x = neg %b : f32[7, 2]
+    %y = neg %c : f32[4, 2]
+    %z = neg %d : f32[7, 5]
+    return %w, %x, %y, %z
+  }
+}"""  # fmt: skip  # noqa: E501
+
+
+def test_every_part_is_sent_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = parse_module(PARTS)
+    verify(module)
+    facts = backend.emit(module, tmp_path, {"base": tmp_path})
+    inputs = {name: fresh(3).standard_normal((7, 5)).astype(np.float32) for name in "abcd"}
+    sent: Counter[str] = Counter()
+    exchange = ThreadCommunicator.exchange
+
+    def counted(
+        self: ThreadCommunicator, what: Exchange, operand: np.ndarray, result: np.ndarray
+    ) -> None:
+        if self.rank == what.group[what.root]:
+            sent[what.place[-1]] += result.nbytes * (len(what.group) - 1)
+        exchange(self, what, operand, result)
+
+    monkeypatch.setattr(ThreadCommunicator, "exchange", counted)
+
+    def one(communicator: Communicator) -> dict[str, np.ndarray]:
+        return DistributedProgram(tmp_path, facts, communicator, threads=1).run(inputs)
+
+    for found in ThreadWorld(6, 100).run(one):
+        for name, given in zip("wxyz", "abcd", strict=True):
+            np.testing.assert_array_equal(found[name], -inputs[given])
+    # parts of 20, 14, 8 and 35 elements, of which there are 2, 3, 6 and 1, to five other ranks
+    assert sent == {"w": 2 * 20 * 4 * 5, "x": 3 * 14 * 4 * 5, "y": 6 * 8 * 4 * 5, "z": 35 * 4 * 5}
