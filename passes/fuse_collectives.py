@@ -22,7 +22,7 @@ from irc.ops.collective import Collective
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import P, Rule, apply_rules, decline, permit, rule
 
-from .edit import insert_before
+from .edit import insert_before, used_once
 from .join_sums import join_sums
 
 _NAME = "fuse-collectives"
@@ -173,7 +173,7 @@ def _fuse_norms(function: Function, stats: Stats) -> None:
 def _reduced(total: Add) -> tuple[AllReduce, Value, Value | None] | None:
     """(the all_reduce, the residual, a bias that is added to the former) of a sum."""
     for value, other in ((total.x, total.y), (total.y, total.x)):
-        if value is other or other.type is not value.type or not _once(value):
+        if value is other or other.type is not value.type or not used_once(value):
             continue
         op = value.producer
         if isinstance(op, AllReduce) and op.op == "sum":
@@ -181,14 +181,10 @@ def _reduced(total: Add) -> tuple[AllReduce, Value, Value | None] | None:
         if not isinstance(op, Add):
             continue
         for inner, bias in ((op.x, op.y), (op.y, op.x)):
-            first = inner.producer if _once(inner) and inner.type is value.type else None
+            first = inner.producer if used_once(inner) and inner.type is value.type else None
             if isinstance(first, AllReduce) and first.op == "sum" and isinstance(bias, Weight):
                 return first, other, bias
     return None
-
-
-def _once(value: Value) -> bool:
-    return sum(value.users.values()) == 1
 
 
 def _known_before(value: Value, op: Op) -> bool:

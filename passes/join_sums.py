@@ -9,7 +9,7 @@ from irc.ops import Add, AllReduce, ReduceScatter
 from irc.pipeline import Stats
 from irc.rewrite import permit
 
-from .edit import insert_before
+from .edit import insert_before, used_once
 
 
 def join_sums(function: Function, name: str, stats: Stats) -> None:
@@ -37,7 +37,7 @@ def _inside(op: Add) -> bool:
         len(users) == 1
         and isinstance(users[0], Add)
         and users[0].result.type is op.result.type
-        and _once(op.result)
+        and used_once(op.result)
     )
 
 
@@ -48,7 +48,7 @@ def _terms(root: Value) -> list[Value]:
     while waiting:
         value = waiting.pop()
         op = value.producer
-        apart = value is root or (_once(value) and value.type is root.type)
+        apart = value is root or (used_once(value) and value.type is root.type)
         if isinstance(op, Add) and apart:
             waiting += reversed(op.operands)
         else:
@@ -59,13 +59,9 @@ def _terms(root: Value) -> list[Value]:
 def _key(term: Value) -> object:
     """What sums over ranks have in common that can be joined; None for other terms."""
     op = term.producer
-    if not isinstance(op, (AllReduce, ReduceScatter)) or op.op != "sum" or not _once(term):
+    if not isinstance(op, (AllReduce, ReduceScatter)) or op.op != "sum" or not used_once(term):
         return None
     return op.opname, op.x.type, tuple(op.attributes.items())
-
-
-def _once(value: Value) -> bool:
-    return sum(value.users.values()) == 1
 
 
 def _join(root: Add, terms: list[Value], joined: list[list[Value]]) -> None:

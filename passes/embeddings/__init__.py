@@ -15,14 +15,14 @@ from irc.rewrite import permit, replace
 from irc.types import Axes
 
 from .choose import Asked, Prices, asked_layout, cheapest, checked_scheme, misfit, refused
-from .cost import Candidate, Rules, batch_sizes, candidate
+from .cost import Candidate, Setting, batch_sizes, candidate
 from .policy import Policy
 from .report import ASKED, lines
 from .requests import Requests
 from .results import add_exact, count_outside, count_overflow
 from .schemes import LAYOUTS, Lookup, written
 from .sites import Layout, Site, find_site, layout_of
-from .tables import Versions, shared, table_shape
+from .tables import Versions, shared, table_of, table_shape
 
 Sites = dict[Weight, list[Site]]
 
@@ -80,7 +80,7 @@ class _Rewriting:
         self._topology: Topology | None = None
         self.lost: dict[Function, list[Value]] = {}
         lookups = (op for each in module.functions.values() for op in _lookups(each))
-        self.tables = dict.fromkeys(_weight(op.table) for op in lookups)
+        self.tables = dict.fromkeys(table_of(op.table) for op in lookups)
 
     def run(self) -> None:
         """Ids first, then tables, then the results that tell callers what went wrong."""
@@ -116,7 +116,7 @@ class _Rewriting:
         gather = op.ids.producer
         gathered = isinstance(gather, AllGather)
         ids = gather.x if gathered else op.ids  # every rank moves its own
-        ids = self.policy.kept_inside(ids, table_shape(_weight(table))[0], str(table.name))
+        ids = self.policy.kept_inside(ids, table_shape(table_of(table))[0], str(table.name))
         ids = gather.rebuilt([ids]).result if gathered else ids
         replace(op, Embedding(ids, table, inside=True, sentinel=op.sentinel))
         self.stats.count(self.policy.kind)
@@ -128,7 +128,7 @@ class _Rewriting:
         lookups = [op for each in self.module.functions.values() for op in _lookups(each)]
         over = _axes_of_ids(lookups)
         for op in lookups:
-            table = _weight(op.table)
+            table = table_of(op.table)
             asked = self.asked.of(table)
             if asked.scheme == "keep":
                 continue
@@ -200,17 +200,17 @@ class _Rewriting:
         self, sites: Sequence[Site], versions: Versions, tied: bool
     ) -> dict[Layout, list[Candidate]]:
         mesh, axes = self.module.mesh, sites[0].axes
-        rules = Rules(
-            self.module,
-            self.topology,
-            slowest_link(mesh.groups(axes), self.topology),
-            versions.ways,
-            self.options.capacity,
-            self.options.sentinel,
+        setting = Setting(
+            module=self.module,
+            topology=self.topology,
+            link=slowest_link(mesh.groups(axes), self.topology),
+            ways=versions.ways,
+            capacity=self.options.capacity,
+            sentinel=self.options.sentinel,
         )
         return {
             layout: [
-                refused(candidate(site, layout, versions, tied, rules), self.prices, tied)
+                refused(candidate(site, layout, versions, tied, setting), self.prices, tied)
                 for site in sites
             ]
             for layout in LAYOUTS
@@ -226,16 +226,16 @@ class _Rewriting:
         function = site.op.parent
         assert function is not None
         lookup = Lookup(
-            site,
-            site.ids if site.wanted == "split" else site.op.ids,
-            versions.pieces(layout),
-            pieces,
-            layout,
-            versions.ways,
-            site.op.inside,
-            sentinel,
-            self.options.capacity,
-            self._queues(site),
+            site=site,
+            ids=site.ids if site.wanted == "split" else site.op.ids,
+            pieces=versions.pieces(layout),
+            rows=pieces,
+            layout=layout,
+            ways=versions.ways,
+            inside=site.op.inside,
+            sentinel=sentinel,
+            capacity=self.options.capacity,
+            queues=self._queues(site),
         )
         value, lost = written(lookup)
         source = site.op.result
@@ -285,10 +285,5 @@ def _axes_of_ids(lookups: Sequence[Embedding]) -> dict[Weight, Axes]:
     found: dict[Weight, Axes] = {}
     for op in lookups:
         for axes in filter(None, op.ids.type.axes):
-            found.setdefault(_weight(op.table), axes)
+            found.setdefault(table_of(op.table), axes)
     return found
-
-
-def _weight(value: Value) -> Weight:
-    assert isinstance(value, Weight)
-    return value

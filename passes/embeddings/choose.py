@@ -9,7 +9,7 @@ from irc.core import Op
 from irc.errors import Error, did_you_mean
 from irc.types import Axes
 
-from .cost import EXACT, Candidate
+from .cost import BITWISE, Candidate
 from .schemes import LAYOUTS, scheme_name
 from .sites import Layout, Site
 
@@ -84,7 +84,7 @@ def misfit(asked: Asked, sites: Sequence[Site]) -> tuple[Op, str] | None:
 def why(site: Site) -> str:
     """What a site wants, as a sentence."""
     over = f"over {site.axis}"
-    if site.wanted == "whole":
+    if site.wanted == "all":
         return f"its result is wanted whole on every rank {over}"
     if site.wanted == "scattered":
         return f"its ids are whole and dimension {site.dim} of its result is split {over}"
@@ -121,7 +121,7 @@ def cheapest(options: dict[Layout, list[Candidate]], prices: Prices, present: La
     def key(layout: Layout) -> tuple[float, int, bool, int]:
         found = options[layout]
         time = sum(c.mean(WEIGHTS) for c in found) + prices.per_gb * found[0].extra / 1e9
-        exact = all(c.scheme in EXACT for c in found)
+        exact = all(c.scheme in BITWISE for c in found)
         return round(time, 3), sum(c.messages for c in found), not exact, order.index(layout)
 
     return min(layouts, key=key)

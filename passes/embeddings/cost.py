@@ -17,12 +17,12 @@ from irc.core import Module
 from irc.dtypes import dtype
 
 from .schemes import scheme_name
-from .sites import Layout, Site
+from .sites import Layout, Site, Wanted
 from .tables import Versions, rank_bytes
 
 ACCESS = 64  # bytes that memory gives at once
 UNKNOWN = (1, 64, 8192)  # tokens where the module gives a symbol no range
-EXACT = frozenset(["R", "CA", "CS", "CD", "KA", "KS", "KD"])  # schemes that add nothing up
+BITWISE = frozenset(["R", "CA", "CS", "CD", "KA", "KS", "KD"])  # schemes that add nothing up
 
 Message: TypeAlias = tuple[str, int]  # a collective and the bytes of the whole tensor
 
@@ -133,17 +133,17 @@ def _kd(x: Lookups) -> Load:
     return Load(12, 2 * rows + 2 * x.whole, (("all_to_all", places * 4), ("all_to_all", rows)))
 
 
-LOADS: Mapping[tuple[str, str], Callable[[Lookups], Load]] = {
-    ("whole", "whole"): _replicated,
+LOADS: Mapping[tuple[Layout, Wanted], Callable[[Lookups], Load]] = {
+    ("whole", "all"): _replicated,
     ("whole", "scattered"): _replicated_parts,
     ("whole", "split"): _replicated,
-    ("rows", "whole"): _ra,
+    ("rows", "all"): _ra,
     ("rows", "scattered"): _rs,
     ("rows", "split"): _rsd,
-    ("columns", "whole"): _ca,
+    ("columns", "all"): _ca,
     ("columns", "scattered"): _cs,
     ("columns", "split"): _cd,
-    ("cyclic", "whole"): _ka,
+    ("cyclic", "all"): _ka,
     ("cyclic", "scattered"): _ks,
     ("cyclic", "split"): _kd,
 }
@@ -169,7 +169,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Rules:
+class Setting:
     """What the cost of a candidate depends on, but for the site."""
 
     module: Module
@@ -201,37 +201,39 @@ def _tokens(site: Site, module: Module) -> list[tuple[int, int]]:
     return found
 
 
-def candidate(site: Site, layout: Layout, table: Versions, tied: bool, rules: Rules) -> Candidate:
+def candidate(
+    site: Site, layout: Layout, table: Versions, tied: bool, setting: Setting
+) -> Candidate:
     """The cost of a layout for one site; `tied` where the table is there for others anyway."""
     shape, pieces = table.shape, len(table.rows(layout))
     item = max(1, dtype(site.table.type.dtype).bits // 8)
     own = tied and layout == site.layout
-    spare = (layout == "cyclic" or (rules.sentinel and layout != "whole")) and not own
+    spare = (layout == "cyclic" or (setting.sentinel and layout != "whole")) and not own
     us, bytes_sent, count = list[float](), list[float](), 0
-    for tokens, part in _tokens(site, rules.module):
+    for tokens, part in _tokens(site, setting.module):
         lookups = Lookups(
-            tokens,
-            part,
-            shape[1] * item,
-            -(-shape[1] // rules.ways) * item,
-            rules.ways,
-            dtype(site.ids.type.dtype).bits // 8,
-            rules.capacity,
-            layout == "rows" and not spare,
+            tokens=tokens,
+            part=part,
+            row=shape[1] * item,
+            width=-(-shape[1] // setting.ways) * item,
+            ways=setting.ways,
+            index=dtype(site.ids.type.dtype).bits // 8,
+            room=setting.capacity,
+            checked=layout == "rows" and not spare,
         )
         load = LOADS[layout, site.wanted](lookups)
         count = len(load.messages) * pieces
-        us.append(pieces * _time(load, rules))
-        bytes_sent.append(pieces * sum(sent(k, rules.ways, n) for k, n in load.messages))
-    memory = rank_bytes(layout, shape, rules.ways, item, spare)
+        us.append(pieces * _time(load, setting))
+        bytes_sent.append(pieces * sum(sent(k, setting.ways, n) for k, n in load.messages))
+    memory = rank_bytes(layout, shape, setting.ways, item, spare)
     name = scheme_name(layout, site.wanted)
     extra = 0 if own else memory
     return Candidate(name, layout, tuple(us), tuple(bytes_sent), count, memory, extra)
 
 
-def _time(load: Load, rules: Rules) -> float:
-    device = rules.topology.device
+def _time(load: Load, setting: Setting) -> float:
+    device = setting.topology.device
     total = load.kernels * device.kernel_us + load.bytes / device.hbm_gb_s / 1e3
     for kind, size in load.messages:
-        total += rules.topology.time(kind, rules.ways, size, rules.link)
+        total += setting.topology.time(kind, setting.ways, size, setting.link)
     return total

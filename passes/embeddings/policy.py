@@ -11,8 +11,9 @@ from irc.core import Op, Value
 from irc.errors import Error
 from irc.ops import And, Constant, Ge, Lt, SlotIds, Where
 
+from ..table_rows import LARGEST
+
 Kind: TypeAlias = Literal["zero", "clamp", "row", "error"]
-_LARGEST = {"i32": 2**31 - 1, "i64": 2**63 - 1}
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Policy:
         # comparisons, as runtimes are known to take the wrong maximum of 64-bit integers
         zero = Constant(values=(0,), dtype=kind)
         least = Where(Ge(ids, zero), ids, zero)
-        if rows > _LARGEST[kind]:
+        if rows > LARGEST[kind]:
             return least.result
         last = Constant(values=(rows - 1,), dtype=kind)
         return Where(Lt(least, last), least, last).result
@@ -69,6 +70,6 @@ def between(ids: Value, rows: int) -> Op:
     """Which ids lie inside a table of `rows`: bool of the shape of the ids."""
     kind = ids.type.dtype
     low = Ge(ids, Constant(values=(0,), dtype=kind))
-    if rows > _LARGEST[kind]:
+    if rows > LARGEST[kind]:
         return low
     return And(low, Lt(ids, Constant(values=(rows,), dtype=kind)))

@@ -10,7 +10,7 @@ from irc.ops import Add, AllReduce, Cast, Embedding, Not, ReduceSum, Return
 from irc.results import EXACT, OUTSIDE, OVERFLOW, UNKNOWN
 
 from .policy import between
-from .tables import table_shape
+from .tables import table_of, table_shape
 
 # What ids pass through on their way from an argument, unchanged but for their place.
 _MOVES = frozenset(
@@ -74,7 +74,7 @@ def _counted(function: Function, op: Embedding, mesh: Mesh) -> Value:
     ids, gather = op.ids, op.ids.producer
     if gather is not None and gather.opname == "all_gather":
         ids = gather.operands[0]  # every rank counts its own
-    inside = _tree(function, between(ids, table_shape(op.table)[0]))  # type: ignore[arg-type]
+    inside = _tree(function, between(ids, table_shape(table_of(op.table))[0]))
     count = _put(function, Cast(_put(function, Not(inside)), dtype="i32"))
     if count.type.rank:
         count = _put(function, ReduceSum(count, dims=tuple(range(count.type.rank))))

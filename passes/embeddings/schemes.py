@@ -32,11 +32,11 @@ from irc.ops import (
     Where,
 )
 
+from ..table_rows import ROUND
 from .sites import Layout, Site, Wanted
 
 LETTERS: dict[Layout, str] = {"whole": "R", "rows": "R", "columns": "C", "cyclic": "K"}
-ENDS: dict[Wanted, str] = {"whole": "A", "scattered": "S", "split": "D"}
-SPARE = 8  # rows of zeros that localize may put behind those of a rank
+ENDS: dict[Wanted, str] = {"all": "A", "scattered": "S", "split": "D"}
 LAYOUTS: tuple[Layout, ...] = ("whole", "rows", "columns", "cyclic")
 
 
@@ -87,11 +87,11 @@ def written(lookup: Lookup) -> tuple[Value, list[Value]]:
 
 def _finished(rows: Value, site: Site, layout: Layout) -> Op:
     if layout == "rows":
-        if site.wanted == "whole":
+        if site.wanted == "all":
             return AllReduce(rows, axis=site.axis)
         return ReduceScatter(rows, axis=site.axis, dim=site.dim)
     last = rows.type.rank - 1
-    if site.wanted == "whole":
+    if site.wanted == "all":
         return AllGather(rows, axis=site.axis, dim=last)
     return AllToAll(rows, axis=site.axis, split=site.dim, concat=last)
 
@@ -150,7 +150,7 @@ def piece_rows(rows: int, width: DimLike, ways: int, limit: int) -> tuple[int, .
     each below `limit` elements of `width` per rank."""
     if not isinstance(width, int) or not width:
         return (rows,)
-    per_rank = max(1, (limit - 1) // width - SPARE)
+    per_rank = max(1, (limit - 1) // width - ROUND)
     most = per_rank * ways
     if rows <= most:
         return (rows,)

@@ -10,7 +10,9 @@ from irc.core import Op, Value, Weight
 from irc.ops import AllGather, AllReduce, AllToAll, Embedding, ReduceScatter
 from irc.types import Axes
 
-Wanted: TypeAlias = Literal["whole", "scattered", "split"]
+from ..edit import only_user
+
+Wanted: TypeAlias = Literal["all", "scattered", "split"]
 Layout: TypeAlias = Literal["whole", "rows", "columns", "cyclic"]
 UNSPLIT = "its table is not split"
 
@@ -19,7 +21,7 @@ UNSPLIT = "its table is not split"
 class Site:
     """One lookup whose table is split over `axes`, or is to be.
 
-    `ids` are those that a rank has before any are gathered. The result is wanted `whole` on every
+    `ids` are those that a rank has before any are gathered. `all` of the result is wanted on every
     rank; `scattered`, split in `dim` though the ids are whole; or `split` in `dim` as the ids are.
     `chain` are additive operations on the way to `end`, the collective that finishes the result.
     """
@@ -64,7 +66,7 @@ def find_site(op: Embedding, axes: Axes | None) -> Site | str:
         return walked
     chain, end, dim = walked
     if dim is None:
-        return Site(op, table, rows or columns, op.ids, "whole", 0, chain, end)
+        return Site(op, table, rows or columns, op.ids, "all", 0, chain, end)
     if dim >= op.ids.type.rank:
         return "its result is split in the columns of the table"
     gather = op.ids.producer
@@ -82,7 +84,7 @@ def _unsplit(op: Embedding, table: Weight, axes: Axes) -> Site | str:
             return Site(op, table, axes, op.ids, "split", dim)
         if set(over) & set(axes):
             return f"its ids are {op.ids.type}"
-    return Site(op, table, axes, op.ids, "whole")
+    return Site(op, table, axes, op.ids, "all")
 
 
 Walk: TypeAlias = tuple[tuple[Op, ...], Op, int | None]
@@ -93,7 +95,7 @@ def _walk_sum(op: Embedding, axes: Axes) -> Walk | str:
     chain: list[Op] = []
     value = op.result
     while True:
-        user = _only_user(value)
+        user = only_user(value)
         if user is None:
             return "its pending sum is used in several places"
         if isinstance(user, AllReduce) and user.axes == axes:
@@ -108,7 +110,7 @@ def _walk_sum(op: Embedding, axes: Axes) -> Walk | str:
 
 def _walk_columns(op: Embedding, axes: Axes) -> Walk | str:
     """The same for columns, which an all_gather or an all_to_all joins."""
-    user, last = _only_user(op.result), op.result.type.rank - 1
+    user, last = only_user(op.result), op.result.type.rank - 1
     if user is None:
         return "its columns are used in several places"
     if isinstance(user, AllGather) and user.axes == axes and user.dim % (last + 1) == last:
@@ -118,19 +120,15 @@ def _walk_columns(op: Embedding, axes: Axes) -> Walk | str:
     return f"{user.opname} takes its columns as they are split"
 
 
-def _only_user(value: Value) -> Op | None:
-    return next(iter(value.users)) if sum(value.users.values()) == 1 else None
-
-
 def _scales(op: Op, value: Value) -> bool:
     """Whether an operation works on the elements of `value` one by one, with single numbers."""
     if len(op.results) != 1 or op.result.type is not value.type:
         return False
     others = [v for v in op.operands if v is not value]
-    return all(not v.type.sharded and prod_is_one(v) for v in others)
+    return all(not v.type.sharded and _has_one_element(v) for v in others)
 
 
-def prod_is_one(value: Value) -> bool:
+def _has_one_element(value: Value) -> bool:
     """Whether a value has one element."""
     sizes = [size for size in value.type.shape if isinstance(size, int)]
     return len(sizes) == value.type.rank and prod(sizes) == 1

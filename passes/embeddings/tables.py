@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from irc.core import Module, Op, Weight
+from irc.core import Module, Op, Value, Weight
 from irc.errors import Error
 from irc.types import Axes, TensorType
 from irc.weights import Deal, Slice, pinned
 
+from ..table_rows import with_spare
 from .schemes import piece_rows
 from .sites import Layout, layout_of
 
 LIMIT = 2**31  # elements that kernels count with 32 bits
+
+
+def table_of(value: Value) -> Weight:
+    """The weight that a lookup reads."""
+    assert isinstance(value, Weight)
+    return value
 
 
 def table_shape(table: Weight) -> tuple[int, int]:
@@ -115,5 +122,5 @@ def rank_bytes(layout: Layout, shape: tuple[int, int], ways: int, item: int, spa
     elif layout != "whole":
         rows = -(-rows // ways)
     if spare:
-        rows = -(-(rows + 1) // 8) * 8
+        rows = with_spare(rows)
     return rows * width * item

@@ -23,6 +23,7 @@ from irc.ops import (
     ShardSlice,
     Topk,
 )
+from irc.ops.collective import Collective
 from irc.types import Axes, TensorType
 
 from .builder import Builder
@@ -33,7 +34,7 @@ from .plain import plain
 Form: TypeAlias = Callable[[Builder, Op], tuple[Value, ...]]
 
 
-def _all_reduce(builder: Builder, op: Op) -> tuple[Value, ...]:
+def _with_ways(builder: Builder, op: Op) -> tuple[Value, ...]:
     """The same with its ways; nothing where the group is one rank."""
     ways = builder.mesh.ways(_axes(op))
     x = builder.local(op.operands[0])
@@ -182,16 +183,16 @@ def _rooted(builder: Builder, op: Op) -> tuple[Value, ...]:
         return _moved(builder, op, None, dim)
     if op.opname == "collective_scatter":
         return _moved(builder, op, dim, None)
-    return _all_reduce(builder, op)
+    return _with_ways(builder, op)
 
 
 def _axes(op: Op) -> Axes:
-    axes: Axes = getattr(op, "axes")  # noqa: B009
-    return axes
+    assert isinstance(op, Collective)
+    return op.axes
 
 
 FORMS: dict[str, Form] = {
-    "all_reduce": _all_reduce,
+    "all_reduce": _with_ways,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,

@@ -8,11 +8,9 @@ from irc.layouts import local_dim
 from irc.ops import Add, And, Cast, Embedding, Ge, Lt, Sub, Where
 from irc.types import Axes, TensorType
 
+from ..table_rows import LARGEST, ROUND, with_spare
 from .builder import Builder
 from .plain import plain
-
-ROUND = 8  # rows of a table with zeros behind are a multiple of this
-_LARGEST = {"i32": 2**31 - 1, "i64": 2**63 - 1}
 
 
 def spare_rows(weight: Weight, rows: int) -> int:
@@ -21,7 +19,7 @@ def spare_rows(weight: Weight, rows: int) -> int:
     asking = [op for op in weight.users if _asks(op, weight)]
     if not asking or len(asking) != len(weight.users):
         return 0
-    return -(-(rows + 1) // ROUND) * ROUND - rows
+    return with_spare(rows) - rows
 
 
 def _asks(op: Op, weight: Weight) -> bool:
@@ -59,7 +57,7 @@ def own_rows(
     other = -1 if zeros is None else zeros
     ways = builder.mesh.ways(axes)
     kind = ids.type.dtype
-    if (part + ROUND) * ways > _LARGEST[kind]:
+    if (part + ROUND) * ways > LARGEST[kind]:
         kind, ids = "i64", builder.add(Cast(ids, dtype="i64"))
     if ways == 1:
         low, high, none = (builder.constant(n, kind) for n in (0, rows, other))
@@ -73,7 +71,7 @@ def own_rows(
         none = builder.add(Add(start, builder.constant(other, kind)))
         found = builder.add(Where(_between(builder, ids, start, end), ids, none))
         own = builder.add(Sub(found, start))
-    if kind == "i64" and part + ROUND <= _LARGEST["i32"]:
+    if kind == "i64" and part + ROUND <= LARGEST["i32"]:
         own = builder.add(Cast(own, dtype="i32"))
     return own
 

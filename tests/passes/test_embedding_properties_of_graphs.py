@@ -19,7 +19,7 @@ from irc.frontends import layers
 from irc.frontends.layers.index import FrozenIndex, frozen_levels
 from irc.ops.collective import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
 from irc.passes.embeddings import tables
-from irc.passes.embeddings.cost import Rules, candidate
+from irc.passes.embeddings.cost import Setting, candidate
 from irc.passes.embeddings.schemes import LAYOUTS
 from irc.passes.embeddings.sites import Site, find_site
 from irc.pipeline import run_pipeline
@@ -236,9 +236,9 @@ def test_p16_bytes_are_those_of_the_cost_model(wanted: str, scheme: str, tmp_pat
         lab = Lab(tmp_path, distinct(40, 16), (8, 8), wanted, ways, "i64")
         whole = lab.module()
         site, topology = site_of(whole), default_topology()
-        rules = Rules(whole, topology, topology.within, ways, 0, True)
+        setting = Setting(whole, topology, topology.within, ways, 0, True)
         versions = tables.Versions(whole, site.table, ("tp",), False)
-        found = [candidate(site, layout, versions, False, rules) for layout in LAYOUTS]
+        found = [candidate(site, layout, versions, False, setting) for layout in LAYOUTS]
         model = next(each for each in found if each.scheme == scheme)
         module = lab.local(scheme)
         sent = messages(module.main, LocalSizes(module.mesh, {}), topology)
