@@ -67,7 +67,8 @@ def _print_choices(args: Namespace) -> int:
     from ..backends.tensorrt.lowering import table as choices
     from ..backends.tensorrt.target import Target
 
-    rows = choices.rows(Target.parse(args.target))
+    target = Target.parse(args.target)
+    rows = choices.rows(target)
     chosen = [row for row in rows if args.name in (None, row.op)]
     if args.json:
         print_json([asdict(row) for row in chosen])
@@ -76,7 +77,11 @@ def _print_choices(args: Namespace) -> int:
     cells = [[row.op, row.choice, row.reason, row.source] for row in chosen]
     if args.markdown:
         cells = [[f"`{op}`", *rest] for op, *rest in cells]
-    print(markdown_table(cells, header) if args.markdown else table(cells, header))
+    show = markdown_table if args.markdown else table
+    print(show(cells, header))
+    if args.name is None:
+        refused = [[name, why] for name, why in choices.unknown_dtypes(target).items()]
+        print(f"\n{show(refused, ['dtype', 'an operation is refused, or expanded, that'])}")
     return 0
 
 

@@ -120,7 +120,7 @@ def test_ops_for_a_target_prints_the_table_of_lowerings(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(table, "rows", rows)
     words = ("ops", "--target", "tensorrt-rtx-1.7/sm_89")
-    head, first, _ = works(*words).out.splitlines()
+    head, first, *_ = works(*words).out.splitlines()
     assert head.split() == ["operation", "becomes", "reason", "source"]
     assert re.split("  +", first) == ["add", "as ONNX", "it has it", "docs"]
     assert asked == [Target("tensorrt-rtx", (1, 7), (89,))]
@@ -135,3 +135,10 @@ def test_ops_for_a_target_has_every_operation() -> None:
     found = works("ops", "--target", "tensorrt-rtx-1.7/sm_89", "--json").json
     assert {each["op"] for each in found} == set(REGISTRY)
     assert all(each["choice"] and each["reason"] and each["source"] for each in found)
+
+
+def test_ops_for_a_target_says_which_dtypes_it_lacks() -> None:
+    old, new = (works("ops", "--target", f"tensorrt-rtx-1.7/sm_{each}").out for each in (75, 89))
+    assert re.search(r"^f64 +is in f64", old, re.MULTILINE)
+    assert re.search(r"^bf16 +is in bf16, which needs sm_80", old, re.MULTILINE)
+    assert "needs sm_80" not in new

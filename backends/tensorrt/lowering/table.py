@@ -137,8 +137,8 @@ _UNKNOWN = {
 }
 
 
-def dtype_refusal(target: Target, takes: tuple[str, ...] = ()) -> Refusal:
-    """Tells which dtype of an operation a target does not compute with; it may meet `takes`."""
+def unknown_dtypes(target: Target, takes: tuple[str, ...] = ()) -> dict[str, str]:
+    """The dtypes that a target does not compute with, and why; an operation may meet `takes`."""
     unknown = {name: why for name, why in _UNKNOWN.items() if name not in takes}
     for name in ("bf16", *takes):
         lacking = target.lacks(name)
@@ -147,6 +147,12 @@ def dtype_refusal(target: Target, takes: tuple[str, ...] = ()) -> Refusal:
             instead = "compile with --dtype f16, or " if name == "bf16" else ""
             why = f"is in {name}, which needs sm_{floor}; {instead}leave sm_{weakest} out"
             unknown[name] = why
+    return unknown
+
+
+def dtype_refusal(target: Target, takes: tuple[str, ...] = ()) -> Refusal:
+    """Tells which dtype of an operation a target does not compute with; it may meet `takes`."""
+    unknown = unknown_dtypes(target, takes)
 
     def refuse(op: Op) -> str | None:
         for value in (*op.operands, *op.results):
