@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from irc.backends.base import Gap
 from irc.backends.fallback import fallback_of
-from irc.core import Function, Module, Op
+from irc.core import Function, Module, Op, reached
 from irc.expansion import expansion
 
 GROUP = "irc.lowerings"
@@ -20,6 +20,7 @@ STRUCTURE = ("return", "call")  # every backend walks these itself
 
 Lower = TypeVar("Lower", bound=Callable[..., object])
 Refusal = Callable[[Op], str | None]
+Alone = Callable[[Op], bool]
 
 
 class Lowering(Generic[Lower]):
@@ -29,10 +30,15 @@ class Lowering(Generic[Lower]):
         self.backend = backend
         self._table: dict[type[Op], Lower] = {}
         self._refusals: dict[type[Op], Refusal] = {}
+        self._alone: dict[type[Op], Alone] = {}
         self._loaded = False
 
-    def lower(self, *classes: type[Op], unless: Refusal | None = None) -> Callable[[Lower], Lower]:
-        """Register a lowering. `unless` gives the reason where it does not fit an instance."""
+    def lower(
+        self, *classes: type[Op], unless: Refusal | None = None, alone: Alone | None = None
+    ) -> Callable[[Lower], Lower]:
+        """Register a lowering. `unless` gives the reason where it does not fit an instance; then
+        the expansion is used, unless it is known, by `alone`, to be of no use either.
+        """
 
         def register(function: Lower) -> Lower:
             for cls in classes:
@@ -41,6 +47,8 @@ class Lowering(Generic[Lower]):
                 self._table[cls] = function
                 if unless is not None:
                     self._refusals[cls] = unless
+                if alone is not None:
+                    self._alone[cls] = alone
             return function
 
         return register
@@ -93,7 +101,8 @@ class Lowering(Generic[Lower]):
         reason = self.reason(op)
         if reason is None and type(op) in self._table:
             return None
-        if not op.composite:
+        alone = self._alone.get(type(op))
+        if not op.composite or (alone is not None and alone(op)):
             return reason or "has no lowering"
         for part in expansion(op).ops:
             inner = self._missing(part)
@@ -115,13 +124,4 @@ def _written(module: Module) -> Iterator[Op]:
     """The operations of the main function and of its fallback."""
     exact, seen = fallback_of(module), set[Function]()
     for function in (module.main, *((exact,) if exact is not None else ())):
-        yield from _reached(function, seen)
-
-
-def _reached(function: Function, seen: set[Function]) -> Iterator[Op]:
-    """The operations that running a function runs, those of functions not `seen` before once."""
-    seen.add(function)
-    for op in function:
-        if op.opname == "call" and op.attributes["callee"] not in seen:
-            yield from _reached(op.attributes["callee"], seen)
-        yield op
+        yield from reached(function, seen)

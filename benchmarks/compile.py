@@ -83,7 +83,7 @@ def main() -> None:
         print(f"{name:44s}{run.seconds:9.2f}{run.peak_mb:9.0f}")
     for name, run in rows:
         if name.endswith(PARTS) and run.peak_mb > MOST_MB:
-            print(f"{name} takes more than {MOST_MB} MB")
+            raise SystemExit(f"{name} takes more than {MOST_MB} MB")
     if not options.skip_peers:
         irc = next(run for name, run in rows if name.startswith("irc"))
         peer = min(

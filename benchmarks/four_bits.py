@@ -3,7 +3,7 @@
     python -m benchmarks.four_bits CHECKPOINT FOLDER [--block 128] [--typical 512]
 
 FOLDER gets `module.irc` and a file with the weights; embedding, head and norms stay those of the
-checkpoint. Elements are even from -8 to 7, and scales such that products keep their size.
+checkpoint. Elements from -8 to 7 are equally likely, and scales such that products keep their size.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def measure(command: Sequence[str], environment: dict[str, str] | None = None) -
         text = output.read().decode(errors="replace")
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{text[-3000:]}")
-    return Run(seconds, usage.ru_maxrss / 1024, text)
+    return Run(seconds, usage.ru_maxrss * 1024 / 1e6, text)
 
 
 def python(module: str, *arguments: str | Path) -> list[str]:

@@ -28,7 +28,8 @@ def __getattr__(name: str) -> Any:
     if cls is None:
         raise _unknown(name)
     made = wrapper(cls)
-    globals()[name] = made
+    if cls.__module__.startswith("irc."):  # a user's file may be run again and declare it anew
+        globals()[name] = made
     return made
 
 

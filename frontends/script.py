@@ -15,7 +15,7 @@ from typing import Any
 from ..core import Module
 from ..errors import Error, did_you_mean
 from ..source import Loc
-from ..user_files import loaded
+from ..user_files import forget, left, loaded, name_of
 from .huggingface import bind
 from .huggingface.binding import has_unbound
 from .settings import convert
@@ -67,7 +67,8 @@ def split_name(script: str) -> tuple[Path, str]:
 def _imported(path: Path, debug: bool) -> Generator[types.ModuleType]:
     """The script as a module of its own, forgotten afterwards with the siblings it imported.
 
-    What was loaded as a file that registers something is not run a second time.
+    What was loaded as a file that registers something is not run a second time. What an earlier run
+    of the script registered is taken back.
     """
     known = loaded(path)
     if known is not None:
@@ -78,9 +79,10 @@ def _imported(path: Path, debug: bool) -> Generator[types.ModuleType]:
     except OSError as error:
         raise Error(f"cannot read the script {path}: {error.strerror or error}") from None
     folder = str(path.resolve().parent)
-    module = types.ModuleType(f"irc_script_{path.stem}")
+    module = types.ModuleType(name_of(path))
     module.__file__ = str(path)
     before = dict(sys.modules)
+    forget(module.__name__)
     sys.modules[module.__name__] = module  # dataclasses and annotations look themselves up there
     sys.path.insert(0, folder)
     try:
@@ -94,12 +96,15 @@ def _imported(path: Path, debug: bool) -> Generator[types.ModuleType]:
 
 
 def _forget(before: Mapping[str, types.ModuleType], folder: str, name: str) -> None:
-    """Put sys.modules back where the script's own folder is concerned."""
+    """Put sys.modules back where the script's own folder is concerned, and note what is gone."""
+    gone: list[str] = []
     for key, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         local = isinstance(file, str) and os.path.dirname(os.path.abspath(file)) == folder
         if key == name or (local and key not in before):
             del sys.modules[key]
+            gone.append(key)
+    left(name, gone)
     if name in before:
         sys.modules[name] = before[name]
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 from .. import core
 from ..dims import Dim, Shape
 from ..errors import Error, did_you_mean
+from ..given import check_kind
 from ..ops.control import Return
 from ..source import Loc, here
 from ..types import TensorType
@@ -28,6 +29,10 @@ class Spec:
 
     dtype: str
     shape: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_kind("the dtype of a Spec", self.dtype, str, 'its name, such as "f32"')
+        check_kind("the shape of a Spec", self.shape, (tuple, list), 'a tuple, such as ("B", 64)')
 
     @property
     def type(self) -> TensorType:

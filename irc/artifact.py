@@ -36,6 +36,10 @@ _KEYS: dict[str, type] = {
 }
 
 
+def silent(stage: str, fraction: float) -> None:
+    """A Progress that nobody watches."""
+
+
 def is_artifact(folder: Path) -> bool:
     """Whether a folder holds a manifest of irc (a checkpoint's config.json is none)."""
     path = folder / MANIFEST

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ def whole_folder(output: Path, replaceable: Callable[[Path], bool]) -> Generator
 
     If the block raises (a full disk and ctrl-C too), the sibling and every parent folder made for
     it are removed again; those that a killed process left are removed now. A folder that is in the
-    way is replaced only if it is empty or `replaceable` says so.
+    way, at the start or at the end, is replaced only if it is empty or `replaceable` says so.
     """
     output = Path(os.path.realpath(output))
     with held(output.parent):  # not while another process changes places
@@ -34,11 +35,11 @@ def whole_folder(output: Path, replaceable: Callable[[Path], bool]) -> Generator
     part: Path | None = None
     with ExitStack() as stack:
         try:
-            made = _make_parents(output.parent)
+            _make_parents(output.parent, made)
             part = stack.enter_context(temporary(output))
             part.chmod(0o777 & ~_umask())
             yield part
-            _take_place(part, output)
+            _take_place(part, output, replaceable)
         except BaseException as error:
             with _uninterrupted():
                 _remove(part, made)
@@ -51,7 +52,7 @@ def whole_folder(output: Path, replaceable: Callable[[Path], bool]) -> Generator
 @contextmanager
 def whole_file(path: Path) -> Generator[BinaryIO]:
     """A file open for writing that takes its name if the block ends well; OSError as from open."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
         with part.open("wb") as file:
             yield file
@@ -74,26 +75,31 @@ def _check_place(output: Path, replaceable: Callable[[Path], bool]) -> None:
         )
 
 
-def _make_parents(parent: Path) -> list[Path]:
-    """Create what is missing above the folder; returns it, innermost first."""
+def _make_parents(parent: Path, made: list[Path]) -> None:
+    """Create a folder and what is missing above it; `made` gets what is new, innermost first."""
     missing: list[Path] = []
     while not parent.exists():
         missing.append(parent)
         parent = parent.parent
-    made: list[Path] = []
     for folder in reversed(missing):
-        folder.mkdir()
-        made.insert(0, folder)
-    return made
+        try:
+            folder.mkdir()
+        except FileExistsError:  # another writer has just made it
+            if not folder.is_dir():
+                raise
+        else:
+            made.insert(0, folder)
 
 
-def _take_place(part: Path, output: Path) -> None:
+def _take_place(part: Path, output: Path, replaceable: Callable[[Path], bool]) -> None:
     """Rename; an older folder steps aside first, and comes back if the rename fails.
 
-    The parent is held so that two writers do this one after the other, and the older folder so that
-    nobody takes it for a leftover while it is aside.
+    What has come there since the start is asked about like what was there. The parent is held so
+    that two writers do this one after the other, and the older folder so that nobody takes it for a
+    leftover while it is aside.
     """
     with _uninterrupted(), held(output.parent), held(output):
+        _check_place(output, replaceable)
         if not output.exists():
             part.rename(output)
             return

@@ -301,6 +301,20 @@ class Function:
         op.parent = None
 
 
+def reached(function: Function, seen: set[Function]) -> Iterator[Op]:
+    """What running a function runs, in order, calls before what they call.
+
+    Every function once, and none of those `seen` before; `seen` is added to.
+    """
+    if function in seen:
+        return
+    seen.add(function)
+    for op in function:
+        yield op
+        if op.opname == "call":
+            yield from reached(op.attributes["callee"], seen)
+
+
 class Module:
     """Functions over shared weights, with the mesh and the ranges of the symbolic dims.
 

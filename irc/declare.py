@@ -172,13 +172,13 @@ def operation(
     return wrap
 
 
-def op_class(name: str) -> type[Op]:
-    """The operation called `name`; an Error names the nearest one."""
+def op_class(name: str, otherwise: str = "") -> type[Op]:
+    """The operation called `name`; an Error names the nearest one, and what to do `otherwise`."""
     if name not in REGISTRY:
         load_installed_operations()
     found = REGISTRY.get(name)
     if found is None:
-        raise Error(f"no operation called {name[:64]!r}{did_you_mean(name, REGISTRY)}")
+        raise Error(f"no operation called {name[:64]!r}{did_you_mean(name, REGISTRY, otherwise)}")
     return found
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from numbers import Integral
+from typing import TypeAlias, cast
 from weakref import WeakValueDictionary
 
-from .errors import Error
+from .errors import Error, did_you_mean
+from .given import check_kind
 
 Monomial: TypeAlias = tuple[str, ...]  # symbol names in order; () is the constant term
 Terms: TypeAlias = tuple[tuple[Monomial, int], ...]
@@ -93,6 +95,36 @@ _INTERNED: WeakValueDictionary[Terms, Dim] = WeakValueDictionary()
 
 DimLike: TypeAlias = int | Dim
 Shape: TypeAlias = tuple[DimLike, ...]
+Dims: TypeAlias = Mapping[str, tuple[int, int, int] | int]  # ranges, as a user may give them
+
+
+def checked_ranges(dims: object, known: Collection[str]) -> dict[str, tuple[int, int, int]]:
+    """The range (min, typical, max) of each symbol, where a user may give one number for all three.
+
+    An Error where that is none, or a symbol is not known.
+    """
+    check_kind("dims", dims, Mapping, "a mapping, such as {'B': (1, 4, 16)}")
+    given = cast("Mapping[str, object]", dims)
+    for name in given:
+        if name not in known:
+            raise Error(
+                f"the model has no dimension {name!r}{did_you_mean(str(name), known)}; "
+                f"it has {', '.join(known) or 'none with a name'}"
+            )
+    return {name: _range(name, bounds) for name, bounds in given.items()}
+
+
+def _range(name: str, bounds: object) -> tuple[int, int, int]:
+    """The range that was given for a symbol; one number stands for all three."""
+    listed = isinstance(bounds, (tuple, list))
+    given = cast("Sequence[object]", bounds) if listed else (bounds,) * 3
+    whole = [each for each in given if not isinstance(each, bool) and isinstance(each, Integral)]
+    if not len(given) == len(whole) == 3:
+        raise Error(f"the range of {name} is {bounds!r}; give (min, typical, max), or one number")
+    low, typical, high = map(int, whole)
+    if not 0 <= low <= typical <= high:
+        raise Error(f"the range {name}={low}:{typical}:{high} must rise: min:typical:max")
+    return low, typical, high
 
 
 def symbol(name: str) -> Dim:

@@ -78,7 +78,12 @@ def _window(source: str, column: int, width: int = 120) -> tuple[int, str]:
     return begin, source[begin : begin + width]
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'linear'?`, or nothing where no known name is near."""
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """`; did you mean 'linear'?`, or nothing where no known name is near.
+
+    `otherwise` is what to do where none of the known names is meant.
+    """
     near = difflib.get_close_matches(word[:64], list(known), 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    if not near:
+        return f"; {otherwise}" if otherwise else ""
+    return f"; did you mean {near[0]!r}?" + (f" Otherwise {otherwise}" if otherwise else "")

@@ -63,7 +63,7 @@ def _is_dead(path: Path, output: Path) -> bool:
 def _siblings(output: Path) -> Iterator[Path]:
     if not output.parent.is_dir():
         return
-    name = re.compile(rf"\.{re.escape(output.name)}\.([0-9a-f]{{8}}\.)?\w{{8}}({PART}|{OLD})")
+    name = re.compile(rf"\.{re.escape(output.name)}\.[0-9a-f]{{8}}\.\w{{8}}({PART}|{OLD})")
     for path in sorted(output.parent.iterdir()):
         if name.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             yield path

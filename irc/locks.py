@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Generator
@@ -10,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _EVERY = 0.05  # seconds between two looks at a lock that is held
+_LACKING = (errno.ENOLCK, errno.EOPNOTSUPP)  # what a disk without locks answers
 
 
 @contextmanager
@@ -17,32 +19,39 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Generator[
     """Hold the lock file `path` for the length of the block; it is gone afterwards.
 
     `waiting` is called, again and again, as long as another process or thread holds it. A process
-    that dies lets go. OSError where the folder cannot be written. Where the system has no such
-    locks, nothing is locked: what is written takes its name whole, and the last one stays.
+    that dies lets go. OSError where the folder cannot be written. Where the system or the disk
+    has no such locks, nothing is locked: what is written takes its name whole, and the last one
+    stays.
     """
     if find_spec("fcntl") is None:
         yield
         return
-    descriptor = -1
+    descriptor: int | None = -1
     try:
-        while descriptor < 0:
+        while descriptor == -1:
             descriptor = _take(path)
-            if descriptor < 0:
+            if descriptor == -1:
                 waiting()
                 time.sleep(_EVERY)
         yield
     finally:
-        if descriptor >= 0:
+        if descriptor != -1:
             path.unlink(missing_ok=True)  # while it is held, so that nobody removes another's
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
 
 
-def _take(path: Path) -> int:
-    """The descriptor that holds the lock, or -1 where another one does."""
+def _take(path: Path) -> int | None:
+    """The descriptor that holds the lock, -1 where another one does, None on a disk without."""
     import fcntl
 
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    return _kept(path, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        return _kept(path, descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _LACKING:
+            raise
+        return None
 
 
 @contextmanager

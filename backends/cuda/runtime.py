@@ -35,11 +35,13 @@ def capability(index: int = 0) -> int | None:
     if device_count() <= index:
         return None
     driver, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
-    driver.cuDeviceGet(ctypes.byref(device), index)
+    if driver.cuDeviceGet(ctypes.byref(device), index) != 0:
+        return None
     found: list[int] = []
     for attribute in (_MAJOR, _MINOR):
         value = ctypes.c_int(0)
-        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device) != 0:
+            return None
         found.append(value.value)
     return 10 * found[0] + found[1]
 

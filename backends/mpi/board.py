@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from irc.backends.communicator import PeerError
-from irc.backends.mpi.process import Home, life
+from irc.backends.mpi.process import Home, Life
 from irc.backends.mpi.sign import ENDED, PAUSED, WORKS, Failure, Sign
 
 
@@ -39,7 +39,7 @@ class Board:
         self.leaving: int | None = None  # the exit status, once the process is to end
         self.said = False
         self.changed = threading.Event()  # wakes the pulse thread
-        self._lock = threading.Lock()
+        self._lock, self._life = threading.Lock(), Life()
 
     def fail(self, failure: Failure) -> None:
         """Make a failure known, unless an earlier one is."""
@@ -84,7 +84,7 @@ class Board:
             self.rank,
             self.home,
             state,
-            life() if state == WORKS else 0,
+            self._life() if state == WORKS else 0,
             self.progress,
             doing.text if doing is not None else "",
             (doing.others if awaits is None else awaits) if doing is not None else (),

@@ -10,6 +10,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+# Seconds for which a process may wait for a disk or a driver and do nothing else: a network drive
+# may come back, but one that does not holds its readers for ever, in the same state.
+DISK = 60.0
 _PROC = Path("/proc")
 
 
@@ -35,13 +38,15 @@ class Home:
 class Glance:
     """What the kernel says of a process: whether it is there, stopped, and its CPU time (ticks).
 
-    `ready`: whether it waits for nothing but a core or a disk, which others may keep busy.
+    `ready`: whether some thread waits for nothing but a core, which others may keep busy.
+    `on_disk`: whether one waits for a disk or a driver, and cannot be interrupted.
     """
 
     there: bool
     stopped: bool = False
     ticks: int = 0
     ready: bool = False
+    on_disk: bool = False
 
 
 def own_home() -> Home:
@@ -59,8 +64,9 @@ def glance(home: Home) -> Glance | None:
     fields = _stat(_PROC / str(home.process) / "stat")
     if not fields or int(fields[19]) != home.began or fields[0] in "ZX":
         return Glance(False)
-    state, ticks = fields[0], int(fields[11]) + int(fields[12])
-    return Glance(True, state in "Tt", ticks, state in "RD")
+    states = _task_states(str(home.process))
+    ticks = int(fields[11]) + int(fields[12])
+    return Glance(True, fields[0] in "Tt", ticks, "R" in states, "D" in states)
 
 
 def is_stopped(process: int) -> bool:
@@ -68,26 +74,41 @@ def is_stopped(process: int) -> bool:
     return _stat(_PROC / str(process) / "stat")[:1] in (["T"], ["t"])
 
 
-def life() -> int:
+class Life:
     """A number that grows while this process computes or reads, whatever the calling thread does.
 
     CPU time of the other threads in milliseconds, pages and blocks read; where some other thread is
-    ready to run or waits for a disk, the clock.
+    ready to run, or has waited for a disk for less than DISK, the clock.
     """
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    spent = int((usage.ru_utime + usage.ru_stime - time.thread_time()) * 1000)
-    found = spent + usage.ru_majflt + usage.ru_inblock
-    return found + int(time.monotonic() * 1000) if _others_run() else found
+
+    def __init__(self) -> None:
+        self._on_disk: float | None = None  # since when
+
+    def __call__(self) -> int:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        spent = int((usage.ru_utime + usage.ru_stime - time.thread_time()) * 1000)
+        found = spent + usage.ru_majflt + usage.ru_inblock
+        now = time.monotonic()
+        return found + int(now * 1000) if self._goes_on(_task_states("self"), now) else found
+
+    def _goes_on(self, states: set[str], now: float) -> bool:
+        """Whether threads in these states do something, or may soon."""
+        if "D" not in states:
+            self._on_disk = None
+        elif self._on_disk is None:
+            self._on_disk = now
+        return "R" in states or (self._on_disk is not None and now - self._on_disk < DISK)
 
 
-def _others_run() -> bool:
-    own = threading.get_native_id()
+def _task_states(process: str) -> set[str]:
+    """The states that the threads of a process are in, the calling thread aside."""
+    folder, own = _PROC / process / "task", threading.get_native_id()
     try:
-        tasks = [task for task in os.listdir("/proc/self/task") if int(task) != own]
+        tasks = [task for task in os.listdir(folder) if int(task) != own]
     except OSError:
-        return False
-    states = (_stat(_PROC / "self" / "task" / task / "stat") for task in tasks)
-    return any(fields and fields[0] in "RD" for fields in states)
+        return set()
+    found = (_stat(folder / task / "stat") for task in tasks)
+    return {fields[0] for fields in found if fields}
 
 
 def _kernel() -> str:

@@ -74,23 +74,24 @@ def decoded(data: bytes) -> Sign:
 class Seen:
     """What this process knows of a rank: its last sign, when it came, and when it last moved.
 
-    Times are seconds of this host's clock. `ticks` is the CPU time that the kernel said last.
+    Times are seconds of this host's clock. `ticks` is the CPU time that the kernel said last, and
+    `blocked` for how long it has been silent for the sake of a disk.
     """
 
     sign: Sign
     heard: float
     moved: float
     ticks: int = field(default=0)
+    blocked: float = field(default=0.0)
 
     def hear(self, sign: Sign, now: float) -> None:
         """Take in a sign."""
+        self.heard, self.blocked = now, 0.0
         if _moved(self.sign, sign):
-            self.moved = now
-            self.sign, self.heard = sign, now
+            self.sign, self.moved = sign, now
             return
         # the life and progress compared with stay those of the last move
         self.sign = Sign(**{**vars(sign), "life": self.sign.life})
-        self.heard = now
 
 
 _ALIVE = 20  # by how much `life` grows in a rank that does something

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from irc.backends.mpi.process import Glance
+from irc.backends.mpi.process import DISK, Glance
 from irc.backends.mpi.sign import ENDED, MOVES, PAUSED, WAITS, WORKS, Failure, Seen
 
 # A transfer in which nothing arrives may be a slow network: it gets more time.
@@ -36,9 +36,10 @@ def _lost(rank: int, one: Seen, glance: Glance | None, limit: float, now: float)
     who = f"rank {rank} ({one.sign.home})"
     if glance is not None and not glance.there:
         return Failure(f"{who} died: its process is gone", (rank,))
-    if now - one.heard <= limit:
+    silent = now - one.heard
+    if silent <= limit:
         return None
-    since = f"it has given no sign of life for {limit:g} s"
+    since = f"it has given no sign of life for {round(one.blocked) + limit:g} s"
     if glance is None:
         why = "its process or its host has stopped, or the network between the hosts"
         return Failure(f"{who} stalls: {since}; {why}", (rank,))
@@ -46,9 +47,14 @@ def _lost(rank: int, one: Seen, glance: Glance | None, limit: float, now: float)
         return Failure(f"{who} stalls: {since}, as its process is stopped (SIGSTOP)", (rank,))
     if glance.ready or glance.ticks != one.ticks:
         # it computes, or would, without letting its other threads speak
-        one.ticks, one.heard, one.moved = glance.ticks, now, now
+        one.ticks, one.heard, one.moved, one.blocked = glance.ticks, now, now, 0.0
         return None
-    return Failure(f"{who} stalls: {since}, and it uses no CPU", (rank,))
+    if not glance.on_disk:
+        return Failure(f"{who} stalls: {since}, and it uses no CPU", (rank,))
+    if one.blocked + silent <= DISK:
+        one.heard, one.moved, one.blocked = now, now, one.blocked + silent
+        return None
+    return Failure(f"{who} stalls: {since}, as it waits for a disk or a driver", (rank,))
 
 
 def _vain(own: int, seen: Mapping[int, Seen], limit: float, now: float) -> Failure | None:

@@ -21,6 +21,7 @@ from irc.backends.onnx.storage import Locations, Storage
 from irc.checkpoint import Reader
 from irc.core import Function, Module, Op
 from irc.errors import Error, did_you_mean
+from irc.given import check_count
 
 
 class OnnxBackend:
@@ -83,6 +84,8 @@ class OnnxBackend:
                     f"a program of {len(manifest['ranks'])} rank{'s' * several} on ONNX Runtime "
                     f"has no option {name}{did_you_mean(name, known)}; it has {', '.join(known)}"
                 )
+        if options.get("threads") is not None:
+            check_count("threads", options["threads"])
         program, fallback = _loaded(folder, manifest, **options), manifest.get("fallback")
         if fallback is None:
             return program

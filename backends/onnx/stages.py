@@ -72,7 +72,7 @@ class _Cut:
 
     def _check(self) -> None:
         found = sorted({_number(op) for op in self.calls})
-        if found != list(range(_ways(self.mesh))):
+        if found != list(range(stage_count(self.mesh))):
             shown = ", ".join(map(str, found))
             raise Error(f"@{self.main.name} calls stages {shown}, but the mesh is ({self.mesh})")
         for op in self.main:
@@ -159,7 +159,13 @@ def _number(op: Op) -> int:
     return getattr(op, "stage", -1) if op.opname == "call" else -1
 
 
-def _ways(mesh: Mesh) -> int:
+def stage_axes(mesh: Mesh) -> tuple[str, ...]:
+    """The axes along which the ranks of one stage lie."""
+    return tuple(name for name in mesh.names if name != AXIS)
+
+
+def stage_count(mesh: Mesh) -> int:
+    """How many stages there are."""
     return mesh.size(AXIS) if AXIS in mesh.names else 1
 
 

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from onnx.onnx_ml_pb2 import TensorProto
 
-from irc.artifact import Progress
+from irc.artifact import Progress, silent
 from irc.backends.onnx.graph import DTYPES, entries
 from irc.checkpoint import Extent, Reader
 from irc.core import Weight
@@ -114,7 +114,7 @@ class Storage:
         `progress` is told what is done, and the fraction of it.
         """
         found = self.locate(folder)
-        self._write_own(folder, progress or (lambda stage, done: None))
+        self._write_own(folder, progress or silent)
         return found
 
     def locate(self, folder: Path) -> Locations:

@@ -276,7 +276,7 @@ class HubCommunicator:
         with self._changed:
             what, source, box = self._waits or ("", 0, ())
             waits = "" if box else what
-            return {"waits": waits, "others": [source], "arrived": self._arrived}
+            return {"waits": waits, "source": source, "arrived": self._arrived}
 
 
 def hello(connection: Connection[Any, Any], rank: int, ranks: int) -> None:

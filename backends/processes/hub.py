@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from irc.backends.mpi.process import Home, glance
+from irc.backends.mpi.process import DISK, Glance, Home, glance
 from irc.backends.processes.letters import BEAT, END, FAIL, HUB, Letter, address_of, decoded
 
 LIMIT = 5.0  # seconds without a sign of life after which a rank of this host is lost
@@ -27,14 +27,15 @@ _GONE = (EOFError, OSError)
 class _Member:
     """A rank: its process, when it was heard, and what it waits for.
 
-    `passed` counts the letters of other ranks that it was sent, `missed` is when its process was
-    first seen to be gone.
+    `blocked` is for how long it has been silent for the sake of a disk, `missed` when its process
+    was first seen to be gone; `passed` counts the letters of other ranks that it was sent.
     """
 
     connection: Connection[Any, Any]
     home: Home
     outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue[bytes | None])
     heard: float = field(default_factory=time.monotonic)
+    blocked: float = 0.0
     missed: float | None = None
     beat: dict[str, Any] = field(default_factory=dict[str, Any])
     passed: int = 0
@@ -49,6 +50,18 @@ class _Member:
         """Pass on a letter of another rank."""
         self.passed += 1
         self.outbox.put(data)
+
+    def excused(self, seen: Glance, silent: float, now: float) -> bool:
+        """Whether the kernel knows why it is silent, and that may pass."""
+        if seen.stopped:
+            return False
+        if seen.ready or seen.ticks != self.ticks:  # it computes, and lets nothing else run
+            self.ticks, self.heard, self.blocked = seen.ticks, now, 0.0
+            return True
+        if not seen.on_disk or self.blocked + silent > DISK:
+            return False
+        self.heard, self.blocked = now, self.blocked + silent
+        return True
 
     def waits(self) -> bool:
         """Whether it waits for a letter, and everything that was sent to it had arrived by then.
@@ -187,7 +200,7 @@ class Hub:
             if not member.ended:
                 self.fail(f"rank {rank} {member} died: its process is gone", rank)
             return
-        member.heard = time.monotonic()
+        member.heard, member.blocked = time.monotonic(), 0.0
         kind, to = address_of(data)
         if to != HUB:
             self._pass_on(to, data)
@@ -225,10 +238,10 @@ class Hub:
         members = self._members
         waiting = [rank for rank, member in members.items() if member.waits()]
         for rank in waiting:
-            for other in members[rank].beat["others"]:
-                if members[other].ended:
-                    here = members[rank].beat["waits"]
-                    self.fail(f"rank {rank} is at {here}, but rank {other} has finished")
+            source = members[rank].beat["source"]
+            if members[source].ended:
+                here = members[rank].beat["waits"]
+                self.fail(f"rank {rank} is at {here}, but rank {source} has finished")
         if waiting and len(waiting) == sum(not member.ended for member in members.values()):
             first, last = waiting[0], waiting[-1]
             self.fail(
@@ -248,14 +261,17 @@ class Hub:
         silent = now - member.heard
         if silent <= (self._limit if seen is not None else max(FAR, self._limit)):
             return
-        if seen is not None and not seen.stopped and (seen.ready or seen.ticks != member.ticks):
-            member.ticks, member.heard = seen.ticks, now  # it computes, and lets nothing else run
+        if seen is not None and member.excused(seen, silent, now):
             return
-        why = ", as its process is stopped (SIGSTOP)" if seen and seen.stopped else ""
-        self.fail(
-            f"rank {rank} {member} stalls: it has given no sign of life for {silent:.0f} s{why}",
-            rank,
-        )
+        since = f"it has given no sign of life for {member.blocked + silent:.0f} s"
+        self.fail(f"rank {rank} {member} stalls: {since}{_why(seen)}", rank)
+
+
+def _why(seen: Glance | None) -> str:
+    """What the kernel says about a silence."""
+    if seen is not None and seen.stopped:
+        return ", as its process is stopped (SIGSTOP)"
+    return ", as it waits for a disk or a driver" if seen is not None and seen.on_disk else ""
 
 
 def pair() -> tuple[Connection[Any, Any], Connection[Any, Any]]:

@@ -11,6 +11,7 @@ import numpy as np
 from irc.core import Function, Module, Value
 from irc.dims import bind
 from irc.errors import Error
+from irc.given import check_arrays, check_kind
 from irc.layouts import join_arrays, split_array
 from irc.ops.shapes import run_sizes
 from irc.types import TensorType
@@ -56,6 +57,7 @@ def evaluate_ranks(
     An input is one whole array, of which every rank takes its part, or a list with an array per
     rank.
     """
+    _check_module(module)
     if not module.local:
         raise Error(f"module @{module.name} is in the global view; localize it to run its ranks")
     return Run(module, inputs, base, weights, function, sizes).ranks()
@@ -77,6 +79,8 @@ class Run:
         sizes: Mapping[str, int] | None = None,
         watched: Collection[Value] = (),
     ) -> None:
+        _check_module(module)
+        check_arrays(inputs)
         self.module, self.function = module, _chosen(module, function)
         source = weights if isinstance(weights, Weights) else Weights(module, base, weights)
         check_names(self.function, inputs)
@@ -111,6 +115,10 @@ class Run:
             return arrays[0]
         shape = run_sizes("evaluate", [bind(dim, self.sizes[0]) for dim in layout.shape])
         return join_arrays(arrays, layout.axes, self.module.mesh, shape)
+
+
+def _check_module(given: object) -> None:
+    check_kind("the module", given, Module, "one of irc, as irc.trace and irc.parse return")
 
 
 def _chosen(module: Module, name: str | None) -> Function:

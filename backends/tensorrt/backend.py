@@ -9,6 +9,7 @@ from typing import Any
 
 from onnx.onnx_ml_pb2 import ModelProto
 
+from irc.artifact import silent
 from irc.backends.base import Gap, Program, report
 from irc.backends.cuda.runtime import capability
 from irc.backends.fallback import fallback_of
@@ -20,7 +21,7 @@ from irc.backends.onnx.storage import Locations, Storage
 from irc.backends.tensorrt import probe, triton
 from irc.backends.tensorrt.engines import Engines, warnings_of
 from irc.backends.tensorrt.facts import base_facts, write_bindings
-from irc.backends.tensorrt.golden import self_test
+from irc.backends.tensorrt.golden import is_left_out, self_test
 from irc.backends.tensorrt.lowering import table
 from irc.backends.tensorrt.lowering.collectives import Collectives
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
@@ -31,7 +32,6 @@ from irc.backends.tensorrt.target import KNOWN, Flavour, Target
 from irc.checkpoint import Reader
 from irc.core import Module, Op
 from irc.errors import Error
-from irc.results import NEXT_TOKENS
 
 _CLEANERS = "inline, static-capacity, canonicalize, cse"
 
@@ -155,7 +155,7 @@ class _Emission:
         self, backend: TensorRTBackend, module: Module, folder: Path, options: Mapping[str, Any]
     ) -> None:
         self.module, self.folder = module, folder
-        self.base, self.progress = options.get("base"), options.get("progress") or _silent
+        self.base, self.progress = options.get("base"), options.get("progress") or silent
         self.chosen, self.target = backend.options, backend.target
         self.outside = self.chosen.outside(module)
 
@@ -187,7 +187,6 @@ class _Emission:
             facts = base_facts(self.module, stages, emitters, found, profiles)
             for number, stage in enumerate(stages):
                 self._write(facts, number, stage, templates[number], emitters[number], found)
-        self.progress("running the reference for the self-test", 0.0)
         plugin = any(emitter.plugins for emitter in emitters)
         facts |= {
             "target": str(self.target),
@@ -196,9 +195,11 @@ class _Emission:
             "plugins": _plugin_versions(emitters),
             "engine": self.chosen.remembered(),
             "probe": self._probe() if any(emitter.natives for emitter in emitters) else None,
-            "self_test": self_test(self.module, self.base, self.chosen.self_test),
+            "self_test": self_test(self.module, self.base, self.chosen.self_test, self.progress),
         }
-        facts["notes"] = _told(emitters) + _untested(self.module, facts["self_test"], self.chosen)
+        facts["notes"] = _told(emitters)
+        if is_left_out(self.module, self.chosen.self_test):
+            facts["notes"].append(_UNTESTED)
         Engines(self.folder, facts, profiles, self.target, self.chosen, self.progress).make(
             found.base
         )
@@ -271,27 +272,19 @@ class _Emission:
 
 def _told(emitters: Sequence[TensorRTEmitter]) -> list[str]:
     """Which collectives the stages use."""
-    return [
-        f"stage {number}: {each.natives or each.plugins} collectives by "
-        + ("TensorRT itself (DistCollective)" if each.natives else f"NCCL ({COLLECTIVE_PLUGIN})")
-        for number, each in enumerate(emitters)
-        if each.natives or each.plugins
-    ]
+    notes: list[str] = []
+    for number, each in enumerate(emitters):
+        count = each.natives or each.plugins
+        by = "TensorRT itself (DistCollective)" if each.natives else f"NCCL ({COLLECTIVE_PLUGIN})"
+        if count:
+            notes.append(f"stage {number}: {count} collective{'s' * (count > 1)} by {by}")
+    return notes
 
 
-def _untested(module: Module, golden: object, chosen: EngineOptions) -> list[str]:
-    """That loading will compare no numbers, where they were left out for their cost only."""
-    generates = {"logits", NEXT_TOKENS} & {*module.main.result_names()}
-    if golden is not None or chosen.self_test is not None or not generates:
-        return []
-    return [
-        "loading compares no answer of the reference, which takes long here; to store one: "
-        "--self-test always"
-    ]
-
-
-def _silent(stage: str, fraction: float) -> None:
-    """Nobody watches."""
+_UNTESTED = (
+    "loading compares no answer of the reference, which takes long to compute here; "
+    "--self-test always stores one"
+)
 
 
 def _plugin_versions(emitters: Sequence[TensorRTEmitter]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from irc.artifact import Progress
 from irc.backends.reference import evaluate
 from irc.backends.reference.evaluate import Run
 from irc.backends.reference.weights import Weights
@@ -28,8 +29,13 @@ _PROMPT = 8  # tokens
 _ENOUGH, _TRIES = 3, 12  # prompts with a clear answer, where only tokens can be compared
 
 
+def is_left_out(module: Module, wanted: bool | None) -> bool:
+    """Whether there could be an answer, and it is not computed because that takes long."""
+    return wanted is None and weight_bytes(module) > SMALL and _is_generator(module)
+
+
 def self_test(
-    module: Module, base: Path | str | None, wanted: bool | None
+    module: Module, base: Path | str | None, wanted: bool | None, progress: Progress
 ) -> dict[str, Any] | None:
     """The largest logits after a prompt, {ids, top, logits, tolerance}; of a module that gives
     tokens in their place, prompts with the token after each, {prompts: [{ids, token}]}.
@@ -40,7 +46,10 @@ def self_test(
     """
     if wanted is False or (wanted is None and weight_bytes(module) > SMALL):
         return None
-    found = _answers(module, base)
+    found = None
+    if _is_generator(module):
+        progress("running the reference for the self-test", 0.0)
+        found = _answers(module, base)
     if wanted and found is None:
         raise Error(
             "there is nothing to test: the module gives no logits after input_ids, and no tokens "
@@ -49,10 +58,14 @@ def self_test(
     return found
 
 
-def _answers(module: Module, base: Path | str | None) -> dict[str, Any] | None:
+def _is_generator(module: Module) -> bool:
+    """Whether it goes on with token ids, from caches that hold some already."""
     inputs = {str(arg.name) for arg in module.main.args}
-    if not {"input_ids", "past_lengths"} <= inputs:
-        return None
+    results = {"logits", NEXT_TOKENS} & {*module.main.result_names()}
+    return {"input_ids", "past_lengths"} <= inputs and bool(results)
+
+
+def _answers(module: Module, base: Path | str | None) -> dict[str, Any] | None:
     if "logits" in module.main.result_names():
         return _logits(module, base)
     choice = choice_of(module)
@@ -84,7 +97,7 @@ def _clear(choice: Choice, base: Path | str | None) -> list[dict[str, Any]]:
     """Prompts with the tokens after them; no rounding makes another one the likeliest."""
     module, weights = choice.module, Weights(choice.module, base)
     found: list[dict[str, Any]] = []
-    for ids in _prompts(module, choice.vocabulary):
+    for ids in map(list, dict.fromkeys(map(tuple, _prompts(module, choice.vocabulary)))):
         run = Run(module, _inputs(module, ids), weights=weights, watched=(choice.logits,))
         token, lead, largest = choice.lead(run)
         told = run.whole()[NEXT_TOKENS][-1, -1]

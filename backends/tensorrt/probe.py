@@ -6,9 +6,8 @@ whose collectives do nothing, and say nothing.
 
 from __future__ import annotations
 
-from irc.backends.onnx.stages import AXIS, Stage
+from irc.backends.onnx.stages import Stage, stage_axes
 from irc.core import Function, Module, Result
-from irc.mesh import Mesh
 from irc.ops import AllReduce, Return
 from irc.types import TensorType
 
@@ -16,23 +15,13 @@ MODEL = "probe.onnx"
 MINE, TOTAL = "mine", "total"  # its input and its result, f32[ranks]
 
 
-def ranks_of(mesh: Mesh) -> list[int]:
-    """The ranks of the first stage; those of every other are as many."""
-    axes = _axes(mesh)
-    return next(iter(mesh.groups(axes)))
-
-
 def probe(module: Module) -> Stage:
-    """What the ranks of a stage run."""
-    ranks = ranks_of(module.mesh)
+    """What the ranks of the first stage run; those of every other are as many."""
+    axes = stage_axes(module.mesh)
+    ranks = module.mesh.groups(axes)[0]
     function = Function("probe", [(MINE, TensorType("f32", (len(ranks),)))])
-    axis = ".".join(_axes(module.mesh))
-    total = AllReduce(function.args[0], axis=axis, ways=len(ranks))
+    total = AllReduce(function.args[0], axis=".".join(axes), ways=len(ranks))
     function.append(total)
     function.append(Return(total.results))
     function.results = (Result(TOTAL),)
     return Stage(function, ranks)
-
-
-def _axes(mesh: Mesh) -> tuple[str, ...]:
-    return tuple(name for name in mesh.names if name != AXIS)

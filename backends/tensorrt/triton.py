@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from irc.backends.base import Ports, ports_of
+from irc.backends.onnx.stages import stage_count
+from irc.backends.tensorrt.lowering.collectives import verdict
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
 from irc.backends.tensorrt.target import Target
 from irc.core import Module
@@ -57,7 +59,7 @@ _ADVICE = (
 
 def _check_ranks(module: Module, ports: Ports) -> None:
     """What holds where every rank gets the inputs of the first, whose outputs are the answer."""
-    if "pp" in module.mesh.names and module.mesh.size("pp") > 1:
+    if stage_count(module.mesh) > 1:
         raise Error("Triton has no pipeline of stages; compile with a mesh without pp")
     if ports.states:
         raise Error(
@@ -115,6 +117,12 @@ def _needs(facts: Mapping[str, Any]) -> list[str]:
         needs.append(
             "warning: Triton's tensorrt backend must be built with "
             "TRITON_ENABLE_TENSORRT_MULTI_DEVICE=ON"
+        )
+    known = verdict("all_reduce", target)
+    if any(stage["natives"] for stage in facts["stages"]) and not known.good:
+        needs.append(
+            "warning: collectives are TensorRT's own, and Triton runs no self-test of them; "
+            f"{known.reason}"
         )
     return needs
 

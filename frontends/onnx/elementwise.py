@@ -269,7 +269,8 @@ def clip(b: Builder, node: Node) -> Made:
     bounds: list[Any] = []
     for i, name in ((1, "min"), (2, "max")):
         given = node.optional(i)
-        found = scalar(given) if given is not None else node.attributes.get(name)
+        inside = node.real(name, 0.0) if name in node.attributes else None
+        found = scalar(given) if given is not None else inside
         if given is not None and found is None:
             return _clipped(b, node)
         bounds.append(None if found is None else _bound(found, kind))

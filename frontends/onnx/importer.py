@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from irc.core import Function, Module, Op, Value
-from irc.dims import Dim, DimLike, bind, symbol
-from irc.errors import Error
+from irc.dims import Dim, DimLike, Dims, bind, checked_ranges, symbol
+from irc.errors import Error, did_you_mean
 from irc.frontends.onnx import collectives
 from irc.frontends.onnx.builder import Builder, hint, plain_name
 from irc.frontends.onnx.caches import aliased, results_of
@@ -26,6 +26,7 @@ from irc.frontends.onnx.readings import TABLE
 from irc.frontends.onnx.rules import Made, Table, refusal
 from irc.frontends.onnx.schema import misuse
 from irc.frontends.onnx.tensors import DTYPES, Data, Files
+from irc.given import check_path, check_texts
 from irc.mesh import Mesh
 from irc.ops import Rank
 from irc.text.literals import parse_dim
@@ -34,42 +35,42 @@ from irc.types import TensorType
 if TYPE_CHECKING:
     from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto
 
-Ranges = Mapping[str, tuple[int, int, int]]
-
 
 def import_onnx(
     path: str | Path,
-    dims: Ranges | None = None,
+    dims: Dims | None = None,
     *,
-    mesh: Mesh | str | None = None,
+    mesh: Mesh | Mapping[str, int] | str | None = None,
     base: str | Path | None = None,
     equal: Mapping[str, str] | None = None,
     plugins: Plugins | None = None,
 ) -> Module:
     """The module that an ONNX file describes, its weights referred to where they lie.
 
-    `dims` are ranges (min, typical, max) of symbols; `equal` says by which other symbol one is
-    replaced, where a file has two names for what is always one size. A file of one rank among
-    several needs its `mesh` only where its groups leave that open. External data lies beside the
-    model, or below `base`, which the manifest of an artifact names. `plugins` are those whose nodes
-    are read as operations, by namespace and name. An Error lists everything that irc has no
-    operation for, before anything is built.
+    `dims` are ranges (min, typical, max) of symbols, or one size; `equal` says by which other
+    symbol one is replaced, where a file has two names for what is always one size. A file of one
+    rank among several needs its `mesh` only where its groups leave that open. External data lies
+    beside the model, or below `base`, which the manifest of an artifact names. `plugins` are those
+    whose nodes are read as operations, by namespace and name. An Error lists everything that irc
+    has no operation for, before anything is built.
     """
     if not isinstance(path, (str, PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise Error(
             f"import_onnx reads a file, and was given a {type(path).__name__}; write a model that "
             "is in memory with onnx.save(model, 'model.onnx'), and give that path"
         )
+    check_texts("equal", equal or {}, '{"past": "seq"}')
+    if base is not None:
+        check_path("base", base)
     path = Path(path)
     model = read_model(path)
     beside = manifest_of(path)
-    if isinstance(mesh, str):
-        mesh = Mesh.parse(mesh)
+    given = None if mesh is None else Mesh.parse(mesh)
     place = base if base is not None else beside.base
     files = Files(path, path.parent if place is None else Path(place), inside=place is None)
     same = {name: symbol(other) for name, other in (equal or {}).items()}
     table = {**readings(plugins or {}), **TABLE}
-    return _Importer(model, files, mesh or beside.mesh, beside, same, table).module(dims or {})
+    return _Importer(model, files, given or beside.mesh, beside, same, table).module(dims or {})
 
 
 class _Importer:
@@ -88,13 +89,14 @@ class _Importer:
         self.own = model.producer_name == "irc"
         self.opset = opset_of(model, str(files.path))
         self.entries: dict[str, Entry] = {}
+        self.written: dict[str, None] = {}  # the symbols of the inputs, before any is replaced
         self.beside, self.equal, self.gaps = beside, equal, Gaps(files.path)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         rank = metadata.get("irc.rank", "")
         self.rank = int(rank) if rank.isdecimal() else beside.rank
         self.name = plain_name(metadata.get("irc.module") or files.path.stem) or "model"
 
-    def module(self, dims: Ranges) -> Module:
+    def module(self, dims: Dims) -> Module:
         """Everything, in order."""
         graph = self.model.graph
         nodes = [self._node(i, proto) for i, proto in enumerate(graph.node)]
@@ -107,6 +109,8 @@ class _Importer:
         module = Module(self.name, mesh, local=bool(joint) or mesh.ranks > 1)
         function = Function("forward", self._arguments())
         self.symbols = dict.fromkeys(name for arg in function.args for name in _symbols(arg))
+        self._check_equal()
+        module.dims.update(checked_ranges(dims, self.symbols))
         self.builder = Builder(module, function, self.files)
         self.builder.rank = self.rank
         self._sources(function)
@@ -119,10 +123,17 @@ class _Importer:
             )
         self.gaps.check()
         self._finish(module, function)
-        for name, bounds in dims.items():
-            if name in self.symbols:
-                module.dims[name] = bounds
         return module
+
+    def _check_equal(self) -> None:
+        """An Error about a symbol to be replaced that no input has."""
+        for name in self.equal:
+            if name not in self.written:
+                near, known = did_you_mean(name, self.written), ", ".join(self.written)
+                raise Error(
+                    f"equal: {self.files.path} has no dimension {name!r}{near}; "
+                    f"it has {known or 'none with a name'}"
+                )
 
     def _mesh(self, joint: list[Node]) -> Mesh:
         """The mesh of the collectives; where one is refused, that has to be said first."""
@@ -158,7 +169,9 @@ class _Importer:
                 shape.append(dim.dim_value)
             else:
                 name = f"{plain_name(value.name)}_{i}".replace(".", "_")
-                shape.append(bind(_dim(dim.dim_param, name), self.equal))
+                written = _dim(dim.dim_param, name)
+                self.written |= dict.fromkeys(written.symbols() if isinstance(written, Dim) else ())
+                shape.append(bind(written, self.equal))
         return TensorType(kind, tuple(shape))
 
     def _sources(self, function: Function) -> None:

@@ -33,8 +33,9 @@ Plugins: TypeAlias = Mapping[tuple[str, str], Plugin]  # by namespace and name
 
 def readings(plugins: Plugins) -> dict[tuple[str, str], Reading]:
     """How nodes of plugins are read, by domain and kind, except where the kind is read already."""
+    nodes = _Nodes(plugins)
     return {
-        (domain, kind): Reading(_Nodes(plugins).rule, None, _Nodes(plugins).refuses)
+        (domain, kind): Reading(nodes.rule, None, nodes.refuses)
         for namespace, kind in plugins
         for domain in ("", namespace)
         if (domain, kind) not in TABLE
@@ -64,17 +65,19 @@ class _Nodes:
             self._values(node)
         except Error as error:
             return error.message
-        return None
+        return _miscounted(node, REGISTRY[plugin.operation])
 
     def rule(self, b: Builder, node: Node) -> Op:
         """The operation: inputs are operands in their order, fields attributes of their names."""
         cls = REGISTRY[self.plugins[_key(node)].operation]
         known = cls.attribute_types
         given = {name: value for name, value in self._values(node).items() if name in known}
-        operands = [b.get(node.input(i)) for i in range(len(node.inputs))]
-        plain = len(operands) if cls.variadic else len(cls.operand_names)
-        given |= dict(zip(cls.optional_names, operands[plain:], strict=False))
-        positional: list[Any] = [operands] if cls.variadic else operands[:plain]
+        plain = len(node.inputs) if cls.variadic else len(cls.operand_names)
+        operands = [b.get(node.input(i)) for i in range(plain)]
+        for i, name in enumerate(cls.optional_names, plain):
+            entry = node.optional(i)
+            given[name] = None if entry is None else b.get(entry)
+        positional: list[Any] = [operands] if cls.variadic else operands
         make: Any = cls
         return b.add(make(*positional, **given))
 
@@ -83,6 +86,17 @@ class _Nodes:
         version = texts.pop(VERSION, "1")
         texts.pop(NAMESPACE, None)
         return self.plugins[_key(node)].values(version, texts)
+
+
+def _miscounted(node: Node, cls: type[Op]) -> str | None:
+    """That a node has fewer or more inputs than its operation has operands."""
+    least = len(cls.operand_names)
+    most = least + len(cls.optional_names)
+    count = len(node.inputs)
+    if cls.variadic or least <= count <= most:
+        return None
+    operands = f"{least}" if least == most else f"{least} to {most}"
+    return f"it has {count} inputs, and its operation {cls.opname} takes {operands}"
 
 
 def _key(node: Node) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from irc import ops
 from irc.core import Value
-from irc.dims import Dim, Shape, exact_divide
+from irc.dims import Dim, Shape, exact_divide, product
 from irc.dtypes import is_float
 from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
@@ -18,17 +18,21 @@ from irc.frontends.onnx.tensors import DTYPES
 def dequantize(b: Builder, node: Node) -> Made:
     x, scale, zero = node.input(0), node.input(1), node.optional(2)
     shape = _scales(node, x, scale)
-    operands = [b.get(x), _shaped(b, scale, shape)]
+    if zero is not None and product(zero.shape) != product(scale.shape):
+        raise Error(f"DequantizeLinear has {zero.shape} zero points for {scale.shape} scales")
+    scales = _shaped(b, scale, shape)
+    wanted = DTYPES.get(node.integer("output_dtype", 0), scale.dtype)
+    if wanted != scale.dtype and scale.dtype != "f32":  # the result is rounded once, to `wanted`
+        scales = b.value(ops.Cast(scales, dtype="f32"))
     zeros = _shaped(b, zero, shape) if zero is not None and _moves(zero) else None
-    found = b.value(ops.Dequantize(*operands, zero=zeros))
-    wanted = DTYPES.get(node.integer("output_dtype", 0), found.type.dtype)
+    found = b.value(ops.Dequantize(b.get(x), scales, zero=zeros))
     return found if wanted == found.type.dtype else b.value(ops.Cast(found, dtype=wanted))
 
 
 def _scales(node: Node, x: Entry, scale: Entry) -> Shape:
     """The shape of scales with all dimensions of x."""
     block, axis = node.integer("block_size", 0), node.integer("axis", 1)
-    if scale.rank == 0 and not block:
+    if scale.shape in ((), (1,)) and not block:
         return (1,) * x.rank
     if not -x.rank <= axis < x.rank:
         raise Error(f"DequantizeLinear along axis {axis} of {x.rank} dimensions")

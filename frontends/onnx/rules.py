@@ -57,13 +57,26 @@ def refusal(node: Node, table: Table = TABLE) -> str | None:
     if reading is None and not node.attributes.keys().isdisjoint(_OF_PLUGINS):
         return "it is a plugin's; name the file that registers that with --load"
     if reading is None:
-        return "irc has no operation for it"
+        return "irc has no operation for it" + _HINTS.get(node.kind, "")
     if reading.known is not None and node.misuse is not None:
         return node.misuse
     for name, value in node.attributes.items():
         if reading.known is not None and name not in reading.known:
             return f"its attribute {name}={_shown(value)} is unknown"
     return reading.refuses(node) if reading.refuses is not None else None
+
+
+_QUANTIZED = "; quantize weights only, for DequantizeLinear, and leave activations floats"
+_HINTS: dict[str, str] = dict.fromkeys(
+    (
+        "QuantizeLinear",
+        "DynamicQuantizeLinear",
+        "MatMulInteger",
+        "QLinearMatMul",
+        "MatMulNBits",
+    ),
+    _QUANTIZED,
+)
 
 
 def only(name: str, *allowed: Any) -> Refusal:

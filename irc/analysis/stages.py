@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from ..core import Function, Module, Op
+from ..core import Function, Module, Op, reached
 from ..errors import Error
 from ..ops.control import Call
 from .fused import collectives, communicates
@@ -26,24 +24,10 @@ def check_stages(module: Module) -> None:
     for function in module.functions.values():
         calls = [op for op in function if stage_of(op) >= 0]
         for call in calls:
-            for inner in _inside(call, done):
+            for inner in reached(call.attributes["callee"], done):
                 _check_inside(inner, call)
         if calls:
             _check_beside(function)
-
-
-def _inside(call: Op, done: set[Function]) -> Iterator[Op]:
-    """What a call runs, and the functions called from there; every function once."""
-    waiting = [call.attributes["callee"]]
-    while waiting:
-        function: Function = waiting.pop()
-        if function in done:
-            continue
-        done.add(function)
-        for op in function:
-            yield op
-            if isinstance(op, Call):
-                waiting.append(op.callee)
 
 
 def _check_inside(op: Op, call: Op) -> None:

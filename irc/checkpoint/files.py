@@ -54,10 +54,10 @@ class File:
         cuts = tuple(slice(pick.start, pick.stop, pick.step) for pick in picks)
         if dtype(tensor.dtype).bits >= 8:
             return self.view(tensor)[cuts]
-        flat = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.offset)
-        if not tensor.shape or tensor.shape[-1] % 2:  # rows begin within bytes
-            return unpacked(flat, tensor.dtype)[: prod(tensor.shape)].reshape(tensor.shape)[cuts]
-        pairs = flat.reshape(*tensor.shape[:-1], tensor.shape[-1] // 2)
+        packed = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.offset)
+        if not tensor.shape or tensor.shape[-1] % 2:
+            return _whole_rows(packed, tensor, picks)[(..., *cuts[1:])]
+        pairs = packed.reshape(*tensor.shape[:-1], tensor.shape[-1] // 2)
         first, last = picks[-1].start // 2, -(-picks[-1].stop // 2)
         found = unpacked(pairs[(*cuts[:-1], slice(first, last))], tensor.dtype)
         return found[..., picks[-1].start % 2 :: picks[-1].step][..., : len(picks[-1])]
@@ -80,3 +80,13 @@ class File:
                 self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
         self._held.clear()
         self._count = 0
+
+
+def _whole_rows(packed: Array, tensor: Tensor, picks: tuple[range, ...]) -> Array:
+    """The elements at `picks` of the first dimension, where rows may begin within a byte."""
+    rows = picks[0] if picks else range(1)
+    inner = tensor.shape[1:]
+    first, last = rows.start * prod(inner), rows.stop * prod(inner)
+    found = unpacked(packed[first // 2 : -(-last // 2)], tensor.dtype)
+    found = found[first % 2 :][: last - first].reshape(rows.stop - rows.start, *inner)
+    return found[:: rows.step] if picks else found.reshape(())

@@ -89,6 +89,37 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
+def add_setting(add: Callable[..., argparse.Action]) -> None:
+    """`--set KEY=VALUE`, for scripts; `add` adds an argument to a parser or group."""
+    add(
+        "--set",
+        metavar="KEY=VALUE",
+        dest="settings",
+        type=setting,
+        action="append",
+        default=[],
+        help="an argument of the script's factory; may be repeated",
+    )
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """What a script may need before there is a module."""
+    add = parser.add_argument
+    add("--checkpoint", metavar="DIR", help="the folder with the sizes and weights of a script")
+    add(
+        "--dtype",
+        type=word_of("f32", "f16", "bf16"),
+        help="what a script computes in: f32, f16 or bf16",
+    )
+    add_setting(add)
+
+
+def script_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of a script that were given."""
+    given = {"checkpoint": args.checkpoint, "dtype": args.dtype, "settings": dict(args.settings)}
+    return {name: value for name, value in given.items() if value}
+
+
 def add_parallel(parser: argparse.ArgumentParser) -> None:
     """What decides how a module is spread over ranks."""
     add = parser.add_argument

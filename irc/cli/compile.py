@@ -13,6 +13,7 @@ from .arguments import (
     Usage,
     add_json,
     add_parallel,
+    add_setting,
     parallel_options,
     setting,
     whole_number,
@@ -60,15 +61,7 @@ def configure(parser: ArgumentParser) -> None:
     )
     add("--pipeline", metavar="TEXT", help="the passes, in place of the backend's own")
     add("--dtype", type=word_of("f32", "f16", "bf16"), help="compute in f32, f16 or bf16")
-    add(
-        "--set",
-        metavar="KEY=VALUE",
-        dest="settings",
-        type=setting,
-        action="append",
-        default=[],
-        help="an argument of the script's factory; may be repeated",
-    )
+    add_setting(add)
     add(
         "--dims",
         metavar="B=1:4:16,...",

@@ -23,7 +23,7 @@ EXAMPLES = """
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc diff`."""
-    parser.add_argument("before", metavar="A", help="a module, an artifact folder, or -")
+    parser.add_argument("before", metavar="A", help="a module, a script, an artifact folder, or -")
     parser.add_argument("after", metavar="B", help="another one; exit status 1 if they differ")
     parser.add_argument("--summary", action="store_true", help="without the lines of text")
     add_json(parser)

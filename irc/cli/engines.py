@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,20 @@ def add_engine(parser: ArgumentParser) -> None:
         "weights are small)",
     )
     add(
-        "--weight-streaming", action="store_true", help="let weights inside exceed the GPU's memory"
+        "--weight-streaming",
+        action=BooleanOptionalAction,
+        help="let weights inside exceed the GPU's memory",
     )
-    add("--refit", action="store_true", help="weights can be changed later; needs a GPU")
-    add("--strip", action="store_true", help="leave weights out, to be refitted; needs a GPU")
+    add(
+        "--refit",
+        action=BooleanOptionalAction,
+        help="weights can be changed later; needs a GPU",
+    )
+    add(
+        "--strip",
+        action=BooleanOptionalAction,
+        help="leave weights out, to be refitted; needs a GPU",
+    )
     add(
         "--triton",
         metavar="DIR",
@@ -69,7 +79,7 @@ def engine_options(args: Namespace) -> dict[str, Any]:
         "strip": args.strip,
         "triton": Path(args.triton) if args.triton else None,
     }
-    found = {name: value for name, value in options.items() if value not in (None, False, ())}
+    found = {name: value for name, value in options.items() if value not in (None, ())}
     found |= {"self_test": args.self_test == "always"} if args.self_test else {}
     found |= {"caching": False} if args.no_cache else {}
     return found | ({"build": False} if args.no_build else {})

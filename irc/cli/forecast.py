@@ -10,8 +10,8 @@ from ..units import amount
 from .arguments import (
     add_json,
     add_parallel,
+    add_setting,
     parallel_options,
-    setting,
     whole_number,
     word_of,
 )
@@ -53,15 +53,7 @@ def configure(parser: ArgumentParser) -> None:
     add("--backend", metavar="NAME", default="onnx", help="whose passes run: onnx, reference")
     add("--pipeline", metavar="TEXT", help="the passes, in place of the backend's own")
     add("--dtype", type=word_of("f32", "f16", "bf16"), help="compute in f32, f16 or bf16")
-    add(
-        "--set",
-        metavar="KEY=VALUE",
-        dest="settings",
-        type=setting,
-        action="append",
-        default=[],
-        help="an argument of the script's factory; may be repeated",
-    )
+    add_setting(add)
     add_json(parser)
 
 

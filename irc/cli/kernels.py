@@ -44,6 +44,8 @@ def _reports(folder: Path) -> Iterator[tuple[str, Report]]:
     """(engine, report) of every stage; an Error where there are no engines."""
     from ..backends.tensorrt.builder.report import Report
 
+    if not folder.exists():
+        raise Error(f"{folder} does not exist; give the folder of an artifact")
     program: dict[str, Any] = read_manifest(folder)["program"] if is_artifact(folder) else {}
     reports = [stage.get("report") for stage in program.get("stages", ())]
     if not any(reports):

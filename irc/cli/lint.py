@@ -28,7 +28,9 @@ TARGET = "tensorrt-rtx"
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc lint`."""
-    parser.add_argument("source", metavar="FILE|DIR", nargs="?", help="ONNX model, or a folder")
+    parser.add_argument(
+        "source", metavar="FILE|DIR", nargs="?", help="an ONNX model, or an artifact folder"
+    )
     parser.add_argument(
         "--target",
         metavar="T",
@@ -45,7 +47,6 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """0 if no model has an error, else 1."""
-    from ..backends.tensorrt.lint import lint_file
     from ..backends.tensorrt.plugins import load
 
     load(args.plugin)
@@ -55,7 +56,7 @@ def run(args: Namespace) -> int:
         raise Error("say which model: irc lint model.onnx, or irc lint DIR")
     target = _target(args)
     found = {
-        path: lint_file(path, target, tuple(args.ignore)) for path in models(Path(args.source))
+        path: _findings(path, target, tuple(args.ignore)) for path in models(Path(args.source))
     }
     errors = sum(each.severity == "error" for every in found.values() for each in every)
     if args.json:
@@ -67,9 +68,28 @@ def run(args: Namespace) -> int:
     return int(errors > 0)
 
 
+def _findings(path: Path, target: Target, ignore: tuple[str, ...]) -> list[Finding]:
+    """The findings about a file; an Error says at which byte it breaks, where that is known."""
+    from ..backends.tensorrt.lint import Unreadable, lint_file
+    from ..frontends.onnx.wire import without_data
+
+    try:
+        return lint_file(path, target, ignore)
+    except Unreadable:
+        without_data(path.read_bytes(), str(path))
+        raise
+
+
 def models(source: Path) -> list[Path]:
-    """The ONNX models of a folder, or the one that is named."""
+    """The ONNX models of a folder, or the one that is named; an Error for other sources."""
+    from ..driver.sources import is_script
+
     if not source.is_dir():
+        if source.suffix == ".irc" or is_script(str(source)):
+            raise Error(
+                f"{source} is no ONNX model; irc lint reads ONNX models and artifact folders: "
+                f"irc compile {source} -o DIR, then irc lint DIR"
+            )
         return [source]
     found = sorted(source.glob("*.onnx"))
     if not found:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from .arguments import add_script, script_options
 from .console import warn
-from .sources import STDIN, read_module
+from .sources import STDIN, read_module, weights_folder
 
 if TYPE_CHECKING:
     from ..instruments import Instrument
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
   irc opt model.irc                                          verify and print
   irc opt model.irc --passes "canonicalize, cse, dce" --stats
+  irc opt scorer.py --set hidden=128 --passes "expand, cse"
   irc show build/llama | irc opt --passes fuse-gated-mlp --diff > fused.irc
   irc opt model.irc --passes fuse-gated-mlp --why-not fuse-gated-mlp
   irc opt model.irc --load my_pass.py --passes my-pass --check-numerics
@@ -29,7 +32,8 @@ def configure(parser: ArgumentParser) -> None:
         metavar="FILE",
         nargs="?",
         default=STDIN,
-        help="a module; standard input if absent",
+        help="a module, script.py[:factory], model.onnx, an artifact folder; if absent, the text "
+        "on standard input",
     )
     add("--passes", metavar="TEXT", default="", help="the pipeline; without it, verify and print")
     add("--locs", action="store_true", help="print the source line of each operation")
@@ -51,6 +55,7 @@ def configure(parser: ArgumentParser) -> None:
         help="evaluate the module before and after every pass, and compare",
     )
     add("--no-verify", action="store_true", help="do not verify the module after every pass")
+    add_script(parser)
 
 
 def run(args: Namespace) -> int:
@@ -61,7 +66,7 @@ def run(args: Namespace) -> int:
 
     pipeline = parse_pipeline(args.passes)
     instruments, reports = _instruments(args)
-    module = read_module(args.source)
+    module = read_module(args.source, **script_options(args))
     run_pipeline(module, pipeline, instruments)
     for report in reports:
         warn(str(report))
@@ -93,7 +98,7 @@ def _instruments(args: Namespace) -> tuple[list[Instrument], list[Instrument]]:
     if args.check_numerics:
         from ..backends.reference import evaluate
 
-        chosen.append(CheckNumerics(evaluate))
+        chosen.append(CheckNumerics(partial(evaluate, base=weights_folder(args.source))))
     if args.limit:
         chosen.append(Limit(dict(map(parse_limit, args.limit))))
     reports: list[Instrument] = [WhyNot(args.why_not)] if args.why_not is not None else []

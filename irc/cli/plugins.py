@@ -48,10 +48,9 @@ def _named(name: str, known: dict[str, PluginSpec]) -> dict[str, PluginSpec]:
     """The plugin called `name`, or those, where it leaves the namespace out."""
     found = {each: spec for each, spec in known.items() if name in (each, spec.name)}
     if not found:
-        near = did_you_mean(name, [*known, *(spec.name for spec in known.values())])
-        raise Error(
-            f"no plugin called {name!r}{near}; name the file that registers it with --plugin"
-        )
+        names = [*known, *(spec.name for spec in known.values())]
+        near = did_you_mean(name, names, "name the file that registers it with --plugin")
+        raise Error(f"no plugin called {name!r}{near}")
     return found
 
 

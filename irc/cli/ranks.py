@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 
 THREADS, PROCESSES, MPI = "threads", "processes", "mpi"
 _ON_GPUS = ("tensorrt", "tensorrt-rtx")  # backends whose ranks are processes
+_ON_CPU = ("onnx",)
+_REFERENCE = "reference"
+_FLAGS = {  # those of `add_runtime`, and the backends that they are for
+    "--threads": _ON_CPU,
+    "--low-memory": _ON_CPU,
+    "--no-self-test": _ON_GPUS,
+    "--plugin": _ON_GPUS,
+}
 
 
 def add_launcher(parser: ArgumentParser) -> None:
@@ -61,6 +69,7 @@ def over_ranks(
     process: Process = args.process
     hosts = [host for host in args.hosts.split(",") if host]
     kind = _kind(args, process)
+    _check_flags(args)
     _check_count(args)
     if kind == THREADS:
         if hosts:
@@ -68,7 +77,7 @@ def over_ranks(
         return work(args, None)
     if process.place is not None:
         process.open_streams()
-    if args.backend == "reference":
+    if args.backend == _REFERENCE:
         raise Error(f"the reference backend runs all ranks itself; leave --launcher {kind} out")
     folder = Path(args.source)
     if process.place is None:
@@ -93,12 +102,34 @@ def _started(kind: str, process: Process, folder: Path, hosts: list[str], reads:
     return spawn(process.words, ranks)
 
 
+def _check_flags(args: Namespace) -> None:
+    """An Error about a flag that is for programs of another backend than runs here."""
+    folder = Path(args.source)
+    if args.backend is None and not is_artifact(folder):
+        return
+    backend = args.backend or read_manifest(folder)["backend"]
+    if backend not in (*_ON_CPU, *_ON_GPUS, _REFERENCE):
+        return  # a backend of another package, which knows its options itself
+    for flag, backends in _FLAGS.items():
+        if getattr(args, flag.removeprefix("--").replace("-", "_")) and backend not in backends:
+            instead = "a file that declares operations is given with --load"
+            raise Error(
+                f"{flag} is for artifacts of the backend {' or '.join(backends)}, and {folder} "
+                f"runs on {backend}; {instead if flag == '--plugin' else 'leave it out'}"
+            )
+
+
 def _check_count(args: Namespace) -> None:
     if args.ranks is None:
         return
     folder = Path(args.source)
     manifest = read_manifest(folder)
     ranks = ranks_of(manifest)
+    if ranks == 1 != args.ranks:
+        raise Error(
+            f"{folder} was compiled for one rank, which is one process; leave --ranks out, or "
+            "compile for several, as with --mesh tp=2"
+        )
     if ranks != args.ranks:
         raise Error(
             f"{folder} was compiled for {ranks} ranks (the mesh is ({manifest['mesh']})), not for "

@@ -9,7 +9,7 @@ from typing import cast
 from ..artifact import is_artifact, read_manifest
 from ..errors import Error, did_you_mean
 from ..units import amount
-from .arguments import add_json
+from .arguments import add_json, add_script, script_options
 from .console import print_json, table
 from .kernels import show_kernels
 from .sources import STDIN, read_module
@@ -21,13 +21,16 @@ EXAMPLES = """
   irc show build/llama --html llama.html
   irc show build/engines --kernels --scope model.layers.0
   irc show model.onnx --stats
+  irc show scorer.py:build --set hidden=128
 """
 
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc show`."""
     parser.add_argument(
-        "source", metavar="FILE|DIR", help="a module, model.onnx, an artifact folder, or -"
+        "source",
+        metavar="FILE|DIR",
+        help="a module, script.py[:factory], model.onnx, an artifact folder, or -",
     )
     parser.add_argument("--scope", metavar="S", help="only this module path, such as layers.0.mlp")
     parser.add_argument(
@@ -38,6 +41,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--kernels", action="store_true", help="what TensorRT made of the operations of an artifact"
     )
+    add_script(parser)
     add_json(parser)
 
 
@@ -48,7 +52,7 @@ def run(args: Namespace) -> int:
 
     if args.kernels:
         return show_kernels(args.source, args.scope, args.json)
-    module = read_module(args.source)
+    module = read_module(args.source, **script_options(args))
     if args.html is not None:
         folder = Path(args.source)
         known = args.source != STDIN and folder.is_dir() and is_artifact(folder)

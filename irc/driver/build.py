@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from .. import __version__
 from ..analysis.idle_axes import idle_axes
-from ..artifact import BUNDLE, MODULE, REPORT, Progress, is_artifact, write_manifest
+from ..artifact import BUNDLE, MODULE, REPORT, Progress, is_artifact, silent, write_manifest
 from ..atomic import whole_folder
 from ..bundle import bundled
 from ..core import Module
 from ..dtypes import is_float
 from ..errors import Error
+from ..given import check_path
 from ..report import page
 from ..text.printer import print_module
 from ..types import TensorType
@@ -58,6 +59,7 @@ def compile(
     with `bundle` they are copied into the folder, which then needs nothing else. See `Options` for
     the rest.
     """
+    check_path("the folder to write", output)
     prepared = prepare(src, **options)
     return write(prepared, output, bundle=bundle, progress=options.get("progress"))
 
@@ -66,7 +68,7 @@ def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
     """Everything before a file is written: the module, its weights bound, all passes run."""
     from ..backends.base import report
 
-    tell = options.get("progress") or _silent
+    tell = options.get("progress") or silent
     backend = backend_of(src, options)
     tell("reading the model", 0.0)
     source = find_source(
@@ -81,16 +83,8 @@ def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
     verify(module)
     _check_bound(module)
     tell("running passes", 0.0)
-    parallel = Parallel(
-        options.get("mesh", ""),
-        options.get("plan", ""),
-        options.get("sequence", False),
-        options.get("embedding", ""),
-        options.get("outside", ""),
-        options.get("next_tokens", False),
-    )
     given = options.get("pipeline")
-    pipeline = chosen_pipeline(backend, module, parallel, given, source.folder)
+    pipeline = chosen_pipeline(backend, module, Parallel.of(options), given, source.folder)
     steps = run_passes(module, pipeline, options.get("instruments"))
     gaps = backend.unsupported(module)
     if gaps:
@@ -126,7 +120,7 @@ def write(
     progress: Progress | None = None,
 ) -> Artifact:
     """Write the artifact folder of a prepared module; see `compile` for `bundle`."""
-    tell = progress or _silent
+    tell = progress or silent
     module = prepared.module
     outside = {} if bundle else {path: Path(path) for path in _used_files(module)}
     _check_kept(outside.values(), Path(output))
@@ -234,7 +228,3 @@ def _copy_tokenizer(origin: Path | None, folder: Path) -> None:
     for name in FILES:
         if (origin / name).is_file():
             shutil.copyfile(origin / name, folder / name)
-
-
-def _silent(stage: str, fraction: float) -> None:
-    """Nobody watches."""

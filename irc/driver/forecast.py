@@ -12,11 +12,12 @@ from ..analysis.sizes import typical_sizes
 from ..analysis.topology import Topology
 from ..artifact import is_artifact
 from ..core import Module
+from ..dims import Dims
 from ..errors import Error
 from ..verify import verify
 from .build import run_passes
 from .pipelines import Parallel, chosen_pipeline
-from .sources import Dims, PathLike, find_source
+from .sources import PathLike, find_source
 
 # The symbols by which language models are called, see frontends/models/language_model.py.
 _ROWS, _TOKENS, _LOGITS, _CAPACITY = "B", "S", "T", "C"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..artifact import Manifest, check, read_manifest
 from ..core import Module
 from ..errors import Error
+from ..given import check_path
 from ..verify import verify
 from .sources import PathLike, ends_of, read_module
 
@@ -91,6 +92,7 @@ def load(folder: PathLike, **options: Any) -> Artifact:
     `timeout`, for how many seconds (60) they wait while none of them moves, or `communicator`,
     where this process runs one of them (see backends/README.md).
     """
+    check_path("the artifact", folder)
     path = Path(folder)
     manifest = read_manifest(path)
     check(path, manifest)

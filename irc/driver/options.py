@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 from ..artifact import Progress, is_artifact, read_manifest
 from ..core import Module
+from ..dims import Dims
 from ..errors import Error, did_you_mean
-from .sources import Dims, PathLike
+from ..given import check_kind
+from .sources import PathLike
 
 if TYPE_CHECKING:
     from ..backends.base import Backend
@@ -32,7 +34,7 @@ class Options(TypedDict, total=False):
     """
 
     mesh: str | Mapping[str, int]
-    plan: str
+    plan: PathLike
     sequence: bool
     embedding: str
     outside: str
@@ -49,6 +51,14 @@ class Options(TypedDict, total=False):
     progress: Progress | None
 
 
+_TEXTS = {  # options that are text, and what to give for them
+    "backend": 'its name, such as "onnx"',
+    "pipeline": 'the passes as text, such as "cse, dce"',
+    "embedding": 'the name of a scheme, such as "auto"',
+    "outside": 'one of "zero", "clamp", "row:k", "error"',
+}
+
+
 def backend_of(src: PathLike | Module, options: Options) -> Backend:
     """The backend, with its options of engines; an Error where an option is unknown.
 
@@ -60,12 +70,11 @@ def backend_of(src: PathLike | Module, options: Options) -> Backend:
         if name not in Options.__annotations__:
             near = did_you_mean(name, Options.__annotations__)
             raise Error(f"irc.compile has no option {name}{near}")
-    before, engine = _before(src)
-    name = options.get("backend") or before or "onnx"
-    given: object = options.get("engine") or {}
-    if _is_mapping(given) and _builds_engines(name):
-        given = {**engine, **given}
-    return _configured(get(name), given)
+    for name, wanted in _TEXTS.items():
+        check_kind(name, options.get(name) or "", str, wanted)
+    before, remembered = _before(src)
+    backend = get(options.get("backend") or before or "onnx")
+    return _configured(backend, remembered, options.get("engine") or {})
 
 
 def _before(src: PathLike | Module) -> tuple[str, dict[str, Any]]:
@@ -80,19 +89,26 @@ def _is_mapping(given: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(given, Mapping)
 
 
-def _builds_engines(backend: str) -> bool:
-    return backend.startswith("tensorrt")
-
-
-def _configured(backend: Backend, engine: object) -> Backend:
-    """The backend with options of engines, where any are given."""
-    if not engine:
-        return backend
+def _configured(backend: Backend, remembered: Mapping[str, Any], given: object) -> Backend:
+    """The backend with options of engines, where any are given; what was remembered holds for a
+    backend that builds engines."""
     configured = getattr(backend, "configured", None)
     if configured is None:
-        given = ", ".join(map(str, engine)) if _is_mapping(engine) else engine
+        if not given:
+            return backend
+        shown = ", ".join(map(str, given)) if _is_mapping(given) else given
         raise Error(
-            f"{given}: options of engines, and the backend {backend.name} builds none; "
+            f"{shown}: options of engines, and the backend {backend.name} builds none; "
             "give --backend tensorrt-rtx or --backend tensorrt"
         )
-    return configured(engine)
+    engine = {**_lasting(remembered, given), **given} if _is_mapping(given) else given
+    return configured(engine) if engine else backend
+
+
+def _lasting(remembered: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was remembered and does not get in the way of what is given."""
+    if given.get("triton") is None:
+        return dict(remembered)
+    # what Triton can serve is chosen anew, where the user leaves it open
+    decided = ("weights", "collectives")
+    return {name: value for name, value in remembered.items() if name not in decided}

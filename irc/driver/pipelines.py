@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..core import Module
 from ..errors import Error
+from ..given import check_path
 from ..mesh import Mesh
 
 if TYPE_CHECKING:
@@ -18,10 +20,10 @@ if TYPE_CHECKING:
 
 _GLOBAL = ("inline", "shard", "rewrite-embeddings", "pipeline", "localize")
 _IN_TEXT = {  # the options beside --mesh, and what they are in the text of a pipeline
-    "plan": "shard{{plan=...}}",
-    "sequence": "shard{{sequence=true}}",
-    "embedding": "rewrite-embeddings{{scheme=...}}",
-    "outside": "rewrite-embeddings{{policy=...}}",
+    "plan": "shard{plan=...}",
+    "sequence": "shard{sequence=true}",
+    "embedding": "rewrite-embeddings{scheme=...}",
+    "outside": "rewrite-embeddings{policy=...}",
     "next_tokens": "next-tokens",
 }
 
@@ -44,6 +46,16 @@ class Parallel:
     outside: str = ""
     next_tokens: bool = False
 
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Parallel:
+        """What options of a compilation say about ranks."""
+        names = [field.name for field in fields(cls)]
+        given = {name: options[name] for name in names if name in options}
+        if given.get("plan"):
+            check_path("plan", given["plan"])
+            given["plan"] = os.fspath(given["plan"])
+        return cls(**given)
+
 
 def chosen_pipeline(
     backend: Backend, module: Module, parallel: Parallel, given: str | None, folder: Path | None
@@ -61,39 +73,51 @@ def chosen_pipeline(
         kept = parse_pipeline(backend.sharded_pipeline).passes
         return str(Pipeline(tuple(p for p in kept if p.name not in _GLOBAL)))
     if module.mesh.ranks == 1:
-        chosen = (*_outside(parallel), *parse_pipeline(backend.default_pipeline).passes)
+        chosen = parse_pipeline(backend.default_pipeline).passes
+        if parallel.outside:
+            chosen = _behind_inline(chosen, "rewrite-embeddings", **_policy(parallel))
     else:
         wanted = parse_pipeline(backend.sharded_pipeline)
         found = (_filled(pass_, module, parallel, folder) for pass_ in wanted)
         chosen = tuple(pass_ for pass_ in found if pass_ is not None)
     if parallel.next_tokens:
-        head = [pass_ for pass_ in chosen[:1] if pass_.name == "inline"]
-        chosen = (*head, *parse_pipeline("next-tokens"), *chosen[len(head) :])
+        chosen = _behind_inline(chosen, "next-tokens")
     return str(Pipeline(chosen))
+
+
+def _behind_inline(chosen: tuple[Pass, ...], added: str, **options: Any) -> tuple[Pass, ...]:
+    """The passes with one more in front, for a module without calls: it may add results to a
+    function, which callers would not know of."""
+    from ..pipeline import parse_pipeline
+
+    inline, new = parse_pipeline(f"inline, {added}")
+    rest = chosen[1:] if chosen[:1] and chosen[0].name == "inline" else chosen
+    return (inline, replace(new, **options), *rest)
 
 
 def _check_effect(module: Module, parallel: Parallel, given: str | None) -> None:
     """An Error about an option that would do nothing."""
     for name in _IN_TEXT:
-        why = _no_effect(module, name, given) if getattr(parallel, name) else ""
+        option = f"--{name.replace('_', '-')}"
+        why = _no_effect(module, name, option, given) if getattr(parallel, name) else ""
         if why:
-            raise Error(why.format(f"--{name.replace('_', '-')}"))
+            raise Error(why)
 
 
-def _no_effect(module: Module, name: str, given: str | None) -> str:
+def _no_effect(module: Module, name: str, option: str, given: str | None) -> str:
     """Why an option does nothing for a module, if that is so."""
+    in_vain = f"so {option} has no effect; leave it out"
     if given is not None:
-        return (
-            f"--pipeline says which passes run, and {{}} none of them; write {_IN_TEXT[name]} there"
-        )
+        text = _IN_TEXT[name]
+        return f"--pipeline says which passes run, and {option} none of them; write {text} there"
     if module.local:
-        return "the module is what one rank runs already, so {} has no effect; leave it out"
+        return f"the module is what one rank runs already, {in_vain}"
     if module.mesh.ranks == 1 and name in ("plan", "embedding"):
-        return "one rank holds all weights whole; {} is for several"
+        return f"one rank holds all weights whole; {option} is for several"
     if module.mesh.ranks == 1 and name == "sequence":
-        return "one rank has all tokens; {} is for several"
+        return f"one rank has all tokens; {option} is for several"
     if name in ("plan", "sequence") and _is_sharded(module):
-        return "the module is split over its ranks already, so {} has no effect; leave it out"
+        return f"the module is split over its ranks already, {in_vain}"
     return ""
 
 
@@ -130,14 +154,6 @@ def _lookups(pass_: Pass, parallel: Parallel) -> Pass | None:
         return None
     options: dict[str, Any] = {"scheme": parallel.embedding or "keep"}
     return replace(pass_, **options, **_policy(parallel))
-
-
-def _outside(parallel: Parallel) -> Iterator[Pass]:
-    """What one rank needs for ids outside a table."""
-    from ..pipeline import parse_pipeline
-
-    for pass_ in parse_pipeline("rewrite-embeddings") if parallel.outside else ():
-        yield replace(pass_, **_policy(parallel))
 
 
 def _policy(parallel: Parallel) -> dict[str, Any]:

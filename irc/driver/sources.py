@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
-from ..artifact import MODULE, is_artifact, read_manifest
+from ..artifact import MODULE, check, is_artifact, read_manifest
+from ..checksums import sampled
 from ..core import Module
-from ..dims import Dim
-from ..errors import Error, did_you_mean
+from ..dims import Dim, Dims, checked_ranges
+from ..errors import Error
 from ..text import parse_module
 
 PathLike: TypeAlias = str | os.PathLike[str]
-Dims: TypeAlias = Mapping[str, tuple[int, int, int] | int]
 DTYPES = ("f32", "f16", "bf16")
 _CACHES = "cache_update"  # the operation that writes them
 
@@ -47,7 +46,8 @@ def find_source(
 
     `settings` are the keyword arguments of a script's factory; of a checkpoint folder there is
     one, `ignore`: keys of its config.json that do not matter, separated by commas. Unless weights
-    are to be `bound`, a checkpoint folder needs no more than its config.json.
+    are to be `bound`, a checkpoint folder needs no more than its config.json, and the files of an
+    artifact are not compared with what was compiled.
     """
     _check_kind(src)
     if checkpoint is not None and random_weights is not None:
@@ -59,7 +59,7 @@ def find_source(
     if isinstance(src, Module):
         _no_effect("a module", dtype, given)
         source = Source(src, folder)
-    elif _is_script(os.fspath(src)):
+    elif is_script(os.fspath(src)):
         source = _script(os.fspath(src), folder, dtype, given)
     elif Path(src).is_dir():
         unbound = random_weights is not None or not bound
@@ -72,6 +72,8 @@ def find_source(
     else:
         _no_effect("a module's text", dtype, given)
         source = _text(Path(src), folder)
+    if bound and not isinstance(src, Module):
+        _check_unchanged(Path(src), folder)
     _finish(source, folder, dims or {}, random_weights)
     return source
 
@@ -100,7 +102,8 @@ def read_module(path: Path) -> Module:
     return parse_module(text, str(path))
 
 
-def _is_script(src: str) -> bool:
+def is_script(src: str) -> bool:
+    """Whether a source is meant as `script.py[:factory]`."""
     from ..frontends.script import split_name
 
     return split_name(src)[0].suffix == ".py"
@@ -204,18 +207,47 @@ def _point_at(module: Module, checkpoint: Path, path: Path) -> None:
     elsewhere = [name for name, file in module.files.items() if Path(file).parent != path.parent]
     if not elsewhere:
         raise Error(f"the weights lie beside {path}, so --checkpoint has no effect; leave it out")
-    sizes = {Path(name).name: entry["size"] for name, entry in known.items()}
+    entries = {Path(name).name: entry for name, entry in known.items()}
     for name in elsewhere:
         found = checkpoint / Path(module.files[name]).name
         if not found.is_file():
             raise Error(f"{path} refers to {found.name}, which is not in {checkpoint}")
-        size = found.stat().st_size
-        if size != sizes.get(found.name, size):
-            raise Error(
-                f"{found} has {size} bytes, and {path} was made with a file of "
-                f"{sizes[found.name]}; give the checkpoint that it was made with"
-            )
+        if found.name in entries:
+            _check_same(found, entries[found.name], path)
         module.files[name] = str(found)
+
+
+def _check_same(found: Path, entry: Mapping[str, Any], path: Path) -> None:
+    """An Error where a weight file is not the one that the artifact with `path` was made with."""
+    size, again = found.stat().st_size, "give the checkpoint that it was made with"
+    if size != entry["size"]:
+        raise Error(
+            f"{found} has {size} bytes, and {path} was made with a file of {entry['size']}; {again}"
+        )
+    if sampled(found) != entry["hash"]:
+        raise Error(f"{found} holds other bytes than the file {path} was made with; {again}")
+
+
+def _check_unchanged(src: Path, checkpoint: Path | None) -> None:
+    """An Error where a file of an artifact, or a weight file, is no longer what was compiled.
+
+    The text may have been edited.
+    """
+    folder = src if src.is_dir() else src.parent
+    if not (src.is_dir() or src.name == MODULE or is_onnx(src)) or not is_artifact(folder):
+        return
+    manifest = read_manifest(folder)
+    manifest["files"] = {n: entry for n, entry in manifest["files"].items() if n != MODULE}
+    if checkpoint is not None:
+        manifest["weights"] = {}  # those of the checkpoint have been compared
+    try:
+        check(folder, manifest)
+    except Error as error:
+        error.add_note(
+            f"{folder} is the source here: put the file back as it was, or compile what the "
+            "artifact was made from"
+        )
+        raise
 
 
 def in_artifact(path: Path) -> bool:
@@ -283,42 +315,18 @@ def _written(path: str) -> str:
 def set_dims(module: Module, dims: Dims) -> None:
     """Replace ranges of symbols that a module has."""
     known = dict.fromkeys([*module.dims, *_symbols(module)])
-    for name, bounds in _named(dims):
-        if name not in known:
-            raise Error(
-                f"the model has no dimension {name!r}{did_you_mean(str(name), known)}; "
-                f"it has {', '.join(known) or 'none with a name'}"
-            )
-        module.dims[name] = _range(name, bounds)
-        if module.dims[name][2] < 1 and name in _capacities(module):
+    for name, bounds in checked_ranges(dims, known).items():
+        module.dims[name] = bounds
+        if bounds[2] < 1 and name in _capacities(module):
             raise Error(
                 f"caches of the capacity {name}=0 hold nothing; give more with --dims {name}=N"
             )
-
-
-def _named(dims: object) -> Iterable[tuple[str, object]]:
-    if not isinstance(dims, Mapping):
-        raise Error(f"dims is {dims!r}; give a mapping, such as {{'B': (1, 4, 16)}}")
-    return cast("Mapping[str, object]", dims).items()
 
 
 def _capacities(module: Module) -> set[str]:
     """The symbols in the capacities of key-value caches."""
     capacities = (op.operands[0].type.shape[2] for op in module.ops() if op.opname == _CACHES)
     return {name for dim in capacities if isinstance(dim, Dim) for name in dim.symbols()}
-
-
-def _range(name: str, bounds: object) -> tuple[int, int, int]:
-    """The range that was given for a symbol; one number stands for all three."""
-    listed = isinstance(bounds, (tuple, list))
-    given = cast("Sequence[object]", bounds) if listed else (bounds,) * 3
-    whole = [each for each in given if not isinstance(each, bool) and isinstance(each, Integral)]
-    if not len(given) == len(whole) == 3:
-        raise Error(f"the range of {name} is {bounds!r}; give (min, typical, max), or one number")
-    low, typical, high = map(int, whole)
-    if not 0 <= low <= typical <= high:
-        raise Error(f"the range {name}={low}:{typical}:{high} must rise: min:typical:max")
-    return low, typical, high
 
 
 def _symbols(module: Module) -> Iterator[str]:

@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..backends.base import Program
+from ..backends.fallback import FallbackProgram
 from ..errors import Error
 from ..results import OUTSIDE, OVERFLOW, UNKNOWN
 
@@ -14,12 +16,13 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def checked(
-    results: Mapping[str, Array], inputs: Container[str], recovers: bool = False
+    program: Program, results: Mapping[str, Array], inputs: Container[str]
 ) -> dict[str, Array]:
-    """The other results of a model with these inputs; an Error where one of these counts any.
+    """The other results of a program with these inputs; an Error where one of these counts any.
 
-    `recovers`: ids without room have been looked up again, so that their count is a result.
+    A FallbackProgram has looked ids without room up again, so that their count is a result.
     """
+    recovers = isinstance(program, FallbackProgram)
     kept: dict[str, Array] = {}
     for name, array in results.items():
         source = name.removesuffix(OUTSIDE)

@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ..backends.base import Program, Stream
-from ..backends.fallback import FallbackProgram
 from ..errors import Error
 from ..results import NEXT_TOKENS
 from .checks import checked
@@ -88,12 +87,11 @@ class _Session:
     """One conversation: the stream, and how many tokens its caches hold."""
 
     def __init__(self, program: Program, room: int, dims: Mapping[str, Any]) -> None:
-        self.names = {port.name for port in program.ports.inputs}
+        self.program, self.names = program, {port.name for port in program.ports.inputs}
         self.multiple = _call_multiple(program)
         self.chunk = _longest_call(program, dims) or room // self.multiple * self.multiple
         self.rows = _ids_dim(program, 0, "rows")[1]
         self.stream: Stream = program.open(cache_sizes(program.ports.states, self.rows, room))
-        self.recovers = isinstance(program, FallbackProgram)
         self.length = 0
 
     def prefill(self, prompt: Sequence[int]) -> int:
@@ -119,7 +117,7 @@ class _Session:
             "logit_positions": np.array([[count - 1]], np.int32),
         }
         inputs = {n: a.repeat(self.rows, 0) for n, a in offered.items() if n in self.names}
-        results = checked(self.stream.step(inputs), self.names, self.recovers)
+        results = checked(self.program, self.stream.step(inputs), self.names)
         self.length += count
         if NEXT_TOKENS in results:
             return int(results[NEXT_TOKENS][0, -1])

@@ -37,7 +37,7 @@ def complete(ports: Ports, given: Mapping[str, object], capacity: int = 0) -> Ar
                 f"the model has no input {name!r}{did_you_mean(name, wanted)}; "
                 f"it has {', '.join(wanted)}"
             )
-    arrays = {name: converted(wanted[name], np.asarray(value)) for name, value in given.items()}
+    arrays = {name: converted(wanted[name], _array(name, value)) for name, value in given.items()}
     if "input_ids" in arrays and len(wanted["input_ids"].shape) == 2:
         _check_ids(arrays["input_ids"])
         _fill(ports, arrays, capacity)
@@ -45,6 +45,13 @@ def complete(ports: Ports, given: Mapping[str, object], capacity: int = 0) -> Ar
     if missing:
         raise Error(f"the inputs lack {', '.join(missing)}; the model takes {', '.join(wanted)}")
     return {name: arrays[name] for name in wanted}
+
+
+def _array(name: str, value: object) -> Array:
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise Error(f"the input {name} is no array ({error}); give rows of one length") from None
 
 
 def _check_ids(ids: Array) -> None:

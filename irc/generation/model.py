@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..backends.base import Program
-from ..backends.fallback import FallbackProgram
+from ..given import check_arrays, check_count, check_kind
 from .checks import checked
 from .greedy import Summary, greedy
 from .inputs import Arrays, cache_capacity, complete
@@ -36,11 +36,11 @@ class Model:
 
         States come back only where they were given.
         """
+        check_arrays(inputs)
         ports = self.program.ports
         capacity = cache_capacity(ports.states, self.dims)
         given = complete(ports, inputs, capacity)
-        recovers = isinstance(self.program, FallbackProgram)
-        results = checked(self.program.run(given), given, recovers)
+        results = checked(self.program, self.program.run(given), given)
         outputs = {port.name for port in ports.outputs}
         if any(state.name in inputs for state in ports.states):
             return results
@@ -69,6 +69,8 @@ class Model:
 
     def generate(self, prompt: str, max_new_tokens: int = 100) -> str:
         """The text that follows `prompt`."""
+        check_kind("the prompt", prompt, str, "text (of token ids, Model.generate_ids goes on)")
+        check_count("max_new_tokens", max_new_tokens)
         pieces: list[str] = []
         self.generate_text(self.tokenizer.encode(prompt), max_new_tokens, pieces.append)
         return "".join(pieces)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ..analysis.spmd import verify_spmd
 from ..core import Module
 from ..errors import Error
+from ..given import check_kind
 from ..rewrite.stats import Stats
 from ..verify import verify
 from .base import Pass
@@ -93,7 +94,8 @@ def run_pipeline(
     `passes` is pipeline text or passes. Without `instruments` the module is verified after each
     pass. A pass that fails is reported by an Error that names it.
     """
-    pipeline = parse_pipeline(passes) if isinstance(passes, str) else Pipeline(tuple(passes))
+    check_kind("the module", module, Module, "one of irc, as irc.trace and irc.parse return")
+    pipeline = _pipeline(passes)
     watching = (VerifyEach(),) if instruments is None else tuple(instruments)
     for instrument in watching:
         instrument.start(module, pipeline)
@@ -103,6 +105,17 @@ def run_pipeline(
     for instrument in reversed(watching):
         instrument.finish(module)
     return steps
+
+
+def _pipeline(passes: str | Iterable[Pass]) -> Pipeline:
+    if isinstance(passes, str):
+        return parse_pipeline(passes)
+    wanted = 'the passes as text, such as "cse, dce", or as objects of irc.Pass'
+    check_kind("the pipeline", passes, Iterable, wanted)
+    listed = tuple(passes)
+    for each in listed:
+        check_kind("a pass of the pipeline", each, Pass, wanted)
+    return Pipeline(listed)
 
 
 def _run_step(step: Step, module: Module, watching: tuple[Instrument, ...]) -> None:

@@ -9,6 +9,7 @@ from ..collector import collector_paused
 from ..core import Function, Module, Op, Result, Value, Weight
 from ..declare import REGISTRY, op_class
 from ..errors import Error, TextError, did_you_mean
+from ..given import check_kind
 from ..mesh import Mesh
 from ..source import Loc
 from ..types import TensorType
@@ -18,6 +19,7 @@ from .references import parse_ref
 
 T = TypeVar("T")
 _LONGEST_ATTRIBUTES = 200  # tokens; a longer list is read by the general path
+_DECLARED = "give the file that declares it with --load"
 _ITEMS = ("file", "weight", "func")
 
 
@@ -25,6 +27,7 @@ def parse_module(text: str, filename: str = "<text>") -> Module:
     """The module that `text` describes; a TextError points at what cannot be read."""
     from .. import ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
 
+    check_kind("the text of a module", text, str, 'text, such as Path("m.irc").read_text()')
     cursor = Cursor(text, filename)
     try:
         with collector_paused():
@@ -232,7 +235,7 @@ class _Parser:
         names: list[str] = []
         if c.token[:1] == "%":
             names = self._result_names(env)
-        cls = op_class(c.token)
+        cls = op_class(c.token, _DECLARED)
         at = c.index
         c.advance()
         operands, named = self._operands(env, cls)

@@ -34,15 +34,15 @@ class RewriteEmbeddings(Pass):
 
     `scheme` is one of them, a layout (replicated, rows, columns, cyclic), auto, which asks the cost
     model, or keep, which leaves tables as they lie; `tables` has rows `PATTERN SCHEME[@AXES]` for
-    tables by name. A table that is whole goes over the axes that split its ids. A scheme that is
-    named and that no lookup can have is an Error. `policy` says what an id outside a table finds:
-    zero, clamp, row:N, or error, for which the model returns the count of such ids. A table with
-    other uses, such as a tied lm_head, stays as it is unless `copy` allows a second one. With
-    `sentinel` tables get rows of zeros for foreign ids, and are then not read in place from a
-    checkpoint. `capacity` is the room of cyclic schemes, in rows per pair of ranks (0: for all):
-    what overflows is counted in a result, and a function @exact has room for all. `memory` is the
-    most GB per rank that a table may take, `price` what a GB is worth in microseconds per call,
-    `topology` a file with the machine's constants.
+    tables by name, of which the first that fits decides. A table that is whole goes over the axes
+    that split its ids. A scheme that is named and that no lookup can have is an Error. `policy`
+    says what an id outside a table finds: zero, clamp, row:N, or error, for which the model returns
+    the count of such ids. A table with other uses, such as a tied lm_head, stays as it is unless
+    `copy` allows a second one. With `sentinel` tables get rows of zeros for foreign ids, and are
+    then not read in place from a checkpoint. `capacity` is the room of cyclic schemes, in rows per
+    pair of ranks (0: for all): what overflows is counted in a result, and a function @exact has
+    room for all. `memory` is the most GB per rank that a table may take, `price` what a GB is worth
+    in microseconds per call, `topology` a file with the machine's constants.
     """
 
     scheme: str = "auto"
@@ -139,9 +139,11 @@ class _Rewriting:
                     f"{table.type} already; leave @{'.'.join(asked.axes)} out"
                 )
             site = find_site(op, self._axes(asked) or over.get(table))
-            if isinstance(site, Site) and self.module.mesh.ways(site.axes) > 1:
+            if isinstance(site, Site) and self.module.mesh.ways(site.axes) == 1:
+                site = "its axes have one rank"
+            if isinstance(site, Site):
                 found.setdefault(table, []).append(site)
-            elif isinstance(site, str) and self.module.mesh.ranks > 1:
+            elif self.module.mesh.ranks > 1:
                 self._leave(table, site)
         return found
 

@@ -40,13 +40,19 @@ class Requests:
         self._unmet.setdefault(asked, []).append((plain, f"@{table.name}: {why}"))
 
     def check(self, tables: Collection[Weight]) -> None:
-        """An Error about a row that fits no table, or about a scheme that no lookup got."""
+        """An Error about a row that decides for no table, or about a scheme that no lookup got."""
         shown = ", ".join(f"@{table.name}" for table in list(tables)[:3])
         for row in self.rows:
-            if not any(fnmatchcase(table.name, row.pattern) for table in tables):
+            fitting = [table for table in tables if fnmatchcase(table.name, row.pattern)]
+            if not fitting:
                 there = f"those are {shown}" if shown else "there is none"
                 raise Error(
                     f'tables has "{row}", but no table that is looked up has such a name; {there}'
+                )
+            if not any(self.of(table) is row for table in fitting):
+                raise Error(
+                    f'tables has "{row}", but an earlier row decides for all of them; put it '
+                    "first, or leave it out"
                 )
         for asked in (*self.rows, self.rest):
             if asked_layout(asked) is None or asked in self._met:
@@ -58,5 +64,10 @@ class Requests:
             if not tables:
                 raise Error(
                     f"{asked.scheme} was asked for, but this module looks nothing up in a weight; "
+                    "leave it out"
+                )
+            if not any(self.of(table) is asked for table in tables):
+                raise Error(
+                    f"{asked.scheme} was asked for, but rows of tables decide for every table; "
                     "leave it out"
                 )

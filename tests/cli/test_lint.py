@@ -97,7 +97,25 @@ def test_bad_input(clean: Path, tmp_path: Path) -> None:
     assert "did you mean 'cast-to'?" in refused("lint", clean, "--ignore", "cast_to")
     assert "say which model" in refused("lint")
     clean.write_text("not a model")
-    assert "is no ONNX model" in refused("lint", clean)
+    assert "is not an ONNX model" in refused("lint", clean)
+
+
+def test_a_truncated_model_breaks_at_the_same_byte_for_lint_and_show(clean: Path) -> None:
+    whole = clean.read_bytes()
+    for length in (len(whole) // 2, len(whole) - 1):
+        clean.write_bytes(whole[:length])
+        err = refused("lint", clean)
+        assert "or it is truncated: at byte " in err
+        assert err == refused("show", clean)
+
+
+@pytest.mark.parametrize("name", ["m.irc", "model.py", "model.py:build"])
+def test_what_is_not_compiled_is_not_linted(tmp_path: Path, name: str) -> None:
+    (tmp_path / name.partition(":")[0]).write_text("module @m {}")
+    assert refused("lint", tmp_path / name) == (
+        f"error: {tmp_path / name} is no ONNX model; irc lint reads ONNX models and artifact "
+        f"folders: irc compile {tmp_path / name} -o DIR, then irc lint DIR\n"
+    )
 
 
 def test_the_rules_for_a_target() -> None:

@@ -109,11 +109,17 @@ def test_a_users_error_is_a_sentence(tmp_path: Path) -> None:
     assert err == f"error: cannot read {tmp_path}/nowhere.irc: No such file or directory\n"
 
 
+DECLARED = "Otherwise give the file that declares it with --load"
+
+
 def test_an_error_in_a_text_has_its_place_and_a_caret(module: Path) -> None:
     module.write_text(MODULE.replace("add", "addd"))
     err = refused("show", module)
     first, source, caret = err.splitlines()
-    assert first == f"{module}:3:10: error: no operation called 'addd'; did you mean 'add'?"
+    assert (
+        first
+        == f"{module}:3:10: error: no operation called 'addd'; did you mean 'add'? " + DECLARED
+    )
     assert source.index("addd ") == caret.index("^")
 
 

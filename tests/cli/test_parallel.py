@@ -35,6 +35,17 @@ LOOKUP = """module @m mesh(tp=2) {
     return %b
   }
 }"""
+CALL = """module @m {
+  weight @t : f32[9, 4] = random("t", 0, 1)
+  func @find(%ids: i32[6]) -> (f32[6, 4]) {
+    %a = embedding %ids, @t : f32[6, 4]
+    return %a
+  }
+  func @forward(%ids: i32[6]) -> (logits: f32[6, 4]) {
+    %a = call %ids {callee=@find} : f32[6, 4]
+    return %a
+  }
+}"""
 LOCAL = """module @m local mesh(tp=2) {
   func @forward(%x: f32[6]) -> (f32[6]) {
     %b = all_reduce %x {axis="tp", ways=2} : f32[6]
@@ -128,21 +139,24 @@ def test_options_for_several_ranks_need_several(words: list[str], checkpoint: Pa
 
 
 OPTIONS = (
-    ["--sequence"],
-    ["--plan", "megatron"],
-    ["--embedding", "CA"],
-    ["--outside", "clamp"],
-    ["--next-tokens"],
+    (["--sequence"], "shard{sequence=true}"),
+    (["--plan", "megatron"], "shard{plan=...}"),
+    (["--embedding", "CA"], "rewrite-embeddings{scheme=...}"),
+    (["--outside", "clamp"], "rewrite-embeddings{policy=...}"),
+    (["--next-tokens"], "next-tokens"),
 )
 
 
-@pytest.mark.parametrize("words", OPTIONS)
+@pytest.mark.parametrize(("words", "instead"), OPTIONS)
 def test_options_that_have_no_effect_are_refused(
-    words: list[str], checkpoint: Path, tmp_path: Path
+    words: list[str], instead: str, checkpoint: Path, tmp_path: Path
 ) -> None:
     given = ["--dry-run", "--mesh", "tp=2", "--pipeline", "shard, localize", *words]
     said = refused("compile", checkpoint, *given)
-    assert f"--pipeline says which passes run, and {words[0]} none of them; write " in said
+    assert (
+        f"--pipeline says which passes run, and {words[0]} none of them; write {instead} there"
+        in said
+    )
     (tmp_path / "m.irc").write_text(LOCAL)
     said = refused("compile", tmp_path / "m.irc", "--dry-run", *words)
     assert f"one rank runs already, so {words[0]} has no effect" in said
@@ -175,6 +189,24 @@ def test_outside_alone_leaves_the_layout(tmp_path: Path) -> None:
     assert did == "clamp: 1, whole: 1"
     said = refused("compile", tmp_path / "m.irc", "--dry-run", "--outside", "row:x")
     assert "--outside is 'row:x', but it must be zero, clamp, error, or row:N" in said
+
+
+@pytest.mark.parametrize("backend", ["onnx", "reference"])
+def test_one_rank_counts_ids_behind_a_call(backend: str, tmp_path: Path) -> None:
+    (tmp_path / "m.irc").write_text(CALL)
+    words = ["compile", tmp_path / "m.irc", "-o", tmp_path / "out", "--backend", backend]
+    made = works(*words, "--outside", "error", "--next-tokens", "--json").json
+    passes = [each["pass"].partition("{")[0] for each in made["passes"]]
+    assert passes[:3] == ["inline", "next-tokens", "rewrite-embeddings"]
+    assert passes.count("inline") == 1
+    for ids, fits in (([0, 8, 3, 1, 2, 4], True), ([0, 9, 3, -1, 2, 4], False)):
+        np.savez(tmp_path / "in.npz", ids=np.array(ids, np.int32))
+        run = ["run", tmp_path / "out", "--inputs", tmp_path / "in.npz", "--outputs"]
+        if fits:
+            works(*run, tmp_path / "out.npz")
+        else:
+            said = refused(*run, tmp_path / "out.npz")
+            assert "the input ids has 2 numbers that are no row" in said
 
 
 def test_an_axis_that_nothing_uses_is_told(checkpoint: Path, tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ def test_json() -> None:
 
 def test_names_that_are_none() -> None:
     said = refused("plugins", "IrcColective")
-    assert "did you mean 'IrcCollective'" in said and "--plugin" in said
+    assert "did you mean 'IrcCollective'? Otherwise name the file" in said and "--plugin" in said
+    assert "no plugin called 'zzz'; name the file that registers it" in refused("plugins", "zzz")
     assert "registers no plugin" in refused(
         "plugins", "--plugin", EXAMPLE.with_name("two_tower.py")
     )
@@ -75,3 +76,12 @@ def test_the_linter_takes_plugins(capped: Path) -> None:
 def test_nodes_of_plugins_are_shown_as_operations(capped: Path) -> None:
     assert "name the file that registers that with --load" in refused("show", capped)
     assert "soft_cap %x {cap=2.0}" in works("show", capped, "--load", EXAMPLE).out
+
+
+def test_text_with_operations_of_a_plugin_needs_its_file(capped: Path) -> None:
+    text = capped.with_suffix(".irc")
+    with taken_back():
+        text.write_text(works("show", capped, "--load", EXAMPLE).out)
+    said = refused("show", text)
+    assert "Otherwise give the file that declares it with --load" in said
+    assert "soft_cap %x" in works("show", text, "--load", EXAMPLE).out

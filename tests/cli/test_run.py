@@ -161,6 +161,23 @@ def test_outputs_that_cannot_be_written_are_said(artifact: Path, ids: Path, tmp_
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "in.npz"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--no-self-test"], "--no-self-test is for artifacts of the backend tensorrt or"),
+        (["--plugin", "my.py"], "is given with --load"),
+        (["--backend", "reference", "--threads", "2"], "--threads is for artifacts of the backend"),
+        (["--ranks", "2"], "was compiled for one rank, which is one process; leave --ranks out"),
+    ],
+)
+def test_flags_for_other_programs(
+    flags: list[str], says: str, artifact: Path, ids: Path, tmp_path: Path
+) -> None:
+    words = ["--inputs", ids, "--outputs", tmp_path / "out.npz"]
+    assert says in refused("run", artifact, *words, *flags)
+    assert not (tmp_path / "out.npz").exists()
+
+
 def test_what_is_no_artifact_is_said(ids: Path, tmp_path: Path) -> None:
     words = ["--inputs", ids, "--outputs", tmp_path / "out.npz"]
     assert "does not exist; write one with: irc compile" in refused("run", tmp_path / "no", *words)

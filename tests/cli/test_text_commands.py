@@ -92,7 +92,7 @@ def test_show_counts(module: Path) -> None:
         "by_operation": {"mul": 2, "add": 1, "linear": 1, "return": 1},
     }
     text = works("show", module, "--stats").out
-    assert re.search(r"^weight_bytes +128 \(128 bytes\)$", text, re.MULTILINE)
+    assert re.search(r"^weight_bytes +128 \(128 B\)$", text, re.MULTILINE)
     assert re.search(r"^  mul +2$", text, re.MULTILINE)
     assert works("show", module, "--json").json["text"] == PLAIN
 

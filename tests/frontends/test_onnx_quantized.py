@@ -66,6 +66,7 @@ CASES = [
     ("i8", (12, 10), (), None, {}),
     ("i8", (12, 10), (), 0, {}),
     ("u8", (12, 10), (), 7, {}),
+    ("i8", (12, 10), (1,), None, {}),
     ("i8", (12, 10), (10,), None, {}),
     ("u8", (12, 10), (12,), 7, {"axis": 0}),
     ("i8", (12, 10), (12,), 7, {"axis": -2}),
@@ -109,6 +110,45 @@ def test_a_product_with_quantized_weights(
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)
     artifact = irc.compile(path, tmp_path / "out")
     np.testing.assert_allclose(artifact.run({"x": x})["y"], wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_a_wider_result_is_rounded_once(tmp_path: Path) -> None:
+    x = np.arange(-8, 8, dtype=np.int8)
+    node = helper.make_node("DequantizeLinear", ["x", "s"], ["y"], output_dtype=TensorProto.FLOAT)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.INT8, [16]),
+            helper.make_tensor_value_info("s", TensorProto.FLOAT16, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [16])],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)]), path)
+    scale = fresh(2).uniform(0.5, 2, ()).astype(np.float16)
+    found = evaluate(import_onnx(path), {"x": x, "s": scale})["y"]
+    np.testing.assert_array_equal(found, x * scale.astype(np.float32))
+
+
+def test_zero_points_of_another_number(tmp_path: Path) -> None:
+    model = product("i8", (12, 10), (10,), 7)
+    model.graph.initializer[2].CopyFrom(numpy_helper.from_array(np.ones(3, np.int8), "z"))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    with pytest.raises(irc.Error, match="zero points"):
+        import_onnx(path)
+
+
+def test_quantized_activations_are_refused_with_a_way_out(tmp_path: Path) -> None:
+    model = product("i8", (12, 10), (), None)
+    model.graph.node.append(helper.make_node("QuantizeLinear", ["y", "s", "q0"], ["q"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.int8), "q0"))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("q", TensorProto.INT8, None))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    with pytest.raises(irc.Error, match="no operation for it; quantize weights only"):
+        import_onnx(path)
 
 
 def test_blocks_that_are_not_whole(tmp_path: Path) -> None:

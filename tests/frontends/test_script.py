@@ -227,7 +227,7 @@ def test_scripts_are_loaded_in_isolation(tmp_path: Path) -> None:
     assert texts == ["v0", "v1"], "the second script got the first one's sibling"
     assert sys.path == path_before
     new = set(sys.modules) - before
-    assert not {name for name in new if "sibling" in name or "irc_script" in name}
+    assert not {name for name in new if "sibling" in name or "irc_loaded" in name}
 
 
 def test_an_edited_script_is_read_again(tmp_path: Path) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from irc.backends.base import Program
+from irc.backends.fallback import FallbackProgram
 from irc.errors import Error
 from irc.generation.checks import checked
+
+PLAIN = cast("Program", None)
 
 
 def counts(**numbers: Any) -> dict[str, np.ndarray]:
@@ -17,7 +21,7 @@ def counts(**numbers: Any) -> dict[str, np.ndarray]:
 
 def test_counts_of_nothing_are_left_out() -> None:
     results = {"y": np.ones(3), **counts(ids_outside=0, keys_outside=0, overflow=0)}
-    assert list(checked(results, ["ids", "keys"])) == ["y"]
+    assert list(checked(PLAIN, results, ["ids", "keys"])) == ["y"]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,7 @@ def test_counts_of_nothing_are_left_out() -> None:
 )
 def test_what_is_counted_is_said(name: str, number: int, message: str) -> None:
     with pytest.raises(Error, match=message):
-        checked(counts(**{name: number}), ["keys"])
+        checked(PLAIN, counts(**{name: number}), ["keys"])
 
 
 def test_results_of_the_model_itself_stay() -> None:
@@ -40,4 +44,11 @@ def test_results_of_the_model_itself_stay() -> None:
         "keys_outside": np.ones((2, 3), np.int32),
         "overflow": np.array(1.5, np.float32),
     }
-    assert list(checked(own, ["keys"])) == list(own)
+    assert list(checked(PLAIN, own, ["keys"])) == list(own)
+
+
+def test_ids_that_were_looked_up_again_are_only_counted() -> None:
+    program = FallbackProgram(PLAIN, lambda: PLAIN, again=True)
+    assert list(checked(program, counts(overflow=3, ids_outside=0), ["ids"])) == ["overflow"]
+    with pytest.raises(Error, match="the input ids has 2 numbers"):
+        checked(program, counts(ids_outside=2), ["ids"])

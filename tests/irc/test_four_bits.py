@@ -14,6 +14,7 @@ from irc.core import Module, Weight
 from irc.dtypes import DTYPES, packed, unpacked
 from irc.errors import Error
 from irc.mesh import Mesh
+from irc.safetensors import Tensor
 from irc.types import TensorType
 from irc.weights import BytesRef, Cast, ConcatRef, Deal, Ref, Shard, Slice, Transpose
 from tests.fresh import fresh
@@ -89,6 +90,14 @@ def test_rows_may_begin_within_a_byte(shape: tuple[int, ...], tmp_path: Path) ->
     extent = found.extent(region("u4", *shape))
     assert (extent is None) == bool(count % 2)
     if shape:
+        for first in range(shape[0]):
+            for step in (1, 2):
+                dealt = np.array(array[first::step])
+                chosen = found.file("f", checkpoint=False).part(
+                    Tensor("u4", shape, OFFSET, -(-count // 2)),
+                    (range(first, shape[0], step), *map(range, shape[1:])),
+                )
+                np.testing.assert_array_equal(chosen, dealt)
         last = region("u4", *shape).then(Slice(((1, shape[0]), *[None] * (len(shape) - 1))))
         np.testing.assert_array_equal(found.read(last), array[1:])
 

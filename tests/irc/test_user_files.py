@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import irc
 from irc import user_files
 from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.plugins import SPECS, files_of, load
 from irc.declare import REGISTRY
+from irc.driver.sources import find_source
 from irc.errors import Error
 from irc.frontends.script import load_script
-from irc.pipeline import load_file
+from irc.pipeline import PASSES, load_file
 from tests.user_code import EXAMPLE, taken_back
 
 
@@ -108,3 +112,92 @@ def test_threads_that_load_one_file_run_it_once(file: Path) -> None:
     for thread in threads:
         thread.join()
     assert found == [["SoftCap"]] * 4
+
+
+PASS = """
+import irc
+from irc.pipeline import Pass, register
+@register("user-files-pass")
+class Mine(Pass):
+    def run(self, module, context):
+        return module
+"""
+FUNCTION = "def build(): return irc.trace(lambda x: -x, {'x': irc.Spec('f32', (2,))})\n"
+
+
+def test_a_script_that_registers_something_is_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(PASS + FUNCTION)
+    for _ in range(2):
+        find_source(path)
+        assert "user-files-pass" in PASSES, "what is compiled needs it"
+    path.write_text(PASS.replace("user-files-pass", "user-files-new") + FUNCTION)
+    find_source(path)
+    assert "user-files-new" in PASSES and "user-files-pass" not in PASSES
+    assert load_file(path) == ["user-files-new"] == load_file(path)
+    known = PASSES["user-files-new"]
+    find_source(path)
+    assert PASSES["user-files-new"] is known, "a loaded file is not run again"
+
+
+def test_a_script_s_sibling_that_registers_something_is_run_again(tmp_path: Path) -> None:
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        (folder / "sibling_pass.py").write_text(PASS.replace("-pass", f"-{folder.name}"))
+        (folder / "model.py").write_text("import irc, sibling_pass\n" + FUNCTION)
+    for name in ("a", "a", "b", "b"):
+        find_source(tmp_path / name / "model.py")
+        assert f"user-files-{name}" in PASSES
+
+
+def test_a_script_that_is_run_again_calls_its_own_operation(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    text = (
+        "import irc\nfrom irc.frontends import functional as F\n"
+        "@irc.operation('user_files_op')\nclass Mine(irc.Op):\n"
+        "    x: irc.Operand\n    def infer(self):\n        return self.x.type\n"
+        "    def evaluate(self, x):\n        return x * 2\n"
+    ) + FUNCTION.replace("-x", "F.user_files_op(x)")
+    for factor in (2, 3):
+        path.write_text(text.replace("* 2", f"* {factor}"))
+        found = irc.evaluate(load_script(str(path)), {"x": np.ones(2, np.float32)})
+        assert next(iter(found.values())).tolist() == [factor] * 2
+
+
+def test_a_file_that_is_interrupted_can_be_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text(PASS + "raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        load_file(path)
+    assert "user-files-pass" not in PASSES
+    path.write_text(PASS)
+    assert load_file(path) == ["user-files-pass"]
+
+
+SHARES = {
+    "the module": "import shared_pass",
+    "a class": "from shared_pass import Mine",
+    "a number": "from shared_pass import NUMBER",
+    "in a function": "def late():\n    import shared_pass\nlate()",
+    "by another module": "import between_pass",
+}
+
+
+@pytest.mark.parametrize("how", SHARES)
+def test_files_share_a_module_that_registers_something(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "shared_pass.py").write_text(PASS + "NUMBER = 1\n")
+    (tmp_path / "between_pass.py").write_text("from shared_pass import Mine\n")
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.py").write_text(SHARES[how] + "\n")
+    (tmp_path / "other.py").write_text("import json, irc\n")
+    try:
+        assert load_file(tmp_path / "first.py") == ["user-files-pass"]
+        assert load_file(tmp_path / "second.py") == ["user-files-pass"]
+        with pytest.raises(Error, match=r"other\.py registers no pass and no operation"):
+            load_file(tmp_path / "other.py")
+    finally:
+        for name in ("shared_pass", "between_pass"):
+            sys.modules.pop(name, None)

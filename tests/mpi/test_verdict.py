@@ -19,7 +19,7 @@ import pytest
 from irc.backends.mpi import guardian
 from irc.backends.mpi import process as processes
 from irc.backends.mpi.guardian import Guardian
-from irc.backends.mpi.process import Glance, Home, glance, life, own_home
+from irc.backends.mpi.process import DISK, Glance, Home, Life, glance, own_home
 from irc.backends.mpi.sign import ENDED, MOVES, PAUSED, SIZE, WAITS, WORKS, Failure, Seen, Sign
 from irc.backends.mpi.sign import decoded as sign_of
 from irc.backends.mpi.verdict import verdict
@@ -88,7 +88,24 @@ def test_what_the_kernel_says_counts() -> None:
     ranks[1].heard -= 6
     assert judged(*ranks, glances={1: Glance(True, ticks=3, ready=True)}) == "", "others compute"
     ranks[1].heard -= 6
+    assert judged(*ranks, glances={1: Glance(True, ticks=3, on_disk=True)}) == ""
+    ranks[1].heard -= 6
     assert "uses no CPU" in judged(*ranks, glances={1: Glance(True, ticks=3)})
+
+
+def test_a_rank_that_waits_for_a_disk_has_more_time() -> None:
+    one = seen(1, WORKS)
+    on_disk: dict[int, Glance | None] = {1: Glance(True, on_disk=True)}
+    for _ in range(int(DISK) // 6):
+        one.heard, one.moved = NOW - 6, NOW - 6
+        assert judged(seen(0, WAITS, (1,)), one, glances=on_disk) == ""
+    one.heard -= 6
+    assert "for 65 s, as it waits for a disk or a driver" in judged(
+        seen(0, WORKS), one, glances=on_disk
+    )
+    one.hear(Sign(1, HERE), NOW)
+    one.heard -= 6
+    assert judged(seen(0, WORKS), one, glances=on_disk) == "", "it has been heard since"
 
 
 def test_signs_survive_the_wire() -> None:
@@ -129,23 +146,28 @@ def test_a_process_is_seen() -> None:
     ):
         os.kill(child.pid, number)
         until = time.monotonic() + 60
-        while replace(glance(there) or seen, ticks=0, ready=False) != seen:
+        while replace(glance(there) or seen, ticks=0, ready=False, on_disk=False) != seen:
             assert time.monotonic() < until, glance(there)
             time.sleep(0.01)
     child.communicate()
 
 
 def test_a_process_that_computes_is_ready(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def seen(state: str) -> Glance | None:
-        fields = ["7", "(a b)", state, *["1"] * 10, "5", "6", *["1"] * 6, "44"]
-        (tmp_path / "stat").write_text(" ".join(fields))
+    def seen(leader: str, other: str) -> Glance | None:
+        for task, state in (("7", leader), ("8", other)):
+            fields = [task, "(a b)", state, *["1"] * 10, "5", "6", *["1"] * 6, "44"]
+            (tmp_path / "task" / task).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "task" / task / "stat").write_text(" ".join(fields))
         return glance(Home("a", "k", 7, 44, 1))
 
     monkeypatch.setattr(processes, "_kernel", lambda: "k")
     monkeypatch.setattr(processes, "_PROC", tmp_path)
     (tmp_path / "7").symlink_to(tmp_path)
-    assert [seen(state) for state in "RDSTZ"] == [
+    (tmp_path / "stat").symlink_to(tmp_path / "task" / "7" / "stat")
+    assert [seen(*states) for states in ("RS", "SR", "DS", "SD", "DR", "SS", "TT", "ZS")] == [
         *[Glance(True, ticks=11, ready=True)] * 2,
+        *[Glance(True, ticks=11, on_disk=True)] * 2,
+        Glance(True, ticks=11, ready=True, on_disk=True),
         Glance(True, ticks=11),
         Glance(True, stopped=True, ticks=11),
         Glance(False),
@@ -153,7 +175,10 @@ def test_a_process_that_computes_is_ready(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_computing_is_life_and_waiting_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_others_run", lambda: False)  # pytest's own threads may
+    monkeypatch.setattr(
+        processes, "_task_states", lambda process: set()
+    )  # pytest's threads may run
+    life = Life()
 
     def grown(do: Callable[[], object]) -> int:
         before = life()
@@ -250,10 +275,19 @@ def test_a_thread_that_may_run_is_life() -> None:
     thread = threading.Thread(target=spin)
     thread.start()
     until = time.monotonic() + 60
-    while not processes._others_run():
+    while "R" not in processes._task_states("self"):
         assert time.monotonic() < until
     over.set()
     thread.join()
+
+
+def test_a_disk_that_never_answers_is_no_life() -> None:
+    life = Life()
+    assert life._goes_on({"S", "D"}, NOW) and life._goes_on({"D"}, NOW + DISK - 1)
+    assert not life._goes_on({"D"}, NOW + DISK)
+    assert life._goes_on({"D", "R"}, NOW + DISK), "another thread computes"
+    assert not life._goes_on({"S"}, NOW + DISK)
+    assert life._goes_on({"D"}, NOW + DISK), "it waits anew"
 
 
 @pytest.mark.parametrize("step", [1, 3, 1000])

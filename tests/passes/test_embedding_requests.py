@@ -54,6 +54,51 @@ def test_options_that_mean_nothing(option: str, message: str) -> None:
         )
 
 
+ONE = """module @m mesh(dp=2, tp=1) {
+  weight @t : f32[12, 8] = random("t", 1, 1.0)
+  func @forward(%ids: i32[4@dp]) -> (f32[4@dp, 8]) {
+    %y = embedding %ids, @t : f32[4@dp, 8]
+    return %y
+  }
+}"""
+
+
+@pytest.mark.parametrize("row", ["* ca@tp", "* rs", "* cyclic"])
+def test_an_axis_of_one_rank_splits_nothing(row: str) -> None:
+    scheme = row.split()[1].partition("@")[0]
+    reason = f"{scheme} was asked for, .*: @t: its axes have one rank"
+    with pytest.raises(Error, match=reason):
+        after(parse_module(ONE), f'{{tables=["{row}"]}}')
+
+
+@pytest.mark.parametrize("row", ["* replicated", "* rows@dp", "* auto", "* keep"])
+def test_beside_an_axis_of_one_rank(row: str) -> None:
+    """What is there already, what is over another axis, and what names no scheme."""
+    after(parse_module(ONE), f'{{tables=["{row}"]}}')
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            'tables=["* ca@tp", "t kd"]',
+            'tables has "t kd", but an earlier row decides for all of them; put it first',
+        ),
+        ('tables=["t keep", "* keep"]', r'tables has "\* keep", but an earlier row'),
+        ('scheme=ca, tables=["* keep"]', "ca was asked for, but rows of tables decide for every"),
+    ],
+)
+def test_what_earlier_rows_hide(option: str, message: str) -> None:
+    body = FOUND + '%y = all_reduce %e {axis="tp"} : f32[4, 8]'
+    with pytest.raises(Error, match=message):
+        after(parse_module(LEFT.format(type=ROWS, body=body)), "{" + option + "}")
+
+
+def test_a_later_row_is_for_the_other_tables() -> None:
+    notes = after(parse_module(USERS), '{tables=["users cd@dp", "* keep"]}').notes
+    assert [note[:6] for note in notes if "is looked up by CD" in note] == ["@users"]
+
+
 def test_a_module_without_lookups_has_no_scheme() -> None:
     text = "module @m mesh(tp=2) { func @forward(%x: f32[4]) -> (f32[4]) { return %x } }"
     with pytest.raises(Error, match="ca was asked for, but this module looks nothing up"):

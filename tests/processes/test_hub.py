@@ -209,7 +209,7 @@ class Told:
 
     def waits(self, rank: int, arrived: int) -> str:
         """A sign of life: a rank waits for the other one, and had so many letters then."""
-        facts = {"waits": f"call {rank}", "others": [1 - rank], "arrived": arrived}
+        facts = {"waits": f"call {rank}", "source": 1 - rank, "arrived": arrived}
         return self.hears(Letter("beat", rank, facts=facts))
 
     def close(self) -> None:
@@ -268,6 +268,33 @@ def test_a_rank_that_gets_no_core_is_not_lost(told: Told, monkeypatch: pytest.Mo
     assert "stalls: it has given no sign of life for 60 s" in told.hub.failure
 
 
+def test_a_rank_that_waits_for_a_disk_has_more_time(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(hubs, "glance", lambda home: Glance(True, on_disk=True))
+    for seconds in range(0, 60, 10):
+        told.hub._judge(now + seconds)
+    assert told.hub.failure == ""
+    assert told.hears(Letter("beat", 0, facts={"waits": ""})) == ""
+    told.hub._members[0].heard += 60
+    told.hub._judge(now + 70)
+    assert "rank 1" in told.hub.failure, "rank 0 has been heard since"
+    assert "no sign of life for 70 s, as it waits for a disk or a driver" in told.hub.failure
+
+
+def test_a_rank_is_heard_once_its_disk_has_answered(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    for seconds, seen in ((50, Glance(True, on_disk=True)), (54, Glance(True))):
+        monkeypatch.setattr(hubs, "glance", lambda home, seen=seen: seen)
+        told.hub._judge(now + seconds)
+        assert told.hub.failure == "", "its sign of life may be underway"
+    told.hub._judge(now + 56)
+    assert "no sign of life for 56 s" in told.hub.failure
+
+
 def test_a_rank_that_comes_after_the_end_is_sent_away(told: Told) -> None:
     told.hub.close(0.0)
     ours, theirs = pair()
@@ -290,6 +317,7 @@ def test_a_rank_that_gives_up() -> None:
 
     def work(c: HubCommunicator) -> object:
         c.on_failure(lambda: told.append(c.rank))
+        c.agree("waiting to be told", "yes")
         if c.rank == 1:
             c.abort("its GPU is gone")
             c._check()

@@ -141,7 +141,12 @@ REFUSED = [
         refused="parse",
     ),
     Case("scale-positive", weight(size=0), GOOD, refused="parse"),
-    Case("scale-positive", weight(size=-1), GOOD, refused="parse"),
+    Case(
+        "scale-positive",
+        weight(size=-1),
+        weight("i4", (2, N), axis=0, block_size=64, size=-1),
+        refused="parse",
+    ),
     Case("scale-positive", weight(size=float("nan")), GOOD, refused="parse"),
     Case(
         "block-shape",

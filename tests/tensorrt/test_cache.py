@@ -10,6 +10,7 @@ import pytest
 
 import irc
 from irc import artifact
+from irc.artifact import silent
 from irc.backends.tensorrt.builder.cache import Cache
 from irc.backends.tensorrt.builder.report import Report
 from irc.checksums import sampled, sha256
@@ -22,10 +23,6 @@ MODULE = """module @m {
   }
 }
 """
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Nobody listens."""
 
 
 def report() -> Report:

@@ -262,3 +262,4 @@ def test_the_kernels_of_an_engine_are_shown(grouped: Path, tmp_path: Path) -> No
     found = works("show", artifact.folder, "--kernels", "--json").json
     assert list(found) == ["rank0.engine"]
     assert "has no engines" in refused("show", grouped, "--kernels")
+    assert "does not exist" in refused("show", tmp_path / "gone", "--kernels")

@@ -155,7 +155,7 @@ def test_what_is_no_model_is_said(tmp_path: Path) -> None:
     with pytest.raises(Error, match=r"cannot read .*m\.onnx: No such file"):
         lint_file(path, RTX)
     path.write_bytes(b"\xff" * 100)
-    with pytest.raises(Error, match="is no ONNX model"):
+    with pytest.raises(Error, match="is not an ONNX model"):
         lint_file(path, RTX)
     path.write_bytes(b"")
     with pytest.raises(Error, match="it has no graph"):

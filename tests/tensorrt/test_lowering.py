@@ -22,7 +22,7 @@ REFUSED = {
     ("scatter_elements", ""): "into what is there",
     ("matmul", "i32"): "multiplies i32, and TensorRT only floats",
     ("cast", ""): "is in u8, which TensorRT does not have",
-    ("dequantize", ""): "and its expansion needs cast, which is in",
+    ("dequantize", ""): "",  # see test_quantized_weights_that_tensorrt_lacks
 }
 GLOBAL_VIEW = ("shard_slice", "sharded_topk", "cyclic_embedding")
 
@@ -72,6 +72,31 @@ def test_dtypes_that_tensorrt_lacks_are_refused(dtype: str) -> None:
         f"    %y = reshape %x {{shape=[3]}} : {dtype}[3]\n    return %y\n  }}\n}}"
     )
     assert reason(module) is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "scales", "zero", "message"),
+    [
+        ("i8", "4, 1", True, "has zero points, and TensorRT's scales are symmetric"),
+        ("u8", "4, 1", True, "is in u8, which TensorRT does not have between operations"),
+        ("u4", "4, 2", False, "is in u4, which TensorRT does not have"),
+        ("f8e4m3", "4, 1", False, "is in f8e4m3, which needs sm_89; leave sm_80 out"),
+        ("i8", "2, 3", False, "has blocks along several dimensions"),
+    ],
+)
+def test_quantized_weights_that_tensorrt_lacks(
+    kind: str, scales: str, zero: bool, message: str
+) -> None:
+    zeros = f'weight @z : {kind}[{scales}] = random("z", 1, 2.0)' if zero else ""
+    module = parse_module(f"""module @m {{
+      weight @w : {kind}[4, 6] = random("w", 1, 2.0)
+      weight @s : f16[{scales}] = random("s", 1, 2.0)
+      {zeros}
+      func @forward() -> (f16[4, 6]) {{
+        %y = dequantize @w, @s{", zero=@z" if zero else ""} : f16[4, 6]
+        return %y }} }}""")
+    found = reason(module) or ""
+    assert found.startswith(message) and "expansion" not in found
 
 
 def test_turing_has_no_bf16() -> None:

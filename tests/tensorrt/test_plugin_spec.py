@@ -1,6 +1,7 @@
 """A PluginSpec and everything that is made from it."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,12 @@ from irc.backends.tensorrt import plugins
 from irc.backends.tensorrt.plugins import Field, Instance, PluginSpec, Tensor
 from irc.backends.tensorrt.plugins.adapter import creator_class, field_texts, plugin_class
 from irc.backends.tensorrt.plugins.fields import REQUIRED
+from irc.backends.tensorrt.plugins.load import users
 from irc.backends.tensorrt.plugins.schema import plugin_of_node, schema_of
+from irc.backends.tensorrt.plugins.spec import homes
 from irc.dtypes import DTYPES
 from irc.errors import Error
+from irc.user_files import is_users
 from tests.fresh import fresh
 from tests.user_code import EXAMPLE, taken_back
 
@@ -49,6 +53,20 @@ def spec(**changes: Any) -> PluginSpec:
         "enqueue": lambda fields, inputs, outputs: lambda *arguments: None,
     }
     return PluginSpec(**(facts | changes))
+
+
+@pytest.mark.parametrize("odd", ["enqueue", "nowhere", "partial"])
+def test_a_plugin_is_a_user_s_unless_all_of_it_is_irc_s(odd: str) -> None:
+    ours = plugins.find("IrcCollective")
+    nowhere = eval("lambda *given: None", {})
+    assert nowhere.__module__ is None
+    enqueue = {"enqueue": ours.enqueue, "nowhere": nowhere, "partial": partial(ours.enqueue)}[odd]
+    mine = plugins.register(spec(enqueue=enqueue))
+    assert users() == [mine]
+    with pytest.raises(Error, match="no file registers the plugin Twice"):
+        plugins.files_of(["Twice"])
+    own = {"shapes": ours.shapes, "meaning": ours.meaning, "enqueue": enqueue}
+    assert is_users(homes(spec(**own))) == (odd == "nowhere")
 
 
 @pytest.mark.parametrize(

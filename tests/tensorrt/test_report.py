@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from irc.artifact import silent
 from irc.backends.tensorrt.builder.cache import Cache, key_of
 from irc.backends.tensorrt.builder.layers import Listing, layers_of, ports_of
 from irc.backends.tensorrt.builder.model import operation_of
@@ -153,10 +154,6 @@ def test_a_monitor_tells_and_stops_what_is_cancelled() -> None:
     assert found.step_complete("engine", 2) is False
     found.phase_finish("engine")
     assert told == [0.5, 0.75, 1.0]
-
-
-def silent(stage: str, fraction: float) -> None:
-    """Nobody listens."""
 
 
 def test_the_cache_makes_room_by_dropping_what_was_used_longest_ago(tmp_path: Path) -> None:

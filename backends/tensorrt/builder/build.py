@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from irc.artifact import Progress
+from irc.artifact import Progress, silent
 from irc.backends.tensorrt.builder import process
 from irc.backends.tensorrt.builder.cache import Cache, NoCache, key_of, open_cache
 from irc.backends.tensorrt.builder.failures import Hearing
@@ -34,7 +34,7 @@ def build(request: BuildRequest, tell: Progress | None = None) -> Built:
     engine and no half of one is left at its place.
     """
     began = time.perf_counter()
-    tell = tell if tell is not None else _silent
+    tell = tell if tell is not None else silent
     request.check()
     library = find(request.target.flavour)
     _check(request, library)
@@ -185,7 +185,3 @@ def _beside(engine: Path, ending: str) -> Path:
 
 def _waiting(engine: Path, tell: Progress) -> Any:
     return lambda: tell(f"waiting for another process that builds {engine.name}", 0.0)
-
-
-def _silent(stage: str, fraction: float) -> None:
-    """Nobody listens."""

@@ -32,7 +32,11 @@ from irc.backends.tensorrt.target import Target
 from irc.errors import Error, did_you_mean
 from irc.interchange import is_text
 
-__all__ = ["RULES", "Finding", "Rule", "lint", "lint_file"]
+__all__ = ["RULES", "Finding", "Rule", "Unreadable", "lint", "lint_file"]
+
+
+class Unreadable(Error):
+    """The bytes of a file are those of no ONNX model."""
 
 
 def lint(
@@ -82,11 +86,13 @@ def read_model(path: Path) -> ModelProto:
     try:
         model = onnx.load(str(path), load_external_data=False)
     except DecodeError:
-        raise Error(f"{path} is no ONNX model; export it again") from None
+        raise Unreadable(
+            f"{path} is not an ONNX model, or it is damaged; export it again"
+        ) from None
     except OSError as error:
         raise Error(f"cannot read {path}: {error.strerror}") from None
     if not model.HasField("graph"):
-        raise Error(f"{path} is no ONNX model: it has no graph; export it again")
+        raise Error(f"{path} is not an ONNX model: it has no graph; export it again")
     if not is_text(model):
         raise Error(f"{path} is damaged: a name in it is no text in UTF-8; export it again")
     return model

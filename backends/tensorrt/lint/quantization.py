@@ -54,9 +54,9 @@ def quantized_dtype(node: Node, target: Target) -> Iterator[str]:
 
 @node_rule(*BOTH, source=f"{IMPORTERS}: scaleAllPositive; {BUILDER}")
 def scale_positive(node: Node, target: Target) -> Iterator[str]:
-    """Scales are positive numbers."""
+    """Scales are positive numbers; those of int4 may be negative."""
     scale = node.constant(1)
-    if scale is None:
+    if scale is None or stored_dtype(node) == T.INT4:
         return
     values = scale.astype(np.float32)
     if not np.all(np.isfinite(values) & (values > 0)):

@@ -116,8 +116,8 @@ class TensorRTEmitter(Emitter):
         if self.wanted == "native" and not self.whole(axes):
             raise Error(
                 f"TensorRT's own collectives reach all {len(self.ranks)} ranks of an engine, and "
-                f"this {operation} is among the {ways} along {'.'.join(axes)}; leave out "
-                "--collectives native"
+                f"this {operation} is among the {ways} along {'.'.join(axes)}; compile with a mesh "
+                "of one axis, or let the plugin do it (without --collectives native or --triton)"
             )
         if not is_native(operation, self.target, self.whole(axes), self.wanted):
             return self.plugin(axes, operation, reduce_op, root, [x])[0]

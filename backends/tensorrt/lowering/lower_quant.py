@@ -18,6 +18,11 @@ def _refusal(op: Op) -> str | None:
     return scales_refusal(op)
 
 
+def _constant(op: Op) -> bool:
+    """Whether x may be cast by nothing: TensorRT has it as a constant, or not at all."""
+    return isinstance(op.operands[0], Weight) or op.operands[0].type.dtype != "i8"
+
+
 CHOICES.lower(
     ops.Dequantize,
     choice="DequantizeLinear",
@@ -26,4 +31,5 @@ CHOICES.lower(
     source=BUILDER,
     unless=_refusal,
     takes=("i4", "f8e4m3"),
+    alone=_constant,
 )(dequantize)

@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Required, TypeAlias, TypedDict, Unpack
 
-from irc.backends.lowering import STRUCTURE, Lowering, Refusal
+from irc.backends.lowering import STRUCTURE, Alone, Lowering, Refusal
 from irc.backends.onnx.emitter import TABLE, Lowered, Rule
 from irc.backends.tensorrt.target import Flavour, Target
 from irc.core import Op
 from irc.declare import REGISTRY
-from irc.user_files import watch
+from irc.user_files import homes_of, is_users, watch
 
 Writes: TypeAlias = Callable[[Any, Any], Lowered]  # a rule, with whichever emitter it needs
 
-_OURS = "irc."  # rules from elsewhere are users'
 IMPORTERS = "onnx/onnx-tensorrt 5ab48c5c, onnxOpImporters.cpp"
 BUILDER = "layer dump of the TensorRT-RTX 1.7.1.116 builder on CPU"
 
@@ -43,7 +42,8 @@ class Choice:
     `rule` is None where the operation has no nodes of its own: its expansion is used, or it is
     refused. `since` and `before` bound the version; `architectures`, if any, are those for which it
     is needed: one of them in the target is enough. `takes` are dtypes that it may meet although
-    TensorRT does not compute with them.
+    TensorRT does not compute with them. `unless` and `alone` are those of Lowering.lower. Words
+    has the same fields.
     """
 
     rule: Writes | None
@@ -56,6 +56,7 @@ class Choice:
     architectures: tuple[int, ...] = ()
     unless: Refusal | None = None
     takes: tuple[str, ...] = ()
+    alone: Alone | None = None
 
     def fits(self, target: Target) -> bool:
         """Whether it holds for a target."""
@@ -78,6 +79,7 @@ class Words(TypedDict, total=False):
     architectures: tuple[int, ...]
     unless: Refusal | None
     takes: tuple[str, ...]
+    alone: Alone | None
 
 
 @dataclass
@@ -99,7 +101,7 @@ class Choices:
         def register(rule: Writes) -> Writes:
             made = Choice(rule, **words)
             for each in operations:
-                if isinstance(each, str) or not rule.__module__.startswith(_OURS):
+                if isinstance(each, str) or is_users(homes_of(rule)):
                     name = each if isinstance(each, str) else each.opname
                     self.users[name, 1 + max((n for _, n in self.users), default=0)] = made
                 else:
@@ -120,7 +122,7 @@ class Choices:
 
 
 def _homes(choice: Choice) -> set[str]:
-    return {choice.rule.__module__} if choice.rule is not None else set()
+    return homes_of(choice.rule) if choice.rule is not None else set()
 
 
 CHOICES = Choices()
@@ -182,7 +184,8 @@ def _lowerings(target: Target, users: tuple[tuple[type[Op], Choice], ...]) -> Lo
             made.lower(cls, unless=_either(by_dtype, base[cls][1]))(base[cls][0])
         elif chosen is not None and chosen.rule is not None:
             takes = dtype_refusal(target, chosen.takes) if chosen.takes else by_dtype
-            made.lower(cls, unless=_either(takes, chosen.unless))(chosen.rule)
+            unless = _either(takes, chosen.unless)
+            made.lower(cls, unless=unless, alone=chosen.alone)(chosen.rule)
     return made
 
 

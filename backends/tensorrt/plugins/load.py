@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from irc.errors import Error
-from irc.user_files import files, run
+from irc.user_files import files, is_users, run
 
-from .spec import SPECS, PluginSpec, shown
+from .spec import SPECS, PluginSpec, homes, shown
 
-_OURS = __name__.rpartition(".")[0] + "."
 _NOTHING = "registers no plugin; call register(PluginSpec(...)) in it"
 
 
@@ -29,14 +28,14 @@ def files_of(names: Iterable[str]) -> list[str]:
 
     An Error where no file did: a process that builds an engine has none but files.
     """
-    homes = {key: str(file.path) for file in files() for key in file.registered.get("plugin", ())}
+    paths = {key: str(file.path) for file in files() for key in file.registered.get("plugin", ())}
     known = {shown(*key): key for key in SPECS}
     found: dict[str, None] = {}
     for name in names:
         key = known[name]
-        if key in homes:
-            found[homes[key]] = None
-        elif not _is_ours(SPECS[key]):
+        if key in paths:
+            found[paths[key]] = None
+        elif is_users(homes(SPECS[key])):
             raise Error(
                 f"no file registers the plugin {name}, and engines are built in another process; "
                 "give --plugin with the file that calls register(PluginSpec(...))"
@@ -46,8 +45,4 @@ def files_of(names: Iterable[str]) -> list[str]:
 
 def users() -> list[PluginSpec]:
     """All plugins but those that irc brings."""
-    return [spec for spec in SPECS.values() if not _is_ours(spec)]
-
-
-def _is_ours(spec: PluginSpec) -> bool:
-    return spec.enqueue.__module__.startswith(_OURS)
+    return [spec for spec in SPECS.values() if is_users(homes(spec))]

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from irc.backends.tensorrt.nodes import NAMESPACE
 from irc.dtypes import DTYPES
 from irc.errors import Error, did_you_mean
-from irc.user_files import watch
+from irc.user_files import homes_of, watch
 
 from .fields import Field, Values
 
@@ -143,13 +143,12 @@ class PluginSpec:
 SPECS: dict[tuple[str, str], PluginSpec] = {}
 
 
-def _homes(spec: PluginSpec) -> set[str]:
+def homes(spec: PluginSpec) -> set[str]:
     """The modules that a spec's functions are from."""
-    functions = (spec.shapes, spec.meaning, spec.enqueue)
-    return {getattr(each, "__module__", "") for each in functions}
+    return homes_of(spec.shapes, spec.meaning, spec.enqueue)
 
 
-watch("plugin", SPECS, _homes)
+watch("plugin", SPECS, homes)
 
 
 def register(spec: PluginSpec) -> PluginSpec:
@@ -171,10 +170,8 @@ def find(name: str, version: str = "", namespace: str = NAMESPACE) -> PluginSpec
         )
     if spec is None:
         known = [each for _, each in SPECS]
-        raise Error(
-            f"no plugin called {name!r} in the namespace {namespace!r}{did_you_mean(name, known)}; "
-            "name the file that registers it with --plugin"
-        )
+        near = did_you_mean(name, known, "name the file that registers it with --plugin")
+        raise Error(f"no plugin called {name!r} in the namespace {namespace!r}{near}")
     if version and version != spec.version and version not in spec.reads:
         raise Error(
             f"version {version} of the plugin {name} is wanted, and here is version "

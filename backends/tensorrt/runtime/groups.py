@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from irc.backends.communicator import Communicator
+from irc.backends.onnx.stages import stage_axes
 from irc.backends.tensorrt.runtime.driver import Driver, Group, Stream
 from irc.backends.tensorrt.runtime.execution import Memory
 from irc.backends.tensorrt.runtime.plan import RankPlan
@@ -72,7 +73,7 @@ class Groups:
 def _every(plan: RankPlan) -> dict[tuple[int, ...], str]:
     """The ranks of every group of the run, in the same order on all ranks, with a name."""
     found = {tuple(range(plan.mesh.ranks)): "all ranks"}
-    axes = tuple(name for name in plan.mesh.names if name != "pp")
+    axes = stage_axes(plan.mesh)
     wanted: list[tuple[str, ...]] = []
     for stage in plan.stages:
         wanted += [axes] if stage.native and axes else []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from irc.backends.base import Port, Ports
+from irc.backends.onnx.stages import stage_axes
 from irc.backends.ranks.facts import (
     Write,
     mesh_of_facts,
@@ -115,7 +116,7 @@ class RankPlan:
 
     def stage_ranks(self) -> tuple[int, ...]:
         """The ranks that run the same stage."""
-        axes = tuple(name for name in self.mesh.names if name != "pp")
+        axes = stage_axes(self.mesh)
         return self.others(axes) if axes else (self.rank,)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from irc.backends.communicator import Communicator
 from irc.backends.tensorrt.builder import header
-from irc.backends.tensorrt.runtime.driver import Driver, Engine
+from irc.backends.tensorrt.runtime.driver import Driver, Engine, Group
 from irc.backends.tensorrt.runtime.execution import Execution, Memory, Warn
 from irc.backends.tensorrt.runtime.groups import Groups
 from irc.backends.tensorrt.runtime.plan import Binding, RankPlan, read_bindings
@@ -62,6 +62,12 @@ class EngineRank:
                 if group is not None:
                     execution.bind(group)
         self.shared = Memory(driver, self.stream)  # of results that other ranks make
+
+    @property
+    def world(self) -> Group:
+        """The group of all ranks, where there are several."""
+        assert self.groups is not None
+        return self.groups.world
 
     def meet(self, what: str) -> None:
         """Wait until all ranks have come so far, however long that takes: GPUs wait for each other

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -11,6 +11,7 @@ import numpy as np
 from irc.backends.base import Arrays, Port, state_shape
 from irc.backends.ranks.inputs import sized
 from irc.backends.tensorrt.runtime.driver import Array, Shape
+from irc.backends.tensorrt.runtime.execution import Memory
 from irc.backends.tensorrt.runtime.profiles import Sizes, chosen, fill, filled_sizes
 from irc.backends.tensorrt.runtime.rank import EngineRank
 from irc.dims import Dim
@@ -101,7 +102,41 @@ class RankStream:
         rank, stage = self._rank, self._rank.stage
         number = chosen(stage.profiles, stage.inputs, full)
         execution = rank.executions[number]
-        memory, handle = execution.memory, rank.stream.handle
+        values, results = self._placed(arrays, full, execution.memory)
+        # a network that makes a state anew may still read the old one while it writes
+        anew = {
+            state: execution.memory.device(f"new {state}", self._states[state].size)
+            for state in stage.copied
+        }
+        addresses = rank.fixed | {name: value.address for name, value in values.items()}
+        addresses |= {stage.outputs[name]: held.address for name, held in results.items()}
+        addresses |= {stage.outputs[stage.states[state]]: anew[state] for state in anew}
+        # all memory is there now: to make some would wait for what other ranks have not sent yet
+        for source, name in _pairs(rank.plan.receives):
+            held = values[name]
+            rank.world.receive(held.address, held.size, source, rank.stream.handle)
+        least = stage.profiles[number].least if stage.profiles else {}
+        shapes = {name: values[name].shape for name in least}
+        execution.run(
+            shapes,
+            addresses,
+            {stage.outputs[name]: held.shape for name, held in results.items()},
+        )
+        for state, address in anew.items():
+            held = self._states[state]
+            rank.stream.copy(held.address, address, held.size)
+        for to, name in _pairs(rank.plan.sends):
+            rank.world.send(results[name].address, results[name].size, to, rank.stream.handle)
+        if execution.is_new(shapes):
+            # behind the sends: an engine may wait for its inputs while it is put on the stream
+            rank.meet("a step of new sizes")
+        return results
+
+    def _placed(
+        self, arrays: Mapping[str, Array], full: Sizes, memory: Memory
+    ) -> tuple[dict[str, Held], dict[str, Held]]:
+        """Where all arguments and results are; those that the caller gives are on their way."""
+        stage = self._rank.stage
         values = dict(self._states)
         for port in stage.ports.inputs:
             held = Held(0, sized(port.shape, full), port.dtype)
@@ -115,37 +150,7 @@ class RankStream:
             held = Held(0, sized(port.shape, full), port.dtype)
             place = memory.device(f"result {port.name}", held.size)
             results[port.name] = Held(place, held.shape, port.dtype)
-        addresses = rank.fixed | {name: value.address for name, value in values.items()}
-        addresses |= {stage.outputs[name]: held.address for name, held in results.items()}
-        # a network that makes a state anew may still read the old one while it writes
-        anew = {
-            state: memory.device(f"new {state}", self._states[state].size) for state in stage.copied
-        }
-        addresses |= {stage.outputs[stage.states[state]]: anew[state] for state in anew}
-        world = rank.groups.world if rank.groups is not None else None
-        # all memory is there now: to make some would wait for what other ranks have not sent yet
-        for source, names in rank.plan.receives.items():
-            for name in names:
-                assert world is not None
-                world.receive(values[name].address, values[name].size, source, handle)
-        least = stage.profiles[number].least if stage.profiles else {}
-        shapes = {name: values[name].shape for name in least}
-        execution.run(
-            shapes,
-            addresses,
-            {stage.outputs[name]: held.shape for name, held in results.items()},
-        )
-        for state, address in anew.items():
-            held = self._states[state]
-            rank.stream.copy(held.address, address, held.size)
-        for to, names in rank.plan.sends.items():
-            for name in names:
-                assert world is not None
-                world.send(results[name].address, results[name].size, to, handle)
-        if execution.is_new(shapes):
-            # behind the sends: an engine may wait for its inputs while it is put on the stream
-            rank.meet("a step of new sizes")
-        return results
+        return values, results
 
     def close(self) -> None:
         """Give up the states."""
@@ -153,6 +158,10 @@ class RankStream:
         for held in self._states.values():
             self._rank.driver.free(held.address)
         self._states.clear()
+
+
+def _pairs(named: Mapping[int, Iterable[str]]) -> Iterator[tuple[int, str]]:
+    return ((rank, name) for rank, names in named.items() for name in names)
 
 
 def _symbols(port: Port) -> set[str]:
