@@ -14,22 +14,12 @@ import numpy as np
 
 from irc.analysis.topology_fit import Measurement
 from irc.backends.communicator import Communicator, Exchange
+from irc.collectives import REDUCING
 from irc.errors import Error
 
 Array: TypeAlias = np.ndarray
 Tell: TypeAlias = Callable[[str, float], None]
 
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-)
-REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 THREADS, PROCESSES = "threads", "processes"
 HALF, SINGLE = np.dtype(np.float16), np.dtype(np.float32)  # what GPUs and CPUs send here
 ROOT = 0

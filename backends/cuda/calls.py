@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from irc.collectives import REDUCING, ROOTED
 from irc.dtypes import dtype as dtype_called
 from irc.errors import Error
 
@@ -33,8 +34,6 @@ _REDUCE = {"sum": 0, "prod": 1, "max": 2, "min": 3}
 # NCCL has no bool; in bytes that are 0 or 1 these mean the same.
 _REDUCE_BOOL = {"sum": 2, "max": 2, "prod": 3, "min": 3}
 
-REDUCING = ("all_reduce", "reduce_scatter", "reduce")
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
 # Operations after which ranks other than the root have zeros, which NCCL leaves as they were.
 ZERO_ELSEWHERE = ("reduce", "gather")
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from irc.backends.communicator import Exchange
+from irc.collectives import OPERATIONS
 from irc.errors import Error
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -17,16 +18,6 @@ Array: TypeAlias = np.ndarray[Any, Any]
 HEADER = 512  # bytes: number of the call in its group, digest, text
 _COMPARED = 24
 _DIGEST = 16
-_OPERATIONS = {
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-}
 _DIVIDING = ("reduce_scatter", "all_to_all", "scatter")
 
 
@@ -82,8 +73,8 @@ class ExchangeCall(Call):
     @staticmethod
     def of_exchange(rank: int, what: Exchange, operand: Array) -> ExchangeCall:
         """An Error where a collective cannot be done on such an operand."""
-        if what.operation not in _OPERATIONS:
-            raise Error(f"no collective is called {what.operation}; use {', '.join(_OPERATIONS)}")
+        if what.operation not in OPERATIONS:
+            raise Error(f"no collective is called {what.operation}; use {', '.join(OPERATIONS)}")
         if rank not in what.group:
             raise Error(f"rank {rank} is not in the group {what.group} of {what.place or 'a call'}")
         ways = len(what.group)

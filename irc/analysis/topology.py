@@ -11,19 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from ..collectives import OPERATIONS
 from ..errors import Error, did_you_mean
 
-KINDS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "send",
-)
+KINDS = (*OPERATIONS, "send")
 _PAIRED = ("all_to_all", "gather", "scatter", "send")  # made of sends between two ranks, no ring
 
 

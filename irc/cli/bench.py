@@ -30,7 +30,7 @@ CPU_RANKS = 2
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc bench`."""
-    from ..backends.measure import COLLECTIVES
+    from ..collectives import OPERATIONS
 
     add = parser.add_argument
     add("benchmark", metavar="collectives", type=word_of("collectives"), help="what to measure")
@@ -39,9 +39,9 @@ def configure(parser: ArgumentParser) -> None:
     add(
         "--kinds",
         metavar="NAME,...",
-        type=listed(word_of(*COLLECTIVES)),
-        default=COLLECTIVES,
-        help=f"of {', '.join(COLLECTIVES)} (all)",
+        type=listed(word_of(*OPERATIONS)),
+        default=OPERATIONS,
+        help=f"of {', '.join(OPERATIONS)} (all)",
     )
     add(
         "--sizes",

@@ -15,7 +15,6 @@ from irc.analysis.topology_fit import Measurement
 from irc.backends import measure as measuring
 from irc.backends.cuda import measure, runtime
 from irc.backends.measure import (
-    COLLECTIVES,
     HALF,
     SINGLE,
     Case,
@@ -27,6 +26,7 @@ from irc.backends.measure import (
 )
 from irc.backends.mpi.launcher import mpiexec
 from irc.backends.onnxruntime.threads import ThreadCommunicator
+from irc.collectives import OPERATIONS
 from irc.errors import Error
 from tests.cli.runner import irc, refused, works
 from tests.fresh import fresh
@@ -43,7 +43,7 @@ def test_threads_are_measured_where_no_gpu_is(monkeypatch: pytest.MonkeyPatch) -
     lines = answer.out.splitlines()
     assert lines[0].startswith("threads of ")
     assert lines[1].split()[:2] == ["ranks", "collective"]
-    assert [line.split()[:2] for line in lines[2:]] == [["2", kind] for kind in COLLECTIVES]
+    assert [line.split()[:2] for line in lines[2:]] == [["2", kind] for kind in OPERATIONS]
 
 
 def timed(plan: Plan, tell: Tell) -> tuple[list[Measurement], str]:
@@ -92,7 +92,7 @@ def test_wrong_words(
     assert message in refused("bench", *words, status=status)
 
 
-@pytest.mark.parametrize("kind", COLLECTIVES)
+@pytest.mark.parametrize("kind", OPERATIONS)
 @pytest.mark.parametrize("ways", [2, 3, 4])
 def test_a_wrong_result_is_noticed(kind: str, ways: int) -> None:
     """The check is what stands between a wrong call of a library and a table of its times."""
@@ -119,7 +119,7 @@ def test_a_rank_that_gets_something_else_is_not_timed(monkeypatch: pytest.Monkey
 
 def test_sizes_divide_by_the_ranks() -> None:
     for ways in (2, 3, 7):
-        for case in Plan(COLLECTIVES, (4096, 1 << 20), ways, SINGLE).cases(ways):
+        for case in Plan(OPERATIONS, (4096, 1 << 20), ways, SINGLE).cases(ways):
             assert case.size % (ways * 4) == 0
             assert 4096 - 4 * ways < case.size or case.size > 4096
             assert case.operand * 4 in (case.size, case.size // ways)

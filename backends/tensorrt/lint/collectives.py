@@ -8,8 +8,8 @@ from onnx.onnx_ml_pb2 import TensorProto
 
 from irc.backends.tensorrt.lint.graph import Graph, Node, dtype_name
 from irc.backends.tensorrt.lint.rules import BUILDER, IMPORTERS, Complaint, graph_rule, node_rule
-from irc.backends.tensorrt.nodes import OPERATIONS, REDUCING, ROOTED
 from irc.backends.tensorrt.target import Target
+from irc.collectives import OPERATIONS, REDUCING, ROOTED
 from irc.errors import did_you_mean
 
 KIND = "DistCollective"

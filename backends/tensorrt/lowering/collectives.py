@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from irc.backends.tensorrt.lowering.table import Row
-from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN, OPERATIONS, ROOTED
+from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
 from irc.backends.tensorrt.target import Flavour, Target
+from irc.collectives import OPERATIONS, ROOTED
 
 Collectives: TypeAlias = Literal["auto", "native", "plugin"]
 

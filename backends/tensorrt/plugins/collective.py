@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from irc import collectives
 from irc.dtypes import dtype_of, numpy_dtype, widened
 from irc.errors import Error
 from irc.ops.collective import REDUCTIONS
@@ -19,9 +20,9 @@ from .spec import Array, Launch, PluginSpec, Shape, Tensor, TensorDesc, register
 
 NAME = nodes.COLLECTIVE_PLUGIN
 FUSED = "all_reduce_rms_norm"
-OPERATIONS = (*nodes.OPERATIONS, FUSED)
-REDUCING = (*nodes.REDUCING, FUSED)
-ROOTED = nodes.ROOTED
+OPERATIONS = (*collectives.OPERATIONS, FUSED)
+REDUCING = (*collectives.REDUCING, FUSED)
+ROOTED = collectives.ROOTED
 
 _DOC = """
 A collective among the ranks of a group, along dimension 0, through NCCL on the engine's stream.
