@@ -1,5 +1,5 @@
 # The commands of this repository: demo, test, lint, bench. They need python3 >= 3.11 and make.
-# `make demo` installs the base packages only; the other targets add what they need to the same .venv.
+# `make demo` installs the base packages; the other targets install what they need into the same .venv.
 
 CANDIDATES = python3 python3.14 python3.13 python3.12 python3.11
 AT_LEAST_3_11 = import sys; sys.exit(sys.version_info < (3, 11))
@@ -12,7 +12,7 @@ WORKERS = $(shell $(BIN)/python -c 'import os; print(2 if (os.cpu_count() or 1) 
 
 setup: .venv/.test .venv/.benchmarks
 
-# Each stamp says that .venv holds one group of packages for this pyproject.toml.
+# Each stamp file records that .venv holds one group of packages for this pyproject.toml.
 .venv/.base: pyproject.toml .ci/setup.py
 	@python="$(PYTHON)"; $${python:-false} -c '$(AT_LEAST_3_11)' || { \
 		echo "irc needs Python 3.11 or newer, and none of these is: $(CANDIDATES)." >&2; \

@@ -1,7 +1,7 @@
-"""Fills .venv with one group of packages: base, test or benchmarks.
+"""Installs one group of packages into .venv: base, test or benchmarks.
 
-The group test brings the oracle, torch and transformers, where torch is to be had without CUDA,
-and TensorRT-RTX, which builds engines without a GPU, where there is one for this machine.
+The group `test` includes the oracle (torch and transformers) where the package index offers torch
+without CUDA, and TensorRT-RTX, which builds engines without a GPU, where it supports this machine.
 """
 
 import json
@@ -26,16 +26,16 @@ def main() -> None:
 
 
 def base() -> None:
-    """Make .venv, unless a working one is there, and install irc in place."""
+    """Create .venv unless it works already, and install irc in editable mode."""
     if not works():
-        say(f"making .venv with Python {sys.version.split()[0]}")
+        say(f"creating .venv with Python {sys.version.split()[0]}")
         make_environment()
     say("installing irc and its base packages")
     install("-e", ".")
 
 
 def test() -> None:
-    """Add the test tools, and the oracle and the builder of engines where they are to be had."""
+    """Install the test tools, and the oracle and TensorRT-RTX where they are available."""
     say("installing the test tools")
     install("-e", ".[test]")
     reason = why_no_oracle()
@@ -43,56 +43,56 @@ def test() -> None:
         say("installing the oracle: torch for CPU, transformers")
         install("-e", ".[oracle]")
     else:
-        say(f"no oracle here: {reason}. Tests marked oracle will be skipped")
-    say("installing the builder of engines: TensorRT-RTX")
+        say(f"the oracle is not available: {reason}; tests marked oracle are skipped")
+    say("installing TensorRT-RTX, the builder of engines")
     if pip("install", "--quiet", "-e", ".[test-engines]").returncode != 0:
-        say("no TensorRT-RTX here. Tests marked needs_rtx will be skipped")
+        say("TensorRT-RTX is not available; tests marked needs_rtx are skipped")
 
 
 def benchmarks() -> None:
-    """Add the peers that the CPU benchmarks run beside irc."""
-    say("installing the peers for the benchmarks")
+    """Install the peers that the CPU benchmarks compare with."""
+    say("installing the peers of the benchmarks")
     install("-e", ".[benchmarks]")
 
 
 def works() -> bool:
-    """Whether .venv has a Python that is new enough, starts and has pip."""
+    """Whether .venv has a working Python of a supported version, with pip."""
     check = "import sys, pip; sys.exit(sys.version_info < (3, 11))"
     return PYTHON.exists() and subprocess.run([PYTHON, "-c", check]).returncode == 0
 
 
 def make_environment() -> None:
-    """Create .venv afresh; a system without ensurepip gets a sentence, not a traceback."""
+    """Create .venv; exit with a message where ensurepip is missing."""
     try:
-        import ensurepip  # noqa: F401  Debian packs it apart from python3
+        import ensurepip  # noqa: F401  a separate package on Debian
     except ImportError:
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        sys.exit(f"{sys.executable} cannot make environments: install python{version}-venv.")
+        sys.exit(f"{sys.executable} cannot create environments: install python{version}-venv.")
     venv.create(FOLDER, clear=True, with_pip=True)
 
 
 def why_no_oracle() -> str | None:
-    """None if the package index offers torch without CUDA, else the reason why not."""
+    """None if the package index offers torch without CUDA, else the reason."""
     command = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
     answer = pip(*command, "--report", "-", TORCH, capture_output=True)
     if answer.returncode != 0:
         return f"the package index has no {TORCH} for this Python"
     version = json.loads(answer.stdout)["install"][0]["metadata"]["version"]
-    # No wheel for macOS carries CUDA; elsewhere only the name +cpu promises that.
+    # Wheels for macOS never contain CUDA; elsewhere only +cpu wheels do not.
     if version.endswith("+cpu") or sys.platform == "darwin":
         return None
-    return f"the package index offers torch {version}, which brings CUDA, and no +cpu build"
+    return f"the package index offers torch {version} with CUDA and no +cpu build"
 
 
 def install(*requirements: str) -> None:
-    """Install with .venv's pip, or end with its status: it has said what went wrong."""
+    """Install with .venv's pip; exit with its status if that fails, after its own message."""
     status = pip("install", "--quiet", *requirements).returncode
     if status != 0:
         sys.exit(status)
 
 
 def pip(*arguments: str, capture_output: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run .venv's pip from the repository root; it never asks anything."""
+    """Run .venv's pip from the repository root, without questions."""
     command = [str(PYTHON), "-m", "pip", "--no-input", "--disable-pip-version-check", *arguments]
     environment = {**os.environ, "PIP_ROOT_USER_ACTION": "ignore"}
     return subprocess.run(
@@ -101,7 +101,7 @@ def pip(*arguments: str, capture_output: bool = False) -> subprocess.CompletedPr
 
 
 def say(text: str) -> None:
-    """Print one line of progress at once, before pip prints its own."""
+    """Print one line of progress, flushed before pip's own output."""
     print(f"setup: {text}", flush=True)
 
 

@@ -4,10 +4,10 @@ if __name__ != "irc.backends":
     raise ImportError("import irc.backends, not backends: a bare import loads a second copy")
 
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from irc.errors import Error, did_you_mean
+from irc.extensions.entry_points import installed
 
 if TYPE_CHECKING:
     from irc.backends.base import Backend
@@ -16,20 +16,20 @@ GROUP = "irc.backends"
 _OWN = {
     "reference": ("irc.backends.reference", "backend"),
     "onnx": ("irc.backends.onnx", "backend"),
-    "tensorrt": ("irc.backends.tensorrt.flavours", "tensorrt"),
-    "tensorrt-rtx": ("irc.backends.tensorrt.flavours", "tensorrt_rtx"),
+    "tensorrt": ("irc.backends.tensorrt.backend", "tensorrt"),
+    "tensorrt-rtx": ("irc.backends.tensorrt.backend", "tensorrt_rtx"),
 }
 
 
 def names() -> tuple[str, ...]:
     """The names of all backends, those of other packages last; nothing is loaded."""
-    return (*_OWN, *(e.name for e in entry_points(group=GROUP)))
+    return (*_OWN, *(entry.name for entry in installed(GROUP)))
 
 
 def get(name: str) -> "Backend":
     """The backend called `name`, loaded now.
 
-    Another package names its own in the entry-point group `irc.backends`.
+    Other packages register theirs in the entry-point group `irc.backends`.
     """
     known = names()
     if known.count(name) > 1:
@@ -37,8 +37,9 @@ def get(name: str) -> "Backend":
     if name in _OWN:
         module, attribute = _OWN[name]
         return getattr(import_module(module), attribute)
-    for entry in entry_points(group=GROUP, name=name):
-        return entry.load()
+    for entry in installed(GROUP):
+        if entry.name == name:
+            return entry.load()
     raise Error(
         f"no backend called {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
     )

@@ -1,18 +1,20 @@
-"""What a backend is: it says what it cannot do, writes an artifact folder, loads and runs it."""
+"""The backend interface: what runs a module, writes an artifact's program, loads and runs it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from irc.core import Function, Module, Op
-from irc.dims import Dim, DimLike, Shape, bind
+from irc.artifact.manifest import Progress, silent
 from irc.errors import Error, did_you_mean
-from irc.types import TensorType
+from irc.ir.core import Function, Module, Op
+from irc.ir.dims import Dim, Shape, bind
+from irc.ir.types import TensorType
 
 Array: TypeAlias = np.ndarray
 Arrays: TypeAlias = dict[str, Array]
@@ -30,7 +32,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Ports:
-    """The plain inputs, the states (as arguments), and the results that are no state."""
+    """The plain inputs, the states (as arguments), and the results that are not states."""
 
     inputs: tuple[Port, ...]
     states: tuple[Port, ...]
@@ -38,11 +40,24 @@ class Ports:
 
 
 @dataclass(frozen=True)
-class Gap:
+class Unsupported:
     """An operation that a backend cannot run, and why."""
 
     op: Op
     reason: str
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What a backend wrote into an artifact folder.
+
+    `facts` become the manifest's `program` (JSON). `notes` are sentences for the user. `hashes` are
+    the checksums (`sha256:...`) of written files that are known already, by name in the folder.
+    """
+
+    facts: Mapping[str, Any]
+    notes: Sequence[str] = ()
+    hashes: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Stream(Protocol):
@@ -54,62 +69,82 @@ class Stream(Protocol):
 
 
 class Program(Protocol):
-    """Something loaded that runs on numpy arrays, named and shaped as in the main function."""
+    """A loaded program over numpy arrays, named and shaped as in the main function."""
 
     @property
     def ports(self) -> Ports:
-        """What goes in, what stays, what comes out."""
+        """Inputs, states and outputs."""
         ...
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        """Every argument in (states too), every result out; nothing is kept."""
+        """All results for all arguments, states among both; nothing is kept."""
         ...
 
     def open(self, sizes: Mapping[str, int]) -> Stream:
-        """A stream whose states are zeros; `sizes` gives the symbols in their shapes."""
+        """A stream whose states are zeros; `sizes` are the symbols in their shapes."""
         ...
 
 
-@runtime_checkable
-class Backend(Protocol):
-    """One way to execute a module."""
+class Backend(ABC):
+    """One way to run a module. The abstract members are required; the others have defaults."""
 
     name: str
-    default_pipeline: str  # of one rank
-    sharded_pipeline: str  # of several, from an unsharded module to the text of a rank
+    default_pipeline: str = ""  # for one rank
+    sharded_pipeline: str = "inline, cse, shard, rewrite-embeddings, pipeline, localize"
 
-    def unsupported(self, module: Module) -> list[Gap]:
-        """Everything in the module that this backend cannot run, all at once."""
-        ...
+    @abstractmethod
+    def unsupported(self, module: Module) -> list[Unsupported]:
+        """All operations of the module that this backend cannot run."""
 
+    @abstractmethod
     def covers(self, cls: type[Op]) -> bool:
-        """Whether it has operations of this class itself, without their expansion."""
-        ...
+        """Whether it runs operations of this class without their expansion."""
 
-    def emit(self, module: Module, folder: Path, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Write what this backend needs into an existing folder; returns facts for the manifest.
+    @abstractmethod
+    def emit(
+        self, module: Module, folder: Path, *, base: Path | None = None, progress: Progress = silent
+    ) -> Emitted:
+        """Write the program of a module into an existing folder.
 
-        `notes` among them are sentences for the user, and not written; neither are `hashes`, the
-        checksums of files that it knows already.
-
-        Options: `base`, the folder that relative paths in `module.files` start from; `output`,
-        which the folder is called in the end; others are the backend's own.
+        Relative paths in `module.files` start at `base`.
         """
-        ...
 
+    @abstractmethod
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:
-        """The program that `emit` wrote into `folder`; options are the backend's own."""
-        ...
+        """The program that `emit` wrote into `folder`; the options are the backend's own.
+
+        `manifest` is the artifact's, with the facts of `emit` at its top level.
+        """
+
+    def configured(
+        self, options: Mapping[str, Any], remembered: Mapping[str, Any] | None = None
+    ) -> Backend:
+        """This backend with `options` of engines. `remembered` are those of the artifact that is
+        compiled again; a backend without engines ignores them.
+        """
+        if options:
+            raise Error(
+                f"the backend {self.name} builds no engines, so it has no option "
+                f"{', '.join(map(str, options))}; give --backend tensorrt-rtx or --backend tensorrt"
+            )
+        return self
+
+    def check(self, module: Module, base: Path) -> list[str]:
+        """Raise the errors that `emit` would raise about a module without writing anything.
+
+        Returns notes for the user.
+        """
+        return []
 
 
 def ports_of(function: Function) -> Ports:
-    """The ports of a function, whole over all ranks; what a result overwrites is a state."""
+    """The ports of a function with global shapes; what a result overwrites is a state."""
     args = [function.argument_layout(arg) for arg in function.args]
     return _ports(function, args, function.result_layouts())
 
 
 def local_ports_of(function: Function) -> Ports:
-    """The same of one rank: shapes are its parts'."""
+    """The ports of a function with the shapes of one rank's shards."""
     args = [arg.type for arg in function.args]
     return _ports(function, args, [value.type for value in function.returned])
 
@@ -131,7 +166,7 @@ def _ports(function: Function, args: list[TensorType], results: list[TensorType]
 
 
 def check_plain(inputs: Mapping[str, object], ports: Ports) -> None:
-    """An Error where a stream is fed a state, which it keeps itself."""
+    """An Error where the inputs of a stream name a state, which the stream keeps itself."""
     states = {port.name for port in ports.states}
     for name in inputs:
         if name in states:
@@ -140,25 +175,29 @@ def check_plain(inputs: Mapping[str, object], ports: Ports) -> None:
 
 
 def state_shape(port: Port, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of a state once its symbols have sizes; an Error names one that has none."""
-    return tuple(_size(port, dim, sizes) for dim in port.shape)
+    """The shape of a state as numbers; an Error names a symbol without a size."""
+    shape: list[int] = []
+    for dim in port.shape:
+        bound = bind(dim, sizes)
+        if isinstance(bound, Dim):
+            missing = next(bound.symbols())
+            what = f"{missing} has no size{did_you_mean(missing, sizes)}"
+            raise Error(f"the state {port.name} has a dimension {dim}, but {what}; give its size")
+        shape.append(bound)
+    return tuple(shape)
 
 
-def _size(port: Port, dim: DimLike, sizes: Mapping[str, int]) -> int:
-    bound = bind(dim, sizes)
-    if isinstance(bound, Dim):
-        missing = next(bound.symbols())
-        raise Error(
-            f"the state {port.name} has a dimension {dim}, but {missing} has no size"
-            f"{did_you_mean(missing, sizes)}; give it when the stream is opened"
-        )
-    return bound
+def check_supported(backend: Backend, module: Module) -> None:
+    """One Error that lists every unsupported operation with its place in the user's source."""
+    found = backend.unsupported(module)
+    if found:
+        raise report(found, backend.name)
 
 
-def report(gaps: list[Gap], backend: str) -> Error:
-    """One Error that lists every gap with its place in the user's source."""
+def report(unsupported: Sequence[Unsupported], backend: str) -> Error:
+    """The Error about operations that a backend cannot run."""
     error = Error(f"the backend {backend} cannot run this module")
-    for gap in gaps:
-        where = f"{gap.op.loc.where()}: " if gap.op.loc is not None else ""
-        error.add_note(f"{where}{gap.op.opname}: {gap.reason}")
+    for each in unsupported:
+        where = f"{each.op.loc.where()}: " if each.op.loc is not None else ""
+        error.add_note(f"{where}{each.op.opname}: {each.reason}")
     return error

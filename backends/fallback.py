@@ -1,6 +1,6 @@
-"""What becomes of calls whose ids found no room: the function that has room for all is run.
+"""Runs the function without a capacity where ids overflowed the capacity of a call.
 
-Every rank is told the same count (`overflow`), so that all decide alike without asking each other.
+Every rank has the same count (`capacity_overflow`), so all of them take the same decision.
 """
 
 from __future__ import annotations
@@ -10,37 +10,34 @@ from threading import Lock
 from typing import Any, Protocol, cast
 
 from irc.backends.base import Array, Arrays, Ports, Program, Stream
-from irc.core import Function, Module
 from irc.errors import Error
-from irc.results import EXACT, OVERFLOW
-from irc.types import TensorType
+from irc.ir.core import Function, Module
+from irc.ir.result_names import EXACT, OVERFLOW
+from irc.ir.types import TensorType
 
 
 def fallback_of(module: Module) -> Function | None:
-    """The function that takes over where the main one counts ids without room, if it does.
+    """The function without a capacity that goes with the main one, if there is one.
 
-    An Error where that function is another one by now.
+    An Error where its arguments or results differ from those of the main function.
     """
     main, exact = module.main, module.functions.get(EXACT)
     if exact is None or exact is main or OVERFLOW not in main.result_names():
         return None
-    if _arguments(main) != _arguments(exact) or _results(main) != _results(exact):
+    if _interface(main) != _interface(exact):
         raise Error(
-            f"@{main.name} returns {OVERFLOW}, and @{EXACT}, which is to be run where that is not "
-            "0, takes or gives something else; change the function before rewrite-embeddings"
+            f"@{main.name} returns {OVERFLOW}, and @{EXACT}, which runs where that is not 0, has "
+            "other arguments or results; change the function before rewrite-embeddings"
         )
     return exact
 
 
-def _arguments(function: Function) -> list[tuple[str, TensorType]]:
-    return [(str(arg.name), function.argument_layout(arg)) for arg in function.args]
-
-
-def _results(function: Function) -> list[tuple[str, TensorType, int | None]]:
-    aliases = function.aliases()
-    named = zip(function.result_names(), function.result_layouts(), strict=True)
-    found = [(name, type, aliases.get(i)) for i, (name, type) in enumerate(named)]
-    return [each for each in found if each[0] != OVERFLOW]
+def _interface(function: Function) -> list[tuple[str | None, TensorType, int | None]]:
+    """(name, layout, aliased argument) of all arguments and results but the overflow."""
+    names, layouts = function.result_names(), function.result_layouts()
+    results = zip(names, layouts, map(function.aliases().get, range(len(names))), strict=True)
+    args = ((arg.name, function.argument_layout(arg), None) for arg in function.args)
+    return [*args, *(each for each in results if each[0] != OVERFLOW)]
 
 
 class Sharing(Stream, Protocol):
@@ -52,10 +49,10 @@ class Sharing(Stream, Protocol):
 
 
 class FallbackProgram:
-    """A program, and one with room for every id, which is loaded by the first call that needs it.
+    """A program with a capacity, and one without, which the first overflow loads.
 
-    Results are right, however many ids had no room: that is what `overflow` says. `again` tells
-    whether a step over states can be done a second time.
+    Results are right, however large `capacity_overflow` is. `again`: whether a step over states can
+    be repeated.
     """
 
     def __init__(self, fast: Program, load: Callable[[], Program], again: bool) -> None:
@@ -65,7 +62,7 @@ class FallbackProgram:
 
     @property
     def ports(self) -> Ports:
-        """What goes in, what stays, what comes out."""
+        """The inputs, states and outputs."""
         return self.fast.ports
 
     @property
@@ -75,7 +72,7 @@ class FallbackProgram:
 
     @property
     def exact(self) -> Program:
-        """The program that has room for all."""
+        """The program without a capacity."""
         with self._lock:  # streams may run at the same time
             if self._exact is None:
                 self._exact = self._load()
@@ -91,17 +88,17 @@ class FallbackProgram:
         states = [port.name for port in self.ports.states]
         if states and not self.again:
             raise Error(
-                f"a step of this model cannot be done again for ids that find no room, because of "
-                f"what it does to its state {states[0]}; compile it without capacity in "
+                "a step of this model cannot be repeated after a capacity overflow, because of how "
+                f"it updates its state {states[0]}; compile it without capacity in "
                 "rewrite-embeddings"
             )
         return FallbackStream(self, sizes)
 
 
 class FallbackStream:
-    """The states of one conversation, which both programs work on.
+    """The states of one conversation, which both programs share.
 
-    What the first program has written for ids without room, the second one overwrites.
+    The second program overwrites what the first one wrote in a step with an overflow.
     """
 
     def __init__(self, program: FallbackProgram, sizes: Mapping[str, int]) -> None:
@@ -121,5 +118,5 @@ class FallbackStream:
 
 
 def fits(results: Mapping[str, Array]) -> bool:
-    """Whether every id of a call found room."""
+    """Whether no id of a call exceeded the capacity."""
     return not int(results[OVERFLOW])

@@ -1,4 +1,4 @@
-"""Tables that say how a backend writes each operation, keyed by operation class.
+"""Lowering tables: how a backend writes each operation, by operation class.
 
 Importing an operation never imports a backend. Another package adds lowerings through the
 entry-point group `irc.lowerings`: the name is the backend's, the object is called with its table.
@@ -7,13 +7,13 @@ entry-point group `irc.lowerings`: the name is the backend's, the object is call
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
-from irc.backends.base import Gap
+from irc.backends.base import Unsupported
 from irc.backends.fallback import fallback_of
-from irc.core import Function, Module, Op, reached
-from irc.expansion import expansion
+from irc.extensions.entry_points import installed
+from irc.ir.core import Function, Module, Op, reached
+from irc.ir.expansion import expansion
 
 GROUP = "irc.lowerings"
 STRUCTURE = ("return", "call")  # every backend walks these itself
@@ -24,7 +24,7 @@ Alone = Callable[[Op], bool]
 
 
 class Lowering(Generic[Lower]):
-    """The lowerings of one backend. What a lowering is called with is the backend's affair."""
+    """The lowerings of one backend, which decides on their arguments."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
@@ -36,8 +36,8 @@ class Lowering(Generic[Lower]):
     def lower(
         self, *classes: type[Op], unless: Refusal | None = None, alone: Alone | None = None
     ) -> Callable[[Lower], Lower]:
-        """Register a lowering. `unless` gives the reason where it does not fit an instance; then
-        the expansion is used, unless it is known, by `alone`, to be of no use either.
+        """Register a lowering. `unless` returns why it cannot lower an instance, or None; then the
+        expansion is used, except where `alone` is true.
         """
 
         def register(function: Lower) -> Lower:
@@ -54,47 +54,43 @@ class Lowering(Generic[Lower]):
         return register
 
     def find(self, op: Op) -> Lower | None:
-        """The lowering of this very operation, if there is one that fits."""
+        """The lowering of this operation; None without one that supports it."""
         self._load()
-        if self.reason(op) is not None:
-            return None
-        return self._table.get(type(op))
+        return self._table.get(type(op)) if self.reason(op) is None else None
 
     def entries(self) -> dict[type[Op], tuple[Lower, Refusal | None]]:
-        """Per class, its lowering and what tells where that does not fit."""
+        """Per class its lowering, and the function that returns why it cannot lower an instance."""
         self._load()
         return {cls: (lower, self._refusals.get(cls)) for cls, lower in self._table.items()}
 
     def covers(self, cls: type[Op]) -> bool:
-        """Whether the class has a lowering of its own."""
+        """Whether the class has a lowering."""
         self._load()
         return cls in self._table
 
     def reason(self, op: Op) -> str | None:
-        """Why the lowering of this operation's class does not fit it."""
+        """Why the lowering of its class cannot lower this operation, or None."""
         refuse = self._refusals.get(type(op))
         return refuse(op) if refuse is not None else None
 
-    def unsupported(self, module: Module) -> list[Gap]:
-        """Every operation that has no lowering, nor an expansion that is covered, in order.
+    def unsupported(self, module: Module) -> list[Unsupported]:
+        """Every operation without a lowering or a covered expansion, in order.
 
-        What neither the main function nor its fallback leads to is not written, and may be
-        anything.
+        Functions that neither the main function nor its fallback calls are not written.
         """
         self._load()
-        known: dict[object, str | None] = {}
-        gaps: list[Gap] = []
+        reasons: dict[object, str | None] = {}
+        found: list[Unsupported] = []
         easy = {*self._table} - {*self._refusals}
         for op in _written(module):
             if type(op) in easy or op.opname in STRUCTURE:
                 continue
             key = op.type_key()
-            if key not in known:
-                known[key] = self._missing(op)
-            reason = known[key]
-            if reason is not None:
-                gaps.append(Gap(op, reason))
-        return gaps
+            if key not in reasons:
+                reasons[key] = self._missing(op)
+            if (reason := reasons[key]) is not None:
+                found.append(Unsupported(op, reason))
+        return found
 
     def _missing(self, op: Op) -> str | None:
         """Why the operation cannot be lowered, or None."""
@@ -116,8 +112,9 @@ class Lowering(Generic[Lower]):
         if self._loaded:
             return
         self._loaded = True
-        for entry in entry_points(group=GROUP, name=self.backend):
-            entry.load()(self)
+        for entry in installed(GROUP):
+            if entry.name == self.backend:
+                entry.load()(self)
 
 
 def _written(module: Module) -> Iterator[Op]:

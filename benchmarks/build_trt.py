@@ -24,9 +24,9 @@ from pathlib import Path
 from benchmarks import four_bits
 from benchmarks.checkpoints import make
 from benchmarks.process import python
+from irc.artifact.report import weight_bytes
 from irc.cli.console import markdown_table
 from irc.driver import read_module
-from irc.report import weight_bytes
 
 CASES = {
     "1b-inside": ("1b", "bf16", "inside"),
@@ -36,7 +36,7 @@ CASES = {
     "8b-w4a16-inside": ("8b", "w4a16", "inside"),
 }
 DEFAULT = ["1b-inside", "8b-outside", "8b-w4a16-inside"]
-EVERY = 0.02  # seconds between two looks
+EVERY = 0.02  # seconds between samples
 HEADER = (
     "shape",
     "weights",
@@ -51,7 +51,7 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Measured:
-    """One compilation; memory in bytes, of all its processes at one moment."""
+    """One compilation; peak memory of all its processes together, in bytes."""
 
     seconds: float
     building: float
@@ -61,7 +61,7 @@ class Measured:
 
 
 def source_of(case: str, work: Path, batch: int) -> tuple[Path, list[str], int]:
-    """(what is compiled, with which flags, the bytes of its weights)."""
+    """(source, flags, bytes of weights)."""
     shape, scheme, _ = CASES[case]
     checkpoint = make(shape, work / f"{shape}-bf16", "bf16")
     dims = {"B": (1, 1, batch), "S": (1, 512, 2048), "T": (1, 1, 2048)}
@@ -74,7 +74,7 @@ def source_of(case: str, work: Path, batch: int) -> tuple[Path, list[str], int]:
 
 
 def compile_engine(source: Path, out: Path, weights: str, *flags: str) -> Measured:
-    """One `irc compile` into an empty folder, nothing taken from the cache."""
+    """One `irc compile` into an empty folder, without the engine cache."""
     shutil.rmtree(out, ignore_errors=True)
     command = python("irc", "compile", source, "-o", out, "--backend", "tensorrt-rtx")
     command += ["--weights", weights, "--no-cache", *flags]
@@ -92,7 +92,7 @@ def compile_engine(source: Path, out: Path, weights: str, *flags: str) -> Measur
 
 
 def _watch(process: subprocess.Popen[bytes]) -> tuple[int, int, float]:
-    """The largest memory of a process and its children, and the seconds in which it had any."""
+    """Peak memory of a process and its children, and how long it ran, in seconds."""
     resident = anonymous = 0
     building, before = 0.0, time.perf_counter()
     while process.poll() is None:
@@ -116,7 +116,7 @@ def _family(pid: int) -> list[int]:
 
 
 def _memory(pid: int) -> tuple[int, int]:
-    """(resident, anonymous) bytes of a process; nothing once it has ended."""
+    """(resident, anonymous) bytes of a process; zeros after it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -126,7 +126,7 @@ def _memory(pid: int) -> tuple[int, int]:
 
 
 def row(case: str, size: int, measured: Measured) -> list[str]:
-    """A line of the table."""
+    """One row of the table."""
     shape, scheme, weights = CASES[case]
     return [
         f"{shape} {scheme}, {size / 1e9:.2f} GB",

@@ -1,4 +1,4 @@
-"""What one GPU can do at most: bytes and products per second, the cost of a kernel. Needs torch.
+"""Peak rates of one GPU: bytes and products per second, the cost of a kernel. Needs torch.
 
     python -m benchmarks.ceilings [-o FILE]
 

@@ -1,4 +1,4 @@
-"""Llama folders of real shapes with random weights, made once and kept.
+"""Llama folders of real shapes with random weights, created once and kept.
 
     python -m benchmarks.checkpoints 1b FOLDER [--dtype f32]
 
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from irc.dtypes import numpy_dtype
-from irc.safetensors import lay_out
+from irc.ir.dtypes import numpy_dtype
+from irc.weights.safetensors import lay_out
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"layers": 2, "hidden": 64, "ffn": 160, "heads": 4, "kv_heads": 2, "vocab": 1000},
@@ -82,7 +82,7 @@ def tensors(shape: str) -> dict[str, tuple[int, ...]]:
 
 
 def make(shape: str, folder: Path, dtype: str = "bf16") -> Path:
-    """The folder, made unless a complete one is there."""
+    """The folder, created unless a complete one exists."""
     done = folder / "config.json"
     wanted = json.dumps(config(shape, dtype), indent=2) + "\n"
     if done.exists() and done.read_text() == wanted:

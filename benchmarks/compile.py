@@ -1,4 +1,4 @@
-"""Checkpoint folder to artifact folder: seconds and peak memory, beside the peers.
+"""Checkpoint folder to artifact folder: seconds and peak memory, compared with peers.
 
     python -m benchmarks.compile [--work FOLDER] [--repeat 3] [--skip-peers] [--shapes 1b 8b]
 
@@ -18,7 +18,7 @@ from benchmarks.process import Run, measure, python
 GENAI = "onnxruntime-genai builder"
 EXPORT = "torch.onnx.export(dynamo=True)"
 PARTS = "tp=4"
-MOST_MB = 500  # that a compile to several ranks may take, whatever the shape
+MOST_MB = 500  # limit for a compilation to several ranks, for any shape
 
 
 def irc_run(checkpoint: Path, out: Path, *flags: str) -> Run:
@@ -28,7 +28,7 @@ def irc_run(checkpoint: Path, out: Path, *flags: str) -> Run:
 
 
 def irc_rows(checkpoint: Path, work: Path, label: str, repeat: int) -> list[tuple[str, Run]]:
-    """By reference the median of some runs; bundled and in parts once: both write weights."""
+    """The median of several runs by reference; one run bundled and one sharded, which write."""
     runs = [irc_run(checkpoint, work / "irc") for _ in range(repeat)]
     middle = median(r.seconds for r in runs)
     by_reference = min(runs, key=lambda r: abs(r.seconds - middle))

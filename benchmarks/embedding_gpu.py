@@ -4,19 +4,25 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.embedding_schemes import Lookup, lookups
 from benchmarks.gpu_timing import graph_us
-from irc.backends.cuda.group import Group, nccl_version, unique_id
+from benchmarks.rank import start_ranks
+from irc.backends.cuda.device import CudaDriver
+from irc.backends.cuda.group import Group, nccl_version, open_group
+from irc.backends.ranks.collective_call import CollectiveCall
+from irc.backends.ranks.communicator import Communicator
 
 REPEATED = 10  # lookups in one graph, each of other ids
-PATIENCE = 200.0
-
-
+SECONDS = 200.0  # in which the ranks measure
 Times = dict[str, float]
 
 
@@ -25,79 +31,69 @@ def measure(ranks: int) -> tuple[str, Times, Times]:
 
     The microseconds are medians, those of the slowest rank.
     """
-    context = multiprocessing.get_context("spawn")
-    name = unique_id()
-    pipes = [context.Pipe() for _ in range(ranks)]
-    workers = [
-        context.Process(target=work, args=(rank, ranks, name, theirs), daemon=True)
-        for rank, (_, theirs) in enumerate(pipes)
-    ]
-    for worker in workers:
-        worker.start()
-    try:
-        found = [receive(ours) for ours, _ in pipes]
-    finally:
-        for worker in workers:
-            worker.terminate()
-            worker.join()
+    with TemporaryDirectory() as folder:
+        start_ranks(ranks, "benchmarks.embedding_gpu", folder).wait(SECONDS)
+        times, memory = json.loads(Path(folder, "found.json").read_text())
     about = f"{ranks} x {torch.cuda.get_device_name(0)}, NCCL {nccl_version()}"
-    times, memory = (
-        {key: max(each[part][key] for each in found) for key in found[0][part]} for part in (0, 1)
-    )
     return f"{about}, torch {torch.__version__}", times, memory
 
 
-def receive(end: Any) -> tuple[Times, Times]:
-    """What one rank found."""
-    if not end.poll(PATIENCE):
-        raise RuntimeError(f"a rank did not answer within {PATIENCE:.0f} seconds")
-    answer = end.recv()
-    if isinstance(answer, str):
-        raise RuntimeError(answer)
-    return answer
+def run(host: Communicator, arguments: Sequence[str]) -> None:
+    """One rank; the first one writes the largest values of all ranks to found.json."""
+    (folder,) = arguments
+    torch.cuda.set_device(host.local_rank)
+    torch.zeros(1, device="cuda")
+    free, _ = torch.cuda.mem_get_info()
+    group = open_group(host, range(host.ranks), CudaDriver(host.local_rank), meeting=SECONDS / 2)
+    taken = {k: float(free - left_after(k, group)) for k in ("all_reduce", "all_to_all")}
+    times = {f"{each.scheme} {each.tokens}": timed(each, group) for each in lookups(host.ranks)}
+    found = [largest(host, times), largest(host, taken)]
+    if not host.rank:
+        Path(folder, "found.json").write_text(json.dumps(found))
+    group.close()
 
 
-def work(rank: int, ranks: int, name: bytes, parent: Any) -> None:
-    """One rank's process."""
-    import traceback
+def largest(host: Communicator, values: Times) -> Times:
+    """The largest values of all ranks."""
+    own = np.array(list(values.values()))
+    result = np.empty_like(own)
+    group = tuple(range(host.ranks))
+    host.collective(CollectiveCall("all_reduce", "max", group, place="embedding"), own, result)
+    return dict(zip(values, result.tolist(), strict=True))
 
-    try:
-        torch.cuda.set_device(rank)
-        torch.zeros(1, device="cuda")
-        free, _ = torch.cuda.mem_get_info()
-        group = Group(name, rank, ranks, meeting=PATIENCE / 2)
-        taken = {k: float(free - left_after(k, group)) for k in ("all_reduce", "all_to_all")}
-        times = {f"{each.scheme} {each.tokens}": timed(each, group) for each in lookups(ranks)}
-        parent.send((times, taken))
-        group.close()
-    except Exception:
-        parent.send(traceback.format_exc())
+
+def exchange(kind: str, group: Group, source: Any, target: Any, stream: int) -> None:
+    """Enqueue a collective on tensors."""
+    dtype = {torch.float32: "f32", torch.bfloat16: "bf16"}[source.dtype]
+    reduce_op = "sum" if "reduce" in kind else "none"
+    launch = group.bind(kind, dtype, source.numel(), reduce_op)
+    launch(source.data_ptr(), target.data_ptr(), stream)
 
 
 def left_after(kind: str, group: Group) -> int:
     """The free bytes of the GPU once the group has communicated in a new way."""
     x = torch.zeros(1 << 10, device="cuda")
-    group.enqueue(kind, x, torch.empty_like(x), torch.cuda.current_stream().cuda_stream)
+    exchange(kind, group, x, torch.empty_like(x), torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
     return torch.cuda.mem_get_info()[0]
 
 
-def shard_of(lookup: Lookup, rank: int, whole: torch.Tensor) -> torch.Tensor:
+def shard_of(lookup: Lookup, rank: int, full: torch.Tensor) -> torch.Tensor:
     """One rank's part of the table between two rows of zeros."""
     rows, columns = lookup.shard
     if lookup.by_rows:
-        part = whole[rank * rows : (rank + 1) * rows]
+        part = full[rank * rows : (rank + 1) * rows]
     else:
-        part = whole[:, rank * columns : (rank + 1) * columns]
-    zeros = torch.zeros(1, columns, dtype=whole.dtype, device=whole.device)
+        part = full[:, rank * columns : (rank + 1) * columns]
+    zeros = torch.zeros(1, columns, dtype=full.dtype, device=full.device)
     return torch.cat([zeros, part, zeros])
 
 
 def timed(lookup: Lookup, group: Group) -> float:
-    """Median microseconds of one lookup, after a check against the whole table."""
-    whole = torch.randn(lookup.rows, lookup.width, generator=seeded(), device="cuda")
-    whole = whole.bfloat16()
-    table = shard_of(lookup, group.rank, whole)
+    """Median microseconds of one lookup, after a check against the full table."""
+    full = torch.randn(lookup.rows, lookup.width, generator=seeded(), device="cuda")
+    full = full.bfloat16()
+    table = shard_of(lookup, group.rank, full)
     top, shift = table.shape[0] - 1, lookup.shift(group.rank)
     size = (REPEATED, lookup.padded)
     ids = torch.randint(0, lookup.rows, size, generator=seeded(), device="cuda").int()
@@ -106,15 +102,15 @@ def timed(lookup: Lookup, group: Group) -> float:
 
     def run(tokens: torch.Tensor) -> torch.Tensor:
         row = torch.add(tokens, shift).clamp_(0, top)
-        return exchanged(lookup, group, table.index_select(0, row), stream.cuda_stream)
+        return communicated(lookup, group, table.index_select(0, row), stream.cuda_stream)
 
     with torch.cuda.stream(stream):
-        wanted = whole[ids[0].long()]
+        wanted = full[ids[0].long()]
         if lookup.scheme in ("RS", "CS"):
             wanted = wanted.chunk(lookup.ranks)[group.rank]
         if not torch.equal(run(ids[0]), wanted):
             raise RuntimeError(f"{lookup} is wrong on rank {group.rank}")
-        del whole, wanted
+        del full, wanted
     return graph_us(lambda: [run(tokens) for tokens in ids], stream) / REPEATED
 
 
@@ -123,22 +119,22 @@ def seeded() -> torch.Generator:
     return torch.Generator("cuda").manual_seed(1)
 
 
-def exchanged(lookup: Lookup, group: Group, found: torch.Tensor, stream: int) -> torch.Tensor:
+def communicated(lookup: Lookup, group: Group, found: torch.Tensor, stream: int) -> torch.Tensor:
     """What the scheme does with the rows that a rank found."""
-    ways, (tokens, columns) = lookup.ranks, found.shape
+    group_size, (tokens, columns) = lookup.ranks, found.shape
     match lookup.scheme:
         case "RA":
-            group.enqueue("all_reduce", found, found, stream)
+            exchange("all_reduce", group, found, found, stream)
             return found
         case "RS":
-            part = found.new_empty(tokens // ways, columns)
-            group.enqueue("reduce_scatter", found, part, stream)
+            part = found.new_empty(tokens // group_size, columns)
+            exchange("reduce_scatter", group, found, part, stream)
             return part
         case "CA":
-            blocks = found.new_empty(ways, tokens, columns)
-            group.enqueue("all_gather", found, blocks, stream)
+            blocks = found.new_empty(group_size, tokens, columns)
+            exchange("all_gather", group, found, blocks, stream)
         case _:
-            blocks = found.new_empty(ways, tokens // ways, columns)
-            group.enqueue("all_to_all", found, blocks, stream)
+            blocks = found.new_empty(group_size, tokens // group_size, columns)
+            exchange("all_to_all", group, found, blocks, stream)
     wide = blocks.view(torch.complex128)  # 16 bytes at a time, or the copy takes two times as long
-    return wide.transpose(0, 1).reshape(-1, wide.shape[2] * ways).view(found.dtype)
+    return wide.transpose(0, 1).reshape(-1, wide.shape[2] * group_size).view(found.dtype)

@@ -24,8 +24,9 @@ from irc.analysis.cost import cost_of, operations
 from irc.analysis.sizes import LocalSizes
 from irc.analysis.topology import Topology
 from irc.analysis.topology_file import default_topology, read_topology
-from irc.core import Function, Module, Op, Result, Value, Weight
-from irc.mesh import Mesh
+from irc.ir.core import Function, Module, Op, Result, Value, Weight
+from irc.ir.mesh import Mesh
+from irc.ir.types import TensorType
 from irc.ops import (
     Add,
     AllGather,
@@ -38,11 +39,10 @@ from irc.ops import (
     Return,
     Transpose,
 )
-from irc.types import TensorType
 from irc.weights import UnboundRef
 
 SCHEMES = ("RA", "CA", "RS", "CS")
-SCATTERED = ("RS", "CS")  # every rank ends with its part of the tokens
+SCATTERED = ("RS", "CS")  # the result is sharded over tokens
 KEPT = Path(__file__).with_name("embedding_schemes.json")
 ROWS, WIDTH, TOKENS = 128256, 4096, (1, 64, 8192)
 
@@ -60,7 +60,7 @@ class Lookup:
 
     @property
     def by_rows(self) -> bool:
-        """Whether ranks hold rows of the table; else they hold columns."""
+        """Whether the table is sharded by rows rather than columns."""
         return self.scheme.startswith("R")
 
     @property
@@ -72,12 +72,12 @@ class Lookup:
 
     @property
     def padded(self) -> int:
-        """The tokens with as many more as make every rank's part equal."""
+        """The tokens, padded to equal shards."""
         unit = self.ranks if self.scheme in SCATTERED else 1
         return -(-self.tokens // unit) * unit
 
     def shift(self, rank: int) -> int:
-        """What is added to an id to find its row in the shard of a rank."""
+        """The offset added to an id to index the shard of a rank."""
         return 1 - (rank * self.shard[0] if self.by_rows else 0)
 
 
@@ -96,34 +96,36 @@ def module_of(lookup: Lookup) -> Module:
     ids, shift = function.args
     row = add(Clip(add(Add(ids, shift)), low=0, high=rows + 1))
     found = add(Gather(table, row))
-    ways = lookup.ranks
+    group_size = lookup.ranks
     match lookup.scheme:
         case "RA":
-            out = add(AllReduce(found, axis="tp", ways=ways))
+            out = add(AllReduce(found, axis="tp", group_size=group_size))
         case "RS":
-            out = add(ReduceScatter(found, axis="tp", dim=0, ways=ways))
+            out = add(ReduceScatter(found, axis="tp", dim=0, group_size=group_size))
         case "CA":
-            joined = add(AllGather(found, axis="tp", dim=0, ways=ways))
-            out = merged(add, joined, ways)
+            joined = add(AllGather(found, axis="tp", dim=0, group_size=group_size))
+            out = merged(add, joined, group_size)
         case _:
-            joined = add(AllToAll(found, axis="tp", split=0, concat=0, ways=ways))
-            out = merged(add, joined, ways)
+            joined = add(AllToAll(found, axis="tp", split=0, concat=0, group_size=group_size))
+            out = merged(add, joined, group_size)
     function.append(Return([out]))
     function.results = (Result("rows"),)
     return module
 
 
-def merged(add: Any, joined: Value, ways: int) -> Value:
-    """Blocks of columns [ways * tokens, h] side by side: [tokens, ways * h]."""
+def merged(add: Any, joined: Value, group_size: int) -> Value:
+    """Blocks of columns [group_size * tokens, h] concatenated: [tokens, group_size * h]."""
     total, columns = (int(str(size)) for size in joined.type.shape)
-    tokens = total // ways
-    blocks = add(Reshape(joined, shape=(ways, tokens, columns)))
-    return add(Reshape(add(Transpose(blocks, order=(1, 0, 2))), shape=(tokens, ways * columns)))
+    tokens = total // group_size
+    blocks = add(Reshape(joined, shape=(group_size, tokens, columns)))
+    return add(
+        Reshape(add(Transpose(blocks, order=(1, 0, 2))), shape=(tokens, group_size * columns))
+    )
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the model says of a lookup: bytes a rank sends, microseconds."""
+    """The cost of a lookup by the model: bytes sent per rank, microseconds."""
 
     sent: float
     collective_us: float

@@ -1,4 +1,4 @@
-"""A checkpoint's model whose layers have random weights of four bits, in blocks along a row.
+"""The model of a checkpoint with random 4-bit weights in its layers, in blocks along a row.
 
     python -m benchmarks.four_bits CHECKPOINT FOLDER [--block 128] [--typical 512]
 
@@ -15,14 +15,14 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from irc.core import Module, Value, Weight
 from irc.driver import prepare, run_passes
+from irc.ir.core import Module, Value, Weight
+from irc.ir.types import TensorType
 from irc.ops import Dequantize, Linear
-from irc.types import TensorType
 from irc.weights import BytesRef
 
 FILE = "four_bits.bin"
-CHUNK = 1 << 24  # random bytes that are written again and again
+CHUNK = 1 << 24  # random bytes that are written repeatedly
 Dims = Mapping[str, tuple[int, int, int]]
 
 
@@ -41,7 +41,7 @@ def write(checkpoint: Path, folder: Path, dims: Dims, block: int = 128) -> Path:
 
 
 class _Writer:
-    """Writes weights one behind the other into a file that the module refers to."""
+    """Writes weights consecutively into a file that the module refers to."""
 
     def __init__(self, module: Module, folder: Path, block: int) -> None:
         self.module, self.block = module, block
@@ -50,7 +50,7 @@ class _Writer:
         self._random = np.random.default_rng(0).bytes(CHUNK)
 
     def replace_all(self) -> None:
-        """Every linear of a layer multiplies by what is dequantized instead."""
+        """Replace the weight of every linear in a layer by a dequantized one."""
         with self._file:
             for op in [each for each in self.module.main if isinstance(each, Linear)]:
                 weight = op.weight
@@ -71,7 +71,7 @@ class _Writer:
         return values, scales
 
     def _weight(self, name: str, kind: str, shape: tuple[int, int]) -> Weight:
-        """A weight that begins where the file ends now."""
+        """A weight appended to the file."""
         ref = BytesRef("four_bits", self._file.tell(), kind, shape)
         return self.module.add_weight(Weight(TensorType(kind, shape), name, ref))
 

@@ -19,12 +19,12 @@ from typing import Any
 
 from benchmarks import ir_onnx_ir, ir_xdsl
 from benchmarks.timing import check, timed
-from irc.core import Function, Module
+from irc.ir.core import Function, Module
+from irc.ir.types import TensorType
+from irc.ir.verify import verify
 from irc.ops import Add, Mul, Neg, Return, Sigmoid, Silu
 from irc.rewrite import P, apply_rules, rule
 from irc.text import parse_module, print_module
-from irc.types import TensorType
-from irc.verify import verify
 
 STEPS = ("build", "verify", "print", "parse", "fuse")
 GOALS = {"build": 200, "verify": 500, "print": 300, "parse": 100, "fuse": 300}

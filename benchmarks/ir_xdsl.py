@@ -9,13 +9,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import Builtin, ModuleOp, TensorType, f32
 from xdsl.dialects.test import TestOp
 from xdsl.ir import Dialect
-from xdsl.irdl import (
-    IRDLOperation,
-    irdl_op_definition,
-    operand_def,
-    result_def,
-    traits_def,
-)
+from xdsl.irdl import IRDLOperation, irdl_op_definition, operand_def, result_def, traits_def
 from xdsl.parser import Parser
 from xdsl.pattern_rewriter import (
     GreedyRewritePatternApplier,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from benchmarks.plays_tensorrt import Player
+from benchmarks.plugin_host import PluginHost
+from irc.backends.cuda.driver import Driver, Stream
 from irc.backends.cuda.group import Group
-from irc.backends.cuda.watch import wait
-from irc.backends.tensorrt.plugins import Instance, TensorDesc, evaluate, find
+from irc.backends.ranks.collective_call import CollectiveCall
+from irc.backends.ranks.combine import perform, reduce_parts
+from irc.backends.tensorrt.plugins import Instance, TensorDesc, find
 from irc.backends.tensorrt.plugins.collective import FUSED, NAME, OPERATIONS, REDUCING, ROOTED
-from irc.dtypes import dtype, numpy_dtype
+from irc.ir.dtypes import dtype, numpy_dtype, widened
 
 DTYPES = ("bf16", "f16", "f32", "i32", "i64")
 MORE_DTYPES = ("i8", "bool")
@@ -22,28 +24,6 @@ COLUMNS = (7, 96)
 WIDTHS = (1, 7, 100, 4096, 5120, 8195)  # of the fused operation
 # The greatest error of the fused operation, relative to the greatest number: an ulp or two.
 TOLERANCE = {"f32": 2e-6, "f16": 2e-3, "bf16": 1.6e-2}
-
-
-class Machine(Protocol):
-    """A rank's GPU: its driver, and streams with graphs."""
-
-    driver: Any
-
-    def stream(self) -> int:
-        """A new stream."""
-        ...
-
-    def graph(self, stream: int, work: Callable[[], None]) -> Any:
-        """What `work` puts on the stream, as a graph."""
-        ...
-
-    def launch(self, graph: Any, stream: int) -> None:
-        """Put a graph on a stream."""
-        ...
-
-    def drop(self, graph: Any) -> None:
-        """Give a graph up."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -59,12 +39,12 @@ class Case:
     captured: bool
     weight_dtype: str = ""
 
-    def values(self, label: str, ways: int) -> dict[str, Any]:
+    def values(self, label: str, group_size: int) -> dict[str, Any]:
         """The plugin's fields."""
         fields = {
             "operation": self.operation,
             "group": label,
-            "ways": ways,
+            "group_size": group_size,
             "reduce_op": self.reduce_op,
             "root": self.root,
         }
@@ -77,19 +57,19 @@ class Case:
         return f"{self.operation}{more} {self.dtype} [{self.rows}, {self.columns}] {how}"
 
 
-def cases(ways: int, dtypes: Sequence[str] = DTYPES) -> Iterator[Case]:
+def cases(group_size: int, dtypes: Sequence[str] = DTYPES) -> Iterator[Case]:
     """Every collective on every dtype; sums, and of all_reduce the other reductions too."""
     for captured in (False, True):
         for operation in OPERATIONS[:-1]:
             reduces = ("sum", "max", "min", "prod") if operation == "all_reduce" else ("sum",)
             reduces = reduces if operation in REDUCING else ("none",)
-            root = (ways - 1) if operation in ROOTED else -1
+            root = (group_size - 1) if operation in ROOTED else -1
             for kind in dtypes:
                 for reduce_op in reduces:
                     for rows, columns in zip(ROWS, COLUMNS, strict=True):
-                        whole = operation in ("reduce_scatter", "scatter", "all_to_all")
-                        given = rows * ways if whole else rows
-                        yield Case(operation, kind, given, columns, reduce_op, root, captured)
+                        divided = operation in ("reduce_scatter", "scatter", "all_to_all")
+                        total = rows * group_size if divided else rows
+                        yield Case(operation, kind, total, columns, reduce_op, root, captured)
 
 
 def fused_cases() -> Iterator[Case]:
@@ -101,7 +81,7 @@ def fused_cases() -> Iterator[Case]:
         yield Case(FUSED, "bf16", 3, 768, "sum", -1, captured, "f32")
 
 
-def operands(case: Case, ways: int, seed: int) -> list[list[np.ndarray]]:
+def operands(case: Case, group_size: int, seed: int) -> list[list[np.ndarray]]:
     """Every rank's inputs: small integers, whose sums and products are exact in every dtype."""
     generator = np.random.default_rng(seed)
     kind = numpy_dtype(case.dtype)
@@ -109,51 +89,52 @@ def operands(case: Case, ways: int, seed: int) -> list[list[np.ndarray]]:
     if case.dtype == "bool":
         low, high = 0, 2
     shape = (case.rows, case.columns)
-    given = [[generator.integers(low, high, shape).astype(kind)] for _ in range(ways)]
+    found = [[generator.integers(low, high, shape).astype(kind)] for _ in range(group_size)]
     if case.operation == FUSED:
         residual = generator.integers(-16, 16, shape).astype(kind)
         gain = generator.uniform(0.5, 1.5, case.columns).astype(numpy_dtype(case.weight_dtype))
-        given = [[x, residual, gain] for (x,) in given]
-    return given
+        found = [[x, residual, gain] for (x,) in found]
+    return found
 
 
 class Bench:
     """One case on one rank's GPU: device memory, the plugin in its context, and a stream."""
 
-    def __init__(self, machine: Machine, group: Group, label: str, case: Case, stream: int) -> None:
-        self.machine, self.group, self.case, self.stream = machine, group, case, stream
+    def __init__(
+        self, driver: Driver, group: Group, label: str, case: Case, stream: Stream
+    ) -> None:
+        self.driver, self.group, self.case, self.stream = driver, group, case, stream
         self.values = case.values(label, group.ranks)
-        texts = Instance(find(NAME), self.values).texts()
-        self.player = Player(NAME, texts)
+        self.host = PluginHost(NAME, Instance(find(NAME), self.values).texts())
         shape = (case.rows, case.columns)
-        given = [TensorDesc(shape, case.dtype)]
+        operands = [TensorDesc(shape, case.dtype)]
         if case.operation == FUSED:
-            given += [given[0], TensorDesc((case.columns,), case.weight_dtype)]
-        self.descs = self.player.shapes(given)
-        self.inputs = [machine.driver.allocate(size_of(each)) for each in given]
-        self.outputs = [machine.driver.allocate(size_of(each)) for each in self.descs]
+            operands += [operands[0], TensorDesc((case.columns,), case.weight_dtype)]
+        self.descs = self.host.shapes(operands)
+        self.inputs = [driver.allocate(size_of(each)) for each in operands]
+        self.outputs = [driver.allocate(size_of(each)) for each in self.descs]
 
     def enqueue(self) -> None:
         """As an engine does it."""
-        self.player.enqueue(self.inputs, self.outputs, self.stream)
+        self.host.enqueue(self.inputs, self.outputs, self.stream.handle)
 
     def load(self, seed: int) -> None:
         """Write new inputs, and bytes into the outputs that no result has."""
-        driver = self.machine.driver
         own = operands(self.case, self.group.ranks, seed)[self.group.rank]
-        for pointer, array in zip(self.inputs, own, strict=True):
-            driver.write(pointer, array.tobytes(), self.stream)
-        for pointer, desc in zip(self.outputs, self.descs, strict=True):
-            driver.write(pointer, b"\x5b" * size_of(desc), self.stream)
+        wrong = [np.full(size_of(desc), 0x5B, np.uint8) for desc in self.descs]
+        self.arrays = [*own, *wrong]  # kept until the copies are done
+        for address, array in zip((*self.inputs, *self.outputs), self.arrays, strict=True):
+            self.stream.upload(address, array)
 
     def problem(self, seed: int) -> str:
-        """What differs from numpy, once the stream is done; empty where nothing does."""
-        wait(self.stream, [self.group], str(self.case))
-        given = operands(self.case, self.group.ranks, seed)
-        wanted = evaluate(find(NAME), self.values, given)[self.group.rank]
-        for name, pointer, desc, want in zip("yz", self.outputs, self.descs, wanted, strict=False):
-            data = self.machine.driver.read(pointer, size_of(desc), self.stream)
-            found = np.frombuffer(data, numpy_dtype(desc.dtype)).reshape(desc.shape)
+        """The difference from numpy, once the stream is done; empty where there is none."""
+        self.stream.wait(str(self.case))
+        arrays = operands(self.case, self.group.ranks, seed)
+        wanted = expected(self.values, arrays)[self.group.rank]
+        for name, address, desc, want in zip("yz", self.outputs, self.descs, wanted, strict=False):
+            found = np.empty(desc.shape, numpy_dtype(desc.dtype))
+            self.stream.download(found, address)
+            self.stream.wait(str(self.case))
             if difference := self._difference(found, want):
                 return f"{self.case}: output {name} {difference}"
         return ""
@@ -172,9 +153,37 @@ class Bench:
         return "" if error <= TOLERANCE[self.case.dtype] else f"differs by {error:.2e}"
 
     def close(self) -> None:
-        """Give the memory back."""
-        for pointer in (*self.inputs, *self.outputs):
-            self.machine.driver.free(pointer)
+        """Free the memory."""
+        for address in (*self.inputs, *self.outputs):
+            self.driver.free(address)
+
+
+def expected(values: Mapping[str, Any], arrays: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """The results of IrcCollective on every rank from the operands of all, in numpy."""
+    x = [widened(each[0]) for each in arrays]
+    kind, ranks = arrays[0][0].dtype, tuple(range(len(arrays)))
+    if values["operation"] == FUSED:
+        return _fused(values, arrays, x)
+    call = CollectiveCall(values["operation"], values["reduce_op"], ranks, values["root"])
+    results = [np.zeros(call.result_shape(x[0].shape), x[0].dtype) for _ in ranks]
+    for rank in ranks:
+        perform(call, rank, x, results)
+    return [(each.astype(kind),) for each in results]
+
+
+def _fused(
+    values: Mapping[str, Any], arrays: Sequence[Sequence[Any]], x: list[Any]
+) -> list[tuple[Any, ...]]:
+    total = np.empty_like(x[0])
+    reduce_parts("sum", x, total)
+    kind, found = arrays[0][0].dtype, list[tuple[Any, ...]]()
+    for _, residual, weight in arrays:
+        summed = (widened(total.astype(kind)) + widened(residual)).astype(kind)
+        wide = widened(summed)
+        scale = np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + np.float32(values["eps"]))
+        gain = widened(weight) + np.float32(values.get("offset", 0.0))
+        found.append(((wide / scale * gain).astype(kind), summed))
+    return found
 
 
 def size_of(desc: TensorDesc) -> int:
@@ -182,39 +191,42 @@ def size_of(desc: TensorDesc) -> int:
     return int(np.prod(desc.shape)) * dtype(desc.dtype).numpy.itemsize
 
 
-def run_case(machine: Machine, group: Group, label: str, case: Case, stream: int, seed: int) -> str:
+def run_case(
+    driver: Driver, group: Group, label: str, case: Case, stream: Stream, seed: int
+) -> str:
     """What is wrong; empty where nothing is. Raises what a lost rank raises."""
-    bench = Bench(machine, group, label, case, stream)
+    bench = Bench(driver, group, label, case, stream)
     bench.load(seed)
     bench.enqueue()
     problem = bench.problem(seed)
     if case.captured and not problem:
-        graph = machine.graph(stream, bench.enqueue)
+        graph = stream.capture(bench.enqueue)
         for again in (seed + 1, seed + 2):
             bench.load(again)
-            machine.launch(graph, stream)
+            stream.launch(graph)
             problem = problem or bench.problem(again)
-        machine.drop(graph)
+        stream.drop(graph)
     bench.close()
     return problem
 
 
-def run_softcap(machine: Machine, kind: str, size: int, stream: int, seed: int) -> str:
+def run_softcap(driver: Driver, kind: str, size: int, stream: Stream, seed: int) -> str:
     """What is wrong with the plugin of examples/custom_plugin.py, in a graph; empty if nothing."""
     softcap = find("SoftCap", namespace="example")
     values = {"cap": 30.0}
-    player = Player(softcap.name, Instance(softcap, values).texts(), softcap.namespace)
-    (desc,) = player.shapes([TensorDesc((size,), kind)])
-    driver = machine.driver
+    host = PluginHost(softcap.name, Instance(softcap, values).texts(), softcap.namespace)
+    (desc,) = host.shapes([TensorDesc((size,), kind)])
     source, target = driver.allocate(size_of(desc)), driver.allocate(size_of(desc))
     x = (np.random.default_rng(seed).standard_normal(size) * 50).astype(numpy_dtype(kind))
-    player.enqueue([source], [target], stream)
-    graph = machine.graph(stream, lambda: player.enqueue([source], [target], stream))
-    driver.write(source, x.tobytes(), stream)
-    machine.launch(graph, stream)
-    y = np.frombuffer(driver.read(target, size_of(desc), stream), numpy_dtype(kind))
-    ((want,),) = evaluate(softcap, values, [(x,)])
-    machine.drop(graph)
+    y = np.empty_like(x)
+    host.enqueue([source], [target], stream.handle)
+    graph = stream.capture(lambda: host.enqueue([source], [target], stream.handle))
+    stream.upload(source, x)
+    stream.launch(graph)
+    stream.download(y, target)
+    stream.wait("SoftCap")
+    want = values["cap"] * np.tanh(x.astype("f4") / values["cap"])
+    stream.drop(graph)
     driver.free(source)
     driver.free(target)
     error = float(np.abs(y.astype("f8") - want.astype("f8")).max()) / 30

@@ -1,10 +1,10 @@
-"""IrcCollective on GPUs: right, as fast as bare NCCL, and never hanging on a lost rank.
+"""IrcCollective on GPUs: right results, time over bare NCCL, and no rank that hangs on a lost one.
 
     python -m benchmarks.plugin_collectives [--ranks 4] [--out FOLDER] [--minutes 6] [--phase P]...
 
-A process per GPU plays TensorRT (benchmarks/plays_tensorrt.py): no TensorRT is needed. Every phase
-has processes of its own and a deadline. FOLDER gets plugin_collectives.json, written after every
-phase, and plugin_collectives.md.
+An MPI process per GPU calls the plugin as TensorRT does (benchmarks/plugin_host.py): TensorRT
+is not needed. Every phase has processes of its own and a deadline. FOLDER gets
+plugin_collectives.json, written after every phase, and plugin_collectives.md.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import json
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from multiprocessing import connection, get_context
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.plugin_gpu import BARE, Job
-from benchmarks.plugin_ranks import PHASES, work
-from benchmarks.plugin_report import markdown, verdict
-from irc.backends.cuda.group import unique_id
+from benchmarks.plugin_ranks import PHASES
+from benchmarks.plugin_report import LOSING, markdown, summary
+from benchmarks.rank import start_ranks
 from irc.backends.cuda.runtime import device_count
 
 # Seconds that a phase may take, and how long a rank lives before it is killed or stopped.
@@ -39,83 +40,75 @@ SIGNALS = {
 }
 
 
-def families(ranks: int) -> dict[str, list[tuple[int, ...]]]:
-    """Label -> groups of ranks, apart from each other."""
-    everybody = tuple(range(ranks))
-    found = {"tp": [everybody]}
-    if ranks >= 4 and ranks % 2 == 0:
-        half = ranks // 2
-        found["near"] = [everybody[:half], everybody[half:]]
-        found["far"] = [everybody[0::2], everybody[1::2]]
-    return found
-
-
-def named(phase: str, ranks: int) -> dict[str, tuple[tuple[int, ...], bytes]]:
-    """The groups of a phase, each with a new name."""
-    everybody = tuple(range(ranks))
-    wanted = families(ranks) if phase in ("check", "threads") else {"tp": [everybody]}
-    wanted |= {BARE: [everybody]} if phase == "overhead" else {}
-    return {
-        f"{label}/{number}": (members, unique_id())
-        for label, groups in wanted.items()
-        for number, members in enumerate(groups)
-    }
-
-
 class Phase:
-    """The processes of one phase, and what they say."""
+    """The processes of one phase, and their reports by rank."""
 
-    def __init__(self, name: str, ranks: int, seed: int) -> None:
-        self.name, self.said = name, [[] for _ in range(1 if name == "threads" else ranks)]
-        self.victim = ranks - 1
+    def __init__(self, name: str, ranks: int, seed: int, folder: Path) -> None:
+        self.name, self.victim = name, ranks - 1
+        processes = 1 if name == "threads" else ranks
+        self._files = [folder / f"rank{rank}.jsonl" for rank in range(processes)]
+        self.reports: list[list[dict[str, Any]]] = [[] for _ in self._files]
         self.struck: float | None = None
-        context, groups = get_context("spawn"), named(name, ranks)
-        self.ends: list[Any] = []
-        self.workers: list[Any] = []
-        for rank in range(len(self.said)):
-            ours, theirs = context.Pipe()
-            job = Job(name, rank, ranks, groups, seed, self.victim)
-            worker = context.Process(target=work, args=(job, theirs), daemon=True)
-            worker.start()
-            theirs.close()
-            self.ends.append(ours)
-            self.workers.append(worker)
+        os.environ["IRC_BENCHMARK_RANKS"] = str(ranks)
+        self._launcher = start_ranks(
+            processes,
+            "benchmarks.plugin_ranks",
+            name,
+            str(folder),
+            str(seed),
+            start_new_session=True,
+        )
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """Listen until every rank is done, gone or out of time."""
-        begin, strike, failed = time.monotonic(), None, 0.0
-        open_ends = dict(enumerate(self.ends))
-        while open_ends and time.monotonic() - begin < seconds:
-            for end in connection.wait(list(open_ends.values()), timeout=0.2):
-                rank = self.ends.index(end)
-                try:
-                    self.said[rank].append(self.ends[rank].recv())
-                except (EOFError, OSError):
-                    del open_ends[rank]
-            if any("failed" in each for said in self.said for each in said):
+        """Read reports until every rank is done, lost or out of time."""
+        begin, strike, failed = time.monotonic(), 0.0, 0.0
+        others = [rank for rank in range(len(self._files)) if rank != self.victim]
+        losing = self.name.startswith(LOSING)
+        while time.monotonic() - begin < seconds:
+            ended = self._launcher.poll() is not None
+            self.reports = [_read(path) for path in self._files]
+            if any(self._has(rank, "failed") for rank in range(len(self._files))):
                 failed = failed or time.monotonic()
                 seconds = min(seconds, failed - begin + AFTER)
-            if self.name in SIGNALS and strike is None and self._all("ready"):
-                strike = time.monotonic() + BEFORE
-            if strike is not None and self.struck is None and time.monotonic() > strike:
-                self.struck = time.monotonic()
-                os.kill(self.workers[self.victim].pid, SIGNALS[self.name])
-            if self.name in SIGNALS and self._all("lost", but=self.victim):
+            if ended or (losing and all(self._has(rank, "lost") for rank in others)):
                 break
-        late = [rank for rank in open_ends if not self._has(rank, "done")]
-        for worker in self.workers:
-            worker.kill()
-            worker.join(5)
-        if self.name in SIGNALS:
-            late = [rank for rank in late if rank != self.victim and not self._has(rank, "lost")]
+            if self.name in SIGNALS and self.struck is None:
+                if not strike and all(self._has(r, "ready") for r in [*others, self.victim]):
+                    strike = time.monotonic() + BEFORE
+                if strike and time.monotonic() > strike:
+                    self._strike()
+            time.sleep(0.05)
+        expected = others if losing else range(len(self._files))
+        key = "lost" if losing else "done"
+        late = [r for r in expected if not self._has(r, key) and not self._has(r, "failed")]
         took = time.monotonic() - begin
+        self._end()
         return {"phase": self.name, "seconds": took, "late": late, "struck": self.struck}
 
-    def _has(self, rank: int, key: str) -> bool:
-        return any(key in each or "failed" in each for each in self.said[rank])
+    def _strike(self) -> None:
+        process = next(r["process"] for r in self.reports[self.victim] if "ready" in r)
+        self.struck = time.monotonic()
+        os.kill(process, SIGNALS[self.name])
 
-    def _all(self, key: str, but: int = -1) -> bool:
-        return all(self._has(rank, key) for rank in range(len(self.said)) if rank != but)
+    def _end(self) -> None:
+        """End all processes: those of a failed run within seconds by themselves."""
+        with suppress(subprocess.TimeoutExpired):
+            self._launcher.wait(AFTER)
+        self._launcher.kill()
+        self._launcher.wait()
+        for reports in self.reports:
+            for process in (each["process"] for each in reports if "process" in each):
+                with suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+
+    def _has(self, rank: int, key: str) -> bool:
+        return any(key in each for each in self.reports[rank])
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a rank's reports."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -138,13 +131,14 @@ def main(arguments: Sequence[str]) -> int:
         if left < 15:
             results["phases"].append({"phase": name, "skipped": True})
             continue
-        phase = Phase(name, ranks, seed)
-        facts = {**phase.run(min(left, SECONDS.get(name, OTHERWISE))), "said": phase.said}
-        results["phases"].append(facts)
-        print(f"{name}: {verdict(facts)} ({facts['seconds']:.1f} s)", flush=True)
+        with TemporaryDirectory() as folder:
+            phase = Phase(name, ranks, seed, Path(folder))
+            facts = phase.run(min(left, SECONDS.get(name, OTHERWISE)))
+        results["phases"].append({**facts, "reports": phase.reports})
+        print(f"{name}: {summary(results['phases'][-1])} ({facts['seconds']:.1f} s)", flush=True)
         save(options.out, results)
     save(options.out, results)
-    return any("WRONG" in verdict(each) for each in results["phases"])
+    return any("WRONG" in summary(each) for each in results["phases"])
 
 
 def save(folder: Path, results: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What benchmarks/plugin_collectives.py found, in words and tables."""
+"""The results of benchmarks/plugin_collectives.py, in words and tables."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 WITHIN = 10.0  # seconds in which a lost rank is to be an error on every other one
 OVER = 2.0  # microseconds that the plugin may take over the bare call
-LOSING = ("kill", "stop", "another", "a rank")
+LOSING = ("kill", "stop", "a rank")
 
 
-def verdict(phase: dict[str, Any]) -> str:
+def summary(phase: dict[str, Any]) -> str:
     """One line: right, or WRONG with the first thing that is."""
     if phase.get("skipped"):
         return "skipped, no time left"
@@ -36,14 +36,14 @@ def slow(timings: list[dict[str, Any]], how: str) -> str:
 
 
 def everything(phase: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What all ranks said."""
-    for rank, said in enumerate(phase.get("said", ())):
-        for each in said:
+    """The reports of all ranks."""
+    for rank, reports in enumerate(phase.get("reports", ())):
+        for each in reports:
             yield {"by": rank, **each}
 
 
 def wrong(phase: dict[str, Any]) -> Iterator[str]:
-    """Everything that is not as it should be."""
+    """Everything that is wrong."""
     for each in everything(phase):
         if "failed" in each:
             yield f"rank {each['by']} failed: {each['failed'].splitlines()[-1:]}"
@@ -81,7 +81,7 @@ def markdown(results: dict[str, Any]) -> str:
         "## Phases",
         table(
             ("phase", "result", "seconds"),
-            [(p["phase"], verdict(p), f"{p.get('seconds', 0):.1f}") for p in results["phases"]],
+            [(p["phase"], summary(p), f"{p.get('seconds', 0):.1f}") for p in results["phases"]],
         ),
     ]
     for phase in results["phases"]:
@@ -123,10 +123,6 @@ def times(phase: dict[str, Any]) -> str:
         head += [f"{how}: bare us", "plugin us", "over, median", "over, most"]
     parts = [table(head, rows), "Bare for all_reduce_rms_norm is the all_reduce alone."]
     parts += ["On ranks other than the root, reduce and gather also write zeros."]
-    for each in everything(phase):
-        if "public" in each and not each["by"]:
-            us = f"{each['public']:.1f} us"
-            parts.append(f"all_reduce of 8 KB through nccl4py's arrays, on a stream: {us}.")
     return "\n\n".join(parts)
 
 
@@ -134,7 +130,7 @@ WHO = ("bare", "plugin")
 
 
 def lost(results: dict[str, Any]) -> str:
-    """When each rank noticed, and what it said."""
+    """When each rank noticed, and its error."""
     rows = [
         (phase["phase"], str(rank), f"{seconds:.1f}", message.replace("|", "/"))
         for phase in results["phases"]

@@ -1,4 +1,4 @@
-"""Run a command as a process of its own: seconds, peak memory, and what it printed."""
+"""Run a command in its own process: seconds, peak memory, output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Run:
 
 
 def measure(command: Sequence[str], environment: dict[str, str] | None = None) -> Run:
-    """Run `command`; an exception with its output where it fails."""
+    """Run `command`; raise with its output if it fails."""
     with tempfile.TemporaryFile() as output:
         start = time.perf_counter()
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What the IR benchmarks share: timing one step, and checking that the work was done."""
+"""Shared by the IR benchmarks: time one step, and check that the work was done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def timed(seconds: dict[str, float], step: str, run: Callable[[], T]) -> T:
-    """Run one step and note its seconds."""
+    """Run one step and record its seconds."""
     gc.collect()
     start = time.perf_counter()
     result = run()

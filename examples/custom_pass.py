@@ -1,4 +1,4 @@
-"""A pass of one's own: irc opt model.irc --load examples/custom_pass.py --passes fuse-square."""
+"""An example of a pass: irc opt model.irc --load examples/custom_pass.py --passes fuse-square."""
 
 from irc import Module, P, Pass, Stats, apply_rules, register, rule
 from irc.ops import SquaredRelu

@@ -1,4 +1,4 @@
-"""A plugin of one's own: an operation, its CUDA kernel in engines, and a model that has it.
+"""A user's plugin: an operation, its CUDA kernel in engines, and a model that uses it.
 
     irc compile examples/custom_plugin.py --plugin examples/custom_plugin.py \
         --random-weights 1 --backend tensorrt-rtx -o build/capped
@@ -13,10 +13,10 @@ import irc
 from irc.backends.cuda.kernels import kernel, launcher
 from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.plugins import Field, PluginSpec, Tensor, attributes_of, register
-from irc.dtypes import dtype_of, numpy_dtype, widened
 from irc.frontends import Module
 from irc.frontends import functional as F
 from irc.frontends.layers import Linear
+from irc.ir.dtypes import dtype_of, numpy_dtype, widened
 
 KERNEL = r"""  // ELEMENT is f32, f16 or bf16, whose conversions irc puts before every kernel
 extern "C" __global__ void softcap(const ELEMENT* x, ELEMENT* y, long long n, float cap)
@@ -44,7 +44,7 @@ def enqueue(fields, inputs, outputs):
     blocks, types = min(4096, max(1, -(-count // 256))), {"ELEMENT": inputs[0].dtype}
     run = launcher(kernel("softcap", KERNEL, types), blocks, 256)
     n, cap = ctypes.c_longlong(count), ctypes.c_float(fields["cap"])
-    return lambda sources, targets, _, stream: run(stream, sources[0], targets[0], n, cap)
+    return lambda sources, targets, stream: run(stream, sources[0], targets[0], n, cap)
 
 
 @irc.operation("soft_cap", sharding="... -> ...")
@@ -56,7 +56,7 @@ class SoftCap(irc.Op):
 
     def infer(self):
         check({"cap": self.cap})
-        return self.x.type.whole
+        return self.x.type.replicated
 
     def evaluate(self, x):
         return meaning({"cap": self.cap}, x)
@@ -74,7 +74,6 @@ register(
         inputs=(Tensor("x", "T", "any shape"),),
         outputs=(Tensor("y", "T", "as x"),),
         shapes=lambda fields, x: (x,),
-        meaning=meaning,
         enqueue=enqueue,
         check=check,
     )

@@ -1,4 +1,4 @@
-"""A Llama written with irc's layers: sizes from a checkpoint folder, or small ones of its own.
+"""An example of a Llama, with sizes from a checkpoint folder, or small ones.
 
 irc compile examples/llama.py --checkpoint examples/tiny_llama -o build/tiny_llama
 irc compile examples/llama.py --set layers=4 --random-weights 1 -o build/random_llama
@@ -43,7 +43,7 @@ class Decoder(Module):
 
 
 class Llama(Module):
-    """The attributes are called as in the checkpoint, so that every weight finds its tensor."""
+    """The attributes are named as in the checkpoint, so that every weight is bound."""
 
     def __init__(self, sizes, dtype):
         self.model = Decoder(sizes, dtype)
@@ -58,7 +58,7 @@ class Llama(Module):
             cache = Cache(caches[f"k{i}"], caches[f"v{i}"])
             x, (results[f"k{i}"], results[f"v{i}"]) = layer(x, positions, past_lengths, cache)
 
-        # only the tokens whose logits are wanted go through the head
+        # the head is applied to the requested tokens only
         batch, wanted = logit_positions.shape
         index = logit_positions[:, :, None].expand(batch, wanted, x.shape[2])
         x = self.model.norm(F.gather_elements(x, index, dim=1))
@@ -74,7 +74,7 @@ def build(
     vocab: int = 256,
     context: int = 512,
 ):
-    """The traced model; a checkpoint brings its own sizes."""
+    """The traced model; a checkpoint determines the sizes."""
     sizes = {
         "vocab_size": vocab,
         "hidden_size": hidden,
@@ -92,7 +92,7 @@ def build(
         config = json.loads((Path(checkpoint) / "config.json").read_text())
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if rope.get("rope_type", "default") != "default":
-            raise ValueError("this example has plain rope only; compile the folder itself")
+            raise ValueError("this example supports default rope only; compile the folder itself")
         sizes |= {name: config[name] for name in sizes if config.get(name) is not None}
         if config.get("head_dim") is None:
             sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]

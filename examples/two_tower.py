@@ -1,8 +1,8 @@
-"""A retrieval model of one's own: users and items become vectors, whose cosine is the score.
+"""An example of a retrieval model: users and items become vectors, whose cosine is the score.
 
     irc compile examples/two_tower.py --random-weights 1 -o build/two_tower
 
-Ids that are no row of a table, such as the -1 that pads a bag, look up zeros.
+Out-of-range indices, such as the -1 that pads a bag, give zeros.
 """
 
 from itertools import pairwise
@@ -14,7 +14,7 @@ from irc.frontends.layers import Embedding, LayerNorm, Linear
 
 
 class Bag(Module):
-    """The mean of the rows that a row of ids names."""
+    """The mean of the rows of a table at the indices of a row of ids."""
 
     def forward(self, ids, table):
         present = (ids >= 0).cast(table.weight.dtype)
@@ -23,7 +23,7 @@ class Bag(Module):
 
 
 class Tower(Module):
-    """Features to a vector of length one."""
+    """Features to a unit vector."""
 
     def __init__(self, features, widths):
         sizes = [features, *widths]
@@ -39,7 +39,7 @@ class Tower(Module):
 
 
 class TwoTower(Module):
-    """Scores of every user of a call with every item of it; both know the table of items."""
+    """The scores of all pairs of a user and an item; both use the table of items."""
 
     def __init__(self, users, items, categories, dense, size, widths):
         self.users = Embedding(users, size)

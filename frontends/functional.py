@@ -1,9 +1,9 @@
 """Functions over symbolic tensors: `F.silu(x)`, `F.linear(x, w, bias=b)`, one per operation.
 
-They are derived from the declarations in irc/ops when they are first used. `functional.pyi` beside
-this file says the same to type checkers and editors; `python -m irc.frontends.stubs` writes it.
-Operands come first, then attributes that have no default; the rest goes by keyword. Operations
-whose names are Python keywords end in an underscore: `F.and_`, `F.or_`, `F.not_`.
+They are derived from the declarations in irc/ops at first use. `functional.pyi` declares them for
+type checkers and editors; `python -m irc.frontends.stubs` writes it. Operands come first, then
+required attributes; the rest are keyword-only. Operations whose names are Python keywords end in
+an underscore: `F.and_`, `F.or_`, `F.not_`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     if cls is None:
         raise _unknown(name)
     made = wrapper(cls)
-    if cls.__module__.startswith("irc."):  # a user's file may be run again and declare it anew
+    if cls.__module__.startswith("irc."):  # a user's file may run again and declare it again
         globals()[name] = made
     return made
 
@@ -38,7 +38,7 @@ def __dir__() -> list[str]:
 
 
 class UnknownFunction(Error, AttributeError):
-    """A script asks for a function that no operation has; hasattr() takes it for a plain no."""
+    """There is no operation of this name; an AttributeError, so that hasattr() returns false."""
 
 
 def _unknown(name: str) -> Error:

@@ -1,15 +1,15 @@
-"""Modules and parameters: a model as a tree whose attribute names are the names of its weights."""
+"""`Module` and `Parameter`: a model as a tree whose attribute paths name its weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, overload
 
-from ..core import Value
-from ..dtypes import dtype as check_dtype
 from ..errors import Error
+from ..ir.core import Value
+from ..ir.dtypes import dtype as check_dtype
+from ..ir.types import TensorType
 from ..source import current_scope, here, scope
-from ..types import TensorType
 from ..weights import ConcatRef, Ref, UnboundRef, Unsqueeze
 from .tensor import Tensor
 from .tracer import active, current
@@ -18,8 +18,8 @@ from .tracer import active, current
 class Parameter(Tensor):
     """A trained tensor. Its name is the path of attributes that leads to it.
 
-    Sizes are numbers. One parameter under two names (tied embeddings) is one weight, called by the
-    first. `name` is for parameters that belong to no Module, in a function that is traced.
+    Sizes are numbers. One parameter under two paths (tied embeddings) is one weight, named by the
+    first. `name` is for parameters of a traced function, which belong to no Module.
     """
 
     __slots__ = ("_type", "name")
@@ -36,16 +36,16 @@ class Parameter(Tensor):
 
     @property
     def value(self) -> Value:
-        """The weight that stands for the parameter in the trace in progress."""
+        """The weight of the parameter in the trace in progress."""
         return current("a parameter").weight(self)
 
     @property
     def type(self) -> TensorType:
-        """dtype and shape in one."""
+        """The tensor type: dtype and shape."""
         return self._type
 
     def reference(self, path: str) -> Ref:
-        """Where the values of the parameter come from if it is found under `path`."""
+        """The source of the values of a parameter whose path is `path`."""
         return UnboundRef(path)
 
     def __repr__(self) -> str:
@@ -53,9 +53,9 @@ class Parameter(Tensor):
 
 
 class StackedParameter(Parameter):
-    """A parameter [count, *shape] that a checkpoint holds in `count` tensors of `shape`.
+    """A parameter [count, *shape] that a checkpoint stores as `count` tensors of `shape`.
 
-    As `experts.gate` with the part "w1.weight" it is made of `experts.0.w1.weight`,
+    At the path `experts.gate`, with the part "w1.weight", the tensors are `experts.0.w1.weight`,
     `experts.1.w1.weight`, and so on.
     """
 
@@ -75,10 +75,10 @@ class StackedParameter(Parameter):
 
 
 class Module:
-    """A part of a model: parameters and other modules as attributes, and what it computes.
+    """A component of a model: parameters and submodules as attributes, and a method `forward`.
 
-    Subclasses define `forward`, and are called. `__init__` of this class does nothing, so there is
-    no need to call it. Modules in a list are found only in a ModuleList.
+    `__init__` of this class does nothing and need not be called. Modules in a plain list are not
+    found; use a ModuleList.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -94,9 +94,9 @@ class Module:
         path = tracer.paths.get(self, type(self).__name__)
         with scope(_relative(path, current_scope())):
             results = forward(*args, **kwargs)
-        given = {x.value for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
+        inputs = {x.value for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
         for tensor, name in _named_results(results, _hint(path)):
-            if name and tensor.value not in given:
+            if name and tensor.value not in inputs:
                 tracer.suggest(tensor.value, name)
         return results
 
@@ -127,7 +127,7 @@ Part = TypeVar("Part", bound=Module)
 
 
 class ModuleList(Module, Generic[Part]):
-    """Modules in a row, called by their position: `layers.0`, `layers.1`, ..."""
+    """A list of modules, named by their index: `layers.0`, `layers.1`, ..."""
 
     def __init__(self, modules: Iterable[Part] = ()) -> None:
         self._items: list[Part] = []
@@ -135,13 +135,13 @@ class ModuleList(Module, Generic[Part]):
             self.append(module)
 
     def append(self, module: Part) -> None:
-        """Add a module at the end."""
+        """Append a module."""
         if not isinstance(module, Module):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Error(f"a ModuleList holds modules, not a {type(module).__name__}", loc=here())
         self._items.append(module)
 
     def children(self) -> Iterator[tuple[str, Module | Parameter]]:
-        """(position, module)."""
+        """(index, module)."""
         return ((str(i), module) for i, module in enumerate(self._items))
 
     def __len__(self) -> int:
@@ -177,12 +177,12 @@ def _walk(
 
 
 def _relative(path: str, outer: str) -> str:
-    """What has to be appended to the scope `outer` to reach `path`."""
+    """`path` relative to the scope `outer`."""
     return path[len(outer) + 1 :] if outer and path.startswith(outer + ".") else path
 
 
 def _hint(path: str) -> str:
-    """What a module's result is called: `layers_0` for `model.layers.0`, nothing for the root."""
+    """The name of a module's result: `layers_0` for `model.layers.0`, empty for the root."""
     last, _, name = path.rpartition(".")
     return f"{last.rpartition('.')[2]}_{name}".lstrip("_") if name.isdecimal() else name
 

@@ -1,19 +1,19 @@
-"""`random_weights`: values for a model that has no checkpoint, where somebody asks for them."""
+"""`random_weights`: seeded random values for a model without a checkpoint."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ..core import Module, Weight
+from ..ir.core import Module, Weight
 from ..weights import Cast, ConcatRef, RandomRef, Ref, UnboundRef
 
 
 def random_weights(module: Module, seed: int) -> Module:
     """Replace every `unbound(key)` by seeded normal numbers, and return the module.
 
-    Matrices get 1/sqrt(inputs), so that activations keep their size; the weights of norms 1; other
-    vectors 0.02. The numbers depend on key and seed only, and are made when they are read: a rank
-    makes its own rows, and of the rows that it cuts the whole ones, whose numbers it drops.
+    The standard deviation is 1/sqrt(inputs) for matrices, so that activations keep their size, 1
+    for weights of norms, and 0.02 for other vectors. The numbers depend on key and seed only and
+    are generated when they are read: a rank generates the rows of its shard.
     """
     for weight in module.weights.values():
         weight.ref = _filled(weight.ref, seed, _scale(weight), weight.type.dtype)
@@ -27,8 +27,8 @@ def _filled(ref: Ref, seed: int, scale: float, dtype: str) -> Ref:
         return ref
     if ref.shape is None:
         return RandomRef(ref.key, seed, scale, steps=ref.steps)
-    # What is cut and joined was pinned to the whole shape, which tells the scale also when the
-    # weight is one rank's. Numbers that say their shape are f32, others as the weight is.
+    # A sliced or joined source carries its global shape, which determines the scale even when the
+    # weight is a shard. Sources with a shape are f32; others have the weight's dtype.
     scale = ref.shape[-1] ** -0.5 if len(ref.shape) > 1 and ref.shape[-1] else scale
     return RandomRef(ref.key, seed, scale, ref.shape, steps=(Cast(dtype), *ref.steps))
 

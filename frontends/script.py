@@ -1,4 +1,4 @@
-"""Loading a model script: `script.py[:factory]`, with settings from the command line."""
+"""`load_script`: runs a factory of `script.py[:factory]` with settings from the command line."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from ..core import Module
 from ..errors import Error, did_you_mean
+from ..extensions.user_files import forget, loaded, name_of, remember_siblings
+from ..ir.core import Module
 from ..source import Loc
-from ..user_files import forget, left, loaded, name_of
 from .huggingface import bind
 from .huggingface.binding import has_unbound
 from .settings import convert
+from .trace import kind_name
 
 DEFAULT_FACTORY = "build"
-GIVEN = ("checkpoint", "dtype")  # parameters that have options of their own
+OPTIONS = ("checkpoint", "dtype")  # parameters that have command-line options
 
 
 def load_script(
@@ -33,11 +34,11 @@ def load_script(
 ) -> Module:
     """The module that a factory of a script returns.
 
-    `script` is `path.py` or `path.py:factory`; the factory is called `build` unless named. It gets
-    `settings` (text is converted as its annotations say), and `checkpoint` and `dtype` if it has
-    parameters of these names. Weights that it left unbound are bound to the checkpoint. What the
-    script raises becomes an Error with its line; `debug` chains the original exception. What it
-    prints goes to standard error.
+    `script` is `path.py` or `path.py:factory`; the default factory is `build`. It is called with
+    `settings` (text is converted by its annotations), and with `checkpoint` and `dtype` if it has
+    parameters of these names. Weights that it left unbound are bound to the checkpoint. An
+    exception of the script becomes an Error with its line; `debug` chains the original exception.
+    Output of the script goes to standard error.
     """
     path, name = split_name(script)
     with _imported(path, debug) as namespace:
@@ -47,8 +48,8 @@ def load_script(
             module = factory(**arguments)
     if not isinstance(module, Module):
         raise Error(
-            f"{factory.__name__} of {path} returned {_kind(module)}, not a traced module; end it "
-            "with `return irc.trace(model, inputs=...)`"
+            f"{factory.__name__} of {path} returned {kind_name(module)}, not a traced module; "
+            "end it with `return irc.trace(model, inputs=...)`"
         )
     if checkpoint is not None and has_unbound(module):
         bind(module, checkpoint)
@@ -65,10 +66,10 @@ def split_name(script: str) -> tuple[Path, str]:
 
 @contextmanager
 def _imported(path: Path, debug: bool) -> Generator[types.ModuleType]:
-    """The script as a module of its own, forgotten afterwards with the siblings it imported.
+    """The script as a module that is removed afterwards, with the sibling files it imported.
 
-    What was loaded as a file that registers something is not run a second time. What an earlier run
-    of the script registered is taken back.
+    A file that was loaded with --load is not run again. Registrations of an earlier run of the
+    script are removed.
     """
     known = loaded(path)
     if known is not None:
@@ -87,7 +88,7 @@ def _imported(path: Path, debug: bool) -> Generator[types.ModuleType]:
     sys.path.insert(0, folder)
     try:
         with _blamed(path, debug), redirect_stdout(sys.stderr):
-            # compiled here and not by the import system, whose cache goes by whole seconds
+            # not by the import system, whose cache compares whole seconds
             exec(compile(source, str(path), "exec"), module.__dict__)
         yield module
     finally:
@@ -96,22 +97,22 @@ def _imported(path: Path, debug: bool) -> Generator[types.ModuleType]:
 
 
 def _forget(before: Mapping[str, types.ModuleType], folder: str, name: str) -> None:
-    """Put sys.modules back where the script's own folder is concerned, and note what is gone."""
-    gone: list[str] = []
+    """Remove the modules of the script's folder that it imported from sys.modules."""
+    removed: list[str] = []
     for key, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         local = isinstance(file, str) and os.path.dirname(os.path.abspath(file)) == folder
         if key == name or (local and key not in before):
             del sys.modules[key]
-            gone.append(key)
-    left(name, gone)
+            removed.append(key)
+    remember_siblings(name, removed)
     if name in before:
         sys.modules[name] = before[name]
 
 
 @contextmanager
 def _blamed(path: Path, debug: bool) -> Generator[None]:
-    """What the script raises becomes an Error at the line of the script."""
+    """Turn an exception of the script into an Error at its line."""
     try:
         yield
     except Error:
@@ -127,7 +128,7 @@ def _blamed(path: Path, debug: bool) -> Generator[None]:
 
 
 def _line(error: BaseException, path: Path) -> Loc:
-    """The innermost line of the script, or of a file beside it."""
+    """The innermost line of the script, or of a file in its folder."""
     folder = path.resolve().parent
     frames = traceback.extract_tb(error.__traceback__)
     near = [frame for frame in frames if Path(frame.filename).resolve().parent == folder]
@@ -175,10 +176,10 @@ def _arguments(
             raise Error(
                 f"{title} has no parameter `dtype`, so --dtype {value} has no effect; add it"
             )
-    free = [name for name in parameters if name not in GIVEN]
+    free = [name for name in parameters if name not in OPTIONS]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name, value in settings.items():
-        if name in GIVEN:
+        if name in OPTIONS:
             raise Error(f"give {name} as --{name}, not with --set")
         if name not in parameters and not open_ended:
             takes = f"it takes {', '.join(free)}" if free else "it takes no settings"
@@ -204,9 +205,5 @@ def _check_complete(
         variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if variadic or name in arguments or parameter.default is not parameter.empty:
             continue
-        how = f"--{name} ..." if name in GIVEN else f"--set {name}=..."
+        how = f"--{name} ..." if name in OPTIONS else f"--set {name}=..."
         raise Error(f"{title} needs {name}; give {how}")
-
-
-def _kind(thing: Any) -> str:
-    return "None" if thing is None else f"a {type(thing).__name__}"

@@ -1,4 +1,4 @@
-"""Settings from the command line: text converted as the annotation of a parameter says."""
+"""Settings from the command line: text converted by the annotation of a parameter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 
 def convert(name: str, value: Any, parameter: inspect.Parameter, title: str) -> Any:
-    """`value` as parameter `name` wants it; what is no text stays as it is."""
+    """`value` converted for the parameter `name`, if it is text."""
     if not isinstance(value, str):
         return value
     try:
@@ -35,7 +35,7 @@ def _kind(parameter: inspect.Parameter) -> Any:
 
 
 class _Unfit(Exception):
-    """The text does not fit; says what would."""
+    """The text does not fit; the message names what is expected."""
 
     def __init__(self, wanted: str, hint: str = "") -> None:
         super().__init__(wanted)
@@ -45,7 +45,11 @@ class _Unfit(Exception):
 def _converted(text: str, kind: Any) -> Any:
     """The text as a value of an annotation."""
     if kind in _READERS:
-        return _READERS[kind](text)
+        read, expected = _READERS[kind]
+        try:
+            return read(text)
+        except (KeyError, ValueError):
+            raise _Unfit(expected) from None
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return _first_fit(text, args)
@@ -59,7 +63,7 @@ def _converted(text: str, kind: Any) -> Any:
 
 
 def _first_fit(text: str, kinds: Sequence[Any]) -> Any:
-    """A union takes the first of its kinds that fits; text fits a str last."""
+    """The first member of a union that fits; str is tried last."""
     if type(None) in kinds and text.lower() == "none":
         return None
     wanted: list[str] = []
@@ -89,31 +93,16 @@ def _items(text: str, kind: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _flag(text: str) -> bool:
-    if text.lower() not in _FLAGS:
-        raise _Unfit("true or false")
     return _FLAGS[text.lower()]
 
 
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise _Unfit("a whole number") from None
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise _Unfit("a number") from None
-
-
-_READERS: dict[Any, Callable[[str], Any]] = {
-    bool: _flag,
-    int: _integer,
-    float: _float,
-    str: str,
-    Path: Path,
-    Any: str,
-    type(None): str,
+# annotation -> (what converts a text, which raises KeyError or ValueError; what is expected)
+_READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
+    bool: (_flag, "true or false"),
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    str: (str, "text"),
+    Path: (Path, "a path"),
+    Any: (str, "text"),
+    type(None): (str, "text"),
 }

@@ -1,4 +1,4 @@
-"""Writes functional.pyi: the derived functions as type checkers and editors read them.
+"""Writes functional.pyi: the derived functions for type checkers and editors.
 
 python -m irc.frontends.stubs          # after an operation was added or changed
 """
@@ -7,44 +7,38 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..ir.core import Op
 from .wrappers import documentation, returns, signature, wrapped
 
 STUB = Path(__file__).with_name("functional.pyi")
 
-_HEAD = '''"""Functions over symbolic tensors, as `python -m irc.frontends.stubs` writes them."""
+_HEAD = '''"""Functions over tensors, written by `python -m irc.frontends.stubs`."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from ..core import Function
+from ..ir.core import Function
 from .tensor import Operand, SizeLike, Tensor
 
 # fmt: off
 # ruff: noqa: E501
 '''
-_WIDTH = 100
 
 
 def stub() -> str:
-    """The text of functional.pyi: our own operations, in alphabetical order."""
-    parts = [_HEAD]
-    for name, cls in sorted(wrapped().items()):
-        if not cls.__module__.startswith("irc.ops."):
-            continue  # another package's, registered in this process only
-        body = "".join(f"    {line}".rstrip() + "\n" for line in documentation(cls).splitlines())
-        text = body.strip().replace("\\", "\\\\")
-        result = _wrapped(f"def {name}(", signature(cls, annotated=True), f") -> {returns(cls)}:")
-        end = '\n    """' if "\n" in text else '"""'
-        parts.append(f'\n{result}\n    """{text}{end}\n')
-    return "".join(parts)
+    """The text of functional.pyi: the signature and summary of irc's operations, by name."""
+    return _HEAD + "".join(
+        _function(name, cls)
+        for name, cls in sorted(wrapped().items())
+        if cls.__module__.startswith("irc.ops.")  # another package's are in this process only
+    )
 
 
-def _wrapped(begin: str, parameters: list[str], end: str) -> str:
-    """On one line where that fits, else a line per parameter."""
-    line = begin + ", ".join(parameters) + end
-    if len(line) <= _WIDTH:
-        return line
-    return "\n".join([begin, *(f"    {parameter}," for parameter in parameters), end])
+def _function(name: str, cls: type[Op]) -> str:
+    """The signature and the summary of a function, on one line."""
+    summary = documentation(cls).splitlines()[0].replace("\\", "\\\\")
+    parameters = ", ".join(signature(cls, annotated=True))
+    return f'def {name}({parameters}) -> {returns(cls)}: """{summary}"""\n'
 
 
 if __name__ == "__main__":

@@ -1,41 +1,55 @@
-"""Symbolic tensors: what a model script computes with while it is traced."""
+"""`Tensor`: a symbolic value in a trace, with operators and methods that append operations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, NoReturn, TypeAlias, cast
 
 import numpy as np
 
-from ..core import Op, Value
-from ..declare import op_class
-from ..dims import DimLike, Shape
-from ..dtypes import is_float
 from ..errors import Error
+from ..ir.core import Op, Value
+from ..ir.declare import op_class
+from ..ir.dims import DimLike, Shape
+from ..ir.dtypes import is_float
+from ..ir.types import TensorType
 from ..source import here
-from ..types import TensorType
 from .shapes import as_shape, inferred_shape, plan_index, split_sizes
 from .tracer import Tracer, current
 
 Scalar: TypeAlias = int | float | bool
-Operand: TypeAlias = "Tensor | Scalar"  # what an arithmetic function takes
+Operand: TypeAlias = "Tensor | Scalar"
 SizeLike: TypeAlias = DimLike | str  # a size, or the name of a symbol
 ShapeLike: TypeAlias = Sequence[SizeLike]
 Index: TypeAlias = int | slice | EllipsisType | None
 
 
+def _binary(op: str) -> Callable[[Tensor, Operand], Tensor]:
+    """The method for `x op other`."""
+    return lambda x, other: one(op, x, other)
+
+
+def _reflected(op: str) -> Callable[[Tensor, Scalar], Tensor]:
+    """The method for `other op x`."""
+    return lambda x, other: one(op, other, x)
+
+
+def _unary(op: str) -> Callable[[Tensor], Tensor]:
+    """The method for `op x`."""
+    return lambda x: one(op, x)
+
+
 class Tensor:
     """A value of the graph that is being traced.
 
-    Arithmetic, `<`, `<=`, `>`, `>=`, `@`, `&`, `|`, `~` and indexing build operations. Numbers
-    take the dtype of the tensor they meet; two tensors must have the same dtype. `==` and `!=`
-    build nothing: they tell whether two names hold the same tensor, as dicts and sets need it.
-    Elementwise equality is written `F.eq(x, y)`.
+    Arithmetic, `<`, `<=`, `>`, `>=`, `@`, `&`, `|`, `~` and indexing append operations. A number
+    takes the dtype of the other operand; two tensors must have the same dtype. `==` and `!=`
+    compare identity, as dicts and sets need, and append nothing; `F.eq(x, y)` compares elements.
     """
 
     __slots__ = ("_tracer", "_value")
-    __array_ufunc__ = None  # numpy numbers leave the arithmetic to this class
+    __array_ufunc__ = None  # numpy scalars defer to the operators of this class
 
     def __init__(self, value: Value, tracer: Tracer) -> None:
         self._value, self._tracer = value, tracer
@@ -52,7 +66,7 @@ class Tensor:
 
     @property
     def type(self) -> TensorType:
-        """dtype and shape in one."""
+        """The tensor type: dtype and shape."""
         return self._value.type
 
     @property
@@ -66,7 +80,7 @@ class Tensor:
         return self.type.shape
 
     @property
-    def rank(self) -> int:
+    def ndim(self) -> int:
         """The number of dimensions."""
         return len(self.shape)
 
@@ -106,124 +120,63 @@ class Tensor:
     def __len__(self) -> NoReturn:
         raise Error("a tensor has no len(); its sizes are in .shape", loc=here())
 
-    def _no_number(self) -> NoReturn:
+    def _no_number(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise Error("a tensor has no numbers while a model is traced", loc=here())
 
-    def __int__(self) -> int:
-        return self._no_number()
+    __int__ = __float__ = __index__ = __array__ = _no_number
 
-    def __float__(self) -> float:
-        return self._no_number()
+    # -- operators
 
-    def __index__(self) -> int:
-        return self._no_number()
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return self._no_number()
-
-    def __lt__(self, other: Operand) -> Tensor:
-        return one("lt", self, other)
-
-    def __le__(self, other: Operand) -> Tensor:
-        return one("le", self, other)
-
-    def __gt__(self, other: Operand) -> Tensor:
-        return one("gt", self, other)
-
-    def __ge__(self, other: Operand) -> Tensor:
-        return one("ge", self, other)
-
-    # -- arithmetic
-
-    def __add__(self, other: Operand) -> Tensor:
-        return one("add", self, other)
-
-    def __radd__(self, other: Scalar) -> Tensor:
-        return one("add", other, self)
-
-    def __sub__(self, other: Operand) -> Tensor:
-        return one("sub", self, other)
-
-    def __rsub__(self, other: Scalar) -> Tensor:
-        return one("sub", other, self)
-
-    def __mul__(self, other: Operand) -> Tensor:
-        return one("mul", self, other)
-
-    def __rmul__(self, other: Scalar) -> Tensor:
-        return one("mul", other, self)
-
-    def __truediv__(self, other: Operand) -> Tensor:
-        return one("div", self, other)
-
-    def __rtruediv__(self, other: Scalar) -> Tensor:
-        return one("div", other, self)
-
-    def __floordiv__(self, other: Operand) -> Tensor:
-        return one("floor_div", self, other)
-
-    def __rfloordiv__(self, other: Scalar) -> Tensor:
-        return one("floor_div", other, self)
-
-    def __mod__(self, other: Operand) -> Tensor:
-        return one("mod", self, other)
-
-    def __rmod__(self, other: Scalar) -> Tensor:
-        return one("mod", other, self)
-
-    def __pow__(self, other: Operand) -> Tensor:
-        return one("pow", self, other)
-
-    def __rpow__(self, other: Scalar) -> Tensor:
-        return one("pow", other, self)
-
-    def __matmul__(self, other: Tensor) -> Tensor:
-        return one("matmul", self, other)
-
-    def __neg__(self) -> Tensor:
-        return one("neg", self)
-
-    def __abs__(self) -> Tensor:
-        return one("abs", self)
-
-    def __and__(self, other: Operand) -> Tensor:
-        return one("and", self, other)
-
-    def __rand__(self, other: bool) -> Tensor:
-        return one("and", other, self)
-
-    def __or__(self, other: Operand) -> Tensor:
-        return one("or", self, other)
-
-    def __ror__(self, other: bool) -> Tensor:
-        return one("or", other, self)
-
-    def __invert__(self) -> Tensor:
-        return one("not", self)
+    __lt__ = _binary("lt")
+    __le__ = _binary("le")
+    __gt__ = _binary("gt")
+    __ge__ = _binary("ge")
+    __add__ = _binary("add")
+    __sub__ = _binary("sub")
+    __mul__ = _binary("mul")
+    __truediv__ = _binary("div")
+    __floordiv__ = _binary("floor_div")
+    __mod__ = _binary("mod")
+    __pow__ = _binary("pow")
+    __and__ = _binary("and")
+    __or__ = _binary("or")
+    __matmul__ = _binary("matmul")
+    __radd__ = _reflected("add")
+    __rsub__ = _reflected("sub")
+    __rmul__ = _reflected("mul")
+    __rtruediv__ = _reflected("div")
+    __rfloordiv__ = _reflected("floor_div")
+    __rmod__ = _reflected("mod")
+    __rpow__ = _reflected("pow")
+    __rand__ = _reflected("and")
+    __ror__ = _reflected("or")
+    __neg__ = _unary("neg")
+    __abs__ = _unary("abs")
+    __invert__ = _unary("not")
 
     # -- shape
 
     def reshape(self, *shape: SizeLike | ShapeLike) -> Tensor:
         """The same elements in another shape; one size may be -1."""
-        return one("reshape", self, shape=_located(inferred_shape, self.shape, shape))
+        return one("reshape", self, shape=located(inferred_shape, self.shape, shape))
 
     view = reshape
 
     def permute(self, *order: int) -> Tensor:
         """Dimensions in another order, as in `x.permute(0, 2, 1)`."""
-        places = tuple(d + self.rank if -self.rank <= d < 0 else d for d in order)
+        places = tuple(d + self.ndim if -self.ndim <= d < 0 else d for d in order)
         return one("transpose", self, order=places)
 
     def transpose(self, first: int, second: int) -> Tensor:
         """Two dimensions exchanged."""
-        order = list(range(self.rank))
-        if not all(-self.rank <= dim < self.rank for dim in (first, second)):
+        order = list(range(self.ndim))
+        if not all(-self.ndim <= dim < self.ndim for dim in (first, second)):
             raise Error(f"{self.type} has no dimensions {first} and {second}", loc=here())
         order[first], order[second] = order[second], order[first]
         return one("transpose", self, order=tuple(order))
 
     def unsqueeze(self, *dims: int) -> Tensor:
-        """New dimensions of size one, which stand at `dims` in the result."""
+        """New dimensions of size one, at the positions `dims` of the result."""
         return one("unsqueeze", self, dims=dims)
 
     def squeeze(self, *dims: int) -> Tensor:
@@ -232,24 +185,24 @@ class Tensor:
 
     def expand(self, *shape: SizeLike) -> Tensor:
         """Broadcast to `shape`."""
-        return one("expand", self, shape=_located(as_shape, shape))
+        return one("expand", self, shape=located(as_shape, shape))
 
     def split(self, sizes: int | Sequence[int], dim: int = -1) -> tuple[Tensor, ...]:
-        """Pieces of the given sizes along `dim`, or equal pieces of one size."""
-        parts = _located(split_sizes, self.shape, sizes, dim)
+        """Pieces of `sizes` along `dim`; a single size means equal pieces."""
+        parts = located(split_sizes, self.shape, sizes, dim)
         return many("split", self, dim=dim, sizes=parts)
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
         """Numbers, slices with a positive step, `...` and None, as in numpy."""
         if isinstance(index, Tensor):
             raise Error("a tensor is no index; use F.gather or F.embedding", loc=here())
-        plan = _located(plan_index, self.shape, index)
+        slices, dropped, added = located(plan_index, self.shape, index)
         tensor = self
-        for dim, start, stop, step in plan.cuts:
+        for dim, start, stop, step in slices:
             tensor = one("slice", tensor, dim=dim, start=start, stop=stop, step=step)
-        if plan.dropped:
-            tensor = one("squeeze", tensor, dims=plan.dropped)
-        return one("unsqueeze", tensor, dims=plan.added) if plan.added else tensor
+        if dropped:
+            tensor = one("squeeze", tensor, dims=dropped)
+        return one("unsqueeze", tensor, dims=added) if added else tensor
 
     def cast(self, dtype: str) -> Tensor:
         """Converted to `dtype`; the tensor itself where it has that dtype already."""
@@ -276,7 +229,7 @@ class Tensor:
         return self._reduce("reduce_min", dims, keep)
 
     def _reduce(self, op: str, dims: int | Sequence[int] | None, keep: bool) -> Tensor:
-        chosen = range(self.rank) if dims is None else [dims] if isinstance(dims, int) else dims
+        chosen = range(self.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
         return one(op, self, dims=tuple(chosen), keep=keep)
 
 
@@ -299,17 +252,18 @@ def apply(
 
 
 def one(op: str, *operands: Any, **attributes: Any) -> Tensor:
-    """The only result of the operation called `op`."""
+    """The result of a new operation named `op`, which has one result."""
     (result,) = apply(op_class(op), operands, {}, attributes)
     return result
 
 
 def many(op: str, *operands: Any, **attributes: Any) -> tuple[Tensor, ...]:
-    """Every result of the operation called `op`."""
+    """All results of a new operation named `op`."""
     return apply(op_class(op), operands, {}, attributes)
 
 
-def _located(function: Any, *args: Any) -> Any:
+def located(function: Any, *args: Any) -> Any:
+    """The result of a function; an Error gets the user's line."""
     try:
         return function(*args)
     except Error as error:
@@ -319,7 +273,7 @@ def _located(function: Any, *args: Any) -> Any:
 def _values(
     cls: type[Op], operands: Sequence[Any], optional: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Values instead of tensors, numbers as tensors of the dtype of those they meet."""
+    """The operands as values; numbers become constants of the dtype of the tensor operands."""
     fixed = list(operands)
     rest: list[Any] | None = None
     if cls.variadic:
@@ -343,7 +297,7 @@ def _listed(cls: type[Op], tensors: Any) -> list[Any]:
 
 
 def _number(cls: type[Op], number: Any, kinds: list[str]) -> Value:
-    """A Python or numpy number as a value."""
+    """A Python or numpy number as a constant of the dtype of the other operands."""
     number = _plain(number)
     if not isinstance(number, (bool, int, float)):
         raise Error(f"{cls.opname}: an operand is {_described(number)}, not a tensor")
@@ -368,7 +322,9 @@ def _exact(cls: type[Op], number: int | float, dtype: str) -> int | float:
     if is_float(dtype):
         return float(number)
     if isinstance(number, float):
-        raise Error(f"{cls.opname}: {number} meets a tensor of {dtype}; cast the tensor to a float")
+        raise Error(
+            f"{cls.opname}: {number} is used with a tensor of {dtype}; cast the tensor to a float"
+        )
     return number
 
 
@@ -383,7 +339,7 @@ def _described(thing: Any) -> str:
 def _equality(other: Any) -> Error:
     shown = other if isinstance(other, (int, float)) else "..."
     return Error(
-        f"== and != tell whether two names hold the same tensor; to compare the elements "
+        f"== and != compare the identity of tensors; to compare their elements "
         f"write F.eq(x, {shown}) or F.ne(x, {shown})",
         loc=here(),
     )

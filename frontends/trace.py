@@ -1,4 +1,4 @@
-"""`trace`: run a model once over symbolic tensors and keep what it computed as a module."""
+"""`trace`: runs a model once over symbolic tensors and returns the operations as a module."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, cast
 
-from .. import core
-from ..dims import Dim, Shape
+from ..argument_checks import check_kind
 from ..errors import Error, did_you_mean
-from ..given import check_kind
+from ..ir import core
+from ..ir.dims import Dim, checked_ranges
+from ..ir.types import TensorType
 from ..ops.control import Return
 from ..source import Loc, here
-from ..types import TensorType
-from ..verify import verify
 from .module import Module, Parameter
 from .shapes import as_shape
 from .tensor import Tensor
@@ -25,7 +24,7 @@ from .tracer import Tracer, begin
 
 @dataclass(frozen=True)
 class Spec:
-    """dtype and shape of an input, as in `Spec("i32", ("B", "S"))`; text names a symbol."""
+    """dtype and shape of an input, as in `Spec("i32", ("B", "S"))`; a string is a symbol."""
 
     dtype: str
     shape: tuple[Any, ...] = ()
@@ -36,7 +35,7 @@ class Spec:
 
     @property
     def type(self) -> TensorType:
-        """The tensor type it stands for."""
+        """The tensor type."""
         return TensorType(self.dtype, as_shape((tuple(self.shape),)))
 
 
@@ -49,22 +48,22 @@ def trace(
 ) -> core.Module:
     """The module whose function @forward computes what `model` computes.
 
-    `model` is a Module or a function; it is called with one tensor per input, by name, and returns
+    `model` is a Module or a function. It is called with one tensor per input, by name, and returns
     a tensor, several, or a dict of them, whose keys become the names of the results. `dims` gives
-    each symbol (min, typical, max). `aliases` maps the name of a result to the argument whose
-    memory it may take, as a KV cache does. Weights are `unbound` until a checkpoint is bound.
+    each symbol (min, typical, max). `aliases` maps a result to the argument whose memory it
+    reuses, as a KV cache does. Weights are `unbound` until a checkpoint is bound.
     """
     loc = here()
     try:
         types = {arg: _input_type(arg, spec) for arg, spec in inputs.items()}
         _check_call(model, types)
         ranges = _checked_dims(dims or {}, types.values())
-        paths, keys = _parts(model)
+        paths, keys = _names(model)
     except Error as error:
         raise error.at(loc=loc) from None
     function = core.Function("forward", types.items())
     tracer = Tracer(function, paths, keys)
-    # the trace in progress is known in this context only, and is gone after it however it ends
+    # the trace in progress lives in this context only, so that it ends also after an exception
     copy_context().run(_run, model, tracer, aliases or {}, loc)
     module = core.Module(name or _name(model), dims=ranges)
     for parameter in [p for p in keys if p in tracer.weights]:
@@ -72,7 +71,6 @@ def trace(
     for weight in tracer.weights.values():
         module.add_weight(weight)
     module.add_function(function)
-    verify(module)
     return module
 
 
@@ -93,7 +91,7 @@ def _run(model: Callable[..., Any], tracer: Tracer, aliases: Mapping[str, str], 
 
 def _input_type(name: str, spec: Any) -> TensorType:
     if not isinstance(spec, Spec):
-        raise Error(f'the input {name} is given by irc.Spec("f32", ("B", 64)), not by {spec!r}')
+        raise Error(f'the input {name} is {spec!r}; expected irc.Spec("f32", ("B", 64))')
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise Error(f"{name!r} is no name for an input; use letters, digits, _")
     try:
@@ -103,7 +101,7 @@ def _input_type(name: str, spec: Any) -> TensorType:
 
 
 def _check_call(model: Any, types: Mapping[str, TensorType]) -> None:
-    """The inputs are the arguments that the model takes."""
+    """Raise an Error unless the inputs are the arguments of the model."""
     function = getattr(model, "forward", None) if isinstance(model, Module) else model
     if not callable(function):
         what = f"{type(model).__name__} has no method called forward"
@@ -125,41 +123,26 @@ def _check_call(model: Any, types: Mapping[str, TensorType]) -> None:
 def _checked_dims(
     dims: Mapping[str, Any], types: Iterable[TensorType]
 ) -> dict[str, tuple[int, int, int]]:
-    symbols = {s: None for type in types for dim in _symbolic(type.shape) for s in dim.symbols()}
-    for name, given in dims.items():
-        if name not in symbols:
-            raise Error(
-                f"dims gives a range for {name}, which no input has{did_you_mean(name, symbols)}"
-            )
-        bounds: tuple[Any, ...] = tuple(cast("Iterable[Any]", given)) if _is_row(given) else ()
-        if len(bounds) != 3 or not all(type(bound) is int for bound in bounds):
-            raise Error(f"the range of {name} is (min, typical, max), not {given!r}")
-        if not 0 <= bounds[0] <= bounds[1] <= bounds[2]:
-            raise Error(f"the range of {name} must rise: min <= typical <= max, not {given!r}")
-    lost = [symbol for symbol in symbols if dims and symbol not in dims]
-    if lost:
-        raise Error(f"dims gives no range for {lost[0]}; add {lost[0]!r}: (min, typical, max)")
-    return {name: (int(low), int(mid), int(high)) for name, (low, mid, high) in dims.items()}
+    """The ranges of all symbols of the inputs; with no dims at all, none."""
+    sizes = [size for type in types for size in type.shape if isinstance(size, Dim)]
+    symbols = dict.fromkeys(symbol for size in sizes for symbol in size.symbols())
+    ranges = checked_ranges(dims, symbols)
+    for symbol in symbols if dims else ():
+        if symbol not in dims:
+            raise Error(f"dims has no range for {symbol}; add {symbol!r}: (min, typical, max)")
+    return ranges
 
 
-def _is_row(given: Any) -> bool:
-    return isinstance(given, (tuple, list))
-
-
-def _symbolic(shape: Shape) -> list[Dim]:
-    return [dim for dim in shape if isinstance(dim, Dim)]
-
-
-def _parts(model: Any) -> tuple[dict[Module, str], dict[Parameter, str]]:
+def _names(model: Any) -> tuple[dict[object, str], dict[Parameter, str]]:
     """The names of a model's modules and parameters; a function has none."""
     if not isinstance(model, Module):
         return {}, {}
-    paths = {module: path for path, module in model.named_modules()}
+    paths: dict[object, str] = {module: path for path, module in model.named_modules()}
     return paths, {parameter: path for path, parameter in model.named_parameters()}
 
 
 def _results(model: Any, results: Any) -> list[tuple[str | None, Tensor]]:
-    """(name, tensor) of everything that the model returned."""
+    """(name, tensor) of everything that the model returned; a name is None outside a dict."""
     rows: list[tuple[str | None, Any]]
     if isinstance(results, Mapping):
         rows = list(cast("Mapping[str, Any]", results).items())
@@ -171,7 +154,7 @@ def _results(model: Any, results: Any) -> list[tuple[str | None, Tensor]]:
         if not isinstance(item, Tensor):
             which = f"result {name or i}" if len(rows) > 1 else "the result"
             raise Error(
-                f"{_title(model)}: {which} is {_kind(item)}; return a tensor, several tensors, "
+                f"{_title(model)}: {which} is {kind_name(item)}; return a tensor, several tensors, "
                 "or a dict of them"
             )
     if not rows:
@@ -179,7 +162,8 @@ def _results(model: Any, results: Any) -> list[tuple[str | None, Tensor]]:
     return rows
 
 
-def _kind(item: Any) -> str:
+def kind_name(item: Any) -> str:
+    """The type of an object in a message, such as "a list"."""
     return "None" if item is None else f"a {type(item).__name__}"
 
 

@@ -1,4 +1,4 @@
-"""The trace in progress: where new operations go, and what the parts of the model are called."""
+"""The trace in progress: the function that operations are appended to, and names of the model."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from ..core import Function, Op, Value, Weight
 from ..errors import Error
+from ..ir.core import Function, Op, Value, Weight
 from ..source import here
-from ..types import TensorType
 
 if TYPE_CHECKING:
-    from .module import Module, Parameter
-
-_current: ContextVar[Tracer | None] = ContextVar("irc_tracer", default=None)
+    from .module import Parameter
 
 
 class Tracer:
@@ -25,7 +22,7 @@ class Tracer:
     """
 
     def __init__(
-        self, function: Function, paths: Mapping[Module, str], keys: Mapping[Parameter, str]
+        self, function: Function, paths: Mapping[object, str], keys: Mapping[Parameter, str]
     ) -> None:
         self.function = function
         self.paths, self.keys = paths, keys
@@ -34,33 +31,36 @@ class Tracer:
         self._taken: set[str] = set()  # the names of the weights
 
     def append(self, op: Op) -> None:
-        """Put an operation at the end of the traced function."""
+        """Append an operation to the traced function."""
         self.function.append(op)
 
     def weight(self, parameter: Parameter) -> Weight:
-        """The weight that a parameter stands for in this trace."""
+        """The weight of a parameter in this trace."""
         known = self.weights.get(parameter)
         if known is not None:
             return known
         key = self.keys.get(parameter, parameter.name)
         if key is None:
             raise Error(
-                f"this parameter of shape {list(parameter.shape)} belongs to no part of the traced "
-                "model: assign it to an attribute of a Module (modules in a list go into a "
+                f"this parameter of shape {list(parameter.type.shape)} belongs to no part of the "
+                "traced model: assign it to an attribute of a Module (modules in a list go into a "
                 "ModuleList), or give it a name",
                 loc=here(),
             )
         if key in self._taken:
             raise Error(f"two parameters are called {key!r}; rename one", loc=here())
-        weight = Weight(TensorType(parameter.dtype, parameter.shape), key, parameter.reference(key))
+        weight = Weight(parameter.type, key, parameter.reference(key))
         self.weights[parameter] = weight
         self._taken.add(key)
         return weight
 
     def suggest(self, value: Value, name: str) -> None:
-        """Call a value `name` in dumps, unless the user chose a name for it."""
+        """Name a value in dumps, unless the user named it."""
         if value not in self.named and not isinstance(value, Weight):
             value.name = name
+
+
+_current: ContextVar[Tracer | None] = ContextVar("irc_tracer", default=None)
 
 
 def active() -> Tracer | None:

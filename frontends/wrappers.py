@@ -9,24 +9,22 @@ import typing
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ..attributes import Number, choices, kind_name
-from ..core import Function, Op
-from ..declare import REGISTRY
-from ..dims import DimLike
-from ..errors import Error
+from ..ir.attributes import Number, choices, kind_name
+from ..ir.core import Function, Op
+from ..ir.declare import REGISTRY
+from ..ir.dims import DimLike
+from ..ir.types import TensorType
 from ..ops.control import Return
-from ..source import here
-from ..types import TensorType
 from .shapes import as_dim, as_shape
-from .tensor import apply
+from .tensor import apply, located
 
 NOT_WRAPPED = {
-    Return.opname: "what a model returns becomes the return of the traced function",
+    Return.opname: "the value that a model returns becomes the return of the traced function"
 }
 
 
 def function_name(op: str) -> str:
-    """What the operation is called in Python: `and` is `and_`."""
+    """The Python name of an operation: `and_` for `and`."""
     return f"{op}_" if keyword.iskeyword(op) else op
 
 
@@ -36,31 +34,29 @@ def wrapped() -> dict[str, type[Op]]:
 
 
 def signature(cls: type[Op], annotated: bool = False) -> list[str]:
-    """The parameters: operands, attributes without a default, then by keyword all that may be
-    left out. With `annotated`, as a type checker reads them."""
-    defaults = cls.attribute_defaults
+    """The parameters: operands, required attributes, then keyword-only optional operands and
+    attributes with defaults; with type annotations if `annotated`."""
 
-    def note(kind: str) -> str:
-        return f": {kind}" if annotated else ""
+    def parameter(name: str, kind: str, default: str = "") -> str:
+        if annotated:
+            return f"{name}: {kind}" + (f" = {default}" if default else "")
+        return f"{name}={default}" if default else name
 
-    plain = list(cls.operand_names)
-    parts = [name + note("Operand") for name in plain]
+    parts = [parameter(name, "Operand") for name in cls.operand_names]
     if cls.variadic:
-        parts[-1] = plain[-1] + note("Iterable[Operand]")
+        parts[-1] = parameter(cls.operand_names[-1], "Iterable[Operand]")
+    late = [parameter(name, "Operand | None", "None") for name in cls.optional_names]
     for name, kind in cls.attribute_types.items():
-        if name not in defaults:
-            parts.append(name + note(_annotation(kind)))
-    late = [
-        name + note("Operand | None") + _equals("None", annotated) for name in cls.optional_names
-    ]
-    for name, kind in cls.attribute_types.items():
-        if name in defaults:
-            late.append(name + note(_annotation(kind)) + _equals(repr(defaults[name]), annotated))
+        if name in cls.attribute_defaults:
+            default = repr(cls.attribute_defaults[name])
+            late.append(parameter(name, _annotation(kind), default))
+        else:
+            parts.append(parameter(name, _annotation(kind)))
     return [*parts, *(["*", *late] if late else [])]
 
 
 def returns(cls: type[Op]) -> str:
-    """The annotation of what the function gives back: a composite operation has one result."""
+    """The return annotation; a composite operation has one result."""
     annotation = cls.infer.__annotations__.get("return", TensorType)
     single = cls.composite or annotation in (TensorType, TensorType.__name__)
     return "Tensor" if single else "tuple[Tensor, ...]"
@@ -79,7 +75,7 @@ def wrapper(cls: type[Op]) -> Callable[..., Any]:
     operands = "".join(f"{operand}, " for operand in cls.operand_names)
     optional = ", ".join(f"{o!r}: {o}" for o in cls.optional_names)
     attributes = ", ".join(
-        f"{a!r}: {_conversion(kind)}({a})" for a, kind in cls.attribute_types.items()
+        f"{a!r}: {_converted(a, kind)}" for a, kind in cls.attribute_types.items()
     )
     result = "(result,)" if returns(cls) == "Tensor" else "result"
     source = (
@@ -87,9 +83,10 @@ def wrapper(cls: type[Op]) -> Callable[..., Any]:
         f" {result} = _apply(_cls, ({operands}), {{{optional}}}, {{{attributes}}})\n"
         " return result\n"
     )
-    scope: dict[str, Any] = {"_apply": apply, "_cls": cls, "_dim": _dim, "_dims": _dims}
-    # no parameter begins with an underscore, so that none hides these names;
-    # under this file's name the frame counts as irc's own, and the location is the caller's
+    scope: dict[str, Any] = {"_apply": apply, "_cls": cls, "_located": located}
+    scope |= {"_as_dim": as_dim, "_as_shape": as_shape}
+    # no parameter begins with an underscore, so none hides these names; compiled under this
+    # file's name, the frame counts as irc's own, so the location is the caller's
     exec(compile(source, __file__, "exec"), scope)
     made = scope[name]
     made.__doc__ = documentation(cls)
@@ -97,29 +94,11 @@ def wrapper(cls: type[Op]) -> Callable[..., Any]:
     return made
 
 
-def _equals(default: str, annotated: bool) -> str:
-    return f" = {default}" if annotated else f"={default}"
-
-
-def _conversion(kind: Any) -> str:
-    """The function that reads symbols written as text."""
+def _converted(name: str, kind: Any) -> str:
+    """The code that parses symbols in an attribute."""
     if kind == DimLike:
-        return "_dim"
-    return "_dims" if kind == tuple[DimLike, ...] else ""
-
-
-def _dim(size: Any) -> Any:
-    try:
-        return as_dim(size)
-    except Error as error:
-        raise error.at(loc=here()) from None
-
-
-def _dims(sizes: Any) -> Any:
-    try:
-        return as_shape((sizes,))
-    except Error as error:
-        raise error.at(loc=here()) from None
+        return f"_located(_as_dim, {name})"
+    return f"_located(_as_shape, ({name},))" if kind == tuple[DimLike, ...] else name
 
 
 _NAMES: dict[Any, str] = {
@@ -131,7 +110,7 @@ _NAMES: dict[Any, str] = {
 
 
 def _annotation(kind: Any) -> str:
-    """An attribute's kind as a type checker reads it."""
+    """The type annotation of an attribute."""
     if kind in _NAMES:
         return _NAMES[kind]
     origin, args = typing.get_origin(kind), typing.get_args(kind)

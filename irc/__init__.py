@@ -1,4 +1,4 @@
-"""irc, a graph compiler: model scripts and checkpoints become text, ONNX and running programs.
+"""irc, a graph compiler: from model scripts and checkpoints to text, ONNX and running programs.
 
 The public names are imported when they are first used, so that `import irc` costs nothing.
 """
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .backends.reference import evaluate, evaluate_ranks
-    from .core import Function, Module, Op, Value, Weight
-    from .declare import Operand, Operands, OptionalOperand, operation, optional
     from .driver import Artifact, compile, load, run_passes
     from .errors import Error
     from .frontends.trace import Spec, trace
+    from .ir.core import Function, Module, Op, Value, Weight
+    from .ir.declare import Operand, Operands, OptionalOperand, operation, optional
+    from .ir.types import TensorType
     from .pipeline import Pass, Stats, register
     from .rewrite import P, apply_rules, rule
     from .text import parse_module as parse
@@ -33,6 +34,7 @@ __all__ = [
     "Pass",
     "Spec",
     "Stats",
+    "TensorType",
     "Value",
     "Weight",
     "__version__",
@@ -50,29 +52,30 @@ __all__ = [
     "trace",
 ]
 
-# Where each public name is defined.
-_HOMES = {
+# The public names by the module that defines them.
+_DEFINED_IN = {
     ".backends.reference": ("evaluate", "evaluate_ranks"),
-    ".core": ("Function", "Module", "Op", "Value", "Weight"),
-    ".declare": ("Operand", "Operands", "OptionalOperand", "operation", "optional"),
+    ".ir.core": ("Function", "Module", "Op", "Value", "Weight"),
+    ".ir.declare": ("Operand", "Operands", "OptionalOperand", "operation", "optional"),
     ".driver": ("Artifact", "compile", "load", "run_passes"),
     ".errors": ("Error",),
     ".frontends.trace": ("Spec", "trace"),
+    ".ir.types": ("TensorType",),
     ".pipeline": ("Pass", "Stats", "register"),
     ".rewrite": ("P", "apply_rules", "rule"),
     ".text": ("parse",),
 }
-_ELSEWHERE = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = {name: module for module, names in _DEFINED_IN.items() for name in names}
 _RENAMED = {"parse": "parse_module"}
 
 
 def __getattr__(name: str) -> object:
-    home = _ELSEWHERE.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'irc' has no attribute {name!r}")
     from importlib import import_module
 
-    value: object = getattr(import_module(home, __name__), _RENAMED.get(name, name))
+    value: object = getattr(import_module(module, __name__), _RENAMED.get(name, name))
     globals()[name] = value
     return value
 

@@ -1,23 +1,23 @@
-"""Errors about the user's program: a sentence that says what to do, and the place to do it."""
+"""Errors about the user's input: a sentence that says what to do, and where."""
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 from textwrap import indent
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .core import Op
+    from .ir.core import Op
     from .source import Loc
 
 
 class Error(Exception):
     """Something in the user's script, text, options or files has to change.
 
-    `op` is the operation to point at, `loc` the place in the user's source; where only `op` is
-    given its own location is used. The text is put together when it is read, never before, so
-    that an error which is caught and dropped costs nothing.
+    `op` is the operation that the message shows, `loc` the place in the user's source, by default
+    the operation's. The text is built when it is read, so that a caught error costs little.
     """
 
     def __init__(self, message: str, op: Op | None = None, loc: Loc | None = None) -> None:
@@ -27,7 +27,7 @@ class Error(Exception):
         self.loc = loc
 
     def at(self, op: Op | None = None, loc: Loc | None = None) -> Error:
-        """This error, pointing at `op` and `loc` where it did not point anywhere yet."""
+        """This error, with `op` and `loc` where it has none yet."""
         self.op = self.op or op
         self.loc = self.loc or loc
         return self
@@ -42,7 +42,7 @@ class Error(Exception):
 
 
 class TextError(Error):
-    """Text that cannot be read: the message starts with `file:line:col` and ends with a caret."""
+    """Text that cannot be parsed; the message starts with `file:line:col` and ends with a caret."""
 
     def __init__(self, message: str, filename: str, text: str, offset: int) -> None:
         super().__init__(message)
@@ -71,17 +71,22 @@ class TextError(Error):
 
 
 def _window(source: str, column: int, width: int = 120) -> tuple[int, str]:
-    """The part of a line around a column, so that a line of a megabyte stays readable."""
+    """(Start, text) of the part of a line around a column; lines may have a megabyte."""
     if len(source) <= width:
         return 0, source
     begin = max(0, column - width // 2)
     return begin, source[begin : begin + width]
 
 
-def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """`; did you mean 'linear'?`, or nothing where no known name is near.
+def is_debugging() -> bool:
+    """Whether IRC_DEBUG asks for tracebacks."""
+    return os.environ.get("IRC_DEBUG", "") not in ("", "0")
 
-    `otherwise` is what to do where none of the known names is meant.
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """`; did you mean 'linear'?`, empty where no known name is similar.
+
+    `otherwise` is the advice for a user who means none of the known names.
     """
     near = difflib.get_close_matches(word[:64], list(known), 1)
     if not near:

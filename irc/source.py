@@ -1,4 +1,4 @@
-"""Where an operation came from: the line of the user's script and the module scope around it."""
+"""Source locations of operations: a line of the user's script, and the module scope."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from itertools import islice
 from types import CodeType
 
-from .strings import quote
+from .ir.string_literals import quote
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 # The three sibling folders are reached through links, so their frames carry one of two paths.
@@ -23,7 +23,7 @@ _OWN = tuple(
         if os.path.isdir(path)
     }
 )
-# Models are scripts that come with irc: their own lines say more than the line that loads them.
+# Models are scripts inside irc: their own lines are better locations than the line that loads them.
 _MODELS = tuple(os.path.join(own, "models", "") for own in _OWN if "frontends" in own)
 _scope: ContextVar[str] = ContextVar("irc_scope", default="")
 
@@ -31,8 +31,7 @@ _scope: ContextVar[str] = ContextVar("irc_scope", default="")
 class Loc:
     """A file, a line counted from 1, and a module path such as `layers.0.mlp`.
 
-    `origin` is the code and the instruction that was running, where this comes from a trace; it is
-    neither printed nor compared.
+    `origin` is the code object and the instruction of a trace; it is neither printed nor compared.
     """
 
     __slots__ = ("file", "line", "origin", "scope")
@@ -47,7 +46,7 @@ class Loc:
         return f"{self.file}:{self.line}" + (f" in {self.scope}" if self.scope else "")
 
     def excerpt(self) -> str:
-        """The line of Python with a mark under the expression; nothing where it is not known."""
+        """The line of Python with a mark under the expression; empty where it is unknown."""
         if self.origin is None:
             return ""
         code, instruction = self.origin
@@ -78,13 +77,13 @@ class Loc:
 
 
 def _characters(line: str, begin: int, end: int) -> int:
-    """How many characters the bytes from `begin` to `end` are; code positions count bytes."""
+    """The number of characters in bytes `begin` to `end`; code positions count bytes."""
     return len(line.encode()[begin:end].decode(errors="replace"))
 
 
 @contextmanager
 def scope(name: str) -> Generator[None]:
-    """Everything located inside gets `name` appended to its module path."""
+    """Locations in the block have `name` appended to their module path."""
     outer = _scope.get()
     token = _scope.set(f"{outer}.{name}" if outer and name else outer or name)
     try:
@@ -99,7 +98,7 @@ def current_scope() -> str:
 
 
 def here() -> Loc:
-    """The nearest frame outside irc or in its models; the outermost frame where there is none."""
+    """The location of the nearest frame outside irc or in its models, else the outermost one."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and _inside(frame.f_code.co_filename):
         frame = frame.f_back

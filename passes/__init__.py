@@ -10,8 +10,8 @@ from . import embeddings as embeddings
 from . import expand as expand
 from . import fold as fold
 from . import fuse_collectives as fuse_collectives
+from . import fuse_gated_mlp as fuse_gated_mlp
 from . import fuse_qkv as fuse_qkv
-from . import gated_mlp as gated_mlp
 from . import inline as inline
 from . import localize as localize
 from . import next_tokens as next_tokens

@@ -1,11 +1,11 @@
-"""`cse`: operations that compute the same are computed once."""
+"""`cse`: merges equal operations."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
-from irc.core import Function, Module, Op
-from irc.ops.collective import Collective
+from irc.analysis.fused import is_repeatable
+from irc.ir.core import Function, Module, Op
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import permit
 
@@ -14,7 +14,7 @@ from irc.rewrite import permit
 class Cse(Pass):
     """Merges operations of the same kind with the same operands and attributes.
 
-    The first in order stays. Calls, collectives and what is not pure are left alone.
+    The first in order stays. Calls, collectives and impure operations are kept.
     """
 
     def run(self, module: Module, stats: Stats) -> None:
@@ -25,7 +25,7 @@ class Cse(Pass):
 def _merge(function: Function, stats: Stats) -> None:
     seen: dict[Any, Op] = {}
     for op in function:
-        if not op.pure or isinstance(op, Collective) or op.opname == "call":
+        if not is_repeatable(op):
             continue
         first = seen.setdefault(_key(op), op)
         if first is op or not permit("cse", op):

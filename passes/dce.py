@@ -1,8 +1,8 @@
-"""`dce`: removes what nothing uses."""
+"""`dce`: removes unused operations, weights and files."""
 
 from __future__ import annotations
 
-from irc.core import Function, Module
+from irc.ir.core import Function, Module
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import permit
 
@@ -11,7 +11,7 @@ from irc.rewrite import permit
 class Dce(Pass):
     """Removes pure operations without users, then weights and files that nothing refers to.
 
-    Arguments and functions stay: they are what callers know of the module.
+    Arguments and functions stay, since callers refer to them.
     """
 
     def run(self, module: Module, stats: Stats) -> None:

@@ -1,19 +1,19 @@
-"""`expand`: composite operations become the simpler ones they stand for."""
+"""`expand`: replaces composite operations by their expansions."""
 
 from __future__ import annotations
 
-from irc.core import Module, Op
-from irc.declare import op_class
 from irc.errors import Error
+from irc.ir.core import Module, Op
+from irc.ir.declare import op_class
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import permit, replace
 
 
 @register("expand")
 class Expand(Pass):
-    """Replaces composite operations by what they stand for: those in `ops`, or all of them.
+    """Replaces composite operations by their expansions: those in `ops`, or all of them.
 
-    What comes out is expanded in turn, until none of the operations asked for is left.
+    Expansions are expanded in turn, until none of the requested operations is left.
     """
 
     ops: tuple[str, ...] = ()
@@ -21,7 +21,7 @@ class Expand(Pass):
     def __post_init__(self) -> None:
         for name in self.ops:
             if not op_class(name).composite:
-                raise Error(f"{name} is not composite, so there is nothing to expand")
+                raise Error(f"{name} is not composite, so it has no expansion")
 
     def run(self, module: Module, stats: Stats) -> None:
         for function in module.functions.values():

@@ -1,4 +1,4 @@
-"""`fold`: operations on constants are evaluated now."""
+"""`fold`: evaluates operations on constants."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from typing import Any, cast
 
 import numpy as np
 
-from irc.attributes import Number
-from irc.core import Module, Op, Value
-from irc.dims import Shape
-from irc.dtypes import dtype, numpy_dtype, widened
+from irc.analysis.fused import is_repeatable
+from irc.ir.attributes import Number
+from irc.ir.core import Module, Op, Value
+from irc.ir.dims import Shape
+from irc.ir.dtypes import dtype, numpy_dtype, widened
+from irc.ir.sharding import parse_rule
 from irc.ops import Constant, Full
-from irc.ops.collective import Collective
 from irc.ops.control import LARGEST_CONSTANT
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import permit, replace
 from irc.rewrite.constants import uniform
-
-_SOURCES = ("constant", "full", "iota")
-_POINTWISE = ("... -> ...", "..., ... -> ...", "..., ..., ... -> ...")
 
 
 @register("fold")
@@ -40,11 +38,13 @@ class Fold(Pass):
 
 
 def _foldable(op: Op) -> bool:
-    if not op.operands or not op.pure or len(op.results) != 1 or isinstance(op, Collective):
+    if not op.operands or len(op.results) != 1 or not is_repeatable(op):
         return False
-    if op.opname == "call" or type(op).evaluate is Op.evaluate:
-        return False
-    return not any(v.type.sharded for v in (*op.operands, op.result))
+    return _has_meaning(op) and not any(v.type.sharded for v in (*op.operands, op.result))
+
+
+def _has_meaning(op: Op) -> bool:
+    return type(op).evaluate is not Op.evaluate
 
 
 def _fold(op: Op, stats: Stats) -> None:
@@ -53,7 +53,7 @@ def _fold(op: Op, stats: Stats) -> None:
     size = _count(type.shape)
     if size is not None and all(array is not None for array in arrays) and _bound(op):
         new = _constant(_evaluate(op, arrays), type.shape, type.dtype)
-    elif op.sharding in _POINTWISE:
+    elif op.sharding is not None and parse_rule(op.sharding).is_elementwise:
         scalars = [_scalar(value) for value in op.operands]
         if any(scalar is None for scalar in scalars):
             return
@@ -84,9 +84,9 @@ def _count(shape: Shape) -> int | None:
 
 
 def _small_constant(value: Value) -> Any:
-    """The array a constant of at most 16 numbers stands for, narrow floats in f32; else None."""
+    """The array of a constant of at most 16 numbers, narrow floats in f32; else None."""
     op = value.producer
-    if op is None or op.opname not in _SOURCES or _count(value.type.shape) is None:
+    if op is None or op.operands or not _has_meaning(op) or _count(value.type.shape) is None:
         return None
     return widened(op.evaluate())
 

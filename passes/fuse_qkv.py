@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from irc.core import Module, Op, Value, Weight
-from irc.dims import DimLike
-from irc.ops import Linear, Split
+from irc.ir.core import Module, Op, Value, Weight
+from irc.ir.dims import DimLike
+from irc.ir.types import TensorType
+from irc.ops import LayerNorm, Linear, RmsNorm, Rope, Split
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import permit
-from irc.rewrite.watch import miss
-from irc.types import TensorType
+from irc.rewrite.watch import report_failure
 from irc.weights import ConcatRef, pinned
 
-# What may stand between a projection and the attention, and which operand to follow.
-_BETWEEN = {
-    "rope": 0,
-    "rms_norm": 0,
-    "layer_norm": 0,
-    "reshape": 0,
-    "transpose": 0,
-    "squeeze": 0,
-    "unsqueeze": 0,
-    "cast": 0,
-    "cache_update": 1,
-}
+from .shared.edit import free_name
 
 
 @register("fuse-qkv")
@@ -32,7 +21,7 @@ class FuseQkv(Pass):
     """Three linears of one input that feed one attention become one linear and a split.
 
     The weights, and the biases if all three have one, become one concatenated reference. They
-    must be weights of the module, not split over the mesh, and have no other use.
+    must be weights of the module, not sharded over the mesh, and have no other use.
     """
 
     def run(self, module: Module, stats: Stats) -> None:
@@ -51,7 +40,7 @@ class _Projections(NamedTuple):
 def _fuse_before(module: Module, attention: Op, stats: Stats) -> None:
     found = _projections(attention)
     if isinstance(found, str):
-        miss("fuse-qkv", attention, found)
+        report_failure("fuse-qkv", attention, found)
         return
     if permit("fuse-qkv", attention):
         _fuse(module, attention, found)
@@ -91,10 +80,10 @@ def _projections(attention: Op) -> _Projections | str:
 
 
 def _source(value: Value) -> Op | None:
-    """The operation that makes a value, seen through what only moves or scales it."""
+    """The operation that makes a value, seen through moves, rope, norms and cache updates."""
     op = value.producer
-    while op is not None and op.opname in _BETWEEN:
-        op = op.operands[_BETWEEN[op.opname]].producer
+    while op is not None and (op.moves_data or isinstance(op, (Rope, RmsNorm, LayerNorm))):
+        op = op.operands[1 if op.in_place else 0].producer
     return op
 
 
@@ -108,7 +97,7 @@ def _fuse(module: Module, attention: Op, found: _Projections) -> None:
     linear = Linear(first.operands[0], weight, bias=bias)
     linear.result.name = "qkv"
     sizes = tuple(w.type.shape[0] for w in found.weights)
-    split = Split(linear, dim=linear.result.type.rank - 1, sizes=sizes)
+    split = Split(linear, dim=linear.result.type.ndim - 1, sizes=sizes)
     for new in (linear, split):
         new.loc = first.loc
         function.insert(new, first)
@@ -120,12 +109,12 @@ def _fuse(module: Module, attention: Op, found: _Projections) -> None:
 
 
 def _first(attention: Op, linears: tuple[Op, ...]) -> Op:
-    """The earliest of the linears, all of which stand before the attention."""
+    """The earliest of the linears, all of which are before the attention."""
     left = set(linears)
     op = attention
     while left:
         if op.prev is None:
-            raise ValueError("a linear does not stand before the attention that it feeds")
+            raise ValueError("a linear is not before the attention that uses it")
         op = op.prev
         left.discard(op)
     return op
@@ -147,12 +136,7 @@ def _name(names: list[str], module: Module) -> str:
     """`attn.qkv_proj.weight` from `attn.q_proj.weight`, `attn.k_proj.weight`, ..."""
     head = _common_start(names)
     tail = _common_start([name[len(head) :][::-1] for name in names])[::-1]
-    base = name = f"{head}qkv{tail}"
-    count = 2
-    while name in module.weights:
-        name = f"{base}_{count}"
-        count += 1
-    return name
+    return free_name(f"{head}qkv{tail}", module.weights)
 
 
 def _common_start(names: list[str]) -> str:

@@ -1,10 +1,12 @@
-"""`inline`: calls are replaced by the body of what they call."""
+"""`inline`: replaces calls by the body of the function."""
 
 from __future__ import annotations
 
-from irc.core import Function, Module, Op, Value
+from irc.ir.core import Function, Module, Op, Value
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import permit, replace
+
+from .shared.edit import copy_before
 
 
 @register("inline")
@@ -44,11 +46,7 @@ def _inline(call: Op) -> None:
     for op in callee:
         if op.opname == "return":
             break
-        copy = op.rebuilt([copies.get(value, value) for value in op.operands])
-        function.insert(copy, call)
-        for old, new in zip(op.results, copy.results, strict=True):
-            new.name = old.name
-            copies[old] = new
+        copy_before(op, function, call, copies)
     values = tuple(copies.get(value, value) for value in callee.returned)
     for old, new in zip(call.results, values, strict=True):
         if old.name is not None and new.producer is not None and new not in call.operands:
@@ -57,6 +55,6 @@ def _inline(call: Op) -> None:
 
 
 def _clear(function: Function) -> None:
-    """Give up the uses that the body makes of weights, which outlive it."""
+    """Release the uses that the body makes of weights, which outlive it."""
     for op in reversed(function):
         op.erase()

@@ -1,13 +1,15 @@
-"""`next-tokens`: a language model gives the likeliest tokens in place of all logits."""
+"""`next-tokens`: a language model returns the likeliest tokens in place of all logits."""
 
 from __future__ import annotations
 
-from irc.core import Function, Module, Op, Result, Value
 from irc.errors import Error
-from irc.ops import AllGather, Argmax, Return, ShardedTopk, Slice, Squeeze, Topk
+from irc.ir.core import Function, Module, Op, Result, Value
+from irc.ir.result_names import NEXT_TOKENS, TOP_LOGITS, TOP_TOKENS
+from irc.ops import AllGather, Argmax, ShardedTopk, Slice, Squeeze, Topk
 from irc.pipeline import Pass, Stats, register
-from irc.results import NEXT_TOKENS, TOP_LOGITS, TOP_TOKENS
 from irc.rewrite import erase_dead, permit
+
+from .shared.edit import named_results, set_results
 
 
 @register("next-tokens")
@@ -15,7 +17,7 @@ class NextTokens(Pass):
     """The result `logits` [B, T, vocab] becomes `next_tokens` i32 [B, T], the place of the largest.
 
     With `k` there are `top_tokens` and `top_logits` [B, T, k] as well, the largest first. Of equal
-    ones the first counts. Where logits are split over ranks, only candidates are sent.
+    ones the first counts. Where logits are sharded over ranks, only candidates are sent.
     """
 
     k: int = 0
@@ -43,11 +45,11 @@ class NextTokens(Pass):
 
     def _chosen(self, function: Function, logits: Value) -> dict[str, Value]:
         """The new results by name, of operations at the end of the function."""
-        last = logits.type.rank - 1
+        last = logits.type.ndim - 1
         if last < 0:
-            raise Error(f"the result {self.result} is {logits.type}, one number; nothing to choose")
+            raise Error(f"the result {self.result} is {logits.type}, a scalar; it has no tokens")
         gather = logits.producer
-        if isinstance(gather, AllGather) and gather.dim % logits.type.rank == last:
+        if isinstance(gather, AllGather) and gather.dim % logits.type.ndim == last:
             op: Op = ShardedTopk(gather.x, k=max(1, self.k), axis=gather.axis, dim=last)
         elif not self.k:
             return {NEXT_TOKENS: _add(function, Argmax(logits, dim=last), logits)}
@@ -69,21 +71,10 @@ def _add(function: Function, op: Op, logits: Value) -> Value:
 
 
 def _put(function: Function, at: int, new: dict[str, Value]) -> None:
-    """Return other values in the place of one."""
-    last, aliases = function.last, function.aliases()
-    assert last is not None
-    names = function.result_names()
-    old = [Result(name, _alias(function, aliases.get(i))) for i, name in enumerate(names)]
-    values = last.operands
-    fresh = Return([*values[:at], *new.values(), *values[at + 1 :]])
-    fresh.loc = last.loc
-    last.erase()
-    function.append(fresh)
-    function.results = (*old[:at], *(Result(name) for name in new), *old[at + 1 :])
+    """Return other values in place of one."""
+    old, values = named_results(function), function.returned
+    results = [*old[:at], *(Result(name) for name in new), *old[at + 1 :]]
+    set_results(function, [*values[:at], *new.values(), *values[at + 1 :]], results)
     owner = values[at].producer
     if owner is not None and not any(result.users for result in owner.results):
         erase_dead(owner)
-
-
-def _alias(function: Function, argument: int | None) -> str | None:
-    return None if argument is None else function.args[argument].name

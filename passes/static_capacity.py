@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from irc.core import Module
-from irc.dims import Dim, DimLike
 from irc.errors import Error
+from irc.ir.core import Module
+from irc.ir.dims import Dim, DimLike
 from irc.passes.shard.symbols import replaced, substitute
 from irc.pipeline import Pass, Stats, register
 
@@ -31,7 +31,7 @@ class StaticCapacity(Pass):
                     ).at(op)
                 sizes[name] = module.dims[name][2]
                 if module.dims[name][2] < 1:
-                    raise Error(f"caches of the capacity {name}=0 hold nothing; give more").at(op)
+                    raise Error(f"the capacity {name} is 0; give it a larger range").at(op)
         if not sizes:
             return
         substitute(module, sizes)

@@ -1,4 +1,4 @@
-"""Choices between nearly equal numbers, which rounding may decide otherwise on several ranks."""
+"""Draws inputs without near ties, which rounding could decide differently on several ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from irc.core import Module
+from irc.ir.core import Module
 from irc.ops import Argmax, Topk
 
 Given = TypeVar("Given")
@@ -18,7 +18,7 @@ DRAWS = 100
 
 
 def settled(draw: Callable[[], Given], module: Module, run: Callable[[Given], object]) -> Given:
-    """What `draw` gives; again if `run`, which evaluates the module with it, comes near a tie."""
+    """The result of `draw`, drawn again while evaluating the module on it by `run` nears a tie."""
     if not any(isinstance(op, (Argmax, Topk)) for op in module.ops()):
         return draw()
     for _ in range(DRAWS):
@@ -27,12 +27,12 @@ def settled(draw: Callable[[], Given], module: Module, run: Callable[[Given], ob
             run(given)
         if min(found, default=1) > SURE:
             return given
-    raise AssertionError(f"{module.name} comes near a tie, whatever is drawn")
+    raise AssertionError(f"every input drawn for {module.name} nears a tie")
 
 
 @contextmanager
 def _gaps() -> Iterator[list[float]]:
-    """The smallest gap between neighbours in order, for everything chosen from meanwhile."""
+    """The smallest gap between ordered neighbours of every Topk and Argmax evaluated inside."""
     found: list[float] = []
 
     def watched(cls: type[Any], count: Callable[[Any], int]) -> Callable[..., Any]:
@@ -51,7 +51,7 @@ def _gaps() -> Iterator[list[float]]:
 
 
 def _gap(x: np.ndarray, count: int) -> float:
-    """Between the `count` largest of each row and the next, relative to the largest of all."""
+    """The gap between the `count` largest of a row and the next, relative to the largest."""
     falling = -np.sort(-x.astype(np.float64), axis=-1)[..., : count + 1]
     largest = float(np.max(np.abs(falling), initial=1e-30))
     return float(np.min(-np.diff(falling), initial=largest)) / largest

@@ -1,7 +1,8 @@
-"""What every test shares: oracle and gpu tests are skipped, with the reason, where they cannot."""
+"""Hooks for all tests: seeds, an engine cache, and skipping of oracle and gpu tests."""
 
 import ctypes
 import importlib.util
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,26 +19,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Draw the seed here, from where all processes of the session inherit it."""
+    """Draw the seed once for all processes; let children be interrupted, also under nohup."""
     session_seed()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test reads or fills the engines that the user who runs it has kept."""
+    """Tests neither read nor write the user's engine cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IRC_CACHE", str(tmp_path_factory.mktemp("engines")))
         yield
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Where something failed, say how to draw the same random inputs again."""
+    """After a failure, print how to repeat the random inputs."""
     if terminalreporter.stats.get("failed"):
         terminalreporter.write_line(f"random inputs: {VARIABLE}={session_seed()}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run."""
+    """Skip tests that this machine cannot run, with the reason."""
     reasons = {"oracle": why_no_oracle(), "gpu": why_no_gpu()}
     for marker, reason in reasons.items():
         if reason is None:
@@ -53,7 +55,7 @@ def why_no_oracle() -> str | None:
     if not missing:
         return None
     names = " and ".join(missing)
-    return f"no {names}: make setup installs torch only where it is to be had without CUDA"
+    return f"no {names}: make setup installs torch only if it is available without CUDA"
 
 
 def why_no_gpu() -> str | None:

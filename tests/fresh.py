@@ -1,6 +1,6 @@
-"""Random numbers of the tests: drawn afresh in every session, and repeatable.
+"""Random numbers for tests: different in every session, and repeatable.
 
-A report with failures names the session's seed; IRC_TEST_SEED=<seed> repeats it.
+A failing session prints its seed; IRC_TEST_SEED=<seed> repeats it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the source files of irc lie, and which module each is; shared by the layout tests."""
+"""The source files of irc and their module names, for the layout tests."""
 
 import tomllib
 from collections.abc import Iterator

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import random
 
-from irc.core import Function, Module, Op, Result, Value, Weight
-from irc.dims import DimLike, symbol
 from irc.errors import Error
-from irc.mesh import Mesh
-from irc.ops import (
-    Add,
-    Call,
-    Cast,
-    Constant,
-    Full,
-    Gelu,
-    Linear,
-    Mul,
-    Neg,
-    Reshape,
-    Return,
-    Silu,
-)
+from irc.ir.core import Function, Module, Op, Result, Value, Weight
+from irc.ir.dims import DimLike, symbol
+from irc.ir.mesh import Mesh
+from irc.ir.types import Axes, TensorType
+from irc.ops import Add, Call, Cast, Constant, Full, Gelu, Linear, Mul, Neg, Reshape, Return, Silu
 from irc.source import Loc
-from irc.types import Axes, TensorType
 from irc.weights import (
     BytesRef,
     ConcatRef,
-    Deal,
+    Cyclic,
     FileRef,
     Pad,
     RandomRef,
@@ -121,7 +108,7 @@ class Generator:
             ref = ConcatRef(parts, rng.randint(0, 2))
         for _ in range(rng.randint(0, 2)):
             steps = [Slice((None, (0, 4))), Transpose((1, 0)), CastStep("bf16"), Slice(((2, 3),))]
-            steps += [Unsqueeze(rng.randint(0, 2)), Deal(rng.randint(0, 1), rng.randint(1, 3))]
+            steps += [Unsqueeze(rng.randint(0, 2)), Cyclic(rng.randint(0, 1), rng.randint(1, 3))]
             steps.append(Pad(rng.randint(0, 1), rng.randint(0, 3)))
             if names := Mesh.parse(self.mesh).names:
                 steps.append(Shard(rng.randint(0, 1), names[rng.randrange(len(names)) :]))

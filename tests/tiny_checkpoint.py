@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from irc.frontends.huggingface import model_of
+from tests.models.golden import write_safetensors
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -41,21 +42,6 @@ def write_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> Path:
     write_safetensors(folder / "model.safetensors", tensors)
     write_tokenizer(folder)
     return folder
-
-
-def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """f32 tensors in the safetensors format."""
-    header: dict[str, Any] = {}
-    end = 0
-    for name, array in tensors.items():
-        begin, end = end, end + array.nbytes
-        offsets = [begin, end]
-        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": offsets}
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for array in tensors.values():
-            file.write(array.astype("<f4").tobytes())
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a test loads from files of a user's own, taken back when it ends."""
+"""Restores the registries after a test that loads files of a user."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.plugins import SPECS
-from irc.declare import REGISTRY
 from irc.frontends import functional
+from irc.ir.declare import REGISTRY
 from irc.pipeline import PASSES
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "custom_plugin.py"
 
 
 @contextmanager
-def taken_back() -> Iterator[None]:
-    """Registries, functions of scripts and loaded files are afterwards what they were before."""
+def restored_registries() -> Iterator[None]:
+    """Restore registries, functions of scripts and loaded files at the end."""
     import irc.ops as ops
     import irc.passes as passes
 
@@ -41,6 +41,6 @@ def taken_back() -> Iterator[None]:
 
 
 def _hidden() -> dict[str, ModuleType]:
-    """The files that were loaded, as if they had not been."""
+    """Remove the loaded files from sys.modules and return them."""
     names = [name for name in sys.modules if name.startswith("irc_loaded_")]
     return {name: sys.modules.pop(name) for name in names}

@@ -1,52 +1,38 @@
-"""The NCCL calls of collectives: which function, with which numbers, for which dtype.
-
-Pointers and streams are integers, so that a call costs no more than NCCL itself does.
-"""
+"""The NCCL call of each collective: its function and its arguments for a dtype and a size."""
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from irc.collectives import REDUCING, ROOTED
-from irc.dtypes import dtype as dtype_called
 from irc.errors import Error
+from irc.ir.dtypes import DTYPES
+from irc.ir.dtypes import dtype as dtype_called
+from irc.ops.collective_names import REDUCING, ROOTED
 
-# launch(source pointer, target pointer, stream)
-Launch: TypeAlias = Callable[[int, int, int], None]
-Library: TypeAlias = Any  # the module nccl.bindings.nccl, or what plays it
+Library: TypeAlias = Any  # the module nccl.bindings.nccl, or a test's double of it
 
 SUCCESS, IN_PROGRESS = 0, 7  # ncclResult_t
-_UINT8 = 1
-_DTYPES = {
-    "i8": 0,
-    "u8": 1,
-    "i32": 2,
-    "i64": 4,
-    "f16": 6,
-    "f32": 7,
-    "f64": 8,
-    "bf16": 9,
-}
+UINT8 = 1  # ncclDataType_t
+_DTYPES = {each.name: each.nccl for each in DTYPES.values() if each.nccl is not None}
 _REDUCE = {"sum": 0, "prod": 1, "max": 2, "min": 3}
-# NCCL has no bool; in bytes that are 0 or 1 these mean the same.
+# NCCL has no bool. On bytes that are 0 or 1, max means `or` and min means `and`.
 _REDUCE_BOOL = {"sum": 2, "max": 2, "prod": 3, "min": 3}
 
-# Operations after which ranks other than the root have zeros, which NCCL leaves as they were.
+# Operations that give ranks other than the root zeros, where NCCL writes nothing.
 ZERO_ELSEWHERE = ("reduce", "gather")
 
 
 def find_library() -> Library:
-    """nccl4py's bindings; an Error names the extra where they or NCCL are missing."""
+    """The bindings of nccl4py; an Error names the extra to install where NCCL is not available."""
     try:
         from nccl.bindings import nccl
 
         nccl.get_version()
     except (ImportError, RuntimeError, OSError) as error:
         raise Error(
-            f"NCCL is not to be had here ({str(error).splitlines()[0]}): "
+            f"NCCL is not available ({str(error).splitlines()[0]}): "
             "pip install 'irc-compiler[cuda]'"
         ) from error
     return nccl
@@ -63,46 +49,43 @@ def call_of(
 ) -> tuple[Any, tuple[int, ...]]:
     """(function, numbers), for function(source, target, *numbers, communicator, stream).
 
-    `elements` is the size of one rank's operand. Without arithmetic the dtype does not matter, so
-    those that NCCL lacks travel as bytes.
+    `elements` is the size of one rank's operand. A dtype that NCCL lacks is sent as bytes, unless
+    the operation reduces.
     """
-    part = elements // ranks
+    shard = elements // ranks
     if operation not in REDUCING:
-        kind, unit = _moved(dtype)
+        kind, units = (_DTYPES[dtype], 1) if dtype in _DTYPES else (UINT8, _item_size(dtype))
         counts = {
             "all_gather": ("all_gather", elements),
             "gather": ("gather", elements),
             "broadcast": ("broadcast", elements),
-            "all_to_all": ("allto_all", part),
-            "scatter": ("scatter", part),
+            "all_to_all": ("allto_all", shard),
+            "scatter": ("scatter", shard),
         }
         if operation not in counts:
             raise Error(f"NCCL has no collective called {operation!r}")
         function, count = counts[operation]
-        numbers = (count * unit, kind, *((root,) if operation in ROOTED else ()))
+        numbers = (count * units, kind, *((root,) if operation in ROOTED else ()))
         return getattr(library, function), numbers
     kind, op = _reduced(dtype, reduce_op)
     match operation:
         case "all_reduce":
             return library.all_reduce, (elements, kind, op)
         case "reduce_scatter":
-            return library.reduce_scatter, (part, kind, op)
+            return library.reduce_scatter, (shard, kind, op)
         case _:
             return library.reduce, (elements, kind, op, root)
 
 
-def _moved(dtype: str) -> tuple[int, int]:
-    """(NCCL's number of the dtype, how many of them one element is)."""
-    if dtype in _DTYPES:
-        return _DTYPES[dtype], 1
-    return _UINT8, dtype_called(dtype).numpy.itemsize
+def _item_size(dtype: str) -> int:
+    return dtype_called(dtype).numpy.itemsize
 
 
 def _reduced(dtype: str, reduce_op: str) -> tuple[int, int]:
     if reduce_op not in _REDUCE:
-        raise Error(f"a collective that reduces needs sum, max, min or prod, not {reduce_op!r}")
+        raise Error(f"expected the reduction sum, max, min or prod, found {reduce_op!r}")
     if dtype == "bool":
-        return _UINT8, _REDUCE_BOOL[reduce_op]
+        return UINT8, _REDUCE_BOOL[reduce_op]
     if dtype not in _DTYPES:
-        raise Error(f"NCCL cannot reduce {dtype}; cast it before, or gather it")
+        raise Error(f"NCCL cannot reduce {dtype}; cast it first, or gather it")
     return _DTYPES[dtype], _REDUCE[reduce_op]

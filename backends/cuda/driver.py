@@ -1,116 +1,131 @@
-"""The CUDA calls that a group of ranks makes, behind a protocol that a test can play."""
+"""The `Driver` protocol: one GPU with its memory, streams, graphs and NCCL groups.
 
-# pyright: reportMissingImports=false, reportMissingModuleSource=false
-# pyright: reportAttributeAccessIssue=false
+device.py implements it with cuda-python; tests/tensorrt/fake_gpu.py implements it in numpy.
+Addresses and stream handles are integers. Work is enqueued on a stream and runs in order; only
+methods that say so wait for it.
+"""
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from irc.errors import Error
+import numpy as np
+
+if TYPE_CHECKING:
+    from .group import Group
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Launch: TypeAlias = Callable[[int, int, int], None]  # source address, target address, stream
+LaunchNorm: TypeAlias = Callable[[int, int, int, int, int], None]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU: compute capability (89 for sm_89), UUID, and memory in bytes."""
+
+    name: str
+    capability: int
+    uuid: str
+    memory: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, sm_{self.capability}"
+
+
+class Event(Protocol):
+    """A place in a stream."""
+
+    def wait(self) -> None:
+        """Wait until the stream has reached this place."""
+        ...
+
+
+class Stream(Protocol):
+    """A CUDA stream."""
+
+    @property
+    def handle(self) -> int:
+        """The stream as other libraries take it."""
+        ...
+
+    def upload(self, address: int, host: Array) -> None:
+        """Copy contiguous host memory to the GPU; it must not change until the copy is done."""
+        ...
+
+    def download(self, host: Array, address: int) -> None:
+        """Copy from the GPU into contiguous host memory."""
+        ...
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Copy bytes within the GPU."""
+        ...
+
+    def event(self) -> Event:
+        """The place after everything enqueued so far."""
+        ...
+
+    def is_done(self) -> bool:
+        """Whether everything enqueued is done; an Error where the GPU has failed."""
+        ...
+
+    def wait(self, what: str = "the step") -> None:
+        """Wait until everything is done; a PeerError where a rank of a group of the driver is lost.
+
+        `what` names the work in messages.
+        """
+        ...
+
+    def capture(self, work: Callable[[], None]) -> Any:
+        """A graph of what `work` enqueues here; an Error where something cannot be captured."""
+        ...
+
+    def launch(self, graph: Any) -> None:
+        """Enqueue a graph."""
+        ...
+
+    def drop(self, graph: Any) -> None:
+        """Destroy a graph."""
+        ...
 
 
 class Driver(Protocol):
-    """Memory, streams and kernels of the current GPU; pointers and streams are integers."""
+    """One GPU, used by one thread. `groups`: those whose collectives may be on its streams."""
 
-    def allocate(self, nbytes: int) -> int:
-        """New memory on the device."""
+    groups: list[Group]
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU."""
         ...
 
-    def free(self, pointer: int) -> None:
-        """Give memory back; waits for the device."""
+    def allocate(self, size: int) -> int:
+        """The address of new device memory, a multiple of 256; an Error if too little is free."""
         ...
 
-    def write(self, pointer: int, data: bytes, stream: int) -> None:
-        """Copy to the device; `data` may go once this returns."""
+    def free(self, address: int) -> None:
+        """Free memory that `allocate` returned; waits for the GPU."""
         ...
 
-    def read(self, pointer: int, nbytes: int, stream: int) -> bytes:
-        """Copy from the device, after what is on the stream."""
+    def free_memory(self) -> int:
+        """The number of free bytes of the GPU."""
         ...
 
-    def zero(self, pointer: int, nbytes: int, stream: int) -> None:
-        """Put zeroing memory on the stream."""
+    def pinned(self, size: int) -> Array:
+        """Page-locked host memory, u8[size]."""
         ...
 
-    def open_stream(self) -> int:
-        """A new stream, which does not wait for the default stream."""
-        ...
-
-    def close_stream(self, stream: int) -> None:
-        """Give a stream up."""
-        ...
-
-    def ready(self, stream: int) -> bool:
-        """Whether all work on the stream is done; an Error where the GPU has failed."""
+    def zero(self, address: int, size: int, stream: int) -> None:
+        """Enqueue filling bytes with zeros."""
         ...
 
     def add_rms_norm(
         self, dtype: str, weight_dtype: str, rows: int, columns: int, eps: float, offset: float
-    ) -> Any:
-        """launch(total, residual, weight, normed, stream): see irc.backends.cuda.norm."""
+    ) -> LaunchNorm:
+        """launch(total, residual, weight, normed, stream): see norm.py."""
         ...
 
-
-class Cuda:
-    """The Driver that is CUDA, on the GPU that is current for the thread that calls."""
-
-    def __init__(self) -> None:
-        from cuda.bindings import runtime
-
-        self._cuda = runtime
-        self._not_ready = runtime.cudaError_t.cudaErrorNotReady
-        self._success = runtime.cudaError_t.cudaSuccess
-
-    def _call(self, function: str, *arguments: Any) -> Any:
-        from .runtime import call
-
-        return call(function, *arguments)
-
-    def allocate(self, nbytes: int) -> int:
-        return int(self._call("cudaMalloc", max(1, nbytes)))
-
-    def free(self, pointer: int) -> None:
-        self._call("cudaFree", pointer)
-
-    def write(self, pointer: int, data: bytes, stream: int) -> None:
-        kind = self._cuda.cudaMemcpyKind.cudaMemcpyHostToDevice
-        host = ctypes.create_string_buffer(data, len(data))
-        self._call(
-            "cudaMemcpyAsync", pointer, ctypes.addressof(host), len(data), kind, stream
-        )  # pageable memory is staged before the call returns
-
-    def read(self, pointer: int, nbytes: int, stream: int) -> bytes:
-        kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToHost
-        host = ctypes.create_string_buffer(nbytes)
-        self._call("cudaMemcpyAsync", ctypes.addressof(host), pointer, nbytes, kind, stream)
-        self._call("cudaStreamSynchronize", stream)
-        return host.raw
-
-    def zero(self, pointer: int, nbytes: int, stream: int) -> None:
-        (status,) = self._cuda.cudaMemsetAsync(pointer, 0, nbytes, stream)
-        if status != self._success:
-            raise Error(f"zeroing {nbytes} bytes on the GPU failed: {status.name}")
-
-    def open_stream(self) -> int:
-        flags = self._cuda.cudaStreamNonBlocking
-        return int(self._call("cudaStreamCreateWithFlags", flags))
-
-    def close_stream(self, stream: int) -> None:
-        self._call("cudaStreamDestroy", stream)
-
-    def ready(self, stream: int) -> bool:
-        (status,) = self._cuda.cudaStreamQuery(stream)
-        if status == self._success:
-            return True
-        if status == self._not_ready:
-            return False
-        raise Error(f"the GPU failed: {status.name}")
-
-    def add_rms_norm(
-        self, dtype: str, weight_dtype: str, rows: int, columns: int, eps: float, offset: float
-    ) -> Any:
-        from .norm import add_rms_norm
-
-        return add_rms_norm(dtype, weight_dtype, rows, columns, eps, offset)
+    def stream(self) -> Stream:
+        """A new stream."""
+        ...

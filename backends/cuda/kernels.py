@@ -1,4 +1,4 @@
-"""Our own CUDA kernels: compiled at run time for the GPU that is there (NVRTC, cuda.core)."""
+"""CUDA kernels of irc, compiled at run time for the current GPU (NVRTC, cuda.core)."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 # pyright: reportAttributeAccessIssue=false
@@ -11,8 +11,8 @@ from typing import Any
 
 from irc.errors import Error
 
-# Element types as kernels see them: storage, and conversion to and from float. Without the headers
-# of the CUDA toolkit, which a machine that only runs kernels need not have.
+# Element types of kernels: storage, and conversion to and from float. They need no headers of the
+# CUDA toolkit, which a machine that only runs kernels may lack.
 PRELUDE = r"""
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -55,8 +55,7 @@ _KERNELS: dict[tuple[str, str, tuple[tuple[str, str], ...], int], Any] = {}
 def kernel(name: str, source: str, macros: Mapping[str, str]) -> Any:
     """The kernel `name` (extern "C") of a source after the prelude, for the current GPU.
 
-    It is compiled once per source, macros and GPU. An
-    Error holds what the compiler says.
+    It is compiled once per source, macros and GPU. An Error has the compiler's message.
     """
     import cuda.core as core
 
@@ -72,7 +71,7 @@ def kernel(name: str, source: str, macros: Mapping[str, str]) -> Any:
 
 
 def compiled(name: str, source: str, macros: Mapping[str, str], arch: str) -> Any:
-    """The object code for an architecture; needs no GPU."""
+    """The object code for an architecture; no GPU is needed."""
     import cuda.core as core
 
     defined = list(macros.items()) or None
@@ -84,7 +83,7 @@ def compiled(name: str, source: str, macros: Mapping[str, str], arch: str) -> An
 
 
 def launcher(kernel: Any, grid: int, block: int) -> Any:
-    """launch(stream, *arguments): arguments are ctypes scalars or integers that are pointers."""
+    """launch(stream, *arguments), with ctypes scalars, or integers for addresses."""
     import cuda.core as core
 
     config = core.LaunchConfig(grid=grid, block=block)

@@ -1,171 +1,89 @@
-"""Times of collectives on the GPUs of this host: a process per GPU, NCCL under a CUDA graph."""
+"""Times of collectives between GPUs: an MPI process per GPU, NCCL in a CUDA graph."""
 
 from __future__ import annotations
 
-import multiprocessing
-import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
-from typing import Any, TypeAlias
+from itertools import pairwise
+from statistics import median
+from typing import Any
 
 import numpy as np
 
 from irc.analysis.topology_fit import Measurement
-from irc.backends.measure import Case, Plan, Tell, check, operand_of
-from irc.errors import Error
+from irc.artifact.manifest import Progress
+from irc.backends.measure import Case, Plan, check, operand_of
+from irc.backends.ranks.collective_call import CollectiveCall
+from irc.backends.ranks.communicator import Communicator
+from irc.ir.dtypes import dtype_of
+from irc.ops.collective_names import REDUCING
 
-Connection: TypeAlias = Any  # multiprocessing has no name for what Pipe gives
-Work: TypeAlias = Callable[[int, Plan, Connection], None]
+from .device import CudaDriver, CudaStream
+from .group import Group, nccl_version, open_group
 
-PATIENCE = 120.0  # seconds that a rank may take for one group size
-_GLANCE = 0.2  # seconds between looks at the other ranks
+_MEETING = 60.0  # seconds
 _LAUNCHES = 15
 _REPEATED = 20  # collectives in one graph, fewer where they are large
 _LARGE = 1 << 21
 
 
-@dataclass(frozen=True)
-class _Failure:
-    """The last message of a rank that cannot go on."""
-
-    reason: str
-
-
-def measure_gpus(plan: Plan, tell: Tell, work: Work | None = None) -> tuple[list[Measurement], str]:
-    """The medians over the GPUs of this host, those of the slowest rank, and what they are.
-
-    `work` is what the process of each rank does, in place of measuring.
-    """
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in range(plan.ranks)]
-    workers = [
-        context.Process(
-            target=_work, args=(rank, plan, pipes[rank][1], work or _measure), daemon=True
-        )
-        for rank in range(plan.ranks)
-    ]
-    for worker, (_, theirs) in zip(workers, pipes, strict=True):
-        worker.start()
-        theirs.close()  # so that the end of the process ends the pipe
-    ends = [ours for ours, _ in pipes]
-    try:
-        return _collect(plan, workers, ends, tell)
-    finally:
-        for worker in workers:
-            worker.terminate()
-            worker.join()
-
-
-def _collect(
-    plan: Plan, workers: Sequence[BaseProcess], ends: Sequence[Connection], tell: Tell
-) -> tuple[list[Measurement], str]:
-    about = [_receive(rank, workers, ends) for rank in range(plan.ranks)]
+def measure_gpus(plan: Plan, host: Communicator, tell: Progress) -> tuple[list[Measurement], str]:
+    """Median times of the slowest rank, and which GPUs they are of; every rank calls this."""
+    driver = CudaDriver(host.local_rank)
+    stream = driver.stream()
+    everyone = CollectiveCall("all_reduce", "max", tuple(range(host.ranks)), place="irc bench")
     found: list[Measurement] = []
-    for ways in plan.groups():
-        tell(f"measuring {ways} GPUs", (ways - 2) / len(plan.groups()))
-        name = _receive(0, workers, ends)
-        for rank in range(1, ways):
-            _send(rank, name, workers, ends)
-        times: list[list[float]] = [_receive(rank, workers, ends) for rank in range(ways)]
-        slowest = [max(each) for each in zip(*times, strict=True)]
-        todo = plan.cases(ways)
-        found += [case.measured(us) for case, us in zip(todo, slowest, strict=True)]
-    return found, about[0]
+    for group_size in plan.groups():
+        tell(f"measuring {group_size} GPUs", (group_size - 2) / len(plan.groups()))
+        todo = plan.cases(group_size)
+        us = np.zeros(len(todo))
+        if host.rank < group_size:
+            group = open_group(host, range(group_size), driver, meeting=_MEETING)
+            us[:] = [_time(case, group, driver, stream) for case in todo]
+            group.close()
+            driver.groups.clear()
+        slowest = np.empty_like(us)
+        host.collective(everyone, us, slowest)
+        found += [case.measured(float(each)) for case, each in zip(todo, slowest, strict=True)]
+    return found, f"{driver.gpu.name}, NCCL {nccl_version()}"
 
 
-def _receive(rank: int, workers: Sequence[BaseProcess], ends: Sequence[Connection]) -> Any:
-    """What a rank has to say; an Error where any rank failed or died, or this one stalls."""
-    deadline = time.monotonic() + PATIENCE
-    while not ends[rank].poll(_GLANCE):
-        for other, worker in enumerate(workers):
-            if worker.exitcode:
-                raise _failure(other, worker, ends[other])
-        if time.monotonic() > deadline:
-            raise Error(f"GPU {rank} did not answer within {PATIENCE:.0f} seconds")
-    try:
-        answer = ends[rank].recv()
-    except EOFError:
-        raise _failure(rank, workers[rank], ends[rank]) from None
-    if isinstance(answer, _Failure):
-        raise Error(f"GPU {rank}: {answer.reason}")
-    return answer
-
-
-def _send(rank: int, what: Any, workers: Sequence[BaseProcess], ends: Sequence[Connection]) -> None:
-    """Tell a rank something; an Error where it has ended."""
-    try:
-        ends[rank].send(what)
-    except BrokenPipeError:
-        raise _failure(rank, workers[rank], ends[rank]) from None
-
-
-def _failure(rank: int, worker: BaseProcess, end: Connection) -> Error:
-    """Why a rank ended: what it said last, or its exit status."""
-    try:
-        while not isinstance(answer := end.recv(), _Failure):
-            continue
-    except EOFError:
-        worker.join()
-        return Error(f"the process of GPU {rank} ended with status {worker.exitcode}")
-    return Error(f"GPU {rank}: {answer.reason}")
-
-
-def _work(rank: int, plan: Plan, parent: Connection, work: Work) -> None:
-    """One rank's process."""
-    try:
-        work(rank, plan, parent)
-    except ModuleNotFoundError as error:
-        parent.send(_Failure(f"no package {error.name} here: pip install 'irc-compiler[cuda]'"))
-        sys.exit(1)
-    except Exception as error:
-        parent.send(_Failure(f"{type(error).__name__}: {error}"))
-        sys.exit(1)
-
-
-def _measure(rank: int, plan: Plan, parent: Connection) -> None:
-    from .group import Group, nccl_version, unique_id
-    from .runtime import Stream, use_device
-
-    name = use_device(rank)
-    parent.send(f"{name}, NCCL {nccl_version()}")
-    stream = Stream()
-    for ways in plan.groups():
-        if rank >= ways:
-            continue
-        if rank == 0:
-            group_name = unique_id()
-            parent.send(group_name)
-        else:
-            group_name = parent.recv()
-        group = Group(group_name, rank, ways, meeting=PATIENCE / 2)
-        parent.send([_time(case, group, stream) for case in plan.cases(ways)])
-        group.close()
-
-
-def _time(case: Case, group: Any, stream: Any) -> float:
-    """Microseconds of one collective, after a check of what it gives."""
-    from .runtime import DeviceArray
-
-    source = DeviceArray(operand_of(case, group.rank))
-    target = DeviceArray(np.full(case.result, np.nan, case.element))
+def _time(case: Case, group: Group, driver: CudaDriver, stream: CudaStream) -> float:
+    """Microseconds of one collective, after a check of its result."""
+    operand = operand_of(case, group.rank)
+    result = np.full(case.result, np.nan, case.element)
+    source, target = driver.allocate(operand.nbytes), driver.allocate(result.nbytes)
+    reduce_op = "sum" if case.kind in REDUCING else "none"
+    launch = group.bind(case.kind, dtype_of(operand), operand.size, reduce_op, root=0)
 
     def enqueue() -> None:
-        group.enqueue(case.kind, source, target, int(stream))
+        launch(source, target, stream.handle)
 
+    stream.upload(source, operand)
+    stream.upload(target, result)
     enqueue()
-    stream.wait()
-    check(case, group.rank, target.read())
+    stream.download(result, target)
+    stream.wait("a collective")
+    check(case, group.rank, result)
     repeated = max(2, _REPEATED * _LARGE // max(_LARGE, case.size))
 
-    def work() -> None:
+    def enqueue_all() -> None:
         for _ in range(repeated):
             enqueue()
 
-    graph = stream.graph(work)
-    us = stream.median_us(graph, _LAUNCHES) / repeated
+    graph = stream.capture(enqueue_all)
+    us = median_us(stream, graph, _LAUNCHES) / repeated
     stream.drop(graph)
-    source.free()
-    target.free()
+    driver.free(source)
+    driver.free(target)
     return us
+
+
+def median_us(stream: CudaStream, graph: Any, launches: int, warm: int = 3) -> float:
+    """The median microseconds of a launch of a graph; the launches follow without a pause."""
+    for _ in range(warm):
+        stream.launch(graph)
+    events = [stream.event()]
+    for _ in range(launches):
+        stream.launch(graph)
+        events.append(stream.event())
+    stream.wait("timing a graph")
+    return median(1e3 * a.ms_until(b) for a, b in pairwise(events))

@@ -1,19 +1,19 @@
-"""The kernel after a fused all-reduce: add the residual, and rms_norm of the total."""
+"""The kernel that follows a fused all-reduce: adds the residual, then rms_norm of the total."""
 
 from __future__ import annotations
 
 import ctypes
 from typing import Any
 
-from irc.dtypes import numpy_dtype
 from irc.errors import Error
+from irc.ir.dtypes import numpy_dtype
 
 from .kernels import kernel, launcher
 
 FLOATS = ("f32", "f16", "bf16")
 
-# A block has a row. Each thread keeps to its own packs of elements, so what it wrote to `total` it
-# may read back without a fence. Sums are in f32; the order is the same in every run.
+# One block per row. Each thread has its own packs of elements, so it may read what it wrote to
+# `total` without a fence. Sums are in f32, in the same order in every run.
 SOURCE = r"""
 extern "C" __global__ void add_rms_norm(
     ELEMENT* __restrict__ total, const ELEMENT* __restrict__ residual,
@@ -48,9 +48,9 @@ extern "C" __global__ void add_rms_norm(
         squares += __shfl_xor_sync(0xffffffffu, squares, step);
     if ((threadIdx.x & 31) == 0) parts[threadIdx.x >> 5] = squares;
     __syncthreads();
-    float whole = 0.0f;
-    for (int warp = 0; warp < blockDim.x / 32; ++warp) whole += parts[warp];
-    const float scale = rsqrtf(whole / (float)columns + eps);
+    float sum_of_squares = 0.0f;
+    for (int warp = 0; warp < blockDim.x / 32; ++warp) sum_of_squares += parts[warp];
+    const float scale = rsqrtf(sum_of_squares / (float)columns + eps);
 
     for (int i = threadIdx.x; i < packs; i += blockDim.x) {
         const Elements sum = sums[i];
@@ -66,7 +66,7 @@ extern "C" __global__ void add_rms_norm(
 
 
 def pack_size(dtype: str, weight_dtype: str, columns: int) -> int:
-    """How many elements a thread takes at a time: 16 bytes of the wider type, or what divides."""
+    """The number of elements per access: 16 bytes of the wider type, halved until it divides."""
     widest = max(numpy_dtype(each).itemsize for each in (dtype, weight_dtype))
     size = 16 // widest
     while columns % size:
@@ -75,12 +75,12 @@ def pack_size(dtype: str, weight_dtype: str, columns: int) -> int:
 
 
 def block_size(packs: int) -> int:
-    """Threads of a block: whole warps, at most 1024."""
+    """The number of threads of a block: a multiple of a warp, at most 1024."""
     return min(1024, max(32, -(-packs // 32) * 32))
 
 
 def macros(dtype: str, weight_dtype: str, size: int) -> dict[str, str]:
-    """What the source is compiled with, for packs of so many elements."""
+    """The macros of the source, for packs of `size` elements."""
     return {"ELEMENT": dtype, "GAIN": weight_dtype, "PACK": str(size)}
 
 
@@ -90,12 +90,12 @@ def add_rms_norm(
     """launch(total, residual, weight, normed, stream), for arrays [rows, columns] on this GPU.
 
     total += residual; normed = total / sqrt(mean(total²) + eps) * (weight + offset). `total` is
-    rounded to the dtype before it is normalised. Any width and any pointers are right; packs of 16
-    bytes are used where the width and the addresses allow.
+    rounded to the dtype before it is normalised. Any width and any addresses are allowed; accesses
+    are of 16 bytes where both are multiples of it.
     """
     for each in (dtype, weight_dtype):
         if each not in FLOATS:
-            raise Error(f"rms_norm on the GPU takes {' '.join(FLOATS)}, not {each}")
+            raise Error(f"expected {', '.join(FLOATS)} for rms_norm on the GPU, found {each}")
     if not rows or not columns:
         return lambda *pointers: None
     scalars = (ctypes.c_int(columns), ctypes.c_float(eps), ctypes.c_float(offset))

@@ -1,103 +1,98 @@
-"""Waiting for a GPU with a deadline, also while it spins in a captured graph."""
+"""Waiting for a GPU with a deadline and a health check, also while it spins in a captured graph."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING
 
-from irc.backends.communicator import PeerError
+from irc.backends.ranks.communicator import PeerError
 from irc.errors import Error
 
-if TYPE_CHECKING:
-    from .group import Group
+from .driver import Stream
+from .group import Group, abort
 
-_SPIN = 0.02  # seconds of looking without a pause, within which a decode step ends
+_SPIN = 0.02  # seconds of polling without a pause, within which a decode step ends
 _PAUSE = 2e-4
-_GLANCE = 0.05  # seconds between looks at NCCL's errors and the other processes
-_GRACE = 1.0  # seconds that a rank may still need after another one has ended
+_CHECK = 0.05  # seconds between health checks
 
 
 def wait(
-    stream: int, groups: Sequence[Group], what: str = "the work", seconds: float | None = None
+    stream: Stream, groups: Sequence[Group], what: str = "the work", seconds: float | None = None
 ) -> None:
-    """Wait until a stream is done, with the groups whose collectives may be on it.
+    """Wait until a stream is done, whose collectives belong to these groups.
 
-    A PeerError on every rank, and all groups are aborted, once a peer has ended, NCCL or the GPU
-    reports an error, or it takes longer than `seconds` (default: the groups' timeout).
+    All groups are aborted and a PeerError raised once the run, NCCL or the GPU has failed, or after
+    `seconds` (default: the timeout of the groups).
     """
     begin = time.monotonic()
-    watch = _Look(groups, begin + (seconds or min(group.timeout for group in groups)), what)
-    ready, glance = groups[0].driver.ready, begin + _GLANCE
+    work = _Work(groups, what, begin, seconds)
+    next_check = begin + _CHECK
     while True:
         try:
-            if ready(stream):
+            if stream.is_done():
                 return
         except Error as error:
-            raise PeerError(watch.end(f"{what} failed: {error.message}")) from error
+            raise PeerError(abort(groups, f"{what} failed: {error.message}")) from error
         now = time.monotonic()
-        if now > glance:
-            glance = now + _GLANCE
-            if reason := watch.problem(now):
-                raise PeerError(watch.end(reason))
+        if now > next_check:
+            next_check = now + _CHECK
+            if problem := work.problem(now):
+                raise PeerError(problem)
         time.sleep(0 if now - begin < _SPIN else _PAUSE)
 
 
-class _Look:
-    """What can be wrong while something runs."""
+class _Work:
+    """Something that runs on a GPU, with its deadline."""
 
-    def __init__(self, groups: Sequence[Group], deadline: float, what: str) -> None:
-        self.groups, self.deadline, self.what = groups, deadline, what
-        self._begin, self._missed = time.monotonic(), 0.0
+    def __init__(
+        self, groups: Sequence[Group], what: str, begin: float, seconds: float | None
+    ) -> None:
+        self.groups, self.what = groups, what
+        self.seconds = min(group.timeout for group in groups) if seconds is None else seconds
+        self.deadline = begin + self.seconds
 
-    def problem(self, now: float) -> str:
-        """Why to give up, or nothing."""
+    def problem(self, now: float, own_thread: bool = True) -> str:
+        """Why the work will not end, after aborting the groups; empty where nothing is wrong.
+
+        NCCL is not asked from another thread, which may be in a call of NCCL.
+        """
         for group in self.groups:
             try:
-                group.check()
+                group.check() if own_thread else group.check_run()
             except PeerError as error:
-                return f"{self.what} cannot end: {error.message}"
-            if group.lost():
-                self._missed = self._missed or now
-        if self._missed and now - self._missed > _GRACE:
-            return f"{self.what} cannot end"
+                abort(self.groups, error.message)
+                return error.message
         if now > self.deadline:
-            return f"{self.what} did not end within {self.deadline - self._begin:.0f} seconds"
+            return abort(self.groups, f"{self.what} did not end within {self.seconds:.0f} seconds")
         return ""
-
-    def end(self, reason: str) -> str:
-        """Abort all groups; the message of one that has something to say."""
-        from .group import end_all
-
-        said = end_all(self.groups, reason)
-        told = [text for text, group in zip(said, self.groups, strict=True) if group.lost()]
-        return (told or said)[0]
 
 
 class Watchdog:
-    """A thread that ends the groups when something blocks this one for too long.
+    """A thread that aborts the groups when a call blocks this thread, and a rank is lost.
 
-    For calls that cannot be polled, as a library that waits inside of its own code:
+    For calls that cannot be polled, as a library that waits inside its own code:
 
         with watchdog.during("the prefill"):
             context.execute_async_v3(stream)
+
+    `groups` is read at each use, so it may grow.
     """
 
-    def __init__(self, groups: Sequence[Group], seconds: float | None = None) -> None:
-        self.groups, self.failure = tuple(groups), ""
-        self.seconds = seconds or min(group.timeout for group in groups)
-        self._look: _Look | None = None
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.failure = ""
+        self._groups = groups
+        self._work: _Work | None = None
         self._lock, self._stop = Lock(), Event()
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
 
     @contextmanager
-    def during(self, what: str) -> Iterator[None]:
-        """Inside, this thread has `seconds`; a PeerError after it where that was not enough."""
+    def during(self, what: str, seconds: float | None = None) -> Generator[None]:
+        """The block may take `seconds` (default: the groups' timeout); a PeerError after more."""
         with self._lock:
-            self._look = _Look(self.groups, time.monotonic() + self.seconds, what)
+            self._work = _Work(self._groups, what, time.monotonic(), seconds)
         try:
             yield
         except Exception as error:
@@ -106,7 +101,7 @@ class Watchdog:
             raise
         finally:
             with self._lock:
-                self._look = None
+                self._work = None
         if self.failure:
             raise PeerError(self.failure)
 
@@ -116,10 +111,8 @@ class Watchdog:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(_GLANCE):
+        while not self._stop.wait(_CHECK):
             with self._lock:
-                look = self._look
-                reason = look.problem(time.monotonic()) if look else ""
-                if look and reason:
-                    self.failure = look.end(reason)
+                if self._work and (problem := self._work.problem(time.monotonic(), False)):
+                    self.failure = problem
                     return

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from irc.backends.base import Gap, Program, report
-from irc.backends.communicator import Communicator
+from irc.argument_checks import check_count
+from irc.artifact.manifest import Progress, silent
+from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supported
 from irc.backends.fallback import FallbackProgram, fallback_of
 from irc.backends.lowering import STRUCTURE
 from irc.backends.onnx.emitter import TABLE, Emitter
 from irc.backends.onnx.facts import EXACT_MODEL, MODEL, facts_of
 from irc.backends.onnx.growth import repeatable
 from irc.backends.onnx.per_rank import Template
-from irc.backends.onnx.schema import register_schema
 from irc.backends.onnx.stages import Stage, stages_of
 from irc.backends.onnx.storage import Locations, Storage
-from irc.checkpoint import Reader
-from irc.core import Function, Module, Op
+from irc.backends.ranks.communicator import Communicator
 from irc.errors import Error, did_you_mean
-from irc.given import check_count
+from irc.ir.core import Function, Module, Op
+from irc.weights.checkpoint import Reader
 
 
-class OnnxBackend:
+class OnnxBackend(Backend):
     """Opset 24, IR version 11, weights as external data; the same module gives the same bytes."""
 
     name = "onnx"
@@ -34,7 +34,7 @@ class OnnxBackend:
         "pipeline, localize, fuse-collectives, cse, fold, dce"
     )
 
-    def unsupported(self, module: Module) -> list[Gap]:
+    def unsupported(self, module: Module) -> list[Unsupported]:
         """Every operation that has neither a lowering nor an expansion that is covered."""
         return TABLE.unsupported(module)
 
@@ -42,38 +42,34 @@ class OnnxBackend:
         """Whether the class has a lowering of its own, or is structure."""
         return cls.opname in STRUCTURE or TABLE.covers(cls)
 
-    def emit(self, module: Module, folder: Path, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    def emit(
+        self, module: Module, folder: Path, *, base: Path | None = None, progress: Progress = silent
+    ) -> Emitted:
         """Write `rank{r}.onnx` for every rank, and weight files where bytes had to be converted:
         `rank{r}.weights`, and `shared.weights` for what several ranks need. A function that is to
-        run where the main one has no room for ids becomes `rank{r}.exact.onnx` over the same bytes.
-
-        Options: `base`, the folder that relative paths in `module.files` start from; `progress`
-        is told what is written, and the fraction of it; `check` runs the ONNX checker and shape
-        inference. The facts are described in facts.py.
+        run where the capacity of the main one overflows becomes `rank{r}.exact.onnx` over the same
+        bytes. The facts are described in facts.py.
         """
-        gaps = self.unsupported(module)
-        if gaps:
-            raise report(gaps, self.name)
+        check_supported(self, module)
         check_module(module)
-        storage = Storage(Reader(module, options.get("base")), module.mesh)
+        storage = Storage(Reader(module, base), module.mesh)
         exact = fallback_of(module)
         with ExitStack() as stack:
             main = _Emission(module, module.main, MODEL, storage, stack)
             other = None if exact is None else _Emission(module, exact, EXACT_MODEL, storage, stack)
-            found = storage.write(folder, options.get("progress"))
-            checked = check if options.get("check") else None
-            facts = main.write(folder, found, checked)
+            found = storage.write(folder, progress)
+            facts = main.write(folder, found)
             if other is None:
-                return facts | {"fallback": None}
+                return Emitted(facts | {"fallback": None})
             again = {"again": repeatable(main.function, other.function)}
-            return facts | {"fallback": other.write(folder, found, checked) | again}
+            fallback = other.write(folder, found) | again
+            return Emitted(facts | {"fallback": fallback})
 
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:
         """The program on ONNX Runtime: of one rank in this thread, of several in a thread each.
 
-        Options as OnnxRuntimeProgram and ParallelProgram have them. With a `communicator` this
-        process runs one of several ranks, see DistributedProgram. Where there is a fallback, it
-        gets the same options.
+        Options as OnnxRuntimeProgram has them: with a `communicator` this process runs one of
+        several ranks. Where there is a fallback, it gets the same options.
         """
         several = len(manifest["ranks"]) > 1
         threads = several and options.get("communicator") is None
@@ -95,21 +91,13 @@ class OnnxBackend:
 
 
 def _loaded(
-    folder: Path,
-    facts: Mapping[str, Any],
-    communicator: Communicator | None = None,
-    **options: Any,
+    folder: Path, facts: Mapping[str, Any], communicator: Communicator | None = None, **options: Any
 ) -> Program:
     """One program of a folder; no rank talks to another one while it is loaded."""
-    from irc.backends.onnxruntime import OnnxRuntimeProgram, ParallelProgram
+    from irc.backends.onnxruntime import OnnxRuntimeProgram
 
-    if len(facts["ranks"]) == 1:
-        return OnnxRuntimeProgram(folder, facts, **options)
-    if communicator is None:
-        return ParallelProgram(folder, facts, **options)
-    from irc.backends.onnxruntime.distributed import DistributedProgram
-
-    return DistributedProgram(folder, facts, communicator, **options)
+    several = len(facts["ranks"]) > 1
+    return OnnxRuntimeProgram(folder, facts, communicator if several else None, **options)
 
 
 def check_module(module: Module) -> None:
@@ -139,15 +127,11 @@ class _Emission:
         emitter.emit()
         return emitter
 
-    def write(
-        self, folder: Path, found: Locations, checked: Callable[[bytes], None] | None
-    ) -> dict[str, Any]:
+    def write(self, folder: Path, found: Locations) -> dict[str, Any]:
         """Write a model per rank, once the weights have their places; the facts about them."""
         for stage, template in zip(self.stages, self.templates, strict=True):
             for rank in stage.ranks:
-                data = write_model(folder / self.model.format(rank), template.model(rank))
-                if checked is not None:
-                    checked(data)
+                write_model(folder / self.model.format(rank), template.model(rank))
         return facts_of(self.module, self.function, self.stages, self.emitters, found, self.model)
 
 
@@ -159,26 +143,3 @@ def write_model(path: Path, model: Any) -> bytes:
     except OSError as error:
         raise Error(f"cannot write {path}: {error.strerror or error}") from error
     return data
-
-
-def check(data: bytes) -> None:
-    """Raise what the ONNX checker or its shape inference finds wrong with a model."""
-    import onnx
-
-    register_schema()
-    model = onnx.load_model_from_string(data)
-    onnx.checker.check_model(_without_data(model))
-    onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
-
-
-def _without_data(model: Any) -> Any:
-    """A copy whose external initializers are inputs: the checker would open their files."""
-    copy = type(model)()
-    copy.CopyFrom(model)
-    kept = [t for t in copy.graph.initializer if not t.external_data]
-    from irc.backends.onnx.graph import value_info_of
-
-    copy.graph.input.extend(value_info_of(t) for t in copy.graph.initializer if t.external_data)
-    del copy.graph.initializer[:]
-    copy.graph.initializer.extend(kept)
-    return copy

@@ -1,4 +1,4 @@
-"""Walks a function and writes its ONNX graph by the lowering tables, once for all ranks.
+"""The ONNX graph of a function by the lowering tables, once for all ranks.
 
 On CPU every float narrower than f64 is computed in f32: ONNX Runtime has no bf16 arithmetic there
 and runs f16 through f32 anyway. Narrow weights stay narrow in their file and are cast once.
@@ -17,18 +17,18 @@ from irc.backends.lowering import Lowering, expansion
 from irc.backends.onnx.graph import COLLECTIVE, DTYPES, Graph, tensor, value_info
 from irc.backends.onnx.kernels import MISSING
 from irc.backends.onnx.storage import Form, Storage
-from irc.core import Function, Module, Op, Value, Weight
-from irc.dims import Dim, DimLike, Shape, product
-from irc.dtypes import numpy_dtype
 from irc.errors import Error
+from irc.ir.core import Function, Module, Op, Value, Weight
+from irc.ir.dims import Dim, DimLike, Shape, product
+from irc.ir.dtypes import numpy_dtype
 from irc.ops.collective import Exchange
 
 
 @dataclass
 class Place:
-    """The names under which a value is to be had: whole, and as a matrix of its last dimension."""
+    """The names of a value: in its own shape, and flattened to a matrix of its last dimension."""
 
-    whole: str | None = None
+    shaped: str | None = None
     flat: str | None = None
 
 
@@ -79,7 +79,7 @@ class Emitter:
         return {"i4": "i8", "u4": "u8"}.get(kind, kind)
 
     def emit(self) -> None:
-        """The whole function: inputs, operations, outputs."""
+        """Add the function: inputs, operations, outputs."""
         function, graph = self.function, self.graph
         results = self._output_names()
         graph.taken |= {str(a.name) for a in function.args} | set(results)
@@ -146,11 +146,11 @@ class Emitter:
         graph.where = f"{loc.file}:{loc.line}" if loc is not None else graph.where
 
     def bind(self, value: Value, out: str | Flat) -> None:
-        """`value` is to be had as `out`, which gets its printed name if it has none yet."""
+        """Note that `out` holds `value`; it gets the printed name of the value if it has none."""
         name = out.name if isinstance(out, Flat) else out
-        flat = isinstance(out, Flat) and value.type.rank != 2
+        flat = isinstance(out, Flat) and value.type.ndim != 2
         place = self._places.setdefault(value, Place())
-        place.flat, place.whole = (name, place.whole) if flat else (place.flat, name)
+        place.flat, place.shaped = (name, place.shaped) if flat else (place.flat, name)
         graph, wanted = self.graph, self._names.get(value)
         final = graph.now(name)
         if wanted is None or final in self._fixed | self._named or final in graph.initializers:
@@ -190,7 +190,7 @@ class Emitter:
             self._places[result] = self._place(value)
 
     def root(self, value: Value) -> Value:
-        """The value that a stand-in or a callee's argument stands for."""
+        """The value that a placeholder or a callee's argument represents."""
         while value in self._same:
             value = self._same[value]
         return value
@@ -204,15 +204,15 @@ class Emitter:
     def get(self, value: Value) -> str:
         """The name of a value in its own shape."""
         place = self._place(value)
-        if place.whole is None:
+        if place.shaped is None:
             assert place.flat is not None
-            place.whole = self.add("Reshape", place.flat, self.shape(value.type.shape))
-        return place.whole
+            place.shaped = self.add("Reshape", place.flat, self.shape(value.type.shape))
+        return place.shaped
 
     def flat(self, value: Value) -> str:
         """The name of a value as a matrix of its last dimension."""
         place = self._place(value)
-        if value.type.rank == 2:
+        if value.type.ndim == 2:
             return self.get(value) if place.flat is None else place.flat
         if place.flat is None:
             width = value.type.shape[-1]
@@ -220,8 +220,8 @@ class Emitter:
         return place.flat
 
     def is_flat(self, value: Value) -> bool:
-        """Whether the value is to be had as a matrix without another node."""
-        return value.type.rank > 2 and self._place(value).flat is not None
+        """Whether the value has a flattened name already."""
+        return value.type.ndim > 2 and self._place(value).flat is not None
 
     def _matrix(self, shape: Shape, width: DimLike) -> str:
         if isinstance(width, Dim) or width == 0:
@@ -261,7 +261,7 @@ class Emitter:
         """A scalar constant of an IR dtype, infinite where that has no such number."""
         return self.graph.constant(np.asarray(value).astype(self.numpy(dtype)))
 
-    def collective(self, op: Exchange, operation: str, ways: int, x: str) -> str:
+    def collective(self, op: Exchange, operation: str, group_size: int, x: str) -> str:
         """A node that exchanges `x` along dimension 0; per_rank.py writes the ranks into it."""
         self.graph.groups.append(op.axes)
         return self.add(
@@ -270,9 +270,9 @@ class Emitter:
             collective_operation=operation,
             reduce_op=getattr(op, "op", "none"),
             root=getattr(op, "root", -1),
-            group_size=ways,
+            group_size=group_size,
             groups=(),
-            nb_rank=ways,
+            nb_rank=group_size,
         )
 
     def cast64(self, value: Value) -> str:

@@ -1,21 +1,22 @@
-"""What the manifest says about emitted models: their ports, their files, who runs them.
+"""The facts of the manifest about emitted models: ports, files, and the ranks that run them.
 
-One shape for one rank and for many:
+The same for one rank and for many:
 
     axes     the mesh, slowest first: [["pp", 2], ["tp", 2]]
-    ports    inputs, states and outputs of the whole program {name, dtype, shape}; one that is split
-             over ranks has `axes`, a list of mesh axes per dimension. Dtypes are those to be fed:
-             every float narrower than f64 is f32
+    ports    inputs, states and outputs of the program over all ranks {name, dtype, shape}; one that
+             is sharded has `axes`, a list of mesh axes per dimension. Dtypes are those to be
+             passed: every float narrower than f64 is f32
     results  the names of all results in order, states among them
     base     the folder that checkpoint files are relative to, or null
     ranks    per rank {stage, model, weights, files}: its model, the weight files beside it, and
              those of the checkpoint below `base`
     stages   per pipeline stage {ports, results, writes, grows, receives, sends}: ports as the model
              of one rank has them; per result {result, output, state} its name, the model's, and
-             the input that is the same memory; see growth.py for writes and grows; what it takes
-             from and hands to other stages: [{stage, names}]
-    fallback null, or all of the above of the function that runs where `overflow` is not 0, over the
-             same weights, and `again`, whether it may do so over the states that a run has left
+             the input that is the same memory; see growth.py for writes and grows; the values that
+             it receives from and sends to other stages: [{stage, names}]
+    fallback null, or all of the above of the function that runs where `capacity_overflow` is not
+             0, over the same weights, and `again`, whether it may do so over the states that a run
+             has left
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from irc.backends.onnx.emitter import Emitter
 from irc.backends.onnx.growth import growing, writes_of
 from irc.backends.onnx.stages import Stage
 from irc.backends.onnx.storage import Locations
-from irc.core import Function, Module
-from irc.types import Axes
+from irc.ir.core import Function, Module
+from irc.ir.types import Axes
 
 MODEL, EXACT_MODEL = "rank{}.onnx", "rank{}.exact.onnx"
 
@@ -49,7 +50,7 @@ def facts_of(
     numbers = {rank: i for i, stage in enumerate(stages) for rank in stage.ranks}
     return {
         "axes": [list(axis) for axis in module.mesh.axes],
-        "ports": _ports(ports_of(function), emitters[0], _splits(function)),
+        "ports": _ports(ports_of(function), emitters[0], _sharding(function)),
         "results": list(function.result_names()),
         "base": found.base,
         "ranks": [
@@ -80,8 +81,8 @@ def _handed(names: Mapping[int, list[str]]) -> list[dict[str, Any]]:
     return [{"stage": number, "names": each} for number, each in names.items()]
 
 
-def _splits(function: Function) -> dict[tuple[str, bool], tuple[Axes, ...]]:
-    """(name, whether it is a result) -> the mesh axes that split each dimension."""
+def _sharding(function: Function) -> dict[tuple[str, bool], tuple[Axes, ...]]:
+    """(name, whether it is a result) -> the mesh axes that shard each dimension."""
     args = {(str(a.name), False): function.argument_layout(a) for a in function.args}
     results = zip(function.result_names(), function.result_layouts(), strict=True)
     types = args | {(name, True): type for name, type in results}
@@ -89,12 +90,12 @@ def _splits(function: Function) -> dict[tuple[str, bool], tuple[Axes, ...]]:
 
 
 def _ports(
-    ports: Ports, emitter: Emitter, splits: Mapping[tuple[str, bool], tuple[Axes, ...]]
+    ports: Ports, emitter: Emitter, sharding: Mapping[tuple[str, bool], tuple[Axes, ...]]
 ) -> dict[str, list[dict[str, Any]]]:
     def fact(port: Port, result: bool) -> dict[str, Any]:
         shape = [dim if isinstance(dim, int) else str(dim) for dim in port.shape]
         found = {"name": port.name, "dtype": emitter.dtype(port.dtype), "shape": shape}
-        axes = splits.get((port.name, result))
+        axes = sharding.get((port.name, result))
         return found if axes is None else found | {"axes": [list(each) for each in axes]}
 
     return {

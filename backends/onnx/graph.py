@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import ml_dtypes
 import numpy as np
 from onnx.onnx_ml_pb2 import (
     AttributeProto,
@@ -20,41 +19,14 @@ from onnx.onnx_ml_pb2 import (
     ValueInfoProto,
 )
 
-from irc.dims import Dim, DimLike
-from irc.types import Axes
+from irc.ir.dims import Dim, DimLike
+from irc.ir.dtypes import DTYPES as IR_DTYPES
+from irc.ir.dtypes import dtype_of
+from irc.ir.types import Axes
+from irc.onnx_format.operators import COLLECTIVE as COLLECTIVE
 
-OPSET, IR_VERSION = 24, 11  # the newest that ONNX Runtime 1.31 runs whole
-COLLECTIVE = "DistCollective"  # the node that needs other ranks
-DTYPES: dict[str, int] = {
-    "f64": TensorProto.DOUBLE,
-    "f32": TensorProto.FLOAT,
-    "f16": TensorProto.FLOAT16,
-    "bf16": TensorProto.BFLOAT16,
-    "f8e4m3": TensorProto.FLOAT8E4M3FN,
-    "f8e5m2": TensorProto.FLOAT8E5M2,
-    "i64": TensorProto.INT64,
-    "i32": TensorProto.INT32,
-    "i16": TensorProto.INT16,
-    "i8": TensorProto.INT8,
-    "u8": TensorProto.UINT8,
-    "i4": TensorProto.INT4,
-    "u4": TensorProto.UINT4,
-    "bool": TensorProto.BOOL,
-}
-_NUMPY = {
-    np.dtype(np.float32): "f32",
-    np.dtype(np.float64): "f64",
-    np.dtype(np.int64): "i64",
-    np.dtype(np.int32): "i32",
-    np.dtype(np.int16): "i16",
-    np.dtype(np.int8): "i8",
-    np.dtype(np.uint8): "u8",
-    np.dtype(np.bool_): "bool",
-    np.dtype(np.float16): "f16",
-    np.dtype(ml_dtypes.bfloat16): "bf16",
-    np.dtype(ml_dtypes.float8_e4m3fn): "f8e4m3",
-    np.dtype(ml_dtypes.float8_e5m2): "f8e5m2",
-}
+OPSET, IR_VERSION = 24, 11  # the newest whose operators ONNX Runtime 1.31 all runs
+DTYPES: dict[str, int] = {name: each.onnx for name, each in IR_DTYPES.items()}
 
 Attribute: TypeAlias = int | float | str | Sequence[int] | TensorProto
 
@@ -123,8 +95,8 @@ class Graph:
         proto = tensor(values)
         shown = ",".join(map(str, values.reshape(-1)[:8].tolist()))
         more = ",..." if values.size > 8 else ""
-        text = f"{_NUMPY[values.dtype]}[{shown}{more}]" if values.ndim else str(values[()])
-        base = text if values.ndim else f"{_NUMPY[values.dtype]}:{text}"
+        text = f"{dtype_of(values)}[{shown}{more}]" if values.ndim else str(values[()])
+        base = text if values.ndim else f"{dtype_of(values)}:{text}"
         name, n = base, 0
         while name in self.initializers and not _same(self.initializers[name], proto):
             n += 1
@@ -189,7 +161,7 @@ def entries(pairs: Mapping[str, str]) -> Iterable[StringStringEntryProto]:
 
 def tensor(values: np.ndarray) -> TensorProto:
     """An array as bytes inside the model."""
-    proto = TensorProto(data_type=DTYPES[_NUMPY[values.dtype]])
+    proto = TensorProto(data_type=DTYPES[dtype_of(values)])
     proto.dims.extend(values.shape)
     proto.raw_data = np.ascontiguousarray(values).tobytes()
     return proto
@@ -211,13 +183,6 @@ def attribute(name: str, value: Attribute) -> AttributeProto:
         proto.type = AttributeProto.INTS
         proto.ints.extend(value)
     return proto
-
-
-def value_info_of(initializer: TensorProto) -> ValueInfoProto:
-    """The type of an initializer, as that of an input."""
-    info = value_info(initializer.name, "f32", list(initializer.dims))
-    info.type.tensor_type.elem_type = initializer.data_type
-    return info
 
 
 def value_info(name: str, dtype: str, shape: Sequence[DimLike]) -> ValueInfoProto:

@@ -1,4 +1,4 @@
-"""What a run writes into key-value caches: may their capacity start small, may a run be repeated?
+"""The writes of a run to key-value caches; whether caches may start small or a run be repeated.
 
 A cache [B, H, C, D] may be bound with fewer than C positions as long as nothing reads past the
 tokens it holds. That is so where C occurs in the caches only, and every attention over them says
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from irc.core import Function, Op, Value
-from irc.dims import Dim, DimLike
+from irc.ir.core import Function, Op, Value
+from irc.ir.dims import Dim, DimLike
 
 
 def writes_of(function: Function) -> list[dict[str, str]]:
-    """Per kind of cache {past, step, capacity}: a run writes `step` tokens behind the `past` ones.
+    """Per kind of cache {past, step, capacity}: a run writes `step` tokens after the `past` ones.
 
-    `past` is an argument; step and capacity are dimensions as text. What a run writes behind
-    lengths that are computed in the graph is left to ONNX Runtime to check.
+    `past` is an argument; step and capacity are dimensions as text. ONNX Runtime checks
+    positions that are computed in the graph.
     """
     found: list[dict[str, str]] = []
     for op in function:
@@ -60,8 +60,8 @@ def repeatable(first: Function, second: Function) -> bool:
 
 
 def _overwritten(function: Function) -> dict[str, tuple[str, str]] | None:
-    """By state {the input with the lengths behind which it is written, tokens}; None where one is
-    changed in another way."""
+    """By state {the input with the positions where it is written, tokens}; None where one
+    changes in another way."""
     aliases, found = function.aliases(), dict[str, tuple[str, str]]()
     for result, at in aliases.items():
         state, value = function.args[at], function.returned[result]

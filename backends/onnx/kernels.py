@@ -1,4 +1,4 @@
-"""The kernels that ONNX Runtime lacks on CPU."""
+"""The dtypes for which ONNX Runtime has no kernel on CPU, by ONNX operator."""
 
 from __future__ import annotations
 
@@ -20,3 +20,4 @@ MISSING: dict[str, tuple[str, ...]] = {
     "ReduceProd": _NO_SMALL,
     "CumSum": _NO_SMALL,
 }
+WITHOUT_F64 = ("Erf", "Softplus", "Gelu")

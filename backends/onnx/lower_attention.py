@@ -12,13 +12,13 @@ import numpy as np
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
 from irc.backends.onnx.lower_elementwise import needs_f32
-from irc.core import Op, Value
-from irc.dims import Dim, DimLike, exact_divide, product
+from irc.ir.core import Op, Value
+from irc.ir.dims import Dim, DimLike, exact_divide, product
 from irc.ops.rope import inverse_frequencies
 
 
 def fixed_heads(op: Op) -> str | None:
-    """Refuses what the RotaryEmbedding of ONNX cannot say."""
+    """Refuses what ONNX's RotaryEmbedding cannot express."""
     if isinstance(op.operands[0].type.shape[2], Dim):
         return "has a symbolic number of heads"
     return needs_f32(op)
@@ -88,7 +88,7 @@ def _f32(e: Emitter, value: float) -> str:
 
 
 def fixed_groups(op: Op) -> str | None:
-    """Refuses what Attention-24 cannot say."""
+    """Refuses what Attention-24 cannot express."""
     assert isinstance(op, ops.Attention)
     if isinstance(op.key_heads, Dim) or isinstance(op.q.type.shape[2], Dim):
         return "has a symbolic number of heads"
@@ -146,10 +146,11 @@ def _valid_keys(e: Emitter, op: ops.Attention) -> str:
 
 
 def _scores(e: Emitter, op: ops.Attention) -> str:
-    """The operand attn_mask: what the other operands and attributes do not say."""
+    """The operand attn_mask: what the other operands and attributes do not express."""
     mask = "" if op.mask is None else e.get(op.mask)
-    window = _window(e, op)
-    for part in (window, _lengths(e, op)):
+    window = near_keys(e, op, causal=False)
+    # under causality nonpad_kv_seqlen is past + S, so that lengths are part of the mask
+    for part in (window, unpadded_keys(e, op) if op.causal else ""):
         mask = e.add("And", mask, part) if mask and part else mask or part
     if op.bias is not None:
         hidden = e.number(-np.inf, "f32")
@@ -162,9 +163,10 @@ def _scores(e: Emitter, op: ops.Attention) -> str:
     return e.add("Expand", mask, e.sizes((1, 1, tokens, 1)))
 
 
-def _window(e: Emitter, op: ops.Attention) -> str:
-    """Which keys are near enough to a query: bool [B|1, 1, S, T]."""
-    if not op.window:
+def near_keys(e: Emitter, op: ops.Attention, causal: bool) -> str:
+    """The keys that a query sees within the window, and by causality where `causal`: bool
+    [B|1, 1, S, T], or ""."""
+    if not op.window and not causal:
         return ""
     tokens, keys = op.q.type.shape[1], _keys(op)
     past = None if op.past is None else e.root(op.past)
@@ -173,15 +175,19 @@ def _window(e: Emitter, op: ops.Attention) -> str:
         first = e.dim(keys - tokens) if op.past is None else e.cast64(op.past)
         first = e.add("Reshape", first, e.ints(-1, 1, 1, 1))
         query = e.add("Add", first, e.add("Reshape", e.iota(tokens), e.ints(1, 1, -1, 1)))
-        edge = e.add("Sub", query, e.number(op.window, "i64"))
-        return e.add("Greater", e.add("Reshape", e.iota(keys), e.ints(1, 1, 1, -1)), edge)
+        key = e.add("Reshape", e.iota(keys), e.ints(1, 1, 1, -1))
+        found = e.add("LessOrEqual", key, query) if causal else ""
+        if not op.window:
+            return found
+        near = e.add("Greater", key, e.add("Sub", query, e.number(op.window, "i64")))
+        return e.add("And", found, near) if found else near
 
-    return e.cached(("window", past, op.window, tokens, keys), make)
+    return e.cached(("near", past, causal, op.window, tokens, keys), make)
 
 
-def _lengths(e: Emitter, op: ops.Attention) -> str:
-    """Which keys are no padding, where nonpad_kv_seqlen says something else: bool [B, 1, 1, T]."""
-    if op.lengths is None or not op.causal:
+def unpadded_keys(e: Emitter, op: ops.Attention) -> str:
+    """The keys that are not padding: bool [B, 1, 1, T], or ""."""
+    if op.lengths is None:
         return ""
     lengths, keys = op.lengths, _keys(op)
 

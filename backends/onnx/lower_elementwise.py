@@ -1,4 +1,4 @@
-"""Arithmetic, functions, comparison, logic, selection and conversion as ONNX nodes."""
+"""Elementwise operations as ONNX nodes: those of the shared table, and those that differ."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import numpy as np
 
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
-from irc.core import Op, Value
-from irc.dtypes import dtype
+from irc.backends.onnx.graph import Attribute
+from irc.backends.onnx.kernels import WITHOUT_F64
+from irc.ir.core import Op, Value
+from irc.ir.dtypes import dtype
+from irc.onnx_format.operators import ELEMENTWISE, Row
 
 
 def needs_f32(op: Op) -> str | None:
@@ -20,11 +23,11 @@ def needs_f32(op: Op) -> str | None:
 
 
 def apply(
-    e: Emitter, kind: str, dtype: str, inputs: Sequence[str], *rest: str, **attributes: int
+    e: Emitter, kind: str, dtype: str, inputs: Sequence[str], *rest: str, **attributes: Attribute
 ) -> str:
     """A node whose result has the dtype of its `inputs`, through i32 where there is no kernel.
 
-    `rest` are inputs behind them that stay as they are, such as axes.
+    `rest` are the following inputs, which are not converted, such as axes.
     """
     dtype = e.dtype(dtype)
     if dtype not in e.missing.get(kind, ()):
@@ -42,62 +45,31 @@ def select(e: Emitter, condition: str, x: str, y: str, dtype: str) -> str:
 
 
 def aligned(e: Emitter, op: Op) -> tuple[list[str], Callable[[str], str | Flat]]:
-    """The operands' names, and how the result is to be had.
+    """The operands' names, and what makes the result of a name.
 
     All are matrices where one of them is one already and the others are of the same shape, or
     vectors and scalars, which broadcast either way.
     """
     shape = op.result.type.shape
-    fits = all(v.type.shape == shape or v.type.rank < 2 for v in op.operands)
+    fits = all(v.type.shape == shape or v.type.ndim < 2 for v in op.operands)
     if not fits or not any(e.is_flat(v) for v in op.operands):
         return [e.get(v) for v in op.operands], lambda name: name
-    return [e.flat(v) if v.type.rank > 1 else e.get(v) for v in op.operands], Flat
+    return [e.flat(v) if v.type.ndim > 1 else e.get(v) for v in op.operands], Flat
 
 
-def plain(kind: str) -> Callable[[Emitter, Op], Lowered]:
+def _row(row: Row) -> Callable[[Emitter, Op], Lowered]:
     """The lowering to one node of the same meaning."""
 
     def lower(e: Emitter, op: Op) -> Lowered:
         names, result = aligned(e, op)
-        return result(apply(e, kind, op.operands[0].type.dtype, names))
+        kind = op.operands[0].type.dtype
+        return result(apply(e, row.kind, kind, names, **row.to_onnx(op)))
 
     return lower
 
 
-_SAME: dict[type[Op], str] = {
-    ops.Add: "Add",
-    ops.Sub: "Sub",
-    ops.Mul: "Mul",
-    ops.Div: "Div",
-    ops.Pow: "Pow",
-    ops.Neg: "Neg",
-    ops.Abs: "Abs",
-    ops.Sign: "Sign",
-    ops.Sqrt: "Sqrt",
-    ops.Reciprocal: "Reciprocal",
-    ops.Exp: "Exp",
-    ops.Log: "Log",
-    ops.Sin: "Sin",
-    ops.Cos: "Cos",
-    ops.Round: "Round",
-    ops.Floor: "Floor",
-    ops.Ceil: "Ceil",
-    ops.Sigmoid: "Sigmoid",
-    ops.Tanh: "Tanh",
-    ops.Relu: "Relu",
-    ops.Eq: "Equal",
-    ops.Lt: "Less",
-    ops.Le: "LessOrEqual",
-    ops.Gt: "Greater",
-    ops.Ge: "GreaterOrEqual",
-    ops.And: "And",
-    ops.Or: "Or",
-    ops.Not: "Not",
-}
-for _cls, _kind in _SAME.items():
-    TABLE.lower(_cls)(plain(_kind))
-TABLE.lower(ops.Erf, unless=needs_f32)(plain("Erf"))
-TABLE.lower(ops.Softplus, unless=needs_f32)(plain("Softplus"))
+for _cls, _each in ELEMENTWISE.items():
+    TABLE.lower(_cls, unless=needs_f32 if _each.kind in WITHOUT_F64 else None)(_row(_each))
 
 
 def larger(e: Emitter, x: str, y: str, dtype: str, less: bool = False) -> str:
@@ -111,16 +83,10 @@ def larger(e: Emitter, x: str, y: str, dtype: str, less: bool = False) -> str:
     return e.add("Where", e.add("Less" if less else "Greater", x, y), x, y)
 
 
-@TABLE.lower(ops.Maximum)
-def maximum(e: Emitter, op: ops.Maximum) -> Lowered:
+@TABLE.lower(ops.Maximum, ops.Minimum)
+def extreme(e: Emitter, op: ops.Maximum | ops.Minimum) -> Lowered:
     (x, y), result = aligned(e, op)
-    return result(larger(e, x, y, op.x.type.dtype))
-
-
-@TABLE.lower(ops.Minimum)
-def minimum(e: Emitter, op: ops.Minimum) -> Lowered:
-    (x, y), result = aligned(e, op)
-    return result(larger(e, x, y, op.x.type.dtype, less=True))
+    return result(larger(e, x, y, op.x.type.dtype, less=isinstance(op, ops.Minimum)))
 
 
 @TABLE.lower(ops.Ne)
@@ -154,11 +120,11 @@ def _mod(e: Emitter, like: Value, x: str, y: str) -> str:
 @TABLE.lower(ops.FloorDiv)
 def floor_div(e: Emitter, op: ops.FloorDiv) -> Lowered:
     (x, y), result = aligned(e, op)
-    whole = e.add("Div", e.add("Sub", x, _mod(e, op.x, x, y)), y)
+    quotient = e.add("Div", e.add("Sub", x, _mod(e, op.x, x, y)), y)
     if not dtype(op.x.type.dtype).is_float:
-        return result(whole)
+        return result(quotient)
     by_zero = e.add("Equal", y, e.number(0, op.x.type.dtype))
-    return result(e.add("Where", by_zero, e.add("Div", x, y), e.add("Round", whole)))
+    return result(e.add("Where", by_zero, e.add("Div", x, y), e.add("Round", quotient)))
 
 
 @TABLE.lower(ops.Silu)
@@ -166,12 +132,6 @@ def silu(e: Emitter, op: ops.Silu) -> Lowered:
     # Sigmoid and Mul, which ONNX Runtime fuses; its Swish falls apart into four kernels.
     (x,), result = aligned(e, op)
     return result(e.add("Mul", x, e.add("Sigmoid", x)))
-
-
-@TABLE.lower(ops.Gelu, unless=needs_f32)
-def gelu(e: Emitter, op: ops.Gelu) -> Lowered:
-    (x,), result = aligned(e, op)
-    return result(e.add("Gelu", x, approximate=op.approximate))
 
 
 @TABLE.lower(ops.Clip)

@@ -1,13 +1,19 @@
-"""Reshaping, reordering, cutting, joining and repeating as ONNX nodes."""
+"""Reshaping, reordering, slicing, joining, repeating, and access by index as ONNX nodes."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Lowered
+from irc.backends.onnx.lower_elementwise import select
+from irc.ir.core import Value
+from irc.onnx_format.operators import DIRECT, PARTIAL
 
-_FIRST = int(np.iinfo(np.int64).min)  # where a backward slice ends that takes the first element
+_SMALL = ("i16", "i8", "u8", "i4", "u4")
+_FIRST = int(np.iinfo(np.int64).min)  # the end of a backward slice that takes the first element
 
 
 @TABLE.lower(ops.Reshape)
@@ -20,19 +26,14 @@ def expand(e: Emitter, op: ops.Expand) -> Lowered:
     return e.add("Expand", e.get(op.x), e.sizes(op.shape))
 
 
-@TABLE.lower(ops.Squeeze)
-def squeeze(e: Emitter, op: ops.Squeeze) -> Lowered:
-    return e.add("Squeeze", e.get(op.x), e.ints(*op.dims))
-
-
-@TABLE.lower(ops.Unsqueeze)
-def unsqueeze(e: Emitter, op: ops.Unsqueeze) -> Lowered:
-    return e.add("Unsqueeze", e.get(op.x), e.ints(*op.dims))
+@TABLE.lower(ops.Squeeze, ops.Unsqueeze)
+def squeeze(e: Emitter, op: ops.Squeeze | ops.Unsqueeze) -> Lowered:
+    return e.add(type(op).__name__, e.get(op.x), e.ints(*op.dims))
 
 
 @TABLE.lower(ops.Transpose)
 def transpose(e: Emitter, op: ops.Transpose) -> Lowered:
-    rank = op.x.type.rank
+    rank = op.x.type.ndim
     return e.add("Transpose", e.get(op.x), perm=[i % rank for i in op.order])
 
 
@@ -47,12 +48,13 @@ def split(e: Emitter, op: ops.Split) -> Lowered:
     if len(op.sizes) == 1:
         return e.get(op.x)
     sizes = e.sizes(op.sizes)
-    return e.graph.several(len(op.sizes), "Split", e.get(op.x), sizes, axis=op.dim)
+    words = PARTIAL[ops.Split].to_onnx(op)
+    return e.graph.several(len(op.sizes), "Split", e.get(op.x), sizes, **words)
 
 
 @TABLE.lower(ops.Concat)
 def concat(e: Emitter, op: ops.Concat) -> Lowered:
-    return e.add("Concat", *[e.get(v) for v in op.values], axis=op.dim)
+    return e.add("Concat", *map(e.get, op.values), **DIRECT[ops.Concat].to_onnx(op))
 
 
 @TABLE.lower(ops.Flip)
@@ -82,3 +84,49 @@ def pad(e: Emitter, op: ops.Pad) -> Lowered:
     if wide == kind:
         return e.add("Pad", x, sizes, value)
     return e.cast(e.add("Pad", e.cast(x, wide), sizes, value), kind)
+
+
+def _indices(e: Emitter, value: Value) -> str:
+    """Indices as ONNX takes them, i32 or i64."""
+    name = e.get(value)
+    return e.cast(name, "i32") if value.type.dtype in _SMALL else name
+
+
+@TABLE.lower(ops.Embedding)
+def embedding(e: Emitter, op: ops.Embedding) -> Lowered:
+    return known_rows(e, op, lambda ids: _rows(e, op.table, ids))
+
+
+def known_rows(e: Emitter, op: ops.Embedding, rows: Callable[[str], str]) -> Lowered:
+    """What `rows` gives for ids that lie inside the table, and zeros for others."""
+    ids, kind = _indices(e, op.ids), "i32" if op.ids.type.dtype in _SMALL else op.ids.type.dtype
+    if op.inside:
+        return rows(ids)
+    last = op.table.type.shape[0] - 1
+    low = e.number(0, kind)
+    if isinstance(last, int):
+        high = e.number(last, kind)
+    else:
+        high = e.cast(e.add("Squeeze", e.dim(last)), kind)
+    known = e.add("Min", e.add("Max", ids, low), high)
+    inside = e.add("Unsqueeze", e.add("Equal", ids, known), e.ints(-1))
+    kind = op.table.type.dtype
+    return select(e, inside, rows(known), e.number(0, kind), kind)
+
+
+def _rows(e: Emitter, table: Value, ids: str) -> str:
+    """The rows at ids that lie inside. Those of a narrow table are cast after they are read: the
+    table itself stays as it is stored."""
+    weight = e.weight(table)
+    name, stored = (e.get(table), e.dtype(table)) if weight is None else e.stored(weight)
+    if stored.startswith("f8"):
+        name, stored = e.get(table), e.dtype(table)  # no Gather of 8-bit floats
+    rows = e.add("Gather", name, ids, axis=0)
+    return rows if stored == e.dtype(table) else e.cast(rows, e.dtype(table))
+
+
+@TABLE.lower(ops.Gather, ops.GatherElements, ops.ScatterElements)
+def by_index(e: Emitter, op: ops.Gather | ops.GatherElements | ops.ScatterElements) -> Lowered:
+    row, (x, indices, *updates) = DIRECT[type(op)], op.operands
+    names = [e.get(x), _indices(e, indices), *map(e.get, updates)]
+    return e.add(row.kind, *names, **row.to_onnx(op))

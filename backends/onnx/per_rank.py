@@ -1,4 +1,4 @@
-"""One graph for all ranks of a stage, and what each rank's model has of its own."""
+"""The models of the ranks of a stage: one graph, with the weights, positions and groups of each."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import numpy as np
 from onnx.onnx_ml_pb2 import ModelProto, TensorProto
 
 from irc.backends.onnx.emitter import Emitter
-from irc.backends.onnx.graph import COLLECTIVE, tensor
+from irc.backends.onnx.graph import COLLECTIVE, entries, tensor
 from irc.backends.onnx.storage import Storage
-from irc.mesh import Mesh
-from irc.types import Axes
+from irc.ir.mesh import Mesh
+from irc.ir.types import Axes
+from irc.onnx_format.module_text import CHECKSUM, TEXT, checksum, text_of
 
 
 class Template:
@@ -18,6 +19,7 @@ class Template:
     def __init__(self, emitter: Emitter, storage: Storage) -> None:
         self.mesh, self.positions = emitter.module.mesh, emitter.graph.positions
         self.groups = emitter.graph.groups
+        self._text = text_of(emitter.module, emitter.function, lambda w: emitter.stored(w)[0])
         self._model = emitter.graph.model(emitter.module.name, {"irc.module": emitter.module.name})
         self._weights = {
             rank: [storage.place(form, name, rank) for name, form in emitter.forms.items()]
@@ -35,11 +37,19 @@ class Template:
             if proto.name in own:
                 proto.CopyFrom(own[proto.name])
         self.fill_groups(model, rank)
-        return model
+        return self._with_text(model)
 
     def shared(self) -> ModelProto:
         """The model that all ranks have in common, where their weights are inputs."""
-        return self._model
+        model = ModelProto()
+        model.CopyFrom(self._model)
+        return self._with_text(model)
+
+    def _with_text(self, model: ModelProto) -> ModelProto:
+        """The model with the text of its module, so that it is read back exactly."""
+        found = checksum(model.graph, lambda tensor: tensor.raw_data)
+        model.metadata_props.extend(entries({TEXT: self._text, CHECKSUM: found}))
+        return model
 
     def placed(self, rank: int) -> dict[str, TensorProto]:
         """Where each weight of a rank lies, by the name it has in the model."""
@@ -62,5 +72,5 @@ class Template:
 
 
 def group_of(mesh: Mesh, axes: Axes, rank: int) -> list[int]:
-    """The ranks that communicate with `rank` over `axes`, in the order of their parts."""
+    """The ranks that communicate with `rank` over `axes`, in the order of their shards."""
     return next(group for group in mesh.groups(axes) if rank in group)

@@ -9,13 +9,21 @@ from __future__ import annotations
 from threading import Lock
 from typing import Any
 
-from irc.backends.onnx.graph import COLLECTIVE, DTYPES, OPSET, attribute
-from irc.backends.onnx.lower_collective import OPERATIONS
+from irc.backends.onnx.graph import COLLECTIVE, OPSET, Attribute, attribute
+from irc.ir.dtypes import DTYPES
 
+_DEFAULTS: dict[str, Attribute] = {
+    "collective_operation": "",
+    "reduce_op": "none",
+    "groups": (),
+    "root": 0,
+    "group_size": 0,
+    "nb_rank": 1,
+}
 _DOC = """The collective `collective_operation` along dimension 0 among the ranks in `groups`.
 
 `nb_rank` ranks take part; part i is that of rank groups[i]. `root` is a position in `groups`, or -1
-where the operation has none. What ranks other than the root get is zero."""
+where the operation has none. Ranks other than the root get zeros."""
 
 _REGISTERING = Lock()  # ranks are loaded in threads
 
@@ -39,38 +47,14 @@ def _schema() -> Any:
         doc=_DOC,
         inputs=[onnx.defs.OpSchema.FormalParameter("x", "T")],
         outputs=[onnx.defs.OpSchema.FormalParameter("y", "T")],
-        type_constraints=[("T", _types(), "every dtype")],
-        attributes=_attributes(onnx.defs.OpSchema),
+        type_constraints=[("T", [f"tensor({each.onnx_name})" for each in DTYPES.values()], "")],
+        attributes=[
+            onnx.defs.OpSchema.Attribute(name, attribute(name, default), "")
+            for name, default in _DEFAULTS.items()
+        ],
     )
     schema.set_type_and_shape_inference_function(_infer)
     return schema
-
-
-def _types() -> list[str]:
-    names = {"f64": "double", "f32": "float", "f16": "float16", "bf16": "bfloat16", "bool": "bool"}
-    names |= {"f8e4m3": "float8e4m3fn", "f8e5m2": "float8e5m2"}
-    integers = {kind: kind.replace("i", "int").replace("u", "uint") for kind in DTYPES}
-    return [f"tensor({names.get(kind, integers[kind])})" for kind in DTYPES]
-
-
-def _attributes(schema: Any) -> list[Any]:
-    text = [
-        schema.Attribute(name, schema.AttrType.STRING, about, required=True)
-        for name, about in (
-            ("collective_operation", ", ".join(OPERATIONS.values())),
-            ("reduce_op", "sum, max, min, prod or none"),
-        )
-    ]
-    groups = schema.Attribute("groups", attribute("groups", ()), "the ranks, in order of parts")
-    numbers = [
-        schema.Attribute(name, attribute(name, default), about)
-        for name, default, about in (
-            ("root", 0, "a position in groups"),
-            ("group_size", 0, "how many groups has"),
-            ("nb_rank", 1, "how many ranks take part"),
-        )
-    ]
-    return [*text, groups, *numbers]
 
 
 def _infer(context: Any) -> None:
@@ -79,14 +63,10 @@ def _infer(context: Any) -> None:
     found.CopyFrom(context.get_input_type(0))
     kind = context.get_attribute("collective_operation").s.decode()
     ranks = context.get_attribute("nb_rank").i
-    if found.tensor_type.HasField("shape") and kind in _SCALES:
+    if found.tensor_type.HasField("shape") and ("gather" in kind or "scatter" in kind):
         first = found.tensor_type.shape.dim[0]
-        known = first.HasField("dim_value")
-        size = first.dim_value
+        size = first.dim_value if first.HasField("dim_value") else None
         first.Clear()
-        if known:
-            first.dim_value = size * ranks if _SCALES[kind] == "grows" else size // ranks
+        if size is not None:
+            first.dim_value = size * ranks if "gather" in kind else size // ranks
     context.set_output_type(0, found)
-
-
-_SCALES = {"all_gather": "grows", "gather": "grows", "reduce_scatter": "cut", "scatter": "cut"}

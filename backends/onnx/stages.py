@@ -1,21 +1,23 @@
 """The functions that ranks run: the main function, or one per pipeline stage.
 
-A function that is cut into stages consists of calls, each with the number of the stage that runs
-it. A stage becomes one function: what it needs of the main arguments and of earlier stages in, the
-results it makes and what later stages need out.
+A function of several stages consists of calls, each with the number of the stage that runs
+it. A stage becomes one function: its arguments are those of the main arguments and of the values of
+earlier stages that it needs; its results are those of the main function that it makes, and the
+values that later stages need.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from irc.core import Function, Module, Op, Result, Value, Weight
-from irc.dims import Dim
 from irc.errors import Error
-from irc.mesh import Mesh
+from irc.ir.core import Function, Module, Op, Result, Value, Weight
+from irc.ir.dims import Dim
+from irc.ir.mesh import Mesh
 from irc.ops import Return
 
 AXIS = "pp"  # the mesh axis along which stages lie
@@ -25,8 +27,7 @@ AXIS = "pp"  # the mesh axis along which stages lie
 class Stage:
     """One function and the ranks that run it.
 
-    `receives` and `sends` name the values that it takes from, and hands to, other stages, by their
-    numbers.
+    `receives` and `sends` name the values from and to other stages, by the numbers of these.
     """
 
     function: Function
@@ -37,24 +38,24 @@ class Stage:
 
 @contextmanager
 def stages_of(module: Module, function: Function | None = None) -> Generator[list[Stage]]:
-    """The stages of the main (or another) function in order; one with itself if it is not cut."""
+    """The stages of the main (or another) function in order; one stage if it has no calls."""
     main = module.main if function is None else function
-    cut = _Cut(module.mesh, main)
-    if not cut.calls:
+    calls = _Pipeline(module.mesh, main)
+    if not calls.calls:
         yield [Stage(main, list(range(module.mesh.ranks)))]
         return
     stages: list[Stage] = []
     try:
-        for number in range(cut.count):
-            stages.append(cut.stage(number))
+        for number in range(calls.count):
+            stages.append(calls.stage(number))
         yield stages
     finally:
         for stage in stages:
             for op in stage.function:
-                op.drop_operands()  # the weights outlive the copies
+                op.drop_operands()  # the weights remain in use
 
 
-class _Cut:
+class _Pipeline:
     """A main function that is calls of stages."""
 
     def __init__(self, mesh: Mesh, main: Function) -> None:
@@ -79,8 +80,8 @@ class _Cut:
             late = [v for v in op.operands if self.maker.get(v, 0) > _number(op)]
             if op.opname != "return" and _number(op) < 0:
                 raise Error(
-                    f"{op.opname} stands between the calls of stages, and no stage runs it; "
-                    "let the pass pipeline cut the function after all others"
+                    f"{op.opname} is between the calls of stages, and no stage runs it; "
+                    "make the pass pipeline run after all others"
                 ).at(op)
             if op.opname != "return" and late:
                 raise Error(
@@ -91,7 +92,7 @@ class _Cut:
             arg = self.main.args[a]
             if len(self.users[arg]) > 1:
                 shown = " and ".join(map(str, self.users[arg]))
-                raise Error(f"the state {arg.name} is used by the stages {shown}; one must keep it")
+                raise Error(f"the state {arg.name} is used by the stages {shown}; expected one")
 
     def stage(self, number: int) -> Stage:
         """The function of one stage, with copies of what its calls lead to."""
@@ -120,7 +121,7 @@ class _Cut:
         return stage
 
     def _results(self, number: int) -> list[int]:
-        """Which results of the main function the stage makes; those that none makes, the first."""
+        """Which results of the main function the stage makes; the first makes those of none."""
         found: list[int] = []
         for i, value in enumerate(self.main.returned):
             first = next(iter(self.users.get(value, ())), 0)
@@ -148,8 +149,8 @@ class _Cut:
         received = [value for value in used if self.maker.get(value, number) != number]
         needed = _symbols([*received, *(op.attributes["callee"] for op in calls)])
         for name in needed:
-            if not any(_tells(value, name) for value in (*used, *received)):
-                more = next((arg for arg in self.main.args if _tells(arg, name)), None)
+            if not any(_determines(value, name) for value in (*used, *received)):
+                more = next((arg for arg in self.main.args if _determines(arg, name)), None)
                 used |= {} if more is None else {more: None}  # for its shape alone
         return [arg for arg in self.main.args if arg in used], received
 
@@ -180,15 +181,15 @@ def _name(main: Function, arg: int | None) -> str | None:
 
 
 def _handed_names(main: Function, maker: dict[Value, int]) -> dict[Value, str]:
-    """A name for everything that a stage makes, unlike all arguments and results."""
+    """Unique names for the values that stages make."""
     taken = {str(arg.name) for arg in main.args} | set(main.result_names())
     names: dict[Value, str] = {}
     for value, number in maker.items():
-        base = f"stage{number}.{value.name or 'value'}"
+        base = re.sub(r"\W", "_", f"stage{number}_{value.name or 'value'}")
         name, n = base, 0
         while name in taken:
             n += 1
-            name = f"{base}.{n}"
+            name = f"{base}_{n}"
         taken.add(name)
         names[value] = name
     return names
@@ -229,7 +230,7 @@ def _symbols(things: Iterable[Any]) -> dict[str, None]:
     return found
 
 
-def _tells(value: Value, symbol: str) -> bool:
+def _determines(value: Value, symbol: str) -> bool:
     """Whether a dimension of the value is `a*symbol + b`."""
     return any(
         isinstance(dim, Dim) and {name for name, _ in dim.terms} - {()} == {(symbol,)}

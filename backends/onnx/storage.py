@@ -1,6 +1,6 @@
-"""Where the bytes of initializers lie: in the module's own files, or in files of ours.
+"""Where the bytes of initializers are: in the files of the module, or in files beside the models.
 
-A tensor whose bytes lie in a file as they are needed is referred to in place. All others are
+A tensor whose bytes are contiguous in a file is referred to in place. All others are
 streamed into a file beside the models, a block at a time: `rank{r}.weights` for what one rank
 needs, `shared.weights` for what several do.
 """
@@ -17,14 +17,14 @@ from typing import BinaryIO
 
 from onnx.onnx_ml_pb2 import TensorProto
 
-from irc.artifact import Progress, silent
+from irc.artifact.manifest import Progress, silent
 from irc.backends.onnx.graph import DTYPES, entries
-from irc.checkpoint import Extent, Reader
-from irc.core import Weight
-from irc.dtypes import dtype, is_float
 from irc.errors import Error
-from irc.mesh import Mesh
+from irc.ir.core import Weight
+from irc.ir.dtypes import dtype, is_float
+from irc.ir.mesh import Mesh
 from irc.weights import Ref
+from irc.weights.checkpoint import Extent, Reader
 
 ALIGNMENT = 4096  # a page, so that every tensor can be mapped
 OWN, SHARED = "rank{}.weights", "shared.weights"
@@ -41,13 +41,13 @@ class Form:
 
     @property
     def nbytes(self) -> int:
-        """The size of one rank's part."""
+        """The size of one rank's shard."""
         return dtype(self.dtype).nbytes(prod(self.shape))
 
 
 @dataclass
 class _Converted:
-    """Bytes that we write, the initializers that need them, and the ranks these belong to."""
+    """Bytes to be written, the initializers that need them, and the ranks of these."""
 
     form: Form
     protos: list[TensorProto] = field(default_factory=list[TensorProto])
@@ -65,7 +65,7 @@ class Locations:
     """Where the weights of all models are.
 
     `base` is the folder that checkpoint files are relative to; per rank, `files` are its checkpoint
-    files and `inside` those in the models' folder, ours and those of a bundle.
+    files and `inside` those in the models' folder: converted weights and those of a bundle.
     """
 
     base: str | None
@@ -109,16 +109,16 @@ class Storage:
         return proto
 
     def write(self, folder: Path, progress: Progress | None = None) -> Locations:
-        """Write our own files into the models' folder where needed, and point at everything.
+        """Write weight files into the models' folder where needed, and locate every initializer.
 
-        `progress` is told what is done, and the fraction of it.
+        `progress` gets the name of the step and the fraction that is done.
         """
         found = self.locate(folder)
         self._write_own(folder, progress or silent)
         return found
 
     def locate(self, folder: Path) -> Locations:
-        """Point at everything, as if what `write` writes into the models' folder were there."""
+        """Locate every initializer, as if `write` had written its files."""
         here = os.path.realpath(folder)
         paths = list(dict.fromkeys(extent.path for _, _, extent in self._in_place))
         outside = [path for path in paths if os.path.dirname(path) != here]
@@ -144,9 +144,9 @@ class Storage:
             ends[each.file] = each.offset + each.form.nbytes
 
     def _write_own(self, folder: Path, progress: Progress) -> None:
-        parts: dict[Weight, list[_Converted]] = {}
+        shards: dict[Weight, list[_Converted]] = {}
         for each in self._converted.values():
-            parts.setdefault(each.form.weight, []).append(each)
+            shards.setdefault(each.form.weight, []).append(each)
         total, done = sum(each.form.nbytes for each in self._converted.values()), 0
         path = folder
         try:
@@ -156,26 +156,26 @@ class Storage:
                     path = folder / each.file
                     if each.file not in files:
                         files[each.file] = stack.enter_context(open(path, "wb"))
-                for group in parts.values():
-                    self._write_parts(group, files)
+                for group in shards.values():
+                    self._write_shards(group, files)
                     done += sum(each.form.nbytes for each in group)
                     progress("writing the weights", done / total)
         except OSError as error:
             raise Error(f"cannot write {path}: {error.strerror or error}") from error
 
-    def _write_parts(self, parts: list[_Converted], files: Mapping[str, BinaryIO]) -> None:
-        """Write the parts of one weight in lockstep, since all are cut out of the same rows."""
-        ends = [each.offset for each in parts]
-        ranks = [each.ranks[0] for each in parts]
-        for blocks in self.reader.stream_bytes(parts[0].form.ref, ranks):
-            for i, (each, block) in enumerate(zip(parts, blocks, strict=True)):
+    def _write_shards(self, shards: list[_Converted], files: Mapping[str, BinaryIO]) -> None:
+        """Write the shards of one weight in lockstep, since all come from the same rows."""
+        ends = [each.offset for each in shards]
+        ranks = [each.ranks[0] for each in shards]
+        for blocks in self.reader.stream_bytes(shards[0].form.ref, ranks):
+            for i, (each, block) in enumerate(zip(shards, blocks, strict=True)):
                 file = files[each.file]
                 file.seek(ends[i])
                 ends[i] += file.write(block.data)
 
 
 def _as_stored(weight: Weight, reader: Reader, compute: str) -> tuple[Weight | Ref, str]:
-    """The reference without the casts that widen it to `compute`, which the graph then does."""
+    """(the reference without a cast to `compute`, which the graph does instead, its dtype)."""
     kind = weight.type.dtype
     ref = reader.narrowed(weight)
     narrow = reader.dtype(ref)

@@ -1,7 +1,5 @@
-"""ONNX Runtime on CPU: sessions over emitted models, caches bound in place, ranks as threads."""
+"""ONNX Runtime on CPU: sessions over emitted models, caches bound in place, one rank or several."""
 
-from irc.backends.onnxruntime.parallel import ParallelProgram
-from irc.backends.onnxruntime.program import OnnxRuntimeProgram
-from irc.backends.onnxruntime.stream import OnnxRuntimeStream
+from irc.backends.onnxruntime.program import OnnxRuntimeProgram, OnnxRuntimeStream
 
-__all__ = ["OnnxRuntimeProgram", "OnnxRuntimeStream", "ParallelProgram"]
+__all__ = ["OnnxRuntimeProgram", "OnnxRuntimeStream"]

@@ -1,4 +1,4 @@
-"""Memory for the values that segments and collectives hand on, reused once nobody needs it."""
+"""Memory for values between segments and collectives, reused after their last use."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from onnx.onnx_ml_pb2 import ValueInfoProto
 from irc.backends.onnx.graph import DTYPES
 from irc.backends.onnxruntime.segments import Collective, Segment
 from irc.backends.ranks.inputs import Sizes, sized
-from irc.dims import Dim, DimLike, Shape
-from irc.dtypes import numpy_dtype
 from irc.errors import Error
+from irc.ir.dims import Dim, DimLike, Shape
+from irc.ir.dtypes import numpy_dtype
 from irc.text.literals import parse_dim
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -26,9 +26,9 @@ _KINDS = {number: numpy_dtype(name) for name, number in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Between:
-    """A value that steps hand on: the first and last step that touch it, its dtype and shape.
+    """A value between steps: the first and last step that use it, its dtype and shape.
 
-    The shape is None where it is known at run time only.
+    The shape is None if it is known at run time only.
     """
 
     first: int
@@ -39,30 +39,30 @@ class Between:
 
 def between(
     steps: Sequence[Segment | Collective],
-    outside: frozenset[str],
+    ports: frozenset[str],
     types: Mapping[str, ValueInfoProto],
 ) -> dict[str, Between]:
-    """The values that steps make for later steps; `outside` are the model's inputs and outputs."""
+    """The values that steps compute for later steps; `ports`: the model's inputs and outputs."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for i, step in enumerate(steps):
         one = isinstance(step, Collective)
         first |= dict.fromkeys([step.result] if one else step.outputs, i)
         last |= dict.fromkeys([step.operand] if one else step.inputs, i)
-    known = {s for name in outside for s in _symbols(_shape(types[name]))}
+    known = {s for name in ports for s in _symbols(_shape(types[name]))}
     found: dict[str, Between] = {}
     for name in first:
-        if name in outside:
+        if name in ports:
             continue
         shape = _shape(types[name])
-        told = shape is not None and known.issuperset(_symbols(shape))
+        is_known = shape is not None and known.issuperset(_symbols(shape))
         kind = _KINDS[types[name].type.tensor_type.elem_type]
-        found[name] = Between(first[name], last[name], kind, shape if told else None)
+        found[name] = Between(first[name], last[name], kind, shape if is_known else None)
     return found
 
 
 def _shape(type: ValueInfoProto) -> Shape | None:
-    """The shape that a model says, None where it leaves a dimension open."""
+    """The shape in a model; None if it leaves a dimension open."""
     if not type.type.tensor_type.HasField("shape"):
         return None
     dims: list[DimLike] = []
@@ -82,7 +82,7 @@ def _symbols(shape: Shape | None) -> set[str]:
 
 
 def place(values: Mapping[str, Between], sizes: Sizes) -> dict[str, Array]:
-    """Arrays for the values whose shapes are known; two share memory if no step needs both."""
+    """Arrays for the values of known shapes; two share memory if no step uses both."""
     free: list[tuple[int, int, Array]] = []  # by size
     leaving: list[tuple[int, int, Array]] = []  # by last step
     placed: dict[str, Array] = {}
@@ -101,7 +101,7 @@ def place(values: Mapping[str, Between], sizes: Sizes) -> dict[str, Array]:
 
 
 def _take(free: list[tuple[int, int, Array]], count: int) -> Array:
-    """The smallest free memory of so many bytes, unless it is far too large; else new memory."""
+    """The smallest free memory of `count` bytes, unless it is twice as large; else new memory."""
     for i, (size, _, memory) in enumerate(free):
         if count <= size <= 2 * count:
             del free[i]

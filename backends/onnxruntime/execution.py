@@ -1,4 +1,4 @@
-"""One rank's model with memory bound to it: segments run, collectives talk to the other ranks."""
+"""Runs one rank's model: its segments on bound memory, and its collectives."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from onnxruntime import InferenceSession, IOBinding, OrtValue
 
-from irc.backends.communicator import Communicator
 from irc.backends.onnxruntime.buffers import place
 from irc.backends.onnxruntime.segments import Collective
 from irc.backends.onnxruntime.session import Part, Parts, first_line
+from irc.backends.ranks.communicator import Communicator
 from irc.backends.ranks.inputs import Sizes
 from irc.errors import Error
 
@@ -18,10 +18,10 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class Execution:
-    """A run that may be repeated. Every input and output is bound to an array before it.
+    """A repeatable run. Every input and output is bound to an array before it.
 
-    A value between two steps is one array, which the one writes and the other reads; it stays
-    while sizes do.
+    A value between two steps is one array, which one step writes and the next reads; it stays
+    while the sizes do.
     """
 
     def __init__(self, parts: Parts, communicator: Communicator | None = None) -> None:
@@ -38,23 +38,23 @@ class Execution:
         for name in part.inputs:
             self._readers.setdefault(name, []).append(binding)
         for name in part.outputs:
-            binding.bind_output(name)  # in this order they come out of the binding
+            binding.bind_output(name)  # get_outputs returns them in this order
         self._writers |= dict.fromkeys(part.outputs, binding)
         found = [(i, name) for i, name in enumerate(part.outputs) if self._unknown(name)]
         return _Segment(part.session, binding, found)
 
     def _unknown(self, name: str) -> bool:
-        """Whether only a run tells the shape."""
+        """Whether the shape is known at run time only."""
         return name in self._between and self._between[name].shape is None
 
     def bind(self, name: str, array: Array) -> None:
-        """Let a value of the model lie in this array."""
+        """Bind a value of the model to this array."""
         held = OrtValue.ortvalue_from_numpy(array)
         if name in self._writers:
             self._writers[name].bind_ortvalue_output(name, held)
-        self._hand_on(name, held, array)
+        self._bind_readers(name, held, array)
 
-    def _hand_on(self, name: str, held: OrtValue, array: Array) -> None:
+    def _bind_readers(self, name: str, held: OrtValue, array: Array) -> None:
         for binding in self._readers.get(name, ()):
             binding.bind_ortvalue_input(name, held)
         self._held[name], self._arrays[name] = held, array
@@ -67,29 +67,29 @@ class Execution:
             self._sizes = dict(sizes)
         for step in self._steps:
             if isinstance(step, Collective):
-                self._exchange(step)
+                self._run_collective(step)
             else:
                 self._run(step)
 
     def _run(self, segment: _Segment) -> None:
         for _, name in segment.unknown:
-            segment.binding.bind_output(name)  # what the last run found may not fit this one
+            segment.binding.bind_output(name)  # the output of the last run may not fit
         try:
             segment.session.run_with_iobinding(segment.binding)
         except Exception as error:  # each failure has a class of its own, with no common base
             raise Error(f"ONNX Runtime failed: {first_line(error)}") from error
         found = segment.binding.get_outputs() if segment.unknown else []
         for i, name in segment.unknown:
-            self._hand_on(name, found[i], found[i].numpy())
+            self._bind_readers(name, found[i], found[i].numpy())
 
-    def _exchange(self, step: Collective) -> None:
+    def _run_collective(self, step: Collective) -> None:
         """A collective reads where one segment wrote, and writes where another reads."""
         assert self._communicator is not None  # a model of one rank has no collectives
         operand = self._arrays[step.operand]
         if self._unknown(step.result):
-            shape = step.what.result_shape(operand.shape)
+            shape = step.call.result_shape(operand.shape)
             self.bind(step.result, np.empty(shape, operand.dtype))
-        self._communicator.exchange(step.what, operand, self._arrays[step.result])
+        self._communicator.collective(step.call, operand, self._arrays[step.result])
 
 
 class _Segment:

@@ -1,4 +1,4 @@
-"""What one rank runs: its model, what goes in and out of it, whom it hands values to."""
+"""The model of one rank: its sessions, inputs, outputs, and transfers to other stages."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from irc.backends.base import Arrays, Ports
-from irc.backends.communicator import Communicator
-from irc.backends.onnxruntime.session import open_parts
-from irc.backends.onnxruntime.stream import OnnxRuntimeStream
+from irc.backends.onnxruntime.session import Part, open_parts, run_part
+from irc.backends.onnxruntime.stream import RankStream
+from irc.backends.ranks.communicator import Communicator
 from irc.backends.ranks.facts import mesh_of_facts, peer, ports_of_facts, writes_of_facts
-from irc.backends.ranks.inputs import Sizes
+from irc.backends.ranks.inputs import Sizes, sized
 from irc.errors import Error
 
 
 class RankModel:
-    """The model of one rank with its sessions; all shapes and arrays are this rank's parts.
+    """The model of one rank with its sessions; all shapes and arrays are this rank's shards.
 
     `folder` holds it; `facts` is what the ONNX backend's `emit` returned. `threads` and
     `low_memory` are as OnnxRuntimeProgram has them. `outputs` has the model's name of every result,
-    `states` the result of every state. `taken` are the inputs that the caller gives; other stages
+    `states` the result of every state. `taken` are the inputs from the caller; other stages
     send the rest: `receives` and `sends` name values by the other rank.
     """
 
@@ -36,7 +36,7 @@ class RankModel:
         low_memory: bool = False,
     ) -> None:
         mesh = mesh_of_facts(facts)
-        self.rank = rank
+        self.rank, self._is_single = rank, len(facts["ranks"]) == 1
         stage = facts["stages"][facts["ranks"][rank]["stage"]]
         self.ports: Ports = ports_of_facts(stage["ports"])
         self.grows: str | None = stage["grows"]
@@ -53,7 +53,7 @@ class RankModel:
         self.parts = open_parts(Path(folder), facts, rank, threads, low_memory)
 
     def check_room(self, needed: int, capacity: int) -> None:
-        """An Error where a run would write behind the end of a cache."""
+        """An Error where a run would write beyond the end of a cache."""
         if needed > capacity:
             raise Error(
                 f"this run fills the caches up to position {needed}, but they have room for "
@@ -67,9 +67,19 @@ class RankModel:
 
         `sizes` has the symbols of the whole program's inputs.
         """
+        first = self.parts.steps[0]
+        if self._is_single and isinstance(first, Part):
+            return self._run_at_once(first, arrays, sizes)
         states = {port.name: arrays[port.name] for port in self.ports.states}
         plain = {name: array for name, array in arrays.items() if name not in states}
-        stream = OnnxRuntimeStream(self, sizes, communicator, states)
+        stream = RankStream(self, sizes, communicator, states)
         stream.check(plain, sizes)
         found = stream.advance(plain, sizes)
         return found | {self.states[name]: stream.held(name) for name in states}
+
+    def _run_at_once(self, part: Part, arrays: Mapping[str, np.ndarray], sizes: Sizes) -> Arrays:
+        """A run of the only rank, without the time that bindings take."""
+        for write in self.writes:
+            self.check_room(write.needed(arrays, sizes), sized([write.capacity], sizes)[0])
+        found = run_part(part, [*self.outputs.values()], arrays)
+        return dict(zip(self.outputs, found, strict=True))

@@ -1,65 +1,168 @@
-"""A model of one rank as a program on numpy arrays."""
+"""A program on ONNX Runtime: its ranks are threads of this process, or this is one over MPI."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from onnxruntime import InferenceSession
 
-from irc.backends.base import Arrays, Ports
+from irc.backends.base import Arrays, Ports, check_plain
 from irc.backends.onnxruntime.model import RankModel
-from irc.backends.onnxruntime.session import Part, first_line
-from irc.backends.onnxruntime.stream import OnnxRuntimeStream
-from irc.backends.ranks.inputs import Inputs, sized
+from irc.backends.onnxruntime.session import usable_cores
+from irc.backends.onnxruntime.stream import RankStream
+from irc.backends.ranks.collective_call import CollectiveCall
+from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.inputs import Sizes, sized
+from irc.backends.ranks.spread import Result, Spread
+from irc.backends.ranks.threads import TIMEOUT, ThreadWorld
 from irc.errors import Error
+from irc.ir.dtypes import numpy_dtype
+
+T = TypeVar("T")
+ByRank: TypeAlias = dict[int, T]
 
 
 class OnnxRuntimeProgram:
-    """An emitted model on CPU. `folder` holds it; `facts` is what the backend's `emit` returned.
+    """The emitted models on CPU; inputs and outputs are global arrays.
 
-    `threads`: how many an operation may use, the physical cores by default. `low_memory`: f32
-    weights stay pages of their files rather than being repacked, so that loading takes no time and
-    a run about a fifth more.
+    `folder` holds the models; `facts` is what the backend's `emit` returned. With a `communicator`
+    this process runs its rank, and every process gets the same inputs and outputs; else all ranks
+    are threads. `threads`: how many the ranks of this host together may use, the physical cores by
+    default. `low_memory`: f32 weights stay pages of their files rather than being repacked, so that
+    loading takes no time and a run about a fifth more. `timeout`: for how many seconds threads wait
+    while none of them moves.
     """
 
     def __init__(
         self,
         folder: Path,
         facts: Mapping[str, Any],
+        communicator: Communicator | None = None,
         *,
         threads: int | None = None,
         low_memory: bool = False,
+        timeout: float = TIMEOUT,
     ) -> None:
-        self.model = RankModel(folder, facts, threads=threads, low_memory=low_memory)
-        self._inputs = Inputs("forward", [*self.ports.inputs, *self.ports.states])
+        self.spread, self.communicator, self.timeout = Spread(facts), communicator, timeout
+        self.ranks = len(facts["ranks"])
+        if communicator is not None and communicator.ranks != self.ranks:
+            raise Error(
+                f"{folder} has {self.ranks} ranks, and {communicator.ranks} processes run it"
+            )
+        local = self.ranks if communicator is None else communicator.local_ranks
+        each = threads_per_rank(local, len(facts["stages"]), threads or usable_cores())
+        # in threads: making sessions takes most of the time, and takes it outside of Python
+        self.models: ByRank[RankModel] = self.on_ranks(
+            self.new_world(),
+            lambda c: RankModel(folder, facts, c.rank, threads=each, low_memory=low_memory),
+        )
 
     @property
     def ports(self) -> Ports:
-        """What goes in, what stays, what comes out."""
-        return self.model.ports
-
-    @property
-    def session(self) -> InferenceSession:
-        """The session that runs the whole model."""
-        (part,) = (step for step in self.model.parts.steps if isinstance(step, Part))
-        return part.session
+        """The inputs, states and outputs, as global arrays."""
+        return self.spread.ports
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Every argument in (states too), every result out; nothing is kept."""
-        arrays, sizes = self._inputs.bind(inputs)
-        for write in self.model.writes:
-            capacity = sized([write.capacity], sizes)[0]
-            self.model.check_room(write.needed(arrays, sizes), capacity)
-        outputs = self.model.outputs
-        try:
-            found = self.session.run([*outputs.values()], arrays)
-        except Exception as error:  # each failure has a class of its own, with no common base
-            raise Error(f"ONNX Runtime failed: {first_line(error)}") from error
-        return {name: np.asarray(value) for name, value in zip(outputs, found, strict=True)}
+        arrays, sizes = self.spread.every.bind(inputs)
+
+        def one(communicator: Communicator) -> Arrays:
+            model = self.models[communicator.rank]
+            return model.run(self.spread.part(model, arrays), sizes, communicator)
+
+        found = self.on_ranks(self.new_world(), one)
+        return self.joined(self.spread.results, found, sizes)
 
     def open(self, sizes: Mapping[str, int]) -> OnnxRuntimeStream:
         """A stream whose states are zeros; `sizes` gives the symbols in their shapes."""
-        return OnnxRuntimeStream(self.model, sizes)
+        return OnnxRuntimeStream(self, sizes)
+
+    def new_world(self) -> ThreadWorld | None:
+        """Threads for the ranks; None where this process is one rank."""
+        return ThreadWorld(self.ranks, self.timeout) if self.communicator is None else None
+
+    def on_ranks(self, world: ThreadWorld | None, work: Callable[[Communicator], T]) -> ByRank[T]:
+        """What `work` returns on the ranks of this process."""
+        if self.communicator is not None:
+            return {self.communicator.rank: work(self.communicator)}
+        assert world is not None
+        return dict(enumerate(world.run(work)))
+
+    def joined(self, names: Iterable[str], found: ByRank[Arrays], sizes: Sizes) -> Arrays:
+        """Global results from those of the ranks of this process."""
+        if self.communicator is None:
+            return self.spread.whole([found[rank] for rank in range(self.ranks)], sizes)
+        (own,) = found.values()
+        return {name: self._joined(name, own.get(name), sizes) for name in names}
+
+    def _joined(self, name: str, own: np.ndarray | None, sizes: Sizes) -> np.ndarray:
+        """One global result, bit for bit the same in every process.
+
+        A result that is replicated is broadcast too: processors of different kinds may round
+        differently, and the tokens chosen by it must not differ.
+        """
+        result = self.spread.results[name]
+        sources = self.spread.sources(result)
+        sent = {
+            source: self._broadcast(name, source, own, result, sizes)
+            for source in dict.fromkeys(sources.values())
+        }
+        parts = {maker: sent[source] for maker, source in sources.items()}
+        return self.spread.joined(result, parts, sizes)
+
+    def _broadcast(
+        self, name: str, source: int, own: np.ndarray | None, result: Result, sizes: Sizes
+    ) -> np.ndarray:
+        assert self.communicator is not None
+        shape = zip(sized(result.port.shape, sizes), result.axes, strict=True)
+        local = tuple(-(-n // self.spread.mesh.group_size(axes)) for n, axes in shape)
+        out = np.empty(local, numpy_dtype(result.port.dtype))
+        operand = out if own is None else np.asarray(own, order="C")
+        group = tuple(range(self.ranks))
+        call = CollectiveCall("broadcast", "none", group, source, f"the result {name}")
+        self.communicator.collective(call, operand, out)
+        return out
+
+
+class OnnxRuntimeStream:
+    """The states of one conversation, on the ranks of this process.
+
+    After a failure of a rank it cannot be used any more.
+    """
+
+    def __init__(self, program: OnnxRuntimeProgram, sizes: Mapping[str, int]) -> None:
+        self._program, self._world = program, program.new_world()
+        self._names = [port.name for port in program.ports.outputs]
+        self.ranks: ByRank[RankStream] = {
+            rank: RankStream(model, sizes, self._communicator(rank))
+            for rank, model in program.models.items()
+        }
+
+    def _communicator(self, rank: int) -> Communicator | None:
+        world = self._world
+        return self._program.communicator if world is None else world.communicator(rank)
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """Run once over the plain inputs, advance the states, return the plain outputs."""
+        program, spread = self._program, self._program.spread
+        check_plain(inputs, spread.ports)
+        arrays, sizes = spread.plain.bind(inputs)
+        parts = {rank: spread.part(model, arrays) for rank, model in program.models.items()}
+        for rank, stream in self.ranks.items():
+            stream.check(parts[rank], sizes)
+        found = program.on_ranks(
+            self._world, lambda c: self.ranks[c.rank].advance(parts[c.rank], sizes)
+        )
+        return program.joined(self._names, found, sizes)
+
+    def share(self, other: OnnxRuntimeStream) -> None:
+        """Keep the states in the memory of another stream, which has the same ones."""
+        for rank, stream in self.ranks.items():
+            stream.share(other.ranks[rank])
+
+
+def threads_per_rank(ranks: int, stages: int, cores: int) -> int:
+    """How many threads the operations of each rank of a host use; pipeline stages take turns."""
+    return max(1, cores // max(1, ranks // stages))

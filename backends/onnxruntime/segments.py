@@ -1,7 +1,7 @@
-"""Cuts a rank's model at its collectives: segments that ONNX Runtime runs, and what lies between.
+"""Divides a rank's model at its collectives into segments, which ONNX Runtime runs.
 
-Nodes keep their order, so a segment is what stands between two collectives. What follows from
-initializers alone goes into every segment that needs it, rather than from one to the next.
+Nodes keep their order, so a segment is the nodes between two collectives. A value that depends on
+initializers alone is computed in every segment that uses it, rather than passed on.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from dataclasses import dataclass, field
 
 from onnx.onnx_ml_pb2 import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from irc.backends.communicator import Exchange
 from irc.backends.onnx.graph import COLLECTIVE
+from irc.backends.ranks.collective_call import CollectiveCall
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One node between segments: `what` of the value `operand` into the value `result`."""
+    """One node between segments: `call` on the value `operand` gives the value `result`."""
 
-    what: Exchange
+    call: CollectiveCall
     operand: str
     result: str
 
 
 @dataclass
 class Segment:
-    """Nodes that run without a collective, and the values that go in and out."""
+    """Nodes without a collective, and the values that they use and compute for others."""
 
     nodes: list[NodeProto] = field(default_factory=list[NodeProto])
     inputs: list[str] = field(default_factory=list[str])
     outputs: list[str] = field(default_factory=list[str])
 
 
-def cut(model: ModelProto) -> list[Segment | Collective]:
-    """The steps of a model in order, without those that lead to no output."""
+def divide(model: ModelProto) -> list[Segment | Collective]:
+    """The steps of a model in order, without those that no output depends on."""
     constants = _Constants(model)
     steps: list[Segment | Collective] = [Segment()]
     for node in model.graph.node:
@@ -59,18 +59,18 @@ def cut(model: ModelProto) -> list[Segment | Collective]:
 def _collective(node: NodeProto) -> Collective:
     found = {attribute.name: attribute for attribute in node.attribute}
     lines = [entry.value for entry in node.metadata_props if entry.key == "loc"]
-    what = Exchange(
+    call = CollectiveCall(
         found["collective_operation"].s.decode(),
         found["reduce_op"].s.decode(),
         tuple(found["groups"].ints),
         found["root"].i,
         f"{node.name} ({lines[0]})" if lines else node.name,
     )
-    return Collective(what, node.input[0], node.output[0])
+    return Collective(call, node.input[0], node.output[0])
 
 
 class _Constants:
-    """The nodes that no input reaches, by their outputs, in order."""
+    """The nodes that depend on no input, by their outputs, in order."""
 
     def __init__(self, model: ModelProto) -> None:
         self.weights = {tensor.name for tensor in model.graph.initializer}
@@ -82,7 +82,7 @@ class _Constants:
                 self.nodes |= dict.fromkeys(node.output, i)
 
     def behind(self, names: Iterable[str]) -> list[NodeProto]:
-        """What makes these values, in order."""
+        """The nodes that compute these values, in order."""
         found: set[int] = set()
         waiting = [self.nodes[name] for name in names if name in self.nodes]
         while waiting:
@@ -94,8 +94,8 @@ class _Constants:
 
 
 def _wire(segment: Segment, needed: dict[str, None], constants: _Constants) -> None:
-    """Find inputs and outputs of a segment from what is `needed` behind it, then before it."""
-    segment.nodes = _leading_to(needed, segment.nodes)
+    """Find inputs and outputs of a segment; `needed`: the values used after it, then before it."""
+    segment.nodes = _required_by(needed, segment.nodes)
     used = dict.fromkeys(name for node in segment.nodes for name in node.input if name)
     fixed = [name for name in needed if name in constants.nodes]
     segment.nodes = [*constants.behind([*used, *fixed]), *segment.nodes]
@@ -107,8 +107,8 @@ def _wire(segment: Segment, needed: dict[str, None], constants: _Constants) -> N
     needed |= dict.fromkeys(segment.inputs)
 
 
-def _leading_to(needed: Iterable[str], nodes: Sequence[NodeProto]) -> list[NodeProto]:
-    """The nodes without which these values could not be had, in order."""
+def _required_by(needed: Iterable[str], nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    """The nodes that these values depend on, in order."""
     wanted, kept = set(needed), list[NodeProto]()
     for node in reversed(nodes):
         if wanted.intersection(node.output):
@@ -135,7 +135,7 @@ def model_of(segment: Segment, whole: ModelProto, types: dict[str, ValueInfoProt
 
 
 def types_of(model: ModelProto) -> dict[str, ValueInfoProto]:
-    """The type of every value, those that the model does not say from shape inference."""
+    """The type of every value, from shape inference where the model has none."""
     import onnx.shape_inference
 
     from irc.backends.onnx.schema import register_schema

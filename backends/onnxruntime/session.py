@@ -1,4 +1,4 @@
-"""Makes ONNX Runtime sessions of emitted models, with their weights wherever they lie."""
+"""Creates ONNX Runtime sessions of emitted models, with weights from any folder."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 from onnx.onnx_ml_pb2 import ModelProto
 
 from irc.backends.onnxruntime.buffers import Between, between
-from irc.backends.onnxruntime.segments import Collective, cut, model_of, types_of
+from irc.backends.onnxruntime.segments import Collective, divide, model_of, types_of
 from irc.errors import Error
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _SILENT = 4  # severity: errors reach the user as Error, not as lines on stderr
-MOST_THREADS = 1024  # that the sessions of all segments of all ranks may have together
+MOST_THREADS = 1024  # of the sessions of all segments of all ranks together
 
 
 @dataclass(frozen=True)
 class Part:
-    """A session over a model, or over what stands between two collectives of one."""
+    """A session of a model, or of a segment of one."""
 
     session: onnxruntime.InferenceSession
     inputs: tuple[str, ...]
@@ -31,7 +32,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """A rank's model in steps, and the values that the steps hand on."""
+    """A rank's model in steps, and the values between the steps."""
 
     steps: tuple[Part | Collective, ...]
     between: Mapping[str, Between]
@@ -47,16 +48,14 @@ def open_parts(
     _check_files([path, *(folder / name for name in own), *(Path(base, f) for f in files)])
     options = session_options(threads, low_memory)
     data = path.read_bytes()
-    root = os.path.realpath(folder)
-    if files:
-        root = os.path.realpath(base)
-        if own:
-            root = os.path.commonpath([root, os.path.realpath(folder)])
-            data = _relocated(data, root, os.path.realpath(base), os.path.realpath(folder), own)
-    options.add_session_config_entry(_FOLDER, root)
+    root, beside = os.path.realpath(base if files else folder), os.path.realpath(folder)
     try:
+        if files and own:
+            root = os.path.commonpath([root, beside])
+            data = _relocated(data, root, os.path.realpath(base), beside, own)
+        options.add_session_config_entry(_FOLDER, root)
         if len(facts["ranks"]) > 1:
-            return _cut_parts(data, options, len(facts["ranks"]))
+            return _divided(data, options, len(facts["ranks"]))
         session = _session(data, options)
     except Exception as error:  # each failure has a class of its own, with no common base
         raise Error(f"ONNX Runtime cannot load {path}: {first_line(error)}") from error
@@ -66,12 +65,12 @@ def open_parts(
 
 
 def session_options(threads: int | None, low_memory: bool) -> onnxruntime.SessionOptions:
-    """Options of a session whose operations use so many threads, the physical cores by default."""
+    """Options of a session; `threads`: of one operation, by default one for each physical core."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or usable_cores()
     options.inter_op_num_threads = 1
     options.log_severity_level = _SILENT
-    # Else ONNX Runtime quantizes what meets quantized weights too, unasked.
+    # By default ONNX Runtime also quantizes the other operand of quantized weights.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if low_memory:
         # Weights stay pages of their files, shared by processes; runs are about a fifth slower.
@@ -79,16 +78,16 @@ def session_options(threads: int | None, low_memory: bool) -> onnxruntime.Sessio
     return options
 
 
-def _cut_parts(data: bytes, options: onnxruntime.SessionOptions, ranks: int) -> Parts:
-    """A session per segment, which share the weights' files but neither threads nor memory.
+def _divided(data: bytes, options: onnxruntime.SessionOptions, ranks: int) -> Parts:
+    """A session per segment; they share the weights' files but neither threads nor memory.
 
-    So their threads sleep between runs, and what a run needs is given back after it rather than
-    kept by every session. (Of 64 segments with two threads each, a pass over one token took 364 ms
+    So their threads sleep between runs, and the memory of a run is freed after it rather than kept
+    by every session. (With 64 segments with two threads each, a pass over one token took 364 ms
     with spinning threads, 13 ms with sleeping ones, 11 ms with one pool for the whole process; but
     with that, ONNX Runtime refuses every session of other code that asks for threads of its own.)
     """
     model = ModelProto.FromString(data)
-    segments, types = cut(model), types_of(model)
+    segments, types = divide(model), types_of(model)
     most = 1 + MOST_THREADS // (ranks * len(segments))
     options.intra_op_num_threads = min(options.intra_op_num_threads, most)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -103,8 +102,8 @@ def _cut_parts(data: bytes, options: onnxruntime.SessionOptions, ranks: int) -> 
         )
         for segment in segments
     )
-    outside = frozenset(value.name for value in (*model.graph.input, *model.graph.output))
-    return Parts(steps, between(segments, outside, types))
+    ports = frozenset(value.name for value in (*model.graph.input, *model.graph.output))
+    return Parts(steps, between(segments, ports, types))
 
 
 def _session(data: bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
@@ -130,15 +129,24 @@ def _relocated(data: bytes, root: str, base: str, folder: str, own: list[str]) -
     return model.SerializeToString(deterministic=True)
 
 
+def run_part(part: Part, outputs: list[str], arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a session on arrays; an Error where ONNX Runtime fails."""
+    try:
+        found = part.session.run(outputs, dict(arrays))
+    except Exception as error:  # each failure has a class of its own, with no common base
+        raise Error(f"ONNX Runtime failed: {first_line(error)}") from error
+    return [np.asarray(value) for value in found]
+
+
 def first_line(error: Exception) -> str:
-    """What ONNX Runtime says, without the lines that repeat it."""
+    """The message of ONNX Runtime, without the lines that repeat it."""
     return str(error).strip().split("\n")[0]
 
 
 def usable_cores() -> int:
     """Physical cores that this process may use; on a virtual machine, its CPUs.
 
-    The core numbers that a hypervisor shows are made up: two CPUs often look like one core.
+    The core numbers of a virtual machine are not real: two CPUs often look like one core.
     """
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     if allowed is None or _is_virtual():

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from irc.backends.base import Arrays, Port, check_plain, state_shape
-from irc.backends.communicator import Communicator
 from irc.backends.onnxruntime.execution import Execution
+from irc.backends.ranks.communicator import Communicator
 from irc.backends.ranks.inputs import Inputs, Sizes, sized
-from irc.dtypes import numpy_dtype
 from irc.errors import Error
+from irc.ir.dtypes import numpy_dtype
 
 if TYPE_CHECKING:
     from irc.backends.onnxruntime.model import RankModel
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 SMALLEST = 64  # positions that a growing cache starts with and grows by at least
 
 
-class OnnxRuntimeStream:
+class RankStream:
     """The states of one conversation. Input and output of a state are the same memory.
 
-    ONNX Runtime's attention takes time for the whole capacity of a cache, filled or not, so where
-    the model allows it, caches are bound with little more than they hold and grow by a quarter
-    (a copy each) up to the capacity asked for. `states` gives what they hold at first, instead of
-    zeros.
+    ONNX Runtime's attention takes time for the full capacity of a cache, so where the model allows
+    it, caches start a little larger than their contents and grow by a quarter (a copy each) up to
+    the requested capacity. `states`: their contents at first, zeros by default.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class OnnxRuntimeStream:
         states: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self._model, self._communicator = model, communicator
-        self._asked = dict(sizes)
+        self._sizes = dict(sizes)
         ports = model.ports
         for port in ports.states:
             state_shape(port, sizes)  # an Error where a symbol has no size
@@ -48,10 +47,10 @@ class OnnxRuntimeStream:
         self._fed: dict[str, np.ndarray] = {}
         self.capacity = 0  # positions bound now, where the caches grow
         if model.grows is None:
-            self._allocate(self._asked)
+            self._allocate(self._sizes)
         elif states is not None:
-            self.capacity = self._asked[model.grows]
-            self._allocate(self._asked)
+            self.capacity = self._sizes[model.grows]
+            self._allocate(self._sizes)
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run once over the plain inputs, advance the states, return the plain outputs."""
@@ -63,19 +62,19 @@ class OnnxRuntimeStream:
     def check(self, arrays: Mapping[str, np.ndarray], sizes: Sizes) -> None:
         """An Error where inputs do not fit the states; nothing has changed then."""
         for name, size in sizes.items():
-            if self._asked.get(name, size) != size:
+            if self._sizes.get(name, size) != size:
                 raise Error(
-                    f"the stream was opened for {name}={self._asked[name]}, "
+                    f"the stream was opened for {name}={self._sizes[name]}, "
                     f"but these inputs have {name}={size}"
                 )
         for write in self._model.writes:
-            (limit,) = sized([write.capacity], self._asked)
+            (limit,) = sized([write.capacity], self._sizes)
             self._model.check_room(write.needed(arrays, sizes), limit)
 
     def advance(self, arrays: Mapping[str, np.ndarray], sizes: Sizes) -> Arrays:
-        """A step over checked inputs, from which `sizes` are; this rank's part of everything.
+        """A step over this rank's shards of checked inputs, with their `sizes`.
 
-        What other stages send is waited for, what they need is sent.
+        Receives values from other pipeline stages, and sends them theirs.
         """
         arrays = {**arrays, **self._received()}
         self._make_room(arrays, sizes)
@@ -83,7 +82,7 @@ class OnnxRuntimeStream:
             self._feed(name, array)
         outputs = {port.name: self._output(port, sizes) for port in self._model.ports.outputs}
         grown = {self._model.grows: self.capacity} if self._model.grows is not None else {}
-        self._execution.run(self._asked | grown | sizes)
+        self._execution.run(self._sizes | grown | sizes)
         sent: set[str] = set()
         for to, names in self._model.sends.items():
             assert self._communicator is not None
@@ -92,10 +91,10 @@ class OnnxRuntimeStream:
         return {name: array for name, array in outputs.items() if name not in sent}
 
     def held(self, name: str) -> np.ndarray:
-        """What the state of this name is now."""
+        """The present value of a state."""
         return self._memory[name]
 
-    def share(self, other: OnnxRuntimeStream) -> None:
+    def share(self, other: RankStream) -> None:
         """Keep the states in the memory of another stream, which has the same ones."""
         self.capacity = other.capacity
         for name, memory in other._memory.items():
@@ -114,15 +113,15 @@ class OnnxRuntimeStream:
         for write in self._model.writes if grows is not None else ():
             needed = write.needed(arrays, sizes)
             if grows is not None and needed > self.capacity:
-                (limit,) = sized([write.capacity], self._asked)
+                (limit,) = sized([write.capacity], self._sizes)
                 wanted = max(needed, self.capacity + self.capacity // 4)
                 self.capacity = min(-(-wanted // SMALLEST) * SMALLEST, limit)
-                self._allocate(self._asked | {grows: self.capacity})
+                self._allocate(self._sizes | {grows: self.capacity})
 
     def _allocate(self, sizes: Mapping[str, int]) -> None:
-        """States of these sizes: zeros, with what the smaller ones held before."""
+        """Bind states of these sizes: zeros, and the contents of the smaller ones before."""
         for name, port in self._states.items():
-            # zeros, not empty: attention reads the unfilled part, where a NaN would spread
+            # zeros: attention reads the unfilled part, where a NaN would spread
             memory = np.zeros(state_shape(port, sizes), numpy_dtype(port.dtype))
             before = self._memory.get(name)
             if before is not None:
@@ -130,7 +129,7 @@ class OnnxRuntimeStream:
             self._hold(name, memory)
 
     def _hold(self, name: str, memory: np.ndarray) -> None:
-        """Let a state be this memory, as input and as output."""
+        """Bind a state to this memory, as input and as output."""
         self._memory[name] = memory
         self._execution.bind(name, memory)
         self._execution.bind(self._model.outputs[self._model.states[name]], memory)

@@ -1,4 +1,1 @@
-"""What all that run ranks have in common, whatever computes: facts of the manifest, inputs, parts.
-
-ONNX Runtime and engines run on it, with ranks as threads or as processes of any kind.
-"""
+"""What all that run several ranks share: communicators, health check, launching, inputs, shards."""

@@ -1,6 +1,6 @@
-"""What collectives mean in numpy, along dimension 0: each rank's share of the work.
+"""Computes collectives along dimension 0 in numpy: each rank's share of the work.
 
-Reductions add in the order of the group, so that results do not depend on who came first.
+Reductions add in the order of the group, so that results do not depend on which rank came first.
 """
 
 from __future__ import annotations
@@ -10,57 +10,57 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from irc.backends.communicator import Exchange
+from irc.backends.ranks.collective_call import CollectiveCall
 from irc.ops.collective import REDUCTIONS
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def perform(
-    what: Exchange, position: int, operands: Sequence[Array], results: Sequence[Array]
+    call: CollectiveCall, position: int, operands: Sequence[Array], results: Sequence[Array]
 ) -> None:
-    """The share of the rank at `position` in the group; all shares together are the collective.
+    """Compute the share of the rank at `position` in the group; all shares make the collective.
 
-    `operands` and `results` are those of the whole group, in order. No two shares write the same
-    bytes, so that they may run at the same time.
+    `operands` and `results` are those of all ranks of the group, in order. No two shares write the
+    same bytes, so that they may run at the same time.
     """
-    ways, mine = len(operands), results[position]
-    match what.operation:
+    group_size, mine = len(operands), results[position]
+    match call.operation:
         case "all_reduce":
-            part = _share(position, operands[0].size, ways)
+            part = _share(position, operands[0].size, group_size)
             first = results[0].reshape(-1)[part]
-            reduce_parts(what.reduce_op, [x.reshape(-1)[part] for x in operands], first)
+            reduce_parts(call.reduce_op, [x.reshape(-1)[part] for x in operands], first)
             for other in results[1:]:
                 other.reshape(-1)[part] = first
         case "reduce":
-            part = _share(position, operands[0].size, ways)
-            out = results[what.root].reshape(-1)[part]
-            reduce_parts(what.reduce_op, [x.reshape(-1)[part] for x in operands], out)
-            _zero_elsewhere(what, position, mine)
+            part = _share(position, operands[0].size, group_size)
+            out = results[call.root].reshape(-1)[part]
+            reduce_parts(call.reduce_op, [x.reshape(-1)[part] for x in operands], out)
+            _zero_elsewhere(call, position, mine)
         case "reduce_scatter":
-            reduce_parts(what.reduce_op, [_part(x, position, ways) for x in operands], mine)
+            reduce_parts(call.reduce_op, [_shard(x, position, group_size) for x in operands], mine)
         case "all_gather":
             _join(operands, mine)
         case "gather":
-            _zero_elsewhere(what, position, mine)
-            if position == what.root:
+            _zero_elsewhere(call, position, mine)
+            if position == call.root:
                 _join(operands, mine)
         case "broadcast":
-            mine[...] = operands[what.root]
+            mine[...] = operands[call.root]
         case "scatter":
-            mine[...] = _part(operands[what.root], position, ways)
+            mine[...] = _shard(operands[call.root], position, group_size)
         case "all_to_all":
-            _join([_part(x, position, ways) for x in operands], mine)
+            _join([_shard(x, position, group_size) for x in operands], mine)
         case _:
-            raise ValueError(f"no collective is called {what.operation}")
+            raise ValueError(f"no collective is called {call.operation}")
 
 
-def _share(position: int, size: int, ways: int) -> slice:
-    return slice(position * size // ways, (position + 1) * size // ways)
+def _share(position: int, size: int, group_size: int) -> slice:
+    return slice(position * size // group_size, (position + 1) * size // group_size)
 
 
-def _part(array: Array, position: int, ways: int) -> Array:
-    size = array.shape[0] // ways
+def _shard(array: Array, position: int, group_size: int) -> Array:
+    size = array.shape[0] // group_size
     return array[position * size : (position + 1) * size]
 
 
@@ -68,8 +68,8 @@ def _join(parts: Sequence[Array], out: Array) -> None:
     np.concatenate(parts, out=out)
 
 
-def _zero_elsewhere(what: Exchange, position: int, mine: Array) -> None:
-    if position != what.root:
+def _zero_elsewhere(call: CollectiveCall, position: int, mine: Array) -> None:
+    if position != call.root:
         mine[...] = 0
 
 

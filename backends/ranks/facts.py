@@ -1,4 +1,4 @@
-"""What the manifest says about ranks, read: the mesh, ports, peers, writes into caches."""
+"""Reads what the manifest says about ranks: the mesh, ports, peers, writes into caches."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from irc.backends.base import Port, Ports
 from irc.backends.onnx.stages import AXIS
 from irc.backends.ranks.inputs import Sizes, sized
-from irc.dims import DimLike
 from irc.errors import Error
-from irc.mesh import Mesh
+from irc.ir.dims import DimLike
+from irc.ir.mesh import Mesh
 from irc.text.literals import parse_dim
 
 
@@ -26,7 +26,7 @@ class Write:
     capacity: DimLike
 
     def needed(self, inputs: Mapping[str, np.ndarray], sizes: Sizes) -> int:
-        """How many positions the caches must have for this run."""
+        """The number of positions that the caches need for this run."""
         past = inputs[self.past]
         if past.size and past.min() < 0:
             raise Error(f"the input {self.past} counts tokens, but it has {past.min()}")
@@ -34,7 +34,7 @@ class Write:
 
 
 def writes_of_facts(stage: Mapping[str, Any]) -> tuple[Write, ...]:
-    """What the ranks of a stage write into caches."""
+    """The writes into caches by the ranks of a stage."""
     return tuple(
         Write(w["past"], parse_dim(w["step"]), parse_dim(w["capacity"])) for w in stage["writes"]
     )
@@ -47,7 +47,7 @@ def port_of_fact(fact: Mapping[str, Any], state: bool = False) -> Port:
 
 
 def ports_of_facts(facts: Mapping[str, Any]) -> Ports:
-    """The ports that the manifest lists."""
+    """The ports in the manifest."""
     return Ports(
         tuple(port_of_fact(port) for port in facts["inputs"]),
         tuple(port_of_fact(port, state=True) for port in facts["states"]),
@@ -61,5 +61,5 @@ def mesh_of_facts(facts: Mapping[str, Any]) -> Mesh:
 
 
 def peer(mesh: Mesh, rank: int, stage: int) -> int:
-    """The rank that stands in another stage where `rank` does in its own."""
+    """The rank at the position of `rank` in another pipeline stage."""
     return next(group for group in mesh.groups((AXIS,)) if rank in group)[stage]

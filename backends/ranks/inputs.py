@@ -1,4 +1,4 @@
-"""Checks and converts what is fed to a program."""
+"""Checks and converts the inputs of a program."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import numpy as np
 
 from irc.backends.base import Port
 from irc.backends.reference.inputs import bind_inputs
-from irc.checkpoint import convert
-from irc.core import Function
-from irc.dims import Dim, bind
-from irc.dtypes import numpy_dtype
 from irc.errors import Error
-from irc.types import TensorType
+from irc.ir.core import Function
+from irc.ir.dims import Dim, bind
+from irc.ir.dtypes import DTYPES, numpy_dtype
+from irc.ir.types import TensorType
+from irc.weights.checkpoint import convert
 
 Sizes = dict[str, int]
-_WIDER = {"f16": "f32", "bf16": "f32", "f8e4m3": "f32", "f8e5m2": "f32", "i4": "i8", "u4": "u8"}
-_WIDENED = {numpy_dtype(narrow): wide for narrow, wide in _WIDER.items()}
+_WIDER = {each.numpy: each.wider for each in DTYPES.values() if each.wider}
 
 
 class Inputs:
-    """The arguments that a call takes. What is narrower than f32, i8 or u8 is widened to it."""
+    """The arguments of a call. Values narrower than f32, i8 or u8 are widened to these."""
 
     def __init__(self, name: str, ports: Sequence[Port]) -> None:
         self._wanted = {port.name: numpy_dtype(port.dtype) for port in ports}
@@ -41,7 +40,7 @@ class Inputs:
 
     def _array(self, name: str, value: Any) -> np.ndarray:
         array = np.asarray(value)
-        wide = _WIDENED.get(array.dtype)
+        wide = _WIDER.get(array.dtype)
         if wide is not None and self._wanted.get(name) == numpy_dtype(wide):
             array = convert(array, wide)
         return np.ascontiguousarray(array) if array.ndim else array

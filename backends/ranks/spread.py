@@ -1,4 +1,4 @@
-"""How the arrays of a whole program lie over its ranks, as the manifest says."""
+"""How the global arrays of a program are sharded over its ranks, as the manifest says."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 from irc.backends.base import Arrays, Port, Ports
 from irc.backends.ranks.facts import mesh_of_facts, peer, ports_of_facts
 from irc.backends.ranks.inputs import Inputs, Sizes, sized
-from irc.layouts import join_arrays, split_array
-from irc.types import Axes
+from irc.ir.layouts import join_arrays, split_array
+from irc.ir.types import Axes
 
 
 @dataclass(frozen=True)
 class Result:
-    """One result of the whole program: the axes that split it, and the stage that makes it."""
+    """One global result: the axes that shard it, and the stage that computes it."""
 
     port: Port
     axes: tuple[Axes, ...]
     stage: int
 
     @property
-    def split(self) -> bool:
-        """Whether ranks hold parts of it."""
+    def is_sharded(self) -> bool:
+        """Whether ranks hold shards of it."""
         return any(self.axes)
 
 
@@ -44,7 +44,7 @@ class Taker(Protocol):
 
 
 class Spread:
-    """The ports of the whole program, and which part of everything a rank has.
+    """The ports of the program, and the shard of every array that a rank has.
 
     `facts` is what the backend's `emit` returned.
     """
@@ -74,7 +74,7 @@ class Spread:
         return found
 
     def part(self, model: Taker, arrays: Mapping[str, np.ndarray]) -> Arrays:
-        """What one rank takes of whole inputs."""
+        """The shards that one rank takes of global inputs."""
         return {
             name: split_array(arrays[name], self._args[name], self.mesh, model.rank)
             for name in model.taken
@@ -82,11 +82,11 @@ class Spread:
         }
 
     def makers(self, result: Result) -> list[int]:
-        """The ranks that have a result, or a part of it."""
+        """The ranks that have a result, or a shard of it."""
         return [rank for rank, stage in enumerate(self.stages) if stage == result.stage]
 
     def sources(self, result: Result) -> dict[int, int]:
-        """Per maker of a result the first maker that has the same part of it."""
+        """Per rank that has a shard of a result, the first rank with the same shard."""
         first: dict[tuple[int, ...], int] = {}
         return {
             maker: first.setdefault(self._place(result, maker), maker)
@@ -94,12 +94,12 @@ class Spread:
         }
 
     def _place(self, result: Result, rank: int) -> tuple[int, ...]:
-        """Which part of a result a rank has, along each dimension."""
+        """The position of a rank's shard of a result, along each dimension."""
         return tuple(self.mesh.index(rank, axes) for axes in result.axes)
 
     def joined(self, result: Result, parts: Mapping[int, np.ndarray], sizes: Sizes) -> np.ndarray:
-        """The whole of a result from what its makers have."""
-        if not result.split:
+        """The global result from the shards of its makers."""
+        if not result.is_sharded:
             return parts[min(parts)]
         count = len(set(self.stages))
         every: Sequence[np.ndarray] = [
@@ -109,7 +109,7 @@ class Spread:
         return join_arrays(every, result.axes, self.mesh, sized(result.port.shape, sizes))
 
     def whole(self, found: Sequence[Arrays], sizes: Sizes) -> Arrays:
-        """The results of the program from those of all ranks."""
+        """The global results from those of all ranks."""
         return {
             name: self.joined(result, {r: found[r][name] for r in self.makers(result)}, sizes)
             for name, result in self.results.items()
@@ -118,7 +118,7 @@ class Spread:
 
 
 def _axes(facts: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Axes, ...]]:
-    """Per port the mesh axes that split each dimension."""
+    """Per port the mesh axes that shard each dimension."""
     return {
         fact["name"]: tuple(tuple(axes) for axes in fact.get("axes", [()] * len(fact["shape"])))
         for fact in facts

@@ -1,4 +1,4 @@
-"""The reference backend: the meaning of every operation in numpy, all ranks in one process."""
+"""The reference backend: every operation in numpy, all ranks in one process."""
 
 from .evaluate import evaluate, evaluate_ranks
 from .program import ReferenceBackend, ReferenceProgram

@@ -8,17 +8,18 @@ from typing import Any, cast
 
 import numpy as np
 
-from irc.core import Function, Module, Value
-from irc.dims import bind
+from irc.argument_checks import check_arrays, check_kind
 from irc.errors import Error
-from irc.given import check_arrays, check_kind
-from irc.layouts import join_arrays, split_array
+from irc.ir.core import Function, Module, Value
+from irc.ir.dims import bind
+from irc.ir.layouts import join_arrays, split_array
+from irc.ir.types import TensorType
 from irc.ops.shapes import run_sizes
-from irc.types import TensorType
 
 from .execute import Executor
 from .inputs import Input, bind_sizes, check_names
-from .weights import Given, Weights
+from .weights import Arrays as WeightArrays
+from .weights import Weights
 
 Array = np.ndarray
 
@@ -28,19 +29,19 @@ def evaluate(
     inputs: Mapping[str, Any],
     base: Path | str | None = None,
     *,
-    weights: Given | Weights | None = None,
+    weights: WeightArrays | Weights | None = None,
     function: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Array]:
-    """The results by name. A local module runs on all its ranks, which by its layouts take their
-    parts of the inputs and give the whole results.
+    """The results by name, with global shapes. A local module runs on all its ranks, which take
+    their shards of the inputs according to its layouts.
 
-    `base` is where relative paths of checkpoint files start. `weights` overrides weights by name.
-    `function` is another function than the main one. `sizes` gives symbols that the shapes of the
-    inputs do not tell, such as B and S where only B*S is there. In the global view a value whose
-    type is a pending sum holds the finished sum, so collectives leave it as it is.
+    Relative paths of checkpoint files start at `base`. `weights` overrides weights by name.
+    `function` names another function than the main one. `sizes` are symbols that the shapes of the
+    inputs do not determine, such as B and S where only B*S occurs. In the global view a value of a
+    partial type holds the complete sum, so collectives return it unchanged.
     """
-    return Run(module, inputs, base, weights, function, sizes).whole()
+    return Run(module, inputs, base, weights, function, sizes).joined()
 
 
 def evaluate_ranks(
@@ -48,13 +49,13 @@ def evaluate_ranks(
     inputs: Mapping[str, Any],
     base: Path | str | None = None,
     *,
-    weights: Given | Weights | None = None,
+    weights: WeightArrays | Weights | None = None,
     function: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> list[dict[str, Array]]:
     """The results of every rank of a local module, run in lockstep.
 
-    An input is one whole array, of which every rank takes its part, or a list with an array per
+    An input is one global array, of which every rank takes its shard, or a list of an array per
     rank.
     """
     _check_module(module)
@@ -66,7 +67,7 @@ def evaluate_ranks(
 class Run:
     """One evaluation of a function; in the global view there is one rank. See `evaluate`.
 
-    `seen` has the arrays of the values that are `watched`, one per rank.
+    `seen` holds the arrays of the `watched` values, one per rank.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Run:
         module: Module,
         inputs: Mapping[str, Any],
         base: Path | str | None = None,
-        weights: Given | Weights | None = None,
+        weights: WeightArrays | Weights | None = None,
         function: str | None = None,
         sizes: Mapping[str, int] | None = None,
         watched: Collection[Value] = (),
@@ -84,12 +85,12 @@ class Run:
         self.module, self.function = module, _chosen(module, function)
         source = weights if isinstance(weights, Weights) else Weights(module, base, weights)
         check_names(self.function, inputs)
-        given = [_by_rank(module, self.function, arg, inputs) for arg in self.function.args]
+        shared = [_by_rank(module, self.function, arg, inputs) for arg in self.function.args]
         ranks = range(module.mesh.ranks if module.local else 1)
-        self.sizes = [bind_sizes([each[rank] for each in given], sizes or {}) for rank in ranks]
-        args = [_parts(module, each) for each in given]
+        self.sizes = [bind_sizes([each[rank] for each in shared], sizes or {}) for rank in ranks]
+        args = [_shards(module, each) for each in shared]
         executor = Executor(module, source, self.sizes, watched)
-        # Overflow to infinity and 0/0 are results like any other here, as they are on a GPU.
+        # Infinities and NaN are results, as on a GPU.
         with np.errstate(all="ignore"):
             self.results = executor.function(self.function, args)
         self.seen = executor.seen
@@ -102,8 +103,8 @@ class Run:
             for rank in range(len(self.sizes))
         ]
 
-    def whole(self) -> dict[str, Array]:
-        """The results, put together where the ranks hold parts of them."""
+    def joined(self) -> dict[str, Array]:
+        """The results, joined from their shards where they are sharded."""
         names, layouts = self.function.result_names(), self.function.result_layouts()
         return {
             name: self._joined(layout, arrays)
@@ -117,8 +118,8 @@ class Run:
         return join_arrays(arrays, layout.axes, self.module.mesh, shape)
 
 
-def _check_module(given: object) -> None:
-    check_kind("the module", given, Module, "one of irc, as irc.trace and irc.parse return")
+def _check_module(module: object) -> None:
+    check_kind("the module", module, Module, "one of irc, as irc.trace and irc.parse return")
 
 
 def _chosen(module: Module, name: str | None) -> Function:
@@ -132,25 +133,25 @@ def _chosen(module: Module, name: str | None) -> Function:
 def _by_rank(
     module: Module, function: Function, arg: Value, inputs: Mapping[str, Any]
 ) -> list[Input]:
-    """What every rank is given for an argument: an array of its own, or the whole one."""
+    """Per rank the array of an argument: its own, or the global one that all share."""
     name = str(arg.name)
-    given = inputs[name]
+    value = inputs[name]
     if not module.local:
-        return [Input(name, arg.type, np.asarray(given))]
+        return [Input(name, arg.type, np.asarray(value))]
     ranks = module.mesh.ranks
-    if not isinstance(given, (list, tuple)):
-        return [Input(name, function.argument_layout(arg), np.asarray(given))] * ranks
-    arrays = cast("Sequence[Any]", given)
+    if not isinstance(value, (list, tuple)):
+        return [Input(name, function.argument_layout(arg), np.asarray(value))] * ranks
+    arrays = cast("Sequence[Any]", value)
     if len(arrays) != ranks:
         raise Error(f"the input {name} has {len(arrays)} arrays, one per rank, for {ranks} ranks")
     return [Input(name, arg.type, np.asarray(array)) for array in arrays]
 
 
-def _parts(module: Module, given: list[Input]) -> list[Array]:
-    """What every rank takes of what it is given."""
+def _shards(module: Module, inputs: list[Input]) -> list[Array]:
+    """The shard that every rank takes of its input."""
     if not module.local:
-        return [each.array for each in given]
+        return [each.array for each in inputs]
     return [
         split_array(each.array, each.type.axes, module.mesh, rank)
-        for rank, each in enumerate(given)
+        for rank, each in enumerate(inputs)
     ]

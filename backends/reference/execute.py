@@ -1,4 +1,4 @@
-"""Runs a function on numpy arrays: all ranks operation by operation, in lockstep.
+"""Runs a function on numpy arrays, all ranks in lockstep.
 
 Floats narrower than f32 are computed in f32 and rounded to the declared dtype after every
 operation. A value is dropped after its last use.
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from irc.backends.lowering import expansion
-from irc.core import Function, Module, Op, Value, Weight
-from irc.declare import placeholder
-from irc.dims import Dim, bind
-from irc.dtypes import numpy_dtype, widened
 from irc.errors import Error
+from irc.ir.core import Function, Module, Op, Value, Weight
+from irc.ir.declare import placeholder
+from irc.ir.dims import Dim, bind
+from irc.ir.dtypes import numpy_dtype, widened
+from irc.ir.types import TensorType
 from irc.ops.collective import Collective
-from irc.types import TensorType
 
 from .inputs import Sizes
 from .weights import Weights
@@ -28,16 +28,12 @@ Scope = dict[Value, list[Array]]  # one array per rank
 
 
 class Executor:
-    """Runs functions of one module. `sizes` holds the values of the symbols, per rank. What the
-    values in `watched` were, `seen` says afterwards.
+    """Runs functions of one module. `sizes` are the symbols' values per rank; `seen` gets the
+    arrays of the values in `watched`.
     """
 
     def __init__(
-        self,
-        module: Module,
-        weights: Weights,
-        sizes: list[Sizes],
-        watched: Collection[Value] = (),
+        self, module: Module, weights: Weights, sizes: list[Sizes], watched: Collection[Value] = ()
     ) -> None:
         self.module, self.weights, self.sizes = module, weights, sizes
         self.watched, self.seen = watched, Scope()
@@ -122,7 +118,7 @@ def _check_alike(op: Op, shards: Sequence[Array | None]) -> None:
 
 
 def last_uses(function: Function) -> dict[Op, list[Value]]:
-    """Per operation, the values that nothing needs after it."""
+    """Per operation, the values whose last use it is."""
     seen: set[Value] = set()
     dying: dict[Op, list[Value]] = {}
     for op in reversed(function):
@@ -134,7 +130,7 @@ def last_uses(function: Function) -> dict[Op, list[Value]]:
 
 
 def bind_attributes(op: Op, sizes: Sizes) -> Op:
-    """`op`, or a stand-in for it whose dimensions are numbers."""
+    """`op`, or a copy whose dimensions are numbers."""
     changed: dict[str, Any] = {}
     for name in op.attribute_types:
         value = getattr(op, name)
@@ -160,7 +156,7 @@ def _number(value: Any, sizes: Sizes) -> Any:
 
 
 def _declared(op: Op, array: Any, type: TensorType, sizes: Sizes) -> Array:
-    """One result in its declared dtype; an Error where the shape is not the declared one."""
+    """One result in its declared dtype; an Error where its shape is another one."""
     array = np.asarray(array)
     shape = tuple(_number(dim, sizes) for dim in type.shape)
     if array.shape != shape:

@@ -1,4 +1,4 @@
-"""Checks the arrays given to a function and binds its symbols to their sizes."""
+"""Checks the input arrays of a function and binds its symbols to sizes."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from irc.core import Function
-from irc.dims import Dim, DimLike, bind, exact_divide, symbol
-from irc.dtypes import dtype_of
 from irc.errors import Error, did_you_mean
-from irc.types import TensorType
+from irc.ir.core import Function
+from irc.ir.dims import Dim, DimLike, bind, exact_divide, symbol
+from irc.ir.dtypes import dtype_of
+from irc.ir.types import TensorType
 
 Sizes = dict[str, int]
 
 
-def check_names(function: Function, given: Mapping[str, object]) -> None:
-    """Every argument is given, and nothing else."""
+def check_names(function: Function, inputs: Mapping[str, object]) -> None:
+    """An Error unless the names of the inputs are those of the arguments."""
     names = [str(arg.name) for arg in function.args]
-    for name in given:
+    for name in inputs:
         if name not in names:
             raise Error(f"@{function.name} has no argument {name!r}{did_you_mean(name, names)}")
-    missing = [name for name in names if name not in given]
+    missing = [name for name in names if name not in inputs]
     if missing:
         raise Error(f"the input {', '.join(missing)} of @{function.name} is missing")
 
 
 class Input(NamedTuple):
-    """One array that was given: for which argument, and the type that it must fit.
+    """One input array, the name of its argument, and the type that it must fit.
 
-    The type is the argument's, or where the ranks share one whole array, that of the whole.
+    The type is the argument's; for a global array that ranks share, the global type.
     """
 
     name: str
@@ -39,28 +39,28 @@ class Input(NamedTuple):
 
 
 class _Origin(NamedTuple):
-    """Which input told a symbol, and the symbols that are a dimension, or given, by themselves."""
+    """The input that determined each symbol; the symbols that are a dimension by themselves."""
 
     of: dict[str, str]
     named: set[str]
 
 
 def bind_inputs(
-    function: Function, given: Mapping[str, object], known: Mapping[str, int]
+    function: Function, inputs: Mapping[str, object], known: Mapping[str, int]
 ) -> tuple[list[np.ndarray], Sizes]:
     """The arguments as arrays in declared order, and the size of every symbol; see `bind_sizes`."""
-    check_names(function, given)
-    inputs = [
-        Input(str(arg.name), arg.type, np.asarray(given[str(arg.name)])) for arg in function.args
+    check_names(function, inputs)
+    found = [
+        Input(str(arg.name), arg.type, np.asarray(inputs[str(arg.name)])) for arg in function.args
     ]
-    return [each.array for each in inputs], bind_sizes(inputs, known)
+    return [each.array for each in found], bind_sizes(found, known)
 
 
 def bind_sizes(inputs: Sequence[Input], known: Mapping[str, int]) -> Sizes:
-    """The size of every symbol that a dimension such as `S`, `2*S` or `S + 1` determines; an Error
-    about an input that does not fit.
+    """The size of every symbol, from dimensions such as `S`, `2*S` and `S + 1`; an Error names an
+    input that does not fit.
 
-    `known` holds sizes of symbols that the shapes need not tell.
+    `known` holds the sizes that are known already.
     """
     for each in inputs:
         _check_form(each)
@@ -85,14 +85,14 @@ def bind_sizes(inputs: Sequence[Input], known: Mapping[str, int]) -> Sizes:
     return sizes
 
 
-def _check_form(given: Input) -> None:
-    name, type, array = given
+def _check_form(argument: Input) -> None:
+    name, type, array = argument
     found = dtype_of(array)
     if found != type.dtype:
         raise Error(f"the input {name} is {found}, but it must be {type.dtype}; convert it")
-    if array.ndim != type.rank:
+    if array.ndim != type.ndim:
         raise Error(
-            f"the input {name} has the shape {list(array.shape)}, but it must be {type.whole}"
+            f"the input {name} has the shape {list(array.shape)}, but it must be {type.replicated}"
         )
 
 
@@ -109,16 +109,16 @@ def _solve(dim: DimLike, size: int) -> tuple[str, int] | None:
     return (names[0], value) if not left and value >= 0 else None
 
 
-def _check_shape(given: Input, sizes: Sizes, origin: _Origin) -> None:
-    for at, (dim, size) in enumerate(zip(given.type.shape, given.array.shape, strict=True)):
+def _check_shape(argument: Input, sizes: Sizes, origin: _Origin) -> None:
+    for at, (dim, size) in enumerate(zip(argument.type.shape, argument.array.shape, strict=True)):
         bound = bind(dim, sizes)
         if bound != size:
-            has = f"the input {given.name} has the shape {list(given.array.shape)}"
-            raise Error(f"{has}, {_misfit(given.type.whole, at, bound, sizes, origin)}")
+            has = f"the input {argument.name} has the shape {list(argument.array.shape)}"
+            raise Error(f"{has}, {_misfit(argument.type.replicated, at, bound, sizes, origin)}")
 
 
 def _misfit(type: TensorType, at: int, bound: DimLike, sizes: Sizes, origin: _Origin) -> str:
-    """What is wrong with dimension `at`, of which `bound` is what the symbols leave."""
+    """Why dimension `at` does not fit; `bound` is its value for the known symbols."""
     dim = type.shape[at]
     if not isinstance(dim, Dim):
         return f"but it must be {type}"
@@ -131,7 +131,7 @@ def _misfit(type: TensorType, at: int, bound: DimLike, sizes: Sizes, origin: _Or
             return f"but dimension {at} must be {bound}, to go with {origin.of[names[0]]}"
     if isinstance(bound, Dim):
         unknown = list(bound.symbols())
-        apart = f"; nothing tells {' and '.join(unknown)} apart: give their sizes"
+        apart = f"; the sizes of {' and '.join(unknown)} are not determined: give them"
         why = apart if len(unknown) > 1 else ""
         return f"which does not fit {type}: dimension {at} is {dim}{why}"
     known = ", ".join(f"{name} is {sizes[name]} in {origin.of[name]}" for name in names)

@@ -1,4 +1,4 @@
-"""The reference backend: an artifact is the module's text, a program interprets it."""
+"""The reference backend: the program is the module's text, interpreted with numpy."""
 
 from __future__ import annotations
 
@@ -8,42 +8,59 @@ from typing import Any
 
 import numpy as np
 
-from irc.backends.base import Arrays, Gap, Ports, check_plain, local_ports_of, ports_of, state_shape
+from irc.artifact.manifest import Progress, silent
+from irc.backends.base import (
+    Arrays,
+    Backend,
+    Emitted,
+    Ports,
+    Unsupported,
+    check_plain,
+    local_ports_of,
+    ports_of,
+    state_shape,
+)
 from irc.backends.lowering import STRUCTURE
-from irc.core import Module, Op
-from irc.dtypes import numpy_dtype
 from irc.errors import Error
+from irc.ir.core import Module, Op
+from irc.ir.dtypes import numpy_dtype
 from irc.ops.collective import Collective
 from irc.text import parse_module
 
 from .evaluate import Run
-from .weights import Given, Weights
+from .weights import Arrays as WeightArrays
+from .weights import Weights
 
 TEXT = "module.irc"
 
 
-class ReferenceBackend:
-    """Numpy, every rank in one process: slow, and the oracle for everything."""
+class ReferenceBackend(Backend):
+    """Numpy, all ranks in one process: slow; other backends are compared with it."""
 
     name = "reference"
-    default_pipeline = ""
-    sharded_pipeline = "inline, cse, shard, rewrite-embeddings, pipeline, localize"
 
-    def unsupported(self, module: Module) -> list[Gap]:
-        """Operations of third parties that say neither what they mean nor what they expand to."""
-        return [Gap(op, "has neither evaluate nor expand") for op in module.ops() if not _runs(op)]
+    def unsupported(self, module: Module) -> list[Unsupported]:
+        """Operations of third parties without `evaluate` and `expand`."""
+        why = "has neither evaluate nor expand"
+        return [
+            Unsupported(op, why)
+            for op in module.ops()
+            if not (op.composite or self.covers(type(op)))
+        ]
 
     def covers(self, cls: type[Op]) -> bool:
-        """Whether the class says in numpy what it means, or is structure."""
+        """Whether the class has a meaning in numpy, or is structure."""
         if cls.opname in STRUCTURE or issubclass(cls, Collective):
             return True
         return cls.evaluate is not Op.evaluate
 
-    def emit(self, module: Module, folder: Path, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Write the module's text; its weights stay where they are."""
+    def emit(
+        self, module: Module, folder: Path, *, base: Path | None = None, progress: Progress = silent
+    ) -> Emitted:
+        """Write the module's text; its weights stay in the checkpoint."""
         (folder / TEXT).write_text(str(module), encoding="utf-8")
-        base = Path(options.get("base") or ".").resolve()
-        return {} if base == folder.resolve() else {"base": str(base)}
+        start = (base or Path()).resolve()
+        return Emitted({} if start == folder.resolve() else {"base": str(start)})
 
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> ReferenceProgram:
         """The program of `module.irc`; relative paths start at `base`, or at the folder."""
@@ -54,33 +71,22 @@ class ReferenceBackend:
         return ReferenceProgram(module, manifest.get("base", folder))
 
 
-def _runs(op: Op) -> bool:
-    if op.opname in ("call", "return") or op.composite or isinstance(op, Collective):
-        return True
-    return type(op).evaluate is not Op.evaluate
-
-
 class ReferenceProgram:
-    """A module with its weights, which are read once and kept."""
+    """A module and its weights, which are read once."""
 
     def __init__(
-        self, module: Module, base: Path | str | None = None, weights: Given | None = None
+        self, module: Module, base: Path | str | None = None, weights: WeightArrays | None = None
     ) -> None:
         self.module = module
         self.weights = Weights(module, base, weights)
-        self._ports = ports_of(module.main)
-
-    @property
-    def ports(self) -> Ports:
-        """What goes in, what stays, what comes out."""
-        return self._ports
+        self.ports: Ports = ports_of(module.main)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Every argument in (states too), every result out, whole; nothing is kept."""
-        return Run(self.module, inputs, weights=self.weights).whole()
+        """All results for all arguments, states among both; nothing is kept."""
+        return Run(self.module, inputs, weights=self.weights).joined()
 
     def open(self, sizes: Mapping[str, int]) -> ReferenceStream:
-        """A stream whose states are zeros; `sizes` gives the symbols in their shapes."""
+        """A stream whose states are zeros; `sizes` are the symbols in their shapes."""
         return ReferenceStream(self, sizes)
 
 
@@ -100,7 +106,7 @@ class ReferenceStream:
         self._kept = {names[i]: str(function.args[a].name) for i, a in function.aliases().items()}
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
-        """Run once over the plain inputs, advance the states, return the whole outputs."""
+        """Run once over the plain inputs, advance the states, return the plain outputs."""
         check_plain(inputs, self.program.ports)
         module, weights = self.program.module, self.program.weights
         states = self.states if module.local else {k: v[0] for k, v in self.states.items()}
@@ -108,4 +114,4 @@ class ReferenceStream:
         ranks = done.ranks()
         for result, state in self._kept.items():
             self.states[state] = [results[result] for results in ranks]
-        return {name: array for name, array in done.whole().items() if name not in self._kept}
+        return {name: array for name, array in done.joined().items() if name not in self._kept}

@@ -1,4 +1,4 @@
-"""Where the executor gets weights: arrays given by name, else the module's checkpoint."""
+"""The executor's weights: arrays by name, else read from the module's checkpoint."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from typing import TypeAlias
 
 import numpy as np
 
-from irc.checkpoint import Reader
-from irc.core import Module, Weight
-from irc.dtypes import dtype_of
 from irc.errors import Error, did_you_mean
-from irc.weights import UnboundRef
+from irc.ir.core import Module, Weight
+from irc.ir.dtypes import dtype_of
+from irc.weights.checkpoint import Reader
 
-Given: TypeAlias = Mapping[str, "np.ndarray | Sequence[np.ndarray]"]
+Arrays: TypeAlias = Mapping[str, "np.ndarray | Sequence[np.ndarray]"]
 
 
 class Weights:
-    """The arrays of a module's weights per rank, each read once and kept.
+    """The arrays of a module's weights per rank, each read once.
 
-    `given` maps a weight's name to its array, or to one array per rank; the rest is read from
-    checkpoint files, whose relative paths start at `base`.
+    `arrays` maps a weight's name to its array, or to an array per rank; the other weights are read
+    from checkpoint files, whose relative paths start at `base`.
     """
 
-    def __init__(self, module: Module, base: Path | str | None = None, given: Given | None = None):
-        self.module, self.given = module, dict(given or {})
+    def __init__(
+        self, module: Module, base: Path | str | None = None, arrays: Arrays | None = None
+    ):
+        self.module, self.arrays = module, dict(arrays or {})
         self.reader = Reader(module, base if base is not None else ".")
         self.known: dict[tuple[str, int], np.ndarray] = {}
-        for name in self.given:
+        for name in self.arrays:
             if name not in module.weights:
                 raise Error(f"the module has no weight @{name}{did_you_mean(name, module.weights)}")
 
@@ -41,21 +42,13 @@ class Weights:
         return found
 
     def _load(self, weight: Weight, rank: int) -> np.ndarray:
-        given = self.given.get(weight.name)
-        if given is not None:
-            return np.asarray(given) if isinstance(given, np.ndarray) else np.asarray(given[rank])
-        if any(isinstance(source, UnboundRef) for source in weight.ref.sources()):
-            raise Error(
-                f"weight @{weight.name} has no data: "
-                "give --checkpoint DIR, or --random-weights SEED"
-            )
+        own = self.arrays.get(weight.name)
+        if own is not None:
+            return np.asarray(own if isinstance(own, np.ndarray) else own[rank])
         return self.reader.read(weight, rank)
 
     def _checked(self, weight: Weight, array: np.ndarray) -> np.ndarray:
         if array.shape != weight.type.shape or dtype_of(array) != weight.type.dtype:
-            shape = ", ".join(map(str, array.shape))
-            raise Error(
-                f"weight @{weight.name} is {weight.type}, but its data is "
-                f"{dtype_of(array)}[{shape}]"
-            )
+            found = f"{dtype_of(array)}{list(array.shape)}"
+            raise Error(f"weight @{weight.name} is {weight.type}, but its data is {found}")
         return array

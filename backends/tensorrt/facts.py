@@ -1,19 +1,19 @@
-"""What the manifest says about engines, and the files that say where weights lie.
+"""What the manifest says about engines, and the files that locate weights.
 
-The keys of backends/onnx/facts.py, where dtypes are the module's own, and beside them
+Besides the keys of backends/onnx/facts.py, whose dtypes are here the module's own:
 
-    target, weights, plugins    what the engines were made for and with
-    collectives    "plugin" where any is the plugin's, else "native"
+    target, weights, plugins    the Target, "inside" or "outside", {plugin: version}
+    collectives    "plugin" if any is the plugin's, else "native"
     probe    null, or {model, engine} of a sum over the ranks of a stage, see probe.py
-    engine    the options of engines that the user gave and that rebuilding keeps
-    ranks    also engine (null if it is not built) and bindings, `rank{r}.bindings.json`: by input
-             {dtype, shape, file, under, offset, bytes}, `under` "base" or "folder"; null where
-             weights are inside
+    engine    the options of engines that recompiling keeps
+    ranks    also engine (null if it is not built) and bindings, the name of a file of {input:
+             {dtype, shape, file, under, offset, bytes}}, `under` "base" or "folder"; null for
+             weights inside
     stages   also profiles [{name, shapes: {input: [min, opt, max]}}]; scalars {input: axes}, whose
              value is the rank's position along them; groups {key: axes}, the communicators;
              natives, whether there are collectives of TensorRT's own; copied, the states that the
-             network gives back in other memory than they came in; report, or null
-    self_test   null, or {ids, top, logits, tolerance}, or of a model that gives tokens in place of
+             network returns in other memory than it took them in; report, a file or null
+    self_test   null, {ids, top, logits, tolerance}, or for a model that returns tokens in place of
              logits {prompts: [{ids, token}]}; see golden.py
 """
 
@@ -31,8 +31,8 @@ from irc.backends.onnx.stages import Stage
 from irc.backends.onnx.storage import Locations
 from irc.backends.tensorrt.builder.request import Profile
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
-from irc.core import Module
 from irc.errors import Error
+from irc.ir.core import Module
 
 BINDINGS = "rank{}.bindings.json"
 
@@ -44,11 +44,11 @@ def base_facts(
     found: Locations,
     profiles: Sequence[Sequence[Profile]],
 ) -> dict[str, Any]:
-    """The facts that need no engine; models, engines and reports are filled in later."""
+    """The facts known before models and engines are written."""
     facts = facts_of(module, module.main, stages, emitters, found)
     for entry, emitter, each in zip(facts["stages"], emitters, profiles, strict=True):
         entry["grows"] = None
-        entry["profiles"] = [_profile(profile) for profile in each]
+        entry["profiles"] = [profile.to_json() for profile in each]
         entry["scalars"] = {name: list(axes) for name, axes in emitter.scalars.items()}
         entry["groups"] = {key: list(axes) for key, axes in emitter.communicators.items()}
         entry["natives"] = emitter.natives > 0
@@ -60,16 +60,12 @@ def base_facts(
     return facts
 
 
-def _profile(profile: Profile) -> dict[str, Any]:
-    shapes = {name: [list(shape) for shape in each] for name, each in profile.shapes.items()}
-    return {"name": profile.name, "shapes": shapes}
-
-
 def write_bindings(
     folder: Path, rank: int, weights: Mapping[str, TensorProto], dtypes: Mapping[str, str],
     files: Sequence[str],
 ) -> str:  # fmt: skip
-    """Write where the bytes of one rank's weights lie; `files` are those below the base."""
+    """Write where the bytes of one rank's weights are; returns the file's name. `files` are those
+    below the base."""
     found = {name: _binding(proto, dtypes[name], files) for name, proto in weights.items()}
     name = BINDINGS.format(rank)
     try:

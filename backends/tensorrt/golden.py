@@ -1,78 +1,70 @@
-"""The reference's answers to prompts, with which a runtime compares what its engines compute."""
+"""The reference's answers to prompts, which the runtime compares with those of its engines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from irc.artifact import Progress
+from irc.artifact.manifest import Progress
+from irc.artifact.report import weight_bytes
 from irc.backends.reference import evaluate
 from irc.backends.reference.evaluate import Run
 from irc.backends.reference.weights import Weights
-from irc.backends.tensorrt.choosing import Choice, choice_of
-from irc.backends.tensorrt.ranges import number
-from irc.core import Module
-from irc.dims import Dim, DimLike
-from irc.dtypes import numpy_dtype
+from irc.backends.tensorrt.ranges import smallest
 from irc.errors import Error
-from irc.report import weight_bytes
-from irc.results import NEXT_TOKENS
+from irc.ir.core import Module, Value
+from irc.ir.dims import Dim
+from irc.ir.dtypes import numpy_dtype
+from irc.ir.result_names import NEXT_TOKENS
+from irc.ir.types import Axes
+from irc.ops import AllGather, Argmax, Call, Topk
 
-SMALL = 256_000_000  # bytes of weights up to which the answer is computed unless asked otherwise
+SMALL = 256_000_000  # bytes of weights up to which the answer is computed by default
 COUNT = 16  # of the largest logits that are stored
-# Of the largest logit: what engines may differ by, which sum in another order and a narrower dtype.
+# Largest difference to an engine, which sums in another order, relative to the largest logit.
 TOLERANCE = {"f32": 1e-3, "f16": 2e-2, "bf16": 5e-2}
 _PROMPT = 8  # tokens
-_ENOUGH, _TRIES = 3, 12  # prompts with a clear answer, where only tokens can be compared
+_WANTED, _TRIES = 3, 12  # prompts with a clear answer, where only tokens can be compared
 
 
 def is_left_out(module: Module, wanted: bool | None) -> bool:
-    """Whether there could be an answer, and it is not computed because that takes long."""
+    """Whether an answer could be stored, and is not by default because computing it takes long."""
     return wanted is None and weight_bytes(module) > SMALL and _is_generator(module)
 
 
 def self_test(
     module: Module, base: Path | str | None, wanted: bool | None, progress: Progress
 ) -> dict[str, Any] | None:
-    """The largest logits after a prompt, {ids, top, logits, tolerance}; of a module that gives
-    tokens in their place, prompts with the token after each, {prompts: [{ids, token}]}.
+    """The largest logits after a prompt, {ids, top, logits, tolerance}; for a module that returns
+    tokens in place of logits, prompts with the next token, {prompts: [{ids, token}]}.
 
-    A token can be compared only where it is the likeliest by more than rounding changes; prompts
-    for which it is not are left out. None where it is not wanted, or there is nothing to compare.
-    `wanted` None: where weights are small.
+    Only prompts whose token leads by more than rounding can change are stored. None if the module
+    has no such results, or nothing is `wanted` (None: only if the weights are small).
     """
     if wanted is False or (wanted is None and weight_bytes(module) > SMALL):
         return None
     found = None
     if _is_generator(module):
         progress("running the reference for the self-test", 0.0)
-        found = _answers(module, base)
+        has_logits = "logits" in module.main.result_names()
+        found = _logits(module, base) if has_logits else _tokens(module, base)
     if wanted and found is None:
         raise Error(
-            "there is nothing to test: the module gives no logits after input_ids, and no tokens "
+            "there is nothing to test: the module returns no logits for input_ids, and no tokens "
             "that are clearly likelier than others; leave --self-test out"
         )
     return found
 
 
 def _is_generator(module: Module) -> bool:
-    """Whether it goes on with token ids, from caches that hold some already."""
+    """Whether it continues token ids, from caches that may hold some."""
     inputs = {str(arg.name) for arg in module.main.args}
     results = {"logits", NEXT_TOKENS} & {*module.main.result_names()}
     return {"input_ids", "past_lengths"} <= inputs and bool(results)
-
-
-def _answers(module: Module, base: Path | str | None) -> dict[str, Any] | None:
-    if "logits" in module.main.result_names():
-        return _logits(module, base)
-    choice = choice_of(module)
-    if choice is None:
-        return None
-    prompts = _clear(choice, base)
-    return {"prompts": prompts} if prompts else None
 
 
 def _logits(module: Module, base: Path | str | None) -> dict[str, Any] | None:
@@ -93,59 +85,101 @@ def _logits(module: Module, base: Path | str | None) -> dict[str, Any] | None:
     }
 
 
-def _clear(choice: Choice, base: Path | str | None) -> list[dict[str, Any]]:
-    """Prompts with the tokens after them; no rounding makes another one the likeliest."""
-    module, weights = choice.module, Weights(choice.module, base)
-    found: list[dict[str, Any]] = []
+def _tokens(module: Module, base: Path | str | None) -> dict[str, Any] | None:
+    """Prompts with their next tokens, where no rounding makes another one the likeliest."""
+    choice = _choice_of(module)
+    if choice is None:
+        return None
+    weights, found = Weights(module, base), list[dict[str, Any]]()
     for ids in map(list, dict.fromkeys(map(tuple, _prompts(module, choice.vocabulary)))):
         run = Run(module, _inputs(module, ids), weights=weights, watched=(choice.logits,))
         token, lead, largest = choice.lead(run)
-        told = run.whole()[NEXT_TOKENS][-1, -1]
-        if told == token and lead > 2 * _tolerance(choice.logits.type.dtype, largest):
+        returned = run.joined()[NEXT_TOKENS][-1, -1]
+        if returned == token and lead > 2 * _tolerance(choice.logits.type.dtype, largest):
             found.append({"ids": ids, "token": token})
-        if len(found) == _ENOUGH:
+        if len(found) == _WANTED:
             break
-    return found
+    return {"prompts": found} if found else None
 
 
 def _tolerance(dtype: str, largest: float) -> float:
-    """What an engine's logits may differ by, where the largest is that large."""
+    """The allowed difference of logits whose largest magnitude is `largest`."""
     return TOLERANCE.get(dtype, TOLERANCE["bf16"]) * max(1.0, largest)
 
 
 def _prompts(module: Module, vocabulary: int) -> Iterator[list[int]]:
-    """Prompts, from the longest that fits the caches to the shortest, and again."""
+    """Prompts, from the longest that fits one call and the caches to the shortest, repeatedly."""
     (arg,) = [arg for arg in module.main.args if arg.name == "input_ids"]
-    least = _least(module.main.argument_layout(arg).shape[1])  # what ranks share is a multiple
-    caches = [op.operands[0].type.shape[2] for op in module.ops() if op.opname == "cache_update"]
-    most = min((dim for dim in caches if isinstance(dim, int)), default=_PROMPT)
-    longest = max(min(_PROMPT, most) // least, 1)
+    dim = module.main.argument_layout(arg).shape[1]
+    unit = smallest(dim)  # sharded tokens: a multiple
+    limits = [op.operands[0].type.shape[2] for op in module.ops() if op.opname == "cache_update"]
+    names = dim.symbols() if isinstance(dim, Dim) else ()
+    limits += [unit * module.dims[name][2] for name in names if name in module.dims]
+    limits += [dim, _PROMPT]
+    longest = max(min(each for each in limits if isinstance(each, int)) // unit, 1)
     for turn in range(_TRIES):
-        count = (longest - turn % longest) * least
+        count = (longest - turn % longest) * unit
         yield [((7 + 2 * turn) * i + 3) % vocabulary for i in range(count)]
 
 
 def _inputs(module: Module, ids: list[int]) -> dict[str, np.ndarray]:
-    """The arguments of a first call of one row, or of as few rows as ranks share."""
+    """The arguments of a first call with these ids in every row, of as few rows as possible."""
     args = {str(arg.name): module.main.argument_layout(arg) for arg in module.main.args}
-    batch = args["input_ids"].shape[0]
-    rows = _least(batch)
+    rows = smallest(args["input_ids"].shape[0])
     known = {
         "input_ids": np.tile(np.array(ids, np.int32), (rows, 1)),
         "positions": np.tile(np.arange(len(ids), dtype=np.int32), (rows, 1)),
         "past_lengths": np.zeros(rows, np.int32),
         "logit_positions": np.full((rows, 1), len(ids) - 1, np.int32),
     }
-    found: dict[str, np.ndarray] = {}
-    for name, type in args.items():
-        if name in known:
-            found[name] = known[name]
-            continue
-        shape = tuple(_least(dim) for dim in type.shape)
-        found[name] = np.zeros(shape, numpy_dtype(type.dtype))
-    return found
+    zeros = {
+        name: np.zeros(tuple(smallest(dim) for dim in type.shape), numpy_dtype(type.dtype))
+        for name, type in args.items()
+        if name not in known
+    }
+    return {name: value for name, value in (known | zeros).items() if name in args}
 
 
-def _least(dim: DimLike) -> int:
-    """A dimension where every symbol is 1."""
-    return number(dim, dict.fromkeys(dim.symbols(), 1)) if isinstance(dim, Dim) else dim
+@dataclass(frozen=True)
+class _Choice:
+    """The result `next_tokens` is the index of the largest of `logits` [B, S, V], which are sharded
+    over the mesh axes `axes`."""
+
+    module: Module
+    logits: Value
+    axes: Axes
+
+    @property
+    def vocabulary(self) -> int:
+        """A number of tokens that exist: the shards of ranks may end with padding."""
+        shard = self.logits.type.shape[-1]
+        assert isinstance(shard, int)
+        return (shard - 1) * self.module.mesh.group_size(self.axes) + 1
+
+    def lead(self, run: Run) -> tuple[int, float, float]:
+        """(the last token, the lead of its logit, the largest magnitude) of a run that watched
+        `logits`."""
+        shards = run.seen[self.logits]
+        group = self.module.mesh.groups(self.axes)[-1] if self.axes else [-1]
+        last = np.concatenate([shards[rank][-1, -1] for rank in group]).astype(np.float32)
+        second, first = np.sort([-np.inf, *last])[-2:]
+        magnitude = float(np.abs(last[np.isfinite(last)]).max(initial=0))
+        return int(last.argmax()), float(first - second), magnitude
+
+
+def _choice_of(module: Module) -> _Choice | None:
+    """The logits that the tokens of a module are chosen from, or None if they are not found."""
+    tokens = module.main.returned[module.main.result_names().index(NEXT_TOKENS)]
+    axes: Axes = ()
+    while not isinstance(tokens.producer, Argmax | Topk):
+        op = tokens.producer
+        if op is None or not op.operands:
+            return None
+        # a gather_elements looks up its last operand
+        within = isinstance(op, Call)
+        tokens = op.callee.returned[op.results.index(tokens)] if within else op.operands[-1]
+    logits = tokens.producer.x
+    if isinstance(logits.producer, AllGather) and isinstance(logits.producer.x.producer, Topk):
+        logits, axes = logits.producer.x.producer.x, logits.producer.axes
+    static = logits.type.ndim == 3 and isinstance(logits.type.shape[-1], int)
+    return _Choice(module, logits, axes) if static else None

@@ -1,17 +1,18 @@
-"""The profiles of an engine: for decoding, the fewest tokens of each row; for prefill, many.
+"""The profiles of an engine: `decode` for one token per row, `prefill` for many.
 
-A kernel that reads the cache directly is chosen for a profile of exactly one token; any other
-expands the whole cache at every step.
+TensorRT chooses a kernel that reads the cache directly only for a profile of exactly one token; any
+other profile expands the whole cache at every step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from irc.backends.ranks.inputs import sized
 from irc.backends.tensorrt.builder.request import Profile
-from irc.core import Function
-from irc.dims import Dim, DimLike, Shape, bind
 from irc.errors import Error
+from irc.ir.core import Function
+from irc.ir.dims import Dim, DimLike, Shape
 
 Range = tuple[int, int, int]
 
@@ -19,9 +20,9 @@ Range = tuple[int, int, int]
 def profiles_of(
     functions: Iterable[Function], dims: Mapping[str, Range]
 ) -> list[tuple[Profile, ...]]:
-    """The profiles of each function from the ranges of its symbols; none where all is static.
+    """The profiles of each function from the ranges of its symbols; none if it has no symbols.
 
-    An Error names all symbols that have no range.
+    An Error names all symbols without a range.
     """
     arguments = [(function, _dynamic(function)) for function in functions]
     symbols = _symbols(shape for _, found in arguments for shape in found.values())
@@ -48,50 +49,36 @@ def _profiles(
     if not arguments:
         return ()
     ranges = {name: _range(name, dims) for name in _symbols(arguments.values())}
-    step = _step(function)
-    if step is None:
+    tokens = _token_symbol(function, ranges)
+    if tokens is None:
         return (_profile("all", arguments, ranges),)
-    ranges[step] = _within(ranges[step], step, function)
-    decode = ranges | {step: (1, 1, 1)} | _no_more_than_one(function, ranges, step)
-    found = [_profile("decode", arguments, decode)]
-    if ranges[step][2] > 1:
+    ranges[tokens] = _within_caches(ranges[tokens], tokens, function)
+    ones = [tokens]
+    for arg in function.args:  # of one token, logits are asked for one
+        symbol = str(arg.type.shape[-1]) if arg.name == "logit_positions" else ""
+        ones += [symbol] if symbol in ranges else []
+    found = [_profile("decode", arguments, ranges | dict.fromkeys(ones, (1, 1, 1)))]
+    if ranges[tokens][2] > 1:
         found.append(_profile("prefill", arguments, ranges))
     return tuple(found)
 
 
-def _no_more_than_one(
-    function: Function, ranges: Mapping[str, Range], step: str
-) -> dict[str, Range]:
-    """The symbols of arguments that point at tokens of a call: of one token there is one."""
-    for arg in function.args:
-        names = [str(dim) for dim in arg.type.shape]
-        if arg.name == "logit_positions" and names[-1] in ranges and names[-1] != step:
-            return {names[-1]: (1, 1, 1)}
-    return {}
+def _token_symbol(function: Function, ranges: Mapping[str, Range]) -> str | None:
+    """The symbol of the number of tokens that one call appends to caches (or of its multiple, where
+    tokens are sharded); None if there is none, or several."""
+    counts = {op.operands[1].type.shape[1] for op in function if op.opname == "cache_update"}
+    names = [*_symbols([tuple(counts)])]
+    return names[0] if len(counts) == len(names) == 1 and names[0] in ranges else None
 
 
-def _step(function: Function) -> str | None:
-    """The symbol that says how many tokens one call brings, where caches are written.
-
-    Where tokens are split over ranks a call brings a multiple of it.
-    """
-    steps = {op.operands[1].type.shape[1] for op in function if op.opname == "cache_update"}
-    names = {name for dim in steps if isinstance(dim, Dim) for name in dim.symbols()}
-    told = _symbols(arg.type.shape for arg in function.args)
-    return next(iter(names)) if len(steps) == len(names) == 1 and names <= told.keys() else None
-
-
-def _within(range: Range, step: str, function: Function) -> Range:
-    """The range of the tokens of a call, no more of them than the caches hold."""
-    low, typical, high = range
+def _within_caches(range: Range, tokens: str, function: Function) -> Range:
+    """The range of the number of tokens, at most the capacity of the caches."""
     for op in function:
-        if op.opname != "cache_update":
-            continue
-        capacity, tokens = op.operands[0].type.shape[2], op.operands[1].type.shape[1]
-        if isinstance(capacity, int):
-            most = max(capacity // number(tokens, {step: 1}), 1)
-            low, typical, high = min(low, most), min(typical, most), min(high, most)
-    return low, typical, high
+        if op.opname == "cache_update" and isinstance(op.operands[0].type.shape[2], int):
+            unit = smallest(op.operands[1].type.shape[1])
+            most = max(op.operands[0].type.shape[2] // unit, 1)
+            range = (min(range[0], most), min(range[1], most), min(range[2], most))
+    return range
 
 
 def _symbols(shapes: Iterable[Shape]) -> dict[str, None]:
@@ -102,24 +89,19 @@ def _symbols(shapes: Iterable[Shape]) -> dict[str, None]:
 def _range(name: str, dims: Mapping[str, Range]) -> Range:
     low, typical, high = dims[name]
     if high < 1:
-        raise Error(
-            f"the range of {name} ends at {high}; an engine needs one that ends at 1 or more"
-        )
+        raise Error(f"the range of {name} ends at {high}; an engine needs 1 or more")
     return max(low, 1), max(typical, 1), high
 
 
 def _profile(name: str, arguments: Mapping[str, Shape], ranges: Mapping[str, Range]) -> Profile:
-    def at(shape: Shape, which: int) -> tuple[int, ...]:
-        sizes = {symbol: each[which] for symbol, each in ranges.items()}
-        return tuple(number(dim, sizes) for dim in shape)
+    low, typical, high = ({name: each[i] for name, each in ranges.items()} for i in range(3))
+    shapes = {
+        key: (sized(shape, low), sized(shape, typical), sized(shape, high))
+        for key, shape in arguments.items()
+    }
+    return Profile(name, shapes)
 
-    return Profile(
-        name, {key: (at(shape, 0), at(shape, 1), at(shape, 2)) for key, shape in arguments.items()}
-    )
 
-
-def number(dim: DimLike, sizes: Mapping[str, int]) -> int:
-    """A dimension whose symbols all have sizes."""
-    found = bind(dim, sizes)
-    assert isinstance(found, int)
-    return found
+def smallest(dim: DimLike) -> int:
+    """A dimension with 1 for every symbol."""
+    return sized((dim,), dict.fromkeys(dim.symbols(), 1))[0] if isinstance(dim, Dim) else dim

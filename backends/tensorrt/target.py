@@ -1,9 +1,9 @@
-"""What an engine is built for: the library, its version, and the GPU architectures."""
+"""The target of an engine: the library, its version, and the GPU architectures."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
 from irc.errors import Error, did_you_mean
@@ -11,12 +11,11 @@ from irc.errors import Error, did_you_mean
 Flavour: TypeAlias = Literal["tensorrt", "tensorrt-rtx"]
 
 FLAVOURS: tuple[Flavour, ...] = ("tensorrt", "tensorrt-rtx")
-# What each flavour is taken to be where the library is not installed, and the oldest that is used.
+# The version assumed if the library is not installed, and the oldest that is supported.
 KNOWN: dict[Flavour, tuple[int, int]] = {"tensorrt": (11, 4), "tensorrt-rtx": (1, 7)}
 OLDEST: dict[Flavour, tuple[int, int]] = {"tensorrt": (11, 0), "tensorrt-rtx": (1, 7)}
-# Compute capabilities that TensorRT-RTX builds for, and those of an engine where none is named.
 RTX_ARCHITECTURES = (75, 80, 86, 89, 120, 121)
-# All that an engine can be for: the full TensorRT takes those of every GPU from Turing on.
+# Compute capabilities that engines can be built for, and those of an engine by default.
 ARCHITECTURES: dict[Flavour, tuple[int, ...]] = {
     "tensorrt": (75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 107, 110, 120, 121),
     "tensorrt-rtx": RTX_ARCHITECTURES,
@@ -25,7 +24,7 @@ DEFAULT_ARCHITECTURES: dict[Flavour, tuple[int, ...]] = {
     "tensorrt": (),
     "tensorrt-rtx": (80, 86, 89, 120),
 }
-# The oldest architecture that has a dtype.
+# The oldest architecture with a dtype.
 FLOORS: dict[Flavour, dict[str, int]] = {
     "tensorrt": {"bf16": 80, "f8e4m3": 89, "f4e2m1": 100},
     "tensorrt-rtx": {"bf16": 80, "i4": 80, "f8e4m3": 89, "f4e2m1": 120},
@@ -40,7 +39,7 @@ _TEXT = re.compile(
 class Target:
     """A library, its version (major, minor), and compute capabilities, as in 89 for sm_89.
 
-    No architectures: those of the GPU that is there when the engine is built. The text is
+    No architectures: that of the GPU of the machine that builds the engine. As text it is
     `tensorrt-rtx-1.7/sm_80+sm_89`.
     """
 
@@ -50,10 +49,8 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """The target of a text; version and architectures may be left out.
-
-        Of a longer version, as libraries have it (1.7.1.116), the first two numbers count.
-        """
+        """The target of a text. Version and architectures are optional; of a full version
+        (1.7.1.116) the first two numbers count."""
         found = _TEXT.fullmatch(text.strip())
         name = found["flavour"] if found else text
         if found is None or name not in FLAVOURS:
@@ -71,12 +68,8 @@ class Target:
             return cls(flavour, version, DEFAULT_ARCHITECTURES[flavour])
         return cls(flavour, version, _architectures(given, text, ARCHITECTURES[flavour]))
 
-    def of_version(self, version: tuple[int, int]) -> Target:
-        """The same with the version that is installed."""
-        return replace(self, version=version)
-
     def lacks(self, dtype: str) -> tuple[int, int] | None:
-        """(the oldest architecture that has a dtype, that of the target), where it is too old."""
+        """(the oldest architecture with a dtype, that of the target) if the latter is too old."""
         floor, weakest = FLOORS[self.flavour].get(dtype, 0), min(self.architectures, default=0)
         return (floor, weakest) if 0 < weakest < floor else None
 
@@ -84,6 +77,26 @@ class Target:
         chips = "+".join(f"sm_{each}" for each in self.architectures)
         version = ".".join(map(str, self.version))
         return f"{self.flavour}-{version}" + (f"/{chips}" if chips else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """The targets that a fact is about.
+
+    `since` and `before` bound the version, the latter excluded. If there are `architectures`, the
+    target must have one of them.
+    """
+
+    flavour: Flavour | None = None
+    since: tuple[int, int] = (0, 0)
+    before: tuple[int, int] = (1 << 30, 0)
+    architectures: tuple[int, ...] = ()
+
+    def includes(self, target: Target) -> bool:
+        """Whether the fact is about a target."""
+        is_flavour = self.flavour in (None, target.flavour)
+        any_chip = not self.architectures or {*self.architectures} & {*target.architectures}
+        return is_flavour and self.since <= target.version < self.before and bool(any_chip)
 
 
 def _version(text: str) -> tuple[int, int]:

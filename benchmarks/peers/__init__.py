@@ -1,1 +1,1 @@
-"""The peers as small programs of their own, each run in a process that can be measured."""
+"""The peers as small programs, each measured in its own process."""

@@ -1,4 +1,4 @@
-"""The prompt that every engine gets, and the line that it prints."""
+"""The prompt for every engine, and the line that it prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train the tiny Llama checkpoint of this folder, from nothing, on text that comes with Python.
+"""Train the tiny Llama checkpoint of this folder from scratch, on text that comes with Python.
 
 The text is the prose of Python's own documentation, as every CPython installation carries it:
 the help topics of `pydoc_data.topics` (the language reference), the docstrings of the standard
@@ -36,7 +36,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 END = "<|end|>"  # id 0: between documents, both bos and eos
 VOCAB_SIZE = 1531
 TOKENS_PER_STEP, LEARNING_RATE = 4096, 3e-3
-NOISE = 0.05  # the share of input tokens replaced by random ones, so that no prompt is foreign
+NOISE = 0.05  # the fraction of input tokens replaced by random ones, for robustness to prompts
 WINDOWS = (128, 256, 512)  # the sequence lengths of the steps, taken in turn
 PROMPTS = ("The Python", "A function is", "An object", "Beautiful is", "When a class")
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ...core import Module
 from ...errors import Error
-from ..models.language_model import Dims
+from ...ir.core import Module
+from ..models.family import Dims
 from .binding import bind as bind
-from .config import MODEL_TYPES as MODEL_TYPES
 from .config import checkpoint_dtype as checkpoint_dtype
 from .config import model_of as model_of
 from .config import read_config as read_config
 from .files import Checkpoint as Checkpoint
-from .forms import use_form
 
 
 def load(
@@ -29,15 +27,12 @@ def load(
 ) -> Module:
     """The model of a checkpoint folder as a module whose weights refer to the folder's files.
 
-    `dtype` is what it computes in: f32, f16 or bf16; without it, what config.json names. `dims`
-    replaces ranges of B, S, T and C. `ignore` names keys of config.json that do not matter.
+    `dtype` is the compute dtype: f32, f16 or bf16, by default that of config.json. `dims` replaces
+    ranges of symbols. `ignore` names keys of config.json that do not change what is computed.
     """
     config = read_config(folder)
     model = model_of(config, ignore)
-    chosen = dtype or checkpoint_dtype(config)
-    if chosen not in ("f32", "f16", "bf16"):
-        raise Error(f"a model computes in f32, f16 or bf16, not in {chosen}")
-    traced = model.trace(chosen, dims)
-    if model.other_refs:
-        use_form(traced, Checkpoint(folder), model.other_refs)
-    return bind(traced, folder, other_names=model.other_names)
+    dtype = dtype or checkpoint_dtype(config)
+    if dtype not in ("f32", "f16", "bf16"):
+        raise Error(f"the compute dtype is f32, f16 or bf16, not {dtype}")
+    return bind(model.trace(dtype, dims), folder, alternatives=model.alternatives)

@@ -1,20 +1,20 @@
-"""`bind`: gives the unbound parameters of a module their tensors in a checkpoint folder."""
+"""`bind`: replaces the unbound weights of a module by tensors of a checkpoint folder."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from ...core import Module, Weight
-from ...dims import Shape
 from ...errors import Error, did_you_mean
-from ...types import TensorType
+from ...ir.core import Module, Weight
+from ...ir.dims import Shape
+from ...ir.types import TensorType
 from ...weights import Cast, ConcatRef, FileRef, Ref, UnboundRef
 from .files import Checkpoint
 
-# Tensors that old checkpoints hold and no model reads: tables that are computed anew.
+# Tensors of old checkpoints that no model reads: tables that are computed anew.
 BUFFERS = (
     "*.rotary_emb.inv_freq",
     "*.rotary_emb.cos_cached",
@@ -27,104 +27,113 @@ _CONVERTIBLE = ("f64", "f32", "f16", "bf16")
 _MOST_LINES = 20
 
 
-@dataclass
-class _Findings:
-    """What does not fit, a line each, by kind."""
-
-    missing: list[str] = field(default_factory=list[str])
-    extra: list[str] = field(default_factory=list[str])
-    misshapen: list[str] = field(default_factory=list[str])
-
-
 def bind(
     module: Module,
     folder: str | os.PathLike[str],
     *,
-    other_names: Mapping[str, Sequence[str]] | None = None,
+    alternatives: Mapping[str, Ref] | None = None,
     ignore: Sequence[str] = (),
 ) -> Module:
     """Replace every `unbound(key)` by the tensor `key` of the folder, and return the module.
 
-    A tensor stored in another float dtype than the weight's is cast when it is read. `other_names`
-    gives further names that a key may have in the files. `ignore` holds patterns such as
-    "vision_tower.*" for tensors that the model leaves out on purpose. An Error lists everything
-    that does not fit, all at once, and leaves the module as it was.
+    A tensor stored in another float dtype than the weight's is cast when it is read. A weight that
+    lacks tensors takes its reference in `alternatives`, if the folder has those tensors. `ignore`
+    holds patterns, such as "vision_tower.*", of tensors that the model does not use. An Error lists
+    everything that does not fit and leaves the module as it was.
     """
     checkpoint = Checkpoint(folder)
-    findings = _Findings()
-    keys = _chosen_keys(module, checkpoint, other_names or {}, findings)
-    spare = {name for names in (other_names or {}).values() for name in names}
-    used = set(keys.values()) | spare
-    wanted = [name for name in _parameters(module) if name not in keys]
-    for key in checkpoint:
-        if key not in used and not any(fnmatchcase(key, p) for p in (*BUFFERS, *ignore)):
-            findings.extra.append(f"{key}{did_you_mean(key, wanted)}")
-    bound = _Binder(module, checkpoint, keys)
-    for weight in module.weights.values():
-        if any(True for _ in _unbound(weight.ref)):
-            findings.misshapen += bound.misfits(weight)
-    _report(findings, checkpoint, module)
-    for weight in module.weights.values():
-        weight.ref = bound.bound(weight.ref, weight.type.dtype)
+    alternatives = alternatives or {}
+    refs = {name: weight.ref for name, weight in module.weights.items()}
+    for name in refs.keys() & alternatives.keys():
+        if not _has(checkpoint, refs[name]) and _has(checkpoint, alternatives[name]):
+            refs[name] = alternatives[name]
+    allowed = {source.key for ref in alternatives.values() for source in _unbound(ref)}
+    _check(module, refs, checkpoint, allowed, (*BUFFERS, *ignore))
+    files = _Files(module, checkpoint)
+    for name, weight in module.weights.items():
+        weight.ref = files.bound(refs[name], weight.type.dtype)
     return module
 
 
 def has_unbound(module: Module) -> bool:
     """Whether any weight still lacks its values."""
-    return any(True for _ in _parameters(module))
-
-
-def _parameters(module: Module) -> Iterator[str]:
-    for weight in module.weights.values():
-        for ref in _unbound(weight.ref):
-            yield ref.key
+    return any(True for weight in module.weights.values() for _ in _unbound(weight.ref))
 
 
 def _unbound(ref: Ref) -> Iterator[UnboundRef]:
     return (source for source in ref.sources() if isinstance(source, UnboundRef))
 
 
-def _chosen_keys(
+def _has(checkpoint: Checkpoint, ref: Ref) -> bool:
+    return all(source.key in checkpoint for source in _unbound(ref))
+
+
+def _check(
     module: Module,
+    refs: Mapping[str, Ref],
     checkpoint: Checkpoint,
-    other_names: Mapping[str, Sequence[str]],
-    findings: _Findings,
-) -> dict[str, str]:
-    """Parameter -> key in the files, for all that are there."""
-    keys: dict[str, str] = {}
-    for name in dict.fromkeys(_parameters(module)):
-        known = [key for key in (name, *other_names.get(name, ())) if key in checkpoint]
-        if known:
-            keys[name] = known[0]
-        else:
-            findings.missing.append(f"{name}{did_you_mean(name, checkpoint)}")
-    return keys
+    allowed: set[str],
+    ignore: Sequence[str],
+) -> None:
+    """Raise one Error about all tensors that are missing, unused, or of a wrong shape or dtype."""
+    keys = dict.fromkeys(source.key for ref in refs.values() for source in _unbound(ref))
+    absent = [key for key in keys if key not in checkpoint]
+    unused = [
+        key
+        for key in checkpoint
+        if key not in keys and key not in allowed and not any(fnmatchcase(key, p) for p in ignore)
+    ]
+    misfits = [
+        line
+        for name, weight in module.weights.items()
+        for source in _unbound(refs[name])
+        if source.key in checkpoint
+        for line in _misfit(weight, refs[name], source, checkpoint)
+    ]
+    groups = [
+        (
+            f"the model @{module.name} needs these tensors, which are missing",
+            [f"{key}{did_you_mean(key, checkpoint)}" for key in absent],
+        ),
+        (
+            "these tensors are in the checkpoint, but the model does not use them",
+            [f"{key}{did_you_mean(key, absent)}" for key in unused],
+        ),
+        ("these tensors do not fit the model", misfits),
+    ]
+    if not any(lines for _, lines in groups):
+        return
+    error = Error(f"the checkpoint {checkpoint.folder} does not fit the model @{module.name}")
+    for title, lines in groups:
+        if lines:
+            error.add_note(f"{title}:")
+            more = [f"... and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+            for line in [*lines[:_MOST_LINES], *more]:
+                error.add_note(f"  {line}")
+    if unused:
+        error.add_note('leave tensors out with ignore=[...], as in ignore=["lm_head.*"]')
+    raise error
 
 
-class _Binder:
-    """References to the files of one checkpoint; files are declared as they are needed."""
+def _misfit(weight: Weight, ref: Ref, source: UnboundRef, checkpoint: Checkpoint) -> Iterator[str]:
+    """A line where the tensor of `source` has another shape, or a dtype that does not convert."""
+    tensor, dtype = checkpoint.tensor(source.key), weight.type.dtype
+    found = f"{source.key} is {tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+    wanted: Shape | None = source.shape
+    if wanted is None and source is ref and not source.steps:
+        wanted = weight.type.shape
+    if wanted is not None and wanted != tensor.shape:
+        yield f"{found}, but the model takes {TensorType(dtype, wanted)}"
+    elif tensor.dtype != dtype and not {tensor.dtype, dtype} <= set(_CONVERTIBLE):
+        yield f"{found}, which does not convert to {dtype}"
 
-    def __init__(self, module: Module, checkpoint: Checkpoint, keys: Mapping[str, str]) -> None:
-        self._module, self._checkpoint, self._keys = module, checkpoint, keys
-        self._names: dict[str, str] = {}
 
-    def misfits(self, weight: Weight) -> list[str]:
-        """What is wrong with the tensors of one weight."""
-        lines: list[str] = []
-        for ref in _unbound(weight.ref):
-            if ref.key not in self._keys:
-                continue
-            tensor = self._checkpoint.tensor(self._keys[ref.key])
-            held = f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
-            wanted: Shape | None = ref.shape
-            if wanted is None and ref is weight.ref and not ref.steps:
-                wanted = weight.type.shape
-            if wanted is not None and wanted != tensor.shape:
-                takes = TensorType(weight.type.dtype, wanted)
-                lines.append(f"{ref.key} is {held}, but the model takes {takes}")
-            elif not _fits(tensor.dtype, weight.type.dtype):
-                lines.append(f"{ref.key} is {held}, which does not convert to {weight.type.dtype}")
-        return lines
+class _Files:
+    """References to the files of a checkpoint, which the module declares when they are needed."""
+
+    def __init__(self, module: Module, checkpoint: Checkpoint) -> None:
+        self._module, self._checkpoint = module, checkpoint
+        self._names = {path: name for name, path in module.files.items()}
 
     def bound(self, ref: Ref, dtype: str) -> Ref:
         """`ref` with files instead of unbound sources, cast right after the source."""
@@ -132,52 +141,18 @@ class _Binder:
             return replace(ref, parts=tuple(self.bound(part, dtype) for part in ref.parts))
         if not isinstance(ref, UnboundRef):
             return ref
-        key = self._keys[ref.key]
-        stored = self._checkpoint.tensor(key).dtype
+        stored = self._checkpoint.tensor(ref.key).dtype
         cast = () if stored == dtype else (Cast(dtype),)
-        return FileRef(self._file(key), key, steps=(*cast, *ref.steps))
+        return FileRef(self._file(ref.key), ref.key, steps=(*cast, *ref.steps))
 
     def _file(self, key: str) -> str:
-        """The short name of the file that holds `key`: `ckpt`, `ckpt_1`, `ckpt_2`, ..."""
-        file = self._checkpoint.file(key)
-        if file not in self._names:
-            path = (self._checkpoint.folder / file).as_posix()
-            self._names[file] = _declare(self._module, path)
-        return self._names[file]
-
-
-def _declare(module: Module, path: str) -> str:
-    for name, known in module.files.items():
-        if known == path:
-            return name
-    name, count = "ckpt", 0
-    while name in module.files:
-        count += 1
-        name = f"ckpt_{count}"
-    module.files[name] = path
-    return name
-
-
-def _fits(stored: str, wanted: str) -> bool:
-    return stored == wanted or (stored in _CONVERTIBLE and wanted in _CONVERTIBLE)
-
-
-def _report(findings: _Findings, checkpoint: Checkpoint, module: Module) -> None:
-    """One Error about everything, if there is anything."""
-    parts = [
-        (f"the model @{module.name} needs these tensors, which are not there", findings.missing),
-        ("these tensors are there, but the model has no place for them", findings.extra),
-        ("these tensors do not fit the model", findings.misshapen),
-    ]
-    if not any(lines for _, lines in parts):
-        return
-    error = Error(f"the checkpoint {checkpoint.folder} does not fit the model @{module.name}")
-    for title, lines in parts:
-        if lines:
-            error.add_note(f"{title}:")
-            more = [f"... and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
-            for line in [*lines[:_MOST_LINES], *more]:
-                error.add_note(f"  {line}")
-    if findings.extra:
-        error.add_note('tensors left out on purpose are named with ignore=[...], as in "lm_head.*"')
-    raise error
+        """The name of the file that holds `key` in the module: `ckpt`, `ckpt_1`, `ckpt_2`, ..."""
+        path = (self._checkpoint.folder / self._checkpoint.file(key)).as_posix()
+        if path not in self._names:
+            name, count = "ckpt", 0
+            while name in self._module.files:
+                count += 1
+                name = f"ckpt_{count}"
+            self._module.files[name] = path
+            self._names[path] = name
+        return self._names[path]

@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint folder: which tensor lies in which file, read lazily."""
+"""`Checkpoint`: the tensors of a folder of safetensors files, whose headers are read lazily."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from ...errors import Error, did_you_mean
-from ...safetensors import Tensor, read_header
+from ...weights.safetensors import Tensor, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 class Checkpoint:
-    """The tensors of a folder by key. Only headers are read, never the bytes of a tensor.
+    """The tensors of a folder by key; reads headers only.
 
-    With an index, a file's header is read when one of its tensors is asked for.
+    With an index, the header of a file is read when one of its tensors is requested.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -26,27 +26,27 @@ class Checkpoint:
         self._headers: dict[str, dict[str, Tensor]] = {}
         if not self.folder.is_dir():
             raise Error(f"there is no checkpoint folder {folder}")
-        self._where = self._find()
+        self._files = self._find()
 
     def __iter__(self) -> Iterator[str]:
         """The key of every tensor, in the order of the index or of the headers."""
-        return iter(self._where)
+        return iter(self._files)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._where
+        return key in self._files
 
     def file(self, key: str) -> str:
         """The file of a tensor, relative to the folder."""
-        return self._where[key]
+        return self._files[key]
 
     def tensor(self, key: str) -> Tensor:
-        """dtype, shape and place of a tensor."""
-        name = self._where[key]
+        """dtype, shape and offset of a tensor."""
+        name = self._files[key]
         header = self._header(name)
         if key not in header:
             hint = did_you_mean(key, header)
             raise Error(
-                f"{self.folder / INDEX} says that {key!r} is in {name}, but it is not{hint}"
+                f"{self.folder / INDEX} has {key!r} in {name}, but that file lacks it{hint}"
             )
         return header[key]
 
@@ -58,20 +58,20 @@ class Checkpoint:
     def _find(self) -> dict[str, str]:
         if (self.folder / INDEX).exists():
             return self._index(self.folder / INDEX)
-        names = [SINGLE] if (self.folder / SINGLE).exists() else self._loose()
-        where: dict[str, str] = {}
+        names = [SINGLE] if (self.folder / SINGLE).exists() else self._unindexed()
+        found: dict[str, str] = {}
         for name in names:
             for key in self._header(name):
-                if key in where:
+                if key in found:
                     raise Error(
-                        f"{self.folder}: both {where[key]} and {name} hold {key!r}; an index file "
-                        f"({INDEX}) would say which counts"
+                        f"{self.folder}: {found[key]} and {name} both have {key!r}; add an index "
+                        f"file ({INDEX}) that chooses one"
                     )
-                where[key] = name
-        return where
+                found[key] = name
+        return found
 
-    def _loose(self) -> list[str]:
-        """Files without an index; an Error says why there are none."""
+    def _unindexed(self) -> list[str]:
+        """The safetensors files of a folder without an index; an Error if there are none."""
         names = sorted(path.name for path in self.folder.iterdir())
         found = [name for name in names if name.endswith(".safetensors")]
         if found:
@@ -80,8 +80,8 @@ class Checkpoint:
         if pickles:
             raise Error(
                 f"{self.folder} has its weights only as {pickles[0]}, a pickle, which runs code "
-                "when it is read; irc reads safetensors only. Where you trust the file, convert it "
-                "once: transformers.AutoModelForCausalLM.from_pretrained(folder)"
+                "when it is read; irc reads safetensors only. If you trust the file, convert it: "
+                "transformers.AutoModelForCausalLM.from_pretrained(folder)"
                 ".save_pretrained(new_folder)"
             )
         raise Error(f"{self.folder} has no weights: no {SINGLE}, no {INDEX}, no *.safetensors")
@@ -91,28 +91,26 @@ class Checkpoint:
             found: object = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise Error(f"cannot read {path}: {error}") from None
-        table: object = (
-            cast("dict[str, Any]", found).get("weight_map") if _is_object(found) else None
-        )
+        table: object = None
+        if isinstance(found, dict):
+            table = cast("dict[str, Any]", found).get("weight_map")
         if not isinstance(table, dict):
             raise Error(f"{path} has no weight_map from tensors to files")
-        where = cast("dict[str, Any]", table)
-        for name in dict.fromkeys(where.values()):
+        files = cast("dict[str, Any]", table)
+        for name in dict.fromkeys(files.values()):
             self._check_name(path, name)
-        return dict(where)
+        return dict(files)
 
     def _check_name(self, path: Path, name: Any) -> None:
-        """An index may name files below its folder only; links there are the folder's business."""
+        """Raise an Error unless an index names an existing safetensors file below its folder."""
         if not isinstance(name, str) or not name:
-            raise Error(f"{path}: {name!r} is no name of a file")
+            raise Error(f"{path}: {name!r} is no file name")
         parts = PurePosixPath(name.replace("\\", "/"))
         if parts.is_absolute() or ".." in parts.parts or ":" in name:
-            raise Error(f"{path} names the file {name!r}, which lies outside its folder")
+            raise Error(f"{path} names the file {name!r}, which is outside its folder")
         if not name.endswith(".safetensors"):
             raise Error(f"{path} names the file {name!r}, which is no safetensors file")
         if not (self.folder / name).exists():
-            raise Error(f"{path} names {name!r}, which is not there; download the whole checkpoint")
-
-
-def _is_object(found: object) -> bool:
-    return isinstance(found, dict)
+            raise Error(
+                f"{path} names {name!r}, which does not exist; download all files of the checkpoint"
+            )

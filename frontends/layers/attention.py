@@ -9,7 +9,7 @@ from ...source import here
 from .. import functional as F
 from ..module import Module
 from ..tensor import Tensor
-from .basic import Linear
+from .basic import Linear, RmsNorm
 from .rope import Rope
 
 
@@ -23,9 +23,10 @@ class Cache(NamedTuple):
 class Attention(Module):
     """softmax(q·kᵀ) v, with `heads` query heads that share `kv_heads` key and value heads.
 
-    `window` > 0 lets a token see that many keys, itself included; `softcap` > 0 bounds the scores;
-    `scale` is 1/sqrt(head_dim) where it is None. With `memory_size` keys and values come from
-    another sequence of that many features (cross attention), which is never causal.
+    `window` > 0 limits a token to that many keys, itself included; `softcap` > 0 bounds the scores;
+    `scale` None is 1/sqrt(head_dim). With `memory_size` keys and values come from
+    another sequence of that many features (cross attention), which is never causal. `qk_norm` is
+    the eps of a norm of every head's queries and keys, before rope; None means no norm.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Attention(Module):
         *,
         qkv_bias: bool = False,
         output_bias: bool = False,
+        qk_norm: float | None = None,
         rope: Rope | None = None,
         causal: bool = True,
         window: int = 0,
@@ -55,6 +57,8 @@ class Attention(Module):
         self.k_proj = Linear(source, kv_heads * head_dim, qkv_bias, dtype)
         self.v_proj = Linear(source, kv_heads * head_dim, qkv_bias, dtype)
         self.o_proj = Linear(heads * head_dim, hidden_size, output_bias, dtype)
+        self.q_norm = None if qk_norm is None else RmsNorm(head_dim, qk_norm, dtype=dtype)
+        self.k_norm = None if qk_norm is None else RmsNorm(head_dim, qk_norm, dtype=dtype)
         self.head_dim, self.rope, self.cross = head_dim, rope, memory_size is not None
         self.causal = causal and not self.cross
         self.window, self.softcap, self.scale = window, softcap, scale
@@ -73,14 +77,16 @@ class Attention(Module):
     ) -> Tensor | tuple[Tensor, Cache]:
         """x [B, S, hidden_size] to the same; with a cache, to (the same, the new cache).
 
-        `positions` i32 [B, S] are needed with rope. With a `cache`, the keys and values of this
-        call are written behind the `past` i32 [B] tokens that it holds.
-        `lengths` i32 [B] are the numbers of keys that are no padding; `mask` (true = visible) and
+        `positions` i32 [B, S] are required with rope. The keys and values of this call are written
+        to `cache` after its `past` i32 [B] tokens. `lengths` i32 [B] are the numbers of keys
+        without padding; `mask` (true = visible) and
         `bias` are [B|1, heads|1, S, T].
         """
         self._check(positions, cache, past, memory)
         source = x if memory is None else memory
         q, k, v = self.q_proj(x), self.k_proj(source), self.v_proj(source)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self._per_head(self.q_norm, q), self._per_head(self.k_norm, k)
         if self.rope is not None and positions is not None:
             q = self.rope(q, positions, self.head_dim).named("q")
             k = self.rope(k, positions, self.head_dim).named("k")
@@ -104,6 +110,10 @@ class Attention(Module):
         out = self.o_proj(mixed.named("mixed"))
         return out if cache is None else (out, Cache(k, v))
 
+    def _per_head(self, norm: Module, x: Tensor) -> Tensor:
+        """x [B, S, heads*head_dim] to the same, each head normalized."""
+        return norm(x.reshape(*x.shape[:-1], -1, self.head_dim)).reshape(*x.shape)
+
     def _check(
         self,
         positions: Tensor | None,
@@ -112,11 +122,11 @@ class Attention(Module):
         memory: Tensor | None,
     ) -> None:
         if self.rope is not None and positions is None:
-            raise Error("attention with rope needs positions", loc=here())
+            raise Error("attention with rope requires positions", loc=here())
         if (cache is None) != (past is None):
-            raise Error("a cache and past go together: give both or neither", loc=here())
+            raise Error("cache and past must be given together", loc=here())
         if self.cross != (memory is not None):
-            what = "needs memory" if self.cross else "takes memory only with memory_size"
+            what = "requires memory" if self.cross else "takes memory only with memory_size"
             raise Error(f"this attention {what}", loc=here())
         if self.cross and (self.rope is not None or cache is not None):
             raise Error("cross attention has neither rope nor a cache", loc=here())

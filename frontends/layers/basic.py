@@ -22,7 +22,7 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """Rows of a table [size, features], looked up by number; other numbers give zeros."""
+    """Lookup of rows of a table [size, features]; out-of-range indices give zeros."""
 
     def __init__(self, size: int, features: int, dtype: str = "f32") -> None:
         self.weight = Parameter((size, features), dtype)
@@ -33,7 +33,7 @@ class Embedding(Module):
 
 
 class RmsNorm(Module):
-    """Root mean square norm over the last dimension; `offset` is 1 in Gemma's checkpoints."""
+    """RMS norm over the last dimension; `offset` is added to the weight (1 in Gemma)."""
 
     def __init__(
         self, size: int, eps: float = 1e-6, offset: float = 0.0, dtype: str = "f32"
@@ -67,15 +67,10 @@ class LayerNorm(Module):
 
 
 class GroupNorm(Module):
-    """Norm over groups of channels, which are the second dimension."""
+    """Norm over groups of the channels, which are dimension 1."""
 
     def __init__(
-        self,
-        groups: int,
-        channels: int,
-        eps: float = 1e-5,
-        affine: bool = True,
-        dtype: str = "f32",
+        self, groups: int, channels: int, eps: float = 1e-5, affine: bool = True, dtype: str = "f32"
     ) -> None:
         self.weight = Parameter((channels,), dtype) if affine else None
         self.bias = Parameter((channels,), dtype) if affine else None

@@ -1,4 +1,4 @@
-"""Embeddings of recommenders: slots in one table, hashed keys, SparseOperationKit's layer."""
+"""Embeddings of recommenders: slots in one table, and the layer of SparseOperationKit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .index import FrozenIndex
 
 
 class SlotEmbedding(Module):
-    """One table for slots of their own sizes, whose rows follow each other in the table.
+    """One table for all slots, which holds the rows of one slot after those of another.
 
-    An id outside the size of its slot gives zeros, never a row of the next slot.
+    An index outside the size of its slot gives zeros, never a row of the next slot.
     """
 
     def __init__(self, sizes: Sequence[int], features: int, dtype: str = "f32") -> None:
@@ -31,10 +31,10 @@ class SlotEmbedding(Module):
 class All2AllDenseEmbedding(Module):
     """The layer of SparseOperationKit 1 with its parameters, for inference.
 
-    The table has `max_vocabulary_size_per_gpu` * `gpu_num` rows; how they lie on the ranks is for
-    the pass rewrite-embeddings to choose. Without `use_hashtable` keys are rows. With it they are
-    looked up in a FrozenIndex of as many keys as there are rows, whose rows are in the order of the
-    keys; keys that it lacks give zeros. `embedding_initializer` is for training only.
+    The table has `max_vocabulary_size_per_gpu` * `gpu_num` rows; the pass rewrite-embeddings
+    distributes them over ranks. Without `use_hashtable` keys are row indices. With it a FrozenIndex
+    of as many keys as rows maps keys to rows, which are in the order of the keys; unknown keys give
+    zeros. `embedding_initializer` is ignored: it is for training.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class All2AllDenseEmbedding(Module):
         """keys [B, slot_num, nnz_per_slot] to [B, slot_num, nnz_per_slot, vec]; with dynamic_input
         keys [N] to [N, vec]."""
         if training:
-            raise Error("an engine inserts no keys: leave training out", loc=here())
+            raise Error("irc is for inference and inserts no keys; leave training out", loc=here())
         shape = keys.shape
         wanted = (self.slot_num, self.nnz_per_slot)
         if self.dynamic_input and len(shape) != 1:

@@ -1,8 +1,7 @@
-"""A set of keys that is known when the model is compiled, and the number of each in it.
+"""`FrozenIndex`: maps keys to their positions in a sorted set that is fixed at compile time.
 
-The sorted keys are the leaves of a tree in which every node has `branching` children and knows the
-first key of each. A search reads one node per level: the child to go to is the last whose first key
-is not above the key.
+The sorted keys are the leaves of a tree whose nodes hold the first keys of `branching` children. A
+search reads one node per level and continues with the last child whose first key is <= the key.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from .. import functional as F
 from ..module import Module, ModuleList, Parameter
 from ..tensor import Tensor
 
-RESERVED = 2**63 - 1  # fills up the nodes; no key has this value
+RESERVED = 2**63 - 1  # pads the nodes; no key has this value
 
 
 class Level(Module):
-    """The nodes of one level of the tree: [nodes, branching] keys, rising."""
+    """The nodes of one level of the tree: [nodes, branching] keys in ascending order."""
 
     def __init__(self, nodes: int, branching: int) -> None:
         self.keys = Parameter((nodes, branching), "i64")
 
 
 class FrozenIndex(Module):
-    """Keys to their numbers in rising order, -1 for a key that is not there.
+    """Keys to their positions in ascending order, -1 for an unknown key.
 
     `frozen_levels` makes the weights, `levels.0.keys` (the leaves), `levels.1.keys`, and so on.
     """
 
     def __init__(self, count: int, branching: int = 64) -> None:
         if branching < 2 or count < 1:
-            raise Error("an index has at least 1 key, and nodes of at least 2 children", loc=here())
+            raise Error("an index needs at least 1 key and a branching of at least 2", loc=here())
         sizes = _sizes(count, branching)
         self.levels = ModuleList([Level(nodes, branching) for nodes in sizes])
         self.branching = branching
@@ -44,8 +43,8 @@ class FrozenIndex(Module):
     def forward(self, keys: Tensor) -> Tensor:
         """keys i32|i64 [...] to i32 [...]."""
         keys = F.cast(keys, "i64") if keys.dtype != "i64" else keys
-        # the fillers are above every key, also above the one that is reserved for them; compared,
-        # as runtimes are known to take the wrong minimum of 64-bit integers
+        # The padding is above every key, even RESERVED. Compared, because runtimes are known to
+        # compute wrong minima of 64-bit integers.
         most = F.full(RESERVED - 1, dtype="i64")
         wanted = F.where(F.lt(keys, most), keys, most).unsqueeze(-1)
         node = F.full(0, shape=keys.shape, dtype="i32")
@@ -53,7 +52,7 @@ class FrozenIndex(Module):
         for level in reversed(list(self.levels)):
             held = F.gather(level.keys, node, dim=0)
             count = F.reduce_sum(F.cast(F.le(held, wanted), "i32"), dims=(-1,))
-            # a key below all others is looked for in the first place, where it is not
+            # a key below all others is compared with the first key, which differs
             child = F.maximum(count - 1, F.full(0, dtype="i32"))
             first = F.gather_elements(held, child.unsqueeze(-1), dim=-1)
             node = node * self.branching + child
@@ -61,11 +60,11 @@ class FrozenIndex(Module):
 
 
 def frozen_levels(keys: Sequence[int] | np.ndarray, branching: int = 64) -> list[np.ndarray]:
-    """The weights of a FrozenIndex of these keys, the leaves first; their order does not matter."""
-    given = np.asarray(keys, np.int64).reshape(-1)
-    first = np.unique(given)
-    if len(first) != len(given) or not len(given) or first[-1] == RESERVED:
-        raise Error(f"the keys of an index are different numbers below {RESERVED}, one at least")
+    """The weights of a FrozenIndex of `keys` in any order, leaves first."""
+    flat = np.asarray(keys, np.int64).reshape(-1)
+    first = np.unique(flat)
+    if len(first) != len(flat) or not len(flat) or first[-1] == RESERVED:
+        raise Error(f"expected at least one key, all distinct and below {RESERVED}")
     levels: list[np.ndarray] = []
     for nodes in _sizes(len(first), branching):
         level = np.full((nodes, branching), RESERVED, np.int64)
@@ -76,7 +75,7 @@ def frozen_levels(keys: Sequence[int] | np.ndarray, branching: int = 64) -> list
 
 
 def _sizes(count: int, branching: int) -> list[int]:
-    """The nodes of every level, the leaves first."""
+    """The number of nodes of every level, leaves first."""
     sizes = [-(-count // branching)]
     while sizes[-1] > 1:
         sizes.append(-(-sizes[-1] // branching))

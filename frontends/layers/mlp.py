@@ -1,4 +1,4 @@
-"""Feed-forward layers, plain and gated, and the activations by their names in configs."""
+"""Feed-forward layers, and activations by their names in config.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..module import Module
 from ..tensor import Tensor
 from .basic import Linear
 
-# Names as in Hugging Face configs: "gelu" is the exact one.
+# Names as in config.json; "gelu" is exact.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda x: F.silu(x),
     "swish": lambda x: F.silu(x),
@@ -29,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The activation called `name`; an Error names the nearest one."""
+    """The activation named `name`; an Error suggests the nearest name."""
     found = ACTIVATIONS.get(name)
     if found is None:
         hint = did_you_mean(name, ACTIVATIONS)
@@ -59,7 +59,7 @@ class MLP(Module):
 
 
 class GatedMLP(Module):
-    """down(act(gate(x)) * up(x)), in plain operations; the pass fuse-gated-mlp joins them."""
+    """down(act(gate(x)) * up(x)); the pass fuse-gated-mlp fuses the operations."""
 
     def __init__(
         self,

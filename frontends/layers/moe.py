@@ -1,9 +1,9 @@
-"""Mixture of experts: a router, many gated feed-forwards of which a token visits a few."""
+"""Mixture of experts: a router, and gated feed-forwards of which each token uses a few."""
 
 from __future__ import annotations
 
-from ...dims import DimLike, product
 from ...errors import Error
+from ...ir.dims import DimLike, product
 from ...source import here
 from .. import functional as F
 from ..module import Module, StackedParameter
@@ -15,10 +15,10 @@ Names = tuple[str, str, str]  # of gate, up and down projection of one expert in
 
 
 class Experts(Module):
-    """Gated feed-forwards without biases, each over its own tokens.
+    """Gated feed-forwards without biases, each applied to its own tokens.
 
     gate and up [experts, intermediate_size, hidden_size], down [experts, hidden_size,
-    intermediate_size]; a checkpoint has them expert by expert, as `0.<name>.weight`.
+    intermediate_size]; a checkpoint stores each expert separately, as `0.<name>.weight`.
     """
 
     def __init__(
@@ -30,28 +30,28 @@ class Experts(Module):
         names: Names = ("gate_proj", "up_proj", "down_proj"),
         dtype: str = "f32",
     ) -> None:
-        inside, outside = (intermediate_size, hidden_size), (hidden_size, intermediate_size)
+        inner, outer = (intermediate_size, hidden_size), (hidden_size, intermediate_size)
         gate, up, down = (f"{name}.weight" for name in names)
-        self.gate = StackedParameter(experts, inside, gate, dtype)
-        self.up = StackedParameter(experts, inside, up, dtype)
-        self.down = StackedParameter(experts, outside, down, dtype)
+        self.gate = StackedParameter(experts, inner, gate, dtype)
+        self.up = StackedParameter(experts, inner, up, dtype)
+        self.down = StackedParameter(experts, outer, down, dtype)
         self.act = activation(act)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [experts, places, hidden_size] to the same."""
-        opened = self.act(tokens @ self.gate.transpose(1, 2))
-        hidden = opened * (tokens @ self.up.transpose(1, 2))
+        """tokens [experts, slots, hidden_size] to the same."""
+        gated = self.act(tokens @ self.gate.transpose(1, 2))
+        hidden = gated * (tokens @ self.up.transpose(1, 2))
         return hidden @ self.down.transpose(1, 2)
 
 
 class MixtureOfExperts(Module):
-    """The weighted sum of the `chosen` experts that a router likes best, token by token.
+    """The weighted sum of the `chosen` experts with the highest router scores, per token.
 
-    The weights are the probabilities that softmax gives those experts, made to add up to 1 with
-    `normalize`. With `shared_size` a gated feed-forward of that width sees every token as well,
-    times the sigmoid of a gate of its own with `shared_gate`. A queue of an expert has `capacity`
-    places in a call, or room for every token where that is 0. Shazeer et al., 2017; Jiang et al.,
-    2024 (Mixtral); names of parameters as in the checkpoints of Qwen2-MoE.
+    The weights are the softmax probabilities of those experts, scaled to a sum of 1 if
+    `normalize`. `shared_size` adds a gated feed-forward of that width for every token, times the
+    sigmoid of its own gate if `shared_gate`. An expert has `capacity` slots per call; 0 means one
+    for every token. Shazeer et al., 2017; Jiang et al., 2024 (Mixtral); names of parameters as in
+    the checkpoints of Qwen2-MoE.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class MixtureOfExperts(Module):
         dtype: str = "f32",
     ) -> None:
         if not 1 <= chosen <= experts:
-            raise Error(f"a token cannot choose {chosen} of {experts} experts", loc=here())
+            raise Error(f"chosen={chosen} is outside 1 to {experts} experts", loc=here())
         if shared_gate and not shared_size:
-            raise Error("shared_gate is for a shared expert; give shared_size", loc=here())
+            raise Error("shared_gate needs shared_size", loc=here())
         self.gate = Linear(hidden_size, experts, False, dtype)
         self.experts = Experts(experts, hidden_size, intermediate_size, act, names, dtype)
         self.shared_expert = (
@@ -85,8 +85,8 @@ class MixtureOfExperts(Module):
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """x [..., hidden_size] to the same; with a capacity, to (the same, dropped i32[]).
 
-        `dropped` counts the pairs of a token and a chosen expert whose queue was full, which add
-        nothing to the sum.
+        `dropped` counts the pairs of a token and an expert beyond the capacity, which contribute
+        nothing.
         """
         tokens = x.reshape(product(x.shape[:-1]), x.shape[-1])
         weights, chosen = self.route(tokens)
@@ -99,7 +99,7 @@ class MixtureOfExperts(Module):
         return mixed if capacity == 0 else (mixed, (slots < 0).cast("i32").sum())
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(weights, numbers of the chosen experts i32) [T, chosen] of tokens [T, hidden_size]."""
+        """(weights, indices i32 of the chosen experts) [T, chosen] for tokens [T, hidden_size]."""
         probabilities = F.softmax(self.gate(tokens).cast("f32"))
         weights, chosen = F.topk(probabilities, self.chosen)
         if self.normalize:
@@ -107,7 +107,7 @@ class MixtureOfExperts(Module):
         return weights.cast(tokens.dtype).named("weights"), chosen.named("chosen")
 
     def share(self, tokens: Tensor) -> Tensor:
-        """What the shared expert makes of tokens [T, hidden_size]."""
+        """The output of the shared expert for tokens [T, hidden_size]."""
         assert self.shared_expert is not None
         shared = self.shared_expert(tokens)
         gate = self.shared_expert_gate

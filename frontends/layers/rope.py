@@ -1,4 +1,4 @@
-"""How positions enter attention: the settings of the operation `rope`."""
+"""`Rope`: the settings of the operation `rope`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding; every field is the attribute of the operation of that name."""
+    """Rotary position embedding; each field is the attribute of that name."""
 
     theta: float = 10000.0
     kind: Kind = "default"
@@ -33,5 +33,5 @@ class Rope:
     long_factors: tuple[float, ...] = ()
 
     def __call__(self, x: Tensor, positions: Tensor, head_dim: int) -> Tensor:
-        """x [B, S, heads*head_dim] turned by positions i32 [B, S]."""
+        """x [B, S, heads*head_dim] rotated by positions i32 [B, S]."""
         return F.rope(x, positions, head_dim, **asdict(self))

@@ -1,7 +1,14 @@
-"""Model families that Hugging Face checkpoints are loaded into, and how they are called."""
+"""Model families, a file each: how config.json is read, the module, and names in checkpoints."""
 
-from .language_model import trace_language_model as trace_language_model
-from .llama import Llama as Llama
-from .llama import LlamaConfig as LlamaConfig
-from .mixtral import Mixtral as Mixtral
-from .mixtral import MixtralConfig as MixtralConfig
+from . import llama as llama
+from . import mistral as mistral
+from . import mixtral as mixtral
+from . import qwen2 as qwen2
+from . import qwen3 as qwen3
+from .decoder import CausalLM as CausalLM
+from .decoder import DecoderConfig as DecoderConfig
+from .family import FAMILIES as FAMILIES
+from .family import Family as Family
+from .family import Signature as Signature
+from .family import find_family as find_family
+from .family import register as register

@@ -1,24 +1,20 @@
-"""Mixtral: a Llama whose feed-forwards are mixtures of experts. Jiang et al., 2024.
-
-Names of parameters as in Hugging Face checkpoints.
-"""
+"""Mixtral: a decoder whose feed-forwards are mixtures of experts. Jiang et al., 2024."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...errors import Error
 from ...weights import Ref, Slice, UnboundRef
-from ..layers import MixtureOfExperts, RmsNorm
-from ..layers.attention import Cache
-from ..module import Module
+from ..layers import MixtureOfExperts
 from ..tensor import Tensor
-from .llama import Llama, LlamaConfig, attention_of
+from .config_reader import ConfigReader
+from .decoder import DecoderConfig, DecoderLayer, read_decoder, register_decoder, tied_embeddings
 
 
 @dataclass(frozen=True)
-class MixtralConfig(LlamaConfig):
+class MixtralConfig(DecoderConfig):
     """The sizes of a Mixtral; `intermediate_size` is that of one expert."""
 
     num_local_experts: int = 8
@@ -33,16 +29,13 @@ class MixtralConfig(LlamaConfig):
             )
 
 
-class MixtralLayer(Module):
-    """Attention and a mixture of experts, each behind a norm and added to its input."""
+class MixtralLayer(DecoderLayer):
+    """Attention and a mixture of experts, each preceded by a norm and added to its input."""
 
-    def __init__(self, config: MixtralConfig, dtype: str) -> None:
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RmsNorm(size, eps, dtype=dtype)
-        self.self_attn = attention_of(config, dtype)
-        self.post_attention_layernorm = RmsNorm(size, eps, dtype=dtype)
+    def add_feed_forward(self, config: MixtralConfig, dtype: str) -> None:
+        """Create the experts and their router."""
         self.block_sparse_moe = MixtureOfExperts(
-            size,
+            config.hidden_size,
             config.intermediate_size,
             config.num_local_experts,
             config.num_experts_per_tok,
@@ -51,36 +44,42 @@ class MixtralLayer(Module):
             dtype=dtype,
         )
 
-    def forward(
-        self, x: Tensor, positions: Tensor, past: Tensor, cache: Cache
-    ) -> tuple[Tensor, Cache]:
-        """x [B, S, hidden_size] to the same, and the cache after this call."""
-        mixed, cache = self.self_attn(self.input_layernorm(x), positions, cache=cache, past=past)
-        x = x + mixed
-        return x + self.block_sparse_moe(self.post_attention_layernorm(x)), cache
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """x [B, S, hidden_size] to the same."""
+        return self.block_sparse_moe(x)
 
 
-class Mixtral(Llama):
-    """A Mixtral with its language model head, called as models/language_model.py says."""
-
-    def __init__(self, config: MixtralConfig, dtype: str = "f32") -> None:
-        super().__init__(config, dtype, MixtralLayer)
-
-
-def fused_names(config: MixtralConfig) -> Iterator[tuple[str, Ref]]:
-    """Weights and where transformers 5 has them if it saves models as it holds them in memory.
-
-    There the experts of a layer are one tensor, gate and up projection in one.
-    """
-    experts, size, width = (
-        config.num_local_experts,
-        config.hidden_size,
-        config.intermediate_size,
+def _read(config: ConfigReader) -> MixtralConfig:
+    for training_only in ("router_jitter_noise", "router_aux_loss_coef"):
+        config.number(training_only, 0.0)
+    return read_decoder(
+        config,
+        MixtralConfig,
+        max_position_embeddings=4096 * 32,
+        num_key_value_heads=8,
+        rms_norm_eps=1e-5,
+        rope_theta=1e6,
+        sliding_window=config.integer("sliding_window", 0),
+        num_local_experts=config.integer("num_local_experts", 8),
+        num_experts_per_tok=config.integer("num_experts_per_tok", 2),
     )
+
+
+def _alternatives(config: MixtralConfig) -> Mapping[str, Ref]:
+    """The names that transformers 5 writes: one tensor for all experts, gate and up joined."""
+    found = dict(tied_embeddings(config))
+    width = config.intermediate_size
+    joined_shape = (config.num_local_experts, 2 * width, config.hidden_size)
     for i in range(config.num_hidden_layers):
-        ours, theirs = f"model.layers.{i}.block_sparse_moe.", f"model.layers.{i}.mlp."
-        both = UnboundRef(f"{theirs}experts.gate_up_proj", (experts, 2 * width, size))
-        yield f"{ours}gate.weight", UnboundRef(f"{theirs}gate.weight")
-        yield f"{ours}experts.gate", both.then(Slice((None, (0, width), None)))
-        yield f"{ours}experts.up", both.then(Slice((None, (width, 2 * width), None)))
-        yield f"{ours}experts.down", UnboundRef(f"{theirs}experts.down_proj")
+        own, stored = f"model.layers.{i}.block_sparse_moe.", f"model.layers.{i}.mlp."
+        joined = UnboundRef(f"{stored}experts.gate_up_proj", joined_shape)
+        found |= {
+            f"{own}gate.weight": UnboundRef(f"{stored}gate.weight"),
+            f"{own}experts.gate": joined.then(Slice((None, (0, width), None))),
+            f"{own}experts.up": joined.then(Slice((None, (width, 2 * width), None))),
+            f"{own}experts.down": UnboundRef(f"{stored}experts.down_proj"),
+        }
+    return found
+
+
+MIXTRAL = register_decoder("mixtral", ("MixtralForCausalLM",), _read, MixtralLayer, _alternatives)

@@ -1,40 +1,42 @@
-"""The function under construction: operations made in the file's order, values made when asked for.
+"""The function under construction: operations in the file's order, constants made on request.
 
-Rules make an operation as soon as they read its node. Another that reads more of the graph may make
-a better one, so at the end only those are kept that a result or a collective needs.
+Rules make operations as they read a node. One that reads more of the graph may make a better
+operation, so at the end only those are kept that a result or a collective needs.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from irc import ops
-from irc.core import Function, Module, Op, Value, Weight
-from irc.dims import Dim, DimLike, Shape, symbol
-from irc.dtypes import dtype as dtype_called
 from irc.errors import Error
-from irc.frontends.onnx.entry import Content, Entry, shortest
+from irc.frontends.onnx.entry import Content, Entry, shortest, sizes
 from irc.frontends.onnx.tensors import Data, Files
+from irc.ir.core import Function, Module, Op, Value, Weight
+from irc.ir.dims import Dim, DimLike, Shape, symbol
+from irc.ir.dtypes import dtype as dtype_called
+from irc.ir.types import TensorType
 from irc.ops.control import LARGEST_CONSTANT
 from irc.source import Loc
-from irc.types import TensorType
-from irc.weights import Cast
+from irc.weights import Cast, ZerosRef
 
-CHUNKED = 4096  # the most numbers without a place in a file that become constants joined
+CHUNKED = 4096  # the most numbers without a place in a file that become joined constants
+Operand: TypeAlias = Entry | Value | float  # a number gets the dtype of the first operand
 
 
 class Builder:
-    """What rules work with. `ranks` are facts of a model of one rank among several."""
+    """The function that rules add operations to; `rank` is that of the file, if it has one."""
 
     def __init__(self, module: Module, function: Function, files: Files) -> None:
         self.module, self.function, self.files = module, function, files
         self.rank: int | None = None
         self.ops: list[Op] = []
-        self.pinned: set[Op] = set()
+        self.pinned: set[Op] = set()  # collectives, which are kept even if nothing uses them
         self.loc: Loc | None = None
         self._constants: dict[tuple[Any, ...], Value] = {}
         self._weights: dict[tuple[Any, ...], Weight] = {}
@@ -42,47 +44,50 @@ class Builder:
         self._symbols: dict[str, Value] = {}
 
     def add(self, op: Op) -> Op:
-        """Put an operation at the end."""
+        """Append an operation."""
         op.loc = op.loc or self.loc
         self.ops.append(op)
         return op
 
     def value(self, op: Op) -> Value:
-        """Put an operation of one result at the end."""
+        """Append an operation of one result."""
         return self.add(op).result
 
-    def get(self, entry: Entry) -> Value:
-        """The IR value of an entry, in its own shape and dtype."""
+    def op(self, cls: type[Op], *operands: Operand, **attributes: Any) -> Entry:
+        """Append an operation of one result on entries, values and numbers."""
+        first = operands[0]
+        assert isinstance(first, (Entry, Value))
+        kind = first.dtype if isinstance(first, Entry) else first.type.dtype
+        make: Any = cls
+        values = [self.get(each, kind) for each in operands]
+        return self.entry(self.value(make(*values, **attributes)))
+
+    def where(self, condition: Entry, x: Operand, y: Operand) -> Entry:
+        """Elements of x where the condition holds, else of y; one of them may be a number."""
+        known = x if isinstance(x, Entry) else y
+        assert isinstance(known, Entry)
+        values = (self.get(each, known.dtype) for each in (x, y))
+        return self.entry(self.value(ops.Where(self.get(condition), *values)))
+
+    def get(self, entry: Operand, dtype: str = "") -> Value:
+        """The IR value of an entry; of a number the constant in a dtype."""
+        if isinstance(entry, Value):
+            return entry
+        if not isinstance(entry, Entry):
+            return self.number(entry, dtype)
         if entry.value is None:
             entry.value = self._made(entry)
-            if entry.value.name is None and not isinstance(entry.value, Weight):
-                entry.value.name = entry.name or None
-            entry.base = entry.value
         return entry.value
 
     def _made(self, entry: Entry) -> Value:
-        if entry.base is not None and entry.base.type.shape == entry.shape:
-            return entry.base
-        if entry.make is not None:
-            return entry.make()
-        if entry.base is not None:
-            return self.value(ops.Reshape(entry.base, shape=entry.shape))
         if entry.data is not None:
             return self.tensor(entry.data)
-        if entry.content is not None:
-            return self._content(entry, entry.content)
-        raise Error("a node takes what no node computes")
-
-    def _content(self, entry: Entry, content: Content) -> Value:
-        """What was computed while reading."""
-        count = content.size
-        if entry.rank == 1 and count > 1 and content.tolist() == list(range(count)):
+        if entry.content is None:
+            raise Error("a node takes a value that no node computes")
+        count = entry.content.size
+        if entry.ndim == 1 and count > 1 and entry.content.tolist() == list(range(count)):
             return self.value(ops.Iota(size=count, dtype=entry.dtype))
-        return self.constant(content, entry.dtype, entry.shape)
-
-    def based(self, entry: Entry) -> Value:
-        """An IR value with the elements of an entry, in whatever shape it has."""
-        return entry.base if entry.base is not None else self.get(entry)
+        return self.constant(entry.content, entry.dtype, entry.shape)
 
     def tensor(self, data: Data, cast: str | None = None) -> Value:
         """A tensor of the file: a weight, or constants where it is small and in the model."""
@@ -97,12 +102,7 @@ class Builder:
         return self._weights[key]
 
     def _weight(self, data: Data, cast: str | None) -> Weight:
-        if not data.count:
-            from irc.weights import ZerosRef
-
-            ref = ZerosRef(data.shape, data.dtype)
-        else:
-            ref = self.files.ref(data)
+        ref = self.files.ref(data) if data.count else ZerosRef(data.shape, data.dtype)
         if cast is not None and cast != data.dtype:
             ref = ref.then(Cast(cast))
         name = plain_name(data.name) or "weight"
@@ -120,7 +120,7 @@ class Builder:
         return self._constants[key]
 
     def number(self, value: Any, dtype: str) -> Value:
-        """A scalar constant."""
+        """A scalar constant; a size may have symbols."""
         return self.constant(np.array(value, object), dtype, ())
 
     def _numbers(self, flat: tuple[Any, ...], dtype: str, shape: tuple[int, ...]) -> Value:
@@ -137,18 +137,15 @@ class Builder:
         step = LARGEST_CONSTANT
         parts = [flat[i : i + step] for i in range(0, len(flat), step)]
         made = [self.value(ops.Constant(values=p, shape=(len(p),), dtype=dtype)) for p in parts]
-        joined = self.value(ops.Concat(made, dim=0))
-        return joined if len(shape) == 1 else self.value(ops.Reshape(joined, shape=shape))
+        return self.reshaped(self.value(ops.Concat(made, dim=0)), shape)
 
     def _sizes(self, flat: tuple[DimLike, ...], dtype: str, shape: Shape) -> Value:
         """Sizes as data: a symbol is the number of ones that fill a dimension of it."""
         values = [self._size(item, dtype) for item in flat]
         if len(values) == 1:
-            found = values[0]
-        else:
-            rows = [self.value(ops.Reshape(value, shape=(1,))) for value in values]
-            found = self.value(ops.Concat(rows, dim=0))
-        return found if found.type.shape == shape else self.value(ops.Reshape(found, shape=shape))
+            return self.reshaped(values[0], shape)
+        rows = [self.value(ops.Reshape(value, shape=(1,))) for value in values]
+        return self.reshaped(self.value(ops.Concat(rows, dim=0)), shape)
 
     def _size(self, dim: DimLike, dtype: str) -> Value:
         if not isinstance(dim, Dim):
@@ -171,45 +168,26 @@ class Builder:
         return self._symbols[name]
 
     def entry(self, value: Value) -> Entry:
-        """What is known of a value that was just made."""
-        return Entry(value.type.dtype, value.type.shape, value, base=value)
+        """The entry of a value."""
+        return Entry(value.type.dtype, value.type.shape, value)
 
-    def viewed(self, value: Value, shape: Shape) -> Entry:
+    def reshaped(self, value: Value, shape: Shape) -> Value:
         """The elements of a value in another shape."""
-        same = value.type.shape == shape
-        return Entry(value.type.dtype, shape, value if same else None, base=value)
+        if value.type.shape == shape:
+            return value
+        return self.value(ops.Reshape(value, shape=shape))
 
-    def together(self, entries: Sequence[Entry]) -> tuple[list[Value], Callable[[Value], Entry]]:
-        """Operands of an elementwise operation, and what its result is.
+    def transposed(self, value: Value, order: Sequence[int]) -> Value:
+        """A value with its dimensions in another order."""
+        same = tuple(order) == tuple(range(value.type.ndim))
+        return value if same else self.value(ops.Transpose(value, order=tuple(order)))
 
-        Where all are matrices that were made of tensors of one shape, or vectors and scalars, the
-        operation is done on those tensors.
-        """
-        wide = [entry for entry in entries if entry.rank > 1]
-        shapes = {e.base.type.shape if e.base is not None else None for e in wide}
-        first = wide[0] if wide else None
-        base = first.base.type.shape if first is not None and first.base is not None else None
-        if first is not None and base is not None and len(shapes) == 1 and base != first.shape:
-            same = all(entry.shape == first.shape for entry in wide)
-            vectors = all(e.rank == 0 or base[-1:] == first.shape[-1:] for e in entries)
-            if same and vectors and base:
-                shape = first.shape
-                values = [self.based(e) if e.rank > 1 else self.get(e) for e in entries]
-                return values, lambda value: self.viewed(value, shape)
-        return [self.get(entry) for entry in entries], self.entry
-
-    def rows(self, entry: Entry) -> tuple[Value, Callable[[Value], Entry]]:
-        """The operand of an operation along the last dimension, and what its result is."""
-        base = entry.base
-        if base is None or base.type.shape == entry.shape or entry.rank != 2 or not base.type.rank:
-            return self.get(entry), self.entry
-        if base.type.shape[-1] != entry.shape[-1]:
-            return self.get(entry), self.entry
-        lead = entry.shape[0]
-        return base, lambda value: self.viewed(value, (lead, value.type.shape[-1]))
+    def cast(self, entry: Entry, dtype: str) -> Entry:
+        """An entry converted to a dtype."""
+        return entry if entry.dtype == dtype else self.op(ops.Cast, entry, dtype=dtype)
 
     def finish(self, returned: Sequence[Value], places: Mapping[str, int]) -> None:
-        """Put the operations that are needed into the function, and give up the others.
+        """Put the operations that are needed into the function, and drop the others.
 
         `places` are those of tensors in the file, which is the order of the weights.
         """
@@ -244,24 +222,20 @@ class Builder:
 
 def numbers(array: np.ndarray[Any, Any]) -> Content:
     """An array as a content: Python numbers, floats as the shortest decimals that are them."""
-    found = np.empty(array.shape, object)
-    kind = array.dtype
-    for place in np.ndindex(array.shape):
-        item = array[place]
-        if kind == np.bool_:
-            found[place] = bool(item)
-        elif kind.kind in "iu":
-            found[place] = int(item)
-        else:
-            found[place] = float(item) if kind == np.float64 else shortest(float(item))
-    return found
+    exact = array.dtype == np.float64 or array.dtype.kind in "biu"
+    items = array.reshape(-1).tolist()
+    return sizes(*(items if exact else (shortest(float(n)) for n in items))).reshape(array.shape)
 
 
 def _number(item: Any, dtype: str) -> Any:
     kind = dtype_called(dtype)
     if kind.is_float:
         return float(item)
-    return bool(item) if kind.kind == "bool" else int(item)
+    if kind.kind == "bool":
+        return bool(item)
+    if not math.isfinite(item) or int(item) != item:
+        raise Error(f"expected an operand of floats, found {dtype}, which does not hold {item}")
+    return int(item)
 
 
 def plain_name(name: str) -> str:

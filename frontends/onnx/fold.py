@@ -1,25 +1,25 @@
 """Elements that are known while reading: shapes, and what is computed from them and from constants.
 
-Everything here works on small arrays of objects: numbers, sizes with symbols, true and false. What
-cannot be told without running the model gives None, and the node becomes an operation.
+All functions work on small arrays of objects: numbers, sizes with symbols, true and false. What
+needs a run of the model gives None, and the node becomes an operation.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
-from itertools import zip_longest
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from irc.dims import Dim, DimLike, exact_divide
-from irc.dtypes import dtype as dtype_called
-from irc.dtypes import numpy_dtype
 from irc.frontends.onnx.builder import numbers
 from irc.frontends.onnx.entry import Content, Entry, Node, sizes
 from irc.frontends.onnx.tensors import DTYPES
+from irc.ir.dims import Dim, DimLike, exact_divide, product
+from irc.ir.dtypes import dtype as dtype_called
+from irc.ir.dtypes import numpy_dtype
 
 MOST = 4096  # elements; more are left to operations
 Fold: TypeAlias = Callable[[Node, list[Content]], Content | None]
@@ -37,16 +37,17 @@ def content_of(entry: Entry | None) -> Content | None:
 
 
 def folded(node: Node) -> Entry | None:
-    """The result of a node all of whose inputs are known; None where it is not for here."""
+    """The result of a node all of whose inputs are known; None where it needs an operation."""
     if node.kind in ("Shape", "Size"):
         return _shape(node)
     fold = _FOLDS.get(node.kind)
     if fold is None or node.domain or len(node.outputs) != 1:
         return None
     given = [entry for entry in node.inputs if entry is not None]
-    if len(given) != len(node.inputs) or not all(map(_foldable, given)):
+    needed = given[:1] if node.kind == "CastLike" else given
+    if len(given) != len(node.inputs) or not all(map(_foldable, needed)):
         return None
-    contents = [content_of(entry) for entry in given]
+    contents = [content_of(entry) for entry in needed]
     known = [content for content in contents if content is not None]
     if len(known) != len(contents) or any(content.size > MOST for content in known):
         return None
@@ -60,7 +61,7 @@ def folded(node: Node) -> Entry | None:
 
 
 def _foldable(entry: Entry) -> bool:
-    """Whether the elements are no weights."""
+    """Whether the elements are known or integers, and no weights."""
     if entry.content is not None:
         return True
     data = entry.data
@@ -68,8 +69,8 @@ def _foldable(entry: Entry) -> bool:
 
 
 def _dtype(node: Node, given: list[Entry]) -> str:
-    if node.kind == "Cast":
-        return DTYPES.get(node.integer("to", 1), "f32")
+    if node.kind in ("Cast", "CastLike"):
+        return _target(node) or "f32"
     if node.kind in ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "And"):
         return "bool"
     if node.kind == "ConstantOfShape":
@@ -79,7 +80,7 @@ def _dtype(node: Node, given: list[Entry]) -> str:
 
 
 def _held(item: Any) -> bool:
-    """Whether it is no integer beyond those of 64 bits; they wrap around in an operation."""
+    """Whether an integer fits into 64 bits; an operation wraps larger ones around."""
     return not isinstance(item, int) or -(1 << 63) <= item < 1 << 63
 
 
@@ -94,10 +95,7 @@ def _as(found: Content, kind: str) -> Content:
 def _shape(node: Node) -> Entry:
     shape = node.input(0).shape
     if node.kind == "Size":
-        total: DimLike = 1
-        for size in shape:
-            total = total * size
-        return Entry("i64", (), content=np.array(total, object))
+        return Entry("i64", (), content=np.array(product(shape), object))
     begin, end = node.integer("start", 0), node.integer("end", len(shape))
     begin, end = (n + len(shape) if n < 0 else n for n in (begin, end))
     part = shape[max(begin, 0) : max(end, 0)]
@@ -112,83 +110,12 @@ def _fold(*kinds: str) -> Callable[[Fold], Fold]:
     return keep
 
 
-def _broadcast(*contents: Content) -> bool:
-    """Whether shapes agree from behind, but for ones."""
-    sizes = [content.shape[::-1] for content in contents]
-    return all(len({*column} - {1}) < 2 for column in zip_longest(*sizes, fillvalue=1))
-
-
-def _map(call: Callable[[Any, Any], Any], x: Content, y: Content) -> Content | None:
-    """A function of two numbers that may know no answer, with broadcasting."""
-    if not _broadcast(x, y):
-        return None
-    left, right = np.broadcast_arrays(x, y)
-    found = np.empty(left.shape, object)
-    for place in np.ndindex(left.shape):
-        item = call(left[place], right[place])
-        if item is None:
-            return None
-        found[place] = item
-    return found
-
-
-def _each(call: Callable[[Any], Any], x: Content) -> Content | None:
-    """A function of one number that may know no answer."""
-    return _map(lambda item, _: call(item), x, x)
-
-
-def _plain(call: Callable[[Any, Any], Any]) -> Fold:
-    return lambda node, c: _map(call, c[0], c[1])
-
-
-for _kind, _call in (("Add", operator.add), ("Sub", operator.sub), ("Mul", operator.mul)):
-    _fold(_kind)(_plain(_call))
-
-
-@_fold("Div")
-def _divide(node: Node, c: list[Content]) -> Content | None:
-    whole = dtype_called(node.input(0).dtype).is_integer
-
-    def divide(x: Any, y: Any) -> Any:
-        if isinstance(x, Dim) or isinstance(y, Dim):
-            return exact_divide(x, y)
-        if not whole:
-            return x / y if y else None
-        return None if not y else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
-
-    return _map(divide, c[0], c[1])
-
-
-@_fold("Mod")
-def _mod(node: Node, c: list[Content]) -> Content | None:
-    def rest(x: Any, y: Any) -> Any:
-        if isinstance(x, Dim) or isinstance(y, Dim):
-            return 0 if exact_divide(x, y) is not None else None
-        return x % y if y else None
-
-    return None if node.integer("fmod", 0) else _map(rest, c[0], c[1])
-
-
-@_fold("Min", "Max")
-def _extreme(node: Node, c: list[Content]) -> Content | None:
-    least = node.kind == "Min"
-
-    def choose(x: Any, y: Any) -> Any:
-        smaller = below(x, y + 1) if not isinstance(x, float) else x <= y
-        return None if smaller is None else x if smaller == least else y
-
-    found: Content | None = c[0]
-    for other in c[1:]:
-        found = None if found is None else _map(choose, found, other)
-    return found
-
-
 def below(x: DimLike, y: DimLike) -> bool | None:
     """Whether x < y whatever the symbols, which are no less than 0; None where that differs."""
-    gap = y - x
-    if not isinstance(gap, Dim):
-        return gap > 0
-    terms = dict(gap.terms)
+    distance = y - x
+    if not isinstance(distance, Dim):
+        return distance > 0
+    terms = dict(distance.terms)
     constant = terms.pop((), 0)
     if constant > 0 and all(n >= 0 for n in terms.values()):
         return True
@@ -197,66 +124,97 @@ def below(x: DimLike, y: DimLike) -> bool | None:
     return None
 
 
-def equal(x: DimLike, y: DimLike) -> bool | None:
-    """Whether x = y whatever the symbols; None where that differs."""
-    gap = y - x
-    if not isinstance(gap, Dim):
-        return gap == 0
-    return False if below(x, y) or below(y, x) else None
+def _equal(x: Any, y: Any) -> bool | None:
+    if not isinstance(x, Dim) and not isinstance(y, Dim):
+        return x == y
+    return True if y - x == 0 else False if below(x, y) or below(y, x) else None
 
 
-@_fold("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-def _compare(node: Node, c: list[Content]) -> Content | None:
-    def compare(x: Any, y: Any) -> bool | None:
-        match node.kind:
-            case "Equal":
-                symbolic = isinstance(x, Dim) or isinstance(y, Dim)
-                return equal(x, y) if symbolic else x == y
-            case "Less" | "Greater":
-                x, y = (y, x) if node.kind == "Greater" else (x, y)
-                return below(x, y) if not isinstance(x, float) else x < y
-            case _:
-                x, y = (y, x) if node.kind == "GreaterOrEqual" else (x, y)
-                return below(x, y + 1) if not isinstance(x, float) else x <= y
-
-    return _map(compare, c[0], c[1])
+def _at_most(x: Any, y: Any) -> bool | None:
+    return x <= y if isinstance(x, float) else below(x, y + 1)
 
 
-@_fold("Where")
-def _where(node: Node, c: list[Content]) -> Content | None:
-    if not _broadcast(*c):
+def _less(x: Any, y: Any) -> bool | None:
+    return x < y if isinstance(x, float) else below(x, y)
+
+
+def _root(x: Any) -> Any:
+    return None if isinstance(x, Dim) or x < 0 else math.sqrt(x)
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    if isinstance(x, Dim) or isinstance(y, Dim):
+        return exact_divide(x, y)
+    if isinstance(x, float):
+        return x / y if y else None
+    return None if not y else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+
+
+def _remainder(x: Any, y: Any) -> Any:
+    if isinstance(x, Dim) or isinstance(y, Dim):
+        return 0 if exact_divide(x, y) is not None else None
+    return x % y if y else None
+
+
+def _power(x: Any, y: Any) -> Any:
+    if isinstance(x, Dim) or isinstance(y, Dim):
         return None
-    return np.asarray(np.where(c[0].astype(np.bool_), c[1], c[2]), object)
+    return x**y if x > 0 and abs(y * math.log2(x)) < 64 else None  # larger ones are operations
 
 
-@_fold("Not")
-def _not(node: Node, c: list[Content]) -> Content | None:
-    return _each(lambda x: not x, c[0])
+def _flipped(call: Callable[[Any, Any], bool | None]) -> Callable[[Any, Any], bool | None]:
+    return lambda x, y: call(y, x)
 
 
-@_fold("And")
-def _and(node: Node, c: list[Content]) -> Content | None:
-    return _map(lambda x, y: bool(x and y), *c)
+def _both(x: bool, y: bool) -> bool:
+    return x and y
 
 
-@_fold("Neg")
-def _negative(node: Node, c: list[Content]) -> Content | None:
-    return _each(operator.neg, c[0])
+def _chosen(condition: bool, x: Any, y: Any) -> Any:
+    return x if condition else y
 
 
-@_fold("Sqrt")
-def _root(node: Node, c: list[Content]) -> Content | None:
-    return _each(lambda x: None if isinstance(x, Dim) or x < 0 else math.sqrt(x), c[0])
+def _first(before: Callable[[Any, Any], bool | None], *items: Any) -> Any:
+    """The item that is known to be before all others."""
+    return next((x for x in items if all(x is y or before(x, y) for y in items)), None)
 
 
-@_fold("Pow")
-def _power(node: Node, c: list[Content]) -> Content | None:
-    def power(x: Any, y: Any) -> Any:
-        small = x > 0 and abs(y * math.log2(x)) < 64  # of what is larger an operation is made
-        return x**y if small else None
+# Functions of elements, which give None where the result depends on symbols.
+_ELEMENTS: dict[str, Callable[..., Any]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Div": _quotient,
+    "Mod": _remainder,
+    "Neg": operator.neg,
+    "Sqrt": _root,
+    "Pow": _power,
+    "Min": partial(_first, _at_most),
+    "Max": partial(_first, _flipped(_at_most)),
+    "Equal": _equal,
+    "Less": _less,
+    "LessOrEqual": _at_most,
+    "Greater": _flipped(_less),
+    "GreaterOrEqual": _flipped(_at_most),
+    "And": _both,
+    "Not": operator.not_,
+    "Where": _chosen,
+}
 
-    known = all(not isinstance(item, Dim) for content in c for item in content.flat)
-    return _map(power, c[0], c[1]) if known else None
+
+@_fold(*_ELEMENTS)
+def _elements(node: Node, c: list[Content]) -> Content | None:
+    return None if node.integer("fmod", 0) else _map(_ELEMENTS[node.kind], *c)
+
+
+def _map(call: Callable[..., Any], *contents: Content) -> Content | None:
+    """A function of elements, with broadcasting; None where one has no result."""
+    try:
+        arrays = np.broadcast_arrays(*contents)
+    except ValueError:
+        return None
+    found = [call(*items) for items in zip(*(array.flat for array in arrays), strict=True)]
+    return None if any(item is None for item in found) else sizes(*found).reshape(arrays[0].shape)
 
 
 @_fold("Identity")
@@ -264,38 +222,62 @@ def _identity(node: Node, c: list[Content]) -> Content | None:
     return c[0]
 
 
-@_fold("Cast")
+def _target(node: Node) -> str | None:
+    """The dtype that a node casts to."""
+    return node.input(1).dtype if node.kind == "CastLike" else DTYPES.get(node.integer("to", 1))
+
+
+@_fold("Cast", "CastLike")
 def _cast(node: Node, c: list[Content]) -> Content | None:
-    target = DTYPES.get(node.integer("to", 1))
+    target = _target(node)
     if target is None or target.startswith("f8"):
         return None
     if dtype_called(target).is_integer and dtype_called(node.input(0).dtype).is_float:
-        return _each(lambda x: int(x) if math.isfinite(x) else None, c[0])
-    return _each(lambda x: x if isinstance(x, Dim) or target != "bool" else x != 0, c[0])
+        return _map(_truncated, c[0])
+    return c[0] if target != "bool" else _map(operator.ne, c[0], np.array(0, object))
 
 
-@_fold("Gather")
-def _gather(node: Node, c: list[Content]) -> Content | None:
-    x, indices = c
-    axis = node.integer("axis", 0)
-    if not x.ndim or not -x.ndim <= axis < x.ndim:
-        return None
-    size = x.shape[axis]
-    if any(isinstance(i, Dim) or not -size <= i < size for i in indices.flat):
-        return None
-    return np.asarray(np.take(x, indices.astype(np.int64), axis), object)
+def _truncated(x: float) -> int | None:
+    return int(x) if math.isfinite(x) else None
 
 
-@_fold("Concat")
-def _concat(node: Node, c: list[Content]) -> Content | None:
-    axis, rank = node.integer("axis", 0), c[0].ndim
-    if not -rank <= axis < rank:
+@_fold("Gather", "Concat", "Slice", "Expand", "Range", "ConstantOfShape")
+def _moved(node: Node, c: list[Content]) -> Content | None:
+    """Elements in other places, found by ONNX's reference on numbers that stand for them."""
+    from onnx import NodeProto
+    from onnx.reference import ReferenceEvaluator
+
+    count = {"Concat": len(c), "Range": 0, "ConstantOfShape": 0}.get(node.kind, 1)
+    data, rest = c[:count], c[count:]
+    if not all(type(n) is int for each in rest for n in each.flat):
         return None
-    if any(each.ndim != rank for each in c):
+    made: Sequence[int] = ()  # the shape of the result, where it may be too large
+    if node.kind == "Range":
+        if any(each.size != 1 for each in rest) or not rest[2].item():
+            return None
+        rest = [each.reshape(()) for each in rest]
+        made = (len(range(*(each.item() for each in rest))),)
+    elif rest and node.kind != "Gather":
+        if len({each.shape for each in rest}) > 1 or rest[0].ndim != 1:
+            return None
+        made = () if node.kind == "Slice" else rest[0].tolist()
+    if min(made, default=0) < 0 or math.prod(made) > MOST:
         return None
-    axis %= rank
-    rest = {(*each.shape[:axis], *each.shape[axis + 1 :]) for each in c}
-    return np.concatenate(c, axis) if len(rest) == 1 else None
+    items = sizes(*(item for each in data for item in each.flat))
+    ends = np.cumsum([0, *(each.size for each in data)])
+    places: list[Any] = [
+        end + np.arange(each.size).reshape(each.shape)
+        for end, each in zip(ends[:-1], data, strict=True)
+    ]
+    numbered: list[Any] = [*places, *(each.astype(np.int64) for each in rest)]
+    feeds = {str(i): array for i, array in enumerate(numbered)}
+    proto = NodeProto(op_type=node.kind, input=[*feeds], output=["y"], attribute=node.protos)
+    try:
+        reference: Any = ReferenceEvaluator(proto)
+        found: Any = reference.run(None, feeds)[0]
+    except (ValueError, LookupError, RuntimeError, TypeError):
+        return None
+    return np.asarray(items[found], object) if data else numbers(found)
 
 
 @_fold("Reshape", "Squeeze", "Unsqueeze", "Flatten")
@@ -305,63 +287,6 @@ def _reshape(node: Node, c: list[Content]) -> Content | None:
     shape = [n for n in new_shape(node) if isinstance(n, int)]
     fits = min(shape, default=0) >= 0 and math.prod(shape) == c[0].size
     return c[0].reshape(shape) if fits else None
-
-
-@_fold("Slice")
-def _slice(node: Node, c: list[Content]) -> Content | None:
-    if any(each.ndim != 1 for each in c[1:]):
-        return None
-    x, (starts, ends) = c[0], c[1:3]
-    axes = c[3] if len(c) > 3 else np.arange(len(starts))
-    steps = c[4] if len(c) > 4 else np.ones(len(starts), np.int64)
-    if len({len(starts), len(ends), len(axes), len(steps)}) > 1 or 0 in steps:
-        return None
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        if (
-            any(isinstance(n, Dim) for n in (start, end, axis, step))
-            or not -x.ndim <= axis < x.ndim
-        ):
-            return None
-        cut = [slice(None)] * x.ndim
-        cut[int(axis)] = slice(_end(start, int(step)), _end(end, int(step)), int(step))
-        x = x[tuple(cut)]
-    return x
-
-
-def _end(place: int, step: int) -> int | None:
-    """An end of a slice as Python has it: before the first element there is None."""
-    return None if step < 0 and place <= np.iinfo(np.int64).min + 1 else int(place)
-
-
-@_fold("Expand", "ConstantOfShape")
-def _filled(node: Node, c: list[Content]) -> Content | None:
-    sizes_ = c[-1].tolist()
-    if c[-1].ndim != 1 or not all(isinstance(n, int) and n >= 0 for n in sizes_):
-        return None
-    if math.prod(sizes_) > MOST:
-        return None
-    if node.kind == "Expand":
-        wide = np.empty(sizes_, object)
-        return np.broadcast_arrays(c[0], wide)[0] if _broadcast(c[0], wide) else None
-    value = node.attributes.get("value")
-    array = None if value is None else value.read()
-    if array is not None and array.size != 1:
-        return None
-    item = 0.0 if array is None else numbers(array).item()
-    found = np.empty(sizes_, object)
-    found[...] = item
-    return found
-
-
-@_fold("Range")
-def _range(node: Node, c: list[Content]) -> Content | None:
-    if any(content.size != 1 for content in c):
-        return None
-    start, stop, step = (content.item() for content in c)
-    if not all(type(n) is int for n in (start, stop, step)) or not step:
-        return None
-    many = range(start, stop, step)
-    return sizes(*many) if len(many) <= MOST else None
 
 
 @_fold("ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin")

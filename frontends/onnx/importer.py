@@ -7,33 +7,36 @@ from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from irc.core import Function, Module, Op, Value
-from irc.dims import Dim, DimLike, Dims, bind, checked_ranges, symbol
+from irc.argument_checks import check_path, check_texts
 from irc.errors import Error, did_you_mean
 from irc.frontends.onnx import collectives
 from irc.frontends.onnx.builder import Builder, hint, plain_name
-from irc.frontends.onnx.caches import aliased, results_of
 from irc.frontends.onnx.entry import Entry, Node
 from irc.frontends.onnx.fold import folded
-from irc.frontends.onnx.gaps import Gaps
-from irc.frontends.onnx.locate import locate
 from irc.frontends.onnx.manifest import Manifest, manifest_of
-from irc.frontends.onnx.model import STANDARD, opset_of, read_model
+from irc.frontends.onnx.model import STANDARD, expanded, opset_of, read_model
 from irc.frontends.onnx.plugins import Plugins, readings
 from irc.frontends.onnx.readings import TABLE
-from irc.frontends.onnx.rules import Made, Table, refusal
-from irc.frontends.onnx.schema import misuse
-from irc.frontends.onnx.tensors import DTYPES, Data, Files
-from irc.given import check_path, check_texts
-from irc.mesh import Mesh
-from irc.ops import Rank
+from irc.frontends.onnx.rules import Made, Table, misuse, refusal
+from irc.frontends.onnx.stored_text import stored_module
+from irc.frontends.onnx.tensors import DTYPES, Files
+from irc.frontends.onnx.unsupported import Unsupported
+from irc.ir.core import Function, Module, Op, Result, Value
+from irc.ir.dims import Dim, DimLike, Dims, bind, checked_ranges, symbol
+from irc.ir.mesh import Mesh
+from irc.ir.types import TensorType
+from irc.ops import CacheUpdate
+from irc.source import Loc
 from irc.text.literals import parse_dim
-from irc.types import TensorType
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto
+
+_PLACE = re.compile(r"(.*):(\d+)")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def import_onnx(
@@ -44,6 +47,7 @@ def import_onnx(
     base: str | Path | None = None,
     equal: Mapping[str, str] | None = None,
     plugins: Plugins | None = None,
+    use_text: bool = True,
 ) -> Module:
     """The module that an ONNX file describes, its weights referred to where they lie.
 
@@ -51,8 +55,9 @@ def import_onnx(
     symbol one is replaced, where a file has two names for what is always one size. A file of one
     rank among several needs its `mesh` only where its groups leave that open. External data lies
     beside the model, or below `base`, which the manifest of an artifact names. `plugins` are those
-    whose nodes are read as operations, by namespace and name. An Error lists everything that irc
-    has no operation for, before anything is built.
+    whose nodes are read as operations, by namespace and name. A file that irc wrote carries the
+    text of its module, which is read in place of the nodes unless `use_text` is false or `equal` is
+    given. An Error lists every node that irc has no operation for, before anything is built.
     """
     if not isinstance(path, (str, PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise Error(
@@ -68,9 +73,22 @@ def import_onnx(
     given = None if mesh is None else Mesh.parse(mesh)
     place = base if base is not None else beside.base
     files = Files(path, path.parent if place is None else Path(place), inside=place is None)
+    stored = stored_module(model, files, beside.bound) if use_text and not equal else None
+    if stored is not None:
+        known = {*stored.dims, *(name for arg in stored.main.args for name in _symbols(arg))}
+        stored.dims.update(checked_ranges(dims or {}, known))
+        return stored
     same = {name: symbol(other) for name, other in (equal or {}).items()}
     table = {**readings(plugins or {}), **TABLE}
-    return _Importer(model, files, given or beside.mesh, beside, same, table).module(dims or {})
+    tried: set[str] = set()
+    while True:
+        importer = _Importer(model, files, given or beside.mesh, beside, same, table)
+        new = importer.refused - tried
+        simpler = expanded(model, new, path) if new else None
+        if simpler is None:
+            return importer.module(dims or {})
+        tried |= new
+        model = simpler
 
 
 class _Importer:
@@ -86,24 +104,25 @@ class _Importer:
         table: Table,
     ) -> None:
         self.model, self.files, self.given, self.table = model, files, mesh, table
-        self.own = model.producer_name == "irc"
         self.opset = opset_of(model, str(files.path))
         self.entries: dict[str, Entry] = {}
         self.written: dict[str, None] = {}  # the symbols of the inputs, before any is replaced
-        self.beside, self.equal, self.gaps = beside, equal, Gaps(files.path)
+        self.beside, self.equal, self.unsupported = beside, equal, Unsupported(files.path)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         rank = metadata.get("irc.rank", "")
         self.rank = int(rank) if rank.isdecimal() else beside.rank
         self.name = plain_name(metadata.get("irc.module") or files.path.stem) or "model"
+        self.nodes = [self._node(i, proto) for i, proto in enumerate(model.graph.node)]
+        for node in self.nodes:
+            reason = refusal(node, table=self.table)
+            if reason is not None:
+                self.unsupported.add(node, reason)
+        # the kinds of standard operators among the refused nodes
+        self.refused = {node.kind for node in self.unsupported.nodes if not node.domain}
 
     def module(self, dims: Dims) -> Module:
         """Everything, in order."""
-        graph = self.model.graph
-        nodes = [self._node(i, proto) for i, proto in enumerate(graph.node)]
-        for node in nodes:
-            reason = refusal(node, table=self.table)
-            if reason is not None:
-                self.gaps.add(node, reason)
+        graph, nodes = self.model.graph, self.nodes
         joint = [node for node in nodes if node.kind in collectives.KINDS]
         mesh = self._mesh(joint)
         module = Module(self.name, mesh, local=bool(joint) or mesh.ranks > 1)
@@ -117,11 +136,11 @@ class _Importer:
         for node, proto in zip(nodes, graph.node, strict=True):
             self._read(node, proto)
         if len(self.symbols) > 1:
-            self.gaps.hint = (
+            self.unsupported.hint = (
                 f"the sizes of the inputs are {', '.join(self.symbols)}; where two are always one "
                 "size, export them with one name, or give import_onnx(..., equal={...})"
             )
-        self.gaps.check()
+        self.unsupported.check()
         self._finish(module, function)
         return module
 
@@ -137,8 +156,8 @@ class _Importer:
 
     def _mesh(self, joint: list[Node]) -> Mesh:
         """The mesh of the collectives; where one is refused, that has to be said first."""
-        if not self.gaps.nodes.isdisjoint(joint):
-            self.gaps.check()
+        if not self.unsupported.nodes.isdisjoint(joint):
+            self.unsupported.check()
         return collectives.mesh_of(joint, self.given, self.rank)
 
     def _arguments(self) -> list[tuple[str, TensorType]]:
@@ -146,7 +165,7 @@ class _Importer:
         found: list[tuple[str, TensorType]] = []
         taken: set[str] = set()
         for value in self.model.graph.input:
-            if value.name in {*initial, *self.beside.bound, *self.beside.scalars}:
+            if value.name in {*initial, *self.beside.bound}:
                 continue
             name = plain_name(value.name.replace(".", "_")) or "input"
             while name in taken:
@@ -180,80 +199,58 @@ class _Importer:
         for tensor in self.model.graph.initializer:
             data = self.files.data(tensor)
             self.entries[tensor.name] = Entry(data.dtype, data.shape, data=data)
-            if self.own and tensor.name.startswith("rank."):
-                self._rank(tensor.name, data)
         for value in self.model.graph.input:
             bound = self.beside.bound.get(value.name)
             if bound is not None:
                 self.entries[value.name] = Entry(bound.dtype, bound.shape, data=bound)
-            elif value.name in self.beside.scalars:
-                self.entries[value.name] = self._position(self.beside.scalars[value.name])
             elif value.name not in self.entries:
                 self.entries[value.name] = self.builder.entry(next(args))
-
-    def _rank(self, name: str, data: Data) -> None:
-        """The position of the rank along axes, where the number is that."""
-        mesh, axis = self.builder.module.mesh, name.removeprefix("rank.")
-        axes = tuple(axis.split("."))
-        if self.rank is None or not set(axes) <= set(mesh.names) or data.inline is None:
-            return
-        if data.dtype == "i32" and int(data.inline) == mesh.index(self.rank, axes):
-            self.entries[name] = self._position(axis)
-
-    def _position(self, axis: str) -> Entry:
-        return Entry("i32", (), make=lambda: self.builder.value(Rank(axis=axis)))
 
     def _node(self, number: int, proto: NodeProto) -> Node:
         """A node without its inputs."""
         domain = "" if proto.domain in STANDARD else proto.domain
         node = Node(proto.op_type, domain, proto.name, number, self.opset, [], list(proto.output))
-        node.own = self.own
-        node.inputs = [None] * len(proto.input)
-        for i, name in enumerate(proto.input):
-            node.inputs[i] = Entry("f32", ()) if name else None  # until it is read
-        node.attributes = {
-            attribute.name: self._attribute(attribute) for attribute in proto.attribute
-        }
+        node.inputs = [Entry("f32", ()) if name else None for name in proto.input]  # until read
+        node.attributes = {each.name: self._attribute(each) for each in proto.attribute}
+        node.protos = proto.attribute
         node.misuse = misuse(proto, self.opset) if not domain else None
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
-        locate(node, metadata, self.files.path.name)
+        _locate(node, metadata, self.files.path.name)
         return node
 
     def _attribute(self, proto: AttributeProto) -> Any:
-        from onnx import AttributeProto
+        from onnx import TensorProto, helper
 
-        match proto.type:
-            case AttributeProto.TENSOR:
-                return self.files.data(proto.t)
-            case AttributeProto.STRING:
-                return proto.s.decode(errors="replace")
-            case AttributeProto.FLOAT:
-                return proto.f
-            case AttributeProto.INT:
-                return proto.i
-            case AttributeProto.INTS:
-                return list(proto.ints)
-            case AttributeProto.FLOATS:
-                return list(proto.floats)
-            case AttributeProto.STRINGS:
-                return [text.decode(errors="replace") for text in proto.strings]
-            case _:
-                return f"a {AttributeProto.AttributeType.Name(proto.type).lower()}"
+        try:
+            value: Any = helper.get_attribute_value(proto)
+        except ValueError:
+            value = None
+        if isinstance(value, TensorProto):
+            return self.files.data(value)
+        is_list = isinstance(value, list)
+        many = cast("list[Any]", value) if is_list else [value]
+        if not all(isinstance(each, (bytes, int, float)) for each in many):
+            return f"a {proto.AttributeType.Name(proto.type).lower()}"
+        found = [n.decode(errors="replace") if isinstance(n, bytes) else n for n in many]
+        return found if is_list else found[0]
 
     def _read(self, node: Node, proto: NodeProto) -> None:
         """One node: what it gives, named after its outputs; a refusal is kept for later."""
-        if self.gaps.skips(node, list(proto.input)):
+        if self.unsupported.skips(node, list(proto.input)):
             return
         try:
             node.inputs = [self._input(name) if name else None for name in proto.input]
-            self.builder.loc, begun = node.loc, len(self.builder.ops)
+            self.builder.loc, first = node.loc, len(self.builder.ops)
             results = self._results(node)
         except Error as error:
-            self.gaps.refused(node, error.at(loc=node.loc))
+            self.unsupported.refused(node, error.at(loc=node.loc))
             return
         for name, found in zip(node.outputs, results, strict=False):
             if name and found is not None:
-                self.entries[name] = self._named(found, node, name, set(self.builder.ops[begun:]))
+                self.entries[name] = replace(found, node=node)
+                value = found.value
+                if value is not None and value.producer in self.builder.ops[first:]:
+                    value.name = value.name or hint(name) or None
 
     def _input(self, name: str) -> Entry:
         if name not in self.entries:
@@ -261,26 +258,9 @@ class _Importer:
         return self.entries[name]
 
     def _results(self, node: Node) -> list[Entry | None]:
-        entry = None if node.own and node.final else folded(node)
+        entry = folded(node)
         made = entry or self.table[node.domain, node.kind].rule(self.builder, node)
         return _entries(self.builder, made)
-
-    def _named(self, entry: Entry, node: Node, name: str, new: set[Op]) -> Entry:
-        """The entry of an output; one of another node is copied, so that it stays that node's."""
-        if entry.node is not None or entry.data is not None:
-            return replace(entry, make=lambda: self.builder.get(entry), name="")
-        entry.node = node
-        if node.own and not node.final:
-            return entry
-        entry.name = hint(name)
-        value = entry.value if entry.value is not None else entry.base
-        made = value.producer if value is not None else None
-        if value is None or made is None:
-            return entry
-        if made in new or (node.own and made.opname == node.opname):
-            value.name = value.name or entry.name or None
-            self.builder.pinned |= {made} if node.own else set()
-        return entry
 
     def _finish(self, module: Module, function: Function) -> None:
         b, names = self.builder, [value.name for value in self.model.graph.output]
@@ -294,8 +274,8 @@ class _Importer:
             returned.append(b.get(self.entries[name]))
         places = {tensor.name: i for i, tensor in enumerate(self.model.graph.initializer)}
         b.finish(returned, places)
-        aliases = aliased(function, names)
-        function.results = results_of(names, aliases, self.own)
+        aliases = _aliased(function)
+        function.results = tuple(_result(n, aliases.get(i)) for i, n in enumerate(names))
         module.files.update(
             (name, path)
             for name, path in self.files.names.items()
@@ -312,6 +292,29 @@ def _entries(b: Builder, made: Made) -> list[Entry | None]:
     return [b.entry(each) if isinstance(each, Value) else each for each in many]
 
 
+def _aliased(function: Function) -> dict[int, str]:
+    """The results that may overwrite an argument: updates of a cache that nothing else reads."""
+    found: dict[int, str] = {}
+    for i, value in enumerate(function.returned):
+        state, sole = value, True
+        while isinstance(state.owner, CacheUpdate):
+            update = state.owner
+            state = update.cache
+            sole = sole and state.users == {update: 1}
+        free = state.name is not None and state.name not in found.values()
+        if state is not value and state.owner is function and sole and free:
+            found[i] = str(state.name)
+    return found
+
+
+def _result(name: str, alias: str | None) -> Result:
+    """A result, whose name is a word; one that updates `state` may be called `state.out`."""
+    if alias is not None and name == f"{alias}.out":
+        return Result(alias, alias)
+    found = re.sub(r"\W", "_", name)
+    return Result(f"_{found}" if found[:1].isdigit() else found, alias)
+
+
 def _symbols(value: Value) -> list[str]:
     dims = [dim for dim in value.type.shape if isinstance(dim, Dim)]
     return [name for dim in dims for name in dim.symbols()]
@@ -325,3 +328,28 @@ def _dim(text: str, otherwise: str) -> DimLike:
         return parse_dim(text)
     except Error:
         return symbol(re.sub(r"\W+", "_", text).strip("_") or otherwise)
+
+
+def _locate(node: Node, metadata: Mapping[str, str], file: str) -> None:
+    """Fill in the location of a node: that in its metadata, else its number in the ONNX file."""
+    scope = _scope(node, metadata)
+    place = _place(metadata)
+    node.loc = Loc(*place, scope) if place is not None else Loc(file, node.number, scope)
+
+
+def _scope(node: Node, metadata: Mapping[str, str]) -> str:
+    text = metadata.get(_SCOPES)
+    if text is not None:  # a list of names, each longer than the one before; the last is the node
+        names = re.findall(r"'([^']*)'", text)
+        if len(names) > 1:
+            return names[-2]
+    path = node.name.strip("/").split("/")
+    return ".".join(part for part in path[:-1] if part)
+
+
+def _place(metadata: Mapping[str, str]) -> tuple[str, int] | None:
+    found = _PLACE.fullmatch(metadata.get("loc", ""))
+    if found is not None:
+        return found[1], int(found[2])
+    frames = _FRAME.findall(metadata.get("pkg.torch.onnx.stack_trace", ""))
+    return (frames[-1][0].rpartition("/")[2], int(frames[-1][1])) if frames else None

@@ -1,4 +1,4 @@
-"""What the manifest beside a model of ours says about it: mesh, folder of weights, bound inputs."""
+"""What the manifest of an artifact says about a model: mesh, folder of weights, bound inputs."""
 
 from __future__ import annotations
 
@@ -7,34 +7,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from irc.artifact import is_artifact, read_manifest
-from irc.dtypes import dtype as dtype_called
+from irc.artifact.folder import ArtifactFolder
 from irc.errors import Error
 from irc.frontends.onnx.tensors import Data
-from irc.mesh import Mesh
+from irc.ir.dtypes import dtype as dtype_called
+from irc.ir.mesh import Mesh
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Nothing where a model is not part of an artifact.
+    """Empty where a model is not part of an artifact.
 
-    `rank` is the first that runs the model. Of the inputs, `bound` are its weights, and `scalars`
-    are the positions along mesh axes, joined by dots: engines take both as inputs.
+    `rank` is the first that runs the model. `bound` are the inputs that are weights.
     """
 
     mesh: Mesh | None = None
     base: str | None = None
     rank: int | None = None
     bound: dict[str, Data] = field(default_factory=dict[str, Data])
-    scalars: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def manifest_of(path: Path) -> Manifest:
-    """What is said beside the model `path`."""
+    """What the manifest beside the model `path` says."""
     folder = path.parent
-    if not is_artifact(folder):
+    artifact = ArtifactFolder.find(folder)
+    if artifact is None:
         return Manifest()
-    program: Any = read_manifest(folder)["program"]
+    program: Any = artifact.program
     axes = tuple((str(name), int(size)) for name, size in program.get("axes", ()))
     found = program.get("base")
     base = folder if found is None else folder / found
@@ -47,9 +46,7 @@ def manifest_of(path: Path) -> Manifest:
     place = None if found is None else str(base)
     if not mine:
         return Manifest(mesh, place)
-    stage: Any = program["stages"][entries[mine[0]]["stage"]]
-    scalars = {str(name): ".".join(each) for name, each in stage.get("scalars", {}).items()}
-    return Manifest(mesh, place, mine[0], bound, scalars)
+    return Manifest(mesh, place, mine[0], bound)
 
 
 def _bound(path: Path, base: Path) -> dict[str, Data]:
@@ -59,10 +56,10 @@ def _bound(path: Path, base: Path) -> dict[str, Data]:
     except OSError as error:
         raise Error(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Error(f"{path} does not say where weights lie ({error}); compile again") from None
+        raise Error(f"{path} does not say where the weights are ({error}); compile again") from None
     for name, data in found.items():
         if data.offset < 0 or not Path(data.path).is_file():
-            raise Error(f"the weight {name!r} should be in {data.path}, which is not there")
+            raise Error(f"the weight {name!r} should be in {data.path}, which does not exist")
     return found
 
 

@@ -1,26 +1,30 @@
-"""Reads an ONNX file: its structure in memory, its tensors left where they are."""
+"""Reads an ONNX file: its structure in memory, its tensors left where they are.
+
+Opsets older or newer than those that irc reads are converted by onnx.version_converter.
+"""
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable, Set
+from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from irc.errors import Error
-from irc.frontends.onnx.order import in_order
 from irc.frontends.onnx.wire import without_data
-from irc.interchange import is_text
+from irc.onnx_format.files import is_text, wiring
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, NodeProto
 
 OLDEST, NEWEST = 13, 24  # opsets
 STANDARD = ("", "ai.onnx")
 
 
 def read_model(path: Path) -> ModelProto:
-    """The model, functions inlined, nodes in an order in which they can run.
+    """The model, of a known opset, functions inlined, nodes in an order in which they can run.
 
     Tensors of more than a few bytes are external data; the location "" is the file itself. An Error
     says what is wrong with a file that is no such model.
@@ -28,15 +32,108 @@ def read_model(path: Path) -> ModelProto:
     onnx = library()
     model = _parsed(path, _without_data(path), onnx)
     opset = opset_of(model, str(path))
-    if not OLDEST <= opset <= NEWEST:
-        raise Error(
-            f"{path} is of opset {opset}; irc reads {OLDEST} to {NEWEST}: export it again, or "
-            "convert it with onnx.version_converter"
-        )
     if model.functions:
-        model = _inlined(model, onnx, path)
-    in_order(model, path)
+        model = _inlined(path, onnx.inliner.inline_local_functions, model)
+    if not OLDEST <= opset <= NEWEST:
+        model = _readable(model, opset, path)
+    _sort(model, path)
     return model
+
+
+def expanded(model: ModelProto, kinds: Set[str], path: Path) -> ModelProto | None:
+    """The model without standard operators of some kinds, by ONNX's own functions for them.
+
+    None where ONNX defines none of these by other operators, or cannot do it in this model.
+    """
+    try:
+        return _by_functions(model, kinds, path)
+    except Error:
+        return None
+
+
+def _by_functions(model: ModelProto, kinds: Set[str], path: Path) -> ModelProto | None:
+    opset = opset_of(model, str(path))
+    found = {kind for kind in kinds if _is_function(kind, opset)}
+    if not found:
+        found = {kind for kind in kinds if _is_function(kind, NEWEST)}
+        if not found or opset > NEWEST:
+            return None
+        opset, model = NEWEST, _converted(model, opset, NEWEST, path)
+    for node in model.graph.node:
+        if node.op_type in found and node.domain in STANDARD:
+            _write_defaults(node, opset)
+    ids = [("", kind) for kind in sorted(found)]
+    return _inlined(path, library().inliner.inline_selected_functions, model, ids, False, True)
+
+
+def _is_function(kind: str, opset: int) -> bool:
+    """Whether ONNX has a function for an operator that is valid in an opset."""
+    schema = _schema(kind, opset)
+    if schema is None:
+        return False
+    versions = schema.function_opset_versions, schema.context_dependent_function_opset_versions
+    return any(version <= opset for many in versions for version in many)
+
+
+def _schema(kind: str, opset: int) -> Any:
+    """The standard operator of a kind in an opset, None where it has none."""
+    from onnx import defs
+
+    try:
+        return defs.get_schema(kind, opset, "")
+    except defs.SchemaError:
+        return None
+
+
+def _write_defaults(node: NodeProto, opset: int) -> None:
+    """Give a node the attributes that it leaves to their defaults: functions refer to them."""
+    present = [attribute.name for attribute in node.attribute]
+    for name, attribute in _schema(node.op_type, opset).attributes.items():
+        if name not in present and attribute.default_value.type:
+            node.attribute.add().CopyFrom(attribute.default_value)
+
+
+def _readable(model: ModelProto, opset: int, path: Path) -> ModelProto:
+    """The model in the nearest opset that irc reads, where need be without newer operators."""
+    target = OLDEST if opset < OLDEST else NEWEST
+    tried: set[str] = set()
+    while True:
+        try:
+            return _converted(model, opset, target, path)
+        except Error:
+            newer = _newer_kinds(model, opset) - tried if opset > NEWEST else set[str]()
+            simpler = expanded(model, newer, path)
+            if simpler is None:
+                raise
+            tried |= newer
+            model = simpler
+
+
+def _converted(model: ModelProto, opset: int, target: int, path: Path) -> ModelProto:
+    """The model in another opset; nodes keep their metadata."""
+    onnx, converter = library(), import_module("onnx.version_converter")
+    failures = RuntimeError, ValueError, converter.ConvertError, onnx.shape_inference.InferenceError
+    try:
+        found = converter.convert_version(model, target)
+    except failures as error:
+        reason = " ".join(str(error).split()).rpartition(" failed: ")[2]
+        raise Error(
+            f"{path} is of opset {opset}; irc reads {OLDEST} to {NEWEST}, and "
+            f"onnx.version_converter cannot convert it to {target} ({reason}): export it again"
+        ) from None
+    metadata = {node.output[0]: node.metadata_props for node in model.graph.node if node.output}
+    for node in found.graph.node:
+        if node.output and node.output[0] in metadata:
+            node.metadata_props.extend(metadata[node.output[0]])
+    found.metadata_props.extend(model.metadata_props)
+    return found
+
+
+def _newer_kinds(model: ModelProto, opset: int) -> set[str]:
+    """The standard operators whose version is newer than those that irc reads."""
+    kinds = {node.op_type for node in model.graph.node if node.domain in STANDARD}
+    found = {kind: _schema(kind, opset) for kind in kinds}
+    return {kind for kind, each in found.items() if each and each.since_version > NEWEST}
 
 
 def library() -> Any:
@@ -44,6 +141,7 @@ def library() -> Any:
     try:
         onnx = import_module("onnx")
         import_module("onnx.inliner")
+        import_module("onnx.shape_inference")
     except ImportError as error:
         text = f"reading ONNX files needs the package onnx ({error}): pip install onnx"
         raise Error(text) from None
@@ -83,8 +181,36 @@ def _parsed(path: Path, data: bytes, onnx: Any) -> ModelProto:
     return model
 
 
-def _inlined(model: ModelProto, onnx: Any, path: Path) -> ModelProto:
+def _inlined(path: Path, inline: Callable[..., ModelProto], *arguments: Any) -> ModelProto:
     try:
-        return onnx.inliner.inline_local_functions(model)
-    except (RuntimeError, ValueError) as error:
-        raise Error(f"{path}: its functions cannot be put in place: {error}") from None
+        return inline(*arguments)
+    except (RuntimeError, ValueError, library().shape_inference.InferenceError) as error:
+        raise Error(f"{path}: its functions cannot be inlined: {error}") from None
+
+
+def _sort(model: ModelProto, path: Path) -> None:
+    """Reorder the nodes in place, if they need it; an Error where their names do not fit.
+
+    A graph in order is left alone: collectives must run in the order that all ranks agree on.
+    """
+    graph = model.graph
+    initial = [tensor.name for tensor in graph.initializer]
+    constant = set(initial)  # which older files also have among the inputs
+    inputs = [value.name for value in graph.input if value.name not in constant]
+    found = wiring([*inputs, *initial], [(node.input, node.output) for node in graph.node])
+    for _, name in found.duplicates:
+        raise Error(f"{path}: two values of the graph are called {name!r}, which ONNX forbids")
+    for _, name in found.missing:
+        raise Error(f"{path}: nothing computes {name!r}, the operand of a node")
+    if found.cycle:
+        cycle = ", ".join(map(repr, found.cycle[:5]))
+        raise Error(f"{path}: the values {cycle} depend on each other in a cycle")
+    if found.unordered:
+        makers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+        needs = [[makers[name] for name in n.input if name in makers] for n in graph.node]
+        ordered = type(graph)()
+        ordered.node.extend(
+            graph.node[i] for i in TopologicalSorter(dict(enumerate(needs))).static_order()
+        )
+        del graph.node[:]
+        graph.node.extend(ordered.node)

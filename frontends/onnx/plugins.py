@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from irc.core import Op
-from irc.declare import REGISTRY
 from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.entry import Node
 from irc.frontends.onnx.rules import TABLE, Reading
+from irc.ir.core import Op
+from irc.ir.declare import REGISTRY
 
 VERSION, NAMESPACE = "plugin_version", "plugin_namespace"
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """What is to be known of a plugin to read its nodes.
+    """How the nodes of a plugin are read.
 
-    `operation` names what they are read as, "" where there is nothing. `values` gives the fields by
+    `operation` is the name of the operation they become, "" for none. `values` gives the fields by
     name from the version and the texts of a node; an Error where these do not fit.
     """
 

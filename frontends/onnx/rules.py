@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from irc.core import Op, Value
 from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.entry import Entry, Node
+from irc.ir.core import Op, Value
+from irc.onnx_format.operators import Row
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 Made: TypeAlias = Entry | Value | Op | Sequence[Entry | Value | None]
 Rule: TypeAlias = Callable[[Builder, Node], Made]
-# What a node asks that its rule cannot do, or None, by attributes and counts of operands alone.
+# Why a node cannot be read, or None: by its attributes and the number of its operands alone.
 Refusal: TypeAlias = Callable[[Node], str | None]
 
 MICROSOFT = "com.microsoft"
@@ -23,8 +27,8 @@ _OF_PLUGINS = ("plugin_version", "plugin_namespace")
 class Reading:
     """How nodes of one kind are read.
 
-    What ONNX forbids is refused, and attributes that are not `known`. Where that is None, the kind
-    is none of ONNX, and `refuses` alone decides.
+    What ONNX forbids is refused, and attributes that are not `known`. Where `known` is None, the
+    operator is a plugin's, and `refuses` alone decides.
     """
 
     rule: Rule
@@ -51,6 +55,17 @@ def reads(
     return keep
 
 
+def row_rule(cls: type[Op], row: Row) -> Rule:
+    """The rule of an operator that is one operation, whose operands are the node's inputs."""
+
+    def rule(b: Builder, node: Node) -> Made:
+        operands = [b.get(node.input(i)) for i in range(len(node.inputs))]
+        make: Any = cls
+        return b.add(make(*[operands] if cls.variadic else operands, **row.to_irc(node.attributes)))
+
+    return rule
+
+
 def refusal(node: Node, table: Table = TABLE) -> str | None:
     """Why a node cannot be read, or None if it can."""
     reading = table.get((node.domain, node.kind))
@@ -67,14 +82,8 @@ def refusal(node: Node, table: Table = TABLE) -> str | None:
 
 
 _QUANTIZED = "; quantize weights only, for DequantizeLinear, and leave activations floats"
-_HINTS: dict[str, str] = dict.fromkeys(
-    (
-        "QuantizeLinear",
-        "DynamicQuantizeLinear",
-        "MatMulInteger",
-        "QLinearMatMul",
-        "MatMulNBits",
-    ),
+_HINTS = dict.fromkeys(
+    ["QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QLinearMatMul", "MatMulNBits"],
     _QUANTIZED,
 )
 
@@ -84,15 +93,42 @@ def only(name: str, *allowed: Any) -> Refusal:
 
     def refuse(node: Node) -> str | None:
         value = node.attributes.get(name, allowed[0])
-        return (
-            None
-            if value in allowed
-            else f"its attribute {name}={_shown(value)} has no meaning here"
-        )
+        supported = value in allowed
+        return None if supported else f"its attribute {name}={_shown(value)} is not supported"
 
     return refuse
+
+
+def made_by(entry: Entry | None, kind: str) -> Node | None:
+    """The standard node that made a value, if it is of this kind."""
+    node = entry.node if entry is not None else None
+    return node if node is not None and node.kind == kind and not node.domain else None
 
 
 def _shown(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def misuse(node: NodeProto, opset: int) -> str | None:
+    """What is wrong with a node of a standard operator; None for one that ONNX does not know."""
+    import onnx.defs
+
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+    given, least, most = len(node.input), schema.min_input, schema.max_input
+    if not least <= given <= most or "" in node.input[:least]:
+        more = "" if least == most else " or more" if most > 99 else f" to {most}"
+        return f"it has {given} inputs, and the operator takes {least}{more}"
+    if not schema.min_output <= len(node.output) <= schema.max_output:
+        return f"it has {len(node.output)} outputs"
+    for attribute in node.attribute:
+        known = schema.attributes.get(attribute.name)
+        if known is not None and int(cast("Any", known.type).value) != attribute.type:
+            return f"its attribute {attribute.name} is of another type"
+    for name, known in schema.attributes.items():
+        if known.required and name not in [attribute.name for attribute in node.attribute]:
+            return f"it lacks the attribute {name}"
+    return None

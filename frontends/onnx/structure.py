@@ -1,4 +1,4 @@
-"""Taking tensors apart, putting them together, filling and surrounding them."""
+"""Slices of tensors, joined and repeated tensors, padding, constants, counts and masks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import Any
 import numpy as np
 
 from irc import ops
-from irc.core import Op, Value
-from irc.dims import Dim, DimLike, exact_divide
-from irc.dtypes import dtype as dtype_called
 from irc.errors import Error
 from irc.frontends.onnx.builder import Builder, numbers
 from irc.frontends.onnx.elementwise import scalar
@@ -17,7 +14,11 @@ from irc.frontends.onnx.entry import Entry, Node
 from irc.frontends.onnx.fold import below, content_of
 from irc.frontends.onnx.reshaping import single, sizes_of, whole_numbers
 from irc.frontends.onnx.rules import Made, only, reads
-from irc.frontends.onnx.tensors import Data
+from irc.frontends.onnx.tensors import DTYPES, Data
+from irc.ir.core import Op, Value
+from irc.ir.dims import Dim, DimLike, exact_divide
+from irc.ir.dtypes import is_float
+from irc.onnx_format.operators import PARTIAL
 
 _FAR = 1 << 31  # what exporters write for the end of a dimension is at least this
 
@@ -30,21 +31,17 @@ def slice_(b: Builder, node: Node) -> Made:
     steps = whole_numbers(node, 4, "steps") if node.has(4) else [1] * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise Error("the starts, ends, axes and steps of this Slice are not equally many")
-    value, turned = b.get(x), [axis for axis, step in zip(axes, steps, strict=True) if step < 0]
-    if node.own and node.final and node.opname == "flip" and turned == axes:
-        return b.value(ops.Flip(value, dims=tuple(axes)))
+    value = b.get(x)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        value = _cut(b, node, value, (start, end), axis, step)
+        value = _sliced(b, value, (start, end), axis, step)
     return value
 
 
-def _cut(
-    b: Builder, node: Node, x: Value, ends: tuple[DimLike, DimLike], axis: int, step: int
-) -> Value:
-    """One dimension of a slice."""
-    if not -x.type.rank <= axis < x.type.rank or not step:
+def _sliced(b: Builder, x: Value, ends: tuple[DimLike, DimLike], axis: int, step: int) -> Value:
+    """A slice of one dimension."""
+    if not -x.type.ndim <= axis < x.type.ndim or not step:
         raise Error(f"Slice along axis {axis} by {step} of {x.type}")
-    at = axis % x.type.rank
+    at = axis % x.type.ndim
     size = x.type.shape[at]
     if step < 0:
         x = b.value(ops.Flip(x, dims=(at,)))
@@ -53,14 +50,12 @@ def _cut(
     start, stop = (_within(_place(n, size), size) for n in ends)
     if below(stop, start):
         stop = start
-    if (start, stop, step) == (0, size, 1) and not (node.own and node.final):
+    if (start, stop, step) == (0, size, 1):
         return x
-    # how exporters with a symbol round up is for the numbers to say
     span = stop - start
     if isinstance(span, Dim) and exact_divide(span, step) is None:
         raise Error(f"a Slice of {span} elements by {step}, which is not known to divide them")
-    dim = axis if node.own and node.final else at
-    return b.value(ops.Slice(x, dim=dim, start=start, stop=stop, step=step))
+    return b.value(ops.Slice(x, dim=at, start=start, stop=stop, step=step))
 
 
 def _place(place: DimLike, size: DimLike, backwards: bool = False) -> DimLike:
@@ -76,7 +71,7 @@ def _place(place: DimLike, size: DimLike, backwards: bool = False) -> DimLike:
 
 
 def _within(place: DimLike, size: DimLike) -> DimLike:
-    """A place no further than the end; one that symbols leave open is taken to lie inside."""
+    """A place limited to the dimension; one that symbols leave open is assumed to lie inside."""
     if below(size, place):
         return size
     return 0 if below(place, 0) else place
@@ -84,19 +79,17 @@ def _within(place: DimLike, size: DimLike) -> DimLike:
 
 @reads("Split", known="axis split num_outputs")
 def split(b: Builder, node: Node) -> Made:
-    x, axis, count = node.input(0), node.integer("axis", 0), len(node.outputs)
-    if not -x.rank <= axis < x.rank:
-        raise Error(f"Split along axis {axis} of {x.rank} dimensions")
-    given = node.ints("split")
+    x, count = node.input(0), len(node.outputs)
+    at, given = node.axis(x.ndim, 0), node.ints("split")
     if node.has(1):
         sizes = sizes_of(node, 1, "split")
     elif given is not None:
         sizes = tuple(given)
     else:
-        sizes = _even(x.shape[axis], count)
+        sizes = _even(x.shape[at], count)
     if len(sizes) != count:
         raise Error(f"Split into {len(sizes)} parts with {count} results")
-    return b.add(ops.Split(b.get(x), dim=axis, sizes=sizes))
+    return b.add(ops.Split(b.get(x), sizes=sizes, **PARTIAL[ops.Split].to_irc(node.attributes)))
 
 
 def _even(size: DimLike, count: int) -> tuple[DimLike, ...]:
@@ -112,38 +105,60 @@ def _even(size: DimLike, count: int) -> tuple[DimLike, ...]:
 
 @reads("Concat", known="axis")
 def concat(b: Builder, node: Node) -> Made:
-    given = [entry for entry in node.inputs if entry is not None]
-    axis = node.integer("axis", 0)
-    if len(given) == 1 and not (node.own and node.final):
-        return given[0]
-    return b.value(ops.Concat([b.get(entry) for entry in given], dim=axis))
+    values = [b.get(entry) for entry in node.present()]
+    return b.value(ops.Concat(values, dim=node.integer("axis", 0)))
 
 
-@reads("Pad", known="mode", refuses=only("mode", "constant"))
+@reads("Pad", known="mode", refuses=only("mode", "constant", "edge", "reflect", "wrap"))
 def pad(b: Builder, node: Node) -> Made:
     x, ends = node.input(0), sizes_of(node, 1, "padding")
-    fill = scalar(node.optional(2)) if node.has(2) else 0
-    if fill is None:
-        raise Error("the value of this Pad is computed; irc pads with a number")
-    axes = whole_numbers(node, 3, "axes") if node.has(3) else list(range(x.rank))
-    if len(ends) != 2 * len(axes) or not all(-x.rank <= axis < x.rank for axis in axes):
+    axes = whole_numbers(node, 3, "axes") if node.has(3) else list(range(x.ndim))
+    if len(ends) != 2 * len(axes) or not all(-x.ndim <= axis < x.ndim for axis in axes):
         raise Error("this Pad has not two numbers for each of its axes")
-    before: list[DimLike] = [0] * x.rank
-    after: list[DimLike] = [0] * x.rank
+    before: list[DimLike] = [0] * x.ndim
+    after: list[DimLike] = [0] * x.ndim
     for i, axis in enumerate(axes):
         before[axis], after[axis] = ends[i], ends[i + len(axes)]
     value = b.get(x)
-    for i, size in enumerate(x.shape):  # negative padding cuts
+    for i, size in enumerate(x.shape):  # negative padding removes elements
         first, last = (max(0, -n) if isinstance(n, int) else 0 for n in (before[i], after[i]))
         if first or last:
             value = b.value(ops.Slice(value, dim=i, start=first, stop=size - last))
     kept = [tuple(n if isinstance(n, Dim) else max(0, n) for n in many) for many in (before, after)]
-    number = fill if not dtype_called(x.dtype).is_float else float(fill)
-    if x.dtype == "bool":
-        number = bool(number)
-    if number == 0 and x.dtype != "bool":
-        number = 0  # the default of the operation
-    return b.value(ops.Pad(value, before=kept[0], after=kept[1], value=number))
+    if node.text("mode", "constant") == "constant":
+        return b.value(ops.Pad(value, before=kept[0], after=kept[1], value=_fill(node, x.dtype)))
+    for i, (first, last) in enumerate(zip(*kept, strict=True)):
+        if (first, last) != (0, 0):
+            value = _copied(b, node, value, i, first, last)
+    return value
+
+
+def _fill(node: Node, dtype: str) -> Any:
+    fill = scalar(node.optional(2)) if node.has(2) else 0
+    if fill is None:
+        raise Error("the value of this Pad is computed; irc pads with a number")
+    if dtype == "bool":
+        return bool(fill)
+    return float(fill) if is_float(dtype) and fill != 0 else fill if fill != 0 else 0
+
+
+def _copied(b: Builder, node: Node, x: Value, dim: int, first: DimLike, last: DimLike) -> Value:
+    """Padding of one dimension by elements of x: rows of it by number."""
+    size = x.type.shape[dim]
+    if isinstance(size, Dim) or isinstance(first, Dim) or isinstance(last, Dim):
+        raise Error(f"Pad in mode {node.text('mode', '')} needs sizes that are numbers")
+    places = np.arange(-first, size + last)
+    mode = node.text("mode", "")
+    if not size or (mode == "reflect" and size == 1):
+        raise Error(f"Pad in mode {mode} of a dimension of {size}")
+    if mode == "edge":
+        places = np.clip(places, 0, size - 1)
+    elif mode == "wrap":
+        places = places % size
+    else:  # back and forth, without the last element twice
+        places = np.abs((places + size - 1) % (2 * size - 2) - (size - 1))
+    indices = b.constant(places.astype(object), "i64", places.shape)
+    return b.value(ops.Gather(x, indices, dim=dim))
 
 
 @reads("ConstantOfShape", known="value")
@@ -158,111 +173,94 @@ def constant_of_shape(b: Builder, node: Node) -> Made:
     return b.value(ops.Full(value=number, shape=shape, dtype=kind))
 
 
-def _without_value(node: Node) -> str | None:
-    return None if node.attributes else "it has no value"
-
-
-@reads(
-    "Constant",
-    known="value value_float value_int value_floats value_ints",
-    refuses=_without_value,
-)
+@reads("Constant", known="value value_float value_int value_floats value_ints")
 def constant(b: Builder, node: Node) -> Made:
-    (name, value), *_ = node.attributes.items()
-    if isinstance(value, Data):
-        return Entry(value.dtype, value.shape, data=value)
-    kind = "f32" if "float" in name else "i64"
-    array = np.array(value, np.float32 if kind == "f32" else np.int64)
-    return Entry(kind, array.shape, content=numbers(array))
+    """The tensor or the numbers of its attribute."""
+    for name, value in node.attributes.items():
+        if isinstance(value, Data):
+            return Entry(value.dtype, value.shape, data=value)
+        kind = "f32" if "float" in name else "i64"
+        array = np.array(value, np.float32 if kind == "f32" else np.int64)
+        return Entry(kind, array.shape, content=numbers(array))
+    raise Error("this Constant has no value")
 
 
 @reads("Range")
 def range_(b: Builder, node: Node) -> Made:
-    kind = node.input(0).dtype
+    """start + step * Iota."""
     ends = [content_of(node.input(i)) for i in range(3)]
-    known = [content.item() for content in ends if content is not None and content.size == 1]
     if any(content is None for content in ends):
         raise Error("the size of this Range depends on the data")
+    known: list[Any] = [each.item() for each in ends if each is not None and each.size == 1]
     if len(known) != 3:
         raise Error("the start, limit and step of this Range are not one number each")
     start, stop, step = known
-    size = _count(start, stop, step)
+    size: DimLike | None = None
+    if not isinstance(step, Dim) and step:
+        span = stop - start
+        size = exact_divide(span, step) if isinstance(span, Dim) else max(0, int(-(-span // step)))
     if size is None:
         raise Error(f"a Range from {start} to {stop} by {step} has no size that irc can write")
-    many = b.value(ops.Iota(size=size, dtype=kind))
-    if step != 1:
-        many = b.value(ops.Mul(many, b.number(step, kind)))
-    if start != 0:
-        first = b.constant(np.array(start, object), kind, ())
-        many = b.value(ops.Add(many, first))
-    return many
-
-
-def _count(start: Any, stop: Any, step: Any) -> DimLike | None:
-    if isinstance(step, Dim) or not step:
-        return None
-    span = stop - start
-    if isinstance(span, Dim):
-        return exact_divide(span, step)
-    count = -(-span // step)
-    return max(0, int(count))
+    many = b.entry(b.value(ops.Iota(size=size, dtype=node.input(0).dtype)))
+    many = b.op(ops.Mul, many, b.number(step, many.dtype)) if step != 1 else many
+    return b.op(ops.Add, many, b.number(start, many.dtype)) if start != 0 else many
 
 
 @reads("Tile")
 def tile(b: Builder, node: Node) -> Made:
-    value = b.get(node.input(0))
-    times = whole_numbers(node, 1, "repeats")
-    for i, count in enumerate(times):
-        if count != 1:
-            value = b.value(ops.Concat([value] * count, dim=i))
-    return value
+    """A new dimension of copies before each dimension, merged with it."""
+    x, times = node.input(0), sizes_of(node, 1, "repeats")
+    if len(times) != x.ndim:
+        raise Error(f"Tile of {x.ndim} dimensions by {len(times)} repeats")
+    if all(isinstance(n, int) and n == 1 for n in times):
+        return x
+    split = tuple(size for n in x.shape for size in (1, n))
+    wide = tuple(size for many in zip(times, x.shape, strict=True) for size in many)
+    value = b.value(ops.Expand(b.reshaped(b.get(x), split), shape=wide))
+    return b.reshaped(value, tuple(n * size for n, size in zip(times, x.shape, strict=True)))
+
+
+def _diagonal(b: Builder, rows: DimLike, columns: DimLike, k: DimLike, order: type[Op]) -> Entry:
+    """How the column of each element compares with its row + k: bool [rows, columns]."""
+    row = b.value(ops.Unsqueeze(b.value(ops.Iota(size=rows, dtype="i64")), dims=(1,)))
+    shifted = b.op(ops.Add, row, b.number(k, "i64")) if k != 0 else row
+    return b.op(order, b.value(ops.Iota(size=columns, dtype="i64")), shifted)
 
 
 @reads("Trilu", known="upper")
 def trilu(b: Builder, node: Node) -> Made:
     x = node.shaped(0, 2)
     k = single(node, 1, "diagonal") if node.has(1) else 0
-    upper = node.integer("upper", 1)
-    row = b.value(ops.Iota(size=x.shape[-2], dtype="i64"))
-    row = b.value(ops.Unsqueeze(row, dims=(1,)))
-    if k != 0:
-        row = b.value(ops.Add(row, b.constant(np.array(k, object), "i64", ())))
-    column = b.value(ops.Iota(size=x.shape[-1], dtype="i64"))
-    order: type[Op] = ops.Ge if upper else ops.Le
-    kept = b.value(order(column, row))
-    zero = b.number(False if x.dtype == "bool" else 0, x.dtype)
-    return b.value(ops.Where(kept, b.get(x), zero))
+    order: type[Op] = ops.Ge if node.integer("upper", 1) else ops.Le
+    kept = _diagonal(b, x.shape[-2], x.shape[-1], k, order)
+    return b.where(kept, x, False if x.dtype == "bool" else 0)
 
 
-@reads("CumSum", known="exclusive reverse")
-def cumsum(b: Builder, node: Node) -> Made:
-    axis = scalar(node.input(1))
-    if axis is None:
-        raise Error("the axis of this CumSum depends on the data")
-    value, dim = b.get(node.input(0)), int(axis)
-    turned = bool(node.integer("reverse", 0))
-    value = b.value(ops.Flip(value, dims=(dim,))) if turned else value
-    value = b.value(ops.Cumsum(value, dim=dim, exclusive=bool(node.integer("exclusive", 0))))
-    return b.value(ops.Flip(value, dims=(dim,))) if turned else value
-
-
-@reads("Einsum", known="equation")
-def einsum(b: Builder, node: Node) -> Made:
-    from irc.frontends.onnx.einsum import product_of
-
-    x, y = (node.input(i) for i in range(2))
-    return product_of(b, node.text("equation", ""), b.get(x), b.get(y))
+@reads("EyeLike", known="dtype k")
+def eye_like(b: Builder, node: Node) -> Made:
+    x = node.shaped(0, 2, 2)
+    kind = DTYPES.get(node.integer("dtype", 0), x.dtype)
+    rows, columns = x.shape
+    return b.cast(_diagonal(b, rows, columns, node.integer("k", 0), ops.Eq), kind)
 
 
 @reads("OneHot", known="axis")
 def one_hot(b: Builder, node: Node) -> Made:
     indices, size = node.input(0), single(node, 1, "depth")
     values = content_of(node.input(2))
-    if values is None or values.shape != (2,) or node.integer("axis", -1) not in (-1, indices.rank):
-        raise Error("this OneHot has computed values or another axis than the last")
-    off, on = values.tolist()
+    axis = node.axis(indices.ndim + 1, -1)
     kind = node.input(2).dtype
+    if node.input(2).shape != (2,):
+        raise Error("the values of this OneHot are not two")
+    if not isinstance(size, int) or is_float(indices.dtype):
+        raise Error("this OneHot has float indices or a symbolic depth")
+    # numbers from the end count from size
+    negative = b.op(ops.Lt, indices, 0)
+    indices = b.where(negative, b.op(ops.Add, indices, size), indices)
     hit = b.value(ops.OneHot(b.get(indices), size=size, dtype="bool"))
-    if (off, on) == (0, 1):
-        return b.value(ops.Cast(hit, dtype=kind))
-    return b.value(ops.Where(hit, b.number(on, kind), b.number(off, kind)))
+    order = [*range(axis), indices.ndim, *range(axis, indices.ndim)]
+    hit = b.entry(b.transposed(hit, order))
+    if values is not None and values.tolist() == [0, 1]:
+        return b.cast(hit, kind)
+    off, on = b.add(ops.Split(b.get(node.input(2)), dim=0, sizes=(1, 1))).results
+    return b.where(hit, b.entry(on), b.entry(off))

@@ -11,35 +11,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from irc.dtypes import dtype as dtype_called
-from irc.dtypes import numpy_dtype, unpacked
 from irc.errors import Error
-from irc.interchange import leaves_folder
+from irc.ir.dtypes import DTYPES as IR_DTYPES
+from irc.ir.dtypes import dtype as dtype_called
+from irc.ir.dtypes import numpy_dtype, unpacked
+from irc.onnx_format.files import leaves_folder
 from irc.ops.control import LARGEST_CONSTANT
-from irc.safetensors import Tensor, read_header
 from irc.weights import BytesRef, FileRef, Ref, Slice
+from irc.weights.safetensors import Tensor, read_header
 
 if TYPE_CHECKING:
     from onnx import TensorProto
 
 Array: TypeAlias = np.ndarray[Any, Any]
-# Numbers of TensorProto.DataType, as the proto file of ONNX fixes them.
-DTYPES: dict[int, str] = {
-    1: "f32",
-    2: "u8",
-    3: "i8",
-    5: "i16",
-    6: "i32",
-    7: "i64",
-    9: "bool",
-    10: "f16",
-    11: "f64",
-    16: "bf16",
-    17: "f8e4m3",
-    19: "f8e5m2",
-    21: "u4",
-    22: "i4",
-}
+# irc's names by the numbers of TensorProto.DataType.
+DTYPES: dict[int, str] = {each.onnx: name for name, each in IR_DTYPES.items()}
 _EXTERNAL = 1  # TensorProto.EXTERNAL
 READ = 1 << 16  # the most elements that are read to find out what they mean
 
@@ -65,16 +51,22 @@ class Data:
         """The size in its file."""
         return dtype_called(self.dtype).nbytes(self.count)
 
+    def bytes(self) -> bytes:
+        """The bytes in its file; empty for a tensor in no file."""
+        if not self.path:
+            return b""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.offset)
+                return file.read(self.nbytes)
+        except OSError as error:
+            raise Error(f"cannot read the weights in {self.path}: {error.strerror}") from None
+
     def read(self) -> Array | None:
         """The numbers, unless there are very many."""
         if self.inline is not None or self.count > READ:
             return self.inline
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(self.offset)
-                data = file.read(self.nbytes)
-        except OSError as error:
-            raise Error(f"cannot read the weights in {self.path}: {error.strerror}") from None
+        data = self.bytes()
         if dtype_called(self.dtype).bits < 8:
             return unpacked(np.frombuffer(data, np.uint8), self.dtype)[: self.count].reshape(
                 self.shape
@@ -84,7 +76,7 @@ class Data:
 
 @dataclass
 class Files:
-    """The files that tensors lie in, and the names that the module has for them.
+    """The files that hold tensors, and the names that the module has for them.
 
     `path` is the model, `base` the folder that the locations of external data start from.
     """
@@ -103,7 +95,7 @@ class Files:
         name, shape = proto.name or "(a constant)", tuple(proto.dims)
         kind = DTYPES.get(proto.data_type)
         if kind is None:
-            raise Error(f"the tensor {name!r} of {self.path} has a dtype that irc has not")
+            raise Error(f"the tensor {name!r} of {self.path} has a dtype that irc does not have")
         if proto.data_location != _EXTERNAL:
             from onnx import numpy_helper
 
@@ -122,11 +114,13 @@ class Files:
             offset = int(where.get("offset") or 0)
             length = int(where.get("length") or data.nbytes)
         except ValueError:
-            raise Error(f"the tensor {data.name!r} of {self.path} lies at no valid place") from None
+            raise Error(
+                f"the tensor {data.name!r} of {self.path} lies at no valid offset"
+            ) from None
         if length != data.nbytes:
             raise Error(
                 f"the tensor {data.name!r} of {self.path} is {data.dtype}{list(data.shape)}, which "
-                f"takes {data.nbytes} bytes, but {length} are given"
+                f"takes {data.nbytes} bytes, found {length}"
             )
         if offset < 0 or offset + length > size:
             raise Error(
@@ -167,13 +161,13 @@ class Files:
         if data.path.endswith(".safetensors"):
             found = self._key(data)
             if found is not None:
-                key, cut = found
+                key, rows = found
                 ref = FileRef(file, key)
-                return ref if cut is None else ref.then(cut)
+                return ref if rows is None else ref.then(rows)
         return BytesRef(file, data.offset, data.dtype, data.shape)
 
     def _key(self, data: Data) -> tuple[str, Slice | None] | None:
-        """The tensor of a checkpoint that the bytes are, or of which they are whole rows."""
+        """(the tensor of a checkpoint that holds the bytes, which of its rows unless all)."""
         if data.path not in self._headers:
             header = read_header(data.path)
             self._headers[data.path] = {t.offset: (key, t) for key, t in header.items() if t.nbytes}

@@ -1,7 +1,7 @@
 """An ONNX file without the bytes of its tensors, found by walking protobuf's wire format.
 
 Parsing a model of 2 GB copies all of it. Here the file is mapped, and every tensor's data of more
-than a few bytes is replaced by a note of where it lies, in the form that ONNX has for external
+than a few bytes is replaced by its place, in the form that ONNX has for external
 data: the location "" means the file itself. Numbers of fields are those of onnx.proto.
 """
 
@@ -35,7 +35,7 @@ def without_data(data: mmap.mmap | bytes, name: str) -> bytes:
 
 
 class _Walk:
-    """A file that is read with suspicion."""
+    """The bytes of a file that may be damaged."""
 
     def __init__(self, data: mmap.mmap | bytes, name: str) -> None:
         self.data, self.name = data, name
@@ -44,7 +44,7 @@ class _Walk:
         """A message between two bytes, in parts."""
         inner = _FIELDS.get(kind, {})
         found: list[bytes] = []
-        kept = at  # what is copied as it is begins here
+        kept = at  # where unchanged bytes begin
         for start, number, begin, stop in self._fields(at, end):
             if stop - begin <= KEPT:
                 continue
@@ -108,7 +108,7 @@ def _number(value: int) -> bytes:
 
 
 def _noted(begin: int, stop: int) -> list[bytes]:
-    """The fields of a tensor that say where its data lies in the file itself."""
+    """The fields of a tensor that say at which bytes of the file itself its data is."""
     found: list[bytes] = []
     for key, value in (("location", ""), ("offset", str(begin)), ("length", str(stop - begin))):
         pair = [*_field(1, [key.encode()]), *_field(2, [value.encode()])]

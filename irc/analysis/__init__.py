@@ -1,1 +1,1 @@
-"""Analyses of modules: costs, memory, communication, and what must hold between the ranks."""
+"""Analyses of modules: cost, memory, communication, and consistency between ranks."""

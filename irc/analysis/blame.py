@@ -1,40 +1,40 @@
-"""Why a value differs between ranks, or does not: the operation to name in a message."""
+"""Explains why a value differs between ranks, or does not, by the operation to blame."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
-from ..core import Function, Op, Value, Weight
+from ..ir.core import Function, Op, Weight
 from ..ops.control import Call
 from .frames import Point
 from .fused import collectives, communicates
-from .places import named
+from .places import named, value_name
 from .transfer import numbers
 from .variation import Variation
 
-Order: TypeAlias = tuple[int, ...]  # positions of the calls that lead to an operation, and its own
+Order: TypeAlias = tuple[int, ...]  # positions of the calls that lead to an operation, then its own
 Holds: TypeAlias = Callable[[Variation], bool]
 
 
 class Origin(NamedTuple):
-    """What made a value differ: a clause about it, and what to put behind it."""
+    """The cause of a difference: a clause about it, and the collective to insert."""
 
     reason: str
     remedy: str
 
 
 class Blame:
-    """Walks back from a value through the frames of a dataflow. It costs something: for errors."""
+    """Walks back from a value through the frames of a dataflow. Slow, so for errors only."""
 
     def __init__(self) -> None:
         self._positions: dict[Function, dict[Op, int]] = {}
 
     def differs(self, point: Point, axis: str) -> Origin:
-        """What made the value differ over `axis`.
+        """The cause of the difference of a value over `axis`.
 
-        The first contraction on the way whose sum over the axis was never added up; else the first
-        operation that uses a weight or an argument split over it; else the first that differs.
+        The first contraction on the way whose sum over the axis was never completed; else the first
+        operation that uses a weight or an argument sharded over it; else the first that differs.
         """
         best: tuple[int, Order, Point] | None = None
         for each in _behind(point, lambda variation: axis in variation.axes):
@@ -45,16 +45,16 @@ class Blame:
             if best is None or found[:2] < best[:2]:
                 best = found
         if best is None:
-            what = _shown(_resolved(point).value)
+            what = value_name(_resolved(point).value)
             return Origin(
-                f"{what} is split over {axis}", f"an all_gather over {axis} behind {what}"
+                f"{what} is sharded over {axis}", f"an all_gather over {axis} behind {what}"
             )
         _, _, culprit = best
         op = _producer(culprit)
         return Origin(f"{named(op)} {_reason(culprit, axis)}", _remedy(culprit, axis))
 
     def broken(self, point: Point, axis: str) -> str:
-        """A clause: which operation took a term for the sum over `axis`, and whose term it was."""
+        """A clause: the operation that used a partial sum as complete, and its origin."""
         spoilt = [
             (self._order(each), each)
             for each in _behind(point, lambda variation: axis in variation.broken)
@@ -72,20 +72,20 @@ class Blame:
                     f"{named(op)} takes for the same on all ranks of {axis} what "
                     f"{named(self._rank(operand, axis))} makes another on each of them"
                 )
-        terms = [p for p in operands if axis in _variation(p).pending]
+        terms = [p for p in operands if axis in _variation(p).partial]
         if not terms:
             return (
-                f"{named(op)} adds its {' and '.join(_addends(op))} once per rank of {axis}; "
-                f"add it behind the all_reduce instead"
+                f"{named(op)} adds its {' and '.join(op.addends or ['operands'])} once per rank of "
+                f"{axis}; add it behind the all_reduce instead"
             )
         origin = self.differs(terms[0], axis)
         return (
-            f"{named(op)} takes for complete what is still to be added up over {axis}: "
+            f"{named(op)} takes as complete the partial sum over {axis}: "
             f"{origin.reason}; put {origin.remedy}"
         )
 
     def _rank(self, point: Point, axis: str) -> Op:
-        """The first `rank` that the value is made from."""
+        """The first `rank` in the computation of the value."""
         behind = _behind(point, lambda variation: axis in variation.numbered)
         found = [(self._order(each), _producer(each)) for each in behind]
         return min((pair for pair in found if not pair[1].operands), key=lambda pair: pair[0])[1]
@@ -102,7 +102,7 @@ class Blame:
             return f"since {named(op)}"
         producer = point.value.producer
         if producer is None:
-            return f"because nothing splits {_shown(point.value)} over it"
+            return f"because nothing splits {value_name(point.value)} over it"
         return f"because {named(producer)} uses nothing that differs over it"
 
     def _order(self, point: Point) -> Order:
@@ -120,9 +120,9 @@ class Blame:
 
 
 def _behind(start: Point, holds: Holds) -> Iterator[Point]:
-    """The points behind one that satisfy `holds`, itself included, and were made by an operation.
+    """The points behind one that satisfy `holds`, itself included, and are results of operations.
 
-    A call stands for what it returns. Nothing is looked for behind a point that fails.
+    A call stands for its results. The search stops at a point that fails.
     """
     waiting, seen = [start], set[Point]()
     while waiting:
@@ -136,7 +136,7 @@ def _behind(start: Point, holds: Holds) -> Iterator[Point]:
 
 
 def _resolved(point: Point) -> Point:
-    """The same value where it was made: inside the function called, or outside this one."""
+    """The same value where it was computed: inside the callee, or in the caller."""
     while True:
         frame, value, calls = point
         op = value.producer
@@ -171,14 +171,14 @@ def _producer(point: Point) -> Op:
 
 
 def _kind(point: Point, axis: str) -> int | None:
-    """How likely it is that this operation has to be named, 0 first; None for not at all."""
+    """How relevant an operation is to the message, 0 first; None for not at all."""
     operands = _operands(point)
     varying = [p for p in operands if axis in _variation(p).axes]
     op = _producer(point)
     if communicates(op) or not op.operands:
         return 2 if not varying else None
-    if axis in _variation(point).pending and all(
-        axis not in _variation(p).pending for p in varying
+    if axis in _variation(point).partial and all(
+        axis not in _variation(p).partial for p in varying
     ):
         return 0
     if any(p.value.producer is None for p in varying):
@@ -190,17 +190,17 @@ def _reason(point: Point, axis: str) -> str:
     op = _producer(point)
     given = [p for p in _operands(point) if p.value.producer is None and axis in _variation(p).axes]
     for operand in sorted(given, key=lambda p: not isinstance(p.value, Weight)):
-        return f"uses {_shown(operand.value)}, which is split over {axis}"
+        return f"uses {value_name(operand.value)}, which is sharded over {axis}"
     if not op.operands:
-        return f"is another number on every rank of {axis}"
+        return f"differs on every rank of {axis}"
     if communicates(op):
         return f"leaves something else on every rank of {axis}"
-    return f"adds up a dimension that is split over {axis}"
+    return f"sums over a dimension that is sharded over {axis}"
 
 
 def _remedy(point: Point, axis: str) -> str:
     variation = _variation(point)
-    if axis in variation.pending:
+    if axis in variation.partial:
         return f"an all_reduce over {axis} behind it"
     if any(axis in axes for axes in variation.split):
         return f"an all_gather over {axis} behind it"
@@ -211,12 +211,3 @@ def _made_alike(point: Point, axis: str) -> bool:
     op = _producer(point)
     varied = _any_operand(point, lambda variation: axis in variation.axes)
     return varied and communicates(op) and any(axis in part.axes for part in collectives(op))
-
-
-def _addends(op: Op) -> tuple[str, ...]:
-    addends: tuple[str, ...] = getattr(op, "addends", ())
-    return addends or ("operands",)
-
-
-def _shown(value: Value) -> str:
-    return f"@{value.name}" if isinstance(value, Weight) else f"%{value.name or '_'}"

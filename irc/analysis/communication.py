@@ -1,15 +1,15 @@
-"""What the ranks send each other: every collective with its bytes and its time."""
+"""The communication of a module: every collective with its bytes and its time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core import Function, Op
-from ..mesh import Mesh
+from ..ir.core import Function, Op
+from ..ir.mesh import Mesh
+from ..ir.types import Axes
 from ..ops.collective import Collective, mesh_axes
 from ..source import Loc
-from ..types import Axes
 from .cost import operations
 from .fused import collectives, communicates
 from .sizes import LocalSizes
@@ -18,15 +18,15 @@ from .topology import KINDS, Topology, sent
 
 @dataclass(frozen=True)
 class Message:
-    """One collective of one run of a function, or what a pipeline stage hands to the next.
+    """One collective of one run of a function, or a transfer between pipeline stages.
 
-    `size` is in bytes that of the whole tensor (see `topology.sent`), `sent` what one rank sends,
-    `us` how long it takes over `link`. `axis` is the mesh axis, as in the operation.
+    `size` is the bytes of the global tensor (see `topology.sent`), `sent` the bytes that one rank
+    sends, `us` the time over `link`. `axis` is the mesh axis, as in the operation.
     """
 
     kind: str
     axis: str
-    ways: int
+    group_size: int
     size: int
     sent: float
     us: float
@@ -35,20 +35,20 @@ class Message:
 
 
 def kind_of(op: Op) -> str | None:
-    """The name in `KINDS` of a collective, None of what sends nothing."""
+    """The name in `KINDS` of a collective, None for other operations."""
     name = op.opname.removeprefix("collective_")
     return name if isinstance(op, Collective) and name in KINDS else None
 
 
-def whole_bytes(kind: str, ways: int, operand: int) -> int:
+def whole_bytes(kind: str, group_size: int, operand: int) -> int:
     """`size` of a collective from the bytes of one rank's operand."""
-    return operand * ways if kind in ("all_gather", "gather") else operand
+    return operand * group_size if kind in ("all_gather", "gather") else operand
 
 
 def messages(function: Function, sizes: LocalSizes, topology: Topology) -> list[Message]:
-    """Every collective that one run of the function takes part in, in order; of either view.
+    """Every collective of one run of the function, in order; of either view.
 
-    Operations of the global view that localize writes as several, such as cyclic_embedding, are
+    Operations of the global view that localize lowers to several, such as cyclic_embedding, are
     counted in the local view only; of sharded_topk the gathers of its candidates are known.
     """
     found: list[Message] = []
@@ -75,11 +75,13 @@ def message(
     kind: str, axes: Axes, operand: int, mesh: Mesh, topology: Topology, loc: Loc | None = None
 ) -> Message:
     """The message of a collective over mesh axes, of which one rank gives `operand` bytes."""
-    ways = mesh.ways(axes)
-    size = whole_bytes(kind, ways, operand)
+    group_size = mesh.group_size(axes)
+    size = whole_bytes(kind, group_size, operand)
     link = slowest_link(mesh.groups(axes), topology)
-    us = topology.time(kind, ways, size, link)
-    return Message(kind, ".".join(axes), ways, size, sent(kind, ways, size), us, link, loc)
+    us = topology.time(kind, group_size, size, link)
+    return Message(
+        kind, ".".join(axes), group_size, size, sent(kind, group_size, size), us, link, loc
+    )
 
 
 def slowest_link(groups: Sequence[Sequence[int]], topology: Topology) -> str:

@@ -1,32 +1,32 @@
-"""What operations cost one rank: arithmetic, bytes to and from memory, kernels; and the time.
+"""The cost of operations on one rank: arithmetic, bytes to and from memory, kernels, and time.
 
-The time of an operation is that of its arithmetic or of its bytes, whichever is longer, and the
-cost of starting its kernel. Caches are updated in place; each operation is a kernel of its own.
+The time of an operation is that of its arithmetic or of its bytes, whichever is longer, plus the
+start of its kernel. Caches are updated in place; each operation is a kernel of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import cast
 
 import numpy as np
 
-from ..core import Function, Op, Value
-from ..expansion import expansion
-from ..ops.attention import Attention
+from ..ir.core import Function, Op, Value
+from ..ir.expansion import expansion
+from ..ops import Attention, Constant, GatedMlp, Linear, Matmul, Return, Transpose
 from ..ops.collective import Collective
 from .sizes import LocalSizes
 from .topology import Device
 
-_ARITHMETIC = "f32"  # what everything but matrix products computes in
+_ARITHMETIC = "f32"  # the dtype of all arithmetic but matrix products
 
 
 @dataclass(frozen=True)
 class Cost:
     """Floating-point operations (a multiply-add is two), bytes read and written, kernels.
 
-    `dtype` is what matrix units multiply, f32 where they have no part in it.
+    `dtype` is that of matrix products, f32 without any.
     """
 
     flops: float = 0
@@ -45,7 +45,7 @@ FREE = Cost(kernels=0)
 
 
 def operations(function: Function) -> Iterator[Op]:
-    """Every operation that runs, in order: of the functions that are called, each time, as well."""
+    """Every operation that runs, in order, those of called functions at every call."""
     for op in function:
         if op.opname == "call":
             yield from operations(op.attributes["callee"])
@@ -54,18 +54,22 @@ def operations(function: Function) -> Iterator[Op]:
 
 
 def cost_of(op: Op, sizes: LocalSizes) -> Cost:
-    """The cost of one operation; of a collective, which costs time of its own, nothing."""
-    count = _COUNTS.get(op.opname)
+    """The cost of one operation; collectives are counted in communication.py and are free here."""
+    count = _PRODUCTS.get(type(op))
     if count is not None:
         return count(op, sizes)
-    if isinstance(op, Collective) or op.opname in _FREE:
+    if isinstance(op, (Collective, Constant, Return)) or is_view(op, sizes):
         return FREE
+    if op.selects or op.in_place:
+        return Cost(0, _touched(op, sizes))
+    if op.moves_data or not op.operands:
+        return Cost(0, _moved(op, sizes))
     flops = _composite(op, sizes) if op.composite else _elements(op, sizes)
     return Cost(flops, _moved(op, sizes))
 
 
 def total(costs: Iterable[Cost]) -> Cost:
-    """Everything added up; `dtype` is that of the most arithmetic."""
+    """The sum of costs; `dtype` is that of the most arithmetic."""
     found = list(costs)
     heaviest = max(found, key=lambda cost: cost.flops, default=FREE)
     return Cost(
@@ -77,9 +81,9 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 
 def _composite(op: Op, sizes: LocalSizes) -> float:
-    """The operations of the expansion: this rank's share of them, where the op is split."""
+    """The arithmetic of the expansion: the share of this rank, where the op is sharded."""
     flops = sum(cost_of(part, sizes).flops for part in expansion(op).ops)
-    whole = sum(sizes.count(result.type.whole) for result in op.results)
+    whole = sum(sizes.count(result.type.replicated) for result in op.results)
     return flops * sum(sizes.count(result.type) for result in op.results) / whole if whole else 0
 
 
@@ -98,22 +102,16 @@ def _moved(op: Op, sizes: LocalSizes) -> int:
 
 
 def _product(op: Op, sizes: LocalSizes) -> Cost:
-    """`matmul` and `linear`: two operations per element of the result and summand."""
-    x = op.operands[0].type
-    flops = 2 * sizes.count(op.result.type) * sizes.shape(x)[-1]
-    return Cost(flops, _moved(op, sizes), dtype=x.dtype)
-
-
-def _gated_mlp(op: Op, sizes: LocalSizes) -> Cost:
-    x = op.operands[0].type
-    flops = 4 * sizes.count(op.result.type) * sizes.shape(x)[-1]
+    """Two operations per element of the result and summand; `gated_mlp` has two products."""
+    x, products = op.operands[0].type, 2 if isinstance(op, GatedMlp) else 1
+    flops = 2 * products * sizes.count(op.result.type) * sizes.shape(x)[-1]
     return Cost(flops, _moved(op, sizes), dtype=x.dtype)
 
 
 def visible_pairs(op: Attention, tokens: int, keys: int, past: int) -> tuple[int, int]:
-    """(pairs of query and key that count, keys that are read) of one row and head.
+    """(visible pairs of query and key, keys that are read) of one row and head.
 
-    Query i stands at `past` + i where there is a `past` operand, else at `keys` - `tokens` + i.
+    Query i is at position `past` + i with a `past` operand, else at `keys` - `tokens` + i.
     """
     first = past if op.past is not None else keys - tokens
     filled = min(keys, first + tokens) if op.past is not None else keys
@@ -125,7 +123,7 @@ def visible_pairs(op: Attention, tokens: int, keys: int, past: int) -> tuple[int
 
 
 def _attention(op: Op, sizes: LocalSizes) -> Cost:
-    """Scores and their products with v; the scores do not go through memory."""
+    """Scores and their products with v; the scores stay out of memory."""
     op = cast("Attention", op)
     batch, tokens, features = sizes.shape(op.q.type)
     keys = sizes.shape(op.k.type)[2 if op.cached else 1]
@@ -136,75 +134,34 @@ def _attention(op: Op, sizes: LocalSizes) -> Cost:
     return Cost(flops, cache + others, dtype=op.q.type.dtype)
 
 
-def _embedding(op: Op, sizes: LocalSizes) -> Cost:
-    """The rows that are looked up are read and written; the rest of the table is not touched."""
-    return Cost(0, _bytes(op.operands[:1], sizes) + 2 * _bytes(op.results, sizes))
-
-
-def _gather(op: Op, sizes: LocalSizes) -> Cost:
-    return Cost(0, _bytes(op.operands[1:], sizes) + 2 * _bytes(op.results, sizes))
-
-
-def _part(op: Op, sizes: LocalSizes) -> Cost:
-    """Only the part that is taken is read."""
-    return Cost(0, 2 * _bytes(op.results, sizes))
-
-
-def _update(op: Op, sizes: LocalSizes) -> Cost:
-    """The new tokens, read and written in place."""
-    return Cost(0, 2 * _bytes(op.operands[1:2], sizes))
-
-
-def _scatter(op: Op, sizes: LocalSizes) -> Cost:
-    """A copy of x, and the updates and their places over it."""
-    x, indices, updates = op.operands
-    return Cost(0, 2 * _bytes((x, updates), sizes) + _bytes((indices,), sizes))
+def _touched(op: Op, sizes: LocalSizes) -> int:
+    """Bytes of an operation that reads only selected elements, or writes only updated ones."""
+    kept = op.in_place or op.selects
+    others = _bytes([v for name, v in op.named_operands() if name != kept], sizes)
+    return 2 * others if op.in_place else others + 2 * _bytes(op.results, sizes)
 
 
 def is_view(op: Op, sizes: LocalSizes) -> bool:
     """Whether the result is the memory of the first operand, read in another way.
 
-    Of the transposes those are that move dimensions of one element only, and those of matrices
-    that are multiplied, for which products have a way of their own.
+    A transpose is one if it moves dimensions of one element only, or if it is that of matrices
+    that are multiplied: products read either order.
     """
-    if op.opname != "transpose":
-        return op.opname in _VIEWS
-    shape = sizes.shape(op.operands[0].type)
-    order = [i % len(shape) for i in op.attributes["order"]]
+    if not isinstance(op, Transpose):
+        return op.is_view
+    shape = sizes.shape(op.x.type)
+    order = [i % len(shape) for i in op.order]
     moved = [i for i in order if shape[i] != 1]
     if moved == sorted(moved):
         return True
     last = len(shape) - 2
     swapped = [*range(last), last + 1, last]
-    return order == swapped and all(user.opname == "matmul" for user in op.result.users)
+    return order == swapped and all(isinstance(user, Matmul) for user in op.result.users)
 
 
-def _transpose(op: Op, sizes: LocalSizes) -> Cost:
-    return FREE if is_view(op, sizes) else _copy(op, sizes)
-
-
-def _copy(op: Op, sizes: LocalSizes) -> Cost:
-    return Cost(0, _moved(op, sizes))
-
-
-Count: TypeAlias = Callable[[Op, LocalSizes], Cost]
-_VIEWS = frozenset(("reshape", "squeeze", "unsqueeze"))
-_FREE = _VIEWS | {"constant", "return", "rank"}  # views, and numbers that stay where they are
-_COUNTS: dict[str, Count] = {
-    "matmul": _product,
-    "linear": _product,
-    "gated_mlp": _gated_mlp,
-    "attention": _attention,
-    "embedding": _embedding,
-    "gather": _gather,
-    "gather_elements": _gather,
-    "transpose": _transpose,
-    "slice": _part,
-    "split": _part,
-    "shard_slice": _part,
-    "cache_update": _update,
-    "scatter_elements": _scatter,
-    **dict.fromkeys(
-        ("full", "iota", "cast", "expand", "concat", "stack", "pad", "repeat", "flip"), _copy
-    ),
+_PRODUCTS: dict[type[Op], Callable[[Op, LocalSizes], Cost]] = {
+    Matmul: _product,
+    Linear: _product,
+    GatedMlp: _product,
+    Attention: _attention,
 }

@@ -1,4 +1,4 @@
-"""Do the ranks fit together: the same communications in the same order, no waiting in a circle."""
+"""Deadlock check: all ranks communicate in one order, without waiting in a cycle."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..core import Module
 from ..errors import Error
+from ..ir.core import Module
 from .events import RECEIVE, SEND, Event, Modules, ranks_of, sequences
 from .identity import Identity
 from .places import listed
@@ -17,10 +17,10 @@ Group = tuple[int, ...]
 
 
 def check_ranks(modules: Modules, function: str | None = None) -> None:
-    """An Error where the ranks of a run would hang, or would mix up their tensors.
+    """An Error where the ranks of a run would deadlock, or would exchange wrong tensors.
 
-    `modules` and `function` as in `sequences`; of one module all entry functions are checked where
-    none is named. Sending waits for receiving here, so that nothing depends on buffers.
+    `modules` and `function` as in `sequences`; of one module all entry functions are checked if
+    none is named. A send waits for its receive here, so that nothing depends on buffers.
     """
     if isinstance(modules, Module):
         names = [function] if function is not None else [f.name for f in entries(modules)]
@@ -33,7 +33,7 @@ def check_ranks(modules: Modules, function: str | None = None) -> None:
 
 
 def check_sequences(found: Sequence[Sequence[Event]]) -> None:
-    """An Error unless every rank can run its events to the end, see `check_ranks`."""
+    """An Error unless every rank can complete its events, see `check_ranks`."""
     for rank, events in enumerate(found):
         for event in events:
             _check_members(rank, event, len(found))
@@ -42,26 +42,26 @@ def check_sequences(found: Sequence[Sequence[Event]]) -> None:
 
 def _check_members(rank: int, event: Event, ranks: int) -> None:
     if rank not in ranks_of(event):
-        raise Error(f"rank {rank} runs {event}, in which it has no part", event.op)
+        raise Error(f"rank {rank} runs {event}, whose group lacks it", event.op)
     if max(event.group) >= ranks or len(set(event.group)) < len(event.group):
         raise Error(f"rank {rank} runs {event}, but there are {ranks} ranks, each once", event.op)
 
 
 class _Run:
-    """All ranks in step: a communication takes place once every rank of its group is there."""
+    """Simulates all ranks: a communication happens once every rank of its group is at it."""
 
     def __init__(self, found: Sequence[Sequence[Event]]) -> None:
         self.found = found
         self.at = [0] * len(found)
-        self.waiting: dict[Group, list[int]] = {}  # the ranks that are there
+        self.waiting: dict[Group, list[int]] = {}  # the ranks that have arrived
 
     def current(self, rank: int) -> Event | None:
-        """What the rank has to run next, None at the end."""
+        """The next event of the rank, None at the end."""
         events, at = self.found[rank], self.at[rank]
         return events[at] if at < len(events) else None
 
     def run(self) -> None:
-        """Run to the end, or raise."""
+        """Run all ranks to the end, or raise."""
         ready = deque(range(len(self.found)))
         while ready:
             event = self.current(rank := ready.popleft())
@@ -89,7 +89,7 @@ class _Run:
                 raise _mismatch(group[0], first, rank, event)
 
     def _stuck(self) -> Error:
-        """The Error about ranks that wait for ever."""
+        """The Error about ranks that deadlock."""
         blockers = {
             rank: [other for other in group if other not in there]
             for group, there in self.waiting.items()
@@ -102,27 +102,27 @@ class _Run:
         return self._circle(blockers)
 
     def _ended(self, rank: int, other: int) -> Error:
-        """A rank waits for another that has nothing more to do."""
+        """The Error about a rank that waits for one that has finished."""
         event = self._now(rank)
         return Error(
-            f"rank {rank} waits for ever in {event}: rank {other} has no such communication left. "
+            f"rank {rank} waits forever in {event}: rank {other} has no such communication left. "
             f"{self._first_difference(rank, other, event.group)}",
             event.op,
         )
 
     def _first_difference(self, rank: int, other: int, group: Group) -> str:
-        """A sentence about the first place where two ranks part, within one group."""
+        """A sentence about the first difference between two ranks, within one group."""
         mine, theirs = ([e for e in self.found[r] if e.group == group] for r in (rank, other))
         for a, b in zip(mine, theirs, strict=False):
             if a.place != b.place:
-                return f"They part where rank {rank} runs {a.at} and rank {other} {b.at}"
+                return f"They differ where rank {rank} runs {a.at} and rank {other} {b.at}"
         return f"Of {listed(group)}, rank {rank} has {len(mine)} and rank {other} {len(theirs)}"
 
     def _circle(self, blockers: Mapping[int, Sequence[int]]) -> Error:
-        """Ranks that wait for each other; every one of them waits, so there is a circle."""
+        """The Error about a cycle of ranks that wait for each other."""
         import networkx
 
-        library: Any = networkx  # its types say little
+        library: Any = networkx  # networkx has few types
         graph = library.DiGraph()
         for rank, others in sorted(blockers.items()):
             graph.add_edges_from((rank, other) for other in others)
@@ -132,7 +132,7 @@ class _Run:
             for rank, other in zip(ranks, [*ranks[1:], ranks[0]], strict=True)
         ]
         return Error(
-            f"{listed(sorted(ranks))} wait for each other for ever: {'; '.join(clauses)}. "
+            f"{listed(sorted(ranks))} wait for each other forever: {'; '.join(clauses)}. "
             "Every rank of a group must run its communications in the same order",
             self._now(ranks[0]).op,
         )
@@ -156,8 +156,8 @@ def _mismatch(rank: int, event: Event, other: int, found: Event) -> Error:
 def _check_order(found: Sequence[Sequence[Event]]) -> None:
     """An Error where two ranks run the same communications in another order.
 
-    Where these look alike nothing hangs, but each rank gets what belongs to the other. It is told
-    by the operations: one that has the same place and the same origins on both ranks is the same.
+    If these have equal types nothing hangs, but each rank gets the data of the other. Operations
+    with the same location and the same computation on both ranks are the same.
     """
     identity = Identity()
     by_group: dict[Group, dict[int, list[Event]]] = {}

@@ -1,4 +1,4 @@
-"""What every rank of a local module sends and receives, in order, without running it."""
+"""The communications of every rank of a local module, in order, without running it."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..core import Function, Module, Op, Value
-from ..dims import DimLike, exact_divide, product
-from ..dtypes import dtype
 from ..errors import Error
-from ..mesh import Mesh
+from ..ir.core import Function, Module, Op, Value
+from ..ir.dims import DimLike, exact_divide, product
+from ..ir.dtypes import dtype
+from ..ir.mesh import Mesh
+from ..ir.types import Axes, TensorType
 from ..ops.collective import Collective
 from ..ops.control import Call
 from ..source import Loc
-from ..types import Axes, TensorType
 from .fused import collectives, communicates
 from .places import listed, named, over
 from .stages import PIPELINE, stage_of
 
 SEND, RECEIVE = "send", "receive"
-_PLACED = ("axis", "ways", "root")  # attributes that an event has in fields of their own
+_PLACED = ("axis", "group_size", "root")  # attributes that are fields of an event
 
 Modules: TypeAlias = Module | Sequence[Module]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Event:
-    """One rank's part in one communication; the ranks of a group share it where their text is one.
+    """The part of one rank in one communication; ranks of a group share it if they run one module.
 
-    `kind` is the name of the collective, or `send` or `receive`; then `group` is the sender and
-    the receiver, else all ranks that take part, in the order of their parts. `type` is that of the
-    operand on one rank. `root` is a position in the group. `how` holds the other attributes. `op`
-    is the operation to point at: for what goes from stage to stage, the call that makes it.
+    `kind` is the name of the collective, or `send` or `receive`; then `group` is the sender and the
+    receiver, else all ranks that take part, in rank order. `type` is that of the local operand.
+    `root` is an index in the group. `how` holds the other attributes. `op` is the operation for
+    messages: for transfers between stages, the call that makes the value.
     """
 
     id: str
@@ -51,7 +51,7 @@ class Event:
 
     @property
     def bytes(self) -> DimLike:
-        """The size of one rank's operand; with symbols, half bytes count as whole ones."""
+        """The bytes of one rank's operand; with symbols, half bytes are rounded up."""
         count = product(self.type.shape)
         bits = count * dtype(self.type.dtype).bits
         if isinstance(bits, int):
@@ -61,25 +61,25 @@ class Event:
 
     @property
     def place(self) -> Loc | None:
-        """Where in the user's script it comes from."""
+        """The location in the user's script."""
         return self.op.loc
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What has to be the same on all ranks of the group, other than the kind."""
+        """The fields that must be equal on all ranks of the group, besides the kind."""
         return (self.group, self.type, self.root, self.how)
 
     def __str__(self) -> str:
         if self.kind in (SEND, RECEIVE):
             source, target = self.group
-            return f"{self.kind} of {self.type} from rank {source} to {target}, made by {self.at}"
+            return f"{self.kind} of {self.type} from rank {source} to {target}, result of {self.at}"
         how = "".join(f", {name}={value}" for name, value in self.how)
         root = "" if self.root is None else f", root={self.root}"
         return f"{self.at} of {self.type} ({self.bytes} bytes) over {self.where}{root}{how}"
 
     @property
     def at(self) -> str:
-        """The operation with its place."""
+        """The operation and its location."""
         return named(self.op)
 
     @property
@@ -101,11 +101,11 @@ class _Step:
 
 
 def sequences(modules: Modules, function: str | None = None) -> list[list[Event]]:
-    """The events of every rank, in the order of the program.
+    """The events of every rank, in program order.
 
-    `modules` is one local module, which all ranks run, or a list with one per rank. `function` is
-    another function than the main one. What a stage hands to a later one is sent and received
-    right behind the call that makes it, so that no rank waits for another in a circle.
+    `modules` is one local module, which all ranks run, or a list with one per rank. `function`
+    replaces the main function. A value for a later stage is sent and received right after the call
+    that makes it, so that ranks cannot wait in a cycle.
     """
     if isinstance(modules, Module):
         found: list[list[Event]] = [[] for _ in range(modules.mesh.ranks)]
@@ -122,10 +122,10 @@ def sequences(modules: Modules, function: str | None = None) -> list[list[Event]
 
 
 def event_ids(module: Module, function: str | None = None) -> dict[str, Op]:
-    """Every communication of a local module by its id, in the order of the program.
+    """Every communication of a local module by its id, in program order.
 
     An id such as `forward.12.all_reduce` holds the function, a number counted from 0 over all
-    communications of all ranks, and the kind. It is the same on every rank and in every session.
+    communications of all ranks, and the kind. It is the same on every rank and in every run.
     """
     chosen = _chosen(module, function)
     return {_id(chosen, i, step.kind): step.op for i, step in enumerate(_steps(module, chosen))}
@@ -141,7 +141,7 @@ def ranks_of(event: Event) -> tuple[int, ...]:
 def check_alike_meshes(modules: Sequence[Module]) -> None:
     """An Error unless there is a module per rank, and all have the same mesh."""
     if not modules:
-        raise Error("there is no module; give one for all ranks, or one per rank")
+        raise Error("expected a module for all ranks, or one per rank, found none")
     mesh = modules[0].mesh
     for rank, module in enumerate(modules):
         if module.mesh != mesh:
@@ -150,13 +150,13 @@ def check_alike_meshes(modules: Sequence[Module]) -> None:
                 f"rank {rank} is ({module.mesh})"
             )
     if len(modules) != mesh.ranks:
-        raise Error(f"{len(modules)} modules are given for the {mesh.ranks} ranks of ({mesh})")
+        raise Error(f"{len(modules)} modules for the {mesh.ranks} ranks of ({mesh})")
 
 
 def _chosen(module: Module, name: str | None) -> Function:
     if not module.local:
         raise Error(
-            f"module @{module.name} is in the global view, which does not say what one rank runs; "
+            f"module @{module.name} is in the global view, which has no events per rank; "
             "localize it first"
         )
     if name is None:
@@ -192,16 +192,16 @@ def _events(module: Module, name: str | None) -> list[Event]:
 
 
 def _groups(mesh: Mesh, axes: Axes, stage: int) -> list[tuple[int, ...]]:
-    """The groups over some axes; only those of a stage where one is given."""
+    """The groups over some axes; of one stage only, where one is named."""
     groups = [tuple(group) for group in mesh.groups(axes)]
     if stage < 0:
         return groups
-    mesh.size(PIPELINE)  # an Error where there is none
+    mesh.size(PIPELINE)  # an Error for an unknown axis
     return [group for group in groups if mesh.coordinates(group[0])[PIPELINE] == stage]
 
 
 def _transfers(step: _Step, id: str, mesh: Mesh) -> Iterator[Event]:
-    """Each rank of a stage sends to the rank at its place in another stage."""
+    """Each rank of a stage sends to the rank of the same index in another stage."""
     for group in mesh.groups((PIPELINE,)):
         pair = (group[step.stage], group[step.target])
         for kind in (SEND, RECEIVE):
@@ -209,7 +209,7 @@ def _transfers(step: _Step, id: str, mesh: Mesh) -> Iterator[Event]:
 
 
 def _steps(module: Module, function: Function, stage: int = -1) -> Iterator[_Step]:
-    """Every communication that one run of a function takes part in."""
+    """Every communication of one run of a function."""
     takers = _takers(function)
     for op in function:
         if isinstance(op, Call):

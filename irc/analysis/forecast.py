@@ -1,4 +1,4 @@
-"""What a module will need and how fast it can run, per rank, before anything is built."""
+"""The forecast of a module: memory, communication and time per rank, before anything is built."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from ..core import Function, Module, Value
-from ..dims import exact_divide, symbol
+from ..ir.core import Function, Module, Value
+from ..ir.dims import exact_divide, symbol
 from .communication import Message, message, messages
 from .cost import Cost, cost_of, operations, total
 from .memory import Memory, memory
@@ -20,10 +20,10 @@ from .topology import Topology
 class Phase:
     """One run of a module at some sizes, all its stages one after the other; times in microseconds.
 
-    `tokens` is how many it works on, of all rows, and `past` how many stand in the caches before.
-    `cost` and `messages` are those of one rank of every stage. `roofline_us` is arithmetic or
-    memory, whichever takes longer, operation by operation; `kernels_us` what starting the kernels
-    costs; `collectives_us` the communication. `memory` is by stage.
+    `tokens` counts the new tokens of all rows, `past` those in the caches before. `cost` and
+    `messages` are those of one rank of every stage. `roofline_us` is arithmetic or memory,
+    whichever takes longer, operation by operation; `kernels_us` the start of the kernels;
+    `collectives_us` the communication. `memory` is by stage.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Phase:
 
     @property
     def us(self) -> float:
-        """The whole run."""
+        """The time of the run."""
         return self.roofline_us + self.kernels_us + self.collectives_us
 
 
@@ -77,7 +77,7 @@ def phase(
 
 
 def functions_by_stage(module: Module) -> list[list[Function]]:
-    """What the ranks of each pipeline stage run; without stages, the main function."""
+    """The functions of each pipeline stage; without stages, the main function."""
     found: dict[int, list[Function]] = {}
     for op in module.main:
         if stage_of(op) >= 0:
@@ -86,7 +86,7 @@ def functions_by_stage(module: Module) -> list[list[Function]]:
 
 
 def hand_overs(module: Module, sizes: LocalSizes, topology: Topology) -> list[Message]:
-    """What every stage sends to the next."""
+    """The transfer from every stage to the next."""
     taken: dict[int, dict[Value, None]] = {}
     for op in module.main:
         for value in op.operands:
@@ -100,7 +100,7 @@ def hand_overs(module: Module, sizes: LocalSizes, topology: Topology) -> list[Me
 def sizes_after(module: Module, given: Mapping[str, int], past: int = 0) -> LocalSizes:
     """Sizes for the symbols that a module has now, from those it had before any pass.
 
-    A pass that splits a symbol S over the axis tp puts 2*S_tp in its place.
+    A pass that shards a symbol S over the axis tp replaces it by 2*S_tp.
     """
     found: dict[str, int] = {}
     for name, (_, typical, _) in module.dims.items():
@@ -113,7 +113,7 @@ def sizes_after(module: Module, given: Mapping[str, int], past: int = 0) -> Loca
 
 
 def _split_symbol(name: str, known: Iterable[str], axes: Collection[str]) -> str | None:
-    """The symbol that `name` is a part of: the longest one that only axes follow."""
+    """The symbol of which `name` is a shard: the longest one that only axes follow."""
     suffix = "(_(" + "|".join(map(re.escape, axes)) + "))+_*"
     for old in sorted(known, key=len, reverse=True):
         if name.startswith(old) and axes and re.fullmatch(suffix, name[len(old) :]):
@@ -122,7 +122,7 @@ def _split_symbol(name: str, known: Iterable[str], axes: Collection[str]) -> str
 
 
 def _parts(module: Module, name: str) -> int:
-    """The factor that a new symbol has in the shapes of arguments: how many parts there are."""
+    """The factor of a new symbol in the shapes of arguments: the number of shards."""
     function = module.main
     shapes = (function.argument_layout(arg).shape for arg in function.args)
     found = (exact_divide(dim, symbol(name)) for shape in shapes for dim in shape)

@@ -1,12 +1,12 @@
-"""How every value of a function varies, followed through calls: the dataflow of replication."""
+"""Follows the variation of every value of a function between ranks, through calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-from ..core import Function, Module, Op, Value
-from ..expansion import expansion
+from ..ir.core import Function, Module, Op, Value
+from ..ir.expansion import expansion
 from ..ops.collective import Collective
 from ..ops.control import Call
 from .fused import is_fused
@@ -18,7 +18,7 @@ Inputs: TypeAlias = tuple[Variation, ...]
 
 
 class Frame:
-    """One function with the variations that its arguments have in some call of it."""
+    """One function with the variations of its arguments in some call of it."""
 
     def __init__(self, function: Function, known: dict[Value, Variation]) -> None:
         self.function = function
@@ -32,7 +32,7 @@ class Frame:
 
 
 class Point(NamedTuple):
-    """A value in a frame, with the calls that lead there, outermost first."""
+    """A value in a frame, with the calls that lead to it, outermost first."""
 
     frame: Frame
     value: Value
@@ -43,10 +43,9 @@ Check: TypeAlias = Callable[[Collective, Inputs, Point, Variations], None]
 
 
 class Dataflow:
-    """Follows functions of one module; equal operations over equal variations are worked out once.
+    """Follows functions of one module; equal operations on equal variations are computed once.
 
-    `check` is called for every collective that differs from those before it, with the point of
-    its result.
+    `check` is called for every new kind of collective, with the point of its result.
     """
 
     def __init__(self, module: Module, check: Check) -> None:
@@ -60,7 +59,7 @@ class Dataflow:
         self._running: list[tuple[Frame, Op]] = []
 
     def entry(self, function: Function) -> Frame:
-        """The frame of a function whose arguments are laid out as it declares."""
+        """The frame of a function whose arguments have their declared layouts."""
         layouts = [function.argument_layout(arg) for arg in function.args]
         return self.frame(function, tuple([self.variations.of_type(type) for type in layouts]))
 
@@ -96,14 +95,14 @@ class Dataflow:
         self._running.pop()
         if stage_of(op) < 0:
             return inner.returned
-        # what one stage made is there once along pp
+        # along pp only one stage has the result
         return tuple([self._without_pipeline(variation) for variation in inner.returned])
 
     def _without_pipeline(self, variation: Variation) -> Variation:
         axes = variation.axes - {PIPELINE}
-        pending, broken = (names & axes for names in (variation.pending, variation.broken))
+        partial, broken = (names & axes for names in (variation.partial, variation.broken))
         rest = (variation.mixed, variation.numbered, variation.zero)
-        return self.variations.make(axes, variation.split, pending, broken, *rest)
+        return self.variations.make(axes, variation.split, partial, broken, *rest)
 
     def _fresh(self, frame: Frame, op: Op, inputs: Inputs) -> Inputs:
         point = Point(frame, op.results[0], tuple(self._running)) if op.results else None

@@ -1,14 +1,14 @@
-"""Tells the same communication again in the module of another rank."""
+"""Keys that identify the same communication in the modules of different ranks."""
 
 from __future__ import annotations
 
-from ..core import Op, Value, Weight
+from ..ir.core import Op, Value, Weight
 from ..text.printer import attributes_text
 from .events import Event
 
 
 class Identity:
-    """Keys of events that are equal where place, kind and the whole computation before are."""
+    """Keys of events, equal where location, kind and the computation before are equal."""
 
     def __init__(self) -> None:
         self._digests: dict[Value, int] = {}

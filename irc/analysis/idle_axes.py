@@ -1,10 +1,10 @@
-"""Axes of the mesh along which all ranks do the same."""
+"""Axes of the mesh over which nothing is sharded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..core import Module
+from ..ir.core import Module
 from ..weights import Shard
 from .stages import PIPELINE, stage_of
 
@@ -13,7 +13,8 @@ def idle_axes(module: Module) -> list[str]:
     """A sentence per axis of several ranks that nothing in a module of either view uses."""
     used = set(_used(module))
     return [
-        f"nothing is split over the mesh axis {axis}: its {size} ranks do the same; {_advice(axis)}"
+        f"nothing is sharded over the mesh axis {axis}: its {size} ranks do the same; "
+        f"{_advice(axis)}"
         for axis, size in module.mesh.axes
         if size > 1 and axis not in used
     ]
@@ -22,11 +23,11 @@ def idle_axes(module: Module) -> list[str]:
 def _advice(axis: str) -> str:
     if axis == PIPELINE:
         return "put pipeline among the passes, or leave the axis out"
-    return "leave the axis out, or split something over it by a plan"
+    return "leave the axis out, or shard something over it by a plan"
 
 
 def _used(module: Module) -> Iterator[str]:
-    """The axes that something is split or summed over, with repetitions."""
+    """The axes that something is sharded or summed over, with repetitions."""
     values = [*module.weights.values(), *(value for op in module.ops() for value in op.results)]
     types = [value.type for value in values]
     for function in module.functions.values():

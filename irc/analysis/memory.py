@@ -1,26 +1,23 @@
-"""What one rank needs memory for: weights, states such as KV caches, activations, workspace."""
+"""The memory of one rank: weights, states such as KV caches, activations, workspace."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core import Function, Op, Value, Weight
-from ..dtypes import dtype, is_float
-from ..types import TensorType
+from ..ir.core import Function, Op, Value, Weight
+from ..ir.dtypes import dtype, is_float
+from ..ir.types import TensorType
 from .cost import is_view, operations
 from .sizes import LocalSizes
 from .topology import Device
-
-# The result of such an operation takes the place of its first operand, a state.
-_IN_PLACE = frozenset(("cache_update",))
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes on one rank. `states` are arguments that results overwrite, such as KV caches.
 
-    `activations` is the most that inputs, outputs and values in between hold at any time.
+    `activations` is the peak of inputs, outputs and intermediate values.
     """
 
     weights: int
@@ -30,7 +27,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all."""
         return self.weights + self.states + self.activations + self.workspace
 
 
@@ -40,9 +37,9 @@ def memory(
     device: Device | None = None,
     stored: str | None = None,
 ) -> Memory:
-    """The bytes that a rank needs which runs some functions one after the other.
+    """The bytes of a rank that runs some functions one after the other.
 
-    Workspace is what the device says; `stored` is as for `weight_bytes`.
+    Workspace is that of the device; `stored` is as for `weight_bytes`.
     """
     return Memory(
         weight_bytes(functions, sizes, stored),
@@ -53,7 +50,7 @@ def memory(
 
 
 def workspace_bytes(sizes: LocalSizes, device: Device | None) -> int:
-    """What libraries take for themselves, on a rank alone or with others."""
+    """The workspace of libraries, on a rank alone or with others."""
     if device is None:
         return 0
     return device.workspace_bytes + (device.communication_bytes if sizes.mesh.ranks > 1 else 0)
@@ -62,10 +59,10 @@ def workspace_bytes(sizes: LocalSizes, device: Device | None) -> int:
 def weight_bytes(
     functions: Sequence[Function], sizes: LocalSizes, stored: str | None = None
 ) -> int:
-    """One rank's part of every weight that the functions read, padding included.
+    """The local bytes of every weight that the functions read, padding included.
 
-    `stored` is the float dtype of the checkpoint: weights are kept in it where it is narrower than
-    what is computed with.
+    `stored` is the float dtype of the checkpoint: weights are kept in it if it is narrower than
+    that of the computation.
     """
     types = (weight.type for weight in weights_of(functions))
     return sum(sizes.bytes(_narrowed(type, stored)) for type in types)
@@ -88,15 +85,15 @@ def weights_of(functions: Sequence[Function]) -> list[Weight]:
 
 
 def state_bytes(function: Function, sizes: LocalSizes) -> int:
-    """One rank's part of every argument that a result overwrites."""
+    """One rank's shard of every argument that a result overwrites."""
     return sum(sizes.bytes(function.args[i].type) for i in set(function.aliases().values()))
 
 
 def peak_bytes(function: Function, sizes: LocalSizes) -> int:
-    """The most bytes that values other than weights and states hold while the function runs.
+    """The peak bytes of values other than weights and states while the function runs.
 
-    The order of the operations is kept, a value is given up after its last use, inputs and
-    outputs stay. What a called function needs comes on top of what the caller holds.
+    Operations run in order, a value is freed after its last use, inputs and outputs stay. The peak
+    of a called function adds to the live values of the caller.
     """
     stateful = set(function.aliases().values())
     inputs = sum(sizes.bytes(arg.type) for arg in function.args if arg.index not in stateful)
@@ -104,7 +101,7 @@ def peak_bytes(function: Function, sizes: LocalSizes) -> int:
 
 
 def _peak(function: Function, sizes: LocalSizes) -> int:
-    """The most that the values which a function makes itself hold at any time."""
+    """The peak bytes of the values that a function computes."""
     ops = [op for op in function if op.opname != "return"]
     owner = _owners(function, sizes)
     last = {owner[v]: len(ops) for v in function.returned if v in owner}
@@ -124,7 +121,7 @@ def _peak(function: Function, sizes: LocalSizes) -> int:
 
 
 def _inside(op: Op, sizes: LocalSizes) -> int:
-    """What a called function holds at its peak beside its results, which its caller counts."""
+    """The peak bytes of a called function without its results, which its caller counts."""
     if op.opname != "call":
         return 0
     peak = _peak(op.attributes["callee"], sizes)
@@ -132,11 +129,11 @@ def _inside(op: Op, sizes: LocalSizes) -> int:
 
 
 def _owners(function: Function, sizes: LocalSizes) -> dict[Value, Value]:
-    """Per value the one whose memory it uses; what lies in arguments or weights is left out."""
+    """The value that owns the memory of each value; values in arguments or weights are left out."""
     owner: dict[Value, Value] = {}
     for op in function:
         for result in op.results:
-            shares = op.opname in _IN_PLACE or is_view(op, sizes)
+            shares = bool(op.in_place) or is_view(op, sizes)
             shared = op.operands[0] if shares else result
             if shared is result:
                 owner[result] = result

@@ -1,4 +1,4 @@
-"""Cutting a row of groups into consecutive stages of about equal cost."""
+"""Divides a row of groups into consecutive stages of about equal cost."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
 
-_ROUNDS = 60  # halvings of the interval that the best balance lies in
-_ROUNDING = 1 + 1e-9  # what sums of costs may be off by
-_EVEN = 1e-6  # weight of evenness beside bytes, where one hand-over of the largest size is 1
+_ROUNDS = 60  # halvings of the interval of the best balance
+_ROUNDING = 1 + 1e-9  # relative error of sums of costs
+_EVEN = 1e-6  # weight of evenness, where one transfer of the largest size is 1
 
 
 def balanced_cuts(
@@ -23,11 +23,11 @@ def balanced_cuts(
     stages: int,
     slack: float = 0.0,
 ) -> list[int] | None:
-    """The groups at which the stages after the first begin, or None where no cut is allowed.
+    """The groups at which the stages after the first begin, or None where that is impossible.
 
-    A cut before group `i` hands over `handed[i]` bytes and is possible where `allowed[i]`; entry 0
-    of both is not read. Of all partitions whose dearest stage costs at most `1 + slack` times the
-    least that is possible, the one that hands over the fewest bytes is taken; of several, the most
+    Dividing before group `i` transfers `handed[i]` bytes and is possible where `allowed[i]`; entry
+    0 of both is not read. Of all partitions whose most expensive stage costs at most `1 + slack`
+    times the least possible, the one that transfers the fewest bytes is taken; of several, the most
     even one, by the sum of squares.
     """
     starts = [0, *(i for i in range(1, len(costs)) if allowed[i])]
@@ -42,7 +42,7 @@ def balanced_cuts(
 
 
 def _least_bottleneck(sums: list[float], stages: int) -> float:
-    """The smallest cost that the dearest stage can have; `sums` are the costs before each start."""
+    """The least cost of the most expensive stage; `sums` are the costs before each start."""
     low, high = max(b - a for a, b in pairwise(sums)), sums[-1]
     for _ in range(_ROUNDS):
         middle = (low + high) / 2
@@ -54,7 +54,7 @@ def _least_bottleneck(sums: list[float], stages: int) -> float:
 
 
 def _stages_needed(sums: list[float], limit: float) -> int:
-    """How many stages there are where each takes all that fits; a single part always does."""
+    """The number of stages if each is as large as fits; one group always fits."""
     count = at = 0
     while at < len(sums) - 1:
         at = max(at + 1, bisect_right(sums, sums[at] + limit) - 1)
@@ -63,7 +63,7 @@ def _stages_needed(sums: list[float], limit: float) -> int:
 
 
 def _cheapest(sums: Numbers, prices: Numbers, stages: int, limit: float) -> list[int]:
-    """Where the stages after the first begin: a shortest path, one step per stage."""
+    """The starts of the stages after the first: a shortest path, one step per stage."""
     count = len(prices)
     best = np.full(count + 1, np.inf)  # the price of the stages that end before each start
     best[0] = 0.0

@@ -1,11 +1,11 @@
-"""How operations and groups of ranks are called in messages."""
+"""Names of operations and groups of ranks for messages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..core import Op
-from ..types import Axes
+from ..ir.core import Op, Value, Weight
+from ..ir.types import Axes
 
 
 def named(op: Op) -> str:
@@ -14,6 +14,11 @@ def named(op: Op) -> str:
         return f"the {op.opname} at {op.loc.where()}"
     names = [result.name for result in op.results if result.name is not None]
     return f"the {op.opname} %{names[0]}" if names else f"a {op.opname}"
+
+
+def value_name(value: Value) -> str:
+    """`@embed.weight`, `%x`, or `%_` where it has no name."""
+    return f"@{value.name}" if isinstance(value, Weight) else f"%{value.name or '_'}"
 
 
 def over(axes: Axes) -> str:

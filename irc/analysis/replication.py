@@ -1,27 +1,25 @@
-"""Which values of a local module differ between ranks, and whether its results may.
+"""Values of a local module that differ between ranks, and whether its results may.
 
-This is what finds a collective that a pass has lost: the types of the local view are plain, so
-nothing else says there that a sum is still to be added up.
+This finds a collective that a pass has lost: types of the local view are plain, so nothing else
+shows there that a sum is still partial.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..core import Function, Module, Value
 from ..errors import Error
-from ..ops.collective import Collective
+from ..ir.core import Function, Module, Value
+from ..ops.collective import Collective, Exchange
 from ..ops.control import Call
 from .blame import Blame
 from .frames import Dataflow, Frame, Inputs, Point
 from .places import named
 from .variation import Names, Variation, Variations
 
-_ROOT_DECIDES = ("broadcast", "collective_scatter")  # the other ranks may hold anything
-
 
 def entries(module: Module) -> list[Function]:
-    """The functions that no other one calls: what a user may run."""
+    """The functions without callers: those that a user may run."""
     called = {op.callee for op in module.ops() if isinstance(op, Call)}
     return [function for function in module.functions.values() if function not in called]
 
@@ -29,9 +27,8 @@ def entries(module: Module) -> list[Function]:
 def replication(module: Module) -> dict[Value, Names]:
     """The mesh axes over which every value may differ between ranks, in a local module.
 
-    Over every other axis it is the same on all ranks. A value of a function that is called in
-    several ways has the axes of all of them. An Error where the module is wrong, see
-    `check_replication`.
+    Over every other axis it is replicated. A value of a function with several calls has the axes of
+    all of them. An Error where the module is wrong, see `check_replication`.
     """
     found: dict[Value, Names] = {}
     for frame in _followed(module).frames.values():
@@ -41,10 +38,10 @@ def replication(module: Module) -> dict[Value, Names]:
 
 
 def check_replication(module: Module) -> None:
-    """An Error where the ranks of a local module disagree on what they should have in common.
+    """An Error where values of a local module differ between ranks that should be equal.
 
-    A result may differ over the axes of its layout only. What is summed over an axis must differ
-    over it. What is still to be added up over an axis must not be taken for complete.
+    A result may differ over the axes of its layout only. The operand of a sum over an axis must
+    differ over it. A partial sum over an axis must not be used as complete.
     """
     _followed(module)
 
@@ -52,7 +49,7 @@ def check_replication(module: Module) -> None:
 def _followed(module: Module) -> Dataflow:
     if not module.local:
         raise Error(
-            f"module @{module.name} is in the global view, where types say what is split; "
+            f"module @{module.name} is in the global view, where types say what is sharded; "
             "localize it first"
         )
     flow = Dataflow(module, _check_collective)
@@ -75,43 +72,35 @@ def _check_results(frame: Frame, flow: Dataflow) -> None:
         if variation is allowed:
             continue
         where = f"the result {name} of @{function.name}"
+        point = Point(frame, value)
         for axis in sorted(variation.axes - allowed.axes):
-            raise _differs(where, Point(frame, value), axis)
-        for axis in sorted(variation.broken):
-            raise _spoilt(f"{where} is not what its layout {layout} says", frame, value, axis)
-        for axis in sorted(variation.pending - allowed.pending):
-            origin = Blame().differs(Point(frame, value), axis)
+            origin = Blame().differs(point, axis)
             raise _at(
-                f"{where} is still to be added up over {axis}, but its layout is {layout}, "
+                f"{where} may differ between the ranks of {axis}, but its layout says that it does "
+                f"not, because {origin.reason}: put {origin.remedy}",
+                point,
+            )
+        for axis in sorted(variation.broken):
+            clause = Blame().broken(point, axis)
+            raise _at(f"{where} is not what its layout {layout} says: {clause}", point)
+        for axis in sorted(variation.partial - allowed.partial):
+            origin = Blame().differs(point, axis)
+            raise _at(
+                f"{where} is a partial sum over {axis}, but its layout is {layout}, "
                 f"because {origin.reason}: put {origin.remedy}",
-                frame,
-                value,
+                point,
             )
 
 
-def _differs(where: str, point: Point, axis: str) -> Error:
-    origin = Blame().differs(point, axis)
-    return _at(
-        f"{where} may differ between the ranks of {axis}, but its layout says that it does not, "
-        f"because {origin.reason}: put {origin.remedy}",
-        point.frame,
-        point.value,
-    )
-
-
-def _spoilt(what: str, frame: Frame, value: Value, axis: str) -> Error:
-    return _at(f"{what}: {Blame().broken(Point(frame, value), axis)}", frame, value)
-
-
-def _at(message: str, frame: Frame, value: Value) -> Error:
+def _at(message: str, point: Point) -> Error:
     """An Error at the operation that makes the value, or at the return."""
-    producer = value.producer
-    end = frame.function.last
-    return Error(message, producer if producer is not None and producer.loc is not None else end)
+    producer = point.value.producer
+    located = producer is not None and producer.loc is not None
+    return Error(message, producer if located else point.frame.function.last)
 
 
 def _check_collective(op: Collective, inputs: Inputs, point: Point, variations: Variations) -> None:
-    """What is added up has to differ, and nothing in it may have been taken for complete before."""
+    """Check that summed operands differ, and are computed from complete values."""
     if not op.operands:
         return
     x, over = inputs[0], [axis for axis in op.axes if axis in variations.wide]
@@ -120,20 +109,33 @@ def _check_collective(op: Collective, inputs: Inputs, point: Point, variations: 
         for axis in over:
             if axis not in x.axes:
                 raise _repeated(op, axis, variations.mesh.size(axis), point)
-    if op.opname in _ROOT_DECIDES:
-        return
-    useless = x.broken if kind == "sum" else x.mixed
+    if isinstance(op, Exchange) and op.root_sends:
+        return  # the other ranks may hold anything
+    wrong = x.broken if kind == "sum" else x.mixed
     for axis in over:
-        if axis in x.pending and kind not in (None, "sum"):
-            raise _not_a_sum(op, axis, point)
-        if axis in useless:
-            raise _useless(op, axis, point)
+        if axis in x.partial and kind not in (None, "sum"):
+            term = _operand(point, lambda variation, axis=axis: axis in variation.partial)
+            raise Error(
+                f"{named(op)} takes the {kind} of the partial sum over {axis}: "
+                f"{Blame().differs(term, axis).reason}; only op=sum completes it",
+                point.value.producer,
+            )
+        if axis in wrong:
+            operand = _operand(point, lambda variation, axis=axis: axis in variation.broken)
+            raise Error(
+                f"{named(op)} has a wrong operand: {Blame().broken(operand, axis)}",
+                point.value.producer,
+            )
 
 
-def _repeated(op: Collective, axis: str, ways: int, point: Point) -> Error:
-    """The error about a reduction of a value that all ranks have."""
+def _repeated(op: Collective, axis: str, group_size: int, point: Point) -> Error:
+    """The error about a reduction of a replicated value."""
     x = _operand(point, lambda variation: axis not in variation.axes)
-    result = f"{ways} times the value" if op.attributes["op"] == "sum" else f"its power of {ways}"
+    result = (
+        f"{group_size} times the value"
+        if op.attributes["op"] == "sum"
+        else f"its power of {group_size}"
+    )
     return Error(
         f"{named(op)} reduces a value that is the same on all ranks of {axis} already, "
         f"{Blame().same(x, axis)}; that makes {result}: leave it out",
@@ -141,27 +143,8 @@ def _repeated(op: Collective, axis: str, ways: int, point: Point) -> Error:
     )
 
 
-def _not_a_sum(op: Collective, axis: str, point: Point) -> Error:
-    """The error about another reduction of the terms of a sum."""
-    origin = Blame().differs(_operand(point, lambda variation: axis in variation.pending), axis)
-    return Error(
-        f"{named(op)} takes the {op.attributes['op']} of what is still to be added up over {axis}: "
-        f"{origin.reason}; only op=sum completes it",
-        point.value.producer,
-    )
-
-
-def _useless(op: Collective, axis: str, point: Point) -> Error:
-    """The error about a collective behind an operation whose result no collective makes good."""
-    x = _operand(point, lambda variation: axis in variation.broken)
-    return Error(
-        f"{named(op)} is given what is wrong already: {Blame().broken(x, axis)}",
-        point.value.producer,
-    )
-
-
 def _operand(point: Point, holds: Callable[[Variation], bool]) -> Point:
-    """The operand that a collective, or what it is fused with, has the trouble with."""
+    """The operand of a collective, or of its fused operation, that an error is about."""
     frame, value, calls = point
     operands = value.producer.operands if value.producer is not None else ()
     chosen = [v for v in operands if holds(frame.variations[v])] or [*operands]

@@ -1,23 +1,23 @@
-"""Numbers for the symbols of a module: what one rank holds of a type, in elements and bytes."""
+"""Sizes of local tensors, in elements and bytes, with numbers for the symbols of a module."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
 
-from ..core import Module
-from ..dims import Dim, DimLike, bind
-from ..dtypes import dtype
 from ..errors import Error, did_you_mean
-from ..mesh import Mesh
-from ..types import TensorType
+from ..ir.core import Module
+from ..ir.dims import Dim, DimLike, bind
+from ..ir.dtypes import dtype
+from ..ir.mesh import Mesh
+from ..ir.types import TensorType
 
 
 class LocalSizes:
-    """Shapes of one rank, with a size for every symbol.
+    """Local shapes, with a size for every symbol.
 
-    It reads types of both views: what the type says is split is divided, padding included.
-    `past` is how many tokens stand in the caches before the call.
+    It reads types of both views: sharded dimensions are divided, padding included. `past` is the
+    number of tokens in the caches before the call.
     """
 
     def __init__(self, mesh: Mesh, symbols: Mapping[str, int], past: int = 0) -> None:
@@ -37,20 +37,20 @@ class LocalSizes:
         return found
 
     def shape(self, type: TensorType) -> tuple[int, ...]:
-        """The shape of one rank's part."""
+        """The local shape."""
         known = self._shapes.get(type)
         if known is None:
             pairs = zip(type.shape, type.axes, strict=True)
-            known = tuple(-(-self.dim(n) // self.mesh.ways(axes)) for n, axes in pairs)
+            known = tuple(-(-self.dim(n) // self.mesh.group_size(axes)) for n, axes in pairs)
             self._shapes[type] = known
         return known
 
     def count(self, type: TensorType) -> int:
-        """The elements of one rank's part."""
+        """The number of local elements."""
         return prod(self.shape(type))
 
     def bytes(self, type: TensorType) -> int:
-        """The bytes of one rank's part; elements of 4 bits lie two to a byte."""
+        """The local bytes; elements of 4 bits are two to a byte."""
         known = self._bytes.get(type)
         if known is None:
             known = self._bytes[type] = dtype(type.dtype).nbytes(self.count(type))
@@ -58,5 +58,5 @@ class LocalSizes:
 
 
 def typical_sizes(module: Module, **given: int) -> dict[str, int]:
-    """The typical size of every symbol of a module, or the given one."""
+    """The typical size of every symbol of a module, or that of `given`."""
     return {name: typical for name, (_, typical, _) in module.dims.items()} | given

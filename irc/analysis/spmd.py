@@ -1,19 +1,19 @@
-"""Checks that one module, run by many ranks at once, does what each of them may rely on."""
+"""Checks that one module is consistent on many ranks at once."""
 
 from __future__ import annotations
 
-from ..core import Module
+from ..ir.core import Module
 from .deadlock import check_ranks
 from .replication import check_replication
 from .stages import check_stages
 
 
 def verify_spmd(module: Module) -> None:
-    """An Error about the first thing that the ranks of a verified module would disagree on.
+    """An Error about the first inconsistency between the ranks of a verified module.
 
-    Local view: what the ranks should have in common they have, see `check_replication`, and they
-    communicate in the same order, see `check_ranks`. In the global view the types say the former
-    and there is one order, so that only the stages of a pipeline are looked at.
+    Local view: replicated values are equal, see `check_replication`, and the ranks communicate in
+    the same order, see `check_ranks`. In the global view types ensure the former and there is one
+    order, so that only pipeline stages are checked.
     """
     check_stages(module)
     if module.local:

@@ -1,9 +1,9 @@
-"""Pipelined modules: what must not stand in the functions that only one stage runs, or beside."""
+"""Checks of pipelined modules: operations that must not be in a stage, or beside stages."""
 
 from __future__ import annotations
 
-from ..core import Function, Module, Op, reached
 from ..errors import Error
+from ..ir.core import Function, Module, Op, reached
 from ..ops.control import Call
 from .fused import collectives, communicates
 from .places import named
@@ -12,12 +12,12 @@ PIPELINE = "pp"  # the mesh axis along which the stages lie
 
 
 def stage_of(op: Op) -> int:
-    """The stage that runs a call, -1 where all ranks run the operation."""
+    """The stage of a call, -1 for operations of all ranks."""
     return op.stage if isinstance(op, Call) else -1
 
 
 def check_stages(module: Module) -> None:
-    """Stages keep to themselves: they meet other stages only by what their calls take and give."""
+    """An Error where stages communicate other than by operands and results of their calls."""
     if PIPELINE not in module.mesh.names:
         return
     done: set[Function] = set()
@@ -42,7 +42,7 @@ def _check_inside(op: Op, call: Op) -> None:
     if PIPELINE in axes:
         raise Error(
             f"{named(op)} communicates over {'.'.join(axes)}, but only the ranks of stage {stage} "
-            f"run @{name}, and the others would never answer; leave {PIPELINE} out",
+            f"run @{name}, and the other ranks never take part; leave {PIPELINE} out",
             op,
         )
 

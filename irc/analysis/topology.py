@@ -1,8 +1,8 @@
-"""What the machine costs: bandwidths, rates, and how long a collective takes over which link.
+"""The constants of a machine: bandwidths, rates, and the time of collectives over its links.
 
-A collective takes `alpha + traffic / beta`, where traffic is what passes through the busiest rank.
-Several such lines per collective and group size stand for the protocols that a library chooses
-from: the shortest time counts.
+A collective takes `alpha + traffic / beta`, where traffic is the bytes through the busiest rank.
+Several such lines per collective and group size stand for the protocols of a library: the shortest
+time counts.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from ..collectives import OPERATIONS
 from ..errors import Error, did_you_mean
+from ..ops.collective_names import OPERATIONS
 
 KINDS = (*OPERATIONS, "send")
 _PAIRED = ("all_to_all", "gather", "scatter", "send")  # made of sends between two ranks, no ring
 
 
-def sent(kind: str, ways: int, size: int) -> float:
+def sent(kind: str, group_size: int, size: int) -> float:
     """Bytes that one rank sends, the busiest one where they differ.
 
-    `size` is in bytes that of the whole tensor: the larger of one rank's operand and result. Rings
-    send what the table in Thakur et al., 2005, says; a rank of a broadcast passes everything on.
+    `size` is the bytes of the global tensor: the larger of the local operand and result. Rings send
+    what the table in Thakur et al., 2005, says; a rank of a broadcast forwards everything.
     """
     _check_kind(kind)
-    if ways <= 1:
+    if group_size <= 1:
         return 0.0
-    share = (ways - 1) / ways * size
+    share = (group_size - 1) / group_size * size
     if kind == "all_reduce":
         return 2 * share
     if kind in ("broadcast", "reduce", "send"):
         return float(size)
-    return size / ways if kind == "gather" else share
+    return size / group_size if kind == "gather" else share
 
 
-def traffic(kind: str, ways: int, size: int) -> float:
-    """Bytes that pass through the busiest rank in one direction; the root of a gather receives."""
-    return sent("scatter" if kind == "gather" else kind, ways, size)
+def traffic(kind: str, group_size: int, size: int) -> float:
+    """Bytes through the busiest rank in one direction; the root of a gather receives."""
+    return sent("scatter" if kind == "gather" else kind, group_size, size)
 
 
-def steps(kind: str, ways: int) -> int:
-    """How many messages follow one another, at least one."""
+def steps(kind: str, group_size: int) -> int:
+    """The number of consecutive messages, at least one."""
     _check_kind(kind)
-    return max(1, {"all_reduce": 2 * (ways - 1), "send": 1}.get(kind, ways - 1))
+    return max(1, {"all_reduce": 2 * (group_size - 1), "send": 1}.get(kind, group_size - 1))
 
 
 @dataclass(frozen=True)
@@ -84,31 +84,31 @@ class Link:
     measured: Measured = field(default_factory=dict[str, Mapping[int, Lines]])
     source: str = ""
 
-    def lines(self, kind: str, ways: int) -> Lines:
-        """The lines of a collective in a group of `ways`."""
+    def lines(self, kind: str, group_size: int) -> Lines:
+        """The lines of a collective in a group of `group_size`."""
         known = self.measured.get(kind, {})
-        if ways in known:
-            return known[ways]
+        if group_size in known:
+            return known[group_size]
         if known:
-            return _nearest(kind, ways, known)
+            return _nearest(kind, group_size, known)
         protocols = self.pairs if kind in _PAIRED else self.ring
-        return tuple(protocol.line(steps(kind, ways)) for protocol in protocols)
+        return tuple(protocol.line(steps(kind, group_size)) for protocol in protocols)
 
-    def time(self, kind: str, ways: int, size: int) -> float:
+    def time(self, kind: str, group_size: int, size: int) -> float:
         """Microseconds of a collective; `size` as in `sent`."""
         _check_kind(kind)
-        if ways <= 1:
+        if group_size <= 1:
             return 0.0
-        moved = traffic(kind, ways, size)
-        return min(line.time(moved) for line in self.lines(kind, ways))
+        moved = traffic(kind, group_size, size)
+        return min(line.time(moved) for line in self.lines(kind, group_size))
 
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator. `peak_tflops` is by dtype; `kernel_us` what a kernel costs beside its work.
+    """One accelerator. `peak_tflops` is by dtype; `kernel_us` the start of a kernel.
 
-    `workspace_bytes` is what libraries take beside weights and tensors, per rank;
-    `communication_bytes` what a rank takes on top that talks to others.
+    `workspace_bytes` is the workspace of libraries per rank; `communication_bytes` that of
+    communication, on several ranks.
     """
 
     name: str
@@ -142,21 +142,21 @@ class Topology:
     ranks_per_host: int
 
     def link(self, name: str) -> Link:
-        """The link called `name`; an Error lists those that there are."""
+        """The link called `name`; an Error lists the known ones."""
         if name not in self.links:
             hint = did_you_mean(name, self.links)
             known = ", ".join(self.links)
-            raise Error(f"the topology {self.name} has no link {name!r}{hint}; there are {known}")
+            raise Error(f"the topology {self.name} has no link {name!r}{hint}; it has {known}")
         return self.links[name]
 
     def link_of(self, ranks: Iterable[int]) -> str:
-        """The link over which these ranks talk."""
+        """The link between these ranks."""
         hosts = {rank // self.ranks_per_host for rank in ranks}
         return self.within if len(hosts) <= 1 else self.between
 
-    def time(self, kind: str, ways: int, size: int, link: str | None = None) -> float:
+    def time(self, kind: str, group_size: int, size: int, link: str | None = None) -> float:
         """Microseconds of a collective over a link, `within` unless named; `size` as in `sent`."""
-        return self.link(link or self.within).time(kind, ways, size)
+        return self.link(link or self.within).time(kind, group_size, size)
 
     def using(self, link: str) -> Topology:
         """This topology with another link between the ranks of a host."""
@@ -175,17 +175,17 @@ class Topology:
         return replace(self, links={**self.links, link: new})
 
 
-def _nearest(kind: str, ways: int, known: Mapping[int, Lines]) -> Lines:
+def _nearest(kind: str, group_size: int, known: Mapping[int, Lines]) -> Lines:
     """The lines of a group size that was not measured, from the nearest that was.
 
     Each step more adds the latency that it adds to the smallest messages from the smallest group
     that was measured to the largest.
     """
-    near = min(known, key=lambda size: (abs(size - ways), size))
+    near = min(known, key=lambda size: (abs(size - group_size), size))
     low, high = min(known), max(known)
     hops = steps(kind, high) - steps(kind, low)
     rise = max(0.0, _latency(known[high]) - _latency(known[low])) / hops if hops else 0.0
-    more = rise * (steps(kind, ways) - steps(kind, near))
+    more = rise * (steps(kind, group_size) - steps(kind, near))
     return tuple(Line(max(0.0, line.alpha_us + more), line.gb_s) for line in known[near])
 
 

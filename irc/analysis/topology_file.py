@@ -1,24 +1,24 @@
-"""Topology files: JSON that a person can edit; every wrong field is named in the Error."""
+"""Topology files: JSON; an Error names every wrong field."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
-from ..atomic import whole_file
-from ..dtypes import DTYPES
+from ..artifact.atomic import whole_file
 from ..errors import Error, did_you_mean
-from .topology import KINDS, Device, Line, Lines, Link, Protocol, Topology
+from ..ir.dtypes import DTYPES
+from .topology import KINDS, Line, Protocol, Topology
 
 FORMAT = 1
 DEFAULT = "h200.json"
-T = TypeVar("T")
+_POSITIVE = ("gb_s", "hbm_gb_s", "peak_tflops", "memory_bytes", "ranks_per_host")
 
 
 def default_topology() -> Topology:
@@ -28,7 +28,7 @@ def default_topology() -> Topology:
 
 
 def read_topology(path: str | os.PathLike[str]) -> Topology:
-    """The topology in a file; an Error names what is wrong with which field."""
+    """The topology in a file; an Error names the wrong field."""
     place = Path(path)
     try:
         found: object = json.loads(place.read_text(encoding="utf-8"))
@@ -40,7 +40,7 @@ def read_topology(path: str | os.PathLike[str]) -> Topology:
 
 
 def write_topology(topology: Topology, path: str | os.PathLike[str]) -> None:
-    """Write a file that `read_topology` reads; it is there whole or not at all."""
+    """Write a file that `read_topology` reads, atomically."""
     try:
         with whole_file(Path(path)) as file:
             file.write(to_text(topology).encode())
@@ -53,60 +53,28 @@ def to_text(topology: Topology) -> str:
     return _pretty(to_json(topology)) + "\n"
 
 
-def to_json(topology: Topology) -> dict[str, Any]:
-    """What the file says."""
-    device = topology.device
-    return {
-        "format": FORMAT,
-        "name": topology.name,
-        "ranks_per_host": topology.ranks_per_host,
-        "within": topology.within,
-        "between": topology.between,
-        "device": {
-            "name": device.name,
-            "source": device.source,
-            "memory_bytes": device.memory_bytes,
-            "hbm_gb_s": device.hbm_gb_s,
-            "peak_tflops": dict(device.peak_tflops),
-            "kernel_us": device.kernel_us,
-            "workspace_bytes": device.workspace_bytes,
-            "communication_bytes": device.communication_bytes,
-        },
-        "links": {name: _link_json(link) for name, link in topology.links.items()},
-    }
-
-
-def _link_json(link: Link) -> dict[str, Any]:
-    return {
-        "source": link.source,
-        "ring": [[p.base_us, p.hop_us, p.gb_s] for p in link.ring],
-        "pairs": [[p.base_us, p.hop_us, p.gb_s] for p in link.pairs],
-        "measured": {
-            kind: {
-                str(ways): [[line.alpha_us, line.gb_s] for line in lines]
-                for ways, lines in sorted(by_ways.items())
-            }
-            for kind, by_ways in link.measured.items()
-        },
-    }
+def to_json(value: Any) -> Any:
+    """The document of a topology, or of a part of one; lines and protocols are lists."""
+    if isinstance(value, (Line, Protocol)):
+        return [getattr(value, field.name) for field in fields(value)]
+    if isinstance(value, tuple):
+        return [to_json(item) for item in cast("tuple[Any, ...]", value)]
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str | int, Any]", value).items()
+        return {str(key): to_json(item) for key, item in items}
+    if not is_dataclass(value):
+        return value
+    found = {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    return {"format": FORMAT, **found} if isinstance(value, Topology) else found
 
 
 def from_json(value: object, name: str) -> Topology:
-    """The topology that a document describes; `name` is what Errors call it."""
-    fields = _Fields(value, name, "")
-    version = fields.take("format", _whole(1))
+    """The topology of a document; `name` is for messages."""
+    document = dict(_mapping(value, name))
+    version = document.pop("format", None)
     if version != FORMAT:
         raise Error(f"{name} has the format {version}, and this version of irc reads {FORMAT}")
-    links = fields.inner("links")
-    topology = Topology(
-        name=fields.take("name", _text),
-        device=_device(fields.inner("device")),
-        links={key: _link(links.inner(key)) for key in links},
-        within=fields.take("within", _text),
-        between=fields.take("between", _text),
-        ranks_per_host=fields.take("ranks_per_host", _whole(1)),
-    )
-    fields.finish()
+    topology: Topology = _object(Topology, document, name)
     for field, link in (("within", topology.within), ("between", topology.between)):
         if link not in topology.links:
             hint = did_you_mean(link, topology.links)
@@ -114,149 +82,95 @@ def from_json(value: object, name: str) -> Topology:
     return topology
 
 
-def _device(fields: _Fields) -> Device:
-    peaks = fields.inner("peak_tflops")
-    for key in peaks:
-        if key not in DTYPES:
-            raise Error(f"{peaks.path(key)} is no dtype{did_you_mean(key, DTYPES)}")
-    if not list(peaks):
-        raise Error(f"{fields.path('peak_tflops')} must name the rate of one dtype at least")
-    device = Device(
-        name=fields.take("name", _text),
-        memory_bytes=fields.take("memory_bytes", _whole(1)),
-        hbm_gb_s=fields.take("hbm_gb_s", _positive),
-        peak_tflops={key: peaks.take(key, _positive) for key in peaks},
-        kernel_us=fields.take("kernel_us", _not_negative),
-        workspace_bytes=fields.take("workspace_bytes", _whole(0), 0),
-        communication_bytes=fields.take("communication_bytes", _whole(0), 0),
-        source=fields.take("source", _text, ""),
-    )
-    fields.finish()
-    return device
+def _object(kind: Any, value: Any, path: str) -> Any:
+    """A dataclass from an object with its fields."""
+    left, types, taken = dict(_mapping(value, path)), get_type_hints(kind), dict[str, Any]()
+    for field in fields(kind):
+        if field.name in left:
+            at = _inside(path, field.name)
+            taken[field.name] = _value(types[field.name], left.pop(field.name), at, field.name)
+        elif field.default is MISSING and field.default_factory is MISSING:
+            hint = did_you_mean(field.name, left)
+            raise Error(f"{_inside(path, field.name)} is missing{hint}")
+    for key in left:
+        raise Error(f"{_inside(path, key)} is no field of a topology; leave it out")
+    return kind(**taken)
 
 
-def _link(fields: _Fields) -> Link:
-    measured = fields.inner("measured")
-    link = Link(
-        ring=fields.take("ring", _protocols),
-        pairs=fields.take("pairs", _protocols),
-        measured={kind: _group_sizes(measured, kind) for kind in measured},
-        source=fields.take("source", _text, ""),
-    )
-    fields.finish()
-    return link
+def _inside(path: str, key: str) -> str:
+    return f"{path}{'.' if ': ' in path else ': '}{key}"
 
 
-def _group_sizes(measured: _Fields, kind: str) -> dict[int, Lines]:
-    if kind not in KINDS:
-        raise Error(f"{measured.path(kind)} is no collective{did_you_mean(kind, KINDS)}")
-    sizes = measured.inner(kind)
-    for key in sizes:
+def _value(kind: Any, value: Any, path: str, field: str) -> Any:
+    """A value of an annotated type; `field` decides which numbers and keys are valid."""
+    if kind in (Line, Protocol):
+        return _constants(kind, value, path)
+    if is_dataclass(kind):
+        return _object(kind, value, path)
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        return tuple(_value(item, v, f"{path}[{i}]", field) for i, v in _items(value, path))
+    if get_origin(kind) is Mapping:
+        _, item = get_args(kind)
+        found = _mapping(value, path)
+        if field == "peak_tflops" and not found:
+            raise Error(f"{path} must name the rate of one dtype at least")
+        keys = {key: _key(kind, key, _inside(path, key), field) for key in found}
+        return {keys[k]: _value(item, v, _inside(path, k), field) for k, v in found.items()}
+    if kind is str:
+        if not isinstance(value, str):
+            raise Error(f"{path} must be a text, not {_shown(value)}")
+        return value
+    return _number(kind, value, path, field)
+
+
+def _key(kind: Any, key: str, path: str, field: str) -> str | int:
+    if get_args(kind)[0] is int:
         if not key.isdecimal() or int(key) < 2:
-            raise Error(f"{sizes.path(key)} must be a number of ranks from 2 on")
-    return {int(key): sizes.take(key, _lines) for key in sizes}
+            raise Error(f"{path} must be a number of ranks from 2 on")
+        return int(key)
+    if field == "measured" and key not in KINDS:
+        raise Error(f"{path} is no collective{did_you_mean(key, KINDS)}")
+    if field == "peak_tflops" and key not in DTYPES:
+        raise Error(f"{path} is no dtype{did_you_mean(key, DTYPES)}")
+    return key
 
 
-@dataclass
-class _Fields:
-    """One object of the document; `take` reads a field, `finish` refuses those nobody took."""
-
-    value: Any
-    name: str
-    place: str
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.value, dict):
-            where = f": {self.place}" if self.place else ""
-            raise Error(f"{self.name}{where} must be a JSON object")
-        self.left = dict(cast("dict[str, Any]", self.value))
-
-    def path(self, key: str) -> str:
-        return f"{self.name}: {self.place}{'.' if self.place else ''}{key}"
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(self.value))
-
-    def take(self, key: str, read: Callable[[Any, str], T], default: T | None = None) -> T:
-        if key not in self.left:
-            if default is None:
-                raise Error(f"{self.path(key)} is missing{did_you_mean(key, self.left)}")
-            return default
-        return read(self.left.pop(key), self.path(key))
-
-    def inner(self, key: str) -> _Fields:
-        if key not in self.left:
-            raise Error(f"{self.path(key)} is missing{did_you_mean(key, self.left)}")
-        place = f"{self.place}.{key}" if self.place else key
-        return _Fields(self.left.pop(key), self.name, place)
-
-    def finish(self) -> None:
-        for key in self.left:
-            raise Error(f"{self.path(key)} is no field of a topology; leave it out")
-
-
-def _text(value: Any, path: str) -> str:
-    if not isinstance(value, str):
-        raise Error(f"{path} must be a text, not {_shown(value)}")
-    return value
-
-
-def _number(value: Any, path: str) -> float:
+def _number(kind: Any, value: Any, path: str, field: str) -> float:
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        least = int(field in _POSITIVE)
+        if not plain or not isinstance(value, int) or value < least:
+            raise Error(f"{path} must be a whole number from {least} on, not {_shown(value)}")
+        return value
     if not plain or not math.isfinite(value):
         raise Error(f"{path} must be a number, not {_shown(value)}")
-    return float(value)
-
-
-def _positive(value: Any, path: str) -> float:
-    if _number(value, path) <= 0:
+    if value < 0 and field not in _POSITIVE:
+        raise Error(f"{path} must not be negative, as {_shown(value)} is")
+    if value <= 0 and field in _POSITIVE:
         raise Error(f"{path} must be above 0, not {_shown(value)}")
     return float(value)
 
 
-def _not_negative(value: Any, path: str) -> float:
-    if _number(value, path) < 0:
-        raise Error(f"{path} must not be negative, as {_shown(value)} is")
-    return float(value)
-
-
-def _whole(least: int) -> Callable[[Any, str], int]:
-    def read(value: Any, path: str) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise Error(f"{path} must be a whole number from {least} on, not {_shown(value)}")
-        return value
-
-    return read
-
-
-def _items(value: Any, path: str) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise Error(f"{path} must be a list that is not empty, not {_shown(value)}")
-    return cast("list[Any]", value)
-
-
-def _constants(value: Any, path: str, names: tuple[str, ...]) -> list[float]:
-    """The numbers of one line, the last a bandwidth, which is above 0."""
+def _constants(kind: Any, value: Any, path: str) -> Any:
+    """A line or protocol from the list of its numbers."""
+    names = [field.name for field in fields(kind)]
     found = _items(value, path)
     if len(found) != len(names):
         raise Error(f"{path} must be [{', '.join(names)}], not {_shown(value)}")
-    readers = [_not_negative] * (len(names) - 1) + [_positive]
-    return [
-        read(item, f"{path}[{i}]")
-        for i, (read, item) in enumerate(zip(readers, found, strict=True))
-    ]
+    return kind(*[_number(float, v, f"{path}[{i}]", names[i]) for i, v in found])
 
 
-def _protocols(value: Any, path: str) -> tuple[Protocol, ...]:
-    names = ("base_us", "hop_us", "gb_s")
-    lines = enumerate(_items(value, path))
-    return tuple(Protocol(*_constants(line, f"{path}[{i}]", names)) for i, line in lines)
+def _mapping(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Error(f"{path} must be a JSON object")
+    return cast("dict[str, Any]", value)
 
 
-def _lines(value: Any, path: str) -> Lines:
-    names = ("alpha_us", "gb_s")
-    lines = enumerate(_items(value, path))
-    return tuple(Line(*_constants(line, f"{path}[{i}]", names)) for i, line in lines)
+def _items(value: Any, path: str) -> list[tuple[int, Any]]:
+    if not isinstance(value, list) or not value:
+        raise Error(f"{path} must be a list that is not empty, not {_shown(value)}")
+    return list(enumerate(cast("list[Any]", value)))
 
 
 def _shown(value: Any) -> str:

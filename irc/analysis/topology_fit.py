@@ -12,16 +12,16 @@ from ..errors import Error
 from .topology import Line, Lines, Measured, traffic
 
 MOST_LINES = 3  # a library such as NCCL has three protocols
-WORTH = 0.7  # one more line has to leave at most this part of the error
-_FASTEST = 1e6  # GB/s, for what takes no longer with more bytes
+WORTH = 0.7  # one more line must reduce the error to this fraction
+_FASTEST = 1e6  # GB/s, where more bytes take no longer
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One collective of `ways` ranks: `size` bytes (as in `topology.sent`) took `us`."""
+    """One collective of `group_size` ranks: `size` bytes (as in `topology.sent`) took `us`."""
 
     kind: str
-    ways: int
+    group_size: int
     size: int
     us: float
 
@@ -29,17 +29,22 @@ class Measurement:
 def fit(measurements: Iterable[Measurement], most_lines: int = MOST_LINES) -> Measured:
     """The lines of every kind and group size that was measured.
 
-    What is least is the sum of the squares of the relative errors, so that a small message counts
-    as much as a large one.
+    They minimize the squares of the relative errors, so that a small message counts as much as a
+    large one.
     """
     groups: dict[str, dict[int, list[Measurement]]] = {}
     for each in measurements:
         if not each.us > 0:
-            raise Error(f"{each.kind} of {each.size} bytes took {each.us} us; that is no time")
-        groups.setdefault(each.kind, {}).setdefault(each.ways, []).append(each)
+            raise Error(
+                f"{each.kind} of {each.size} bytes took {each.us} us; expected a positive time"
+            )
+        groups.setdefault(each.kind, {}).setdefault(each.group_size, []).append(each)
     return {
-        kind: {ways: _fitted(found, most_lines) for ways, found in sorted(by_ways.items())}
-        for kind, by_ways in groups.items()
+        kind: {
+            group_size: _fitted(found, most_lines)
+            for group_size, found in sorted(by_group_size.items())
+        }
+        for kind, by_group_size in groups.items()
     }
 
 
@@ -49,7 +54,7 @@ def worst_error(measurements: Sequence[Measurement], lines: Lines) -> float:
 
 
 def _predicted(lines: Lines, m: Measurement) -> float:
-    return min(line.time(traffic(m.kind, m.ways, m.size)) for line in lines)
+    return min(line.time(traffic(m.kind, m.group_size, m.size)) for line in lines)
 
 
 def _fitted(found: list[Measurement], most_lines: int) -> Lines:
@@ -81,7 +86,7 @@ def _error(found: Sequence[Measurement], lines: Lines) -> float:
 def _line(found: Sequence[Measurement]) -> Line:
     """The best line through some points; neither constant is negative."""
     times = np.array([m.us for m in found])
-    moved = np.array([traffic(m.kind, m.ways, m.size) for m in found])
+    moved = np.array([traffic(m.kind, m.group_size, m.size) for m in found])
     rows = np.stack([1 / times, moved / times], axis=1)
     ones = np.ones(len(found))
     scale = max(float(moved.max()), 1.0)

@@ -1,4 +1,4 @@
-"""What is known of a value in the local view: how it may differ from rank to rank."""
+"""The variation of a value of the local view: how it may differ from rank to rank."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..core import Weight
-from ..mesh import Mesh
-from ..types import Axes, TensorType
+from ..ir.core import Weight
+from ..ir.mesh import Mesh
+from ..ir.types import Axes, TensorType
 from ..weights import ConcatRef, Ref, Shard, Transpose, Unsqueeze
 
 Names: TypeAlias = frozenset[str]  # mesh axes
@@ -17,19 +17,19 @@ NONE: Names = frozenset()
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Variation:
-    """Over which mesh axes a value may differ, and in which way where that is known.
+    """The mesh axes over which a value may differ, and how, where that is known.
 
-    `split` holds, per dimension, the axes whose ranks hold parts of it. Over `pending` the ranks
-    hold terms of a sum that is not added up yet. Over `broken` the value was computed from such
-    terms in a way that no later sum makes good; over `mixed`, a part of that, from such and from
-    what each rank has a part of, so that nothing makes it good. What remains of `axes` differs in
-    a way that is not known; over `numbered`, a part of that, by arithmetic with the number of the
-    rank. `zero` says that every element is 0. Variations of one module are equal if identical.
+    `split` holds, per dimension, the axes that shard it. Over `partial` the ranks hold terms of a
+    sum that is not completed yet. Over `broken` the value was computed from such terms so that no
+    later sum corrects it; over `mixed`, a subset of that, from such terms and from shards, so that
+    nothing does. The rest of `axes` differs in an unknown way; over `numbered`, a subset of that,
+    by arithmetic with the rank number. `zero` says that every element is 0. Variations of one
+    module are equal if identical.
     """
 
     axes: Names
     split: tuple[Axes, ...]
-    pending: Names
+    partial: Names
     broken: Names
     mixed: Names
     numbered: Names
@@ -37,7 +37,7 @@ class Variation:
 
 
 class Variations:
-    """Makes the variations of one mesh. Axes of one rank are left out: nothing varies over them."""
+    """Makes the variations of one mesh. Axes of one rank are left out."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -48,17 +48,17 @@ class Variations:
         self,
         axes: Iterable[str],
         split: tuple[Axes, ...],
-        pending: Iterable[str] = (),
+        partial: Iterable[str] = (),
         broken: Iterable[str] = (),
         mixed: Iterable[str] = (),
         numbered: Iterable[str] = (),
         zero: bool = False,
     ) -> Variation:
-        """That with these parts; what contradicts `axes` or is known better is left out."""
+        """A variation; what contradicts `axes` or is known better is left out."""
         wide = self.wide
         every, lost = wide.intersection(axes), wide.intersection(broken)
         split = tuple([self._kept(part, every) if part else part for part in split])
-        waiting = wide.intersection(pending) - lost
+        waiting = wide.intersection(partial) - lost
         spoilt = lost.intersection(mixed)
         by_number = every.intersection(numbered) - waiting - lost
         by_number -= {axis for part in split for axis in part}
@@ -72,25 +72,25 @@ class Variations:
         return tuple([axis for axis in part if axis in axes])
 
     def same(self, rank: int, zero: bool = False) -> Variation:
-        """That of a value of `rank` dimensions which is the same everywhere."""
+        """The variation of a replicated value of `rank` dimensions."""
         return self.make((), ((),) * rank, zero=zero)
 
     def of_type(self, type: TensorType) -> Variation:
-        """That of one rank's part of what has this type in the global view."""
+        """The variation of a local value of this global type."""
         axes = {axis for part in type.axes for axis in part} | {*type.partial}
         return self.make(axes, type.axes, type.partial)
 
     def of_weight(self, weight: Weight) -> Variation:
-        """That of a weight, by the steps that cut it."""
+        """The variation of a weight, by its shard steps."""
         cuts = [step.axes for step in weight.ref.every_step() if isinstance(step, Shard)]
-        rank = weight.type.rank
+        rank = weight.type.ndim
         if not cuts:
             return self.same(rank)
         return self.make([axis for axes in cuts for axis in axes], _cut_dims(weight.ref, rank))
 
 
 def _cut_dims(ref: Ref, rank: int) -> tuple[Axes, ...]:
-    """Which axes split every dimension; none where the parts of a concatenation disagree."""
+    """The axes of every dimension; none where the parts of a concatenation disagree."""
     own = rank - sum(isinstance(step, Unsqueeze) for step in ref.steps)
     split: list[Axes] = [()] * own
     if isinstance(ref, ConcatRef):

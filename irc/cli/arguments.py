@@ -1,16 +1,21 @@
-"""Argument parsing: argparse with our messages, and the kinds of values that options take."""
+"""Argument parsing: argparse with irc's messages, kinds of values, and groups of options."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import did_you_mean
 
+if TYPE_CHECKING:
+    from ..pipeline import Instrument
+
+Range = tuple[int, int, int]
+
 
 class Usage(Exception):
-    """The command was called in a way that it does not understand; exit status 2."""
+    """Wrong usage of a command; exit status 2."""
 
     def __init__(self, message: str, hint: str = "irc --help lists the commands") -> None:
         super().__init__(message)
@@ -32,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise Usage, where argparse would exit."""
-        raise Usage(message, f"irc {self.command} --help tells more")
+        raise Usage(message, f"irc {self.command} --help lists the options")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The arguments; Usage names the nearest option where one is unknown."""
@@ -50,7 +55,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def word_of(*known: str) -> Callable[[str], str]:
-    """An option's value that is one of `known`."""
+    """The type of an option whose value is one of `known`."""
 
     def convert(text: str) -> str:
         if text not in known:
@@ -62,13 +67,13 @@ def word_of(*known: str) -> Callable[[str], str]:
 
 
 def whole_number(least: int = 0) -> Callable[[str], int]:
-    """An option's value that is an integer of at least `least`."""
+    """The type of an option whose value is an integer of at least `least`."""
 
     def convert(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is less than {least}")
         return value
@@ -84,115 +89,115 @@ def setting(text: str) -> tuple[str, str]:
     return key.strip(), value
 
 
+def ranges(text: str) -> dict[str, Range]:
+    """`B=1:4:16,S=128` as {"B": (1, 4, 16), "S": (128, 128, 128)}."""
+    found: dict[str, Range] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        name, value = setting(item)
+        numbers = value.split(":")
+        if len(numbers) not in (1, 3) or not all(n.strip().isdecimal() for n in numbers):
+            raise argparse.ArgumentTypeError(f"{item!r} is not name=min:typical:max")
+        if name in found:
+            raise argparse.ArgumentTypeError(f"{name} is given twice")
+        low, typical, high = (int(n) for n in (numbers if len(numbers) == 3 else numbers * 3))
+        found[name] = (low, typical, high)
+    return found
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """`--json`, for programs that read the output."""
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
-def add_setting(add: Callable[..., argparse.Action]) -> None:
-    """`--set KEY=VALUE`, for scripts; `add` adds an argument to a parser or group."""
-    add(
-        "--set",
-        metavar="KEY=VALUE",
-        dest="settings",
-        type=setting,
-        action="append",
-        default=[],
-        help="an argument of the script's factory; may be repeated",
-    )
-
-
 def add_script(parser: argparse.ArgumentParser) -> None:
-    """What a script may need before there is a module."""
+    """The options of a script, from which a module is traced."""
     add = parser.add_argument
-    add("--checkpoint", metavar="DIR", help="the folder with the sizes and weights of a script")
-    add(
-        "--dtype",
-        type=word_of("f32", "f16", "bf16"),
-        help="what a script computes in: f32, f16 or bf16",
-    )
-    add_setting(add)
+    add("--checkpoint", metavar="DIR", help="the checkpoint folder of a script or module")
+    add("--dtype", type=word_of("f32", "f16", "bf16"), help="compute in f32, f16 or bf16")
+    what = "an argument of the script's factory; may be repeated"
+    kind: dict[str, Any] = {"dest": "settings", "type": setting, "action": "append", "default": []}
+    add("--set", metavar="KEY=VALUE", help=what, **kind)
 
 
 def script_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of a script that were given."""
-    given = {"checkpoint": args.checkpoint, "dtype": args.dtype, "settings": dict(args.settings)}
-    return {name: value for name, value in given.items() if value}
+    """The options of `add_script` that have values."""
+    found = {"checkpoint": args.checkpoint, "dtype": args.dtype, "settings": dict(args.settings)}
+    return {name: value for name, value in found.items() if value}
 
 
-def add_parallel(parser: argparse.ArgumentParser) -> None:
-    """What decides how a module is spread over ranks."""
+def add_compilation(parser: argparse.ArgumentParser, backend: str) -> None:
+    """The options that `compile` and `forecast` share; `backend` is the help of `--backend`."""
+    add_script(parser)
     add = parser.add_argument
+    what = "min:typical:max of symbolic dimensions, or one number"
+    add("--dims", metavar="B=1:4:16,...", type=ranges, default={}, help=what)
+    add("--backend", metavar="NAME", help=backend)
+    add("--pipeline", metavar="TEXT", help="the passes, in place of the backend's own")
     add("--mesh", metavar="AXES", default="", help="ranks by axes (pp, dp, cp, ep, tp): tp=2,pp=2")
-    add(
-        "--plan",
-        metavar="FILE",
-        default="",
-        help="which weights are split how: rows such as *.fc.weight 0@tp, or a tp_plan in JSON",
-    )
-    add("--sequence", action="store_true", help="split activations over tokens between blocks")
-    add("--embedding", metavar="SCHEME", default="", help="of embeddings: auto, RA, CS, ...")
-    add("--outside", metavar="POLICY", default="", help="ids in no row: zero, clamp, row:k, error")
-    add("--next-tokens", action="store_true", help="give the likeliest tokens in place of logits")
+    what = "how weights are sharded: rows such as *.fc.weight 0@tp, or a tp_plan in JSON"
+    add("--plan", metavar="FILE", default="", help=what)
+    add("--sequence", action="store_true", help="shard activations over tokens between blocks")
+    add("--embedding", metavar="SCHEME", default="", help="sharding of embeddings: auto, RA, ...")
+    what = "out-of-range ids of embeddings: zero, clamp, row:k, error"
+    add("--outside", metavar="POLICY", default="", help=what)
+    add("--next-tokens", action="store_true", help="return the likeliest tokens, not logits")
+
+
+def compilation_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `add_compilation` but those of `parallel_options`."""
+    found = {"dims": args.dims, "backend": args.backend, "pipeline": args.pipeline}
+    return script_options(args) | {k: v for k, v in found.items() if v not in (None, {})}
 
 
 def parallel_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `prepare` that these arguments are."""
+    """How a module is spread over ranks; the fields of `Parallel`."""
     names = ("mesh", "plan", "sequence", "embedding", "outside", "next_tokens")
     return {name: getattr(args, name) for name in names}
 
 
+def add_passes(parser: argparse.ArgumentParser) -> None:
+    """What is done after every pass."""
+    add = parser.add_argument
+    add("--dump-dir", metavar="D", help="write the module after every pass into the folder D")
+    add("--no-verify", action="store_true", help="do not verify the module after every pass")
+
+
+def pass_instruments(args: argparse.Namespace, files: list[str]) -> list[Instrument]:
+    """The instruments of `add_passes`; `files` may declare operations of a dumped module."""
+    from ..pipeline.instruments import DumpDir, Reproducer, VerifyEach
+
+    found: list[Instrument] = [Reproducer(args.dump_dir, files)]
+    found += [] if args.no_verify else [VerifyEach()]
+    return found + ([] if args.dump_dir is None else [DumpDir(args.dump_dir, files)])
+
+
 def add_runtime(parser: argparse.ArgumentParser) -> None:
-    """What decides how a program is loaded."""
-    parser.add_argument("--backend", metavar="NAME", help="run module.irc with it: reference")
-    parser.add_argument(
-        "--threads",
-        metavar="N",
-        type=whole_number(1),
-        help="threads of one operation (the physical cores)",
-    )
-    parser.add_argument(
-        "--low-memory",
-        action="store_true",
-        help="use weights where they lie in their files: loads at once, runs about a fifth slower",
-    )
-    parser.add_argument(
-        "--no-self-test",
-        action="store_true",
-        help="serve engines that were not tested when loaded",
-    )
-    add_plugin(parser.add_argument)
-
-
-def add_plugin(add: Callable[..., argparse.Action]) -> None:
-    """`--plugin F`, for plugins of the user's own; `add` adds an argument to a parser or group."""
-    add(
-        "--plugin",
-        metavar="F",
-        action="append",
-        default=[],
-        help="a Python file that registers plugins of engines; may be repeated",
-    )
+    """How a program is loaded."""
+    add = parser.add_argument
+    add("--backend", metavar="NAME", help="reference: run module.irc in numpy")
+    what = "threads of one operation (default: the physical cores)"
+    add("--threads", metavar="N", type=whole_number(1), help=what)
+    what = "read weights from their files: loads at once, runs about a fifth slower"
+    add("--low-memory", action="store_true", help=what)
+    add("--no-self-test", action="store_true", help="do not test engines when they are loaded")
+    add_plugin(add)
 
 
 def runtime_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of `load` that were given."""
+    """The options of `load` that have values."""
     options: dict[str, Any] = {"threads": args.threads} if args.threads else {}
     options |= {"low_memory": True} if args.low_memory else {}
     options |= {"plugins": tuple(args.plugin)} if args.plugin else {}
     return options | ({"self_test": False} if args.no_self_test else {})
 
 
+def add_plugin(add: Callable[..., argparse.Action]) -> None:
+    """`--plugin F`; `add` adds an argument to a parser or group."""
+    what = "a Python file that registers plugins of engines; may be repeated"
+    add("--plugin", metavar="F", action="append", default=[], help=what)
+
+
 def add_load(parser: argparse.ArgumentParser) -> None:
-    """`--load F`, for passes, operations and plugins of the user's own; main.py loads them."""
-    parser.add_argument(
-        "--load",
-        metavar="F",
-        action="append",
-        default=[],
-        help="a Python file that registers passes, operations or plugins; may be repeated",
-    )
-
-
-Namespace = argparse.Namespace
-Action: Any = argparse.Action
+    """`--load F`, which every command has; main.py loads the files."""
+    what = "a Python file that registers passes, operations or plugins; may be repeated"
+    parser.add_argument("--load", metavar="F", action="append", default=[], help=what)

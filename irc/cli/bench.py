@@ -1,21 +1,22 @@
-"""`irc bench`: measures this machine. `irc bench collectives` times what ranks send each other."""
+"""`irc bench`: measures this machine. `irc bench collectives` times the collectives."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ..analysis.units import amount
 from ..errors import Error
-from ..units import amount
 from .arguments import add_json, whole_number, word_of
 from .console import Progress, print_json, table, warn
 
 if TYPE_CHECKING:
     from ..analysis.topology import Measured, Topology
     from ..analysis.topology_fit import Measurement
-    from .place import Place
+    from ..backends.ranks.communicator import Communicator
+    from .rank import Process
 
 EXAMPLES = """
   irc bench collectives
@@ -30,26 +31,17 @@ CPU_RANKS = 2
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc bench`."""
-    from ..collectives import OPERATIONS
+    from ..ops.collective_names import OPERATIONS
 
     add = parser.add_argument
+    kinds, sizes = listed(word_of(*OPERATIONS)), listed(whole_number(1024))
     add("benchmark", metavar="collectives", type=word_of("collectives"), help="what to measure")
-    add("--on", type=word_of("gpu", "cpu"), help="GPUs through NCCL, or CPU (GPUs if there)")
-    add("--ranks", metavar="N", type=whole_number(2), help="groups of 2 to N (all GPUs)")
-    add(
-        "--kinds",
-        metavar="NAME,...",
-        type=listed(word_of(*OPERATIONS)),
-        default=OPERATIONS,
-        help=f"of {', '.join(OPERATIONS)} (all)",
-    )
-    add(
-        "--sizes",
-        metavar="BYTES,...",
-        type=listed(whole_number(1024)),
-        default=SIZES,
-        help="of the whole tensor (4096 to 67108864)",
-    )
+    add("--on", type=word_of("gpu", "cpu"), help="GPUs through NCCL, or CPU (default: GPUs if any)")
+    add("--ranks", metavar="N", type=whole_number(2), help="groups of 2 to N (default: all GPUs)")
+    what = f"of {', '.join(OPERATIONS)} (default: all)"
+    add("--kinds", metavar="NAME,...", type=kinds, default=OPERATIONS, help=what)
+    what = "of the whole tensor (default: 4096 to 67108864)"
+    add("--sizes", metavar="BYTES,...", type=sizes, default=SIZES, help=what)
     add("-o", "--output", metavar="FILE", help="write a topology with the fitted constants")
     add("--topology", metavar="FILE", help="the topology they go into (the one for 8 H200)")
     add("--link", metavar="NAME", help="the link that was measured")
@@ -57,7 +49,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def listed(one: Callable[[str], str] | Callable[[str], int]) -> Callable[[str], tuple[object, ...]]:
-    """An option's value that lists values of one kind, each once."""
+    """A converter of comma-separated values, without repetitions."""
 
     def convert(text: str) -> tuple[object, ...]:
         return tuple(dict.fromkeys(one(part.strip()) for part in text.split(",")))
@@ -65,116 +57,106 @@ def listed(one: Callable[[str], str] | Callable[[str], int]) -> Callable[[str], 
     return convert
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What was measured, on what, and the constants that come nearest."""
-
-    about: str
-    measurements: list[Measurement]
-    fitted: Measured
-
-
 def run(args: Namespace) -> int:
-    """Measure, fit, print, write; of several processes, the first one does the latter."""
+    """Measure and fit; print and write, on rank 0 of several processes."""
     from ..analysis.topology_file import default_topology, read_topology
 
     topology = read_topology(args.topology) if args.topology else default_topology()
     if args.link:
         topology.link(args.link)
-    place: Place | None = args.process.place
-    if place is None or place.ranks == 1 or args.on == "gpu":
+    process: Process = args.process
+    place = process.place
+    if place is None or place.ranks == 1:
+        if gpus := _gpus(args):
+            from ..backends.ranks.launch import launch
+
+            return launch(process.words, gpus)
+        from ..backends.measure import SINGLE, Plan, measure_threads
+
+        plan = Plan(args.kinds, args.sizes, args.ranks or CPU_RANKS, SINGLE)
         with Progress() as progress:
-            found = _measure(args, progress)
+            found = measure_threads(plan, progress)
         _report(args, topology, *found)
         return 0
-    with Progress(quiet=place.rank > 0) as progress:
-        found = _measure_processes(args, progress)
+    if place.refusal:
+        raise Error(place.refusal)
+    process.open_streams()
+    with process.joined() as own, Progress(quiet=place.rank > 0) as progress:
+        found = _measure_processes(args, own, process.launched, progress)
     if place.rank == 0:
         _report(args, topology, *found)
     return 0
 
 
-def _report(
-    args: Namespace, topology: Topology, measurements: list[Measurement], about: str
-) -> None:
+def _report(args: Namespace, topology: Topology, found: list[Measurement], about: str) -> None:
+    """Fit the constants; write and print."""
     from ..analysis.topology_file import write_topology
     from ..analysis.topology_fit import fit
     from ..backends.measure import PROCESSES, THREADS
 
-    outcome = Outcome(about, measurements, fit(measurements))
+    fitted = fit(found)
     if args.output:
         own = next((word for word in (THREADS, PROCESSES) if about.startswith(word)), None)
         link: str = args.link or own or topology.within
         source = f"irc bench collectives on {about}"
-        renewed = topology.with_measured(link, outcome.fitted, source)
+        renewed = topology.with_measured(link, fitted, source)
         write_topology(renewed.using(link) if own else renewed, args.output)
     if args.json:
-        print_json(_facts(outcome))
-    else:
-        _say(outcome, args.sizes, args.output)
+        lines = {
+            kind: {size: [asdict(line) for line in lines] for size, lines in by_size.items()}
+            for kind, by_size in fitted.items()
+        }
+        measured = [asdict(each) for each in found]
+        print_json({"about": about, "measurements": measured, "fitted": lines})
+        return
+    print(f"{about}: microseconds, by bytes of the whole tensor")
+    print(table(_rows(found, fitted), ["ranks", "collective", *map(amount, args.sizes), "fit"]))
+    if args.output:
+        print(f"wrote {args.output}")
 
 
-def _measure(args: Namespace, progress: Progress) -> tuple[list[Measurement], str]:
-    """GPUs, or threads where there are none."""
+def _rows(found: list[Measurement], fitted: Measured) -> list[list[str]]:
+    """A row per group size and kind: the times, and the largest relative error of the fit."""
+    from ..analysis.topology_fit import worst_error
+
+    groups: dict[tuple[int, str], list[Measurement]] = {}
+    for each in found:
+        groups.setdefault((each.group_size, each.kind), []).append(each)
+    rows: list[list[str]] = []
+    for (size, kind), measured in groups.items():
+        off = worst_error(measured, fitted[kind][size])
+        rows.append([str(size), kind, *(f"{m.us:.1f}" for m in measured), f"within {off:.0%}"])
+    return rows
+
+
+def _gpus(args: Namespace) -> int:
+    """The number of GPUs to measure, one process each; 0 to measure threads of the CPU."""
     from ..backends.cuda.runtime import device_count
-    from ..backends.measure import SINGLE, Plan, measure_threads
 
     gpus = 0 if args.on == "cpu" else device_count()
     if args.on == "gpu" or gpus >= 2:
         ranks: int = args.ranks or gpus
         if not 2 <= ranks <= gpus:
-            raise Error(
-                f"there are {gpus} GPUs here, and groups of 2 to {max(ranks, 2)} were asked for; "
-                "give --on cpu to measure threads"
-            )
-        from ..backends.cuda.measure import measure_gpus
-
-        return measure_gpus(Plan(args.kinds, args.sizes, ranks), progress)
+            most = max(ranks, 2)
+            found = f"found {gpus}; --on cpu measures threads"
+            raise Error(f"expected at least {most} GPUs for groups of 2 to {most}, {found}")
+        return ranks
     if args.on is None:
         reason = "there is no GPU here" if not gpus else "there is one GPU here only"
         warn(f"irc: {reason}, so threads of the CPU are measured")
-    ranks = args.ranks or CPU_RANKS
-    return measure_threads(Plan(args.kinds, args.sizes, ranks, SINGLE), progress)
+    return 0
 
 
-def _measure_processes(args: Namespace, progress: Progress) -> tuple[list[Measurement], str]:
-    """The processes that mpiexec started, of which this is one."""
+def _measure_processes(
+    args: Namespace, own: Communicator, launched: bool, progress: Progress
+) -> tuple[list[Measurement], str]:
+    """GPUs, where irc started these processes for them or --on says so; else CPUs."""
+    from ..backends.cuda.measure import measure_gpus
     from ..backends.measure import SINGLE, Plan, measure_processes
-    from ..backends.mpi.communicator import MpiCommunicator
 
-    own = MpiCommunicator()
     ranks: int = args.ranks or own.ranks
     if not 2 <= ranks <= own.ranks:
-        raise Error(
-            f"there are {own.ranks} processes, and groups of 2 to {max(ranks, 2)} were asked for"
-        )
-    found = measure_processes(Plan(args.kinds, args.sizes, ranks, SINGLE), own, progress)
-    own.close()
-    return found
-
-
-def _facts(outcome: Outcome) -> dict[str, object]:
-    return {
-        "about": outcome.about,
-        "measurements": [asdict(each) for each in outcome.measurements],
-        "fitted": {
-            kind: {ways: [asdict(line) for line in lines] for ways, lines in by_ways.items()}
-            for kind, by_ways in outcome.fitted.items()
-        },
-    }
-
-
-def _say(outcome: Outcome, sizes: Sequence[int], output: str | None) -> None:
-    from ..analysis.topology_fit import worst_error
-
-    print(f"{outcome.about}: microseconds, by bytes of the whole tensor")
-    groups: dict[tuple[int, str], list[Measurement]] = {}
-    for each in outcome.measurements:
-        groups.setdefault((each.ways, each.kind), []).append(each)
-    rows: list[list[str]] = []
-    for (ways, kind), measured in groups.items():
-        off = worst_error(measured, outcome.fitted[kind][ways])
-        rows.append([str(ways), kind, *(f"{m.us:.1f}" for m in measured), f"within {off:.0%}"])
-    print(table(rows, ["ranks", "collective", *map(amount, sizes), "fit"]))
-    if output:
-        print(f"wrote {output}")
+        raise Error(f"expected {max(ranks, 2)} processes at least, found {own.ranks}")
+    if launched or args.on == "gpu":
+        return measure_gpus(Plan(args.kinds, args.sizes, ranks), own, progress)
+    return measure_processes(Plan(args.kinds, args.sizes, ranks, SINGLE), own, progress)

@@ -1,31 +1,29 @@
-"""`irc compile`: a script, a checkpoint folder or a module becomes an artifact folder."""
+"""`irc compile`: writes an artifact folder from a script, a checkpoint folder or a module."""
 
 from __future__ import annotations
 
-import argparse
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..units import amount
+from ..analysis.units import amount
 from .arguments import (
     Usage,
+    add_compilation,
     add_json,
-    add_parallel,
-    add_setting,
+    add_passes,
+    compilation_options,
     parallel_options,
-    setting,
+    pass_instruments,
     whole_number,
-    word_of,
 )
 from .console import Progress, print_json, table
 from .engines import add_engine, engine_options
 
 if TYPE_CHECKING:
     from ..driver import Prepared
-    from ..instruments import Timing
-    from ..pipeline import Instrument
+    from ..pipeline.instruments import Timing
 
 EXAMPLES = """
   irc compile examples/llama.py --checkpoint examples/tiny_llama -o build/tiny_llama
@@ -37,89 +35,44 @@ EXAMPLES = """
   irc compile my_model.py:build_small --set layers=2 --random-weights 0 --dry-run
 """
 
-HINT = "irc compile --help tells more"
-Range = tuple[int, int, int]
-
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc compile`."""
     add = parser.add_argument
-    add(
-        "source",
-        metavar="SRC",
-        help="script.py[:factory], a checkpoint folder, module.irc, model.onnx, or an artifact",
-    )
+    what = "script.py[:factory], a checkpoint folder, module.irc, model.onnx, or an artifact"
+    add("source", metavar="SRC", help=what)
     add("-o", "--output", metavar="DIR", help="the artifact folder; an older artifact is replaced")
-    add("--checkpoint", metavar="DIR", help="the folder with the weights of a script or module")
     add("--random-weights", metavar="SEED", type=whole_number(), help="in place of a checkpoint")
-    add_parallel(parser)
-    add(
-        "--backend",
-        metavar="NAME",
-        help="what to compile for: onnx, tensorrt-rtx, tensorrt, reference (onnx, or what an "
-        "artifact was compiled for)",
-    )
-    add("--pipeline", metavar="TEXT", help="the passes, in place of the backend's own")
-    add("--dtype", type=word_of("f32", "f16", "bf16"), help="compute in f32, f16 or bf16")
-    add_setting(add)
-    add(
-        "--dims",
-        metavar="B=1:4:16,...",
-        type=ranges,
-        default={},
-        help="min:typical:max of symbolic dimensions, or one number",
-    )
-    add("--dump-dir", metavar="D", help="write the module after every pass into the folder D")
-    add("--bundle", action="store_true", help="copy the weights: an artifact that stands alone")
-    add(
-        "--dry-run",
-        action="store_true",
-        help="run the passes and, for engines, the linter over their graphs; write nothing",
-    )
+    targets = "onnx, tensorrt-rtx, tensorrt, reference (default: that of an artifact, else onnx)"
+    add_compilation(parser, f"what to compile for: {targets}")
+    add("--bundle", action="store_true", help="copy the weights into the artifact")
+    what = "run the passes and, for engines, the linter over their graphs; write nothing"
+    add("--dry-run", action="store_true", help=what)
     add("--explain", action="store_true", help="print what the passes decided, and why")
-    add("--no-verify", action="store_true", help="do not verify the module after every pass")
+    add_passes(parser)
     add_json(parser)
     add_engine(parser)
 
 
-def ranges(text: str) -> dict[str, Range]:
-    """`B=1:4:16,S=128` as {"B": (1, 4, 16), "S": (128, 128, 128)}."""
-    found: dict[str, Range] = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        name, value = setting(item)
-        numbers = value.split(":")
-        if len(numbers) not in (1, 3) or not all(n.strip().isdecimal() for n in numbers):
-            raise argparse.ArgumentTypeError(f"{item!r} is not name=min:typical:max")
-        if name in found:
-            raise argparse.ArgumentTypeError(f"{name} is given twice")
-        low, typical, high = (int(n) for n in (numbers if len(numbers) == 3 else numbers * 3))
-        found[name] = (low, typical, high)
-    return found
-
-
 def run(args: Namespace) -> int:
-    """Compile, and say what was made of what."""
+    """Compile, and print a summary."""
     from ..driver import check, prepare, write
-    from ..instruments import Timing
+    from ..pipeline.instruments import Timing
 
     output: str | None = None if args.dry_run else args.output
     if output is None and not args.dry_run:
-        raise Usage("say where the artifact goes with -o DIR, or give --dry-run", HINT)
+        hint = "irc compile --help lists the options"
+        raise Usage("no artifact folder: give -o DIR, or --dry-run", hint)
     began = time.perf_counter()
     timing = Timing()
     with Progress() as progress:
         prepared = prepare(
             args.source,
             **parallel_options(args),
-            backend=args.backend or "",
-            checkpoint=args.checkpoint,
-            pipeline=args.pipeline,
-            dtype=args.dtype,
-            settings=dict(args.settings),
+            **compilation_options(args),
             engine=engine_options(args),
-            dims=args.dims,
             random_weights=args.random_weights,
-            instruments=_instruments(args, timing),
+            instruments=[*pass_instruments(args, [*args.load, *args.plugin]), timing],
             progress=progress,
         )
         if output is None:
@@ -134,36 +87,22 @@ def run(args: Namespace) -> int:
     if args.json:
         print_json(facts)
     else:
-        _say(facts)
+        _print(facts)
     return 0
-
-
-def _instruments(args: Namespace, timing: Timing) -> list[Instrument]:
-    from ..instruments import DumpDir, Reproducer, VerifyEach
-
-    files = [*args.load, *args.plugin]  # either may declare operations
-    chosen: list[Instrument] = [Reproducer(args.dump_dir, files)]
-    chosen += [] if args.no_verify else [VerifyEach()]
-    if args.dump_dir is not None:
-        chosen.append(DumpDir(args.dump_dir, files))
-    return [*chosen, timing]
 
 
 def _facts(
     output: str | None, prepared: Prepared, timing: Timing, seconds: float, explain: bool
 ) -> dict[str, Any]:
-    from ..report import statistics
+    from ..artifact.report import statistics
 
     stats = statistics(prepared.module)
     files = [path for path in Path(output).rglob("*") if path.is_file()] if output else []
     return {
         "artifact": output,
-        "name": stats["name"],
         "backend": prepared.backend.name,
         "ranks": prepared.module.mesh.ranks,
-        "operations": stats["operations"],
-        "parameters": stats["parameters"],
-        "weight_bytes": stats["weight_bytes"],
+        **{key: stats[key] for key in ("name", "operations", "parameters", "weight_bytes")},
         "folder_bytes": sum(path.stat().st_size for path in files),
         "passes": [
             {
@@ -179,16 +118,12 @@ def _facts(
     }
 
 
-def _say(facts: dict[str, Any]) -> None:
-    rows = [
-        (
-            f"  {each['pass']}",
-            "{} -> {} ops".format(*each["operations"]),
-            f"{each['seconds'] * 1e3:.1f} ms",
-            each["did"],
-        )
-        for each in facts["passes"]
-    ]
+def _print(facts: dict[str, Any]) -> None:
+    rows: list[list[str]] = []
+    for each in facts["passes"]:
+        before, after = each["operations"]
+        took = f"{each['seconds'] * 1e3:.1f} ms"
+        rows.append([f"  {each['pass']}", f"{before} -> {after} ops", took, each["did"]])
     size = f"{facts['parameters']:,} parameters, {amount(facts['weight_bytes'])}"
     if facts["ranks"] > 1:
         size += f" on each of {facts['ranks']} ranks"

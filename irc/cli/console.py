@@ -1,4 +1,4 @@
-"""What commands print with: colours on a terminal, JSON, and progress on standard error."""
+"""Output of commands: colours on a terminal, JSON, tables, and progress on standard error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -33,11 +33,11 @@ def warn(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
     except BrokenPipeError:
-        return  # nobody reads it
+        return  # the reader has gone
 
 
 def error_line(message: str) -> str:
-    """`error: ...`; a message that says so itself, with its place in front, stays as it is."""
+    """`error: ...`; a message that has `error:` after its place stays as it is."""
     if ": error: " in message.partition("\n")[0]:
         return message
     return f"{paint('error:', 'red', sys.stderr)} {message}"
@@ -58,6 +58,13 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
     return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
+def print_options(title: str, options: Iterable[Mapping[str, Any]]) -> None:
+    """A title, and a line per option: its name, what it takes, its default."""
+    print(f"\n{title}:")
+    defaults = ((o, "required" if o["default"] is None else o["default"]) for o in options)
+    print(table((f"  {o['name']}", o["takes"], default) for o, default in defaults))
+
+
 def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
     """Rows as a Markdown table."""
     cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
@@ -66,10 +73,10 @@ def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
 
 
 class Progress:
-    """Says on standard error what takes more than a second.
+    """Prints stages that take more than a second on standard error.
 
-    Call it with what is being done and the fraction done; use it in a `with`. A terminal gets one
-    line that changes, a log one line per stage.
+    Call it with the stage and the fraction done, within a `with`. A terminal gets one line that
+    changes, a log one line per stage.
     """
 
     AFTER, EVERY = 1.0, 0.1

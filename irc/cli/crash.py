@@ -1,4 +1,4 @@
-"""The report about a failure that is irc's own fault: a file to send, and a sentence about it."""
+"""The report about a defect of irc: a file to send, and a sentence about it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import traceback
 from .. import __version__
 
 
-def apology(error: Exception, words: list[str]) -> str:
+def crash_report(error: Exception, words: list[str]) -> str:
     """Write the report; one sentence about it."""
     what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    sorry = f"irc failed and that is its own fault ({what})"
+    what_failed = f"irc failed because of a defect in irc ({what})"
     try:
         place = _write(error, words)
     except OSError as unwritable:
         return (
-            f"{sorry}; no report could be written ({unwritable}), so please report it with "
+            f"{what_failed}; no report could be written ({unwritable}), so please report it with "
             "what this command prints under IRC_DEBUG=1"
         )
-    return f"{sorry}; please report it, with the file {place}"
+    return f"{what_failed}; please report it, with the file {place}"
 
 
 def _write(error: Exception, words: list[str]) -> str:

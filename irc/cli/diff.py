@@ -1,15 +1,17 @@
-"""`irc diff`: what two modules differ in, as a summary and as lines of text."""
+"""`irc diff`: the differences of two modules, as a summary and as lines of text."""
 
 from __future__ import annotations
 
 import difflib
+import re
+import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from ..core import Function, Module
+from ..ir.core import Function, Module
 from ..text import parse_module
-from ..text.printer import attributes_text, print_module
+from ..text.printer import print_module
 from .arguments import add_json
 from .console import coloured, paint, print_json
 from .sources import read_module
@@ -44,32 +46,31 @@ def run(args: Namespace) -> int:
         print(change)
     if not args.summary:
         print()
-        _print_lines(old, new, args.before, args.after)
+        print("\n".join(_unified(old, new, args.before, args.after)))
     return 1
 
 
 def compare(before: Module, after: Module) -> list[str]:
-    """What differs, a line each; nothing where only the names of values do."""
-    if nameless(before) == nameless(after):
+    """A line per difference; none where only the names of values differ."""
+    old, new = _nameless(before), _nameless(after)
+    if old == new:
         return []
     lines: list[str] = []
-    for what, old, new in (
-        ("name", before.name, after.name),
-        ("mesh", str(before.mesh) or "one rank", str(after.mesh) or "one rank"),
-        ("view", _view(before), _view(after)),
-    ):
-        if old != new:
-            lines.append(f"{what}: {old} -> {new}")
+    for (what, was), (_, now) in zip(_header(before), _header(after), strict=True):
+        if was != now:
+            lines.append(f"{what}: {was} -> {now}")
     lines += _entries("dim", before.dims, after.dims)
     lines += _entries("file", before.files, after.files)
     lines += _entries("weight", _weights(before), _weights(after))
     lines += _entries("function", _signatures(before), _signatures(after))
-    for name in [name for name in before.functions if name in after.functions]:
-        lines += _operations(name, before.functions[name], after.functions[name])
+    old_bodies, new_bodies = _bodies(old), _bodies(new)
+    for name, body in old_bodies.items():
+        if new_bodies.get(name, body) != body:
+            lines.append(_operations(before.functions[name], after.functions[name]))
     return lines or ["the same entries in another order"]
 
 
-def nameless(module: Module) -> str:
+def _nameless(module: Module) -> str:
     """The text of a module with every inner value numbered."""
     copy = parse_module(print_module(module))
     for op in copy.ops():
@@ -78,8 +79,14 @@ def nameless(module: Module) -> str:
     return print_module(copy)
 
 
-def _view(module: Module) -> str:
-    return "local" if module.local else "global"
+def _bodies(text: str) -> dict[str, str]:
+    """The lines of every function of a module's text, without its signature."""
+    return dict(re.findall(r"^  func @([^(]+).*\n((?:    .*\n)*)", text, re.MULTILINE))
+
+
+def _header(module: Module) -> list[tuple[str, str]]:
+    view = "local" if module.local else "global"
+    return [("name", module.name), ("mesh", str(module.mesh) or "one rank"), ("view", view)]
 
 
 def _weights(module: Module) -> dict[str, str]:
@@ -107,44 +114,19 @@ def _entries(what: str, before: Mapping[str, object], after: Mapping[str, object
     return lines
 
 
-def _operations(name: str, before: Function, after: Function) -> list[str]:
-    old, new = _counts(before), _counts(after)
+def _operations(before: Function, after: Function) -> str:
+    old, new = (Counter(op.opname for op in function) for function in (before, after))
     changed = [op for op in dict.fromkeys([*old, *new]) if old[op] != new[op]]
     if not changed:
-        same = _plain(before) == _plain(after)
-        return [] if same else [f"@{name}: the same number of each operation, otherwise arranged"]
+        return f"@{before.name}: the same operations, with other operands, attributes or order"
     counts = ", ".join(f"{op} {old[op]} -> {new[op]}" for op in changed)
-    return [f"@{name}: {old.total()} -> {new.total()} operations: {counts}"]
+    return f"@{before.name}: {old.total()} -> {new.total()} operations: {counts}"
 
 
-def _counts(function: Function) -> Counter[str]:
-    return Counter(op.opname for op in function)
-
-
-def _plain(function: Function) -> list[object]:
-    """The operations with what they read, by position."""
-    places: dict[object, object] = {arg: f"arg {i}" for i, arg in enumerate(function.args)}
-    found: list[object] = []
-    for i, op in enumerate(function):
-        operands = [places.get(value, f"@{value.name}") for value in op.operands]
-        types = [str(result.type) for result in op.results]
-        found.append((op.opname, operands, op.present, attributes_text(op), types))
-        places.update({result: f"{i}.{j}" for j, result in enumerate(op.results)})
-    return found
-
-
-def _print_lines(old: str, new: str, before: str, after: str) -> None:
-    for line in unified(old, new, before, after):
-        print(line)
-
-
-def unified(old: str, new: str, before: str, after: str) -> Iterable[str]:
+def _unified(old: str, new: str, before: str, after: str) -> Iterable[str]:
     """The lines of a unified diff, coloured on a terminal."""
-    import sys
-
     styles = {"+": "green", "-": "red", "@": "dim"} if coloured(sys.stdout) else {}
-    for line in difflib.unified_diff(
-        old.splitlines(), new.splitlines(), before, after, lineterm=""
-    ):
+    a, b = old.splitlines(), new.splitlines()
+    for line in difflib.unified_diff(a, b, before, after, lineterm=""):
         style = styles.get(line[:1])
         yield paint(line, style) if style and line[:3] not in ("+++", "---") else line

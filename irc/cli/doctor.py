@@ -1,4 +1,4 @@
-"""`irc doctor`: is the installation sound, and an artifact as it was compiled?"""
+"""`irc doctor`: checks the installation, and that an artifact is as it was compiled."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from importlib import metadata
 from pathlib import Path
 
 from .. import __version__
-from ..artifact import advancing, problems, read_manifest
+from ..artifact.atomic import orphaned_folders
+from ..artifact.folder import ArtifactFolder
+from ..artifact.manifest import advancing
 from ..errors import Error
-from ..leftovers import leftovers
 from .arguments import add_json
 from .console import Progress, paint, print_json
 
@@ -24,25 +25,25 @@ EXAMPLES = """
 """
 
 DISTRIBUTION = "irc-compiler"
-# (distribution, what it is for, whether the main road needs it)
+# (distribution, its purpose, whether it is required)
 PACKAGES = (
     ("numpy", "arrays and the reference backend", True),
     ("ml_dtypes", "bf16 and other element types", True),
-    ("networkx", "finding ranks that wait for each other", True),
+    ("filelock", "one writer of a folder at a time", True),
+    ("networkx", "finding deadlocks between ranks", True),
     ("onnx", "writing and checking ONNX", True),
     ("onnxruntime", "running artifacts on CPU", True),
-    ("onnx-graphsurgeon", "reading ONNX files that others wrote", True),
     ("tokenizers", "irc generate with text", True),
     ("cuda-python", "running engines: memory and streams of the GPU", False),
-    ("nccl4py", "running engines: GPUs that talk to each other", False),
-    ("torch", "the oracle of the tests", False),
-    ("transformers", "the oracle of the tests", False),
+    ("nccl4py", "running engines of several ranks: collectives", False),
+    ("torch", "the reference of the tests", False),
+    ("transformers", "the reference of the tests", False),
 )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the examination; `ok` is None for what is optional and absent."""
+    """One line of the report; `ok` is None for an optional package that is absent."""
 
     what: str
     ok: bool | None
@@ -51,9 +52,8 @@ class Finding:
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc doctor`."""
-    parser.add_argument(
-        "folder", metavar="DIR", nargs="?", help="an artifact folder, to check every byte of"
-    )
+    what = "an artifact folder; all its bytes are read"
+    parser.add_argument("folder", metavar="DIR", nargs="?", help=what)
     add_json(parser)
 
 
@@ -64,14 +64,16 @@ def run(args: Namespace) -> int:
         with Progress() as progress:
             findings += artifact(Path(args.folder), progress)
         real = Path(os.path.realpath(args.folder))
-        findings += [_leftover(real, *each) for each in leftovers(real)]
-    sick = any(finding.ok is False for finding in findings)
+        removed = f"the next compilation to {real} removes it"
+        orphaned = [f"{path}: {removed}" for path in orphaned_folders(real)]
+        findings += [Finding("orphaned", None, detail) for detail in orphaned]
+    bad = any(finding.ok is False for finding in findings)
     if args.json:
-        print_json({"ok": not sick, "findings": [asdict(finding) for finding in findings]})
-        return int(sick)
+        print_json({"ok": not bad, "findings": [asdict(finding) for finding in findings]})
+        return int(bad)
     for finding in findings:
         print(f"{_mark(finding)}  {finding.what}: {finding.detail}")
-    return int(sick)
+    return int(bad)
 
 
 def installation() -> list[Finding]:
@@ -79,11 +81,14 @@ def installation() -> list[Finding]:
     python = sys.version_info >= (3, 11)
     version = platform.python_version()
     needs = "" if python else "; irc needs 3.11 or newer"
-    findings = [Finding("python", python, f"{version} in {sys.prefix}{needs}")]
-    findings.append(Finding("irc", True, f"{__version__} in {Path(__file__).parent.parent}"))
-    findings.append(_clash())
-    findings += [_package(*package) for package in PACKAGES]
-    return [*findings, *_engines(), _driver()]
+    return [
+        Finding("python", python, f"{version} in {sys.prefix}{needs}"),
+        Finding("irc", True, f"{__version__} in {Path(__file__).parent.parent}"),
+        _clash(),
+        *(_package(*package) for package in PACKAGES),
+        *_engines(),
+        _driver(),
+    ]
 
 
 def _clash() -> Finding:
@@ -92,29 +97,25 @@ def _clash() -> Finding:
     others = [owner for owner in owners if owner != DISTRIBUTION]
     if not others:
         return Finding("import name", True, "no other package is called irc")
-    named = " and ".join(others)
-    return Finding(
-        "import name",
-        False,
-        f"{named} also installs a package called irc (a chat library has that name), and the two "
-        f"overwrite each other's files: pip uninstall {' '.join(others)} {DISTRIBUTION}, "
-        f"then pip install {DISTRIBUTION} again, or give each an environment of its own",
+    detail = (
+        f"{' and '.join(others)} also installs a package called irc (a chat library has that name),"
+        f" and they overwrite each other's files: pip uninstall {' '.join(others)} {DISTRIBUTION}, "
+        f"then pip install {DISTRIBUTION} again, or use separate environments"
     )
+    return Finding("import name", False, detail)
 
 
 def _package(name: str, purpose: str, needed: bool) -> Finding:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        missing = f"not installed ({purpose})"
-        if not needed:
-            return Finding(name, None, missing)
-        return Finding(name, False, f"{missing}: pip install {name}")
+        hint = f": pip install {name}" if needed else ""
+        return Finding(name, False if needed else None, f"not installed ({purpose}){hint}")
     return Finding(name, True, f"{version} ({purpose})")
 
 
 def _engines() -> list[Finding]:
-    """The libraries that build and run engines: whether they load and are new enough."""
+    """Whether the libraries of engines load and are new enough."""
     from ..backends.tensorrt.builder.library import TRAITS, find, installed
 
     found: list[Finding] = []
@@ -138,7 +139,8 @@ def _driver() -> Finding:
     try:
         driver = ctypes.CDLL(NVIDIA_DRIVER)
     except OSError:
-        return Finding("gpu driver", None, "none: engines of TensorRT-RTX are built, not run, here")
+        without = "none: engines of TensorRT-RTX are built here, but not run"
+        return Finding("gpu driver", None, without)
     version = ctypes.c_int(0)
     driver.cuDriverGetVersion(ctypes.byref(version))
     cuda = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
@@ -146,35 +148,24 @@ def _driver() -> Finding:
     return Finding("gpu driver", True if count else None, f"{cuda}, {count} GPUs")
 
 
-def artifact(folder: Path, progress: Progress) -> list[Finding]:
-    """The manifest, every file of the folder, and the weight files outside."""
+def artifact(path: Path, progress: Progress) -> list[Finding]:
+    """The manifest, every file of the folder, and the weight files elsewhere."""
     try:
-        manifest = read_manifest(folder)
+        folder = ArtifactFolder.open(path)
     except Error as error:
         return [Finding("artifact", False, str(error))]
-    facts = f"backend {manifest['backend']}, dtype {manifest['dtype']}, irc {manifest['irc']}"
-    findings = [Finding("artifact", True, f"{folder}: {facts}")]
-    paths = [folder / name for name in manifest["files"]]
-    advance = advancing(f"reading {folder}", paths, progress)
-    wrong = list(problems(folder, manifest, whole=True, advance=advance))
+    manifest = folder.manifest
+    facts = f"backend {folder.backend}, dtype {manifest['dtype']}, irc {manifest['irc']}"
+    findings = [Finding("artifact", True, f"{path}: {facts}")]
+    paths = [path / name for name in manifest["files"]]
+    advance = advancing(f"reading {path}", paths, progress)
+    wrong = list(folder.problems(whole=True, advance=advance))
     findings += [Finding("file", False, problem) for problem in wrong]
     if not wrong:
         inside, outside = len(manifest["files"]), len(manifest["weights"])
-        detail = f"{inside} in the folder and {outside} weight files outside are as compiled"
+        detail = f"{inside} in the folder and {outside} weight files elsewhere are as compiled"
         findings.append(Finding("files", True, detail))
     return findings
-
-
-def _leftover(folder: Path, path: Path, dead: bool) -> Finding:
-    """A folder that a compilation works in, or left when it was killed."""
-    if dead:
-        return Finding("left over", None, f"{path}: the next compilation to {folder} removes it")
-    return Finding(
-        "left over",
-        None,
-        f"{path}: a compilation writes it, or one on another host or before a restart did; delete "
-        "it if none runs",
-    )
 
 
 def _mark(finding: Finding) -> str:

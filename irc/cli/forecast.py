@@ -1,4 +1,4 @@
-"""`irc forecast`: memory, bytes on the wire and times per rank, before anything is built."""
+"""`irc forecast`: estimates memory, traffic and times per rank; nothing is built."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..units import amount
+from ..analysis.idle_axes import idle_axes
+from ..analysis.units import amount
 from .arguments import (
+    add_compilation,
     add_json,
-    add_parallel,
-    add_setting,
+    compilation_options,
     parallel_options,
     whole_number,
-    word_of,
 )
-from .compile import ranges
 from .console import Progress, paint, print_json, table
 
 if TYPE_CHECKING:
+    from ..analysis.communication import Message
     from ..analysis.forecast import Phase
     from ..analysis.memory import Memory
     from ..driver.forecast import Forecast
 
-RUN = "run"  # the phase of a module that is no language model
+RUN = "run"  # the phase of a module that is not a language model
 
 EXAMPLES = """
   irc forecast Meta-Llama-3-70B --mesh tp=8
@@ -37,23 +37,11 @@ A checkpoint folder needs no more than its config.json.
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc forecast`."""
     add = parser.add_argument
-    add("source", metavar="SRC", help="script.py[:factory], config.json's folder, module.irc")
-    add_parallel(parser)
+    add("source", metavar="SRC", help="script.py[:factory], a folder with config.json, module.irc")
+    add_compilation(parser, "the backend whose passes run: onnx, reference (default: onnx)")
     add("--tokens", metavar="N", type=whole_number(1), help="tokens of the prompt (S typical)")
-    add(
-        "--dims",
-        metavar="B=1:4:16,...",
-        type=ranges,
-        default={},
-        help="sizes of symbolic dimensions, or their ranges, of which the middle one counts",
-    )
-    add("--topology", metavar="FILE", help="what the machine costs (that of 8 H200)")
+    add("--topology", metavar="FILE", help="the costs of the machine (default: 8 H200)")
     add("--link", metavar="NAME", help="the link within a host: nvlink, pcie or ethernet")
-    add("--checkpoint", metavar="DIR", help="the folder that a script reads its sizes from")
-    add("--backend", metavar="NAME", default="onnx", help="whose passes run: onnx, reference")
-    add("--pipeline", metavar="TEXT", help="the passes, in place of the backend's own")
-    add("--dtype", type=word_of("f32", "f16", "bf16"), help="compute in f32, f16 or bf16")
-    add_setting(add)
     add_json(parser)
 
 
@@ -61,7 +49,6 @@ def run(args: Namespace) -> int:
     """Forecast and print."""
     from ..analysis.topology_file import default_topology, read_topology
     from ..driver.forecast import forecast
-    from ..driver.pipelines import Parallel
 
     topology = read_topology(args.topology) if args.topology else default_topology()
     if args.link:
@@ -71,19 +58,14 @@ def run(args: Namespace) -> int:
         found = forecast(
             args.source,
             topology,
-            parallel=Parallel(**parallel_options(args)),
-            backend=args.backend,
-            pipeline=args.pipeline,
-            checkpoint=args.checkpoint,
-            dtype=args.dtype,
-            settings=dict(args.settings),
-            dims=args.dims,
-            tokens=args.tokens,
+            args.tokens,
+            **parallel_options(args),
+            **compilation_options(args),
         )
     if args.json:
         print_json(_facts(found))
     else:
-        _say(found)
+        _print(found)
     return 0
 
 
@@ -94,7 +76,7 @@ def _facts(found: Forecast) -> dict[str, Any]:
         "ranks": found.module.mesh.ranks,
         "pipeline": found.pipeline,
         "topology": found.topology.name,
-        "notes": _notes(found),
+        "notes": idle_axes(found.module),
         "phases": [_phase_facts(each) for each in found.phases],
     }
 
@@ -120,79 +102,54 @@ def _phase_facts(phase: Phase) -> dict[str, Any]:
 
 
 def collective_rows(phase: Phase) -> list[dict[str, Any]]:
-    """The messages of a phase, those of one kind and size together."""
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    """The messages of a phase, grouped by kind, axis, size and link."""
+    groups: dict[tuple[Any, ...], list[Message]] = {}
     for each in phase.messages:
-        key = (each.kind, each.axis, each.ways, each.size, each.link)
-        row = rows.setdefault(
-            key,
-            {
-                "kind": each.kind,
-                "axis": each.axis,
-                "ranks": each.ways,
-                "bytes": each.size,
-                "link": each.link,
-                "count": 0,
-                "sent": 0.0,
-                "sent_per_token": 0.0,
-                "us": 0.0,
-            },
-        )
-        row["count"] += 1
-        row["sent"] += each.sent
-        row["sent_per_token"] += each.sent / phase.tokens
-        row["us"] += each.us
-    return list(rows.values())
+        key = (each.kind, each.axis, each.group_size, each.size, each.link)
+        groups.setdefault(key, []).append(each)
+    rows: list[dict[str, Any]] = []
+    for key, group in groups.items():
+        sent = sum(each.sent for each in group)
+        row = dict(zip(("kind", "axis", "ranks", "bytes", "link"), key, strict=True))
+        row |= {"count": len(group), "sent": sent, "sent_per_token": sent / phase.tokens}
+        rows.append(row | {"us": sum(each.us for each in group)})
+    return rows
 
 
-def _say(found: Forecast) -> None:
+def _print(found: Forecast) -> None:
     mesh = found.module.mesh
     device = found.topology.device
     ranks = f"{mesh.ranks} ranks ({mesh})" if mesh.ranks > 1 else "1 rank"
     print(f"{found.module.name} on {ranks} of {device.name}, {found.topology.within}")
     for phase in found.phases:
-        print(f"\n{paint(phase.name, 'bold')}: {described(phase)}")
-        print(table(_memory_rows(phase, device.memory_bytes), _MEMORY))
-        rows = [
-            (
-                f"{row['count']} x {row['kind']}",
-                f"{row['axis']}, {row['ranks']} ranks",
-                row["link"],
-                amount(row["bytes"]),
-                amount(row["sent_per_token"]),
-                f"{row['us'] / 1e3:.2f} ms",
-            )
-            for row in collective_rows(phase)
-        ]
-        if rows:
-            print(table(rows, _COLLECTIVES))
+        print(f"\n{paint(phase.name, 'bold')}: {_described(phase)}")
+        rows = [_memory_row(i, m, phase, device.memory_bytes) for i, m in enumerate(phase.memory)]
+        print(table(rows, _MEMORY))
+        if phase.messages:
+            print(table(map(_collective_cells, collective_rows(phase)), _COLLECTIVES))
         print(_time(phase))
-    for note in _notes(found):
+    for note in idle_axes(found.module):
         print(f"\n{note}")
 
 
-def _notes(found: Forecast) -> list[str]:
-    from ..analysis.idle_axes import idle_axes
-
-    return idle_axes(found.module)
+def _collective_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    what, over = f"{row['count']} x {row['kind']}", f"{row['axis']}, {row['ranks']} ranks"
+    sizes = amount(row["bytes"]), amount(row["sent_per_token"])
+    return what, over, row["link"], *sizes, f"{row['us'] / 1e3:.2f} ms"
 
 
 _MEMORY = ("  memory per rank", "weights", "states", "activations", "workspace", "all")
-_COLLECTIVES = ("  collectives", "over", "link", "whole tensor", "sent per rank and token", "time")
+_COLLECTIVES = ("  collectives", "over", "link", "full tensor", "sent per rank and token", "time")
 
 
-def described(phase: Phase) -> str:
-    """What one run is."""
+def _described(phase: Phase) -> str:
+    """The tokens and sizes of a phase."""
     sizes = ", ".join(f"{name}={size}" for name, size in phase.sizes.items())
     if phase.name == RUN:
         return f"once ({sizes})"
     count = f"{phase.tokens} token{'s' * (phase.tokens != 1)}"
     before = f" after {phase.past} others" if phase.past else ""
     return f"{count}{before} ({sizes})"
-
-
-def _memory_rows(phase: Phase, most: int) -> list[list[str]]:
-    return [_memory_row(stage, memory, phase, most) for stage, memory in enumerate(phase.memory)]
 
 
 def _memory_row(stage: int, memory: Memory, phase: Phase, most: int) -> list[str]:

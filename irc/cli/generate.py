@@ -1,10 +1,9 @@
-"""`irc generate`: a compiled language model continues a prompt, token by token on the terminal."""
+"""`irc generate`: continues a prompt with a compiled language model, token by token."""
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +14,7 @@ from .console import Progress, paint, print_json, warn
 from .ranks import add_launcher, of_rank, over_ranks, shared
 
 if TYPE_CHECKING:
-    from .rank import RankCommunicator
+    from ..backends.ranks.communicator import Communicator
     from .ranks import Arrays
 
 EXAMPLES = """
@@ -30,18 +29,12 @@ _WHY = {"end": "end of text", "count": "--max-new-tokens", "capacity": "the cach
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc generate`."""
-    parser.add_argument("source", metavar="DIR", help="an artifact folder of a language model")
-    parser.add_argument("--prompt", metavar="TEXT", required=True, help="- reads standard input")
-    parser.add_argument(
-        "--max-new-tokens",
-        metavar="N",
-        type=whole_number(1),
-        default=100,
-        help="stop after so many tokens (100)",
-    )
-    parser.add_argument(
-        "--raw-ids", action="store_true", help="the prompt is token ids, and so is the output"
-    )
+    add = parser.add_argument
+    add("source", metavar="DIR", help="an artifact folder of a language model")
+    add("--prompt", metavar="TEXT", required=True, help="- reads standard input")
+    what = "stop after so many tokens (default: 100)"
+    add("--max-new-tokens", metavar="N", type=whole_number(1), default=100, help=what)
+    add("--raw-ids", action="store_true", help="the prompt is token ids, and so is the output")
     add_runtime(parser)
     add_launcher(parser)
     add_json(parser)
@@ -52,23 +45,27 @@ def run(args: Namespace) -> int:
     return over_ranks(args, _run, reads=args.prompt == "-")
 
 
-def _run(args: Namespace, communicator: RankCommunicator | None) -> int:
+def _run(args: Namespace, communicator: Communicator | None) -> int:
     from ..driver import open_model
 
     prompt = _shared_prompt(args.prompt, communicator)
     with Progress() as progress:
         progress(f"loading {args.source}")
         options = runtime_options(args) | of_rank(communicator)
-        model = open_model(args.source, args.backend, **options)
+        model = open_model(args.artifact or args.source, args.backend, **options)
         ids = parse_ids(prompt) if args.raw_ids else model.tokenizer.encode(prompt)
-    say = _printer(args.json)
-    if not args.raw_ids:
-        say(paint(prompt, "dim"))
     pieces: list[str] = []
+
+    def say(text: str) -> None:
+        if not args.json:
+            print(text, end="", flush=True)
 
     def emit(text: str) -> None:
         pieces.append(text)
         say(text)
+
+    if not args.raw_ids:
+        say(paint(prompt, "dim"))
 
     try:
         if args.raw_ids:
@@ -87,27 +84,27 @@ def _run(args: Namespace, communicator: RankCommunicator | None) -> int:
     return 0
 
 
-def _shared_prompt(given: str, communicator: RankCommunicator | None) -> str:
-    """The prompt that the first rank reads."""
+def _shared_prompt(option: str, communicator: Communicator | None) -> str:
+    """The prompt that rank 0 reads, on every rank."""
     if communicator is None:
-        return read_prompt(given)
+        return read_prompt(option)
 
     def read() -> Arrays:
-        return {"prompt": np.frombuffer(read_prompt(given).encode(), np.uint8)}
+        return {"prompt": np.frombuffer(read_prompt(option).encode(), np.uint8)}
 
     return shared(communicator, read)["prompt"].tobytes().decode()
 
 
-def read_prompt(given: str) -> str:
+def read_prompt(option: str) -> str:
     """The prompt; where it is `-`, standard input without the newline that ends it."""
-    if given == "-":
+    if option == "-":
         text = sys.stdin.buffer.read().removesuffix(b"\n")
     else:
-        text = given.encode("utf-8", "surrogateescape")
+        text = option.encode("utf-8", "surrogateescape")
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Error(f"the prompt is no text in UTF-8 (byte {error.start} is not)") from None
+        raise Error(f"the prompt is not text in UTF-8 (byte {error.start} is wrong)") from None
 
 
 def parse_ids(text: str) -> list[int]:
@@ -117,11 +114,3 @@ def parse_ids(text: str) -> list[int]:
     if wrong:
         raise Error(f"with --raw-ids the prompt is numbers such as 1 15043, not {wrong[0]!r}")
     return [int(word) for word in words]
-
-
-def _printer(silent: bool) -> Callable[[str], None]:
-    def say(text: str) -> None:
-        if not silent:
-            print(text, end="", flush=True)
-
-    return say

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -28,19 +29,13 @@ TARGET = "tensorrt-rtx"
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc lint`."""
-    parser.add_argument(
-        "source", metavar="FILE|DIR", nargs="?", help="an ONNX model, or an artifact folder"
-    )
-    parser.add_argument(
-        "--target",
-        metavar="T",
-        help=f"library, version and GPUs ({TARGET}, or what the artifact is for)",
-    )
-    parser.add_argument(
-        "--ignore", metavar="RULE", action="append", default=[], help="leave a rule out"
-    )
-    parser.add_argument("--all", action="store_true", help="every node of every finding")
-    parser.add_argument("--rules", action="store_true", help="list the rules for the target")
+    add = parser.add_argument
+    add("source", metavar="FILE|DIR", nargs="?", help="an ONNX model, or an artifact folder")
+    what = f"library, version and GPUs (default: that of the artifact, or {TARGET})"
+    add("--target", metavar="T", help=what)
+    add("--ignore", metavar="RULE", action="append", default=[], help="a rule to skip")
+    add("--all", action="store_true", help="list every node of every finding")
+    add("--rules", action="store_true", help="list the rules for the target")
     add_plugin(parser.add_argument)
     add_json(parser)
 
@@ -55,9 +50,7 @@ def run(args: Namespace) -> int:
     if args.source is None:
         raise Error("say which model: irc lint model.onnx, or irc lint DIR")
     target = _target(args)
-    found = {
-        path: _findings(path, target, tuple(args.ignore)) for path in models(Path(args.source))
-    }
+    found = {path: _findings(path, target, args.ignore) for path in models(Path(args.source))}
     errors = sum(each.severity == "error" for every in found.values() for each in every)
     if args.json:
         listed = [{"file": str(p), **asdict(each)} for p, every in found.items() for each in every]
@@ -68,8 +61,8 @@ def run(args: Namespace) -> int:
     return int(errors > 0)
 
 
-def _findings(path: Path, target: Target, ignore: tuple[str, ...]) -> list[Finding]:
-    """The findings about a file; an Error says at which byte it breaks, where that is known."""
+def _findings(path: Path, target: Target, ignore: list[str]) -> list[Finding]:
+    """The findings about a file; the Error about a damaged one names the byte, where known."""
     from ..backends.tensorrt.lint import Unreadable, lint_file
     from ..frontends.onnx.wire import without_data
 
@@ -99,25 +92,22 @@ def models(source: Path) -> list[Path]:
 
 def _target(args: Namespace) -> Target:
     """The target that is asked for, that of the artifact, or tensorrt-rtx."""
-    from ..artifact import is_artifact, read_manifest
+    from ..artifact.folder import ArtifactFolder
     from ..backends.tensorrt.target import Target
 
-    if args.target is not None:
-        return Target.parse(args.target)
-    if args.source is not None and is_artifact(Path(args.source)):
-        own = read_manifest(Path(args.source))["program"].get("target")
-        if isinstance(own, str):
-            return Target.parse(own)
-    return Target.parse(TARGET)
+    artifact = None if args.source is None else ArtifactFolder.find(Path(args.source))
+    own = artifact.program.get("target") if artifact else None
+    return Target.parse(args.target or own or TARGET)
 
 
 def _print(path: Path, findings: list[Finding], target: Target, all_nodes: bool) -> None:
-    """The findings about one model, those of one rule and sentence together."""
-    from ..backends.tensorrt.lint.grouping import grouped
+    """The findings about one model, those with one rule and message together."""
+    from ..backends.tensorrt.lint.rules import grouped
 
     errors = sum(each.severity == "error" for each in findings)
-    counts = [_count(errors, "error"), _count(len(findings) - errors, "warning")]
-    print(f"{path}: {', '.join(filter(None, counts)) or f'no findings for {target}'}")
+    numbers = (("error", errors), ("warning", len(findings) - errors))
+    counts = ", ".join(f"{n} {noun}{'s' * (n > 1)}" for noun, n in numbers if n)
+    print(f"{path}: {counts or f'no findings for {target}'}")
     for group in grouped(findings):
         colour = "red" if group.severity == "error" else "yellow"
         print(f"  {paint(group.severity, colour)} {group.sentence}")
@@ -125,22 +115,26 @@ def _print(path: Path, findings: list[Finding], target: Target, all_nodes: bool)
             print(f"    {line}")
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''}" if number else ""
-
-
 def _rules(args: Namespace) -> int:
-    """The rules that hold for the target, with what they rest on."""
+    """List the rules for the target: message, with … for values of the model, and source."""
     from ..backends.tensorrt.lint import RULES
 
     target = _target(args)
-    held = [rule for _, rule in sorted(RULES.items()) if rule.holds(target)]
-    if args.json:
-        keys = ("name", "severity", "reason", "source")
-        print_json([{key: getattr(rule, key) for key in keys} for rule in held])
-        return 0
     rows = [
-        (rule.name, rule.severity, rule.reason.partition("\n")[0], rule.source) for rule in held
+        {
+            "name": name,
+            "severity": rule.where.severity,
+            "operators": rule.operators,
+            "message": re.sub(r"\{[^}]*\}", "…", rule.message.replace("{kind}", "this operator")),
+            "source": rule.source,
+        }
+        for name, rule in sorted(RULES.items())
+        if rule.where.includes(target)
     ]
-    print(table(rows, ["rule", "severity", "reason", "source"]))
+    if args.json:
+        print_json(rows)
+        return 0
+    columns = ("name", "severity", "message", "source")
+    cells = [[str(row[column]) for column in columns] for row in rows]
+    print(table(cells, ["rule", *columns[1:]]))
     return 0

@@ -1,14 +1,15 @@
-"""Entry point of the command line: finds the command, and turns what goes wrong into sentences."""
+"""Entry point of the command line: runs a command, and prints errors as sentences."""
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 from importlib import import_module
 from typing import Any
 
 from .. import __version__
-from ..errors import Error, did_you_mean
+from ..errors import Error, did_you_mean, is_debugging
 from .arguments import Parser, Usage, add_load
 from .console import error_line, warn
 from .rank import Process
@@ -18,24 +19,24 @@ from .signals import INTERRUPTED, TERMINATED, Signals
 COMMANDS = {
     "compile": "write an artifact folder from a script, a checkpoint folder or a module",
     "run": "run an artifact on arrays from an .npz file",
-    "generate": "let a compiled language model continue a prompt",
+    "generate": "continue a prompt with a compiled language model",
     "opt": "run passes over a module: text in, text out",
-    "show": "print the module of a file or an artifact, or a part of it",
+    "show": "print the module of a file or an artifact, or one scope of it",
     "diff": "compare two modules",
-    "lint": "tell what TensorRT would refuse or miscompute in an ONNX model",
-    "ops": "list the operations and which backend has them",
+    "lint": "check ONNX models for what TensorRT refuses or miscomputes",
+    "ops": "list the operations and the backends that have them",
     "passes": "list the passes and their options",
-    "plugins": "list the plugins of engines, and tell all about one",
-    "forecast": "tell memory, bytes on the wire and times per rank, before anything is built",
-    "bench": "measure this machine: collectives between its GPUs or its cores",
-    "doctor": "check the installation, and an artifact's files",
+    "plugins": "list the plugins of engines, or describe one",
+    "forecast": "estimate memory, traffic and times per rank; nothing is built",
+    "bench": "time collectives between the GPUs or the cores of this machine",
+    "doctor": "check the installation and the files of an artifact",
 }
 _HELP = ("-h", "--help", "help")
-_OUR_FAULT = 70
+_INTERNAL = 70
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. 0: it worked, 1: the user has to change something, 2: wrong usage."""
+    """Run one command. 0: done, 1: the input has to change, 2: wrong usage."""
     process = Process.of_program() if argv is None else Process(argv)
     status = TERMINATED
     try:
@@ -48,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
 def _answer(process: Process) -> int:
     signals = Signals()
     try:
-        with signals.heeded():
+        with signals.handled(), warnings.catch_warnings():
+            warnings.showwarning = _show
             status = _dispatch(process.words, process)
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -62,31 +64,41 @@ def _answer(process: Process) -> int:
     return status
 
 
+def _show(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as one line, without the place in irc that gave it."""
+    warn(f"note: {message}")
+
+
 def _answer_to(error: Exception, words: list[str]) -> int:
-    """Say what went wrong, and what to do about it; the exit status."""
+    """Print an error; returns the exit status."""
     if isinstance(error, BrokenPipeError):
         _drop_output()
         return 0
     if isinstance(error, Usage):
         warn(error_line(str(error)))
-        warn(f"{error.hint}")
+        warn(error.hint)
         return 2
-    _debug(error)
+    if is_debugging():
+        import traceback
+
+        traceback.print_exception(error)
     if isinstance(error, Error):
         warn(error_line(str(error)))
         return 1
     if isinstance(error, OSError):
-        warn(error_line(_sentence(error)))
+        reason = error.strerror or str(error)
+        warn(error_line(f"{error.filename}: {reason}" if error.filename else reason))
         _drop_output()
         return 1
-    package = _missing_package(error)
-    if package:
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    package = (name or "irc").partition(".")[0]
+    if package != "irc":
         warn(error_line(f"the package {package} is not installed: pip install {package}"))
         return 1
-    from .crash import apology
+    from .crash import crash_report
 
-    warn(error_line(apology(error, words)))
-    return _OUR_FAULT
+    warn(error_line(crash_report(error, words)))
+    return _INTERNAL
 
 
 def _dispatch(words: list[str], process: Process) -> int:
@@ -126,41 +138,13 @@ def overview() -> str:
     """What `irc --help` prints."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: irc COMMAND ...",
-            "",
-            "A graph compiler for transformers and embedding models.",
-            "",
-            *lines,
-            "",
-            "irc COMMAND --help tells more, with examples. irc --version prints the version.",
-        ]
-    )
-
-
-def _debug(error: Exception) -> None:
-    """With IRC_DEBUG=1 the traceback is printed before the sentence."""
-    if os.environ.get("IRC_DEBUG", "") not in ("", "0"):
-        import traceback
-
-        traceback.print_exception(error)
-
-
-def _missing_package(error: Exception) -> str:
-    """The package whose absence is the error, if it is one of others."""
-    name = error.name if isinstance(error, ModuleNotFoundError) else None
-    package = (name or "").partition(".")[0]
-    return "" if package == "irc" else package
-
-
-def _sentence(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}" if error.filename else reason
+    about = "A graph compiler for transformers and embedding models."
+    more = "irc COMMAND --help lists options and examples. irc --version prints the version."
+    return "\n".join(["usage: irc COMMAND ...", "", about, "", *lines, "", more])
 
 
 def _drop_output() -> None:
-    """Nothing more goes to a stdout that cannot take it, not even at exit."""
+    """Send further output to the null device, since stdout cannot be written."""
     if sys.stdout is not sys.__stdout__:
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""`irc ops`: the operations of the language, and how each backend has them."""
+"""`irc ops`: lists the operations and the backends that have them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Error, did_you_mean
 from .arguments import add_json
-from .console import markdown_table, print_json, table
+from .console import markdown_table, print_json, print_options, table
 
 if TYPE_CHECKING:
-    from ..core import Op
+    from ..ir.core import Op
 
 EXAMPLES = """
   irc ops
@@ -24,41 +24,35 @@ EXAMPLES = """
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc ops`."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help="one operation, in full")
-    parser.add_argument("--markdown", action="store_true", help="a table by group, as Markdown")
-    parser.add_argument(
-        "--target", metavar="T", help="what each becomes for TensorRT, as tensorrt-rtx-1.7/sm_89"
-    )
+    add = parser.add_argument
+    add("name", metavar="NAME", nargs="?", help="one operation, in full")
+    add("--markdown", action="store_true", help="a table by group, as Markdown")
+    add("--target", metavar="T", help="the lowerings for TensorRT, as in tensorrt-rtx-1.7/sm_89")
     add_json(parser)
 
 
 def run(args: Namespace) -> int:
-    """The table, or all about one operation."""
+    """Print the table, or one operation in full."""
     from .. import ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
-    from ..declare import REGISTRY, load_installed_operations
+    from ..ir.declare import REGISTRY, load_installed_operations
 
     load_installed_operations()
     if args.name is not None and args.name not in REGISTRY:
         raise Error(f"no operation called {args.name!r}{did_you_mean(args.name, REGISTRY)}")
     if args.target is not None:
         return _print_choices(args)
-    if args.name is not None:
-        found = described(REGISTRY[args.name])
-        if args.json:
-            print_json(found)
-        else:
-            _print_one(found)
-        return 0
-    found = [described(cls) for _, cls in sorted(REGISTRY.items())]
-    if args.json:
-        print_json(found)
-        return 0
+    chosen = sorted(REGISTRY) if args.name is None else [args.name]
+    found = [described(REGISTRY[name]) for name in chosen]
     columns = list(found[0]["backends"])
-    if args.markdown:
+    if args.json:
+        print_json(found if args.name is None else found[0])
+    elif args.name is not None:
+        _print_one(found[0])
+    elif args.markdown:
         print(markdown_table(grouped(found), ["group", "operations", *columns]))
-        return 0
-    rows = [[each["name"], *each["backends"].values(), each["summary"]] for each in found]
-    print(table(rows, ["operation", *columns, "what it is"]))
+    else:
+        rows = [[each["name"], *each["backends"].values(), each["summary"]] for each in found]
+        print(table(rows, ["operation", *columns, "summary"]))
     return 0
 
 
@@ -81,7 +75,7 @@ def _print_choices(args: Namespace) -> int:
     print(show(cells, header))
     if args.name is None:
         refused = [[name, why] for name, why in choices.unknown_dtypes(target).items()]
-        print(f"\n{show(refused, ['dtype', 'an operation is refused, or expanded, that'])}")
+        print(f"\n{show(refused, ['dtype', 'operations of this dtype are refused or expanded'])}")
     return 0
 
 
@@ -91,7 +85,7 @@ def grouped(found: list[dict[str, Any]]) -> list[list[str]]:
     for each in found:
         groups.setdefault(each["group"], []).append(each)
     return [
-        [group, _names(members), *(_share(members, name) for name in members[0]["backends"])]
+        [group, _names(members), *(_coverage(members, name) for name in members[0]["backends"])]
         for group, members in sorted(groups.items())
     ]
 
@@ -100,7 +94,7 @@ def _names(members: list[dict[str, Any]]) -> str:
     return ", ".join(f"`{each['name']}`" for each in members)
 
 
-def _share(members: list[dict[str, Any]], backend: str) -> str:
+def _coverage(members: list[dict[str, Any]], backend: str) -> str:
     lacking = [each for each in members if each["backends"][backend] == "no"]
     if not lacking:
         return "yes"
@@ -108,12 +102,15 @@ def _share(members: list[dict[str, Any]], backend: str) -> str:
 
 
 def described(cls: type[Op]) -> dict[str, Any]:
-    """Everything that the declaration of an operation says."""
-    from ..attributes import kind_name
+    """The declaration of an operation, and its backends."""
+    from ..backends import get, names
+    from ..ir.attributes import kind_name
+    from ..ir.facts import facts_text
     from ..text.printer import literal
 
     text = inspect.getdoc(cls) or ""
     defaults = cls.attribute_defaults
+    without = "expanded" if cls.composite else "no"
     return {
         "name": cls.opname,
         "group": cls.__module__.rpartition(".")[2],
@@ -130,17 +127,10 @@ def described(cls: type[Op]) -> dict[str, Any]:
             for name, kind in cls.attribute_types.items()
         ],
         "sharding": cls.sharding,
+        "facts": facts_text(cls),
         "composite": cls.composite,
-        "backends": coverage(cls),
+        "backends": {name: "yes" if get(name).covers(cls) else without for name in names()},
     }
-
-
-def coverage(cls: type[Op]) -> dict[str, str]:
-    """Per backend: yes, expanded (into simpler operations), or no."""
-    from ..backends import get, names
-
-    without = "expanded" if cls.composite else "no"
-    return {name: "yes" if get(name).covers(cls) else without for name in names()}
 
 
 def _repeats(cls: type[Op], name: str) -> bool:
@@ -153,17 +143,9 @@ def _print_one(found: dict[str, Any]) -> None:
     print(f"{found['name']} {', '.join(operands)}".rstrip())
     print(f"\n{found['text']}")
     if found["attributes"]:
-        print("\nattributes:")
-        rows = [
-            (
-                f"  {a['name']}",
-                a["takes"],
-                "has to be given" if a["default"] is None else a["default"],
-            )
-            for a in found["attributes"]
-        ]
-        print(table(rows))
-    if found["sharding"]:
-        print(f"\nsharding: {found['sharding']}")
+        print_options("attributes", found["attributes"])
+    for key in ("sharding", "facts"):
+        if found[key]:
+            print(f"\n{key}: {found[key]}")
     backends = ", ".join(f"{name} {how}" for name, how in found["backends"].items())
     print(f"\nbackends: {backends}")

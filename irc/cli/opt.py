@@ -7,12 +7,12 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .arguments import add_script, script_options
+from .arguments import add_passes, add_script, pass_instruments, script_options
 from .console import warn
-from .sources import STDIN, read_module, weights_folder
+from .sources import STDIN, load_module, weights_folder
 
 if TYPE_CHECKING:
-    from ..instruments import Instrument
+    from ..pipeline.instruments import Instrument
 
 EXAMPLES = """
   irc opt model.irc                                          verify and print
@@ -27,34 +27,19 @@ EXAMPLES = """
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc opt`."""
     add = parser.add_argument
-    add(
-        "source",
-        metavar="FILE",
-        nargs="?",
-        default=STDIN,
-        help="a module, script.py[:factory], model.onnx, an artifact folder; if absent, the text "
-        "on standard input",
-    )
+    what = "a module, script.py[:factory], model.onnx or an artifact folder (default: -)"
+    add("source", metavar="FILE", nargs="?", default=STDIN, help=what)
     add("--passes", metavar="TEXT", default="", help="the pipeline; without it, verify and print")
     add("--locs", action="store_true", help="print the source line of each operation")
     add("--diff", action="store_true", help="show on standard error what each pass changes")
     add("--time", action="store_true", help="show on standard error how long each pass takes")
     add("--stats", action="store_true", help="show on standard error what passes and rules did")
-    add("--dump-dir", metavar="D", help="write the module after every pass into the folder D")
     add("--why-not", metavar="PASS", help="show where the rules of a pass nearly applied")
-    add(
-        "--limit",
-        metavar="PASS=N",
-        action="append",
-        default=[],
-        help="let a pass make N rewrites at most; may be repeated",
-    )
-    add(
-        "--check-numerics",
-        action="store_true",
-        help="evaluate the module before and after every pass, and compare",
-    )
-    add("--no-verify", action="store_true", help="do not verify the module after every pass")
+    what = "let a pass make N rewrites at most; may be repeated"
+    add("--limit", metavar="PASS=N", action="append", default=[], help=what)
+    what = "evaluate the module before and after every pass, and compare"
+    add("--check-numerics", action="store_true", help=what)
+    add_passes(parser)
     add_script(parser)
 
 
@@ -66,7 +51,7 @@ def run(args: Namespace) -> int:
 
     pipeline = parse_pipeline(args.passes)
     instruments, reports = _instruments(args)
-    module = read_module(args.source, **script_options(args))
+    module = load_module(args.source, **script_options(args))
     run_pipeline(module, pipeline, instruments)
     for report in reports:
         warn(str(report))
@@ -75,24 +60,18 @@ def run(args: Namespace) -> int:
 
 
 def _instruments(args: Namespace) -> tuple[list[Instrument], list[Instrument]]:
-    """(all, those that are printed at the end)."""
-    from ..instruments import (
+    """All instruments, and those of them that are printed at the end."""
+    from ..pipeline.instruments import (
         CheckNumerics,
-        DumpDir,
         Limit,
         PrintDiff,
-        Reproducer,
         Statistics,
         Timing,
-        VerifyEach,
         WhyNot,
         parse_limit,
     )
 
-    chosen: list[Instrument] = [Reproducer(args.dump_dir, args.load)]
-    chosen += [] if args.no_verify else [VerifyEach()]
-    if args.dump_dir is not None:
-        chosen.append(DumpDir(args.dump_dir, args.load))
+    chosen = pass_instruments(args, args.load)
     if args.diff:
         chosen.append(PrintDiff(sys.stderr))
     if args.check_numerics:

@@ -1,4 +1,4 @@
-"""`irc passes`: the passes there are, and the options of one."""
+"""`irc passes`: lists the passes, or the options of one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Error, did_you_mean
 from .arguments import add_json
-from .console import print_json, table
+from .console import print_json, print_options, table
 
 if TYPE_CHECKING:
     from ..pipeline import Pass
@@ -27,10 +27,10 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """All passes with a line each, or all about one."""
+    """Print a line per pass, or one pass in full."""
     from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
     from ..backends import get, names
-    from ..installed import load_installed
+    from ..extensions.entry_points import load_installed
     from ..pipeline import GROUP, PASSES
 
     load_installed(GROUP)
@@ -73,15 +73,6 @@ def described(cls: type[Pass]) -> dict[str, Any]:
 def _print_one(found: dict[str, Any]) -> None:
     print(f"{found['name']}  ({found['module']})\n\n{found['text']}")
     if found["options"]:
-        print("\noptions:")
-        rows = [
-            (
-                f"  {o['name']}",
-                o["takes"],
-                "has to be given" if o["default"] is None else o["default"],
-            )
-            for o in found["options"]
-        ]
-        print(table(rows))
+        print_options("options", found["options"])
     else:
         print("\nIt has no options.")

@@ -1,4 +1,4 @@
-"""`irc run`: an artifact applied to the arrays of an .npz file."""
+"""`irc run`: runs an artifact on the arrays of an .npz file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..atomic import whole_file
+from ..artifact.atomic import whole_file
 from ..errors import Error
 from .arguments import add_json, add_runtime, runtime_options
 from .console import Progress, print_json, table
 from .ranks import add_launcher, of_rank, over_ranks, shared
 
 if TYPE_CHECKING:
-    from .rank import RankCommunicator
+    from ..backends.ranks.communicator import Communicator
 
 EXAMPLES = """
   irc run build/two_tower --inputs in.npz --outputs out.npz
@@ -31,37 +31,30 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc run`."""
-    parser.add_argument(
-        "source",
-        metavar="DIR",
-        help="an artifact folder (or a module to interpret: of a local one all ranks run on "
-        "the same inputs, and rank 0 gives the outputs)",
-    )
-    parser.add_argument("--inputs", metavar="IN.npz", required=True, help="one array per input")
-    parser.add_argument(
-        "--outputs",
-        metavar="OUT.npz",
-        required=True,
-        help="where one array per output goes; floats that numpy lacks, such as bf16, as f32",
-    )
+    add = parser.add_argument
+    what = "an artifact folder, or module.irc, which --backend reference interprets on all ranks"
+    add("source", metavar="DIR", help=what)
+    add("--inputs", metavar="IN.npz", required=True, help="one array per input")
+    what = "one array per output; bf16 and other floats that numpy lacks become f32"
+    add("--outputs", metavar="OUT.npz", required=True, help=what)
     add_runtime(parser)
     add_launcher(parser)
     add_json(parser)
 
 
 def run(args: Namespace) -> int:
-    """Read, run, write: here, or in a process per rank, of which the first reads and writes."""
+    """Read, run, write: here, or in a process per rank, of which rank 0 reads and writes."""
     return over_ranks(args, _run)
 
 
-def _run(args: Namespace, communicator: RankCommunicator | None) -> int:
+def _run(args: Namespace, communicator: Communicator | None) -> int:
     from ..driver import open_model
 
     inputs = shared(communicator, lambda: read_arrays(Path(args.inputs)))
     with Progress() as progress:
         progress(f"loading {args.source}")
         options = runtime_options(args) | of_rank(communicator)
-        model = open_model(args.source, args.backend, **options)
+        model = open_model(args.artifact or args.source, args.backend, **options)
         progress(f"running {args.source}")
         began = time.perf_counter()
         outputs = model.run(inputs)
@@ -77,7 +70,7 @@ def _run(args: Namespace, communicator: RankCommunicator | None) -> int:
 
 
 def read_arrays(path: Path) -> Arrays:
-    """The arrays of an .npz file; an Error says what is wrong with the file."""
+    """The arrays of an .npz file; an Error where it is none."""
     how = "write it with numpy.savez"
     try:
         with path.open("rb") as file:
@@ -92,7 +85,7 @@ def read_arrays(path: Path) -> Arrays:
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Write an .npz file, which is there whole or not at all."""
+    """Write an .npz file, completely or not at all."""
     plain = {
         name: array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
         for name, array in arrays.items()

@@ -1,4 +1,4 @@
-"""`irc show`: the text of a module or a part of it, its numbers, or a page about it."""
+"""`irc show`: prints the text of a module or of a scope, or its statistics, or an HTML page."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import cast
 
-from ..artifact import is_artifact, read_manifest
+from ..analysis.units import amount
 from ..errors import Error, did_you_mean
-from ..units import amount
 from .arguments import add_json, add_script, script_options
 from .console import print_json, table
 from .kernels import show_kernels
-from .sources import STDIN, read_module
+from .sources import read_module
 
 EXAMPLES = """
   irc show build/llama | head
@@ -27,36 +26,30 @@ EXAMPLES = """
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc show`."""
-    parser.add_argument(
-        "source",
-        metavar="FILE|DIR",
-        help="a module, script.py[:factory], model.onnx, an artifact folder, or -",
-    )
-    parser.add_argument("--scope", metavar="S", help="only this module path, such as layers.0.mlp")
-    parser.add_argument(
-        "--locs", action="store_true", help="with the source line of each operation"
-    )
-    parser.add_argument("--html", metavar="F", help="write a page about the module to the file F")
-    parser.add_argument("--stats", action="store_true", help="count operations and weights instead")
-    parser.add_argument(
-        "--kernels", action="store_true", help="what TensorRT made of the operations of an artifact"
-    )
+    add = parser.add_argument
+    what = "a module, script.py[:factory], model.onnx, an artifact folder, or -"
+    add("source", metavar="FILE|DIR", help=what)
+    add("--scope", metavar="S", help="only this module path, such as layers.0.mlp")
+    add("--locs", action="store_true", help="print the source line of each operation")
+    add("--html", metavar="F", help="write a page about the module to the file F")
+    add("--stats", action="store_true", help="count operations and weights instead")
+    add("--kernels", action="store_true", help="print the kernels of the engines of an artifact")
     add_script(parser)
     add_json(parser)
 
 
 def run(args: Namespace) -> int:
-    """Print what was asked for."""
-    from ..report import page, statistics
+    """Print the text, the statistics or the kernels, or write the page."""
+    from ..artifact.report import page, statistics
+    from ..driver.sources import artifact_of
     from ..text.printer import print_module
 
     if args.kernels:
         return show_kernels(args.source, args.scope, args.json)
     module = read_module(args.source, **script_options(args))
     if args.html is not None:
-        folder = Path(args.source)
-        known = args.source != STDIN and folder.is_dir() and is_artifact(folder)
-        manifest = read_manifest(folder) if known else None
+        artifact = artifact_of(args.source) if Path(args.source).is_dir() else None
+        manifest = artifact.manifest if artifact else None
         Path(args.html).write_text(page(module, manifest), encoding="utf-8")
         return 0
     if args.scope is not None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and a polite kill: both unwind, so that nothing half-written stays."""
+"""Ctrl-C and SIGTERM unwind the program, so that no half-written file remains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INTERRUPTED, TERMINATED = 130, 143
 
 
 class Signals:
-    """What arrived. `status` is the exit status that it asks for, 0 if nothing came.
+    """The signal that arrived. `status` is the exit status that it requires, 0 if none came.
 
     Python code that starts up inside an extension module may swallow the exception raised here, or
     turn it into one of its own; the status tells even then.
@@ -22,7 +22,7 @@ class Signals:
         self.status = 0
 
     @contextmanager
-    def heeded(self) -> Generator[None]:
+    def handled(self) -> Generator[None]:
         """SIGINT raises KeyboardInterrupt and SIGTERM SystemExit inside."""
         try:
             before = {

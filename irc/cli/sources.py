@@ -6,35 +6,40 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..core import Module
 from ..errors import Error
+from ..ir.core import Module
 from .console import warn
 
 STDIN = "-"
 
 
 def read_module(place: str, **options: Any) -> Module:
-    """The module in a file, in an artifact folder, or on standard input (`-`), verified.
+    """The module of `load_module`, verified."""
+    from ..ir.verify import verify
+
+    module = load_module(place, **options)
+    verify(module)
+    return module
+
+
+def load_module(place: str, **options: Any) -> Module:
+    """The module in a file, in an artifact folder, or on standard input (`-`).
 
     A script is run, with the `options` of `script_options`; its weights may be unbound.
     """
     from ..driver.sources import find_source, is_script
     from ..driver.sources import read_module as read_place
-    from ..verify import verify
 
     if is_script(place):
-        module = find_source(place, **options, bound=False).module
-    elif options:
+        return find_source(place, **options, bound=False).module
+    if options:
         name = next(iter(options)).replace("settings", "set")
-        raise Error(f"{place} is no script, so --{name} has no effect; leave it out")
-    else:
-        module = _from_stdin() if place == STDIN else read_place(Path(place))
-    verify(module)
-    return module
+        raise Error(f"{place} is not a script, so --{name} has no effect; leave it out")
+    return _from_stdin() if place == STDIN else read_place(Path(place))
 
 
 def weights_folder(place: str) -> Path:
-    """Where the relative paths of weight files start in what `read_module` gives."""
+    """The folder at which relative paths of weight files start in a module of `read_module`."""
     from ..driver.sources import is_onnx, is_script
 
     path = Path(place)
@@ -44,12 +49,8 @@ def weights_folder(place: str) -> Path:
 
 
 def _from_stdin() -> Module:
-    from ..text import parse_module
+    from ..driver.sources import parse_bytes
 
     if sys.stdin.isatty():
         warn("irc: reading a module from the keyboard; ctrl-D ends it")
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Error(f"<stdin> is no text in UTF-8 (byte {error.start} is not)") from None
-    return parse_module(text, "<stdin>")
+    return parse_bytes(sys.stdin.buffer.read(), "<stdin>")

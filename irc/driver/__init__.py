@@ -1,4 +1,4 @@
-"""From a source to an artifact folder, and from an artifact folder to something that runs."""
+"""From a source to an artifact folder, and from an artifact folder to a running program."""
 
 from .build import Prepared, check, compile, prepare, run_passes, write
 from .load import Artifact, load, open_model

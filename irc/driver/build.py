@@ -1,9 +1,10 @@
-"""Compiling: source, passes, what the backend writes, and the folder around it."""
+"""Compiling: source, passes, the program of a backend, and the artifact folder around it."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -13,31 +14,40 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from .. import __version__
 from ..analysis.idle_axes import idle_axes
-from ..artifact import BUNDLE, MODULE, REPORT, Progress, is_artifact, silent, write_manifest
-from ..atomic import whole_folder
-from ..bundle import bundled
-from ..core import Module
-from ..dtypes import is_float
+from ..argument_checks import check_path
+from ..artifact.atomic import whole_folder
+from ..artifact.bundle import bundled
+from ..artifact.folder import ArtifactFolder
+from ..artifact.manifest import (
+    BUNDLE,
+    MODULE,
+    REPORT,
+    Progress,
+    is_artifact,
+    silent,
+    write_manifest,
+)
+from ..artifact.report import page
 from ..errors import Error
-from ..given import check_path
-from ..report import page
+from ..ir.core import Module
+from ..ir.dtypes import is_float
+from ..ir.types import TensorType
+from ..ir.verify import verify
 from ..text.printer import print_module
-from ..types import TensorType
-from ..verify import verify
 from ..weights import UnboundRef
 from .load import Artifact
-from .options import Options, backend_of
+from .options import Options, backend_of, selected
 from .pipelines import Parallel, chosen_pipeline
-from .sources import PathLike, Source, find_source
+from .sources import SOURCE_OPTIONS, PathLike, Source, artifact_of, find_source
 
 if TYPE_CHECKING:
-    from ..backends.base import Backend, Ports
+    from ..backends.base import Backend, Emitted
     from ..pipeline import Instrument, Step
 
 
 @dataclass
 class Prepared:
-    """A module that a backend can write, and how it came about."""
+    """A module that a backend can write, and how it was made."""
 
     source: Source
     backend: Backend
@@ -55,9 +65,8 @@ def compile(
 ) -> Artifact:
     """Compile a script, a checkpoint folder, a module's text or a module into a folder.
 
-    The folder appears whole or not at all. Weights stay in the checkpoint and are referred to;
-    with `bundle` they are copied into the folder, which then needs nothing else. See `Options` for
-    the rest.
+    The folder appears complete or not at all. Weights stay in the checkpoint; with `bundle` they
+    are copied into the folder, which then needs no other file. `Options` has the rest.
     """
     check_path("the folder to write", output)
     prepared = prepare(src, **options)
@@ -65,126 +74,109 @@ def compile(
 
 
 def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
-    """Everything before a file is written: the module, its weights bound, all passes run."""
-    from ..backends.base import report
+    """Source and passes: the module, its weights bound, verified, all passes run.
 
-    tell = options.get("progress") or silent
-    backend = backend_of(src, options)
-    tell("reading the model", 0.0)
-    source = find_source(
-        src,
-        options.get("checkpoint"),
-        options.get("dtype"),
-        options.get("settings"),
-        options.get("dims"),
-        options.get("random_weights"),
-    )
+    Nothing is written.
+    """
+    from ..backends.base import check_supported
+
+    progress = options.get("progress") or silent
+    artifact = artifact_of(src)
+    is_folder = not isinstance(src, Module) and Path(src).is_dir()
+    backend = backend_of(artifact if is_folder else None, options)
+    progress("reading the model", 0.0)
+    source = find_source(src, artifact=artifact, **selected(options, *SOURCE_OPTIONS))
     module = source.module
     verify(module)
     _check_bound(module)
-    tell("running passes", 0.0)
-    given = options.get("pipeline")
-    pipeline = chosen_pipeline(backend, module, Parallel.of(options), given, source.folder)
-    steps = run_passes(module, pipeline, options.get("instruments"))
-    gaps = backend.unsupported(module)
-    if gaps:
-        raise report(gaps, backend.name)
+    progress("running passes", 0.0)
+    pipeline = chosen_pipeline(backend, source, Parallel.of(options), options.get("pipeline"))
+    steps = run_passes(module, pipeline, options.get("instruments"), verified=True)
+    check_supported(backend, module)
     return Prepared(source, backend, pipeline, steps)
 
 
 def check(prepared: Prepared) -> list[str]:
-    """Raise what `write` would about the module before it builds engines; nothing is written.
+    """Raise the errors that `write` would raise before it builds engines; nothing is written.
 
-    Returns sentences for the user.
+    Returns notes for the user.
     """
-    checked = getattr(prepared.backend, "check", None)
-    notes: list[str] = [] if checked is None else checked(prepared.module, {"base": Path()})
-    return [*idle_axes(prepared.module), *notes]
+    return [*idle_axes(prepared.module), *prepared.backend.check(prepared.module, Path())]
 
 
 def run_passes(
-    module: Module, pipeline: str, instruments: Sequence[Instrument] | None = None
+    module: Module,
+    pipeline: str,
+    instruments: Sequence[Instrument] | None = None,
+    *,
+    verified: bool = False,
 ) -> list[Step]:
-    """Run the passes that the text names over a module, in place; a Step tells what each did."""
+    """Run the passes that the text names over a module, in place; returns a Step for each.
+
+    A module that is not yet `verified` is verified first.
+    """
     from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
     from ..pipeline import run_pipeline
 
-    return run_pipeline(module, pipeline, instruments)
+    return run_pipeline(module, pipeline, instruments, verified=verified)
 
 
 def write(
-    prepared: Prepared,
-    output: PathLike,
-    *,
-    bundle: bool = False,
-    progress: Progress | None = None,
+    prepared: Prepared, output: PathLike, *, bundle: bool = False, progress: Progress | None = None
 ) -> Artifact:
-    """Write the artifact folder of a prepared module; see `compile` for `bundle`."""
-    tell = progress or silent
-    module = prepared.module
-    outside = {} if bundle else {path: Path(path) for path in _used_files(module)}
-    _check_kept(outside.values(), Path(output))
-    with whole_folder(Path(output), is_artifact) as folder:
-        copying = partial(tell, "copying the weights")
-        with bundled(module, folder / BUNDLE, copying) if bundle else nullcontext():
-            facts = _write_program(prepared, folder, Path(output), tell)
-        notes = facts["program"].pop("notes", [])
-        known = facts["program"].pop("hashes", None)
-        manifest = write_manifest(folder, facts, outside, tell, known)
-    finish = getattr(prepared.backend, "finish", None)
-    notes += [] if finish is None else finish(Path(output), manifest)
-    return Artifact(Path(output), manifest, notes=[*idle_axes(module), *notes])
+    """Emit the program of a prepared module into its folder; see `compile` for `bundle`."""
+    progress = progress or silent
+    path, module = Path(output), prepared.module
+    refs = [] if bundle else [weight.ref for weight in module.weights.values()]
+    used = dict.fromkeys(module.files[name] for ref in refs for name in ref.files())
+    files = {each: Path(each) for each in used}
+    _check_kept(files.values(), path)
+    with whole_folder(path, is_artifact) as folder:
+        copying = partial(progress, "copying the weights")
+        with bundled(module, folder / BUNDLE, copying) if bundle else nullcontext("") as hash:
+            emitted = _emit(prepared, folder, progress)
+        facts = {**_facts(prepared), "program": dict(emitted.facts)}
+        known = {**emitted.hashes, **({BUNDLE: hash} if hash else {})}
+        manifest = write_manifest(folder, facts, files, progress, known)
+    notes = [*idle_axes(module), *emitted.notes]
+    return Artifact(ArtifactFolder(path, manifest), notes=notes)
 
 
-def _write_program(
-    prepared: Prepared, folder: Path, output: Path, tell: Progress
-) -> dict[str, Any]:
-    """Everything but the manifest, in a folder that becomes `output`; returns what that says."""
+def _emit(prepared: Prepared, folder: Path, progress: Progress) -> Emitted:
+    """Write everything but the manifest into the folder."""
     module = prepared.module
-    tell("writing the program", 0.0)
-    options = {"base": folder, "output": output, "progress": tell}
-    emitted = prepared.backend.emit(module, folder, options)
-    facts = {**_facts(prepared), "program": dict(emitted)}
+    progress("writing the program", 0.0)
+    emitted = prepared.backend.emit(module, folder, base=folder, progress=progress)
     (folder / MODULE).write_text(print_module(module, locs=True), encoding="utf-8")
     _copy_tokenizer(prepared.source.folder, folder)
     rows = [(str(step), str(step.stats)) for step in prepared.steps]
-    (folder / REPORT).write_text(page(module, facts, rows), encoding="utf-8")
-    return facts
+    (folder / REPORT).write_text(page(module, _facts(prepared), rows), encoding="utf-8")
+    return emitted
 
 
 def _check_kept(weights: Iterable[Path], output: Path) -> None:
-    """An Error where the older folder holds weights that the new one only refers to."""
+    """An Error where the folder to replace holds weights that the new one refers to."""
     for path in weights:
         if Path(os.path.realpath(output)) in Path(os.path.realpath(path)).parents:
-            raise Error(
-                f"{output} would be replaced, and with it the weights in {path}; "
-                "choose another folder with -o, or give --bundle to copy them"
-            )
+            instead = "choose another folder with -o, or give --bundle to copy them"
+            raise Error(f"{output} would be replaced, and with it the weights in {path}; {instead}")
 
 
 def _check_bound(module: Module) -> None:
     """An Error that names the weights without values."""
-    lost = [
+    unbound = [
         weight.name
         for weight in module.weights.values()
         if any(isinstance(source, UnboundRef) for source in weight.ref.sources())
     ]
-    if lost:
-        shown = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
-        raise Error(
-            f"{len(lost)} of {len(module.weights)} weights have no values ({shown}): "
-            "give --checkpoint DIR, or --random-weights SEED"
-        )
-
-
-def _used_files(module: Module) -> list[str]:
-    """The paths of the checkpoint files that weights refer to, each once, in order."""
-    names = dict.fromkeys(name for w in module.weights.values() for name in w.ref.files())
-    return [module.files[name] for name in names]
+    if unbound:
+        shown = ", ".join(unbound[:3]) + ", ..." * (len(unbound) > 3)
+        why = f"{len(unbound)} of {len(module.weights)} weights have no values ({shown})"
+        raise Error(f"{why}: give --checkpoint DIR, or --random-weights SEED")
 
 
 def _facts(prepared: Prepared) -> dict[str, Any]:
-    """What the manifest says before the backend adds its own."""
+    """The manifest's entries before those of the backend."""
     from ..backends.base import ports_of
 
     module = prepared.module
@@ -196,35 +188,24 @@ def _facts(prepared: Prepared) -> dict[str, Any]:
         "pipeline": prepared.pipeline,
         "dtype": _dtype(module),
         "dims": {name: list(bounds) for name, bounds in module.dims.items()},
-        **_described(ports_of(module.main)),
-        "end_tokens": prepared.source.ends,
-    }
-
-
-def _described(ports: Ports) -> dict[str, dict[str, str]]:
-    groups = {"inputs": ports.inputs, "states": ports.states, "outputs": ports.outputs}
-    return {
-        kind: {port.name: str(TensorType(port.dtype, port.shape)) for port in group}
-        for kind, group in groups.items()
+        **{
+            kind: {port.name: str(TensorType(port.dtype, port.shape)) for port in each}
+            for kind, each in vars(ports_of(module.main)).items()
+        },
+        "end_tokens": prepared.source.end_tokens,
     }
 
 
 def _dtype(module: Module) -> str:
     """The dtype of most float weights; of a module without any, of its first float argument."""
-    counts: dict[str, int] = {}
-    for weight in module.weights.values():
-        counts[weight.type.dtype] = counts.get(weight.type.dtype, 0) + 1
-    for arg in module.main.args:
-        counts.setdefault(arg.type.dtype, 0)
-    floats = [kind for kind in counts if is_float(kind)]
-    return max(floats, key=lambda kind: counts[kind], default="")
+    counts = Counter(weight.type.dtype for weight in module.weights.values())
+    counts.update({arg.type.dtype: 0 for arg in module.main.args})
+    return next((kind for kind, _ in counts.most_common() if is_float(kind)), "")
 
 
 def _copy_tokenizer(origin: Path | None, folder: Path) -> None:
     from ..generation.tokenizer import FILES
 
-    if origin is None:
-        return
     for name in FILES:
-        if (origin / name).is_file():
+        if origin is not None and (origin / name).is_file():
             shutil.copyfile(origin / name, folder / name)

@@ -1,31 +1,28 @@
-"""Forecasting: from a source, of which no weight is read, to memory, traffic and times."""
+"""Forecasts of memory, traffic and times of a source, without reading weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple, Unpack
 
 from ..analysis.forecast import Phase, phase, sizes_after
 from ..analysis.sizes import typical_sizes
 from ..analysis.topology import Topology
-from ..artifact import is_artifact
-from ..core import Module
-from ..dims import Dims
 from ..errors import Error
-from ..verify import verify
+from ..ir.core import Module
 from .build import run_passes
+from .options import Options, selected
 from .pipelines import Parallel, chosen_pipeline
-from .sources import PathLike, find_source
+from .sources import SOURCE_OPTIONS, PathLike, Source, find_source
 
-# The symbols by which language models are called, see frontends/models/language_model.py.
+# The symbols in the inputs of language models, see frontends/models/language_model.py.
 _ROWS, _TOKENS, _LOGITS, _CAPACITY = "B", "S", "T", "C"
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What was forecast: a phase per way to call the module, on which ranks, by which passes."""
+    """A forecast: the module after its passes, and a phase per way to call it."""
 
     module: Module
     pipeline: str
@@ -36,52 +33,42 @@ class Forecast:
 def forecast(
     src: PathLike | Module,
     topology: Topology,
-    *,
-    parallel: Parallel | None = None,
-    backend: str = "onnx",
-    pipeline: str | None = None,
-    checkpoint: PathLike | None = None,
-    dtype: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    dims: Dims | None = None,
     tokens: int | None = None,
+    **options: Unpack[Options],
 ) -> Forecast:
     """Forecast a source at the typical sizes of its symbols.
 
-    A language model has two phases: prefill of `tokens` tokens, and decode of one after them; the
-    typical number of tokens, and decode with caches that are full, unless given. Anything else has
-    one phase. The other options are those of `compile`.
+    A language model has two phases: prefill of `tokens` tokens, and decode of one token after them
+    (by default the typical number of tokens, and decode with full caches). Other modules have one
+    phase. The other options are those of `compile`.
     """
     from ..backends import get
 
-    source = find_source(src, checkpoint, dtype, settings, dims, bound=False)
+    source = find_source(src, bound=False, **selected(options, *SOURCE_OPTIONS))
     module = source.module
-    verify(module)
-    sizes = typical_sizes(module)
-    runs = _runs(module, sizes, tokens)
-    chosen = chosen_pipeline(get(backend), module, parallel or Parallel(), pipeline, source.folder)
+    runs = _runs(module, typical_sizes(module), tokens)
+    backend = get(options.get("backend") or "onnx")
+    chosen = chosen_pipeline(backend, source, Parallel.of(options), options.get("pipeline"))
     run_passes(module, chosen, ())
-    stored = _stored_dtype(source.folder)
-    phases = [
-        phase(
-            run.name, module, sizes_after(module, run.sizes, run.past), topology, run.tokens, stored
-        )
-        for run in runs
-    ]
+    stored = _stored_dtype(source)
+    phases: list[Phase] = []
+    for run in runs:
+        sizes = sizes_after(module, run.sizes, run.past)
+        phases.append(phase(run.name, module, sizes, topology, run.tokens, stored))
     return Forecast(module, chosen, topology, tuple(phases))
 
 
-def _stored_dtype(folder: Path | None) -> str | None:
+def _stored_dtype(source: Source) -> str | None:
     """The dtype that the config.json of a checkpoint folder names."""
-    if folder is None or not (folder / "config.json").is_file() or is_artifact(folder):
+    folder = None if source.artifact else source.folder
+    if folder is None or not (folder / "config.json").is_file():
         return None
     from ..frontends import huggingface
 
     return huggingface.checkpoint_dtype(huggingface.read_config(folder))
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     """One phase: its sizes in symbols of the source, and its tokens, as in `Phase`."""
 
     name: str
@@ -92,17 +79,14 @@ class _Run:
 
 def _runs(module: Module, sizes: Mapping[str, int], tokens: int | None) -> list[_Run]:
     """The ways to call a module."""
-    model = {_TOKENS, _LOGITS, _CAPACITY} <= set(sizes) and module.main.aliases()
-    if not model:
+    if not ({_TOKENS, _LOGITS, _CAPACITY} <= sizes.keys() and module.main.aliases()):
         if tokens is not None:
-            raise Error("--tokens is for language models, and this module is called in another way")
+            raise Error("--tokens is for language models, and this module is none; leave it out")
         return [_Run("run", sizes)]
     capacity = sizes[_CAPACITY]
     if tokens is not None and not 1 <= tokens <= capacity:
-        raise Error(
-            f"{tokens} tokens do not fit: the caches hold {_CAPACITY}={capacity}; "
-            f"give --dims {_CAPACITY}={tokens}"
-        )
+        why = f"the caches hold {_CAPACITY}={capacity}; give --dims {_CAPACITY}={tokens}"
+        raise Error(f"{tokens} tokens do not fit: {why}")
     prompt = min(tokens or sizes[_TOKENS], capacity)
     before = min(tokens or capacity, capacity - 1)
     rows = sizes.get(_ROWS, 1)

@@ -1,4 +1,4 @@
-"""Artifacts that are there: loading, checking, running them."""
+"""Compiled artifacts: loading, checking and running them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..artifact import Manifest, check, read_manifest
-from ..core import Module
+from ..argument_checks import check_path
+from ..artifact.folder import ArtifactFolder
+from ..artifact.manifest import Manifest
 from ..errors import Error
-from ..given import check_path
-from ..verify import verify
-from .sources import PathLike, ends_of, read_module
+from ..ir.core import Module
+from ..ir.verify import verify
+from .sources import PathLike, artifact_of, read_text
 
 if TYPE_CHECKING:
     from ..backends.base import Program
@@ -23,24 +24,32 @@ if TYPE_CHECKING:
 class Artifact:
     """A compiled folder. Nothing is loaded before the first run.
 
-    `options` go to the backend that loads it. `notes` are sentences about its compilation, where
-    that has just been done.
+    `options` go to the backend that loads it. `notes` are sentences about its compilation, if it
+    has just been compiled.
     """
 
     def __init__(
         self,
-        folder: Path,
-        manifest: Manifest,
+        opened: ArtifactFolder,
         options: Mapping[str, Any] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        self.folder, self.manifest, self.options = folder, manifest, dict(options or {})
-        self.notes = list(notes)
+        self.opened, self.options, self.notes = opened, dict(options or {}), list(notes)
+
+    @property
+    def folder(self) -> Path:
+        """The path of the folder."""
+        return self.opened.path
+
+    @property
+    def manifest(self) -> Manifest:
+        """The contents of its config.json."""
+        return self.opened.manifest
 
     @cached_property
     def module(self) -> Module:
         """The module that was compiled, after all passes, its files by absolute paths."""
-        module = read_module(self.folder)
+        module = read_text(self.opened.module)
         for name, file in module.files.items():
             module.files[name] = os.path.abspath(self.folder / file)
         return module
@@ -55,8 +64,8 @@ class Artifact:
         """What the backend loaded: its ports, `run` and `open` on plain arrays."""
         from ..backends import get
 
-        facts = {**self.manifest, **self.manifest["program"]}  # what emit said wins
-        return get(self.manifest["backend"]).load(self.folder, facts, **self.options)
+        facts = {**self.manifest, **self.opened.program}  # the backend's own entries win
+        return get(self.opened.backend).load(self.folder, facts, **self.options)
 
     @cached_property
     def reference(self) -> Model:
@@ -68,60 +77,60 @@ class Artifact:
     def _model(self, program: Program) -> Model:
         from ..generation.model import Model
 
-        manifest = self.manifest
-        return Model(program, manifest["dims"], self.folder, manifest.get("end_tokens", ()))
+        return Model(program, self.manifest["dims"], self.folder, self.opened.end_tokens)
 
     def run(self, inputs: Mapping[str, object]) -> dict[str, Any]:
         """The outputs by name, as arrays; a language model needs `input_ids` [B, S] alone."""
         return self.model.run(inputs)
 
     def generate(self, prompt: str, max_new_tokens: int = 100) -> str:
-        """The text that a language model lets follow on `prompt`, chosen greedily."""
+        """The text with which a language model continues `prompt`, chosen greedily."""
         return self.model.generate(prompt, max_new_tokens)
 
     def __repr__(self) -> str:
-        return f"<artifact {self.folder} for {self.manifest['backend']}>"
+        return f"<artifact {self.folder} for {self.opened.backend}>"
 
 
-def load(folder: PathLike, **options: Any) -> Artifact:
+def load(folder: PathLike | ArtifactFolder, **options: Any) -> Artifact:
     """The artifact in a folder; an Error where a file of it, or a weight file, has changed.
 
-    Options are the backend's. For `onnx`: `threads`, how many an operation may use (physical cores
-    by default); `low_memory=True` uses weights where they lie in their files rather than repacked
-    copies, which loads f32 weights at once and runs about a fifth slower; of several ranks,
-    `timeout`, for how many seconds (60) they wait while none of them moves, or `communicator`,
-    where this process runs one of them (see backends/README.md).
+    Options are the backend's. For `onnx`: `threads` of an operation (default: physical cores);
+    `low_memory=True` reads weights from their files, which loads f32 weights at once and runs about
+    a fifth slower; for several ranks, `timeout`, the seconds (60) without progress after which they
+    fail, or `communicator`, where this process is one of them (see backends/README.md).
     """
-    check_path("the artifact", folder)
-    path = Path(folder)
-    manifest = read_manifest(path)
-    check(path, manifest)
-    return Artifact(path, manifest, options)
+    if not isinstance(folder, ArtifactFolder):
+        check_path("the artifact", folder)
+        folder = ArtifactFolder.open(Path(folder))
+    folder.check()
+    return Artifact(folder, options)
 
 
-def open_model(place: PathLike, backend: str | None = None, **options: Any) -> Model:
-    """What can be run at `place`: an artifact, or a module's text by the reference backend.
+def open_model(
+    place: PathLike | ArtifactFolder, backend: str | None = None, **options: Any
+) -> Model:
+    """The model at `place`: an artifact, or a module's text run by the reference backend.
 
     Options are those of `load`; the reference backend has none.
     """
-    path = Path(place)
+    path = place.path if isinstance(place, ArtifactFolder) else Path(place)
     if options and (path.is_file() or backend == "reference"):
         raise Error(f"the reference backend has no option {next(iter(options))}")
     if path.is_file():
-        return _interpreted(path, backend)
-    artifact = load(path, **options)
-    made_for = artifact.manifest["backend"]
-    if backend in (None, made_for):
+        return _interpret(path, backend)
+    artifact = load(place, **options)
+    compiled_for = artifact.opened.backend
+    if backend in (None, compiled_for):
         return artifact.model
     if backend == "reference":
         return artifact.reference
     from ..backends import get
 
     get(backend)  # an unknown name has an Error of its own
-    raise Error(f"{path} is compiled for {made_for}; compile it again with --backend {backend}")
+    raise Error(f"{path} is compiled for {compiled_for}; compile it again with --backend {backend}")
 
 
-def _interpreted(path: Path, backend: str | None) -> Model:
+def _interpret(path: Path, backend: str | None) -> Model:
     if backend != "reference":
         raise Error(
             f"{path} is not compiled; compile it with irc compile {path} -o DIR, "
@@ -129,8 +138,10 @@ def _interpreted(path: Path, backend: str | None) -> Model:
         )
     from ..backends.reference import ReferenceProgram
     from ..generation.model import Model
+    from ..generation.tokenizer import end_tokens
 
-    module = read_module(path)
+    module = read_text(path)
     verify(module)
-    program = ReferenceProgram(module, path.parent)
-    return Model(program, module.dims, path.parent, ends_of(path))
+    artifact = artifact_of(path)
+    ends = artifact.end_tokens if artifact is not None else end_tokens(path.parent)
+    return Model(ReferenceProgram(module, path.parent), module.dims, path.parent, ends)

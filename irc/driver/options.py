@@ -1,17 +1,15 @@
-"""What may be chosen about a compilation, and the backend that comes of it."""
+"""The options of a compilation, and the backend that they choose."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from ..artifact import Progress, is_artifact, read_manifest
-from ..core import Module
-from ..dims import Dims
+from ..argument_checks import check_kind
+from ..artifact.folder import ArtifactFolder
+from ..artifact.manifest import Progress
 from ..errors import Error, did_you_mean
-from ..given import check_kind
+from ..ir.dims import Dims
 from .sources import PathLike
 
 if TYPE_CHECKING:
@@ -20,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Options(TypedDict, total=False):
-    """What may be chosen about a compilation; everything may be left out.
+    """The options of a compilation; all have defaults.
 
     `mesh`: axes of ranks, as in "tp=2" or {"tp": 2}; `plan`, `sequence`, `embedding`, `outside` and
-    `next_tokens` say how a module is spread over them, see `Parallel`. `backend`: that of an
-    artifact, else "onnx", unless given. `checkpoint`: the folder of a script's weights. `pipeline`:
-    the passes as text, those of the backend unless given. `dtype`: f32, f16 or bf16. `settings`:
-    keyword arguments of a script's factory. `engine`: options of TensorRT engines, see
-    `EngineOptions` in irc.backends.tensorrt.options; those of an artifact hold on. `dims`: ranges
-    (min, typical, max) of symbols. `random_weights`: a seed, in place of a checkpoint.
-    `instruments` watch the passes; without them each pass is verified. `progress` is told what goes
-    on.
+    `next_tokens` shard a module over them, see `Parallel`. `backend`: by default that of an
+    artifact, else "onnx". `checkpoint`: the folder of a script's weights. `pipeline`: the passes as
+    text, by default those of the backend. `dtype`: f32, f16 or bf16. `settings`: keyword arguments
+    of a script's factory. `engine`: options of TensorRT engines, see `EngineOptions` in
+    irc.backends.tensorrt.options, by default those of an artifact. `dims`: ranges (min, typical,
+    max) of symbols. `random_weights`: a seed, in place of a checkpoint. `instruments` observe the
+    passes; without them the module is verified after each. `progress` is called with each stage and
+    the fraction done.
     """
 
     mesh: str | Mapping[str, int]
@@ -51,7 +49,12 @@ class Options(TypedDict, total=False):
     progress: Progress | None
 
 
-_TEXTS = {  # options that are text, and what to give for them
+def selected(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The options of these names that are present."""
+    return {name: options[name] for name in names if name in options}
+
+
+_TEXTS = {  # the options that are text, and examples
     "backend": 'its name, such as "onnx"',
     "pipeline": 'the passes as text, such as "cse, dce"',
     "embedding": 'the name of a scheme, such as "auto"',
@@ -59,10 +62,10 @@ _TEXTS = {  # options that are text, and what to give for them
 }
 
 
-def backend_of(src: PathLike | Module, options: Options) -> Backend:
-    """The backend, with its options of engines; an Error where an option is unknown.
+def backend_of(artifact: ArtifactFolder | None, options: Options) -> Backend:
+    """The backend with its options of engines; an Error where an option is unknown.
 
-    An artifact is compiled as it was, where nothing else is said.
+    An `artifact` that is compiled again keeps its backend and options by default.
     """
     from ..backends import get
 
@@ -72,43 +75,8 @@ def backend_of(src: PathLike | Module, options: Options) -> Backend:
             raise Error(f"irc.compile has no option {name}{near}")
     for name, wanted in _TEXTS.items():
         check_kind(name, options.get(name) or "", str, wanted)
-    before, remembered = _before(src)
-    backend = get(options.get("backend") or before or "onnx")
-    return _configured(backend, remembered, options.get("engine") or {})
-
-
-def _before(src: PathLike | Module) -> tuple[str, dict[str, Any]]:
-    """The backend of an artifact, and the options of its engines that hold on any machine."""
-    if not isinstance(src, (str, os.PathLike)) or not is_artifact(Path(src)):
-        return "", {}
-    manifest = read_manifest(Path(src))
-    return manifest["backend"], dict(manifest["program"].get("engine") or {})
-
-
-def _is_mapping(given: object) -> TypeGuard[Mapping[str, Any]]:
-    return isinstance(given, Mapping)
-
-
-def _configured(backend: Backend, remembered: Mapping[str, Any], given: object) -> Backend:
-    """The backend with options of engines, where any are given; what was remembered holds for a
-    backend that builds engines."""
-    configured = getattr(backend, "configured", None)
-    if configured is None:
-        if not given:
-            return backend
-        shown = ", ".join(map(str, given)) if _is_mapping(given) else given
-        raise Error(
-            f"{shown}: options of engines, and the backend {backend.name} builds none; "
-            "give --backend tensorrt-rtx or --backend tensorrt"
-        )
-    engine = {**_lasting(remembered, given), **given} if _is_mapping(given) else given
-    return configured(engine) if engine else backend
-
-
-def _lasting(remembered: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was remembered and does not get in the way of what is given."""
-    if given.get("triton") is None:
-        return dict(remembered)
-    # what Triton can serve is chosen anew, where the user leaves it open
-    decided = ("weights", "collectives")
-    return {name: value for name, value in remembered.items() if name not in decided}
+    engine = options.get("engine") or {}
+    check_kind("engine", engine, Mapping, "a mapping, such as {'weights': 'inside'}")
+    before = "onnx" if artifact is None else artifact.backend
+    remembered: Mapping[str, Any] = (artifact.program.get("engine") or {}) if artifact else {}
+    return get(options.get("backend") or before).configured(engine, remembered)

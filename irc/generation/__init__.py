@@ -1,1 +1,1 @@
-"""Language models at run time: inputs that follow from others, tokenizers, greedy decoding."""
+"""Language models at run time: complete inputs, tokenizers, greedy decoding."""

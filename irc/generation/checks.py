@@ -1,4 +1,4 @@
-"""Results by which a model says that its inputs were wrong or had no room."""
+"""Turns the error counts among the results of a program into Errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ..backends.base import Program
 from ..backends.fallback import FallbackProgram
 from ..errors import Error
-from ..results import OUTSIDE, OVERFLOW, UNKNOWN
+from ..ir.result_names import OUT_OF_RANGE, OVERFLOW, UNKNOWN
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -18,37 +18,30 @@ Array: TypeAlias = np.ndarray[Any, Any]
 def checked(
     program: Program, results: Mapping[str, Array], inputs: Container[str]
 ) -> dict[str, Array]:
-    """The other results of a program with these inputs; an Error where one of these counts any.
+    """The results without the error counts; an Error if a count is not zero.
 
-    A FallbackProgram has looked ids without room up again, so that their count is a result.
+    The counts are out-of-range indices of `inputs` and capacity overflow. A FallbackProgram has
+    repeated overflowing lookups, so its overflow count is a result.
     """
     recovers = isinstance(program, FallbackProgram)
     kept: dict[str, Array] = {}
     for name, array in results.items():
-        source = name.removesuffix(OUTSIDE)
+        source = name.removesuffix(OUT_OF_RANGE)
         if array.shape or array.dtype.kind != "i":
             kept[name] = array
         elif name != source and (source in inputs or source == UNKNOWN):
-            _check_inside(source, int(array))
+            if array:
+                raise Error(
+                    f"the input {source} has {int(array)} out-of-range indices: below 0, or not "
+                    "less than the number of rows of the model's table, such as its vocabulary; "
+                    "correct them"
+                )
         elif name == OVERFLOW and not recovers:
-            _check_room(int(array))
+            if array:
+                raise Error(
+                    f"capacity overflow: {int(array)} embedding lookups were dropped; compile with "
+                    "a larger capacity in rewrite-embeddings, or without one, which drops none"
+                )
         else:
             kept[name] = array
     return kept
-
-
-def _check_inside(name: str, count: int) -> None:
-    if count:
-        numbers = "number that is" if count == 1 else "numbers that are"
-        raise Error(
-            f"the input {name} has {count} {numbers} no row of the model's table, such as ids "
-            "below 0 or beyond the vocabulary; correct them"
-        )
-
-
-def _check_room(count: int) -> None:
-    if count:
-        raise Error(
-            f"{count} ids found no room on the way to their rows; compile with a larger capacity "
-            "in rewrite-embeddings, or without one, which has room for all"
-        )

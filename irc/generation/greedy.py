@@ -1,4 +1,4 @@
-"""Greedy decoding: prefill in one or more calls, then the likeliest token at each step."""
+"""`greedy`: prefill in one or more calls, then the most likely token at each step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backends.base import Program, Stream
 from ..errors import Error
-from ..results import NEXT_TOKENS
+from ..ir.result_names import NEXT_TOKENS
 from .checks import checked
 from .inputs import cache_capacity, cache_sizes, multiple_of, rounded
 
@@ -20,7 +20,7 @@ Stop: TypeAlias = Literal["end", "count", "capacity"]
 
 @dataclass(frozen=True)
 class Summary:
-    """What a generation did: the new tokens, why it stopped, and how long each phase took."""
+    """The new tokens of a generation, why it stopped, and the seconds of each phase."""
 
     tokens: tuple[int, ...]
     prompt_tokens: int
@@ -35,11 +35,11 @@ class Summary:
 
     @property
     def decode_rate(self) -> float:
-        """Tokens per second after the first new one, which prefill made; 0 if there are none."""
+        """Tokens per second after the first new one, which prefill computes."""
         return max(len(self.tokens) - 1, 0) / max(self.decode_seconds, 1e-9)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for a program to read."""
+        """All fields and rates, for JSON."""
         rates = {"prefill_rate": self.prefill_rate, "decode_rate": self.decode_rate}
         return asdict(self) | {"tokens": list(self.tokens)} | rates
 
@@ -52,16 +52,16 @@ def greedy(
     dims: Mapping[str, Any] | None = None,
     emit: Callable[[int], None] = lambda token: None,
 ) -> Summary:
-    """Continue `prompt` by up to `most` tokens; `emit` gets each as it is chosen.
+    """Continue `prompt` by up to `most` tokens; `emit` is called with each new token.
 
-    `dims` are the ranges the model was compiled for: they bound the cache and the length of one
-    call. A token of `ends` stops the text and is not part of it.
+    `dims` are the ranges that the model was compiled for, which limit the cache and the length of
+    a call. A token of `ends` stops generation and is not part of the result.
     """
     dims = dims or {}
     capacity = _checked_capacity(program, prompt, dims)
-    step = _call_multiple(program)
-    room = rounded(-(-(len(prompt) + max(most, 1)) // step) * step, capacity)
-    session = _Session(program, room, dims)
+    step = _ids_dim(program, 1, "tokens")[1]
+    slots = rounded(-(-(len(prompt) + max(most, 1)) // step) * step, capacity)
+    session = _Session(program, slots, dims)
     began = time.perf_counter()
     token = session.prefill(prompt)
     first = time.perf_counter()
@@ -75,7 +75,7 @@ def greedy(
         emit(token)
         if len(tokens) == most:
             break
-        if session.length + session.multiple > room:
+        if session.length + session.multiple > slots:
             stop = "capacity"
             break
         token = session.step([token])
@@ -84,39 +84,39 @@ def greedy(
 
 
 class _Session:
-    """One conversation: the stream, and how many tokens its caches hold."""
+    """One sequence: the stream, and the number of tokens in its caches."""
 
-    def __init__(self, program: Program, room: int, dims: Mapping[str, Any]) -> None:
+    def __init__(self, program: Program, slots: int, dims: Mapping[str, Any]) -> None:
         self.program, self.names = program, {port.name for port in program.ports.inputs}
-        self.multiple = _call_multiple(program)
-        self.chunk = _longest_call(program, dims) or room // self.multiple * self.multiple
+        name, self.multiple = _ids_dim(program, 1, "tokens")
+        longest = int(dims[name][2]) if name in dims else slots // self.multiple
+        self.chunk = longest * self.multiple
         self.rows = _ids_dim(program, 0, "rows")[1]
-        self.stream: Stream = program.open(cache_sizes(program.ports.states, self.rows, room))
+        self.stream: Stream = program.open(cache_sizes(program.ports.states, self.rows, slots))
         self.length = 0
 
     def prefill(self, prompt: Sequence[int]) -> int:
-        """The token after the prompt, which goes in by pieces that the model takes."""
+        """The token after the prompt, which is processed in chunks that the model accepts."""
         token = 0
         for start in range(0, len(prompt), self.chunk):
             token = self.step(prompt[start : start + self.chunk])
         return token
 
     def step(self, ids: Sequence[int]) -> int:
-        """Put tokens in; the likeliest next one. Of equal ones the first wins.
+        """The most likely token after `ids`; the smallest of equally likely ones.
 
-        Where a call takes a multiple of some number, token 0 fills it up behind the others; the
-        next call overwrites what that leaves in the caches. Where ranks take rows of their own,
-        all get the same.
+        A call is padded with token 0 to the multiple that the model requires; the next call
+        overwrites the padding in the caches. Data-parallel replicas all get the same row.
         """
         count = len(ids)
         padded = -(-count // self.multiple) * self.multiple
-        offered = {
+        every = {
             "input_ids": np.array([[*ids, *[0] * (padded - count)]], np.int32),
             "positions": np.arange(self.length, self.length + padded, dtype=np.int32)[None],
             "past_lengths": np.array([self.length], np.int32),
             "logit_positions": np.array([[count - 1]], np.int32),
         }
-        inputs = {n: a.repeat(self.rows, 0) for n, a in offered.items() if n in self.names}
+        inputs = {n: a.repeat(self.rows, 0) for n, a in every.items() if n in self.names}
         results = checked(self.program, self.stream.step(inputs), self.names)
         self.length += count
         if NEXT_TOKENS in results:
@@ -128,49 +128,38 @@ _KNOWN = {"input_ids", "positions", "past_lengths", "logit_positions"}
 
 
 def _checked_capacity(program: Program, prompt: Sequence[int], dims: Mapping[str, Any]) -> int:
-    """The most tokens the caches hold, after the checks that make Errors worth reading."""
+    """The capacity of the caches in tokens; an Error if the model or prompt does not fit."""
     ports = program.ports
     names = [port.name for port in ports.inputs]
     outputs = [port.name for port in ports.outputs]
-    answers = "logits" in outputs or NEXT_TOKENS in outputs
-    if "input_ids" not in names or not answers or not ports.states:
+    has_tokens = "logits" in outputs or NEXT_TOKENS in outputs
+    if "input_ids" not in names or not has_tokens or not ports.states:
         raise Error(
-            "this model cannot generate: it takes "
-            f"{', '.join(names) or 'nothing'} and gives {', '.join(outputs) or 'nothing'}, and a "
-            "language model takes input_ids and caches, and gives logits; use irc run"
+            "this model is no language model, which has the input input_ids, caches, and the "
+            f"output logits: its inputs are {', '.join(names) or 'none'} and its outputs "
+            f"{', '.join(outputs) or 'none'}; use irc run"
         )
-    strange = [name for name in names if name not in _KNOWN]
-    if strange:
-        raise Error(f"irc generate cannot fill the input {', '.join(strange)}; use irc run")
+    unknown = [name for name in names if name not in _KNOWN]
+    if unknown:
+        raise Error(f"irc generate has no value for the input {', '.join(unknown)}; use irc run")
     if not prompt:
-        raise Error("the prompt has no tokens; give some text")
+        raise Error("the prompt has no tokens; expected at least one")
     size = next((port.shape[-1] for port in ports.outputs if port.name == "logits"), None)
     if isinstance(size, int) and max(prompt) >= size:
-        raise Error(f"the prompt has the token {max(prompt)}, and the model knows {size} of them")
+        raise Error(f"the prompt has the token {max(prompt)}, but the model has {size} tokens")
     capacity = cache_capacity(ports.states, dims)
     if capacity and len(prompt) > capacity:
         raise Error(
-            f"the prompt has {len(prompt)} tokens, and the cache of this model holds {capacity}; "
+            f"the prompt has {len(prompt)} tokens, but the cache of this model holds {capacity}; "
             "shorten it, or compile with a larger --dims C=min:typical:max"
         )
     return capacity
 
 
 def _ids_dim(program: Program, at: int, what: str) -> tuple[str, int]:
-    """(S, n) where a call takes n*S tokens, or rows."""
+    """(S, n) if a call takes n*S tokens, or rows."""
     (ids,) = [port for port in program.ports.inputs if port.name == "input_ids"]
     found = multiple_of(ids.shape[at])
     if found is None:
         raise Error(f"this model takes exactly {ids.shape[at]} {what} per call; use irc run")
     return found
-
-
-def _call_multiple(program: Program) -> int:
-    """Of what number a call takes a multiple of tokens."""
-    return _ids_dim(program, 1, "tokens")[1]
-
-
-def _longest_call(program: Program, dims: Mapping[str, Any]) -> int:
-    """How many tokens one call may take; 0: any number."""
-    name, multiple = _ids_dim(program, 1, "tokens")
-    return multiple * int(dims[name][2]) if name in dims else 0

@@ -1,4 +1,4 @@
-"""A loaded program with what is known about it: complete inputs, text in, text out."""
+"""`Model`: a loaded program that takes incomplete inputs, or text."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from ..argument_checks import check_arrays, check_count, check_kind
 from ..backends.base import Program
-from ..given import check_arrays, check_count, check_kind
 from .checks import checked
 from .greedy import Summary, greedy
 from .inputs import Arrays, cache_capacity, complete
@@ -15,7 +15,7 @@ from .tokenizer import TextStream, Tokenizer
 
 
 class Model:
-    """A program, the ranges of its dims, the tokens that end a text, and its tokenizer's folder."""
+    """A program, the ranges of its dims, the end tokens, and the folder of its tokenizer."""
 
     def __init__(
         self,
@@ -28,19 +28,19 @@ class Model:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer in the folder; an Error where there is none."""
+        """The tokenizer in the folder; an Error if there is none."""
         return Tokenizer(self.folder)
 
     def run(self, inputs: Mapping[str, object]) -> Arrays:
-        """The outputs by name. Absent inputs of a language model are filled in (see `complete`).
+        """The outputs by name. Absent inputs of a language model get defaults (see `complete`).
 
-        States come back only where they were given.
+        States are returned only if `inputs` has states.
         """
         check_arrays(inputs)
         ports = self.program.ports
         capacity = cache_capacity(ports.states, self.dims)
-        given = complete(ports, inputs, capacity)
-        results = checked(self.program, self.program.run(given), given)
+        arrays = complete(ports, inputs, capacity)
+        results = checked(self.program, self.program.run(arrays), arrays)
         outputs = {port.name for port in ports.outputs}
         if any(state.name in inputs for state in ports.states):
             return results
@@ -49,13 +49,13 @@ class Model:
     def generate_ids(
         self, prompt: Sequence[int], most: int, emit: Callable[[int], None] = lambda token: None
     ) -> Summary:
-        """Continue token ids greedily by up to `most`; `emit` gets each as it is chosen."""
+        """Continue token ids greedily by up to `most`; `emit` is called with each new token."""
         return greedy(self.program, prompt, most, self.ends, self.dims, emit)
 
     def generate_text(
         self, prompt: Sequence[int], most: int, emit: Callable[[str], None]
     ) -> Summary:
-        """The same; `emit` gets text as it becomes certain."""
+        """`generate_ids` as text; `emit` is called with text that can no longer change."""
         stream = TextStream(self.tokenizer, prompt)
 
         def forward(token: int) -> None:
@@ -69,7 +69,7 @@ class Model:
 
     def generate(self, prompt: str, max_new_tokens: int = 100) -> str:
         """The text that follows `prompt`."""
-        check_kind("the prompt", prompt, str, "text (of token ids, Model.generate_ids goes on)")
+        check_kind("the prompt", prompt, str, "text (Model.generate_ids takes token ids)")
         check_count("max_new_tokens", max_new_tokens)
         pieces: list[str] = []
         self.generate_text(self.tokenizer.encode(prompt), max_new_tokens, pieces.append)

@@ -1,27 +1,19 @@
-"""Text to token ids and back through the `tokenizers` package, piece by piece when streaming."""
+"""`Tokenizer` and `TextStream`: text to token ids and back, with the `tokenizers` package."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from ..errors import Error
 
 TOKENIZER = "tokenizer.json"
-# What an artifact takes along from a checkpoint, where it is there.
+# The files of a checkpoint that an artifact copies, if they exist.
 FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-_BROKEN = "\ufffd"  # what a decoder puts where bytes are no character (yet)
-_LONGEST = 8  # pieces: a character has at most four bytes, so a longer wait is for nothing
-
-
-class Decoder(Protocol):
-    """Anything that turns token ids into text."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`."""
-        ...
+_BROKEN = "\ufffd"  # the replacement character of a decoder for incomplete characters
+_LONGEST = 8  # tokens to wait for; a character has at most four bytes
 
 
 class Tokenizer:
@@ -31,8 +23,8 @@ class Tokenizer:
         path = folder / TOKENIZER
         if not path.is_file():
             raise Error(
-                f"{folder} has no {TOKENIZER}; put one into the checkpoint (a tokenizer.model has "
-                "to be converted to it) and compile again, or give token ids with --raw-ids"
+                f"{folder} has no {TOKENIZER}; add one to the checkpoint (convert a "
+                "tokenizer.model to it) and compile again, or use token ids with --raw-ids"
             )
         from tokenizers import Tokenizer as Engine
 
@@ -45,30 +37,30 @@ class Tokenizer:
         self._engine = engine
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, with the special tokens that the tokenizer adds itself."""
+        """The ids of `text`, with the special tokens that the tokenizer adds."""
         return list(self._engine.encode(text).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens left out."""
+        """The text of `ids` without special tokens."""
         return self._engine.decode(list(ids), skip_special_tokens=True)
 
 
 class TextStream:
-    """Text that grows with each token, handed out only where it can no longer change.
+    """Text that grows with each token, returned only once it can no longer change.
 
-    Token ids cut characters: bytes that are no whole UTF-8 character wait for the next token. Two
-    windows of the last ids are decoded at each step and compared, so that a token's leading space,
-    which depends on what is before it, comes out right.
+    A token may end inside a character: bytes that are no complete UTF-8 character wait for the next
+    token. Each step decodes two windows of the last ids and compares them, because a token's
+    leading space depends on the tokens before it.
     """
 
-    def __init__(self, decoder: Decoder, prompt: Sequence[int] = ()) -> None:
+    def __init__(self, decoder: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._decoder = decoder
         self._ids = list(prompt)
-        self._from = max(0, len(self._ids) - _LONGEST)  # the window begins here
-        self._done = len(self._ids)  # ids before this are handed out
+        self._from = max(0, len(self._ids) - _LONGEST)  # the begin of the window
+        self._done = len(self._ids)  # the text of the ids before this was returned
 
     def add(self, token: int) -> str:
-        """The text that became certain with this token, often a word, sometimes nothing."""
+        """The text that this token completes, often a word, possibly empty."""
         self._ids.append(token)
         before, now = self._window()
         if now.endswith(_BROKEN) and len(self._ids) - self._done < _LONGEST:
@@ -79,7 +71,7 @@ class TextStream:
         return now[len(before) :]
 
     def finish(self) -> str:
-        """What is still held back, broken characters and all."""
+        """The remaining text, with incomplete characters."""
         before, now = self._window()
         self._from = self._done = len(self._ids)
         return now[len(before) :]
@@ -90,7 +82,7 @@ class TextStream:
 
 
 def end_tokens(folder: Path) -> list[int]:
-    """The ids that end a text: of generation_config.json, else of the checkpoint's config.json."""
+    """The end tokens of generation_config.json, else of config.json."""
     for name in ("generation_config.json", "config.json"):
         found = _read(folder / name).get("eos_token_id")
         if isinstance(found, int):

@@ -1,166 +1,30 @@
 """Every operation of the language. Importing this registers them all."""
 
+# ruff: noqa: F403
 from __future__ import annotations
 
-from .activation import Gelu, QuickGelu, Relu, Sigmoid, Silu, Softplus, SquaredRelu, Tanh
-from .attention import Attention, CacheUpdate
-from .collective import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Broadcast,
-    CollectiveGather,
-    CollectiveScatter,
-    Rank,
-    Reduce,
-    ReduceScatter,
-)
-from .control import Call, Constant, Full, Iota, Return
-from .cyclic import CyclicEmbedding
-from .distributed import ShardedTopk, ShardSlice
-from .elementwise import (
-    Abs,
-    Add,
-    Clip,
-    Div,
-    FloorDiv,
-    Maximum,
-    Minimum,
-    Mod,
-    Mul,
-    Neg,
-    Pow,
-    Sign,
-    Sub,
-)
-from .functions import Ceil, Cos, Erf, Exp, Floor, Log, Reciprocal, Round, Rsqrt, Sin, Sqrt
-from .fused_collective import AllReduceRmsNorm
-from .layout import Flip, Pad, Repeat
-from .logic import And, Cast, Eq, Ge, Gt, Le, Lt, Ne, Not, Or, Where
-from .lookup import Embedding, Gather, GatherElements, OneHot, ScatterElements
-from .matmul import Linear, Matmul
-from .mlp import GatedMlp
-from .moe import MoeCombine, MoeDispatch, MoeSlots
-from .norm import GroupNorm, LayerNorm, RmsNorm
-from .parts import Concat, Slice, Split, Stack
-from .quant import Dequantize
-from .reduce import (
-    Argmax,
-    Cumsum,
-    LogSoftmax,
-    ReduceMax,
-    ReduceMean,
-    ReduceMin,
-    ReduceProd,
-    ReduceSum,
-    Softmax,
-    Topk,
-)
-from .rope import Rope
-from .shape import Expand, Reshape, Squeeze, Transpose, Unsqueeze
-from .slots import SlotIds
+from ..ir.declare import REGISTRY
+from .activation import *
+from .attention import *
+from .collective import *
+from .control import *
+from .cyclic import *
+from .distributed import *
+from .elementwise import *
+from .functions import *
+from .fused_collective import *
+from .layout import *
+from .logic import *
+from .lookup import *
+from .matmul import *
+from .mlp import *
+from .moe import *
+from .norm import *
+from .parts import *
+from .quant import *
+from .reduce import *
+from .rope import *
+from .shape import *
+from .slots import *
 
-__all__ = [
-    "Abs",
-    "Add",
-    "AllGather",
-    "AllReduce",
-    "AllReduceRmsNorm",
-    "AllToAll",
-    "And",
-    "Argmax",
-    "Attention",
-    "Broadcast",
-    "CacheUpdate",
-    "Call",
-    "Cast",
-    "Ceil",
-    "Clip",
-    "CollectiveGather",
-    "CollectiveScatter",
-    "Concat",
-    "Constant",
-    "Cos",
-    "Cumsum",
-    "CyclicEmbedding",
-    "Dequantize",
-    "Div",
-    "Embedding",
-    "Eq",
-    "Erf",
-    "Exp",
-    "Expand",
-    "Flip",
-    "Floor",
-    "FloorDiv",
-    "Full",
-    "GatedMlp",
-    "Gather",
-    "GatherElements",
-    "Ge",
-    "Gelu",
-    "GroupNorm",
-    "Gt",
-    "Iota",
-    "LayerNorm",
-    "Le",
-    "Linear",
-    "Log",
-    "LogSoftmax",
-    "Lt",
-    "Matmul",
-    "Maximum",
-    "Minimum",
-    "Mod",
-    "MoeCombine",
-    "MoeDispatch",
-    "MoeSlots",
-    "Mul",
-    "Ne",
-    "Neg",
-    "Not",
-    "OneHot",
-    "Or",
-    "Pad",
-    "Pow",
-    "QuickGelu",
-    "Rank",
-    "Reciprocal",
-    "Reduce",
-    "ReduceMax",
-    "ReduceMean",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceScatter",
-    "ReduceSum",
-    "Relu",
-    "Repeat",
-    "Reshape",
-    "Return",
-    "RmsNorm",
-    "Rope",
-    "Round",
-    "Rsqrt",
-    "ScatterElements",
-    "ShardSlice",
-    "ShardedTopk",
-    "Sigmoid",
-    "Sign",
-    "Silu",
-    "Sin",
-    "Slice",
-    "SlotIds",
-    "Softmax",
-    "Softplus",
-    "Split",
-    "Sqrt",
-    "SquaredRelu",
-    "Squeeze",
-    "Stack",
-    "Sub",
-    "Tanh",
-    "Topk",
-    "Transpose",
-    "Unsqueeze",
-    "Where",
-]
+__all__ = sorted(cls.__name__ for cls in REGISTRY.values())  # pyright: ignore[reportUnsupportedDunderAll]

@@ -7,12 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..core import Op
-from ..declare import Operand, operation
+from ..ir.core import Op
+from ..ir.declare import operation
 from .control import Full
 from .elementwise import Add, FloatUnary, Mul
 from .functions import Erf, erf
-from .shapes import float_operand
 
 
 def sigmoid(x: Any) -> Any:
@@ -21,54 +20,44 @@ def sigmoid(x: Any) -> Any:
     return np.where(x >= 0, 1, small) / (1 + small)
 
 
-@operation("sigmoid", sharding="... -> ...")
+@operation("sigmoid", bounded="always")
 class Sigmoid(FloatUnary):
     """1 / (1 + exp(-x))."""
-
-    x: Operand
 
     @np.errstate(under="ignore")
     def evaluate(self, x: Any) -> Any:
         return sigmoid(x)
 
 
-@operation("tanh", sharding="... -> ...")
+@operation("tanh", keeps_zeros=True, bounded="always")
 class Tanh(FloatUnary):
     """The hyperbolic tangent."""
 
-    x: Operand
     ufunc = np.tanh
 
 
-@operation("relu", sharding="... -> ...")
+@operation("relu", keeps_zeros=True, bounded="operands")
 class Relu(FloatUnary):
     """x where it is positive, else 0; NaN stays NaN."""
-
-    x: Operand
 
     def evaluate(self, x: Any) -> Any:
         return np.maximum(x, 0)
 
 
-@operation("softplus", sharding="... -> ...")
+@operation("softplus", bounded="operands")
 class Softplus(FloatUnary):
     """log(1 + exp(x))."""
-
-    x: Operand
 
     @np.errstate(under="ignore")
     def evaluate(self, x: Any) -> Any:
         return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
 
 
-@operation("silu", sharding="... -> ...")
-class Silu(Op):
+@operation("silu", keeps_zeros=True, bounded="operands")
+class Silu(FloatUnary):
     """x * sigmoid(x), also called swish (Elfwing et al., 2017)."""
 
-    x: Operand
-
     def expand(self) -> Op:
-        float_operand(self.opname, self.x)
         return Mul(self.x, Sigmoid(self.x))
 
     @np.errstate(under="ignore")
@@ -76,29 +65,23 @@ class Silu(Op):
         return x * sigmoid(x)
 
 
-@operation("quick_gelu", sharding="... -> ...")
-class QuickGelu(Op):
+@operation("quick_gelu", keeps_zeros=True, bounded="operands")
+class QuickGelu(FloatUnary):
     """x * sigmoid(1.702 x), the approximation of gelu that CLIP uses."""
 
-    x: Operand
-
     def expand(self) -> Op:
-        kind = float_operand(self.opname, self.x)
-        return Mul(self.x, Sigmoid(Mul(self.x, Full(value=1.702, dtype=kind.dtype))))
+        return Mul(self.x, Sigmoid(Mul(self.x, Full(value=1.702, dtype=self.x.type.dtype))))
 
     @np.errstate(under="ignore")
     def evaluate(self, x: Any) -> Any:
         return x * sigmoid(1.702 * x)
 
 
-@operation("squared_relu", sharding="... -> ...")
-class SquaredRelu(Op):
+@operation("squared_relu", keeps_zeros=True)
+class SquaredRelu(FloatUnary):
     """relu(x) squared (So et al., 2021)."""
 
-    x: Operand
-
     def expand(self) -> Op:
-        float_operand(self.opname, self.x)
         positive = Relu(self.x)
         return Mul(positive, positive)
 
@@ -107,19 +90,18 @@ class SquaredRelu(Op):
         return np.square(np.maximum(x, 0))
 
 
-@operation("gelu", sharding="... -> ...")
-class Gelu(Op):
+@operation("gelu", keeps_zeros=True, bounded="operands")
+class Gelu(FloatUnary):
     """x * P(a standard normal number <= x) (Hendrycks and Gimpel, 2016).
 
     `approximate="none"` is x/2 * (1 + erf(x / sqrt 2)); `"tanh"` is the paper's
     x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
     """
 
-    x: Operand
     approximate: Literal["none", "tanh"] = "none"
 
     def expand(self) -> Op:
-        kind = float_operand(self.opname, self.x).dtype
+        kind = self.x.type.dtype
 
         def times(value: Op | Any, factor: float) -> Op:
             return Mul(value, Full(value=factor, dtype=kind))

@@ -7,17 +7,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..core import Op, Value
-from ..declare import Operand, OptionalOperand, operation, optional
-from ..dims import DimLike, Shape, exact_divide
 from ..errors import Error
-from ..types import TensorType
+from ..ir.core import Op, Value
+from ..ir.declare import Operand, OptionalOperand, operation, optional
+from ..ir.dims import DimLike, Shape, exact_divide
+from ..ir.types import TensorType
 from .shapes import bool_operand, float_operand, index_operand, rule_text, same_dtype
 
 Array: TypeAlias = Any  # a numpy array
 
 
-@operation("attention")
+@operation("attention", safe_values={"past": 0})
 class Attention(Op):
     """softmax(scale * q kᵀ + bias) v, head by head, over the keys that are visible.
 
@@ -26,7 +26,7 @@ class Attention(Op):
     multi-query attention: Ainslie et al., 2023; Shazeer, 2019). Result [B, S, H*Dv] in the dtype of
     q, computed in f32. T need not be S (cross attention).
 
-    Query i of row b stands at key position past[b] + i (`past` i32 [B]: tokens before this call,
+    Query i of row b is at key position past[b] + i (`past` i32 [B]: tokens before this call,
     past[b] + S <= T);
     without `past` at T - S + i, so that the last query sees the last key. Key j is visible where
     * `causal`: j <= position;
@@ -34,8 +34,8 @@ class Attention(Op):
     * `lengths` i32 [B]: j < lengths[b] (padding on the right, or the filled part of a cache);
     * `mask` bool [B|1, H|1, S|1, T]: true.
     A query that sees no key gives 0. `bias` (float, shape as mask) is added to the scores, after
-    `softcap` c > 0 made them c*tanh(scores/c) (Gemma 2). `scale` is 1/sqrt(D) unless given.
-    `group` > 0 states what H/Hk must be. Vaswani et al., 2017.
+    `softcap` c > 0 made them c*tanh(scores/c) (Gemma 2). `scale` is 1/sqrt(D) by default.
+    `group` > 0 requires that H/Hk. Vaswani et al., 2017.
     """
 
     q: Operand
@@ -55,7 +55,7 @@ class Attention(Op):
     @property
     def cached(self) -> bool:
         """Whether k and v are caches [B, Hk, T, D] rather than tokens [B, T, Hk*D]."""
-        return self.k.type.rank == 4
+        return self.k.type.ndim == 4
 
     @property
     def key_heads(self) -> DimLike:
@@ -73,7 +73,7 @@ class Attention(Op):
         same_dtype("attention", self.q, self.k, self.v)
         if self.window < 0 or self.softcap < 0:
             raise Error("attention: window and softcap cannot be negative; 0 is none")
-        if q.rank != 3:
+        if q.ndim != 3:
             raise Error(f"attention takes q [batch, tokens, heads*{self.head_dim}], not {q}")
         batch, tokens = q.shape[:2]
         heads = _heads(self, "q", q.shape[2])
@@ -95,9 +95,9 @@ class Attention(Op):
         return TensorType(q.dtype, (batch, tokens, heads * width))
 
     def sharding_rule(self) -> str:
-        """Rows and heads split; queries too where nothing depends on their position.
+        """Rows and heads may be sharded; queries where nothing depends on position.
 
-        A single key-value head serves every query head, so it stays whole while those split.
+        A single key-value head serves every query head, so it stays replicated.
         """
         h = "g!" if self.key_heads == 1 else "h"
         s = "s!" if self.causal or self.window else "s"
@@ -111,7 +111,7 @@ class Attention(Op):
         return rule_text([*operands, ["b"], ["b"]], [["b", s, "h"]])
 
     def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
-        """Where heads are split, one rank's query heads must share its keys as they do globally."""
+        """A rank's query heads share its key-value heads as they do globally."""
         if results[0].shape[2] == self.result.type.shape[2]:
             return self.attributes
         group = exact_divide(_heads(self, "q", self.q.type.shape[2]), self.key_heads)
@@ -144,7 +144,7 @@ class Attention(Op):
         seen = visible(self, batch, tokens, k.shape[2], past, lengths)
         seen = seen if mask is None else seen & mask
         weights = _softmax(np.where(seen, scores, -np.inf))
-        # A key that nobody sees may hold anything, NaN too: 0 * NaN must not reach the sum.
+        # A key that no query sees may hold NaN: 0 * NaN must not reach the sum.
         values = np.where(np.any(seen, axis=(1, 2))[:, None, :, None], v, 0)
         done = np.matmul(weights, values).transpose(0, 2, 1, 3)
         return done.reshape(batch, tokens, q.shape[1] * v.shape[3])
@@ -240,7 +240,13 @@ def _check_scores(name: str, value: Value | None, scores: Shape) -> None:
         )
 
 
-@operation("cache_update", sharding="b h c! d!, b s! h, b -> b h c d")
+@operation(
+    "cache_update",
+    sharding="b h c! d!, b s! h, b -> b h c d",
+    moves_data=True,
+    in_place="cache",
+    safe_values={"past": 0},
+)
 class CacheUpdate(Op):
     """The cache with this call's tokens written into it.
 
@@ -257,17 +263,17 @@ class CacheUpdate(Op):
     def infer(self) -> TensorType:
         cache, new = self.cache.type, self.new.type
         same_dtype("cache_update", self.cache, self.new)
-        if cache.rank != 4:
+        if cache.ndim != 4:
             raise Error(f"cache_update takes a cache [batch, heads, capacity, width], not {cache}")
         batch, heads, _, width = cache.shape
-        if new.rank != 3 or new.shape[0] != batch or new.shape[2] != heads * width:
+        if new.ndim != 3 or new.shape[0] != batch or new.shape[2] != heads * width:
             raise Error(
                 f"cache_update: new is {new}, but the cache {cache} takes "
                 f"[{batch}, tokens, {heads * width}]"
             )
         if index_operand("cache_update", self.past).shape != (batch,):
             raise Error(f"cache_update: past is {self.past.type}, but it has one number per row")
-        return cache.whole
+        return cache.replicated
 
     def evaluate(self, cache: Array, new: Array, past: Array) -> Array:
         batch, heads, capacity, width = cache.shape
@@ -276,7 +282,7 @@ class CacheUpdate(Op):
             if start < 0 or start + tokens > capacity:
                 raise Error(
                     f"cache_update: row {row} writes positions {start} to {start + tokens - 1}, "
-                    f"but the cache has room for {capacity}"
+                    f"but the cache has the capacity {capacity}"
                 )
         rows = np.arange(batch, dtype=np.int64)[:, None]
         updated = cache.copy()

@@ -1,11 +1,11 @@
 """Communication between the ranks along a mesh axis: the eight collectives, and `rank`.
 
-In the global view (`ways=0`) shapes are whole and a collective changes what the type says about the
-mesh: `all_reduce` finishes a `{sum tp}`, `all_gather` takes an `@tp` away. In the local view `ways`
-is the number of ranks in the group, types are one rank's and plain. `axis` is one mesh axis or
-several joined by dots (`cp.tp`), slowest first as in types. Names and meaning follow MPI and NCCL;
-where those leave the result on other ranks than the root undefined, it is zero here, so that the
-type of such a result is again a pending sum.
+In the global view (`group_size=0`) shapes are global and a collective changes what the type says
+about the mesh: `all_reduce` finishes a `{sum tp}`, `all_gather` takes an `@tp` away. In the local
+view `group_size` is the number of ranks in the group, types are one rank's and plain. `axis` is one
+mesh axis or several joined by dots (`cp.tp`), slowest first as in types. Names and meaning follow
+MPI and NCCL; where those leave the result on other ranks than the root undefined, it is zero here,
+so that the type of such a result is again a partial sum.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from ..core import Module, Op
-from ..declare import Operand, operation
-from ..dims import DimLike, Shape, exact_divide
 from ..errors import Error
-from ..types import Axes, TensorType
+from ..ir.core import Module, Op
+from ..ir.declare import Operand, operation, operation_base
+from ..ir.dims import DimLike, exact_divide
+from ..ir.types import Axes, TensorType
 from .shapes import position
 
 ReduceKind: TypeAlias = Literal["sum", "max", "min", "prod"]
 Array: TypeAlias = Any  # a numpy array
 
 _AXES = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
-REDUCTIONS: dict[str, Any] = {  # how two parts are combined
+REDUCTIONS: dict[str, Any] = {  # how two operands are combined
     "sum": np.add,
     "max": np.maximum,
     "min": np.minimum,
@@ -42,26 +42,25 @@ def mesh_axes(op: str, text: str) -> Axes:
     return tuple(text.split("."))
 
 
-def check_ways(op: Op, module: Module, axes: Axes, found: int | None) -> None:
-    """The axes are those of the mesh, and the ways a collective says fit the view and the mesh."""
-    ways = module.mesh.ways(axes)
+def check_group_size(op: Op, module: Module, axes: Axes, found: int | None) -> None:
+    """The axes are those of the mesh, and the group size of a collective fits the view and mesh."""
+    group_size = module.mesh.group_size(axes)
     if not module.local and found:
         raise Error(
-            f"{op.opname}: ways={found} is for the local view, and this module is global; "
+            f"{op.opname}: group_size={found} is for the local view, and this module is global; "
             "leave it out"
         )
-    if module.local and found not in (None, ways):
+    if module.local and found not in (None, group_size):
         raise Error(
-            f"{op.opname} has ways={found}, but the mesh ({module.mesh}) has "
-            f"{ways} ranks over {'.'.join(axes)}"
+            f"{op.opname} has group_size={found}, but the mesh ({module.mesh}) has "
+            f"{group_size} ranks over {'.'.join(axes)}"
         )
 
 
-class Collective(Op):
-    """Base of what needs the other ranks of a group. `combine` is the meaning."""
+class OverAxes(Op):
+    """Base of the operations over mesh axes."""
 
     __slots__ = ()
-    alike: ClassVar[bool] = False  # whether every rank of a group gets the same
     axis: str
 
     @property
@@ -69,61 +68,103 @@ class Collective(Op):
         """The mesh axes, slowest first."""
         return mesh_axes(self.opname, self.axis)
 
+
+class Collective(OverAxes):
+    """Base of the operations that depend on the rank. `combine` is the meaning."""
+
+    __slots__ = ()
+    alike: ClassVar[bool] = False  # whether every rank of a group gets the same
+    group_size: int  # 0 in the global view; `rank` has none
+
     @property
-    def group_size(self) -> int | None:
-        """The ranks in a group: 0 in the global view, None where the operation does not say."""
-        return getattr(self, "ways", None)
+    def stated_group_size(self) -> int | None:
+        """The ranks in a group: 0 in the global view, None for `rank`."""
+        return getattr(self, "group_size", None)
 
     def verify(self, module: Module) -> None:
-        """The axes are those of the mesh, and `ways` is for the local view, where it must agree."""
-        check_ways(self, module, self.axes, self.group_size)
+        """The axes are those of the mesh; in the local view `group_size` agrees with it."""
+        check_group_size(self, module, self.axes, self.stated_group_size)
 
     def combine(self, shards: list[Array]) -> list[Array]:
         """The results of all ranks of one group, in order, from their operands in order."""
-        raise NotImplementedError(f"{self.opname} does not say what it means")
+        raise NotImplementedError(f"{self.opname} declares no meaning")
 
     def whole(self, value: Array) -> Array:
-        """The meaning in the global view, where a value is what the ranks hold together."""
+        """The meaning in the global view, where a value is a global tensor."""
         return value
 
 
+@operation_base
 class Exchange(Collective):
-    """Base of the collectives: one operand, the same on every rank but for its values."""
+    """Base of the collectives: one operand, of the same type on every rank.
+
+    `gathers` names the attribute with the dimension along which the operands of all ranks are
+    joined, `scatters` that of which each rank keeps its shard. `root_sends`: only the operand of
+    rank `root` counts; `root_receives`: the results of the other ranks are zeros.
+    """
 
     __slots__ = ()
+    gathers: ClassVar[str] = ""
+    scatters: ClassVar[str] = ""
+    root_sends: ClassVar[bool] = False
+    root_receives: ClassVar[bool] = False
     x: Operand
-    ways: int
+    axis: str
 
     def infer(self) -> TensorType:
         x, axes = self.x.type, self.axes
-        if self.ways < 0:
-            raise Error(f"{self.opname}: ways cannot be negative")
-        if self.ways and x.sharded:
+        if self.group_size < 0:
+            raise Error(f"{self.opname}: group_size cannot be negative")
+        if self.group_size and x.sharded:
             raise Error(
-                f"{self.opname}: ways={self.ways} is for the local view, "
-                f"but the operand is {x}; leave ways out"
+                f"{self.opname}: group_size={self.group_size} is for the local view, "
+                f"but the operand is {x}; leave group_size out"
             )
         root: int = getattr(self, "root", 0)
-        if root < 0 or (self.ways and root >= self.ways):
-            raise Error(f"{self.opname}: there is no rank {root} in a group of {self.ways}")
-        return (
-            x.replace(shape=self.local_shape(x.shape)) if self.ways else self.global_type(x, axes)
-        )
+        if root < 0 or (self.group_size and root >= self.group_size):
+            raise Error(f"{self.opname}: there is no rank {root} in a group of {self.group_size}")
+        return self._local_type(x) if self.group_size else self._global_type(x, axes)
 
-    def local_shape(self, shape: Shape) -> Shape:
-        """One rank's result shape from its operand shape."""
-        return shape
+    def _local_type(self, x: TensorType) -> TensorType:
+        """One rank's result type from its operand's."""
+        gathered, scattered = self._dims(x)
+        shape = x.shape
+        if scattered is not None:
+            shape = _put(shape, scattered, self._shard_size(shape[scattered], scattered))
+        if gathered is not None:
+            shape = _put(shape, gathered, shape[gathered] * self.group_size)
+        return x.replace(shape=shape)
 
-    def global_type(self, x: TensorType, axes: Axes) -> TensorType:
+    def _global_type(self, x: TensorType, axes: Axes) -> TensorType:
         """The result type in the global view."""
-        raise NotImplementedError(f"{self.opname} does not type its result")
+        gathered, scattered = self._dims(x)
+        kind = self.attributes.get("op")
+        if gathered is not None and gathered == scattered:
+            raise Error(
+                f"{self.opname}: split and concat are both dimension {gathered}; exchanging "
+                "blocks of one dimension has a meaning in the local view only"
+            )
+        if kind is not None:
+            x = self._finished(x, axes, kind)
+        elif gathered is None:
+            self._check_replicated(x, axes)
+        if gathered is not None:
+            x = self._gathered(x, axes, gathered)
+        if scattered is not None:
+            x = x.replace(axes=_put(x.axes, scattered, x.axes[scattered] + axes))
+        return x.replace(partial=(*x.partial, *axes)) if self.root_receives else x
 
-    def finished(self, x: TensorType, axes: Axes, kind: str) -> TensorType:
-        """`x` without the pending sum over `axes`, which must be there."""
+    def _dims(self, x: TensorType) -> list[int | None]:
+        """The dimensions that are gathered and scattered, from the front."""
+        names = (self.gathers, self.scatters)
+        return [position(self.opname, getattr(self, n), x.ndim) if n else None for n in names]
+
+    def _finished(self, x: TensorType, axes: Axes, kind: str) -> TensorType:
+        """`x` without the partial sum over `axes`, which must be there."""
         over = ".".join(axes)
         if kind != "sum":
             raise Error(
-                f"{self.opname} over {over}: in the global view what is pending is a sum, "
+                f"{self.opname} over {over}: the global view has partial sums only, "
                 f"so op is sum and not {kind}"
             )
         if not set(axes) <= set(x.partial):
@@ -132,45 +173,32 @@ class Exchange(Collective):
             )
         return x.replace(partial=tuple(a for a in x.partial if a not in axes))
 
-    def gathered(self, x: TensorType, axes: Axes, dim: int) -> TensorType:
-        """`x` with dimension `dim` whole over `axes`, which must be its innermost split."""
-        at = position(self.opname, dim, x.rank)
+    def _gathered(self, x: TensorType, axes: Axes, at: int) -> TensorType:
+        """`x` with dimension `at` replicated over `axes`, which must be its innermost axes."""
         if x.axes[at][-len(axes) :] != axes:
             raise Error(
-                f"{self.opname} over {'.'.join(axes)}: dimension {dim} of {x} is not split over it"
-                + (", or not innermost" if set(axes) & set(x.axes[at]) else "")
+                f"{self.opname} over {'.'.join(axes)}: dimension {at} of {x} is not sharded over "
+                "it" + (", or not innermost" if set(axes) & set(x.axes[at]) else "")
             )
         return x.replace(axes=_put(x.axes, at, x.axes[at][: -len(axes)]))
 
-    def scattered(self, x: TensorType, axes: Axes, dim: int) -> TensorType:
-        """`x` with dimension `dim` split over `axes` as well."""
-        at = position(self.opname, dim, x.rank)
-        return x.replace(axes=_put(x.axes, at, x.axes[at] + axes))
-
-    def replicated(self, x: TensorType, axes: Axes) -> TensorType:
-        """`x`, which every rank along `axes` must hold whole."""
+    def _check_replicated(self, x: TensorType, axes: Axes) -> None:
+        """An Error unless every rank along `axes` holds `x` replicated."""
         if set(axes) & {*x.partial, *(axis for group in x.axes for axis in group)}:
             raise Error(
-                f"{self.opname} over {'.'.join(axes)}: the operand is {x}, but it must be whole on "
-                "the root; put an all_gather or all_reduce before it"
+                f"{self.opname} over {'.'.join(axes)}: the operand is {x}, but it must be "
+                "replicated on the root; put an all_gather or all_reduce before it"
             )
-        return x
 
-    def grown(self, shape: Shape, dim: int) -> Shape:
-        """`shape` with the parts of all ranks along `dim`."""
-        at = position(self.opname, dim, len(shape))
-        return _put(shape, at, shape[at] * self.ways)
-
-    def cut(self, shape: Shape, dim: int) -> Shape:
-        """`shape` with one rank's part of `dim`."""
-        at = position(self.opname, dim, len(shape))
-        part: DimLike | None = exact_divide(shape[at], self.ways)
+    def _shard_size(self, size: DimLike, dim: int) -> DimLike:
+        """One rank's shard of a scattered dimension."""
+        part = exact_divide(size, self.group_size)
         if part is None:
             raise Error(
-                f"{self.opname} cuts dimension {dim}, which is {shape[at]}, "
-                f"into {self.ways} equal parts; pad it before"
+                f"{self.opname} scatters dimension {dim}, which is {size}, "
+                f"in {self.group_size} equal shards; pad it first"
             )
-        return _put(shape, at, part)
+        return part
 
 
 @operation("all_reduce")
@@ -181,38 +209,26 @@ class AllReduce(Exchange):
     is an Error. Local view: same shape, also with max, min and prod.
     """
 
-    x: Operand
-    axis: str
     op: ReduceKind = "sum"
-    ways: int = 0
+    group_size: int = 0
     alike: ClassVar = True
-
-    def global_type(self, x: TensorType, axes: Axes) -> TensorType:
-        return self.finished(x, axes, self.op)
 
     def combine(self, shards: list[Array]) -> list[Array]:
         return [fold(REDUCTIONS[self.op], shards)] * len(shards)
 
 
-@operation("all_gather")
+@operation("all_gather", moves_data=True)
 class AllGather(Exchange):
     """The operands of all ranks joined along `dim`, on every rank.
 
-    Global view: `n@tp` -> `n`; the axis must be the innermost split of that dimension. Local view:
-    n -> ways*n; parts that were padded stay so.
+    Global view: `n@tp` -> `n`; the axis must be the innermost axis of that dimension. Local view:
+    n -> group_size*n; padding of the shards stays in the result.
     """
 
-    x: Operand
-    axis: str
     dim: int
-    ways: int = 0
+    group_size: int = 0
+    gathers: ClassVar = "dim"
     alike: ClassVar = True
-
-    def local_shape(self, shape: Shape) -> Shape:
-        return self.grown(shape, self.dim)
-
-    def global_type(self, x: TensorType, axes: Axes) -> TensorType:
-        return self.gathered(x, axes, self.dim)
 
     def combine(self, shards: list[Array]) -> list[Array]:
         return [np.concatenate(shards, axis=self.dim)] * len(shards)
@@ -220,74 +236,52 @@ class AllGather(Exchange):
 
 @operation("reduce_scatter")
 class ReduceScatter(Exchange):
-    """The operands combined elementwise; each rank keeps its part along `dim`.
+    """The operands combined elementwise; each rank keeps its shard along `dim`.
 
-    Global view: `n` of a `{sum tp}` -> `n@tp`, complete. Local view: n -> n/ways, which must be
-    whole (an Error says to pad).
+    Global view: `n` of a `{sum tp}` -> `n@tp`, complete. Local view: n -> n/group_size, which
+    must divide evenly.
     """
 
-    x: Operand
-    axis: str
     dim: int
     op: ReduceKind = "sum"
-    ways: int = 0
-
-    def local_shape(self, shape: Shape) -> Shape:
-        return self.cut(shape, self.dim)
-
-    def global_type(self, x: TensorType, axes: Axes) -> TensorType:
-        return self.scattered(self.finished(x, axes, self.op), axes, self.dim)
+    group_size: int = 0
+    scatters: ClassVar = "dim"
 
     def combine(self, shards: list[Array]) -> list[Array]:
         return np.split(fold(REDUCTIONS[self.op], shards), len(shards), axis=self.dim)
 
 
-@operation("all_to_all")
+@operation("all_to_all", moves_data=True)
 class AllToAll(Exchange):
-    """Every rank sends part j along `split` to rank j and joins what arrives along `concat`.
+    """Every rank sends block j along `split` to rank j and joins what it receives along `concat`.
 
-    Global view: `concat` is `n@tp` and becomes whole, `split` becomes split. Local view:
-    concat -> ways*concat, split -> split/ways; with split equal to concat the ranks exchange
-    blocks, which the global view cannot express.
+    Global view: `concat` is `n@tp` and becomes replicated, `split` sharded. Local view:
+    concat -> group_size*concat, split -> split/group_size; with split equal to concat the ranks
+    exchange blocks, which the global view cannot express.
     """
 
-    x: Operand
-    axis: str
     split: int
     concat: int
-    ways: int = 0
-
-    def local_shape(self, shape: Shape) -> Shape:
-        return self.grown(self.cut(shape, self.split), self.concat)
-
-    def global_type(self, x: TensorType, axes: Axes) -> TensorType:
-        if position(self.opname, self.split, x.rank) == position(self.opname, self.concat, x.rank):
-            raise Error(
-                f"{self.opname}: split and concat are both dimension {self.split}; exchanging "
-                "blocks of one dimension has a meaning in the local view only"
-            )
-        return self.scattered(self.gathered(x, axes, self.concat), axes, self.split)
+    group_size: int = 0
+    gathers: ClassVar = "concat"
+    scatters: ClassVar = "split"
 
     def combine(self, shards: list[Array]) -> list[Array]:
         parts = [np.split(shard, len(shards), axis=self.split) for shard in shards]
         return [np.concatenate(arrived, axis=self.concat) for arrived in zip(*parts, strict=True)]
 
 
-@operation("broadcast")
+@operation("broadcast", moves_data=True)
 class Broadcast(Exchange):
     """The operand of rank `root` of the group, on every rank. Same shape.
 
-    Global view: the operand is neither split nor pending over the axis.
+    Global view: the operand is neither sharded nor partial over the axis.
     """
 
-    x: Operand
-    axis: str
     root: int = 0
-    ways: int = 0
+    group_size: int = 0
+    root_sends: ClassVar = True
     alike: ClassVar = True
-
-    def global_type(self, x: TensorType, axes: Axes) -> TensorType:
-        return self.replicated(x, axes)
 
     def combine(self, shards: list[Array]) -> list[Array]:
         return [shards[self.root]] * len(shards)
@@ -300,63 +294,45 @@ class Reduce(Exchange):
     Global view: `{sum tp}` stays `{sum tp}`: the ranks together still hold the sum.
     """
 
-    x: Operand
-    axis: str
     root: int = 0
     op: ReduceKind = "sum"
-    ways: int = 0
-
-    def global_type(self, x: TensorType, axes: Axes) -> TensorType:
-        self.finished(x, axes, self.op)
-        return x
+    group_size: int = 0
+    root_receives: ClassVar = True
 
     def combine(self, shards: list[Array]) -> list[Array]:
         return _only(self.root, fold(REDUCTIONS[self.op], shards), len(shards))
 
 
-@operation("collective_gather")
+@operation("collective_gather", moves_data=True)
 class CollectiveGather(Exchange):
     """The operands joined along `dim` on rank `root`; zeros of that shape on the others.
 
-    Global view: `n@tp` -> `n`, pending over tp. Local view: n -> ways*n.
+    Global view: `n@tp` -> `n`, partial over tp. Local view: n -> group_size*n.
     """
 
-    x: Operand
-    axis: str
     dim: int
     root: int = 0
-    ways: int = 0
-
-    def local_shape(self, shape: Shape) -> Shape:
-        return self.grown(shape, self.dim)
-
-    def global_type(self, x: TensorType, axes: Axes) -> TensorType:
-        joined = self.gathered(x, axes, self.dim)
-        return joined.replace(partial=(*joined.partial, *axes))
+    group_size: int = 0
+    gathers: ClassVar = "dim"
+    root_receives: ClassVar = True
 
     def combine(self, shards: list[Array]) -> list[Array]:
         return _only(self.root, np.concatenate(shards, axis=self.dim), len(shards))
 
 
-@operation("collective_scatter")
+@operation("collective_scatter", moves_data=True)
 class CollectiveScatter(Exchange):
-    """Part i along `dim` of the operand of rank `root`, on rank i.
+    """Shard i along `dim` of the operand of rank `root`, on rank i.
 
-    Global view: `n` -> `n@tp`; the operand is neither split nor pending over the axis. Local view:
-    n -> n/ways, which must be whole.
+    Global view: `n` -> `n@tp`; the operand is neither sharded nor partial over the axis.
+    Local view: n -> n/group_size, which must be replicated.
     """
 
-    x: Operand
-    axis: str
     dim: int
     root: int = 0
-    ways: int = 0
-
-    def local_shape(self, shape: Shape) -> Shape:
-        return self.cut(shape, self.dim)
-
-    def global_type(self, x: TensorType, axes: Axes) -> TensorType:
-        return self.scattered(self.replicated(x, axes), axes, self.dim)
+    group_size: int = 0
+    scatters: ClassVar = "dim"
+    root_sends: ClassVar = True
 
     def combine(self, shards: list[Array]) -> list[Array]:
         return np.split(shards[self.root], len(shards), axis=self.dim)
@@ -374,7 +350,7 @@ class Rank(Collective):
 
     def verify(self, module: Module) -> None:
         """The axis is one of the mesh, and the module is in the local view."""
-        module.mesh.ways(self.axes)
+        module.mesh.group_size(self.axes)
         if not module.local:
             raise Error("rank differs from rank to rank, so it is for the local view only")
 
@@ -382,8 +358,8 @@ class Rank(Collective):
         return [np.int32(i) for i in range(len(shards))]
 
 
-def _only(root: int, value: Array, ways: int) -> list[Array]:
-    return [value if i == root else np.zeros_like(value) for i in range(ways)]
+def _only(root: int, value: Array, group_size: int) -> list[Array]:
+    return [value if i == root else np.zeros_like(value) for i in range(group_size)]
 
 
 def _put(items: tuple[Any, ...], at: int, item: Any) -> tuple[Any, ...]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from math import prod
+import math
 from typing import Any
 
 import numpy as np
 
-from ..attributes import Number
-from ..core import Function, Module, Op
-from ..declare import Operands, operation
-from ..dims import DimLike
-from ..dtypes import dtype, numpy_dtype
 from ..errors import Error
-from ..types import TensorType
+from ..ir.attributes import Number
+from ..ir.core import Function, Module, Op
+from ..ir.declare import Operands, operation
+from ..ir.dims import DimLike
+from ..ir.dtypes import dtype, numpy_dtype
+from ..ir.facts import Bound
+from ..ir.types import TensorType
 from .shapes import number_fits, run_sizes
 
 LARGEST_CONSTANT = 16  # numbers; anything larger belongs in a checkpoint file
@@ -39,7 +40,7 @@ class Constant(Op):
 
     def infer(self) -> TensorType:
         dtype(self.dtype)
-        count = prod(self.shape)
+        count = math.prod(self.shape)
         if len(self.values) != count:
             raise Error(f"constant has {len(self.values)} values for the {count} of {self.shape}")
         if count > LARGEST_CONSTANT:
@@ -50,6 +51,9 @@ class Constant(Op):
         for value in self.values:
             number_fits(self.opname, value, self.dtype)
         return TensorType(self.dtype, self.shape)
+
+    def bound(self, result: int) -> Bound:
+        return "always" if all(map(math.isfinite, self.values)) else "no"
 
     @np.errstate(over="ignore")
     def evaluate(self) -> Any:
@@ -68,6 +72,9 @@ class Full(Op):
         dtype(self.dtype)
         number_fits(self.opname, self.value, self.dtype)
         return TensorType(self.dtype, self.shape)
+
+    def bound(self, result: int) -> Bound:
+        return "always" if math.isfinite(self.value) else "no"
 
     def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
         return self.attributes | {"shape": results[0].shape}
@@ -101,9 +108,9 @@ class Iota(Op):
 class Call(Op):
     """Another function of the module, defined before this one, applied to the operands.
 
-    Calls with a `stage` are those of a pipeline: each runs on the ranks that stand there along the
-    mesh axis `pp`. Then all calls of a function have one, in rising order, and a value is used by
-    its own stage and the next only.
+    Calls with a `stage` are those of a pipeline: each runs on the ranks with that index along the
+    mesh axis `pp`. Either all calls of a function have a stage, in rising order, or none has; a
+    value is used by its own stage and the next only.
     """
 
     values: Operands
@@ -114,16 +121,16 @@ class Call(Op):
         if not isinstance(self.callee, Function):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Error(f"call: the callee is a function such as @block, not {self.callee!r}")
         wanted = [arg.type for arg in self.callee.args]
-        given = [value.type for value in self.values]
-        if wanted != given:
+        found = [value.type for value in self.values]
+        if wanted != found:
             raise Error(
                 f"call: @{self.callee.name} takes ({', '.join(map(str, wanted))}), "
-                f"not ({', '.join(map(str, given))})"
+                f"not ({', '.join(map(str, found))})"
             )
         return tuple(value.type for value in self.callee.returned)
 
     def verify(self, module: Module) -> None:
-        """Stages lie on the axis `pp`, in order, and hand values to their neighbours."""
+        """Stages are indices of the axis `pp`, in order, and send values to the next stage."""
         if self.stage < -1:
             raise Error(f"the stage is {self.stage}; stages count from 0, and -1 is none")
         before = self.prev
@@ -145,5 +152,5 @@ class Call(Op):
             if isinstance(maker, Call) and maker.stage < self.stage - 1:
                 raise Error(
                     f"call with stage={self.stage} uses %{value.name or '_'} of "
-                    f"stage={maker.stage}; hand it over from stage to stage"
+                    f"stage={maker.stage}; pass it from stage to stage"
                 )

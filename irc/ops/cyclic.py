@@ -1,4 +1,4 @@
-"""Lookups in a table whose rows are dealt out to the ranks in turn: row i lies on rank i % N."""
+"""Lookups in a table whose rows are distributed cyclically: row i is on rank i % N."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..core import Module, Op
-from ..declare import Operand, operation
 from ..errors import Error
-from ..types import Axes, TensorType
-from .collective import mesh_axes
+from ..ir.core import Module
+from ..ir.declare import Operand, operation
+from ..ir.types import TensorType
+from .collective import OverAxes
 from .shapes import index_operand, position
 
 Array: TypeAlias = Any  # a numpy array
 
 
 @operation("cyclic_embedding")
-class CyclicEmbedding(Op):
-    """Rows of a table that is dealt out over `axis`, and how many ids found no room.
+class CyclicEmbedding(OverAxes):
+    """Rows of a table that is distributed cyclically over `axis`, and how many ids overflowed.
 
-    ids [...]; an id outside 0 to `rows` - 1 gives zeros. table [N*R@axis, D]: part r of the N =
-    `parts` has the rows r, r + N, r + 2*N, ..., R of them, as the step `.deal` lays them out.
+    ids [...]; an id outside 0 to `rows` - 1 gives zeros. table [N*R@axis, D]: shard r of the N =
+    `parts` has the R rows r, r + N, r + 2*N, ..., as the weight step `.deal` orders them.
     Results: [..., D], and i32[].
 
-    Ids that are split over `axis` go to the ranks that have their rows, which send these back: the
-    result is split alike. Ids that all ranks have give a result that is whole, or split in the
-    dimension `scatter`. Every rank has room for `capacity` rows (0: for all) per other rank, whose
-    ids get it in order; the rows of the others are zeros, and the second result counts them. Ids
-    queue apart in each part where their dimensions are cut into `queues`, one number for each: as
-    they are split, and as the result is scattered. Only in the global view.
+    Ids that are sharded over `axis` go to the ranks that have their rows, which send the rows back:
+    the result is sharded alike. Replicated ids give a result that is replicated, or sharded in the
+    dimension `scatter`. `capacity` is the number of rows per pair of ranks (0: no limit); ids
+    beyond it, in order, give zeros and are counted by the second result. `queues` has the number of
+    shards of every dimension of the ids, as they are sharded and the result is scattered: the
+    capacity holds for each of them. Only in the global view.
     """
 
     ids: Operand
@@ -43,13 +43,8 @@ class CyclicEmbedding(Op):
     queues: tuple[int, ...] = ()
 
     @property
-    def axes(self) -> Axes:
-        """The mesh axes, slowest first."""
-        return mesh_axes(self.opname, self.axis)
-
-    @property
     def split(self) -> int | None:
-        """The dimension of the ids that is split over the axis."""
+        """The dimension of the ids that is sharded over the axis."""
         over = [i for i, axes in enumerate(self.ids.type.axes) if axes == self.axes]
         return over[0] if over else None
 
@@ -59,10 +54,10 @@ class CyclicEmbedding(Op):
         self._check_ids(ids)
         groups = list(ids.axes)
         if self.scatter >= 0:
-            at = position(self.opname, self.scatter, ids.rank)
+            at = position(self.opname, self.scatter, ids.ndim)
             if self.split is not None:
                 raise Error(
-                    f"cyclic_embedding: the ids are {ids}, whose result is split already; leave "
+                    f"cyclic_embedding: the ids are {ids}, whose result is sharded already; leave "
                     "scatter out"
                 )
             groups[at] += self.axes
@@ -71,7 +66,7 @@ class CyclicEmbedding(Op):
 
     def _check_table(self, table: TensorType) -> None:
         size = self.parts * -(-self.rows // max(1, self.parts))
-        if table.rank != 2 or self.parts < 1 or table.shape[0] != size:
+        if table.ndim != 2 or self.parts < 1 or table.shape[0] != size:
             raise Error(
                 f"cyclic_embedding: {self.rows} rows in {self.parts} parts are a table [{size}, "
                 f"width], not {table}"
@@ -79,60 +74,58 @@ class CyclicEmbedding(Op):
         if table.axes != (self.axes, ()) or table.partial:
             raise Error(
                 f"cyclic_embedding over {self.axis}: the table is {table}, but its rows must be "
-                "split over it"
+                "sharded over it"
             )
 
     def _check_ids(self, ids: TensorType) -> None:
         used = {axis for axes in ids.axes for axis in axes if axes != self.axes}
         if ids.partial or used & set(self.axes):
             raise Error(
-                f"cyclic_embedding over {self.axis}: the ids are {ids}; one dimension is split "
+                f"cyclic_embedding over {self.axis}: the ids are {ids}; one dimension is sharded "
                 "over it, or none"
             )
         if self.capacity < 0:
-            raise Error("cyclic_embedding: capacity cannot be negative; 0 is room for every id")
-        if self.queues and (len(self.queues) != ids.rank or min(self.queues) < 1):
+            raise Error("cyclic_embedding: capacity cannot be negative; 0 is no limit")
+        if self.queues and (len(self.queues) != ids.ndim or min(self.queues) < 1):
             raise Error(
                 f"cyclic_embedding: queues is {list(self.queues)}, but {ids} needs a number of "
-                "parts for each of its dimensions"
+                "shards for each of its dimensions"
             )
 
     def verify(self, module: Module) -> None:
-        """The axes are those of the mesh, the ids queue as they are split, the view is global."""
+        """The mesh has the axes, `queues` are the shards of the ids, the view is global."""
         if module.local:
-            raise Error(
-                "cyclic_embedding is for the global view only; localize writes what one rank does"
-            )
-        if module.mesh.ways(self.axes) != self.parts:
+            raise Error("cyclic_embedding is for the global view only; localize lowers it")
+        if module.mesh.group_size(self.axes) != self.parts:
             raise Error(
                 f"cyclic_embedding has {self.parts} parts, but the mesh ({module.mesh}) has "
-                f"{module.mesh.ways(self.axes)} ranks over {self.axis}"
+                f"{module.mesh.group_size(self.axes)} ranks over {self.axis}"
             )
-        types = zip(self.results[0].type.axes, range(self.ids.type.rank), strict=False)
-        wanted = tuple(module.mesh.ways(axes) for axes, _ in types)
+        types = zip(self.results[0].type.axes, range(self.ids.type.ndim), strict=False)
+        wanted = tuple(module.mesh.group_size(axes) for axes, _ in types)
         if self.capacity and (self.queues or (1,) * len(wanted)) != wanted:
             raise Error(
                 f"cyclic_embedding has queues={list(self.queues)}, but over the mesh "
-                f"({module.mesh}) its ids queue in {list(wanted)}"
+                f"({module.mesh}) its ids have the shards {list(wanted)}"
             )
 
     def evaluate(self, ids: Array, table: Array) -> tuple[Array, Array]:
         known = (ids >= 0) & (ids < self.rows)
         some = np.where(known, ids, 0)
         owner, row = some % self.parts, some // self.parts
-        fits = known & self._room(owner, known)
+        fits = known & self._fitting(owner, known)
         found = np.zeros((*ids.shape, table.shape[1]), table.dtype)
         found[fits] = table[(owner * (len(table) // self.parts) + row)[fits]]
         return found, np.int32(np.count_nonzero(known & ~fits))
 
-    def _room(self, owner: Array, known: Array) -> Array:
-        """Which ids are among the first `capacity` of their queue that go to one owner."""
-        room = np.ones(owner.shape, np.bool_)
+    def _fitting(self, owner: Array, known: Array) -> Array:
+        """Which ids are among the first `capacity` of their shard with one owner."""
+        fits = np.ones(owner.shape, np.bool_)
         for place in self._blocks(owner.shape) if self.capacity else ():
             mine = known[place].reshape(-1, 1) & (owner[place].reshape(-1, 1) == range(self.parts))
             slot = np.sum(mine * (np.cumsum(mine, axis=0) - 1), axis=1)
-            room[place] = (slot < self.capacity).reshape(room[place].shape)
-        return room
+            fits[place] = (slot < self.capacity).reshape(fits[place].shape)
+        return fits
 
     def _blocks(self, shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
         counts = self.queues or (1,) * len(shape)

@@ -1,32 +1,28 @@
-"""Global-view operations that localize writes in others: taking parts, choosing across parts."""
+"""Operations of the global view only: taking a shard, topk over a sharded dimension."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from ..core import Module, Op
-from ..declare import Operand, operation
 from ..errors import Error
-from ..types import Axes, TensorType
-from .collective import Exchange, mesh_axes
+from ..ir.core import Module, Op
+from ..ir.declare import Operand, operation
+from ..ir.types import TensorType
+from .collective import Exchange, OverAxes
 from .reduce import Topk
-from .shapes import not_above, number_operand, position
+from .shapes import position
 
 
-@operation("shard_slice")
+@operation("shard_slice", moves_data=True, selects="x")
 class ShardSlice(Exchange):
-    """Every rank's own part along `dim` of a value that all hold; nothing is sent.
+    """Every rank's shard along `dim` of a value that all hold; nothing is sent.
 
     `n` -> `n@tp`. Only in the global view: localize writes a gather by rank.
     """
 
-    x: Operand
-    axis: str
     dim: int
-    ways: int = 0
-
-    def global_type(self, x: TensorType, axes: Axes) -> TensorType:
-        return self.scattered(self.replicated(x, axes), axes, self.dim)
+    group_size: int = 0
+    scatters: ClassVar = "dim"
 
     def verify(self, module: Module) -> None:
         """The axes are those of the mesh, in the global view."""
@@ -35,8 +31,8 @@ class ShardSlice(Exchange):
 
 
 @operation("sharded_topk")
-class ShardedTopk(Op):
-    """topk along `dim`, which is split over `axis`: only k candidates of each rank are sent.
+class ShardedTopk(OverAxes):
+    """topk along `dim`, which is sharded over `axis`: only k candidates of each rank are sent.
 
     x [..., n@tp, ...] -> values and positions (i32) [..., k, ...], on every rank; order and
     positions as topk has them. Only in the global view: localize writes a topk per rank, two
@@ -48,29 +44,21 @@ class ShardedTopk(Op):
     axis: str
     dim: int = -1
 
-    @property
-    def axes(self) -> Axes:
-        """The mesh axes, slowest first."""
-        return mesh_axes(self.opname, self.axis)
-
     def infer(self) -> tuple[TensorType, ...]:
-        x, axes = number_operand(self.opname, self.x), self.axes
-        at = position(self.opname, self.dim, x.rank)
-        not_above(self.opname, 1, self.k, "1 element at least and k:")
-        not_above(self.opname, self.k, x.shape[at], "k")
+        values, places = Topk.infer(self)  # type: ignore[arg-type]
         x = self.x.type
-        if x.partial or x.axes[at] != axes:
+        at = position(self.opname, self.dim, x.ndim)
+        if x.partial or x.axes[at] != self.axes:
             raise Error(
                 f"sharded_topk over {self.axis}: the operand is {x}, but dimension {at} must be "
-                "split over it and nothing pending; use topk where it is whole"
+                "sharded over it and nothing partial; use topk where it is replicated"
             )
-        shape = (*x.shape[:at], self.k, *x.shape[at + 1 :])
         rest = (*x.axes[:at], (), *x.axes[at + 1 :])
-        return TensorType(x.dtype, shape, rest), TensorType("i32", shape, rest)
+        return values.replace(axes=rest), places.replace(axes=rest)
 
     def verify(self, module: Module) -> None:
         """The axes are those of the mesh, in the global view."""
-        module.mesh.ways(self.axes)
+        module.mesh.group_size(self.axes)
         _global_only(self, module)
 
     def evaluate(self, x: Any) -> Any:
@@ -79,4 +67,4 @@ class ShardedTopk(Op):
 
 def _global_only(op: Op, module: Module) -> None:
     if module.local:
-        raise Error(f"{op.opname} is for the global view only; localize writes what one rank does")
+        raise Error(f"{op.opname} is for the global view only; localize lowers it")

@@ -6,30 +6,37 @@ on overflow. Division by zero follows IEEE 754 in floats and is undefined in int
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from ..attributes import Number
-from ..core import Op
-from ..declare import Operand, operation
 from ..errors import Error
-from ..types import TensorType
+from ..ir.attributes import Number
+from ..ir.core import Op, Value
+from ..ir.declare import Operand, operation, operation_base
+from ..ir.types import TensorType
 from .shapes import broadcast, float_operand, number_fits, number_operand, same_dtype
 
+Check: TypeAlias = Callable[[str, Value], TensorType]  # of an operand, see shapes.py
 
+
+@operation_base
 class Binary(Op):
-    """Base of the arithmetic on two operands of one dtype, which broadcast as in numpy."""
+    """Base of the functions of two operands of one dtype, which broadcast as in numpy."""
 
     __slots__ = ()
+    sharding: ClassVar = "..., ... -> ..."
     ufunc: ClassVar[Any]
+    check: ClassVar[Check] = staticmethod(number_operand)
+    made: ClassVar[str] = ""  # the dtype of the result, where it is not that of the operands
     x: Operand
     y: Operand
 
     def infer(self) -> TensorType:
+        self.check(self.opname, self.x)
         kind = same_dtype(self.opname, self.x, self.y)
-        number_operand(self.opname, self.x)
-        return TensorType(kind, broadcast(self.x.type.shape, self.y.type.shape))
+        return TensorType(self.made or kind, broadcast(self.x.type.shape, self.y.type.shape))
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any, y: Any) -> Any:
@@ -37,25 +44,24 @@ class Binary(Op):
 
 
 class FloatBinary(Binary):
-    """Base of the arithmetic that integers have no part in."""
+    """Base of the arithmetic on floating-point numbers only."""
 
     __slots__ = ()
-
-    def infer(self) -> TensorType:
-        kind = same_dtype(self.opname, self.x, self.y)
-        float_operand(self.opname, self.x)
-        return TensorType(kind, broadcast(self.x.type.shape, self.y.type.shape))
+    check: ClassVar[Check] = staticmethod(float_operand)
 
 
+@operation_base
 class Unary(Op):
     """Base of the functions of one number, integer or float."""
 
     __slots__ = ()
+    sharding: ClassVar = "... -> ..."
     ufunc: ClassVar[Any]
+    check: ClassVar[Check] = staticmethod(number_operand)
     x: Operand
 
     def infer(self) -> TensorType:
-        return number_operand(self.opname, self.x).whole
+        return self.check(self.opname, self.x).replicated
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any) -> Any:
@@ -66,121 +72,97 @@ class FloatUnary(Unary):
     """Base of the functions of one floating-point number."""
 
     __slots__ = ()
-
-    def infer(self) -> TensorType:
-        return float_operand(self.opname, self.x).whole
+    check: ClassVar[Check] = staticmethod(float_operand)
 
 
-@operation("add", sharding="..., ... -> ...", sums="x y", commutative=True)
+@operation("add", sums="x y", commutative=True)
 class Add(Binary):
     """x + y."""
 
-    x: Operand
-    y: Operand
     ufunc = np.add
 
 
-@operation("sub", sharding="..., ... -> ...", sums="x y")
+@operation("sub", sums="x y")
 class Sub(Binary):
     """x - y."""
 
-    x: Operand
-    y: Operand
     ufunc = np.subtract
 
 
-@operation("mul", sharding="..., ... -> ...", sums="x | y", commutative=True)
+@operation("mul", sums="x | y", commutative=True)
 class Mul(Binary):
     """x * y."""
 
-    x: Operand
-    y: Operand
     ufunc = np.multiply
 
 
-@operation("div", sharding="..., ... -> ...", sums="x")
+@operation("div", sums="x", safe_values={"y": 1})
 class Div(FloatBinary):
     """x / y in floats; integers have floor_div."""
 
-    x: Operand
-    y: Operand
     ufunc = np.divide
 
 
-@operation("floor_div", sharding="..., ... -> ...")
+@operation("floor_div", safe_values={"y": 1})
 class FloorDiv(Binary):
     """x / y rounded down (towards minus infinity, as in Python): -7 by 2 is -4."""
 
-    x: Operand
-    y: Operand
     ufunc = np.floor_divide
 
 
-@operation("mod", sharding="..., ... -> ...")
+@operation("mod", safe_values={"y": 1})
 class Mod(Binary):
     """x - y * floor(x / y), with the sign of y (as in Python): -7 by 2 is 1."""
 
-    x: Operand
-    y: Operand
     ufunc = np.mod
 
 
-@operation("pow", sharding="..., ... -> ...")
+@operation("pow")
 class Pow(FloatBinary):
     """x to the power y, in floats; NaN for a negative x and a fractional y."""
 
-    x: Operand
-    y: Operand
     ufunc = np.power
 
 
-@operation("minimum", sharding="..., ... -> ...", commutative=True)
+@operation("minimum", commutative=True, keeps_zeros=True, bounded="operands")
 class Minimum(Binary):
     """The smaller of x and y; NaN where one is NaN."""
 
-    x: Operand
-    y: Operand
     ufunc = np.minimum
 
 
-@operation("maximum", sharding="..., ... -> ...", commutative=True)
+@operation("maximum", commutative=True, keeps_zeros=True, bounded="operands")
 class Maximum(Binary):
     """The larger of x and y; NaN where one is NaN."""
 
-    x: Operand
-    y: Operand
     ufunc = np.maximum
 
 
-@operation("neg", sharding="... -> ...", sums="x")
+@operation("neg", sums="x", bounded="operands")
 class Neg(Unary):
     """-x."""
 
-    x: Operand
     ufunc = np.negative
 
 
-@operation("abs", sharding="... -> ...")
+@operation("abs", keeps_zeros=True, bounded="operands")
 class Abs(Unary):
     """|x|."""
 
-    x: Operand
     ufunc = np.abs
 
 
-@operation("sign", sharding="... -> ...")
+@operation("sign", keeps_zeros=True, bounded="always")
 class Sign(Unary):
     """-1, 0 or 1 as x is negative, zero or positive; NaN for NaN."""
 
-    x: Operand
     ufunc = np.sign
 
 
-@operation("clip", sharding="... -> ...")
+@operation("clip", bounded="operands")
 class Clip(Unary):
     """x kept between `low` and `high`, either of which may be none; NaN stays NaN."""
 
-    x: Operand
     low: Number | None = None
     high: Number | None = None
 
@@ -193,7 +175,7 @@ class Clip(Unary):
             number_fits(self.opname, bound, kind.dtype)
         if bounds[0] > bounds[-1]:
             raise Error(f"clip: low {self.low} is above high {self.high}")
-        return kind.whole
+        return kind.replicated
 
     def evaluate(self, x: Any) -> Any:
         return np.clip(x, self.low, self.high)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..dims import Dim, DimLike, Shape, exact_divide
+from ..ir.dims import Dim, DimLike, Shape, exact_divide
 from .shapes import rule_text
 
 Group = tuple[list[int], list[int]]  # positions in the old and in the new shape
@@ -14,8 +14,8 @@ def reshape_rule(old: Shape, new: Shape) -> str:
     """The rule for a reshape between two shapes of one element count.
 
     Dimensions are cut into the smallest groups of equal element count. In a group the first
-    dimension of either side varies slowest, so that a split of it cuts both sides at the same
-    element (where the parts are even, which one rank's version checks by its element counts).
+    dimension of either side varies slowest, so that sharding it divides both sides at the
+    same element, if the shards are even (`local_attributes` in passes checks the counts).
     """
     left, right = [f"x{i}!" for i in range(len(old))], ["1"] * len(new)
     for number, (olds, news) in enumerate(factor_groups(old, new)):

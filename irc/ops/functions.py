@@ -7,69 +7,60 @@ from typing import Any
 
 import numpy as np
 
-from ..declare import Operand, operation
+from ..ir.declare import operation
 from .elementwise import FloatUnary
 
 
-@operation("sqrt", sharding="... -> ...")
+@operation("sqrt", keeps_zeros=True)
 class Sqrt(FloatUnary):
     """The square root; NaN for negative x."""
 
-    x: Operand
     ufunc = np.sqrt
 
 
-@operation("rsqrt", sharding="... -> ...")
+@operation("rsqrt")
 class Rsqrt(FloatUnary):
     """1 / sqrt(x); infinity for 0, NaN for negative x."""
-
-    x: Operand
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any) -> Any:
         return 1 / np.sqrt(x)
 
 
-@operation("reciprocal", sharding="... -> ...")
+@operation("reciprocal")
 class Reciprocal(FloatUnary):
     """1 / x."""
-
-    x: Operand
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any) -> Any:
         return 1 / x
 
 
-@operation("exp", sharding="... -> ...")
+@operation("exp")
 class Exp(FloatUnary):
     """e to the power x."""
 
-    x: Operand
     ufunc = np.exp
 
 
-@operation("log", sharding="... -> ...")
+@operation("log")
 class Log(FloatUnary):
     """The natural logarithm; -infinity for 0, NaN for negative x."""
 
-    x: Operand
     ufunc = np.log
 
 
-@operation("sin", sharding="... -> ...")
+@operation("sin", keeps_zeros=True, bounded="always")
 class Sin(FloatUnary):
     """The sine of x in radians."""
 
-    x: Operand
     ufunc = np.sin
 
 
-@operation("cos", sharding="... -> ...")
+@operation("cos", bounded="always")
 class Cos(FloatUnary):
     """The cosine of x in radians."""
 
-    x: Operand
     ufunc = np.cos
 
 
@@ -79,35 +70,30 @@ def erf(x: Any) -> Any:
     return np.array(values, np.asarray(x).dtype).reshape(np.shape(x))
 
 
-@operation("erf", sharding="... -> ...")
+@operation("erf", keeps_zeros=True, bounded="always")
 class Erf(FloatUnary):
     """The error function: 2/sqrt(pi) times the integral of exp(-t*t) from 0 to x."""
-
-    x: Operand
 
     def evaluate(self, x: Any) -> Any:
         return erf(x)
 
 
-@operation("round", sharding="... -> ...")
+@operation("round", keeps_zeros=True, bounded="operands")
 class Round(FloatUnary):
     """The nearest integer, halves to the even one: 0.5 gives 0, 1.5 gives 2."""
 
-    x: Operand
     ufunc = np.rint
 
 
-@operation("floor", sharding="... -> ...")
+@operation("floor", keeps_zeros=True, bounded="operands")
 class Floor(FloatUnary):
     """The largest integer not above x."""
 
-    x: Operand
     ufunc = np.floor
 
 
-@operation("ceil", sharding="... -> ...")
+@operation("ceil", keeps_zeros=True, bounded="operands")
 class Ceil(FloatUnary):
     """The smallest integer not below x."""
 
-    x: Operand
     ufunc = np.ceil

@@ -1,22 +1,23 @@
-"""A collective together with what transformers do right after it."""
+"""all_reduce fused with the residual addition and the norm after it."""
 
 from __future__ import annotations
 
-from ..core import Module, Op, Value
-from ..declare import Operand, operation, placeholder
 from ..errors import Error
-from ..types import Axes, TensorType
-from .collective import AllReduce, check_ways, mesh_axes
+from ..ir.core import Module, Value
+from ..ir.declare import Operand, operation, placeholder
+from ..ir.facts import Bound
+from ..ir.types import TensorType
+from .collective import AllReduce, OverAxes, check_group_size
 from .elementwise import Add
 from .norm import RmsNorm
 
 
 @operation("all_reduce_rms_norm")
-class AllReduceRmsNorm(Op):
-    """The finished sum of x plus the residual, and its rms_norm: (normed, sum), as x both.
+class AllReduceRmsNorm(OverAxes):
+    """The complete sum of x plus the residual, and its rms_norm: (normed, sum), as x both.
 
     sum = all_reduce(x) + residual; normed = rms_norm(sum, weight). x [..., N] is `{sum tp}` in the
-    global view, residual [..., N] and weight [N] are whole. Attributes as those of all_reduce and
+    global view, residual [..., N] and weight [N] are replicated. Attributes as of all_reduce and
     rms_norm.
     """
 
@@ -26,12 +27,7 @@ class AllReduceRmsNorm(Op):
     axis: str
     eps: float = 1e-6
     offset: float = 0.0
-    ways: int = 0
-
-    @property
-    def axes(self) -> Axes:
-        """The mesh axes, slowest first."""
-        return mesh_axes(self.opname, self.axis)
+    group_size: int = 0
 
     def infer(self) -> tuple[TensorType, ...]:
         stand_ins = tuple(Value(v.type, None, i) for i, v in enumerate(self.operands))
@@ -44,11 +40,15 @@ class AllReduceRmsNorm(Op):
             )
         return normed.type, total.type
 
+    def bound(self, result: int) -> Bound:
+        """The sum may overflow; its norm is bounded as rms_norm is."""
+        return "always" if result == 0 and self.eps > 0 else "no"
+
     def verify(self, module: Module) -> None:
-        """The axes are those of the mesh, and `ways` agrees with it."""
-        check_ways(self, module, self.axes, self.ways)
+        """The axes are those of the mesh, and `group_size` agrees with it."""
+        check_group_size(self, module, self.axes, self.group_size)
 
     def expand(self) -> tuple[Value, ...]:
-        total = Add(AllReduce(self.x, axis=self.axis, ways=self.ways), self.residual)
+        total = Add(AllReduce(self.x, axis=self.axis, group_size=self.group_size), self.residual)
         normed = RmsNorm(total, self.weight, eps=self.eps, offset=self.offset)
         return normed.result, total.result

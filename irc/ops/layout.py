@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from ..attributes import Number
-from ..core import Op
-from ..declare import Operand, operation
-from ..dims import DimLike
 from ..errors import Error
-from ..types import TensorType
-from .shapes import letters, not_above, number_fits, position, positions, rule_text, run_sizes
+from ..ir.attributes import Number
+from ..ir.core import Op
+from ..ir.declare import Operand, operation
+from ..ir.dims import DimLike
+from ..ir.facts import Bound
+from ..ir.types import TensorType
+from .shapes import dim_names, not_above, number_fits, position, positions, rule_text, run_sizes
 
 
-@operation("flip", sums="x")
+@operation("flip", sums="x", moves_data=True)
 class Flip(Op):
     """x with the elements along `dims` in reverse order."""
 
@@ -23,19 +25,19 @@ class Flip(Op):
     dims: tuple[int, ...]
 
     def infer(self) -> TensorType:
-        positions(self.opname, self.dims, self.x.type.rank)
-        return self.x.type.whole
+        positions(self.opname, self.dims, self.x.type.ndim)
+        return self.x.type.replicated
 
     def sharding_rule(self) -> str:
-        rank = self.x.type.rank
-        words = letters(rank, positions(self.opname, self.dims, rank))
+        rank = self.x.type.ndim
+        words = dim_names(rank, positions(self.opname, self.dims, rank))
         return rule_text([words], [words])
 
     def evaluate(self, x: Any) -> Any:
         return np.flip(x, self.dims)
 
 
-@operation("repeat", sums="x")
+@operation("repeat", sums="x", moves_data=True)
 class Repeat(Op):
     """Every element along `dim`, `count` times in a row: [1, 2] by 2 is [1, 1, 2, 2]."""
 
@@ -53,14 +55,14 @@ class Repeat(Op):
         )
 
     def sharding_rule(self) -> str:
-        words = letters(self.x.type.rank)
+        words = dim_names(self.x.type.ndim)
         return rule_text([words], [words])
 
     def evaluate(self, x: Any) -> Any:
         return np.repeat(x, self.count, self.dim)
 
 
-@operation("pad")
+@operation("pad", moves_data=True)
 class Pad(Op):
     """x with `before[i]` and `after[i]` elements of `value` around dimension i."""
 
@@ -71,17 +73,21 @@ class Pad(Op):
 
     def infer(self) -> TensorType:
         type = self.x.type
-        if not len(self.before) == len(self.after) == type.rank:
-            raise Error(f"pad: before and after need {type.rank} entries each, one per dimension")
+        if not len(self.before) == len(self.after) == type.ndim:
+            raise Error(f"pad: before and after need {type.ndim} entries each, one per dimension")
         for size in (*self.before, *self.after):
             not_above(self.opname, 0, size, "0 elements and a padding:")
         number_fits(self.opname, self.value, type.dtype)
         sizes = zip(self.before, type.shape, self.after, strict=True)
         return TensorType(type.dtype, tuple(a + n + b for a, n, b in sizes))
 
+    def bound(self, result: int) -> Bound:
+        """Padding may be infinite."""
+        return "operands" if math.isfinite(self.value) else "no"
+
     def sharding_rule(self) -> str:
         ends = enumerate(zip(self.before, self.after, strict=True))
-        words = letters(self.x.type.rank, [i for i, (a, b) in ends if a != 0 or b != 0])
+        words = dim_names(self.x.type.ndim, [i for i, (a, b) in ends if a != 0 or b != 0])
         return rule_text([words], [words])
 
     def evaluate(self, x: Any) -> Any:

@@ -6,146 +6,99 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..core import Op
-from ..declare import Operand, operation
-from ..dtypes import dtype, numpy_dtype
-from ..types import TensorType
-from .shapes import bool_operand, broadcast, number_operand, same_dtype
+from ..ir.core import Op
+from ..ir.declare import Operand, operation
+from ..ir.dtypes import dtype, numpy_dtype
+from ..ir.facts import Bound
+from ..ir.types import TensorType
+from .elementwise import Binary, Check, Unary
+from .shapes import any_operand, bool_operand, broadcast, same_dtype
 
 
-class Comparison(Op):
+class Comparison(Binary):
     """Base of the comparisons: two operands of one dtype, a bool result; NaN equals nothing."""
 
     __slots__ = ()
-    ufunc: ClassVar[Any]
-    x: Operand
-    y: Operand
-
-    def infer(self) -> TensorType:
-        same_dtype(self.opname, self.x, self.y)
-        return TensorType("bool", broadcast(self.x.type.shape, self.y.type.shape))
-
-    def evaluate(self, x: Any, y: Any) -> Any:
-        return type(self).ufunc(x, y)
+    made: ClassVar[str] = "bool"
 
 
-class Order(Comparison):
-    """Base of the comparisons that bool has no part in."""
-
-    __slots__ = ()
-
-    def infer(self) -> TensorType:
-        same_dtype(self.opname, self.x, self.y)
-        number_operand(self.opname, self.x)
-        return TensorType("bool", broadcast(self.x.type.shape, self.y.type.shape))
-
-
-@operation("eq", sharding="..., ... -> ...", commutative=True)
+@operation("eq", commutative=True)
 class Eq(Comparison):
     """Whether x equals y, as bool; false where one is NaN."""
 
-    x: Operand
-    y: Operand
+    check: ClassVar[Check] = staticmethod(any_operand)
     ufunc = np.equal
 
 
-@operation("ne", sharding="..., ... -> ...", commutative=True)
+@operation("ne", commutative=True)
 class Ne(Comparison):
     """Whether x differs from y, as bool; true where one is NaN."""
 
-    x: Operand
-    y: Operand
+    check: ClassVar[Check] = staticmethod(any_operand)
     ufunc = np.not_equal
 
 
-@operation("lt", sharding="..., ... -> ...")
-class Lt(Order):
+@operation("lt")
+class Lt(Comparison):
     """Whether x < y, as bool."""
 
-    x: Operand
-    y: Operand
     ufunc = np.less
 
 
-@operation("le", sharding="..., ... -> ...")
-class Le(Order):
+@operation("le")
+class Le(Comparison):
     """Whether x <= y, as bool."""
 
-    x: Operand
-    y: Operand
     ufunc = np.less_equal
 
 
-@operation("gt", sharding="..., ... -> ...")
-class Gt(Order):
+@operation("gt")
+class Gt(Comparison):
     """Whether x > y, as bool."""
 
-    x: Operand
-    y: Operand
     ufunc = np.greater
 
 
-@operation("ge", sharding="..., ... -> ...")
-class Ge(Order):
+@operation("ge")
+class Ge(Comparison):
     """Whether x >= y, as bool."""
 
-    x: Operand
-    y: Operand
     ufunc = np.greater_equal
 
 
-class Logic(Op):
+class Logic(Binary):
     """Base of the logic on two bool operands."""
 
     __slots__ = ()
-    ufunc: ClassVar[Any]
-    x: Operand
-    y: Operand
-
-    def infer(self) -> TensorType:
-        for operand in (self.x, self.y):
-            bool_operand(self.opname, operand)
-        return TensorType("bool", broadcast(self.x.type.shape, self.y.type.shape))
-
-    def evaluate(self, x: Any, y: Any) -> Any:
-        return type(self).ufunc(x, y)
+    check: ClassVar[Check] = staticmethod(bool_operand)
 
 
-@operation("and", sharding="..., ... -> ...", commutative=True)
+@operation("and", commutative=True)
 class And(Logic):
     """Whether x and y are both true."""
 
-    x: Operand
-    y: Operand
     ufunc = np.logical_and
 
 
-@operation("or", sharding="..., ... -> ...", commutative=True)
+@operation("or", commutative=True)
 class Or(Logic):
     """Whether x or y is true."""
 
-    x: Operand
-    y: Operand
     ufunc = np.logical_or
 
 
-@operation("not", sharding="... -> ...")
-class Not(Op):
+@operation("not")
+class Not(Unary):
     """Whether x is false."""
 
-    x: Operand
-
-    def infer(self) -> TensorType:
-        return bool_operand(self.opname, self.x).whole
-
-    def evaluate(self, x: Any) -> Any:
-        return np.logical_not(x)
+    check: ClassVar[Check] = staticmethod(bool_operand)
+    ufunc = np.logical_not
 
 
 _where: Any = np.where
 
 
-@operation("where", sharding="..., ..., ... -> ...", sums="x y")
+@operation("where", sharding="..., ..., ... -> ...", sums="x y", bounded="operands")
 class Where(Op):
     """x where the condition holds, else y; all three broadcast."""
 
@@ -162,7 +115,7 @@ class Where(Op):
         return _where(condition, x, y)
 
 
-@operation("cast", sharding="... -> ...")
+@operation("cast", sharding="... -> ...", keeps_zeros=True, moves_data=True)
 class Cast(Op):
     """x converted to `dtype`.
 
@@ -177,6 +130,10 @@ class Cast(Op):
     def infer(self) -> TensorType:
         dtype(self.dtype)
         return TensorType(self.dtype, self.x.type.shape)
+
+    def bound(self, result: int) -> Bound:
+        """A narrower float may overflow."""
+        return "operands" if dtype(self.dtype).bits >= dtype(self.x.type.dtype).bits else "no"
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any) -> Any:

@@ -6,18 +6,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..core import Op
-from ..declare import Operand, operation
-from ..dims import DimLike
-from ..dtypes import dtype, numpy_dtype
 from ..errors import Error
-from ..types import TensorType
+from ..ir.core import Op
+from ..ir.declare import Operand, operation
+from ..ir.dims import DimLike
+from ..ir.dtypes import dtype, numpy_dtype
+from ..ir.types import TensorType
 from .control import Iota
 from .logic import Cast, Eq
 from .shape import Unsqueeze
 from .shapes import (
+    dim_names,
     index_operand,
-    letters,
     number_operand,
     position,
     rule_text,
@@ -28,11 +28,18 @@ from .shapes import (
 )
 
 
-@operation("embedding", sharding="..., v~ d -> ... d", sums="table")
+@operation(
+    "embedding",
+    sharding="..., v~ d -> ... d",
+    sums="table",
+    moves_data=True,
+    selects="table",
+    safe_values={"ids": 0},
+)
 class Embedding(Op):
-    """Row ids[...] of table [V, D], as [..., D]; an id outside 0 to V-1 gives a row of zeros.
+    """Row ids[...] of table [V, D], as [..., D]; an out-of-range id 0 to V-1 gives a row of zeros.
 
-    With `inside` all ids are known to lie inside, so that nothing is checked; others are an error.
+    With `inside` all ids are known to be in range, so backends check nothing.
     With `sentinel` localize may put rows of zeros behind each rank's, for all other ids to find.
     """
 
@@ -43,7 +50,7 @@ class Embedding(Op):
 
     def infer(self) -> TensorType:
         ids, table = index_operand(self.opname, self.ids), self.table.type
-        if table.rank != 2:
+        if table.ndim != 2:
             raise Error(f"embedding: the table is [rows, width], not {shape_text(table.shape)}")
         return TensorType(table.dtype, (*ids.shape, table.shape[1]))
 
@@ -57,13 +64,13 @@ class Embedding(Op):
 
 
 def check_bounds(op: str, indices: Any, size: int) -> None:
-    """Raise where an index lies outside a dimension of `size`."""
+    """Raise where an index is out of range of a dimension of `size`."""
     if np.size(indices) and (np.min(indices) < 0 or np.max(indices) >= size):
         wrong = indices[(indices < 0) | (indices >= size)].flat[0]
-        raise Error(f"{op}: index {wrong} lies outside a dimension of {size}")
+        raise Error(f"{op}: index {wrong} is out of range of a dimension of {size}")
 
 
-@operation("gather", sums="x")
+@operation("gather", sums="x", moves_data=True, selects="x", safe_values={"indices": 0})
 class Gather(Op):
     """The slices of x at `indices` along `dim`, whose place the dimensions of indices take.
 
@@ -80,9 +87,9 @@ class Gather(Op):
         return TensorType(self.x.type.dtype, (*shape[:at], *inner, *shape[at + 1 :]))
 
     def sharding_rule(self) -> str:
-        rank = self.x.type.rank
+        rank = self.x.type.ndim
         at = self.dim % rank
-        words, inner = letters(rank, [at]), [f"i{i}" for i in range(self.indices.type.rank)]
+        words, inner = dim_names(rank, [at]), [f"i{i}" for i in range(self.indices.type.ndim)]
         return rule_text([words, inner], [[*words[:at], *inner, *words[at + 1 :]]])
 
     def evaluate(self, x: Any, indices: Any) -> Any:
@@ -90,7 +97,7 @@ class Gather(Op):
         return np.take(x, indices, self.dim)
 
 
-@operation("gather_elements", sums="x")
+@operation("gather_elements", sums="x", moves_data=True, selects="x", safe_values={"indices": 0})
 class GatherElements(Op):
     """Per place of indices, the element of x there, but at `indices[place]` along `dim`.
 
@@ -104,14 +111,14 @@ class GatherElements(Op):
 
     def infer(self) -> TensorType:
         inner = index_operand(self.opname, self.indices).shape
-        at = position(self.opname, self.dim, self.x.type.rank)
+        at = position(self.opname, self.dim, self.x.type.ndim)
         same_but(self.opname, at, [self.x.type.shape, inner])
         return TensorType(self.x.type.dtype, inner)
 
     def sharding_rule(self) -> str:
-        rank = self.x.type.rank
-        words = letters(rank, [self.dim % rank])
-        inner = letters(rank)
+        rank = self.x.type.ndim
+        words = dim_names(rank, [self.dim % rank])
+        inner = dim_names(rank)
         inner[self.dim % rank] = "i"
         return rule_text([words, inner], [inner])
 
@@ -121,20 +128,15 @@ class GatherElements(Op):
 
 
 _indices: Any = np.indices
-_COMBINE: dict[str, Any] = {
-    "add": np.add,
-    "mul": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-}
+_COMBINE: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
-@operation("scatter_elements")
+@operation("scatter_elements", safe_values={"indices": 0})
 class ScatterElements(Op):
     """x with updates[place] put in at `indices[place]` along `dim`, for every place of indices.
 
-    `reduction` says how an update meets what is there: it replaces it ("none": which of two
-    updates to one element wins is undefined), or is combined with it. indices and updates have
+    `reduction` combines an update with the element of x: it replaces it ("none": which of two
+    updates to one element wins is undefined), or adds to it and so on. indices and updates have
     one shape, that of x other than in `dim`. Every index lies in the dimension.
     """
 
@@ -149,7 +151,7 @@ class ScatterElements(Op):
         kind = same_dtype(self.opname, self.x, self.updates)
         if self.reduction != "none":
             number_operand(self.opname, self.x)
-        at = position(self.opname, self.dim, self.x.type.rank)
+        at = position(self.opname, self.dim, self.x.type.ndim)
         same_but(self.opname, at, [self.x.type.shape, inner])
         if self.updates.type.shape != inner:
             raise Error(
@@ -159,9 +161,9 @@ class ScatterElements(Op):
         return TensorType(kind, self.x.type.shape)
 
     def sharding_rule(self) -> str:
-        rank = self.x.type.rank
+        rank = self.x.type.ndim
         at = self.dim % rank
-        words, inner = letters(rank, [at]), letters(rank)
+        words, inner = dim_names(rank, [at]), dim_names(rank)
         inner[at] = "i!"
         return rule_text([words, inner, inner], [words])
 
@@ -178,7 +180,7 @@ class ScatterElements(Op):
         return out
 
 
-@operation("one_hot", sharding="... -> ... 1")
+@operation("one_hot", sharding="... -> ... 1", bounded="always")
 class OneHot(Op):
     """A new last dimension of `size`, 1 at the place that the index names and 0 elsewhere.
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from ..core import Op
-from ..declare import Operand, OptionalOperand, operation, optional
 from ..errors import Error
-from ..types import TensorType
+from ..ir.core import Op
+from ..ir.declare import Operand, OptionalOperand, operation, optional
+from ..ir.types import TensorType
 from .shapes import broadcast, float_operand, number_operand, same_dtype, shape_text
 
 
@@ -40,7 +40,7 @@ class Matmul(Op):
         return np.matmul(x, y)
 
 
-@operation("linear", sharding="... k, n k, n -> ... n", sums="x bias | weight bias")
+@operation("linear", sharding="... k, n k, n -> ... n", sums="x bias | weight bias", addends="bias")
 class Linear(Op):
     """x [..., K] times the transpose of weight [N, K], plus bias [N], is [..., N].
 
@@ -50,7 +50,6 @@ class Linear(Op):
     x: Operand
     weight: Operand
     bias: OptionalOperand = optional()
-    addends: ClassVar = ("bias",)
 
     def infer(self) -> TensorType:
         x, weight = self.x.type.shape, self.weight.type.shape

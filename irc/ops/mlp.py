@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from ..core import Op
-from ..declare import Operand, OptionalOperand, operation, optional
+from ..ir.core import Op
+from ..ir.declare import Operand, OptionalOperand, operation, optional
 from .activation import Gelu, QuickGelu, Relu, Sigmoid, Silu, SquaredRelu
 from .elementwise import Mul
 from .matmul import Linear
@@ -15,7 +15,7 @@ Act: TypeAlias = Literal[
 ]
 
 
-@operation("gated_mlp", sharding="... k!, n k, n k, n, n -> ... n")
+@operation("gated_mlp", sharding="... k!, n k, n k, n, n -> ... n", sums="up up_bias")
 class GatedMlp(Op):
     """act(x · gateᵀ + gate_bias) * (x · upᵀ + up_bias).
 
@@ -32,10 +32,10 @@ class GatedMlp(Op):
 
     def expand(self) -> Op:
         gate = Linear(self.x, self.gate, bias=self.gate_bias)
-        return Mul(activation(self.act, gate), Linear(self.x, self.up, bias=self.up_bias))
+        return Mul(_activation(self.act, gate), Linear(self.x, self.up, bias=self.up_bias))
 
 
-def activation(act: Act, x: Op) -> Op:
+def _activation(act: Act, x: Op) -> Op:
     """The operation behind the word."""
     match act:
         case "silu":

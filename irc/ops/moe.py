@@ -1,23 +1,23 @@
-"""Mixture of experts: tokens are laid out by the expert that they go to, and put together again.
+"""Mixture of experts: tokens are grouped by expert, and the experts' results combined.
 
-A router chooses K of E experts for every token. `moe_slots` gives each of these pairs a place in
-the queue of its expert, `moe_dispatch` copies the tokens to their places, so that every expert
-finds its tokens in one matrix, and `moe_combine` adds up what the experts made of a token. The
-tokens may be cut into `parts` that queue apart: where they are split over as many ranks, one rank
-needs nothing of the others, and an all_to_all of the buffer brings every expert its tokens.
+A router chooses K of E experts for every token. `moe_slots` numbers the tokens of each expert,
+`moe_dispatch` copies tokens into a buffer with one matrix per expert, and `moe_combine` adds up the
+results of the experts of a token. The tokens may be in `parts`, numbered separately: where they are
+sharded over as many ranks, a rank needs no other rank for this, and an all_to_all of the buffer
+brings every expert its tokens.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from ..core import Module, Op, Value
-from ..declare import Operand, OptionalOperand, operation, optional
-from ..dims import Dim, DimLike, exact_divide
 from ..errors import Error
-from ..types import TensorType
+from ..ir.core import Module, Op, Value
+from ..ir.declare import Operand, OptionalOperand, operation, optional
+from ..ir.dims import Dim, DimLike, exact_divide
+from ..ir.types import TensorType
 from .control import Full, Iota
 from .elementwise import Add, Mul, Sub
 from .logic import And, Cast, Ge, Lt, Where
@@ -32,21 +32,22 @@ Array: TypeAlias = Any  # a numpy array
 
 
 class Routed(Op):
-    """Base of what works pair by pair on the choices [T, K], whose tokens are `parts` parts."""
+    """Base of the operations on pairs of token and expert [T, K], with tokens in `parts`."""
 
     __slots__ = ()
+    part_dim: ClassVar[int] = 0  # the dimension of the result that the parts divide
     chosen: Operand
     parts: int
 
     @property
     def token_word(self) -> str:
-        """The name of the token dimension in the rule: without parts it cannot be split."""
+        """The name of the token dimension in the rule; it cannot be sharded without parts."""
         return "t" if self.parts > 1 else "t!"
 
     def pairs(self) -> tuple[DimLike, DimLike, DimLike]:
         """(tokens, choices of each, tokens of a part)."""
         type = index_operand(self.opname, self.chosen)
-        if type.rank != 2:
+        if type.ndim != 2:
             raise Error(f"{self.opname} takes chosen [tokens, choices], not {type}")
         if self.parts < 1:
             raise Error(f"{self.opname}: parts is {self.parts}, but it must be at least 1")
@@ -54,8 +55,8 @@ class Routed(Op):
         part = exact_divide(tokens, self.parts)
         if part is None:
             raise Error(
-                f"{self.opname}: {tokens} tokens cannot be cut into {self.parts} equal parts; "
-                "pad them before"
+                f"{self.opname}: {tokens} tokens cannot be divided into {self.parts} equal parts; "
+                "pad them first"
             )
         return tokens, choices, part
 
@@ -68,29 +69,30 @@ class Routed(Op):
             )
         return value.type
 
-    def with_parts(self, whole: DimLike, local: DimLike) -> dict[str, Any]:
-        """The attributes of one rank, which has `local` of the `whole` tokens, or places for them.
+    def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
+        """The attributes of one rank, which has a shard of the tokens, or of the slots for them.
 
-        The parts are dealt out to the ranks.
+        Every rank gets as many parts.
         """
-        if self.parts == 1 or whole == local:
+        total, local = (type.shape[self.part_dim] for type in (self.result.type, results[0]))
+        if self.parts == 1 or total == local:
             return self.attributes
-        for ways in range(2, self.parts + 1):
-            if local * ways == whole and self.parts % ways == 0:
-                return self.attributes | {"parts": self.parts // ways}
+        for group_size in range(2, self.parts + 1):
+            if local * group_size == total and self.parts % group_size == 0:
+                return self.attributes | {"parts": self.parts // group_size}
         raise Error(
-            f"{self.opname}: its {self.parts} parts cannot be dealt out to ranks that have "
-            f"{local} of {whole}; parts is a multiple of the ranks"
+            f"{self.opname}: its {self.parts} parts cannot be shared by ranks that have "
+            f"{local} of {total}; parts is a multiple of the ranks"
         )
 
     def verify(self, module: Module) -> None:
-        """Every rank gets whole parts."""
+        """Every rank gets as many parts."""
         axes = self.chosen.type.axes[0]
-        ways = module.mesh.ways(axes) if axes else 1
-        if self.parts % ways:
+        group_size = module.mesh.group_size(axes) if axes else 1
+        if self.parts % group_size:
             raise Error(
-                f"{self.opname}: the tokens are split over {'.'.join(axes)}, which has {ways} "
-                f"ranks, so parts must be a multiple of {ways}, not {self.parts}"
+                f"{self.opname}: the tokens are sharded over {'.'.join(axes)}, which has "
+                f"{group_size} ranks, so parts must be a multiple of {group_size}, not {self.parts}"
             )
 
 
@@ -98,24 +100,24 @@ def _check_experts(op: str, experts: int, capacity: DimLike) -> None:
     if experts < 1:
         raise Error(f"{op}: experts is {experts}, but it must be at least 1")
     if not isinstance(capacity, Dim) and capacity < 0:
-        raise Error(f"{op}: capacity cannot be negative; 0 is room for every token")
+        raise Error(f"{op}: capacity cannot be negative; 0 is no limit")
 
 
 def _check_first(op: str, first: Value | None) -> None:
-    if first is not None and index_operand(op, first).rank != 0:
+    if first is not None and index_operand(op, first).ndim != 0:
         raise Error(f"{op}: first is the number of one expert, i32[], not {first.type}")
 
 
 @operation("moe_slots")
 class MoeSlots(Routed):
-    """The place of every token in the queue of each expert that it chose, -1 where dropped.
+    """The slot of every token at each expert that it chose, -1 where it is dropped: i32 [T, K].
 
-    chosen [T, K]: K different experts per token, by number from 0 to `experts` - 1. Result i32
-    [T, K]. The tokens are `parts` equal parts in a row, each with queues of its own. A pair of a
-    token and a choice gets the next place in the queue of its part and expert, from 0, in the order
-    of tokens and, for one token, of choices. A queue has `capacity` places; with 0 as many as a
-    part has tokens, so that all have room. A pair that finds its queue full, or whose number is no
-    expert's, gets -1: reduce_sum of slots < 0 counts what is dropped. Lepikhin et al., 2020.
+    chosen [T, K]: K different experts per token, by number from 0 to `experts` - 1. The tokens are
+    `parts` equal parts in a row, each with slots of its own. A pair of a token and a choice gets
+    the next slot of its part and expert, from 0, in the order of tokens and, for one token, of
+    choices. An expert has `capacity` slots per part; 0 is as many as a part has tokens. A pair
+    beyond the capacity, or with a number that is no expert, gets -1: reduce_sum of slots < 0 counts
+    the dropped pairs. Lepikhin et al., 2020.
     """
 
     chosen: Operand
@@ -126,9 +128,6 @@ class MoeSlots(Routed):
     def sharding_rule(self) -> str:
         return f"{self.token_word} k! -> t k"
 
-    def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
-        return self.with_parts(self.result.type.shape[0], results[0].shape[0])
-
     def expand(self) -> Op:
         tokens, choices, part = self.pairs()
         _check_experts(self.opname, self.experts, self.capacity)
@@ -137,8 +136,8 @@ class MoeSlots(Routed):
         # a pair meets itself in the running count of its expert; one without an expert counts 0
         count = ReduceSum(Mul(hits, Cumsum(hits, dim=1)), dims=(2,))
         place = Sub(count, _number(1))
-        room = Lt(place, _number(self.capacity or part))
-        slots = Where(room, place, _number(-1))
+        fits = Lt(place, _number(self.capacity or part))
+        slots = Where(fits, place, _number(-1))
         return Reshape(slots, shape=(tokens, choices))
 
     def evaluate(self, chosen: Array) -> Array:
@@ -155,15 +154,16 @@ class MoeSlots(Routed):
 
 @operation("moe_dispatch", sums="x")
 class MoeDispatch(Routed):
-    """Every token at its places in the queues of the experts, and zeros where nobody stands.
+    """Every token in its slots of the experts, zeros in empty slots: [experts, parts*C, H].
 
-    x [T, H]; chosen and slots [T, K] as moe_slots has them, with its `parts` and `capacity`. Result
-    [experts, parts*C, H], where C is the capacity, or T/parts where that is 0: token t stands at
-    [chosen[t, k], part*C + slots[t, k]]. With `first` i32[] the buffer holds the experts from that
-    number on; tokens of others are left out. A slot beyond the capacity is an error at run time;
-    which of two tokens in one place stays there is undefined.
+    x [T, H]; chosen and slots [T, K] of moe_slots, with its `parts` and `capacity`. C is the
+    capacity, or T/parts where that is 0: token t is at [chosen[t, k], part*C + slots[t, k]]. With
+    `first` i32[] the buffer holds the experts from that number on, without the tokens of others. A
+    slot beyond the capacity is an error at run time; which of two tokens in one slot remains is
+    undefined.
     """
 
+    part_dim: ClassVar = 1
     x: Operand
     chosen: Operand
     slots: Operand
@@ -176,25 +176,22 @@ class MoeDispatch(Routed):
         t = self.token_word
         return f"{t} h, {t} k, {t} k, -> 1 t h"
 
-    def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
-        return self.with_parts(self.result.type.shape[1], results[0].shape[1])
-
     def expand(self) -> Op:
         tokens, choices, part = self.pairs()
         x = float_operand(self.opname, self.x)
-        if x.rank != 2 or x.shape[0] != tokens:
+        if x.ndim != 2 or x.shape[0] != tokens:
             raise Error(f"moe_dispatch: x is {x}, but chosen {self.chosen.type}: not one row each")
         _check_experts(self.opname, self.experts, self.capacity)
         places = (self.capacity or part) * self.parts
         row = _rows(self, self.slots, self.first, self.experts, places)
         total, count = places * self.experts, tokens * choices
         row = Reshape(row, shape=(count,))
-        # what stands nowhere is written behind the buffer, each to a row of its own
+        # pairs without a slot are written behind the buffer, each to a row of its own
         spare = Slice(Iota(size=total + count), dim=0, start=total, stop=total + count)
         target = Where(Lt(row, _number(0)), spare, row)
         token = Expand(Unsqueeze(Iota(size=tokens), dims=(1,)), shape=(tokens, choices))
-        nobody = Full(value=-1, shape=(total + count,), dtype="i32")
-        source = ScatterElements(nobody, target, Reshape(token, shape=(count,)), dim=0)
+        empty = Full(value=-1, shape=(total + count,), dtype="i32")
+        source = ScatterElements(empty, target, Reshape(token, shape=(count,)), dim=0)
         source = Slice(source, dim=0, start=0, stop=total)
         return Embedding(Reshape(source, shape=(self.experts, places)), self.x)
 
@@ -209,14 +206,14 @@ class MoeDispatch(Routed):
 
 @operation("moe_combine", sums="buffer | weights")
 class MoeCombine(Routed):
-    """Per token, the weighted sum of what its experts made of it.
+    """Per token, the weighted sum of its experts' results: [T, H].
 
-    buffer [E, parts*C, H], laid out as by moe_dispatch; chosen and slots [T, K] as for that;
-    weights [T, K] of the dtype of the buffer. Result [T, H]: the sum over k of weights[t, k] *
+    buffer [E, parts*C, H] in the layout of moe_dispatch; chosen and slots [T, K] as for that;
+    weights [T, K] of the dtype of the buffer. Result: the sum over k of weights[t, k] *
     buffer[chosen[t, k], part*C + slots[t, k]]; a pair that was dropped adds nothing. With `first`
     i32[] the buffer holds the experts from that number on, and pairs of others add nothing: the
-    ranks' results add up to the whole where each holds some of the experts. Experts that nobody
-    chose may follow behind, as padding.
+    results of ranks that hold some of the experts each add up to the complete one. Experts that no
+    token chose may follow, as padding.
     """
 
     buffer: Operand
@@ -230,15 +227,12 @@ class MoeCombine(Routed):
         t = self.token_word
         return f"e~ {t} h, {t} k, {t} k, {t} k, -> t h"
 
-    def localized(self, results: tuple[TensorType, ...]) -> dict[str, Any]:
-        return self.with_parts(self.result.type.shape[0], results[0].shape[0])
-
     def expand(self) -> Op:
         self.pairs()
         buffer = float_operand(self.opname, self.buffer)
         same_dtype(self.opname, self.buffer, self.weights)
         self.paired("weights", self.weights)
-        if buffer.rank != 3:
+        if buffer.ndim != 3:
             raise Error(f"moe_combine takes a buffer [experts, places, width], not {buffer}")
         experts, places, width = buffer.shape
         if exact_divide(places, self.parts) is None:

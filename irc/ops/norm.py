@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..core import Op, Value
-from ..declare import Operand, OptionalOperand, operation, optional
-from ..dims import DimLike, exact_divide
 from ..errors import Error
-from ..types import TensorType
+from ..ir.core import Op, Value
+from ..ir.declare import Operand, OptionalOperand, operation, optional
+from ..ir.dims import DimLike, exact_divide
+from ..ir.facts import Bound
+from ..ir.types import TensorType
 from .shapes import float_operand, rule_text
 
 
@@ -27,13 +28,24 @@ def _vector(op: Op, name: str, value: Value | None, size: DimLike) -> None:
 
 def _features(op: Op, x: Value) -> TensorType:
     found = float_operand(op.opname, x)
-    if not found.rank:
+    if not found.ndim:
         raise Error(f"{op.opname} needs an x of at least one dimension")
-    return found.whole
+    return found.replicated
+
+
+class Normalization(Op):
+    """Base of the normalizations, whose results are bounded by their weights."""
+
+    __slots__ = ()
+    eps: float
+
+    def bound(self, result: int) -> Bound:
+        """Without eps a row of zeros is divided by zero."""
+        return "always" if self.eps > 0 else "no"
 
 
 @operation("rms_norm", sharding="... n!, n -> ... n")
-class RmsNorm(Op):
+class RmsNorm(Normalization):
     """x / sqrt(mean(x²) + eps) * (weight + offset), over the last dimension.
 
     x [..., N], weight [N] of any float dtype, result as x. `offset` is 1 in models that store the
@@ -56,7 +68,7 @@ class RmsNorm(Op):
 
 
 @operation("layer_norm", sharding="... n!, n, n -> ... n")
-class LayerNorm(Op):
+class LayerNorm(Normalization):
     """(x - mean) / sqrt(variance + eps) * weight + bias, over the last dimension.
 
     x [..., N], weight and bias [N] of any float dtype, result as x. Ba et al., 2016.
@@ -78,11 +90,11 @@ class LayerNorm(Op):
 
 
 @operation("group_norm")
-class GroupNorm(Op):
+class GroupNorm(Normalization):
     """Layer norm over each of `groups` groups of channels and all positions of them.
 
     x [B, C, ...] with C divisible by `groups`, weight and bias [C], result as x. Only the batch
-    may be split over ranks. Wu and He, 2018.
+    may be sharded over ranks. Wu and He, 2018.
     """
 
     x: Operand
@@ -93,7 +105,7 @@ class GroupNorm(Op):
 
     def infer(self) -> TensorType:
         x = _features(self, self.x)
-        if x.rank < 2:
+        if x.ndim < 2:
             raise Error(f"group_norm takes [batch, channels, ...], not {self.x.type}")
         if self.groups < 1 or exact_divide(x.shape[1], self.groups) is None:
             raise Error(f"group_norm cannot make {self.groups} groups of {x.shape[1]} channels")
@@ -102,7 +114,7 @@ class GroupNorm(Op):
         return x
 
     def sharding_rule(self) -> str:
-        words = ["b", "c!", *(f"p{i}!" for i in range(self.x.type.rank - 2))]
+        words = ["b", "c!", *(f"p{i}!" for i in range(self.x.type.ndim - 2))]
         return rule_text([words, ["c"], ["c"]], [words])
 
     def evaluate(self, x: Any, weight: Any, bias: Any) -> Any:

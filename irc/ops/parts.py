@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from ..core import Op
-from ..declare import Operand, Operands, operation
-from ..dims import Dim, DimLike, exact_divide
 from ..errors import Error
-from ..types import TensorType
+from ..ir.core import Op
+from ..ir.declare import Operand, Operands, operation
+from ..ir.dims import Dim, DimLike, exact_divide
+from ..ir.types import TensorType
 from .shape import Unsqueeze
 from .shapes import (
-    letters,
+    AlongDim,
+    dim_names,
     not_above,
     position,
     rule_text,
@@ -24,12 +25,12 @@ from .shapes import (
 )
 
 
-@operation("slice", sums="x")
-class Slice(Op):
+@operation("slice", sums="x", moves_data=True, selects="x")
+class Slice(AlongDim):
     """Elements `start`, `start + step`, ... before `stop` of dimension `dim`.
 
-    Both ends count from the front and lie within the dimension; what symbols leave open is
-    checked at run time. The dimension must be whole.
+    Both ends count from the front and lie within the dimension; symbols are checked
+    at run time. The dimension must be replicated.
     """
 
     x: Operand
@@ -58,23 +59,18 @@ class Slice(Op):
             raise Error(f"slice: {span} elements cannot be shown to be a multiple of {self.step}")
         return size
 
-    def sharding_rule(self) -> str:
-        rank = self.x.type.rank
-        words = letters(rank, [self.dim % rank])
-        return rule_text([words], [words])
-
     def evaluate(self, x: Any) -> Any:
         start, stop = run_sizes(self.opname, (self.start, self.stop))
         size = x.shape[self.dim]
         if not 0 <= start <= stop <= size:
-            raise Error(f"slice: {start} to {stop} lies outside a dimension of {size}")
+            raise Error(f"slice: {start} to {stop} is out of range of a dimension of {size}")
         before = (slice(None),) * position(self.opname, self.dim, x.ndim)
         return x[(*before, slice(start, stop, self.step))]
 
 
-@operation("split", sums="x")
-class Split(Op):
-    """Consecutive parts of dimension `dim`, of the given sizes, which add up to the whole."""
+@operation("split", sums="x", moves_data=True, selects="x")
+class Split(AlongDim):
+    """Consecutive parts of dimension `dim`, of the given sizes, which add up to it."""
 
     x: Operand
     dim: int
@@ -92,18 +88,13 @@ class Split(Op):
         kind = self.x.type.dtype
         return tuple(TensorType(kind, (*shape[:at], n, *shape[at + 1 :])) for n in self.sizes)
 
-    def sharding_rule(self) -> str:
-        rank = self.x.type.rank
-        words = letters(rank, [self.dim % rank])
-        return rule_text([words], [words])
-
     def evaluate(self, x: Any) -> Any:
         ends = np.cumsum(run_sizes(self.opname, self.sizes))[:-1]
         return tuple(np.split(x, ends, self.dim))
 
 
-@operation("concat", sums="values")
-class Concat(Op):
+@operation("concat", sums="values", moves_data=True)
+class Concat(AlongDim):
     """The operands one after the other along dimension `dim`; all else is equal in them."""
 
     values: Operands
@@ -121,16 +112,11 @@ class Concat(Op):
             total = total + shape[at]
         return TensorType(kind, (*shapes[0][:at], total, *shapes[0][at + 1 :]))
 
-    def sharding_rule(self) -> str:
-        rank = self.values[0].type.rank
-        words = letters(rank, [self.dim % rank])
-        return rule_text([words], [words])
-
     def evaluate(self, *values: Any) -> Any:
         return np.concatenate(values, self.dim)
 
 
-@operation("stack", sums="values")
+@operation("stack", sums="values", moves_data=True)
 class Stack(Op):
     """The operands, all of one shape, along a new dimension, which is `dim` of the result."""
 
@@ -142,11 +128,11 @@ class Stack(Op):
             raise Error("stack needs at least one operand")
         same_but(self.opname, -1, [v.type.shape for v in self.values])
         same_dtype(self.opname, *self.values)
-        at = position(self.opname, self.dim, self.values[0].type.rank + 1)
+        at = position(self.opname, self.dim, self.values[0].type.ndim + 1)
         return Concat([Unsqueeze(v, dims=(at,)) for v in self.values], dim=at)
 
     def sharding_rule(self) -> str:
-        words = letters(self.values[0].type.rank)
+        words = dim_names(self.values[0].type.ndim)
         at = self.dim % (len(words) + 1)
         return rule_text([words], [[*words[:at], "1", *words[at:]]])
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from ..core import Module, Op, Value
-from ..declare import Operand, OptionalOperand, operation, optional
-from ..dims import Dim, DimLike, Shape, exact_divide
-from ..dtypes import is_float
 from ..errors import Error
-from ..mesh import Mesh
-from ..types import TensorType
+from ..ir.core import Module, Op, Value
+from ..ir.declare import Operand, OptionalOperand, operation, optional
+from ..ir.dims import Dim, DimLike, Shape, exact_divide
+from ..ir.dtypes import is_float
+from ..ir.mesh import Mesh
+from ..ir.types import TensorType
 from .elementwise import Mul, Sub
 from .logic import Cast
 from .shape import Reshape
-from .shapes import letters, rule_text, shape_text
+from .shapes import dim_names, rule_text, shape_text
 
 QUANTIZED = ("i4", "u4", "i8", "u8", "f8e4m3", "f8e5m2")
 SCALES = ("f32", "f16", "bf16")
@@ -39,8 +39,8 @@ class Dequantize(Op):
 
     x [D0, D1, ...] is i4, u4, i8, u8, f8e4m3 or f8e5m2. scale has as many dimensions, and each
     divides that of x: [1, 1] is one scale for all, [N, 1] one per row, [N, K/128] one per 128
-    elements of a row. zero, integers of x's dtype in the shape of scale, is 0 unless given.
-    Computed in f32 and rounded once (ONNX DequantizeLinear). A split must not cut a block.
+    elements of a row. zero, integers of x's dtype in the shape of scale, is 0 by default.
+    Computed in f32 and rounded once (ONNX DequantizeLinear). A shard must hold whole blocks.
     """
 
     x: Operand
@@ -53,7 +53,7 @@ class Dequantize(Op):
             raise Error(f"dequantize takes {', '.join(QUANTIZED)}, not {x}")
         if scale.dtype not in SCALES:
             raise Error(f"dequantize takes scales of {', '.join(SCALES)}, not {scale}")
-        if scale.rank != x.rank or None in block_sizes(x.shape, scale.shape):
+        if scale.ndim != x.ndim or None in block_sizes(x.shape, scale.shape):
             raise Error(
                 f"dequantize: scales {shape_text(scale.shape)} do not divide {shape_text(x.shape)} "
                 "into blocks; give as many dimensions, each a divisor"
@@ -73,7 +73,7 @@ class Dequantize(Op):
             )
 
     def sharding_rule(self) -> str:
-        words = letters(self.x.type.rank)
+        words = dim_names(self.x.type.ndim)
         sizes = zip(words, self.scale.type.shape, self.x.type.shape, strict=True)
         scales = ["1" if blocks == 1 != size else word for word, blocks, size in sizes]
         return rule_text([words, scales, scales], [words])
@@ -82,17 +82,18 @@ class Dequantize(Op):
         self.check_parts(module.mesh)
 
     def check_parts(self, mesh: Mesh) -> None:
-        """An Error where one rank's part of x, of the types that there are, cuts a block."""
+        """An Error where one rank's shard of x, cuts a block."""
         x, scale = self.x.type, self.scale.type
         sizes = block_sizes(x.shape, scale.shape)
         for size, axes, blocks, block in zip(x.shape, x.axes, scale.shape, sizes, strict=True):
             if not axes or blocks == 1 or isinstance(size, Dim) or not isinstance(block, int):
                 continue
-            part = -(-size // mesh.ways(axes))
+            part = -(-size // mesh.group_size(axes))
             if part % block:
                 raise Error(
-                    f"dequantize: {size} over {'.'.join(axes)} makes parts of {part}, which cut a "
-                    f"block of {block}; quantize in smaller blocks, or keep the dimension whole",
+                    f"dequantize: {size} over {'.'.join(axes)} makes shards of {part}, which cut a "
+                    f"block of {block}; quantize in smaller blocks, or keep the dimension "
+                    "replicated",
                     self,
                 )
 

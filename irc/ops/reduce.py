@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ..core import Op
-from ..declare import Operand, operation
-from ..dims import DimLike
-from ..dtypes import is_float
 from ..errors import Error
-from ..types import TensorType
+from ..ir.core import Op
+from ..ir.declare import Operand, operation, operation_base
+from ..ir.dims import DimLike
+from ..ir.types import TensorType
+from .elementwise import Check
 from .shapes import (
+    AlongDim,
+    dim_names,
     float_operand,
-    letters,
     not_above,
     number_operand,
     position,
@@ -26,26 +27,27 @@ from .shapes import (
 )
 
 
+@operation_base
 class Reduction(Op):
     """Base of the reductions over `dims`; `keep` leaves them in place with size 1."""
 
     __slots__ = ()
     x: Operand
     dims: tuple[int, ...]
-    keep: bool
+    keep: bool = False
 
     def infer(self) -> TensorType:
         type = number_operand(self.opname, self.x)
-        gone = positions(self.opname, self.dims, type.rank)
+        gone = positions(self.opname, self.dims, type.ndim)
         return TensorType(type.dtype, _without(type.shape, gone, 1 if self.keep else None))
 
     def sharding_rule(self) -> str:
-        return self._rule(whole=True)
+        return self._rule(replicated=True)
 
-    def _rule(self, whole: bool) -> str:
-        rank = self.x.type.rank
+    def _rule(self, replicated: bool) -> str:
+        rank = self.x.type.ndim
         gone = positions(self.opname, self.dims, rank)
-        words = letters(rank, gone if whole else ())
+        words = dim_names(rank, gone if replicated else ())
         return rule_text([words], [_without(words, gone, "1" if self.keep else None)])
 
 
@@ -57,14 +59,10 @@ def _without(items: Sequence[Any], gone: Sequence[int], stand_in: Any) -> tuple[
 
 @operation("reduce_sum", sums="x")
 class ReduceSum(Reduction):
-    """The sum over `dims`; over a split dimension it leaves a pending sum."""
-
-    x: Operand
-    dims: tuple[int, ...]
-    keep: bool = False
+    """The sum over `dims`; over a sharded dimension it gives a partial sum."""
 
     def sharding_rule(self) -> str:
-        return self._rule(whole=False)
+        return self._rule(replicated=False)
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any) -> Any:
@@ -74,10 +72,6 @@ class ReduceSum(Reduction):
 @operation("reduce_mean", sums="x")
 class ReduceMean(Reduction):
     """The mean over `dims`, of floats."""
-
-    x: Operand
-    dims: tuple[int, ...]
-    keep: bool = False
 
     def infer(self) -> TensorType:
         float_operand(self.opname, self.x)
@@ -93,10 +87,6 @@ class ReduceMean(Reduction):
 class ReduceMax(Reduction):
     """The largest element over `dims`; NaN where there is one, the least value over nothing."""
 
-    x: Operand
-    dims: tuple[int, ...]
-    keep: bool = False
-
     def evaluate(self, x: Any) -> Any:
         least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
         return np.max(x, axis=self.dims, keepdims=self.keep, initial=least)
@@ -106,10 +96,6 @@ class ReduceMax(Reduction):
 class ReduceMin(Reduction):
     """The smallest element over `dims`; NaN where there is one, the greatest value over nothing."""
 
-    x: Operand
-    dims: tuple[int, ...]
-    keep: bool = False
-
     def evaluate(self, x: Any) -> Any:
         greatest = np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).max
         return np.min(x, axis=self.dims, keepdims=self.keep, initial=greatest)
@@ -118,10 +104,6 @@ class ReduceMin(Reduction):
 @operation("reduce_prod")
 class ReduceProd(Reduction):
     """The product over `dims`."""
-
-    x: Operand
-    dims: tuple[int, ...]
-    keep: bool = False
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any) -> Any:
@@ -138,14 +120,14 @@ class Argmax(Op):
 
     def infer(self) -> TensorType:
         type = number_operand(self.opname, self.x)
-        at = position(self.opname, self.dim, type.rank)
+        at = position(self.opname, self.dim, type.ndim)
         if type.shape[at] == 0:
             raise Error(f"argmax: dimension {at} is empty")
         return TensorType("i32", _without(type.shape, [at], 1 if self.keep else None))
 
     def sharding_rule(self) -> str:
-        rank = self.x.type.rank
-        words = letters(rank, [self.dim % rank])
+        rank = self.x.type.ndim
+        words = dim_names(rank, [self.dim % rank])
         return rule_text([words], [_without(words, [self.dim % rank], "1" if self.keep else None)])
 
     def evaluate(self, x: Any) -> Any:
@@ -153,7 +135,7 @@ class Argmax(Op):
 
 
 @operation("topk")
-class Topk(Op):
+class Topk(AlongDim):
     """The k largest elements along `dim`, largest first, and their positions as i32.
 
     Of equal elements the one in front comes first; NaN counts as the largest.
@@ -165,14 +147,11 @@ class Topk(Op):
 
     def infer(self) -> tuple[TensorType, ...]:
         type = number_operand(self.opname, self.x)
-        at = position(self.opname, self.dim, type.rank)
+        at = position(self.opname, self.dim, type.ndim)
         not_above(self.opname, 1, self.k, "1 element at least and k:")
         not_above(self.opname, self.k, type.shape[at], "k")
         shape = (*type.shape[:at], self.k, *type.shape[at + 1 :])
         return TensorType(type.dtype, shape), TensorType("i32", shape)
-
-    def sharding_rule(self) -> str:
-        return _rule_along(self.x.type, self.dim)
 
     def evaluate(self, x: Any) -> Any:
         (k,) = run_sizes(self.opname, (self.k,))
@@ -186,26 +165,27 @@ class Topk(Op):
         return np.take_along_axis(x, order, self.dim), order.astype(np.int32)
 
 
-def _rule_along(type: TensorType, dim: int) -> str:
-    words = letters(type.rank, [dim % type.rank])
-    return rule_text([words], [words])
+@operation_base
+class Along(AlongDim):
+    """Base of the functions along one dimension, which must be replicated."""
+
+    __slots__ = ()
+    check: ClassVar[Check] = staticmethod(float_operand)
+    x: Operand
+    dim: int = -1
+
+    def infer(self) -> TensorType:
+        type = self.check(self.opname, self.x)
+        position(self.opname, self.dim, type.ndim)
+        return type.replicated
 
 
 @operation("cumsum", sums="x")
-class Cumsum(Op):
+class Cumsum(Along):
     """Running sums along `dim`: with this element, or without it where `exclusive`."""
 
-    x: Operand
-    dim: int = -1
+    check: ClassVar[Check] = staticmethod(number_operand)
     exclusive: bool = False
-
-    def infer(self) -> TensorType:
-        type = number_operand(self.opname, self.x)
-        position(self.opname, self.dim, type.rank)
-        return type.whole
-
-    def sharding_rule(self) -> str:
-        return _rule_along(self.x.type, self.dim)
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any) -> Any:
@@ -218,18 +198,9 @@ class Cumsum(Op):
         return moved
 
 
-@operation("softmax")
-class Softmax(Op):
+@operation("softmax", bounded="always")
+class Softmax(Along):
     """exp(x) / sum of exp(x) along `dim`; NaN where all are -infinity."""
-
-    x: Operand
-    dim: int = -1
-
-    def infer(self) -> TensorType:
-        return _float_along(self, self.x.type, self.dim)
-
-    def sharding_rule(self) -> str:
-        return _rule_along(self.x.type, self.dim)
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any) -> Any:
@@ -238,26 +209,10 @@ class Softmax(Op):
 
 
 @operation("log_softmax")
-class LogSoftmax(Op):
+class LogSoftmax(Along):
     """The logarithm of softmax along `dim`, without its underflow."""
-
-    x: Operand
-    dim: int = -1
-
-    def infer(self) -> TensorType:
-        return _float_along(self, self.x.type, self.dim)
-
-    def sharding_rule(self) -> str:
-        return _rule_along(self.x.type, self.dim)
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any) -> Any:
         below = x - np.max(x, axis=self.dim, keepdims=True, initial=-np.inf)
         return below - np.log(np.sum(np.exp(below), axis=self.dim, keepdims=True))
-
-
-def _float_along(op: Op, type: TensorType, dim: int) -> TensorType:
-    if not is_float(type.dtype):
-        raise Error(f"{op.opname} takes floating-point operands, not {type}")
-    position(op.opname, dim, type.rank)
-    return type.whole

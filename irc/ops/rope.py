@@ -12,11 +12,11 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..core import Op
-from ..declare import Operand, operation
-from ..dims import exact_divide
 from ..errors import Error
-from ..types import TensorType
+from ..ir.core import Op
+from ..ir.declare import Operand, operation
+from ..ir.dims import exact_divide
+from ..ir.types import TensorType
 from .shapes import float_operand, index_operand
 
 Kind: TypeAlias = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -42,8 +42,8 @@ class Rope(Op):
       `long_factors`, one number per pair each.
 
     The length of `dynamic` and `longrope` is the largest position of the call plus one, over all
-    rows, so they keep batch and sequence whole. `attention_factor` (yarn, longrope) multiplies the
-    turned features; none derives it from the others. Angles are computed in f32.
+    rows, so batch and sequence must be replicated. `attention_factor` (yarn, longrope) multiplies
+    the turned features; none derives it from the others. Angles are computed in f32.
     """
 
     x: Operand
@@ -79,11 +79,11 @@ class Rope(Op):
     def infer(self) -> TensorType:
         x, positions = float_operand("rope", self.x), index_operand("rope", self.positions)
         _check_numbers(self)
-        if x.rank != 3 or exact_divide(x.shape[2], self.head_dim) is None:
+        if x.ndim != 3 or exact_divide(x.shape[2], self.head_dim) is None:
             raise Error(f"rope takes x [batch, tokens, heads*{self.head_dim}], not {x}")
         if positions.shape != x.shape[:2]:
             raise Error(f"rope: positions is {positions}, but x has the batch and tokens of {x}")
-        return x.whole
+        return x.replicated
 
     def sharding_rule(self) -> str:
         return "b! s! h, b s -> b s h" if self.by_length else "b s h, b s -> b s h"
@@ -196,7 +196,7 @@ def _longrope_factor(op: Rope) -> float:
 
 
 def _check_ranges(op: Rope) -> None:
-    """Raise where a number is far from what any model has, NaN and infinity included."""
+    """Raise for NaN, infinity, and numbers far from those of any model."""
     if not 1 < op.theta <= _FAR**2 or not 1 / _FAR <= op.factor <= _FAR:
         raise Error(
             f"rope: theta ({op.theta}) must be above 1 and factor ({op.factor}) above 0, "

@@ -6,21 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from ..core import Op
-from ..declare import Operand, operation
-from ..dims import DimLike, product
 from ..errors import Error
-from ..types import TensorType
+from ..ir.core import Op
+from ..ir.declare import Operand, operation
+from ..ir.dims import DimLike, product
+from ..ir.types import TensorType
 from .factors import reshape_rule
-from .shapes import letters, position, positions, rule_text, run_sizes, shape_text
+from .shapes import dim_names, position, positions, rule_text, run_sizes, shape_text
 
 
-@operation("reshape", sums="x")
+@operation("reshape", sums="x", moves_data=True, is_view=True)
 class Reshape(Op):
     """The same elements in row-major order, in another shape of as many elements.
 
-    A split of the first dimension of a group of dimensions that are merged or divided passes
-    through, as in `[B, S, 64@tp] -> [B, S, 8@tp, 8]`; every other split must be gathered before.
+    The axes of the first of the dimensions that are merged or divided pass through, as in
+    `[B, S, 64@tp] -> [B, S, 8@tp, 8]`; other sharded dimensions must be gathered first.
     """
 
     x: Operand
@@ -48,7 +48,7 @@ class Reshape(Op):
         return np.reshape(x, run_sizes(self.opname, self.shape))
 
 
-@operation("expand", sums="x")
+@operation("expand", sums="x", moves_data=True)
 class Expand(Op):
     """x repeated along dimensions of size 1, and along new ones in front, to fill `shape`."""
 
@@ -68,7 +68,7 @@ class Expand(Op):
         old = self.x.type.shape
         new = len(self.shape) - len(old)
         stretched = [i for i, size in enumerate(old) if size == 1 and self.shape[new + i] != 1]
-        words = letters(len(old), stretched)
+        words = dim_names(len(old), stretched)
         kept = ["1" if i in stretched else word for i, word in enumerate(words)]
         return rule_text([words], [["1"] * new + kept])
 
@@ -79,7 +79,7 @@ class Expand(Op):
         return np.broadcast_to(x, run_sizes(self.opname, self.shape))
 
 
-@operation("squeeze", sums="x")
+@operation("squeeze", sums="x", moves_data=True, is_view=True)
 class Squeeze(Op):
     """x without the dimensions `dims`, each of which has size 1."""
 
@@ -96,18 +96,18 @@ class Squeeze(Op):
         return TensorType(self.x.type.dtype, kept)
 
     def sharding_rule(self) -> str:
-        rank = self.x.type.rank
+        rank = self.x.type.ndim
         gone = positions(self.opname, self.dims, rank)
-        words = letters(rank, gone)
+        words = dim_names(rank, gone)
         return rule_text([words], [[w for i, w in enumerate(words) if i not in gone]])
 
     def evaluate(self, x: Any) -> Any:
         return np.squeeze(x, positions(self.opname, self.dims, np.ndim(x)))
 
 
-@operation("unsqueeze", sums="x")
+@operation("unsqueeze", sums="x", moves_data=True, is_view=True)
 class Unsqueeze(Op):
-    """x with new dimensions of size 1, which stand at `dims` of the result."""
+    """x with new dimensions of size 1, at the positions `dims` of the result."""
 
     x: Operand
     dims: tuple[int, ...]
@@ -123,14 +123,14 @@ class Unsqueeze(Op):
         return [new if i in places else next(rest) for i in range(rank)]
 
     def sharding_rule(self) -> str:
-        words = letters(self.x.type.rank)
+        words = dim_names(self.x.type.ndim)
         return rule_text([words], [self._spread(list(words), "1")])
 
     def evaluate(self, x: Any) -> Any:
         return np.expand_dims(x, self.dims)
 
 
-@operation("transpose", sums="x")
+@operation("transpose", sums="x", moves_data=True)
 class Transpose(Op):
     """x with its dimensions in another order: dimension i of the result is `order[i]` of x."""
 
@@ -147,7 +147,7 @@ class Transpose(Op):
         return TensorType(self.x.type.dtype, tuple(shape[i] for i in places))
 
     def sharding_rule(self) -> str:
-        words = letters(self.x.type.rank)
+        words = dim_names(self.x.type.ndim)
         return rule_text([words], [[words[i] for i in self.order]])
 
     def evaluate(self, x: Any) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from ..attributes import Number
-from ..core import Value
-from ..dims import Dim, DimLike, Shape
-from ..dtypes import dtype, is_float
 from ..errors import Error
-from ..types import TensorType
+from ..ir.attributes import Number
+from ..ir.core import Op, Value
+from ..ir.dims import Dim, DimLike, Shape
+from ..ir.dtypes import dtype, is_float
+from ..ir.types import TensorType
 
 
 def shape_text(shape: Sequence[DimLike]) -> str:
@@ -19,7 +19,7 @@ def shape_text(shape: Sequence[DimLike]) -> str:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The numpy broadcast of shapes; symbols must be equal or meet a 1."""
+    """The numpy broadcast of shapes; a symbol broadcasts with itself and 1 only."""
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     return tuple(_broadcast_dim(dims, shapes) for dims in zip(*padded, strict=True))
@@ -50,6 +50,11 @@ def float_operand(op: str, value: Value) -> TensorType:
     """The type of an operand that must be floating-point."""
     if not is_float(value.type.dtype):
         raise Error(f"{op} takes floating-point operands, not {value.type}")
+    return value.type
+
+
+def any_operand(op: str, value: Value) -> TensorType:
+    """The type of an operand that may have any dtype."""
     return value.type
 
 
@@ -135,13 +140,29 @@ def run_sizes(op: str, dims: Sequence[DimLike]) -> tuple[int, ...]:
     return tuple(dim for dim in dims if not isinstance(dim, Dim))
 
 
-def letters(rank: int, whole: Iterable[int] = ()) -> list[str]:
-    """One name per dimension for a sharding rule: `d0 d1! d2` where dimension 1 must be whole."""
-    kept = set(whole)
+def dim_names(rank: int, replicated: Iterable[int] = ()) -> list[str]:
+    """One name per dimension of a sharding rule: `d0 d1!`, where `!` marks the replicated ones."""
+    kept = set(replicated)
     return [f"d{i}!" if i in kept else f"d{i}" for i in range(rank)]
+
+
+def rule_along(type: TensorType, dim: int) -> str:
+    """The rule of an operation that keeps every dimension, and needs `dim` replicated."""
+    words = dim_names(type.ndim, [dim % type.ndim])
+    return rule_text([words], [words])
 
 
 def rule_text(operands: Iterable[Sequence[str]], results: Iterable[Sequence[str]]) -> str:
     """The text of a sharding rule from the words of every operand and result."""
     left, right = (", ".join(" ".join(words) for words in side) for side in (operands, results))
     return f"{left} -> {right}"
+
+
+class AlongDim(Op):
+    """Base of the operations along one dimension, which must be replicated."""
+
+    __slots__ = ()
+    dim: int
+
+    def sharding_rule(self) -> str:
+        return rule_along(self.operands[0].type, self.dim)

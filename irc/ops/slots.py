@@ -7,24 +7,23 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..core import Op, Value
-from ..declare import Operand, operation
 from ..errors import Error
+from ..ir.core import Op, Value
+from ..ir.declare import Operand, operation
 from .control import LARGEST_CONSTANT, Constant, Full
 from .elementwise import Add
 from .logic import And, Ge, Lt, Where
 from .parts import Concat
 from .shape import Reshape
-from .shapes import index_operand, letters, position, rule_text, shape_text
+from .shapes import AlongDim, index_operand, position, shape_text
 
 
 @operation("slot_ids")
-class SlotIds(Op):
+class SlotIds(AlongDim):
     """ids [B, slots, ...] + the number of rows of the slots before, each with a bound of its own.
 
-    Slot s along `dim` has `sizes[s]` rows. What lies outside 0 to sizes[s]-1 is no id of another
-    slot: it becomes -1 (`outside` is zero or error), the nearest id of its slot (clamp), or the
-    slot's row `row` (row).
+    Slot s along `dim` has `sizes[s]` rows. An out-of-range id becomes -1 (`outside` is zero or
+    error), the nearest id of its slot (clamp), or the slot's row `row` (row).
     """
 
     ids: Operand
@@ -33,14 +32,9 @@ class SlotIds(Op):
     outside: Literal["zero", "clamp", "row", "error"] = "zero"
     row: int = 0
 
-    def sharding_rule(self) -> str:
-        rank = self.ids.type.rank
-        words = letters(rank, [self.dim % rank])
-        return rule_text([words], [words])
-
     def expand(self) -> Op:
         ids = index_operand(self.opname, self.ids)
-        at = position(self.opname, self.dim, ids.rank)
+        at = position(self.opname, self.dim, ids.ndim)
         if ids.shape[at] != len(self.sizes):
             raise Error(
                 f"slot_ids: there are {len(self.sizes)} sizes for the slots of "
@@ -52,7 +46,7 @@ class SlotIds(Op):
             raise Error(f"slot_ids: some slot has no row {self.row}")
         if ids.dtype == "i32" and sum(self.sizes) > 2**31 - 1:
             raise Error(f"slot_ids: {sum(self.sizes)} rows need ids in i64; cast them before")
-        return self._expanded(ids.dtype, at, ids.rank)
+        return self._expanded(ids.dtype, at, ids.ndim)
 
     def _expanded(self, kind: str, at: int, rank: int) -> Op:
         shape = tuple(len(self.sizes) if i == at else 1 for i in range(rank))

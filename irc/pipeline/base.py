@@ -1,4 +1,4 @@
-"""`Pass` and `@register`: a transformation is a frozen dataclass whose fields are its options."""
+"""`Pass` and `@register`: a pass is a frozen dataclass whose fields are its options."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
-from ..core import Module
 from ..errors import Error
+from ..extensions.user_files import watch
+from ..ir.core import Module
 from ..rewrite.stats import Stats
-from ..user_files import watch
-from .options import Kind, kind_of, literal
+from ..text.printer import literal
+from .options import Kind, kind_of
 
 PASSES: dict[str, type[Pass]] = {}
 watch("pass", PASSES)
@@ -24,26 +25,26 @@ PassClass = TypeVar("PassClass", bound="type[Pass]")
 
 @dataclasses.dataclass(frozen=True)
 class Pass(ABC):
-    """One transformation of a module. The fields of a subclass are its options."""
+    """A transformation of a module. The fields of a subclass are its options."""
 
     name: ClassVar[str]
     kinds: ClassVar[dict[str, Kind]]
 
     @abstractmethod
     def run(self, module: Module, stats: Stats) -> None:
-        """Change the module in place and count in `stats` what was done."""
+        """Transform the module in place and count changes in `stats`."""
 
     def __str__(self) -> str:
-        given = [
+        options = [
             f"{field.name.replace('_', '-')}={literal(getattr(self, field.name))}"
             for field in dataclasses.fields(self)
             if not _is_default(field, getattr(self, field.name))
         ]
-        return self.name + (f"{{{', '.join(given)}}}" if given else "")
+        return self.name + (f"{{{', '.join(options)}}}" if options else "")
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The default of an option, or `dataclasses.MISSING` where it has to be given."""
+    """The default of an option, or `dataclasses.MISSING` if it is required."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
@@ -56,7 +57,7 @@ def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
 
 @dataclass_transform(frozen_default=True)
 def register(name: str) -> Callable[[PassClass], PassClass]:
-    """Make a class known as the pass `name`, and a frozen dataclass of its annotated options."""
+    """Register a class as the pass `name`, as a frozen dataclass of its annotated options."""
 
     def wrap(cls: PassClass) -> PassClass:
         known = PASSES.get(name)
@@ -68,7 +69,7 @@ def register(name: str) -> Callable[[PassClass], PassClass]:
         _copy_list_defaults(cls)
         try:
             made = dataclasses.dataclass(frozen=True)(cls)
-        except TypeError as error:  # an option without a default after one that has it
+        except TypeError as error:  # a required option after one with a default
             raise Error(f"pass {name}: {error}") from None
         hints = typing.get_type_hints(made)
         kinds: dict[str, Kind] = {}
@@ -85,7 +86,7 @@ def register(name: str) -> Callable[[PassClass], PassClass]:
 
 
 def _copy_list_defaults(cls: type[Pass]) -> None:
-    """Let `exclude: list[str] = []` mean a new list per pass, which dataclasses refuse."""
+    """Replace the list default of an option, which dataclasses refuse, by a copying factory."""
     for option in inspect.get_annotations(cls):
         default = cls.__dict__.get(option)
         if isinstance(default, list):
@@ -94,7 +95,7 @@ def _copy_list_defaults(cls: type[Pass]) -> None:
 
 
 def describe_options(cls: type[Pass]) -> list[tuple[str, str, str]]:
-    """(option, what it takes, its default as text or empty) for every option of a pass."""
+    """(option, its kind, its default as text or empty) for every option of a pass."""
     rows: list[tuple[str, str, str]] = []
     for field in dataclasses.fields(cls):
         default = default_of(field)

@@ -1,20 +1,20 @@
-"""Values of pass options: which types there are, how they are checked and how they are written."""
+"""The types of pass options: checking of values, and their text."""
 
 from __future__ import annotations
 
-import math
 import types
 import typing
 from typing import Any
 
 from ..errors import Error
-from ..strings import quote
+from ..text.printer import literal
 
-_SCALARS: dict[Any, str] = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
+# scalar -> (one in words, the items of a list of it)
+_SCALARS: dict[Any, tuple[str, str]] = {
+    bool: ("true or false", "true, false"),
+    int: ("an integer", "1, 2"),
+    float: ("a number", "0.5, 1"),
+    str: ("a string", '"a", "b"'),
 }
 
 
@@ -26,22 +26,13 @@ class Kind(typing.NamedTuple):
     optional: bool
 
     def __str__(self) -> str:
-        text = _SCALARS[self.scalar]
-        if self.sequence is not None:
-            text = f"a list such as [{', '.join(_EXAMPLES[self.scalar])}]"
+        one, items = _SCALARS[self.scalar]
+        text = one if self.sequence is None else f"a list such as [{items}]"
         return f"{text} or none" if self.optional else text
 
 
-_EXAMPLES: dict[Any, tuple[str, ...]] = {
-    bool: ("true", "false"),
-    int: ("1", "2"),
-    float: ("0.5", "1"),
-    str: ('"a"', '"b"'),
-}
-
-
 def kind_of(annotation: Any) -> Kind:
-    """The kind an annotation stands for; an Error where options have no such type."""
+    """The kind of an annotation; an Error if it is no type of an option."""
     optional = False
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         rest = [a for a in typing.get_args(annotation) if a is not type(None)]
@@ -61,7 +52,7 @@ def kind_of(annotation: Any) -> Kind:
 
 
 def convert(value: Any, kind: Kind) -> Any:
-    """A literal as an option of this kind; an Error says what was wanted."""
+    """A literal as an option of this kind; an Error names the expected kind."""
     if value is None and kind.optional:
         return None
     if kind.sequence is not None:
@@ -83,17 +74,3 @@ def _scalar(value: Any, wanted: type, kind: Kind) -> Any:
 
 def _wrong(value: Any, kind: Kind) -> Error:
     return Error(f"{literal(value)} is not {kind}")
-
-
-def literal(value: Any) -> str:
-    """An option value as pipeline text."""
-    if isinstance(value, str):
-        return quote(value)
-    if isinstance(value, float) and math.isinf(value):
-        return "1e999" if value > 0 else "-1e999"  # reads back as infinity
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (list, tuple)):
-        items = typing.cast("list[Any]", value)
-        return f"[{', '.join(map(literal, items))}]"
-    return "none" if value is None else repr(value)

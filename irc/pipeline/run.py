@@ -1,4 +1,4 @@
-"""Runs a pipeline over a module, with instruments around every pass."""
+"""`run_pipeline`: runs passes over a module, with instruments around every pass."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from ..analysis.spmd import verify_spmd
-from ..core import Module
+from ..argument_checks import check_kind
 from ..errors import Error
-from ..given import check_kind
+from ..ir.core import Module
+from ..ir.verify import verify
 from ..rewrite.stats import Stats
-from ..verify import verify
 from .base import Pass
 from .text import Pipeline, parse_pipeline
 
 
 @dataclass
 class Step:
-    """One pass of a running pipeline: its position counted from 1, and what it counted.
+    """One pass of a running pipeline, its position counted from 1, and its statistics.
 
-    `refused`: the pass has raised an Error, which is about the user's module or options. Any other
-    exception, and whatever an instrument finds wrong afterwards, is a failure of the pass.
+    `refused`: the pass raised an Error, which concerns the user's module or options. Any other
+    exception, and any error of an instrument after it, is a failure of the pass.
     """
 
     index: int
@@ -47,7 +47,7 @@ class Step:
 
 
 class Instrument:
-    """Watches a pipeline run. Instruments nest: the first is entered first and left last."""
+    """Observes a pipeline run. Instruments nest: the first is entered first and left last."""
 
     def start(self, module: Module, pipeline: Pipeline) -> None:
         """Before the first pass."""
@@ -62,25 +62,21 @@ class Instrument:
         """After a pass, or an instrument after it, raised."""
 
     def leave(self, step: Step) -> None:
-        """After a pass in any case, last of all: undo what `before` set up."""
+        """After a pass in any case, last of all: undo `before`."""
 
     def finish(self, module: Module) -> None:
         """After the last pass."""
 
 
 class VerifyEach(Instrument):
-    """Verifies the module, and what its ranks do together, before and after every pass."""
-
-    def start(self, module: Module, pipeline: Pipeline) -> None:
-        verify(module)
-        verify_spmd(module)
+    """Verifies the module, and the collectives of its ranks, after every pass."""
 
     def after(self, step: Step, module: Module) -> None:
         try:
             verify(module)
             verify_spmd(module)
         except Error as error:
-            error.add_note(f"the module was in order before the pass {step}")
+            error.add_note(f"the module was valid before the pass {step}")
             raise
 
 
@@ -88,14 +84,19 @@ def run_pipeline(
     module: Module,
     passes: str | Iterable[Pass],
     instruments: Sequence[Instrument] | None = None,
+    *,
+    verified: bool = False,
 ) -> list[Step]:
-    """Run passes in place and give a Step with statistics for each.
+    """Run passes in place and return a Step with statistics for each.
 
-    `passes` is pipeline text or passes. Without `instruments` the module is verified after each
-    pass. A pass that fails is reported by an Error that names it.
+    `passes` is pipeline text or passes. A module that is not yet `verified` is verified first.
+    The default instrument verifies the module after each pass. An Error names the pass that failed.
     """
     check_kind("the module", module, Module, "one of irc, as irc.trace and irc.parse return")
     pipeline = _pipeline(passes)
+    if not verified:
+        verify(module)
+    verify_spmd(module)
     watching = (VerifyEach(),) if instruments is None else tuple(instruments)
     for instrument in watching:
         instrument.start(module, pipeline)
@@ -124,7 +125,11 @@ def _run_step(step: Step, module: Module, watching: tuple[Instrument, ...]) -> N
             for instrument in watching:
                 instrument.before(step, module)
                 stack.callback(instrument.leave, step)
-            _run_pass(step, module)
+            try:
+                step.pass_.run(module, step.stats)
+            except Error:
+                step.refused = True
+                raise
             for instrument in reversed(watching):
                 instrument.after(step, module)
         except Exception as raised:
@@ -134,16 +139,8 @@ def _run_step(step: Step, module: Module, watching: tuple[Instrument, ...]) -> N
             raise error from error.__cause__
 
 
-def _run_pass(step: Step, module: Module) -> None:
-    try:
-        step.pass_.run(module, step.stats)
-    except Error:
-        step.refused = True
-        raise
-
-
 def _named(step: Step, error: Exception) -> Error:
-    """The error as the user reads it, with the pass it happened in."""
+    """The Error for the user, which names the pass."""
     if isinstance(error, Error):
         error.add_note(f"in the pass {step}, number {step.index} of {len(step.pipeline)}")
         return error

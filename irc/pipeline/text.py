@@ -1,35 +1,35 @@
-"""Pipeline text: `shard{mesh="tp=4"}, fuse-gated-mlp, quantize{group=128, exclude=["lm_head"]}`."""
+"""Parses pipelines: `shard{mesh="tp=4"}, fuse-gated-mlp, quantize{exclude=["lm_head"]}`."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
-from ..errors import Error, TextError, did_you_mean
-from ..installed import load_installed
+from ..errors import Error, did_you_mean
+from ..extensions.entry_points import load_installed
+from ..text.cursor import Cursor
+from ..text.literals import WORDS
 from .base import PASSES, Pass, default_of
 from .options import convert
 
-GROUP = "irc.passes"  # entry points of packages that have passes
+GROUP = "irc.passes"  # the entry-point group of packages with passes
 _TOKEN = re.compile(
     r"""\s*(
       "(?:[^"\\\n]|\\.)*"                   # a string
-    | [A-Za-z_][\w-]*                       # a name, a word
+    | [A-Za-z_][\w-]*|-inf\b               # a name, a word
     | [-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])
     | \S )""",
     re.VERBOSE,
 )
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _INTEGER = re.compile(r"[-+]?\d{1,4000}")
-_WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
 
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Passes in order. Its text reads back to an equal pipeline."""
+    """Passes in order. Its text parses to an equal pipeline."""
 
     passes: tuple[Pass, ...] = ()
 
@@ -43,7 +43,7 @@ class Pipeline:
         return len(self.passes)
 
     def require(self, name: str, option: str) -> None:
-        """An Error that names the option if there is no pass of this name."""
+        """Raise an Error that names the option if there is no pass of this name."""
         names = [pass_.name for pass_ in self.passes]
         if name not in names:
             raise Error(
@@ -52,42 +52,18 @@ class Pipeline:
 
 
 def parse_pipeline(text: str) -> Pipeline:
-    """The passes that `text` names; a TextError points at what cannot be read."""
-    return _Reader(text).pipeline()
+    """The passes that `text` names; a TextError points at the error."""
+    return _Reader(text, "<pipeline>", _TOKEN).pipeline()
 
 
-class _Reader:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        found = list(_TOKEN.finditer(text))
-        self.tokens = [match[1] for match in found] + [""]
-        self.offsets = [match.start(1) for match in found] + [len(text.rstrip())]
-        self.index = 0
-
-    @property
-    def token(self) -> str:
-        return self.tokens[self.index]
-
-    @property
-    def shown(self) -> str:
-        token = self.token
-        return repr(token if len(token) <= 60 else token[:57] + "...") if token else "the end"
-
-    def fail(self, message: str, at: int | None = None) -> NoReturn:
-        index = self.index if at is None else at
-        raise TextError(message, "<pipeline>", self.text, self.offsets[index])
-
-    def accept(self, token: str) -> bool:
-        if self.token != token:
-            return False
-        self.index += 1
-        return True
+class _Reader(Cursor):
+    """The tokens of a pipeline."""
 
     def name(self, what: str) -> str:
         token = self.token
         if not _NAME.fullmatch(token):
             self.fail(f"expected {what}, found {self.shown}")
-        self.index += 1
+        self.advance()
         return token
 
     def pipeline(self) -> Pipeline:
@@ -106,16 +82,16 @@ class _Reader:
             load_installed(GROUP)
             cls = PASSES.get(name)
         if cls is None:
-            self.fail(f"no pass called {name!r}{did_you_mean(name, PASSES)}", at)
+            self.fail(f"no pass called {name!r}{did_you_mean(name, PASSES)}", index=at)
         options = self.options(cls) if self.accept("{") else {}
         for field in dataclasses.fields(cls):
             if field.name not in options and default_of(field) is dataclasses.MISSING:
                 option = field.name.replace("_", "-")
-                self.fail(f"{name} needs the option {option}: {cls.kinds[field.name]}", at)
+                self.fail(f"{name} requires the option {option}: {cls.kinds[field.name]}", index=at)
         try:
             return cls(**options)
         except Error as error:
-            self.fail(f"{name}: {error.message}", at)
+            self.fail(f"{name}: {error.message}", index=at)
 
     def options(self, cls: type[Pass]) -> dict[str, Any]:
         options: dict[str, Any] = {}
@@ -126,15 +102,17 @@ class _Reader:
             kind = cls.kinds.get(key)
             if kind is None:
                 known = [k.replace("_", "-") for k in cls.kinds]
-                self.fail(f"{cls.name} has no option {written!r}{did_you_mean(written, known)}", at)
+                self.fail(
+                    f"{cls.name} has no option {written!r}{did_you_mean(written, known)}", index=at
+                )
             if key in options:
-                self.fail(f"{written} is given twice", at)
+                self.fail(f"{written} is set twice", index=at)
             value_at = self.index + 1 if self.token == "=" else at
             value = self.value() if self.accept("=") else True
             try:
                 options[key] = convert(value, kind)
             except Error as error:
-                self.fail(f"{cls.name}: {written}: {error.message}", value_at)
+                self.fail(f"{cls.name}: {written}: {error.message}", index=value_at)
             if self.token != "}" and not self.accept(","):
                 self.fail(f"expected ',' or '}}' in the options of {cls.name}, found {self.shown}")
         return options
@@ -142,32 +120,23 @@ class _Reader:
     def value(self) -> Any:
         token = self.token
         if token == "[":
-            return self.items()
+            return self.list()
         if token[:1] == '"' and len(token) > 1:
+            return self.string()
+        if token in WORDS:
+            found: Any = WORDS[token]
+        elif _NAME.fullmatch(token):  # a word is a string, as in scheme=fp8
+            found = token
+        else:
             try:
-                text = json.loads(token)
+                found = int(token) if _INTEGER.fullmatch(token) else float(token)
             except ValueError:
-                self.fail(f"cannot read the string {self.shown}")
-            self.index += 1
-            return text
-        if token in _WORDS:
-            self.index += 1
-            return _WORDS[token]
-        if _NAME.fullmatch(token):  # a word stands for the string, as in scheme=fp8
-            self.index += 1
-            return token
-        if _INTEGER.fullmatch(token):
-            self.index += 1
-            return int(token)
-        try:
-            number = float(token)
-        except ValueError:
-            self.fail(f"expected a value, found {self.shown}")
-        self.index += 1
-        return number
+                self.fail(f"expected a value, found {self.shown}")
+        self.advance()
+        return found
 
-    def items(self) -> list[Any]:
-        self.index += 1
+    def list(self) -> list[Any]:
+        self.advance()
         items: list[Any] = []
         while not self.accept("]"):
             if self.token == "[":

@@ -4,10 +4,10 @@ from .driver import apply_rules, erase_dead, replace
 from .patterns import P, Pattern
 from .rules import Rule, rule
 from .stats import RuleStats, Stats
-from .watch import Miss, Watch, decline, permit, watching
+from .watch import MatchFailure, Watch, decline, permit, watching
 
 __all__ = [
-    "Miss",
+    "MatchFailure",
     "P",
     "Pattern",
     "Rule",

@@ -1,15 +1,15 @@
-"""Reading numbers back from `constant` and `full`."""
+"""`uniform`: the number that a `constant` or `full` operation repeats."""
 
 from __future__ import annotations
 
 from typing import cast
 
-from ..attributes import Number
-from ..core import Value
+from ..ir.attributes import Number
+from ..ir.core import Value
 
 
 def uniform(value: Value) -> Number | None:
-    """The one number that a `constant` or `full` repeats, or None for any other value."""
+    """The number that a `constant` or `full` repeats, None for any other value."""
     producer = value.producer
     if producer is None:
         return None

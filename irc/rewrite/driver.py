@@ -7,15 +7,14 @@ from collections.abc import Iterable
 from time import perf_counter
 from typing import Any, NamedTuple, cast
 
-from ..collector import collector_paused
-from ..core import Function, Module, Op, Value
 from ..errors import Error
+from ..ir.core import Function, Module, Op, Value
+from ..ir.gc_pause import collector_paused
 from .compile import Matcher
-from .rules import Rule
+from .rules import Rule, drop_unplaced, unplaced_users
 from .stats import RuleStats, Stats
-from .strays import drop_strays, unplaced_users
 from .watch import Watch, current_watch
-from .why import explain_misses
+from .why import explain_failures
 
 
 class _Entry(NamedTuple):
@@ -25,10 +24,10 @@ class _Entry(NamedTuple):
 
 
 def apply_rules(target: Module | Function, rules: Iterable[Rule]) -> Stats:
-    """Apply rules until none matches, and say how often each did.
+    """Apply rules until none matches, and count how often each applied.
 
-    Operations are visited in order; what a rewrite touched is visited again. The replacement
-    stands where the root stood, takes over its name and location, and what died is erased.
+    Operations are visited in order, and again after a rewrite touched them. The replacement takes
+    the position, name and location of the root; operations without uses are erased.
     """
     chosen = list(rules)
     stats = Stats()
@@ -38,7 +37,7 @@ def apply_rules(target: Module | Function, rules: Iterable[Rule]) -> Stats:
         with collector_paused():
             _Driver(function, chosen, stats).run(watch)
         if watch is not None and watch.collect:
-            explain_misses(function, chosen, watch)
+            explain_failures(function, chosen, watch)
     return stats
 
 
@@ -95,19 +94,20 @@ class _Driver:
                 raise
             built = unplaced_users(captures)
             if new is None:
-                drop_strays(built)
+                drop_unplaced(built)
                 continue
             if watch is not None and not watch.ask(rule.name, op):
-                drop_strays(built)
+                drop_unplaced(built)
                 return False
             try:
                 values = results_of(op, new)
             except Error as error:
                 message = f"the rule {rule.name} ({rule.where}) {error.message}"
                 raise Error(message, op) from error
-            touched = op.results[0].users if len(op.results) == 1 else users_of(op)
+            uses = [result.users for result in op.results]
+            touched = uses[0] if len(uses) == 1 else [user for users in uses for user in users]
             fresh = substitute(op, values)
-            drop_strays(built)
+            drop_unplaced(built)
             self.revisit(touched, fresh, captures, erase_dead(op))
             return True
         return False
@@ -119,7 +119,7 @@ class _Driver:
             raise Error(
                 f"the rule {rule.name} ({rule.where}) does not stop: it applied {count} times in "
                 f"@{self.function.name}; make it decline "
-                f"what it has made, or declare a larger bound"
+                f"its own results, or declare a larger bound"
             )
 
     def revisit(
@@ -127,9 +127,9 @@ class _Driver:
         touched: Iterable[Op],
         fresh: list[Op],
         captures: tuple[Any, ...],
-        lonely: list[Value],
+        single_use: list[Value],
     ) -> None:
-        """Queue every root that may match now and did not before."""
+        """Queue every root that may match after a rewrite."""
         by_root = self.by_root
         for op in fresh:
             if op.__class__ in by_root:
@@ -138,13 +138,13 @@ class _Driver:
             if isinstance(captured, Value) and captured.owner.__class__ in by_root:
                 self.push(cast("Op", captured.owner))
         for user in touched:
-            self.climb(user, self.levels)
-        for value in lonely:
+            self.push_above(user, self.levels)
+        for value in single_use:
             for user in value.users:
-                self.climb(user, self.levels)
+                self.push_above(user, self.levels)
 
-    def climb(self, op: Op, levels: int) -> None:
-        """Queue `op` and the roots above it whose patterns reach down to it."""
+    def push_above(self, op: Op, levels: int) -> None:
+        """Queue `op` and the roots among its users whose patterns reach it."""
         kind = op.__class__
         if kind in self.by_root:
             self.push(op)
@@ -154,22 +154,17 @@ class _Driver:
             users = result.users
             if len(users) == 1 or kind in self.shared:
                 for user in users:
-                    self.climb(user, levels - 1)
+                    self.push_above(user, levels - 1)
 
     def push(self, op: Op) -> None:
-        """Queue a live operation that is not waiting already."""
+        """Queue an operation unless it was erased or is queued."""
         if op.parent is not None and op not in self.queued:
             self.queued.add(op)
             self.work.append(op)
 
 
-def users_of(op: Op) -> list[Op]:
-    """Every use of every result, one entry per user and result."""
-    return [user for result in op.results for user in result.users]
-
-
 def results_of(op: Op, new: Any) -> tuple[Value, ...]:
-    """The values that replace the results of `op`; an Error where they do not fit."""
+    """The values that replace the results of `op`; an Error if their number or types differ."""
     if isinstance(new, Op):
         values: tuple[Any, ...] = new.results
     elif isinstance(new, tuple):
@@ -179,20 +174,20 @@ def results_of(op: Op, new: Any) -> tuple[Value, ...]:
         values = (new,)
     olds = op.results
     if len(values) != len(olds):
-        raise Error(f"gives {len(values)} values for the {len(olds)} results of {op.opname}")
+        raise Error(f"returns {len(values)} values for the {len(olds)} results of {op.opname}")
     for old, value in zip(olds, values, strict=True):
         if not isinstance(value, Value):
-            raise Error(f"gives {value!r}, which is no value, operation or tuple of them")
+            raise Error(f"returns {value!r}, which is no value, operation or tuple of them")
         if value.type is not old.type:
-            raise Error(f"gives {value.type} for {old.type}; a rewrite keeps the types")
+            raise Error(f"returns {value.type} for {old.type}; a rewrite must keep the types")
     return values
 
 
 def replace(op: Op, new: Any) -> list[Op]:
-    """Put a fresh operation, a value or a tuple of values in the place of `op`.
+    """Replace `op` by a new operation, a value or a tuple of values.
 
-    Fresh operations are inserted before `op`, which goes away with all that only it used. Returns
-    the inserted operations in order; an Error where the types differ.
+    New operations are inserted before `op`, which is erased with all that only it used. Returns
+    the inserted operations in order; an Error if the types differ.
     """
     fresh = substitute(op, results_of(op, new))
     erase_dead(op)
@@ -200,7 +195,7 @@ def replace(op: Op, new: Any) -> list[Op]:
 
 
 def substitute(op: Op, values: tuple[Value, ...]) -> list[Op]:
-    """Insert what is fresh before `op` and forward every use; `op` stays, unused."""
+    """Insert new operations before `op` and replace every use; `op` stays, unused."""
     fresh: list[Op] = []
     for value in values:
         owner = value.owner
@@ -212,7 +207,7 @@ def substitute(op: Op, values: tuple[Value, ...]) -> list[Op]:
 
 
 def _place(root: Op, before: Op, fresh: list[Op]) -> None:
-    """Insert a freshly built tree, operands first."""
+    """Insert a new tree of operations, operands first."""
     function = before.parent
     if function is None:
         raise ValueError(f"{before.opname} is in no function")
@@ -240,9 +235,9 @@ def _place(root: Op, before: Op, fresh: list[Op]) -> None:
 def erase_dead(op: Op) -> list[Value]:
     """Erase `op`, whose results are unused, and the pure operations that only it used.
 
-    Returns the values that have a single user left.
+    Returns the values that now have a single user.
     """
-    lonely: list[Value] = []
+    single_use: list[Value] = []
     stack = [op]
     while stack:
         dead = stack.pop()
@@ -254,12 +249,12 @@ def erase_dead(op: Op) -> list[Value]:
             users = value.users
             if users:
                 if len(users) == 1:
-                    lonely.append(value)
+                    single_use.append(value)
                 continue
             owner = value.owner
             if isinstance(owner, Op) and owner.pure and (len(owner.results) == 1 or _unused(owner)):
                 stack.append(owner)
-    return lonely
+    return single_use
 
 
 def _unused(op: Op) -> bool:

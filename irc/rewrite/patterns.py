@@ -1,4 +1,4 @@
-"""Patterns: what a rule looks for. `P.mul(P.silu("x"), "y")` is a pattern of an operation."""
+"""Patterns of operations: `P.mul(P.silu("x"), "y")` matches a product with a silu."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import product as combinations
 from typing import Any, TypeAlias
 
-from ..core import Op
-from ..declare import op_class
 from ..errors import Error, did_you_mean
+from ..ir.core import Op
+from ..ir.declare import op_class
 
-MOST_VARIANTS = 64  # patterns that one pattern may stand for once its alternatives are spelled out
+MOST_VARIANTS = 64  # patterns without `|` that one pattern may expand to
 
 
 class Pattern:
@@ -23,21 +23,21 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Capture(Pattern):
-    """Any value, under a name; a repeated name must be the same value. No name: not captured."""
+    """Any value, captured by a name (None: not captured); a repeated name is the same value."""
 
     name: str | None = None
 
 
 @dataclass(frozen=True)
 class Rest(Pattern):
-    """The remaining operands of an operation that takes any number, as a tuple."""
+    """The remaining operands of a variadic operation, as a tuple."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Maybe(Pattern):
-    """An optional operand: the value, or None where it is absent."""
+    """An optional operand, None if it is absent: `P.linear("x", "w", bias=P.maybe("b"))`."""
 
     name: str
 
@@ -51,23 +51,26 @@ class WeightPattern(Pattern):
 
 @dataclass(frozen=True)
 class ConstantPattern(Pattern):
-    """A `constant` or `full` of one repeated number: this one, or one that a function accepts."""
+    """A `constant` or `full` of one repeated number: `value`, or one that the function accepts.
+
+    Only a function can distinguish 0.0 and -0.0.
+    """
 
     name: str | None = None
     value: Any = None
 
 
-NAMED = (Capture, Rest, Maybe, WeightPattern, ConstantPattern)  # what captures a value by name
+NAMED = (Capture, Rest, Maybe, WeightPattern, ConstantPattern)  # the patterns with a name
 
 
 @dataclass(frozen=True, eq=False)
 class OpPattern(Pattern):
     """An operation of one class over operands that match.
 
-    `named` holds the optional operands; one that is not named must be absent. `where` holds what
-    attributes must equal, or functions that accept them. Below the root an operation must have
-    exactly one use unless it is `shared`, because it goes away. `index` is the result that is
-    matched, and `capturing` the name under which the operation itself is captured.
+    `named` holds the optional operands; any other must be absent. `where` maps an attribute to its
+    value, or to a function that accepts it. Below the root an operation must have exactly one use
+    unless it is `shared`, because it is erased. `index` is the result that is matched, and
+    `capturing` the name that captures the operation itself.
     """
 
     cls: type[Op]
@@ -79,7 +82,7 @@ class OpPattern(Pattern):
     capturing: str | None = None
 
     def capture(self, name: str) -> OpPattern:
-        """This pattern, capturing the operation too (a value is captured by a string)."""
+        """This pattern, which also captures the operation (a string captures a value)."""
         return replace(self, capturing=name)
 
     def out(self, index: int) -> OpPattern:
@@ -93,12 +96,12 @@ class OpPattern(Pattern):
 
 @dataclass(frozen=True)
 class Alternatives(Pattern):
-    """Any of several patterns. A name that only some of them capture is None for the others."""
+    """Any of several patterns. A name that only some of them capture is None in the others."""
 
     choices: tuple[Pattern, ...]
 
     def capture(self, name: str) -> Alternatives:
-        """The alternatives, capturing whichever operation it is; all must be operations."""
+        """The alternatives, which also capture the operation; all must be operations."""
         captured: list[Pattern] = []
         for choice in self.choices:
             if not isinstance(choice, OpPattern):
@@ -111,31 +114,16 @@ PatternLike: TypeAlias = Pattern | str
 
 
 class Patterns:
-    """Makes patterns: `P.NAME(...)` for the operation NAME, `P.and_` where Python has a keyword."""
+    """Makes patterns: `P.NAME(...)` for the operation NAME, `P.and_` for a Python keyword."""
 
-    def any(self, name: str | None = None) -> Capture:
-        """Any value; the same as the bare string."""
-        return Capture(name)
-
-    def weight(self, name: str | None = None) -> WeightPattern:
-        """A weight of the module, never the result of an operation."""
-        return WeightPattern(name)
-
-    def constant(self, name: str | None = None, *, value: Any = None) -> ConstantPattern:
-        """One number, repeated: a `full`, or a `constant` whose numbers are all equal.
-
-        `value` is the number, or a function that accepts it; 0.0 and -0.0 are told apart only by
-        such a function.
-        """
-        return ConstantPattern(name, value)
+    any = Capture
+    weight = WeightPattern
+    constant = ConstantPattern
+    maybe = Maybe
 
     def full(self, value: Any) -> ConstantPattern:
         """`P.constant(value=value)`."""
         return ConstantPattern(None, value)
-
-    def maybe(self, name: str) -> Maybe:
-        """An optional operand that may be absent: `P.linear("x", "w", bias=P.maybe("b"))`."""
-        return Maybe(name)
 
     def __getattr__(self, name: str) -> Callable[..., OpPattern]:
         if name.startswith("__"):
@@ -156,7 +144,7 @@ P = Patterns()
 def op_pattern(
     cls: type[Op], args: tuple[PatternLike, ...], named: Mapping[str, Any], shared: bool
 ) -> OpPattern:
-    """The pattern of an operation; an Error where it does not fit the declaration."""
+    """The pattern of an operation; an Error if it does not fit the declaration."""
     for name in named:
         if name not in cls.optional_names and name not in cls.attribute_types:
             known = [*cls.optional_names, *cls.attribute_types]
@@ -179,10 +167,10 @@ def _pattern(arg: Any) -> Pattern:
 
 def _check_count(cls: type[Op], args: tuple[Pattern, ...]) -> None:
     if any(isinstance(arg, Rest) for arg in args[:-1]):
-        raise Error(f"P.{cls.opname}: '*rest' comes last")
+        raise Error(f"P.{cls.opname}: '*rest' must be the last operand")
     rest = bool(args) and isinstance(args[-1], Rest)
     if rest and not cls.variadic:
-        raise Error(f"P.{cls.opname}: only an operation with any number of operands takes '*rest'")
+        raise Error(f"P.{cls.opname}: '*rest' needs an operation with any number of operands")
     fixed = len(cls.operand_names) - cls.variadic
     if len(args) < fixed or (len(args) > fixed and not cls.variadic):
         names = ", ".join(cls.operand_names) or "none"
@@ -194,7 +182,7 @@ def _choices(pattern: Pattern) -> tuple[Pattern, ...]:
 
 
 def variants(pattern: Pattern) -> list[Pattern]:
-    """The patterns without `|` that this one stands for, in the order in which they are tried."""
+    """The patterns without `|` that a pattern expands to, in the order of trying."""
     if isinstance(pattern, Alternatives):
         found = [v for choice in pattern.choices for v in variants(choice)]
     elif isinstance(pattern, OpPattern):
@@ -209,12 +197,12 @@ def variants(pattern: Pattern) -> list[Pattern]:
     else:
         found = [pattern]
     if len(found) > MOST_VARIANTS:
-        raise Error(f"a pattern stands for more than {MOST_VARIANTS}; write several rules instead")
+        raise Error(f"a pattern expands to more than {MOST_VARIANTS}; write several rules instead")
     return found
 
 
 def captured_names(pattern: Pattern) -> Iterator[str]:
-    """The names a pattern without `|` captures, in order, with repetitions."""
+    """The names that a pattern without `|` captures, in order, with duplicates."""
     if isinstance(pattern, OpPattern):
         if pattern.capturing is not None:
             yield pattern.capturing
@@ -225,7 +213,7 @@ def captured_names(pattern: Pattern) -> Iterator[str]:
 
 
 def depth(pattern: Pattern) -> int:
-    """How many operations lie between the root's result and the deepest value looked at."""
+    """The number of nested operations of a pattern."""
     if isinstance(pattern, OpPattern):
         return 1 + max((depth(p) for p in (*pattern.args, *pattern.named.values())), default=0)
     return 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
-from ..core import Op
 from ..errors import Error, did_you_mean
+from ..ir.core import Op, Value
 from .compile import Matcher, compile_pattern
 from .patterns import OpPattern, Pattern, captured_names, depth, op_patterns, variants
 
@@ -17,8 +17,8 @@ class Rule:
     """A pattern, and a function of its captures that returns the replacement or None.
 
     The replacement is a fresh operation, a value, or a tuple of values for a root with several
-    results. `bound` is how often the rule may apply in one run over a function before that is
-    taken for a rule that never stops; by default 1000 plus four times the operations there.
+    results. `bound` is how often the rule may apply in one run over a function; beyond it, the rule
+    counts as endless. The default is 1000 plus four times the number of operations.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Rule:
             (v.cls, compile_pattern(v, self.parameters)) for v in self.variants
         ]
         self.depth = max(depth(v) for v in self.variants)
-        # the operations below the root, and those of them that may have other uses
+        # the operations below the root; those that may have other uses
         inner = [p for v in self.variants for p in op_patterns(v) if p is not v]
         self.inner = {p.cls for p in inner}
         self.shared = {p.cls for p in inner if p.shared}
@@ -49,19 +49,19 @@ class Rule:
         raise Error(f"rule {self.name}: the root of a pattern is an operation, not {pattern!r}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The replacement, as the function builds it."""
+        """The replacement that the function builds."""
         return self.build(*args, **kwargs)
 
 
 def rule(
     pattern: Pattern, *, bound: int | None = None, name: str | None = None
 ) -> Callable[[Callable[..., Any]], Rule]:
-    """Turn a function of the pattern's captures into a Rule; the parameters name the captures."""
+    """Decorate a function of the captures, by the names of its parameters, as a Rule."""
     return lambda build: Rule(pattern, build, bound, name)
 
 
 def _parameters(rule: Rule) -> tuple[str, ...]:
-    """The parameters of the function, each of them a capture and every capture among them."""
+    """The parameters of the function; an Error unless they are the captures of the pattern."""
     names = tuple(inspect.signature(rule.build).parameters)
     known = list(dict.fromkeys(n for v in rule.variants for n in captured_names(v)))
     for name in names:
@@ -74,3 +74,27 @@ def _parameters(rule: Rule) -> tuple[str, ...]:
         if name not in names:
             raise Error(f"rule {rule.name} captures {name!r}, but its function does not take it")
     return names
+
+
+def unplaced_users(captures: Iterable[Any]) -> list[Op]:
+    """The operations over a rule's captures that are in no function yet.
+
+    An operation registers as a user when it is built, so the new ones are the last users.
+    """
+    found: list[Op] = []
+    for captured in captures:
+        if isinstance(captured, Value):
+            for user in reversed(captured.users):
+                if user.parent is not None:
+                    break
+                found.append(user)
+        elif isinstance(captured, tuple):
+            found += unplaced_users(cast("tuple[Value, ...]", captured))
+    return found
+
+
+def drop_unplaced(built: list[Op]) -> None:
+    """Unlink those of the new operations that were never inserted."""
+    for op in built:
+        if op.parent is None:
+            op.drop_operands()

@@ -1,4 +1,4 @@
-"""What a pass did: counts by name, sentences, and tries, hits and seconds per rewrite rule."""
+"""`Stats`: counts and notes of a pass; tries, hits and seconds of its rewrite rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass
 class RuleStats:
-    """How often a rule was tried and applied, for how long, and where it is written."""
+    """How often a rule was tried and applied, its time in seconds, and its source line."""
 
     name: str
     where: str
@@ -18,9 +18,9 @@ class RuleStats:
 
 
 class Stats:
-    """Counts of one pass run. A rule counts under its name, once per rewrite.
+    """Counts of one run of a pass. A rule counts under its name, once per rewrite.
 
-    `notes` are sentences about what was decided and why, which `--explain` prints.
+    `notes` are sentences about decisions and their reasons, which `--explain` prints.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Stats:
         self.counts[what] = self.counts.get(what, 0) + n
 
     def rule(self, name: str, where: str) -> RuleStats:
-        """The record of a rule, made on first use."""
+        """The record of a rule, created at first use."""
         return self.rules.setdefault(name, RuleStats(name, where))
 
     def update(self, other: Stats) -> None:
@@ -52,7 +52,7 @@ class Stats:
             record.seconds += more.seconds
 
     def __getitem__(self, what: str) -> int:
-        """A count, zero where nothing was counted, or the hits of a rule."""
+        """A count (zero by default), or the hits of a rule."""
         if what in self.rules:
             return self.rules[what].hits
         return self.counts.get(what, 0)
@@ -63,7 +63,7 @@ class Stats:
 
     @property
     def total(self) -> int:
-        """All counts and hits together; zero if the pass changed nothing."""
+        """The sum of all counts and hits; zero if the pass changed nothing."""
         return sum(self.counts.values()) + sum(r.hits for r in self.rules.values())
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What instruments see of rewriting: permission for each rewrite, and why rules did not match."""
+"""`Watch`: limits the rewrites of a pass and collects why rules did not match."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from ..core import Op
+from ..ir.core import Op
 
 
 @dataclass
-class Miss:
-    """A place where a rule nearly applied. `missing` counts the pattern's operations not found."""
+class MatchFailure:
+    """A rule that nearly applied at an operation; `missing` counts the unmatched operations."""
 
     rule: str
     missing: int
@@ -25,22 +25,22 @@ class Miss:
 
 @dataclass
 class Watch:
-    """Listens to the rewrites of one pass.
+    """Observes the rewrites of one pass.
 
-    `limit` is how many may still be made (None: any number); `made` counts them and `last` says
-    what the last one was. Misses are collected where `collect` is set.
+    At most `limit` rewrites are permitted (None: any number); `made` counts them, and `last`
+    describes the last one. `failures` are collected if `collect` is set.
     """
 
     limit: int | None = None
     collect: bool = False
     made: int = 0
     last: str = ""
-    misses: list[Miss] = field(default_factory=list[Miss])
+    failures: list[MatchFailure] = field(default_factory=list[MatchFailure])
     reason: str | None = None  # of the rule that declined last
-    outer: Watch | None = None  # the watch around this one, which has a say too
+    outer: Watch | None = None  # the enclosing watch, which must permit a rewrite too
 
     def ask(self, what: str, op: Op) -> bool:
-        """Whether one more rewrite may be made; if so it is counted."""
+        """Whether one more rewrite is permitted; if so, count it."""
         if self.limit is not None and self.made >= self.limit:
             return False
         if self.outer is not None and not self.outer.ask(what, op):
@@ -55,7 +55,7 @@ _current: ContextVar[Watch | None] = ContextVar("irc_rewrite_watch", default=Non
 
 @contextmanager
 def watching(watch: Watch) -> Generator[Watch]:
-    """Everything rewritten inside is seen by `watch`."""
+    """Let `watch` observe all rewrites inside the block."""
     watch.outer = _current.get()
     token = _current.set(watch)
     try:
@@ -65,36 +65,36 @@ def watching(watch: Watch) -> Generator[Watch]:
 
 
 def current_watch() -> Watch | None:
-    """The watch around this code, if any."""
+    """The innermost active watch, if any."""
     return _current.get()
 
 
 def permit(what: str, op: Op) -> bool:
-    """Whether a pass may make one more rewrite, called `what`, at `op`.
+    """Whether a pass may make one more rewrite, named `what`, at `op`.
 
-    A pass that rewrites without rules asks before each rewrite; that is what `--limit` and bisect
-    count.
+    A pass that rewrites without rules asks before each rewrite, so that `--limit` and bisection
+    count it.
     """
     watch = _current.get()
     return watch is None or watch.ask(what, op)
 
 
 def decline(reason: str) -> None:
-    """Returned by a rule that does not apply after all: `return decline("the dtypes differ")`."""
+    """The result of a rule that does not apply: `return decline("the dtypes differ")`."""
     watch = _current.get()
     if watch is not None:
         watch.reason = reason
 
 
-def miss(rule: str, op: Op, reason: str, missing: int = 0) -> None:
-    """Report, where someone asked why, a place at which a pass without rules did nothing."""
+def report_failure(rule: str, op: Op, reason: str) -> None:
+    """Record why a pass without rules did not rewrite `op`, if failures are collected."""
     watch = _current.get()
     if watch is not None and watch.collect:
-        watch.misses.append(Miss(rule, missing, place(op), reason))
+        watch.failures.append(MatchFailure(rule, 0, place(op), reason))
 
 
 def place(op: Op) -> str:
-    """`llama.py:97 in layers.0.mlp`, or the name of the result where there is no location."""
+    """The location of an operation, as `llama.py:97 in layers.0.mlp`, else its result or name."""
     if op.loc is not None:
         return op.loc.where()
     name = next((r.name for r in op.results if r.name), None)

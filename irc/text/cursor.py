@@ -1,35 +1,58 @@
-"""A position in the token list, and the errors that point at it."""
+"""`Cursor`: the tokens of a text, the position of a parser in them, and errors at it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from itertools import islice
 from typing import NoReturn
 
-from ..dims import LARGEST
 from ..errors import TextError
-from ..strings import unquote
-from .tokens import describe, offset_of, tokenize
+from ..ir.dims import LARGEST
+from ..ir.string_literals import unquote
 
+# A type is one token: a module has few distinct types.
+TOKEN = re.compile(
+    r"""\s*(
+      [%@]\w[\w.]*                                        # %value, @symbol
+    | [=,:{}()]
+    | [A-Za-z_]\w*(?:\[[^\]"\n]*\](?:\{[^}"\n]*\})?)?   # a word, or a type: bf16[B, S@tp]{sum tp}
+    | -?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf\b)             # a number
+    | "(?:[^"\\\n]|\\.)*"                                # a string
+    | ->
+    | //[^\n]*                                           # a comment, removed
+    | \S )""",
+    re.VERBOSE,
+)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 VALUE = re.compile(r"%(?:[A-Za-z_]\w*(?:\.\d+)?|\d+)")
 _SYMBOL = re.compile(r"@\w[\w.]*")
 _LONGEST_NUMBER = 20  # characters; numbers have 64 bits
 
 
-class Cursor:
-    """Walks through the tokens; `token` is the current one, empty at the end."""
+def tokenize(text: str, pattern: re.Pattern[str] = TOKEN) -> list[str]:
+    """The tokens in order without comments, then two empty tokens that mark the end."""
+    tokens = pattern.findall(text)
+    if "//" in text:
+        tokens = [token for token in tokens if token[:2] != "//"]
+    tokens += ["", ""]
+    return tokens
 
-    def __init__(self, text: str, filename: str) -> None:
-        self.text, self.filename = text, filename
-        self.tokens = tokenize(text)
+
+class Cursor:
+    """The tokens of a text; `token` is the current one, empty at the end."""
+
+    def __init__(self, text: str, filename: str, pattern: re.Pattern[str] = TOKEN) -> None:
+        self.text, self.filename, self.pattern = text, filename, pattern
+        self.tokens = tokenize(text, pattern)
         self.index = 0
         self.token = self.tokens[0]
 
     @property
     def shown(self) -> str:
-        """The current token as it reads in a message."""
-        return describe(self.token)
+        """The current token in a message."""
+        token = self.token if len(self.token) <= 60 else self.token[:57] + "..."
+        return repr(token) if token else "the end of the text"
 
     @property
     def ahead(self) -> str:
@@ -37,7 +60,7 @@ class Cursor:
         return self.tokens[self.index + 1] if self.token else ""
 
     def advance(self) -> None:
-        """Go to the next token; never called at the end."""
+        """Go to the next token; not at the end."""
         self.index += 1
         self.token = self.tokens[self.index]
 
@@ -46,16 +69,15 @@ class Cursor:
         self.index = index
         self.token = self.tokens[index]
 
-    def fail(
-        self, message: str, back: int = 0, index: int | None = None, inside: int = 0
-    ) -> NoReturn:
+    def fail(self, message: str, back: int = 0, index: int | None = None) -> NoReturn:
         """Raise at the current token, `back` tokens earlier, or at `index`."""
         at = self.index - back if index is None else index
-        offset = offset_of(self.text, at) + inside
-        raise TextError(message, self.filename, self.text, min(offset, len(self.text)))
+        starts = (m.start(1) for m in self.pattern.finditer(self.text) if m[1][:2] != "//")
+        offset = next(islice(starts, at, None), len(self.text.rstrip()))
+        raise TextError(message, self.filename, self.text, offset)
 
     def accept(self, token: str) -> bool:
-        """Step over `token` if it is the current one."""
+        """Advance past `token` if it is the current one."""
         if self.token != token or not token:
             return False
         self.index += 1
@@ -63,17 +85,20 @@ class Cursor:
         return True
 
     def expect(self, token: str) -> None:
-        """Step over `token`, or fail."""
+        """Advance past `token`, or fail."""
         if not self.accept(token):
             self.fail(f"expected {token!r}, found {self.shown}")
 
-    def separator(self, close: str) -> None:
-        """Step over a comma unless the list ends here."""
-        if self.token != close:
-            self.expect(",")
+    def items(self, begin: str, end: str) -> Iterator[None]:
+        """Yield at each item of a list with commas, and advance past the list."""
+        self.expect(begin)
+        while not self.accept(end):
+            yield
+            if self.token != end:
+                self.expect(",")
 
     def word(self) -> str:
-        """A plain name."""
+        """A name."""
         token = self.token
         if not _WORD.fullmatch(token):
             self.fail(f"expected a name, found {self.shown}")
@@ -108,7 +133,7 @@ class Cursor:
         token = self.token
         if not token.lstrip("-").isdecimal() or not token.isascii():
             self.fail(f"expected an integer, found {self.shown}")
-        # the length first: Python takes long to read a number of many digits
+        # the length first: parsing a number of many digits is slow
         if len(token) > _LONGEST_NUMBER or not -LARGEST - 1 <= int(token) <= LARGEST:
             self.fail(f"the number {self.shown} is too large")
         self.advance()

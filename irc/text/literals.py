@@ -1,4 +1,4 @@
-"""Attribute values, dimensions and types in text."""
+"""Parses attribute values, dimensions and types."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..core import Function
-from ..dims import DimLike, symbol
 from ..errors import Error
-from ..types import Axes, TensorType
+from ..ir.core import Function
+from ..ir.dims import DimLike, symbol
+from ..ir.types import Axes, TensorType
 from .cursor import Cursor
 
-_WORDS: dict[str, Any] = {
+WORDS: dict[str, Any] = {
     "true": True,
     "false": False,
     "none": None,
@@ -38,15 +38,11 @@ def parse_literal(c: Cursor, functions: Mapping[str, Function]) -> Any:
         if name not in functions:
             c.fail(f"@{name} is not defined before this use", back=1)
         return functions[name]
-    if c.accept("["):
-        items: list[Any] = []
-        while not c.accept("]"):
-            items.append(parse_literal(c, functions))
-            c.separator("]")
-        return tuple(items)
-    if token in _WORDS:
+    if token == "[":
+        return tuple([parse_literal(c, functions) for _ in c.items("[", "]")])
+    if token in WORDS:
         c.advance()
-        return _WORDS[token]
+        return WORDS[token]
     if c.ahead not in ("*", "+", "-") and re.fullmatch(r"-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?", token):
         if re.fullmatch(r"-?\d+", token):
             return c.integer()
@@ -56,7 +52,7 @@ def parse_literal(c: Cursor, functions: Mapping[str, Function]) -> Any:
 
 
 def _dim_tokens(c: Cursor) -> DimLike:
-    """A dimension written with several tokens, up to a comma or a bracket."""
+    """A dimension of several tokens, up to a comma or a bracket."""
     start = c.index
     text = ""
     while c.token and c.token not in (",", "]", "}"):
@@ -73,7 +69,7 @@ def parse_dim(text: str) -> DimLike:
     total: DimLike = 0
     rest = text.strip()
     if not rest:
-        raise Error("a dimension is missing here")
+        raise Error("expected a dimension, found nothing")
     first = True
     while rest:
         match = _TERM.match(rest)
@@ -93,11 +89,11 @@ def parse_dim(text: str) -> DimLike:
 
 
 def parse_type(c: Cursor) -> TensorType:
-    """The type written in the current token, which is not stepped over."""
+    """The type in the current token; does not advance."""
     match = _TYPE.fullmatch(c.token)
     if match is None:
         c.fail(f"expected a type such as f32[B, 64], found {c.shown}")
-    dtype, inner, pending = match[1], match[2], match[3]
+    dtype, inner, partial = match[1], match[2], match[3]
     shape: list[DimLike] = []
     axes: list[Axes] = []
     for part in inner.split(",") if inner.strip() else []:
@@ -110,6 +106,6 @@ def parse_type(c: Cursor) -> TensorType:
             c.fail(error.message)
         axes.append(tuple(dim[2].split(".")) if dim[2] else ())
     try:
-        return TensorType(dtype, tuple(shape), tuple(axes), tuple((pending or "").split()))
+        return TensorType(dtype, tuple(shape), tuple(axes), tuple((partial or "").split()))
     except Error as error:
         c.fail(error.message)

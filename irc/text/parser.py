@@ -1,30 +1,30 @@
-"""Text to module: recursive descent over the token list; every written type is checked."""
+"""`parse_module`: text to module by recursive descent; every written type is checked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..collector import collector_paused
-from ..core import Function, Module, Op, Result, Value, Weight
-from ..declare import REGISTRY, op_class
+from ..argument_checks import check_kind
 from ..errors import Error, TextError, did_you_mean
-from ..given import check_kind
-from ..mesh import Mesh
+from ..ir.core import Function, Module, Op, Result, Value, Weight
+from ..ir.declare import REGISTRY, op_class
+from ..ir.gc_pause import collector_paused
+from ..ir.mesh import Mesh
+from ..ir.types import TensorType
 from ..source import Loc
-from ..types import TensorType
 from .cursor import VALUE, Cursor
 from .literals import parse_literal, parse_type
 from .references import parse_ref
 
 T = TypeVar("T")
-_LONGEST_ATTRIBUTES = 200  # tokens; a longer list is read by the general path
-_DECLARED = "give the file that declares it with --load"
+_LONGEST_ATTRIBUTES = 200  # tokens; a longer list is parsed by the general path
+_DECLARED = "load the file that declares it with --load"
 _ITEMS = ("file", "weight", "func")
 
 
 def parse_module(text: str, filename: str = "<text>") -> Module:
-    """The module that `text` describes; a TextError points at what cannot be read."""
+    """The module that `text` describes; a TextError points at the error."""
     from .. import ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
 
     check_kind("the text of a module", text, str, 'text, such as Path("m.irc").read_text()')
@@ -37,7 +37,7 @@ def parse_module(text: str, filename: str = "<text>") -> Module:
     except Error as error:
         cursor.fail(error.message)
     except RecursionError:
-        cursor.fail("this is nested too deeply to be read")
+        cursor.fail("this is nested too deeply")
 
 
 class _Parser:
@@ -83,14 +83,12 @@ class _Parser:
     def _pairs(self, value: Callable[[], T]) -> dict[str, T]:
         c = self.cursor
         pairs: dict[str, T] = {}
-        c.expect("(")
-        while not c.accept(")"):
+        for _ in c.items("(", ")"):
             name = c.word()
             if name in pairs:
-                c.fail(f"{name} is given twice", back=1)
+                c.fail(f"{name} is defined twice", back=1)
             c.expect("=")
             pairs[name] = value()
-            c.separator(")")
         return pairs
 
     def _range(self) -> tuple[int, int, int]:
@@ -102,7 +100,7 @@ class _Parser:
         high = c.integer()
         if not 0 <= low <= typical <= high:
             c.fail(
-                f"a range is min:typical:max in rising order, not {low}:{typical}:{high}", back=1
+                f"a range is min:typical:max in ascending order, not {low}:{typical}:{high}", back=1
             )
         return low, typical, high
 
@@ -118,14 +116,12 @@ class _Parser:
         c = self.cursor
         name = c.new_symbol(module.functions, "function")
         args: dict[str, TensorType] = {}
-        c.expect("(")
-        while not c.accept(")"):
+        for _ in c.items("(", ")"):
             arg = c.value()
             if arg in args:
                 c.fail(f"%{arg} is defined twice", back=1)
             c.expect(":")
             args[arg] = self._type()
-            c.separator(")")
         function = Function(name, args.items())
         env: dict[str, Value] = {f"%{a.name}": a for a in function.args}
         env |= {f"@{w.name}": w for w in module.weights.values()}
@@ -145,8 +141,7 @@ class _Parser:
         c = self.cursor
         types: list[TensorType] = []
         results: list[Result] = []
-        c.expect("(")
-        while not c.accept(")"):
+        for _ in c.items("(", ")"):
             name = c.word() if c.ahead == ":" else None
             if name is not None:
                 c.expect(":")
@@ -157,35 +152,32 @@ class _Parser:
                     c.fail(f"{c.shown} is no argument of @{function.name}")
                 alias = c.value()
             results.append(Result(name, alias))
-            c.separator(")")
         if any(r.name or r.alias for r in results):
             function.results = tuple(results)
         return types
 
     def _layouts(self, function: Function) -> None:
         c = self.cursor
-        c.expect("(")
-        while not c.accept(")"):
+        for _ in c.items("(", ")"):
             name = f"%{c.value()}" if c.token[:1] == "%" else c.word()
             if name in function.layouts:
-                c.fail(f"{name} is given twice", back=1)
+                c.fail(f"{name} is defined twice", back=1)
             c.expect(":")
             function.layouts[name] = self._type()
-            c.separator(")")
 
     def _check_results(self, function: Function, declared: list[TensorType], at: int) -> None:
         if function.last is None or function.last.opname != "return":
             self.cursor.fail(f"@{function.name} does not end in return", back=1)
-        given = [v.type for v in function.returned]
-        if given != declared:
-            text = ", ".join(map(str, given))
-            self.cursor.fail(f"@{function.name} returns ({text}), not what is declared", index=at)
+        returned = [v.type for v in function.returned]
+        if returned != declared:
+            text = ", ".join(map(str, returned))
+            self.cursor.fail(f"@{function.name} returns ({text}), not the declared types", index=at)
 
     def _plain_operation(self, function: Function, env: dict[str, Value]) -> bool:
-        """Read `%x = op %a, @b {...} : type` without a call per token.
+        """Parse `%x = op %a, @b {...} : type` without a call per token.
 
-        Nearly every line has this form, with attributes and a type that occurred before. Whatever
-        is different or wrong is left, untouched, to `_operation`, which also reports it.
+        Nearly every line has this form, with attributes and a type that occurred before. Any other
+        line, and any error, is left to `_operation`; then the result is false.
         """
         tokens, i = self.cursor.tokens, self.cursor.index
         name = tokens[i]
@@ -250,7 +242,7 @@ class _Parser:
             op.loc = self._loc()
         function.insert(op, None)
         if op.opname == "return" and c.token != "}":
-            c.fail(f"nothing may follow return, but here is {c.shown}")
+            c.fail(f"expected }} after return, found {c.shown}")
 
     def _result_names(self, env: dict[str, Value]) -> list[str]:
         c = self.cursor
@@ -284,7 +276,7 @@ class _Parser:
                 c.expect("=")
                 token = c.token
             elif named:
-                c.fail("an operand without a name follows one with a name")
+                c.fail("an operand without a name follows a named operand")
             value = env.get(token)
             if value is None:
                 kind = "used before it is defined" if token[:1] == "%" else "not declared"
@@ -305,16 +297,14 @@ class _Parser:
         c = self.cursor
         start = c.index
         values: dict[str, Any] = {}
-        close = "}" if c.accept("{") else ""
-        while close and not c.accept(close):
+        for _ in c.items("{", "}") if c.token == "{" else ():
             name = c.word()
             if name not in cls.attribute_types:
                 hint = did_you_mean(name, cls.attribute_types)
                 c.fail(f"{cls.opname} has no attribute {name!r}{hint}", back=1)
             if name in values:
-                c.fail(f"{name} is given twice", back=1)
+                c.fail(f"{name} is defined twice", back=1)
             values[name] = parse_literal(c, module.functions) if c.accept("=") else True
-            c.separator("}")
         if not any(isinstance(v, Function) for v in values.values()):
             self.attributes[cls, *c.tokens[start : c.index]] = values
         return values

@@ -1,19 +1,19 @@
-"""Module to text: one line per operation; the same module always prints the same text."""
+"""`print_module`: module to text, one line per operation; equal modules have equal text."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from ..core import Function, Module, Op, Value, Weight
-from ..strings import quote
+from ..ir.core import Function, Module, Op, Value, Weight
+from ..ir.string_literals import quote
 
 
 def print_module(module: Module, locs: bool = False, scope: str | None = None) -> str:
     """The text of a module, with `loc(...)` on every operation if `locs`.
 
-    `scope` keeps only the operations of one module path (and what lies inside it): a view for
-    reading, which does not parse.
+    `scope` keeps only the operations of one module path and the paths below it; that text does not
+    parse.
     """
     local = " local" if module.local else ""
     mesh = f" mesh({module.mesh})" if module.mesh.axes else ""
@@ -31,16 +31,12 @@ def print_module(module: Module, locs: bool = False, scope: str | None = None) -
 
 
 def print_op(op: Op) -> str:
-    """One operation by itself, with name hints as they are."""
-    operands = _operands(op, _no_name)
+    """One operation, with name hints in place of unique names."""
+    operands = _operands(op, {})
     left = ", ".join(f"%{r.name or '_'}" for r in op.results)
     types = ", ".join(map(str, (r.type for r in op.results)))
     text = f"{op.opname}{' ' * bool(operands)}{operands}{attributes_text(op)}"
     return f"{left} = {text} : {types}" if op.results else text
-
-
-def _no_name(value: Value) -> None:
-    """No unique name is known: the hint serves."""
 
 
 def _in_scope(op: Op, scope: str) -> bool:
@@ -73,11 +69,10 @@ def _function(function: Function, out: list[str], locs: bool, scope: str | None)
         args = [text for a, text in zip(function.args, args, strict=True) if a in used] + ["..."]
         results = "(...)"
     out.append(f"  func @{function.name}({', '.join(args)}) -> {results} {{")
-    get = names.get
     for op in function:
         text = op.opname
         if op.operands:
-            text += " " + _operands(op, get)
+            text += " " + _operands(op, names)
         if op.attribute_types:
             text += attributes_text(op)
         if op.results:
@@ -109,9 +104,9 @@ def _results(function: Function, names: dict[Value, str]) -> str:
     return ", ".join(parts)
 
 
-def _operands(op: Op, get: Any) -> str:
+def _operands(op: Op, names: Mapping[Value, str]) -> str:
     operands = op.operands
-    texts = [get(v) or _name(v) for v in operands]
+    texts = [names.get(v) or _name(v) for v in operands]
     if op.present:
         first = len(operands) - len(op.present)
         texts[first:] = [f"{n}={t}" for n, t in zip(op.present, texts[first:], strict=True)]
@@ -123,7 +118,7 @@ def _name(value: Value) -> str:
 
 
 def attributes_text(op: Op) -> str:
-    """` {eps=1e-05, causal}`, or nothing where every attribute has its default."""
+    """` {eps=1e-05, causal}`, or nothing if every attribute has its default."""
     parts: list[str] = []
     defaults = op.attribute_defaults
     for name in op.attribute_types:
@@ -135,7 +130,7 @@ def attributes_text(op: Op) -> str:
 
 
 def same_literal(a: Any, b: Any) -> bool:
-    """Whether two attribute values print alike (1 and 1.0 and True do not, nor 0.0 and -0.0)."""
+    """Whether two attribute values have equal text; 1, 1.0 and True differ, as do 0.0 and -0.0."""
     if a is b:
         return True
     return a.__class__ is b.__class__ and a == b and literal(a) == literal(b)
@@ -148,13 +143,9 @@ def literal(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else _not_finite(value)
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(literal, cast('tuple[Any, ...]', value)))}]"
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(literal, cast('Sequence[Any]', value)))}]"
     if isinstance(value, Function):
         return f"@{value.name}"
     return "none" if value is None else str(value)
-
-
-def _not_finite(value: float) -> str:
-    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"

@@ -1,15 +1,16 @@
-"""Weight references in text: `@ckpt["key"][0:64, :].cast(f32)`."""
+"""Parses weight references: `@ckpt["key"][0:64, :].cast(f32)`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..errors import Error
 from ..weights import (
     BytesRef,
     Cast,
     ConcatRef,
-    Deal,
+    Cyclic,
     FileRef,
     Pad,
     RandomRef,
@@ -26,19 +27,15 @@ from .cursor import Cursor
 from .literals import parse_type
 
 _DEEPEST = 16
-_STEPS = ("cast", "deal", "pad", "shard", "transpose", "unsqueeze")
 
 
 def parse_ref(c: Cursor, files: Mapping[str, str], depth: int = 0) -> Ref:
-    """A reference at the cursor."""
+    """The reference at the cursor."""
     if depth > _DEEPEST:
         c.fail("this reference is nested too deeply")
-    steps: list[Step] = []
     ref = _source(c, files, depth)
     while c.token in ("[", "."):
-        steps.append(_slice(c) if c.accept("[") else _step(c))
-    for step in steps:
-        ref = ref.then(step)
+        ref = ref.then(_slice(c) if c.token == "[" else _step(c))
     return ref
 
 
@@ -54,24 +51,27 @@ def _source(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
     if c.accept("concat"):
         return _concat(c, files, depth)
     if c.accept("random"):
-        c.expect("(")
-        key = c.string()
-        c.expect(",")
-        seed = c.integer()
-        c.expect(",")
-        scale = _number(c)
-        shape = _shape(c) if c.accept(",") else None
-        c.expect(")")
-        return RandomRef(key, seed, scale, shape)
+        arguments = _arguments(c, c.string, c.integer, lambda: _number(c), optional=_shape)
+        return RandomRef(*arguments)
     if c.accept("zeros"):
-        return _zeros(c)
+        return ZerosRef(*_arguments(c, lambda: _shape(c), c.word))
     if not c.accept("unbound"):
         c.fail(f"expected @file[...], bytes, concat, zeros, random or unbound, found {c.shown}")
-    c.expect("(")
-    key = c.string()
-    shape = _shape(c) if c.accept(",") else None
+    return UnboundRef(*_arguments(c, c.string, optional=_shape))
+
+
+def _arguments(
+    c: Cursor, *readers: Callable[[], Any], optional: Callable[[Cursor], Any] | None = None
+) -> list[Any]:
+    """Arguments in parentheses, one per reader, and one more if there is an optional one."""
+    values: list[Any] = []
+    for i, read in enumerate(readers):
+        c.expect("," if i else "(")
+        values.append(read())
+    if optional is not None and c.accept(","):
+        values.append(optional(c))
     c.expect(")")
-    return UnboundRef(key, shape)
+    return values
 
 
 def _file(c: Cursor, files: Mapping[str, str]) -> str:
@@ -82,30 +82,19 @@ def _file(c: Cursor, files: Mapping[str, str]) -> str:
 
 
 def _bytes(c: Cursor, files: Mapping[str, str]) -> Ref:
-    c.expect("(")
-    file = _file(c, files)
-    c.expect(",")
-    offset = c.integer()
-    c.expect(",")
-    type = parse_type(c)
-    sizes = tuple(size for size in type.shape if isinstance(size, int))
-    if type.sharded or len(sizes) != type.rank:
-        c.fail(f"{type} is no dtype with sizes, such as f32[8, 16]")
-    c.advance()
-    c.expect(")")
+    def tensor() -> tuple[str, tuple[int, ...]]:
+        type = parse_type(c)
+        sizes = tuple(size for size in type.shape if isinstance(size, int))
+        if type.sharded or len(sizes) != type.ndim:
+            c.fail(f"{type} is no dtype with sizes, such as f32[8, 16]")
+        c.advance()
+        return type.dtype, sizes
+
+    file, offset, (dtype, sizes) = _arguments(c, lambda: _file(c, files), c.integer, tensor)
     try:
-        return BytesRef(file, offset, type.dtype, sizes)
+        return BytesRef(file, offset, dtype, sizes)
     except Error as error:
         c.fail(error.message, back=1)
-
-
-def _zeros(c: Cursor) -> Ref:
-    c.expect("(")
-    shape = _shape(c)
-    c.expect(",")
-    dtype = c.word()
-    c.expect(")")
-    return ZerosRef(shape, dtype)
 
 
 def _concat(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
@@ -121,12 +110,10 @@ def _concat(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
 
 def _shape(c: Cursor) -> tuple[int, ...]:
     sizes: list[int] = []
-    c.expect("[")
-    while not c.accept("]"):
+    for _ in c.items("[", "]"):
         sizes.append(c.integer())
         if sizes[-1] < 0:
             c.fail("a size cannot be negative", back=1)
-        c.separator("]")
     return tuple(sizes)
 
 
@@ -141,48 +128,37 @@ def _number(c: Cursor) -> float:
 
 def _slice(c: Cursor) -> Slice:
     ranges: list[tuple[int, int] | None] = []
-    while not c.accept("]"):
+    for _ in c.items("[", "]"):
         if c.accept(":"):
             ranges.append(None)
         else:
             begin = c.integer()
             c.expect(":")
             ranges.append((begin, c.integer()))
-        c.separator("]")
     return Slice(tuple(ranges))
 
 
 def _step(c: Cursor) -> Step:
     c.expect(".")
     name = c.word()
-    c.expect("(")
-    step: Step
-    if name == "cast":
-        step = Cast(c.word())
-    elif name == "transpose":
-        order = [c.integer()]
-        while c.accept(","):
-            order.append(c.integer())
-        step = Transpose(tuple(order))
-    elif name == "unsqueeze":
-        step = Unsqueeze(c.integer())
-    elif name in ("shard", "deal", "pad"):
-        step = _along(c, name)
-    else:
-        c.fail(f"no step called {name!r}; there are {', '.join(_STEPS)}", back=2)
-    c.expect(")")
-    return step
+    if name not in _STEPS:
+        c.fail(f"no step called {name!r}; there are {', '.join(_STEPS)}", back=1)
+    return _STEPS[name](c)
 
 
-def _along(c: Cursor, name: str) -> Step:
-    """A step that names one dimension, after its opening parenthesis."""
-    dim = c.integer()
-    c.expect(",")
-    if name == "deal":
-        return Deal(dim, c.integer())
-    if name == "pad":
-        return Pad(dim, c.integer())
-    axes = [c.word()]
-    while c.accept("."):
-        axes.append(c.word())
-    return Shard(dim, tuple(axes))
+_STEPS: dict[str, Callable[[Cursor], Step]] = {
+    "cast": lambda c: Cast(*_arguments(c, c.word)),
+    "cyclic": lambda c: Cyclic(*_arguments(c, c.integer, c.integer)),
+    "pad": lambda c: Pad(*_arguments(c, c.integer, c.integer)),
+    "shard": lambda c: Shard(*_arguments(c, c.integer, lambda: _separated(c, ".", c.word))),
+    "transpose": lambda c: Transpose(*_arguments(c, lambda: _separated(c, ",", c.integer))),
+    "unsqueeze": lambda c: Unsqueeze(*_arguments(c, c.integer)),
+}
+
+
+def _separated(c: Cursor, separator: str, read: Callable[[], Any]) -> tuple[Any, ...]:
+    """One or more items."""
+    items = [read()]
+    while c.accept(separator):
+        items.append(read())
+    return tuple(items)

@@ -1,25 +1,22 @@
-"""Shape and dtype of a reference, as far as they are known without opening its files."""
+"""Shape and dtype of a reference, where they are known without opening its files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import Error
-from ..mesh import Mesh
-from .sources import BytesRef, ConcatRef, FileRef, RandomRef, Ref, UnboundRef, ZerosRef
+from ..ir.mesh import Mesh
+from .sources import BytesRef, ConcatRef, RandomRef, Ref, UnboundRef, ZerosRef
 from .steps import Cast, Transpose, step_shape
 
-if TYPE_CHECKING:
-    from ..core import Module
-
 Sizes: TypeAlias = tuple[int, ...]
-# What is known of a source without steps: its shape and its dtype, None for what is not.
+# (shape, dtype) of a source without steps; None where it is not known.
 Known: TypeAlias = Callable[[Ref], tuple[Sizes | None, str | None]]
 
 
-def nothing(source: Ref) -> tuple[Sizes | None, str | None]:
-    """What sources say themselves; nothing of files, whose headers were not read."""
+def stated(source: Ref) -> tuple[Sizes | None, str | None]:
+    """(shape, dtype) that a source itself states; a tensor of a file states neither."""
     match source:
         case ZerosRef() | BytesRef():
             return source.shape, source.dtype
@@ -29,31 +26,8 @@ def nothing(source: Ref) -> tuple[Sizes | None, str | None]:
             return None, None
 
 
-def sources_of(module: Module) -> Known:
-    """What the weights of a module that are not cut or joined say about the tensors in its files.
-
-    It holds for as long as the files do, so it may be asked after the weights have been cut.
-    """
-    found: dict[tuple[str, str], tuple[Sizes | None, str | None]] = {}
-    for weight in module.weights.values():
-        ref = weight.ref
-        if not isinstance(ref, FileRef):
-            continue
-        shape = unmoved([size for size in weight.type.shape if isinstance(size, int)], ref)
-        if shape is not None and len(shape) == weight.type.rank:
-            casts = any(isinstance(step, Cast) for step in ref.steps)
-            found[ref.file, ref.key] = shape, None if casts else weight.type.dtype
-
-    def known(source: Ref) -> tuple[Sizes | None, str | None]:
-        if isinstance(source, FileRef):
-            return found.get((source.file, source.key), (None, None))
-        return nothing(source)
-
-    return known
-
-
-def unmoved(shape: Sequence[int], ref: Ref) -> Sizes | None:
-    """The shape of the source, from that after all steps; None if they cut or pad."""
+def shape_before(shape: Sequence[int], ref: Ref) -> Sizes | None:
+    """The shape of the source, from `shape` after all steps; None if they slice or pad."""
     for step in reversed(ref.steps):
         if isinstance(step, Transpose) and sorted(step.order) == list(range(len(shape))):
             shape = [shape[step.order.index(i)] for i in range(len(shape))]
@@ -62,16 +36,16 @@ def unmoved(shape: Sequence[int], ref: Ref) -> Sizes | None:
     return tuple(shape)
 
 
-def ref_shape(ref: Ref, mesh: Mesh, known: Known = nothing) -> Sizes | None:
-    """The shape after all steps, on every rank; None if it is not known.
+def ref_shape(ref: Ref, mesh: Mesh, known: Known = stated) -> Sizes | None:
+    """The shape after all steps, equal on every rank; None if it is not known.
 
-    An Error where a step does not fit or the parts of a concatenation do not fit together.
+    An Error names a step that does not fit, or parts that cannot be concatenated.
     """
     shapes = shapes_of(ref, mesh, known)
     return None if shapes is None else shapes[-1]
 
 
-def shapes_of(ref: Ref, mesh: Mesh, known: Known = nothing) -> list[Sizes] | None:
+def shapes_of(ref: Ref, mesh: Mesh, known: Known = stated) -> list[Sizes] | None:
     """The shape of the source and after every step."""
     shape: Any = _source_shape(ref, mesh, known)
     if shape is None:
@@ -82,7 +56,7 @@ def shapes_of(ref: Ref, mesh: Mesh, known: Known = nothing) -> list[Sizes] | Non
     return shapes
 
 
-def ref_dtype(ref: Ref, known: Known = nothing) -> str | None:
+def ref_dtype(ref: Ref, known: Known = stated) -> str | None:
     """The dtype after all steps; None if it is not known."""
     for step in reversed(ref.steps):
         if isinstance(step, Cast):

@@ -1,4 +1,4 @@
-"""The sources of a weight reference, and a reference as a source with steps."""
+"""`Ref`: a weight reference, that is a source with steps; one class per kind of source."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from ..dims import Shape
-from ..dtypes import dtype as check_dtype
 from ..errors import Error
-from ..strings import quote
-from ..types import TensorType
+from ..ir.dims import Shape
+from ..ir.dtypes import dtype as check_dtype
+from ..ir.string_literals import quote
+from ..ir.types import TensorType
 from .steps import Cast, Step
 
 
@@ -21,15 +21,15 @@ class Ref(ABC):
     steps: tuple[Step, ...] = field(default=(), kw_only=True)
 
     def then(self, step: Step) -> Ref:
-        """This reference followed by one more step."""
+        """This reference with one more step."""
         return replace(self, steps=(*self.steps, step))
 
     def files(self) -> Iterator[str]:
-        """The names of the files that are read, in order, with repetitions."""
-        return iter(())
+        """The names of the files that are read, in order, with duplicates."""
+        return (s.file for s in self.sources() if isinstance(s, (FileRef, BytesRef)))
 
     def sources(self) -> Iterator[Ref]:
-        """The references that this one is made of, itself where it joins none."""
+        """The references that this one joins, or itself."""
         yield self
 
     def every_step(self) -> Iterator[Step]:
@@ -51,18 +51,15 @@ class FileRef(Ref):
     file: str
     key: str
 
-    def files(self) -> Iterator[str]:
-        yield self.file
-
     def source_text(self) -> str:
         return f"@{self.file}[{quote(self.key)}]"
 
 
 @dataclass(frozen=True)
 class BytesRef(Ref):
-    """`bytes(@model, 4096, f32[8, 16])`: a tensor that lies, row-major, at a byte of any file.
+    """`bytes(@model, 4096, f32[8, 16])`: a row-major tensor at a byte offset of any file.
 
-    Elements of four bits lie two to a byte, the first in its low half.
+    A byte holds two elements of four bits, the first in its low half.
     """
 
     file: str
@@ -73,10 +70,7 @@ class BytesRef(Ref):
     def __post_init__(self) -> None:
         check_dtype(self.dtype)
         if self.offset < 0:
-            raise Error(f"{self} begins before its file does")
-
-    def files(self) -> Iterator[str]:
-        yield self.file
+            raise Error(f"{self}: the offset must be at least 0")
 
     def source_text(self) -> str:
         return f"bytes(@{self.file}, {self.offset}, {TensorType(self.dtype, self.shape)})"
@@ -88,10 +82,6 @@ class ConcatRef(Ref):
 
     parts: tuple[Ref, ...]
     dim: int
-
-    def files(self) -> Iterator[str]:
-        for part in self.parts:
-            yield from part.files()
 
     def sources(self) -> Iterator[Ref]:
         for part in self.parts:
@@ -108,7 +98,7 @@ class ConcatRef(Ref):
 
 @dataclass(frozen=True)
 class ZerosRef(Ref):
-    """`zeros([64, 256], f32)`: what padded heads and rows are made of."""
+    """`zeros([64, 256], f32)`: zeros, for padded heads and rows."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -122,10 +112,10 @@ class ZerosRef(Ref):
 
 @dataclass(frozen=True)
 class RandomRef(Ref):
-    """`random("layers.0.weight", 7, 0.02)`: normal numbers that depend on name and seed only.
+    """`random("layers.0.weight", 7, 0.02)`: normal numbers that depend on key and seed only.
 
-    Without a `shape` it takes that of the weight; with one, as in `random("k", 7, 0.02, [4, 8])`,
-    it may be cut and joined as well.
+    Without a `shape` it has that of the weight; with one, as in `random("k", 7, 0.02, [4, 8])`,
+    it may also be sliced and joined.
     """
 
     key: str
@@ -139,9 +129,9 @@ class RandomRef(Ref):
 
 @dataclass(frozen=True)
 class UnboundRef(Ref):
-    """`unbound("layers.0.weight")`: a parameter that no checkpoint was given for yet.
+    """`unbound("layers.0.weight")`: a parameter without a checkpoint.
 
-    A `shape` is for the same as that of random numbers, which may take its place.
+    `shape` is needed where the reference is sliced or joined.
     """
 
     key: str
@@ -156,10 +146,10 @@ def _shape_text(shape: tuple[int, ...] | None) -> str:
 
 
 def pinned(ref: Ref, shape: Shape, dtype: str) -> Ref:
-    """`ref`, the reference of a weight of this shape and dtype, fit to be cut and joined.
+    """`ref`, the reference of a weight of this shape and dtype, ready to be sliced and joined.
 
-    A parameter without values or random numbers, without a shape and steps of their own, get the
-    shape, and the numbers the dtype; any other stays as it is.
+    An unbound or random reference without shape and steps gets the shape, and random numbers a
+    cast to the dtype; any other reference is returned unchanged.
     """
     if not isinstance(ref, (RandomRef, UnboundRef)) or ref.shape is not None or ref.steps:
         return ref

@@ -1,14 +1,14 @@
-"""The steps of a weight reference: what is done to a tensor between its source and its use."""
+"""The steps of a weight reference: transformations between the source and the weight."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from ..dims import Shape
-from ..dtypes import dtype as check_dtype
 from ..errors import Error
-from ..mesh import Mesh
+from ..ir.dims import Shape
+from ..ir.dtypes import dtype as check_dtype
+from ..ir.mesh import Mesh
 
 if TYPE_CHECKING:
     from .sources import Ref
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slice:
-    """`[0:64, :]`: a range per dimension, None for a whole one."""
+    """`[0:64, :]`: a range per dimension; None is all of it."""
 
     ranges: tuple[tuple[int, int] | None, ...]
 
@@ -30,7 +30,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Shard:
-    """`.shard(0, tp)`: this rank's part of one dimension; parts are ceil-sized, the last padded."""
+    """`.shard(0, tp)`: this rank's shard of a dimension, of ceil(n / N) elements, zero-padded."""
 
     dim: int
     axes: tuple[str, ...]
@@ -40,34 +40,34 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Deal:
-    """`.deal(0, 4)`: a dimension dealt like cards to so many equal parts, each with zeros behind.
+class Cyclic:
+    """`.cyclic(0, 4)`: a cyclic distribution of a dimension over equal parts, each zero-padded.
 
-    Of n elements every part gets R = ceil(n / ways): element r*R + q was element q*ways + r. A
-    `.shard(0, tp)` behind it leaves rank r with its elements r, r + ways, r + 2*ways, ...
+    A part has R = ceil(n / group_size) of the n elements: element r*R + q of the result is element
+    q*group_size + r. A following `.shard(0, tp)` leaves rank r the elements r, r + group_size, ...
     """
 
     dim: int
-    ways: int
+    group_size: int
 
     def __post_init__(self) -> None:
-        if self.ways < 1:
-            raise Error(f"{self} deals to {self.ways} parts; there must be at least one")
+        if self.group_size < 1:
+            raise Error(f"{self} distributes over {self.group_size} parts; expected at least one")
 
     def __str__(self) -> str:
-        return f".deal({self.dim}, {self.ways})"
+        return f".cyclic({self.dim}, {self.group_size})"
 
 
 @dataclass(frozen=True)
 class Pad:
-    """`.pad(0, 1)`: so many elements of zeros behind a dimension."""
+    """`.pad(0, 1)`: zeros appended to a dimension, `count` elements of it."""
 
     dim: int
     count: int
 
     def __post_init__(self) -> None:
         if self.count < 0:
-            raise Error(f"{self} pads with {self.count} elements; use a slice to take some away")
+            raise Error(f"{self}: expected a count of at least 0; a slice removes elements")
 
     def __str__(self) -> str:
         return f".pad({self.dim}, {self.count})"
@@ -95,7 +95,7 @@ class Unsqueeze:
 
 @dataclass(frozen=True)
 class Cast:
-    """`.cast(f32)`: converted element type."""
+    """`.cast(f32)`: conversion to another dtype."""
 
     dtype: str
 
@@ -106,7 +106,7 @@ class Cast:
         return f".cast({self.dtype})"
 
 
-Step: TypeAlias = Slice | Shard | Deal | Pad | Transpose | Unsqueeze | Cast
+Step: TypeAlias = Slice | Shard | Cyclic | Pad | Transpose | Unsqueeze | Cast
 
 
 def step_shape(shape: Shape, step: Step, mesh: Mesh, ref: Ref | None = None) -> Shape:
@@ -124,22 +124,21 @@ def step_shape(shape: Shape, step: Step, mesh: Mesh, ref: Ref | None = None) -> 
             return (*shape[:dim], 1, *shape[dim:])
         case Slice(ranges):
             return _sliced(shape, ranges, step)
-        case Shard(dim) | Deal(dim) | Pad(dim):
+        case Shard(dim) | Cyclic(dim) | Pad(dim):
             if not 0 <= dim < len(shape):
                 raise Error(f"{step} names a dimension that {ref} does not have")
             size = shape[dim]
             if not isinstance(size, int):
                 raise Error(f"{step} changes a dimension of unknown size")
-            return (*shape[:dim], resized(size, step, mesh), *shape[dim + 1 :])
+            return (*shape[:dim], _resized(size, step, mesh), *shape[dim + 1 :])
 
 
-def resized(size: int, step: Shard | Deal | Pad, mesh: Mesh) -> int:
-    """The size after a step of the dimension that it names."""
+def _resized(size: int, step: Shard | Cyclic | Pad, mesh: Mesh) -> int:
     match step:
         case Shard(_, axes):
-            return -(-size // mesh.ways(axes))
-        case Deal(_, ways):
-            return -(-size // ways) * ways
+            return -(-size // mesh.group_size(axes))
+        case Cyclic(_, group_size):
+            return -(-size // group_size) * group_size
         case Pad(_, count):
             return size + count
 

@@ -1,4 +1,4 @@
-"""`rewrite-embeddings`: how lookups in tables that the ranks share get rows of other ranks."""
+"""`rewrite-embeddings`: chooses how lookups in sharded tables get rows of other ranks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ from collections.abc import Sequence
 
 from irc.analysis.communication import slowest_link
 from irc.analysis.topology import Topology
-from irc.core import Function, Module, Value, Weight
 from irc.errors import Error
+from irc.ir.core import Function, Module, Value, Weight
+from irc.ir.result_names import EXACT, OVERFLOW
+from irc.ir.types import Axes
 from irc.ops import AllGather, Embedding
 from irc.pipeline import Pass, Stats, register
-from irc.results import EXACT, OVERFLOW
 from irc.rewrite import permit, replace
-from irc.types import Axes
 
-from .choose import Asked, Prices, asked_layout, cheapest, checked_scheme, misfit, refused
+from .choose import (
+    REQUESTED,
+    Asked,
+    Prices,
+    asked_layout,
+    cheapest,
+    checked_scheme,
+    lines,
+    misfit,
+    refused,
+)
 from .cost import Candidate, Setting, batch_sizes, candidate
 from .policy import Policy
-from .report import ASKED, lines
 from .requests import Requests
 from .results import add_exact, count_outside, count_overflow
 from .schemes import LAYOUTS, Lookup, written
@@ -29,20 +38,20 @@ Sites = dict[Weight, list[Site]]
 
 @register("rewrite-embeddings")
 class RewriteEmbeddings(Pass):
-    """Chooses, per table of embeddings, how it lies on the ranks and how rows get where they are
-    wanted; see `irc/passes/embeddings/schemes.py` for the schemes. After shard, before localize.
+    """Chooses, per embedding table, its sharding and how rows get to the ranks that need them.
 
-    `scheme` is one of them, a layout (replicated, rows, columns, cyclic), auto, which asks the cost
-    model, or keep, which leaves tables as they lie; `tables` has rows `PATTERN SCHEME[@AXES]` for
-    tables by name, of which the first that fits decides. A table that is whole goes over the axes
-    that split its ids. A scheme that is named and that no lookup can have is an Error. `policy`
-    says what an id outside a table finds: zero, clamp, row:N, or error, for which the model returns
-    the count of such ids. A table with other uses, such as a tied lm_head, stays as it is unless
-    `copy` allows a second one. With `sentinel` tables get rows of zeros for foreign ids, and are
-    then not read in place from a checkpoint. `capacity` is the room of cyclic schemes, in rows per
-    pair of ranks (0: for all): what overflows is counted in a result, and a function @exact has
-    room for all. `memory` is the most GB per rank that a table may take, `price` what a GB is worth
-    in microseconds per call, `topology` a file with the machine's constants.
+    For after shard and before localize; `irc/passes/embeddings/schemes.py` lists the schemes.
+    `scheme` is one of them, a layout (replicated, rows, columns, cyclic), auto (the cost model
+    decides) or keep (tables are unchanged); `tables` has rows `PATTERN SCHEME[@AXES]` for tables by
+    name, of which the first that matches decides. A replicated table is spread over the axes that
+    shard its ids. A named scheme that no lookup can have is an Error. `policy` sets the result of
+    an out-of-range id: zero, clamp, row:N, or error, for which the model returns the count of such
+    ids. A table with other uses, such as a tied lm_head, is unchanged unless `copy` allows a second
+    one. With `sentinel` tables get rows of zeros for foreign ids, and are then not read in place
+    from a checkpoint. `capacity` limits cyclic schemes to so many rows per pair of ranks (0: no
+    limit); ids beyond it are counted in a result, and the function @exact has no limit. `memory` is
+    the most GB per rank of a table, `price` the cost of a GB in microseconds per call, `topology` a
+    file with the machine's constants.
     """
 
     scheme: str = "auto"
@@ -70,11 +79,11 @@ class _Rewriting:
         rows = [Asked.parse(row) for row in options.tables]
         self.asked = Requests(rows, checked_scheme(options.scheme))
         if options.capacity < 0:
-            raise Error("capacity cannot be negative; 0 is room for every id")
+            raise Error("capacity cannot be negative; 0 is no limit")
         if options.memory is not None and not options.memory >= 0:
             raise Error("memory cannot be negative; it is the most GB per rank of a table")
         if not options.price >= 0:
-            raise Error("price cannot be negative; it is what a GB costs in microseconds per call")
+            raise Error("price cannot be negative; it is the cost of a GB in microseconds per call")
         memory = None if options.memory is None else options.memory * 1e9
         self.prices = Prices(options.price, memory, options.copy)
         self._topology: Topology | None = None
@@ -83,7 +92,7 @@ class _Rewriting:
         self.tables = dict.fromkeys(table_of(op.table) for op in lookups)
 
     def run(self) -> None:
-        """Ids first, then tables, then the results that tell callers what went wrong."""
+        """Rewrite ids, then tables, then add the results that report errors to callers."""
         if self.policy.kind == "error":
             for function in self.module.functions.values():
                 ops = _lookups(function)
@@ -115,7 +124,7 @@ class _Rewriting:
             return
         gather = op.ids.producer
         gathered = isinstance(gather, AllGather)
-        ids = gather.x if gathered else op.ids  # every rank moves its own
+        ids = gather.x if gathered else op.ids  # every rank has its own ids
         ids = self.policy.kept_inside(ids, table_shape(table_of(table))[0], str(table.name))
         ids = gather.rebuilt([ids]).result if gathered else ids
         replace(op, Embedding(ids, table, inside=True, sentinel=op.sentinel))
@@ -139,7 +148,7 @@ class _Rewriting:
                     f"{table.type} already; leave @{'.'.join(asked.axes)} out"
                 )
             site = find_site(op, self._axes(asked) or over.get(table))
-            if isinstance(site, Site) and self.module.mesh.ways(site.axes) == 1:
+            if isinstance(site, Site) and self.module.mesh.group_size(site.axes) == 1:
                 site = "its axes have one rank"
             if isinstance(site, Site):
                 found.setdefault(table, []).append(site)
@@ -148,18 +157,18 @@ class _Rewriting:
         return found
 
     def _leave(self, table: Weight, why: str) -> None:
-        """Say why lookups stay as they are."""
+        """Explain why lookups are not rewritten."""
         asked = self.asked.of(table)
-        self.stats.explain(f"@{table.name} is looked up as it is: {why}")
+        self.stats.explain(f"@{table.name} is not rewritten: {why}")
         if asked_layout(asked) == layout_of(table):
             self.asked.met(asked)
         else:
             self.asked.unmet(asked, table, why)
 
     def _axes(self, asked: Asked) -> Axes | None:
-        """The axes that a row of `tables` splits a whole table over."""
+        """The axes over which a row of `tables` shards a replicated table."""
         if asked.axes:
-            self.module.mesh.ways(asked.axes)  # an Error where it is none of the mesh
+            self.module.mesh.group_size(asked.axes)  # an Error for an axis that the mesh lacks
             return asked.axes
         known = tuple(axis for axis in ("ep", "tp") if axis in self.module.mesh.names)
         return known if asked in self.asked.rows and known else None
@@ -185,9 +194,9 @@ class _Rewriting:
         versions = Versions(self.module, table, first.axes, tied)
         options = self._candidates(sites, versions, tied)
         chosen = layout or cheapest(options, self.prices, first.layout)
-        reason = "it costs least" if layout is None else ASKED
+        reason = "it costs least" if layout is None else REQUESTED
         if layout is None and any(each.refused for each in options[chosen]):
-            reason = "nothing is allowed, so it stays"
+            reason = "no scheme is allowed, so it stays"
         for number, site in enumerate(sites):
             shown = [options[each][number] for each in LAYOUTS]
             sizes = batch_sizes(site, self.module)
@@ -206,7 +215,7 @@ class _Rewriting:
             module=self.module,
             topology=self.topology,
             link=slowest_link(mesh.groups(axes), self.topology),
-            ways=versions.ways,
+            group_size=versions.group_size,
             capacity=self.options.capacity,
             sentinel=self.options.sentinel,
         )
@@ -233,7 +242,7 @@ class _Rewriting:
             pieces=versions.pieces(layout),
             rows=pieces,
             layout=layout,
-            ways=versions.ways,
+            group_size=versions.group_size,
             inside=site.op.inside,
             sentinel=sentinel,
             capacity=self.options.capacity,
@@ -250,30 +259,30 @@ class _Rewriting:
         self.stats.count(layout)
 
     def _queues(self, site: Site) -> tuple[int, ...]:
-        """Into how many parts the ids are cut that queue apart."""
+        """The number of shards of each dimension of the ids: each has a capacity of its own."""
         mesh = self.module.mesh
-        counts = [mesh.ways(axes) for axes in site.ids.type.axes]
+        counts = [mesh.group_size(axes) for axes in site.ids.type.axes]
         if site.wanted == "scattered":
-            counts[site.dim] *= mesh.ways(site.axes)
+            counts[site.dim] *= mesh.group_size(site.axes)
         return tuple(counts)
 
     def _overflow(self, function: Function, lost: list[Value]) -> None:
         if function is not self.module.main:
             raise Error(
-                f"capacity is for lookups of @{self.module.main.name}, which tells callers what "
-                f"found no room, and @{function.name} has one; put inline in front, or leave "
-                "capacity out"
+                f"capacity is for lookups of @{self.module.main.name}, which reports the ids that "
+                f"exceeded the capacity, and @{function.name} has one; put inline in front, or "
+                "leave capacity out"
             )
         if OVERFLOW in function.result_names() or EXACT in self.module.functions:
             raise Error(
-                f"@{function.name} would return {OVERFLOW}, and @{EXACT} have room for all, but "
+                f"@{function.name} would return {OVERFLOW}, and @{EXACT} without a capacity, but "
                 "one of these names is taken; rename it, or leave capacity out"
             )
         count_overflow(function, lost)
         add_exact(self.module, function)
         self.stats.explain(
-            f"@{function.name} returns {OVERFLOW}, the ids that found no room; where it is not 0, "
-            f"@{EXACT} gives the right results"
+            f"@{function.name} returns {OVERFLOW}, the ids that exceeded the capacity; where it is "
+            f"not 0, @{EXACT} gives the right results"
         )
 
 
@@ -283,7 +292,7 @@ def _lookups(function: Function) -> list[Embedding]:
 
 
 def _axes_of_ids(lookups: Sequence[Embedding]) -> dict[Weight, Axes]:
-    """Per table, the axes over which the ids of a lookup in it are split first."""
+    """Per table, the axes over which the ids of its first sharded lookup are sharded."""
     found: dict[Weight, Axes] = {}
     for op in lookups:
         for axes in filter(None, op.ids.type.axes):

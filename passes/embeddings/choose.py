@@ -1,21 +1,23 @@
-"""Which layout a table gets: the one asked for, or the one that costs least."""
+"""The layout of a table: the requested one, or the cheapest; its report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from irc.core import Op
+from irc.analysis.units import amount
 from irc.errors import Error, did_you_mean
-from irc.types import Axes
+from irc.ir.core import Op
+from irc.ir.types import Axes
 
 from .cost import BITWISE, Candidate
 from .schemes import LAYOUTS, scheme_name
 from .sites import Layout, Site
 
-# Seconds matter more often in decoding, which calls the model once per token.
+# Weights of the fewest, typical and most tokens: decoding calls the model once per token.
 WEIGHTS = (0.9, 0.09, 0.01)
-FREE = ("auto", "keep")  # what names no layout
+REQUESTED = "it was requested"
+FREE = ("auto", "keep")  # schemes that name no layout
 _NAMES: dict[str, Layout] = {
     "replicated": "whole",
     "rows": "rows",
@@ -30,7 +32,7 @@ _NAMES: dict[str, Layout] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """`PATTERN SCHEME[@AXES]`: what is asked for tables of such names."""
+    """`PATTERN SCHEME[@AXES]`: the scheme requested for tables of such names."""
 
     pattern: str
     scheme: str
@@ -43,7 +45,7 @@ class Asked:
         if len(words) != 2:
             raise Error(
                 f"tables has {text!r}; a row is a pattern and a scheme, such as "
-                '"*.embed_tokens.weight ca", or "*.position.weight ca@tp" for a table that is whole'
+                '"*.embed_tokens.weight ca", or "*.position.weight ca@tp" for a replicated table'
             )
         scheme, _, axes = words[1].partition("@")
         return Asked(words[0], checked_scheme(scheme), tuple(filter(None, axes.split("."))))
@@ -65,12 +67,12 @@ def checked_scheme(name: str) -> str:
 
 
 def asked_layout(asked: Asked) -> Layout | None:
-    """The layout that a scheme means; None where it names none."""
+    """The layout of a scheme; None for auto and keep."""
     return _NAMES.get(asked.scheme)
 
 
 def misfit(asked: Asked, sites: Sequence[Site]) -> tuple[Op, str] | None:
-    """(the lookup that cannot be done by the scheme that is asked for, why), if there is one."""
+    """(the lookup that cannot have the requested scheme, why), if there is one."""
     layout = asked_layout(asked)
     if layout is None or asked.scheme in ("replicated", "rows", "columns", "cyclic"):
         return None
@@ -82,13 +84,13 @@ def misfit(asked: Asked, sites: Sequence[Site]) -> tuple[Op, str] | None:
 
 
 def why(site: Site) -> str:
-    """What a site wants, as a sentence."""
+    """The rows that a site needs, as a clause."""
     over = f"over {site.axis}"
     if site.wanted == "all":
-        return f"its result is wanted whole on every rank {over}"
+        return f"its result is needed replicated {over}"
     if site.wanted == "scattered":
-        return f"its ids are whole and dimension {site.dim} of its result is split {over}"
-    return f"dimension {site.dim} of its ids is split {over}, and of its result as well"
+        return f"its ids are replicated and dimension {site.dim} of its result is sharded {over}"
+    return f"dimension {site.dim} of its ids is sharded {over}, and of its result as well"
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Prices:
 
 
 def refused(found: Candidate, prices: Prices, tied: bool) -> Candidate:
-    """The candidate, with the reason why it is out of the question if it is."""
+    """The candidate, with the reason why it is refused if it is."""
     if tied and found.extra and not prices.copy:
         return replace(found, refused="takes a second copy of a table with other uses")
     if prices.memory is not None and found.extra > prices.memory:
@@ -111,8 +113,8 @@ def refused(found: Candidate, prices: Prices, tied: bool) -> Candidate:
 
 
 def cheapest(options: dict[Layout, list[Candidate]], prices: Prices, present: Layout) -> Layout:
-    """The layout whose sites cost least together with the memory; equal ones in the order: fewer
-    collectives, exact schemes, R, columns, rows, in turn. What nothing allows stays as it is."""
+    """The layout whose sites cost least together with the memory; of equal ones that with fewer
+    collectives, then an exact one, then R, columns, rows, cyclic; `present` if none is allowed."""
     layouts: list[Layout] = [each for each in LAYOUTS if not any(c.refused for c in options[each])]
     if not layouts:
         return present
@@ -125,3 +127,28 @@ def cheapest(options: dict[Layout, list[Candidate]], prices: Prices, present: La
         return round(time, 3), sum(c.messages for c in found), not exact, order.index(layout)
 
     return min(layouts, key=key)
+
+
+def lines(
+    site: Site, sizes: Sequence[int], found: Sequence[Candidate], chosen: Layout, reason: str
+) -> list[str]:
+    """A sentence about the site, and a line per candidate: bytes, microseconds, memory."""
+    tokens = "/".join(map(str, sizes))
+    scheme = next(c.scheme for c in found if c.layout == chosen)
+    asked = reason == REQUESTED
+    head = (
+        f"@{site.table.name}, {site.table.type.replicated}, is looked up by {scheme}: {reason}; "
+        f"{why(site)}. Per call of {tokens} tokens:"
+    )
+    return [head, *(_line(each, each.layout == chosen, asked) for each in found)]
+
+
+def _line(found: Candidate, chosen: bool, asked: bool) -> str:
+    times = "/".join(f"{us:.1f}" for us in found.us)
+    data = "/".join(amount(n) for n in found.sent)
+    shared = " (shared)" if not found.extra else ""
+    note = f"; {found.refused}" if found.refused else ""
+    note += (", as asked" if chosen and asked and note else "") + ("; chosen" if chosen else "")
+    return (
+        f"  {found.scheme:<3} {times} us, sends {data}, holds {amount(found.memory)}{shared}{note}"
+    )

@@ -1,60 +1,55 @@
-"""What a scheme costs one rank: microseconds and bytes sent at several batch sizes, and memory.
+"""The cost of a scheme on one rank: microseconds and bytes sent at three batch sizes, and memory.
 
-A lookup is some kernels, the bytes that they read and write, and collectives. Rows or parts of rows
-that are shorter than a memory access cost a whole one.
+A lookup is some kernels, the bytes that they read and write, and collectives. Rows or shards of
+rows that are shorter than a memory access cost a whole one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
 from irc.analysis.sizes import LocalSizes
 from irc.analysis.topology import Topology, sent
-from irc.core import Module
-from irc.dtypes import dtype
+from irc.ir.core import Module
+from irc.ir.dtypes import dtype
 
 from .schemes import scheme_name
 from .sites import Layout, Site, Wanted
 from .tables import Versions, rank_bytes
 
-ACCESS = 64  # bytes that memory gives at once
+ACCESS = 64  # bytes of one memory access
 UNKNOWN = (1, 64, 8192)  # tokens where the module gives a symbol no range
 BITWISE = frozenset(["R", "CA", "CS", "CD", "KA", "KS", "KD"])  # schemes that add nothing up
 
-Message: TypeAlias = tuple[str, int]  # a collective and the bytes of the whole tensor
+Message: TypeAlias = tuple[str, int]  # a collective and the bytes of the global tensor
 
 
 @dataclass(frozen=True)
 class Lookups:
-    """One site at one batch size: `tokens` of one rank where the ids are split, else of all ranks;
-    `part` of them where the result is scattered.
+    """One site at one batch size: `tokens` of one rank if the ids are sharded, else of all ranks.
 
-    In bytes `row` is a whole row, `width` a rank's part of its columns, `index` an id. `room` is
-    what a queue of a cyclic scheme takes, 0 for as many rows as there may be; `checked` says that
-    foreign rows are blanked afterwards, as there are no rows of zeros.
+    `part` of them are on a rank where the result is scattered. In bytes `row` is a complete row,
+    `width` a rank's shard of its columns, `index` an id. `capacity` is that of a cyclic scheme,
+    0 for no limit; `checked` says that foreign rows are zeroed afterwards, as there are no rows of
+    zeros.
     """
 
     tokens: int
     part: int
     row: int
     width: int
-    ways: int
+    group_size: int
     index: int
-    room: int = 0
+    capacity: int = 0
     checked: bool = False
 
     @property
     def columns_read(self) -> float:
-        """Bytes that a part of a row costs to read."""
+        """Bytes read for a shard of a row."""
         return max(self.width, ACCESS) if self.width else 0
-
-    @property
-    def whole(self) -> int:
-        """Bytes of the rows of all tokens."""
-        return self.tokens * self.row
 
 
 @dataclass(frozen=True)
@@ -66,87 +61,35 @@ class Load:
     messages: tuple[Message, ...] = ()
 
 
-def _replicated(x: Lookups) -> Load:
-    return Load(1, 2 * x.whole)
+def load(layout: Layout, wanted: Wanted, x: Lookups) -> Load:
+    """The load of one lookup in a table of some layout."""
+    scattered, split = wanted == "scattered", wanted == "split"
+    mine = x.part if scattered else x.tokens  # rows that a rank ends with
+    if layout == "whole":
+        return Load(1, 2 * mine * x.row)
+    if layout == "cyclic":
+        return _cyclic(wanted, x, mine)
+    every = x.tokens * (x.group_size if split else 1)  # ids that each rank looks up
+    ids = (("all_gather", every * x.index),) if split else ()
+    if layout == "rows":
+        # each rank reads its shard and writes all rows; one more pass zeroes foreign rows
+        result, passes = every * x.row, 3 if x.checked else 1
+        gathered = ("all_reduce", result), ("reduce_scatter", mine * x.group_size * x.row)
+        moved = result / x.group_size + passes * result
+        return Load(3 if x.checked else 2, moved, (*ids, gathered[wanted != "all"]))
+    # each rank reads and writes its columns of all rows; the merge reads and writes the result
+    result = mine * x.group_size * x.width
+    moved = every * (x.columns_read + x.width) + 2 * result
+    return Load(2, moved, (*ids, ("all_gather" if wanted == "all" else "all_to_all", result)))
 
 
-def _replicated_parts(x: Lookups) -> Load:
-    return Load(1, 2 * x.part * x.row)
-
-
-def _rows(x: Lookups, tokens: int, *messages: Message) -> Load:
-    """Each rank reads its share and writes all; one more pass where foreign rows are blanked."""
-    result = tokens * x.row
-    moved = result / x.ways + result
-    return Load(3, moved + 2 * result, messages) if x.checked else Load(2, moved, messages)
-
-
-def _ra(x: Lookups) -> Load:
-    return _rows(x, x.tokens, ("all_reduce", x.whole))
-
-
-def _rs(x: Lookups) -> Load:
-    return _rows(x, x.tokens, ("reduce_scatter", x.part * x.ways * x.row))
-
-
-def _rsd(x: Lookups) -> Load:
-    return _rows(x, x.tokens * x.ways, _ids(x), ("reduce_scatter", x.whole * x.ways))
-
-
-def _ids(x: Lookups) -> Message:
-    return "all_gather", x.tokens * x.ways * x.index
-
-
-def _columns(x: Lookups, tokens: int, result: int, *messages: Message) -> Load:
-    """Each rank reads and writes its columns of all rows; the merge reads and writes the result."""
-    return Load(2, tokens * (x.columns_read + x.width) + 2 * result, messages)
-
-
-def _ca(x: Lookups) -> Load:
-    result = x.tokens * x.width * x.ways
-    return _columns(x, x.tokens, result, ("all_gather", result))
-
-
-def _cs(x: Lookups) -> Load:
-    result = x.part * x.ways * x.width
-    return _columns(x, x.tokens, result, ("all_to_all", result))
-
-
-def _cd(x: Lookups) -> Load:
-    result = x.tokens * x.ways * x.width
-    return _columns(x, x.tokens * x.ways, result, _ids(x), ("all_to_all", result))
-
-
-def _ka(x: Lookups) -> Load:
-    rows = (x.room or x.tokens) * x.ways * x.row
-    return Load(8, 2 * rows / x.ways + 2 * x.whole, (("all_gather", rows),))
-
-
-def _ks(x: Lookups) -> Load:
-    rows = (x.room or x.part) * x.ways * x.row
-    return Load(8, 2 * rows + 2 * x.part * x.row, (("all_to_all", rows),))
-
-
-def _kd(x: Lookups) -> Load:
-    places = (x.room or x.tokens) * x.ways
+def _cyclic(wanted: Wanted, x: Lookups, mine: int) -> Load:
+    places = (x.capacity or mine) * x.group_size
     rows = places * x.row
-    return Load(12, 2 * rows + 2 * x.whole, (("all_to_all", places * 4), ("all_to_all", rows)))
-
-
-LOADS: Mapping[tuple[Layout, Wanted], Callable[[Lookups], Load]] = {
-    ("whole", "all"): _replicated,
-    ("whole", "scattered"): _replicated_parts,
-    ("whole", "split"): _replicated,
-    ("rows", "all"): _ra,
-    ("rows", "scattered"): _rs,
-    ("rows", "split"): _rsd,
-    ("columns", "all"): _ca,
-    ("columns", "scattered"): _cs,
-    ("columns", "split"): _cd,
-    ("cyclic", "all"): _ka,
-    ("cyclic", "scattered"): _ks,
-    ("cyclic", "split"): _kd,
-}
+    if wanted == "all":
+        return Load(8, 2 * rows / x.group_size + 2 * mine * x.row, (("all_gather", rows),))
+    ids = (("all_to_all", places * 4),) if wanted == "split" else ()
+    return Load(12 if ids else 8, 2 * rows + 2 * mine * x.row, (*ids, ("all_to_all", rows)))
 
 
 @dataclass(frozen=True)
@@ -175,7 +118,7 @@ class Setting:
     module: Module
     topology: Topology
     link: str
-    ways: int
+    group_size: int
     capacity: int
     sentinel: bool
 
@@ -186,17 +129,17 @@ def batch_sizes(site: Site, module: Module) -> tuple[int, ...]:
 
 
 def _tokens(site: Site, module: Module) -> list[tuple[int, int]]:
-    """(tokens, those of a rank's part of the result) at three batch sizes."""
+    """(tokens, those of a rank's shard of the result) at three batch sizes."""
     type = site.ids.type
-    ways = module.mesh.ways(site.axes)
+    group_size = module.mesh.group_size(site.axes)
     symbols = {name for dim in type.shape if not isinstance(dim, int) for name in dim.symbols()}
     if not symbols <= module.dims.keys():
-        return [(n, -(-n // ways)) for n in UNKNOWN]
+        return [(n, -(-n // group_size)) for n in UNKNOWN]
     found: list[tuple[int, int]] = []
     for i in range(3):
         given = {name: sizes[i] for name, sizes in module.dims.items()}
         shape = LocalSizes(module.mesh, given).shape(type)
-        parts = (-(-n // ways) if at == site.dim else n for at, n in enumerate(shape))
+        parts = (-(-n // group_size) if at == site.dim else n for at, n in enumerate(shape))
         found.append((prod(shape), prod(parts)))
     return found
 
@@ -215,17 +158,17 @@ def candidate(
             tokens=tokens,
             part=part,
             row=shape[1] * item,
-            width=-(-shape[1] // setting.ways) * item,
-            ways=setting.ways,
+            width=-(-shape[1] // setting.group_size) * item,
+            group_size=setting.group_size,
             index=dtype(site.ids.type.dtype).bits // 8,
-            room=setting.capacity,
+            capacity=setting.capacity,
             checked=layout == "rows" and not spare,
         )
-        load = LOADS[layout, site.wanted](lookups)
-        count = len(load.messages) * pieces
-        us.append(pieces * _time(load, setting))
-        bytes_sent.append(pieces * sum(sent(k, setting.ways, n) for k, n in load.messages))
-    memory = rank_bytes(layout, shape, setting.ways, item, spare)
+        found = load(layout, site.wanted, lookups)
+        count = len(found.messages) * pieces
+        us.append(pieces * _time(found, setting))
+        bytes_sent.append(pieces * sum(sent(k, setting.group_size, n) for k, n in found.messages))
+    memory = rank_bytes(layout, shape, setting.group_size, item, spare)
     name = scheme_name(layout, site.wanted)
     extra = 0 if own else memory
     return Candidate(name, layout, tuple(us), tuple(bytes_sent), count, memory, extra)
@@ -235,5 +178,5 @@ def _time(load: Load, setting: Setting) -> float:
     device = setting.topology.device
     total = load.kernels * device.kernel_us + load.bytes / device.hbm_gb_s / 1e3
     for kind, size in load.messages:
-        total += setting.topology.time(kind, setting.ways, size, setting.link)
+        total += setting.topology.time(kind, setting.group_size, size, setting.link)
     return total

@@ -1,5 +1,4 @@
-"""One rule for ids outside a table, whatever the scheme: zeros, the nearest row, a given row, or a
-count that the runtime turns into an Error."""
+"""The result of out-of-range ids: zeros, the nearest row, a fixed row, or a counted error."""
 
 from __future__ import annotations
 
@@ -7,25 +6,25 @@ import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
-from irc.core import Op, Value
 from irc.errors import Error
+from irc.ir.core import Op, Value
 from irc.ops import And, Constant, Ge, Lt, SlotIds, Where
 
-from ..table_rows import LARGEST
+from ..shared.table_rows import LARGEST
 
 Kind: TypeAlias = Literal["zero", "clamp", "row", "error"]
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What an id outside finds; `row` is for `kind` "row"."""
+    """The result of an out-of-range id; `row` is for `kind` "row"."""
 
     kind: Kind = "zero"
     row: int = 0
 
     @staticmethod
     def parse(text: str, option: str = "policy") -> Policy:
-        """A policy from `zero`, `clamp`, `row:3` or `error`; `option` is where it was given."""
+        """A policy from `zero`, `clamp`, `row:3` or `error`; `option` is the name for messages."""
         match = re.fullmatch(r"(zero|clamp|error)|row:(\d{1,18})", text)
         if match is None:
             raise Error(
@@ -35,11 +34,11 @@ class Policy:
 
     @property
     def moves(self) -> bool:
-        """Whether ids outside become others that lie inside."""
+        """Whether out-of-range ids are replaced by ids in range."""
         return self.kind in ("clamp", "row")
 
     def kept_inside(self, ids: Value, rows: int, name: str) -> Value:
-        """Ids that all lie inside a table of `rows`, as a fresh expression."""
+        """Ids that are all in range of a table of `rows`, as a new expression."""
         self.check(rows, name)
         op = ids.producer
         if isinstance(op, SlotIds):
@@ -56,18 +55,18 @@ class Policy:
         return Where(Lt(least, last), least, last).result
 
     def check(self, rows: int, name: str) -> None:
-        """An Error where the given row is none of the table."""
+        """An Error where the fixed row is no row of the table."""
         if self.kind == "row" and self.row >= rows:
             raise Error(
-                f"ids outside are to find row {self.row} (row:{self.row}), but @{name} has {rows} "
-                "rows"
+                f"out-of-range ids give row {self.row} (row:{self.row}), but @{name} has "
+                f"{rows} rows"
             )
         if self.kind == "clamp" and not rows:
-            raise Error(f"ids outside are to find the nearest row (clamp), but @{name} has none")
+            raise Error(f"out-of-range ids give the nearest row (clamp), but @{name} has none")
 
 
 def between(ids: Value, rows: int) -> Op:
-    """Which ids lie inside a table of `rows`: bool of the shape of the ids."""
+    """Which ids are in range of a table of `rows`: bool of the shape of the ids."""
     kind = ids.type.dtype
     low = Ge(ids, Constant(values=(0,), dtype=kind))
     if rows > LARGEST[kind]:

@@ -1,36 +1,38 @@
-"""What is asked for the tables of a module, and whether any lookup got it."""
+"""The schemes requested for the tables of a module, and whether any lookup got them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
-from irc.core import Weight
 from irc.errors import Error
+from irc.ir.core import Weight
 
 from .choose import Asked, asked_layout
 from .sites import UNSPLIT
 
 
 class Requests:
-    """The rows of the option `tables`, and behind them the scheme for all other tables."""
+    """The rows of the option `tables`, then the scheme for all other tables."""
 
     def __init__(self, rows: Sequence[Asked], scheme: str) -> None:
         self.rows, self.rest = list(rows), Asked("*", scheme)
         self._met: set[Asked] = set()
-        self._unmet: dict[Asked, list[tuple[bool, str]]] = {}  # whether that is plain, and why
+        self._unmet: dict[
+            Asked, list[tuple[bool, str]]
+        ] = {}  # whether the table is merely not sharded, and why
 
     def of(self, table: Weight) -> Asked:
-        """What is asked for one table: the first row that fits, else the scheme of all."""
+        """The request for one table: the first row that matches, else the scheme of all."""
         found = next((row for row in self.rows if fnmatchcase(table.name, row.pattern)), None)
         return found or self.rest
 
     def met(self, asked: Asked) -> None:
-        """A lookup is done as asked."""
+        """Record a lookup that got the requested scheme."""
         self._met.add(asked)
 
     def unmet(self, asked: Asked, table: Weight, why: str) -> None:
-        """A lookup stays as it is, for a reason."""
+        """Record why a lookup did not get the requested scheme."""
         plain = why == UNSPLIT
         if plain:
             why = (
@@ -40,7 +42,7 @@ class Requests:
         self._unmet.setdefault(asked, []).append((plain, f"@{table.name}: {why}"))
 
     def check(self, tables: Collection[Weight]) -> None:
-        """An Error about a row that decides for no table, or about a scheme that no lookup got."""
+        """An Error about a row that matches no table, or a scheme that no lookup got."""
         shown = ", ".join(f"@{table.name}" for table in list(tables)[:3])
         for row in self.rows:
             fitting = [table for table in tables if fnmatchcase(table.name, row.pattern)]
@@ -58,16 +60,16 @@ class Requests:
             if asked_layout(asked) is None or asked in self._met:
                 continue
             reasons = self._unmet.get(asked)
-            if reasons:  # others tell more than that a table is whole
+            if reasons:  # other reasons say more than that a table is replicated
                 _, why = min(reasons, key=lambda reason: reason[0])
-                raise Error(f"{asked.scheme} was asked for, but no lookup can have it: {why}")
+                raise Error(f"{asked.scheme} was requested, but no lookup can have it: {why}")
             if not tables:
                 raise Error(
-                    f"{asked.scheme} was asked for, but this module looks nothing up in a weight; "
+                    f"{asked.scheme} was requested, but this module looks nothing up in a weight; "
                     "leave it out"
                 )
             if not any(self.of(table) is asked for table in tables):
                 raise Error(
-                    f"{asked.scheme} was asked for, but rows of tables decide for every table; "
+                    f"{asked.scheme} was requested, but rows of tables decide for every table; "
                     "leave it out"
                 )

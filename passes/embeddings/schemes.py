@@ -1,38 +1,25 @@
-"""The schemes: how a table lies on the ranks, and what brings each rank the rows it wants.
+"""The schemes: the sharding of a table, and the collectives that bring each rank its rows.
 
-| scheme | table | sent |
+| scheme | table | collectives |
 |---|---|---|
-| R | whole on every rank | nothing |
+| R | replicated | none |
 | RA, RS, RSD | rows | all_reduce; reduce_scatter; ids, then reduce_scatter |
 | CA, CS, CD | columns | all_gather; all_to_all; ids, then all_to_all |
-| KA, KS, KD | rows in turn | all_gather of rows; all_to_all; all_to_all of ids and of rows |
+| KA, KS, KD | cyclic | all_gather of rows; all_to_all; all_to_all of ids and of rows |
 
-The last letter says who wants which rows: A all of them, S each rank those of its part of the ids,
-D each rank those of its own ids.
+The last letter says which rows a rank gets: A all of them, S those of its shard of the ids, D those
+of its own ids.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from irc.core import Op, Value, Weight
-from irc.dims import DimLike
-from irc.ops import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Constant,
-    CyclicEmbedding,
-    Embedding,
-    Ge,
-    ReduceScatter,
-    ShardSlice,
-    Sub,
-    Unsqueeze,
-    Where,
-)
+from irc import ops
+from irc.ir.core import Op, Value, Weight
+from irc.ir.dims import DimLike
 
-from ..table_rows import ROUND
+from ..shared.table_rows import ROUND
 from .sites import Layout, Site, Wanted
 
 LETTERS: dict[Layout, str] = {"whole": "R", "rows": "R", "columns": "C", "cyclic": "K"}
@@ -51,10 +38,11 @@ def scheme_name(layout: Layout, wanted: Wanted) -> str:
 
 @dataclass(frozen=True)
 class Lookup:
-    """What a site is to look up: the ids that it wants, and the table in pieces of rows.
+    """A lookup to write: the ids of the site, and the table in pieces of rows.
 
-    `inside` says that no id lies outside; `sentinel` that rows of zeros may stand behind the table.
-    `capacity` and `queues` are those of cyclic_embedding, `ways` the ranks over the axes.
+    `inside` says that all ids are in range; `sentinel` that rows of zeros may follow the table.
+    `capacity` and `queues` are those of cyclic_embedding, `group_size` the number of ranks over the
+    axes.
     """
 
     site: Site
@@ -62,7 +50,7 @@ class Lookup:
     pieces: tuple[Weight, ...]
     rows: tuple[int, ...]
     layout: Layout
-    ways: int
+    group_size: int
     inside: bool = False
     sentinel: bool = False
     capacity: int = 0
@@ -70,17 +58,17 @@ class Lookup:
 
 
 def written(lookup: Lookup) -> tuple[Value, list[Value]]:
-    """A fresh expression of the rows, as the site wants them, and of the counts of lost ids."""
+    """The rows of a site as a new expression, and the counts of ids beyond the capacity."""
     site, lost = lookup.site, list[Value]()
     if lookup.layout == "cyclic":
         return _pieced(lookup, lookup.ids, lost), lost
     ids, wanted = lookup.ids, site.wanted
     if lookup.layout == "whole":
         if wanted == "scattered":
-            ids = ShardSlice(ids, axis=site.axis, dim=site.dim).result
+            ids = ops.ShardSlice(ids, axis=site.axis, dim=site.dim).result
         return _pieced(lookup, ids, lost), lost
     if wanted == "split":
-        ids = AllGather(ids, axis=site.axis, dim=site.dim).result
+        ids = ops.AllGather(ids, axis=site.axis, dim=site.dim).result
     rows = _pieced(lookup, ids, lost)
     return _finished(rows, site, lookup.layout).result, lost
 
@@ -88,35 +76,35 @@ def written(lookup: Lookup) -> tuple[Value, list[Value]]:
 def _finished(rows: Value, site: Site, layout: Layout) -> Op:
     if layout == "rows":
         if site.wanted == "all":
-            return AllReduce(rows, axis=site.axis)
-        return ReduceScatter(rows, axis=site.axis, dim=site.dim)
-    last = rows.type.rank - 1
+            return ops.AllReduce(rows, axis=site.axis)
+        return ops.ReduceScatter(rows, axis=site.axis, dim=site.dim)
+    last = rows.type.ndim - 1
     if site.wanted == "all":
-        return AllGather(rows, axis=site.axis, dim=last)
-    return AllToAll(rows, axis=site.axis, split=site.dim, concat=last)
+        return ops.AllGather(rows, axis=site.axis, dim=last)
+    return ops.AllToAll(rows, axis=site.axis, split=site.dim, concat=last)
 
 
 def _pieced(lookup: Lookup, ids: Value, lost: list[Value]) -> Value:
-    """The rows from every piece of the table; each id finds its own in one of them."""
+    """The rows from every piece of the table; each id is in one of them."""
     found = _rows(lookup, 0, ids, lost)
     begin = lookup.rows[0]
     for number in range(1, len(lookup.pieces)):
-        start = Constant(values=(begin,), dtype=ids.type.dtype)
-        here = Ge(ids, start)
-        # ids before the piece become -1; nothing is subtracted from what could be too small
-        before = Constant(values=(begin - 1,), dtype=ids.type.dtype)
-        own = Sub(Where(here, ids, before), start)
+        start = ops.Constant(values=(begin,), dtype=ids.type.dtype)
+        here = ops.Ge(ids, start)
+        # ids before the piece become -1, since a subtraction could overflow
+        before = ops.Constant(values=(begin - 1,), dtype=ids.type.dtype)
+        own = ops.Sub(ops.Where(here, ids, before), start)
         rows = _rows(lookup, number, own.result, lost)
-        found = Where(Unsqueeze(_placed(lookup, here), dims=(-1,)), rows, found).result
+        found = ops.Where(ops.Unsqueeze(_placed(lookup, here), dims=(-1,)), rows, found).result
         begin += lookup.rows[number]
     return found
 
 
 def _placed(lookup: Lookup, here: Op) -> Value:
-    """Which ids are in a piece, split as the rows are."""
+    """Which ids are in a piece, sharded as the rows are."""
     site = lookup.site
     if lookup.layout == "cyclic" and site.wanted == "scattered":
-        return ShardSlice(here, axis=site.axis, dim=site.dim).result
+        return ops.ShardSlice(here, axis=site.axis, dim=site.dim).result
     return here.result
 
 
@@ -126,15 +114,15 @@ def _rows(lookup: Lookup, number: int, ids: Value, lost: list[Value]) -> Value:
         # a piece gets the ids of all pieces
         inside = lookup.inside and len(lookup.pieces) == 1
         sentinel = lookup.sentinel and not (inside and lookup.layout != "rows")
-        result = Embedding(ids, table, inside=inside, sentinel=sentinel).result
+        result = ops.Embedding(ids, table, inside=inside, sentinel=sentinel).result
         result.name = lookup.site.op.result.name
         return result
     site = lookup.site
-    found = CyclicEmbedding(
+    found = ops.CyclicEmbedding(
         ids,
         table,
         rows=lookup.rows[number],
-        parts=lookup.ways,
+        parts=lookup.group_size,
         axis=site.axis,
         scatter=site.dim if site.wanted == "scattered" else -1,
         capacity=lookup.capacity,
@@ -145,15 +133,15 @@ def _rows(lookup: Lookup, number: int, ids: Value, lost: list[Value]) -> Value:
     return found.results[0]
 
 
-def piece_rows(rows: int, width: DimLike, ways: int, limit: int) -> tuple[int, ...]:
-    """The rows of the pieces of a table, of which `ways` ranks share every one: as few as keep
+def piece_rows(rows: int, width: DimLike, group_size: int, limit: int) -> tuple[int, ...]:
+    """The rows of the pieces of a table, each shared by `group_size` ranks: as few as keep
     each below `limit` elements of `width` per rank."""
     if not isinstance(width, int) or not width:
         return (rows,)
     per_rank = max(1, (limit - 1) // width - ROUND)
-    most = per_rank * ways
+    most = per_rank * group_size
     if rows <= most:
         return (rows,)
     even = -(-rows // -(-rows // most))
-    size = -(-even // ways) * ways
+    size = -(-even // group_size) * group_size
     return tuple(min(size, rows - at) for at in range(0, rows, size))

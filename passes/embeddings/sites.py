@@ -1,4 +1,4 @@
-"""Lookups in tables that the ranks share: what each gets, and where its result has to be."""
+"""Lookups in sharded tables: their ids, and the ranks that need their results."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, TypeAlias
 
-from irc.core import Op, Value, Weight
+from irc.ir.core import Op, Value, Weight
+from irc.ir.types import Axes
 from irc.ops import AllGather, AllReduce, AllToAll, Embedding, ReduceScatter
-from irc.types import Axes
 
-from ..edit import only_user
+from ..shared.edit import only_user
 
 Wanted: TypeAlias = Literal["all", "scattered", "split"]
 Layout: TypeAlias = Literal["whole", "rows", "columns", "cyclic"]
-UNSPLIT = "its table is not split"
+UNSPLIT = "its table is not sharded"
 
 
 @dataclass(frozen=True)
 class Site:
-    """One lookup whose table is split over `axes`, or is to be.
+    """One lookup whose table is sharded over `axes`, or will be.
 
-    `ids` are those that a rank has before any are gathered. `all` of the result is wanted on every
-    rank; `scattered`, split in `dim` though the ids are whole; or `split` in `dim` as the ids are.
-    `chain` are additive operations on the way to `end`, the collective that finishes the result.
+    `ids` are those that a rank has before any are gathered. `all` of the result is needed on every
+    rank; `scattered`, sharded in `dim` though the ids are replicated; or `split` in `dim` as the
+    ids are. `chain` are additive operations on the way to `end`, the collective that completes the
+    result.
     """
 
     op: Embedding
@@ -42,23 +43,23 @@ class Site:
 
     @property
     def layout(self) -> Layout:
-        """How the table is split now."""
+        """How the table is sharded now."""
         return layout_of(self.table)
 
 
 def layout_of(table: Weight) -> Layout:
-    """How a table [V, D] is split."""
+    """How a table [V, D] is sharded."""
     rows, columns = table.type.axes
     return "rows" if rows else "columns" if columns else "whole"
 
 
 def find_site(op: Embedding, axes: Axes | None) -> Site | str:
-    """The site of a lookup, or why it stays as it is. `axes` are for a table that is not split."""
+    """The site of a lookup, or why it is kept. `axes` are for a replicated table."""
     table = op.table
     assert isinstance(table, Weight)
     rows, columns = table.type.axes
     if rows and columns:
-        return "its rows and its columns are split"
+        return "its rows and its columns are sharded"
     if not rows and not columns:
         return _unsplit(op, table, axes) if axes else UNSPLIT
     walked = _walk_sum(op, rows) if rows else _walk_columns(op, columns)
@@ -67,18 +68,18 @@ def find_site(op: Embedding, axes: Axes | None) -> Site | str:
     chain, end, dim = walked
     if dim is None:
         return Site(op, table, rows or columns, op.ids, "all", 0, chain, end)
-    if dim >= op.ids.type.rank:
-        return "its result is split in the columns of the table"
+    if dim >= op.ids.type.ndim:
+        return "its result is sharded in the columns of the table"
     gather = op.ids.producer
     if isinstance(gather, AllGather) and gather.axes == (rows or columns):
-        rank = gather.x.type.rank
+        rank = gather.x.type.ndim
         if gather.dim % rank == dim and gather.x.type.axes[dim] == gather.axes:
             return Site(op, table, gather.axes, gather.x, "split", dim, chain, end)
     return Site(op, table, rows or columns, op.ids, "scattered", dim, chain, end)
 
 
 def _unsplit(op: Embedding, table: Weight, axes: Axes) -> Site | str:
-    """A site whose result is whole, or split as its ids are."""
+    """A site whose result is replicated, or sharded as its ids are."""
     for dim, over in enumerate(op.ids.type.axes):
         if over == axes:
             return Site(op, table, axes, op.ids, "split", dim)
@@ -91,33 +92,33 @@ Walk: TypeAlias = tuple[tuple[Op, ...], Op, int | None]
 
 
 def _walk_sum(op: Embedding, axes: Axes) -> Walk | str:
-    """(additive operations, the collective that finishes the sum, the dimension it scatters)."""
+    """(additive operations, the collective that completes the sum, the dimension it scatters)."""
     chain: list[Op] = []
     value = op.result
     while True:
         user = only_user(value)
         if user is None:
-            return "its pending sum is used in several places"
+            return "its partial sum is used in several places"
         if isinstance(user, AllReduce) and user.axes == axes:
             return tuple(chain), user, None
         if isinstance(user, ReduceScatter) and user.axes == axes:
-            return tuple(chain), user, user.dim % value.type.rank
+            return tuple(chain), user, user.dim % value.type.ndim
         if not _scales(user, value):
-            return f"its pending sum goes into {user.opname}"
+            return f"its partial sum is an operand of {user.opname}"
         chain.append(user)
         value = user.results[0]
 
 
 def _walk_columns(op: Embedding, axes: Axes) -> Walk | str:
     """The same for columns, which an all_gather or an all_to_all joins."""
-    user, last = only_user(op.result), op.result.type.rank - 1
+    user, last = only_user(op.result), op.result.type.ndim - 1
     if user is None:
         return "its columns are used in several places"
     if isinstance(user, AllGather) and user.axes == axes and user.dim % (last + 1) == last:
         return (), user, None
     if isinstance(user, AllToAll) and user.axes == axes and user.concat % (last + 1) == last:
         return (), user, user.split % (last + 1)
-    return f"{user.opname} takes its columns as they are split"
+    return f"{user.opname} takes its columns as they are sharded"
 
 
 def _scales(op: Op, value: Value) -> bool:
@@ -131,4 +132,4 @@ def _scales(op: Op, value: Value) -> bool:
 def _has_one_element(value: Value) -> bool:
     """Whether a value has one element."""
     sizes = [size for size in value.type.shape if isinstance(size, int)]
-    return len(sizes) == value.type.rank and prod(sizes) == 1
+    return len(sizes) == value.type.ndim and prod(sizes) == 1

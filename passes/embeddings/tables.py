@@ -1,17 +1,18 @@
-"""Tables in another layout: the weight itself where only lookups use it, else a second one."""
+"""Tables in another layout: the weight itself if only lookups use it, else a second one."""
 
 from __future__ import annotations
 
-from irc.core import Module, Op, Value, Weight
 from irc.errors import Error
-from irc.types import Axes, TensorType
-from irc.weights import Deal, Slice, pinned
+from irc.ir.core import Module, Op, Value, Weight
+from irc.ir.types import Axes, TensorType
+from irc.weights import Cyclic, Slice, pinned
 
-from ..table_rows import with_spare
+from ..shared.edit import free_name
+from ..shared.table_rows import with_spare
 from .schemes import piece_rows
 from .sites import Layout, layout_of
 
-LIMIT = 2**31  # elements that kernels count with 32 bits
+LIMIT = 2**31  # elements that a 32-bit index reaches
 
 
 def table_of(value: Value) -> Weight:
@@ -29,7 +30,7 @@ def table_shape(table: Weight) -> tuple[int, int]:
 
 
 def shared(table: Weight, lookups: list[Op]) -> bool:
-    """Whether anything but these lookups uses a table, such as an lm_head that is tied to it."""
+    """Whether other operations use a table, such as a tied lm_head."""
     return any(user not in lookups for user in table.users)
 
 
@@ -41,10 +42,10 @@ class Versions:
 
     def __init__(self, module: Module, table: Weight, axes: Axes, keep: bool) -> None:
         self.module, self.table, self.axes, self.keep = module, table, axes, keep
-        self.ways = module.mesh.ways(axes)
+        self.group_size = module.mesh.group_size(axes)
         self.layout = layout_of(table)
         self.shape = table_shape(table)
-        self.whole = table.type.whole
+        self.whole = table.type.replicated
         self.ref = pinned(table.ref, self.whole.shape, self.whole.dtype)
         self._known: dict[Layout, tuple[Weight, ...]] = {}
 
@@ -52,7 +53,7 @@ class Versions:
         """The rows of every piece of a layout; a table with other users stays in one."""
         if self.keep and layout == self.layout:
             return self.shape[:1]
-        return _cut(layout, self.shape, self.ways)
+        return _cut(layout, self.shape, self.group_size)
 
     def pieces(self, layout: Layout) -> tuple[Weight, ...]:
         """The weights of a layout."""
@@ -86,11 +87,13 @@ class Versions:
         return weight
 
     def _lay_out(self, weight: Weight, layout: Layout) -> None:
-        whole = weight.type.whole
+        whole = weight.type.replicated
         rows, width = table_shape(weight)
         if layout == "cyclic":
-            weight.ref = pinned(weight.ref, whole.shape, whole.dtype).then(Deal(0, self.ways))
-            dealt = -(-rows // self.ways) * self.ways
+            weight.ref = pinned(weight.ref, whole.shape, whole.dtype).then(
+                Cyclic(0, self.group_size)
+            )
+            dealt = -(-rows // self.group_size) * self.group_size
             weight.type = TensorType(whole.dtype, (dealt, width), (self.axes, ()))
             return
         splits: dict[Layout, tuple[Axes, ...]] = {
@@ -101,26 +104,25 @@ class Versions:
         weight.type = whole.replace(axes=splits[layout])
 
     def _name(self, suffix: str) -> str:
-        name = f"{self.table.name}.{suffix}"
-        while name in self.module.weights:
-            name += "_"
-        return name
+        return free_name(f"{self.table.name}.{suffix}", self.module.weights)
 
 
-def _cut(layout: Layout, shape: tuple[int, int], ways: int) -> tuple[int, ...]:
+def _cut(layout: Layout, shape: tuple[int, int], group_size: int) -> tuple[int, ...]:
     rows, width = shape
     if layout == "columns":
-        return piece_rows(rows, -(-width // ways), 1, LIMIT)
-    return piece_rows(rows, width, 1 if layout == "whole" else ways, LIMIT)
+        return piece_rows(rows, -(-width // group_size), 1, LIMIT)
+    return piece_rows(rows, width, 1 if layout == "whole" else group_size, LIMIT)
 
 
-def rank_bytes(layout: Layout, shape: tuple[int, int], ways: int, item: int, spare: bool) -> int:
-    """Bytes of a table on one rank, with rows of zeros behind where `spare`."""
+def rank_bytes(
+    layout: Layout, shape: tuple[int, int], group_size: int, item: int, spare: bool
+) -> int:
+    """Bytes of a table on one rank, with rows of zeros where `spare`."""
     rows, width = shape
     if layout == "columns":
-        width = -(-width // ways)
+        width = -(-width // group_size)
     elif layout != "whole":
-        rows = -(-rows // ways)
+        rows = -(-rows // group_size)
     if spare:
         rows = with_spare(rows)
     return rows * width * item

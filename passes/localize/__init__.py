@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from irc.core import Function, Module, Op, Result, Value, Weight
 from irc.errors import Error
-from irc.layouts import local_shape, local_type
+from irc.ir.core import Function, Module, Op, Result, Value, Weight
+from irc.ir.layouts import local_shape, local_type
+from irc.ir.types import TensorType
 from irc.ops import Call
 from irc.pipeline import Pass, Stats, register
-from irc.types import TensorType
 from irc.weights import Pad, Shard, pinned
 
 from .builder import Builder
-from .forms import FORMS
+from .forms import form_of
 from .lookups import spare_rows, with_zeros
-from .plain import plain
 
 
 @register("localize")
 class Localize(Pass):
-    """Shapes become one rank's, collectives get their number of ways, weights are cut.
+    """Shapes become one rank's, collectives their group_size, weights their shards.
 
     One text serves every rank: what differs is computed from `rank`. A dimension that does not
     divide is ceil-sized on every rank; where the padding could reach a result it is masked. The
@@ -42,9 +41,9 @@ class Localize(Pass):
 
 
 def _cut(module: Module, weight: Weight, zeros: dict[Value, int]) -> None:
-    """Give a weight one rank's type and the steps that cut its part out.
+    """Give a weight the local type and the steps that take its shard.
 
-    A table of lookups that ask for it gets rows of zeros behind.
+    A table gets rows of zeros behind where lookups request it.
     """
     type = local = weight.type
     ref = pinned(weight.ref, type.shape, type.dtype)
@@ -53,7 +52,7 @@ def _cut(module: Module, weight: Weight, zeros: dict[Value, int]) -> None:
         for dim, axes in enumerate(type.axes):
             if axes:
                 ref = ref.then(Shard(dim, axes))
-    rows = local.shape[0] if local.rank == 2 else None
+    rows = local.shape[0] if local.ndim == 2 else None
     spare = spare_rows(weight, rows) if isinstance(rows, int) else 0
     if isinstance(rows, int) and spare:
         zeros[weight] = rows
@@ -80,7 +79,7 @@ def _builder(
 
 
 def _padded(module: Module, function: Function) -> set[Value]:
-    """The arguments whose padding is zeros: what a user gives is, but no state or stage's input."""
+    """The arguments whose padding is zeros: those of callers, not states or stage inputs."""
     if any(isinstance(op, Call) and op.callee is function for op in module.ops()):
         return set()
     states = set(function.aliases().values())
@@ -88,7 +87,7 @@ def _padded(module: Module, function: Function) -> set[Value]:
 
 
 def _localized(builder: Builder, function: Function, stats: Stats) -> Function:
-    """The function in the local view; the old one gives up its uses."""
+    """The function in the local view; the old one is emptied."""
     new = builder.function
     for op in function:
         _operation(builder, op)
@@ -102,7 +101,7 @@ def _localized(builder: Builder, function: Function, stats: Stats) -> Function:
 def _complete(value: Value, function: Function) -> TensorType:
     if value.type.partial:
         raise Error(
-            f"%{value.name} of @{function.name} is {value.type}, a pending sum; an all_reduce has "
+            f"%{value.name} of @{function.name} is {value.type}, a partial sum; an all_reduce has "
             "to finish it (the pass shard adds one)"
         )
     return value.type
@@ -111,9 +110,7 @@ def _complete(value: Value, function: Function) -> TensorType:
 def _operation(builder: Builder, op: Op) -> None:
     builder.loc = op.loc
     try:
-        form = FORMS.get(op.opname)
-        results = form(builder, op) if form is not None else plain(builder, op)
-        for old, new in zip(op.results, results, strict=True):
+        for old, new in zip(op.results, form_of(op)(builder, op), strict=True):
             _check(builder, old, new)
             builder.values[old] = new
             if new.producer is not None:
@@ -126,7 +123,7 @@ def _check(builder: Builder, old: Value, new: Value) -> None:
     wanted = local_shape(old.type, builder.mesh)
     if new.type.shape != wanted:
         raise Error(
-            f"one rank's part of {old.type} is {list(wanted)}, but it would compute {new.type}; "
+            f"one rank's shard of {old.type} is {list(wanted)}, but it would compute {new.type}; "
             "these sizes do not divide: gather the value before, or pad its dimensions"
         )
 

@@ -1,32 +1,17 @@
-"""Writes one rank's operations: the local values of global ones, and the small steps between."""
+"""Builds local functions: local values of global ones, ranks, offsets, masks."""
 
 from __future__ import annotations
 
 from collections.abc import Set
 
-from irc.core import Function, Module, Op, Value, Weight
-from irc.dims import DimLike
-from irc.dtypes import is_float
-from irc.ops import (
-    Cast,
-    Constant,
-    Full,
-    Gather,
-    Iota,
-    Lt,
-    Mul,
-    Pad,
-    Rank,
-    ReduceSum,
-    Reshape,
-    Slice,
-    Sub,
-    Where,
-)
+from irc import ops
+from irc.ir.core import Function, Module, Op, Value, Weight
+from irc.ir.dims import DimLike
+from irc.ir.dtypes import is_float
+from irc.ir.types import Axes, TensorType
 from irc.source import Loc
-from irc.types import Axes, TensorType
 
-from .tails import Tails
+from .padding import Padding
 
 
 class Builder:
@@ -51,8 +36,8 @@ class Builder:
         self.values, self.whole, self.made = values, whole, made
         self.zeros: dict[Value, int] = zeros or {}
         self.loc: Loc | None = None
-        self.kept: set[Value] = set()  # results that stand for several global values
-        self.tails = Tails(self.type, padded)
+        self.kept: set[Value] = set()  # results shared by several global values
+        self.padding = Padding(self.type, padded)
         self._ranks: dict[tuple[Axes, str], Value] = {}
         self._starts: dict[tuple[Axes, int, str], Value] = {}
         self._real: dict[tuple[Axes, int, DimLike], Value] = {}
@@ -67,11 +52,17 @@ class Builder:
         return self.whole[value] if isinstance(value, Weight) else value.type
 
     def add(self, op: Op) -> Value:
-        """Append an operation of one result, at the place of the operation being localized."""
+        """Append an expression whose root has one result, which is returned."""
         return self.add_all(op)[0]
 
     def add_all(self, op: Op) -> tuple[Value, ...]:
-        """Append an operation; its results."""
+        """Append an expression, operands first, at the location of the operation being localized.
+
+        Returns the results of the root.
+        """
+        for value in op.operands:
+            if value.producer is not None and value.producer.parent is None:
+                self.add_all(value.producer)
         op.loc = self.loc
         self.function.append(op)
         return op.results
@@ -81,10 +72,10 @@ class Builder:
         known = self._ranks.get((axes, dtype))
         if known is None:
             if dtype == "i32":
-                known = self.add(Rank(axis=".".join(axes)))
+                known = self.add(ops.Rank(axis=".".join(axes)))
                 known.name = f"rank_{'_'.join(axes)}"
             else:
-                known = self.add(Cast(self.rank(axes), dtype=dtype))
+                known = self.add(ops.Cast(self.rank(axes), dtype=dtype))
             self._ranks[axes, dtype] = known
             self.kept.add(known)
         return known
@@ -94,7 +85,7 @@ class Builder:
         known = self._constants.get((value, dtype))
         if known is None:
             number = float(value) if is_float(dtype) else value
-            known = self.add(Constant(values=(number,), dtype=dtype))
+            known = self.add(ops.Constant(values=(number,), dtype=dtype))
             self._constants[value, dtype] = known
             self.kept.add(known)
         return known
@@ -103,61 +94,62 @@ class Builder:
         """A size as i32[], also where it is known at run time only."""
         if isinstance(size, int):
             return self.constant(size, "i32")
-        ones = self.add(Full(value=1, shape=(size,), dtype="i32"))
-        return self.add(ReduceSum(ones, dims=(0,)))
+        ones = ops.Full(value=1, shape=(size,), dtype="i32")
+        return self.add(ops.ReduceSum(ones, dims=(0,)))
 
     def start(self, axes: Axes, part: DimLike, dtype: str = "i32") -> Value:
-        """Where this rank's part begins, in a dimension of such parts; made once per function."""
+        """The offset of this rank's shard, of shards of size `part`; made once per function."""
         if not isinstance(part, int):
-            raise TypeError("parts of symbolic size are even; nothing needs their start")
+            raise TypeError("shards of symbolic size are even; nothing needs their offset")
         known = self._starts.get((axes, part, dtype))
         if known is None:
-            known = self.add(Mul(self.rank(axes, dtype), self.constant(part, dtype)))
+            known = self.add(ops.Mul(self.rank(axes, dtype), self.constant(part, dtype)))
             known.name = f"start_{'_'.join(axes)}"
             self._starts[axes, part, dtype] = known
             self.kept.add(known)
         return known
 
     def masked(self, x: Value, dim: int, size: int, axes: Axes, fill: float = 0) -> Value:
-        """`x` with `fill` where its part of a dimension of `size` is padding."""
+        """`x` with `fill` in the padding of its shard of a dimension of `size`."""
         part = x.type.shape[dim]
         mask = self.real(axes, size, part)
-        if x.type.rank > 1:
-            shape = tuple(part if i == dim else 1 for i in range(x.type.rank))
-            mask = self.add(Reshape(mask, shape=shape))
-        return self.add(Where(mask, x, self.constant(fill, x.type.dtype)))
+        if x.type.ndim > 1:
+            shape = tuple(part if i == dim else 1 for i in range(x.type.ndim))
+            mask = self.add(ops.Reshape(mask, shape=shape))
+        return self.add(ops.Where(mask, x, self.constant(fill, x.type.dtype)))
 
     def real(self, axes: Axes, size: int, part: DimLike) -> Value:
-        """bool [part]: which places of a part are no padding, made once per function."""
+        """bool [part]: which elements of a shard are no padding; made once per function."""
         known = self._real.get((axes, size, part))
         if known is None:
-            left = self.add(Sub(self.constant(size, "i32"), self.start(axes, part)))
-            known = self.add(Lt(self.add(Iota(size=part)), left))
+            left = ops.Sub(self.constant(size, "i32"), self.start(axes, part))
+            self.add(left)
+            known = self.add(ops.Lt(ops.Iota(size=part), left))
             known.name = f"real_{'_'.join(axes)}"
             self._real[axes, size, part] = known
             self.kept.add(known)
         return known
 
     def padded(self, x: Value, dim: int, size: DimLike) -> Value:
-        """`x` with zeros behind, up to `size` in one dimension."""
+        """`x` padded with zeros to `size` in one dimension."""
         missing = size - x.type.shape[dim]
         if missing == 0:
             return x
-        after = tuple(missing if i == dim else 0 for i in range(x.type.rank))
-        return self.add(Pad(x, before=(0,) * x.type.rank, after=after))
+        after = tuple(missing if i == dim else 0 for i in range(x.type.ndim))
+        return self.add(ops.Pad(x, before=(0,) * x.type.ndim, after=after))
 
     def trimmed(self, x: Value, dim: int, size: DimLike) -> Value:
         """The first `size` elements of `x` in one dimension."""
         if x.type.shape[dim] == size:
             return x
-        return self.add(Slice(x, dim=dim, start=0, stop=size))
+        return self.add(ops.Slice(x, dim=dim, start=0, stop=size))
 
     def part(self, x: Value, dim: int, axes: Axes, part: DimLike) -> Value:
-        """This rank's part of a value that every rank holds whole."""
-        ways = self.mesh.ways(axes)
-        if ways == 1:
+        """The shard of this rank of a replicated value."""
+        group_size = self.mesh.group_size(axes)
+        if group_size == 1:
             return x
-        x = self.padded(x, dim, part * ways)
+        x = self.padded(x, dim, part * group_size)
         shape = x.type.shape
-        cut = (*shape[:dim], ways, part, *shape[dim + 1 :])
-        return self.add(Gather(self.add(Reshape(x, shape=cut)), self.rank(axes), dim=dim))
+        cut = (*shape[:dim], group_size, part, *shape[dim + 1 :])
+        return self.add(ops.Gather(ops.Reshape(x, shape=cut), self.rank(axes), dim=dim))

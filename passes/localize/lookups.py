@@ -1,21 +1,23 @@
-"""Lookups on one rank: ids become numbers of its own rows, and of a row of zeros for all others."""
+"""Local lookups: ids become local row numbers, and a row of zeros for all others."""
 
 from __future__ import annotations
 
-from irc.core import Op, Value, Weight
 from irc.errors import Error
-from irc.layouts import local_dim
+from irc.ir.core import Op, Value, Weight
+from irc.ir.layouts import local_dim
+from irc.ir.types import Axes, TensorType
 from irc.ops import Add, And, Cast, Embedding, Ge, Lt, Sub, Where
-from irc.types import Axes, TensorType
 
-from ..table_rows import LARGEST, ROUND, with_spare
+from ..shared.table_rows import LARGEST, ROUND, with_spare
 from .builder import Builder
-from .plain import plain
+from .by_rule import local_operation
 
 
 def spare_rows(weight: Weight, rows: int) -> int:
-    """How many rows of zeros follow the `rows` that a rank has of a table; none where the weight
-    has other uses than lookups that ask for them."""
+    """The rows of zeros behind the `rows` that a rank has of a table.
+
+    None where the weight has other uses than lookups that request them.
+    """
     asking = [op for op in weight.users if _asks(op, weight)]
     if not asking or len(asking) != len(weight.users):
         return 0
@@ -28,17 +30,17 @@ def _asks(op: Op, weight: Weight) -> bool:
 
 
 def embedding(builder: Builder, op: Op) -> tuple[Value, ...]:
-    """Ids counted from the first row that this rank has; the others find zeros."""
+    """Ids relative to the first row of this rank; all others give zeros."""
     assert isinstance(op, Embedding)
     type = builder.type(op.table)
     axes, zeros = type.axes[0], builder.zeros.get(op.table)
-    ways = builder.mesh.ways(axes)
-    if ways == 1 and (zeros is None or op.inside):
-        return plain(builder, op)
+    group_size = builder.mesh.group_size(axes)
+    if group_size == 1 and (zeros is None or op.inside):
+        return local_operation(builder, op)
     rows = type.shape[0]
     if not isinstance(rows, int):
-        raise Error(f"the table is {type}; rows that ranks share have a number, not a symbol")
-    part = local_dim(rows, ways)
+        raise Error(f"the table is {type}; a sharded table has a number of rows, not a symbol")
+    part = local_dim(rows, group_size)
     assert isinstance(part, int)
     index = own_rows(builder, builder.local(op.ids), axes, (rows, part), zeros)
     table = builder.local(op.table)
@@ -48,40 +50,40 @@ def embedding(builder: Builder, op: Op) -> tuple[Value, ...]:
 def own_rows(
     builder: Builder, ids: Value, axes: Axes, sizes: tuple[int, int], zeros: int | None
 ) -> Value:
-    """Ids [...] as numbers of this rank's rows, and `zeros` (-1 without it) for all others.
+    """Ids [...] as row numbers of this rank, and `zeros` (-1 without it) for all others.
 
-    `sizes` are the rows of all ranks and of one. No number that is computed leaves the range of
-    its dtype, whatever the ids are; i32 wherever that holds the rows of a rank.
+    `sizes` are the rows of all ranks and of one. No intermediate number overflows its dtype,
+    whatever the ids are; i32 wherever that holds the rows of a rank.
     """
     rows, part = sizes
     other = -1 if zeros is None else zeros
-    ways = builder.mesh.ways(axes)
+    group_size = builder.mesh.group_size(axes)
     kind = ids.type.dtype
-    if (part + ROUND) * ways > LARGEST[kind]:
+    if (part + ROUND) * group_size > LARGEST[kind]:
         kind, ids = "i64", builder.add(Cast(ids, dtype="i64"))
-    if ways == 1:
+    if group_size == 1:
         low, high, none = (builder.constant(n, kind) for n in (0, rows, other))
         own = builder.add(Where(_between(builder, ids, low, high), ids, none))
     else:
         start = builder.start(axes, part, kind)
         end = builder.add(Add(start, builder.constant(part, kind)))
-        if rows % ways:  # the last ranks have less
+        if rows % group_size:  # the last ranks have less
             last = builder.constant(rows, kind)
-            end = builder.add(Where(builder.add(Lt(end, last)), end, last))
-        none = builder.add(Add(start, builder.constant(other, kind)))
-        found = builder.add(Where(_between(builder, ids, start, end), ids, none))
-        own = builder.add(Sub(found, start))
+            end = builder.add(Where(Lt(end, last), end, last))
+        none = Add(start, builder.constant(other, kind))
+        builder.add(none)
+        own = builder.add(Sub(Where(_between(builder, ids, start, end), ids, none), start))
     if kind == "i64" and part + ROUND <= LARGEST["i32"]:
         own = builder.add(Cast(own, dtype="i32"))
     return own
 
 
 def _between(builder: Builder, ids: Value, low: Value, high: Value) -> Value:
-    return builder.add(And(builder.add(Ge(ids, low)), builder.add(Lt(ids, high))))
+    return builder.add(And(Ge(ids, low), Lt(ids, high)))
 
 
 def with_zeros(type: TensorType, spare: int) -> TensorType:
-    """The type of a rank's table with rows of zeros behind."""
+    """The type of a local table with rows of zeros behind."""
     rows = type.shape[0]
     assert isinstance(rows, int)
     return type.replace(shape=(rows + spare, *type.shape[1:]))

@@ -1,11 +1,11 @@
-"""`shard`: an unsharded module over the ranks of a mesh, by a plan and propagation."""
+"""`shard`: shards a module over the ranks of a mesh, by a plan and propagation."""
 
 from __future__ import annotations
 
 from irc.analysis.stages import stage_of
-from irc.core import Module
 from irc.errors import Error
-from irc.mesh import Mesh
+from irc.ir.core import Module
+from irc.ir.mesh import Mesh
 from irc.pipeline import Pass, Stats, register
 
 from .heads import even_heads
@@ -22,10 +22,10 @@ class ShardModule(Pass):
     """Splits weights over the mesh by a plan; the sharding rules of the operations do the rest.
 
     `plan` is megatron, or the path of a file of rows such as `*.fc.weight 0@tp`, or of JSON with a
-    Hugging Face tp_plan. Sums that are pending where a whole value is needed are completed by an
+    Hugging Face tp_plan. Sums that are partial where a complete value is needed are completed by an
     all_reduce, with `sequence` by a reduce_scatter over the tokens and an all_gather later. Heads
-    stay whole: where they do not divide they are padded or replicated, by what costs least. The
-    batch goes over dp.
+    stays replicated: where they do not divide they are padded or replicated, by what costs least.
+    The batch goes over dp.
     """
 
     mesh: str = ""
@@ -55,15 +55,15 @@ class ShardModule(Pass):
         if any(value.type.sharded for op in module.ops() for value in op.results):
             raise Error("the module is sharded already; shard an unsharded one")
         if any(stage_of(op) >= 0 for op in module.ops()):
-            raise Error("the module is cut into stages already; put shard before pipeline")
+            raise Error("the module is divided into stages already; put shard before pipeline")
         if any(op.opname == "call" for op in module.ops()):
             raise Error("shard follows values through one function; put inline before it")
 
 
 def _merged(known: Mesh, asked: Mesh) -> Mesh:
-    """The mesh asked for; an Error where the module has another."""
+    """The requested mesh; an Error where the module has another."""
     if known.axes and known != asked:
-        raise Error(f"the module is for the mesh ({known}), but shard is told ({asked})")
+        raise Error(f"the module is for the mesh ({known}), but shard has the mesh ({asked})")
     return asked
 
 

@@ -1,12 +1,13 @@
-"""Attention between projections of its own: what has to change when its heads do."""
+"""Attention blocks: the operations that change when the number of heads does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from irc.core import Function, Op, Value, Weight
 from irc.errors import Error
+from irc.ir.core import Function, Op, Value, Weight
+from irc.ir.types import TensorType
 from irc.ops import (
     Attention,
     CacheUpdate,
@@ -22,18 +23,17 @@ from irc.ops import (
     Slice,
     Split,
 )
-from irc.types import TensorType
 from irc.weights import ConcatRef, Ref, ZerosRef, pinned
 from irc.weights import Slice as SliceStep
 
-from ..edit import change, insert_before
+from ..shared.edit import change, insert_before
 from .head_layout import Heads, Layout
 from .segments import Projection
 
 
 @dataclass(frozen=True)
 class Path:
-    """What lies between a projection and an operand of attention, and treats all heads alike."""
+    """The operations between a projection and an operand of attention."""
 
     projection: Projection
     ops: tuple[Op, ...]
@@ -41,11 +41,11 @@ class Path:
 
     @property
     def caches(self) -> list[Value]:
-        """The arguments that keep the heads of earlier calls."""
+        """The arguments that hold heads of earlier calls."""
         return [op.cache for op in self.ops if isinstance(op, CacheUpdate)]
 
     def give(self, slots: Heads, done: set[Weight | Op]) -> None:
-        """Make the projection give other heads, and the operations behind it take them."""
+        """Make the projection give other heads, and adapt the operations behind it."""
         for weight, dim in self.projection.parts:
             if weight not in done:
                 _rearrange(weight, dim, self.heads, slots)
@@ -63,13 +63,13 @@ class Path:
 
 
 def path_of(value: Value, user: Op, heads: int) -> Path | None:
-    """The path on which the heads of an operand of `user` come, if nothing else uses them."""
+    """The path of the heads of an operand of `user`, if they have no other use."""
     ops: list[Op] = []
     while True:
         op = value.producer
         if any(other is not user and not _keeps(op, value, other) for other in value.users):
             return None
-        projection = Projection.of(value) if value.type.rank == 3 else None
+        projection = Projection.of(value) if value.type.ndim == 3 else None
         if projection is not None:
             return Path(projection, tuple(ops), heads)
         if op is None or not _by_head(op, heads):
@@ -79,7 +79,7 @@ def path_of(value: Value, user: Op, heads: int) -> Path | None:
 
 
 def _keeps(op: Op | None, value: Value, user: Op) -> bool:
-    """Whether a use only hands a cache on to the next call."""
+    """Whether a use only passes a cache to the next call."""
     if not isinstance(op, CacheUpdate) or user.opname != "return" or user.parent is None:
         return False
     aliases = user.parent.aliases()
@@ -88,7 +88,7 @@ def _keeps(op: Op | None, value: Value, user: Op) -> bool:
 
 
 def _by_head(op: Op, heads: int) -> bool:
-    """Whether an operation works on every head alone; heads are parted in 4 dimensions."""
+    """Whether an operation treats heads separately; in 4 dimensions heads are one of them."""
     match op:
         case CacheUpdate():
             return isinstance(op.cache.owner, Function) and len(op.cache.users) == 1
@@ -97,9 +97,9 @@ def _by_head(op: Op, heads: int) -> bool:
             parted = old if len(old) == 4 else new
             return {len(old), len(new)} == {3, 4} and (*old[:2], heads) == (*new[:2], parted[2])
         case RmsNorm() | LayerNorm():
-            return op.operands[0].type.rank == 4
+            return op.operands[0].type.ndim == 4
         case Split():
-            return op.x.type.rank == 4 and op.dim % 4 == 3
+            return op.x.type.ndim == 4 and op.dim % 4 == 3
         case Rope():
             return op.x.type.shape[2] == heads * op.head_dim
         case _:
@@ -117,12 +117,12 @@ class Block:
 
     @staticmethod
     def of(op: Attention, heads: int, kv_heads: int) -> Block | None:
-        """The block around an attention, where it is one that can be rewritten."""
+        """The block around an attention, if it can be rewritten."""
         user = next(iter(op.result.users), None)
         if len(op.result.users) != 1 or not isinstance(user, (Linear, Matmul)):
             return None
         output = user.operands[1]
-        if not isinstance(output, Weight) or output.type.rank != 2 or len(output.users) > 1:
+        if not isinstance(output, Weight) or output.type.ndim != 2 or len(output.users) > 1:
             return None
         if user.operands[0] is not op.result:
             return None
@@ -139,12 +139,12 @@ class Block:
         return self.paths[0].projection
 
     def allows(self, layout: Layout) -> bool:
-        """Whether what serves queries and keys alike may: both are laid out alike then."""
+        """Whether queries and keys may share their layout."""
         weights = {path.projection.weight for path in self.paths}
         return len(weights) == 3 or layout.queries == layout.keys
 
     def rewrite(self, layout: Layout) -> None:
-        """Put the new heads in place; the caller gives the results their types."""
+        """Write the new heads; the caller infers the result types."""
         done: set[Weight | Op] = set()
         new = (layout.queries, layout.keys, layout.keys)
         for path, slots in zip(self.paths, new, strict=True):
@@ -156,14 +156,14 @@ class Block:
 
 
 def _complete(paths: tuple[Path, ...], attention: Attention) -> bool:
-    """Whether all parts of what a path takes apart are on a path."""
+    """Whether all results of the splits on a path are on a path."""
     ops = {op for path in paths for op in path.ops} | {attention}
     splits = [op for op in ops if isinstance(op, Split)]
     return all(user in ops for op in splits for part in op.results for user in part.users)
 
 
 def _select(op: Attention, scores: Value, slots: Heads) -> None:
-    """Give the new heads the mask or bias of those that they copy; those of zeros get any."""
+    """Give copied heads the mask or bias of their originals; heads of zeros get any."""
     parts: list[Value] = []
     for first, count in _runs(slots):
         begin, end = (0, 1) if first is None else (first, first + count)
@@ -179,7 +179,7 @@ def _rearrange(weight: Weight, dim: int, heads: int, slots: Heads) -> None:
     """Make a weight the concatenation of its heads in a new order, with zeros for None."""
     type = weight.type
     shape = tuple(n for n in type.shape if isinstance(n, int))
-    if len(shape) != type.rank:
+    if len(shape) != type.ndim:
         raise Error(f"@{weight.name} is {type}; the sizes of a weight are numbers")
     size = shape[dim] // heads
     base = pinned(weight.ref, shape, type.dtype)
@@ -190,7 +190,7 @@ def _rearrange(weight: Weight, dim: int, heads: int, slots: Heads) -> None:
             parts.append(ZerosRef(shape=zeros, dtype=type.dtype))
         else:
             cut = (first * size, (first + count) * size)
-            ranges = tuple(cut if i == dim else None for i in range(type.rank))
+            ranges = tuple(cut if i == dim else None for i in range(type.ndim))
             parts.append(base.then(SliceStep(ranges)))
     weight.ref = parts[0] if len(parts) == 1 else ConcatRef(tuple(parts), dim)
     weight.type = TensorType(type.dtype, (*shape[:dim], len(slots) * size, *shape[dim + 1 :]))

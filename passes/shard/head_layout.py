@@ -1,7 +1,7 @@
-"""Which heads the ranks get, where those of a model do not divide.
+"""The heads of each rank, where those of a model do not divide.
 
 Query heads that share a key-value head stay with it. Some key-value heads are replicated, each copy
-serving a part of its query heads, and what is still missing is padded with heads of zeros.
+with some of its query heads, and the rest is padded with heads of zeros.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Layout:
     queries: Heads
     keys: Heads
 
-    def reason(self, ways: int) -> str:
-        """What was done, for --explain."""
+    def reason(self, group_size: int) -> str:
+        """The layout as a clause, for --explain."""
         copies = max(self.keys.count(head) for head in self.keys if head is not None)
         held = "no head is replicated"
         if copies > 1:
@@ -28,19 +28,19 @@ class Layout:
         padded = f", {zeros[0]} query and {zeros[1]} key-value heads of zeros are added"
         return (
             f"{held}{padded if any(zeros) else ''}, so that a rank has "
-            f"{len(self.queries) // ways} and {len(self.keys) // ways}"
+            f"{len(self.queries) // group_size} and {len(self.keys) // group_size}"
         )
 
 
-def head_layout(heads: int, kv_heads: int, ways: int) -> Layout:
+def head_layout(heads: int, kv_heads: int, group_size: int) -> Layout:
     """The layout with the fewest heads in which every rank gets equal numbers of both."""
     group = heads // kv_heads
-    options = [_option(heads, kv_heads, ways, copies) for copies in range(1, group + 1)]
+    options = [_option(heads, kv_heads, group_size, copies) for copies in range(1, group + 1)]
     return min(options, key=lambda option: len(option.queries) + len(option.keys))
 
 
-def _option(heads: int, kv_heads: int, ways: int, copies: int) -> Layout:
-    """Every key-value head up to `copies` times, each copy with its share of the query heads."""
+def _option(heads: int, kv_heads: int, group_size: int, copies: int) -> Layout:
+    """Every key-value head up to `copies` times, each copy with its query heads."""
     group = heads // kv_heads
     share = -(-group // copies)
     keys: list[int | None] = []
@@ -50,5 +50,5 @@ def _option(heads: int, kv_heads: int, ways: int, copies: int) -> Layout:
             mine = range(begin, min(begin + share, group))
             keys.append(kv)
             queries += [kv * group + i for i in mine] + [None] * (share - len(mine))
-    missing = -len(keys) % ways
+    missing = -len(keys) % group_size
     return Layout((*queries, *[None] * (missing * share)), (*keys, *[None] * missing))

@@ -1,9 +1,9 @@
-"""Makes the heads of every attention divide over the ranks, before anything is split."""
+"""Makes the heads of every attention divide over the ranks, before anything is sharded."""
 
 from __future__ import annotations
 
-from irc.core import Module
-from irc.declare import types_of
+from irc.ir.core import Module
+from irc.ir.declare import types_of
 from irc.ops import Attention
 from irc.pipeline import Stats
 
@@ -26,40 +26,38 @@ def even_heads(module: Module, rows: list[Row], origins: dict[str, str], stats: 
 
 
 def _even(
-    module: Module,
-    op: Attention,
-    rows: list[Row],
-    origins: dict[str, str],
-    stats: Stats,
+    module: Module, op: Attention, rows: list[Row], origins: dict[str, str], stats: Stats
 ) -> bool:
     features, kv_heads = op.q.type.shape[2], op.key_heads
     if not isinstance(features, int) or not isinstance(kv_heads, int):
         return False
     heads = features // op.head_dim
     block = Block.of(op, heads, kv_heads)
-    ways = _ways(module, rows, origins, block)
-    if heads % ways == 0 and kv_heads % ways == 0:
+    group_size = _group_size(module, rows, origins, block)
+    if heads % group_size == 0 and kv_heads % group_size == 0:
         return False
     name = op.loc.scope if op.loc is not None and op.loc.scope else "attention"
     what = f"{name}: {heads} query and {kv_heads} key-value heads"
-    layout = head_layout(heads, kv_heads, ways)
+    layout = head_layout(heads, kv_heads, group_size)
     if block is None or not block.allows(layout):
         stats.explain(
-            f"{what} do not divide over {ways} ranks, and what makes or uses them is shared or no "
-            "plain projection; attention is done whole on every rank"
+            f"{what} do not divide over {group_size} ranks, and an operation that makes or uses "
+            "them is shared or no plain projection; attention is replicated"
         )
         return False
     block.rewrite(layout)
     stats.count("heads")
-    stats.explain(f"{what} over {ways} ranks: {layout.reason(ways)}")
+    stats.explain(f"{what} over {group_size} ranks: {layout.reason(group_size)}")
     return True
 
 
-def _ways(module: Module, rows: list[Row], origins: dict[str, str], block: Block | None) -> int:
-    """Over how many ranks the plan splits the query projection; 1 where it does not."""
+def _group_size(
+    module: Module, rows: list[Row], origins: dict[str, str], block: Block | None
+) -> int:
+    """The number of ranks over which the plan shards the query projection; 1 if it does not."""
     if block is None:
-        return module.mesh.ways(mesh_axes(module, ("tp",), []))
+        return module.mesh.group_size(mesh_axes(module, ("tp",), []))
     weight, split = block.query.weight.name, block.query.split
     row = find_row(rows, origins.get(weight, weight))
     axes = dict(row.splits).get(split, ()) if row is not None else ()
-    return module.mesh.ways(mesh_axes(module, axes, []))
+    return module.mesh.group_size(mesh_axes(module, axes, []))

@@ -1,32 +1,34 @@
-"""Lookups and choices whose ids or values are split over the ranks that share the table."""
+"""Lookups, argmax and topk whose ids or values are sharded like the table."""
 
 from __future__ import annotations
 
-from irc.core import Function, Op, Value
-from irc.declare import types_of
+from irc.ir.core import Function, Op, Value
+from irc.ir.declare import types_of
 from irc.ops import AllToAll, Argmax, Embedding, ReduceScatter, ShardedTopk, Squeeze, Topk
 from irc.pipeline import Stats
 
-from ..edit import insert_before
+from ..shared.edit import insert_before
 from .transfers import Transfers
 
 
 def look_up_parts(function: Function, op: Embedding, transfers: Transfers, stats: Stats) -> bool:
-    """Ids that are split over the axes of their table: all are looked up by every rank, which gets
-    the rows of its own back."""
+    """Gather ids that are sharded over the axes of their table; scatter the rows.
+
+    Every rank looks up all ids and gets the rows of its own.
+    """
     ids, table = op.ids.type, op.table.type
     over = table.axes[0] or table.axes[1]
     dim = next((i for i, axes in enumerate(ids.axes) if axes and axes == over), None)
     if dim is None or all(table.axes):
         return False
-    every = transfers.gathered(op, op.ids, dim, over, "their table is split over the same ranks")
+    every = transfers.gathered(op, op.ids, dim, over, "their table is sharded over the same ranks")
     op.set_operands((every, op.table))
     rows, axis = op.result, ".".join(over)
     (rows.type,) = types_of(op)
     if table.axes[0]:
         new: Op = ReduceScatter(rows, axis=axis, dim=dim)
     else:
-        new = AllToAll(rows, axis=axis, split=dim, concat=ids.rank)
+        new = AllToAll(rows, axis=axis, split=dim, concat=ids.ndim)
     new.loc = op.loc
     function.insert(new, op.next)
     rows.replace_by(new.result)
@@ -37,9 +39,9 @@ def look_up_parts(function: Function, op: Embedding, transfers: Transfers, stats
 
 
 def choose_across(op: Argmax | Topk, stats: Stats) -> bool:
-    """argmax and topk over a split dimension send candidates, not the values."""
+    """argmax and topk over a sharded dimension send candidates, not the values."""
     value = op.x
-    dim, k = op.dim % value.type.rank, op.k if isinstance(op, Topk) else 1
+    dim, k = op.dim % value.type.ndim, op.k if isinstance(op, Topk) else 1
     axes = value.type.axes[dim]
     if not axes or not isinstance(k, int):
         return False

@@ -1,4 +1,4 @@
-"""Notes about the layers of a model: what is said about each of them is said once."""
+"""Notes about the layers of a model, with equal notes of many layers merged."""
 
 from __future__ import annotations
 

@@ -1,36 +1,37 @@
-"""Puts the rows of a plan on weights and arguments, and the batch over dp."""
+"""Applies the rows of a plan to weights and arguments, and shards the batch over dp."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from irc.core import Function, Module, Value, Weight
-from irc.dims import Dim
+from irc.analysis.places import value_name
 from irc.errors import Error, did_you_mean
-from irc.mesh import AXES
+from irc.ir.core import Function, Module, Value, Weight
+from irc.ir.dims import Dim
+from irc.ir.mesh import AXES
+from irc.ir.types import Axes
 from irc.ops import Embedding
 from irc.pipeline import Stats
-from irc.types import Axes
 
 from .rows import DEFAULT, Row, find_row
 
-BATCH = "dp"  # the axis over which every rank has rows of its own
+BATCH = "dp"  # data-parallel replicas
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What is decided: about `fixed` values all, about `batched` ones the first dimension."""
+    """Decided values: all dimensions of `fixed` ones, the first of `batched` ones."""
 
     fixed: set[Value] = field(default_factory=set[Value])
     batched: set[Value] = field(default_factory=set[Value])
 
     def free(self, value: Value, dim: int) -> bool:
-        """Whether a dimension may be split because an operation would like it."""
+        """Whether propagation may shard a dimension."""
         return value not in self.fixed and (dim > 0 or value not in self.batched)
 
 
 def place(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> Placement:
-    """Split what the plan names; `origins` has the old names of weights that were renamed."""
+    """Shard the values that the plan names; `origins` has the old names of renamed weights."""
     placement = Placement()
     for name, weight in module.weights.items():
         row = find_row(rows, origins.get(name, name), looked_up=_only_looked_up(weight))
@@ -51,13 +52,13 @@ def place(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats
 
 
 def _only_looked_up(weight: Weight) -> bool:
-    """Whether lookups are all that a weight is used for."""
+    """Whether only lookups use a weight."""
     uses = {name for op in weight.users for name, v in op.named_operands() if v is weight}
     return all(isinstance(op, Embedding) for op in weight.users) and uses == {"table"}
 
 
 def _check_rows(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
-    """An Error about a row of the user's that fits nothing, or names an axis that is none."""
+    """An Error about a row that matches nothing, or names an unknown axis."""
     names = [origins.get(name, name) for name in module.weights]
     names += [str(arg.name) for function in module.functions.values() for arg in function.args]
     shown = f"they are called {', '.join(names[:3])} and so on"
@@ -74,7 +75,7 @@ def _check_rows(module: Module, rows: list[Row], origins: dict[str, str], stats:
 
 
 def _check_entries(rows: list[Row], names: list[str], shown: str, stats: Stats) -> None:
-    """An Error about a tp_plan of which no entry fits; a note about each that does not."""
+    """An Error about a tp_plan without a matching entry; a note about each unmatched entry."""
     source = {row.entry: row.source.rpartition(": ")[0] for row in rows if row.entry}
     used = {row.entry for row in rows if row.entry and any(row.fits(name) for name in names)}
     if source and not used:
@@ -92,7 +93,7 @@ def _check_entries(rows: list[Row], names: list[str], shown: str, stats: Stats) 
 def _place_batch(
     module: Module, function: Function, rows: list[Row], placement: Placement, stats: Stats
 ) -> None:
-    """Split over dp what begins with the dimension that the first argument with a symbol does."""
+    """Shard over dp all arguments that begin with the dimension of the first symbolic one."""
     sized = _sized(function)
     for arg in sized:
         row = find_row(rows, str(arg.name))
@@ -105,11 +106,11 @@ def _place_batch(
 
 def _sized(function: Function) -> list[Value]:
     """The arguments that begin with a symbolic dimension."""
-    return [arg for arg in function.args if arg.type.rank and isinstance(arg.type.shape[0], Dim)]
+    return [arg for arg in function.args if arg.type.ndim and isinstance(arg.type.shape[0], Dim)]
 
 
 def _check_axes(module: Module, rows: list[Row], stats: Stats) -> None:
-    """An Error where the plan knows an axis of the mesh, but splits nothing over it."""
+    """An Error where the plan has an axis of the mesh, but shards nothing over it."""
     args = [arg for function in module.functions.values() for arg in function.args]
     values = [*module.weights.values(), *args]
     used = {axis for value in values for axes in value.type.axes for axis in axes}
@@ -124,17 +125,17 @@ def _check_axes(module: Module, rows: list[Row], stats: Stats) -> None:
             raise Error(_no_weight(module, rows, axis))
         if axis not in AXES:
             raise Error(
-                f"nothing is split over the mesh axis {axis}{did_you_mean(axis, AXES)}; write a "
+                f"nothing is sharded over the mesh axis {axis}{did_you_mean(axis, AXES)}; write a "
                 "plan that names it, or leave it out"
             )
-        stats.explain(f"nothing is split over {axis}: its {size} ranks do the same")
+        stats.explain(f"nothing is sharded over {axis}: its {size} ranks do the same")
 
 
 def _no_batch(module: Module) -> str:
     args = ", ".join(f"%{arg.name}: {arg.type}" for arg in module.main.args[:3])
     return (
         f"no input of @{module.main.name} ({args}) begins with a symbolic dimension, so there is "
-        "no batch to split over dp; leave dp out, or give the batch a symbol such as B"
+        "no batch to shard over dp; leave dp out, or give the batch a symbol such as B"
     )
 
 
@@ -145,15 +146,14 @@ def _no_weight(module: Module, rows: list[Row], axis: str) -> str:
     default = all(row.source.startswith(f"{DEFAULT}: ") for row in rows)
     plan = f"the default plan, {DEFAULT}," if default else f"the plan ({rows[0]}{more})"
     return (
-        f"{plan} splits no weight of this module over {axis}{shown}; write "
+        f"{plan} shards no weight of this module over {axis}{shown}; write "
         f"rows for these names in a file, such as *.fc.weight 0@{axis}, and give it as "
         'plan="FILE"'
     )
 
 
 def _split(module: Module, value: Value, row: Row, stats: Stats) -> None:
-    """Put one row on one value."""
-    sign = "@" if isinstance(value, Weight) else "%"
+    """Apply one row to one value."""
     axes: list[Axes] = list(value.type.axes)
     for dim, wanted in row.splits:
         over = mesh_axes(module, wanted, axes)
@@ -161,27 +161,27 @@ def _split(module: Module, value: Value, row: Row, stats: Stats) -> None:
             continue
         if dim >= len(axes):
             raise Error(
-                f"{row.source}: {row} splits dimension {dim} of {sign}{value.name}, which is "
+                f"{row.source}: {row} shards dimension {dim} of {value_name(value)}, which is "
                 f"{value.type}"
             )
         taken = {axis for group in axes for axis in group}
         twice = next((axis for i, axis in enumerate(over) if axis in {*taken, *over[:i]}), None)
         if twice is not None:
             raise Error(
-                f"{row.source}: {row} on {sign}{value.name}, which is {value.type}: {twice} splits "
-                f"it twice{_meaning(module, row)}"
+                f"{row.source}: {row} on {value_name(value)}, which is {value.type}: "
+                f"{twice} shards it twice{_meaning(module, row)}"
             )
         axes[dim] = (*axes[dim], *over)
     if tuple(axes) != value.type.axes:
         value.type = value.type.replace(axes=tuple(axes))
-        stats.explain(f"{sign}{value.name} is {value.type}: {row.source}")
+        stats.explain(f"{value_name(value)} is {value.type}: {row.source}")
 
 
 def _meaning(module: Module, row: Row) -> str:
-    """What tp stands for, where a row does not say it."""
+    """The meaning of tp, where a row does not state it."""
     first = row.splits[0][1]
     if "ep" in module.mesh.names and "tp" in first and "ep" not in first:
-        return "; tp stands for ep.tp here: write the split over ep first, such as 0@ep, 1@tp"
+        return "; tp stands for ep.tp here: write the axis ep first, such as 0@ep, 1@tp"
     return "; write each axis once"
 
 

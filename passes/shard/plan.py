@@ -1,7 +1,6 @@
-"""Sharding plans: rows of patterns and splits, of which the first that fits a name decides.
+"""Sharding plans: rows of patterns and axes, of which the first that matches a name decides.
 
-An argument of the main function is matched as well, by its name. The word `megatron` stands for
-the default rows.
+Arguments of the main function are matched as well. The word `megatron` stands for the default rows.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ def megatron() -> list[Row]:
 
 
 def _tables() -> list[Row]:
-    """Tables of any name; those of positions are small, and stay whole."""
+    """Tables of any name; position tables are small and stay replicated."""
     found = [each for word in POSITION.split() for each in _named(word, "whole", "whole", _KEPT)]
-    other = row("* 0@tp", "megatron: vocabulary-parallel, as lookups alone use it")
+    other = row("* 0@tp", "megatron: vocabulary-parallel, as only lookups use it")
     return [replace(each, tables=True) for each in (*found, other)]
 
 
@@ -110,7 +109,7 @@ def _from_json(text: str, path: str) -> list[Row]:
 
 
 def _ends() -> list[Row]:
-    """A tp_plan of a base model is silent about its ends, which then follow the default."""
+    """Default rows for the ends of a model, which the tp_plan of a base model omits."""
     return [r for r in megatron() if r.tables or any(f"{end}." in r.pattern for end in ENDS)]
 
 

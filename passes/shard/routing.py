@@ -1,28 +1,28 @@
-"""Tokens that are split over ranks queue for the experts rank by rank, where that changes nothing.
+"""Gives sharded tokens separate expert slots per rank, where that does not change results.
 
-It would where queues have a capacity, because other tokens would find them full, and where
-something depends on the places in a queue themselves.
+It would with a capacity, because other tokens would exceed it, and where an operation depends on
+the slot numbers themselves.
 """
 
 from __future__ import annotations
 
-from irc.core import Module, Op, Value
-from irc.dims import exact_divide
+from irc.ir.core import Module, Op, Value
+from irc.ir.dims import exact_divide
+from irc.ir.sharding import named_dims, operand_words, parse_rule
 from irc.ops import MoeCombine, MoeDispatch, MoeSlots
 from irc.ops.moe import Routed
 from irc.pipeline import Stats
-from irc.sharding import named_dims, operand_words, parse_rule
 
-from ..edit import change
+from ..shared.edit import change
 
 _PLACES = 1  # the dimension of a buffer [experts, places, width]
 
 
 def queue_apart(slots: MoeSlots, module: Module, stats: Stats) -> None:
-    """Give the slots, and what works with them, as many parts as the tokens have."""
+    """Give moe operations as many parts as the tokens have shards."""
     axes = slots.chosen.type.axes[0]
-    ways = module.mesh.ways(axes)
-    if ways == 1 or slots.parts != 1:
+    group_size = module.mesh.group_size(axes)
+    if group_size == 1 or slots.parts != 1:
         return
     over = ".".join(axes)
     if slots.capacity != 0:
@@ -32,15 +32,15 @@ def queue_apart(slots: MoeSlots, module: Module, stats: Stats) -> None:
         )
         return
     routed = _users(slots)
-    if routed is None or exact_divide(slots.chosen.type.shape[0], ways) is None:
+    if routed is None or exact_divide(slots.chosen.type.shape[0], group_size) is None:
         return
     for op in (slots, *routed):
-        change(op, parts=ways)
-    stats.explain(f"the tokens of every rank of {over} queue for the experts by themselves")
+        change(op, parts=group_size)
+    stats.explain(f"the tokens of every rank of {over} have expert slots of their own")
 
 
 def _users(slots: MoeSlots) -> list[Routed] | None:
-    """What takes the slots, if nothing but a sum over experts comes of them."""
+    """The users of the slots, if they only lead to a sum over experts."""
     found: list[Routed] = []
     for op in slots.result.users:
         if not isinstance(op, (MoeDispatch, MoeCombine)) or op.slots is not slots.result:
@@ -54,7 +54,7 @@ def _users(slots: MoeSlots) -> list[Routed] | None:
 
 
 def _combined(buffer: Value, slots: MoeSlots) -> bool:
-    """Whether every place of a buffer is worked on by itself until the places are added up."""
+    """Whether every place of a buffer is treated separately until places are added up."""
     inside = [buffer]
     for value in inside:  # which grows meanwhile
         for op in value.users:
@@ -69,7 +69,7 @@ def _combined(buffer: Value, slots: MoeSlots) -> bool:
 
 
 def _by_place(op: Op, inside: list[Value]) -> bool:
-    """Whether an operation keeps the places apart that its operands from `inside` have."""
+    """Whether an operation keeps the places of its operands in `inside` apart."""
     text = op.sharding_rule()
     if text is None:
         return False
@@ -77,8 +77,8 @@ def _by_place(op: Op, inside: list[Value]) -> bool:
     names: set[str] = set()
     for value, (_, words) in zip(op.operands, operand_words(op, rule), strict=True):
         if value in inside:
-            names |= {words[_PLACES]} if value.type.rank == 3 else {"!"}
-    if len(names) != 1 or names & (rule.whole | rule.positions | {"1", "!"}):
+            names |= {words[_PLACES]} if value.type.ndim == 3 else {"!"}
+    if len(names) != 1 or names & (rule.replicated | rule.positions | {"1", "!"}):
         return False
     for value, (_, words) in zip(op.operands, operand_words(op, rule), strict=True):
         sized = [w for w, n in zip(words, value.type.shape, strict=True) if w in names and n != 1]
@@ -86,6 +86,6 @@ def _by_place(op: Op, inside: list[Value]) -> bool:
             return False
     results = rule.results * len(op.results) if len(rule.results) == 1 else rule.results
     return all(
-        result.type.rank == 3 and named_dims(words, 3)[_PLACES] in names
+        result.type.ndim == 3 and named_dims(words, 3)[_PLACES] in names
         for words, result in zip(results, op.results, strict=True)
     )

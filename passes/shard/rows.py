@@ -1,7 +1,7 @@
-"""Rows of a sharding plan: which dimensions of the weights of some name go over which mesh axes.
+"""Rows of a sharding plan: the mesh axes of the dimensions of the weights of some name.
 
-`*.q_proj.weight 0@tp` splits the rows of every weight with such a name over tp; `whole` leaves it
-on every rank; `0@tp, 1@ep` splits two dimensions.
+`*.q_proj.weight 0@tp` shards the rows of every weight with such a name over tp; `whole` replicates
+it; `0@tp, 1@ep` shards two dimensions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from irc.errors import Error
-from irc.types import Axes
+from irc.ir.types import Axes
 
 DEFAULT = "megatron"  # what the sources of the default rows begin with
 _SPLIT = re.compile(r"(\d+)@([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
@@ -19,11 +19,11 @@ _SPLIT = re.compile(r"(\d+)@([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 
 @dataclass(frozen=True)
 class Row:
-    """One row: a pattern, which dimensions go over which axes, and where the row comes from.
+    """One row: a pattern, the axes of dimensions, and the source of the row.
 
-    A row that a user wrote for a model must fit something in it: `must_fit`. Of an entry of a
-    tp_plan, which `entry` tells, one of several rows must. A row for `tables` is one for weights
-    that lookups alone use, whatever they are called.
+    A row that a user wrote must match something in the model: `must_fit`. Of the rows of one
+    `entry` of a tp_plan one must. A row for `tables` is for weights that only lookups use, whatever
+    their names.
     """
 
     pattern: str
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def axes(self) -> Axes:
-        """The axes it names."""
+        """The axes that it names."""
         return tuple(axis for _, axes in self.splits for axis in axes)
 
     def __str__(self) -> str:
@@ -62,10 +62,10 @@ def row(text: str, source: str) -> Row:
             )
         splits.append((int(match[1]), tuple(match[2].split("."))))
     if not splits:
-        raise Error(f"{source}: {text.strip()!r} does not say which dimension goes over which axis")
+        raise Error(f"{source}: {text.strip()!r} names no dimension and axis")
     return Row(pattern, tuple(splits), source)
 
 
 def find_row(rows: list[Row], name: str, looked_up: bool = False) -> Row | None:
-    """The first row that fits a name: it decides. `looked_up`: the weight is a table of lookups."""
+    """The first row that matches a name. `looked_up`: the weight is a table of lookups."""
     return next((row for row in rows if row.fits(name, looked_up)), None)

@@ -1,6 +1,6 @@
-"""Merged projections (QKV, gate and up) become one per segment, each to be cut by itself.
+"""Separates merged projections (QKV, gate and up) into one weight per segment.
 
-A rank's part of a merged weight would hold a part of the first segment only.
+A shard of a merged weight would hold elements of the first segment only.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from irc.core import Module, Op, Value, Weight
+from irc.ir.core import Module, Op, Value, Weight
+from irc.ir.types import TensorType
 from irc.ops import Add, Linear, Matmul
 from irc.pipeline import Stats
-from irc.types import TensorType
 from irc.weights import Slice, pinned
 
-from ..edit import insert_before
+from ..shared.edit import free_name, insert_before
 from .place import mesh_axes
 from .rows import Row, find_row
 
@@ -23,9 +23,9 @@ Segment = tuple[Value, int, int]  # what has it, its first feature, the end
 
 @dataclass(frozen=True)
 class Projection:
-    """A linear, or a matmul with or without an addition, whose parameters are used nowhere else.
+    """A linear, or a matmul with or without an addition, whose parameters have no other use.
 
-    `parts` are the parameters, each with the dimension of the features that come out.
+    `parts` are the parameters, each with its dimension of output features.
     """
 
     result: Value
@@ -44,7 +44,7 @@ class Projection:
 
     @staticmethod
     def of(value: Value) -> Projection | None:
-        """The projection that makes a value, if one does."""
+        """The projection that makes a value, if there is one."""
         found = None
         match value.producer:
             case Linear() as op:
@@ -68,7 +68,7 @@ def _of_linear(op: Linear) -> Projection | None:
 
 
 def _of_matmul(op: Matmul) -> Projection | None:
-    if not isinstance(op.y, Weight) or op.y.type.rank != 2:
+    if not isinstance(op.y, Weight) or op.y.type.ndim != 2:
         return None
     return Projection(op.result, op.x, ((op.y, 1),))
 
@@ -79,15 +79,15 @@ def _of_add(op: Add) -> Projection | None:
         if not isinstance(product, Matmul) or len(value.users) != 1:
             continue
         found = _of_matmul(product)
-        if found is not None and isinstance(bias, Weight) and bias.type.rank == 1:
+        if found is not None and isinstance(bias, Weight) and bias.type.ndim == 1:
             return Projection(op.result, product.x, (*found.parts, (bias, 0)))
     return None
 
 
 def cut_segments(module: Module, rows: list[Row], stats: Stats) -> dict[str, str]:
-    """Cut every merged projection that the plan splits, where its segments are used apart.
+    """Separate every merged projection that the plan shards and whose segments are used apart.
 
-    The names of the new weights, and of those that they are parts of.
+    Returns the names of the new weights, and the old weight of each.
     """
     cuts: dict[Weight, list[Weight]] = {}
     for function in module.functions.values():
@@ -117,7 +117,7 @@ def _is_split(module: Module, projection: Projection, rows: list[Row]) -> bool:
 
 def _segments(merged: Value) -> list[Segment] | None:
     """The segments of the features of a value, if its uses take them apart."""
-    last = merged.type.rank - 1
+    last = merged.type.ndim - 1
     found: list[Segment] = []
     for user in merged.users:
         if user.opname not in ("split", "slice") or user.attributes["dim"] % (last + 1) != last:
@@ -150,10 +150,7 @@ def _of_slice(op: Op) -> list[Segment] | None:
 
 
 def _cut(
-    module: Module,
-    merged: Projection,
-    segments: list[Segment],
-    cuts: dict[Weight, list[Weight]],
+    module: Module, merged: Projection, segments: list[Segment], cuts: dict[Weight, list[Weight]]
 ) -> None:
     last = merged.result.producer
     assert last is not None
@@ -169,7 +166,7 @@ def _cut(
 
 
 def _projected(last: Op, source: Value, parts: list[Weight], name: str | None) -> Value:
-    """What the projection makes of some of its features."""
+    """The projection of some of the features."""
     weight, bias = parts[0], parts[1] if len(parts) > 1 else None
     if isinstance(last, Linear):
         op: Op = insert_before(Linear(source, weight, bias=bias), last)
@@ -189,14 +186,11 @@ def _features(
     ranges = tuple((begin, end) if i == dim else None for i in range(len(shape)))
     ref = pinned(weight.ref, shape, weight.type.dtype).then(Slice(ranges))
     cut = TensorType(weight.type.dtype, (*shape[:dim], end - begin, *shape[dim + 1 :]))
-    name = f"{weight.name}.{number}"
-    while name in module.weights:
-        name += "_"
-    return Weight(cut, name, ref)
+    return Weight(cut, free_name(f"{weight.name}.{number}", module.weights), ref)
 
 
 def _erase(op: Op) -> None:
-    """Take out a linear or a matmul, or an addition with its matmul."""
+    """Erase a linear or a matmul, or an addition with its matmul."""
     products = [value.producer for value in op.operands] if isinstance(op, Add) else []
     op.erase()
     for product in products:
@@ -205,7 +199,7 @@ def _erase(op: Op) -> None:
 
 
 def _replace(module: Module, cuts: dict[Weight, list[Weight]]) -> None:
-    """Put the new weights where those were that they are parts of."""
+    """Insert the new weights at the positions of the old ones."""
     weights = list(module.weights.values())
     module.weights.clear()
     for weight in weights:

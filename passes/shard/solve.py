@@ -1,24 +1,25 @@
-"""Propagation: operation by operation, splits flow along, and collectives come where they must.
+"""Propagation: axes follow the sharding rules, and collectives are inserted where needed.
 
-Operations are kept and get their types anew. Where the operands of one do not fit its sharding
-rule, what is whole is cut (which costs nothing), what is split is gathered, and a pending sum is
-completed.
+Operations are kept and their types inferred again. Where operands do not fit a sharding rule,
+replicated ones are sharded (which is free), sharded ones gathered, and partial sums completed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from irc.core import Function, Module, Op, Result, Value, Weight
-from irc.declare import placeholder, types_of
+from irc.analysis.places import value_name
 from irc.errors import Error
+from irc.ir.core import Function, Module, Op, Result, Value, Weight
+from irc.ir.declare import placeholder, types_of
+from irc.ir.layouts import uneven
+from irc.ir.sharding import Words, operand_words, parse_rule, passed_sums
+from irc.ir.types import Axes
 from irc.ops import Add, Argmax, Embedding, Linear, MoeSlots, Topk
 from irc.pipeline import Stats
-from irc.sharding import Words, operand_words, parse_rule, passed_sums
-from irc.types import Axes
 
-from ..edit import insert_before
-from ..one_rank import fits
+from ..shared.edit import insert_before
+from ..shared.local_operation import fits
 from .chosen import chosen_axes
 from .lookups import choose_across, look_up_parts
 from .place import BATCH, Placement
@@ -77,7 +78,7 @@ class Solver:
         self._retype(op)
 
     def _special(self, op: Op) -> bool:
-        """Whether an operation is done otherwise where its operands are split."""
+        """Whether an operation has another form where its operands are sharded."""
         match op:
             case MoeSlots():
                 queue_apart(op, self.module, self.stats)
@@ -96,18 +97,18 @@ class Solver:
         for result, type in zip(op.results, types_of(op), strict=True):
             result.type = type
 
-    # pending sums
+    # partial sums
 
     def _complete(self, op: Op) -> None:
-        """Finish pending sums where the operation does not pass them on.
+        """Complete partial sums where the operation does not pass them on.
 
-        One that any operation needs whole is finished for all: the residual of a block is the value
-        that its norm sees, not a sum that grows from block to block.
+        One that any operation needs complete is completed for all: the residual of a block is the
+        value that its norm sees, not a sum that grows from block to block.
         """
         split = {a for v in op.operands for group in v.type.axes for a in group}
         for at, value in enumerate(op.operands):
-            pending = set(value.type.partial)
-            if pending and (pending & split or any(_needs(user, value) for user in value.users)):
+            partial = set(value.type.partial)
+            if partial and (partial & split or any(_needs(user, value) for user in value.users)):
                 self._finish(op, at)
         try:
             passed_sums(op, [])
@@ -116,7 +117,7 @@ class Solver:
                 self._finish(op, at)
 
     def _finish(self, op: Op, at: int) -> None:
-        """Use the finished sum in place of a pending one."""
+        """Use the complete sum in place of a partial one."""
         value = op.operands[at]
         if value.type.partial:
             self._use(op, at, self._transfers.finished(op, value))
@@ -128,19 +129,21 @@ class Solver:
         if not chosen.get("k"):
             return False
         for at in (0, 1):
-            self._bring(op, at, _axes(chosen, words[at], op.operands[at]), "linear needs it whole")
+            self._bring(
+                op, at, _axes(chosen, words[at], op.operands[at]), "linear needs it complete"
+            )
         product = insert_before(Linear(op.x, op.weight), op)
         product.result.name = op.result.name
         self._fit(product)
         total = self._transfers.finished(op, product.result)
         self._finish(op, 2)
-        self._bring(op, 2, total.type.axes[-1:], "add needs it whole")
+        self._bring(op, 2, total.type.axes[-1:], "add needs it complete")
         added = insert_before(Add(total, op.operands[2]), op)
         added.result.name = f"{op.result.name}_biased" if op.result.name else None
         op.result.replace_by(added.result)
         op.erase()
         self.stats.explain(
-            f"the bias {_sign(bias)}{bias.name} is added once, after the sum over the ranks: its "
+            f"the bias {value_name(bias)} is added once, after the sum over the ranks: its "
             "linear is row-parallel"
         )
         self._fit(added)
@@ -156,7 +159,7 @@ class Solver:
         return words, chosen_axes(op, rule, words, self.placement.fixed)
 
     def _wanted(self, op: Op) -> tuple[Wanted, str]:
-        """The splits of the operands with which a rank can do its share alone, and why these.
+        """The axes of the operands with which a rank can compute its shard alone, and why these.
 
         Where sizes do not divide that is less than the operands have: the batch, or nothing.
         """
@@ -166,13 +169,13 @@ class Solver:
             pairs = zip(words, op.operands, strict=True)
             wanted = tuple(_axes(offer, names, value) for names, value in pairs)
             if self._works(op, wanted):
-                why = "needs it whole" if offer is chosen else "cannot be done on such parts"
+                why = "needs it replicated" if offer is chosen else "cannot be done on such shards"
                 return wanted, f"{op.opname} {why}"
-        whole = tuple(((),) * value.type.rank for value in op.operands)
-        return whole, f"{op.opname} cannot be done on such parts"
+        whole = tuple(((),) * value.type.ndim for value in op.operands)
+        return whole, f"{op.opname} cannot be done on such shards"
 
     def _works(self, op: Op, wanted: Wanted) -> bool:
-        """Whether the operation has parts of its results from such parts of its operands."""
+        """Whether the operation on such shards gives shards of its results."""
         types = [v.type.replace(axes=a) for v, a in zip(op.operands, wanted, strict=True)]
         trial = placeholder(op, tuple(Value(t, None, i) for i, t in enumerate(types)))
         key = trial.type_key()
@@ -190,7 +193,7 @@ class Solver:
         return fits(trial, self.module.mesh)
 
     def _bring(self, op: Op, at: int, wanted: Sequence[Axes], why: str) -> None:
-        """Split every dimension of an operand over exactly the wanted axes."""
+        """Shard every dimension of an operand over exactly the wanted axes."""
         if tuple(wanted) == op.operands[at].type.axes:
             return
         self._exchange(op, at, wanted)
@@ -205,7 +208,7 @@ class Solver:
                 self._cut(op, at, dim, over[len(have) :])
 
     def _exchange(self, op: Op, at: int, wanted: Sequence[Axes]) -> None:
-        """One all_to_all where a split only moves from one dimension to another."""
+        """One all_to_all where axes only move from one dimension to another."""
         value = op.operands[at]
         have = value.type.axes
         moved = [dim for dim, over in enumerate(wanted) if over != have[dim]]
@@ -217,12 +220,11 @@ class Solver:
             self._use(op, at, self._transfers.exchanged(op, value, split, concat))
 
     def _padded(self, value: Value, dim: int, axes: Axes) -> bool:
-        """Whether a dimension over these axes would have padding: its parts cannot be cut again."""
-        size = value.type.shape[dim]
-        return isinstance(size, int) and size % self.module.mesh.ways(axes) != 0
+        """Whether a dimension over these axes has padding: its shards cannot be sharded again."""
+        return uneven(value.type.shape[dim], self.module.mesh.group_size(axes))
 
     def _cut(self, op: Op, at: int, dim: int, axes: Axes) -> None:
-        """Split a value that every rank has: a weight or state at its source, another by parts."""
+        """Shard a replicated value: a weight or state at its source, another by a slice."""
         value = op.operands[at]
         if not self._follows(value, dim):
             self._use(op, at, self._transfers.part(op, value, dim, axes))
@@ -230,10 +232,10 @@ class Solver:
         groups = list(value.type.axes)
         groups[dim] = (*groups[dim], *axes)
         value.type = value.type.replace(axes=tuple(groups))
-        self.stats.explain(f"{_sign(value)}{value.name} is {value.type}: it follows {op.opname}")
+        self.stats.explain(f"{value_name(value)} is {value.type}: it follows {op.opname}")
 
     def _follows(self, value: Value, dim: int) -> bool:
-        """Whether a value may be split at its source: nothing has used it whole."""
+        """Whether a value may be sharded at its source: nothing has used it replicated."""
         if not self.placement.free(value, dim):
             return False
         if isinstance(value, Weight):
@@ -243,7 +245,7 @@ class Solver:
         return value.index in self.function.aliases().values()
 
     def _gather(self, op: Op, at: int, dim: int, why: str, keep: Axes = ()) -> None:
-        """Make a split dimension whole; over the axes to keep it stays split if parts are even."""
+        """Gather a sharded dimension; axes to keep stay if shards are even."""
         value = op.operands[at]
         have = value.type.axes[dim]
         outer = have[: len(keep)] == keep and not self._padded(value, dim, have)
@@ -252,19 +254,19 @@ class Solver:
 
     def _make_whole(self, op: Op, at: int, why: str, keep: Axes = ()) -> None:
         self._finish(op, at)
-        for dim in range(op.operands[at].type.rank):
+        for dim in range(op.operands[at].type.ndim):
             axes = op.operands[at].type.axes[dim]
             if axes and not set(axes) <= set(keep):
                 self._gather(op, at, dim, why)
 
     def _return(self, op: Op) -> None:
-        """Results are whole, or split over the batch; a state is as its argument."""
+        """Results are replicated, or sharded over the batch; a state is as its argument."""
         aliases = self.function.aliases()
         for at, result in enumerate(self.function.results or [Result()] * len(op.operands)):
             value = op.operands[at]
             value.name = value.name or result.name
             if at not in aliases:
-                self._make_whole(op, at, "a result is whole on every rank", keep=(BATCH,))
+                self._make_whole(op, at, "a result is replicated", keep=(BATCH,))
                 continue
             self._finish(op, at)
             wanted = self.function.args[aliases[at]].type.axes
@@ -275,17 +277,13 @@ class Solver:
 
 
 def _needs(op: Op, value: Value) -> bool:
-    """Whether an operation is not additive in a value, which it therefore needs whole."""
+    """Whether an operation is not additive in a value, which it needs complete."""
     names = {name for name, operand in op.named_operands() if operand is value}
     return not all(any(name in group for group in op.sums) for name in names)
 
 
-def _sign(value: Value) -> str:
-    return "@" if isinstance(value, Weight) else "%"
-
-
 def _axes(chosen: dict[str, Axes], names: Words, value: Value) -> tuple[Axes, ...]:
-    """The split of every dimension; one of size 1 that is repeated has none."""
+    """The axes of every dimension; one of size 1 that is repeated has none."""
     sizes = zip(names, value.type.shape, strict=True)
     repeated = [name == "1" or (size == 1 and name.startswith(".")) for name, size in sizes]
     found = zip(names, repeated, strict=True)

@@ -1,51 +1,53 @@
-"""Symbolic dimensions that are split become a multiple of the number of parts."""
+"""Replaces sharded symbolic dimensions by multiples of the number of shards."""
 
 from __future__ import annotations
 
 from math import lcm
 from typing import Any, cast
 
-from irc.core import Function, Module
-from irc.declare import types_of
-from irc.dims import Dim, DimLike, bind, exact_divide, symbol
 from irc.errors import Error
+from irc.ir.core import Function, Module
+from irc.ir.declare import types_of
+from irc.ir.dims import Dim, DimLike, bind, exact_divide, symbol
 from irc.pipeline import Stats
 
 
 def even_symbols(module: Module, stats: Stats, sequence: bool) -> None:
-    """Replace every symbol that is split over N ranks by N times a new one."""
-    ways: dict[str, dict[str, int]] = {}  # per symbol, the numbers of parts by their axes
+    """Replace every symbol that is sharded over N ranks by N times a new one."""
+    group_size: dict[str, dict[str, int]] = {}  # per symbol, the numbers of shards by axes
     for function in module.functions.values():
         for arg in function.args:
             for dim, axes in zip(arg.type.shape, arg.type.axes, strict=True):
                 if isinstance(dim, Dim) and axes:
-                    _note(ways, dim, module.mesh.ways(axes), "_".join(axes))
+                    _note(group_size, dim, module.mesh.group_size(axes), "_".join(axes))
     if sequence:
         axes = tuple(a for a in ("ep", "tp") if a in module.mesh.names)
         for name in _token_symbols(module):
-            _note(ways, symbol(name), module.mesh.ways(axes), "_".join(axes))
-    counts = {name: lcm(*parts.values()) for name, parts in ways.items()}
-    sizes = {n: _replacement(module, n, count, "_".join(ways[n])) for n, count in counts.items()}
+            _note(group_size, symbol(name), module.mesh.group_size(axes), "_".join(axes))
+    counts = {name: lcm(*parts.values()) for name, parts in group_size.items()}
+    sizes = {
+        n: _replacement(module, n, count, "_".join(group_size[n])) for n, count in counts.items()
+    }
     if sizes:
         substitute(module, sizes)
     for name, count in counts.items():
-        stats.explain(f"{name} is split over {count} ranks, so it is a multiple of {count}")
+        stats.explain(f"{name} is sharded over {count} ranks, so it is a multiple of {count}")
 
 
-def _note(ways: dict[str, dict[str, int]], dim: Dim, count: int, axes: str) -> None:
+def _note(group_size: dict[str, dict[str, int]], dim: Dim, count: int, axes: str) -> None:
     if exact_divide(dim, count) is not None:
         return
     names = list(dim.symbols())
     if dim is not symbol(names[0]):
-        raise Error(f"the dimension {dim} is split over {count} ranks; give it a name of its own")
-    ways.setdefault(names[0], {})[axes] = count
+        raise Error(f"the dimension {dim} is sharded over {count} ranks; give it a name of its own")
+    group_size.setdefault(names[0], {})[axes] = count
 
 
 def _token_symbols(module: Module) -> list[str]:
     """The second dimension of the ids or activations that come in as [B, S, ...]."""
     found: dict[str, None] = {}
     for arg in module.main.args:
-        if 2 <= arg.type.rank <= 3 and isinstance(arg.type.shape[1], Dim):
+        if 2 <= arg.type.ndim <= 3 and isinstance(arg.type.shape[1], Dim):
             found.update(dict.fromkeys(arg.type.shape[1].symbols()))
             break
     return list(found)
@@ -60,7 +62,7 @@ def _replacement(module: Module, name: str, count: int, suffix: str) -> DimLike:
         most = high // count
         if not most:
             raise Error(
-                f"{name} is at most {high}, which is too little to split over {count} ranks"
+                f"{name} is at most {high}, which is too little to shard over {count} ranks"
             )
         fitting = [min(-(-n // count), most) for n in (low, typical)]
         module.dims[new] = (fitting[0], fitting[1], most)
@@ -76,7 +78,7 @@ def substitute(module: Module, sizes: dict[str, DimLike]) -> None:
     split = [(value, value.type.axes) for value in (*module.weights.values(), *args)]
     for value, _ in split:
         shape = tuple(replaced(dim, sizes) for dim in value.type.shape)
-        value.type = value.type.whole.replace(shape=shape)
+        value.type = value.type.replicated.replace(shape=shape)
     for function in module.functions.values():
         _retype(function, sizes)
     for value, axes in split:

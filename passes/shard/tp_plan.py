@@ -14,7 +14,7 @@ _KEYS = ("base_model_tp_plan", "tp_plan")
 
 
 class _Style(NamedTuple):
-    """What a style means for the matrices of a module and for its bias."""
+    """The meaning of a style for the matrices of a module and for its bias."""
 
     weight: str
     bias: str
@@ -26,30 +26,16 @@ _ROW = _Style("1@tp", "whole", "0@ep, 2@tp")
 _WHOLE = _Style("whole", "whole", "whole")
 # None: what the style does to activations follows from the splits of weights here.
 _STYLES: dict[str, _Style | None] = {
-    "colwise": _COLUMN,
-    "colwise_rep": _COLUMN,
-    "colwise_gather_output": _COLUMN,
-    "packed_colwise": _COLUMN,
-    "local_colwise": _COLUMN,
-    "local_packed_colwise": _COLUMN,
-    "rowwise": _ROW,
-    "rowwise_rep": _ROW,
-    "rowwise_split_input": _ROW,
-    "packed_rowwise": _ROW,
-    "local_rowwise": _ROW,
-    "local_packed_rowwise": _ROW,
+    **dict.fromkeys(("colwise", "colwise_rep", "colwise_gather_output", "packed_colwise"), _COLUMN),
+    **dict.fromkeys(("local_colwise", "local_packed_colwise"), _COLUMN),
+    **dict.fromkeys(("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise"), _ROW),
+    **dict.fromkeys(("local_rowwise", "local_packed_rowwise"), _ROW),
     "embedding_rowwise": _Style("0@tp", "whole", "whole"),
     "embedding_colwise": _Style("1@tp", "whole", "whole"),
-    "replicate": _WHOLE,
-    "replicated_with_grad_allreduce": _WHOLE,
-    "sequence_parallel": _WHOLE,
-    "mla_kv_a_proj": _WHOLE,
-    "all_reduce": None,
-    "gather": None,
-    "local": None,
-    "local_params": None,
-    "moe_identity_expert": None,
-    "moe_tp_experts": None,
+    **dict.fromkeys(("replicate", "replicated_with_grad_allreduce"), _WHOLE),
+    **dict.fromkeys(("sequence_parallel", "mla_kv_a_proj"), _WHOLE),
+    **dict.fromkeys(("all_reduce", "gather", "local", "local_params"), None),
+    **dict.fromkeys(("moe_identity_expert", "moe_tp_experts"), None),
 }
 # The parameters of all experts of a layer: their names there, and in models of irc.
 _STACKED = {
@@ -61,7 +47,7 @@ _STACKED = {
 
 
 def tp_plan_in(config: dict[str, Any], path: str) -> dict[str, str] | None:
-    """The tp_plan that the content of a config.json has, if any; `path` is where it stands."""
+    """The tp_plan in the content of a config.json, if any; `path` is for messages."""
     for key in _KEYS:
         found = config.get(key)
         if found is not None and not isinstance(found, dict):
@@ -75,7 +61,7 @@ def tp_plan_in(config: dict[str, Any], path: str) -> dict[str, str] | None:
 
 
 def styled_rows(table: dict[str, Any], path: str) -> list[Row]:
-    """The rows that mean what a table from modules to styles means; `path` is where it stands."""
+    """The rows of a table from modules to styles; `path` is for messages."""
     return [
         replace(row, entry=f"{module}: {style}")
         for module, style in table.items()

@@ -1,18 +1,20 @@
-"""The collectives that a solver puts in, each made once for all operations that need its result."""
+"""Inserts the collectives that a solver needs, each once for all users of its result."""
 
 from __future__ import annotations
 
-from irc.core import Function, Module, Op, Value, Weight
-from irc.dims import exact_divide
+from irc.analysis.places import value_name
+from irc.ir.core import Function, Module, Op, Value, Weight
+from irc.ir.dims import exact_divide
+from irc.ir.types import Axes
 from irc.ops import AllGather, AllReduce, AllToAll, ReduceScatter, ShardSlice
 from irc.pipeline import Stats
-from irc.types import Axes
 
 
 class Transfers:
-    """Inserts collectives before the operation `op` of a function that needs a value otherwise.
+    """Inserts collectives before the operation `op` of a function.
 
-    With `sequence` sums over tp are scattered over the tokens. What is put in is added to `seen`.
+    With `sequence` sums over tp are scattered over the tokens. Inserted operations are added to
+    `seen`.
     """
 
     def __init__(
@@ -23,36 +25,40 @@ class Transfers:
         self._made: dict[tuple[object, ...], Value] = {}
 
     def finished(self, op: Op, value: Value) -> Value:
-        """The finished sum of a pending one."""
+        """The complete sum of a partial one."""
         axes = tuple(axis for axis in self._module.mesh.names if axis in value.type.partial)
         name, dim = ".".join(axes), self._scatter_dim(value, axes)
-        why = f"{op.opname} needs the whole sum"
+        why = f"{op.opname} needs the complete sum"
         if dim is not None:
             return self._once(op, value, ReduceScatter, why, axis=name, dim=dim)
         return self._once(op, value, AllReduce, why, axis=name)
 
     def _scatter_dim(self, value: Value, axes: Axes) -> int | None:
-        """The dimension of the tokens, where they are kept split between blocks."""
+        """The dimension of the tokens, where they stay sharded between blocks."""
         type = value.type
         inside = {"ep", "tp"} & set(axes)
-        if not self._sequence or not inside or type.rank < 3 or type.axes[1]:
+        if not self._sequence or not inside or type.ndim < 3 or type.axes[1]:
             return None
-        size, ways = type.shape[1], self._module.mesh.ways(axes)
-        even = size >= ways if isinstance(size, int) else exact_divide(size, ways) is not None
+        size, group_size = type.shape[1], self._module.mesh.group_size(axes)
+        even = (
+            size >= group_size
+            if isinstance(size, int)
+            else exact_divide(size, group_size) is not None
+        )
         return 1 if even else None
 
     def gathered(self, op: Op, value: Value, dim: int, axes: Axes, why: str) -> Value:
-        """A dimension whole over the innermost of its axes."""
+        """A dimension replicated over the innermost of its axes."""
         return self._once(op, value, AllGather, why, axis=".".join(axes), dim=dim)
 
     def part(self, op: Op, value: Value, dim: int, axes: Axes) -> Value:
-        """A dimension split over more axes."""
-        why = f"{op.opname} has it split in another operand"
+        """A dimension sharded over more axes."""
+        why = f"{op.opname} has it sharded in another operand"
         return self._once(op, value, ShardSlice, why, axis=".".join(axes), dim=dim)
 
     def exchanged(self, op: Op, value: Value, split: int, concat: int) -> Value:
-        """The split of dimension `concat` moved to `split`."""
-        axis, why = ".".join(value.type.axes[concat]), f"{op.opname} needs it split elsewhere"
+        """The axes of dimension `concat` moved to `split`."""
+        axis, why = ".".join(value.type.axes[concat]), f"{op.opname} needs it sharded elsewhere"
         return self._once(op, value, AllToAll, why, axis=axis, split=split, concat=concat)
 
     def _once(
@@ -75,16 +81,14 @@ class Transfers:
 
 
 def _shown(value: Value) -> str:
-    """A value as a note speaks of it."""
-    if isinstance(value, Weight):
-        return f"@{value.name}"
+    """A value as notes call it."""
     if value.name is None and value.producer is not None:
         return f"the result of {value.producer.opname}"
-    return f"%{value.name}"
+    return value_name(value)
 
 
 def _name(value: Value, suffix: str) -> str | None:
-    """What a value is called that holds more or less of another."""
+    """The name of a value that holds more or less of another."""
     if value.name is None:
         return None
     base = "_".join(value.name.split(".")[-2:]) if isinstance(value, Weight) else value.name

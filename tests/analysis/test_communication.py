@@ -1,4 +1,4 @@
-"""Collectives of a module: those that its ranks really perform, in either view."""
+"""Messages of a module: those of the collectives that its ranks execute, in either view."""
 
 from typing import Any
 from unittest import mock
@@ -12,20 +12,19 @@ from irc.analysis.sizes import LocalSizes, typical_sizes
 from irc.analysis.topology import Topology, sent
 from irc.analysis.topology_file import default_topology
 from irc.backends.reference import evaluate_ranks
-from irc.core import Module
-from irc.mesh import Mesh
+from irc.ir.core import Module
 from irc.ops.collective import Exchange
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
 from tests.analysis.local_modules import local_inputs, local_module
 from tests.sharded.models import MODELS
 
-Said = tuple[str, int, int]  # kind, ranks, bytes of the whole tensor
+Summary = tuple[str, int, int]  # kind, ranks, bytes of the whole tensor
 
 
-def performed(module: Module, inputs: dict[str, Any]) -> list[Said]:
-    """What the ranks of the first group exchange while they run, by the arrays themselves."""
-    found: list[Said] = []
+def performed(module: Module, inputs: dict[str, Any]) -> list[Summary]:
+    """The collectives that the ranks of the first group execute, from the arrays."""
+    found: list[Summary] = []
     seen: set[int] = set()
 
     def watching(cls: type[Exchange]) -> Any:
@@ -53,8 +52,8 @@ def performed(module: Module, inputs: dict[str, Any]) -> list[Said]:
     return found
 
 
-def said(found: list[Message]) -> list[Said]:
-    return [(each.kind, each.ways, each.size) for each in found]
+def summary(found: list[Message]) -> list[Summary]:
+    return [(each.kind, each.group_size, each.size) for each in found]
 
 
 def all_of(module: Module, topology: Topology | None = None) -> list[Message]:
@@ -63,30 +62,30 @@ def all_of(module: Module, topology: Topology | None = None) -> list[Message]:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_they_are_those_that_ranks_perform(seed: int) -> None:
+def test_messages_are_those_that_ranks_execute(seed: int) -> None:
     module = local_module(seed)
     found = all_of(module)
-    assert said(found) == performed(module, local_inputs(module, seed))
+    assert summary(found) == performed(module, local_inputs(module, seed))
     assert found
     for each in found:
-        assert each.sent == sent(each.kind, each.ways, each.size)
+        assert each.sent == sent(each.kind, each.group_size, each.size)
         assert each.us > 0
 
 
 @pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "dp=2, tp=2"])
 @pytest.mark.parametrize("model", ["gqa", "tied_prime", "all_bias"])
-def test_both_views_say_the_same(model: str, mesh: str) -> None:
+def test_both_views_have_the_same_messages(model: str, mesh: str) -> None:
     module = MODELS[model]()
     run_pipeline(module, f'inline, cse, shard{{mesh="{mesh}"}}')
-    before = said(all_of(module))
+    before = summary(all_of(module))
     run_pipeline(module, "localize, dce")
-    assert said(all_of(module)) == before
+    assert summary(all_of(module)) == before
     assert [kind for kind, _, _ in before].count("all_reduce") >= 2 * 3
 
 
 TEXT = """module @m local mesh(pp=2, tp=4) {{
   func @forward(%x: bf16[8, 6]) -> (bf16[8, 6]) {{
-    %a = all_reduce %x {{axis="{axis}", ways={ways}}} : bf16[8, 6]
+    %a = all_reduce %x {{axis="{axis}", group_size={group_size}}} : bf16[8, 6]
     return %a
   }}
 }}"""
@@ -94,30 +93,30 @@ TEXT = """module @m local mesh(pp=2, tp=4) {{
 
 def test_a_group_that_spans_hosts_takes_the_link_between_them() -> None:
     topology = default_topology()
-    (near,) = all_of(parse_module(TEXT.format(axis="tp", ways=4)))
-    assert (near.link, near.ways, near.size, near.sent) == ("nvlink", 4, 96, 2 * 3 / 4 * 96)
+    (near,) = all_of(parse_module(TEXT.format(axis="tp", group_size=4)))
+    assert (near.link, near.group_size, near.size, near.sent) == ("nvlink", 4, 96, 2 * 3 / 4 * 96)
     small = Topology("two hosts", topology.device, topology.links, "nvlink", "ethernet", 4)
-    (near,) = all_of(parse_module(TEXT.format(axis="tp", ways=4)), small)
-    (far,) = all_of(parse_module(TEXT.format(axis="pp", ways=2)), small)
-    (whole,) = all_of(parse_module(TEXT.format(axis="pp.tp", ways=8)), small)
+    (near,) = all_of(parse_module(TEXT.format(axis="tp", group_size=4)), small)
+    (far,) = all_of(parse_module(TEXT.format(axis="pp", group_size=2)), small)
+    (whole,) = all_of(parse_module(TEXT.format(axis="pp.tp", group_size=8)), small)
     assert (near.link, far.link, whole.link) == ("nvlink", "ethernet", "ethernet")
     assert far.us > near.us
 
 
-def test_what_is_fused_with_a_collective_counts() -> None:
+def test_fused_collectives_count() -> None:
     module = parse_module(
         """module @m local mesh(tp=2) {
   weight @w : f32[6] = unbound("w")
   func @forward(%x: f32[8, 6], %r: f32[8, 6]) -> (f32[8, 6], f32[8, 6]) {
-    %n, %s = all_reduce_rms_norm %x, %r, @w {axis="tp", ways=2} : f32[8, 6], f32[8, 6]
+    %n, %s = all_reduce_rms_norm %x, %r, @w {axis="tp", group_size=2} : f32[8, 6], f32[8, 6]
     return %n, %s
   }
 }"""
     )
-    assert said(all_of(module)) == [("all_reduce", 2, 192)]
+    assert summary(all_of(module)) == [("all_reduce", 2, 192)]
 
 
-def test_choosing_among_parts_sends_the_candidates_only() -> None:
+def test_sharded_topk_sends_the_candidates_only() -> None:
     text = """module @m mesh(tp=4) {
   func @forward(%x: f32[3, 40@tp]) -> (f32[3, 2], i32[3, 2]) {
     %v, %i = sharded_topk %x {k=2, axis="tp"} : f32[3, 2], i32[3, 2]
@@ -126,12 +125,6 @@ def test_choosing_among_parts_sends_the_candidates_only() -> None:
 }"""
     module = parse_module(text)
     before = all_of(module)
-    assert said(before) == [("all_gather", 4, 4 * 3 * 2 * 4)] * 2
+    assert summary(before) == [("all_gather", 4, 4 * 3 * 2 * 4)] * 2
     run_pipeline(module, "localize")
     assert sum(each.sent for each in all_of(module)) == sum(each.sent for each in before)
-
-
-def test_one_rank_has_nobody_to_talk_to() -> None:
-    module = MODELS["gqa"]()
-    assert all_of(module) == []
-    assert Mesh().ranks == 1

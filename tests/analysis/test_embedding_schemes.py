@@ -1,4 +1,4 @@
-"""The four lookups that were measured on GPUs: right on CPU, and the model near the GPUs."""
+"""The four lookups of the benchmark: correct on CPU, and the cost model near GPU times."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_a_scheme_finds_the_rows(scheme: str, ranks: int, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_bytes_are_those_of_the_table_of_schemes(ranks: int) -> None:
+def test_bytes_follow_the_formulas(ranks: int) -> None:
     """RA 2(N-1)/N S, CA and RS (N-1)/N S, CS (N-1)/N² S, where S is the whole result."""
     size, part = 8192 * 4096 * 2, (ranks - 1) / ranks
     wanted = {
@@ -61,7 +61,7 @@ def test_bytes_are_those_of_the_table_of_schemes(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", ["2", "4"])
-def test_the_model_is_near_what_was_measured(ranks: str) -> None:
+def test_the_model_is_near_the_measured_times(ranks: str) -> None:
     measured = kept()["us"][ranks]
     for lookup in lookups(int(ranks)):
         us = measured[f"{lookup.scheme} {lookup.tokens}"]
@@ -71,7 +71,7 @@ def test_the_model_is_near_what_was_measured(ranks: str) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_the_model_s_choice_is_within_a_tenth_of_the_best(ranks: int, tokens: int) -> None:
-    """With many tokens the order is the measured one; with few the schemes lie close together."""
+    """With many tokens the order is the measured one; with few the times differ little."""
     measured, topology = kept()["us"][str(ranks)], default_topology()
     group = [lookup for lookup in lookups(ranks) if lookup.tokens == tokens]
     chosen = min(group, key=lambda lookup: forecast(lookup, topology).us)

@@ -4,7 +4,7 @@ import pytest
 
 import irc.passes  # noqa: F401  (registers the passes)
 from irc.analysis.idle_axes import idle_axes
-from irc.mesh import Mesh
+from irc.ir.mesh import Mesh
 from irc.pipeline import run_pipeline
 from tests.sharded.models import MODELS
 

@@ -1,4 +1,4 @@
-"""Memory of a rank: liveness against a count at every moment, weights against their bytes."""
+"""Memory of a rank: liveness against a count at every operation, weights against their bytes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +11,8 @@ from irc.analysis.memory import memory, peak_bytes, state_bytes, weight_bytes, w
 from irc.analysis.sizes import LocalSizes, typical_sizes
 from irc.analysis.topology_file import default_topology
 from irc.backends.reference.weights import Weights
-from irc.core import Function, Op, Value
 from irc.frontends.huggingface import load
+from irc.ir.core import Function, Op, Value
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
 from tests.passes.random_graphs import random_graph
@@ -20,7 +20,7 @@ from tests.tiny_checkpoint import write_checkpoint
 
 
 def is_same_memory(op: Op, sizes: LocalSizes) -> bool:
-    """Whether the elements of the result lie as those of the operand do."""
+    """Whether the result is a view of the operand."""
     if op.opname != "transpose":
         return op.opname in ("reshape", "squeeze", "unsqueeze")
     shape = sizes.shape(op.operands[0].type)
@@ -29,9 +29,9 @@ def is_same_memory(op: Op, sizes: LocalSizes) -> bool:
 
 
 def buffers(function: Function, sizes: LocalSizes) -> Iterator[tuple[Value, int, int]]:
-    """(value, moment it is made, last moment it is needed) of all that needs memory of its own.
+    """(value, index of its operation, index of its last use) of all values that are not views.
 
-    Views are followed to what they show; moment i is while operation i runs.
+    The uses of a view count as uses of its operand.
     """
     ops = [op for op in function if op.opname != "return"]
     for made, op in enumerate(ops):
@@ -54,7 +54,7 @@ def views(value: Value, sizes: LocalSizes) -> Iterator[Value]:
 
 
 def counted(function: Function, sizes: LocalSizes) -> int:
-    """The peak, by adding up at every moment."""
+    """The peak bytes, by adding up the live values at every operation."""
     inputs = sum(sizes.bytes(arg.type) for arg in function.args)
     all_of_them = list(buffers(function, sizes))
     moments = range(sum(1 for _ in function))
@@ -66,7 +66,7 @@ def counted(function: Function, sizes: LocalSizes) -> int:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_liveness_is_a_count_at_every_moment(seed: int) -> None:
+def test_liveness_agrees_with_a_count(seed: int) -> None:
     module = random_graph(seed)
     sizes = LocalSizes(module.mesh, {"B": 1 + seed % 3})
     assert peak_bytes(module.main, sizes) == counted(module.main, sizes)
@@ -84,7 +84,7 @@ CHAIN = """module @chain {
 
 
 def test_a_chain_by_hand() -> None:
-    """x stays, a lives on to the sum; b and c meet, then c and d."""
+    """x and a are live to the sum, with b and c, then c and d."""
     function = parse_module(CHAIN).main
     assert peak_bytes(function, LocalSizes(parse_module(CHAIN).mesh, {})) == 4 * 400
 
@@ -105,7 +105,7 @@ def test_states_and_weights_are_not_activations() -> None:
     module = parse_module(CACHE)
     sizes = LocalSizes(module.mesh, typical_sizes(module))
     found = memory([module.main], sizes, default_topology().device)
-    assert found.weights == 12 * 12 * 4  # what no operation reads does not count
+    assert found.weights == 12 * 12 * 4  # unused weights do not count
     assert found.states == 2 * 3 * 8 * 4 * 4
     row = 2 * 12 * 4
     assert found.activations == (row + 2 * 4) + 2 * row
@@ -120,7 +120,7 @@ def test_other_ranks_need_workspace_too() -> None:
     assert found.workspace == device.workspace_bytes + device.communication_bytes
 
 
-def test_a_call_holds_what_its_function_needs() -> None:
+def test_a_call_needs_the_memory_of_its_function() -> None:
     module = parse_module(
         """module @m {
   func @inner(%x: f32[10]) -> (f32[10]) {
@@ -145,7 +145,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("mesh", ["tp=1", "tp=2", "tp=3", "tp=4", "ep=2, tp=2"])
 def test_weights_have_the_bytes_that_are_read(folder: Path, mesh: str) -> None:
-    """Odd sizes: what is padded counts as it is read, on every rank."""
+    """Odd sizes: padding counts, on every rank."""
     module = load(folder)
     sizes = LocalSizes(module.mesh, typical_sizes(module))
     whole = weight_bytes([module.main], sizes)
@@ -162,7 +162,7 @@ def test_weights_have_the_bytes_that_are_read(folder: Path, mesh: str) -> None:
 
 
 def test_a_global_module_has_the_same_bytes(folder: Path) -> None:
-    """The types of the global view say as much as the shapes of the local one."""
+    """The global view gives the same bytes per rank as the local one."""
     module = load(folder)
     run_pipeline(module, 'inline, cse, shard{mesh="tp=3"}')
     before = LocalSizes(module.mesh, typical_sizes(module))

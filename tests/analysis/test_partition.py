@@ -1,4 +1,4 @@
-"""`balanced_cuts` against all partitions of short rows."""
+"""`balanced_cuts` against all partitions of short lists."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def squares(costs: list[int], cuts: list[int]) -> int:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on busy machines
 @given(rows(), st.integers(1, 5), st.sampled_from([0.0, 0.25, 1.0]))
-def test_cuts_are_those_of_the_definition(
+def test_cuts_are_optimal(
     row: tuple[list[int], list[int], list[bool]], stages: int, slack: float
 ) -> None:
     costs, handed, allowed = row

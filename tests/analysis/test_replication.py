@@ -1,4 +1,4 @@
-"""What may differ between ranks: the claims against numpy, and each rule seen failing."""
+"""Replication analysis: its claims against numpy, and a case per rule."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from irc.analysis.frames import Dataflow, Frame
 from irc.analysis.replication import check_replication, entries, replication
 from irc.backends.reference import evaluate_ranks
-from irc.core import Module
 from irc.errors import Error
+from irc.ir.core import Module
+from irc.ir.verify import verify
 from irc.ops import Return
 from irc.text import parse_module
-from irc.verify import verify
 from tests.analysis import misuse_cases
 from tests.analysis.local_modules import local_inputs, local_module
 from tests.analysis.replication_cases import ALLOWED, CASES, MLP, RANK
@@ -36,7 +36,7 @@ def changed(*changes: tuple[str, str]) -> Module:
     return module
 
 
-def test_what_differs() -> None:
+def test_values_that_differ() -> None:
     module = changed(("%n = neg %k", f"{RANK}%n = neg %k"))
     found = {value.name: set(axes) for value, axes in replication(module).items()}
     assert {name for name, axes in found.items() if not axes} == {"bias", "x", "ids", "s", "y"}
@@ -61,7 +61,7 @@ def test_rule(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_is_allowed(name: str) -> None:
+def test_valid_changes(name: str) -> None:
     check_replication(changed(*RIGHT[name]))
 
 
@@ -79,7 +79,7 @@ module @m local mesh(tp=2) {
   }
   func @forward(%x: f32[4, 2], %v: f32[4, 2]) -> (y: f32[4, 4]) layouts(%v: f32[4, 4@tp]) {
     %a = call %v {callee=@outer} : f32[4, 4]
-    %b = all_reduce %a {axis="tp", ways=2} : f32[4, 4] loc("block.py":9)
+    %b = all_reduce %a {axis="tp", group_size=2} : f32[4, 4] loc("block.py":9)
     return %b
   }
 }
@@ -113,8 +113,10 @@ module @m local mesh(tp=2) {
 """
 
 
-def test_an_argument_that_a_call_passes_on() -> None:
-    with pytest.raises(Error, match=r"because %v is split over tp: put an all_gather .* behind %v"):
+def test_an_argument_that_a_call_returns() -> None:
+    with pytest.raises(
+        Error, match=r"because %v is sharded over tp: put an all_gather .* behind %v"
+    ):
         check_replication(parse_module(PASSED_ON))
 
 
@@ -129,23 +131,21 @@ module @m local mesh(tp=2) {
   weight @n : f32[4] = random("n", 7, 0.5)
   func @forward(%x: f32[4, 4], %v: f32[4, 2]) -> (n: f32[4, 4], s: f32[4, 4]) layouts(%v: f32[4, 4@tp]) {
     %t = linear %v, @w : f32[4, 4] loc("f.py":1)
-    %n, %s = all_reduce_rms_norm %t, %x, @n {axis="tp", ways=2} : f32[4, 4], f32[4, 4] loc("f.py":2)
+    %n, %s = all_reduce_rms_norm %t, %x, @n {axis="tp", group_size=2} : f32[4, 4], f32[4, 4] loc("f.py":2)
     return %n, %s
   }
 }
 """  # noqa: E501
 
 
-def test_what_is_fused_with_a_sum() -> None:
+def test_a_norm_fused_with_a_sum() -> None:
     check_replication(parse_module(FUSED))
     twice = parse_module(FUSED.replace("%t, %x", "%x, %x"))
     with pytest.raises(Error, match=r"the all_reduce at f\.py:2 reduces .* nothing splits %x"):
         check_replication(twice)
     late = parse_module(FUSED.replace("%n, %s =", "%u = tanh %t : f32[4, 4]\n %n, %s =").replace(
         "all_reduce_rms_norm %t", "all_reduce_rms_norm %u"))  # fmt: skip
-    with pytest.raises(
-        Error, match=r"is given what is wrong already: the tanh %u .* the linear at f\.py:1"
-    ):
+    with pytest.raises(Error, match=r"has a wrong operand: the tanh %u .* the linear at f\.py:1"):
         check_replication(late)
 
 
@@ -156,22 +156,22 @@ module @m local mesh(dp=2, tp=2) {
   weight @joined : f32[4, 2] = concat(random("c", 7, 0.5, [2, 4]).shard(1, tp),
     random("d", 7, 0.5, [2, 2]); 0)
   func @forward(%x: f32[4, 2], %y: f32[4, 8]) -> () layouts(%x: f32[16@dp.tp, 2]) {
-    %gathered = all_gather %x {axis="tp", dim=0, ways=2} : f32[8, 2]
+    %gathered = all_gather %x {axis="tp", dim=0, group_size=2} : f32[8, 2]
     %columns = reshape %x {shape=[4, 1, 2]} : f32[4, 1, 2]
     %flat = reshape %x {shape=[8]} : f32[8]
     %summed = reduce_sum %x {dims=[0]} : f32[2]
-    %scattered = reduce_scatter %summed {axis="dp", dim=0, ways=2} : f32[1]
+    %scattered = reduce_scatter %summed {axis="dp", dim=0, group_size=2} : f32[1]
     %product = linear %x, @turned : f32[4, 8]
-    %exchanged = all_to_all %x {axis="tp", split=1, concat=0, ways=2} : f32[8, 1]
-    %cut = collective_scatter %y {axis="tp", dim=1, ways=2} : f32[4, 4]
-    %rooted = collective_gather %cut {axis="tp", dim=1, ways=2} : f32[4, 8]
+    %exchanged = all_to_all %x {axis="tp", split=1, concat=0, group_size=2} : f32[8, 1]
+    %cut = collective_scatter %y {axis="tp", dim=1, group_size=2} : f32[4, 4]
+    %rooted = collective_gather %cut {axis="tp", dim=1, group_size=2} : f32[4, 8]
     %squared = mul %rooted, %rooted : f32[4, 8]
     %zero = full {value=0.0, shape=[4, 8]} : f32[4, 8]
     return
   }
 }
 """
-# per value the axes of its dimensions, over which it is pending, and how it differs besides
+# per value: the axes of its dimensions, those it is partial over, those it differs over otherwise
 WANTED = {
     "turned": (((), ("tp",)), "", ""),
     "stacked": (((), ("tp",), ()), "", ""),
@@ -196,18 +196,18 @@ def test_how_values_differ() -> None:
     verify(module)
     variations = Dataflow(module, lambda *_: None).entry(module.main).variations
     found = {str(value.name): variation for value, variation in variations.items()}
-    for name, (split, pending, otherwise) in WANTED.items():
+    for name, (split, partial, otherwise) in WANTED.items():
         variation = found[name]
-        known = {axis for axes in variation.split for axis in axes} | variation.pending
+        known = {axis for axes in variation.split for axis in axes} | variation.partial
         assert variation.split == split, name
-        assert variation.pending == set(pending.split()), name
+        assert variation.partial == set(partial.split()), name
         assert variation.axes - known == set(otherwise.split()), name
         assert not variation.broken, name
         assert variation.zero == (name == "zero")
 
 
 def test_reasons_are_found_in_time() -> None:
-    """Every value on the way is looked at once."""
+    """Every value is visited once."""
     lines = [f"%d{i} = add %d{i - 1}, %d{i - 1} : f32[B, 4]" for i in range(1, 60)]
     twice = "\n    ".join(["%d0 = neg %t : f32[B, 4]", *lines])
     module = changed(("return %y", f"{twice}\n    return %d59"))
@@ -216,8 +216,8 @@ def test_reasons_are_found_in_time() -> None:
 
 
 @pytest.mark.parametrize("seed", [session_seed() * 1000 + i for i in range(30)])
-def test_what_is_said_to_be_the_same_is_the_same(seed: int) -> None:
-    """Every value of a module, right or damaged, against what the ranks compute."""
+def test_values_claimed_replicated_are_equal(seed: int) -> None:
+    """Every value of a valid or damaged module, against the arrays of the ranks."""
     module = local_module(seed)
     rng = random.Random(seed)
     if rng.random() < 0.7:

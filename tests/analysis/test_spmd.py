@@ -1,4 +1,4 @@
-"""The check as a whole: after every pass, of stages, its cost; and every rule seen failing."""
+"""verify_spmd: after every pass, of pipeline stages, its time; and a failing case per rule."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ import pytest
 
 from irc.analysis import deadlock, events, replication, spmd, stages
 from irc.analysis.spmd import verify_spmd
-from irc.core import Module
 from irc.errors import Error
+from irc.frontends.models.llama import LLAMA
+from irc.ir.core import Module
+from irc.ir.verify import verify
 from irc.ops import AllReduce
 from irc.pipeline import PASSES, Pass, Stats, register, run_pipeline
 from irc.text import parse_module
-from irc.verify import verify
 from tests.analysis import misuse_cases, test_deadlock
 from tests.analysis.replication_cases import CASES, MLP
 from tests.analysis.test_replication import changed
+from tests.sharded.test_speed import LLAMA_70B
 
 
 @pytest.fixture
 def lossy() -> Iterator[None]:
-    """A pass `lossy` that forgets the collectives it meets, and one that does nothing."""
+    """A pass `lossy` that removes every all_reduce, and a pass `idle` that does nothing."""
     known = dict(PASSES)
 
     @register("idle")
@@ -54,12 +56,12 @@ def test_a_pass_that_loses_a_collective_is_named() -> None:
         run_pipeline(parse_module(MLP), "idle, lossy, idle")
     text = str(caught.value)
     assert text.startswith("model.py:5: the result y of @forward may differ between the ranks of")
-    assert "the module was in order before the pass lossy" in text
+    assert "the module was valid before the pass lossy" in text
     assert "in the pass lossy, number 2 of 3" in text
 
 
 @pytest.mark.usefixtures("lossy")
-def test_a_module_is_looked_at_before_the_first_pass() -> None:
+def test_a_module_is_checked_before_the_first_pass() -> None:
     module = changed(("add %x, %s", "add %x, %t"))
     with pytest.raises(Error, match="may differ between the ranks of tp") as caught:
         run_pipeline(module, "idle")
@@ -91,13 +93,13 @@ module @m {view}mesh(pp=2, tp=2) {
   }
 }
 """
-SUMMED = '%a = all_reduce %x {axis="AXIS", op="max", ways=WAYS} : f32[4]'
+SUMMED = '%a = all_reduce %x {axis="AXIS", op="max", group_size=SIZE} : f32[4]'
 NEG = "%a = neg %x : f32[4]"
 STAGED: dict[str, tuple[tuple[str, str], str]] = {
     "communication between stages": (
-        (NEG, SUMMED.replace("AXIS", "pp.tp").replace("WAYS", "4")),
+        (NEG, SUMMED.replace("AXIS", "pp.tp").replace("SIZE", "4")),
         r"the all_reduce at s\.py:1 communicates over pp\.tp, but only the ranks of stage 0 run "
-        "@stage0, and the others would never answer; leave pp out",
+        "@stage0, and the other ranks never take part; leave pp out",
     ),
     "stages in a stage": (
         ("{callee=@inner} :", "{callee=@inner, stage=0} :"),
@@ -119,68 +121,33 @@ def staged(view: str, change: tuple[str, str] = ("", "")) -> Module:
 def test_stages_may_communicate_among_themselves() -> None:
     for view in ("", "local "):
         verify_spmd(staged(view))
-    verify_spmd(staged("local ", (NEG, SUMMED.replace("AXIS", "tp").replace("WAYS", "2"))))
+    verify_spmd(staged("local ", (NEG, SUMMED.replace("AXIS", "tp").replace("SIZE", "2"))))
 
 
 @pytest.mark.parametrize("name", STAGED)
-def test_stages_keep_to_themselves(name: str) -> None:
+def test_invalid_stages_are_refused(name: str) -> None:
     change, words = STAGED[name]
     with pytest.raises(Error, match=words):
         verify_spmd(staged("local ", change))
 
 
-def test_what_a_stage_made_is_there_once() -> None:
-    """A number that differs from stage to stage does not differ where one stage makes it."""
+def test_a_value_of_one_stage_is_the_same_on_its_ranks() -> None:
+    """The index over pp is the same number on all ranks of one stage."""
     rank = '%r = rank {axis="pp"} : i32[]\n    %f = cast %r {dtype="f32"} : f32[]\n    '
     verify_spmd(staged("local ", (NEG, f"{rank}%a = mul %x, %f : f32[4]")))
 
 
 def test_a_missing_axis_of_stages() -> None:
     text = STAGES.replace("{view}", "local ").replace("pp=2, ", "")
-    summed = SUMMED.replace("AXIS", "tp").replace("WAYS", "2")
+    summed = SUMMED.replace("AXIS", "tp").replace("SIZE", "2")
     with pytest.raises(Error, match=r"has no axis 'pp'"):
         events.sequences(parse_module(text.replace(NEG, summed)))
 
 
-LAYER = """
-    %n.{i} = rms_norm %h.{j}, @n : bf16[B, S, 64] loc("llama.py":{i} "layers.{i}")
-    %q.{i} = linear %n.{i}, @q.{i} : bf16[B, S, 8] loc("llama.py":{i} "layers.{i}")
-    %k.{i} = linear %n.{i}, @k.{i} : bf16[B, S, 8] loc("llama.py":{i} "layers.{i}")
-    %v.{i} = linear %n.{i}, @v.{i} : bf16[B, S, 8] loc("llama.py":{i} "layers.{i}")
-    %a.{i} = attention %q.{i}, %k.{i}, %v.{i} {{head_dim=8, causal}} : bf16[B, S, 8]
-    %o.{i} = linear %a.{i}, @o.{i} : bf16[B, S, 64] loc("llama.py":{i} "layers.{i}")
-    %r.{i} = all_reduce %o.{i} {{axis="tp", ways=8}} : bf16[B, S, 64]
-    %s.{i} = add %h.{j}, %r.{i} : bf16[B, S, 64] loc("llama.py":{i} "layers.{i}")
-    %m.{i} = rms_norm %s.{i}, @n : bf16[B, S, 64] loc("llama.py":{i} "layers.{i}")
-    %g.{i} = linear %m.{i}, @g.{i} : bf16[B, S, 16] loc("llama.py":{i} "layers.{i}")
-    %u.{i} = linear %m.{i}, @u.{i} : bf16[B, S, 16] loc("llama.py":{i} "layers.{i}")
-    %t.{i} = silu %g.{i} : bf16[B, S, 16] loc("llama.py":{i} "layers.{i}")
-    %p.{i} = mul %t.{i}, %u.{i} : bf16[B, S, 16] loc("llama.py":{i} "layers.{i}")
-    %d.{i} = linear %p.{i}, @d.{i} : bf16[B, S, 64] loc("llama.py":{i} "layers.{i}")
-    %e.{i} = all_reduce %d.{i} {{axis="tp", ways=8}} : bf16[B, S, 64]
-    %h.{i} = add %s.{i}, %e.{i} : bf16[B, S, 64] loc("llama.py":{i} "layers.{i}")
-"""
-SHAPES = {"q": (8, 64, 0), "k": (8, 64, 0), "v": (8, 64, 0), "o": (64, 8, 1)}
-SHAPES |= {"g": (16, 64, 0), "u": (16, 64, 0), "d": (64, 16, 1)}
-
-
-def decoder(layers: int) -> Module:
-    """A Llama of so many layers, on eight ranks."""
-    out = ["module @m local mesh(tp=8) dims(B=1:2:4, S=1:2:4) {"]
-    out.append('weight @n : bf16[64] = random("n", 1, 0.02)')
-    for i in range(1, layers + 1):
-        for name, (rows, width, dim) in SHAPES.items():
-            ref = f'random("{name}.{i}", 1, 0.02).shard({dim}, tp)'
-            out.append(f"weight @{name}.{i} : bf16[{rows}, {width}] = {ref}")
-    out.append("func @forward(%x: bf16[B, S, 64]) -> (y: bf16[B, S, 64]) {")
-    out.append("%h.0 = neg %x : bf16[B, S, 64]")
-    out += [LAYER.format(i=i, j=i - 1) for i in range(1, layers + 1)]
-    return parse_module("\n".join([*out, f"return %h.{layers}", "}", "}"]))
-
-
 def test_eighty_layers_take_no_time() -> None:
-    """It runs after every pass: 5 ms on the machine it was written on."""
-    module = decoder(80)
+    """The check runs after every pass: 5 ms for a sharded Llama of 80 layers."""
+    module = LLAMA.trace(LLAMA_70B, "bf16", name="llama")
+    run_pipeline(module, 'inline, shard{mesh="tp=8"}, localize')
     times: list[float] = []
     for _ in range(5):
         start = time.thread_time()
@@ -190,16 +157,18 @@ def test_eighty_layers_take_no_time() -> None:
     lost = [op for op in module.ops() if isinstance(op, AllReduce)][2 * 69]
     lost.result.replace_by(lost.x)
     lost.erase()
-    with pytest.raises(Error, match=r"the linear at llama\.py:70 in layers\.70 uses @o\.70, which"):
+    with pytest.raises(Error, match=r"layers\.\d+\..* uses @model\.layers\.\d+\."):
         verify_spmd(module)
 
 
 def failures() -> Iterator[Callable[[], object]]:
-    """Everything that the tests of this folder see fail."""
+    """Every failing case of this folder."""
     for changes, _, _ in (CASES | misuse_cases.REFUSED).values():
         yield lambda changes=changes: replication.check_replication(changed(*changes))
     for modules, words in test_deadlock.MIXED.values():
-        given = modules if words else [test_deadlock.without_places(module) for module in modules]
+        given = (
+            modules if words else [test_deadlock.without_locations(module) for module in modules]
+        )
         yield lambda given=given: deadlock.check_ranks(given)
     for change, _ in STAGED.values():
         yield lambda change=change: verify_spmd(staged("local ", change))
@@ -217,7 +186,7 @@ def failures() -> Iterator[Callable[[], object]]:
 
 
 @pytest.mark.parametrize("module", [replication, deadlock, events, stages])
-def test_every_rule_is_seen_failing(module: ModuleType) -> None:
+def test_every_rule_has_a_failing_case(module: ModuleType) -> None:
     rules = {
         range(node.lineno, (node.end_lineno or node.lineno) + 1)
         for node in ast.walk(ast.parse(inspect.getsource(module)))

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from irc import ops
-from irc.core import Function, Module, Op, Result, Value, Weight
-from irc.dims import symbol
-from irc.dtypes import numpy_dtype
-from irc.mesh import Mesh
+from irc.ir.core import Function, Module, Op, Result, Value, Weight
+from irc.ir.dims import symbol
+from irc.ir.dtypes import numpy_dtype
+from irc.ir.mesh import Mesh
+from irc.ir.types import TensorType
 from irc.ops import Return
-from irc.types import TensorType
 from irc.weights import Cast, FileRef, Shard
 from tests.fresh import fresh
 
@@ -37,14 +37,14 @@ class Shape:
     stored: str = "f32"
     window: int = 0
 
-    def part(self, ways: int) -> Shape:
-        """What one of `ways` ranks has of it."""
-        heads, kv_heads = self.heads // ways, self.kv_heads // ways
-        ffn, vocab = -(-self.ffn // ways), -(-self.vocab // ways)
+    def shard(self, group_size: int) -> Shape:
+        """The sizes on one of `group_size` ranks."""
+        heads, kv_heads = self.heads // group_size, self.kv_heads // group_size
+        ffn, vocab = -(-self.ffn // group_size), -(-self.vocab // group_size)
         return replace(self, heads=heads, kv_heads=kv_heads, ffn=ffn, vocab=vocab)
 
 
-CUTS = {  # which dimension of a weight is split over the ranks
+SHARDED = {  # the dimension of a weight that is sharded over the ranks
     "q_proj": 0,
     "k_proj": 0,
     "v_proj": 0,
@@ -105,34 +105,34 @@ def save(shape: Shape, folder: Path, files: int = 1) -> list[str]:
     return names
 
 
-def build(shape: Shape, files: list[str], ways: int = 1) -> Module:
+def build(shape: Shape, files: list[str], group_size: int = 1) -> Module:
     """The model over those files: `files[i % len]` holds tensor i.
 
-    With `ways` > 1 one rank's view, split over the mesh axis tp; the embedding stays whole.
+    With `group_size` > 1 the local view, sharded over tp except for the embedding.
     """
-    mesh = Mesh((("tp", ways),)) if ways > 1 else Mesh()
+    mesh = Mesh((("tp", group_size),)) if group_size > 1 else Mesh()
     dims = {"B": (1, 1, 4), "S": (1, 1, 64), "C": (1, 64, 512), "T": (1, 1, 64)}
-    module = Module("decoder", mesh, dims, local=ways > 1)
+    module = Module("decoder", mesh, dims, local=group_size > 1)
     for i, path in enumerate(files):
         module.files[f"part{i}"] = path
-    part = replace(shape.part(ways), vocab=shape.vocab)
+    part = replace(shape.shard(group_size), vocab=shape.vocab)
     for n, (key, size) in enumerate(tensors(part).items()):
         ref = FileRef(f"part{n % len(files)}", key)
         ref = ref if shape.dtype == shape.stored else ref.then(Cast(shape.dtype))
-        cut = next((dim for name, dim in CUTS.items() if f"{name}." in key), None)
-        if ways > 1 and cut is not None:
+        cut = next((dim for name, dim in SHARDED.items() if f"{name}." in key), None)
+        if group_size > 1 and cut is not None:
             ref = ref.then(Shard(cut, ("tp",)))
-        size = (shape.part(ways).vocab, size[1]) if key == "lm_head.weight" else size
+        size = (shape.shard(group_size).vocab, size[1]) if key == "lm_head.weight" else size
         module.add_weight(Weight(TensorType(shape.dtype, size), key.replace(".", "_"), ref))
-    function = module.add_function(_forward(part, module, ways))
-    if ways > 1:
+    function = module.add_function(_forward(part, module, group_size))
+    if group_size > 1:
         whole = TensorType(shape.dtype, (B, shape.kv_heads, C, shape.head_dim))
         split = whole.replace(axes=((), ("tp",), (), ()))
-        function.layouts = {f"%{a.name}": split for a in function.args if a.type.rank == 4}
+        function.layouts = {f"%{a.name}": split for a in function.args if a.type.ndim == 4}
     return module
 
 
-def _forward(shape: Shape, module: Module, ways: int) -> Function:
+def _forward(shape: Shape, module: Module, group_size: int) -> Function:
     cache = TensorType(shape.dtype, (B, shape.kv_heads, C, shape.head_dim))
     caches = [f"{name}{i}" for i in range(shape.layers) for name in "kv"]
     args = {
@@ -151,7 +151,7 @@ def _forward(shape: Shape, module: Module, ways: int) -> Function:
         return op.results[0] if len(op.results) == 1 else op.results
 
     def summed(x: Value) -> Any:
-        return put(ops.AllReduce(x, axis="tp", ways=ways)) if ways > 1 else x
+        return put(ops.AllReduce(x, axis="tp", group_size=group_size)) if group_size > 1 else x
 
     past = function.arg("past_lengths")
     x = put(ops.Embedding(function.arg("input_ids"), weights["model.embed_tokens.weight"]))
@@ -181,8 +181,8 @@ def _forward(shape: Shape, module: Module, ways: int) -> Function:
     logits = put(
         ops.Linear(put(ops.RmsNorm(x, weights["model.norm.weight"])), weights["lm_head.weight"])
     )
-    if ways > 1:
-        whole = put(ops.AllGather(logits, axis="tp", dim=-1, ways=ways))
+    if group_size > 1:
+        whole = put(ops.AllGather(logits, axis="tp", dim=-1, group_size=group_size))
         logits = put(ops.Slice(whole, dim=-1, start=0, stop=shape.vocab))
     logits.name = "logits"
     function.append(Return([logits, *updated]))

@@ -11,8 +11,9 @@ import onnx
 
 from irc.backends.onnx import backend
 from irc.backends.reference import evaluate
-from irc.core import Module
+from irc.ir.core import Module
 from irc.text import parse_module
+from tests.backends.checked_models import emit_checked
 from tests.backends.decoder import write
 from tests.fresh import fresh
 
@@ -31,7 +32,7 @@ def module(weights: str, body: str, result: str, files: dict[str, str] | None = 
 
 
 def linear(ref: str, dtype: str = "f32") -> Module:
-    """x times the weight that `ref` says, computed in f32."""
+    """x times the weight of a reference, computed in f32."""
     cast = '%w = cast @w {dtype="f32"} : f32[5, 4]\n' if dtype != "f32" else ""
     used = "%w" if cast else "@w"
     return module(
@@ -42,7 +43,7 @@ def linear(ref: str, dtype: str = "f32") -> Module:
 
 
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint folder; the artifact goes below it."""
+    """A checkpoint folder with an empty folder for the artifact."""
     rng = fresh(0)
     wide = rng.standard_normal((6, 5)).astype(np.float32)
     arrays = {
@@ -59,7 +60,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def emitted(m: Module, folder: Path, **options: Any) -> tuple[dict[str, Any], onnx.ModelProto]:
     """(facts, model), after the results were compared with the reference."""
     out = folder / "out"
-    facts = dict(backend.emit(m, out, {"base": folder, "check": True, **options}))
+    facts = emit_checked(m, out, base=folder, **options)
     found = backend.load(out, facts, threads=1).run(X)
     for name, want in evaluate(m, X, folder).items():
         close = 1e-5 if want.dtype == np.float32 else 1e-2  # f32 all through, so never rounded

@@ -8,39 +8,52 @@ from typing import Any
 
 import numpy as np
 
-from irc.backends.base import Arrays
+from irc.backends.base import Arrays, Program
 from irc.backends.fallback import FallbackProgram
 from irc.backends.onnx import backend
-from irc.backends.onnxruntime import ParallelProgram
-from irc.backends.onnxruntime.threads import ThreadWorld
+from irc.backends.onnxruntime import OnnxRuntimeProgram
+from irc.backends.onnxruntime.session import Part
 from irc.backends.ranks.inputs import Inputs
+from irc.backends.ranks.threads import ThreadWorld
 from irc.backends.reference import evaluate_ranks
-from irc.core import Function, Module, Result, Value
-from irc.declare import op_class
-from irc.dtypes import dtype_of, numpy_dtype
-from irc.mesh import Mesh
+from irc.ir.core import Function, Module, Result, Value
+from irc.ir.declare import op_class
+from irc.ir.dtypes import dtype_of, numpy_dtype
+from irc.ir.mesh import Mesh
+from irc.ir.types import TensorType
+from irc.ir.verify import verify
 from irc.ops import Return
-from irc.types import TensorType
-from irc.verify import verify
+from tests.backends.checked_models import emit_checked
 
 Inputs_ = Mapping[str, "np.ndarray | list[np.ndarray]"]
 
 
-def loaded(module: Module, folder: Path, **options: Any) -> ParallelProgram:
-    """The program of a module, which is emitted into `folder` and checked by ONNX; of lookups that
-    have too little room at times, the one that may lose some."""
+def loaded(module: Module, folder: Path, **options: Any) -> OnnxRuntimeProgram:
+    """The program of a module, which is emitted into `folder`/out and checked by ONNX.
+
+    Of two functions, the one with a capacity, which may overflow.
+    """
     out = folder / "out"
     out.mkdir(exist_ok=True)
-    facts = backend.emit(module, out, {"base": folder, "check": True})
-    program = backend.load(out, facts, **({"threads": 1, "timeout": 100} | options))
+    facts = emit_checked(module, out, base=folder)
+    known = {"threads": 1} | ({"timeout": 100} if module.mesh.ranks > 1 else {})
+    program = backend.load(out, facts, **(known | options))
     if isinstance(program, FallbackProgram):
         program = program.fast
-    assert isinstance(program, ParallelProgram)
+    assert isinstance(program, OnnxRuntimeProgram)
     return program
 
 
-def rank_results(program: ParallelProgram, inputs: Inputs_, ranks: int) -> list[Arrays]:
-    """What every rank's model gives for its own inputs, which need not agree."""
+def session_of(program: Program) -> Any:
+    """The session of a program of one rank."""
+    assert isinstance(program, OnnxRuntimeProgram)
+    (part,) = program.models[0].parts.steps
+    assert isinstance(part, Part)
+    return part.session
+
+
+def rank_results(program: OnnxRuntimeProgram, inputs: Inputs_, ranks: int) -> list[Arrays]:
+    """The results of every rank's model for its own inputs, which may differ."""
     given = [
         {k: v[rank] if isinstance(v, list) else v for k, v in inputs.items()}
         for rank in range(ranks)
@@ -50,7 +63,7 @@ def rank_results(program: ParallelProgram, inputs: Inputs_, ranks: int) -> list[
     return ThreadWorld(ranks, 100).run(lambda c: program.models[c.rank].run(*bound[c.rank], c))
 
 
-def agrees(module: Module, inputs: Inputs_, folder: Path) -> ParallelProgram:
+def agrees(module: Module, inputs: Inputs_, folder: Path) -> OnnxRuntimeProgram:
     """Every rank's results are those of the reference, which rounds narrow floats."""
     program = loaded(module, folder)
     found = rank_results(program, inputs, module.mesh.ranks)
@@ -64,7 +77,7 @@ def agrees(module: Module, inputs: Inputs_, folder: Path) -> ParallelProgram:
 
 
 def close(got: np.ndarray, want: np.ndarray, what: str) -> None:
-    """Equal shapes and, nearly, numbers."""
+    """Equal shapes, and numbers within a tolerance."""
     narrow = dtype_of(want) in ("f16", "bf16")
     wide = want.astype(np.float32) if narrow else want
     assert (got.dtype, got.shape) == (wide.dtype, wide.shape), what
@@ -78,7 +91,7 @@ def close(got: np.ndarray, want: np.ndarray, what: str) -> None:
 
 
 class Builder:
-    """A local module under construction: one function, every value by its name."""
+    """Builds a local module of one function."""
 
     def __init__(self, mesh: str, args: Mapping[str, TensorType]) -> None:
         self.module = Module("m", Mesh.parse(mesh), local=True)
@@ -89,10 +102,10 @@ class Builder:
         """The result of one more operation."""
         return self.function.append(op_class(op)(*operands, **attributes)).result
 
-    def talk(self, op: str, x: Value, axis: str = "tp", /, **attributes: Any) -> Value:
+    def collective(self, op: str, x: Value, axis: str = "tp", /, **attributes: Any) -> Value:
         """The result of one more collective."""
-        ways = self.module.mesh.ways(tuple(axis.split(".")))
-        return self.put(op, x, axis=axis, ways=ways, **attributes)
+        group_size = self.module.mesh.group_size(tuple(axis.split(".")))
+        return self.put(op, x, axis=axis, group_size=group_size, **attributes)
 
     def done(self, results: Mapping[str, Value]) -> Module:
         """The module that returns these."""

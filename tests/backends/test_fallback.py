@@ -1,4 +1,4 @@
-"""Ids that find no room: the function with room for all is written, loaded when needed, and run."""
+"""Capacity overflow: the function without a capacity is written, loaded when needed, and run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ import onnx
 import pytest
 
 import irc
-from irc.backends.communicator import Communicator
 from irc.backends.fallback import FallbackProgram, FallbackStream, fallback_of
 from irc.backends.onnx import backend
 from irc.backends.onnx.emitter import TABLE
 from irc.backends.onnx.growth import repeatable
-from irc.backends.onnxruntime import OnnxRuntimeStream, ParallelProgram
-from irc.backends.onnxruntime.distributed import DistributedProgram
-from irc.backends.onnxruntime.parallel import ParallelStream
-from irc.backends.onnxruntime.threads import ThreadWorld
+from irc.backends.onnxruntime import OnnxRuntimeProgram, OnnxRuntimeStream
+from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.threads import ThreadWorld
 from irc.backends.reference import evaluate
-from irc.core import Function, Module
 from irc.driver import Artifact
 from irc.errors import Error
+from irc.ir.core import Function, Module
 from irc.ops import Exp
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
@@ -35,9 +33,11 @@ ROWS, SHAPE = 13, (5, 7)
 CYCLIC = [("whole", "KA"), ("scattered", "KS"), ("split", "KD")]
 
 
-def lookup(folder: Path, wanted: str, scheme: str, ways: int, mesh: str = "") -> tuple[Lab, Module]:
-    """A lookup with room for two rows per pair of ranks: 35 ids never find it."""
-    lab = Lab(folder, distinct(ROWS, 3), SHAPE, wanted, ways, mesh=mesh)
+def lookup(
+    folder: Path, wanted: str, scheme: str, group_size: int, mesh: str = ""
+) -> tuple[Lab, Module]:
+    """A lookup with a capacity of two rows per pair of ranks, which 35 ids always exceed."""
+    lab = Lab(folder, distinct(ROWS, 3), SHAPE, wanted, group_size, mesh=mesh)
     module, _ = lab.rewritten(scheme, ", capacity=2")
     return lab, module
 
@@ -48,55 +48,42 @@ def compiled(folder: Path, module: Module) -> Artifact:
 
 
 def crowded(rng: np.random.Generator) -> np.ndarray:
-    """Ids that all have rows, more than two for every owner of every part."""
+    """Ids in range, more than two for every pair of ranks."""
     return rng.integers(0, ROWS, SHAPE).astype(np.int32)
 
 
 def lone(rng: np.random.Generator) -> np.ndarray:
-    """One id with a row."""
+    """One id in range."""
     ids = np.full(SHAPE, -1, np.int32)
     ids.flat[rng.integers(ids.size)] = rng.integers(ROWS)
     return ids
 
 
-@pytest.mark.parametrize("ways", [2, 3])
+@pytest.mark.parametrize("group_size", [2, 3])
 @pytest.mark.parametrize(("wanted", "scheme"), CYCLIC)
-def test_rows_without_room_are_looked_up_again(
-    wanted: str, scheme: str, ways: int, tmp_path: Path
+def test_overflowing_rows_are_looked_up_again(
+    wanted: str, scheme: str, group_size: int, tmp_path: Path
 ) -> None:
-    lab, module = lookup(tmp_path, wanted, scheme, ways)
+    lab, module = lookup(tmp_path, wanted, scheme, group_size)
     text = localized(module)
     artifact, rng = compiled(tmp_path, text), fresh(1)
     for ids in (lone(rng), crowded(rng), lone(rng), crowded(rng)):
         found, fast = artifact.run({"ids": ids}), evaluate(text, {"ids": ids})
-        assert list(found) == ["y", "overflow"]
-        assert found["overflow"] == fast["overflow"]
-        assert (fast["overflow"] > 0) == (np.count_nonzero(ids >= 0) > 1)
+        assert list(found) == ["y", "capacity_overflow"]
+        assert found["capacity_overflow"] == fast["capacity_overflow"]
+        assert (fast["capacity_overflow"] > 0) == (np.count_nonzero(ids >= 0) > 1)
         assert_same(found["y"], looked_up(lab.table, ids), ids)
         assert_same(found["y"], evaluate(text, {"ids": ids}, function="exact")["y"], ids)
 
 
-def test_the_fallback_is_loaded_by_the_first_call_that_needs_it(tmp_path: Path) -> None:
-    _, module = lookup(tmp_path, "split", "KD", 2)
-    artifact, rng = compiled(tmp_path, localized(module)), fresh(2)
-    program = artifact.program
-    assert isinstance(program, FallbackProgram)
-    for _ in range(3):
-        artifact.run({"ids": lone(rng)})
-    assert not program.loaded
-    artifact.run({"ids": crowded(rng)})
-    assert program.loaded
-    once = program.exact
-    artifact.run({"ids": crowded(rng)})
-    assert program.exact is once
-
-
-def test_calls_at_the_same_time_load_it_once(tmp_path: Path) -> None:
+def test_the_fallback_is_loaded_once_and_only_when_needed(tmp_path: Path) -> None:
     lab, module = lookup(tmp_path, "split", "KD", 2)
     program = compiled(tmp_path, localized(module)).program
     assert isinstance(program, FallbackProgram)
     load, loads = program._load, list[int]()
     program._load = lambda: (loads.append(1), load())[1]
+    program.run({"ids": lone(fresh(2))})
+    assert not program.loaded
     ids, found = [crowded(fresh(i)) for i in range(3)], dict[int, Any]()
     threads = [
         threading.Thread(target=lambda i=i: found.update({i: program.run({"ids": ids[i]})}))
@@ -106,12 +93,12 @@ def test_calls_at_the_same_time_load_it_once(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(loads) == 1
+    assert len(loads) == 1 and program.loaded
     for i in range(3):
         assert_same(found[i]["y"], looked_up(lab.table, ids[i]), i)
 
 
-def test_every_process_decides_alike_by_itself(tmp_path: Path) -> None:
+def test_every_process_decides_the_same(tmp_path: Path) -> None:
     lab, module = lookup(tmp_path, "split", "KD", 3)
     compiled(tmp_path, localized(module))
     ids, few = crowded(fresh(3)), lone(fresh(3))
@@ -123,19 +110,19 @@ def test_every_process_decides_alike_by_itself(tmp_path: Path) -> None:
         results = [artifact.run({"ids": few})]
         assert not program.loaded
         results.append(program.open({}).step({"ids": ids}))
-        assert isinstance(program.exact, DistributedProgram)
+        assert isinstance(program.exact, OnnxRuntimeProgram)
         return [*results, artifact.run({"ids": few}), artifact.run({"ids": ids})]
 
     every = ThreadWorld(3, 20).run(one)
     for results in every:
         for result, given in zip(results, (few, ids, few, ids), strict=True):
             assert_same(result["y"], looked_up(lab.table, given), given)
-        counts = [int(result["overflow"]) for result in results]
+        counts = [int(result["capacity_overflow"]) for result in results]
         assert counts[::2] == [0, 0] and counts[1] == counts[3] > 0
 
 
-def test_both_read_the_same_bytes(tmp_path: Path) -> None:
-    """No weight is written twice, and files of the artifact are all known to it."""
+def test_both_functions_read_the_same_weight_files(tmp_path: Path) -> None:
+    """No weight is written twice, and the manifest lists all files."""
     _, module = lookup(tmp_path, "split", "KD", 2)
     artifact = compiled(tmp_path, localized(module))
 
@@ -162,7 +149,7 @@ def test_both_read_the_same_bytes(tmp_path: Path) -> None:
     assert irc.load(tmp_path / "without").manifest["program"]["fallback"] is None
 
 
-def test_ranks_of_pipeline_stages_run_the_whole_fallback(tmp_path: Path) -> None:
+def test_ranks_of_pipeline_stages_run_the_same_fallback(tmp_path: Path) -> None:
     text = """module @m mesh(pp=2, tp=2) {
       weight @t : f32[13@tp, 4] = random("t", 1, 0.5, [13, 4])
       weight @w : f32[4, 4] = random("w", 1, 0.5, [4, 4])
@@ -183,7 +170,7 @@ def test_ranks_of_pipeline_stages_run_the_whole_fallback(tmp_path: Path) -> None
         ids = rng.integers(0, 13, (rows, 3)).astype(np.int32)
         ids[0, 1] = ids[0, 0]  # so that one has no room
         found = artifact.run({"ids": ids})
-        assert found["overflow"] > 0
+        assert found["capacity_overflow"] > 0
         wanted = evaluate(whole, {"ids": ids})["y"]
         np.testing.assert_allclose(found["y"], wanted, rtol=1e-5, atol=1e-6)
 
@@ -191,20 +178,20 @@ def test_ranks_of_pipeline_stages_run_the_whole_fallback(tmp_path: Path) -> None
 # -- states
 
 
-def chat(folder: Path, capacity: int, mesh: str = "tp=2") -> tuple[Module, Artifact]:
-    """A language model whose tokens are looked up with room for so many per rank."""
+def chat(folder: Path, mesh: str = "tp=2") -> tuple[Module, Artifact]:
+    """A language model whose token lookup has a capacity of one row per rank."""
     module = MODELS["even"]()
     passes = (
         f'inline, canonicalize, cse, shard{{mesh="{mesh}"}}, '
-        f'rewrite-embeddings{{scheme="KA", capacity={capacity}}}, fuse-collectives, localize, '
+        'rewrite-embeddings{scheme="KA", capacity=1}, fuse-collectives, localize, '
         "cse, fold, dce"
     )
     irc.compile(module, folder / "out", mesh=mesh, pipeline=passes)
     return MODELS["even"](), irc.load(folder / "out", threads=2, timeout=20)
 
 
-def test_a_step_is_done_again_over_the_same_caches(tmp_path: Path) -> None:
-    module, artifact = chat(tmp_path, 1)
+def test_a_step_runs_again_over_the_same_caches(tmp_path: Path) -> None:
+    module, artifact = chat(tmp_path)
     program, rng = artifact.program, fresh(5)
     assert isinstance(program, FallbackProgram)
     stream, oracle = program.open({"B": 2, "C": 70}), Conversation(module)
@@ -224,40 +211,15 @@ def test_a_step_is_done_again_over_the_same_caches(tmp_path: Path) -> None:
             }
         )
         wanted = oracle.step(ids)["logits"]
-        overflows.append(bool(found["overflow"]))
+        overflows.append(bool(found["capacity_overflow"]))
         np.testing.assert_allclose(found["logits"], wanted, atol=1e-5 * np.abs(wanted).max())
     assert overflows == [False, True, False, True, True]
     assert isinstance(stream, FallbackStream)
     fast, exact = stream._fast, stream._exact
-    assert isinstance(fast, ParallelStream) and isinstance(exact, ParallelStream)
-    for own, each in zip(fast._streams, exact._streams, strict=True):
-        assert isinstance(own, OnnxRuntimeStream)
+    assert isinstance(fast, OnnxRuntimeStream) and isinstance(exact, OnnxRuntimeStream)
+    for rank, own in fast.ranks.items():
         for name, memory in own._memory.items():
-            assert each.held(name) is memory, "no cache is held twice"
-
-
-def test_a_text_is_the_same_with_little_room(tmp_path: Path) -> None:
-    _, little = chat(tmp_path / "little", 1)
-    _, ample = chat(tmp_path / "ample", 0)
-    prompt = prompt_of(little.module, fresh(6))[0].tolist()
-    wanted = ample.model.generate_ids(prompt, 6).tokens
-    assert isinstance(ample.program, ParallelProgram)
-    assert little.model.generate_ids(prompt, 6).tokens == wanted
-
-
-def test_run_gives_back_whole_states(tmp_path: Path) -> None:
-    module, artifact = chat(tmp_path, 1)
-    ids = prompt_of(module, fresh(7))
-    given = {"input_ids": ids, "positions": np.tile(np.arange(6, dtype=np.int32), (2, 1))}
-    given |= {"past_lengths": np.zeros(2, np.int32)}
-    given |= {"logit_positions": np.full((2, 1), 5, np.int32)}
-    for port in artifact.program.ports.states:
-        given[port.name] = np.zeros((2, 8, 9, 4), np.float32)
-    found, wanted = artifact.run(given), evaluate(module, given)
-    assert found["overflow"] > 0
-    for name, array in wanted.items():
-        limit = 1e-5 * max(1, np.abs(array).max())
-        np.testing.assert_allclose(found[name], array, atol=limit, err_msg=name)
+            assert exact.ranks[rank].held(name) is memory, "no cache is held twice"
 
 
 SUM = """module @m mesh(tp=2) {
@@ -271,14 +233,14 @@ SUM = """module @m mesh(tp=2) {
 }"""
 
 
-def test_a_sum_over_steps_cannot_be_done_again(tmp_path: Path) -> None:
+def test_a_sum_over_steps_cannot_run_again(tmp_path: Path) -> None:
     module, whole = parse_module(SUM), parse_module(SUM)
     run_pipeline(module, 'rewrite-embeddings{scheme="KA", capacity=1}, localize, cse, dce')
     artifact, rng = compiled(tmp_path, module), fresh(8)
     ids, total = rng.integers(0, 13, 6), rng.standard_normal((6, 4))
     given = {"ids": ids.astype(np.int32), "total": total.astype(np.float32)}
     found, wanted = artifact.run(given), evaluate(whole, given)
-    assert found["overflow"] > 0
+    assert found["capacity_overflow"] > 0
     np.testing.assert_allclose(found["new"], wanted["new"], rtol=1e-5, atol=1e-6)
     with pytest.raises(Error, match="its state total; compile it without capacity in rewrite-emb"):
         artifact.program.open({})
@@ -308,13 +270,13 @@ def step(**changes: str) -> Function:
         ({}, {}, True),
         ({"PAST": "m"}, {"PAST": "m"}, True),
         ({}, {"PAST": "m"}, False),  # the second writes elsewhere
-        ({"READ": "c"}, {"READ": "c"}, False),  # what the first has written
+        ({"READ": "c"}, {"READ": "c"}, False),  # the first call has overwritten it
         ({"PAST": "k"}, {"PAST": "k"}, False),  # a count that a step may change
         ({"COUNT": "n"}, {"COUNT": "n"}, False),  # and this one does
         ({"NEW": "y"}, {"NEW": "y"}, False),
     ],
 )
-def test_which_steps_can_be_done_again(
+def test_which_steps_can_run_again(
     first: dict[str, str], second: dict[str, str], can: bool
 ) -> None:
     assert repeatable(step(**first), step(**second)) is can
@@ -323,28 +285,30 @@ def test_which_steps_can_be_done_again(
 # -- errors
 
 
-def test_both_functions_have_to_take_and_give_the_same(tmp_path: Path) -> None:
+def test_both_functions_need_equal_inputs_and_outputs(tmp_path: Path) -> None:
     _, module = lookup(tmp_path, "whole", "KA", 2)
     text = str(localized(module))
     assert fallback_of(parse_module(text)) is not None
-    renamed = parse_module(text.replace("(y: f32[5, 7, 3], over", "(rows: f32[5, 7, 3], over"))
-    with pytest.raises(Error, match="@exact, which is to be run where that is not 0, takes or giv"):
+    renamed = parse_module(text.replace("(y: f32[5, 7, 3], cap", "(rows: f32[5, 7, 3], cap"))
+    with pytest.raises(
+        Error, match="@exact, which runs where that is not 0, has other arguments or"
+    ):
         irc.compile(renamed, tmp_path / "renamed")
     alone = parse_module(text)
     for op in reversed(alone.functions.pop("exact")):
         op.erase()
     artifact = compiled(tmp_path, alone)
-    with pytest.raises(Error, match="ids found no room on the way to their rows"):
+    with pytest.raises(Error, match="embedding lookups were dropped"):
         artifact.run({"ids": crowded(fresh(9))})
 
 
-def test_gaps_of_the_fallback_are_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_operations_of_the_fallback_count(monkeypatch: pytest.MonkeyPatch) -> None:
     text = """module @m {
       func @exact(%x: f32[3]) -> (y: f32[3]) {
         %y = exp %x : f32[3]
         return %y
       }
-      func @forward(%x: f32[3]) -> (y: f32[3], overflow: i32[]) {
+      func @forward(%x: f32[3]) -> (y: f32[3], capacity_overflow: i32[]) {
         %y = add %x, %x : f32[3]
         %n = constant {values=[1], dtype="i32"} : i32[]
         return %y, %n
@@ -353,10 +317,10 @@ def test_gaps_of_the_fallback_are_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     module = parse_module(text)
     assert backend.unsupported(module) == []
     monkeypatch.delitem(TABLE._table, Exp)
-    assert [gap.op.opname for gap in backend.unsupported(module)] == ["exp"]
+    assert [each.op.opname for each in backend.unsupported(module)] == ["exp"]
 
 
-def test_a_fallback_that_is_gone_is_missed_when_loading(tmp_path: Path) -> None:
+def test_a_missing_fallback_is_an_error_at_load(tmp_path: Path) -> None:
     _, module = lookup(tmp_path, "whole", "KA", 2)
     compiled(tmp_path, localized(module))
     path = tmp_path / "out" / "rank1.exact.onnx"

@@ -1,4 +1,4 @@
-"""Tables of lowerings: duplicates, refusals, other packages, and what a backend cannot run."""
+"""Tables of lowerings: duplicates, refusals, other packages, unsupported operations."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from irc.backends.base import Gap, report
+from irc.backends.base import Unsupported, report
 from irc.backends.lowering import Lowering, expansion
-from irc.core import Op
-from irc.declare import REGISTRY
+from irc.ir.core import Op
+from irc.ir.declare import REGISTRY
 from irc.ops import Add, Full, GatedMlp, Linear, Mul, Sigmoid, Silu
 from irc.text import parse_module
 from tests.backends.text import FakeEntry, module
 
-GAPS = module(
+MODULE = module(
     "%x: f32[2, 4], %w: f32[3, 4]",
     "f32[2, 3], f32[2, 4]",
     """
@@ -33,12 +33,12 @@ def lower(*_: object) -> None:
 def test_a_composite_without_lowering_needs_its_expansion_covered() -> None:
     table: Lowering[Any] = Lowering("none")
     table.lower(Linear, Mul, Sigmoid)(lower)
-    gaps = table.unsupported(GAPS)
-    assert [(gap.op.opname, gap.reason) for gap in gaps] == [
+    unsupported = table.unsupported(MODULE)
+    assert [(each.op.opname, each.reason) for each in unsupported] == [
         ("gated_mlp", "has no lowering, and its expansion needs relu, which has no lowering"),
         ("neg", "has no lowering"),
     ]
-    told = str(report(gaps, "none"))
+    told = str(report(unsupported, "none"))
     assert "a.py:4 in mlp: gated_mlp: has no lowering" in told and "a.py:5: neg" in told
 
 
@@ -50,18 +50,18 @@ def test_a_lowering_may_refuse_an_instance() -> None:
 
     table.lower(GatedMlp, unless=only_relu)(lower)
     table.lower(REGISTRY["neg"])(lower)
-    first, second, third, _ = GAPS.main
+    first, second, third, _ = MODULE.main
     assert table.find(first) is None and table.find(second) is lower and table.find(third) is lower
-    (gap,) = table.unsupported(GAPS)
-    assert gap == Gap(
+    (each,) = table.unsupported(MODULE)
+    assert each == Unsupported(
         first, "does relu only, and its expansion needs linear, which has no lowering"
     )
     table.lower(Linear, Mul, Silu)(lower)
-    assert table.unsupported(GAPS) == []
+    assert table.unsupported(MODULE) == []
 
 
-def test_gaps_are_looked_for_where_the_main_function_leads() -> None:
-    """What is called counts once, in the module's list of functions or not; what is not, never."""
+def test_only_functions_called_from_the_main_function_count() -> None:
+    """Each once, in the module's list of functions or not."""
     text = """module @m {
       func @alone(%x: f32[2]) -> (f32[2]) { %y = relu %x : f32[2] return %y }
       func @inner(%x: f32[2]) -> (f32[2]) { %y = neg %x : f32[2] return %y }
@@ -74,12 +74,12 @@ def test_gaps_are_looked_for_where_the_main_function_leads() -> None:
       } }"""
     table: Lowering[Any] = Lowering("none")
     found = parse_module(text)
-    assert [gap.op.opname for gap in table.unsupported(found)] == ["neg", "exp"]
+    assert [each.op.opname for each in table.unsupported(found)] == ["neg", "exp"]
     found.functions = {"forward": found.main}
-    assert [gap.op.opname for gap in table.unsupported(found)] == ["neg", "exp"]
+    assert [each.op.opname for each in table.unsupported(found)] == ["neg", "exp"]
 
 
-def test_a_table_refuses_duplicates_and_takes_those_of_others(
+def test_tables_refuse_duplicates_and_load_those_of_packages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table: Lowering[Any] = Lowering("none")
@@ -90,16 +90,16 @@ def test_a_table_refuses_duplicates_and_takes_those_of_others(
     def theirs(other: Lowering[Any]) -> None:
         other.lower(Full)(lower)
 
-    def found(group: str, name: str) -> list[FakeEntry]:
-        assert (group, name) == ("irc.lowerings", "none")
-        return [FakeEntry(name, theirs)]
+    def found(group: str) -> list[FakeEntry]:
+        assert group == "irc.lowerings"
+        return [FakeEntry("none", theirs), FakeEntry("another", None)]
 
-    monkeypatch.setattr("irc.backends.lowering.entry_points", found)
+    monkeypatch.setattr("irc.backends.lowering.installed", found)
     assert table.covers(Full) and not table.covers(Mul)
 
 
-def test_an_expansion_leaves_the_operation_alone_and_keeps_its_place() -> None:
-    op = next(iter(GAPS.main))
+def test_an_expansion_keeps_the_operation_and_its_place() -> None:
+    op = next(iter(MODULE.main))
     users = [len(value.users) for value in op.operands]
     expanded = expansion(op)
     assert [len(value.users) for value in op.operands] == users

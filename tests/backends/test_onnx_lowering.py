@@ -1,4 +1,4 @@
-"""What single lowerings must get right beyond the examples of the operations."""
+"""Lowerings to ONNX on ONNX Runtime, in cases beyond the examples of the operations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from irc.backends.onnx import backend
 from irc.backends.reference import evaluate
-from irc.core import Module
+from irc.ir.core import Module
 from irc.text import parse_module
+from tests.backends.checked_models import emit_checked
 from tests.fresh import fresh
 
 RNG = fresh(11)
@@ -27,28 +28,19 @@ def module(args: str, body: str, results: str) -> Module:
 
 def agrees(m: Module, inputs: dict[str, np.ndarray], folder: Path) -> onnx.ModelProto:
     """Compares with the reference; returns the model."""
-    facts = backend.emit(m, folder, {"check": True})
+    facts = emit_checked(m, folder)
     found = backend.load(folder, facts, threads=1).run(inputs)
     for name, want in evaluate(m, inputs).items():
         assert found[name].shape == want.shape
-        np.testing.assert_allclose(found[name], want, rtol=1e-5, atol=1e-5)
+        if want.dtype.kind == "f":
+            np.testing.assert_allclose(found[name], want, rtol=1e-5, atol=1e-5)
+        else:
+            np.testing.assert_array_equal(found[name], want)
     return onnx.load(str(folder / "rank0.onnx"))
 
 
 def floats(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
-
-
-def test_sizes_are_solved_from_sums_and_multiples(tmp_path: Path) -> None:
-    m = module(
-        "%x: f32[2*S, 3], %y: f32[T + 2]",
-        "%a = full {value=2.0, shape=[S, T]} : f32[S, T]; "
-        "%b = reshape %x {shape=[S, 2, 3]} : f32[S, 2, 3]; "
-        "%c = full {value=1.0, shape=[S*T + 1]} : f32[S*T + 1]; "
-        "%d = iota {size=3*T} : i32[3*T]; return %a, %b, %c, %d",
-        "f32[S, T], f32[S, 2, 3], f32[S*T + 1], i32[3*T]",
-    )
-    agrees(m, {"x": floats(8, 3), "y": floats(7)}, tmp_path)
 
 
 def test_angles_are_shared_where_they_are_equal(tmp_path: Path) -> None:
@@ -96,7 +88,7 @@ def test_attention_without_a_cache(
         "f32[B, S, 12]",
     )
     mask = RNG.random((1, 1, tokens, keys)) < 0.7
-    mask[0, 0, 0] = False  # a query that sees nothing gives zeros
+    mask[0, 0, 0] = False  # a query with no visible key gives zeros
     inputs = {
         "q": floats(2, tokens, 16),
         "k": floats(2, keys, 8),
@@ -151,66 +143,90 @@ def test_masks_are_shared_where_they_are_equal(tmp_path: Path) -> None:
     assert (kinds.count("Greater"), kinds.count("Less")) == (2, 2)
 
 
-def test_eight_bit_floats_are_rounded_for_real(tmp_path: Path) -> None:
-    m = module(
+# (arguments, operations, results, inputs)
+SINGLE: dict[str, tuple[str, str, str, dict[str, np.ndarray]]] = {
+    "sizes solved from sums and multiples": (
+        "%x: f32[2*S, 3], %y: f32[T + 2]",
+        "%a = full {value=2.0, shape=[S, T]} : f32[S, T]; "
+        "%b = reshape %x {shape=[S, 2, 3]} : f32[S, 2, 3]; "
+        "%c = full {value=1.0, shape=[S*T + 1]} : f32[S*T + 1]; "
+        "%d = iota {size=3*T} : i32[3*T]; return %a, %b, %c, %d",
+        "f32[S, T], f32[S, 2, 3], f32[S*T + 1], i32[3*T]",
+        {"x": floats(8, 3), "y": floats(7)},
+    ),
+    "eight-bit floats are rounded": (
         "%x: f32[S]",
         '%1 = cast %x {dtype="f8e4m3"} : f8e4m3[S]; %2 = cast %1 {dtype="f32"} : f32[S]; '
         '%3 = cast %x {dtype="f8e5m2"} : f8e5m2[S]; %4 = cast %3 {dtype="f32"} : f32[S]; '
         "return %2, %4",
         "f32[S], f32[S]",
-    )
-    agrees(m, {"x": np.array([0.3, -1.7, 447.0, 1e3, 1e6, -1e6, 0.001], np.float32)}, tmp_path)
-
-
-def test_division_with_signs_and_zeros(tmp_path: Path) -> None:
-    m = module(
+        {"x": np.array([0.3, -1.7, 447.0, 1e3, 1e6, -1e6, 0.001], np.float32)},
+    ),
+    "division with signs and zeros": (
         "%x: f32[S], %y: f32[S], %a: i32[S], %b: i32[S]",
         "%1 = floor_div %x, %y : f32[S]; %2 = mod %x, %y : f32[S]; "
         "%3 = floor_div %a, %b : i32[S]; %4 = mod %a, %b : i32[S]; return %1, %2, %3, %4",
         "f32[S], f32[S], i32[S], i32[S]",
-    )
-    x = np.array([7, -7, 7, -7, 1, -1, 0, 6], np.float32)
-    y = np.array([3, 3, -3, -3, 0, 0, 5, -3], np.float32)
-    a, b = x.astype(np.int32), np.where(y == 0, 4, y).astype(np.int32)
-    agrees(m, {"x": x, "y": y, "a": a, "b": b}, tmp_path)
-
-
-def test_norm_weights_of_another_dtype(tmp_path: Path) -> None:
-    m = module(
+        {
+            "x": np.array([7, -7, 7, -7, 1, -1, 0, 6], np.float32),
+            "y": np.array([3, 3, -3, -3, 0, 0, 5, -3], np.float32),
+            "a": np.array([7, -7, 7, -7, 1, -1, 0, 6], np.int32),
+            "b": np.array([3, 3, -3, -3, 4, 4, 5, -3], np.int32),
+        },
+    ),
+    "norm weights of another dtype": (
         "%x: f64[S, 4], %w: f32[4]",
         "%1 = rms_norm %x, %w : f64[S, 4]; %2 = layer_norm %1, weight=%w, bias=%w : f64[S, 4]; "
         "return %2",
         "f64[S, 4]",
-    )
-    agrees(m, {"x": floats(3, 4).astype(np.float64), "w": floats(4)}, tmp_path)
-
-
-def test_ids_outside_the_table_give_zeros(tmp_path: Path) -> None:
-    m = module(
+        {"x": floats(3, 4).astype(np.float64), "w": floats(4)},
+    ),
+    "out-of-range indices give zeros": (
         "%i: i32[B, S], %t: f32[5, 4]",
         "%1 = embedding %i, %t : f32[B, S, 4]; return %1",
         "f32[B, S, 4]",
-    )
-    ids = np.array([[0, 4, 5], [-1, 2, 2**31 - 1]], np.int32)
-    agrees(m, {"i": ids, "t": floats(5, 4)}, tmp_path)
-
-
-def test_empty_and_single_sizes(tmp_path: Path) -> None:
-    m = module(
+        {"i": np.array([[0, 4, 5], [-1, 2, 2**31 - 1]], np.int32), "t": floats(5, 4)},
+    ),
+    "empty and single sizes": (
         "%x: f32[S, 0], %y: f32[S, 3]",
-        "%1 = reshape %x {shape=[0, S]} : f32[0, S]; "
-        "%2 = concat %x, %y {dim=1} : f32[S, 3]; "
+        "%1 = reshape %x {shape=[0, S]} : f32[0, S]; %2 = concat %x, %y {dim=1} : f32[S, 3]; "
         "%3 = split %2 {dim=1, sizes=[3]} : f32[S, 3]; return %1, %3",
         "f32[0, S], f32[S, 3]",
-    )
-    agrees(m, {"x": floats(2, 0), "y": floats(2, 3)}, tmp_path)
-
-
-def test_numbers_beyond_a_dtype_are_infinite(tmp_path: Path) -> None:
-    m = module(
+        {"x": floats(2, 0), "y": floats(2, 3)},
+    ),
+    "numbers beyond a dtype are infinite": (
         "",
         "%1 = full {value=1e300} : f32[]; %2 = full {value=-1e300, shape=[2]} : f32[2]; "
         "%3 = constant {values=[1e300, 3.0], shape=[2]} : f32[2]; return %1, %2, %3",
         "f32[], f32[2], f32[2]",
-    )
-    agrees(m, {}, tmp_path)
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SINGLE)
+def test_a_single_operation_agrees(case: str, tmp_path: Path) -> None:
+    args, body, results, inputs = SINGLE[case]
+    agrees(module(args, body, results), inputs, tmp_path)
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "maximum %x, %y : i64[B, 5]",
+        "minimum %x, %y : i64[B, 5]",
+        "clip %x {low=-2147483649, high=2147483650} : i64[B, 5]",
+        "clip %x {low=4294967296} : i64[B, 5]",
+        "reduce_max %x {dims=[1]} : i64[B]",
+        "reduce_min %x {dims=[0, 1], keep} : i64[1, 1]",
+        "reduce_max %x {dims=[-2]} : i64[5]",
+    ],
+)
+def test_all_64_bits_of_integers_count(line: str, rows: int, tmp_path: Path) -> None:
+    """Some kernels of ONNX Runtime read only the low 32 bits."""
+    result = line.rpartition(" : ")[2]
+    m = module("%x: i64[B, 5], %y: i64[B, 5]", f"%r = {line}; return %r", result)
+    near = np.array([-(2**32), -(2**31), 0, 2**31, 2**32, 2**40, -(2**62)])
+    drawn = [RNG.choice(near, (rows, 5)) + RNG.integers(-2, 3, (rows, 5)) for _ in "xy"]
+    agrees(m, dict(zip("xy", drawn, strict=True)), tmp_path)

@@ -1,4 +1,4 @@
-"""Pipeline stages: one function per stage, what they hand to each other, what is refused."""
+"""Pipeline stages: one function per stage, the values they send, the errors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 
 from irc.backends.onnx import backend
 from irc.backends.onnx.stages import stages_of
-from irc.backends.onnxruntime.distributed import DistributedProgram
-from irc.backends.onnxruntime.threads import ThreadWorld
+from irc.backends.onnxruntime.program import OnnxRuntimeProgram
+from irc.backends.ranks.threads import ThreadWorld
 from irc.backends.reference import ReferenceProgram, evaluate
-from irc.core import Module
 from irc.errors import Error
+from irc.ir.core import Module
+from irc.ir.verify import verify
 from irc.text import parse_module
-from irc.verify import verify
+from tests.backends.checked_models import emit_checked
 from tests.backends.ranks import loaded
 from tests.fresh import fresh
 
@@ -33,7 +34,7 @@ TEXT = """module @m local mesh(pp=3, tp=2) dims(B=1:2:4, S=1:3:9, C=1:8:16) {
     %u = cache_update %k, %h, %past : f32[B, 1, C, 4]
     %t = attention %h, %u, %u, past=%past {head_dim=4, causal} : f32[B, S, 4]
     %y = linear %t, @b : f32[B, S, 8]
-    %z = all_reduce %y {axis="tp", ways=2} : f32[B, S, 8]
+    %z = all_reduce %y {axis="tp", group_size=2} : f32[B, S, 8]
     return %z, %u
   }
   func @front(%x: f32[B, S, 8], %past: i32[B], %k: f32[B, 1, C, 4])
@@ -83,7 +84,7 @@ def close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(found[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_every_stage_runs_its_part(tmp_path: Path) -> None:
+def test_stages_compute_the_model(tmp_path: Path) -> None:
     m, rng = module(), fresh(1)
     program = loaded(m, tmp_path)
     streams = [p.open({"B": 2, "C": 16}) for p in (program, ReferenceProgram(m))]
@@ -98,10 +99,9 @@ def test_every_stage_runs_its_part(tmp_path: Path) -> None:
     close(program.run(inputs), evaluate(m, inputs))
 
 
-def test_every_rank_may_be_given_and_get_the_whole(tmp_path: Path) -> None:
-    """As processes run it: each rank has all inputs and ends with all outputs."""
+def test_processes_take_global_inputs_and_return_global_outputs(tmp_path: Path) -> None:
     m, rng = module(), fresh(2)
-    facts = backend.emit(m, tmp_path, {})
+    facts = backend.emit(m, tmp_path).facts
     whole = given(3, 1, rng)
     states = {k: rng.standard_normal((2, 2, 9, 4)).astype(np.float32) for k in ("k0", "k1")}
     steps = [given(n, past, rng) for past, n in ((0, 4), (4, 1))]
@@ -109,7 +109,7 @@ def test_every_rank_may_be_given_and_get_the_whole(tmp_path: Path) -> None:
     wanted = [evaluate(m, whole | states), *map(reference.step, steps)]
 
     def one(communicator: Any) -> list[dict[str, np.ndarray]]:
-        program = DistributedProgram(tmp_path, facts, communicator, threads=1)
+        program = OnnxRuntimeProgram(tmp_path, facts, communicator, threads=1)
         stream = program.open({"B": 2, "C": 16})
         return [program.run(whole | states), *map(stream.step, steps)]
 
@@ -118,7 +118,7 @@ def test_every_rank_may_be_given_and_get_the_whole(tmp_path: Path) -> None:
             close(got, want)
 
     def four(communicator: Any) -> None:
-        DistributedProgram(tmp_path, facts, communicator, threads=1)
+        OnnxRuntimeProgram(tmp_path, facts, communicator, threads=1)
 
     with pytest.raises(Error, match="has 6 ranks, and 4 processes run it"):
         ThreadWorld(4, 100).run(four)
@@ -127,17 +127,17 @@ def test_every_rank_may_be_given_and_get_the_whole(tmp_path: Path) -> None:
 def test_a_stage_has_its_own_weights_and_values(tmp_path: Path) -> None:
     m = module()
     before = str(m)
-    facts = backend.emit(m, tmp_path, {"check": True})
+    facts = emit_checked(m, tmp_path)
     verify(m)  # the weights have lost the copies that were made of their users
     assert str(m) == before
     front, middle, back = facts["stages"]
     assert [r["stage"] for r in facts["ranks"]] == [0, 0, 1, 1, 2, 2]
-    assert front["sends"] == [{"stage": 1, "names": ["stage0.x"]}]
-    assert middle["receives"] == [{"stage": 0, "names": ["stage0.x"]}]
-    assert middle["sends"] == [{"stage": 2, "names": ["stage1.y", "stage1.f"]}]
-    assert back["receives"] == [{"stage": 1, "names": ["stage1.y", "stage1.f"]}]
+    assert front["sends"] == [{"stage": 1, "names": ["stage0_x"]}]
+    assert middle["receives"] == [{"stage": 0, "names": ["stage0_x"]}]
+    assert middle["sends"] == [{"stage": 2, "names": ["stage1_y", "stage1_f"]}]
+    assert back["receives"] == [{"stage": 1, "names": ["stage1_y", "stage1_f"]}]
     names = [[port["name"] for port in stage["ports"]["inputs"]] for stage in facts["stages"]]
-    assert names == [["x", "past"], ["x", "past", "stage0.x"], ["stage1.y", "stage1.f"]]
+    assert names == [["x", "past"], ["x", "past", "stage0_x"], ["stage1_y", "stage1_f"]]
     states = [[r.get("state") for r in stage["results"]] for stage in facts["stages"]]
     assert states == [["k0", None], ["k1", None, None], [None, None]]
     assert [stage["grows"] for stage in facts["stages"]] == ["C", "C", None]
@@ -152,8 +152,8 @@ def test_a_stage_has_its_own_weights_and_values(tmp_path: Path) -> None:
     ]
 
 
-def test_a_value_may_pass_by_a_stage(tmp_path: Path) -> None:
-    """What stages 0 and 2 share may skip stage 1 here, though the pass hands it on."""
+def test_a_value_may_skip_a_stage(tmp_path: Path) -> None:
+    """Stage 0 sends to stage 2 directly here; the pass sends through stage 1."""
     text = """module @m local mesh(pp=3) dims(S=1:3:9) {
       func @f(%x: f32[S]) -> (f32[S]) { %y = neg %x : f32[S]; return %y }
       func @g(%x: f32[S], %y: f32[S]) -> (f32[S]) { %z = mul %x, %y : f32[S]; return %z }
@@ -177,26 +177,28 @@ def test_a_value_may_pass_by_a_stage(tmp_path: Path) -> None:
         (
             "%k1 {callee=@middle, stage=1}",
             "%k0 {callee=@middle, stage=1}",
-            "the state k0 is used by the stages 0 and 1; one must keep it",
+            "the state k0 is used by the stages 0 and 1; expected one",
         ),
         (
             "    return %h, %v, %e, %u",
             "    %n = neg %h : f32[B, S, 3]\n    return %n, %v, %e, %u",
-            "neg stands between the calls of stages, and no stage runs it",
+            "neg is between the calls of stages, and no stage runs it",
         ),
     ],
 )
-def test_what_cannot_be_cut_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
+def test_calls_that_are_no_stages_are_refused(
+    old: str, new: str, message: str, tmp_path: Path
+) -> None:
     assert old in TEXT
     with pytest.raises(Error, match=message):
-        backend.emit(parse_module(TEXT.replace(old, new)), tmp_path, {})
+        backend.emit(parse_module(TEXT.replace(old, new)), tmp_path)
 
 
 def test_stages_run_in_order(tmp_path: Path) -> None:
     text = TEXT.replace("callee=@front, stage=0", "callee=@front, stage=1")
     m = parse_module(text.replace("callee=@middle, stage=1", "callee=@middle, stage=0"))
     with pytest.raises(Error, match="stage 0 needs a value of stage 1, which runs after it"):
-        backend.emit(m, tmp_path, {})
+        backend.emit(m, tmp_path)
 
 
 def test_a_function_without_stages_is_itself() -> None:

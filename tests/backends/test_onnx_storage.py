@@ -1,8 +1,9 @@
-"""Where the weights of an ONNX model lie: in place, in several folders, converted."""
+"""Files of the weights of an ONNX model: the checkpoint in place, several folders, converted."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,15 +15,15 @@ import pytest
 
 from irc.backends.onnx import backend
 from irc.backends.reference import evaluate
-from irc.core import Module
 from irc.errors import Error
+from irc.ir.core import Module
 from tests.backends.decoder import write
 from tests.backends.emission import X, checkpoint, emitted, linear, module, places
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint folder; the artifact goes below it."""
+    """A checkpoint folder with an empty folder for the artifact."""
     return checkpoint(tmp_path)
 
 
@@ -32,7 +33,7 @@ def files_of(facts: Mapping[str, Any]) -> tuple[str | None, list[str], list[str]
     return facts["base"], rank["files"], rank["weights"]
 
 
-def test_weights_are_read_where_they_lie(folder: Path) -> None:
+def test_weights_are_read_in_place(folder: Path) -> None:
     facts, model = emitted(linear('@f["a"]'), folder)
     where = places(model)["w"]
     assert where["location"] == "m.safetensors" and int(where["offset"]) % 2 == 1
@@ -99,21 +100,28 @@ def two_files(folder: Path) -> Module:
     )
 
 
-def test_files_in_several_folders_and_our_own(folder: Path) -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_files_in_several_folders(beside: bool, folder: Path) -> None:
+    """The model's own folder, with converted weights and perhaps a given file, can be moved."""
     m = two_files(folder)
+    wanted = {"a": "one/m.safetensors", "b": "two/deep/m.safetensors", "c": "rank0.weights"}
+    if beside:
+        m.files["one"] = "out/beside.safetensors"
+        (folder / "one/m.safetensors").rename(folder / "out/beside.safetensors")
+        wanted |= {"a": "beside.safetensors", "b": "m.safetensors"}
     facts, model = emitted(m, folder)
-    where = {name: place["location"] for name, place in places(model).items()}
-    assert where == {
-        "a": "one/m.safetensors",
-        "b": "two/deep/m.safetensors",
-        "c": "rank0.weights",
-    }
-    assert facts["base"] == str(folder)
+    assert {name: place["location"] for name, place in places(model).items()} == wanted
+    if beside:
+        own = ["beside.safetensors", "rank0.weights"]
+        assert files_of(facts) == (str(folder / "two/deep"), ["m.safetensors"], own)
+    else:
+        assert facts["base"] == str(folder)
+    result = evaluate(m, X, folder)["result0"]
     moved = folder / "elsewhere" / "out"
     moved.parent.mkdir()
     (folder / "out").rename(moved)
     found = backend.load(moved, facts, threads=1).run(X)
-    np.testing.assert_array_equal(found["result0"], evaluate(m, X, folder)["result0"])
+    np.testing.assert_array_equal(found["result0"], result)
 
 
 def test_links_of_a_cache_are_followed(folder: Path) -> None:
@@ -124,41 +132,25 @@ def test_links_of_a_cache_are_followed(folder: Path) -> None:
     (snapshot / "m.safetensors").symlink_to("../../blobs/0123")
     m = linear('@f["a"]')
     out = folder / "out"
-    facts = backend.emit(m, out, {"base": snapshot})
+    facts = backend.emit(m, out, base=snapshot).facts
     assert files_of(facts) == (str(blobs), ["0123"], [])
     found = backend.load(out, facts, threads=1).run(X)
     wanted = evaluate(m, X, snapshot)["result0"]
     np.testing.assert_allclose(found["result0"], wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_weights_beside_the_model_move_with_it(folder: Path) -> None:
-    """A file in the model's own folder, one elsewhere, and what has to be converted."""
-    m = two_files(folder)
-    m.files["one"] = "out/beside.safetensors"
-    (folder / "one/m.safetensors").rename(folder / "out/beside.safetensors")
-    facts, model = emitted(m, folder)
-    where = {name: place["location"] for name, place in places(model).items()}
-    assert where == {"a": "beside.safetensors", "b": "m.safetensors", "c": "rank0.weights"}
-    beside = ["beside.safetensors", "rank0.weights"]
-    assert files_of(facts) == (str(folder / "two/deep"), ["m.safetensors"], beside)
-    wanted = evaluate(m, X, folder)["result0"]
-    (folder / "out").rename(folder / "moved")
-    found = backend.load(folder / "moved", facts, threads=1).run(X)
-    np.testing.assert_array_equal(found["result0"], wanted)
-
-
 def test_checker_accepts_a_model_beside_its_weights(folder: Path) -> None:
-    facts = backend.emit(linear('@f["a"]'), folder, {"base": folder})
+    facts = backend.emit(linear('@f["a"]'), folder, base=folder).facts
     assert files_of(facts) == (None, [], ["m.safetensors"])
     onnx.checker.check_model(str(folder / "rank0.onnx"), full_check=True)
 
 
 def test_a_weight_unlike_its_file_is_refused(folder: Path) -> None:
     with pytest.raises(Error, match=r"weight @w is f32\[5, 4\], but @f\[\"c\"\] is f32\[6, 5\]"):
-        backend.emit(linear('@f["c"]'), folder / "out", {"base": folder})
+        backend.emit(linear('@f["c"]'), folder / "out", base=folder)
 
 
-def test_weights_of_four_bits_lie_two_to_a_byte(folder: Path) -> None:
+def test_weights_of_four_bits_are_packed_by_two(folder: Path) -> None:
     m = module(
         'weight @w : i4[3, 5] = random("k", 1, 4.0)',
         """%wide = cast @w {dtype="f32"} : f32[3, 5]
@@ -176,19 +168,26 @@ def test_weights_of_four_bits_lie_two_to_a_byte(folder: Path) -> None:
 
 
 def test_writing_weights_takes_no_memory(folder: Path) -> None:
-    rows = 60_000  # 240 MB, a hole in the file
-    header = {"x": {"dtype": "F32", "shape": [rows, 1000], "data_offsets": [0, rows * 4000]}}
-    text = json.dumps(header).encode()
-    path = folder / "big.safetensors"
-    path.write_bytes(len(text).to_bytes(8, "little") + text)
-    os.truncate(path, 8 + len(text) + rows * 4000)
+    rows = 60_000
+    path = sparse_checkpoint(folder, rows, 1000)
     body = "%y = slice @w {dim=0, start=0, stop=1} : f32[1, 60000]\nreturn %y"
     weight = 'weight @w : f32[1000, 60000] = @f["x"].transpose(1, 0)'
     m = module(weight, body, "f32[1, 60000]", {"f": path.name})
     before = resident()
-    backend.emit(m, folder / "out", {"base": folder})
+    backend.emit(m, folder / "out", base=folder)
     assert (folder / "out" / "rank0.weights").stat().st_size == rows * 4000
     assert resident() - before < 60 << 20
+
+
+def sparse_checkpoint(folder: Path, *shape: int) -> Path:
+    """A file of one f32 tensor "x", of zeros that take no space on disk."""
+    size = 4 * math.prod(shape)
+    header = {"x": {"dtype": "F32", "shape": list(shape), "data_offsets": [0, size]}}
+    text = json.dumps(header).encode()
+    path = folder / "big.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, 8 + len(text) + size)
+    return path
 
 
 def resident() -> int:
@@ -196,8 +195,8 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_a_full_disk_is_an_error(folder: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(folder: Path) -> None:
     with pytest.raises(Error, match=r"cannot write .*nowhere/rank0\.onnx: No such file"):
-        backend.emit(linear('@f["a"]'), folder / "nowhere", {"base": folder})
+        backend.emit(linear('@f["a"]'), folder / "nowhere", base=folder)
     with pytest.raises(Error, match=r"cannot write .*nowhere/rank0\.weights: No such file"):
-        backend.emit(linear('@f["b"].cast(f16)', "f16"), folder / "nowhere", {"base": folder})
+        backend.emit(linear('@f["b"].cast(f16)', "f16"), folder / "nowhere", base=folder)

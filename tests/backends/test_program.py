@@ -1,4 +1,4 @@
-"""Backends by name, their programs and streams; shown on the reference backend."""
+"""Backends by name, their programs and streams, tested with the reference backend."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import irc.backends
 from irc.backends.base import Backend, ports_of
 from irc.backends.reference import ReferenceProgram, backend
-from irc.core import Op
-from irc.declare import REGISTRY, Operand, operation
 from irc.errors import Error
+from irc.ir.core import Op
+from irc.ir.declare import REGISTRY, Operand, operation
+from irc.ir.types import TensorType
 from irc.ops import Add
-from irc.types import TensorType
 from tests.backends.text import FakeEntry, module
 
 F32 = np.float32
@@ -56,7 +56,7 @@ def test_every_rank_keeps_its_own_state() -> None:
         %step = cast %rank {dtype="f32"} : f32[]
         %more = add %total, %step : f32[]
         %new = add %more, %x : f32[]
-        %sum = all_reduce %new {axis="tp", ways=3} : f32[]
+        %sum = all_reduce %new {axis="tp", group_size=3} : f32[]
         return %sum, %new
         """,
         head="local mesh(tp=3)",
@@ -67,7 +67,7 @@ def test_every_rank_keeps_its_own_state() -> None:
         assert float(found) == 6 * step  # ranks 0, 1 and 2 hold 1, 2 and 3 times the steps
 
 
-def test_what_a_stream_refuses() -> None:
+def test_errors_of_streams() -> None:
     program = ReferenceProgram(COUNTER)
     with pytest.raises(Error, match="state total has a dimension C, but C has no size"):
         program.open({"B": 2})
@@ -80,7 +80,7 @@ def test_what_a_stream_refuses() -> None:
 def test_the_reference_backend_writes_and_loads_text(tmp_path: Path) -> None:
     assert irc.backends.get("reference") is backend
     assert isinstance(backend, Backend) and backend.unsupported(COUNTER) == []
-    manifest = backend.emit(COUNTER, tmp_path, {"base": tmp_path})
+    manifest = backend.emit(COUNTER, tmp_path, base=tmp_path).facts
     program = backend.load(tmp_path, manifest)
     assert program.ports == ports_of(COUNTER.main)
     found = program.run({"x": np.ones(1, F32), "total": np.ones((1, 1), F32)})
@@ -92,15 +92,15 @@ def test_an_unknown_backend_names_the_nearest() -> None:
         irc.backends.get("referense")
 
 
-def test_other_packages_bring_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = object()
     entries = [FakeEntry("other", theirs)]
 
-    def found(group: str, name: str | None = None) -> list[FakeEntry]:
+    def found(group: str) -> list[FakeEntry]:
         assert group == "irc.backends"
-        return [e for e in entries if name in (None, e.name)]
+        return entries
 
-    monkeypatch.setattr(irc.backends, "entry_points", found)
+    monkeypatch.setattr("irc.backends.installed", found)
     assert irc.backends.get("other") is theirs
     assert irc.backends.names()[-1] == "other"
     entries.append(FakeEntry("other", None))
@@ -108,10 +108,10 @@ def test_other_packages_bring_backends(monkeypatch: pytest.MonkeyPatch) -> None:
         irc.backends.get("other")
 
 
-def test_an_operation_without_meaning_is_a_gap() -> None:
+def test_an_operation_without_meaning_is_unsupported() -> None:
     @operation("mute")
     class Mute(Op):
-        """Says nothing about its meaning."""
+        """An operation without evaluate and expand."""
 
         x: Operand
 
@@ -120,8 +120,8 @@ def test_an_operation_without_meaning_is_a_gap() -> None:
 
     try:
         silent = module("%x: f32[2]", "f32[2]", "%y = mute %x : f32[2]\nreturn %y")
-        (gap,) = backend.unsupported(silent)
-        assert gap.op.opname == "mute" and "neither evaluate nor expand" in gap.reason
+        (each,) = backend.unsupported(silent)
+        assert each.op.opname == "mute" and "neither evaluate nor expand" in each.reason
         assert not backend.covers(Mute) and backend.covers(Add)
     finally:
         del REGISTRY["mute"]

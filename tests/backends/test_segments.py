@@ -1,4 +1,4 @@
-"""Cutting a model at its collectives, the memory of what lies between, sessions of segments."""
+"""Segments of a model between its collectives: their values, memory and sessions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import onnx
 import pytest
 from onnx.onnx_ml_pb2 import ModelProto
 
-from irc.backends.onnx import backend
 from irc.backends.onnxruntime.buffers import Between, between, place
-from irc.backends.onnxruntime.segments import Collective, Segment, cut, model_of, types_of
+from irc.backends.onnxruntime.segments import Collective, Segment, divide, model_of, types_of
 from irc.backends.onnxruntime.session import Part, Parts
-from irc.core import Module
-from irc.dims import symbol
-from irc.errors import Error
+from irc.ir.core import Module
+from irc.ir.dims import symbol
 from irc.text import parse_module
+from tests.backends.checked_models import emit_checked
 from tests.backends.ranks import agrees, drawn, loaded
 from tests.fresh import fresh
 
@@ -26,7 +25,7 @@ HEAD = """module @m local mesh(tp=2) dims(S=1:3:9) {{
   weight @w : bf16[4, 4] = random("w", 1, 0.5)
   func @forward(%x: f32[S, 4]) -> ({results}) {{
 """
-REDUCE = '{axis="tp", ways=2}'
+REDUCE = '{axis="tp", group_size=2}'
 
 
 def module(body: str, results: str) -> Module:
@@ -35,7 +34,7 @@ def module(body: str, results: str) -> Module:
 
 
 def model(m: Module, folder: Path) -> ModelProto:
-    backend.emit(m, folder, {"check": True})
+    emit_checked(m, folder)
     return onnx.load(str(folder / "rank0.onnx"), load_external_data=False)
 
 
@@ -56,9 +55,9 @@ TWICE = module(
 
 
 def test_constants_stay_where_they_are_needed(tmp_path: Path) -> None:
-    steps = cut(model(TWICE, tmp_path))
+    steps = divide(model(TWICE, tmp_path))
     kinds = [
-        [node.op_type for node in step.nodes] if isinstance(step, Segment) else step.what.operation
+        [node.op_type for node in step.nodes] if isinstance(step, Segment) else step.call.operation
         for step in steps
     ]
     assert kinds == [
@@ -77,14 +76,14 @@ def test_constants_stay_where_they_are_needed(tmp_path: Path) -> None:
 def test_segments_hold_their_own_weights(tmp_path: Path) -> None:
     whole = model(TWICE, tmp_path)
     types = types_of(whole)
-    found = [model_of(step, whole, types) for step in cut(whole) if isinstance(step, Segment)]
+    found = [model_of(step, whole, types) for step in divide(whole) if isinstance(step, Segment)]
     for part in found:
         onnx.shape_inference.infer_shapes(part, check_type=True, strict_mode=True)
     held = [[t.name for t in part.graph.initializer if t.external_data] for part in found]
     assert held == [["w"], ["w"], []]
 
 
-def test_what_leads_nowhere_is_left_out(tmp_path: Path) -> None:
+def test_unused_operations_are_left_out(tmp_path: Path) -> None:
     m = module(
         f"""
         %a = neg %x : f32[S, 4]
@@ -96,7 +95,7 @@ def test_what_leads_nowhere_is_left_out(tmp_path: Path) -> None:
         """,
         "f32[S, 4]",
     )
-    assert [type(step) for step in cut(model(m, tmp_path))] == [Collective]
+    assert [type(step) for step in divide(model(m, tmp_path))] == [Collective]
     agrees(m, {"x": drawn(fresh(6), "f32", (3, 4), 2)}, tmp_path)
 
 
@@ -105,10 +104,10 @@ def test_places_name_the_line_of_the_script(tmp_path: Path) -> None:
         f'%b = all_reduce %x {REDUCE} : f32[S, 4] loc("model.py":7 "layers.0")\nreturn %b',
         "f32[S, 4]",
     )
-    (step,) = cut(model(m, tmp_path))
+    (step,) = divide(model(m, tmp_path))
     assert isinstance(step, Collective)
-    assert step.what.place == "layers.0/all_reduce/DistCollective.result0 (model.py:7)"
-    assert (step.what.group, step.what.root, step.what.reduce_op) == ((0, 1), -1, "sum")
+    assert step.call.place == "layers.0/all_reduce/DistCollective.result0 (model.py:7)"
+    assert (step.call.group, step.call.root, step.call.reduce_op) == ((0, 1), -1, "sum")
 
 
 # -- memory between steps
@@ -125,7 +124,7 @@ def overlap(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.shares_memory(a, b))
 
 
-def test_memory_is_used_again_when_nobody_needs_it() -> None:
+def test_memory_is_reused_after_the_last_use() -> None:
     found = place(
         values(
             a=(0, 1, (S, 4)), b=(1, 2, (S, 4)), c=(2, 3, (4, S)), d=(0, 9, (S, 4)), e=(3, 4, (1,))
@@ -133,7 +132,7 @@ def test_memory_is_used_again_when_nobody_needs_it() -> None:
         {"S": 8},
     )
     assert found["c"].shape == (4, 8) and overlap(found["a"], found["c"])
-    for a, b in (("a", "b"), ("a", "d"), ("b", "e")):  # e would waste most of what b leaves
+    for a, b in (("a", "b"), ("a", "d"), ("b", "e")):  # e would waste most of the memory of b
         assert not overlap(found[a], found[b])
     assert all(array.ctypes.data % 64 == 0 for array in found.values())
 
@@ -173,14 +172,14 @@ HIDDEN = module(
 )
 
 
-def test_shapes_that_only_a_run_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same results where every value between segments is left to ONNX Runtime."""
+def test_shapes_known_only_at_run_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same results where ONNX Runtime allocates every value between segments."""
 
-    def blind(*given: Any) -> dict[str, Between]:
+    def shapeless(*given: Any) -> dict[str, Between]:
         found = between(*given)
         return {k: Between(v.first, v.last, v.dtype, None) for k, v in found.items()}
 
-    monkeypatch.setattr("irc.backends.onnxruntime.session.between", blind)
+    monkeypatch.setattr("irc.backends.onnxruntime.session.between", shapeless)
     for m in (HIDDEN, TWICE):
         program = agrees(m, {"x": drawn(fresh(3), "f32", (3, 4), 2)}, tmp_path)
         values_ = program.models[0].parts.between.values()
@@ -192,15 +191,15 @@ def test_shapes_that_only_a_run_tells(tmp_path: Path, monkeypatch: pytest.Monkey
         np.testing.assert_allclose(stream.step({"x": x})["result0"], wanted, rtol=1e-5)
 
 
-def test_weights_and_constants_may_be_exchanged(tmp_path: Path) -> None:
+def test_collectives_of_weights_and_constants(tmp_path: Path) -> None:
     text = """module @m local mesh(tp=2) {
       weight @w : f32[4, 3] = random("w", 1, 0.5, [8, 3]).shard(0, tp)
       func @forward(%x: f32[3]) -> (f32[8, 3], f32[4, 3], i32[2], f32[3]) {
-        %a = all_gather @w {axis="tp", dim=0, ways=2} : f32[8, 3]
-        %b = all_reduce @w {axis="tp", ways=2} : f32[4, 3]
+        %a = all_gather @w {axis="tp", dim=0, group_size=2} : f32[8, 3]
+        %b = all_reduce @w {axis="tp", group_size=2} : f32[4, 3]
         %c = rank {axis="tp"} : i32[]
         %d = unsqueeze %c {dims=[0]} : i32[1]
-        %e = all_gather %d {axis="tp", dim=0, ways=2} : i32[2]
+        %e = all_gather %d {axis="tp", dim=0, group_size=2} : i32[2]
         return %a, %b, %e, %x
       }
     }"""
@@ -214,7 +213,7 @@ def sessions(parts: Parts) -> list[Any]:
     return [step.session for step in parts.steps if isinstance(step, Part)]
 
 
-def test_sessions_neither_spin_nor_hoard(tmp_path: Path) -> None:
+def test_sessions_sleep_and_keep_no_memory(tmp_path: Path) -> None:
     program = loaded(TWICE, tmp_path, threads=4, low_memory=True)
     for session in sessions(program.models[0].parts):
         options = session.get_session_options()
@@ -230,15 +229,3 @@ def test_threads_of_all_sessions_are_bounded(
     program = loaded(TWICE, tmp_path, threads=64)
     for session in sessions(program.models[1].parts):
         assert session.get_session_options().intra_op_num_threads == 2  # 5 steps, 2 ranks
-
-
-def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
-    facts = backend.emit(TWICE, tmp_path, {})
-    (tmp_path / "shared.weights").rename(tmp_path / "gone")
-    with pytest.raises(Error, match=r"shared\.weights is missing"):
-        backend.load(tmp_path, facts)
-    (tmp_path / "gone").rename(tmp_path / "shared.weights")
-    path = tmp_path / "rank1.onnx"
-    path.write_bytes(path.read_bytes()[:300])
-    with pytest.raises(Error, match=r"(?s)ONNX Runtime cannot load .*rank1\.onnx.*on rank 1 of 2"):
-        backend.load(tmp_path, facts)

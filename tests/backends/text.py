@@ -1,8 +1,8 @@
-"""What the backend tests share: modules from a few lines of text, and stand-in entry points."""
+"""Modules from a few lines of text and fake entry points, for the tests of backends."""
 
 from __future__ import annotations
 
-from irc.core import Module
+from irc.ir.core import Module
 from irc.text import parse_module
 
 

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,25 +13,20 @@ import pytest
 
 from irc.analysis.topology_file import default_topology, read_topology
 from irc.analysis.topology_fit import Measurement
+from irc.artifact.manifest import Progress
 from irc.backends import measure as measuring
 from irc.backends.cuda import measure, runtime
-from irc.backends.measure import (
-    HALF,
-    SINGLE,
-    Case,
-    Plan,
-    Tell,
-    check,
-    measure_threads,
-    operand_of,
-)
-from irc.backends.mpi.launcher import mpiexec
-from irc.backends.onnxruntime.threads import ThreadCommunicator
-from irc.collectives import OPERATIONS
+from irc.backends.measure import HALF, SINGLE, Case, Plan, check, measure_threads, operand_of
+from irc.backends.ranks import launch as ranks_launch
+from irc.backends.ranks.launch import find_mpiexec
+from irc.backends.ranks.threads import ThreadCommunicator, ThreadWorld
 from irc.errors import Error
+from irc.ops.collective_names import OPERATIONS
 from tests.cli.runner import irc, refused, works
 from tests.fresh import fresh
 from tests.layout import ROOT
+from tests.tensorrt.fake_gpu import FakeDriver
+from tests.tensorrt.fake_nccl import FakeNccl
 
 FEW = ("--sizes", "4096,1000000")
 
@@ -46,11 +42,11 @@ def test_threads_are_measured_where_no_gpu_is(monkeypatch: pytest.MonkeyPatch) -
     assert [line.split()[:2] for line in lines[2:]] == [["2", kind] for kind in OPERATIONS]
 
 
-def timed(plan: Plan, tell: Tell) -> tuple[list[Measurement], str]:
+def timed(plan: Plan, tell: Progress) -> tuple[list[Measurement], str]:
     """What is measured, but for its times: they lie on lines, as on no real machine."""
     found, about = measure_threads(plan, tell)
     assert all(each.us > 0 for each in found)
-    return [replace(m, us=20 * m.ways + m.size / 1000) for m in found], about
+    return [replace(m, us=20 * m.group_size + m.size / 1000) for m in found], about
 
 
 def test_the_topology_has_the_fitted_constants(
@@ -67,10 +63,10 @@ def test_the_topology_has_the_fitted_constants(
     assert list(link.measured) == ["all_gather", "reduce_scatter"]
     assert topology.link("nvlink") == default_topology().link("nvlink")
     for found in answer.json["measurements"]:
-        assert found["size"] % (4 * found["ways"]) == 0
-        model = topology.time(found["kind"], found["ways"], found["size"])
+        assert found["size"] % (4 * found["group_size"]) == 0
+        model = topology.time(found["kind"], found["group_size"], found["size"])
         assert model == pytest.approx(found["us"], rel=1e-3)
-    assert {found["ways"] for found in answer.json["measurements"]} == {2, 3}
+    assert {found["group_size"] for found in answer.json["measurements"]} == {2, 3}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +76,7 @@ def test_the_topology_has_the_fitted_constants(
         (("collectives", "--kinds", "allreduce"), 2, "did you mean 'all_reduce'"),
         (("collectives", "--sizes", "12"), 2, "12 is less than 1024"),
         (("collectives", "--ranks", "1"), 2, "1 is less than 2"),
-        (("collectives", "--on", "gpu"), 1, "there are 0 GPUs here"),
+        (("collectives", "--on", "gpu"), 1, "expected at least 2 GPUs"),
         (("collectives", "--link", "nvlnk"), 1, "no link 'nvlnk'"),
         (("collectives", "--topology", "absent.json"), 1, "cannot read the topology"),
     ],
@@ -93,12 +89,12 @@ def test_wrong_words(
 
 
 @pytest.mark.parametrize("kind", OPERATIONS)
-@pytest.mark.parametrize("ways", [2, 3, 4])
-def test_a_wrong_result_is_noticed(kind: str, ways: int) -> None:
+@pytest.mark.parametrize("group_size", [2, 3, 4])
+def test_a_wrong_result_is_noticed(kind: str, group_size: int) -> None:
     """The check is what stands between a wrong call of a library and a table of its times."""
-    case = Case(kind, ways, 120 * ways, HALF)
-    for rank in range(ways):
-        given = [operand_of(case, each) for each in range(ways)]
+    case = Case(kind, group_size, 120 * group_size, HALF)
+    for rank in range(group_size):
+        given = [operand_of(case, each) for each in range(group_size)]
         assert not any((a == b).all() for a, b in pairwise(given))
         wrong = fresh(rank).integers(-9, -1, case.result).astype(HALF)
         if kind in ("reduce", "gather") and rank:
@@ -112,80 +108,57 @@ def test_a_rank_that_gets_something_else_is_not_timed(monkeypatch: pytest.Monkey
     def nothing(self: object, what: object, operand: object, result: object) -> None:
         """Leaves the result as it is."""
 
-    monkeypatch.setattr(ThreadCommunicator, "exchange", nothing)
+    monkeypatch.setattr(ThreadCommunicator, "collective", nothing)
     with pytest.raises(Error, match="its time says nothing"):
         measure_threads(Plan(("all_gather",), (4096,), 2, SINGLE), lambda *_: None)
 
 
 def test_sizes_divide_by_the_ranks() -> None:
-    for ways in (2, 3, 7):
-        for case in Plan(OPERATIONS, (4096, 1 << 20), ways, SINGLE).cases(ways):
-            assert case.size % (ways * 4) == 0
-            assert 4096 - 4 * ways < case.size or case.size > 4096
-            assert case.operand * 4 in (case.size, case.size // ways)
+    for group_size in (2, 3, 7):
+        for case in Plan(OPERATIONS, (4096, 1 << 20), group_size, SINGLE).cases(group_size):
+            assert case.size % (group_size * 4) == 0
+            assert 4096 - 4 * group_size < case.size or case.size > 4096
+            assert case.operand * 4 in (case.size, case.size // group_size)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="no mpi4py")
 def test_processes_of_mpiexec_are_measured() -> None:
     """The first one answers for all."""
     words = ["collectives", *FEW, "--kinds", "all_reduce,scatter", "--json"]
-    command = [mpiexec(), "-n", "2", sys.executable, "-m", "irc", "bench", *words]
+    command = [find_mpiexec(), "-n", "2", sys.executable, "-m", "irc", "bench", *words]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["about"] == "processes over MPI"
-    said = [(each["kind"], each["ways"], each["size"]) for each in found["measurements"]]
+    said = [(each["kind"], each["group_size"], each["size"]) for each in found["measurements"]]
     sizes = [4096, 1000000]
     assert said == [(kind, 2, size) for kind in ("all_reduce", "scatter") for size in sizes]
     assert all(each["us"] > 0 for each in found["measurements"])
 
 
-PLAN = Plan(("all_reduce",), (4096, 8192), 3)
+def test_gpus_are_measured_by_a_process_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[list[str], int]] = []
+
+    def launch(words: list[str], ranks: int) -> int:
+        launched.append((words, ranks))
+        return 3
+
+    monkeypatch.setattr(runtime, "device_count", lambda: 4)
+    monkeypatch.setattr(ranks_launch, "launch", launch)
+    assert irc("bench", "collectives", *FEW, "--ranks", "3").status == 3
+    assert launched == [(["bench", "collectives", *FEW, "--ranks", "3"], 3)]
 
 
-def _answer(rank: int, plan: Plan, parent: measure.Connection) -> None:
-    """A rank that measures nothing, but keeps to the order of messages."""
-    parent.send("three toys")
-    for ways in plan.groups():
-        if rank >= ways:
-            continue
-        if rank == 0:
-            parent.send(b"name")
-        else:
-            assert parent.recv() == b"name"
-        parent.send([1.0 + rank for _ in plan.cases(ways)])
-
-
-def _fail(rank: int, plan: Plan, parent: measure.Connection) -> None:
-    parent.send("three toys")
-    if rank == 1:
-        raise ValueError("no such library")
-    parent.send(b"name")
-    parent.recv()
-
-
-def _lack(rank: int, plan: Plan, parent: measure.Connection) -> None:
-    raise ModuleNotFoundError("No module named 'nccl'", name="nccl")
-
-
-def test_a_package_that_is_missing_is_named() -> None:
-    with pytest.raises(Error, match=r"no package nccl here: pip install 'irc-compiler\[cuda\]'"):
-        measure.measure_gpus(PLAN, lambda *_: None, _lack)
-
-
-def test_the_slowest_gpu_counts() -> None:
-    found, about = measure.measure_gpus(PLAN, lambda *_: None, _answer)
-    assert about == "three toys"
-    assert [(m.ways, m.size, m.us) for m in found] == [
-        (2, 4096, 2.0),
-        (2, 8192, 2.0),
-        (3, 4092, 3.0),
-        (3, 8190, 3.0),
-    ]
-
-
-def test_a_gpu_that_fails_is_named_and_nobody_waits() -> None:
-    with pytest.raises(Error, match="GPU 1: ValueError: no such library"):
-        measure.measure_gpus(PLAN, lambda *_: None, _fail)
+def test_the_slowest_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "CudaDriver", FakeDriver)
+    monkeypatch.setattr(measure, "open_group", partial(measure.open_group, library=FakeNccl()))
+    monkeypatch.setattr(measure, "nccl_version", lambda: "2.28.9")
+    plan = Plan(OPERATIONS, (4096,), 3)
+    (found, about), *others = ThreadWorld(3).run(
+        lambda host: measure.measure_gpus(plan, host, lambda *_: None)
+    )
+    assert about == "Fake 9000, NCCL 2.28.9" and all(found == other for other, _ in others)
+    expected = [(kind, size, 50.0 * size) for size in (2, 3) for kind in OPERATIONS]
+    assert [(m.kind, m.group_size, m.us) for m in found] == expected

@@ -1,7 +1,5 @@
 """`--embedding` for a model whose tables have names of its own: numbers of one rank, on several."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -62,5 +60,5 @@ def test_a_scheme_is_followed(words: str, inputs: Path, tmp_path: Path) -> None:
 def test_a_scheme_that_no_table_can_have() -> None:
     words = ["compile", TOWERS, "--random-weights", "1", "--dry-run", "--mesh", "dp=2"]
     said = refused(*words, "--embedding", "ra")
-    assert "ra was asked for, but no lookup can have it: @" in said
+    assert "ra was requested, but no lookup can have it: @" in said
     assert "use one of R, RSD, CD, KD" in said

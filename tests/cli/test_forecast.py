@@ -1,4 +1,4 @@
-"""`irc forecast`: config.json alone, agreement with what is compiled, and wrong questions."""
+"""`irc forecast`: of config.json alone, agreement with what is compiled, and errors."""
 
 import json
 import time
@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 import pytest
 
-from irc.mesh import Mesh
+from irc.ir.mesh import Mesh
 from tests.cli.runner import Answer, refused, works
 from tests.layout import ROOT
 from tests.tiny_checkpoint import CONFIG, write_checkpoint
@@ -37,20 +37,11 @@ def phases(answer: Answer) -> dict[str, Any]:
     return {phase["name"]: phase for phase in answer.json["phases"]}
 
 
-def test_a_70b_shape_takes_a_moment(tmp_path: Path) -> None:
-    folder = config_folder(tmp_path / "llama", LLAMA_70B)
-
-    def seconds() -> float:
-        began = time.process_time()
-        works("forecast", folder, "--mesh", "tp=8", "--json")
-        return time.process_time() - began
-
-    assert any(seconds() < 2 for _ in range(3))  # a quiet machine: a quarter
-
-
 def test_a_70b_shape_from_its_config_alone(tmp_path: Path) -> None:
     folder = config_folder(tmp_path / "llama", LLAMA_70B)
+    began = time.process_time()
     found = phases(works("forecast", folder, "--mesh", "tp=8", "--json"))
+    assert time.process_time() - began < 10  # s; 0.3 on a quiet machine
     decode, prefill = found["decode"], found["prefill"]
     (memory,) = decode["memory"]
     parameters = 70_553_706_496
@@ -59,11 +50,11 @@ def test_a_70b_shape_from_its_config_alone(tmp_path: Path) -> None:
     reduced = [row for row in decode["collectives"] if row["kind"] == "all_reduce"]
     assert sum(row["count"] for row in reduced) == 2 * 80 + 1  # layers, and the embedding
     assert sum(row["sent_per_token"] for row in reduced) == 161 * 2 * 7 / 8 * 8192 * 2
-    # 17.6 GB at 4.26 TB/s is what one step cannot do without
-    assert decode["us"]["roofline"] > memory["weights"] / 4264e3 * 0.95
-    assert decode["us"]["total"] == pytest.approx(
-        sum(decode["us"][part] for part in ("roofline", "kernels", "collectives"))
-    )
+    # one step reads at least 17.6 GB at 4.26 TB/s
+    times = decode["us"]
+    assert times["roofline"] > memory["weights"] / 4264e3 * 0.95
+    parts = (times[part] for part in ("roofline", "kernels", "collectives"))
+    assert times["total"] == pytest.approx(sum(parts))
     assert decode["tokens_before"] == 8191
     assert prefill["sizes"]["S"] == 128
 
@@ -76,7 +67,7 @@ def test_no_weight_file_is_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mesh", ["tp=1", "tp=2", "tp=3", "pp=2,tp=2"])
 def test_weights_are_those_of_the_artifact(tmp_path: Path, mesh: str) -> None:
-    """Odd sizes, so that ranks have padding: what is forecast is what each rank's model names."""
+    """Odd sizes, so that ranks have padding: the forecast agrees with the model of each rank."""
     folder = write_checkpoint(tmp_path / "llama", vocab_size=301)
     works("compile", folder, "-o", tmp_path / "out", "--mesh", mesh)
     stages = phases(works("forecast", folder, "--mesh", mesh, "--json"))["decode"]["memory"]
@@ -107,20 +98,16 @@ def test_tokens_and_sizes(tmp_path: Path) -> None:
     assert longer["decode"]["tokens_before"] == 79  # the caches are full then
 
 
-def test_stages_are_shown_one_by_one(tmp_path: Path) -> None:
-    folder = config_folder(tmp_path / "llama", CONFIG)
+def test_the_text(tmp_path: Path) -> None:
+    folder = config_folder(tmp_path / "tiny", CONFIG)
     text = works("forecast", folder, "--mesh", "pp=2,tp=2").out
-    assert "4 ranks (pp=2, tp=2) of NVIDIA H200, nvlink" in text
-    assert "stage 0" in text
-    assert "stage 1" in text
-    assert "x send" in text
-
-
-def test_ranks_that_do_the_same_are_told(tmp_path: Path) -> None:
-    folder = config_folder(tmp_path / "llama", CONFIG)
-    note = "nothing is split over the mesh axis cp: its 2 ranks do the same"
+    for words in ("4 ranks (pp=2, tp=2) of NVIDIA H200, nvlink", "stage 0", "stage 1", "x send"):
+        assert words in text
+    note = "nothing is sharded over the mesh axis cp: its 2 ranks do the same"
     assert note in works("forecast", folder, "--mesh", "cp=2,tp=2").out
     assert works("forecast", folder, "--mesh", "tp=2", "--json").json["notes"] == []
+    folder = config_folder(tmp_path / "large", LLAMA_70B)
+    assert "GB of 150.1 GB: too much" in works("forecast", folder, "--dims", "B=64").out
 
 
 def test_slower_links_take_longer(tmp_path: Path) -> None:
@@ -132,11 +119,6 @@ def test_slower_links_take_longer(tmp_path: Path) -> None:
     us = [each["us"]["collectives"] for each in times]
     assert us == sorted(us)
     assert us[0] < us[1] < us[2]
-
-
-def test_too_much_for_the_device_is_said(tmp_path: Path) -> None:
-    folder = config_folder(tmp_path / "llama", LLAMA_70B)
-    assert "GB of 150.1 GB: too much" in works("forecast", folder, "--dims", "B=64").out
 
 
 def test_a_module_that_is_no_language_model() -> None:
@@ -153,7 +135,7 @@ def test_a_local_module_is_taken_as_it_is(tmp_path: Path) -> None:
   weight @w : bf16[8, 4] = unbound("w", [16, 4]).shard(0, tp)
   func @forward(%x: bf16[4]) -> (y: bf16[16]) {
     %a = linear %x, @w : bf16[8]
-    %y = all_gather %a {axis="tp", dim=0, ways=2} : bf16[16]
+    %y = all_gather %a {axis="tp", dim=0, group_size=2} : bf16[16]
     return %y
   }
 }"""
@@ -168,7 +150,7 @@ def test_a_local_module_is_taken_as_it_is(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--link", "nvlnk"), "no link 'nvlnk'; did you mean 'nvlink'?"),
-        (("--link", "foo"), "has no link 'foo'; there are nvlink, pcie, ethernet"),
+        (("--link", "foo"), "has no link 'foo'; it has nvlink, pcie, ethernet"),
         (("--tokens", "97"), "97 tokens do not fit: the caches hold C=96; give --dims C=97"),
         (("--dims", "X=3"), "the model has no dimension 'X'"),
         (("--mesh", "tp=0"), "mesh axis tp=0 must have at least one rank"),
@@ -177,7 +159,7 @@ def test_a_local_module_is_taken_as_it_is(tmp_path: Path) -> None:
         (("--set", "layers=2"), "a checkpoint folder has no setting 'layers'"),
     ],
 )
-def test_wrong_questions(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_wrong_options(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     folder = config_folder(tmp_path / "llama", CONFIG)
     assert message in refused("forecast", folder, *words)
 
@@ -187,7 +169,7 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert "has no config.json" in refused("forecast", tmp_path)
     wrong = tmp_path / "mine.json"
     wrong.write_text('{"format": 1}')
-    assert "mine.json: links is missing" in refused("forecast", tmp_path, "--topology", wrong)
+    assert "mine.json: name is missing" in refused("forecast", tmp_path, "--topology", wrong)
 
 
 def test_weights_are_counted_as_they_are_stored(tmp_path: Path) -> None:

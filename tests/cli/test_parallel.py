@@ -1,31 +1,22 @@
 """Compiling for several ranks and running them: the same numbers and text as on one."""
 
-from __future__ import annotations
-
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from irc.mesh import Mesh
+from irc.ir.mesh import Mesh
 from tests.cli.runner import refused, works
+from tests.layout import ROOT
 
-ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "examples" / "llama.py"
 TINY = ROOT / "examples" / "tiny_llama"
 PROMPT = ["--prompt", "The Python", "--max-new-tokens", "24"]
 MESHES = (
-    "tp=2",
-    "tp=3",
-    "pp=2",
-    "tp=2,pp=2",
-    "dp=2,tp=2",
-    "tp=2 --sequence",
-    "tp=2 --embedding CA",
-    "tp=3 --embedding auto --sequence",
-    "tp=2 --outside clamp",
-    "tp=3 --next-tokens",
+    *("tp=2", "tp=3", "pp=2", "tp=2,pp=2", "dp=2,tp=2", "tp=2 --sequence", "tp=2 --embedding CA"),
+    *("tp=3 --embedding auto --sequence", "tp=2 --outside clamp", "tp=3 --next-tokens"),
 )
 LOOKUP = """module @m mesh(tp=2) {
   weight @t : f32[9@tp, 4] = random("t", 0, 1)
@@ -48,7 +39,7 @@ CALL = """module @m {
 }"""
 LOCAL = """module @m local mesh(tp=2) {
   func @forward(%x: f32[6]) -> (f32[6]) {
-    %b = all_reduce %x {axis="tp", ways=2} : f32[6]
+    %b = all_reduce %x {axis="tp", group_size=2} : f32[6]
     return %b
   }
 }"""
@@ -56,7 +47,7 @@ LOCAL = """module @m local mesh(tp=2) {
 
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the tiny Llama writes on one rank."""
+    """The text of the tiny Llama on one rank."""
     folder = tmp_path_factory.mktemp("one") / "out"
     works("compile", LLAMA, "--checkpoint", TINY, "-o", folder)
     return works("generate", folder, *PROMPT).out
@@ -71,7 +62,7 @@ def test_the_tiny_llama_writes_the_same_text(mesh: str, wanted: str, tmp_path: P
     assert ranks == Mesh.parse(mesh.split()[0]).ranks
 
 
-def test_run_takes_and_gives_whole_arrays(checkpoint: Path, tmp_path: Path) -> None:
+def test_run_has_global_inputs_and_outputs(checkpoint: Path, tmp_path: Path) -> None:
     ids = np.array([[5, 6, 7, 8], [9, 10, 11, 12]])
     np.savez(tmp_path / "in.npz", input_ids=ids)
     found: list[np.ndarray] = []
@@ -84,19 +75,18 @@ def test_run_takes_and_gives_whole_arrays(checkpoint: Path, tmp_path: Path) -> N
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
-def test_explain_says_what_was_decided_and_why(checkpoint: Path) -> None:
-    out = works("compile", checkpoint, "--dry-run", "--mesh", "tp=2", "--explain").out
+def test_explain_shows_decisions_and_reasons(checkpoint: Path) -> None:
+    words = ["compile", checkpoint, "--dry-run", "--mesh", "tp=2", "--explain"]
+    out = works(*words).out
     assert "q_proj.weight" in out and "column-parallel" in out
     assert "all_reduce" in out
-    facts = json.loads(
-        works("compile", checkpoint, "--dry-run", "--mesh", "tp=2", "--explain", "--json").out
-    )
+    facts = works(*words, "--json").json
     notes = {each["pass"].partition("{")[0]: each["notes"] for each in facts["passes"]}
     assert notes["shard"]
     assert facts["ranks"] == 2
 
 
-def test_a_plan_of_the_users_own_is_followed(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_plan_of_the_user_is_followed(checkpoint: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.txt"
     plan.write_text("# only the feed-forwards\n*.mlp.down_proj.weight 1@tp\n*_proj.weight whole\n")
     words = ["--dry-run", "--mesh", "tp=2", "--plan", plan, "--explain"]
@@ -107,27 +97,28 @@ def test_a_plan_of_the_users_own_is_followed(checkpoint: Path, tmp_path: Path) -
 
 def test_a_tp_plan_in_the_folder_is_read(checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "ck"
-    folder.mkdir()
-    for file in checkpoint.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(checkpoint, folder)
     config = json.loads((folder / "config.json").read_text())
-    config["base_model_tp_plan"] = {"layers.*.mlp.down_proj": "rowwise"}
-    (folder / "config.json").write_text(json.dumps(config))
-    out = works("compile", folder, "--dry-run", "--mesh", "tp=2", "--explain").out
+    words = ["compile", folder, "--dry-run", "--mesh", "tp=2", "--explain"]
+
+    def write_style(style: str) -> None:
+        plan = {"base_model_tp_plan": {"layers.*.mlp.down_proj": style}}
+        (folder / "config.json").write_text(json.dumps(config | plan))
+
+    write_style("rowwise")
+    out = works(*words).out
     assert "config.json: rowwise" in out
     assert "q_proj" not in out
-    config["base_model_tp_plan"]["layers.*.mlp.down_proj"] = "rowise"
-    (folder / "config.json").write_text(json.dumps(config))
-    said = refused("compile", folder, "--dry-run", "--mesh", "tp=2")
+    write_style("rowise")
+    said = refused(*words)
     assert "unknown style 'rowise'" in said and "did you mean 'rowwise'?" in said
 
 
 def test_an_artifact_of_several_ranks_compiles_again(checkpoint: Path, tmp_path: Path) -> None:
     works("compile", checkpoint, "-o", tmp_path / "a", "--mesh", "tp=2")
     works("compile", tmp_path / "a", "-o", tmp_path / "b")
-    assert (tmp_path / "a" / "module.irc").read_text() == (
-        tmp_path / "b" / "module.irc"
-    ).read_text()
+    one, two = ((tmp_path / name / "module.irc").read_text() for name in "ab")
+    assert one == two
     said = refused("compile", tmp_path / "a", "-o", tmp_path / "c", "--mesh", "tp=3")
     assert "the module is for the mesh (tp=2), not for (tp=3)" in said
 
@@ -151,72 +142,61 @@ OPTIONS = (
 def test_options_that_have_no_effect_are_refused(
     words: list[str], instead: str, checkpoint: Path, tmp_path: Path
 ) -> None:
-    given = ["--dry-run", "--mesh", "tp=2", "--pipeline", "shard, localize", *words]
-    said = refused("compile", checkpoint, *given)
-    assert (
-        f"--pipeline says which passes run, and {words[0]} none of them; write {instead} there"
-        in said
-    )
+    pipeline = ["--dry-run", "--mesh", "tp=2", "--pipeline", "shard, localize", *words]
+    said = refused("compile", checkpoint, *pipeline)
+    wanted = f"--pipeline names the passes, so {words[0]} has no effect; write {instead} there"
+    assert wanted in said
     (tmp_path / "m.irc").write_text(LOCAL)
     said = refused("compile", tmp_path / "m.irc", "--dry-run", *words)
-    assert f"one rank runs already, so {words[0]} has no effect" in said
+    assert f"is in the local view already, so {words[0]} has no effect" in said
 
 
-def test_a_module_that_is_sharded_takes_what_comes_after(tmp_path: Path) -> None:
+def test_options_of_a_sharded_module(tmp_path: Path) -> None:
     (tmp_path / "m.irc").write_text(LOOKUP)
     words = ["compile", tmp_path / "m.irc", "--dry-run"]
     for option in (["--sequence"], ["--plan", "megatron"]):
-        assert f"ranks already, so {option[0]} has no effect" in refused(*words, *option)
+        said = refused(*words, *option)
+        assert f"the module is sharded already, so {option[0]} has no effect" in said
     out = works(*words, "--embedding", "CA", "--outside", "zero", "--explain").out
-    assert "@t, f32[9, 4], is looked up by CA: it was asked for" in out
+    assert "@t, f32[9, 4], is looked up by CA: it was requested" in out
 
 
-def test_outside_alone_leaves_the_layout(tmp_path: Path) -> None:
-    """The cost model would have this table on every rank."""
+def test_outside_alone_keeps_the_layout(tmp_path: Path) -> None:
+    """The cost model would replicate this table."""
     (tmp_path / "m.irc").write_text(LOOKUP)
     words = ["compile", tmp_path / "m.irc", "--dry-run", "--outside", "clamp", "--json"]
-    (did,) = [
-        each["did"]
-        for each in works(*words).json["passes"]
-        if each["pass"].startswith("rewrite-embeddings")
-    ]
-    assert did == "clamp: 1"
-    (did,) = [
-        each["did"]
-        for each in works(*words, "--embedding", "auto").json["passes"]
-        if each["pass"].startswith("rewrite-embeddings")
-    ]
-    assert did == "clamp: 1, whole: 1"
+    for more, wanted in (([], "clamp: 1"), (["--embedding", "auto"], "clamp: 1, whole: 1")):
+        passes = works(*words, *more).json["passes"]
+        did = [each["did"] for each in passes if each["pass"].startswith("rewrite-embeddings")]
+        assert did == [wanted]
     said = refused("compile", tmp_path / "m.irc", "--dry-run", "--outside", "row:x")
     assert "--outside is 'row:x', but it must be zero, clamp, error, or row:N" in said
 
 
 @pytest.mark.parametrize("backend", ["onnx", "reference"])
-def test_one_rank_counts_ids_behind_a_call(backend: str, tmp_path: Path) -> None:
+def test_one_rank_counts_out_of_range_indices_in_a_call(backend: str, tmp_path: Path) -> None:
     (tmp_path / "m.irc").write_text(CALL)
     words = ["compile", tmp_path / "m.irc", "-o", tmp_path / "out", "--backend", backend]
     made = works(*words, "--outside", "error", "--next-tokens", "--json").json
     passes = [each["pass"].partition("{")[0] for each in made["passes"]]
     assert passes[:3] == ["inline", "next-tokens", "rewrite-embeddings"]
     assert passes.count("inline") == 1
-    for ids, fits in (([0, 8, 3, 1, 2, 4], True), ([0, 9, 3, -1, 2, 4], False)):
-        np.savez(tmp_path / "in.npz", ids=np.array(ids, np.int32))
-        run = ["run", tmp_path / "out", "--inputs", tmp_path / "in.npz", "--outputs"]
-        if fits:
-            works(*run, tmp_path / "out.npz")
-        else:
-            said = refused(*run, tmp_path / "out.npz")
-            assert "the input ids has 2 numbers that are no row" in said
+    files = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
+    np.savez(tmp_path / "in.npz", ids=np.array([0, 8, 3, 1, 2, 4], np.int32))
+    works("run", tmp_path / "out", *files)
+    np.savez(tmp_path / "in.npz", ids=np.array([0, 9, 3, -1, 2, 4], np.int32))
+    said = refused("run", tmp_path / "out", *files)
+    assert "the input ids has 2 out-of-range indices" in said
 
 
-def test_an_axis_that_nothing_uses_is_told(checkpoint: Path, tmp_path: Path) -> None:
-    note = "nothing is split over the mesh axis cp: its 2 ranks do the same"
+def test_an_unused_axis_is_a_note(checkpoint: Path, tmp_path: Path) -> None:
+    note = "nothing is sharded over the mesh axis cp: its 2 ranks do the same"
     words = ["compile", checkpoint, "--mesh", "cp=2,tp=2"]
     assert note in works(*words, "--dry-run").out
     facts = works(*words, "-o", tmp_path / "out", "--json").json
     assert facts["notes"][0].startswith(note)
-    given = ["--mesh", "pp=2,tp=2", "--pipeline", "inline, cse, shard, localize", "--dry-run"]
-    assert "nothing is split over the mesh axis pp" in works("compile", checkpoint, *given).out
+    words = ["--mesh", "pp=2,tp=2", "--pipeline", "inline, cse, shard, localize", "--dry-run"]
+    assert "nothing is sharded over the mesh axis pp" in works("compile", checkpoint, *words).out
     assert "do the same" not in works("compile", checkpoint, "--mesh", "tp=2", "--dry-run").out
 
 
@@ -226,7 +206,7 @@ def test_rows_that_do_not_divide_are_named(checkpoint: Path, tmp_path: Path) -> 
     for mesh, what in (("dp=2", "1 rows"), ("tp=2 --sequence", "3 tokens")):
         works("compile", checkpoint, "-o", tmp_path / "a", "--mesh", *mesh.split())
         said = refused("run", tmp_path / "a", *files)
-        assert f"input_ids has {what}" in said and "takes a multiple of 2" in said
+        assert f"input_ids has {what}" in said and "expected a multiple of 2" in said
 
 
 @pytest.mark.parametrize(
@@ -234,7 +214,7 @@ def test_rows_that_do_not_divide_are_named(checkpoint: Path, tmp_path: Path) -> 
     [
         ("*.nope.weight 0@tp", "plan.txt:2: *.nope.weight 0@tp fits no weight and no input"),
         ("*.o_proj.weight 1@pt", "names the axis pt, which the mesh (tp=2) does not have"),
-        ("*.o_proj.weight 2@tp", "splits dimension 2 of @model.layers.0.self_attn.o_proj.weight"),
+        ("*.o_proj.weight 2@tp", "shards dimension 2 of @model.layers.0.self_attn.o_proj.weight"),
     ],
 )
 def test_a_row_of_the_plan_is_named(row: str, said: str, checkpoint: Path, tmp_path: Path) -> None:

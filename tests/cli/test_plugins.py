@@ -1,21 +1,20 @@
 """`irc plugins`, and `--plugin` of the commands that look at files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from irc.backends.tensorrt.plugins import describe, find
+from irc.backends.tensorrt.plugins import find
+from irc.cli.plugins import page
 from tests.cli.runner import irc, refused, works
 from tests.tensorrt.lint_models import model, node
-from tests.user_code import EXAMPLE, taken_back
+from tests.user_code import EXAMPLE, restored_registries
 
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    with taken_back():
+    with restored_registries():
         yield
 
 
@@ -36,13 +35,18 @@ def test_plugins_are_listed_with_a_line_each() -> None:
 
 @pytest.mark.parametrize("name", ["SoftCap", "example::SoftCap"])
 def test_the_page_of_a_plugin(name: str) -> None:
-    page = works("plugins", name, "--plugin", EXAMPLE).out
-    assert page == describe(find("SoftCap", namespace="example"))
-    assert "read as the operation `soft_cap`" in page
+    out = works("plugins", name, "--plugin", EXAMPLE).out
+    assert out == page(find("SoftCap", namespace="example"))
+    assert "version 1, namespace `example`" in out
+    assert "| `cap` | float | required | the bound, more than 0 |" in out
+    assert "| `T` | f32 f16 bf16 |" in out and "| output | `y` | T | as x |" in out
+    assert "imported as the operation `soft_cap`" in out
 
 
 def test_the_page_of_irc_s_own_needs_no_file() -> None:
-    assert works("plugins", "IrcCollective").out.startswith("# IrcCollective\n")
+    out = works("plugins", "IrcCollective").out
+    assert out.startswith("# IrcCollective\n")
+    assert "| `root` | int | `-1` |" in out and "all_reduce_rms_norm" in out
 
 
 def test_json() -> None:
@@ -80,8 +84,8 @@ def test_nodes_of_plugins_are_shown_as_operations(capped: Path) -> None:
 
 def test_text_with_operations_of_a_plugin_needs_its_file(capped: Path) -> None:
     text = capped.with_suffix(".irc")
-    with taken_back():
+    with restored_registries():
         text.write_text(works("show", capped, "--load", EXAMPLE).out)
     said = refused("show", text)
-    assert "Otherwise give the file that declares it with --load" in said
+    assert "the file that declares it with --load" in said
     assert "soft_cap %x" in works("show", text, "--load", EXAMPLE).out

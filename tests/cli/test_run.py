@@ -4,6 +4,8 @@ import os
 import pty
 import re
 import subprocess
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ module @m local mesh(tp=3) {
     %rank = rank {axis="tp"} : i32[]
     %factor = cast %rank {dtype="f32"} : f32[]
     %part = mul %x, %factor : f32[B]
-    %y = all_reduce %part {axis="tp", ways=3} : f32[B]
+    %y = all_reduce %part {axis="tp", group_size=3} : f32[B]
     return %y
   }
 }
@@ -62,7 +64,7 @@ def test_a_local_module_runs_on_all_its_ranks(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found["y"], [3, 6])
 
 
-def test_ids_alone_give_all_logits(artifact: Path, ids: Path, tmp_path: Path) -> None:
+def test_ids_alone_are_enough(artifact: Path, ids: Path, tmp_path: Path) -> None:
     answer = works("run", artifact, "--inputs", ids, "--outputs", tmp_path / "out.npz")
     assert answer.out == "logits  float32[2, 3, 300]\n"
     found = np.load(tmp_path / "out.npz")
@@ -75,7 +77,7 @@ def test_ids_alone_give_all_logits(artifact: Path, ids: Path, tmp_path: Path) ->
     np.testing.assert_allclose(found["logits"][:1], alone, rtol=1e-4, atol=1e-4)
 
 
-def test_caches_come_back_where_they_were_given(artifact: Path, tmp_path: Path) -> None:
+def test_provided_caches_are_returned(artifact: Path, tmp_path: Path) -> None:
     manifest = load(artifact).manifest
     arrays: dict[str, Any] = {name: np.zeros((1, 2, 16, 8)) for name in manifest["states"]}
     np.savez(tmp_path / "in.npz", input_ids=np.array([[1, 2, 3]]), **arrays)
@@ -87,7 +89,7 @@ def test_caches_come_back_where_they_were_given(artifact: Path, tmp_path: Path) 
     assert not filled[:, :, 3:].any()
 
 
-def test_a_module_is_interpreted_on_request(tmp_path: Path) -> None:
+def test_a_module_runs_on_the_reference(tmp_path: Path) -> None:
     (tmp_path / "m.irc").write_text(PLAIN)
     np.savez(tmp_path / "in.npz", x=np.array([1, 2.5]))
     words = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
@@ -99,12 +101,7 @@ def test_a_module_is_interpreted_on_request(tmp_path: Path) -> None:
     assert "is not compiled; compile it with irc compile" in err
 
 
-def bad_archive(path: Path) -> None:
-    path.write_bytes(b"PK\3\4 nonsense")
-
-
-def no_archive(path: Path) -> None:
-    path.write_bytes(b"nonsense")
+NO_ARCHIVE = "in.npz is no .npz archive of plain arrays"
 
 
 def one_array(path: Path) -> None:
@@ -112,48 +109,36 @@ def one_array(path: Path) -> None:
         np.save(file, np.zeros(3))
 
 
-def pickled(path: Path) -> None:
-    np.savez(path, input_ids=np.array([{}], object), allow_pickle=True)
-
-
-def wrong_name(path: Path) -> None:
-    np.savez(path, inputs_ids=np.zeros((1, 2), int))
-
-
-def too_long(path: Path) -> None:
-    np.savez(path, input_ids=np.zeros((1, 97), int))
-
-
-def wrong_rank(path: Path) -> None:
-    np.savez(path, input_ids=np.zeros(3, int))
+def saved(name: str, *shape: int) -> Callable[[Path], None]:
+    arrays: dict[str, Any] = {name: np.zeros(shape, int)}
+    return lambda path: np.savez(path, **arrays)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (bad_archive, "in.npz is no .npz archive of plain arrays"),
-        (no_archive, "in.npz is no .npz archive of plain arrays"),
+        (lambda path: path.write_bytes(b"PK\3\4 nonsense"), NO_ARCHIVE),
+        (lambda path: path.write_bytes(b"nonsense"), NO_ARCHIVE),
         (one_array, "holds one array without a name, not an .npz archive"),
-        (pickled, "in.npz is no .npz archive of plain arrays"),
-        (wrong_name, "the model has no input 'inputs_ids'; did you mean 'input_ids'?"),
-        (too_long, "has 97 tokens per row, and the cache of this model holds 96"),
-        (wrong_rank, "input_ids has the shape [3], but it must be [B, S]"),
-        (Path.touch, "in.npz is no .npz archive of plain arrays"),
+        (lambda path: np.savez(path, allow_pickle=True, x=np.array([{}], object)), NO_ARCHIVE),
+        (saved("inputs_ids", 1, 2), "no input 'inputs_ids'; did you mean 'input_ids'?"),
+        (saved("input_ids", 1, 97), "97 tokens per row, but the cache of this model holds 96"),
+        (saved("input_ids", 3), "input_ids has the shape [3], but it must be [B, S]"),
+        (Path.touch, NO_ARCHIVE),
         (Path.mkdir, "cannot read"),
         (lambda path: None, "No such file or directory"),
     ],
 )
-def test_bad_inputs_are_sentences(
-    artifact: Path, tmp_path: Path, make: object, message: str
+def test_wrong_inputs(
+    artifact: Path, tmp_path: Path, make: Callable[[Path], object], message: str
 ) -> None:
-    assert callable(make)
     make(tmp_path / "in.npz")
     words = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
     assert message in refused("run", artifact, *words)
     assert [p.name for p in tmp_path.iterdir() if p.name != "in.npz"] == []
 
 
-def test_outputs_that_cannot_be_written_are_said(artifact: Path, ids: Path, tmp_path: Path) -> None:
+def test_outputs_that_cannot_be_written(artifact: Path, ids: Path, tmp_path: Path) -> None:
     words = ["run", artifact, "--inputs", ids, "--outputs"]
     assert "No such file or directory" in refused(*words, tmp_path / "none" / "out.npz")
     (tmp_path / "folder").mkdir()
@@ -164,9 +149,9 @@ def test_outputs_that_cannot_be_written_are_said(artifact: Path, ids: Path, tmp_
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--no-self-test"], "--no-self-test is for artifacts of the backend tensorrt or"),
+        (["--no-self-test"], "--no-self-test is for artifacts of tensorrt or"),
         (["--plugin", "my.py"], "is given with --load"),
-        (["--backend", "reference", "--threads", "2"], "--threads is for artifacts of the backend"),
+        (["--backend", "reference", "--threads", "2"], "--threads is for artifacts of"),
         (["--ranks", "2"], "was compiled for one rank, which is one process; leave --ranks out"),
     ],
 )
@@ -178,15 +163,12 @@ def test_flags_for_other_programs(
     assert not (tmp_path / "out.npz").exists()
 
 
-def test_what_is_no_artifact_is_said(ids: Path, tmp_path: Path) -> None:
+def test_wrong_artifacts_and_backends(artifact: Path, ids: Path, tmp_path: Path) -> None:
     words = ["--inputs", ids, "--outputs", tmp_path / "out.npz"]
     assert "does not exist; write one with: irc compile" in refused("run", tmp_path / "no", *words)
     assert "has no config.json" in refused("run", tmp_path, *words)
-
-
-def test_another_backend_is_another_compilation(artifact: Path, ids: Path, tmp_path: Path) -> None:
-    words = ["run", artifact, "--inputs", ids, "--outputs", tmp_path / "o", "--backend"]
-    assert "no backend called 'onnxx'; did you mean 'onnx'?" in refused(*words, "onnxx")
+    err = refused("run", artifact, *words, "--backend", "onnxx")
+    assert "no backend called 'onnxx'; did you mean 'onnx'?" in err
 
 
 def test_a_changed_file_is_noticed(checkpoint: Path, ids: Path, tmp_path: Path) -> None:
@@ -215,31 +197,25 @@ def test_text_follows_the_prompt(artifact: Path) -> None:
 
 
 def test_both_backends_write_the_same(artifact: Path) -> None:
-    words = ["generate", artifact, "--prompt", "one", "--max-new-tokens", "30", "--raw-ids"]
-    words[3] = "1 2, 3"
+    words = ["generate", artifact, "--prompt", "1 2, 3", "--max-new-tokens", "30", "--raw-ids"]
     first = works(*words).out
     assert len(first.split()) == 30
     assert works(*words, "--backend", "reference").out == first
 
 
 def test_a_prompt_from_standard_input(artifact: Path) -> None:
-    given = works("generate", artifact, "--prompt", "the é", "--max-new-tokens", "3").out
+    wanted = works("generate", artifact, "--prompt", "the é", "--max-new-tokens", "3").out
     words = ["generate", artifact, "--prompt", "-", "--max-new-tokens", "3"]
-    assert works(*words, stdin="the é\n").out == given
-    assert "the prompt is no text in UTF-8 (byte 0 is not)" in refused(*words, stdin=b"\xff")
+    assert works(*words, stdin="the é\n").out == wanted
+    assert "the prompt is not text in UTF-8 (byte 0 is wrong)" in refused(*words, stdin=b"\xff")
 
 
-def test_the_summary_as_json(artifact: Path) -> None:
+def test_the_summary(artifact: Path) -> None:
     words = ["--prompt", "the", "--max-new-tokens", "4", "--json"]
     found = works("generate", artifact, *words).json
-    assert found["prompt"] == "the"
+    assert (found["prompt"], found["stop"], len(found["tokens"])) == ("the", "count", 4)
     assert found["text"] == load(artifact).generate("the", 4)
-    assert len(found["tokens"]) == 4
-    assert found["stop"] == "count"
     assert found["decode_rate"] > 0
-
-
-def test_the_cache_sets_the_limit(artifact: Path) -> None:
     words = ["--prompt", "1 2 3", "--raw-ids", "--max-new-tokens", "500"]
     answer = works("generate", artifact, *words)
     assert len(answer.out.split()) == 96 - 3 + 1
@@ -249,17 +225,15 @@ def test_the_cache_sets_the_limit(artifact: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "words", "message"),
     [
-        ("", [], "the prompt has no tokens; give some text"),
+        ("", [], "the prompt has no tokens; expected at least one"),
         ("", ["--raw-ids"], "the prompt has no tokens"),
         ("a", ["--raw-ids"], "with --raw-ids the prompt is numbers such as 1 15043, not 'a'"),
         ("-1 2", ["--raw-ids"], "not '-1'"),
-        ("400", ["--raw-ids"], "the prompt has the token 400, and the model knows 300 of them"),
-        ("x" * 97, [], "the prompt has 97 tokens, and the cache of this model holds 96"),
+        ("400", ["--raw-ids"], "the prompt has the token 400, but the model has 300 tokens"),
+        ("x" * 97, [], "the prompt has 97 tokens, but the cache of this model holds 96"),
     ],
 )
-def test_bad_prompts_are_sentences(
-    artifact: Path, prompt: str, words: list[str], message: str
-) -> None:
+def test_wrong_prompts(artifact: Path, prompt: str, words: list[str], message: str) -> None:
     answer = irc("generate", artifact, f"--prompt={prompt}", *words)
     assert answer.status == 1
     assert message in answer.err
@@ -269,7 +243,7 @@ def test_a_model_that_is_no_language_model(tmp_path: Path) -> None:
     (tmp_path / "m.irc").write_text(PLAIN)
     words = ["--raw-ids", "--prompt", "1", "--backend", "reference"]
     answer = irc("generate", tmp_path / "m.irc", *words)
-    assert "this model cannot generate: it takes x and gives y, n" in answer.err
+    assert "its inputs are x and its outputs y, n; use irc run" in answer.err
     words = ["--prompt", "1", "--backend", "reference"]
     assert "has no tokenizer.json" in irc("generate", tmp_path / "m.irc", *words).err
 
@@ -283,9 +257,7 @@ def test_a_prompt_may_be_longer_than_a_call(checkpoint: Path, tmp_path: Path) ->
     assert found[0] == found[1]
 
 
-def test_the_text_of_an_artifact_ends_where_the_artifact_ends(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_end_tokens_are_those_of_the_artifact(checkpoint: Path, tmp_path: Path) -> None:
     words = ["--raw-ids", "--prompt", "5 17 200", "--max-new-tokens", "10"]
     works("compile", checkpoint, "-o", tmp_path / "out")
     ids = works("generate", tmp_path / "out", *words).out.split()
@@ -314,23 +286,17 @@ def test_ctrl_c_ends_the_line(artifact: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "interrupted" in answer.err and "tokens/s" not in answer.err
 
 
-def test_text_appears_token_by_token_on_a_terminal(artifact: Path) -> None:
+def test_a_terminal_shows_the_prompt_dim(artifact: Path) -> None:
     master, slave = pty.openpty()
     words = ["generate", str(artifact), "--prompt", "the", "--max-new-tokens", "5"]
     process = subprocess.Popen([*PROGRAM, *words], cwd=ROOT, stdout=slave, stderr=slave)
     os.close(slave)
-    chunks: list[bytes] = []
-    while True:
-        try:
-            chunk = os.read(master, 4096)
-        except OSError:  # the other end is closed
-            break
-        if not chunk:
-            break
-        chunks.append(chunk)
+    data = b""
+    with suppress(OSError):  # the other end is closed
+        while chunk := os.read(master, 4096):
+            data += chunk
     os.close(master)
     assert process.wait(timeout=120) == 0
-    shown = b"".join(chunks).decode("utf-8", "replace")
-    shown = shown.rpartition("\r\x1b[K")[2]  # what takes more than a second is said, and goes
-    assert shown.startswith("\x1b[2mthe\x1b[0m"), "the prompt is dim"
+    shown = data.decode("utf-8", "replace").rpartition("\r\x1b[K")[2]  # after the progress
+    assert shown.startswith("\x1b[2mthe\x1b[0m")
     assert "tokens/s" in shown

@@ -8,7 +8,7 @@ import pytest
 from tests.cli.runner import refused, works
 from tests.fresh import fresh
 from tests.layout import ROOT
-from tests.tiny_checkpoint import write_safetensors
+from tests.models.golden import write_safetensors
 
 SCRIPT = """
 import irc
@@ -85,7 +85,7 @@ def test_options_of_a_script_are_for_scripts(
 ) -> None:
     text = script.with_suffix(".irc")
     text.write_text(BESIDE)
-    says = f"{text} is no script, so {option[0]} has no effect; leave it out"
+    says = f"{text} is not a script, so {option[0]} has no effect; leave it out"
     assert says in refused(command, text, *option)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import irc
-from irc.dtypes import dtype_of
+from irc.ir.dtypes import dtype_of
 
 
 def traced(function: Callable[..., Any], **inputs: tuple[str, tuple[Any, ...]]) -> irc.Module:

@@ -1,7 +1,5 @@
 """Shared by the tests of reading ONNX: small models, and what ONNX Runtime makes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 import irc
 from irc.backends.reference import evaluate
 from irc.frontends.onnx import import_onnx
+from irc.ir.verify import verify
 from irc.text import parse_module
-from irc.verify import verify
 
 KINDS = {
     "f32": TensorProto.FLOAT,

@@ -1,4 +1,4 @@
-"""Checkpoint folders: single files, shards, links; binding; everything that can be wrong."""
+"""Checkpoint folders: single files, shards, links; binding; errors."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ import pytest
 import irc
 from irc.frontends import huggingface, random_weights
 from irc.frontends.layers import LayerNorm
+from irc.weights import UnboundRef
 
 from ..models.golden import write_checkpoint, write_safetensors
 from .test_module import Net
@@ -42,18 +43,16 @@ def net() -> irc.Module:
     return irc.trace(Net(1), SPEC)
 
 
-def sharded(path: Path, where: dict[str, str] | None = None) -> Path:
+def sharded(path: Path) -> Path:
     """The same tensors in two files with an index."""
     path.mkdir(exist_ok=True)
-    every = tensors()
-    where = where or {
-        key: f"model-{1 + i % 2:05}-of-00002.safetensors" for i, key in enumerate(every)
-    }
-    for name in sorted(set(where.values())):
-        if "/" not in name and name.endswith(".safetensors"):
-            write_safetensors(path / name, {k: every[k] for k in where if where[k] == name})
-    index = {"metadata": {}, "weight_map": where}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    every, where = tensors(), dict[str, str]()
+    for i in range(2):
+        name = f"model-{1 + i:05}-of-00002.safetensors"
+        keys = list(every)[i::2]
+        write_safetensors(path / name, {key: every[key] for key in keys})
+        where |= dict.fromkeys(keys, name)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     return path
 
 
@@ -62,13 +61,17 @@ def refs(module: irc.Module) -> dict[str, str]:
 
 
 def test_a_single_file(tmp_path: Path) -> None:
-    module = huggingface.bind(net(), folder(tmp_path))
+    module = huggingface.bind(net(), folder(tmp_path, first=np.full(4, 1, np.float16)))
     assert module.files == {"ckpt": f"{tmp_path}/model.safetensors"}
     assert refs(module)["head.bias"] == '@ckpt["head.bias"]'
-    x = np.ones((1, 4), np.float32)
-    out = irc.evaluate(module, {"x": x})["result0"]
+    assert refs(module)["first"] == '@ckpt["first"].cast(f32)'
     hidden = np.maximum(np.full((4, 4), 2.0) @ np.full(4, 2.0), 0) * 3
-    assert out.tolist() == [(np.full((2, 4), 4.0) @ hidden + 5).tolist()]
+    assert result(module).tolist() == [(np.full((2, 4), 4.0) @ hidden + 5).tolist()]
+
+
+def result(module: irc.Module) -> np.ndarray:
+    """f32 [1, 2] computed from ones."""
+    return irc.evaluate(module, {"x": np.ones((1, 4), np.float32)})["result0"]
 
 
 def test_shards_are_named_in_the_order_of_use(tmp_path: Path) -> None:
@@ -79,8 +82,7 @@ def test_shards_are_named_in_the_order_of_use(tmp_path: Path) -> None:
     }
     assert refs(module)["blocks.0.up.weight"] == '@ckpt_1["blocks.0.up.weight"]'
     whole = huggingface.bind(net(), folder(tmp_path / "whole"))
-    x = {"x": np.ones((1, 4), np.float32)}
-    assert irc.evaluate(module, x)["result0"].tolist() == irc.evaluate(whole, x)["result0"].tolist()
+    assert result(module).tolist() == result(whole).tolist()
     assert str(irc.parse(str(module))) == str(module)
 
 
@@ -91,8 +93,7 @@ def test_links_of_a_hugging_face_cache(tmp_path: Path) -> None:
     for i, path in enumerate(sorted(real.iterdir())):
         blob = path.rename(real / f"sha{i}")
         (snapshot / path.name).symlink_to(Path("..") / "blobs" / blob.name)
-    module = huggingface.bind(net(), snapshot)
-    assert irc.evaluate(module, {"x": np.ones((1, 4), np.float32)})["result0"].shape == (1, 2)
+    assert result(huggingface.bind(net(), snapshot)).shape == (1, 2)
 
 
 def test_files_without_an_index(tmp_path: Path) -> None:
@@ -101,20 +102,14 @@ def test_files_without_an_index(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "a.safetensors", {k: every[k] for k in list(every)[2:]})
     assert len(huggingface.bind(net(), tmp_path).files) == 2
     write_safetensors(tmp_path / "c.safetensors", {"first": every["first"]})
-    with pytest.raises(irc.Error, match=r"both b\.safetensors and c\.safetensors hold 'first'"):
+    with pytest.raises(irc.Error, match=r"b\.safetensors and c\.safetensors both have 'first'"):
         huggingface.bind(net(), tmp_path)
-
-
-def test_other_float_dtypes_are_cast(tmp_path: Path) -> None:
-    changed = folder(tmp_path, first=np.ones(4, np.float16))
-    module = huggingface.bind(net(), changed)
-    assert refs(module)["first"] == '@ckpt["first"].cast(f32)'
 
 
 def test_only_unbound_weights_are_bound(tmp_path: Path) -> None:
     module = random_weights(net(), 1)
     before = refs(module)
-    with pytest.raises(irc.Error, match="the model has no place for them"):
+    with pytest.raises(irc.Error, match="the model does not use them"):
         huggingface.bind(module, folder(tmp_path))
     huggingface.bind(module, tmp_path, ignore=["*"])
     assert refs(module) == before and not module.files
@@ -129,7 +124,7 @@ def complaint(path: Path, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_everything_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
+def test_one_error_names_everything_that_does_not_fit(tmp_path: Path) -> None:
     wrong = {
         "head.weight": np.zeros((3, 4), np.float32),
         "blocks.0.up.weight": None,
@@ -138,12 +133,15 @@ def test_everything_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
         "vision.weight": np.zeros(2, np.float32),
     }
     text = complaint(folder(tmp_path, **wrong))
-    assert f"the checkpoint {tmp_path} does not fit the model @net" in text
-    assert "blocks.0.up.weight; did you mean 'blocks.0.down.weight'?" in text
-    assert "blocks.0.down.weight; did you mean 'blocks.0.up.weight'?" in text
-    assert "\n    vision.weight\n" in text
-    assert "head.weight is f32[3, 4], but the model takes f32[2, 4]" in text
-    assert "blocks.0.scale is i32[4], which does not convert to f32" in text
+    for message in (
+        f"the checkpoint {tmp_path} does not fit the model @net",
+        "blocks.0.up.weight; did you mean 'blocks.0.down.weight'?",
+        "blocks.0.down.weight; did you mean 'blocks.0.up.weight'?",
+        "\n    vision.weight\n",
+        "head.weight is f32[3, 4], but the model takes f32[2, 4]",
+        "blocks.0.scale is i32[4], which does not convert to f32",
+    ):
+        assert message in text
 
 
 JOINED = """module @m {
@@ -155,7 +153,7 @@ JOINED = """module @m {
 """
 
 
-def test_parameters_that_were_joined_before_they_were_bound(tmp_path: Path) -> None:
+def test_concatenated_parameters_are_bound(tmp_path: Path) -> None:
     arrays = {"a": np.ones((4, 4), np.float32), "b": np.ones((2, 4), np.float16)}
     write_safetensors(tmp_path / "model.safetensors", arrays)
     module = huggingface.bind(irc.parse(JOINED), tmp_path)
@@ -165,52 +163,48 @@ def test_parameters_that_were_joined_before_they_were_bound(tmp_path: Path) -> N
         huggingface.bind(irc.parse(JOINED), tmp_path)
 
 
-def test_many_of_a_kind_are_counted(tmp_path: Path) -> None:
-    extra = {f"extra.{i}": np.zeros(1, np.float32) for i in range(30)}
-    assert "... and 10 more" in complaint(folder(tmp_path, **extra))
-
-
-def test_what_is_left_out_on_purpose(tmp_path: Path) -> None:
-    extra = {
-        "vision.a": np.zeros(1, np.float32),
-        "model.rotary_emb.inv_freq": np.zeros(2, np.float32),
-    }
-    path = folder(tmp_path, **extra)
+def test_unused_tensors(tmp_path: Path) -> None:
+    one = np.zeros(1, np.float32)
+    path = folder(tmp_path, **{f"extra.{i}": one for i in range(30)})
+    assert "... and 10 more" in complaint(path)
+    path = folder(tmp_path, **{"vision.a": one, "model.rotary_emb.inv_freq": one})
     assert "vision.a" in complaint(path) and "inv_freq" not in complaint(path)
     huggingface.bind(net(), path, ignore=["vision.*"])
 
 
-def test_other_names(tmp_path: Path) -> None:
+def test_alternatives(tmp_path: Path) -> None:
+    other = {"first": UnboundRef("second")}
     path = folder(tmp_path, first=None, second=np.ones(4, np.float32))
-    module = huggingface.bind(net(), path, other_names={"first": ["zero", "second"]})
-    assert refs(module)["first"] == '@ckpt["second"]'
+    assert refs(huggingface.bind(net(), path, alternatives=other))["first"] == '@ckpt["second"]'
+    both = folder(tmp_path, second=np.ones(4, np.float32))
+    assert refs(huggingface.bind(net(), both, alternatives=other))["first"] == '@ckpt["first"]'
 
 
-@pytest.mark.parametrize("missing", [None, "lm_head.weight", "model.embed_tokens.weight"])
-def test_tied_embeddings_are_found_under_either_name(tmp_path: Path, missing: str | None) -> None:
+def zeros(module: irc.Module) -> dict[str, np.ndarray]:
+    return {
+        key: np.zeros(w.type.shape, np.float32)  # type: ignore[arg-type]
+        for key, w in module.weights.items()
+    }
+
+
+@pytest.mark.parametrize("missing", ["", "lm_head.weight", "model.embed_tokens.weight"])
+def test_tied_embeddings_are_found_under_either_name(tmp_path: Path, missing: str) -> None:
     path = write_checkpoint(tmp_path / "m", "mha_tied_odd")
     module = huggingface.load(path)
     assert "lm_head.weight" not in module.weights
-    shape = (101, 48)
-    every = {key: np.zeros(w.type.shape, np.float32) for key, w in module.weights.items()}  # type: ignore[arg-type]
-    every["lm_head.weight"] = np.ones(shape, np.float32)
-    every.pop(missing or "", None)
+    every = zeros(module) | {"lm_head.weight": np.ones((101, 48), np.float32)}
+    every.pop(missing, None)
     write_safetensors(path / "model.safetensors", every)
-    key = (
-        "lm_head.weight" if missing == "model.embed_tokens.weight" else "model.embed_tokens.weight"
-    )
+    key = "lm_head.weight" if missing.startswith("model") else "model.embed_tokens.weight"
     assert refs(huggingface.load(path))["model.embed_tokens.weight"] == f'@ckpt["{key}"]'
 
 
 def test_untied_models_need_their_head(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "m", "mha")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
-    module = huggingface.load(path)
-    every = {key: np.zeros(w.type.shape, np.float32) for key, w in module.weights.items()}  # type: ignore[arg-type]
+    every = zeros(huggingface.load(path))
+    del every["lm_head.weight"]
     write_safetensors(path / "model.safetensors", every)
-    (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(irc.Error, match=r"which are not there:\n +lm_head.weight"):
+    with pytest.raises(irc.Error, match=r"which are missing:\n +lm_head.weight"):
         huggingface.load(path)
 
 
@@ -220,34 +214,34 @@ def test_load_takes_dtype_and_ranges(tmp_path: Path) -> None:
     assert module.dims == {"B": (1, 2, 3), "S": (1, 128, 256), "T": (1, 1, 256), "C": (1, 256, 256)}
     assert refs(module)["model.norm.weight"] == '@ckpt["model.norm.weight"].cast(bf16)'
     assert module.name == "llama" and str(module.main.returned[0].type) == "f32[B, T, 89]"
-    with pytest.raises(irc.Error, match="f32, f16 or bf16, not in i8"):
+    with pytest.raises(irc.Error, match="f32, f16 or bf16, not i8"):
         huggingface.load(path, "i8")
 
 
-def test_pickles_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_folders_without_readable_weights(tmp_path: Path) -> None:
+    assert "there is no checkpoint folder" in complaint(tmp_path / "none")
+    assert "has no weights: no model.safetensors" in complaint(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     text = complaint(tmp_path)
-    assert (
-        "only as pytorch_model.bin, a pickle, which runs code" in text and "save_pretrained" in text
-    )
-
-
-def test_folders_without_weights(tmp_path: Path) -> None:
-    assert "has no weights: no model.safetensors" in complaint(tmp_path)
-    assert "there is no checkpoint folder" in complaint(tmp_path / "none")
+    assert "only as pytorch_model.bin, a pickle, which runs code" in text
+    assert "save_pretrained" in text
+    path = folder(tmp_path) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+    text = complaint(tmp_path)
+    assert "model.safetensors" in text and "truncated" in text
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("../secret.safetensors", "'../secret.safetensors', which lies outside its folder"),
-        ("/etc/secret.safetensors", "which lies outside its folder"),
-        ("a/../../b.safetensors", "which lies outside its folder"),
-        ("..\\\\secret.safetensors", "which lies outside its folder"),
-        ("C:secret.safetensors", "which lies outside its folder"),
+        ("../secret.safetensors", "'../secret.safetensors', which is outside its folder"),
+        ("/etc/secret.safetensors", "which is outside its folder"),
+        ("a/../../b.safetensors", "which is outside its folder"),
+        ("..\\\\secret.safetensors", "which is outside its folder"),
+        ("C:secret.safetensors", "which is outside its folder"),
         ("pytorch_model.bin", "which is no safetensors file"),
-        ("gone/lost.safetensors", "'gone/lost.safetensors', which is not there"),
-        (7, "7 is no name of a file"),
+        ("gone/lost.safetensors", "'gone/lost.safetensors', which does not exist"),
+        (7, "7 is no file name"),
     ],
 )
 def test_an_index_stays_in_its_folder(tmp_path: Path, name: Any, message: str) -> None:
@@ -257,46 +251,29 @@ def test_an_index_stays_in_its_folder(tmp_path: Path, name: Any, message: str) -
     assert message in complaint(tmp_path)
 
 
-def test_an_index_that_lies(tmp_path: Path) -> None:
+def test_a_wrong_index(tmp_path: Path) -> None:
     path = sharded(tmp_path)
     index = path / "model.safetensors.index.json"
     where = json.loads(index.read_text())["weight_map"]
     files = sorted(set(where.values()))
     swapped = {k: files[1] if v == files[0] else files[0] for k, v in where.items()}
-    index.write_text(json.dumps({"weight_map": swapped}))
-    assert "says that 'first' is in model-00002-of-00002.safetensors, but it is not" in complaint(
-        path
-    )
-    index.write_text("{")
-    assert "cannot read" in complaint(path)
-    index.write_text("[]")
-    assert "has no weight_map" in complaint(path)
-
-
-def test_a_truncated_file(tmp_path: Path) -> None:
-    path = folder(tmp_path) / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-3])
-    assert "model.safetensors" in complaint(tmp_path) and "truncated" in complaint(tmp_path)
-
-
-def test_random_norms_keep_their_input() -> None:
-    norm = irc.trace(LayerNorm(4), SPEC)
-    assert refs(random_weights(norm, 2)) == {
-        "weight": 'random("weight", 2, 1.0)',
-        "bias": 'random("bias", 2, 0.02)',
-    }
-
-
-def test_random_weights_come_only_on_request() -> None:
-    module = net()
-    with pytest.raises(
-        irc.Error, match="weight @first has no data: give --checkpoint DIR, or --random-weights"
+    for text, message in (
+        (json.dumps({"weight_map": swapped}), f"has 'first' in {files[1]}, but that file lacks it"),
+        ("{", "cannot read"),
+        ("[]", "has no weight_map"),
     ):
-        irc.evaluate(module, {"x": np.ones((1, 4), np.float32)})
+        index.write_text(text)
+        assert message in complaint(path)
+
+
+def test_random_weights_are_made_only_on_request() -> None:
+    module = net()
+    with pytest.raises(irc.Error, match="has no values: give --checkpoint or --random-weights"):
+        result(module)
     random_weights(module, 7)
     assert refs(module)["head.weight"] == 'random("head.weight", 7, 0.5)'
     assert refs(module)["head.bias"] == 'random("head.bias", 7, 0.02)'
-    one = irc.evaluate(module, {"x": np.ones((1, 4), np.float32)})["result0"]
-    two = irc.evaluate(random_weights(net(), 7), {"x": np.ones((1, 4), np.float32)})["result0"]
-    other = irc.evaluate(random_weights(net(), 8), {"x": np.ones((1, 4), np.float32)})["result0"]
+    one, two, other = (result(random_weights(net(), seed)) for seed in (7, 7, 8))
     assert np.array_equal(one, two) and not np.array_equal(one, other)
+    norm = random_weights(irc.trace(LayerNorm(4), SPEC), 2)
+    assert refs(norm) == {"weight": 'random("weight", 2, 1.0)', "bias": 'random("bias", 2, 0.02)'}

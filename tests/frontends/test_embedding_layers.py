@@ -1,7 +1,5 @@
 """Embeddings of recommenders: slots, frozen keys, and SparseOperationKit's layer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -63,31 +61,25 @@ def test_an_index_takes_narrow_keys() -> None:
     assert found.tolist() == [2, 0, -1, 1]
 
 
+def traced(shape: tuple[object, ...], **options: Any) -> Any:
+    layer = All2AllDenseEmbedding(4, 2, 3, 1, **options)
+    return irc.trace(layer, {"keys": irc.Spec("i64", shape)})
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: frozen_levels([1, 1]), "the keys of an index are different numbers"),
-        (lambda: frozen_levels([]), "one at least"),
+        (lambda: frozen_levels([1, 1]), "all distinct and below"),
+        (lambda: frozen_levels([]), "expected at least one key"),
         (lambda: frozen_levels([RESERVED]), f"below {RESERVED}"),
         (lambda: FrozenIndex(0), "an index has at least 1 key"),
         (lambda: FrozenIndex(4, 1), "nodes of at least 2 children"),
         (lambda: All2AllDenseEmbedding(4, 2, 1, 1, key_dtype="f32"), "key_dtype is 'f32'"),
-        (
-            lambda: irc.trace(
-                All2AllDenseEmbedding(4, 2, 3, 1), {"keys": irc.Spec("i64", ("B", 2, 1))}
-            ),
-            r"keys are \[B, 3, 1\], not",
-        ),
-        (
-            lambda: irc.trace(
-                All2AllDenseEmbedding(4, 2, 3, 1, dynamic_input=True),
-                {"keys": irc.Spec("i64", ("B", 3, 1))},
-            ),
-            r"with dynamic_input keys are \[N\]",
-        ),
+        (lambda: traced(("B", 2, 1)), r"keys are \[B, 3, 1\], not"),
+        (lambda: traced(("B", 3, 1), dynamic_input=True), r"with dynamic_input keys are \[N\]"),
     ],
 )
-def test_what_cannot_be_is_said(make: Any, message: str) -> None:
+def test_wrong_arguments(make: Any, message: str) -> None:
     with pytest.raises(Error, match=message):
         make()
 
@@ -100,5 +92,5 @@ def test_inserting_keys_is_refused() -> None:
         def forward(self, keys: Any) -> Any:
             return self.layer(keys, training=True)
 
-    with pytest.raises(Error, match="an engine inserts no keys: leave training out"):
+    with pytest.raises(Error, match="irc is for inference and inserts no keys; leave training out"):
         irc.trace(Training(), {"keys": irc.Spec("i64", ("B", 1, 1))})

@@ -1,5 +1,6 @@
 """The layers against numpy, and attention with a cache against attention without."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import irc
 from irc.frontends import Module, Tensor, layers, random_weights
 from irc.frontends.layers.attention import Cache
+from irc.ops import Rope
 from tests.fresh import fresh
 
 RANDOM = fresh(0)
@@ -21,7 +23,7 @@ def run(layer: Module, **arrays: np.ndarray) -> tuple[dict[str, np.ndarray], dic
         for name, a in arrays.items()
     }
     module = random_weights(irc.trace(layer, specs), 3)
-    from irc.checkpoint import Reader
+    from irc.weights.checkpoint import Reader
 
     reader = Reader(module)
     weights = {name: reader.read(weight) for name, weight in module.weights.items()}
@@ -32,44 +34,35 @@ def close(got: np.ndarray, wanted: np.ndarray) -> None:
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_linear() -> None:
+def test_linear_and_embedding() -> None:
     out, w = run(layers.Linear(12, 7), x=X)
     close(out["result0"], X @ w["weight"].T + w["bias"])
     out, w = run(layers.Linear(12, 7, bias=False), x=X)
     assert list(w) == ["weight"]
     close(out["result0"], X @ w["weight"].T)
-
-
-def test_embedding_gives_zeros_for_strange_ids() -> None:
     out, w = run(layers.Embedding(10, 4), ids=np.array([3, -1, 10, 0], np.int32))
-    close(
-        out["result0"],
-        np.stack([w["weight"][3], 0 * w["weight"][0], 0 * w["weight"][0], w["weight"][0]]),
-    )
+    row = w["weight"]
+    close(out["result0"], np.stack([row[3], 0 * row[0], 0 * row[0], row[0]]))  # out of range: 0
 
 
 def test_norms() -> None:
     out, w = run(layers.RmsNorm(12, eps=1e-3, offset=1.0), x=X)
     close(out["result0"], X / np.sqrt((X**2).mean(-1, keepdims=True) + 1e-3) * (1 + w["weight"]))
     out, w = run(layers.LayerNorm(12, eps=1e-3), x=X)
-    centred = X - X.mean(-1, keepdims=True)
-    standard = centred / np.sqrt(X.var(-1, keepdims=True) + 1e-3)
-    close(out["result0"], standard * w["weight"] + w["bias"])
+    close(out["result0"], standard(X) * w["weight"] + w["bias"])
     out, w = run(layers.LayerNorm(12, eps=1e-3, affine=False), x=X)
     assert not w
-    close(out["result0"], standard)
-    out, w = run(layers.LayerNorm(12, bias=False), x=X)
-    assert list(w) == ["weight"]
-
-
-def test_group_norm() -> None:
+    close(out["result0"], standard(X))
+    assert list(run(layers.LayerNorm(12, bias=False), x=X)[1]) == ["weight"]
     x = RANDOM.normal(size=(2, 6, 4)).astype(np.float32)
     out, w = run(layers.GroupNorm(3, 6, eps=1e-3), x=x)
-    groups = x.reshape(2, 3, 8)
-    standard = (groups - groups.mean(-1, keepdims=True)) / np.sqrt(
-        groups.var(-1, keepdims=True) + 1e-3
-    )
-    close(out["result0"], standard.reshape(2, 6, 4) * w["weight"][:, None] + w["bias"][:, None])
+    groups = standard(x.reshape(2, 3, 8)).reshape(2, 6, 4)
+    close(out["result0"], groups * w["weight"][:, None] + w["bias"][:, None])
+
+
+def standard(x: np.ndarray) -> np.ndarray:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-3)
 
 
 def silu(x: Any) -> Any:
@@ -84,18 +77,9 @@ def test_feed_forward() -> None:
     assert list(w) == ["gate_proj.weight", "up_proj.weight", "down_proj.weight"]
     hidden = silu(X @ w["gate_proj.weight"].T) * (X @ w["up_proj.weight"].T)
     close(out["result0"], hidden @ w["down_proj.weight"].T)
-
-
-def test_gated_mlp_is_written_in_plain_operations() -> None:
     module = irc.trace(layers.GatedMLP(12, 20), {"x": irc.Spec("f32", ("B", 12))})
-    assert [op.opname for op in module.main] == [
-        "linear",
-        "silu",
-        "linear",
-        "mul",
-        "linear",
-        "return",
-    ]
+    names = [op.opname for op in module.main]  # passes fuse them
+    assert names == ["linear", "silu", "linear", "mul", "linear", "return"]
 
 
 @pytest.mark.parametrize("name", sorted(layers.mlp.ACTIVATIONS))
@@ -107,10 +91,12 @@ def test_activations_have_their_operation(name: str) -> None:
     )
 
 
-def attend(q: Any, k: Any, v: Any, visible: np.ndarray, scale: float, cap: float = 0) -> Any:
-    """q [B, S, H, D], k and v [B, T, Hk, D], visible [S, T]."""
+def attend(
+    q: Any, k: Any, v: Any, visible: Any, scale: float, cap: float = 0, bias: Any = 0
+) -> Any:
+    """q [B, S, H, D], k and v [B, T, Hk, D], visible [S, T] or [B, 1, S, T]."""
     k, v = (np.repeat(x, q.shape[2] // k.shape[2], 2) for x in (k, v))
-    scores = np.einsum("bshd,bthd->bhst", q, k) * scale
+    scores = np.einsum("bshd,bthd->bhst", q, k) * scale + bias
     scores = cap * np.tanh(scores / cap) if cap else scores
     scores = np.where(visible, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -123,7 +109,10 @@ def projected(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     def one(name: str, on: np.ndarray) -> np.ndarray:
         bias = w.get(f"{name}_proj.bias", 0)
-        return (on @ w[f"{name}_proj.weight"].T + bias).reshape(*on.shape[:2], -1, dim)
+        heads = (on @ w[f"{name}_proj.weight"].T + bias).reshape(*on.shape[:2], -1, dim)
+        if f"{name}_norm.weight" not in w:
+            return heads
+        return heads / np.sqrt((heads**2).mean(-1, keepdims=True)) * w[f"{name}_norm.weight"]
 
     return one("q", x), one("k", source), one("v", source)
 
@@ -137,6 +126,7 @@ KINDS: dict[str, tuple[dict[str, Any], np.ndarray]] = {
     "window": ({"window": 2}, CAUSAL & ~np.tril(np.ones((5, 5), bool), -2)),
     "softcap": ({"softcap": 0.7}, CAUSAL),
     "scale": ({"scale": 0.11}, CAUSAL),
+    "norms": ({"kv_heads": 2, "qk_norm": 0.0}, CAUSAL),
     "biases": ({"qkv_bias": True, "output_bias": True}, CAUSAL),
 }
 
@@ -145,6 +135,7 @@ KINDS: dict[str, tuple[dict[str, Any], np.ndarray]] = {
 def test_attention(kind: str) -> None:
     options, visible = KINDS[kind]
     out, w = run(layers.Attention(12, 4, **options), x=X)
+    assert ("q_norm.weight" in w and "k_norm.weight" in w) == ("qk_norm" in options)
     dim = options.get("head_dim", 3)
     scale = options.get("scale", dim**-0.5)
     q, k, v = projected(w, X, X, dim)
@@ -152,41 +143,33 @@ def test_attention(kind: str) -> None:
     close(out["result0"], mixed @ w["o_proj.weight"].T + w.get("o_proj.bias", 0))
 
 
+class With(Module):
+    """Attention with more inputs than x."""
+
+    def __init__(self, **options: Any) -> None:
+        self.a = layers.Attention(12, 4, **options)
+
+    def forward(self, x: Tensor, **others: Tensor) -> Tensor:
+        return self.a(x, **others)
+
+
 def test_cross_attention() -> None:
-    class Cross(Module):
-        def __init__(self) -> None:
-            self.a = layers.Attention(12, 4, memory_size=7)
-
-        def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-            return self.a(x, memory=memory)
-
     memory = RANDOM.normal(size=(2, 3, 7)).astype(np.float32)
-    out, w = run(Cross(), x=X, memory=memory)
+    out, w = run(With(memory_size=7), x=X, memory=memory)
     w = {name.removeprefix("a."): value for name, value in w.items()}
     mixed = attend(*projected(w, X, memory, 3), np.ones((5, 3), bool), 3**-0.5)
     close(out["result0"], mixed @ w["o_proj.weight"].T)
 
 
 def test_masks_lengths_and_biases_reach_the_operation() -> None:
-    class Masked(Module):
-        def __init__(self) -> None:
-            self.a = layers.Attention(12, 4, causal=False)
-
-        def forward(self, x: Tensor, mask: Tensor, bias: Tensor, lengths: Tensor) -> Tensor:
-            return self.a(x, mask=mask, bias=bias, lengths=lengths)
-
     mask = RANDOM.random((1, 1, 5, 5)) < 0.6
     mask[..., 0] = True
     bias = RANDOM.normal(size=(1, 4, 5, 5)).astype(np.float32)
-    out, w = run(Masked(), x=X, mask=mask, bias=bias, lengths=np.array([5, 2], np.int32))
+    lengths = np.array([5, 2], np.int32)
+    out, w = run(With(causal=False), x=X, mask=mask, bias=bias, lengths=lengths)
     w = {name.removeprefix("a."): value for name, value in w.items()}
-    q, k, v = projected(w, X, X, 3)
-    scores = np.einsum("bshd,bthd->bhst", q, k) * 3**-0.5 + bias
-    seen = mask & (np.arange(5) < np.array([5, 2])[:, None, None, None])
-    scores = np.where(seen, scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    mixed = np.einsum("bhst,bthd->bshd", weights, v).reshape(2, 5, 12)
+    visible = mask & (np.arange(5) < lengths[:, None, None, None])
+    mixed = attend(*projected(w, X, X, 3), visible, 3**-0.5, bias=bias)
     close(out["result0"], mixed @ w["o_proj.weight"].T)
 
 
@@ -216,24 +199,30 @@ def test_a_cache_changes_nothing() -> None:
     close(np.concatenate(parts, 1), whole["result0"])
 
 
-REFUSED: dict[str, tuple[Any, str]] = {
-    "heads": (lambda x: layers.Attention(12, 5), "12 is no multiple of 5 heads; give head_dim"),
-    "kv": (lambda x: layers.Attention(12, 4, 3), "4 heads cannot share 3 key and value heads"),
-    "rope": (lambda x: layers.Attention(12, 4, rope=layers.Rope())(x), "needs positions"),
-    "past": (lambda x: layers.Attention(12, 4)(x, past=x), "a cache and past go together"),
-    "memory": (lambda x: layers.Attention(12, 4)(x, memory=x), "only with memory_size"),
-    "no memory": (lambda x: layers.Attention(12, 4, memory_size=4)(x), "needs memory"),
-    "cross rope": (
-        lambda x: layers.Attention(12, 4, memory_size=4, rope=layers.Rope())(x, x, memory=x),
+def test_rope_settings_are_the_attributes_of_the_operation() -> None:
+    settings = {field.name: field.default for field in dataclasses.fields(layers.Rope)}
+    assert settings.keys() == Rope.attribute_types.keys() - {"head_dim"}
+    assert settings.items() <= Rope.attribute_defaults.items()
+
+
+ROPE = layers.Rope()
+REFUSED: list[tuple[Any, str]] = [
+    (lambda x: layers.Attention(12, 5), "12 is no multiple of 5 heads; give head_dim"),
+    (lambda x: layers.Attention(12, 4, 3), "4 heads cannot share 3 key and value heads"),
+    (lambda x: layers.Attention(12, 4, rope=ROPE)(x), "requires positions"),
+    (lambda x: layers.Attention(12, 4)(x, past=x), "cache and past must be given together"),
+    (lambda x: layers.Attention(12, 4)(x, memory=x), "only with memory_size"),
+    (lambda x: layers.Attention(12, 4, memory_size=4)(x), "requires memory"),
+    (
+        lambda x: layers.Attention(12, 4, memory_size=4, rope=ROPE)(x, x, memory=x),
         "neither rope nor a cache",
     ),
-    "activation": (lambda x: layers.MLP(4, 4, act="sillu"), "'sillu'; did you mean 'silu'?"),
-}
+    (lambda x: layers.MLP(4, 4, act="sillu"), "'sillu'; did you mean 'silu'?"),
+]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_wrong_use_says_what_to_change(name: str) -> None:
-    function, message = REFUSED[name]
+@pytest.mark.parametrize(("function", "message"), REFUSED)
+def test_errors_state_what_to_change(function: Any, message: str) -> None:
     with pytest.raises(irc.Error) as caught:
         irc.trace(lambda x: function(x), {"x": irc.Spec("f32", ("B", "S", 12))})
-    assert message in str(caught.value) and str(caught.value).startswith("test_layers.py:")
+    assert message in caught.value.message and str(caught.value).startswith("test_layers.py:")

@@ -1,4 +1,4 @@
-"""Modules: the tree of names, lists, shared parts, scopes and hints in dumps."""
+"""Modules: the tree of names, lists, shared parameters, scopes and hints in dumps."""
 
 from typing import Any
 
@@ -38,23 +38,15 @@ SPEC = {"x": irc.Spec("f32", ("B", 4))}
 
 
 def test_names_are_paths_of_attributes_in_order() -> None:
-    assert [name for name, _ in Net(2).named_parameters()] == [
-        "first",
-        "blocks.0.up.weight",
-        "blocks.0.scale",
-        "blocks.1.up.weight",
-        "blocks.1.scale",
-        "head.weight",
-        "head.bias",
-    ]
+    names = ["first", "blocks.0.up.weight", "blocks.0.scale", "blocks.1.up.weight"]
+    names += ["blocks.1.scale", "head.weight", "head.bias"]
+    assert [name for name, _ in Net(2).named_parameters()] == names
     modules = [name for name, _ in Net(1).named_modules()]
     assert modules == ["", "blocks", "blocks.0", "blocks.0.up", "head"]
     assert len(list(Net(2).parameters())) == 7
-    assert list(irc.trace(Net(2), SPEC).weights) == [n for n, _ in Net(2).named_parameters()]
-
-
-def test_weights_are_unbound_and_typed() -> None:
-    weight = irc.trace(Net(), SPEC).weights["head.weight"]
+    weights = irc.trace(Net(2), SPEC).weights
+    assert list(weights) == names
+    weight = weights["head.weight"]
     assert str(weight.type) == "f32[2, 4]" and str(weight.ref) == 'unbound("head.weight")'
 
 
@@ -67,12 +59,12 @@ def test_module_lists_index_slice_and_iterate() -> None:
         ModuleList([1])  # type: ignore[list-item]
 
 
-def test_a_shared_parameter_is_one_weight() -> None:
+def test_a_shared_parameter_is_one_weight_and_an_unused_one_is_none() -> None:
     class Tied(Module):
         def __init__(self) -> None:
-            self.one = Linear(4, 4, bias=False)
-            self.two = Linear(4, 4, bias=False)
+            self.one, self.two = Linear(4, 4, bias=False), Linear(4, 4, bias=False)
             self.two.weight = self.one.weight
+            self.unused = Parameter((4,))
 
         def forward(self, x: Tensor) -> Tensor:
             return self.two(self.one(x))
@@ -87,7 +79,7 @@ def test_a_shared_module_has_its_first_name() -> None:
         def __init__(self) -> None:
             self.one = Block(4)
             self.two = self.one
-            self.parent = self  # a way back up is no part
+            self.parent = self  # a reference to an ancestor is no child
 
         def forward(self, x: Tensor) -> Tensor:
             return self.two(self.one(x))
@@ -98,26 +90,24 @@ def test_a_shared_module_has_its_first_name() -> None:
     assert {op.loc.scope for op in module.main if op.loc} == {"one.up", "one", ""}
 
 
-def test_a_parameter_that_is_not_used_is_no_weight() -> None:
-    class Lazy(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.first
-
-    assert list(irc.trace(Lazy(), SPEC).weights) == ["first"]
-
-
 def test_scopes_and_hints() -> None:
-    module = irc.trace(Net(2), SPEC)
+    net = Net(2)
+    module = irc.trace(net, SPEC)
     scopes = [op.loc.scope for op in module.main if op.loc is not None]
     assert scopes[:4] == ["", "blocks.0.up", "blocks.0", "blocks.0"]
     names = [value.name for op in module.main for value in op.results]
     assert names == [None, "up", None, "blocks_0", "up", None, "blocks_1", "head"]
+    assert str(irc.trace(net, SPEC)) == str(module), "a model can be traced again"
 
 
-def test_a_hint_does_not_rename_what_the_user_named_or_gave() -> None:
+def test_a_hint_renames_no_input_and_no_named_tensor() -> None:
     class Same(Module):
         def forward(self, x: Tensor) -> Tensor:
             return x
+
+    class Named(Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 2).named("mine")
 
     class Outer(Module):
         def __init__(self) -> None:
@@ -126,23 +116,14 @@ def test_a_hint_does_not_rename_what_the_user_named_or_gave() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(self.same(self.same(x) + 1))
 
-    class Named(Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * 2).named("mine")
-
     module = irc.trace(Outer(), SPEC)
     assert [str(a.name) for a in module.main.args] == ["x"]
     assert [v.name for op in module.main for v in op.results] == [None, None, None, "mine"]
 
 
-def test_models_can_be_traced_again() -> None:
-    net = Net(1)
-    assert str(irc.trace(net, SPEC)) == str(irc.trace(net, SPEC))
-
-
-def message_of(model: Any, **inputs: Any) -> str:
+def message_of(model: Any) -> str:
     with pytest.raises(irc.Error) as caught:
-        irc.trace(model, inputs or SPEC)
+        irc.trace(model, SPEC)
     return str(caught.value)
 
 
@@ -156,7 +137,7 @@ def test_shape_errors_name_line_and_scope() -> None:
     assert "\n    linear %_, @blocks.1.up.weight" in text
 
 
-def test_modules_in_a_plain_list_are_found_out() -> None:
+def test_modules_in_a_plain_list_are_an_error() -> None:
     class Plain(Module):
         def __init__(self) -> None:
             self.layers = [Linear(4, 4)]
@@ -168,16 +149,13 @@ def test_modules_in_a_plain_list_are_found_out() -> None:
     assert "parameter of shape [4, 4] belongs to no part" in text and "ModuleList" in text
 
 
-def test_a_module_without_forward() -> None:
+def test_calls_that_are_errors() -> None:
     class Empty(Module):
         pass
 
     assert "Empty has no method called forward" in message_of(Empty())
     with pytest.raises(irc.Error, match="Empty has no method called forward"):
         Empty()(1)
-
-
-def test_a_module_outside_a_trace() -> None:
     with pytest.raises(irc.Error, match=r"Net runs only inside irc\.trace"):
         Net()(1)
 

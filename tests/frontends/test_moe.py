@@ -1,4 +1,4 @@
-"""The mixture-of-experts layer against loops over tokens, and where its weights come from."""
+"""The mixture-of-experts layer against loops over tokens, and its weights in checkpoints."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ HIDDEN, WIDTH = 12, 7
 
 
 def tokens_for(layer: layers.MixtureOfExperts, *shape: int) -> np.ndarray:
-    """Random tokens of which none stands between two experts."""
+    """Random tokens whose choice of experts no rounding changes."""
     return settled_in(random_weights(irc.trace(layer, {"x": irc.Spec("f32", shape)}), 3), *shape)
 
 
@@ -44,7 +44,7 @@ def gated(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> 
 def by_hand(
     tokens: np.ndarray, w: dict[str, np.ndarray], chosen: int, normalize: bool, capacity: int
 ) -> tuple[np.ndarray, int]:
-    """(what the routed experts make of tokens [T, hidden], how many choices were dropped)."""
+    """(results of the routed experts for tokens [T, hidden], how many choices were dropped)."""
     likes = softmax(tokens @ w["gate.weight"].T)
     out, dropped = np.zeros_like(tokens), 0
     queues = [0] * likes.shape[1]
@@ -73,7 +73,7 @@ def test_routed_experts(experts: int, chosen: int, normalize: bool) -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 4])
-def test_what_finds_no_room_is_counted(capacity: int) -> None:
+def test_dropped_tokens_are_counted(capacity: int) -> None:
     layer = layers.MixtureOfExperts(HIDDEN, WIDTH, 3, 2, capacity=capacity)
     x = tokens_for(layer, 9, HIDDEN)
     out, w = run(layer, x=x)
@@ -95,19 +95,16 @@ def test_a_shared_expert_sees_every_token(own_gate: bool) -> None:
     close(out["result0"], by_hand(x, w, 2, True, 0)[0] + shared)
 
 
-def test_sizes_that_make_no_sense() -> None:
-    with pytest.raises(Error, match="cannot choose 4 of 3 experts"):
+def test_wrong_sizes() -> None:
+    with pytest.raises(Error, match="chosen=4 is outside 1 to 3 experts"):
         layers.MixtureOfExperts(HIDDEN, WIDTH, 3, 4)
-    with pytest.raises(Error, match="give shared_size"):
+    with pytest.raises(Error, match="shared_gate needs shared_size"):
         layers.MixtureOfExperts(HIDDEN, WIDTH, 3, 2, shared_gate=True)
 
 
-def test_a_checkpoint_has_the_experts_one_by_one(tmp_path: Path) -> None:
-    shapes = {
-        "gate_proj": (WIDTH, HIDDEN),
-        "up_proj": (WIDTH, HIDDEN),
-        "down_proj": (HIDDEN, WIDTH),
-    }
+def test_a_checkpoint_has_one_tensor_per_expert(tmp_path: Path) -> None:
+    wide, narrow = (WIDTH, HIDDEN), (HIDDEN, WIDTH)
+    shapes = {"gate_proj": wide, "up_proj": wide, "down_proj": narrow}
     tensors = {
         f"experts.{e}.{name}.weight": RANDOM.normal(size=shape).astype(np.float32)
         for e in range(3)

@@ -17,6 +17,7 @@ import irc.passes
 from irc.backends.onnx import backend
 from irc.backends.reference import evaluate
 from irc.pipeline import run_pipeline
+from tests.backends.checked_models import emit_checked
 from tests.fresh import fresh
 from tests.frontends.onnx_models import on_ort, read
 
@@ -188,7 +189,7 @@ def compiled(module: irc.Module, folder: Path, inputs: Mapping[str, Any]) -> lis
     out = folder / "out"
     out.mkdir()
     run_pipeline(module, backend.default_pipeline)
-    facts = backend.emit(module, out, {"base": folder, "check": True})
+    facts = emit_checked(module, out, base=folder)
     return list(backend.load(out, facts, threads=1).run(inputs).values())
 
 

@@ -12,19 +12,19 @@ import pytest
 
 import irc
 from irc.backends.tensorrt.plugins import SPECS, attributes_of, load
-from irc.declare import REGISTRY
 from irc.driver import find_source, read_module
 from irc.errors import Error
+from irc.ir.declare import REGISTRY
 from tests.fresh import fresh
 from tests.tensorrt.lint_models import model, node
-from tests.user_code import EXAMPLE, taken_back
+from tests.user_code import EXAMPLE, restored_registries
 
 NAMED = {"plugin_version": "1", "plugin_namespace": "example"}
 
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    with taken_back():
+    with restored_registries():
         yield
 
 
@@ -58,7 +58,7 @@ def test_what_a_plugin_writes_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({**NAMED, "cap": "x"}, "cap is a number, and 'x' is none"),
+        ({**NAMED, "cap": "x"}, "cap is 'x'; expected a number"),
         ({**NAMED}, "SoftCap needs the field 'cap'"),
         ({**NAMED, "cap": "2.0", "scale": "1"}, "SoftCap has no field 'scale'"),
         ({**NAMED, "cap": "-2.0"}, r"cap is -2\.0; it must be more than 0"),

@@ -53,7 +53,7 @@ def test_refusals_of_rules_and_of_kinds_are_one_list(tmp_path: Path) -> None:
         "; /a at net.py:1\n",
         "Split (2): Split along axis 7 of 2 dimensions; /c at net.py:3, /d at net.py:4\n",
         "NonZero (1): irc has no operation for it; /e at net.py:5\n",
-        "2 nodes behind them were not looked at",
+        "2 nodes more need them and were not checked",
     ):
         assert part in text, text
 
@@ -62,11 +62,11 @@ def test_one_refusal_is_told_at_its_place(tmp_path: Path) -> None:
     nodes = [node("Split", "x", "c", 3, axis=7, num_outputs=1), node("Relu", "c", "d", 4)]
     text = said(tmp_path, nodes, "d")
     assert text.startswith("net.py:3: Split along axis 7 of 2 dimensions")
-    assert text.endswith("1 node behind them was not looked at")
+    assert text.endswith("1 node more needs them and was not checked")
 
 
 def test_results_that_are_not_computed(tmp_path: Path) -> None:
-    norm = helper.make_node("LayerNormalization", ["x", "w"], ["y", "mean"], name="/n")
+    norm = helper.make_node("SimplifiedLayerNormalization", ["x", "w"], ["y", "mean"], name="/n")
     initial = {"w": np.ones(8, np.float32)}
     nodes = [norm, node("Relu", "mean", "out", 9)]
     with pytest.raises(Error, match=r"net\.py:9: it takes 'mean', a result of a node that irc"):

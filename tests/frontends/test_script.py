@@ -21,13 +21,12 @@ def script(tmp_path: Path, text: str, name: str = "model.py") -> str:
     return str(tmp_path / name)
 
 
-def test_the_default_factory(tmp_path: Path) -> None:
-    path = script(tmp_path, "def build(): return trace(lambda x: -x)\n")
+def test_the_factory(tmp_path: Path) -> None:
+    text = (
+        "def build(): return trace(lambda x: -x)\ndef small(): return trace(lambda x: x, 'small')\n"
+    )
+    path = script(tmp_path, text)
     assert [op.opname for op in load_script(path).main] == ["neg", "return"]
-
-
-def test_a_named_factory(tmp_path: Path) -> None:
-    path = script(tmp_path, "def small(): return trace(lambda x: -x, 'small')\n")
     assert load_script(f"{path}:small").name == "small"
     assert split_name("a/b.py") == (Path("a/b.py"), "build")
     assert split_name("a/b.py:c") == (Path("a/b.py"), "c")
@@ -50,22 +49,11 @@ def build(layers: int, rate: float = 0.5, flag: bool = False, name: str = "a", s
 
 
 def test_settings_are_converted_by_annotation(tmp_path: Path, capsys: Any) -> None:
-    given = {
-        "layers": "2",
-        "rate": "1e-3",
-        "flag": "yes",
-        "name": "7",
-        "size": "9",
-        "act": "gelu",
-        "widths": "1, 2,3",
-        "pair": "4,b",
-        "some": "0.5,1",
-        "path": "a/b",
-        "kind": "BIG",
-        "free": "text",
-        "either": "x",
-    }
-    load_script(script(tmp_path, SETTINGS), given)
+    words = "layers=2|rate=1e-3|flag=yes|name=7|size=9|act=gelu|widths=1, 2,3|pair=4,b|some=0.5,1"
+    words += "|path=a/b|kind=BIG|free=text|either=x"
+    pairs = (word.partition("=") for word in words.split("|"))
+    settings = {name: value for name, _, value in pairs}
+    load_script(script(tmp_path, SETTINGS), settings)
     found = "(2, 0.001, True, '7', 9, 'gelu', (1, 2, 3), (4, 'b'), [0.5, 1.0]"
     assert capsys.readouterr().err.strip() == found + ", PosixPath('a/b'), 'BIG', 'text', 'x')"
     load_script(script(tmp_path, SETTINGS), {"layers": 5, "some": "none", "either": "3"})
@@ -73,28 +61,27 @@ def test_settings_are_converted_by_annotation(tmp_path: Path, capsys: Any) -> No
     assert capsys.readouterr().err.strip() == found
 
 
-BAD: dict[str, tuple[dict[str, str], str]] = {
-    "unknown": ({"layer": "2"}, "build of {path} has no setting 'layer'; did you mean 'layers'?"),
-    "int": ({"layers": "two"}, "layers is a whole number, not 'two'"),
-    "float": ({"layers": "1", "rate": "x"}, "rate is a number, not 'x'"),
-    "bool": ({"layers": "1", "flag": "maybe"}, "flag is true or false, not 'maybe'"),
-    "literal": (
+BAD: list[tuple[dict[str, str], str]] = [
+    ({"layer": "2"}, "build of {path} has no setting 'layer'; did you mean 'layers'?"),
+    ({"layers": "two"}, "layers is a whole number, not 'two'"),
+    ({"layers": "1", "rate": "x"}, "rate is a number, not 'x'"),
+    ({"layers": "1", "flag": "maybe"}, "flag is true or false, not 'maybe'"),
+    (
         {"layers": "1", "act": "gellu"},
         "act is one of silu, gelu, not 'gellu'; did you mean 'gelu'?",
     ),
-    "default": ({"layers": "1", "size": "x"}, "size is a whole number, not 'x'"),
-    "items": ({"layers": "1", "widths": "1,x"}, "widths is a whole number, not '1,x'"),
-    "pair": ({"layers": "1", "pair": "1"}, "pair is a list of 2 items, as in x,x, not '1'"),
-    "optional": ({"layers": "1", "some": "a"}, "some is a number or none, not 'a'"),
-    "enum": ({"layers": "1", "kind": "BEG"}, "kind is one of BIG, not 'BEG'; did you mean 'BIG'?"),
-    "missing": ({}, "needs layers; give --set layers=..."),
-    "own option": ({"layers": "1", "dtype": "f32"}, "give dtype as --dtype, not with --set"),
-}
+    ({"layers": "1", "size": "x"}, "size is a whole number, not 'x'"),
+    ({"layers": "1", "widths": "1,x"}, "widths is a whole number, not '1,x'"),
+    ({"layers": "1", "pair": "1"}, "pair is a list of 2 items, as in x,x, not '1'"),
+    ({"layers": "1", "some": "a"}, "some is a number or none, not 'a'"),
+    ({"layers": "1", "kind": "BEG"}, "kind is one of BIG, not 'BEG'; did you mean 'BIG'?"),
+    ({}, "needs layers; give --set layers=..."),
+    ({"layers": "1", "dtype": "f32"}, "give dtype as --dtype, not with --set"),
+]
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_settings(tmp_path: Path, name: str) -> None:
-    settings, message = BAD[name]
+@pytest.mark.parametrize(("settings", "message"), BAD)
+def test_bad_settings(tmp_path: Path, settings: dict[str, str], message: str) -> None:
     path = script(tmp_path, SETTINGS)
     with pytest.raises(irc.Error) as caught:
         load_script(path, settings)
@@ -152,65 +139,52 @@ def test_unbound_weights_are_bound_to_the_checkpoint(tmp_path: Path) -> None:
     assert str(load_script(path, checkpoint=str(tmp_path)).weights["w"].ref) == '@ckpt["w"]'
 
 
-RAISES: dict[str, tuple[str, str]] = {
-    "exception": (
+RAISES = [
+    (
         "def helper():\n    raise ValueError('no luck')\ndef build(): return helper()\n",
         "model.py:6: the script raised ValueError: no luck",
     ),
-    "inside forward": (
+    (
         "def f(x):\n    return x.shapes\ndef build(): return trace(f)\n",
         "model.py:6: the script raised AttributeError: 'Tensor' object has no attribute 'shapes'",
     ),
-    "at import": ("1 / 0\n", "model.py:5: the script raised ZeroDivisionError: division by zero"),
-    "missing package": (
-        "import no_such_package\n",
-        "model.py:5: the script raised ModuleNotFoundError: No module named 'no_such_package'",
-    ),
-    "syntax": ("def build(:\n", "model.py:5: not Python: "),
-    "exit": ("def build(): exit(3)\n", "model.py:5: the script raised SystemExit: 3"),
-    "own errors": (
+    ("1 / 0\n", "model.py:5: the script raised ZeroDivisionError: division by zero"),
+    ("import no_such_package\n", "model.py:5: the script raised ModuleNotFoundError: No module"),
+    ("def build(:\n", "model.py:5: not Python: "),
+    ("def build(): exit(3)\n", "model.py:5: the script raised SystemExit: 3"),
+    (
         "def build(): return trace(lambda x: x + x[:, 1:])\n",
         "model.py:5: add: the shapes [B, 4] and [B, 3] do not broadcast",
     ),
-    "no factory": (
+    (
         "def make(): pass\ndef other(): pass\n",
         "defines no function 'build'; it defines trace, make, other. Name one, as in",
     ),
-    "returns nothing": (
-        "def build(): pass\n",
-        "build of {path} returned None, not a traced module",
-    ),
-    "returns a model": ("def build(): return Module()\n", "returned a Module, not a traced module"),
-}
+    ("def build(): pass\n", "build of {path} returned None, not a traced module"),
+    ("def build(): return Module()\n", "returned a Module, not a traced module"),
+]
 
 
-@pytest.mark.parametrize("name", RAISES)
-def test_what_goes_wrong_in_a_script(tmp_path: Path, name: str) -> None:
-    text, message = RAISES[name]
+@pytest.mark.parametrize(("text", "message"), RAISES)
+def test_errors_of_a_script(tmp_path: Path, text: str, message: str) -> None:
     path = script(tmp_path, text)
     with pytest.raises(irc.Error) as caught:
         load_script(path)
     assert message.format(path=path) in str(caught.value)
     assert caught.value.__cause__ is None
+    with pytest.raises(irc.Error) as caught:
+        load_script(path, debug=True)
+    raised = "the script raised" in message or "not Python" in message
+    assert (caught.value.__cause__ is not None) == raised
 
 
-def test_a_wrong_factory_name_has_a_nearest(tmp_path: Path) -> None:
+def test_a_missing_factory_or_script(tmp_path: Path) -> None:
     path = script(tmp_path, "def build_small(): pass\n")
     with pytest.raises(irc.Error, match="'biuld_small'; did you mean 'build_small'"):
         load_script(f"{path}:biuld_small")
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(irc.Error, match="and no other; define `def build"):
         load_script(str(tmp_path / "empty.py"))
-
-
-def test_debug_chains_the_original(tmp_path: Path) -> None:
-    path = script(tmp_path, "def build(): raise ValueError('x')\n")
-    with pytest.raises(irc.Error) as caught:
-        load_script(path, debug=True)
-    assert isinstance(caught.value.__cause__, ValueError)
-
-
-def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(irc.Error, match=r"cannot read the script .*none\.py: No such file"):
         load_script(str(tmp_path / "none.py"))
 
@@ -231,12 +205,9 @@ def test_scripts_are_loaded_in_isolation(tmp_path: Path) -> None:
 
 
 def test_an_edited_script_is_read_again(tmp_path: Path) -> None:
-    path = script(tmp_path, "def build(): return trace(lambda x: -x, 'aa')\n")
-    assert load_script(path).name == "aa"
-    assert (
-        load_script(script(tmp_path, "def build(): return trace(lambda x: -x, 'bb')\n")).name
-        == "bb"
-    )
+    for name in ("aa", "bb"):
+        path = script(tmp_path, f"def build(): return trace(lambda x: -x, '{name}')\n")
+        assert load_script(path).name == name
     assert not list(tmp_path.glob("__pycache__"))
 
 

@@ -1,4 +1,4 @@
-"""trace: arguments, results, aliases, ranges; errors; nothing left behind."""
+"""irc.trace: arguments, results, aliases, ranges, errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,26 +21,17 @@ def test_a_dict_names_the_results() -> None:
     assert irc.evaluate(module, {"x": array})["twice"].tolist() == (array * 2).tolist()
 
 
-def test_tuples_and_single_tensors() -> None:
-    assert irc.trace(lambda x: (x, -x), X).main.result_names() == ("result0", "result1")
-    assert irc.trace(lambda x: -x, X).main.result_names() == ("result0",)
-
-
-def test_ranges_of_symbols() -> None:
-    module = irc.trace(lambda x: -x, X, dims={"B": (1, 4, 16)})
-    assert str(module).startswith("module @lambda dims(B=1:4:16) {")
-
-
-def test_names_of_modules() -> None:
+def test_names_and_ranges() -> None:
     class TwoTower(Module):
         def forward(self, x: Tensor) -> Tensor:
             return -x
 
+    assert irc.trace(lambda x: (x, -x), X).main.result_names() == ("result0", "result1")
+    assert irc.trace(lambda x: -x, X).main.result_names() == ("result0",)
     assert irc.trace(TwoTower(), X).name == "two_tower"
     assert irc.trace(TwoTower(), X, name="other").name == "other"
-
-
-def test_symbols_in_specs_may_be_expressions() -> None:
+    module = irc.trace(lambda x: -x, X, dims={"B": (1, 4, 16)})
+    assert str(module).startswith("module @lambda dims(B=1:4:16) {")
     module = irc.trace(lambda x: -x, {"x": irc.Spec("f32", ("B", "2*S + 1"))})
     assert str(module.main.args[0].type) == "f32[B, 2*S + 1]"
 
@@ -57,12 +48,7 @@ def test_aliases_are_declared() -> None:
     assert "-> (k: f32[B, 2, C, 8] aliases %k)" in str(module)
 
 
-def test_every_trace_prints_and_parses() -> None:
-    text = str(irc.trace(lambda x: (F.softmax(x * 0.5, dim=-1), x[:, 1:]), X, {"B": (1, 2, 3)}))
-    assert str(irc.parse(text)) == text
-
-
-def test_nothing_of_a_trace_is_left_after_an_exception() -> None:
+def test_an_exception_ends_the_trace() -> None:
     def fails(x: Tensor) -> Tensor:
         assert active() is not None
         raise RuntimeError("inside")
@@ -86,65 +72,53 @@ class Pair(Module):
 
 
 IDS = irc.Spec("i32", ("B",))
-WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "unknown input": (
-        lambda: irc.trace(Pair(), {"idds": IDS}),
+
+
+def traced(spec: Any = X, model: Any = lambda x: x, **options: Any) -> Callable[[], Any]:
+    return lambda: irc.trace(model, spec, **options)
+
+
+def aliased(result: str, source: str, model: Any = lambda x: {"out": x}) -> Callable[[], Any]:
+    return traced(model=model, aliases={result: source})
+
+
+WRONG: list[tuple[Callable[[], Any], str]] = [
+    (
+        traced({"idds": IDS}, Pair()),
         "no argument called 'idds'; did you mean 'ids'?; it takes ids, lengths, mask",
     ),
-    "missing input": (
-        lambda: irc.trace(Pair(), {"ids": IDS}),
-        "Pair.forward needs lengths; describe it in inputs",
-    ),
-    "no spec": (lambda: irc.trace(lambda x: x, {"x": "f32"}), "is given by irc.Spec"),  # type: ignore[dict-item]
-    "bad dtype": (
-        lambda: irc.trace(lambda x: x, {"x": irc.Spec("int32", ("B",))}),
-        "the input x: no dtype called 'int32'",
-    ),
-    "bad size": (
-        lambda: irc.trace(lambda x: x, {"x": irc.Spec("i32", (1.5,))}),
+    (traced({"ids": IDS}, Pair()), "Pair.forward needs lengths; describe it in inputs"),
+    (traced({"x": "f32"}), "the input x is 'f32'; expected irc.Spec("),
+    (traced({"x": irc.Spec("int32", ("B",))}), "the input x: no dtype called 'int32'"),
+    (
+        traced({"x": irc.Spec("i32", (1.5,))}),  # pyright: ignore[reportArgumentType]
         "the input x: a size is an int or the name of a symbol, not 1.5",
     ),
-    "no model": (lambda: irc.trace(3, X), "a int is no model"),  # type: ignore[arg-type]
-    "unknown symbol": (
-        lambda: irc.trace(lambda x: x, X, dims={"b": (1, 2, 3)}),
-        "dims gives a range for b, which no input has",
+    (traced(X, 3), "a int is no model"),
+    (traced(dims={"b": (1, 2, 3)}), "the model has no dimension 'b'; it has B"),
+    (
+        traced({"x": irc.Spec("i32", ("B", "S"))}, dims={"B": (1, 2, 3)}),
+        "dims has no range for S; add 'S': (min, typical, max)",
     ),
-    "symbol without range": (
-        lambda: irc.trace(lambda x: x, {"x": irc.Spec("i32", ("B", "S"))}, dims={"B": (1, 2, 3)}),
-        "dims gives no range for S; add 'S': (min, typical, max)",
-    ),
-    "no range": (
-        lambda: irc.trace(lambda x: x, X, dims={"B": 4}),  # type: ignore[dict-item]
-        "the range of B is (min, typical, max), not 4",
-    ),
-    "falling range": (
-        lambda: irc.trace(lambda x: x, X, dims={"B": (4, 2, 8)}),
-        "must rise: min <= typical <= max, not (4, 2, 8)",
-    ),
-    "returns None": (lambda: irc.trace(lambda x: None, X), "the result is None; return a tensor"),
-    "returns numbers": (lambda: irc.trace(lambda x: {"y": 3}, X), "the result is a int"),
-    "returns nothing": (lambda: irc.trace(lambda x: (), X), "returns no tensors"),
-    "second result": (lambda: irc.trace(lambda x: (x, [x]), X), "result 1 is a list"),
-    "alias of no result": (
-        lambda: irc.trace(lambda x: {"out": x}, X, aliases={"ou": "x"}),
-        "there is no result 'ou'; did you mean 'out'?",
-    ),
-    "alias of no input": (
-        lambda: irc.trace(lambda x: {"out": x}, X, aliases={"out": "xx"}),
-        "there is no input 'xx'; did you mean 'x'?",
-    ),
-    "alias of another type": (
-        lambda: irc.trace(lambda x: {"out": x[:, 1:]}, X, aliases={"out": "x"}),
+    (traced(dims={"B": "4"}), "the range of B is '4'; give (min, typical, max), or one number"),
+    (traced(dims={"B": (4, 2, 8)}), "the range B=4:2:8 must rise"),
+    (traced(model=lambda x: None), "the result is None; return a tensor"),
+    (traced(model=lambda x: {"y": 3}), "the result is a int"),
+    (traced(model=lambda x: ()), "returns no tensors"),
+    (traced(model=lambda x: (x, [x])), "result 1 is a list"),
+    (aliased("ou", "x"), "there is no result 'ou'; did you mean 'out'?"),
+    (aliased("out", "xx"), "there is no input 'xx'; did you mean 'x'?"),
+    (
+        aliased("out", "x", lambda x: {"out": x[:, 1:]}),
         "the result out is f32[B, 3], but the input x it aliases is f32[B, 4]",
     ),
-    "bad name": (lambda: irc.trace(lambda **k: k, {"a b": IDS}), "no name for an input"),
-}
+    (traced({"a b": IDS}, lambda **k: k), "no name for an input"),
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_use_says_what_to_change(name: str) -> None:
-    call, message = WRONG[name]
+@pytest.mark.parametrize(("call", "message"), WRONG)
+def test_errors_state_what_to_change(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(irc.Error) as caught:
         call()
-    assert message in str(caught.value)
+    assert message in caught.value.message
     assert str(caught.value).startswith("test_trace.py:")

@@ -1,1 +1,1 @@
-"""Fuzzing of everything that reads what a user wrote."""
+"""Fuzzing of the parser."""

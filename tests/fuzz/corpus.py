@@ -1,7 +1,5 @@
 """The texts that the fuzzer starts from: random modules, every operation, the example models."""
 
-from __future__ import annotations
-
 import random
 
 import irc.passes  # noqa: F401  (registers them)
@@ -18,7 +16,7 @@ PIPELINE = "fuse-gated-mlp, fuse-qkv"
 
 
 def corpus(rng: random.Random) -> list[list[str]]:
-    """Groups of texts; a mutation chooses a group, then a text."""
+    """Groups of texts. A mutation chooses a group, then a text."""
     return [
         [print_module(random_module(rng.randrange(10**9)), locs=True) for _ in range(200)],
         [

@@ -1,9 +1,7 @@
-"""Mutate IR texts, read them and rewrite what is read: all but a module or an Error is a failure.
+"""Mutate IR texts, parse and rewrite them; any outcome but a module or an Error is a failure.
 
 python -m tests.fuzz.mutate_text --count 200000 --seed 1
 """
-
-from __future__ import annotations
 
 import argparse
 import random
@@ -16,34 +14,17 @@ import warnings
 from collections import Counter
 from types import FrameType
 
-from irc.core import Module
 from irc.errors import Error
+from irc.ir.core import Module
+from irc.ir.verify import verify
 from irc.pipeline import run_pipeline
 from irc.text import parse_module, print_module
-from irc.text.tokens import tokenize
-from irc.verify import verify
+from irc.text.cursor import tokenize
 from tests.fuzz.corpus import corpus
 
-SECONDS = 2  # of the processor; one text of a few kilobytes must be read in well under this
+SECONDS = 2  # CPU time to read one text of a few kilobytes
 PASSES = "inline, canonicalize, cse, fuse-gated-mlp, fuse-qkv, fold, expand, dce"
-SPLICES = (
-    "",
-    " ",
-    "\n",
-    '"',
-    "{",
-    "}",
-    "[",
-    "]",
-    "%",
-    "@",
-    "-",
-    "9" * 40,
-    "(" * 50,
-    "\x00",
-    "é",
-    "//",
-)
+SPLICES = (*("", " ", "\n", "//", "\x00"), *'"{}[]%@-é', "9" * 40, "(" * 50)
 VALUES = (
     *("0", "1", "-1", "2", "3", "17", "0.5", "-0.0", "1e-320", "1e300", "inf", "-inf", "nan"),
     *("9223372036854775807", "-9223372036854775808", "99999999999999999", "S", "2*S + 1", "-S"),
@@ -85,13 +66,8 @@ def _lines(rng: random.Random, text: str, other: str) -> str:
     if not lines or not donor:
         return text
     at = rng.randrange(len(lines))
-    action = rng.randrange(3)
-    if action == 0:
-        del lines[at]
-    elif action == 1:
-        lines.insert(at, rng.choice(donor))
-    else:
-        lines[at] = rng.choice(donor)
+    end, new = rng.choice(((at + 1, []), (at, [rng.choice(donor)]), (at + 1, [rng.choice(donor)])))
+    lines[at:end] = new
     return "".join(lines)
 
 
@@ -100,11 +76,8 @@ def _numbers(rng: random.Random, text: str, other: str) -> str:
     if not digits:
         return text
     at = rng.choice(digits)
-    return (
-        text[:at]
-        + rng.choice(("0", "1", "-1", "2", "7", "65536", "1e9", "S", "B*S"))
-        + text[at + 1 :]
-    )
+    number = rng.choice(("0", "1", "-1", "2", "7", "65536", "1e9", "S", "B*S"))
+    return text[:at] + number + text[at + 1 :]
 
 
 def _attributes(rng: random.Random, text: str, other: str) -> str:
@@ -120,7 +93,7 @@ def _attributes(rng: random.Random, text: str, other: str) -> str:
 
 
 def read(text: str) -> str:
-    """Parse, verify, rewrite, and read again what is printed; the name of the outcome."""
+    """Parse, verify, rewrite, print and parse again; returns the name of the outcome."""
     try:
         module = parse_module(text)
         verify(module)
@@ -153,7 +126,7 @@ def fuzz(count: int, seed: int) -> Counter[str]:
     rng = random.Random(seed)
     groups = corpus(rng)
     outcomes: Counter[str] = Counter()
-    signal.signal(signal.SIGPROF, _alarm)  # of the processor: others may keep it busy
+    signal.signal(signal.SIGPROF, _alarm)  # CPU time: the machine may be busy
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(count):

@@ -1,7 +1,5 @@
 """A short run of the text fuzzer."""
 
-from __future__ import annotations
-
 from tests.fresh import fresh
 from tests.fuzz.mutate_text import fuzz
 

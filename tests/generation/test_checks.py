@@ -1,6 +1,4 @@
-"""Results that count what went wrong become Errors, and no results."""
-
-from __future__ import annotations
+"""Results that count out-of-range indices and dropped lookups become Errors."""
 
 from typing import Any, cast
 
@@ -19,36 +17,36 @@ def counts(**numbers: Any) -> dict[str, np.ndarray]:
     return {name: np.array(number, np.int32) for name, number in numbers.items()}
 
 
-def test_counts_of_nothing_are_left_out() -> None:
-    results = {"y": np.ones(3), **counts(ids_outside=0, keys_outside=0, overflow=0)}
-    assert list(checked(PLAIN, results, ["ids", "keys"])) == ["y"]
+def test_counts_of_zero_are_removed() -> None:
+    zeros = counts(ids_out_of_range=0, keys_out_of_range=0, capacity_overflow=0)
+    assert list(checked(PLAIN, {"y": np.ones(3), **zeros}, ["ids", "keys"])) == ["y"]
 
 
 @pytest.mark.parametrize(
     ("name", "number", "message"),
     [
-        ("keys_outside", 1, "the input keys has 1 number that is no row of the model's table"),
-        ("ids_outside", 7, "the input ids has 7 numbers that are no row"),
-        ("overflow", 3, "3 ids found no room on the way to their rows; compile with a larger"),
+        ("keys_out_of_range", 1, "the input keys has 1 out-of-range indices"),
+        ("ids_out_of_range", 7, "the input ids has 7 out-of-range indices"),
+        ("capacity_overflow", 3, "capacity overflow: 3 embedding lookups were dropped; compile"),
     ],
 )
-def test_what_is_counted_is_said(name: str, number: int, message: str) -> None:
+def test_counts_are_errors(name: str, number: int, message: str) -> None:
     with pytest.raises(Error, match=message):
         checked(PLAIN, counts(**{name: number}), ["keys"])
 
 
-def test_results_of_the_model_itself_stay() -> None:
-    """A result is no count because of its name alone."""
+def test_results_of_the_model_with_such_names_stay() -> None:
     own = {
-        **counts(light_outside=4),
-        "keys_outside": np.ones((2, 3), np.int32),
-        "overflow": np.array(1.5, np.float32),
+        **counts(light_out_of_range=4),
+        "keys_out_of_range": np.ones((2, 3), np.int32),
+        "capacity_overflow": np.array(1.5, np.float32),
     }
     assert list(checked(PLAIN, own, ["keys"])) == list(own)
 
 
-def test_ids_that_were_looked_up_again_are_only_counted() -> None:
+def test_overflows_that_the_fallback_computed_again_are_no_errors() -> None:
     program = FallbackProgram(PLAIN, lambda: PLAIN, again=True)
-    assert list(checked(program, counts(overflow=3, ids_outside=0), ["ids"])) == ["overflow"]
-    with pytest.raises(Error, match="the input ids has 2 numbers"):
-        checked(program, counts(ids_outside=2), ["ids"])
+    results = checked(program, counts(capacity_overflow=3, ids_out_of_range=0), ["ids"])
+    assert list(results) == ["capacity_overflow"]
+    with pytest.raises(Error, match="the input ids has 2 out-of-range"):
+        checked(program, counts(ids_out_of_range=2), ["ids"])

@@ -1,4 +1,4 @@
-"""Greedy decoding over a program made for the test: what it is fed, and when it stops."""
+"""Greedy decoding: inputs of every step, and when it stops."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from irc.backends.base import Port, Ports
-from irc.dims import symbol
 from irc.errors import Error
 from irc.generation.greedy import greedy
+from irc.ir.dims import symbol
 
 B, S, T, C = map(symbol, "BSTC")
 VOCAB = 50
@@ -24,10 +24,11 @@ PORTS = Ports(
     (Port("k0", "f32", (B, 2, C, 8), True),),
     (Port("logits", "f32", (B, T, VOCAB)),),
 )
+IMAGE, FIXED = Port("image", "f32", ()), Port("input_ids", "i32", (B, 16))
 
 
 class Counting:
-    """After any token comes the next number; keeps what it is fed."""
+    """A model that chooses the number after the last token; keeps its inputs."""
 
     def __init__(self, ports: Ports = PORTS) -> None:
         self.ports = ports
@@ -35,7 +36,7 @@ class Counting:
         self.steps: list[dict[str, Any]] = []
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        raise AssertionError("decoding steps, it does not run")
+        raise AssertionError("decoding calls step, not run")
 
     def open(self, sizes: Mapping[str, int]) -> "Counting":
         self.sizes = sizes
@@ -44,24 +45,18 @@ class Counting:
     def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         self.steps.append({name: array.tolist() for name, array in inputs.items()})
         last = int(inputs["input_ids"][0, -1])
-        wanted = inputs["logit_positions"].shape[1] if "logit_positions" in inputs else 3
-        logits = np.zeros((1, wanted, VOCAB), np.float32)
+        count = inputs["logit_positions"].shape[1] if "logit_positions" in inputs else 3
+        logits = np.zeros((1, count, VOCAB), np.float32)
         logits[:, -1, (last + 1) % VOCAB] = 1
         return {"logits": logits}
 
 
-def test_tokens_are_emitted_as_they_come() -> None:
+def test_steps_and_their_tokens() -> None:
     program, seen = Counting(), list[int]()
-    summary = greedy(program, [3, 4], 3, emit=seen.append)
-    assert seen == [5, 6, 7]
-    assert summary.tokens == (5, 6, 7)
-    assert (summary.prompt_tokens, summary.stop) == (2, "count")
+    summary = greedy(program, [3, 4], 2, emit=seen.append)
+    assert seen == [5, 6]
+    assert (summary.tokens, summary.prompt_tokens, summary.stop) == ((5, 6), 2, "count")
     assert program.sizes == {"B": 1, "C": 64}
-
-
-def test_what_a_step_is_fed() -> None:
-    program = Counting()
-    greedy(program, [3, 4], 2)
     assert program.steps == [
         {
             "input_ids": [[3, 4]],
@@ -80,19 +75,16 @@ def test_an_end_stops_and_is_not_emitted() -> None:
     assert greedy(Counting(), [3], 10, ends=[4]).tokens == ()
 
 
-def test_a_full_cache_stops() -> None:
+def test_the_capacity_of_the_cache() -> None:
     summary = greedy(Counting(), [3, 4], 100, dims={"C": (1, 4, 5)})
-    assert summary.tokens == (5, 6, 7, 8), "the last token needs no place in the cache"
+    assert summary.tokens == (5, 6, 7, 8), "the last token is not cached"
     assert summary.stop == "capacity"
-
-
-def test_the_cache_has_room_for_what_is_asked() -> None:
     program = Counting()
     greedy(program, [3] * 60, 10, dims={"C": (1, 4, 1000)})
     assert program.sizes["C"] == 128
 
 
-def test_a_long_prompt_goes_in_by_pieces() -> None:
+def test_a_long_prompt_is_split_over_steps() -> None:
     program = Counting()
     summary = greedy(program, [1, 2, 3, 4, 5], 1, dims={"S": (1, 2, 2)})
     assert summary.tokens == (6,)
@@ -110,22 +102,14 @@ def test_a_model_may_take_fewer_inputs() -> None:
 @pytest.mark.parametrize(
     ("change", "prompt", "message"),
     [
-        ({"inputs": ()}, [1], "this model cannot generate: it takes nothing and gives logits"),
-        ({"states": ()}, [1], "this model cannot generate"),
-        ({"outputs": ()}, [1], "this model cannot generate: .* gives nothing"),
-        (
-            {"inputs": (*PORTS.inputs, Port("image", "f32", ()))},
-            [1],
-            "irc generate cannot fill the input image; use irc run",
-        ),
-        (
-            {"inputs": (Port("input_ids", "i32", (B, 16)),)},
-            [1],
-            "this model takes exactly 16 tokens per call",
-        ),
+        ({"inputs": ()}, [1], "no language model, .* its inputs are none and its outputs logits"),
+        ({"states": ()}, [1], "this model is no language model"),
+        ({"outputs": ()}, [1], "this model is no language model, .* its outputs none"),
+        ({"inputs": (*PORTS.inputs, IMAGE)}, [1], "no value for the input image; use irc run"),
+        ({"inputs": (FIXED,)}, [1], "this model takes exactly 16 tokens per call"),
         ({}, [], "the prompt has no tokens"),
-        ({}, [50], "the prompt has the token 50, and the model knows 50 of them"),
-        ({}, [1] * 101, "the prompt has 101 tokens, and the cache of this model holds 100"),
+        ({}, [50], "the prompt has the token 50, but the model has 50 tokens"),
+        ({}, [1] * 101, "the prompt has 101 tokens, but the cache of this model holds 100"),
     ],
 )
 def test_what_cannot_be_done_is_said(change: Any, prompt: list[int], message: str) -> None:
@@ -143,7 +127,7 @@ def test_rates() -> None:
 
 
 class ByThrees(Counting):
-    """Takes three, six, ... tokens in a call, and looks at the one that logits are wanted of."""
+    """A model whose calls have a multiple of three tokens; ignores those after logit_positions."""
 
     def __init__(self) -> None:
         ids, positions, *rest = PORTS.inputs
@@ -157,31 +141,31 @@ class ByThrees(Counting):
         return super().step({**inputs, "input_ids": inputs["input_ids"][:, : at + 1]})
 
 
-def test_calls_are_filled_up_where_tokens_are_split_over_ranks() -> None:
+def test_calls_are_padded_where_tokens_are_sharded() -> None:
     program, seen = ByThrees(), list[int]()
     summary = greedy(program, [3, 4, 5, 6], 3, emit=seen.append)
     assert seen == [7, 8, 9]
     assert [step["past_lengths"] for step in program.steps] == [[0], [4], [5]]
-    # the cache has room for what fills up the last call
+    # the cache has room for the padding of the last call
     assert greedy(ByThrees(), [1], 99, dims={"C": (1, 8, 8)}).stop == "capacity"
     assert summary.prompt_tokens == 4
 
 
 class Choosing(Counting):
-    """Gives the next token itself, and counts numbers that are no tokens."""
+    """A model that chooses the next token itself and counts out-of-range tokens."""
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         logits = super().step(inputs)["logits"]
         outside = np.count_nonzero(inputs["input_ids"] >= VOCAB)
         return {
             "next_tokens": logits.argmax(-1).astype(np.int32),
-            "input_ids_outside": np.array(outside, np.int32),
+            "input_ids_out_of_range": np.array(outside, np.int32),
         }
 
 
-def test_a_model_may_choose_itself() -> None:
-    outputs = (Port("next_tokens", "i32", (B, T)), Port("input_ids_outside", "i32", ()))
+def test_a_model_may_choose_the_token() -> None:
+    outputs = (Port("next_tokens", "i32", (B, T)), Port("input_ids_out_of_range", "i32", ()))
     ports = dataclasses.replace(PORTS, outputs=outputs)
     assert greedy(Choosing(ports), [3, 4], 3).tokens == (5, 6, 7)
-    with pytest.raises(Error, match="the input input_ids has 2 numbers that are no row of the"):
+    with pytest.raises(Error, match="the input input_ids has 2 out-of-range indices"):
         greedy(Choosing(ports), [3, VOCAB, 4, 99], 3)

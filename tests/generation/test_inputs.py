@@ -1,4 +1,4 @@
-"""What a language model's inputs imply, and which conversions are safe."""
+"""Default inputs of language models, and safe conversions of dtypes."""
 
 import re
 
@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from irc.backends.base import Port, Ports
-from irc.dims import symbol
 from irc.errors import Error
 from irc.generation.inputs import cache_capacity, complete, rounded
+from irc.ir.dims import symbol
 
 B, S, T, C = map(symbol, "BSTC")
 CACHES = (Port("k0", "f32", (B, 2, C, 8), True), Port("v0", "bf16", (B, 2, C, 4), True))
@@ -28,9 +28,7 @@ PLAIN = Ports((Port("x", "f32", (B,)), Port("n", "i32", (B,))), (), ())
 
 def test_ids_alone_are_enough() -> None:
     found = complete(LANGUAGE, {"input_ids": np.array([[1, 2, 3], [4, 5, 6]])})
-    assert list(found) == [
-        "input_ids", "positions", "past_lengths", "logit_positions", "k0", "v0",
-    ]  # fmt: skip
+    assert list(found) == ["input_ids", "positions", "past_lengths", "logit_positions", "k0", "v0"]
     assert found["input_ids"].dtype == np.int32
     assert found["positions"].tolist() == [[0, 1, 2], [0, 1, 2]]
     assert found["past_lengths"].tolist() == [0, 0]
@@ -42,7 +40,7 @@ def test_ids_alone_are_enough() -> None:
     assert not found["k0"].any()
 
 
-def test_what_is_given_is_kept() -> None:
+def test_provided_inputs_are_kept() -> None:
     given = {
         "input_ids": np.array([[7]]),
         "past_lengths": np.array([5]),
@@ -56,18 +54,17 @@ def test_what_is_given_is_kept() -> None:
     assert found["k0"].shape == (1, 2, 9, 8)
 
 
-def test_a_past_without_caches_is_refused() -> None:
-    with pytest.raises(Error, match="past_lengths says that tokens are cached, so the caches must"):
+def test_wrong_past_lengths_are_refused() -> None:
+    with pytest.raises(Error, match="past_lengths is not 0, so the caches are required"):
         complete(LANGUAGE, {"input_ids": np.array([[7]]), "past_lengths": np.array([5])})
-    with pytest.raises(
-        Error, match=re.escape("past_lengths has the shape [2], but it must be [1]")
-    ):
+    message = re.escape("past_lengths has the shape [2], but it must be [1]")
+    with pytest.raises(Error, match=message):
         complete(LANGUAGE, {"input_ids": np.array([[7]]), "past_lengths": np.array([0, 0])})
 
 
 def test_more_tokens_than_the_cache_holds_are_refused() -> None:
     assert complete(LANGUAGE, {"input_ids": np.zeros((1, 20), int)}, 20)["k0"].shape[2] == 20
-    with pytest.raises(Error, match="has 21 tokens per row, and the cache of this model holds 20"):
+    with pytest.raises(Error, match="has 21 tokens per row, but the cache of this model holds 20"):
         complete(LANGUAGE, {"input_ids": np.zeros((1, 21), int)}, 20)
 
 
@@ -79,25 +76,25 @@ def test_unknown_and_missing_inputs_are_named() -> None:
         complete(PLAIN, {"x": x})
 
 
-@pytest.mark.parametrize("kind", [np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.uint8])
-def test_numbers_become_floats(kind: type) -> None:
-    found = complete(PLAIN, {"x": np.array([1, 2], kind), "n": np.zeros(2, np.int32)})
-    assert found["x"].dtype == np.float32
-    assert found["x"].tolist() == [1, 2]
-
-
-@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int16])
-def test_integers_that_fit_are_converted(kind: type) -> None:
-    found = complete(PLAIN, {"x": np.zeros(2, np.float32), "n": np.array([1, 2], kind)})
-    assert found["n"].dtype == np.int32
-    assert found["n"].tolist() == [1, 2]
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *[("x", kind) for kind in (np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.uint8)],
+        *[("n", kind) for kind in (np.int64, np.uint8, np.int16)],
+    ],
+)
+def test_numbers_are_converted(name: str, kind: type) -> None:
+    given = {"x": np.zeros(2, np.float32), "n": np.zeros(2, np.int32)}
+    found = complete(PLAIN, given | {name: np.array([1, 2], kind)})[name]
+    assert found.dtype == given[name].dtype
+    assert found.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
         ("n", np.array([1.5, 2]), "the input n is float64, but it must be i32; convert it"),
-        ("n", np.array([2**40, 0]), "the input n has numbers that do not fit i32"),
+        ("n", np.array([2**40, 0]), "the input n has numbers outside the range of i32"),
         ("x", np.array([True, False]), "the input x is bool, but it must be f32"),
         ("x", np.array(["a", "b"]), "the input x is <U1, but it must be f32"),
     ],
@@ -122,6 +119,6 @@ def test_ids_are_rows_of_tokens(ids: object) -> None:
 
 
 @pytest.mark.parametrize("place", [-1, 3])
-def test_logits_are_wanted_of_tokens_that_are_there(place: int) -> None:
+def test_logit_positions_are_positions_of_tokens(place: int) -> None:
     with pytest.raises(Error, match="logit_positions must lie between 0 and 2"):
         complete(LANGUAGE, {"input_ids": [[1, 2, 3]], "logit_positions": [[place]]})

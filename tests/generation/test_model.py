@@ -1,4 +1,4 @@
-"""A model with a tokenizer: all of the text comes out, also where it stops inside a character."""
+"""A model with a tokenizer: generated text, also where it ends inside a character."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from irc.backends.base import Port, Ports
-from irc.dims import symbol
 from irc.generation.model import Model
 from irc.generation.tokenizer import Tokenizer
+from irc.ir.dims import symbol
 from tests.tiny_checkpoint import write_tokenizer
 
 B, S, C = map(symbol, "BSC")
@@ -17,7 +17,7 @@ VOCAB = 300
 
 
 class Reciting:
-    """Says the given tokens, one after the other, whatever it is fed."""
+    """Chooses the given tokens in turn, whatever its inputs are."""
 
     ports = Ports(
         (Port("input_ids", "i32", (B, S)),),
@@ -26,8 +26,7 @@ class Reciting:
     )
 
     def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-        self.said = 0
+        self.tokens = iter(tokens)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {"logits": np.zeros((1, 1, VOCAB)), "k0": inputs["k0"] + 1}
@@ -37,8 +36,7 @@ class Reciting:
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         logits = np.zeros((1, inputs["input_ids"].shape[1], VOCAB), np.float32)
-        logits[0, -1, self.tokens[self.said]] = 1
-        self.said += 1
+        logits[0, -1, next(self.tokens)] = 1
         return {"logits": logits}
 
 
@@ -49,28 +47,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("text", ["the other", " naïve 日本", "👍"])
-def test_text_comes_out_whole(folder: Path, text: str) -> None:
-    ids = Tokenizer(folder).encode(text)
-    model = Model(Reciting(ids), {}, folder)
-    assert model.generate("say", len(ids)) == text
+@pytest.mark.parametrize(
+    ("text", "count", "wanted"),
+    [
+        *[(text, None, text) for text in ("the other", " naïve 日本", "👍")],
+        ("a👍", -1, "a\ufffd"),  # it ends inside a character
+        ("a<|end|>b", None, "a"),
+    ],
+)
+def test_text(folder: Path, text: str, count: int | None, wanted: str) -> None:
+    tokenizer = Tokenizer(folder)
+    ids = tokenizer.encode(text)[:count]
+    model = Model(Reciting(ids), {}, folder, ends=tokenizer.encode("<|end|>"))
+    found = model.generate("say", len(ids))
+    assert found.rstrip("\ufffd") + "\ufffd" * ("\ufffd" in found) == wanted
 
 
-def test_a_text_cut_inside_a_character_shows_it(folder: Path) -> None:
-    ids = Tokenizer(folder).encode("a👍")[:-1]
-    model = Model(Reciting(ids), {}, folder)
-    text = model.generate("say", len(ids))
-    assert text[0] == "a"
-    assert set(text[1:]) == {"\ufffd"}
-
-
-def test_an_end_token_is_not_text(folder: Path) -> None:
-    ids = Tokenizer(folder).encode("a<|end|>b")
-    model = Model(Reciting(ids), {}, folder, ends=[ids[1]])
-    assert model.generate("say", 3) == "a"
-
-
-def test_filled_states_are_not_given_back(folder: Path) -> None:
+def test_states_that_the_model_created_are_not_returned(folder: Path) -> None:
     model = Model(Reciting([]), {}, folder)
     ids = np.zeros((1, 3), np.int32)
     assert list(model.run({"input_ids": ids})) == ["logits"]

@@ -1,9 +1,10 @@
-"""Text and tokens: streaming never hands out half a character, and all of the text comes out."""
+"""Text and tokens: a stream returns complete characters only, and all of the text."""
 
 import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -31,15 +32,12 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_streamed_pieces_are_whole_characters(tokenizer: Tokenizer, text: str) -> None:
+def test_streamed_pieces_are_complete_characters(tokenizer: Tokenizer, text: str) -> None:
     """Each byte of these texts is a token of its own."""
+    tokens = tokenizer.encode(text)
+    assert tokenizer.decode(tokens) == text
     stream = TextStream(tokenizer)
-    pieces = [stream.add(token) for token in tokenizer.encode(text)]
+    pieces = [stream.add(token) for token in tokens]
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)
     assert stream.finish() == ""
@@ -55,62 +53,55 @@ def test_a_prompt_is_context_and_no_output(tokenizer: Tokenizer) -> None:
     prompt, rest = tokenizer.encode("größ"), tokenizer.encode("er")
     stream = TextStream(tokenizer, prompt)
     assert "".join(stream.add(token) for token in rest) == "er"
+    first, second = tokenizer.encode("é")
+    stream = TextStream(tokenizer, [first])  # it ends inside a character
+    assert len(stream.add(second) + stream.finish()) <= 1
 
 
-def test_a_prompt_may_end_inside_a_character(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("é")
-    stream = TextStream(tokenizer, ids[:1])
-    assert len(ids) == 2
-    text = stream.add(ids[1]) + stream.finish()
-    assert len(text) <= 1
-
-
-def test_broken_bytes_come_out_at_last(tokenizer: Tokenizer) -> None:
-    """A text that stops inside a character shows that it does; one that goes on does not wait."""
-    half = tokenizer.encode("é")[:1]
+def test_incomplete_characters_are_replaced(tokenizer: Tokenizer) -> None:
+    half = tokenizer.encode("é")[0]
     stream = TextStream(tokenizer)
-    assert stream.add(half[0]) == ""
-    assert stream.finish() == "\ufffd"
+    assert (stream.add(half), stream.finish()) == ("", "\ufffd")
     stream = TextStream(tokenizer)
-    pieces = [stream.add(half[0]) for _ in range(20)]
-    assert any(pieces), "twenty broken bytes are no character that is still to come"
+    assert any(stream.add(half) for _ in range(20)), "it waits for a character without end"
 
 
-def test_random_bytes_stream_like_they_decode(tokenizer: Tokenizer) -> None:
-    """What is handed out is the text, whatever the tokens: valid parts are never lost."""
+def test_random_text_streams_as_it_decodes(tokenizer: Tokenizer) -> None:
     source = random.Random(0)
-    letters = "aé日👍 \n"
     for _ in range(200):
-        text = "".join(source.choices(letters, k=30))
-        ids = tokenizer.encode(text)
+        text = "".join(source.choices("aé日👍 \n", k=30))
         stream = TextStream(tokenizer)
-        assert "".join(stream.add(token) for token in ids) + stream.finish() == text
+        pieces = [stream.add(token) for token in tokenizer.encode(text)]
+        assert "".join(pieces) + stream.finish() == text
 
 
 class Words:
-    """Like sentencepiece: a word's leading space is dropped where it is first."""
+    """A tokenizer like sentencepiece, which drops the leading space of the first word."""
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(f"w{i}" for i in ids)
 
 
 def test_the_space_before_a_word_is_kept() -> None:
-    stream = TextStream(Words(), [1, 2])
+    stream = TextStream(cast("Any", Words()), [1, 2])
     assert [stream.add(3), stream.add(4), stream.finish()] == [" w3", " w4", ""]
 
 
-def test_special_tokens_are_left_out(tokenizer: Tokenizer) -> None:
+def test_special_tokens_are_not_decoded(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a<|end|>b")
     assert len(ids) == 3
     assert tokenizer.decode(ids) == "ab"
 
 
-def test_a_folder_without_tokenizer_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(Error, match=r"has no tokenizer.json; put one into the checkpoint"):
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(Error, match=r"has no tokenizer.json; add one to the checkpoint"):
         Tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(Error, match=r"tokenizer.json cannot be read as a tokenizer: "):
         Tokenizer(tmp_path)
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(Error, match=r"generation_config.json is not JSON"):
+        end_tokens(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +120,3 @@ def test_the_end_of_text(tmp_path: Path, files: dict[str, object], ends: list[in
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     assert end_tokens(tmp_path) == ends
-
-
-def test_a_broken_generation_config_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text("{")
-    with pytest.raises(Error, match=r"generation_config.json is not JSON"):
-        end_tokens(tmp_path)

@@ -1,6 +1,4 @@
-"""Random weight references over a small checkpoint, and what they mean, said in plain numpy."""
-
-from __future__ import annotations
+"""Random weight references over a small checkpoint, and their values computed by numpy."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,15 +8,13 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from irc.checkpoint import Reader, convert
-from irc.core import Module
-from irc.dtypes import DTYPES, numpy_dtype
-from irc.mesh import Mesh
-from irc.safetensors import holds
+from irc.ir.core import Module
+from irc.ir.dtypes import DTYPES, numpy_dtype
+from irc.ir.mesh import Mesh
 from irc.weights import (
     Cast,
     ConcatRef,
-    Deal,
+    Cyclic,
     FileRef,
     Pad,
     RandomRef,
@@ -32,6 +28,8 @@ from irc.weights import (
     ref_dtype,
     ref_shape,
 )
+from irc.weights.checkpoint import Reader, convert
+from irc.weights.safetensors import holds
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
@@ -62,7 +60,7 @@ def reader_of(folder: Path, mesh: str) -> Reader:
 
 
 def meaning(ref: Ref, arrays: Arrays, mesh: Mesh, rank: int) -> Array:
-    """What a reference is on one rank, each step done to a whole array."""
+    """The value of a reference on one rank; each step is applied to a complete array."""
     match ref:
         case FileRef():
             array = arrays[ref.key]
@@ -90,15 +88,17 @@ def _stepped(array: Array, step: Step, mesh: Mesh, rank: int) -> Array:
         case Pad(dim, count):
             return _padded(array, dim, count)
         case Shard(dim, axes):
-            ways, size = mesh.ways(axes), array.shape[dim]
-            part = (size + ways - 1) // ways
-            whole = _padded(array, dim, part * ways - size)
-            return np.split(whole, ways, dim)[mesh.index(rank, axes)]
-        case Deal(dim, ways):
+            group_size, size = mesh.group_size(axes), array.shape[dim]
+            part = (size + group_size - 1) // group_size
+            whole = _padded(array, dim, part * group_size - size)
+            return np.split(whole, group_size, dim)[mesh.index(rank, axes)]
+        case Cyclic(dim, group_size):
             size = array.shape[dim]
-            rows = (size + ways - 1) // ways
-            whole = _padded(array, dim, rows * ways - size)
-            return whole.take([q * ways + r for r in range(ways) for q in range(rows)], dim)
+            rows = (size + group_size - 1) // group_size
+            whole = _padded(array, dim, rows * group_size - size)
+            return whole.take(
+                [q * group_size + r for r in range(group_size) for q in range(rows)], dim
+            )
 
 
 def _padded(array: Array, dim: int, count: int) -> Array:
@@ -107,7 +107,7 @@ def _padded(array: Array, dim: int, count: int) -> Array:
 
 
 class References:
-    """Draws references that fit; `bound` is how many elements one may have."""
+    """Draws valid references of fewer than `bound` elements."""
 
     def __init__(self, rng: np.random.Generator, arrays: Arrays, reader: Reader, mesh: Mesh):
         self.rng, self.keys, self.reader, self.mesh = rng, list(arrays), reader, mesh
@@ -141,7 +141,7 @@ class References:
         return FileRef("f", self.chosen(self.keys))
 
     def concat(self, depth: int) -> Ref:
-        """Parts of one shape but for the dimension: slices of one reference, zeros, others."""
+        """A concatenation of slices of one reference, zeros and other references."""
         first = self.draw(depth + 1, 2)
         shape = self.shape(first)
         if not shape:
@@ -163,7 +163,7 @@ class References:
         return ConcatRef(tuple(parts), dim)
 
     def slices(self, ref: Ref, shape: tuple[int, ...], dim: int) -> list[Ref]:
-        """Neighbouring slices, or the same one several times, as replicated heads are."""
+        """Adjacent slices, or the same one several times, like replicated heads."""
         if self.rng.random() < 0.5:
             cut = int(self.rng.integers(1, shape[dim]))
             pairs = [(0, cut), (cut, shape[dim])]
@@ -194,7 +194,7 @@ class References:
         if kind < 0.45:
             return Pad(dim, int(self.rng.integers(4)))
         if kind < 0.55:
-            return Deal(dim, int(self.rng.integers(1, 5)))
+            return Cyclic(dim, int(self.rng.integers(1, 5)))
         if kind < 0.75 and self.mesh.names:
             axes = list(self.mesh.names)
             self.rng.shuffle(axes)

@@ -1,14 +1,12 @@
 """What the tests of patterns and of the rewrite driver share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
-from irc.core import Op, Value
+from irc.ir.core import Op, Value
+from irc.ir.verify import verify
 from irc.ops import Relu
 from irc.rewrite import P, Rule, apply_rules, rule
 from irc.text import parse_module
-from irc.verify import verify
 
 
 def module(body: str, args: str = "%x: f32[8], %y: f32[8], %z: f32[8]", result: str = "f32[8]"):

@@ -1,37 +1,27 @@
-"""The artifact folder: written whole or not at all, and checked against its manifest."""
+"""The manifest of an artifact folder, checksums, and how often a command reads and verifies."""
 
-import errno
+import hashlib
 import json
 import os
-import shutil
-import signal
-import subprocess
-import sys
-import textwrap
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from irc.artifact import check, is_artifact, problems, read_manifest, write_manifest
-from irc.atomic import whole_folder
-from irc.checksums import sampled, sha256
+import irc
+from irc.artifact.checksums import sampled, sha256
+from irc.artifact.folder import ArtifactFolder
+from irc.artifact.manifest import read_manifest, write_manifest
+from irc.driver import build
 from irc.errors import Error
+from irc.pipeline import run
+from tests.cli.runner import works
 
-FACTS = {
-    "irc": "0",
-    "backend": "onnx",
-    "mesh": "",
-    "pipeline": "",
-    "dtype": "f32",
-    "dims": {},
-    "program": {},
-}
-
-
-def replaceable(folder: Path) -> bool:
-    return is_artifact(folder)
+FACTS: dict[str, Any] = dict.fromkeys(("mesh", "pipeline"), "") | {"dims": {}, "program": {}}
+FACTS |= {"irc": "0", "backend": "onnx", "dtype": "f32"}
 
 
 def make(folder: Path, weights: dict[str, Path] | None = None, **files: bytes) -> dict[str, Any]:
@@ -41,182 +31,7 @@ def make(folder: Path, weights: dict[str, Path] | None = None, **files: bytes) -
     return write_manifest(folder, FACTS, weights or {})
 
 
-def entries(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-# ------------------------------------------------------------------ writing a folder
-
-
-def test_a_folder_appears_whole(tmp_path: Path) -> None:
-    output = tmp_path / "a" / "b" / "out"
-    with whole_folder(output, replaceable) as folder:
-        (folder / "x").write_text("1")
-        assert not output.exists()
-        assert folder.parent == output.parent, "a rename works only within one file system"
-    assert (output / "x").read_text() == "1"
-    assert entries(output.parent) == ["out"]
-
-
-def test_the_folder_has_ordinary_rights(tmp_path: Path) -> None:
-    with whole_folder(tmp_path / "out", replaceable):
-        pass
-    (tmp_path / "plain").mkdir()
-    assert (tmp_path / "out").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
-@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt, SystemExit])
-def test_a_failure_leaves_nothing(tmp_path: Path, failure: type[BaseException]) -> None:
-    with pytest.raises(failure), whole_folder(tmp_path / "a" / "b" / "out", replaceable) as folder:
-        (folder / "x").write_text("1")
-        raise failure
-    assert entries(tmp_path) == []
-
-
-def test_a_failure_keeps_parents_that_others_use(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^$"), whole_folder(tmp_path / "a" / "out", replaceable):
-        (tmp_path / "a" / "other").write_text("mine")
-        raise ValueError
-    assert entries(tmp_path / "a") == ["other"]
-
-
-def test_an_artifact_is_replaced(tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    make(output, old=b"1")
-    with whole_folder(output, replaceable) as folder:
-        (folder / "new").write_text("2")
-        assert entries(output) == ["config.json", "old"]
-    assert entries(output) == ["new"]
-    assert entries(tmp_path) == ["out"]
-
-
-def test_a_failure_keeps_the_artifact_that_was_there(tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    make(output, old=b"1")
-    with pytest.raises(ValueError, match=r"^$"), whole_folder(output, replaceable):
-        raise ValueError
-    assert entries(output) == ["config.json", "old"]
-    assert entries(tmp_path) == ["out"]
-
-
-def test_an_artifact_behind_a_link_is_replaced_there(tmp_path: Path) -> None:
-    make(tmp_path / "real", old=b"1")
-    (tmp_path / "link").symlink_to("real")
-    with whole_folder(tmp_path / "link", replaceable) as folder:
-        (folder / "new").write_text("2")
-    assert (tmp_path / "link").is_symlink()
-    assert entries(tmp_path / "real") == ["new"]
-
-
-def test_an_empty_folder_is_used(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    with whole_folder(tmp_path / "out", replaceable) as folder:
-        (folder / "x").write_text("1")
-    assert entries(tmp_path / "out") == ["x"]
-
-
-def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "thesis.tex").write_text("years of work")
-    (tmp_path / "home" / "config.json").write_text('{"architectures": ["Llama"]}')
-    with (
-        pytest.raises(Error, match="not empty and no artifact of irc, so it is left alone"),
-        whole_folder(tmp_path / "home", replaceable),
-    ):
-        pytest.fail("the block must not run")
-    assert entries(tmp_path / "home") == ["config.json", "thesis.tex"]
-
-
-def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("mine")
-    with pytest.raises(Error, match="is a file"), whole_folder(tmp_path / "out", replaceable):
-        pytest.fail("the block must not run")
-    assert (tmp_path / "out").read_text() == "mine"
-
-
-def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
-    with (
-        pytest.raises(Error, match=r"the disk is full .* nothing was left behind; free some space"),
-        whole_folder(tmp_path / "out", replaceable),
-    ):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert entries(tmp_path) == []
-
-
-def test_another_failure_to_write_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(
-            Error, match=r"cannot write .*out: Not a directory .*nothing was left behind"
-        ),
-        whole_folder(tmp_path / "file" / "out", replaceable),
-    ):
-        pytest.fail("the block must not run")
-
-
-def test_the_old_artifact_comes_back_if_the_rename_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "out"
-    make(output, old=b"1")
-    rename = Path.rename
-
-    def refuse(path: Path, target: Path) -> Path:
-        if path.suffix == ".part":
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(path, target)
-
-    with pytest.raises(Error, match="Input/output error"), whole_folder(output, replaceable):
-        monkeypatch.setattr(Path, "rename", refuse)
-    assert entries(output) == ["config.json", "old"]
-    assert entries(tmp_path) == ["out"]
-
-
-def test_an_older_artifact_that_cannot_be_removed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "out"
-    make(output, old=b"1")
-
-    def refuse(path: Path) -> None:
-        raise OSError(errno.EACCES, "Permission denied", "config.json")
-
-    monkeypatch.setattr(shutil, "rmtree", refuse)
-    says = r"out is written, but the older one .* \(Permission denied\); delete .*\.old"
-    with pytest.raises(Error, match=says), whole_folder(output, replaceable) as folder:
-        (folder / "new").write_text("2")
-    assert entries(output) == ["new"]
-
-
-FILL = """
-    import sys, time
-    from pathlib import Path
-    from irc.atomic import whole_folder
-    with whole_folder(Path(sys.argv[1]), lambda folder: False) as folder:
-        (folder / "half").write_text("x")
-        print("writing", flush=True)
-        time.sleep(3600)
-"""
-
-
-def test_ctrl_c_in_another_process_leaves_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(FILL), str(tmp_path / "out")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"writing\n"
-            assert len(entries(tmp_path)) == 1
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=120)
-        finally:
-            process.kill()
-    assert entries(tmp_path) == []
-
-
-# ------------------------------------------------------------------ the manifest
-
-
-def test_a_sound_artifact_passes(tmp_path: Path) -> None:
+def test_a_valid_artifact(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(os.urandom(1000))
     written = make(tmp_path / "out", {str(weights): weights}, a=b"1", b=b"2")
@@ -224,8 +39,8 @@ def test_a_sound_artifact_passes(tmp_path: Path) -> None:
     assert manifest == written
     assert list(manifest["files"]) == ["a", "b"]
     assert manifest["files"]["a"]["hash"].startswith("sha256:6b86b273ff34fce1")
-    assert list(problems(tmp_path / "out", manifest, whole=True)) == []
-    check(tmp_path / "out", manifest)
+    assert list(ArtifactFolder(tmp_path / "out", manifest).problems(whole=True)) == []
+    ArtifactFolder(tmp_path / "out", manifest).check()
 
 
 def flip(path: Path) -> None:
@@ -239,52 +54,43 @@ def grow(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "message"),
+    ("damage", "file", "weights"),
     [
-        (Path.unlink, "a is missing; compile again"),
-        (grow, "a has 4 bytes, and the manifest says 3"),
-        (flip, "a was changed after it was compiled"),
+        (Path.unlink, "a is missing; compile again", "is gone; put it back, or compile again"),
+        (grow, "has 1001 bytes, and the manifest says 1000", "had 1000 bytes and has 1001 now"),
+        (flip, "a was changed after it was compiled", "differs from that of the compilation"),
     ],
 )
-def test_a_harmed_file_is_named(tmp_path: Path, harm: Callable[[Path], None], message: str) -> None:
-    manifest = make(tmp_path / "out", a=b"abc", b=b"2")
-    harm(tmp_path / "out" / "a")
-    with pytest.raises(Error, match=message):
-        check(tmp_path / "out", manifest)
-
-
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        (Path.unlink, "weight file .*model.safetensors is gone; put it back, or compile again"),
-        (grow, "had 1000 bytes and has 1001 now; compile again .with --bundle"),
-        (flip, "was changed after the model was compiled"),
-    ],
-)
-def test_harmed_weights_are_named(
-    tmp_path: Path, harm: Callable[[Path], None], message: str
+def test_a_damaged_file_is_named(
+    tmp_path: Path, damage: Callable[[Path], None], file: str, weights: str
 ) -> None:
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(os.urandom(1000))
-    manifest = make(tmp_path / "out", {str(weights): weights})
-    harm(weights)
-    with pytest.raises(Error, match=message):
-        check(tmp_path / "out", manifest)
+    outside = tmp_path / "model.safetensors"
+    outside.write_bytes(os.urandom(1000))
+    manifest = make(tmp_path / "out", {str(outside): outside}, a=bytes(1000))
+    for path, message in ((outside, weights), (tmp_path / "out" / "a", file)):
+        data = path.read_bytes()
+        damage(path)
+        with pytest.raises(Error, match=message):
+            ArtifactFolder(tmp_path / "out", manifest).check()
+        path.write_bytes(data)
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret"])
-def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+def test_wrong_entries_of_a_manifest(tmp_path: Path, name: str) -> None:
     (tmp_path / "secret").write_bytes(b"1")
     manifest = make(tmp_path / "out", a=b"1")
     manifest["files"] = {name: manifest["files"]["a"]}
-    with pytest.raises(Error, match="leaves"):
-        check(tmp_path / "out", manifest)
+    with pytest.raises(Error, match="is outside"):
+        ArtifactFolder(tmp_path / "out", manifest).check()
+    manifest["files"] = {"a": {"size": 1}}
+    with pytest.raises(Error, match="no size or no hash of 'a'"):
+        ArtifactFolder(tmp_path / "out", manifest).check()
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not JSON"),
+        ("{", "is no manifest of irc"),
         ("[]", "is no manifest of irc"),
         ('{"model_type": "llama"}', r"is no manifest of irc; if .* is a checkpoint, compile it"),
         ('{"irc_artifact": 99}', "has the artifact format 99, and this irc reads format 1"),
@@ -292,20 +98,13 @@ def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> 
         (json.dumps({"irc_artifact": 1, **FACTS, "files": [], "weights": {}}), "has no 'files'"),
     ],
 )
-def test_a_bad_manifest_is_a_sentence(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_manifest(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(Error, match=message):
         read_manifest(tmp_path)
 
 
-def test_a_manifest_entry_without_hash_is_a_sentence(tmp_path: Path) -> None:
-    manifest = make(tmp_path / "out", a=b"1")
-    manifest["files"] = {"a": {"size": 1}}
-    with pytest.raises(Error, match="neither size nor hash of 'a'"):
-        check(tmp_path / "out", manifest)
-
-
-def test_what_is_no_artifact_is_said(tmp_path: Path) -> None:
+def test_folders_without_a_manifest(tmp_path: Path) -> None:
     with pytest.raises(Error, match=r"nowhere does not exist; write one with: irc compile"):
         read_manifest(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
@@ -313,9 +112,6 @@ def test_what_is_no_artifact_is_said(tmp_path: Path) -> None:
         read_manifest(tmp_path / "file")
     with pytest.raises(Error, match=r"has no config.json"):
         read_manifest(tmp_path)
-
-
-# ------------------------------------------------------------------ hashes
 
 
 def test_the_whole_hash_reports_its_progress(tmp_path: Path) -> None:
@@ -327,7 +123,7 @@ def test_the_whole_hash_reports_its_progress(tmp_path: Path) -> None:
     assert len(seen) > 1
 
 
-def test_the_sampled_hash_covers_a_small_file_whole(tmp_path: Path) -> None:
+def test_the_sampled_hash_covers_all_of_a_small_file(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(bytes(9_000_000))
     before = sampled(path)
@@ -339,8 +135,7 @@ def test_the_sampled_hash_covers_a_small_file_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "seen"),
-    [(8, True), (300_000, True), (64 * 1024 * 1100 - 1, True), (3_000_000, False)],
+    ("at", "seen"), [(8, True), (300_000, True), (64 * 1024 * 1100 - 1, True), (3_000_000, False)]
 )
 def test_the_sampled_hash_of_a_large_file(tmp_path: Path, at: int, seen: bool) -> None:
     """It covers the header of a safetensors file and the ends, not every byte between blocks."""
@@ -355,8 +150,6 @@ def test_the_sampled_hash_of_a_large_file(tmp_path: Path, at: int, seen: bool) -
 
 
 def test_the_sampled_hash_of_a_large_file_is_as_documented(tmp_path: Path) -> None:
-    import hashlib
-
     path, size = tmp_path / "x.bin", 70_000_019
     data = os.urandom(size)
     path.write_bytes(data)
@@ -367,14 +160,50 @@ def test_the_sampled_hash_of_a_large_file_is_as_documented(tmp_path: Path) -> No
     assert sampled(path) == f"sampled-sha256-v1:{digest.hexdigest()}"
 
 
-def test_large_files_are_read_whole_only_on_request(
+def test_large_files_are_read_completely_only_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("irc.artifact._READ_WHOLE", 6 << 20)
+    monkeypatch.setattr("irc.artifact.manifest._READ_WHOLE", 6 << 20)
     folder = tmp_path / "out"
     manifest = make(folder, big=bytes(66 << 20))
     with (folder / "big").open("r+b") as file:
         file.seek(70_000)  # between the first two blocks
         file.write(b"\1")
-    assert list(problems(folder, manifest)) == []
-    assert len(list(problems(folder, manifest, whole=True))) == 1
+    assert list(ArtifactFolder(folder, manifest).problems()) == []
+    assert len(list(ArtifactFolder(folder, manifest).problems(whole=True))) == 1
+
+
+def test_a_command_reads_a_folder_and_verifies_its_module_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And once more after each pass."""
+    text = "module @m { func @main(%x: f32[2]) -> (y: f32[2]) { %0 = neg %x : f32[2] return %0 } }"
+    irc.compile(irc.parse(text), tmp_path / "a")
+    count: Counter[str] = Counter()
+
+    def counting(where: Any, name: str, key: Callable[[Any], str]) -> None:
+        original = getattr(where, name)
+
+        def counted(first: Any, *rest: Any, **more: Any) -> Any:
+            if key(first) in ("config.json", "module.irc", "verify"):
+                count[key(first)] += 1
+            return original(first, *rest, **more)
+
+        monkeypatch.setattr(where, name, counted)
+
+    counting(Path, "read_bytes", lambda path: path.name)
+    counting(Path, "read_text", lambda path: path.name)
+    counting(build, "verify", lambda module: "verify")
+    counting(run, "verify", lambda module: "verify")
+    irc.compile(tmp_path / "a", tmp_path / "b", pipeline="cse, dce")
+    assert count == {"config.json": 1, "module.irc": 1, "verify": 3}
+    count.clear()
+    irc.load(tmp_path / "b").run({"x": [1, 2]})
+    assert count == {"config.json": 1}
+    count.clear()
+    np.savez(tmp_path / "in.npz", x=np.ones(2, np.float32))
+    works("run", tmp_path / "b", "--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz")
+    assert count == {"config.json": 1}
+    count.clear()
+    irc.run_passes(irc.parse(text), "cse")
+    assert count == {"verify": 2}

@@ -1,103 +1,326 @@
-"""Writers that meet others: at the place they write to, above it, and on a disk without locks."""
-
-from __future__ import annotations
+"""Folders and files that appear complete or not at all: failures, several and killed writers."""
 
 import errno
 import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from irc import locks
-from irc.atomic import whole_file, whole_folder
+from irc.artifact.atomic import orphaned_folders, whole_file, whole_folder
+from irc.artifact.locks import locked
 from irc.errors import Error
-from tests.cli.runner import entries
+from tests.cli.runner import entries, works
+
+fcntl = pytest.importorskip("fcntl")
 
 
 def never(folder: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
-def test_what_appears_in_the_meantime_is_left_alone(kind: str, tmp_path: Path) -> None:
+def always(folder: Path) -> bool:
+    return True
+
+
+def write(output: Path, text: str = "new") -> None:
+    with whole_folder(output, always) as folder:
+        (folder / "file").write_text(text)
+
+
+def test_a_folder_appears_complete(tmp_path: Path) -> None:
+    output = tmp_path / "a" / "b" / "out"
+    with whole_folder(output, never) as folder:
+        (folder / "x").write_text("1")
+        assert not output.exists()
+        assert folder.parent == output.parent, "a rename works only within one file system"
+    assert (output / "x").read_text() == "1"
+    assert entries(output.parent) == ["out"]
+    (tmp_path / "plain").mkdir()
+    assert output.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_failure_leaves_nothing(tmp_path: Path, failure: type[BaseException]) -> None:
+    with pytest.raises(failure), whole_folder(tmp_path / "a" / "b" / "out", never) as folder:
+        (folder / "x").write_text("1")
+        raise failure
+    assert entries(tmp_path) == []
+
+
+def test_a_failure_keeps_parents_that_others_use(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^$"), whole_folder(tmp_path / "a" / "out", never):
+        (tmp_path / "a" / "other").write_text("mine")
+        raise ValueError
+    assert entries(tmp_path / "a") == ["other"]
+
+
+def test_a_folder_is_replaced_or_kept_after_a_failure(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    write(output, "old")
+    with pytest.raises(ValueError, match=r"^$"), whole_folder(output, always):
+        raise ValueError
+    assert (output / "file").read_text() == "old"
+    with whole_folder(output, always) as folder:
+        (folder / "new").write_text("2")
+        assert entries(output) == ["file"]
+    assert entries(output) == ["new"]
+    assert entries(tmp_path) == ["out"]
+
+
+def test_a_folder_behind_a_link_is_replaced_there(tmp_path: Path) -> None:
+    write(tmp_path / "real", "old")
+    (tmp_path / "link").symlink_to("real")
+    write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "file").read_text() == "new"
+
+
+@pytest.mark.parametrize("when", ["before", "in the meantime"])
+@pytest.mark.parametrize("kind", ["folder", "file", "empty folder"])
+def test_existing_outputs(when: str, kind: str, tmp_path: Path) -> None:
     output = tmp_path / "out"
     thesis = output / "thesis.tex" if kind == "folder" else output
-    says = "is not empty and no artifact" if kind == "folder" else "is a file"
-    with pytest.raises(Error, match=says), whole_folder(output, never) as folder:
-        (folder / "new").write_text("1")
+
+    def appear() -> None:
         thesis.parent.mkdir(exist_ok=True)
-        thesis.write_text("years of work")
+        output.mkdir() if kind == "empty folder" else thesis.write_text("years of work")
+
+    def attempt() -> None:
+        if when == "before":
+            appear()
+        with whole_folder(output, never) as folder:
+            assert when != "before" or kind == "empty folder", "the block must not run"
+            (folder / "new").write_text("1")
+            if when != "before":
+                appear()
+
+    if kind == "empty folder":
+        attempt()
+        assert entries(output) == ["new"]
+        return
+    says = "is not empty and no artifact of irc, so it is left alone"
+    with pytest.raises(Error, match="is a file" if kind == "file" else says):
+        attempt()
     assert thesis.read_text() == "years of work"
     assert entries(tmp_path) == ["out"]
 
 
-def test_an_empty_folder_that_appears_in_the_meantime_is_used(tmp_path: Path) -> None:
-    with whole_folder(tmp_path / "out", never) as folder:
-        (folder / "new").write_text("1")
-        (tmp_path / "out").mkdir()
-    assert entries(tmp_path / "out") == ["new"]
+def test_failures_of_the_disk(tmp_path: Path) -> None:
+    says = r"the disk is full .* nothing was left behind; free some space"
+    with pytest.raises(Error, match=says), whole_folder(tmp_path / "out", never):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert entries(tmp_path) == []
+    (tmp_path / "file").write_text("")
+    says = r"cannot write .*out: File exists .*nothing was left behind"
+    with pytest.raises(Error, match=says), whole_folder(tmp_path / "file" / "out", never):
+        pytest.fail("the block must not run")
 
 
-def test_a_parent_that_another_makes_first_is_used_and_stays(
+def test_the_old_folder_is_restored_if_the_rename_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    output = tmp_path / "out"
+    write(output, "old")
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.suffix == ".part":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    with pytest.raises(Error, match="Input/output error"), whole_folder(output, always):
+        monkeypatch.setattr(Path, "rename", refuse)
+    assert (output / "file").read_text() == "old"
+    assert entries(tmp_path) == ["out"]
+
+
+def test_an_older_folder_that_cannot_be_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    write(output, "old")
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EACCES, "Permission denied", "config.json")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    says = r"out is written, but the older one .* \(Permission denied\); delete .*\.old"
+    with pytest.raises(Error, match=says):
+        write(output)
+    assert (output / "file").read_text() == "new"
+
+
+@pytest.mark.parametrize("fails", ["another makes it", "a file takes its name", "the disk is full"])
+def test_parents(fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = Path.mkdir
 
-    def late(path: Path) -> None:
-        if path.name == "a":
+    def late(path: Path, *args: Any, **more: Any) -> None:
+        if path.name == "a" and fails == "another makes it":
             make(path)
-        make(path)
-
-    monkeypatch.setattr(Path, "mkdir", late)
-    with pytest.raises(ValueError, match=r"^$"), whole_folder(tmp_path / "a/b/out", never):
-        raise ValueError
-    assert entries(tmp_path) == ["a"] and entries(tmp_path / "a") == []
-    with whole_folder(tmp_path / "a/b/out", never):
-        pass
-    assert entries(tmp_path / "a" / "b") == ["out"]
-
-
-def test_a_file_that_takes_the_name_of_a_parent_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def late(path: Path) -> None:
-        path.touch()
-        raise FileExistsError(errno.EEXIST, "File exists", str(path))
-
-    monkeypatch.setattr(Path, "mkdir", late)
-    with (
-        pytest.raises(Error, match=r"cannot write .*out: File exists"),
-        whole_folder(tmp_path / "a" / "out", never),
-    ):
-        pytest.fail("the block must not run")
-
-
-def test_a_parent_goes_again_where_the_next_cannot_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make = Path.mkdir
-
-    def full(path: Path) -> None:
-        if path.name == "b":
+        elif path.name == "a" and fails == "a file takes its name":
+            path.touch()
+        elif path.name == "b" and fails == "the disk is full":
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        make(path)
+        make(path, *args, **more)
 
-    monkeypatch.setattr(Path, "mkdir", full)
-    with (
-        pytest.raises(Error, match="nothing was left behind"),
-        whole_folder(tmp_path / "a/b/out", never),
-    ):
+    monkeypatch.setattr(Path, "mkdir", late)
+    if fails == "another makes it":
+        with pytest.raises(ValueError, match=r"^$"), whole_folder(tmp_path / "a/b/out", never):
+            raise ValueError
+        assert entries(tmp_path) == []
+        return
+    says = "File exists" if fails.startswith("a file") else "nothing was left behind"
+    with pytest.raises(Error, match=says), whole_folder(tmp_path / "a/b/out", never):
         pytest.fail("the block must not run")
+    assert entries(tmp_path) == (["a"] if fails.startswith("a file") else [])
+
+
+WRITER = """
+    import os, shutil, signal, sys, time
+    from pathlib import Path
+    from irc.artifact.atomic import whole_folder
+    output, dies = Path(sys.argv[1]), sys.argv[2]
+
+    def die(*arguments, **more):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with whole_folder(output, lambda folder: True) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "half").write_text(dies)
+        rename = Path.rename
+        if dies == "renaming":
+            Path.rename = lambda path, to: die() if path.suffix == ".part" else rename(path, to)
+        elif dies == "removing":
+            shutil.rmtree = die
+        else:
+            print("writing", flush=True)
+            time.sleep(60)
+"""
+
+
+@contextmanager
+def writer(output: Path, dies: str = "") -> Generator[subprocess.Popen[bytes]]:
+    """A process that writes; without `dies` it waits in the block."""
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(output), dies]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == (b"" if dies else b"writing\n")
+            yield process
+        finally:
+            process.kill()
+
+
+def killed(output: Path, dies: str = "") -> None:
+    with writer(output, dies) as process:
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_ctrl_c_in_another_process_leaves_nothing(tmp_path: Path) -> None:
+    with writer(tmp_path / "out") as process:
+        assert len(entries(tmp_path)) == 2  # the folder, and the lock
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
     assert entries(tmp_path) == []
 
 
-def test_threads_that_write_one_file_do_not_meet(tmp_path: Path) -> None:
+def test_one_process_at_a_time_writes_a_folder(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with writer(output):
+        with pytest.raises(Error, match=r"another process is writing .*out; wait for it, or"):
+            write(output)
+        write(tmp_path / "beside")
+        assert orphaned_folders(output) == []
+    write(output)
+    assert entries(tmp_path) == ["beside", "out"]
+
+
+def test_orphaned_folders_are_removed(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    killed(output)
+    ((path),) = orphaned_folders(output)
+    assert (path / "inner" / "half").exists()
+    foreign = [".out.abcdefgh.part", ".out.irc-mine.part", ".other.irc-abcdefgh.part"]
+    for name in foreign:
+        (tmp_path / name).mkdir()
+    (tmp_path / ".out.irc-aaaaaaaa.part").write_text("a file")
+    (tmp_path / ".out.irc-bbbbbbbb.part").symlink_to(tmp_path)
+    write(output)
+    kept = [*foreign, ".out.irc-aaaaaaaa.part", ".out.irc-bbbbbbbb.part", "out"]
+    assert entries(tmp_path) == sorted(kept)
+
+
+@pytest.mark.parametrize("dies", ["renaming", "removing"])
+def test_an_older_folder_that_was_moved_aside(dies: str, tmp_path: Path) -> None:
+    """It is restored unless a new one is in its place."""
+    output = tmp_path / "out"
+    write(output, "old")
+    killed(output, dies)
+    assert output.exists() == (dies == "removing")
+    assert ".old" in [path.suffix for path in orphaned_folders(output)]
+    with pytest.raises(ValueError, match=r"^$"), whole_folder(output, always):
+        raise ValueError
+    assert entries(tmp_path) == ["out"]
+    assert entries(output) == (["file"] if dies == "renaming" else ["inner"])
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO])
+def test_a_disk_without_locks_locks_nothing(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then no folder counts as orphaned. Another error of the disk is an error."""
+
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    output = tmp_path / "out"
+    killed(output)
+    (orphan,) = orphaned_folders(output)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    if number == errno.EIO:
+        with pytest.raises(Error, match="Input/output error"):
+            write(output)
+        return
+    with locked(tmp_path / "lock") as first, locked(tmp_path / "lock") as second:
+        assert not first and not second
+    assert orphaned_folders(output) == []
+    write(output)
+    assert entries(tmp_path) == [orphan.name, "out"]
+
+
+def test_locked_waits(tmp_path: Path) -> None:
+    path, order = tmp_path / "lock", list[str]()
+    told = threading.Event()
+
+    def second() -> None:
+        with locked(path, told.set):
+            order.append("second")
+
+    with locked(path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert told.wait(60)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"] and entries(tmp_path) == []
+
+
+def test_threads_that_write_one_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     writing, written = threading.Barrier(2), threading.Barrier(2)
     failures: list[BaseException] = []
 
-    def write(text: bytes) -> None:
+    def write_file(text: bytes) -> None:
         try:
             with whole_file(path) as file:
                 writing.wait(60)
@@ -107,7 +330,7 @@ def test_threads_that_write_one_file_do_not_meet(tmp_path: Path) -> None:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=write, args=(each * 99,)) for each in (b"a", b"b")]
+    threads = [threading.Thread(target=write_file, args=(each * 99,)) for each in (b"a", b"b")]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -117,21 +340,14 @@ def test_threads_that_write_one_file_do_not_meet(tmp_path: Path) -> None:
     assert entries(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
-def test_a_disk_without_locks_locks_nothing(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fcntl = pytest.importorskip("fcntl")
-
-    def refuse(descriptor: int, how: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    path, ran = tmp_path / "lock", list[int]()
-    if number == errno.EIO:
-        with pytest.raises(OSError, match="Input/output error"), locks.locked(path):
-            pytest.fail("the block must not run")
-        return
-    with locks.locked(path), locks.locked(path):
-        ran.append(1)
-    assert ran and entries(tmp_path) == []
+def test_the_doctor_mentions_orphaned_folders(tmp_path: Path) -> None:
+    output, model = tmp_path / "out", tmp_path / "model.irc"
+    model.write_text(
+        "module @m {\n  func @main(%x: f32[2]) -> (y: f32[2]) {\n"
+        "    %0 = add %x, %x : f32[2]\n    return %0\n  }\n}\n"
+    )
+    works("compile", model, "-o", output)
+    assert "orphaned" not in works("doctor", output).out
+    killed(output)
+    (path,) = orphaned_folders(output)
+    assert f"{path}: the next compilation to {output} removes it" in works("doctor", output).out

@@ -1,8 +1,6 @@
 """A bundle: one safetensors file with every weight of a module."""
 
-from __future__ import annotations
-
-import errno
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -12,15 +10,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from irc import bundle
-from irc.bundle import bundled
-from irc.checkpoint import Reader
-from irc.core import Module, Weight
+from irc.artifact import bundle
+from irc.artifact.bundle import bundled
 from irc.errors import Error
-from irc.mesh import Mesh
-from irc.safetensors import read_header
+from irc.ir.core import Module, Weight
+from irc.ir.mesh import Mesh
+from irc.ir.verify import verify
 from irc.text import parse_module
-from irc.verify import verify
+from irc.weights.checkpoint import Reader
+from irc.weights.safetensors import read_header
 from tests.backends.decoder import write
 
 RNG = np.random.default_rng(0)
@@ -65,25 +63,21 @@ def values(m: Module, base: Path) -> Mapping[str, np.ndarray]:
     return {name: np.array(reader.read(weight)) for name, weight in m.weights.items()}
 
 
-def refuse(*_: object) -> int:
-    """copy_file_range between two file systems that cannot."""
-    raise OSError(errno.EXDEV, "Invalid cross-device link")
+def hash_of(path: Path) -> str:
+    return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
-@pytest.mark.parametrize("copying", ["whole", "in pieces", "refused", "absent"])
+@pytest.mark.parametrize("block", [1 << 20, 24])
 def test_the_weights_are_the_same(
-    source: Path, copying: str, monkeypatch: pytest.MonkeyPatch
+    source: Path, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundle, "COPY", 1 << 20 if copying == "whole" else 24)
-    if copying == "refused":
-        monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
-    if copying == "absent":
-        monkeypatch.delattr(os, "copy_file_range", raising=False)
+    monkeypatch.setattr(bundle, "COPY", block)
     m = module(source, *EVERY)
     before, wanted = str(m), values(m, source.parent)
     told: list[float] = []
     path = source.parent / "bundle.safetensors"
-    with bundled(m, path, told.append):
+    with bundled(m, path, told.append) as hash:
+        assert hash == hash_of(path)
         assert m.files == {"weights": "bundle.safetensors"}
         inside = parse_module(str(m))
     assert str(m) == before
@@ -95,35 +89,27 @@ def test_the_weights_are_the_same(
         np.testing.assert_array_equal(found[name], array, name)
 
 
-def test_what_is_widened_is_kept_narrow_and_what_is_narrowed_is_not_kept_wide(
-    source: Path,
-) -> None:
+def test_the_file(source: Path) -> None:
+    """The narrower dtype of a cast is stored; tensors are aligned; other readers read them."""
+    library = pytest.importorskip("safetensors", reason="safetensors is not installed")
     m = module(source, *EVERY)
     path = source.parent / "bundle.safetensors"
     with bundled(m, path):
         refs = {name: str(weight.ref) for name, weight in m.weights.items()}
     assert refs["wide"] == '@weights["wide"].cast(f32)' and refs["narrow"] == '@weights["narrow"]'
-    kinds = {name: (tensor.dtype, tensor.shape) for name, tensor in read_header(path).items()}
-    assert kinds["wide"] == ("bf16", (5, 6)) and kinds["narrow"] == ("bf16", (2, 4))
-
-
-def test_other_readers_find_the_weights_at_aligned_places(source: Path) -> None:
-    library = pytest.importorskip("safetensors", reason="the format's own library is not here")
-    m = module(source, *EVERY)
-    path = source.parent / "bundle.safetensors"
-    with bundled(m, path):
-        pass
     tensors = read_header(path)
+    kinds = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    assert kinds["wide"] == ("bf16", (5, 6)) and kinds["narrow"] == ("bf16", (2, 4))
     with library.safe_open(path, "numpy") as file:
         assert sorted(file.keys()) == sorted(m.weights)
-        np.testing.assert_array_equal(file.get_tensor("a"), ARRAYS["a"])
-        np.testing.assert_array_equal(file.get_tensor("ids"), ARRAYS["ids"])
+        for name in ("a", "ids"):
+            np.testing.assert_array_equal(file.get_tensor(name), ARRAYS[name])
     assert min(tensor.offset for tensor in tensors.values()) == 4096
     for tensor in tensors.values():
         assert tensor.offset % (tensor.nbytes & -tensor.nbytes or 1) == 0, tensor
 
 
-def test_failures_leave_the_module_as_it_was(source: Path) -> None:
+def test_failures_do_not_change_the_module(source: Path) -> None:
     m = module(source, *EVERY)
     before = str(m)
     with pytest.raises(OSError, match="No such file"), bundled(m, source.parent / "no" / "b"):
@@ -147,18 +133,20 @@ RANKS = (
     '@one_stage : bf16[3, 5] = @f["b"].shard(0, pp)',
     '@heads : f32[5, 4] = concat(@f["a"], @f["a"], @f["a"], @f["a"]; 0).shard(0, tp)',
     '@random : bf16[2, 3] = random("r", 1, 0.5, [8, 3]).shard(0, tp)',
-    '@dealt : i8[3] = @f["ids"].deal(0, 4).shard(0, tp).pad(0, 1)',
+    '@cyclic : i8[3] = @f["ids"].cyclic(0, 4).shard(0, tp).pad(0, 1)',
     '@one : f32[] = @f["one"]',
     '@none : f32[0, 3] = @f["none"].shard(0, tp)',
 )
 
 
-def test_every_rank_finds_its_part_in_one_piece(source: Path) -> None:
+def test_every_shard_is_contiguous(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     m = module(source, *RANKS)
     m.mesh, m.local = Mesh.parse("pp=2, tp=4"), True
     reader, path = Reader(m, source.parent), source.parent / "bundle.safetensors"
     wanted = {w.name: [np.array(reader.read(w, rank)) for rank in range(8)] for w in weights_of(m)}
-    with bundled(m, path):
+    monkeypatch.setattr(bundle, "COPY", 24)
+    with bundled(m, path) as hash:
+        assert hash == hash_of(path)
         inside = parse_module(str(m))
         assert str(inside) == str(m)
     source.unlink()
@@ -182,13 +170,13 @@ def weights_of(m: Module) -> list[Weight]:
 
 def test_a_module_without_weights_has_no_file(source: Path) -> None:
     m = module(source)
-    with bundled(m, source.parent / "b.safetensors"):
-        assert m.files
+    with bundled(m, source.parent / "b.safetensors") as hash:
+        assert hash == "" and m.files
     assert not (source.parent / "b.safetensors").exists()
 
 
-def test_bundling_takes_no_memory(tmp_path: Path) -> None:
-    rows = 60_000  # 240 MB, a hole in the file
+def test_bundling_needs_little_memory(tmp_path: Path) -> None:
+    rows = 60_000  # 240 MB of a sparse file
     header = {"x": {"dtype": "F32", "shape": [rows, 1000], "data_offsets": [0, rows * 4000]}}
     text = json.dumps(header).encode()
     path = tmp_path / "big.safetensors"

@@ -1,14 +1,12 @@
 """Editing the graph: links, order, erasing, iterating while editing."""
 
-from __future__ import annotations
-
 import pytest
 
-from irc.core import Function, Module, Op
 from irc.errors import Error
+from irc.ir.core import Function, Module, Op
+from irc.ir.types import TensorType
+from irc.ir.verify import verify
 from irc.ops import Add, Linear, Mul, Neg, Return
-from irc.types import TensorType
-from irc.verify import verify
 
 T = TensorType("f32", (4, 8))
 

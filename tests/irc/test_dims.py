@@ -1,13 +1,11 @@
 """Symbolic dimensions: one canonical form, exact arithmetic, exact division."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
 
-from irc.dims import Dim, DimLike, bind, exact_divide, product, symbol
 from irc.errors import Error
+from irc.ir.dims import Dim, DimLike, bind, exact_divide, product, symbol
 from tests.fresh import session_seed
 
 B, S = symbol("B"), symbol("S")
@@ -61,8 +59,7 @@ def test_division_is_exact_or_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dim", "text"),
-    [(B * S + 1, "B*S + 1"), (2 * S - 3, "2*S - 3"), (-S, "-S"), (1 - S, "-S + 1")],
+    ("dim", "text"), [(B * S + 1, "B*S + 1"), (2 * S - 3, "2*S - 3"), (-S, "-S"), (1 - S, "-S + 1")]
 )
 def test_text(dim: Dim, text: str) -> None:
     assert str(dim) == text

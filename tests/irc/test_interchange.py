@@ -1,10 +1,8 @@
-"""How the names of a graph fit together."""
-
-from __future__ import annotations
+"""Names in an ONNX graph: missing, duplicate and unordered values, cycles."""
 
 import pytest
 
-from irc.interchange import Wires, Wiring, leaves_folder, wiring
+from irc.onnx_format.files import Wires, Wiring, leaves_folder, wiring
 from tests.fresh import fresh
 
 FINE = Wiring((), (), (), False)
@@ -21,17 +19,17 @@ def test_a_graph_in_order() -> None:
     assert wiring(["x"], [(["x", ""], ["a", ""]), (["", "a"], ["b", ""])]) == FINE
 
 
-def test_what_nothing_makes() -> None:
+def test_missing_operands() -> None:
     found = wiring(["x"], wires("x lost -> a", "a gone gone -> b"))
-    assert found.lost == ((0, "lost"), (1, "gone"))
-    assert not found.early
+    assert found.missing == ((0, "lost"), (1, "gone"))
+    assert not found.unordered
 
 
 def test_two_values_of_one_name() -> None:
-    assert wiring(["x", "x"], []).twice == ((-1, "x"),)
-    assert wiring(["x"], wires("x -> a", "x -> a")).twice == ((1, "a"),)
+    assert wiring(["x", "x"], []).duplicates == ((-1, "x"),)
+    assert wiring(["x"], wires("x -> a", "x -> a")).duplicates == ((1, "a"),)
     assert wiring(["x"], wires("x -> x")) == Wiring((), ((0, "x"),), (), False)
-    assert wiring(["x"], wires("x -> a a")).twice == ((0, "a"),)
+    assert wiring(["x"], wires("x -> a a")).duplicates == ((0, "a"),)
 
 
 def test_an_order_in_which_nodes_cannot_run() -> None:
@@ -39,13 +37,13 @@ def test_an_order_in_which_nodes_cannot_run() -> None:
     assert found == Wiring((), (), (), True)
 
 
-def test_circles() -> None:
-    assert wiring(["x"], wires("x a -> a")).circle == ("a",)
+def test_cycles() -> None:
+    assert wiring(["x"], wires("x a -> a")).cycle == ("a",)
     found = wiring(["x"], wires("x -> s", "s c -> a", "a -> b", "b -> c", "c -> end"))
-    assert set(found.circle) == {"a", "b", "c"}
+    assert set(found.cycle) == {"a", "b", "c"}
 
 
-def test_random_circles_are_circles() -> None:
+def test_random_cycles_are_cycles() -> None:
     rng = fresh(77)
     for _ in range(200):
         count = int(rng.integers(1, 9))
@@ -54,10 +52,10 @@ def test_random_circles_are_circles() -> None:
             for i in range(count)
         ]
         found = wiring(["v-1"], nodes)
-        for before, after in zip(found.circle, [*found.circle[1:], *found.circle[:1]], strict=True):
+        for before, after in zip(found.cycle, [*found.cycle[1:], *found.cycle[:1]], strict=True):
             maker = next(inputs for inputs, outputs in nodes if after in outputs)
             assert before in maker
-        assert bool(found.circle) == (not sortable(nodes))
+        assert bool(found.cycle) == (not sortable(nodes))
 
 
 def sortable(nodes: list[Wires]) -> bool:

@@ -1,7 +1,5 @@
 """The numerics check: comparison of results, sizes and inputs, lost results."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import ml_dtypes
@@ -9,15 +7,11 @@ import numpy as np
 import pytest
 
 import irc.passes
-from irc.core import Module
 from irc.errors import Error
-from irc.instruments import (
-    CheckNumerics,
-    random_inputs,
-    small_sizes,
-)
-from irc.instruments.numerics import compare
+from irc.ir.core import Module
 from irc.pipeline import run_pipeline
+from irc.pipeline.instruments import CheckNumerics, random_inputs, small_sizes
+from irc.pipeline.instruments.numerics import compare
 from irc.text import parse_module
 from tests.irc.instrumented import TEXT
 
@@ -26,10 +20,9 @@ assert irc.passes
 
 def test_numerics_notice_a_lost_result() -> None:
     results = iter([{"a": np.zeros(1)}, {"b": np.zeros(1)}])
+    check = CheckNumerics(lambda module, inputs: next(results))
     with pytest.raises(Error, match="the pass dce changes the results from a to b"):
-        run_pipeline(
-            parse_module(TEXT), "dce", [CheckNumerics(lambda module, inputs: next(results))]
-        )
+        run_pipeline(parse_module(TEXT), "dce", [check])
 
 
 def f32(*values: float) -> np.ndarray:
@@ -61,10 +54,8 @@ def test_comparison(before: np.ndarray, after: np.ndarray, difference: str | Non
 
 
 def test_sizes_and_inputs() -> None:
-    text = """module @m dims(B=4:4:8, S=1:1:2) {
-      func @f(%ids: i32[B, S], %m: bool[Q], %h: bf16[2*B]) -> (i32[B, S]) { return %ids } }"""
-    text = text.replace("dims(B=4:4:8, S=1:1:2)", "dims(B=4:4:8, S=1:1:2, Q=0:9:9)")
-    module = parse_module(text)
+    module = parse_module("""module @m dims(B=4:4:8, S=1:1:2, Q=0:9:9) {
+      func @f(%ids: i32[B, S], %m: bool[Q], %h: bf16[2*B]) -> (i32[B, S]) { return %ids } }""")
     sizes = small_sizes(module)
     assert sizes == {"B": 4, "S": 2, "Q": 4}
     inputs = random_inputs(module, sizes)

@@ -1,88 +1,207 @@
-"""Weights that are a run of bytes in any file: read in place, cut, joined, written, refused."""
-
-from __future__ import annotations
+"""Weights that are bytes at an offset of a file, of f32 and of four bits (two to a byte)."""
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from irc.bundle import bundled
-from irc.checkpoint import Reader
-from irc.core import Module, Weight
+from irc.artifact.bundle import bundled
 from irc.errors import Error
-from irc.mesh import Mesh
+from irc.ir.core import Module, Weight
+from irc.ir.dtypes import DTYPES, packed, unpacked
+from irc.ir.mesh import Mesh
+from irc.ir.types import TensorType
 from irc.text import parse_module
-from irc.types import TensorType
-from irc.weights import BytesRef, Cast, ConcatRef, Ref, Shard, Slice, Transpose
+from irc.weights import BytesRef, Cast, ConcatRef, Cyclic, Ref, Shard, Slice, Transpose
+from irc.weights.checkpoint import Reader, reader
+from irc.weights.safetensors import Tensor
 from tests.fresh import fresh
 
-OFFSET = 13  # aligned to nothing
+OFFSET = 7  # aligned to no dtype
+assert_equal = np.testing.assert_array_equal
 
 
-def file(folder: Path) -> np.ndarray:
-    """An array of f32 behind a few other bytes; returns it."""
-    array = fresh(41).standard_normal((6, 5)).astype(np.float32)
-    (folder / "data.bin").write_bytes(b"x" * OFFSET + array.tobytes() + b"rest")
-    return array
+def drawn(kind: str, *shape: int) -> np.ndarray:
+    """Random numbers of a dtype, with its smallest and its largest."""
+    low, high = (-8, 8) if kind == "i4" else (0, 16)
+    array = fresh(sum(shape)).integers(low, high, shape)
+    array.flat[:2] = low, high - 1
+    return array.astype(DTYPES[kind].numpy)
 
 
-def reader(folder: Path, mesh: str = "") -> Reader:
+def by_hand(array: np.ndarray) -> bytes:
+    """The bytes of four-bit numbers in ONNX: the first of two in the low half."""
+    numbers = [int(each) & 15 for each in array.astype(np.int32).flat]
+    pairs = zip(numbers[::2], [*numbers[1::2], 0], strict=False)
+    return bytes(low + 16 * high for low, high in pairs)
+
+
+def open_file(folder: Path, array: np.ndarray, mesh: str = "") -> Reader:
+    """A reader of `data.bin`, called @f, that has the array at OFFSET."""
+    data = array.tobytes() if array.itemsize == 4 else by_hand(array)
+    (folder / "data.bin").write_bytes(b"x" * OFFSET + data + b"rest")
+    return open_reader(folder, mesh)
+
+
+def open_reader(folder: Path, mesh: str = "") -> Reader:
     module = Module("m", Mesh.parse(mesh))
     module.files["f"] = "data.bin"
     return Reader(module, folder)
 
 
-def region(shape: tuple[int, ...] = (6, 5), offset: int = OFFSET) -> Ref:
-    return BytesRef("f", offset, "f32", shape)
+def region(kind: str, *shape: int) -> Ref:
+    return BytesRef("f", OFFSET, kind, shape)
 
 
-def test_a_region_is_read_where_it_lies(tmp_path: Path) -> None:
-    array = file(tmp_path)
-    found = reader(tmp_path)
-    np.testing.assert_array_equal(found.read(region()), array)
-    assert (found.shape(region()), found.dtype(region())) == ((6, 5), "f32")
-    extent = found.extent(region())
+@pytest.mark.parametrize("kind", ["i4", "u4"])
+def test_bytes_are_those_of_onnx(kind: str) -> None:
+    for shape in ((6, 8), (3, 5), (1,)):
+        array = drawn(kind, *shape) if shape != (1,) else drawn(kind, 2)[:1]
+        assert packed(array).tobytes() == by_hand(array)
+    rows = drawn(kind, 4, 6)
+    found = unpacked(packed(rows).reshape(4, 3), kind)
+    assert found.dtype == rows.dtype
+    assert_equal(found, rows)
+
+
+@pytest.mark.parametrize("kind", ["i4", "u4"])
+def test_any_region_is_read(kind: str, tmp_path: Path) -> None:
+    rng = fresh(5)
+    array = drawn(kind, 9, 14)
+    found, whole = open_file(tmp_path, array), region(kind, 9, 14)
+    assert_equal(found.read(whole), array)
+    for _ in range(60):
+        rows, columns = (sorted(rng.choice(n + 1, 2, replace=False)) for n in array.shape)
+        cut = whole.then(Slice(((int(rows[0]), int(rows[1])), (int(columns[0]), int(columns[1])))))
+        want = array[slice(*rows), slice(*columns)]
+        assert_equal(found.read(cut), want)
+        assert_equal(found.read(cut.then(Transpose((1, 0))).then(Cast("i32"))), want.T)
+        assert_equal(found.read(ConcatRef((cut, cut), 1)), np.concatenate([want, want], 1))
+        if want.shape[1] % 3 == 0:
+            cyclic = np.concatenate([want[:, first::3] for first in range(3)], 1)
+            assert_equal(found.read(cut.then(Cyclic(1, 3))), cyclic)
+    flat = open_file(tmp_path, array.reshape(-1)).read(region(kind, 126).then(Slice(((5, 92),))))
+    assert_equal(flat, array.reshape(-1)[5:92])
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (5, 3), (2, 3, 5)])
+def test_rows_may_begin_within_a_byte(shape: tuple[int, ...], tmp_path: Path) -> None:
+    count = int(np.prod(shape))
+    array = drawn("u4", max(count, 2))[:count].reshape(shape)
+    found, whole = open_file(tmp_path, array), region("u4", *shape)
+    assert_equal(found.read(whole), array)
+    assert (found.extent(whole) is None) == bool(count % 2)
+    if not shape:
+        return
+    tensor = Tensor("u4", shape, OFFSET, -(-count // 2))
+    for first in range(shape[0]):
+        for step in (1, 2):
+            ranges = (range(first, shape[0], step), *map(range, shape[1:]))
+            chosen = found.file("f", checkpoint=False).part(tensor, ranges)
+            assert_equal(chosen, np.array(array[first::step]))
+    last = whole.then(Slice(((1, shape[0]), *[None] * (len(shape) - 1))))
+    assert_equal(found.read(last), array[1:])
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 3, 4])
+def test_shards_of_ranks(group_size: int, tmp_path: Path) -> None:
+    array = drawn("i4", 7, 10)
+    found, whole = open_file(tmp_path, array, f"tp={group_size}"), region("i4", 7, 10)
+    for dim, size in enumerate(array.shape):
+        padding = [(0, -size % group_size if i == dim else 0) for i in range(2)]
+        shards = np.split(np.pad(array.astype("i1"), padding), group_size, dim)
+        for rank, want in enumerate(shards):
+            got = found.read(whole.then(Shard(dim, ("tp",))), rank)
+            assert got.dtype == ml_dtypes.int4
+            assert_equal(got.astype("i1"), want)
+
+
+def test_contiguous_regions_of_whole_bytes_are_extents(tmp_path: Path) -> None:
+    found, whole = open_file(tmp_path, drawn("i4", 8, 6)), region("i4", 8, 6)
+    rows = found.extent(whole.then(Slice(((3, 7), None))))
+    assert rows is not None and (rows.offset, rows.nbytes) == (OFFSET + 9, 12)
+    one = found.extent(whole.then(Slice(((2, 3), (2, 6)))))
+    assert one is not None and (one.offset, one.nbytes) == (OFFSET + 7, 2)
+    for begin, end in ((1, 5), (0, 3), (1, 4)):  # they begin or end within a byte
+        assert found.extent(whole.then(Slice(((2, 3), (begin, end))))) is None
+    assert found.extent(whole.then(Transpose((1, 0)))) is None
+
+
+def test_blocks_of_an_odd_count_join_within_a_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "BLOCK", 15)
+    array = drawn("u4", 9, 8)
+    found = open_file(tmp_path, array)
+    odd = region("u4", 9, 8).then(Slice((None, (0, 5))))
+    blocks = [block for (block,) in found.stream_bytes(odd, [0])]
+    assert len(blocks) > 3
+    assert np.concatenate(blocks).tobytes() == by_hand(array[:, :5])
+
+
+def test_a_bundle_has_regions_but_no_dtype_of_four_bits(tmp_path: Path) -> None:
+    array = floats(tmp_path)
+    module = Module("m")
+    module.files["f"] = str(tmp_path / "data.bin")
+    module.add_weight(Weight(TensorType("f32", (6, 5)), "w", FLOATS))
+    with bundled(module, tmp_path / "all.safetensors"):
+        assert_equal(Reader(module, tmp_path).read(module.weights["w"]), array)
+    del module.weights["w"]
+    open_file(tmp_path, drawn("i4", 6, 8))
+    module.add_weight(Weight(TensorType("i4", (6, 8)), "v", region("i4", 6, 8)))
+    with pytest.raises(Error, match="i4"), bundled(module, tmp_path / "all.safetensors"):
+        pass
+
+
+FLOATS = BytesRef("f", OFFSET, "f32", (6, 5))
+
+
+def floats(folder: Path) -> np.ndarray:
+    """Write f32 [6, 5] to the file."""
+    array = fresh(41).standard_normal((6, 5)).astype(np.float32)
+    open_file(folder, array)
+    return array
+
+
+def test_a_region_of_floats_is_read_in_place(tmp_path: Path) -> None:
+    array = floats(tmp_path)
+    found = open_file(tmp_path, array, "tp=4")
+    assert_equal(found.read(FLOATS), array)
+    assert (found.shape(FLOATS), found.dtype(FLOATS)) == ((6, 5), "f32")
+    extent = found.extent(FLOATS)
     assert extent is not None and (extent.offset, extent.nbytes) == (OFFSET, array.nbytes)
-    rows = found.extent(region().then(Slice(((2, 4), None))))
+    rows = found.extent(FLOATS.then(Slice(((2, 4), None))))
     assert rows is not None and (rows.offset, rows.shape) == (OFFSET + 2 * 20, (2, 5))
-    assert found.extent(region().then(Transpose((1, 0)))) is None
+    turned = FLOATS.then(Transpose((1, 0)))
+    assert found.extent(turned) is None
+    assert_equal(found.read(turned.then(Cast("f64"))), array.T)
+    both = ConcatRef((BytesRef("f", OFFSET, "f32", (1, 5)), FLOATS), 0)
+    assert_equal(found.read(both), np.concatenate([array[:1], array]))
+    for rank, want in enumerate(np.split(np.pad(array, [(0, 2), (0, 0)]), 4)):
+        assert_equal(found.read(FLOATS.then(Shard(0, ("tp",))), rank), want)
 
 
-def test_steps_follow_a_region(tmp_path: Path) -> None:
-    array = file(tmp_path)
-    turned = region().then(Transpose((1, 0))).then(Cast("f64"))
-    np.testing.assert_array_equal(reader(tmp_path).read(turned), array.T.astype(np.float64))
-    both = ConcatRef((region((1, 5)), region()), 0)
-    np.testing.assert_array_equal(reader(tmp_path).read(both), np.concatenate([array[:1], array]))
-    parts = reader(tmp_path, "tp=4")
-    for rank in range(4):
-        want = np.zeros((2, 5), np.float32)
-        mine = array[2 * rank : 2 * rank + 2]
-        want[: len(mine)] = mine
-        np.testing.assert_array_equal(parts.read(region().then(Shard(0, ("tp",))), rank), want)
-
-
-def test_a_region_that_is_not_there(tmp_path: Path) -> None:
-    file(tmp_path)
-    with pytest.raises(Error, match=r"ends at byte 153, but .*data.bin has 137: it is truncated"):
-        reader(tmp_path).read(region((7, 5)))
-    (tmp_path / "data.bin").write_bytes(b"")
+def test_a_region_outside_its_file(tmp_path: Path) -> None:
+    reader, path = open_file(tmp_path, floats(tmp_path)), tmp_path / "data.bin"
+    with pytest.raises(Error, match=r"ends at byte 147, but .*data.bin has 131: it is truncated"):
+        reader.read(region("f32", 7, 5))
+    path.write_bytes(b"")
     with pytest.raises(Error, match=r"cannot read the weights in .*: it is empty"):
-        reader(tmp_path).read(region())
-    (tmp_path / "data.bin").unlink()
+        open_reader(tmp_path).read(FLOATS)
+    path.unlink()
     with pytest.raises(Error, match=r"cannot read the weights in .*: No such file"):
-        reader(tmp_path).read(region())
+        open_reader(tmp_path).read(FLOATS)
 
 
 def text(ref: str, type: str = "f32[6, 5]") -> str:
     return f'module @m {{\n  file @f = "data.bin"\n  weight @w : {type} = {ref}\n}}\n'
 
 
-def test_a_region_in_text(tmp_path: Path) -> None:
-    for ref in ("bytes(@f, 13, f32[6, 5])", "bytes(@f, 0, i64[])", "bytes(@f, 0, f32[0, 2])"):
-        type = ref.partition(", ")[2].partition(", ")[2][:-1]
-        assert str(parse_module(text(ref, type))) == text(ref, type)
+@pytest.mark.parametrize("type", ["f32[6, 5]", "i64[]", "f32[0, 2]"])
+def test_a_region_in_text(type: str) -> None:
+    found = text(f"bytes(@f, 13, {type})", type)
+    assert str(parse_module(found)) == found
 
 
 @pytest.mark.parametrize(
@@ -91,20 +210,10 @@ def test_a_region_in_text(tmp_path: Path) -> None:
         ("bytes(@g, 13, f32[6, 5])", "there is no file @g"),
         ("bytes(@f, 13, f32[S, 5])", "is no dtype with sizes"),
         ("bytes(@f, 13, f32[6@tp, 5])", "is no dtype with sizes"),
-        ("bytes(@f, -1, f32[6, 5])", "begins before its file does"),
+        ("bytes(@f, -1, f32[6, 5])", "the offset must be at least 0"),
         ("bytes(@f, 13)", "expected"),
     ],
 )
-def test_bad_text(ref: str, message: str) -> None:
+def test_wrong_text(ref: str, message: str) -> None:
     with pytest.raises(Error, match=message):
         parse_module(text(ref))
-
-
-def test_a_region_is_copied_into_a_bundle(tmp_path: Path) -> None:
-    array = file(tmp_path)
-    module = Module("m")
-    module.files["f"] = str(tmp_path / "data.bin")
-    module.add_weight(Weight(TensorType("f32", (6, 5)), "w", region()))
-    with bundled(module, tmp_path / "all.safetensors"):
-        found = Reader(module, tmp_path).read(module.weights["w"])
-        np.testing.assert_array_equal(found, array)

@@ -1,7 +1,5 @@
 """Locations: the user's line, the module path, and the mark under the expression."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

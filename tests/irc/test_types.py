@@ -1,16 +1,14 @@
 """Types: interning, text, and what a type refuses to be; meshes and their groups."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 
 import pytest
 
-from irc.dims import symbol
 from irc.errors import Error
-from irc.mesh import Mesh
-from irc.types import TensorType
+from irc.ir.dims import symbol
+from irc.ir.mesh import Mesh
+from irc.ir.types import TensorType
 
 S = symbol("S")
 
@@ -28,7 +26,7 @@ def test_several_axes_on_one_dimension() -> None:
 
 
 def test_whole_drops_sharding_only() -> None:
-    assert TensorType("i8", (4,), (("tp",),)).whole is TensorType("i8", (4,))
+    assert TensorType("i8", (4,), (("tp",),)).replicated is TensorType("i8", (4,))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +68,7 @@ def test_index_follows_the_groups() -> None:
     ("text", "message"),
     [
         ("tp", "cannot read the mesh axis 'tp'"),
-        ("tp=2,tp=3", "mesh axis 'tp' is given twice"),
+        ("tp=2,tp=3", "the mesh has the axis 'tp' twice"),
         ("tp=0", "must have at least one rank"),
         ("tp=" + "9" * 5000, "cannot read the mesh axis"),
     ],

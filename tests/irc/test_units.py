@@ -1,10 +1,8 @@
 """Bytes for people."""
 
-from __future__ import annotations
-
 import pytest
 
-from irc.units import amount
+from irc.analysis.units import amount
 
 
 @pytest.mark.parametrize(

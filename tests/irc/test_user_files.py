@@ -1,9 +1,6 @@
-"""Files of a user's own: run once, whoever asks, and taken back where they fail."""
-
-from __future__ import annotations
+"""Files of a user: run once, by whatever name; no registrations after a failure."""
 
 import shutil
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,20 +9,20 @@ import numpy as np
 import pytest
 
 import irc
-from irc import user_files
 from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.plugins import SPECS, files_of, load
-from irc.declare import REGISTRY
 from irc.driver.sources import find_source
 from irc.errors import Error
+from irc.extensions import user_files
 from irc.frontends.script import load_script
+from irc.ir.declare import REGISTRY
 from irc.pipeline import PASSES, load_file
-from tests.user_code import EXAMPLE, taken_back
+from tests.user_code import EXAMPLE, restored_registries
 
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    with taken_back():
+    with restored_registries():
         yield
 
 
@@ -34,9 +31,7 @@ def file(tmp_path: Path) -> Path:
     return Path(shutil.copy(EXAMPLE, tmp_path / "mine.py"))
 
 
-def test_every_way_to_a_file_leads_to_one_module(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_path_of_a_file_is_one_module(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_file(file) == ["soft_cap", "SoftCap"]
     monkeypatch.chdir(file.parent)
     link = file.with_name("link.py")
@@ -48,13 +43,13 @@ def test_every_way_to_a_file_leads_to_one_module(
     assert files_of(["example::SoftCap", "IrcCollective"]) == [str(file.resolve())]
 
 
-def test_what_no_file_registered_is_not_for_other_processes() -> None:
+def test_other_processes_need_the_file_of_a_plugin() -> None:
     load_script(str(EXAMPLE))
     with pytest.raises(Error, match=r"no file registers the plugin example::SoftCap.*--plugin"):
         files_of(["example::SoftCap"])
 
 
-def test_a_file_that_fails_leaves_nothing_and_can_be_mended(file: Path) -> None:
+def test_a_file_that_fails_registers_nothing_and_can_be_fixed(file: Path) -> None:
     whole = file.read_text()
     file.write_text(whole + "\n\n1 / 0\n")
     line = whole.count("\n") + 3
@@ -67,14 +62,16 @@ def test_a_file_that_fails_leaves_nothing_and_can_be_mended(file: Path) -> None:
     assert load([file]) == ["SoftCap"] and "soft_cap" in REGISTRY
 
 
-def test_what_irc_registers_when_a_file_first_needs_it_is_not_the_file_s(
+def test_registrations_of_irc_while_a_file_runs_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries: dict[str, str] = {}
-    registry = user_files._Registry(entries, lambda home: {home})  # pyright: ignore[reportPrivateUsage]
+    registry = user_files._Registry(entries, lambda name: {name})  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setitem(user_files._REGISTRIES, "toy", registry)  # pyright: ignore[reportPrivateUsage]
     path = tmp_path / "toys.py"
-    text = "from irc import user_files\nentries = user_files._REGISTRIES['toy'].entries\n"
+    text = (
+        "from irc.extensions import user_files\nentries = user_files._REGISTRIES['toy'].entries\n"
+    )
     text += "entries.update(late='irc.ops.late', own=__name__)\n"
     path.write_text(text + "1 / 0\n")
     with pytest.raises(Error, match=r"toys\.py:4: ZeroDivisionError"):
@@ -140,7 +137,7 @@ def test_a_script_that_registers_something_is_run_again(tmp_path: Path) -> None:
     assert PASSES["user-files-new"] is known, "a loaded file is not run again"
 
 
-def test_a_script_s_sibling_that_registers_something_is_run_again(tmp_path: Path) -> None:
+def test_an_imported_file_that_registers_something_is_run_again(tmp_path: Path) -> None:
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
         (folder / "sibling_pass.py").write_text(PASS.replace("-pass", f"-{folder.name}"))
@@ -172,32 +169,3 @@ def test_a_file_that_is_interrupted_can_be_loaded(tmp_path: Path) -> None:
     assert "user-files-pass" not in PASSES
     path.write_text(PASS)
     assert load_file(path) == ["user-files-pass"]
-
-
-SHARES = {
-    "the module": "import shared_pass",
-    "a class": "from shared_pass import Mine",
-    "a number": "from shared_pass import NUMBER",
-    "in a function": "def late():\n    import shared_pass\nlate()",
-    "by another module": "import between_pass",
-}
-
-
-@pytest.mark.parametrize("how", SHARES)
-def test_files_share_a_module_that_registers_something(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "shared_pass.py").write_text(PASS + "NUMBER = 1\n")
-    (tmp_path / "between_pass.py").write_text("from shared_pass import Mine\n")
-    for name in ("first", "second"):
-        (tmp_path / f"{name}.py").write_text(SHARES[how] + "\n")
-    (tmp_path / "other.py").write_text("import json, irc\n")
-    try:
-        assert load_file(tmp_path / "first.py") == ["user-files-pass"]
-        assert load_file(tmp_path / "second.py") == ["user-files-pass"]
-        with pytest.raises(Error, match=r"other\.py registers no pass and no operation"):
-            load_file(tmp_path / "other.py")
-    finally:
-        for name in ("shared_pass", "between_pass"):
-            sys.modules.pop(name, None)

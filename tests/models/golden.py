@@ -1,7 +1,7 @@
 """Checkpoints that need no torch: weights from raw random bits, written as safetensors.
 
-The bits of numpy's bit generators never change between versions, so the weights are the same
-wherever they are made, and the golden files hold only what transformers computed from them.
+The bits of numpy's bit generators are the same in every version, so the golden file holds the
+results of transformers only, not the weights.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Write golden.npz: what transformers computes on the checkpoints of golden.py.
+"""Write golden.npz: results of transformers for the checkpoints of golden.py.
 
 python -m tests.models.make_golden        # from the repository root; needs torch, transformers
 """

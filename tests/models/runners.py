@@ -20,7 +20,7 @@ def program(module: irc.Module, backend: str, folder: Path) -> Program:
     found = backends.get(backend)
     run_pipeline(module, found.default_pipeline)
     folder.mkdir(parents=True, exist_ok=True)
-    manifest = found.emit(module, folder, {"base": Path.cwd()})
+    manifest = found.emit(module, folder, base=Path.cwd()).facts
     return found.load(folder, manifest)
 
 
@@ -60,6 +60,6 @@ class Runner:
 
 
 def relative(got: np.ndarray, wanted: np.ndarray) -> float:
-    """The largest difference, relative to the largest number that was wanted."""
+    """The largest difference, relative to the largest expected number."""
     assert got.shape == wanted.shape
     return float(np.abs(got.astype(np.float64) - wanted).max() / np.abs(wanted).max())

@@ -1,4 +1,4 @@
-"""The six small Llamas that are compared with transformers, as keyword arguments of LlamaConfig."""
+"""The six small Llamas that are compared with transformers, as keys of config.json."""
 
 from typing import Any
 

@@ -1,13 +1,16 @@
 """The convention of language models: logit positions, rows of different lengths, ranges, names."""
 
+import time
+
 import numpy as np
 import pytest
 
 import irc
 from irc.frontends import random_weights
-from irc.frontends.models import Llama, LlamaConfig, trace_language_model
+from irc.frontends.models import DecoderConfig
+from irc.frontends.models.llama import LLAMA
 
-CONFIG = LlamaConfig(
+CONFIG = DecoderConfig(
     vocab_size=40,
     hidden_size=24,
     intermediate_size=36,
@@ -17,11 +20,12 @@ CONFIG = LlamaConfig(
     max_position_embeddings=64,
 )
 CAPACITY = 12
+CACHES = ("k0", "v0", "k1", "v1")
 
 
 @pytest.fixture(scope="module")
 def model() -> irc.Module:
-    return random_weights(trace_language_model(Llama(CONFIG), CONFIG, "f32"), 5)
+    return random_weights(LLAMA.trace(CONFIG, "f32"), 5)
 
 
 def call(
@@ -34,7 +38,7 @@ def call(
     rows, tokens = ids.shape
     empty = np.zeros((rows, 2, CAPACITY, 6), np.float32)
     lengths = np.array(past, np.int32)
-    given = caches or dict.fromkeys(("k0", "v0", "k1", "v1"), empty)
+    given = caches or dict.fromkeys(CACHES, empty)
     return irc.evaluate(
         model,
         {
@@ -42,7 +46,7 @@ def call(
             "positions": lengths[:, None] + np.arange(tokens, dtype=np.int32),
             "past_lengths": lengths,
             "logit_positions": np.array(wanted, np.int32),
-            **{name: given[name] for name in ("k0", "v0", "k1", "v1")},
+            **{name: given[name] for name in CACHES},
         },
     )
 
@@ -69,9 +73,9 @@ def test_rows_may_have_different_pasts(model: irc.Module) -> None:
         np.testing.assert_allclose(both[row], alone[0], rtol=1e-4, atol=1e-5)
 
 
-def test_caches_are_written_behind_the_past_and_nowhere_else(model: irc.Module) -> None:
+def test_caches_are_written_after_the_past_only(model: irc.Module) -> None:
     out = call(model, IDS[:, :2], [4, 1], [[0]] * 2)
-    for name in ("k0", "v0", "k1", "v1"):
+    for name in CACHES:
         written = np.abs(out[name]).sum(axis=(1, 3)) > 0
         assert np.flatnonzero(written[0]).tolist() == [4, 5]
         assert np.flatnonzero(written[1]).tolist() == [1, 2]
@@ -79,51 +83,39 @@ def test_caches_are_written_behind_the_past_and_nowhere_else(model: irc.Module) 
 
 def test_arguments_results_aliases_and_ranges(model: irc.Module) -> None:
     function = model.main
-    assert [str(arg.name) for arg in function.args] == [
-        "input_ids",
-        "positions",
-        "past_lengths",
-        "logit_positions",
-        *("k0", "v0", "k1", "v1"),
-    ]
+    names = ["input_ids", "positions", "past_lengths", "logit_positions", *CACHES]
+    assert [str(arg.name) for arg in function.args] == names
     assert function.result_names() == ("logits", "k0", "v0", "k1", "v1")
     assert function.aliases() == {1: 4, 2: 5, 3: 6, 4: 7}
     assert model.dims == {"B": (1, 1, 8), "S": (1, 64, 64), "T": (1, 1, 64), "C": (1, 64, 64)}
 
 
 def test_logits_are_f32_and_caches_are_of_the_models_dtype() -> None:
-    module = trace_language_model(Llama(CONFIG, "bf16"), CONFIG, "bf16", {"B": (2, 2, 2)}, "small")
+    module = LLAMA.trace(CONFIG, "bf16", {"B": (2, 2, 2)}, "small")
     kinds = [value.type.dtype for value in module.main.returned]
     assert kinds == ["f32", "bf16", "bf16", "bf16", "bf16"]
     assert module.name == "small" and module.dims["B"] == (2, 2, 2)
 
 
-def test_operations_are_located_in_the_model() -> None:
-    module = trace_language_model(Llama(CONFIG), CONFIG, "f32")
+def test_operations_have_locations_and_names() -> None:
+    module = LLAMA.trace(CONFIG, "f32")
     locs = [op.loc for op in module.main if op.opname == "attention"]
-    assert [loc.scope for loc in locs if loc] == [
-        "model.layers.0.self_attn",
-        "model.layers.1.self_attn",
-    ]
-    assert {loc.file for loc in locs if loc} == {"llama.py"}
-
-
-def test_values_have_the_names_of_their_layers() -> None:
-    text = str(trace_language_model(Llama(CONFIG), CONFIG, "f32"))
+    scopes = [f"model.layers.{i}.self_attn" for i in range(2)]
+    assert [loc.scope for loc in locs if loc] == scopes
+    assert {loc.file for loc in locs if loc} == {"decoder.py"}
+    text = str(module)
     for name in ("%q_proj = linear", "%q = rope", "%mixed = attention", "%self_attn = linear"):
         assert name in text
     assert "%k0.1 = cache_update %k0, %k, %past_lengths" in text and "%mlp = linear" in text
 
 
 def test_a_big_model_is_traced_quickly() -> None:
-    """126 layers, 2,300 operations: 0.1 s here, far below a second anywhere."""
-    import time
-
-    config = LlamaConfig(num_hidden_layers=126)
+    """126 layers and 2,300 operations in less than a second."""
+    config = DecoderConfig(num_hidden_layers=126)
 
     def seconds() -> float:
         begin = time.thread_time()
-        module = trace_language_model(Llama(config, "bf16"), config, "bf16")
+        module = LLAMA.trace(config, "bf16")
         spent = time.thread_time() - begin
         assert sum(1 for _ in module.ops()) > 2000
         return spent

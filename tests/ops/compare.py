@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from irc.backends.reference import evaluate
-from irc.dtypes import dtype_of, is_float
-from irc.types import TensorType
+from irc.ir.dtypes import dtype_of, is_float
+from irc.ir.types import TensorType
 from tests.ops.example import Example, module_of
 
 Array = np.ndarray[Any, Any]

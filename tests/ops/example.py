@@ -1,4 +1,4 @@
-"""What the generic operation test runs on: examples of operations, as modules and random inputs."""
+"""Examples of operations for the generic tests, as modules with random inputs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from irc.core import Function, Module, Op, Value
-from irc.declare import op_class
-from irc.dims import Dim, Shape, bind
-from irc.dtypes import dtype as dtype_named
-from irc.dtypes import numpy_dtype
-from irc.mesh import Mesh
+from irc.ir.core import Function, Module, Op, Value
+from irc.ir.declare import op_class
+from irc.ir.dims import Dim, Shape, bind
+from irc.ir.dtypes import dtype as dtype_named
+from irc.ir.dtypes import numpy_dtype
+from irc.ir.mesh import Mesh
+from irc.ir.types import Axes, TensorType
 from irc.ops import Return
-from irc.types import Axes, TensorType
 
 FLOATS = ("f32", "f16", "bf16")
 Array = Any
@@ -114,7 +114,7 @@ def module_of(
 ) -> Module:
     """A module whose @forward applies the operation to its arguments and returns all results.
 
-    `types` replaces the argument types. An operation without results gives its operands back.
+    `types` replaces the argument types. An operation without results returns its operands.
     """
     dims = {name: (1, size, max(size, 64)) for name, size in example.sizes.items()}
     module = Module("example", Mesh.parse(example.mesh), dims, local=example.local)

@@ -10,7 +10,7 @@ MODULES = (
     "examples_elementwise",
     "examples_shape",
     "examples_others",
-    "examples_b",
+    "examples_layers",
     "examples_moe",
     "examples_distributed",
     "examples_quant",

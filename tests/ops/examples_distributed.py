@@ -1,10 +1,10 @@
-"""Examples of the operations on tables and parts that ranks share."""
+"""Examples of the operations on sharded tables and tensors."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from irc.dims import symbol
+from irc.ir.dims import symbol
 from tests.ops.example import FLOATS, Arg, Bad, Example
 
 B, S = symbol("B"), symbol("S")
@@ -17,8 +17,8 @@ SLICES = [
         (Arg((B * 2, 7)),),
         {"axis": "tp", "dim": 0},
         (
-            Bad("must be whole", (SPLIT,), {"axis": "tp", "dim": 0}),
-            Bad("must be whole", (Arg((4,), partial=TP),), {"axis": "tp", "dim": 0}),
+            Bad("must be replicated", (SPLIT,), {"axis": "tp", "dim": 0}),
+            Bad("must be replicated", (Arg((4,), partial=TP),), {"axis": "tp", "dim": 0}),
             Bad("no dimension 2", (Arg((4, 6)),), {"axis": "tp", "dim": 2}),
             Bad("no mesh axis", (Arg((4, 6)),), {"axis": "t p", "dim": 1}),
         ),
@@ -30,13 +30,15 @@ SLICES = [
 ]
 
 SUMMED = Arg((B, 6), partial=TP)
+ADDED = (Arg((4, 6)), Arg((4, 6)), Arg((6,)))
+PER_RANK = {"axis": "tp", "offset": 1.0, "group_size": 2}
 FUSED = [
     Example(
         "all_reduce_rms_norm",
         (SUMMED, Arg((B, 6)), Arg((6,))),
         {"axis": "tp", "eps": 1e-5},
         (
-            Bad("not a partial sum over it", (Arg((4, 6)), Arg((4, 6)), Arg((6,))), {"axis": "tp"}),
+            Bad("not a partial sum over it", ADDED, {"axis": "tp"}),
             Bad("but x", (SUMMED, Arg((3, B, 6)), Arg((6,))), {"axis": "tp"}),
             Bad("the 6 features of x", (SUMMED, Arg((B, 6)), Arg((5,))), {"axis": "tp"}),
             Bad("no mesh axis", (SUMMED, Arg((B, 6)), Arg((6,))), {"axis": ""}),
@@ -44,24 +46,19 @@ FUSED = [
         sizes={"B": 3},
         mesh="tp=2",
     ),
-    Example(
-        "all_reduce_rms_norm",
-        (Arg((4, 6)), Arg((4, 6)), Arg((6,))),
-        {"axis": "tp", "offset": 1.0, "ways": 2},
-        mesh="tp=2",
-        local=True,
-    ),
+    Example("all_reduce_rms_norm", ADDED, PER_RANK, mesh="tp=2", local=True),
 ]
 
+FIRST = {"k": 1, "axis": "tp", "dim": 0}
 CHOICES = [
     Example(
         "sharded_topk",
         (Arg((B, 9), axes=(NONE, TP)),),
         {"k": 4, "axis": "tp"},
         (
-            Bad("must be split over it", (Arg((4, 6)),), {"k": 1, "axis": "tp"}),
-            Bad("must be split over it", (SPLIT,), {"k": 1, "axis": "tp", "dim": 0}),
-            Bad("nothing pending", (Arg((4,), partial=TP),), {"k": 1, "axis": "tp"}),
+            Bad("must be sharded over it", (Arg((4, 6)),), {"k": 1, "axis": "tp"}),
+            Bad("must be sharded over it", (SPLIT,), {"k": 1, "axis": "tp", "dim": 0}),
+            Bad("nothing partial", (Arg((4,), partial=TP),), {"k": 1, "axis": "tp"}),
             Bad("beyond", (SPLIT,), {"k": 7, "axis": "tp"}),
             Bad("beyond", (SPLIT,), {"k": 0, "axis": "tp"}),
             Bad("no dimension 2", (SPLIT,), {"k": 1, "axis": "tp", "dim": 2}),
@@ -71,58 +68,45 @@ CHOICES = [
         {"B": 3},
         "tp=2",
     ),
-    Example(
-        "sharded_topk",
-        (Arg((5, 3), axes=(TP, NONE)),),
-        {"k": 1, "axis": "tp", "dim": 0},
-        mesh="tp=4",
-    ),
+    Example("sharded_topk", (Arg((5, 3), axes=(TP, NONE)),), FIRST, mesh="tp=4"),
 ]
 
 
 def _ids(*shape: Any, dtype: str = "i32", axes: Any = ()) -> Arg:
-    """Ids of a table of 13 rows, some outside it."""
+    """Ids of a table of 13 rows, some out of range."""
     return Arg(shape, dtype, -2, 16, axes=axes)
 
 
-DEALT = Arg((14, 5), axes=(TP, NONE))
-CUT = {"rows": 13, "parts": 2, "axis": "tp"}
+TABLE = Arg((14, 5), axes=(TP, NONE))
+CYCLIC = {"rows": 13, "parts": 2, "axis": "tp"}
+SCATTERED = CYCLIC | {"scatter": 1, "capacity": 3, "queues": (1, 2)}
+GATHERED = CYCLIC | {"capacity": 2, "queues": (2, 1)}
 LOOKUPS = [
     Example(
         "cyclic_embedding",
-        (_ids(B, 6), DEALT),
-        CUT,
+        (_ids(B, 6), TABLE),
+        CYCLIC,
         (
-            Bad("i32 or i64", (Arg((3,)), DEALT), CUT),
-            Bad("are a table [14, width]", (_ids(3), Arg((13, 5), axes=(TP, NONE))), CUT),
-            Bad("are a table", (_ids(3), Arg((14,), axes=(TP,))), CUT),
-            Bad("are a table", (_ids(3), DEALT), CUT | {"parts": 0}),
-            Bad("must be split over it", (_ids(3), Arg((14, 5))), CUT),
-            Bad("must be split over it", (_ids(3), Arg((14, 5), axes=(NONE, TP))), CUT),
-            Bad("one dimension is split", (_ids(4, axes=(("dp", "tp"),)), DEALT), CUT),
-            Bad("one dimension is split", (Arg((3,), "i32", partial=TP), DEALT), CUT),
-            Bad("leave scatter out", (_ids(4, axes=(TP,)), DEALT), CUT | {"scatter": 0}),
-            Bad("no dimension 2", (_ids(4, 2), DEALT), CUT | {"scatter": 2}),
-            Bad("cannot be negative", (_ids(4), DEALT), CUT | {"capacity": -1}),
-            Bad("number of parts for each", (_ids(4), DEALT), CUT | {"queues": (1, 2)}),
-            Bad("number of parts for each", (_ids(4), DEALT), CUT | {"queues": (0,)}),
+            Bad("i32 or i64", (Arg((3,)), TABLE), CYCLIC),
+            Bad("are a table [14, width]", (_ids(3), Arg((13, 5), axes=(TP, NONE))), CYCLIC),
+            Bad("are a table", (_ids(3), Arg((14,), axes=(TP,))), CYCLIC),
+            Bad("are a table", (_ids(3), TABLE), CYCLIC | {"parts": 0}),
+            Bad("must be sharded over it", (_ids(3), Arg((14, 5))), CYCLIC),
+            Bad("must be sharded over it", (_ids(3), Arg((14, 5), axes=(NONE, TP))), CYCLIC),
+            Bad("one dimension is sharded", (_ids(4, axes=(("dp", "tp"),)), TABLE), CYCLIC),
+            Bad("one dimension is sharded", (Arg((3,), "i32", partial=TP), TABLE), CYCLIC),
+            Bad("leave scatter out", (_ids(4, axes=(TP,)), TABLE), CYCLIC | {"scatter": 0}),
+            Bad("no dimension 2", (_ids(4, 2), TABLE), CYCLIC | {"scatter": 2}),
+            Bad("cannot be negative", (_ids(4), TABLE), CYCLIC | {"capacity": -1}),
+            Bad("number of shards for each", (_ids(4), TABLE), CYCLIC | {"queues": (1, 2)}),
+            Bad("number of shards for each", (_ids(4), TABLE), CYCLIC | {"queues": (0,)}),
         ),
         (*FLOATS, "i32"),
         {"B": 3},
         "tp=2",
     ),
-    Example(
-        "cyclic_embedding",
-        (_ids(5, 7, dtype="i64"), DEALT),
-        CUT | {"scatter": 1, "capacity": 3, "queues": (1, 2)},
-        mesh="tp=2",
-    ),
-    Example(
-        "cyclic_embedding",
-        (_ids(6, 3, axes=(TP, NONE)), DEALT),
-        CUT | {"capacity": 2, "queues": (2, 1)},
-        mesh="tp=2",
-    ),
+    Example("cyclic_embedding", (_ids(5, 7, dtype="i64"), TABLE), SCATTERED, mesh="tp=2"),
+    Example("cyclic_embedding", (_ids(6, 3, axes=(TP, NONE)), TABLE), GATHERED, mesh="tp=2"),
 ]
 
 SLOTTED = _ids(4, 3, 2)

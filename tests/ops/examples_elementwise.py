@@ -1,4 +1,4 @@
-"""Examples of what works one element at a time: arithmetic, functions, activations, logic."""
+"""Examples of elementwise operations: arithmetic, functions, activations, logic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from irc.dims import symbol
+from irc.ir.dims import symbol
 from tests.ops.example import FLOATS, Arg, Bad, Example
 
 B = symbol("B")

@@ -6,28 +6,28 @@ from typing import Any
 
 import numpy as np
 
-from irc.dims import symbol
+from irc.ir.dims import symbol
 from tests.ops.example import Arg, Bad, Example
 
 B = symbol("B")
-PARTS = 12  # 2, 3 and 4 ranks get whole parts
+PARTS = 12  # a multiple of 2, 3 and 4 ranks
 SIZES = {"B": 12}
 INDICES = ("f32",)  # there is nothing else to vary
 
 
 def _chosen(*shape: Any, dtype: str = "i32") -> Arg:
-    """Numbers of experts, some of them no expert's."""
+    """Random expert ids, some out of range."""
     return Arg(shape, dtype, -1, 7)
 
 
-def _places(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
-    """Different places for all pairs, as many as tokens; -1 and below for the other pairs."""
+def _slots(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    """Distinct slots, as many as tokens; negative ones for the other pairs."""
     count = int(np.prod(shape))
     return (rng.permutation(count) - (count - shape[0])).reshape(shape)
 
 
-def _places_in_parts(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
-    """Different places, -1 among them, for the pairs of each part."""
+def _slots_in_parts(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    """Distinct slots, -1 among them, for the pairs of each part."""
     pairs = rng.random((PARTS, int(np.prod(shape)) // PARTS))
     return np.argsort(pairs, axis=1).reshape(shape) - 1
 
@@ -63,11 +63,12 @@ SLOTS = [
     ),
 ]
 
-X, PAIR = Arg((6, 8)), Arg((6, 2), "i32")
+X, PAIR, FIRST = Arg((6, 8)), Arg((6, 2), "i32"), Arg((1,), "i32", name="first")
+WIDE, LAST = _chosen(12, 3, dtype="i64"), Arg((), "i64", 0, 4, name="first")
 DISPATCHES = [
     Example(
         "moe_dispatch",
-        (Arg((B, 12)), _chosen(B, 2), Arg((B, 2), "i32", draw=_places)),
+        (Arg((B, 12)), _chosen(B, 2), Arg((B, 2), "i32", draw=_slots)),
         {"experts": 6},
         (
             Bad("not one row each", (Arg((5, 8)), PAIR, PAIR), {"experts": 4}),
@@ -78,27 +79,18 @@ DISPATCHES = [
             Bad("experts is -1", (X, PAIR, PAIR), {"experts": -1}),
             Bad("cannot be negative", (X, PAIR, PAIR), {"experts": 4, "capacity": -2}),
             Bad("4 equal parts", (X, PAIR, PAIR), {"experts": 4, "parts": 4}),
-            Bad(
-                "number of one expert",
-                (X, PAIR, PAIR, Arg((1,), "i32", name="first")),
-                {"experts": 4},
-            ),
+            Bad("number of one expert", (X, PAIR, PAIR, FIRST), {"experts": 4}),
         ),
         sizes=SIZES,
     ),
     Example(
         "moe_dispatch",
-        (Arg((24, 12)), _chosen(24, 2), Arg((24, 2), "i32", draw=_places_in_parts)),
+        (Arg((24, 12)), _chosen(24, 2), Arg((24, 2), "i32", draw=_slots_in_parts)),
         {"experts": 5, "parts": PARTS, "capacity": 3},
     ),
     Example(
         "moe_dispatch",
-        (
-            Arg((12, 5)),
-            _chosen(12, 3, dtype="i64"),
-            Arg((12, 3), "i64", draw=_places),
-            Arg((), "i32", 0, 4, name="first"),
-        ),
+        (Arg((12, 5)), WIDE, Arg((12, 3), "i64", draw=_slots), Arg((), "i32", 0, 4, name="first")),
         {"experts": 3, "capacity": 17},
     ),
 ]
@@ -107,7 +99,7 @@ BUFFER = Arg((4, 6, 8))
 COMBINES = [
     Example(
         "moe_combine",
-        (Arg((12, B, 12)), _chosen(B, 2), Arg((B, 2), "i32", draw=_places), Arg((B, 2))),
+        (Arg((12, B, 12)), _chosen(B, 2), Arg((B, 2), "i32", draw=_slots), Arg((B, 2))),
         {},
         (
             Bad("takes a buffer", (Arg((4, 8)), PAIR, PAIR, Arg((6, 2)))),
@@ -117,10 +109,7 @@ COMBINES = [
             Bad("floating-point", (Arg((4, 6, 8), "i32"), PAIR, PAIR, PAIR)),
             Bad("no 3 equal parts", (Arg((4, 8, 8)), PAIR, PAIR, Arg((6, 2))), {"parts": 3}),
             Bad("4 equal parts", (BUFFER, PAIR, PAIR, Arg((6, 2))), {"parts": 4}),
-            Bad(
-                "number of one expert",
-                (BUFFER, PAIR, PAIR, Arg((6, 2)), Arg((1,), "i32", name="first")),
-            ),
+            Bad("number of one expert", (BUFFER, PAIR, PAIR, Arg((6, 2)), FIRST)),
         ),
         sizes=SIZES,
     ),
@@ -129,16 +118,7 @@ COMBINES = [
         (Arg((5, 36, 12)), _chosen(24, 2), Arg((24, 2), "i32", -1, 3), Arg((24, 2))),
         {"parts": PARTS},
     ),
-    Example(
-        "moe_combine",
-        (
-            Arg((3, 9, 5)),
-            _chosen(12, 3, dtype="i64"),
-            Arg((12, 3), "i64", -1, 9),
-            Arg((12, 3)),
-            Arg((), "i64", 0, 4, name="first"),
-        ),
-    ),
+    Example("moe_combine", (Arg((3, 9, 5)), WIDE, Arg((12, 3), "i64", -1, 9), Arg((12, 3)), LAST)),
 ]
 
 EXAMPLES = [*SLOTS, *DISPATCHES, *COMBINES]

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from irc.core import Function, Module
-from irc.dims import symbol
+from irc.ir.core import Function, Module
+from irc.ir.dims import symbol
+from irc.ir.types import TensorType
 from irc.ops import Neg, Return
-from irc.types import TensorType
 from tests.ops.example import FLOATS, Arg, Bad, Example
 
 B, S = symbol("B"), symbol("S")
@@ -107,10 +107,7 @@ def _lookups() -> list[Example]:
         Example(
             "embedding",
             (Arg((B, 12), "i32", -2, 15), table),
-            bad=(
-                Bad("i32 or i64", (float_ids, table)),
-                Bad("[rows, width]", (ids(3), Arg((5,)))),
-            ),
+            bad=(Bad("i32 or i64", (float_ids, table)), Bad("[rows, width]", (ids(3), Arg((5,))))),
             sizes={"B": 12},
         ),
         Example("embedding", (ids(dtype="i64"), table)),
@@ -140,10 +137,7 @@ def _lookups() -> list[Example]:
             "one_hot",
             (Arg((B, 3), "i32", -1, 7),),
             {"size": 6},
-            (
-                Bad("i32 or i64", X, {"size": 4}),
-                Bad("f23", (ids(3),), {"size": 4, "dtype": "f23"}),
-            ),
+            (Bad("i32 or i64", X, {"size": 4}), Bad("f23", (ids(3),), {"size": 4, "dtype": "f23"})),
             ("f32",),
             {"B": 12},
         ),

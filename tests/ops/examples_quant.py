@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from irc.dims import symbol
+from irc.ir.dims import symbol
 from tests.ops.example import Arg, Bad, Example
 
 B = symbol("B")

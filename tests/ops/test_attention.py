@@ -1,6 +1,4 @@
-"""Attention and the cache against plain loops, for every feature, and against torch."""
-
-# pyright: reportMissingImports=false, reportMissingModuleSource=false
+"""Attention and the KV cache against plain loops, for every attribute."""
 
 from __future__ import annotations
 
@@ -11,10 +9,10 @@ import numpy as np
 import pytest
 
 from irc.backends.reference import evaluate
-from irc.core import Function, Module
 from irc.errors import Error
+from irc.ir.core import Function, Module
+from irc.ir.types import TensorType
 from irc.ops import Attention, CacheUpdate, Return
-from irc.types import TensorType
 from tests.fresh import fresh
 
 RNG = fresh(7)
@@ -138,7 +136,7 @@ CASES: dict[str, tuple[Arrays, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_attention_is_what_the_loops_say(name: str) -> None:
+def test_attention_agrees_with_loops(name: str) -> None:
     arrays, attributes = CASES[name]
     found = run(arrays, head_dim=4, **attributes)
     np.testing.assert_allclose(found, by_loops(arrays, 4, **attributes), rtol=1e-5, atol=1e-6)
@@ -149,7 +147,7 @@ def test_a_query_that_sees_nothing_gives_zero() -> None:
     assert not found[0].any() and found[1].all()
 
 
-def test_what_lies_behind_the_cached_tokens_does_not_matter() -> None:
+def test_unused_cache_slots_do_not_matter() -> None:
     arrays = case(cached=True, past=ints(0, 1))
     clean = run(arrays, head_dim=4, causal=True)
     arrays["k"][:, :, 4:], arrays["v"][:, :, 4:] = np.nan, np.nan
@@ -167,7 +165,7 @@ def update(cache: np.ndarray, new: np.ndarray, past: np.ndarray) -> np.ndarray:
     return evaluate(module, {"c": cache, "n": new, "p": past})["result0"]
 
 
-def test_tokens_go_behind_the_cached_ones_of_their_row() -> None:
+def test_cache_update_appends_to_each_row() -> None:
     cache, new, past = normal(2, 3, 6, 4), normal(2, 2, 12), ints(0, 4)
     wanted = cache.copy()
     for b, i, h in np.ndindex(2, 2, 3):
@@ -179,11 +177,11 @@ def test_tokens_go_behind_the_cached_ones_of_their_row() -> None:
 
 @pytest.mark.parametrize("past", [5, -1])
 def test_writing_outside_the_cache_is_an_error(past: int) -> None:
-    with pytest.raises(Error, match=f"row 1 writes positions {past} to .* room for 6"):
+    with pytest.raises(Error, match=f"row 1 writes positions {past} to .* the capacity 6"):
         update(normal(2, 3, 6, 4), normal(2, 2, 12), ints(0, past))
 
 
-def test_decoding_by_steps_is_prefilling_at_once() -> None:
+def test_decode_steps_equal_one_prefill() -> None:
     arrays = case(tokens=5, cached=True, past=ints(0, 0))
     whole = run(arrays, head_dim=4, causal=True)
     for i in range(5):
@@ -199,92 +197,34 @@ HEADS: Split = ((), (), ("tp",))
 TOKENS: Split = ((), ("tp",), ())
 
 
-def typed(
-    q: Split, k: Split, key_features: int = 8, **attributes: Any
-) -> tuple[Attention, TensorType]:
-    """Attention over split operands, and the type of its result."""
-    types = [
-        ("q", TensorType("f32", (2, 6, 16), q)),
-        ("k", TensorType("f32", (2, 6, key_features), k)),
-    ]
-    function = Function("forward", types)
-    query, key = function.args
-    op = Attention(query, key, key, head_dim=4, **attributes)
-    return op, op.result.type
-
-
-def test_heads_split_together() -> None:
-    assert str(typed(HEADS, HEADS)[1]) == "f32[2, 6, 16@tp]"
-    with pytest.raises(Error, match="dimension 'h' is split over tp in q and whole in k"):
-        typed(HEADS, WHOLE)
-
-
-def test_one_key_value_head_serves_split_query_heads() -> None:
-    assert str(typed(HEADS, WHOLE, key_features=4)[1]) == "f32[2, 6, 16@tp]"
-    with pytest.raises(Error, match="needs dimension 'g' whole"):
-        typed(HEADS, HEADS, key_features=4)
-
-
-def test_queries_split_only_where_their_position_does_not_matter() -> None:
-    assert str(typed(TOKENS, WHOLE)[1]) == "f32[2, 6@tp, 16]"
-    for attributes in ({"causal": True}, {"window": 2}):
-        with pytest.raises(Error, match="needs dimension 's' whole"):
-            typed(TOKENS, WHOLE, **attributes)
-    with pytest.raises(Error, match="needs dimension 't' whole"):
-        typed(WHOLE, TOKENS)
-
-
-def test_one_ranks_heads_share_keys_as_all_heads_do() -> None:
-    op, _ = typed(HEADS, HEADS)
-    local = TensorType("f32", (2, 6, 8))
-    assert op.localized((local,))["group"] == 2
-    assert op.localized((op.result.type,))["group"] == 0
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("key_heads", [1, 2, 4])
-def test_torch_agrees(causal: bool, key_heads: int) -> None:
-    import torch
-
-    arrays = case(tokens=5, key_heads=key_heads)
-    heads = {"q": 4, "k": key_heads, "v": key_heads}
-    q, k, v = (
-        torch.from_numpy(arrays[name].reshape(2, 5, heads[name], 4)).transpose(1, 2)
-        for name in "qkv"
-    )
-    wanted = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, enable_gqa=True
-    )
-    found = run(arrays, head_dim=4, causal=causal)
-    flat = wanted.transpose(1, 2).reshape(2, 5, 16).numpy()
-    np.testing.assert_allclose(found, flat, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.oracle
-def test_torch_agrees_on_masks_biases_and_scales() -> None:
-    import torch
-
-    arrays = case(key_heads=4)
-    q, k, v = (
-        torch.from_numpy(arrays[name].reshape(2, -1, 4, 4)).transpose(1, 2) for name in "qkv"
-    )
-    bias = normal(2, 4, 3, 5)
-    mask = MASK.copy()
-    mask[..., 0] = True
-    attend = torch.nn.functional.scaled_dot_product_attention
-    masked = attend(q, k, v, attn_mask=torch.from_numpy(mask), scale=0.3)
-    biased = attend(q, k, v, attn_mask=torch.from_numpy(bias))
-    for wanted, found in (
-        (masked, run(arrays | {"mask": mask}, head_dim=4, scale=0.3)),
-        (biased, run(arrays | {"bias": bias}, head_dim=4)),
-    ):
-        flat = wanted.transpose(1, 2).reshape(2, 3, 16).numpy()
-        np.testing.assert_allclose(found, flat, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize(
+    ("q", "k", "features", "attributes", "wanted"),
+    [
+        (HEADS, HEADS, 8, {}, "f32[2, 6, 16@tp]"),
+        (HEADS, WHOLE, 4, {}, "f32[2, 6, 16@tp]"),  # one key-value head
+        (TOKENS, WHOLE, 8, {}, "f32[2, 6@tp, 16]"),
+        (HEADS, WHOLE, 8, {}, "dimension 'h' is sharded over tp in q and replicated in k"),
+        (HEADS, HEADS, 4, {}, "needs dimension 'g' replicated"),
+        (TOKENS, WHOLE, 8, {"causal": True}, "needs dimension 's' replicated"),
+        (TOKENS, WHOLE, 8, {"window": 2}, "needs dimension 's' replicated"),
+        (WHOLE, TOKENS, 8, {}, "needs dimension 't' replicated"),
+    ],
+)
+def test_sharded_operands(
+    q: Split, k: Split, features: int, attributes: dict[str, Any], wanted: str
+) -> None:
+    types = [TensorType("f32", (2, 6, 16), q), TensorType("f32", (2, 6, features), k)]
+    query, key = Function("forward", list(zip("qk", types, strict=True))).args
+    if wanted.startswith("f32"):
+        op = Attention(query, key, key, head_dim=4, **attributes)
+        assert str(op.result.type) == wanted
+        return
+    with pytest.raises(Error, match=wanted):
+        Attention(query, key, key, head_dim=4, **attributes)
 
 
 @pytest.mark.parametrize("past", [-1, 5])
-def test_past_lies_within_the_keys(past: int) -> None:
+def test_past_beyond_the_keys_is_an_error(past: int) -> None:
     q, k = np.zeros((1, 2, 4), np.float32), np.zeros((1, 6, 4), np.float32)
     inputs = {"q": q, "k": k, "v": k, "past": np.array([past], np.int32)}
     with pytest.raises(Error, match=f"row 0 has {past} tokens before its 2, but there are only 6"):

@@ -1,4 +1,4 @@
-"""Collectives in lockstep against numpy, on whole meshes and on groups, and their global types."""
+"""Collectives against numpy on meshes and groups, and their types in the global view."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from irc.backends.reference import evaluate, evaluate_ranks
-from irc.core import Function, Module
-from irc.declare import op_class
 from irc.errors import Error
-from irc.mesh import Mesh
+from irc.ir.core import Function, Module
+from irc.ir.declare import op_class
+from irc.ir.mesh import Mesh
+from irc.ir.types import Axes, TensorType
+from irc.ir.verify import verify
 from irc.ops import Rank, Return
 from irc.text import parse_module
-from irc.types import Axes, TensorType
-from irc.verify import verify
 from tests.fresh import fresh
 
 RNG = fresh(11)
@@ -28,11 +28,11 @@ Arrays = list[np.ndarray]
 
 
 def run(op: str, mesh: Mesh, shards: Arrays, axis: str = "tp", /, **attributes: Any) -> Arrays:
-    """A collective in the local view: operands of all ranks to results of all ranks."""
+    """The results of a collective in the local view, per rank, from the operands per rank."""
     module = Module("m", mesh, local=True)
     function = Function("forward", [("x", TensorType("f32", shards[0].shape))])
-    ways = mesh.ways(tuple(axis.split(".")))
-    made = op_class(op)(function.arg("x"), axis=axis, ways=ways, **attributes)
+    group_size = mesh.group_size(tuple(axis.split(".")))
+    made = op_class(op)(function.arg("x"), axis=axis, group_size=group_size, **attributes)
     function.append(made)
     function.append(Return(made.results))
     module.add_function(function)
@@ -45,7 +45,7 @@ def drawn(mesh: Mesh) -> Arrays:
 
 
 def neighbours(mesh: Mesh, rank: int, axis: str = "tp") -> tuple[list[int], int]:
-    """(the ranks of this rank's group in order, its place), from coordinates alone."""
+    """(the ranks of this rank's group in order, its index in the group), from coordinates."""
     here = mesh.coordinates(rank)
     others = {name: at for name, at in here.items() if name != axis}
     group = [r for r in range(mesh.ranks) if others.items() <= mesh.coordinates(r).items()]
@@ -64,21 +64,21 @@ REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.mu
 
 @pytest.mark.parametrize("kind", REDUCTIONS)
 def test_reductions(mesh: Mesh, kind: str) -> None:
-    shards, ways, root = drawn(mesh), mesh.size("tp"), mesh.size("tp") - 1
+    shards, group_size, root = drawn(mesh), mesh.size("tp"), mesh.size("tp") - 1
     everywhere = run("all_reduce", mesh, shards, op=kind)
     scattered = run("reduce_scatter", mesh, shards, op=kind, dim=-1)
     at_root = run("reduce", mesh, shards, op=kind, root=root)
     for rank in range(mesh.ranks):
         group, place = neighbours(mesh, rank)
         total = reduce(REDUCTIONS[kind], [shards[r] for r in group])
-        width = 12 // ways
+        width = 12 // group_size
         np.testing.assert_array_equal(everywhere[rank], total)
         part = total[:, :, place * width : (place + 1) * width]
         np.testing.assert_array_equal(scattered[rank], part)
         np.testing.assert_array_equal(at_root[rank], total * (place == root))
 
 
-def test_all_gather_joins_in_order(mesh: Mesh) -> None:
+def test_all_gather(mesh: Mesh) -> None:
     shards = drawn(mesh)
     for dim in (0, 2):
         for rank, found in enumerate(run("all_gather", mesh, shards, dim=dim)):
@@ -86,10 +86,10 @@ def test_all_gather_joins_in_order(mesh: Mesh) -> None:
             np.testing.assert_array_equal(found, np.concatenate([shards[r] for r in group], dim))
 
 
-def test_all_to_all_exchanges_parts(mesh: Mesh) -> None:
-    shards, ways = drawn(mesh), mesh.size("tp")
+def test_all_to_all(mesh: Mesh) -> None:
+    shards, group_size = drawn(mesh), mesh.size("tp")
     for split, concat in ((0, 2), (2, 1), (0, 0)):
-        size = 12 // ways
+        size = 12 // group_size
         for rank, found in enumerate(run("all_to_all", mesh, shards, split=split, concat=concat)):
             group, place = neighbours(mesh, rank)
             mine = range(place * size, (place + 1) * size)
@@ -97,9 +97,9 @@ def test_all_to_all_exchanges_parts(mesh: Mesh) -> None:
             np.testing.assert_array_equal(found, np.concatenate(parts, concat))
 
 
-def test_what_one_rank_sends_or_gets(mesh: Mesh) -> None:
-    shards, ways = drawn(mesh), mesh.size("tp")
-    root = ways - 1
+def test_rooted_collectives(mesh: Mesh) -> None:
+    shards, group_size = drawn(mesh), mesh.size("tp")
+    root = group_size - 1
     sent = run("broadcast", mesh, shards, root=root)
     gathered = run("collective_gather", mesh, shards, root=root, dim=1)
     scattered = run("collective_scatter", mesh, shards, root=root, dim=0)
@@ -107,14 +107,14 @@ def test_what_one_rank_sends_or_gets(mesh: Mesh) -> None:
         group, place = neighbours(mesh, rank)
         theirs = shards[group[root]]
         joined = np.concatenate([shards[r] for r in group], 1)
-        size = 12 // ways
+        size = 12 // group_size
         np.testing.assert_array_equal(sent[rank], theirs)
         np.testing.assert_array_equal(gathered[rank], joined * (place == root))
         part = theirs[place * size : (place + 1) * size]
         np.testing.assert_array_equal(scattered[rank], part)
 
 
-def test_two_axes_at_once_are_one_group_slowest_first() -> None:
+def test_a_group_over_two_axes_counts_the_last_fastest() -> None:
     mesh = Mesh.parse("dp=2, tp=2")
     shards = drawn(mesh)
     for axis, order in (("dp.tp", [0, 1, 2, 3]), ("tp.dp", [0, 2, 1, 3])):
@@ -122,7 +122,7 @@ def test_two_axes_at_once_are_one_group_slowest_first() -> None:
             np.testing.assert_array_equal(found, np.concatenate([shards[r] for r in order]))
 
 
-def test_rank_is_the_place_in_the_group(mesh: Mesh) -> None:
+def test_rank_is_the_index_in_the_group(mesh: Mesh) -> None:
     module = Module("m", mesh, local=True)
     function = Function("forward")
     function.append(op := Rank(axis="tp"))
@@ -133,7 +133,7 @@ def test_rank_is_the_place_in_the_group(mesh: Mesh) -> None:
 
 
 def typed(op: str, axes: tuple[Axes, ...] = (), partial: Axes = (), /, **attributes: Any) -> str:
-    """The text of the result type in the global view, over f32[8, 6] split and pending so."""
+    """The text of the result type in the global view, over f32[8, 6] with this sharding."""
     function = Function("forward", [("x", TensorType("f32", (8, 6), axes, partial))])
     return str(op_class(op)(function.arg("x"), **({"axis": "tp"} | attributes)).result.type)
 
@@ -168,28 +168,22 @@ def test_global_types(
 @pytest.mark.parametrize(
     ("message", "op", "axes", "partial", "attributes"),
     [
-        ("is not a partial sum over it", "all_reduce", (), (), {}),
         ("is not a partial sum over it", "all_reduce", (), ("dp",), {}),
         ("all_reduce over dp.tp: the operand is", "all_reduce", (), ("dp",), {"axis": "dp.tp"}),
         ("op is sum and not prod", "all_reduce", (), ("tp",), {"op": "prod"}),
-        ("is not a partial sum over it", "reduce_scatter", (), (), {"dim": 0}),
         ("is used twice in one type", "collective_scatter", (), (), {"dim": 0, "axis": "tp.tp"}),
-        (r"is not split over it\n", "all_gather", SPLIT, (), {"dim": 1}),
+        (r"is not sharded over it\n", "all_gather", SPLIT, (), {"dim": 1}),
         ("or not innermost", "all_gather", SPLIT, (), {"dim": 0, "axis": "cp"}),
-        ("is not split over it", "all_to_all", (), (), {"split": 1, "concat": 0}),
+        ("is not sharded over it", "all_to_all", (), (), {"split": 1, "concat": 0}),
         ("exchanging blocks", "all_to_all", SPLIT, (), {"split": -2, "concat": 0}),
-        ("must be whole on the root", "broadcast", SPLIT, (), {}),
-        ("must be whole on the root", "collective_scatter", (), ("tp",), {"dim": 0}),
+        ("must be replicated on the root", "broadcast", SPLIT, (), {}),
         ("is not a partial sum over it", "reduce", (), (), {}),
         ("no rank -1", "broadcast", (), (), {"root": -1}),
-        ("no rank 2 in a group of 2", "broadcast", (), (), {"root": 2, "ways": 2}),
-        ("ways cannot be negative", "broadcast", (), (), {"ways": -1}),
-        ("is for the local view", "all_reduce", (), ("tp",), {"ways": 2}),
-        ("into 4 equal parts; pad it", "reduce_scatter", (), (), {"dim": 1, "ways": 4}),
+        ("group_size cannot be negative", "broadcast", (), (), {"group_size": -1}),
         ("no mesh axis", "all_reduce", (), ("tp",), {"axis": "tp."}),
     ],
 )
-def test_what_has_no_meaning_is_refused(
+def test_invalid_types_and_attributes_are_refused(
     message: str, op: str, axes: tuple[Axes, ...], partial: Axes, attributes: dict[str, Any]
 ) -> None:
     with pytest.raises(Error, match=message):
@@ -210,55 +204,23 @@ def text(local: str, line: str) -> Module:
 
 
 @pytest.mark.parametrize("check", [verify, lambda module: evaluate(module, {"x": X})])
-def test_the_views_are_not_mixed(check: Callable[[Module], object]) -> None:
-    with pytest.raises(Error, match="ways=2 is for the local view, and this module is global"):
-        check(text("", 'broadcast %x {axis="tp", ways=2} : f32[4, 6]'))
-    with pytest.raises(Error, match=r"ways=0, but the mesh \(tp=2\) has 2 ranks over tp"):
-        check(text("local", 'broadcast %x {axis="tp"} : f32[4, 6]'))
-    with pytest.raises(Error, match="ways=4, but the mesh"):
-        check(text("local", 'all_gather %x {axis="tp", dim=0, ways=4} : f32[16, 6]'))
-    with pytest.raises(Error, match=r"has no axis 'tpp'; did you mean 'tp'\?\n    %y = br"):
-        check(text("local", 'broadcast %x {axis="tpp", ways=2} : f32[4, 6]'))
-    with pytest.raises(
-        Error, match="rank differs from rank to rank, so it is for the local view only"
-    ):
-        check(text("", 'rank {axis="tp"} : i32[]'))
-    with pytest.raises(Error, match="has no axis 'dp'"):
-        check(text("local", 'rank {axis="dp"} : i32[]'))
-
-
-GLOBAL = """module @m mesh(tp=2) {
-  func @forward(%x: f32[4, 6@tp], %w: f32[6@tp, 8])
-      -> (f32[4, 8], f32[4, 8@tp], f32[4, 8]{sum tp}, f32[4@tp, 6]) {
-    %y = matmul %x, %w : f32[4, 8]{sum tp}
-    %all = all_reduce %y {axis="tp"} : f32[4, 8]
-    %part = reduce_scatter %y {axis="tp", dim=1} : f32[4, 8@tp]
-    %one = reduce %y {axis="tp", root=1} : f32[4, 8]{sum tp}
-    %turned = all_to_all %x {axis="tp", split=0, concat=1} : f32[4@tp, 6]
-    return %all, %part, %one, %turned
-  }
-}"""
-LOCAL = """module @m local mesh(tp=2) {
-  func @forward(%x: f32[4, 3], %w: f32[3, 8]) -> (f32[4, 8], f32[4, 4], f32[4, 8], f32[2, 6]) {
-    %y = matmul %x, %w : f32[4, 8]
-    %all = all_reduce %y {axis="tp", ways=2} : f32[4, 8]
-    %part = reduce_scatter %y {axis="tp", dim=1, ways=2} : f32[4, 4]
-    %one = reduce %y {axis="tp", root=1, ways=2} : f32[4, 8]
-    %turned = all_to_all %x {axis="tp", split=0, concat=1, ways=2} : f32[2, 6]
-    return %all, %part, %one, %turned
-  }
-}"""
-
-
-def test_both_views_hold_the_same_values() -> None:
-    """In every bit: sums of small whole numbers are exact in any order."""
-    x, w = (RNG.integers(-9, 10, shape).astype(np.float32) for shape in ((4, 6), (6, 8)))
-    whole = list(evaluate(parse_module(GLOBAL), {"x": x, "w": w}).values())
-    shards = {"x": np.split(x, 2, axis=1), "w": np.split(w, 2, axis=0)}
-    a, b = ([*r.values()] for r in evaluate_ranks(parse_module(LOCAL), shards))
-    same = np.testing.assert_array_equal
-    same(a[0], whole[0])
-    same(b[0], whole[0])
-    same(np.concatenate([a[1], b[1]], 1), whole[1])
-    same(a[2] + b[2], whole[2])
-    same(np.concatenate([a[3], b[3]], 0), whole[3])
+@pytest.mark.parametrize(
+    ("view", "line", "message"),
+    [
+        ("", 'broadcast %x {axis="tp", group_size=2} : f32[4, 6]', "is for the local view, and"),
+        ("local", 'broadcast %x {axis="tp"} : f32[4, 6]', r"=0, but the mesh \(tp=2\) has 2 ranks"),
+        (
+            "local",
+            'all_gather %x {axis="tp", dim=0, group_size=4} : f32[16, 6]',
+            "=4, but the mesh",
+        ),
+        ("local", 'broadcast %x {axis="tpp", group_size=2} : f32[4, 6]', "did you mean 'tp'"),
+        ("", 'rank {axis="tp"} : i32[]', "so it is for the local view only"),
+        ("local", 'rank {axis="dp"} : i32[]', "has no axis 'dp'"),
+    ],
+)
+def test_a_collective_fits_the_view_and_the_mesh(
+    check: Callable[[Module], object], view: str, line: str, message: str
+) -> None:
+    with pytest.raises(Error, match=message):
+        check(text(view, line))

@@ -1,4 +1,4 @@
-"""For every operation: inference, text, expansion and refusals, on the examples it must have."""
+"""For every operation: type inference, text, expansion and errors, on its examples."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pytest
 from irc.backends.lowering import expansion
 from irc.backends.reference import evaluate
 from irc.backends.reference.execute import widened
-from irc.core import Function, Module, Op, Value
-from irc.declare import REGISTRY, op_class
-from irc.dims import bind
-from irc.dtypes import numpy_dtype
 from irc.errors import Error
-from irc.mesh import Mesh
+from irc.ir.core import Function, Module, Op, Value
+from irc.ir.declare import REGISTRY, op_class
+from irc.ir.dims import bind
+from irc.ir.dtypes import numpy_dtype
+from irc.ir.mesh import Mesh
+from irc.ir.verify import verify
 from irc.ops import Return
 from irc.ops.collective import Collective
 from irc.text import parse_module, print_module
-from irc.verify import verify
 from tests.ops.compare import assert_close, run
 from tests.ops.example import Bad, Example, build, inputs_of, module_of, operation
 from tests.ops.examples import EXAMPLES
 
-NEVER_WRONG = {"return"}  # takes any values; where it may stand is the verifier's affair
+NEVER_WRONG = {"return"}  # takes any values; the verifier checks its position
 WITHOUT_MEANING = {"return", "call"}  # the executor walks these itself
 # they name the axis, and type their results
 OWN_SPLITS = {"sharded_topk", "cyclic_embedding", "all_reduce_rms_norm"}
@@ -42,19 +42,19 @@ BAD = [
 ]
 
 
-def test_every_operation_has_examples_and_something_bad() -> None:
+def test_every_operation_has_examples_and_errors() -> None:
     assert sorted(REGISTRY) == sorted(EXAMPLES)
     refused = {op for op, examples in EXAMPLES.items() if any(e.bad for e in examples)}
     assert sorted(REGISTRY.keys() - refused) == sorted(NEVER_WRONG)
 
 
-def test_every_operation_says_what_it_does() -> None:
+def test_every_operation_has_a_docstring() -> None:
     silent = [name for name, cls in REGISTRY.items() if not (cls.__doc__ or "").strip()]
     assert not silent
 
 
 def test_every_operation_on_tensors_has_a_sharding_rule() -> None:
-    """Without a rule, splits of the operands would vanish from the result types."""
+    """Without a rule, the sharding of the operands would be lost in the result types."""
     for name, examples in EXAMPLES.items():
         for example in examples:
             op = operation(module_of(example, example.dtypes[0]))
@@ -87,9 +87,9 @@ def meaning(op: Op, inputs: list[np.ndarray], example: Example) -> list[np.ndarr
     wide = [widened(array) for array in inputs]
     if isinstance(op, Collective):
         array: Any = wide[0] if wide else None
-        if op.operands and not op.group_size:
+        if op.operands and not op.stated_group_size:
             return [op.whole(array)]
-        return op.combine([array] * (op.group_size or 2))[:1]
+        return op.combine([array] * (op.stated_group_size or 2))[:1]
     if op.composite and type(op).evaluate is Op.evaluate:
         given = dict(zip(arg_names(op), inputs, strict=True))
         return list(evaluate(expanded(op, example), given).values())

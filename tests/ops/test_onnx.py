@@ -10,9 +10,10 @@ from _pytest.mark import ParameterSet
 
 from irc.backends.onnx import backend
 from irc.backends.reference import evaluate
-from irc.declare import REGISTRY
-from irc.dtypes import is_float
 from irc.errors import Error
+from irc.ir.declare import REGISTRY
+from irc.ir.dtypes import is_float
+from tests.backends.checked_models import emit_checked
 from tests.backends.ranks import agrees
 from tests.ops.compare import assert_close
 from tests.ops.example import Example, inputs_of, module_of
@@ -38,7 +39,7 @@ def cases(ranks: bool) -> list[ParameterSet]:
     ]
 
 
-def test_what_has_no_lowering_is_known() -> None:
+def test_operations_without_a_lowering() -> None:
     missing = {
         op
         for op, examples in EXAMPLES.items()
@@ -63,7 +64,7 @@ def test_onnx_runtime_agrees(
     module = module_of(example if solvable(example) else example.bound(), dtype)
     inputs = inputs_of(example, dtype, rng)
     wanted = evaluate(module, inputs)
-    facts = backend.emit(module, tmp_path, {"check": True})
+    facts = emit_checked(module, tmp_path)
     found = backend.load(tmp_path, facts, threads=1).run(inputs)
     assert list(found) == list(wanted)
     for name, want in wanted.items():
@@ -81,10 +82,10 @@ def solvable(example: Example) -> bool:
 
 def test_a_function_needs_a_result(tmp_path: Path) -> None:
     with pytest.raises(Error, match="@forward returns nothing"):
-        backend.emit(module_of(Example("return")), tmp_path, {})
+        backend.emit(module_of(Example("return")), tmp_path)
 
 
 def is_float_array(array: np.ndarray) -> bool:
-    from irc.dtypes import dtype_of
+    from irc.ir.dtypes import dtype_of
 
     return is_float(dtype_of(array)) and array.dtype != np.float64

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from irc.backends.reference import evaluate
-from irc.core import Function, Module
+from irc.ir.core import Function, Module
+from irc.ir.types import TensorType
 from irc.ops import Return, Rope
 from irc.ops.rope import inverse_frequencies
-from irc.types import TensorType
 from tests.fresh import fresh
 
 RNG = fresh(3)
@@ -50,7 +50,7 @@ def drawn(tokens: int = 3, far: int = 50) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("rotary", [0, 4, 16])
-def test_pairs_turn_as_complex_numbers(interleaved: bool, rotary: int) -> None:
+def test_rope_rotates_pairs(interleaved: bool, rotary: int) -> None:
     x, positions = drawn()
     found = run(x, positions, interleaved=interleaved, rotary_dim=rotary, theta=100.0)
     turned = rotary or HEAD
@@ -85,36 +85,6 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("yarn", STRETCHED | {"mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False}),
     ("longrope", KINDS["longrope"] | {"attention_factor": 1.5}),
 ]
-
-
-def test_kinds_that_look_at_the_length_change_with_it() -> None:
-    for kind in ("dynamic", "longrope"):
-        op = operation(kind=kind, **KINDS[kind])
-        within, beyond = (inverse_frequencies(op, length)[0] for length in (32, 33))
-        np.testing.assert_array_equal(inverse_frequencies(op)[0], within)
-        assert (beyond[1:] < within[1:]).all()
-
-
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_the_largest_position_of_all_rows_is_the_length(kind: str) -> None:
-    x, positions = drawn(far=50)
-    both = run(x, positions, kind=kind, **KINDS[kind])
-    positions[0, 0] = 90
-    further = run(x, positions, kind=kind, **KINDS[kind])
-    assert (both[1] != further[1]).any() == (kind == "dynamic")
-    positions[:] = 31
-    near = run(x, positions, kind=kind, **KINDS[kind])
-    op = operation(kind=kind, **KINDS[kind])
-    inverse, factor = inverse_frequencies(op, 32)
-    angle = 31 * inverse[0]
-    wanted = factor * (x[0, 0, 0] * np.cos(angle) - x[0, 0, HEAD // 2] * np.sin(angle))
-    np.testing.assert_allclose(near[0, 0, 0], wanted, rtol=1e-5, atol=1e-6)
-
-
-def test_only_those_kinds_need_whole_rows_and_tokens() -> None:
-    for kind, attributes in VARIANTS:
-        whole = operation(kind=kind, **attributes).sharding_rule().startswith("b! s!")
-        assert whole == (kind in ("dynamic", "longrope"))
 
 
 def hugging_face(kind: str, attributes: dict[str, Any], partial: float = 1.0) -> Any:

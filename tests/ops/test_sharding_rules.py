@@ -1,7 +1,7 @@
-"""Every sharding rule against numpy: shards computed apart and put together give the whole result.
+"""Every sharding rule against numpy: the joined results of shards equal the global result.
 
-For every name of a rule and 2, 3 and 4 ranks: the types must say what becomes of the split (an
-axis of the results, a pending sum, an Error), and the numbers must agree with them.
+For every name of a rule and 2, 3 and 4 ranks: the types state the result of the sharding (an axis
+of the results, a partial sum, an Error), and the numbers must agree with them.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from irc.core import Op
 from irc.errors import Error
-from irc.sharding import Words, named_dims, operand_words, parse_rule
-from irc.types import TensorType
+from irc.ir.core import Op
+from irc.ir.sharding import Words, named_dims, operand_words, parse_rule
+from irc.ir.types import TensorType
 from tests.ops.compare import assert_close, run
 from tests.ops.example import Example, inputs_of, module_of, names_of, operation
 from tests.ops.examples import EXAMPLES
 
 AXIS = "tp"
-WAYS = (2, 3, 4)
-DRAWS = 400  # at most: what a rule guards against may be rare, such as one short row among long
-INDEX = {"embedding": "ids", "moe_combine": "chosen"}  # the operand that counts in positions
-HEADED = ("attention", "rope", "cache_update")  # a dimension of theirs holds whole heads
+GROUP_SIZES = (2, 3, 4)
+DRAWS = 400  # at most: a wrong sharding may show seldom, as with one short row among long ones
+INDEX = {"embedding": "ids", "moe_combine": "chosen"}  # the operand of indices
+HEADED = ("attention", "rope", "cache_update")  # a dimension of theirs holds heads
 Array = np.ndarray[Any, Any]
 BOUND = [example.bound() for found in EXAMPLES.values() for example in found if not example.prepare]
 RULED = [e for e in BOUND if operation(module_of(e, e.dtypes[0])).sharding_rule() is not None]
@@ -51,12 +51,12 @@ class Split:
         """Whether it was summed over."""
         return all(dim is None for dim in self.results)
 
-    def fits(self, op: Op, ways: int) -> bool:
+    def fits(self, op: Op, group_size: int) -> bool:
         """Whether every dimension it stands for divides evenly."""
         pairs = [*zip(op.operands, self.operands, strict=True)]
         pairs += zip(op.results, self.results, strict=True)
         sizes = [value.type.shape[dim] for value, dim in pairs if dim is not None]
-        return all(size and size % ways == 0 for size in sizes)  # pyright: ignore[reportOperatorIssue]
+        return all(size and size % group_size == 0 for size in sizes)  # pyright: ignore[reportOperatorIssue]
 
 
 def splits(op: Op) -> Iterator[Split]:
@@ -66,11 +66,11 @@ def splits(op: Op) -> Iterator[Split]:
     rule = parse_rule(text)
     operands = [words for _, words in operand_words(op, rule)]
     each = rule.results * len(op.results) if len(rule.results) == 1 else rule.results
-    results = [named_dims(w, r.type.rank) for w, r in zip(each, op.results, strict=True)]
+    results = [named_dims(w, r.type.ndim) for w, r in zip(each, op.results, strict=True)]
     for name in dict.fromkeys(word for words in operands for word in words if word != "1"):
         yield Split(
             name,
-            name in rule.whole,
+            name in rule.replicated,
             op.operand_names.index(INDEX[op.opname]) if name in rule.positions else None,
             tuple(place(name, v.type, w) for v, w in zip(op.operands, operands, strict=True)),
             tuple(place(name, r.type, w) for r, w in zip(op.results, results, strict=True)),
@@ -86,8 +86,8 @@ def place(name: str, type: TensorType, words: Words) -> int | None:
 
 
 def put(type: TensorType, dim: int | None, summed: bool = False) -> TensorType:
-    """The type split over the axis in one dimension, or pending over it."""
-    axes = tuple((AXIS,) if i == dim else () for i in range(type.rank))
+    """The type sharded over the axis in one dimension, or partial over it."""
+    axes = tuple((AXIS,) if i == dim else () for i in range(type.ndim))
     return type.replace(axes=axes, partial=(AXIS,) if summed else ())
 
 
@@ -104,7 +104,7 @@ def refuses(example: Example, dtype: str, types: Sequence[TensorType]) -> str:
     return caught.value.message
 
 
-def test_every_name_is_split_in_some_example() -> None:
+def test_every_name_is_sharded_in_some_example() -> None:
     missing: list[str] = []
     for op_name in dict.fromkeys(example.op for example in RULED):
         found: set[str] = set()
@@ -119,27 +119,29 @@ def test_every_name_is_split_in_some_example() -> None:
 
 
 @pytest.mark.parametrize(("example", "dtype"), CASES)
-def test_names_kept_whole_refuse_a_split(example: Example, dtype: str) -> None:
+def test_replicated_names_refuse_a_sharding(example: Example, dtype: str) -> None:
     op = operation(module_of(example, dtype))
     for split in splits(op):
         if split.whole:
             pairs = zip(op.operands, split.operands, strict=True)
             message = refuses(example, dtype, [put(v.type, dim) for v, dim in pairs])
-            assert f"{split.name!r} whole" in message and AXIS in message
+            assert f"{split.name!r} replicated" in message and AXIS in message
 
 
 @pytest.mark.parametrize(("example", "dtype"), CASES)
-def test_shards_make_the_whole(example: Example, dtype: str, rng: np.random.Generator) -> None:
+def test_shards_give_the_global_result(
+    example: Example, dtype: str, rng: np.random.Generator
+) -> None:
     inputs = inputs_of(example, dtype, rng)
     whole = run(example, dtype, inputs)
     for split in splits(operation(module_of(example, dtype))):
-        for ways, one_rank, addends in ranks(example, dtype, split):
+        for group_size, one_rank, addends in ranks(example, dtype, split):
             shards = [
-                run(one_rank, dtype, part(inputs, split, ways, rank, addends))
-                for rank in range(ways)
+                run(one_rank, dtype, part(inputs, split, group_size, rank, addends))
+                for rank in range(group_size)
             ]
             for i, (want, dim) in enumerate(zip(whole, split.results, strict=True)):
-                what = f"{example.op} with {split.name} over {ways}"
+                what = f"{example.op} with {split.name} over {group_size}"
                 got = joined([shard[i] for shard in shards], dim, split.lost)
                 assert_close(got, want, what, factor=4)
 
@@ -149,7 +151,7 @@ def ranks(
 ) -> Iterator[tuple[int, Example, tuple[int, ...]]]:
     """Per possible number of ranks: the number, the example on one rank, and the addends.
 
-    Addends are operands that a contraction over the split adds, which must be pending too.
+    Addends are operands that a contraction over the split adds, which must be partial too.
     """
     op = operation(module_of(example, dtype))
     if split.whole or all(dim is None for dim in split.operands):
@@ -164,18 +166,18 @@ def ranks(
     sharded = apply(example, dtype, types)
     for result, plain, dim in zip(sharded.results, op.results, split.results, strict=True):
         assert result.type == put(plain.type, dim, summed=split.lost), f"{example.op} {split.name}"
-    for ways in WAYS:
-        if split.fits(op, ways):
-            one_rank = on_one_rank(example, dtype, sharded, ways)
+    for group_size in GROUP_SIZES:
+        if split.fits(op, group_size):
+            one_rank = on_one_rank(example, dtype, sharded, group_size)
             if one_rank is not None:
-                yield ways, one_rank, addends
+                yield group_size, one_rank, addends
 
 
-def on_one_rank(example: Example, dtype: str, sharded: Op, ways: int) -> Example | None:
+def on_one_rank(example: Example, dtype: str, sharded: Op, group_size: int) -> Example | None:
     """The example with one rank's shapes; None where the split does not fall between heads."""
-    results = tuple(local(r.type, ways) for r in sharded.results)
+    results = tuple(local(r.type, group_size) for r in sharded.results)
     args = [
-        replace(arg, shape=local(v.type, ways).shape)
+        replace(arg, shape=local(v.type, group_size).shape)
         for arg, v in zip(example.args, sharded.operands, strict=True)
     ]
     attributes = sharded.localized(results)
@@ -191,25 +193,25 @@ def on_one_rank(example: Example, dtype: str, sharded: Op, ways: int) -> Example
     return one_rank
 
 
-def local(type: TensorType, ways: int) -> TensorType:
+def local(type: TensorType, group_size: int) -> TensorType:
     """One rank's type."""
     sizes = [
-        int(size) // ways if axes else size  # pyright: ignore[reportArgumentType]
+        int(size) // group_size if axes else size  # pyright: ignore[reportArgumentType]
         for size, axes in zip(type.shape, type.axes, strict=True)
     ]
     return TensorType(type.dtype, tuple(sizes))
 
 
 def part(
-    inputs: dict[str, Array], split: Split, ways: int, rank: int, addends: Sequence[int]
+    inputs: dict[str, Array], split: Split, group_size: int, rank: int, addends: Sequence[int]
 ) -> dict[str, Array]:
-    """One rank's inputs. What is added to a contraction is whole on rank 0 and zero elsewhere."""
+    """One rank's inputs. What is added to a contraction is zero except on rank 0."""
     parts: dict[str, Array] = {}
     for i, ((name, array), dim) in enumerate(zip(inputs.items(), split.operands, strict=True)):
         if dim is not None:
-            array = np.split(array, ways, dim)[rank]
+            array = np.split(array, group_size, dim)[rank]
         if i == split.index:
-            array = array - rank * _positions(inputs, split) // ways
+            array = array - rank * _positions(inputs, split) // group_size
         parts[name] = np.zeros_like(array) if i in addends and rank else array
     return parts
 
@@ -221,7 +223,7 @@ def _positions(inputs: dict[str, Array], split: Split) -> int:
 
 
 def joined(parts: list[Array], dim: int | None, lost: bool) -> Array:
-    """The whole from the ranks' parts, as the type says."""
+    """The global result from the ranks' results, according to the type."""
     if dim is not None:
         return np.concatenate(parts, dim)
     if not lost:
@@ -233,39 +235,43 @@ def joined(parts: list[Array], dim: int | None, lost: bool) -> Array:
 
 
 @pytest.mark.parametrize("example", [pytest.param(e, id=str(e)) for e in RULED])
-def test_names_kept_whole_have_to_be(example: Example, rng: np.random.Generator) -> None:
+def test_replicated_names_have_to_be(example: Example, rng: np.random.Generator) -> None:
     """A name marked `!` is one whose split gives a wrong result, or none, for some input."""
     dtype = example.dtypes[0]
     op = operation(module_of(example, dtype))
     for split in splits(op):
-        ways = [n for n in WAYS if split.fits(op, n)]
-        if split.whole and ways and not trivial(op):
+        group_size = [n for n in GROUP_SIZES if split.fits(op, n)]
+        if split.whole and group_size and not trivial(op):
             draws = (inputs_of(example, dtype, rng) for _ in range(DRAWS))
-            right = all(splits_anyway(example, dtype, split, n, d) for d in draws for n in ways)
-            assert not right, f"{example.op} could be split along {split.name}"
+            right = all(
+                splits_anyway(example, dtype, split, n, d) for d in draws for n in group_size
+            )
+            assert not right, f"{example.op} could be sharded along {split.name}"
 
 
 def trivial(op: Op) -> bool:
-    """Whether there is nothing to compute, so that anything may be split."""
+    """Whether there is nothing to compute, so that anything may be sharded."""
     return len(op.operands) == 1 and (op.opname == "concat" or 0 in op.operands[0].type.shape)
 
 
 def splits_anyway(
-    example: Example, dtype: str, split: Split, ways: int, inputs: dict[str, Array]
+    example: Example, dtype: str, split: Split, group_size: int, inputs: dict[str, Array]
 ) -> bool:
-    """Whether shards make the whole along a dimension that the rule wants whole."""
+    """Whether shards give the global result along a dimension that the rule wants replicated."""
     op = operation(module_of(example, dtype))
     types = [put(v.type, dim) for v, dim in zip(op.operands, split.operands, strict=True)]
     results = [put(r.type, dim) for r, dim in zip(op.results, split.results, strict=True)]
     args = [
-        replace(arg, shape=local(type, ways).shape)
+        replace(arg, shape=local(type, group_size).shape)
         for arg, type in zip(example.args, types, strict=True)
     ]
-    attributes = op.localized(tuple(local(type, ways) for type in results))
+    attributes = op.localized(tuple(local(type, group_size) for type in results))
     one_rank = replace(example, args=tuple(args), attributes=attributes)
     try:
         whole = run(example, dtype, inputs)
-        parts = [run(one_rank, dtype, part(inputs, split, ways, r, ())) for r in range(ways)]
+        parts = [
+            run(one_rank, dtype, part(inputs, split, group_size, r, ())) for r in range(group_size)
+        ]
         for i, (want, dim) in enumerate(zip(whole, split.results, strict=True)):
             got = joined([p[i] for p in parts], dim, split.lost)
             assert_close(got, want, "shards", factor=4)
@@ -276,7 +282,7 @@ def splits_anyway(
 
 @pytest.mark.parametrize("example", [pytest.param(e, id=str(e)) for e in RULED])
 def test_sums_are_additive(example: Example, rng: np.random.Generator) -> None:
-    """A pending sum in the operands of one group passes through, in numbers as in types."""
+    """A partial sum in the operands of one group passes through, in numbers as in types."""
     dtype = "f32" if "f32" in example.dtypes else example.dtypes[0]
     op = operation(module_of(example, dtype))
     names = [name for name, _ in op.named_operands()]
@@ -303,7 +309,7 @@ def test_sums_are_additive(example: Example, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("example", [pytest.param(e, id=str(e)) for e in RULED])
-def test_other_pending_sums_are_refused(example: Example) -> None:
+def test_other_partial_sums_are_refused(example: Example) -> None:
     op = operation(module_of(example, example.dtypes[0]))
     names = [name for name, _ in op.named_operands()]
     for i, name in enumerate(names):

@@ -1,6 +1,6 @@
-"""Collects tests/passes/*.irc: modules with the pipeline to run and what must come out.
+"""Collects tests/passes/*.irc: modules with a pipeline and the expected result.
 
-A file holds cases, parted by lines `// -----`. Each begins with `// RUN: --passes '...'` and a
+A file holds cases, separated by lines `// -----`. Each begins with `// RUN: --passes '...'` and a
 module, and ends in one of
     // EXPECT            and the exact module below it; `pytest --update` writes it
     // CHECK: text       lines of the output that hold the texts in this order;
@@ -23,8 +23,8 @@ import pytest
 import irc.passes
 from irc.backends.reference import evaluate
 from irc.errors import Error
-from irc.instruments import CheckNumerics, Instrument, VerifyEach
 from irc.pipeline import run_pipeline
+from irc.pipeline.instruments import CheckNumerics, Instrument, VerifyEach
 from irc.text import parse_module
 
 assert irc.passes  # importing it registers the passes

@@ -1,7 +1,7 @@
-"""Lookups to rewrite: a module per way its result is wanted, its table in a file.
+"""Lookups to rewrite: a module per sharding of ids and result, with its table in a file.
 
-`whole`: the result is wanted on every rank. `scattered`: each rank wants its part of the second
-dimension of the ids, which all have. `split`: each rank has its own ids.
+`whole`: the result is replicated. `scattered`: the ids are replicated, and the result is sharded
+along their second dimension. `split`: ids and result are sharded along the first dimension.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import numpy as np
 
 import irc.passes
 from irc.backends.reference import evaluate, evaluate_ranks
-from irc.core import Module
-from irc.dtypes import dtype_of, numpy_dtype
-from irc.instruments import VerifyEach
+from irc.ir.core import Module
+from irc.ir.dtypes import dtype_of, numpy_dtype
 from irc.pipeline import Step, run_pipeline
+from irc.pipeline.instruments import VerifyEach
 from irc.text import parse_module
 
 assert irc.passes
@@ -31,7 +31,7 @@ SCHEMES = {
 }
 PAIRS = [(wanted, scheme) for wanted, schemes in SCHEMES.items() for scheme in schemes]
 ADDING = ("RA", "RS", "RSD")  # these add zeros of other ranks, and -0.0 + 0.0 is 0.0
-WAYS = (2, 3, 4, 8)
+GROUP_SIZES = (2, 3, 4, 8)
 _BODIES = {
     "whole": """
     %e = embedding %ids, @t : {dt}[{b}, {s}, {d}]{{sum {axis}}}
@@ -54,13 +54,13 @@ class Lab:
     table: Array
     shape: tuple[int, int]
     wanted: str = "whole"
-    ways: int = 2
+    group_size: int = 2
     index: str = "i32"
     axis: str = "tp"
     mesh: str = ""
 
     def module(self) -> Module:
-        """The module after shard: rows are split, the sum is finished where it is wanted."""
+        """The module after shard: rows are sharded, and a collective completes the partial sum."""
         path = self.folder / "table.safetensors"
         write_table(path, self.table)
         b, s = self.shape
@@ -70,7 +70,7 @@ class Lab:
         ids = f"{self.index}[{b}{split if self.wanted == 'split' else ''}, {s}]"
         result = body.rpartition(" : ")[2]
         return parse_module(f"""
-module @m mesh({self.mesh or f"{self.axis}={self.ways}"}) {{
+module @m mesh({self.mesh or f"{self.axis}={self.group_size}"}) {{
   file @ckpt = "{path}"
   weight @t : {dt}[{self.table.shape[0]}{split}, {self.table.shape[1]}] = @ckpt["t"]
   func @forward(%ids: {ids}) -> (y: {result}) {{{body}
@@ -79,22 +79,22 @@ module @m mesh({self.mesh or f"{self.axis}={self.ways}"}) {{
 }}""")
 
     def rewritten(self, scheme: str, options: str = "") -> tuple[Module, Step]:
-        """The module in another scheme, still in the global view, and what the pass says."""
+        """The module in another scheme, in the global view, and the step of the pass."""
         module = self.module()
         text = f'rewrite-embeddings{{scheme="{scheme}"{options}}}'
         return module, run_pipeline(module, text, [VerifyEach()])[0]
 
     def local(self, scheme: str, options: str = "") -> Module:
-        """One rank's text of a scheme."""
+        """The module of a scheme in the local view."""
         module, _ = self.rewritten(scheme, options)
         return localized(module)
 
     def rows(self, scheme: str, ids: Array, options: str = "") -> Array:
-        """The rows that the ranks find together."""
+        """The global result of a scheme."""
         return evaluate(self.local(scheme, options), {"ids": ids})["y"]
 
     def change(self, **changes: Any) -> Lab:
-        """The same lookup with something else."""
+        """The same lookup with other fields."""
         return replace(self, **changes)
 
 
@@ -113,12 +113,12 @@ def write_table(path: Path, table: Array, name: str = "t") -> None:
 
 
 def distinct(rows: int, width: int, dtype: str = "f32") -> Array:
-    """A table in which no two elements are equal, as far as the dtype has so many."""
+    """A table of distinct elements, as far as the dtype permits."""
     return np.arange(1, rows * width + 1).reshape(rows, width).astype(numpy_dtype(dtype))
 
 
 def looked_up(table: Array, ids: Array) -> Array:
-    """Every row by itself, zeros for ids outside: what all schemes have to give."""
+    """The result of every scheme: rows of the table, zeros for out-of-range ids."""
     found = np.zeros((*ids.shape, table.shape[1]), table.dtype)
     for place, i in np.ndenumerate(ids):
         if 0 <= i < len(table):
@@ -127,7 +127,7 @@ def looked_up(table: Array, ids: Array) -> Array:
 
 
 def drawn(rng: np.random.Generator, rows: int, shape: Sequence[int], index: str = "i32") -> Array:
-    """Ids of the whole table, a few outside it."""
+    """Random ids, a few of them out of range."""
     ids = rng.integers(-2, rows + 3, tuple(shape)).astype(numpy_dtype(index))
     limits = np.iinfo(np.int64 if index == "i64" else np.int32)
     for extreme in (limits.min, limits.max):
@@ -142,7 +142,7 @@ def bits(array: Array) -> Array:
 
 
 def assert_same(found: Array, wanted: Array, what: object, scheme: str = "R") -> None:
-    """Bit by bit; after `+ 0.0` where the scheme adds, with any NaN for a NaN."""
+    """Raise unless all bits agree; where the scheme adds, up to the sign of zero and NaN bits."""
     assert found.shape == wanted.shape and found.dtype == wanted.dtype, what
     if scheme in ADDING:
         found, wanted = (canonical(array) for array in (found, wanted))
@@ -160,7 +160,7 @@ def on_ranks(
     module: Module, ids: Array, change: Callable[[int, str, Array], Array] | None = None
 ) -> list[dict[str, Array]]:
     """The results of every rank; `change(rank, name, array)` may change its weights first."""
-    from irc.checkpoint import Reader
+    from irc.weights.checkpoint import Reader
 
     given: dict[str, list[Array]] = {}
     if change is not None:

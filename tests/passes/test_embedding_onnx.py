@@ -1,4 +1,4 @@
-"""The schemes on ONNX Runtime, a thread per rank: the bits of the reference, whatever the ids."""
+"""The schemes on ONNX Runtime, a thread per rank: bit-equal to the reference for all ids."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from irc.backends.reference import evaluate_ranks
-from irc.core import Module
-from irc.layouts import split_array
+from irc.ir.core import Module
+from irc.ir.layouts import split_array
 from tests.backends.ranks import loaded, rank_results
 from tests.fresh import fresh
 from tests.passes.embedding_lab import PAIRS, Array, Lab, bits, distinct, drawn
@@ -31,7 +31,7 @@ def same_bits(module: Module, ids: Array, folder: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["zero", "clamp", "row:2", "error"])
 @pytest.mark.parametrize(("wanted", "scheme"), PAIRS)
-def test_ids_outside(wanted: str, scheme: str, policy: str, tmp_path: Path) -> None:
+def test_out_of_range_ids(wanted: str, scheme: str, policy: str, tmp_path: Path) -> None:
     ids = strange_ids(7, 3, "i64")
     lab = Lab(tmp_path, distinct(7, 5), (ids.shape[0], ids.shape[1]), wanted, 3, "i64")
     for sentinel in ("", ", sentinel=false"):
@@ -49,7 +49,7 @@ def test_odd_sizes(wanted: str, scheme: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "scheme"), [p for p in PAIRS if p[1][0] == "K"])
-def test_what_finds_no_room(wanted: str, scheme: str, tmp_path: Path) -> None:
+def test_capacity_overflow(wanted: str, scheme: str, tmp_path: Path) -> None:
     ids = drawn(fresh(31), 13, (4, 6))
     lab = Lab(tmp_path, distinct(13, 3), (4, 6), wanted, 2)
     same_bits(lab.local(scheme, ", capacity=2"), ids, tmp_path)

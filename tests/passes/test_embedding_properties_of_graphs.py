@@ -1,4 +1,4 @@
-"""Properties of rewrite-embeddings, 9 to 20: capacity, keys, checkpoints, groups, costs, order."""
+"""Properties of rewrite-embeddings: capacity, slots, checkpoints, tied tables, groups, costs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from irc.analysis.communication import messages
 from irc.analysis.sizes import LocalSizes
 from irc.analysis.topology_file import default_topology
 from irc.backends.reference import evaluate
-from irc.checkpoint import Reader
-from irc.core import Module
 from irc.frontends import layers
 from irc.frontends.layers.index import FrozenIndex, frozen_levels
-from irc.ops.collective import AllGather, AllReduce, AllToAll, Collective, ReduceScatter
+from irc.ir.core import Module
+from irc.ops.collective import Collective
 from irc.passes.embeddings import tables
 from irc.passes.embeddings.cost import Setting, candidate
 from irc.passes.embeddings.schemes import LAYOUTS
@@ -25,10 +24,11 @@ from irc.passes.embeddings.sites import Site, find_site
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
 from irc.weights import FileRef
+from irc.weights.checkpoint import Reader
 from tests.fresh import fresh
 from tests.passes.embedding_lab import (
+    GROUP_SIZES,
     PAIRS,
-    WAYS,
     Array,
     Lab,
     assert_same,
@@ -43,59 +43,48 @@ from tests.passes.embedding_lab import (
 CYCLIC = [("whole", "KA"), ("scattered", "KS"), ("split", "KD")]
 
 
-def without_room(ids: Array, rows: int, ways: int, capacity: int, wanted: str) -> Array:
-    """Which ids of a table find no room, counted one by one."""
+def overflowing(ids: Array, rows: int, group_size: int, capacity: int, wanted: str) -> Array:
+    """Whether each id exceeds the capacity, counted one by one."""
     lost = np.zeros(ids.shape, bool)
     used: dict[tuple[int, int], int] = {}
     dim = {"whole": None, "scattered": 1, "split": 0}[wanted]
     for place in np.ndindex(*ids.shape):
         if not 0 <= ids[place] < rows:
             continue
-        part = 0 if dim is None else place[dim] // -(-ids.shape[dim] // ways)
-        queue = part, int(ids[place]) % ways
+        part = 0 if dim is None else place[dim] // -(-ids.shape[dim] // group_size)
+        queue = part, int(ids[place]) % group_size
         lost[place] = used.setdefault(queue, 0) >= capacity
         used[queue] += 1
     return lost
 
 
 @pytest.mark.parametrize(("wanted", "scheme"), CYCLIC)
-def test_p09_what_overflows_is_counted_and_the_rest_is_right(
+def test_capacity_overflow_gives_zeros_and_is_counted(
     wanted: str, scheme: str, tmp_path: Path
 ) -> None:
     rng = fresh(9)
-    for ways in WAYS:
+    for group_size in GROUP_SIZES:
         for capacity in (1, 2, 5, 40):
-            lab = Lab(tmp_path, distinct(13, 3), (5, 7), wanted, ways)
+            lab = Lab(tmp_path, distinct(13, 3), (5, 7), wanted, group_size)
             ids = drawn(rng, 13, (5, 7))
             module, _ = lab.rewritten(scheme, f", capacity={capacity}")
-            lost = without_room(ids, 13, ways, capacity, wanted)
+            lost = overflowing(ids, 13, group_size, capacity, wanted)
             want = np.where(lost[..., None], 0, looked_up(lab.table, ids))
             results = [evaluate(module, {"ids": ids})]
             results.append(evaluate(localized(module), {"ids": ids}))
             for found in results:
                 assert_same(found["y"], want.astype(np.float32), (lab, capacity))
-                assert found["overflow"] == np.count_nonzero(lost), (lab, capacity)
-            ranks = {int(found["overflow"]) for found in on_ranks(module, ids)}
-            assert len(ranks) == 1, "all ranks decide alike"
+                assert found["capacity_overflow"] == np.count_nonzero(lost), (lab, capacity)
+            ranks = {int(found["capacity_overflow"]) for found in on_ranks(module, ids)}
+            assert len(ranks) == 1, "all ranks agree"
             exact = evaluate(module, {"ids": ids}, function="exact")
-            assert list(exact) == ["y"], "what has room for all counts nothing"
+            assert list(exact) == ["y"], "a function without a capacity counts nothing"
             assert_same(exact["y"], looked_up(lab.table, ids), "exact")
             assert capacity < 35 or not lost.any()
 
 
-def test_p10_looking_up_each_key_once_is_the_same(tmp_path: Path) -> None:
-    table, ids = distinct(50, 4), fresh(10).integers(-1, 52, (6, 9)).astype(np.int32)
-    keys, inverse = np.unique(ids, return_inverse=True)
-    padded = np.full((1, 64), len(table), np.int32)
-    padded[0, : len(keys)] = keys
-    for scheme in ("RA", "CA", "KA"):
-        lab = Lab(tmp_path, table, (1, 64), "whole", 3)
-        rows = lab.rows(scheme, padded)[0]
-        assert_same(rows[inverse.reshape(ids.shape)], looked_up(table, ids), scheme, scheme)
-
-
 @pytest.mark.parametrize("policy", ["zero", "clamp", "row:1", "error"])
-def test_p11_an_id_beyond_its_slot_is_no_row_of_the_next(policy: str, tmp_path: Path) -> None:
+def test_the_policy_applies_per_slot(policy: str, tmp_path: Path) -> None:
     sizes = (3, 5, 2, *range(4, 22))
     table = distinct(sum(sizes), 4)
     rng = fresh(11)
@@ -115,11 +104,11 @@ def test_p11_an_id_beyond_its_slot_is_no_row_of_the_next(policy: str, tmp_path: 
         found = ran(module, options, {"ids": ids}, table, tmp_path)
         assert_same(found["result0"], want.astype(np.float32), scheme, scheme)
         if policy == "error":
-            assert found["ids_outside"] == np.count_nonzero(~known)
+            assert found["ids_out_of_range"] == np.count_nonzero(~known)
 
 
 def ran(module: Module, options: str, ids: dict[str, Array], table: Array, folder: Path) -> Any:
-    """The results of a module of one table whose rows are split over three ranks."""
+    """The results of a module with one table, sharded by rows over three ranks."""
     plan = folder / "plan.txt"
     plan.write_text("weight 0@tp\n")
     write_table(folder / "table.safetensors", table)
@@ -129,47 +118,34 @@ def ran(module: Module, options: str, ids: dict[str, Array], table: Array, folde
     return evaluate(localized(module), ids)
 
 
-def test_p12_the_dtype_of_ids_does_not_matter(tmp_path: Path) -> None:
-    ids = drawn(fresh(12), 17, (4, 4), "i32")
-    far = np.where(ids % 3 == 0, ids.astype(np.int64) + 2**32, ids)
-    far[0, 0], far[0, 1] = -(2**32) + 1, 2**33
-    for wanted, scheme in PAIRS:
-        for ways in (2, 3):
-            lab = Lab(tmp_path, distinct(17, 4), (4, 4), wanted, ways)
-            wide = lab.change(index="i64")
-            same = wide.rows(scheme, ids.astype(np.int64))
-            assert_same(same, lab.rows(scheme, ids), (scheme, ways))
-            assert_same(wide.rows(scheme, far), looked_up(lab.table, far), (scheme, ways), scheme)
-
-
 def gathered(module: Module, layout: str, rows: int, width: int) -> Array:
-    """The whole table from the parts that a checkpoint of every rank would hold."""
-    ways, reader = module.mesh.ranks, Reader(module)
-    parts = [reader.read(module.weights["t"], rank) for rank in range(ways)]
+    """The global table from the shards of all ranks."""
+    group_size, reader = module.mesh.ranks, Reader(module)
+    parts = [reader.read(module.weights["t"], rank) for rank in range(group_size)]
     if layout == "R":
         return parts[0]
     if layout == "C":
         return np.concatenate(parts, axis=1)[:rows, :width]
-    part = -(-rows // ways)
+    part = -(-rows // group_size)
     parts = [array[:part] for array in parts]
     if layout == "K":
         return np.stack(parts, axis=1).reshape(-1, width)[:rows]
     return np.concatenate(parts)[:rows]
 
 
-def test_p13_tables_go_to_any_number_of_ranks_and_back(tmp_path: Path) -> None:
+def test_tables_can_be_resharded(tmp_path: Path) -> None:
     table = distinct(23, 7)
     for scheme in ("R", "RA", "CA", "KA"):
         now = table
-        for ways in (2, 8, 3, 4, 2):
-            module = Lab(tmp_path, now, (1, 1), "whole", ways).local(scheme)
+        for group_size in (2, 8, 3, 4, 2):
+            module = Lab(tmp_path, now, (1, 1), "whole", group_size).local(scheme)
             layout = "rows" if scheme == "RA" else scheme[0]
             now = gathered(module, layout, 23, 7).copy()
-            assert_same(now, table, (scheme, ways))
+            assert_same(now, table, (scheme, group_size))
 
 
 @pytest.mark.parametrize("branching", [2, 3, 64])
-def test_p14_an_index_finds_its_keys_and_no_others(branching: int) -> None:
+def test_a_frozen_index_finds_its_keys_only(branching: int) -> None:
     rng = fresh(14)
     for count in (1, 2, 3, 9, 64, 65, 300):
         keys = rng.choice(2**40, count, replace=False) - 2**39
@@ -186,15 +162,15 @@ def test_p14_an_index_finds_its_keys_and_no_others(branching: int) -> None:
         assert found.tolist() == [order.get(int(key), -1) for key in probe.tolist()]
 
 
-def test_p15_a_tied_table_serves_both_ends_and_padding_never_wins(tmp_path: Path) -> None:
+def test_a_tied_table_is_stored_once_and_padding_is_never_chosen(tmp_path: Path) -> None:
     rng = fresh(15)
-    for rows, ways in ((7, 4), (10, 3), (3, 8), (8, 2)):
+    for rows, group_size in ((7, 4), (10, 3), (3, 8), (8, 2)):
         table = rng.standard_normal((rows, 6)).astype(np.float32)
         for negative in (False, True):
             x = np.eye(6, dtype=np.float32)[None, :rows]
             x = -np.abs(x) * 50 if negative else x
             held = np.abs(table) if negative else table
-            module = tied(tmp_path, held, ways, x.shape[1])
+            module = tied(tmp_path, held, group_size, x.shape[1])
             run_pipeline(module, "rewrite-embeddings, next-tokens{k=2}")
             found = evaluate(localized(module), {"ids": np.arange(rows, dtype=np.int32), "x": x})
             assert_same(found["rows"], held, "embed(i) is row i of lm_head", "RA")
@@ -204,12 +180,12 @@ def test_p15_a_tied_table_serves_both_ends_and_padding_never_wins(tmp_path: Path
             assert len(module.weights) == 1, "the table is there once"
 
 
-def tied(folder: Path, table: Array, ways: int, count: int) -> Module:
+def tied(folder: Path, table: Array, group_size: int, count: int) -> Module:
     """An embedding and a head on one table."""
     path, rows = folder / "table.safetensors", len(table)
     write_table(path, table)
     return parse_module(f"""
-module @m mesh(tp={ways}) {{
+module @m mesh(tp={group_size}) {{
   file @ckpt = "{path}"
   weight @t : f32[{rows}@tp, 6] = @ckpt["t"]
   func @forward(%ids: i32[{rows}], %x: f32[1, {count}, 6])
@@ -231,29 +207,29 @@ def site_of(module: Module) -> Site:
 
 
 @pytest.mark.parametrize(("wanted", "scheme"), PAIRS)
-def test_p16_bytes_are_those_of_the_cost_model(wanted: str, scheme: str, tmp_path: Path) -> None:
-    for ways in WAYS:
-        lab = Lab(tmp_path, distinct(40, 16), (8, 8), wanted, ways, "i64")
+def test_bytes_agree_with_the_cost_model(wanted: str, scheme: str, tmp_path: Path) -> None:
+    for group_size in GROUP_SIZES:
+        lab = Lab(tmp_path, distinct(40, 16), (8, 8), wanted, group_size, "i64")
         whole = lab.module()
         site, topology = site_of(whole), default_topology()
-        setting = Setting(whole, topology, topology.within, ways, 0, True)
+        setting = Setting(whole, topology, topology.within, group_size, 0, True)
         versions = tables.Versions(whole, site.table, ("tp",), False)
         found = [candidate(site, layout, versions, False, setting) for layout in LAYOUTS]
         model = next(each for each in found if each.scheme == scheme)
         module = lab.local(scheme)
         sent = messages(module.main, LocalSizes(module.mesh, {}), topology)
         assert len(sent) == model.messages
-        assert sum(message.sent for message in sent) == model.sent[0], (ways, sent)
+        assert sum(message.sent for message in sent) == model.sent[0], (group_size, sent)
         held = Reader(module).read(module.weights["t"]).nbytes
-        assert held == model.memory, (scheme, ways)
+        assert held == model.memory, (scheme, group_size)
 
 
 @pytest.mark.parametrize("mesh", ["dp=2,tp=2", "tp=2,other=3", "tp=3,other=2", "other=2,tp=4"])
-def test_p17_groups_do_not_mix(mesh: str, tmp_path: Path) -> None:
+def test_groups_are_independent(mesh: str, tmp_path: Path) -> None:
     rng = fresh(17)
-    ways = int(mesh.partition("tp=")[2].partition(",")[0])
+    group_size = int(mesh.partition("tp=")[2].partition(",")[0])
     for wanted, scheme in PAIRS:
-        lab = Lab(tmp_path, distinct(11, 4), (6, 4), wanted, ways, mesh=mesh)
+        lab = Lab(tmp_path, distinct(11, 4), (6, 4), wanted, group_size, mesh=mesh)
         module = lab.local(scheme)
         ids = drawn(rng, 11, (6, 4))
         found = on_ranks(module, ids)
@@ -264,35 +240,7 @@ def test_p17_groups_do_not_mix(mesh: str, tmp_path: Path) -> None:
                 assert_same(found[rank]["y"], found[first]["y"], "each group finds the same")
 
 
-@pytest.mark.parametrize(("wanted", "scheme"), [p for p in PAIRS if p[1] != "R"])
-def test_p18_ids_of_remote_rows_show_a_collective_that_does_nothing(
-    wanted: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lab = Lab(tmp_path, distinct(24, 4), (4, 4), wanted, 4)
-    module = lab.local(scheme)
-    part = lab.table.shape[0] // 4
-    ids = (np.arange(16).reshape(4, 4) * (part if scheme[0] == "R" else 1) + part) % 24
-    remote = ids.astype(np.int32)
-    assert_same(evaluate(module, {"ids": remote})["y"], lab.table[remote], scheme, scheme)
-    for cls in (AllReduce, AllGather, ReduceScatter, AllToAll):
-        monkeypatch.setattr(cls, "combine", nothing_sent)
-    broken = evaluate(module, {"ids": remote})["y"]
-    assert not np.array_equal(broken, lab.table[remote])
-
-
-def nothing_sent(op: Any, shards: list[Array]) -> list[Array]:
-    """What ranks hold if the collective is skipped: their own data, in a result of the size."""
-    results: list[Array] = []
-    for shard in shards:
-        size = [int(n) for n in op.result.type.shape]
-        found = np.zeros(size, shard.dtype)
-        cut = tuple(slice(min(a, b)) for a, b in zip(size, shard.shape, strict=True))
-        found[cut] = shard[cut]
-        results.append(found)
-    return results
-
-
-def test_p19_independent_lookups_communicate_in_one_order() -> None:
+def test_collectives_have_one_order() -> None:
     text = """module @m mesh(tp=2) {
       weight @a : f32[9@tp, 4] = random("a", 1, 1.0)
       weight @b : f32[5@tp, 4] = random("b", 1, 1.0)
@@ -314,7 +262,7 @@ def test_p19_independent_lookups_communicate_in_one_order() -> None:
         assert len(orders) == 1 and orders.pop().count(";") == 1, "one text for all ranks"
 
 
-def test_p20_large_tables_are_looked_up_in_pieces(
+def test_large_tables_are_split_into_several_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = """module @m mesh(dp={n}) {{
@@ -326,21 +274,21 @@ def test_p20_large_tables_are_looked_up_in_pieces(
         return %y
       }} }}"""
     for scheme in ("R", "RSD", "CD", "KD"):
-        for ways in (2, 3, 8):
-            module = parse_module(text.format(n=ways).replace("B", f"{ways}*b"))
+        for group_size in (2, 3, 8):
+            module = parse_module(text.format(n=group_size).replace("B", f"{group_size}*b"))
             run_pipeline(module, f"rewrite-embeddings{{scheme={scheme}}}")
             localized(module)
             held = [tables.table_shape(weight) for weight in module.weights.values()]
-            assert all(rows * width < 2**31 for rows, width in held), (scheme, ways, held)
+            assert all(rows * width < 2**31 for rows, width in held), (scheme, group_size, held)
             least = sum(rows * width for rows, width in held) / 2**31
             assert len(held) <= least + 1, "as few pieces as there can be"
     monkeypatch.setattr(tables, "LIMIT", 90)
     rng = fresh(20)
     for wanted, scheme in PAIRS:
-        for ways in (2, 3):
-            lab = Lab(tmp_path, distinct(61, 6), (4, 6), wanted, ways, "i64")
+        for group_size in (2, 3):
+            lab = Lab(tmp_path, distinct(61, 6), (4, 6), wanted, group_size, "i64")
             ids = drawn(rng, 61, (4, 6), "i64")
             module = lab.local(scheme)
             assert len(module.weights) > 1
             want = looked_up(lab.table, ids)
-            assert_same(evaluate(module, {"ids": ids})["y"], want, (scheme, ways), scheme)
+            assert_same(evaluate(module, {"ids": ids})["y"], want, (scheme, group_size), scheme)

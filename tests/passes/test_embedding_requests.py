@@ -21,17 +21,17 @@ SILU = (
 @pytest.mark.parametrize(
     ("type", "body", "reason"),
     [
-        (COLUMNS, SILU, "silu takes its columns as they are split"),
-        ("12, 8", "%y = embedding %ids, @t : f32[4, 8]", "its table is not split; split it by"),
+        (COLUMNS, SILU, "silu takes its columns as they are sharded"),
+        ("12, 8", "%y = embedding %ids, @t : f32[4, 8]", "its table is not sharded; split it by"),
     ],
 )
-def test_a_scheme_that_no_lookup_can_have(option: str, type: str, body: str, reason: str) -> None:
+def test_a_scheme_that_no_lookup_supports(option: str, type: str, body: str, reason: str) -> None:
     text = LEFT.format(type=type, body=body)
     if "tables" in option and type == "12, 8":
         after(parse_module(text), "{" + option + "}")  # a row splits a whole table over tp
         return
     with pytest.raises(
-        Error, match=f"cyclic was asked for, but no lookup can have it: @t: {reason}"
+        Error, match=f"cyclic was requested, but no lookup can have it: @t: {reason}"
     ):
         after(parse_module(text), "{" + option + "}")
 
@@ -44,7 +44,7 @@ def test_a_scheme_that_no_lookup_can_have(option: str, type: str, body: str, rea
         ("price=-100", "price cannot be negative"),
     ],
 )
-def test_options_that_mean_nothing(option: str, message: str) -> None:
+def test_invalid_options(option: str, message: str) -> None:
     with pytest.raises(Error, match=f"(?m){message}"):
         after(
             parse_module(
@@ -64,17 +64,12 @@ ONE = """module @m mesh(dp=2, tp=1) {
 
 
 @pytest.mark.parametrize("row", ["* ca@tp", "* rs", "* cyclic"])
-def test_an_axis_of_one_rank_splits_nothing(row: str) -> None:
+def test_an_axis_of_one_rank_shards_nothing(row: str) -> None:
     scheme = row.split()[1].partition("@")[0]
-    reason = f"{scheme} was asked for, .*: @t: its axes have one rank"
-    with pytest.raises(Error, match=reason):
+    with pytest.raises(Error, match=f"{scheme} was requested, .*: @t: its axes have one rank"):
         after(parse_module(ONE), f'{{tables=["{row}"]}}')
-
-
-@pytest.mark.parametrize("row", ["* replicated", "* rows@dp", "* auto", "* keep"])
-def test_beside_an_axis_of_one_rank(row: str) -> None:
-    """What is there already, what is over another axis, and what names no scheme."""
-    after(parse_module(ONE), f'{{tables=["{row}"]}}')
+    for other in ("* replicated", "* rows@dp", "* auto", "* keep"):
+        after(parse_module(ONE), f'{{tables=["{other}"]}}')
 
 
 @pytest.mark.parametrize(
@@ -85,10 +80,10 @@ def test_beside_an_axis_of_one_rank(row: str) -> None:
             'tables has "t kd", but an earlier row decides for all of them; put it first',
         ),
         ('tables=["t keep", "* keep"]', r'tables has "\* keep", but an earlier row'),
-        ('scheme=ca, tables=["* keep"]', "ca was asked for, but rows of tables decide for every"),
+        ('scheme=ca, tables=["* keep"]', "ca was requested, but rows of tables decide for every"),
     ],
 )
-def test_what_earlier_rows_hide(option: str, message: str) -> None:
+def test_rows_without_effect_are_errors(option: str, message: str) -> None:
     body = FOUND + '%y = all_reduce %e {axis="tp"} : f32[4, 8]'
     with pytest.raises(Error, match=message):
         after(parse_module(LEFT.format(type=ROWS, body=body)), "{" + option + "}")
@@ -101,7 +96,7 @@ def test_a_later_row_is_for_the_other_tables() -> None:
 
 def test_a_module_without_lookups_has_no_scheme() -> None:
     text = "module @m mesh(tp=2) { func @forward(%x: f32[4]) -> (f32[4]) { return %x } }"
-    with pytest.raises(Error, match="ca was asked for, but this module looks nothing up"):
+    with pytest.raises(Error, match="ca was requested, but this module looks nothing up"):
         after(parse_module(text), "{scheme=ca}")
     after(parse_module(text), "{scheme=auto}")
 
@@ -130,14 +125,11 @@ USERS = """module @m mesh(dp=2) dims(B=1:4:8, N=1:3:9) {
         ("keep", None, None),
     ],
 )
-def test_whole_tables_go_over_the_axis_that_splits_their_ids(
+def test_replicated_tables_are_sharded_over_the_axis_of_their_ids(
     scheme: str, users: tuple[str, str] | None, items: tuple[str, str] | None
 ) -> None:
     rng = fresh()
-    given = {
-        "u": drawn(rng, 12, (4, 3)),
-        "i": drawn(rng, 9, (5,)),
-    }
+    given = {"u": drawn(rng, 12, (4, 3)), "i": drawn(rng, 9, (5,))}
     wanted = evaluate(parse_module(USERS), given)
     module = parse_module(USERS)
     notes = after(module, f"{{scheme={scheme}}}").notes
@@ -152,21 +144,8 @@ def test_whole_tables_go_over_the_axis_that_splits_their_ids(
         assert_same(rows, wanted[name], (scheme, name), "RA")
 
 
-def test_a_scheme_that_fits_no_whole_table_says_which_do() -> None:
+def test_a_scheme_that_fits_no_replicated_table_is_an_error() -> None:
     with pytest.raises(
-        Error, match=r"ca was asked for.*@users: dimension 0 of its ids is split over dp"
+        Error, match=r"ca was requested.*@users: dimension 0 of its ids is sharded over dp"
     ):
         after(parse_module(USERS), "{scheme=ca}")
-
-
-def test_a_second_copy_that_is_asked_for_is_no_refusal() -> None:
-    body = FOUND + (
-        '%y = all_reduce %e {axis="tp"} : f32[4, 8]\n%w = mul @t, @t : f32[12@tp, 8]\n'
-        "%n = neg %w : f32[12@tp, 8]"
-    )
-    module = parse_module(LEFT.format(type=ROWS, body=body))
-    notes = after(module, "{scheme=ca}").notes
-    (line,) = [note for note in notes if note.startswith("  CA")]
-    assert line.endswith("; takes a second copy of a table with other uses, as asked; chosen")
-    (line,) = [note for note in notes if note.startswith("  KA")]
-    assert line.endswith("; takes a second copy of a table with other uses")

@@ -1,4 +1,4 @@
-"""examples/custom_pass.py, as a user runs it."""
+"""examples/custom_pass.py, loaded as a user does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from irc.backends.reference import evaluate
-from irc.instruments import CheckNumerics, VerifyEach
 from irc.pipeline import PASSES, load_file, run_pipeline
+from irc.pipeline.instruments import CheckNumerics, VerifyEach
 from irc.text import parse_module
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_pass.py"

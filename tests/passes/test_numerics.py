@@ -10,18 +10,17 @@ import pytest
 
 import irc.passes
 from irc.backends.reference import evaluate
-from irc.core import Module
-from irc.frontends import random_weights
-from irc.frontends.models.language_model import trace_language_model
-from irc.frontends.models.llama import Llama, LlamaConfig
-from irc.instruments import CheckNumerics, VerifyEach
-from irc.instruments.numerics import random_inputs, small_sizes
+from irc.ir.core import Module
 from irc.pipeline import PASSES, Stats, run_pipeline
+from irc.pipeline.instruments import CheckNumerics, VerifyEach
+from irc.pipeline.instruments.numerics import random_inputs, small_sizes
 from irc.text import parse_module
 from tests.passes.random_graphs import random_graph
+from tests.sharded.models import tiny_llama
 
 assert irc.passes
 
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 EXACT = ("canonicalize", "cse", "dce", "inline", "fold")  # the same bits
 ROUNDING = ("expand", "fuse-gated-mlp", "fuse-qkv")
 SEEDS = range(40)
@@ -83,19 +82,7 @@ def test_a_second_run_finds_nothing(name: str) -> None:
 
 
 def llama(**sizes: Any) -> Module:
-    config = LlamaConfig(
-        **{
-            "vocab_size": 40,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 64,
-            **sizes,
-        }
-    )
-    return random_weights(trace_language_model(Llama(config), config, "f32"), seed=1)
+    return tiny_llama(hidden_size=32, intermediate_size=48, num_hidden_layers=2, **HEADS | sizes)
 
 
 def counts(module: Module) -> Stats:

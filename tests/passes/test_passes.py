@@ -1,4 +1,4 @@
-"""Details of single passes that before-and-after text does not show."""
+"""Details of single passes that the .irc cases do not show."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 
 import irc.passes
 from irc.backends.reference import evaluate
-from irc.core import Module
-from irc.dtypes import DTYPES
 from irc.frontends import random_weights
-from irc.instruments import VerifyEach, WhyNot
-from irc.passes.lossless import lossless
+from irc.ir.core import Module
+from irc.ir.dtypes import DTYPES
+from irc.passes.canonicalize.fitting import lossless
 from irc.pipeline import run_pipeline
+from irc.pipeline.instruments import VerifyEach, WhyNot
 from irc.text import parse_module
 from irc.text.printer import print_module
 
@@ -23,7 +23,7 @@ SMALL = [name for name, kind in DTYPES.items() if kind.bits <= 16]
 
 @pytest.mark.parametrize("source", SMALL)
 @pytest.mark.parametrize("target", list(DTYPES))
-def test_lossless_is_what_numpy_converts_without_loss(source: str, target: str) -> None:
+def test_lossless_agrees_with_numpy(source: str, target: str) -> None:
     values = every_value(source)
     if {source, target} == {"i4", "u4"}:  # numpy has no such conversion
         assert not lossless(source, target)
@@ -102,7 +102,7 @@ def test_inline_in_an_entry_that_is_called_itself() -> None:
     assert np.array_equal(evaluate(module, {"x": x}, function="twice")["result0"], x)
 
 
-def test_inlined_functions_give_up_their_weights() -> None:
+def test_dce_removes_weights_of_inlined_functions() -> None:
     text = """module @m {
       weight @w : f32[4] = random("w", 1, 1.0)
       func @g(%x: f32[4]) -> (f32[4]) { %a = mul %x, @w : f32[4] return %a }
@@ -113,7 +113,7 @@ def test_inlined_functions_give_up_their_weights() -> None:
     assert through(text, "inline, dce").weights == {}
 
 
-def test_fresh_operations_of_a_pass_have_the_location_of_what_they_replace() -> None:
+def test_new_operations_have_the_location_of_those_they_replace() -> None:
     text = """module @m {
       weight @w : f32[4, 4] = random("w", 1, 1.0)
       func @forward(%x: f32[B, 4]) -> (f32[B, 4]) {
@@ -223,7 +223,7 @@ def test_parameters_joined_before_they_have_values_get_the_same_random_numbers()
 
 @pytest.mark.parametrize("term", ["%y", "reduced"])
 def test_a_sum_of_thousands_of_terms(term: str) -> None:
-    """Python's own stack is a thousand frames."""
+    """Deeper than the stack of Python."""
     lines, count = list[str](), 5000
     for i in range(count):
         if term == "reduced":

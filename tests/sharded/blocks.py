@@ -1,4 +1,4 @@
-"""Blocks in the shapes of other models, and odd uses of weights, as cases to be spread."""
+"""Blocks of other model families, and unusual uses of weights, as cases to shard."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from irc.frontends import Module, Tensor
 from irc.frontends import functional as F
-from irc.frontends.layers import MLP, Attention, Embedding, GatedMLP, LayerNorm, Linear, RmsNorm
+from irc.frontends.layers import MLP, Attention, Embedding, LayerNorm, Linear, RmsNorm
 from irc.frontends.module import Parameter
 from irc.frontends.trace import Spec
 
@@ -16,7 +16,7 @@ BLOCKS: dict[str, Case] = {}
 
 
 class Named(Module):
-    """A linear of a name that plans know, one level below."""
+    """A linear with a name that plans know, in a submodule."""
 
     def __init__(self, inside: int) -> None:
         self.c_proj = Linear(inside, HIDDEN)
@@ -45,7 +45,7 @@ class Gpt2(Module):
 
 
 class Turned(Module):
-    """x · weight + bias with weight [in, out], as GPT-2's own checkpoints have it."""
+    """x · weight + bias with weight [in, out], as in GPT-2's checkpoints."""
 
     def __init__(self, inside: int, outside: int) -> None:
         self.weight, self.bias = Parameter((inside, outside)), Parameter((outside,))
@@ -151,7 +151,7 @@ class Tied(Module):
 
 
 class Twice(Module):
-    """The same layers one behind the other, and a weight in another use besides."""
+    """The same layers twice, with another use of a weight."""
 
     def __init__(self) -> None:
         self.fc1, self.fc2 = Linear(HIDDEN, 10), Linear(10, HIDDEN)
@@ -163,28 +163,8 @@ class Twice(Module):
         return x * self.norm.weight, self.fc1.weight.sum()
 
 
-class Shared(Module):
-    """Attention whose weights are those of every layer, as in ALBERT."""
-
-    def __init__(self) -> None:
-        self.attn = Attention(HIDDEN, 6, 3, 4, output_bias=True)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.attn(x + self.attn(x))
-
-
-class Square(Module):
-    """A weight that is applied to what it made."""
-
-    def __init__(self) -> None:
-        self.fc1 = Linear(HIDDEN, HIDDEN, False)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.fc1(self.fc1(x))
-
-
 class Transposed(Module):
-    """Weights that are turned before their use, and computed ones."""
+    """Weights that are transposed before their use, and computed ones."""
 
     def __init__(self) -> None:
         self.fc1, self.fc2, self.fc3 = (Parameter((11, HIDDEN)) for _ in range(3))
@@ -195,7 +175,7 @@ class Transposed(Module):
 
 
 class Merged(Module):
-    """Gate and up projection in one weight; with `peek` something needs it whole as well."""
+    """Gate and up projection in one weight; with `peek` something needs it replicated as well."""
 
     def __init__(self, peek: bool) -> None:
         self.gate_up_proj, self.down_proj = Linear(HIDDEN, 22), Linear(11, HIDDEN)
@@ -209,7 +189,7 @@ class Merged(Module):
 
 
 class Heads(Module):
-    """What is done with logits."""
+    """Operations on logits."""
 
     def __init__(self) -> None:
         self.lm_head = Linear(HIDDEN, 11)
@@ -219,38 +199,6 @@ class Heads(Module):
         best, places = F.topk(logits, 3)
         along = F.argmax(logits), F.argmax(logits, dim=1), logits.max(-1), F.cumsum(logits)
         return F.log_softmax(logits), best, places, *along
-
-
-class Scaled(Module):
-    """Features with a scale and an offset of their own before they are summed."""
-
-    def __init__(self) -> None:
-        self.fc1, self.fc2 = Linear(HIDDEN, 7), Linear(7, HIDDEN)
-        self.scale, self.gain = Parameter((7,)), Parameter(())
-
-    def forward(self, x: Tensor) -> Any:
-        opened = F.exp(self.fc1(x)) * self.scale
-        return self.fc2(opened * self.gain + 1.0) + F.sigmoid(opened).sum(-1, keep=True)
-
-
-class Single(Module):
-    """Widths of one."""
-
-    def __init__(self) -> None:
-        self.fc1, self.fc2, self.norm = Linear(1, 1), Linear(1, 1), LayerNorm(1)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.norm(self.fc2(F.relu(self.fc1(x))))
-
-
-class Gated(Module):
-    """Two feed-forwards in turn, without norms between them."""
-
-    def __init__(self) -> None:
-        self.first, self.second = GatedMLP(HIDDEN, 10), GatedMLP(HIDDEN, 13, bias=True)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.second(self.first(x))
 
 
 def _unweighted(x: Tensor, y: Tensor) -> Any:
@@ -273,17 +221,12 @@ BLOCKS |= {
     "prompted_i64": Case(Prompted, {"ids": Spec("i64", ("B", "S"))}),
     "tied": Case(Tied, IDS),
     "twice": Case(Twice, X),
-    "shared": Case(Shared, X),
-    "square": Case(Square, X),
     "transposed": Case(Transposed, X, ("fc[13] 0@tp", "fc2 0@tp")),
     "transposed_inside": Case(Transposed, X, ("fc? 1@tp",)),
     "transposed_mixed": Case(Transposed, X, ("fc1 0@tp", "fc2 1@tp", "fc3 whole")),
     "merged": Case(lambda: Merged(peek=False), X),
     "merged_and_whole": Case(lambda: Merged(peek=True), X),
     "heads": Case(Heads, X),
-    "scaled": Case(Scaled, X),
-    "single": Case(Single, {"x": Spec("f32", ("B", "S", 1))}),
-    "gated": Case(Gated, X),
     "unweighted": Case(lambda: _unweighted, PAIR, ("x 2@tp", "y 2@tp")),
     "unweighted_apart": Case(lambda: _unweighted, PAIR, ("x 2@tp", "y 1@tp")),
 }

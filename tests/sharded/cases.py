@@ -1,4 +1,4 @@
-"""What a case of a layer is: how it is built, called and drawn inputs for."""
+"""Case: a model to shard, its inputs and plan; and random inputs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 import irc
 from irc.backends.reference import evaluate
-from irc.core import Module
-from irc.dtypes import numpy_dtype
 from irc.frontends import random_weights
 from irc.frontends.trace import Spec
-from irc.types import TensorType
+from irc.ir.core import Module
+from irc.ir.dtypes import numpy_dtype
+from irc.ir.types import TensorType
 from tests.choices import settled
 
 HIDDEN = 24
-SIZES = {"B": 6, "S": 5, "M": 7, "R": 24}  # R divides by all numbers of ranks
+SIZES = {"B": 6, "S": 5, "M": 7, "R": 24}  # R is a multiple of all numbers of ranks
 X = {"x": Spec("f32", ("B", "S", HIDDEN))}
 POSITIONS = {"positions": Spec("i32", ("B", "S"))}
 IDS = {"ids": Spec("i32", ("B", "S"))}
@@ -40,13 +40,13 @@ class Case:
         return random_weights(irc.trace(self.model(), self.inputs, dims, "case"), 3)
 
     def tolerance(self) -> float:
-        """Sums in another order differ by a few units in the last place."""
+        """The relative error that reordered sums may have in these dtypes."""
         dtypes = {spec.dtype for spec in self.inputs.values()}
         return 3e-2 if "bf16" in dtypes else 4e-3 if "f16" in dtypes else 1e-5
 
 
 def drawn(module: Module, rng: np.random.Generator, **sizes: int) -> dict[str, np.ndarray]:
-    """Random inputs: ids, some of which no table has; lengths and positions that are there."""
+    """Random inputs: ids, some of them out of range; valid lengths and positions."""
     known = SIZES | sizes
     args = {str(arg.name): arg.type for arg in module.main.args}
     return settled(

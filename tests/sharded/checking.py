@@ -1,6 +1,6 @@
-"""Spreads a module over ranks, pass by pass, and compares what it computes with the unsharded one.
+"""Shards a module pass by pass and compares its results with those of the unsharded module.
 
-In the local view every rank is looked at by itself: what its layout calls whole it must have whole.
+In the local view every rank is compared with its shard of the global results.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 import irc.passes
 from irc.backends.reference import evaluate, evaluate_ranks
 from irc.backends.reference.weights import Weights
-from irc.core import Module
-from irc.instruments import VerifyEach
-from irc.layouts import split_array
+from irc.ir.core import Module
+from irc.ir.layouts import split_array
 from irc.pipeline import Stats, run_pipeline
+from irc.pipeline.instruments import VerifyEach
 from irc.text import parse_module
 
 assert irc.passes
@@ -36,8 +36,8 @@ def spread(
     after: Sequence[str] = AFTER,
     tolerance: float = 1e-5,
 ) -> Stats:
-    """Run everything that makes one rank's text of a module, which must compute the same after
-    each pass; what the pass shard did."""
+    """Run all passes from the unsharded module to the local view, comparing the results after
+    each; the statistics of the pass shard."""
     wanted = evaluate(module, inputs)
     run_pipeline(module, BEFORE)
     options = [f'mesh="{mesh}"', *([f'plan="{plan}"'] if plan else [])]
@@ -62,7 +62,7 @@ def check(
     tolerance: float = 1e-5,
     weights: Weights | None = None,
 ) -> None:
-    """The module gives the wanted results, on every rank."""
+    """Raise unless the module gives the wanted results, on every rank."""
     if not module.local:
         agree(evaluate(module, inputs), wanted, tolerance, what)
         return
@@ -96,14 +96,14 @@ def agree(got: Arrays, wanted: Arrays, tolerance: float, what: str) -> None:
 
 
 def collectives(module: Module) -> dict[str, int]:
-    """How many of each collective a module has."""
+    """The number of each collective in a module."""
     names = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_reduce_rms_norm"]
     found = {name: sum(op.opname == name for op in module.ops()) for name in names}
     return {name: count for name, count in found.items() if count}
 
 
 def plan_file(folder: Path, *rows: str) -> Path:
-    """A plan of rows."""
+    """The path of a plan with these rows."""
     path = folder / "plan.txt"
     path.write_text("\n".join(rows), encoding="utf-8")
     return path

@@ -7,43 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from irc.core import Function, Module, Op, Result, Value, Weight
-from irc.dims import symbol
-from irc.dtypes import numpy_dtype
+from irc import ops
 from irc.errors import Error
-from irc.ops import (
-    Add,
-    Argmax,
-    Cast,
-    Concat,
-    Embedding,
-    Expand,
-    GatedMlp,
-    Gelu,
-    LayerNorm,
-    Linear,
-    Matmul,
-    Maximum,
-    Mul,
-    ReduceMax,
-    ReduceMean,
-    ReduceSum,
-    Relu,
-    Reshape,
-    Return,
-    RmsNorm,
-    Sigmoid,
-    Silu,
-    Slice,
-    Softmax,
-    Split,
-    Sub,
-    Tanh,
-    Topk,
-    Transpose,
-    Unsqueeze,
-)
-from irc.types import TensorType
+from irc.ir.core import Function, Module, Op, Result, Value, Weight
+from irc.ir.dims import symbol
+from irc.ir.dtypes import numpy_dtype
+from irc.ir.types import TensorType
 from irc.weights import RandomRef
 
 SIZES = (1, 3, 4, 5, 6, 7, 12)
@@ -78,7 +47,7 @@ class Sharded:
             except Error:
                 self.drop()
         self.finish()
-        self.plan = [self.row(f"{name}", w.type.rank) for name, w in self.module.weights.items()]
+        self.plan = [self.row(f"{name}", w.type.ndim) for name, w in self.module.weights.items()]
         if self.rng.random() < 0.3:
             self.plan.append(f"x {self.rng.choice([1, 2])}@tp")
 
@@ -134,24 +103,26 @@ class Sharded:
     def linear(self, x: Value) -> None:
         out = self.size()
         bias = self.weight(out) if self.rng.random() < 0.4 else None
-        self.keep(Linear(x, self.weight(out, self.last(x)), bias=bias))
+        self.keep(ops.Linear(x, self.weight(out, self.last(x)), bias=bias))
 
     def gated(self, x: Value) -> None:
         hidden, width = self.size(), self.last(x)
         act = self.rng.choice(["silu", "gelu", "sigmoid", "relu"])
-        self.keep(GatedMlp(x, self.weight(hidden, width), self.weight(hidden, width), act=act))  # type: ignore[arg-type]
-        self.keep(Linear(self.floats[-1], self.weight(width, hidden)))
+        self.keep(ops.GatedMlp(x, self.weight(hidden, width), self.weight(hidden, width), act=act))  # type: ignore[arg-type]
+        self.keep(ops.Linear(self.floats[-1], self.weight(width, hidden)))
 
     def norm(self, x: Value) -> None:
         weight = self.weight(self.last(x))
-        self.keep(RmsNorm(x, weight) if self.rng.random() < 0.6 else LayerNorm(x, weight=weight))
+        self.keep(
+            ops.RmsNorm(x, weight) if self.rng.random() < 0.6 else ops.LayerNorm(x, weight=weight)
+        )
 
     def unary(self, x: Value) -> None:
-        self.keep(self.rng.choice([Relu, Silu, Gelu, Sigmoid, Tanh])(x))
+        self.keep(self.rng.choice([ops.Relu, ops.Silu, ops.Gelu, ops.Sigmoid, ops.Tanh])(x))
 
     def binary(self, x: Value) -> None:
         others = [v for v in (*self.floats, *self.module.weights.values()) if self.meets(v, x)]
-        kind = self.rng.choice([Add, Add, Sub, Mul, Maximum])
+        kind = self.rng.choice([ops.Add, ops.Add, ops.Sub, ops.Mul, ops.Maximum])
         self.keep(kind(x, self.rng.choice(others)))
 
     def meets(self, value: Value, x: Value) -> bool:
@@ -159,18 +130,18 @@ class Sharded:
         return shape == x.type.shape or shape == x.type.shape[-1:]
 
     def product(self, x: Value) -> None:
-        if x.type.rank < 2:
+        if x.type.ndim < 2:
             raise Error("a product needs two dimensions")
-        order = (*range(x.type.rank - 2), x.type.rank - 1, x.type.rank - 2)
-        turned = Transpose(x, order=order)
+        order = (*range(x.type.ndim - 2), x.type.ndim - 1, x.type.ndim - 2)
+        turned = ops.Transpose(x, order=order)
         self.keep(turned)
-        self.keep(Matmul(x, turned))
-        self.keep(Softmax(self.floats[-1], dim=-1))
+        self.keep(ops.Matmul(x, turned))
+        self.keep(ops.Softmax(self.floats[-1], dim=-1))
 
     def reduce(self, x: Value) -> None:
-        kind = self.rng.choice([ReduceSum, ReduceSum, ReduceMean, ReduceMax])
-        dim = self.rng.randrange(x.type.rank)
-        if not isinstance(x.type.shape[dim], int) or x.type.rank < 2:
+        kind = self.rng.choice([ops.ReduceSum, ops.ReduceSum, ops.ReduceMean, ops.ReduceMax])
+        dim = self.rng.randrange(x.type.ndim)
+        if not isinstance(x.type.shape[dim], int) or x.type.ndim < 2:
             raise Error("not over the batch")
         self.keep(kind(x, dims=(dim,), keep=self.rng.random() < 0.5))
 
@@ -178,44 +149,44 @@ class Sharded:
         rng, dims = self.rng, x.type.shape
         match rng.randrange(4):
             case 0:
-                self.keep(Transpose(x, order=tuple(rng.sample(range(len(dims)), len(dims)))))
+                self.keep(ops.Transpose(x, order=tuple(rng.sample(range(len(dims)), len(dims)))))
             case 1:
                 width = self.last(x)
-                ways = next((n for n in (2, 3) if width % n == 0), 1)
-                self.keep(Reshape(x, shape=(*dims[:-1], ways, width // ways)))
+                group_size = next((n for n in (2, 3) if width % n == 0), 1)
+                self.keep(ops.Reshape(x, shape=(*dims[:-1], group_size, width // group_size)))
             case 2:
-                self.keep(Unsqueeze(x, dims=(rng.randint(0, len(dims)),)))
+                self.keep(ops.Unsqueeze(x, dims=(rng.randint(0, len(dims)),)))
             case _:
-                self.keep(Expand(x, shape=(2, *dims)))
+                self.keep(ops.Expand(x, shape=(2, *dims)))
 
     def parts(self, x: Value) -> None:
         width = self.last(x)
         if width < 3:
             raise Error("too narrow to cut")
         if self.rng.random() < 0.4:
-            self.keep(Slice(x, dim=-1, start=1, stop=width))
+            self.keep(ops.Slice(x, dim=-1, start=1, stop=width))
             return
-        cut = Split(x, dim=-1, sizes=(1, width - 1))
+        cut = ops.Split(x, dim=-1, sizes=(1, width - 1))
         self.keep(cut)
-        self.keep(Concat([cut.results[1], cut.results[0]], dim=-1))
+        self.keep(ops.Concat([cut.results[1], cut.results[0]], dim=-1))
 
     def lookup(self, x: Value) -> None:
         table = self.weight(self.rng.choice((1, 5, 11, 16)), self.size())
-        self.keep(Embedding(self.function.args[2], table), exact=True)
+        self.keep(ops.Embedding(self.function.args[2], table), exact=True)
 
     def choice(self, x: Value) -> None:
         x = self.rng.choice(self.exact)
         if self.rng.random() < 0.5:
-            self.keep(Argmax(x, dim=-1, keep=self.rng.random() < 0.5))
+            self.keep(ops.Argmax(x, dim=-1, keep=self.rng.random() < 0.5))
         else:
-            self.keep(Topk(x, k=min(2, self.last(x)), dim=-1))
+            self.keep(ops.Topk(x, k=min(2, self.last(x)), dim=-1))
 
     def finish(self) -> None:
         chosen = [v for v in self.floats[2:] if not v.users][-4:] or self.floats[-1:]
         chosen += self.others[-2:]
-        wide = Cast(chosen[0], dtype=self.dtype)
+        wide = ops.Cast(chosen[0], dtype=self.dtype)
         self.function.append(wide)
-        self.function.append(Return([wide.result, *chosen[1:]]))
+        self.function.append(ops.Return([wide.result, *chosen[1:]]))
         self.function.results = tuple(Result(f"r{i}") for i in range(len(chosen)))
         self.drop()
 

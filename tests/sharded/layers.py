@@ -1,4 +1,4 @@
-"""Every layer of irc.frontends, and blocks of other shapes, as cases to be spread over ranks."""
+"""Every layer of irc.frontends, and variants of attention, as cases to shard."""
 
 from __future__ import annotations
 
@@ -35,11 +35,7 @@ ROPES: dict[str, dict[str, Any]] = {
     "dynamic": {"factor": 2.0, "original_positions": 4},
     "llama3": {"factor": 8.0, "original_positions": 4},
     "yarn": {"factor": 4.0, "original_positions": 4},
-    "longrope": {
-        "original_positions": 4,
-        "short_factors": (1.0, 1.5),
-        "long_factors": (2.0, 3.0),
-    },
+    "longrope": {"original_positions": 4, "short_factors": (1.0, 1.5), "long_factors": (2.0, 3.0)},
 }
 for kind, settings in ROPES.items():
     rope = Rope(kind=kind, **settings)  # type: ignore[arg-type]
@@ -97,7 +93,7 @@ LAYERS |= {
 
 
 class Alibi(Module):
-    """A bias per head that falls with the position of the key. Press et al., 2022."""
+    """A bias per head that decreases with the position of the key. Press et al., 2022."""
 
     def __init__(self, heads: int) -> None:
         self.attn = Attention(HIDDEN, heads, heads, 4, causal=False)
@@ -202,7 +198,7 @@ for act in ("silu", "gelu", "quick_gelu", "sigmoid"):
 
 
 class Experts(Module):
-    """A mixture of experts, called as every layer is."""
+    """A mixture of experts called with x alone."""
 
     def __init__(self, **settings: Any) -> None:
         self.mlp = MixtureOfExperts(HIDDEN, 6, 5, 2, **settings)

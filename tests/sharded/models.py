@@ -8,39 +8,37 @@ from typing import Any
 import numpy as np
 
 from irc.backends.reference import ReferenceProgram
-from irc.core import Module
 from irc.frontends import random_weights
 from irc.frontends.layers import Rope
-from irc.frontends.models.language_model import trace_language_model
-from irc.frontends.models.llama import Llama, LlamaConfig
-from irc.frontends.models.mixtral import Mixtral, MixtralConfig
+from irc.frontends.models import DecoderConfig
+from irc.frontends.models.llama import LLAMA
+from irc.frontends.models.mixtral import MIXTRAL, MixtralConfig
+from irc.ir.core import Module
 from tests.choices import settled
 
 Build = Callable[[], Module]
 CAPACITY = 16
-PROMPT = 6  # divides by 2, 3 and 6: with sequence parallelism it is split
+PROMPT = 6  # divides by 2, 3 and 6: with sequence parallelism it is sharded
+
+
+TINY: dict[str, Any] = {
+    "vocab_size": 37,
+    "hidden_size": 24,
+    "intermediate_size": 22,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 32,
+}
+
+
+def tiny_llama(seed: int = 3, **sizes: Any) -> Module:
+    """A small f32 Llama with random weights."""
+    return random_weights(LLAMA.trace(DecoderConfig(**TINY | sizes), "f32", name="tiny"), seed)
 
 
 def _llama(**sizes: Any) -> Build:
-    shape: dict[str, Any] = {
-        "vocab_size": 37,
-        "hidden_size": 24,
-        "intermediate_size": 22,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
-        "head_dim": 4,
-        "max_position_embeddings": 32,
-        **sizes,
-    }
-
-    def build() -> Module:
-        config = LlamaConfig(**shape)
-        module = trace_language_model(Llama(config), config, "f32", name="tiny")
-        random_weights(module, 3)
-        return module
-
-    return build
+    return lambda: tiny_llama(**{"head_dim": 4} | sizes)
 
 
 def _heads(query: int, kv: int, **more: Any) -> Build:
@@ -68,6 +66,7 @@ MODELS: dict[str, Build] = {
     "all_bias": _llama(qkv_bias=True, output_bias=True, mlp_bias=True, vocab_size=39),
     "bias_7_heads": _heads(7, 7, qkv_bias=True, output_bias=True, hidden_size=28),
     "window": _llama(sliding_window=3),
+    "qk_norm": _llama(qk_norm=True),
     "gelu": _llama(hidden_act="gelu", mlp_bias=True),
     "rope_yarn": _llama(rope=Rope(kind="linear", factor=2.0)),
     "one_layer": _llama(num_hidden_layers=1),
@@ -77,22 +76,10 @@ MODELS: dict[str, Build] = {
 
 def mixtral(experts: int = 5, chosen: int = 2, **sizes: Any) -> Module:
     """A Mixtral of two layers."""
-    shape: dict[str, Any] = {
-        "vocab_size": 37,
-        "hidden_size": 24,
-        "intermediate_size": 10,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
-        "head_dim": 4,
-        "max_position_embeddings": 32,
-        "num_local_experts": experts,
-        "num_experts_per_tok": chosen,
-        **sizes,
-    }
-    config = MixtralConfig(**shape)
-    module = trace_language_model(Mixtral(config), config, "f32", name="tiny")
-    return random_weights(module, 4)
+    own: dict[str, Any] = {"intermediate_size": 10, "num_hidden_layers": 2, "head_dim": 4}
+    own |= {"num_local_experts": experts, "num_experts_per_tok": chosen}
+    config = MixtralConfig(**TINY | own | sizes)
+    return random_weights(MIXTRAL.trace(config, "f32", name="tiny"), 4)
 
 
 def prompt_of(module: Module, rng: np.random.Generator) -> np.ndarray:
@@ -114,7 +101,7 @@ class Conversation:
         self.past = np.zeros(2, np.int32)
 
     def step(self, ids: np.ndarray) -> Mapping[str, np.ndarray]:
-        """What the model gives for every token of this call."""
+        """The results of one call."""
         rows, tokens = ids.shape
         steps = np.arange(tokens, dtype=np.int32)
         inputs = {

@@ -1,4 +1,4 @@
-"""Mixtures of experts over every axis, and when tokens of a rank may queue by themselves."""
+"""Mixtures of experts over every axis, and when slots may be numbered per rank."""
 
 from __future__ import annotations
 
@@ -41,20 +41,18 @@ def test_other_numbers_of_experts(experts: int, chosen: int, mesh: str) -> None:
 
 @pytest.mark.parametrize("experts", [4, 5])
 @pytest.mark.parametrize("mesh", ["dp=2", "dp=2,tp=2"])
-def test_tokens_are_exchanged_where_experts_go_over_dp(
-    experts: int, mesh: str, tmp_path: Path
-) -> None:
+def test_experts_sharded_over_dp_exchange_tokens(experts: int, mesh: str, tmp_path: Path) -> None:
     module = mixtral(experts)
     plan = plan_file(tmp_path, *OVER_DP)
     check(module, mesh, plan=plan)
     exchanges = [op for op in module.ops() if op.opname == "all_to_all"]
     assert len(exchanges) == 4  # to the experts and back, in two layers
-    assert all(op.operands[0].type.rank == 3 for op in exchanges)
+    assert all(op.operands[0].type.ndim == 3 for op in exchanges)
     assert {op.attributes["parts"] for op in module.ops() if op.opname == "moe_slots"} == {1}
     assert not any(op.opname == "all_gather" for op in module.ops()) or "tp" in mesh
 
 
-def test_a_rank_lays_out_the_tokens_of_its_own_experts_only() -> None:
+def test_the_buffer_of_a_rank_holds_its_own_experts_only() -> None:
     module = mixtral()
     run_pipeline(module, 'shard{mesh="ep=2"}, localize')
     buffers = [op.result.type for op in module.ops() if op.opname == "moe_dispatch"]
@@ -92,7 +90,7 @@ def routed(
 
 
 def routed_inputs(tokens: int = 6) -> dict[str, np.ndarray]:
-    """Tokens with two experts each, and what they think of them."""
+    """Random tokens with two experts each and their weights."""
     rng = fresh(22)
     chosen = np.array([rng.permutation(5)[:2] for _ in range(tokens)], np.int32)
     return {
@@ -103,7 +101,7 @@ def routed_inputs(tokens: int = 6) -> dict[str, np.ndarray]:
 
 
 def parts_of(text: str, mesh: str, inputs: dict[str, np.ndarray]) -> set[int]:
-    """The parts of the slots after sharding; the module must compute what it did."""
+    """The parts of moe_slots after sharding, which must keep the results."""
     module = irc.parse(text)
     run_pipeline(module, f'shard{{mesh="{mesh}"}}')
     spread(irc.parse(text), inputs, mesh)
@@ -111,7 +109,7 @@ def parts_of(text: str, mesh: str, inputs: dict[str, np.ndarray]) -> set[int]:
 
 
 @pytest.mark.parametrize(("mesh", "parts"), [("dp=2", 2), ("dp=3", 3)])
-def test_tokens_of_a_rank_queue_by_themselves(mesh: str, parts: int) -> None:
+def test_slots_are_numbered_per_rank(mesh: str, parts: int) -> None:
     assert parts_of(routed(), mesh, routed_inputs()) == {parts}
 
 
@@ -152,19 +150,19 @@ LOOKED = {
     "slots that are a result": routed(returned="%y, %slots", results="f32[T, 4], i32[T, 2]"),
     "slots that are changed": routed(MASKED),
     "a buffer that is a result": routed(returned="%y, %done", results="f32[T, 4], f32[5, T, 4]"),
-    "a sum along the queues": routed(ALONG),
-    "numbers of the places": routed(PLACED),
-    "a buffer turned about": routed(TURNED),
-    "a sum over the places": routed(SUMMED, "%y, %sum", "f32[T, 4], f32[5, 4]"),
+    "a sum along the slots": routed(ALONG),
+    "numbers of the slots": routed(PLACED),
+    "a transposed buffer": routed(TURNED),
+    "a sum over the slots": routed(SUMMED, "%y, %sum", "f32[T, 4], f32[5, 4]"),
 }
 
 
 @pytest.mark.parametrize("why", LOOKED)
-def test_tokens_queue_together_where_places_matter(why: str) -> None:
+def test_slots_are_global_where_their_numbers_matter(why: str) -> None:
     assert parts_of(LOOKED[why], "dp=2", routed_inputs()) == {1}
 
 
-def test_products_of_two_buffers_keep_places_apart() -> None:
+def test_products_of_two_buffers_keep_slots_per_rank() -> None:
     assert parts_of(routed(DOUBLE), "dp=2", routed_inputs()) == {2}
 
 
@@ -175,7 +173,7 @@ def test_slots_for_other_choices_are_left_alone() -> None:
     assert parts_of(text, "dp=2", inputs) == {1}
 
 
-def test_parts_of_the_users_own_are_kept() -> None:
+def test_parts_set_by_the_user_are_kept() -> None:
     body = BODY.replace("{experts=5}", "{experts=5, parts=6}").replace("%p :", "%p {parts=6} :")
     text = routed(body).replace("[T,", "[6*T,").replace(" T, 4]", " 6*T, 4]")
     text = text.replace("T=2:6:12", "T=1:1:2")
@@ -183,7 +181,7 @@ def test_parts_of_the_users_own_are_kept() -> None:
     assert parts_of(text, "dp=3", routed_inputs()) == {6}
 
 
-def test_some_experts_of_a_buffer_of_some(tmp_path: Path) -> None:
+def test_a_buffer_of_some_of_the_experts(tmp_path: Path) -> None:
     body = BODY.replace(
         "%chosen, %slots {experts=5} : f32[5,", "%chosen, %slots, first=%n {experts=3} : f32[3,"
     )

@@ -1,4 +1,4 @@
-"""Layers and blocks over meshes: after every pass, every rank has what the layer gives."""
+"""Layers and blocks over meshes: after every pass, every rank has the results of the layer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pairs() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "mesh"), pairs())
-def test_every_rank_has_what_the_layer_gives(name: str, mesh: str, tmp_path: Path) -> None:
+def test_every_rank_has_the_results_of_the_layer(name: str, mesh: str, tmp_path: Path) -> None:
     case = CASES[name]
     module = case.module()
     inputs = drawn(module, fresh(11))
@@ -43,7 +43,7 @@ SEQUENCES = ("tp=2", "tp=3", "dp=2,tp=4", "ep=2,tp=3")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_tokens_split_between_blocks(name: str, tmp_path: Path) -> None:
+def test_sequence_parallel_layers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     module = case.module()
     inputs = drawn(module, fresh(12), S=12)

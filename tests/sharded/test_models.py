@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import irc.passes
-from irc.core import Module
-from irc.mesh import Mesh
+from irc.ir.core import Module
+from irc.ir.mesh import Mesh
 from irc.pipeline import run_pipeline
 from tests.fresh import fresh
 from tests.sharded.models import MODELS, logits, prompt_of

@@ -1,4 +1,4 @@
-"""Plans: rows and files, what is wrong with them, and where they put what."""
+"""Plans: rows and files, their errors, and the types that they give."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 import irc
 import irc.passes
-from irc.core import Module
 from irc.errors import Error
+from irc.ir.core import Module
 from irc.passes.shard.plan import megatron, read_plan
-from irc.passes.shard.rows import find_row, row
+from irc.passes.shard.rows import find_row
 from irc.pipeline import run_pipeline
 from tests.sharded.checking import plan_file
 
@@ -48,59 +48,53 @@ def fails(mesh: str, plan: Path | str = "", text: str = MODULE) -> str:
     return str(caught.value)
 
 
-def test_the_first_row_that_fits_decides(tmp_path: Path) -> None:
-    plan = plan_file(tmp_path, "*.fc1.weight 1@tp", "*.weight 0@tp  # all others", "", "megatron")
-    found = types(sharded("tp=2", plan))
-    assert found["a.fc1.weight"] == "f32[6, 4@tp]"
-    assert found["a.fc2.weight"] == "f32[4@tp, 6]"
+FC1, FC2 = "a.fc1.weight", "a.fc2.weight"
+PLACED: dict[str, tuple[str, list[str], dict[str, str]]] = {
+    "the first matching row decides": (
+        "tp=2",
+        ["*.fc1.weight 1@tp", "*.weight 0@tp  # all others", "", "megatron"],
+        {FC1: "f32[6, 4@tp]", FC2: "f32[4@tp, 6]"},
+    ),
+    "megatron stands for its rows": (
+        "tp=2", ["*.fc1.weight whole", "megatron"], {FC1: "f32[6, 4]", FC2: "f32[4, 6@tp]"}
+    ),
+    "several axes": (
+        "dp=2,tp=2",
+        ["*.fc1.weight 0@tp, 1@dp", "*.fc2.weight 0@dp.tp", "? whole"],
+        {FC1: "f32[6@tp, 4@dp]", FC2: "f32[4@dp.tp, 6]"},
+    ),
+    "tp stands for ep.tp without experts": (
+        "ep=2,tp=2",
+        ["*.fc1.weight 0@tp", "*.fc2.weight 0@ep, 1@tp"],
+        {FC1: "f32[6@ep.tp, 4]", FC2: "f32[4@ep, 6@tp]"},
+    ),
+    "tp stands for ep": ("ep=2", [], {FC1: "f32[6@ep, 4]"}),
+    "the batch is sharded over dp": (
+        "dp=2", [], {"x": "f32[2*B_dp@dp, 4]", "y": "f32[2*B_dp@dp, 4]", "t": "f32[T, 4]"}
+    ),
+    "rows for inputs": (
+        "dp=2,tp=2",
+        ["y whole", "x 1@tp", "*fc1* 1@tp"],
+        {"x": "f32[2*B_dp@dp, 4@tp]", "y": "f32[2*B_dp, 4]"},
+    ),
+    "replicated by the plan": (
+        "tp=2", ["*.fc1.weight 0@tp", "*.fc2.weight whole"], {FC2: "f32[4, 6]"}
+    ),
+    "free in the plan": ("tp=2", ["*.fc1.weight 0@tp"], {FC2: "f32[4, 6@tp]"}),
+    "a symbol over two axes": (
+        "dp=2,tp=3", ["x 0@dp", "y 0@tp", "*fc1* 0@tp"], {"x": "f32[6*B_dp_tp@dp, 4]"}
+    ),
+}  # fmt: skip
 
 
-def test_the_word_megatron_in_a_plan_stands_for_its_rows(tmp_path: Path) -> None:
-    plan = plan_file(tmp_path, "*.fc1.weight whole", "megatron")
-    found = types(sharded("tp=2", plan))
-    assert found["a.fc1.weight"] == "f32[6, 4]"
-    assert found["a.fc2.weight"] == "f32[4, 6@tp]"
-
-
-def test_two_axes_in_one_row_and_joined_axes_in_one_dimension(tmp_path: Path) -> None:
-    plan = plan_file(tmp_path, "*.fc1.weight 0@tp, 1@dp", "*.fc2.weight 0@dp.tp", "? whole")
-    found = types(sharded("dp=2,tp=2", plan))
-    assert found["a.fc1.weight"] == "f32[6@tp, 4@dp]"
-    assert found["a.fc2.weight"] == "f32[4@dp.tp, 6]"
-
-
-def test_tp_means_all_that_share_dense_layers_unless_experts_are_split(tmp_path: Path) -> None:
-    plan = plan_file(tmp_path, "*.fc1.weight 0@tp", "*.fc2.weight 0@ep, 1@tp")
-    found = types(sharded("ep=2,tp=2", plan))
-    assert found["a.fc1.weight"] == "f32[6@ep.tp, 4]"
-    assert found["a.fc2.weight"] == "f32[4@ep, 6@tp]"
-    assert types(sharded("ep=2"))["a.fc1.weight"] == "f32[6@ep, 4]"
-
-
-def test_the_batch_goes_over_dp_where_the_plan_does_not_say_otherwise(tmp_path: Path) -> None:
-    found = types(sharded("dp=2"))
-    assert (found["x"], found["y"]) == ("f32[2*B_dp@dp, 4]", "f32[2*B_dp@dp, 4]")
-    assert found["t"] == "f32[T, 4]"  # another symbol is no batch
-    plan = plan_file(tmp_path, "y whole", "x 1@tp", "*fc1* 1@tp")
-    found = types(sharded("dp=2,tp=2", plan))
-    assert found["x"] == "f32[2*B_dp@dp, 4@tp]"
-    assert found["y"] == "f32[2*B_dp, 4]"
-
-
-def test_what_the_plan_leaves_whole_stays_whole(tmp_path: Path) -> None:
-    module = sharded("tp=2", plan_file(tmp_path, "*.fc1.weight 0@tp", "*.fc2.weight whole"))
-    assert types(module)["a.fc2.weight"] == "f32[4, 6]"
-    assert any(op.opname == "shard_slice" for op in module.ops())
-    free = sharded("tp=2", plan_file(tmp_path, "*.fc1.weight 0@tp"))
-    assert types(free)["a.fc2.weight"] == "f32[4, 6@tp]"
-
-
-def test_a_symbol_that_is_split_twice_divides_by_both(tmp_path: Path) -> None:
-    text = MODULE.replace("B=1:2:8", "B=1:5:50")
-    rows = ["x 0@dp", "y 0@tp", "*fc1* 0@tp"]
-    module = sharded("dp=2,tp=3", plan_file(tmp_path, *rows), text)
-    assert types(module)["x"] == "f32[6*B_dp_tp@dp, 4]"
-    assert module.dims["B_dp_tp"] == (1, 1, 8)
+@pytest.mark.parametrize("name", PLACED)
+def test_types_that_a_plan_gives(name: str, tmp_path: Path) -> None:
+    mesh, rows, wanted = PLACED[name]
+    module = sharded(mesh, plan_file(tmp_path, *rows) if rows else "")
+    found = types(module)
+    assert {name: found[name] for name in wanted} == wanted
+    if "B_dp_tp" in module.dims:
+        assert module.dims["B_dp_tp"] == (1, 1, 1), "multiples of 6 up to 8"
 
 
 @pytest.mark.parametrize(
@@ -108,15 +102,15 @@ def test_a_symbol_that_is_split_twice_divides_by_both(tmp_path: Path) -> None:
     [
         (["*.fc1.weight 0@tp 1@tp"], "cannot read '0@tp 1@tp'"),
         (["*.fc1.weight rows"], "plan.txt:1: cannot read 'rows' in '*.fc1.weight rows'"),
-        (["", "*.fc1.weight"], "plan.txt:2: '*.fc1.weight' does not say which dimension"),
+        (["", "*.fc1.weight"], "plan.txt:2: '*.fc1.weight' names no dimension and axis"),
         (["*.fc1.weight whole, 0@tp"], "cannot read 'whole'"),
-        (["*.fc1.weight 2@tp"], "splits dimension 2 of @a.fc1.weight, which is f32[6, 4]"),
+        (["*.fc1.weight 2@tp"], "shards dimension 2 of @a.fc1.weight, which is f32[6, 4]"),
         (
             ["*.fc1.weight 0@tp, 1@tp"],
-            "plan.txt:1: *.fc1.weight 0@tp, 1@tp on @a.fc1.weight, which is f32[6, 4]: tp splits "
+            "plan.txt:1: *.fc1.weight 0@tp, 1@tp on @a.fc1.weight, which is f32[6, 4]: tp shards "
             "it twice; write each axis once",
         ),
-        (["*.fc1.weight 0@tp.tp"], "tp splits it twice"),
+        (["*.fc1.weight 0@tp.tp"], "tp shards it twice"),
         (["*.fc1.weight 0@tp", "xx.y whole"], "plan.txt:2: xx.y whole fits no weight and no input"),
         (["# nothing"], "has no rows; write some such as *.q_proj.weight 0@tp"),
         (["b.* 0@tp"], "plan.txt:1: b.* 0@tp fits no weight and no input of this module"),
@@ -182,7 +176,7 @@ TABLES = """module @m dims(B=1:2:8) {
 
 
 def test_a_table_of_any_name_is_vocabulary_parallel() -> None:
-    """What a linear uses as well is known by its name alone, and positions stay whole."""
+    """A table that a linear also uses needs a known name; a table of positions is replicated."""
     found = types(sharded("tp=2", text=TABLES))
     assert found["users"] == "f32[7@tp, 4]"
     assert found["tied"] == "f32[7, 4]"
@@ -190,25 +184,12 @@ def test_a_table_of_any_name_is_vocabulary_parallel() -> None:
     assert types(sharded("ep=2,tp=2", text=TABLES))["users"] == "f32[7@ep.tp, 4]"
 
 
-def test_the_default_plan_is_called_by_its_name(tmp_path: Path) -> None:
-    text = MODULE.replace("a.fc", "a.other")
-    assert "the default plan, megatron, splits no weight of this module over tp" in fails(
-        "tp=2", text=text
-    )
-    plan = plan_file(tmp_path, "*.weight whole", "megatron")
-    assert "the plan (*.weight whole and 2" in fails("tp=2", plan, text)
-
-
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    assert "a plan is megatron, or a file of rows" in fails("tp=2", tmp_path / "none")
-
-
 def test_an_axis_that_splits_nothing_is_an_error_or_noted() -> None:
     fixed = MODULE.replace("[B", "[5").replace("[T", "[3")
     assert "begins with a symbolic dimension" in fails("dp=2,tp=2", text=fixed)
     module = irc.parse(MODULE)
     (step,) = run_pipeline(module, 'shard{mesh="cp=3,tp=2"}')
-    assert "nothing is split over cp: its 3 ranks do the same" in step.stats.notes
+    assert "nothing is sharded over cp: its 3 ranks do the same" in step.stats.notes
 
 
 def test_a_mesh_of_stages_alone_needs_no_plan() -> None:
@@ -224,7 +205,7 @@ def test_modules_that_cannot_be_sharded_are_errors() -> None:
     ]:
         with pytest.raises(Error, match=message):
             run_pipeline(irc.parse(str(module)), text)
-    with pytest.raises(Error, match=r"is for the mesh \(tp=2\), but shard is told \(tp=3\)"):
+    with pytest.raises(Error, match=r"is for the mesh \(tp=2\), but shard has the mesh \(tp=3\)"):
         run_pipeline(
             irc.parse(MODULE.replace("@m dims", "@m mesh(tp=2) dims")), 'shard{mesh="tp=3"}'
         )
@@ -236,7 +217,7 @@ def test_modules_that_cannot_be_sharded_are_errors() -> None:
       } }"""
     with pytest.raises(Error, match="put inline before it"):
         run_pipeline(irc.parse(calls), 'shard{mesh="tp=2"}')
-    with pytest.raises(Error, match="cut into stages already; put shard before pipeline"):
+    with pytest.raises(Error, match="divided into stages already; put shard before pipeline"):
         run_pipeline(irc.parse(MODULE), 'pipeline{stages=2}, shard{mesh="pp=2, tp=2"}')
 
 
@@ -258,12 +239,6 @@ def test_a_tp_plan_of_a_config(key: str, tmp_path: Path) -> None:
     bias = find_row(rows, "model.layers.1.mlp.fc2.bias")
     assert bias is not None and not bias.splits
     assert find_row(rows, "model.layers.1.mlp.fc1.weight") is None
-
-
-def test_rows_are_written_as_they_are_read() -> None:
-    for text in ("*.q_proj.weight 0@tp", "a whole", "b 0@ep, 1@cp.tp"):
-        assert str(row(text, "here")) == text
-    assert row("b 0@ep, 1@cp.tp", "here").axes == ("ep", "cp", "tp")
 
 
 @pytest.mark.parametrize(

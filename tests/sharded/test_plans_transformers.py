@@ -1,4 +1,4 @@
-"""The tp_plans of transformers: a weight is split here where transformers splits it itself."""
+"""The tp_plans of transformers: a weight is sharded here where transformers splits it itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from irc.passes.shard.plan import read_plan
 from irc.passes.shard.rows import find_row
-from tests.models.test_llama_transformers import oracle
+from tests.models.test_transformers import oracle
 
 pytestmark = pytest.mark.oracle
 SIZES = {

@@ -1,4 +1,4 @@
-"""Quantized weights over ranks: scales follow their blocks, and no block is cut."""
+"""Quantized weights over ranks: scales follow their blocks, and no block is split."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import irc
 import irc.passes
 from irc.backends.reference import evaluate
-from irc.core import Module
 from irc.errors import Error
+from irc.ir.core import Module
+from irc.ir.verify import verify
 from irc.pipeline import run_pipeline
-from irc.verify import verify
 from tests.fresh import fresh
 
 assert irc.passes
@@ -21,7 +21,7 @@ PASSES = "fuse-gated-mlp, localize, fuse-collectives"
 
 
 def mlp(kind: str, ffn: int, block: int) -> Module:
-    """x of 24 features; blocks along the sum of both products, of the first a scale per row."""
+    """A quantized feed-forward of 24 features: scales per row, in 4 blocks, and per block."""
     number = {"i4": 4.0, "u4": 4.0, "i8": 40.0, "f8e4m3": 1.0}[kind]
     zero = (
         f'weight @down.zero : u4[24, {ffn // block}] = random("z", 1, 4.0)' if kind == "u4" else ""
@@ -50,40 +50,44 @@ def mlp(kind: str, ffn: int, block: int) -> Module:
 
 
 @pytest.mark.parametrize("kind", ["i4", "u4", "i8", "f8e4m3"])
-@pytest.mark.parametrize(("ways", "ffn", "block"), [(2, 24, 6), (3, 30, 5), (4, 16, 2), (3, 16, 2)])
-def test_sharded_is_unsharded(kind: str, ways: int, ffn: int, block: int, tmp_path: Path) -> None:
-    rng = fresh(ways + ffn)
+@pytest.mark.parametrize(
+    ("group_size", "ffn", "block"), [(2, 24, 6), (3, 30, 5), (4, 16, 2), (3, 16, 2)]
+)
+def test_sharded_is_unsharded(
+    kind: str, group_size: int, ffn: int, block: int, tmp_path: Path
+) -> None:
+    rng = fresh(group_size + ffn)
     x = {"x": rng.standard_normal((3, 24)).astype(np.float32)}
     wanted = evaluate(mlp(kind, ffn, block), x)["y"]
     module = mlp(kind, ffn, block)
-    for step in (f'shard{{mesh="tp={ways}"}}', *PASSES.split(", ")):
+    for step in (f'shard{{mesh="tp={group_size}"}}', *PASSES.split(", ")):
         run_pipeline(module, step)
         found = evaluate(module, x)["y"]
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
     scales = module.weights["down_proj.scale"].type.shape
-    assert scales == (24, -(-(ffn // block) // ways))
-    artifact = irc.compile(mlp(kind, ffn, block), tmp_path / "out", mesh=f"tp={ways}")
+    assert scales == (24, -(-(ffn // block) // group_size))
+    artifact = irc.compile(mlp(kind, ffn, block), tmp_path / "out", mesh=f"tp={group_size}")
     found = artifact.run(x)["y"]
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize(("ways", "ffn", "block"), [(3, 64, 8), (4, 16, 8), (3, 192, 24)])
-def test_a_block_is_never_cut(ways: int, ffn: int, block: int) -> None:
+@pytest.mark.parametrize(("group_size", "ffn", "block"), [(3, 64, 8), (4, 16, 8), (3, 192, 24)])
+def test_a_block_is_never_split(group_size: int, ffn: int, block: int) -> None:
     """Not even where parts of x and of scale have sizes that divide, as 64 and 3."""
     x = {"x": fresh(ffn).standard_normal((3, 24)).astype(np.float32)}
     wanted = evaluate(mlp("i4", ffn, block), x)["y"]
     module = mlp("i4", ffn, block)
-    run_pipeline(module, f'shard{{mesh="tp={ways}"}}')
+    run_pipeline(module, f'shard{{mesh="tp={group_size}"}}')
     assert module.weights["down_proj.scale"].type.axes == ((), ())
     run_pipeline(module, PASSES)
     found = evaluate(module, x)["y"]
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
-def test_a_split_that_cuts_a_block_is_an_error() -> None:
+def test_a_shard_boundary_within_a_block_is_an_error() -> None:
     text = """module @m mesh(tp=4) {
       func @forward(%x: i8[3, 16@tp], %s: f32[3, 2@tp]) -> (y: f32[3, 16@tp]) {
         %y = dequantize %x, %s : f32[3, 16@tp]
         return %y } }"""
-    with pytest.raises(Error, match="16 over tp makes parts of 4, which cut a block of 8"):
+    with pytest.raises(Error, match="16 over tp makes shards of 4, which cut a block of 8"):
         verify(irc.parse(text))

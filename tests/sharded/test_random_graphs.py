@@ -10,8 +10,8 @@ import pytest
 
 import irc.passes
 from irc.backends.reference import evaluate
-from irc.core import Module
 from irc.errors import Error
+from irc.ir.core import Module
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
 from tests.fresh import session_seed
@@ -25,8 +25,8 @@ PASSES = (LOOKUPS, FUSE, "pipeline", "localize", FUSE, *CLEANERS)
 SCHEMES = ("auto", "replicated", "rows", "columns", "cyclic")
 CASES = 300
 PER_TEST = 20
-# Why a pass has nothing to do for a graph: the words of its Error.
-NOTHING = {LOOKUPS: ("was asked for, but",), "pipeline": ("too few", "cannot be cut")}
+# Essential words of the Error of a pass that does not apply to a graph.
+NOTHING = {LOOKUPS: ("was requested, but",), "pipeline": ("too few", "cannot be cut")}
 
 
 def assert_equal(
@@ -59,7 +59,7 @@ def applied(name: str, module: Module, seed: int) -> bool:
         run_pipeline(module, asked(name, seed))
     except Error as error:
         assert any(words in error.message for words in NOTHING.get(name, ())), f"seed {seed}"
-        assert str(module) == before, f"seed {seed}: {name} left a half"
+        assert str(module) == before, f"seed {seed}: {name} left a partial change"
         return False
     return str(module) != before
 
@@ -76,7 +76,7 @@ def check(seed: int, folder: Path, seen: Counter[str]) -> None:
     try:
         run_pipeline(case.module, f'shard{{mesh="{case.mesh}", plan="{plan}"}}')
     except Error as error:
-        if "splits no weight" in error.message or "has no rows" in error.message:
+        if "shards no weight" in error.message or "has no rows" in error.message:
             return
         raise AssertionError(f"{what}: {error}\n{before}\n{case.plan}") from error
     assert_equal(evaluate(case.module, inputs), wanted, f"{what} sharded")

@@ -13,7 +13,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs the library where it is not installed."""
+    """Skip tests that need the library where it is not installed."""
     if find_spec("tensorrt_rtx") is not None:
         return
     skip = pytest.mark.skip(reason="no tensorrt_rtx: pip install 'irc-compiler[tensorrt-rtx]'")

@@ -1,4 +1,4 @@
-"""The graph that a module becomes for TensorRT, and whether the library builds it."""
+"""The ONNX graph of a module for TensorRT, and the library's error for it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import onnx
 
 from irc.backends.onnx.per_rank import Template
 from irc.backends.onnx.storage import Storage
+from irc.backends.ranks.inputs import sized
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
-from irc.backends.tensorrt.ranges import number
 from irc.backends.tensorrt.target import Target
-from irc.checkpoint import Reader
-from irc.core import Module
-from irc.dims import Dim
+from irc.ir.core import Module
+from irc.ir.dims import Dim
+from irc.weights.checkpoint import Reader
 
 RTX = Target.parse("tensorrt-rtx-1.7")
 
@@ -22,7 +22,7 @@ RTX = Target.parse("tensorrt-rtx-1.7")
 def emitted(
     module: Module, target: Target = RTX, collectives: Any = "native", outside: bool = True
 ) -> onnx.ModelProto:
-    """The model of a module without weights in files; that of all ranks where there are several."""
+    """The model of a module without weights in files; of several ranks, the model they share."""
     storage = Storage(Reader(module, None), module.mesh)
     ranks = range(module.mesh.ranks)
     emitter = TensorRTEmitter(module, module.main, storage, ranks, target, collectives, outside)
@@ -32,7 +32,7 @@ def emitted(
 
 
 class Network:
-    """Parses and builds in this process, for tests of many graphs; says what went wrong."""
+    """Parses and builds in this process, for tests of many graphs."""
 
     def __init__(self) -> None:
         trt: Any = import_module("tensorrt_rtx")
@@ -46,7 +46,7 @@ class Network:
         self._trt, self._messages, self._logger = trt, messages, Logger()
 
     def problem(self, model: onnx.ModelProto, module: Module) -> str:
-        """Why the library does not build an engine that takes all inputs, or ""."""
+        """The error of the library, also for an engine without one of the inputs, or ""."""
         trt = self._trt
         self._messages.clear()
         builder = trt.Builder(self._logger)
@@ -71,4 +71,4 @@ class Network:
 
 def _size(dim: Any, count: int) -> int:
     """A dimension where every symbol is `count`."""
-    return number(dim, dict.fromkeys(dim.symbols(), count)) if isinstance(dim, Dim) else dim
+    return sized((dim,), dict.fromkeys(dim.symbols(), count))[0] if isinstance(dim, Dim) else dim

@@ -1,17 +1,15 @@
-"""GPUs and NCCL played by numpy: streams are queues, pointers are host memory, ranks are threads.
+"""NCCL in numpy, between the ranks of fake_gpu.py.
 
-A collective on a stream runs once the streams of all ranks have come to it, and until then its
-stream is not ready, as on GPUs. A communicator that is aborted lets its stream go on.
+A collective completes once the streams of all ranks have reached it; an aborted communicator lets
+its stream continue.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import threading
 import time
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +17,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from irc.errors import Error
+from irc.backends.cuda.group import Group
+from tests.tensorrt.fake_gpu import SOON, STREAMS, Array, Memory
 
 NUMPY = {
     0: np.int8,
@@ -34,51 +33,32 @@ NUMPY = {
 REDUCE = {0: np.add, 1: np.multiply, 2: np.maximum, 3: np.minimum}
 
 
-def view(pointer: int, count: int, dtype: Any) -> np.ndarray:
-    """The memory at a pointer as an array."""
-    size = count * np.dtype(dtype).itemsize
-    buffer = memoryview((ctypes.c_char * size).from_address(pointer) if size else b"")
-    return np.frombuffer(buffer, dtype, count)
-
-
-@dataclass
+@dataclass(eq=False)
 class Comm:
-    """One rank's communicator."""
+    """One rank's communicator. `fault`: the fault of its collectives."""
 
-    name: bytes
+    name: Any
     rank: int
     ranks: int
     handle: int
     state: int = 7
     aborted: bool = False
+    fault: str = ""
+    turns: dict[Any, int] = field(default_factory=dict[Any, int])
 
 
-@dataclass
-class Call:
-    """One rank's part in a collective."""
+class FakeNccl:
+    """The module nccl.bindings.nccl for all ranks of a test. `refuse`: errors by function."""
 
-    kind: str
-    comm: Comm
-    source: int
-    target: int
-    numbers: tuple[int, ...]
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.refuse: dict[str, str] = {}
+        self.worlds: dict[Any, dict[int, Comm]] = {}
+        self._lock, self._count = threading.Lock(), itertools.count(1)
+        self._posts: dict[Any, dict[int, Any]] = {}
 
-
-@dataclass
-class FakeGpu:
-    """All GPUs of the process, and the NCCL library that joins them."""
-
-    timeout: float = 100.0
-    calls: list[str] = field(default_factory=list)
-    lock: Any = field(default_factory=threading.RLock)
-    streams: dict[int, list[Any]] = field(default_factory=dict)
-    worlds: dict[bytes, dict[int, Comm]] = field(default_factory=dict)
-    memory: dict[int, Any] = field(default_factory=dict)
-    counter: Any = field(default_factory=lambda: itertools.count(1000))
-    capturing: Any = field(default_factory=threading.local)
-    refuse: dict[str, str] = field(default_factory=dict)
-
-    # What plays nccl.bindings.nccl
+    def get_unique_id(self) -> bytes:
+        return b"%0128d" % next(self._count)
 
     def Config(self) -> Any:
         return SimpleNamespace(blocking=1, ptr=0)
@@ -86,9 +66,9 @@ class FakeGpu:
     def comm_init_rank_scalable(
         self, ranks: int, rank: int, ids: int, name: Any, config: int
     ) -> Comm:
-        with self.lock:
-            comm = Comm(bytes(name), rank, ranks, next(self.counter))
-            world = self.worlds.setdefault(bytes(name), {})
+        with self._lock:
+            comm = Comm(bytes(name), rank, ranks, next(self._count))
+            world = self.worlds.setdefault(comm.name, {})
             world[rank] = comm
             if len(world) == ranks and {each.ranks for each in world.values()} == {ranks}:
                 for each in world.values():
@@ -99,12 +79,8 @@ class FakeGpu:
         return comm.state
 
     def comm_abort(self, comm: Comm) -> None:
-        with self.lock:
-            comm.aborted = True
-            self.calls.append(f"abort {comm.rank}")
-            for queue in self.streams.values():
-                queue[:] = [op for op in queue if getattr(op, "comm", None) is not comm]
-            self.pump()
+        comm.aborted = True
+        self.calls.append(f"abort {comm.rank}")
 
     def comm_finalize(self, comm: Comm) -> None:
         self.calls.append(f"finalize {comm.rank}")
@@ -116,7 +92,13 @@ class FakeGpu:
         return f"result {status}"
 
     def get_last_error(self, comm: Comm) -> str:
-        return "the fake says so"
+        return "the fake fails"
+
+    def send(self, source: int, size: int, kind: int, to: int, comm: Comm, stream: int) -> None:
+        self._enqueue(f"send {to}", (size, kind), (comm.rank, to), comm, (source, 0), stream)
+
+    def recv(self, target: int, size: int, kind: int, other: int, comm: Comm, stream: int) -> None:
+        self._enqueue(f"recv {other}", (size, kind), (other, comm.rank), comm, (0, target), stream)
 
     def __getattr__(self, kind: str) -> Callable[..., None]:
         known = ("all_reduce", "all_gather", "reduce_scatter", "allto_all", "broadcast")
@@ -127,161 +109,88 @@ class FakeGpu:
             *numbers, comm, stream = rest
             if kind in self.refuse:
                 raise RuntimeError(self.refuse[kind])
-            self.put(stream, Call(kind, comm, source, target, tuple(numbers)))
+            everyone = tuple(range(comm.ranks))
+            self._enqueue(kind, tuple(numbers), everyone, comm, (source, target), stream)
 
         return post
 
-    # What streams do
+    def _enqueue(
+        self, kind: str, numbers: Any, ranks: Any, comm: Comm, places: Any, stream: int
+    ) -> None:
+        memory = STREAMS[stream].memory
+        posted: list[Any] = []  # of the run of a graph that is under way
 
-    def put(self, stream: int, op: Any) -> None:
-        """Add to a stream, or to the graph that is captured from it."""
-        recording = getattr(self.capturing, "ops", None)
-        if recording is not None:
-            recording.append(op)
-            return
-        with self.lock:
-            self.streams[stream].append(op)
-            self.pump()
-
-    def pump(self) -> None:
-        """Do all that can be done."""
-        with self.lock:
-            while any(self._advance(queue) for queue in self.streams.values()):
-                continue
-
-    def _advance(self, queue: list[Any]) -> bool:
-        if not queue:
-            return False
-        op = queue[0]
-        if not isinstance(op, Call):
-            op()
-            queue.pop(0)
+        def work() -> bool:
+            if comm.aborted:
+                return True
+            if not posted:
+                operand = self._operand(memory, kind, numbers, len(ranks), places[0])
+                posted.append(self.post(comm, ranks, (kind.split()[0], numbers, operand)))
+            if (items := posted[0]()) is None:
+                return False
+            posted.clear()
+            result = result_of(items, ranks.index(comm.rank), comm.fault)
+            if result is not None:
+                memory.array(places[1], result.shape, result.dtype)[...] = result
             return True
-        heads = [q for q in self.streams.values() if q and isinstance(q[0], Call)]
-        mine = {q[0].comm.rank: q for q in heads if q[0].comm.name == op.comm.name}
-        if len(mine) < op.comm.ranks:
-            return False
-        perform([mine[rank][0] for rank in range(op.comm.ranks)])
-        for each in mine.values():
-            each.pop(0)
-        return True
 
+        STREAMS[stream].enqueue(work, *kind.split(), numbers[0])
 
-class FakeDriver:
-    """One rank's Driver."""
+    def _operand(self, memory: Memory, kind: str, numbers: Any, ranks: int, source: int) -> Any:
+        if kind.startswith("recv"):
+            return None
+        times = ranks if kind in ("reduce_scatter", "allto_all", "scatter") else 1
+        return memory.array(source, (numbers[0] * times,), NUMPY[numbers[1]]).copy()
 
-    def __init__(self, gpu: FakeGpu) -> None:
-        self.gpu = gpu
-        self.broken = ""
+    def post(self, comm: Comm, ranks: tuple[int, ...], item: Any) -> Callable[[], Any]:
+        """Post an item; returns a function for the items of all ranks, or None before that."""
+        with self._lock:
+            turn = comm.turns[ranks] = comm.turns.get(ranks, 0) + 1
+            items = self._posts.setdefault((comm.name, ranks, turn), {})
+            items[comm.rank] = item
+        return lambda: [items[r] for r in ranks] if len(items) == len(ranks) else None
 
-    def allocate(self, nbytes: int) -> int:
-        buffer = ctypes.create_string_buffer(nbytes + 64)
-        pointer = -(-ctypes.addressof(buffer) // 64) * 64
-        self.gpu.memory[pointer] = buffer
-        return pointer
-
-    def free(self, pointer: int) -> None:
-        del self.gpu.memory[pointer]
-
-    def write(self, pointer: int, data: bytes, stream: int) -> None:
-        self.gpu.put(stream, lambda: ctypes.memmove(pointer, data, len(data)))
-
-    def read(self, pointer: int, nbytes: int, stream: int) -> bytes:
-        deadline = time.monotonic() + self.gpu.timeout
-        while not self.ready(stream):
-            assert time.monotonic() < deadline, "the stream hangs"
+    def meet(self, group: Group, array: Any) -> list[Any]:
+        """The items of all ranks of a group, as a library that waits inside its own code."""
+        comm = group.communicator
+        take, deadline = self.post(comm, tuple(range(group.ranks)), array), time.monotonic() + SOON
+        while (items := take()) is None:
+            group.check()
+            assert time.monotonic() < deadline, "a rank is missing"
             time.sleep(1e-4)
-        return ctypes.string_at(pointer, nbytes)
-
-    def zero(self, pointer: int, nbytes: int, stream: int) -> None:
-        self.gpu.put(stream, lambda: ctypes.memset(pointer, 0, nbytes))
-
-    def open_stream(self) -> int:
-        with self.gpu.lock:
-            stream = next(self.gpu.counter)
-            self.gpu.streams[stream] = []
-            return stream
-
-    def close_stream(self, stream: int) -> None:
-        with self.gpu.lock:
-            del self.gpu.streams[stream]
-
-    def ready(self, stream: int) -> bool:
-        if self.broken:
-            raise Error(self.broken)
-        with self.gpu.lock:
-            self.gpu.pump()
-            return not self.gpu.streams[stream]
-
-    def add_rms_norm(
-        self, dtype: str, weight_dtype: str, rows: int, columns: int, eps: float, offset: float
-    ) -> Any:
-        from irc.dtypes import numpy_dtype
-
-        kind, gain = numpy_dtype(dtype), numpy_dtype(weight_dtype)
-
-        def run(total: int, residual: int, weight: int, normed: int) -> None:
-            size = rows * columns
-            t, r, n = (view(p, size, kind) for p in (total, residual, normed))
-            t[:] = (t.astype("f4") + r.astype("f4")).astype(kind)
-            wide = t.astype("f4").reshape(rows, columns)
-            scale = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + eps)
-            gains = view(weight, columns, gain).astype("f4") + offset
-            n[:] = (wide * scale * gains).astype(kind).reshape(-1)
-
-        def launch(total: int, residual: int, weight: int, normed: int, stream: int) -> None:
-            self.gpu.put(stream, lambda: run(total, residual, weight, normed))
-
-        return launch
-
-    @contextmanager
-    def capture(self, stream: int) -> Any:
-        """Inside, what is put on the stream by this thread becomes a graph, a list."""
-        ops: list[Any] = []
-        self.gpu.capturing.ops = ops
-        try:
-            yield ops
-        finally:
-            self.gpu.capturing.ops = None
-
-    def launch(self, graph: Any, stream: int) -> None:
-        """Put a graph on a stream."""
-        for op in graph:
-            self.gpu.put(stream, op)
+        return items
 
 
-def perform(calls: list[Call]) -> None:
-    """A collective, from the calls of all ranks in order."""
-    first, ways = calls[0], len(calls)
-    assert {(call.kind, call.numbers) for call in calls} == {(first.kind, first.numbers)}
-    count, kind = first.numbers[0], NUMPY[first.numbers[1]]
-    given = {"reduce_scatter": ways, "allto_all": ways, "scatter": ways}.get(first.kind, 1)
-    x = [view(call.source, count * given, kind).copy() for call in calls]
-    results = results_of(first, x, ways)
-    for call, result in zip(calls, results, strict=True):
-        if result is not None:
-            view(call.target, result.size, kind)[:] = result
-
-
-def results_of(call: Call, x: list[np.ndarray], ways: int) -> list[np.ndarray | None]:
-    """Each rank's result; None where NCCL leaves the target alone."""
-    root = call.numbers[-1]
-    if call.kind in ("all_reduce", "reduce_scatter", "reduce"):
-        whole = x[0]
+def result_of(items: Sequence[Any], position: int, fault: str = "") -> Array | None:
+    """A rank's result from (operation, numbers, operand) of all; None where NCCL writes nothing."""
+    kind, numbers, _ = items[0]
+    if kind == "send":
+        assert items[1][:2] == ("recv", numbers)
+        return items[0][2] if position == 1 else None
+    assert {item[:2] for item in items} == {(kind, numbers)}, items
+    x = [operand for _, _, operand in items]
+    x = x[::-1] if fault == "order" else x
+    root, group_size = numbers[-1], len(x)
+    if fault == "nothing" and kind == "all_reduce":
+        return x[position]
+    total = x[0]
+    if kind in ("all_reduce", "reduce_scatter", "reduce"):
         for each in x[1:]:
-            whole = REDUCE[call.numbers[2]](whole, each)
-        if call.kind == "reduce_scatter":
-            return list(np.split(whole, ways))
-        return [whole if call.kind == "all_reduce" or r == root else None for r in range(ways)]
-    match call.kind:
+            total = REDUCE[numbers[2]](total, each)
+    match kind:
+        case "all_reduce":
+            return total
+        case "reduce":
+            return total if position == root else None
+        case "reduce_scatter":
+            return np.split(total, group_size)[position]
         case "all_gather":
-            return [np.concatenate(x)] * ways
+            return np.concatenate(x)
         case "gather":
-            return [np.concatenate(x) if r == root else None for r in range(ways)]
+            return np.concatenate(x) if position == root else None
         case "broadcast":
-            return [x[root]] * ways
+            return x[root]
         case "scatter":
-            return list(np.split(x[root], ways))
+            return np.split(x[root], group_size)[position]
         case _:
-            parts = [np.split(each, ways) for each in x]
-            return [np.concatenate(arrived) for arrived in zip(*parts, strict=True)]
+            return np.concatenate([np.split(each, group_size)[position] for each in x])

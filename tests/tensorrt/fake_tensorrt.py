@@ -1,4 +1,4 @@
-"""Plays the module `tensorrt` for the builder: an engine is the list of what was asked of it.
+"""A fake module `tensorrt` for the builder: an engine is the list of the calls.
 
 A test copies this file as `tensorrt.py` to where the builder's process finds it. It has the names
 of TensorRT 11 that TensorRT-RTX also has, and no ComputeCapability. It computes nothing.
@@ -7,6 +7,7 @@ of TensorRT 11 that TensorRT-RTX also has, and no ComputeCapability. It computes
 import enum
 import json
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 __version__ = "11.4.0.106"
@@ -50,6 +51,10 @@ class IStreamWriter:
     pass
 
 
+class IErrorRecorder:
+    pass
+
+
 class Tensor:
     def __init__(self, value: Any) -> None:
         self.name = value.name
@@ -66,6 +71,13 @@ class Network:
         self.outputs: list[Tensor] = []
         self.get_input = lambda i: self.inputs[i]
         self.get_output = lambda i: self.outputs[i]
+
+    num_layers = 1
+
+    def get_layer(self, index: int) -> Any:
+        """One layer from all inputs to all outputs."""
+        counts = {"num_inputs": self.num_inputs, "num_outputs": self.num_outputs}
+        return SimpleNamespace(get_input=self.get_input, get_output=self.get_output, **counts)
 
     num_inputs = property(lambda self: len(self.inputs))
     num_outputs = property(lambda self: len(self.outputs))
@@ -152,7 +164,7 @@ class Builder:
         if not monitor.step_complete("Building engine", 0):
             return False
         monitor.phase_finish("Building engine")
-        self.logger.log(Severity.INFO, "Total Weights Memory: 12 bytes")
+        self.logger.log(Severity.INFO, "Total Activation Memory: 12 bytes")
         modules = [name for name in sys.modules if name.startswith("tensorrt_rtx")]
         engine = {"calls": CALLS, "modules": modules, "detail": config.profiling_verbosity.name}
         data = b"ptrt".ljust(64, b"\0") + json.dumps(engine).encode()

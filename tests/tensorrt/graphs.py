@@ -1,6 +1,6 @@
 """Small ONNX graphs written by hand, and requests to build them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from irc.backends.tensorrt.builder.build import BuildRequest, Profile
+from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.target import Target
 
 F16, F32, BF16 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.BFLOAT16
@@ -83,7 +84,7 @@ W = weight("W", 64, 128)
 
 
 def attention(path: Path, dtype: int = BF16) -> Path:
-    """A decode step: caches written in place, then attention over what is valid."""
+    """A decode step: caches written in place, then attention over their valid part."""
     heads, kv, slots, size = 4, 2, 128, 32
     nodes = [
         node("l.0/write", "TensorScatter", ["pk", "k", "wi"], "nk", axis=-2),
@@ -124,7 +125,9 @@ def profile(name: str, path: Path, **dims: tuple[int, int, int]) -> Profile:
     return Profile(name, shapes)
 
 
-def asked(model: Path, profiles: Sequence[Profile] = (), **options: Any) -> BuildRequest:
-    """A request for an engine beside the model, which is not taken from the cache."""
-    named: Mapping[str, Any] = {"caching": False, **options}
-    return BuildRequest(model, model.with_suffix(".engine"), TARGET, tuple(profiles), **named)
+def asked(
+    model: Path, profiles: Sequence[Profile] = (), base: Path | None = None, **options: Any
+) -> BuildRequest:
+    """A request for an engine beside the model, by default without the cache."""
+    engine, chosen = model.with_suffix(".engine"), {"caching": False, **options}
+    return BuildRequest(model, engine, TARGET, tuple(profiles), EngineOptions.of(chosen), base=base)

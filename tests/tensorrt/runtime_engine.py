@@ -1,33 +1,40 @@
-"""Engines that interpret the module of their artifact with numpy, on the memory of a fake GPU."""
+"""TensorRT in numpy: engines that interpret the module of their artifact on a fake or real GPU."""
 
 from __future__ import annotations
 
+import ctypes
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import numpy as np
 
+from irc.backends.cuda.group import Group
 from irc.backends.onnx.stages import stages_of
 from irc.backends.reference.execute import Executor
 from irc.backends.reference.inputs import bind_inputs
 from irc.backends.reference.weights import Weights
+from irc.backends.tensorrt.plugins import communicators
+from irc.backends.tensorrt.plugins.adapter import DATA_TYPES
 from irc.backends.tensorrt.probe import probe
-from irc.backends.tensorrt.runtime.driver import Gpu, Shape, Tensor
-from irc.core import Function, Module, Value, Weight
-from irc.dims import Dim
+from irc.backends.tensorrt.runtime.engine import Shape, Tensor
 from irc.errors import Error
+from irc.ir.core import Function, Value, Weight
+from irc.ir.dims import Dim
+from irc.ir.dtypes import numpy_dtype
 from irc.ops.collective import Collective
 from irc.text import parse_module
-from tests.tensorrt.runtime_gpu import Array, Fabric, Group, Memory, Stream
+from tests.tensorrt.fake_gpu import STREAMS, Array, FakeDriver
+from tests.tensorrt.fake_nccl import FakeNccl
 
-PROBE = -1  # in place of the number of a stage
 MARK = b"\0fake engine\0"
 
 
-class Library:
-    """An artifact's folder as the fake library sees it, for all ranks of a test."""
+class Artifact:
+    """An artifact's folder, as the engines of all ranks of a test read it."""
 
     def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
         self.folder, self.facts = folder, facts
@@ -42,82 +49,93 @@ class Library:
         self._kept.__exit__(None, None, None)
 
 
-class Driver:
-    """See the runtime's Driver."""
+class Device(Protocol):
+    """The GPU of an engine, a fake or a real one."""
 
-    def __init__(self, library: Library, fabric: Fabric, number: int) -> None:
-        self._library, self.fabric, self.number = library, fabric, number
-        self.gpu = Gpu("Fake 9000", 89, f"fake-{number}", 1 << 40)
-        self.library = (1, 7, 1, 116)
-        self.memory = Memory()
-        self.calls: list[tuple[Any, ...]] = []
-        self.registered: dict[str, Group] = {}
-        self.groups: list[Group] = []
-        self.faults: dict[str, str] = {}
-        self.can_capture = True
-        self.can_bind = True
-        self.does_nothing = False  # collectives of engines, besides those of plugins
+    memory: Any
+    groups: list[Group]
+
+    def enqueue(self, work: Callable[[], None], stream: int, *call: Any) -> None:
+        """Run work in the order of a stream."""
+        ...
+
+    def meet(self, group: Group, array: Array) -> list[Array]:
+        """The arrays of all ranks of a group."""
+        ...
+
+
+class FakeDevice:
+    """See Device."""
+
+    def __init__(self, driver: FakeDriver, nccl: FakeNccl) -> None:
+        self.memory, self.groups, self.meet = driver.memory, driver.groups, nccl.meet
+
+    def enqueue(self, work: Callable[[], None], stream: int, *call: Any) -> None:
+        STREAMS[stream].enqueue(work, *call)
+
+
+class ILogger:
+    """See TensorRT."""
+
+
+class IErrorRecorder:
+    """See TensorRT."""
+
+
+class EngineInvalidityDiagnostics(IntEnum):
+    """See TensorRT-RTX."""
+
+    VERSION_MISMATCH, UNSUPPORTED_CC, MALFORMED_ENGINE = 1, 2, 32
+
+
+class FakeTensorRT:
+    """The module tensorrt_rtx on one rank; tests set faults of its engines.
+
+    `skew` is added to every result. `does_nothing`: whether collectives of engines do nothing,
+    besides those of plugins. It takes a file apart as it was written by runtime_world.py.
+    """
+
+    __name__ = "fake_tensorrt"
+    ILogger, IErrorRecorder = ILogger, IErrorRecorder
+    EngineInvalidityDiagnostics = EngineInvalidityDiagnostics
+    TensorLocation = TensorIOMode = SimpleNamespace(DEVICE="device", OUTPUT="output")
+    ExecutionContextAllocationStrategy = SimpleNamespace(ON_PROFILE_CHANGE="on profile change")
+    can_capture = can_bind = True
+    does_nothing, skew = False, 0.0
+
+    def __init__(self, artifact: Artifact, rank: int, device: Device) -> None:
+        self.artifact, self.rank, self.device = artifact, rank, device
         self.contexts: list[Context] = []
-        self.skew = 0.0  # added to every result of this GPU's engines
-        self.closed = False
 
-    def allocate(self, size: int) -> int:
-        return self.memory.allocate(size)
+    def get_plugin_registry(self) -> Any:
+        return SimpleNamespace(get_creator=lambda *names: self)
 
-    def free(self, address: int) -> None:
-        self.memory.free(address)
+    def Runtime(self, logger: Any) -> Any:
+        return SimpleNamespace(
+            deserialize_cuda_engine=lambda data: self._engine(bytes(data)),
+            get_engine_validity=lambda data: (2, EngineInvalidityDiagnostics.MALFORMED_ENGINE),
+        )
 
-    def free_memory(self) -> int:
-        return self.memory.total - self.memory.used
-
-    def pinned(self, size: int) -> Array:
-        return np.full(size, 0xAB, np.uint8)
-
-    def stream(self) -> Stream:
-        return Stream(self.memory, self.calls)
-
-    def engine(self, path: Path) -> Engine:
-        data = path.read_bytes()
-        if not data[64:].startswith(MARK + b"{") or not data.endswith(b"}"):
-            raise Error(f"TensorRT cannot read {path}")
-        names = {entry["engine"]: entry["stage"] for entry in self._library.facts["ranks"]}
-        if path.name == "probe.engine":
-            names = {path.name: PROBE}
-        return Engine(self, self._library, names[path.name], json.loads(data.partition(MARK)[2]))
-
-    def group_name(self) -> bytes:
-        return self.fabric.name()
-
-    def group(self, name: bytes, rank: int, ranks: int, label: str) -> Group:
-        group = Group(self.fabric, self.memory, name, rank, ranks)
-        group.fault = self.faults.get(label, "")
-        self.groups.append(group)
-        return group
-
-    def register(self, key: str, rank: int, group: Group) -> None:
-        self.registered[key] = group
-
-    def close(self) -> None:
-        self.closed = True
+    def _engine(self, data: bytes) -> Engine | None:
+        if not data.startswith(MARK + b"{") or not data.endswith(b"}"):
+            return None
+        return Engine(self, json.loads(data.partition(MARK)[2]))
 
 
 class Engine:
-    """A stage of the module. `own` says what is written in the engine's file."""
+    """An ICudaEngine: a stage of the module. `own` is the content of the engine's file."""
 
-    def __init__(self, driver: Driver, library: Library, stage: int, own: Any) -> None:
-        self.driver, self.library, self.own = driver, library, own
-        if stage == PROBE:
-            self.stage = probe(library.module)
-            self.facts = {
-                "profiles": [],
-                "results": [{"result": "total", "output": "total"}],
-                "scalars": {},
-                "copied": [],
-            }
+    def __init__(self, trt: FakeTensorRT, own: Any) -> None:
+        self.trt, self.artifact = trt, trt.artifact
+        if own["stage"] is None:  # the probe
+            results = [{"result": "total", "output": "total"}]
+            self.facts = {"profiles": [], "results": results, "scalars": {}, "copied": []}
+            self.stage = probe(self.artifact.module)
         else:
-            self.stage, self.facts = library.stages[stage], library.facts["stages"][stage]
+            self.stage = self.artifact.stages[own["stage"]]
+            self.facts = self.artifact.facts["stages"][own["stage"]]
         self.function: Function = self.stage.function
-        self.profiles: int = own.get("profiles", max(1, len(self.facts["profiles"])))
+        self.num_optimization_profiles = own.get("profiles", max(1, len(self.facts["profiles"])))
         self.outputs = {each["result"]: each["output"] for each in self.facts["results"]}
         self.tensors: dict[str, Tensor] = {}
         for arg in self.function.args:
@@ -129,56 +147,77 @@ class Engine:
             self._add(name, "i32", (), False)
         for name, each in own.get("weights", {}).items():
             self._add(name, each["dtype"], each["shape"], False)
+        self.num_io_tensors = len(self.tensors)
 
     def _add(self, name: str, dtype: str, shape: Sequence[Any], output: bool) -> None:
         dims = tuple(-1 if isinstance(dim, Dim) else int(dim) for dim in shape)
         self.tensors[name] = Tensor(name, dtype, dims, output)
 
-    def aliased(self, output: str) -> str | None:
+    def get_tensor_name(self, index: int) -> str:
+        return list(self.tensors)[index]
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        dtype = self.tensors[name].dtype
+        return SimpleNamespace(name=DATA_TYPES.get(dtype, dtype))
+
+    def get_tensor_location(self, name: str) -> str:
+        return "device"
+
+    def get_tensor_mode(self, name: str) -> str:
+        return "output" if self.tensors[name].output else "input"
+
+    def get_tensor_shape(self, name: str) -> Shape:
+        return self.tensors[name].shape
+
+    def get_aliased_input_tensor(self, output: str) -> str | None:
         found = [e.get("state") for e in self.facts["results"] if e["output"] == output]
         return found[0] if found and found[0] not in self.facts["copied"] else None
 
-    def context(self, profile: int, stream: Stream) -> Context:
-        context = Context(self, profile)
-        self.driver.contexts.append(context)
-        return context
+    def create_execution_context(self, strategy: str) -> Context:
+        return Context(self)
 
 
 class Context:
-    """See the runtime's Context; an enqueue takes the addresses and shapes of its moment along."""
+    """An IExecutionContext; an enqueue keeps the addresses and shapes of its moment."""
 
-    def __init__(self, engine: Engine, profile: int) -> None:
-        self.engine, self.profile = engine, profile
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.profile = engine, 0
         self.group: Group | None = None
         self.shapes: dict[str, Shape] = {}
         self.addresses: dict[str, int] = {}
         self.enqueued = 0
+        engine.trt.contexts.append(self)
 
-    def bind(self, group: Group) -> bool:
-        group.meet("bind")
-        self.group = group
-        return self.engine.driver.can_bind
+    def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
+        self.profile = profile
+        return True
 
-    def set_shape(self, name: str, shape: Shape) -> bool:
-        tensor = self.engine.tensors[name]
-        assert not tensor.output
-        profiles = self.engine.facts["profiles"]
-        low, _, high = profiles[self.profile]["shapes"][name]
+    def set_communicator(self, capsule: Any) -> bool:
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+        get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        device, pointer = self.engine.trt.device, get(capsule, b"ncclComm_t")
+        self.group = next(group for group in device.groups if group.pointer == pointer)
+        device.meet(self.group, np.zeros(1))
+        return self.engine.trt.can_bind
+
+    def set_input_shape(self, name: str, shape: Shape) -> bool:
+        assert not self.engine.tensors[name].output
+        low, _, high = self.engine.facts["profiles"][self.profile]["shapes"][name]
         if any(not a <= n <= b for a, n, b in zip(low, shape, high, strict=True)):
             return False
         self.shapes[name] = shape
         return True
 
-    def set_address(self, name: str, address: int) -> None:
-        assert name in self.engine.tensors, name
+    def set_tensor_address(self, name: str, address: int) -> bool:
         self.addresses[name] = address
+        return name in self.engine.tensors
 
-    def shape(self, name: str) -> Shape:
+    def get_tensor_shape(self, name: str) -> Shape:
         tensors, function = self.engine.tensors, self.engine.function
         arrays = {
             str(arg.name): np.empty(
                 self.shapes.get(str(arg.name), tensors[str(arg.name)].shape),
-                _kind(arg.type.dtype),
+                numpy_dtype(arg.type.dtype),
             )
             for arg in function.args
         }
@@ -187,23 +226,14 @@ class Context:
         (value,) = (v for result, v in results if self.engine.outputs[result] == name)
         return tuple(int(str(d.bind(sizes) if isinstance(d, Dim) else d)) for d in value.type.shape)
 
-    def capturable(self, stream: Stream) -> bool:
-        return self.engine.driver.can_capture
+    def is_stream_capturable(self, stream: int) -> bool:
+        return self.engine.trt.can_capture
 
-    def enqueue(self, stream: Stream) -> None:
-        missing = set(self.engine.tensors) - set(self.addresses)
-        if missing:
-            raise Error(f"no address for {sorted(missing)}")
+    def execute_async_v3(self, stream: int) -> bool:
         self.enqueued += 1
         run = _Run(self, dict(self.shapes), dict(self.addresses))
-        stream.calls.append(("enqueue", self.profile))
-        stream.enqueue(run)
-
-
-def _kind(dtype: str) -> Any:
-    from irc.dtypes import numpy_dtype
-
-    return numpy_dtype(dtype)
+        self.engine.trt.device.enqueue(run, stream, "enqueue", self.profile)
+        return set(self.engine.tensors) == set(self.addresses)
 
 
 class _Run:
@@ -216,43 +246,43 @@ class _Run:
     def input(self, name: str) -> Array:
         tensor = self.engine.tensors[name]
         shape = self.shapes.get(name, tensor.shape)
-        memory = self.engine.driver.memory
+        memory = self.engine.trt.device.memory
         return memory.read(self.addresses[name], shape, tensor.dtype)
 
     def __call__(self) -> None:
         engine = self.engine
-        function, memory = engine.function, engine.driver.memory
+        function, memory = engine.function, engine.trt.device.memory
         given = {str(arg.name): self.input(str(arg.name)) for arg in function.args}
         arrays, sizes = bind_inputs(function, given, {})
-        executor = _OneRank(self, engine.library, sizes)
+        executor = _OneRank(self, engine.artifact, sizes)
         with np.errstate(all="ignore"):
             results = executor.function(function, [[array] for array in arrays])
         for name, (array,) in zip(function.result_names(), results, strict=True):
             output = engine.outputs[name]
-            state = engine.aliased(output)
+            state = engine.get_aliased_input_tensor(output)
             if state is not None and self.addresses[output] != self.addresses[state]:
                 raise Error(f"{output} must lie where {state} does")
             inputs = [name for name, each in engine.tensors.items() if not each.output]
             if state is None and self.addresses[output] in map(self.addresses.get, inputs):
                 raise Error(f"{output} overwrites an input that may still be read")
             if state is None:
-                array = array + array.dtype.type(engine.driver.skew)
+                array = array + array.dtype.type(engine.trt.skew)
             memory.write(self.addresses[output], array, engine.tensors[output].dtype)
 
 
 class _OneRank(Executor):
     """One rank by itself: weights from the GPU's memory, collectives with the other threads."""
 
-    def __init__(self, run: _Run, library: Library, sizes: dict[str, int]) -> None:
-        super().__init__(library.module, library.weights, [sizes])
-        self._run, self._module = run, library.module
+    def __init__(self, run: _Run, artifact: Artifact, sizes: dict[str, int]) -> None:
+        super().__init__(artifact.module, artifact.weights, [sizes])
+        self._run, self._module = run, artifact.module
 
     def _read(self, value: Value, scope: Any) -> list[Array]:
         if not isinstance(value, Weight):
             return scope[value]
         if value.name in self._run.engine.tensors:
             return [self._run.input(value.name)]
-        return [self.weights.get(value, self._run.engine.driver.number)]
+        return [self.weights.get(value, self._run.engine.trt.rank)]
 
     def _collective(self, op: Collective, operands: list[list[Array]]) -> list[Array]:
         run, axes = self._run, op.axes
@@ -260,24 +290,19 @@ class _OneRank(Executor):
             for name, known in run.engine.facts["scalars"].items():
                 if tuple(known) == axes:
                     return [run.input(name)]
-            return [np.array(self._module.mesh.index(run.engine.driver.number, axes), np.int32)]
-        ways = self._module.mesh.ways(axes)
-        if ways == 1:
+            return [np.array(self._module.mesh.index(run.engine.trt.rank, axes), np.int32)]
+        group_size = self._module.mesh.group_size(axes)
+        if group_size == 1:
             return op.combine([operands[0][0]])
         group = self._group(axes)
-        if run.engine.driver.does_nothing and group is run.context.group:
+        if run.engine.trt.does_nothing and group is run.context.group:
             return [operands[0][0]]
-        assert group.ranks == ways
-        return [op.combine(group.meet(operands[0][0].copy()))[group.rank]]
+        assert group.ranks == group_size
+        return [op.combine(run.engine.trt.device.meet(group, operands[0][0].copy()))[group.rank]]
 
-    def _group(self, axes: tuple[str, ...]) -> Group:
+    def _group(self, axes: tuple[str, ...]) -> Any:
         run = self._run
         native = run.context.group
-        if native is not None and native.ranks == self._module.mesh.ways(axes):
+        if native is not None and native.ranks == self._module.mesh.group_size(axes):
             return native
-        return run.engine.driver.registered[".".join(axes)]
-
-
-def module_of(library: Library) -> Module:
-    """The module that the engines interpret."""
-    return library.module
+        return communicators.find(".".join(axes), run.engine.trt.rank)

@@ -1,26 +1,30 @@
-"""Artifacts whose engines are fakes: what the backend writes, without its builder."""
+"""Artifacts with fake engines: the files of the backend, without its builder."""
 
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import irc.passes
-from irc.backends.communicator import Communicator
-from irc.backends.onnxruntime.threads import ThreadWorld
+from irc.backends.cuda.group import Group
+from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.threads import ThreadWorld
 from irc.backends.tensorrt.backend import TensorRTBackend
+from irc.backends.tensorrt.builder.library import Library
+from irc.backends.tensorrt.plugins import communicators
 from irc.backends.tensorrt.runtime import EngineProgram, load
-from irc.core import Module
+from irc.backends.tensorrt.runtime.gpu import EngineGpu
+from irc.ir.core import Module
 from irc.pipeline import run_pipeline
-from tests.tensorrt.runtime_engine import MARK, Driver, Library
-from tests.tensorrt.runtime_gpu import Fabric
+from tests.tensorrt.fake_gpu import SOON, FakeDriver
+from tests.tensorrt.fake_nccl import FakeNccl
+from tests.tensorrt.runtime_engine import MARK, Artifact, FakeDevice, FakeTensorRT
 
 assert irc.passes
 T = TypeVar("T")
+VERSION = "1.7.1.116"
 
 
 def write(
@@ -33,92 +37,82 @@ def write(
     backend = TensorRTBackend("tensorrt-rtx").configured({"build": False, **options})
     pipeline = backend.default_pipeline
     if mesh:
-        from irc.mesh import Mesh
+        from irc.ir.mesh import Mesh
 
         module.mesh = Mesh.parse(mesh)
         pipeline = backend.sharded_pipeline
     run_pipeline(module, f"{first}, {pipeline}" if first else pipeline)
     folder.mkdir(parents=True, exist_ok=True)
-    facts: dict[str, Any] = dict(backend.emit(module, folder, {"base": folder}))
+    facts: dict[str, Any] = dict(backend.emit(module, folder, base=folder).facts)
     facts["dims"] = {name: list(each) for name, each in module.dims.items()}
     (folder / "module.irc").write_text(str(module))
     for entry in facts["ranks"]:
         entry["engine"] = entry["model"].replace(".onnx", ".engine")
         bindings = entry["bindings"]
         own = json.loads((folder / bindings).read_text()) if bindings else {}
-        write_engine(folder / entry["engine"], weights=own)
+        write_engine(folder / entry["engine"], entry["stage"], weights=own)
     if facts["probe"] is not None:
         facts["probe"]["engine"] = "probe.engine"
-        write_engine(folder / "probe.engine")
+        write_engine(folder / "probe.engine", None)
     return facts
 
 
-def write_engine(
-    path: Path, version: tuple[int, ...] = (1, 7, 1, 116), mask: int = 0x1E, **own: Any
-) -> None:
-    """An engine file that begins as one of TensorRT-RTX does."""
-    body = MARK + json.dumps(own).encode()
-    head = struct.pack("<4s4xI4xQ4B4sI", b"vtrt", 2, 64 + len(body), *version, b"vtrt", mask)
-    path.write_bytes(head.ljust(64, b"\0") + body)
+def write_engine(path: Path, stage: int | None = 0, **own: Any) -> None:
+    """An engine file for the fake library; `stage` None: the probe."""
+    path.write_bytes(MARK + json.dumps({"stage": stage, **own}).encode())
+
+
+class FakeRank(EngineGpu):
+    """The GPU of a rank: its parts are fakes, which tests change. `faults`: of groups, by label."""
+
+    driver: FakeDriver
+
+    def __init__(self, artifact: Artifact, nccl: FakeNccl, rank: int) -> None:
+        driver = FakeDriver(rank)
+        self.trt = FakeTensorRT(artifact, rank, FakeDevice(driver, nccl))
+        super().__init__(driver, Library("tensorrt-rtx", self.trt, VERSION), SOON, nccl)
+        self.rank, self.calls, self.contexts = rank, driver.calls, self.trt.contexts
+        self.faults: dict[str, str] = {}
+
+    def group(self, host: Communicator, ranks: Sequence[int], label: str) -> Group:
+        group = super().group(host, ranks, label)
+        group.communicator.fault = self.faults.get(label, "")
+        return group
 
 
 class World:
-    """An artifact loaded on all its ranks, each in a thread. `prepare` changes a rank's driver."""
+    """An artifact loaded on all its ranks, each in a thread. `prepare` changes a rank's GPU."""
 
     def __init__(
         self,
         folder: Path,
         facts: Mapping[str, Any],
-        prepare: Callable[[Driver], None] = lambda driver: None,
+        prepare: Callable[[FakeRank], None] = lambda gpu: None,
         **options: Any,
     ) -> None:
+        communicators.clear()  # of a World that was never closed
         self.ranks = len(facts["ranks"])
-        self.library = Library(folder, facts)
-        self.fabric = Fabric()
-        self.world = ThreadWorld(self.ranks, timeout=100)
-        self.drivers: dict[int, Any] = {}
+        self.artifact, nccl = Artifact(folder, facts), FakeNccl()
+        self.world = ThreadWorld(self.ranks, timeout=SOON)
+        self.gpus: dict[int, FakeRank] = {}
 
         def one(communicator: Communicator) -> EngineProgram:
-            rank = communicator.rank
-
-            def make(number: int) -> Any:
-                driver = self.drivers[rank] = self.driver(number)
-                prepare(driver)
-                return driver
+            def make(rank: int) -> FakeRank:
+                gpu = self.gpus[rank] = FakeRank(self.artifact, nccl, rank)
+                prepare(gpu)
+                return gpu
 
             host = communicator if self.ranks > 1 else None
-            loaded = load(folder, facts, communicator=host, driver=make, **options)
+            loaded = load(folder, facts, communicator=host, gpu=make, **options)
             assert isinstance(loaded, EngineProgram)
             return loaded
 
-        self.programs = self.each(one)
-
-    def driver(self, number: int) -> Any:
-        """What drives the GPU of a rank."""
-        return Driver(self.library, self.fabric, number)
-
-    @contextmanager
-    def entered(self, rank: int) -> Iterator[None]:
-        """Inside, this thread is a rank."""
-        yield
-
-    def each(self, work: Callable[[Communicator], T]) -> list[T]:
-        """What `work` gives on every rank; where one fails, the others' groups break."""
-
-        def one(communicator: Communicator) -> T:
-            try:
-                with self.entered(communicator.rank):
-                    return work(communicator)
-            except BaseException as error:
-                self.fabric.fail(f"another rank failed: {error}")
-                raise
-
-        return self.world.run(one)
+        self.programs = self.world.run(one)
 
     def of_all(self, work: Callable[[EngineProgram], T]) -> list[T]:
-        """What `work` gives with the program of every rank."""
-        return self.each(lambda communicator: work(self.programs[communicator.rank]))
+        """The result of `work` with the program of every rank."""
+        return self.world.run(lambda communicator: work(self.programs[communicator.rank]))
 
     def close(self) -> None:
         self.of_all(lambda program: program.close())
-        self.library.close()
+        self.artifact.close()

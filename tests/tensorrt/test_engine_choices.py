@@ -1,29 +1,33 @@
-"""What is chosen about engines by target and options: collectives, caches, where weights are."""
+"""Engine options: collectives, caches, weights; the options that an artifact records."""
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import onnx
 import pytest
 
 import irc
+from irc.artifact.folder import ArtifactFolder
 from irc.backends.tensorrt import backend as tensorrt
 from irc.backends.tensorrt.backend import TensorRTBackend
 from irc.backends.tensorrt.builder.library import Library
 from irc.backends.tensorrt.lowering.table import rows
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.target import Target
+from irc.cli.engines import add_engine, engine_options
+from irc.driver.options import Options, backend_of
 from irc.errors import Error
 from irc.text import parse_module
 from tests.tensorrt.emission import emitted
 
 BODIES = {
-    "largest": """%y = all_reduce %x {axis="tp", op="max", ways=2} : f32[4, 8]
+    "largest": """%y = all_reduce %x {axis="tp", op="max", group_size=2} : f32[4, 8]
       return %y""",
-    "largest and more": """%a = all_reduce %x {axis="tp", op="max", ways=2} : f32[4, 8]
-      %b = all_gather %a {axis="tp", dim=0, ways=2} : f32[8, 8]
+    "largest and more": """%a = all_reduce %x {axis="tp", op="max", group_size=2} : f32[4, 8]
+      %b = all_gather %a {axis="tp", dim=0, group_size=2} : f32[8, 8]
       %y = slice %b {dim=0, start=0, stop=4} : f32[4, 8]
       return %y""",
 }
@@ -39,6 +43,7 @@ def compiled(body: str, folder: Path, mesh: str = "tp=2", **engine: Any) -> irc.
 
 
 def kinds(artifact: irc.Artifact) -> set[str]:
+    """The kinds of collectives in the model of rank 0."""
     model = onnx.load(artifact.folder / artifact.manifest["program"]["ranks"][0]["model"])
     return {node.op_type for node in model.graph.node if "Collective" in node.op_type}
 
@@ -47,6 +52,7 @@ def kinds(artifact: irc.Artifact) -> set[str]:
     ("target", "body", "wanted"),
     [
         ("tensorrt-11.4/sm_90", "largest", "DistCollective"),
+        ("tensorrt-11.2/sm_90", "largest", "DistCollective"),
         ("tensorrt-11.0/sm_90", "largest", "IrcCollective"),
         ("tensorrt-11.4/sm_90", "largest and more", "IrcCollective"),
         ("tensorrt-rtx-1.7", "largest", "IrcCollective"),
@@ -65,7 +71,11 @@ def test_collectives_are_all_of_one_kind(
     assert note.startswith("stage 0: 1 " if body == "largest" else "stage 0: 2 ") and wanted in note
 
 
-def test_an_override_is_taken_or_refused(tmp_path: Path) -> None:
+def test_native_collectives_are_forced_or_refused(tmp_path: Path) -> None:
+    full = {"target": "tensorrt-11.4/sm_90"}
+    plugin = compiled(BODIES["largest"], tmp_path / "plugin", collectives="plugin", **full)
+    group = compiled(BODIES["largest"], tmp_path / "group", mesh="dp=2, tp=2", **full)
+    assert kinds(plugin) == kinds(group) == {"IrcCollective"}
     native = {"target": "tensorrt-rtx-1.7", "collectives": "native"}
     both = compiled(BODIES["largest and more"], tmp_path / "all", **native)
     assert kinds(both) == {"DistCollective"}
@@ -91,7 +101,9 @@ CACHE = """module @m { func @forward(%k: f32[1, 2, 8, 4], %new: f32[1, 1, 8], %p
         ("tensorrt-rtx-1.7/sm_121", "TensorScatter"),
     ],
 )
-def test_caches_where_native_ones_are_wrong(target: str, kind: str, tmp_path: Path) -> None:
+def test_caches_are_copied_where_native_ones_are_wrong(
+    target: str, kind: str, tmp_path: Path
+) -> None:
     parsed = Target.parse(target)
     made = [node.op_type for node in emitted(parse_module(CACHE), parsed).graph.node]
     assert kind in made and ({"ScatterElements", "TensorScatter"} & {*made}) == {kind}
@@ -107,13 +119,9 @@ def test_caches_where_native_ones_are_wrong(target: str, kind: str, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("target", "here", "wanted"),
-    [
-        ("", 121, (121,)),
-        ("tensorrt/sm_90", 121, (90,)),
-        ("", None, ()),
-    ],
+    [("", 121, (121,)), ("tensorrt/sm_90", 121, (90,)), ("", None, ())],
 )
-def test_the_rules_of_the_gpu_that_builds_hold(
+def test_the_target_of_a_build(
     target: str, here: int | None, wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from irc.backends.tensorrt.builder import library
@@ -137,12 +145,12 @@ WEIGHTS = {
         ("f32", {}, False, ""),
         ("f32", {"weights": "outside"}, True, ""),
         ("i4", {}, False, "the weight @w is i4"),
-        ("f32", {"strip": True}, False, "--strip is about weights that are part of the engine"),
-        ("f32", {"refit": True}, False, "--refit is about"),
-        ("f32", {"weight_streaming": True}, False, "--weight-streaming is about"),
+        ("f32", {"strip": True}, False, "--strip applies to weights inside the engine"),
+        ("f32", {"refit": True}, False, "--refit applies to"),
+        ("f32", {"weight_streaming": True}, False, "--weight-streaming applies to"),
     ],
 )
-def test_where_weights_must_be(
+def test_weights_inside_or_outside(
     dtype: str, engine: dict[str, Any], outside: bool, reason: str
 ) -> None:
     module = parse_module(f"module @m {{ {WEIGHTS[dtype]} }}")
@@ -168,12 +176,36 @@ def test_an_artifact_is_compiled_again_as_it_was(tmp_path: Path) -> None:
         before.folder, tmp_path / "other", engine={"build": False, "collectives": "plugin"}
     )
     assert kinds(other) == {"IrcCollective"} and other.manifest["program"]["weights"] == "inside"
-    assert (
-        irc.compile(before.folder, tmp_path / "cpu", backend="onnx").manifest["backend"] == "onnx"
+    cpu = irc.compile(before.folder, tmp_path / "cpu", backend="onnx")
+    assert cpu.manifest["backend"] == "onnx"
+
+
+def recompiled(folder: Path, before: dict[str, Any], **options: Any) -> Any:
+    """The backend for compiling an artifact with the engine options `before` again."""
+    engine = {"build": False, "target": "tensorrt-rtx-1.7"} | before
+    irc.compile(parse_module(CACHE), folder / "out", backend="tensorrt-rtx", engine=engine)
+    return backend_of(ArtifactFolder.open(folder / "out"), cast("Options", options))
+
+
+@pytest.mark.parametrize("name", ["strip", "refit", "weight_streaming"])
+def test_a_remembered_flag_can_be_switched_off(name: str, tmp_path: Path) -> None:
+    def parsed(*words: str) -> dict[str, Any]:
+        parser = ArgumentParser()
+        add_engine(parser)
+        return engine_options(parser.parse_args(words))
+
+    word = name.replace("_", "-")
+    assert (parsed(), parsed(f"--{word}"), parsed(f"--no-{word}")) == (
+        {},
+        {name: True},
+        {name: False},
     )
+    assert getattr(recompiled(tmp_path, {name: True}).options, name)
+    off = recompiled(tmp_path, {name: True}, engine=parsed(f"--no-{word}"))
+    assert not getattr(off.options, name)
 
 
-def test_an_option_that_there_is_not(tmp_path: Path) -> None:
+def test_an_unknown_option(tmp_path: Path) -> None:
     words: Any = {"mesg": "tp=2"}
     with pytest.raises(Error, match=r"irc.compile has no option mesg; did you mean 'mesh'"):
         irc.compile(parse_module(CACHE), tmp_path / "out", **words)

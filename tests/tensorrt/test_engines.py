@@ -1,9 +1,8 @@
-"""Engines of whole models, built without a GPU: their kernels, by the builder's own list."""
+"""Engines of language models, built without a GPU: their kernels, as the builder lists them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from tests.tiny_checkpoint import write_checkpoint
 
 pytestmark = pytest.mark.needs_rtx
 
-DIMS = {"B": (1, 2, 4), "S": (1, 16, 64), "T": (1, 1, 4), "C": (96, 96, 96)}
+CAPACITY = 96
+DIMS = {"B": (1, 2, 4), "S": (1, 16, 64), "T": (1, 1, 4), "C": (CAPACITY, CAPACITY, CAPACITY)}
 LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -55,7 +55,7 @@ def built(folder: Path, source: Path, mesh: str = "", **engine: Any) -> Artifact
 
 
 def reports(artifact: Artifact) -> list[Report]:
-    """Of every stage."""
+    """The reports of all stages."""
     stages = artifact.manifest["program"]["stages"]
     texts = [(artifact.folder / stage["report"]).read_text() for stage in stages]
     return [Report.from_json(json.loads(text)) for text in texts]
@@ -78,16 +78,16 @@ def _text(value: Any) -> Any:
 
 
 def kernels(report: Report, scope: str, profile: str = "decode") -> list[Layer]:
-    """The kernels of a scope that compute."""
+    """The kernels of a scope, without copies, shapes and collectives."""
     others = ("shape_call", "copy", "custom_layer", "signal", "wait")
     found = report.layers_of(scope, profile)
     return [x for x in found if x.kind not in others and not x.kind.startswith("comm_")]
 
 
 def widened(artifact: Artifact, report: Report) -> list[str]:
-    """Kernels that leave f32 although every operation in them gives bf16.
+    """Kernels with f32 results although every operation in them has bf16 results.
 
-    The angles of rope are computed in f32, as rope means it.
+    RoPE computes its angles in f32.
     """
     narrow: dict[str, bool] = {}
     for op in artifact.module.ops():
@@ -105,29 +105,29 @@ def widened(artifact: Artifact, report: Report) -> list[str]:
     ]
 
 
-def whole_caches(report: Report, profile: str, inside: Mapping[str, int]) -> list[str]:
-    """Kernels that write something as long as a cache, other than the caches themselves."""
-    caches = {port.name for port in report.ports if not port.is_input}
+def expanded_caches(artifact: Artifact, report: Report) -> list[str]:
+    """Kernels of decoding that write a value of a cache's length, other than the caches."""
+    results = artifact.module.main.result_names()
     return [
         layer.name
-        for layer in report.of_profile(profile)
+        for layer in report.of_profile("decode")
         for tensor in layer.outputs
         if len(tensor.dims) > 2
-        and inside["capacity"] in tensor.dims[-2:]
+        and CAPACITY in tensor.dims[-2:]
         and tensor.dims[-1] > 1
-        and not any(tensor.name.startswith(cache) for cache in caches)
-        and tensor.dims[-2:] != (1, inside["capacity"])
+        and not tensor.name.startswith(tuple(results))
+        and tensor.dims[-2:] != (1, CAPACITY)
     ]
 
 
 def check_decode(artifact: Artifact, layers: int) -> None:
-    """What every engine of a model with enough heads must look like."""
+    """Decoding attends in one kernel a layer, expands no cache, and computes in bf16."""
     seen = 0
     for report in reports(artifact):
         fused = [x for x in report.of_profile("decode") if "_mha_" in x.name]
         seen += len(fused)
         assert all(x.kind == "kgen" for x in fused)
-        assert not whole_caches(report, "decode", {"capacity": 96})
+        assert not expanded_caches(artifact, report)
         assert not widened(artifact, report)
     assert seen == layers
     for layer in range(layers):
@@ -145,14 +145,9 @@ def test_one_rank(weights: str, grouped: Path, tmp_path: Path) -> None:
     artifact = built(tmp_path, grouped, weights=weights)
     check_decode(artifact, layers=2)
     (report,) = reports(artifact)
-    assert (report.weights > 100_000) == (weights == "inside")
+    (rank,) = artifact.manifest["program"]["ranks"]
+    assert (rank["bindings"] is None) == (weights == "inside")
     assert report.profiles == ("decode", "prefill")
-
-
-def test_the_tiny_llama_of_the_repository(tmp_path: Path) -> None:
-    artifact = built(tmp_path, ROOT / "examples" / "tiny_llama", weights="outside")
-    check_decode(artifact, layers=4)
-    assert artifact.manifest["program"]["self_test"]["ids"]
 
 
 def test_grouped_heads_biases_and_long_rope(tmp_path: Path) -> None:
@@ -188,7 +183,7 @@ def test_two_ranks_share_one_engine(collectives: str, grouped: Path, tmp_path: P
     else:
         assert not native and kinds["custom_layer"] == 6 and program["probe"] is None
         found = nodes(artifact, "IrcCollective")
-        assert {(n["group"], n["ways"]) for n in found} == {("tp", "2")}
+        assert {(n["group"], n["group_size"]) for n in found} == {("tp", "2")}
         assert [n["operation"] for n in found].count(
             "all_reduce_rms_norm"
         ) == 3  # not behind the last
@@ -213,7 +208,6 @@ def test_an_engine_that_is_no_language_model(tmp_path: Path) -> None:
     (report,) = reports(artifact)
     assert report.profiles == ("all",)
     assert artifact.manifest["program"]["self_test"] is None
-    assert {port.name for port in report.ports if not port.is_input} == {"scores", "user", "item"}
 
 
 def test_two_builds_are_the_same_bytes(grouped: Path, tmp_path: Path) -> None:
@@ -227,17 +221,9 @@ def test_two_builds_are_the_same_bytes(grouped: Path, tmp_path: Path) -> None:
     assert not [name for name in first if first[name] != second[name]]
 
 
-def test_a_second_build_has_nothing_to_do(grouped: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    assert built(tmp_path / "a", grouped, cache=cache).notes == []
-    again = built(tmp_path / "b", grouped, cache=cache)
-    assert again.notes == ["rank0.engine: built before, nothing to do"]
-    others = built(tmp_path / "c", grouped, cache=cache, workspace=1 << 30)
-    assert others.notes == []
-
-
-def test_an_artifact_is_built_again_elsewhere(grouped: Path, tmp_path: Path) -> None:
-    """From its folder alone, for another GPU."""
+def test_an_artifact_folder_is_enough_to_build_for_another_gpu(
+    grouped: Path, tmp_path: Path
+) -> None:
     first = built(tmp_path, grouped, "tp=2", build=False)
     assert all(rank["engine"] is None for rank in first.manifest["program"]["ranks"])
     again = irc.compile(

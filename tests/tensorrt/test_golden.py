@@ -1,4 +1,4 @@
-"""The prompts that a load compares, of models that give tokens in place of logits."""
+"""The prompts of the self-test of models that return tokens instead of logits."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ import pytest
 
 from irc.backends.reference import evaluate
 from irc.backends.tensorrt import golden
-from irc.core import Module
 from irc.errors import Error
 from irc.frontends import random_weights
 from irc.generation.greedy import greedy
+from irc.ir.core import Module
 from irc.pipeline import run_pipeline
 from tests.cli.runner import irc as irc_command
 from tests.fresh import fresh
 from tests.sharded.models import MODELS
-from tests.tensorrt.runtime_engine import Driver
-from tests.tensorrt.runtime_world import World, write
+from tests.tensorrt.runtime_world import FakeRank, World, write
 from tests.tiny_checkpoint import write_checkpoint
 
 CASES = [
     ("gqa", ""),
     ("gqa", "tp=2"),
-    ("tied_prime", "tp=4"),  # of 41 tokens the last rank has 8, and three of padding
+    ("tied_prime", "tp=4"),  # of 41 tokens the last rank has 8, and 3 of padding
     ("vocab_5", "tp=4"),  # a rank without tokens
     ("gqa", "dp=2,tp=2"),
     ("tied", "tp=2,pp=2"),
@@ -40,7 +39,7 @@ def model(name: str) -> Module:
     return module
 
 
-def whole_model(name: str) -> Module:
+def unsharded(name: str) -> Module:
     """The model that gives logits, on one rank."""
     module = model(name)
     run_pipeline(module, "static-capacity")
@@ -60,35 +59,35 @@ def written(folder: Path, name: str, mesh: str, **options: Any) -> dict[str, Any
 
 
 @pytest.mark.parametrize(("name", "mesh"), CASES)
-def test_tokens_are_those_of_the_whole_model(name: str, mesh: str, tmp_path: Path) -> None:
+def test_tokens_agree_with_the_reference(name: str, mesh: str, tmp_path: Path) -> None:
     facts = written(tmp_path, name, mesh)
     prompts = facts["self_test"]["prompts"]
     assert len(prompts) == 3
     assert len({len(each["ids"]) for each in prompts}) == 3
-    whole = whole_model(name)
+    reference = unsharded(name)
     for prompt in prompts:
-        token, ahead, largest = lead(whole, prompt["ids"])
+        token, ahead, largest = lead(reference, prompt["ids"])
         assert prompt["token"] == token
         assert ahead > 2e-3 * largest
-    world = World(tmp_path, facts)  # it is served
+    world = World(tmp_path, facts)  # it loads
     found = world.of_all(lambda program: greedy(program, prompts[0]["ids"], 2, (), facts["dims"]))
     assert {each.tokens[0] for each in found} == {prompts[0]["token"]}
     world.close()
 
 
 @pytest.mark.parametrize("mesh", ["", "tp=3"])
-def test_only_clear_answers_are_kept(
+def test_only_clear_tokens_are_kept(
     mesh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where rounding could change the token, nothing is compared."""
-    whole = whole_model("gqa")
-    every = list(golden._prompts(whole, 37))
-    leads = [lead(whole, ids) for ids in every]
+    """A prompt whose token rounding could change is not compared."""
+    reference = unsharded("gqa")
+    every = list(golden._prompts(reference, 37))
+    leads = [lead(reference, ids) for ids in every]
     shares = [ahead / 2 / max(1.0, largest) for _, ahead, largest in leads]
     limit = float(np.sort(shares)[-2:].mean())  # one prompt is clearer than that
     monkeypatch.setitem(golden.TOLERANCE, "f32", limit)
     vocabulary = 37 if not mesh else 12 * 3 + 1
-    assert every == list(golden._prompts(whole, vocabulary))
+    assert every == list(golden._prompts(reference, vocabulary))
     best = int(np.argmax(shares))
     facts = written(tmp_path, "gqa", mesh)
     assert facts["self_test"] == {"prompts": [{"ids": every[best], "token": leads[best][0]}]}
@@ -102,12 +101,12 @@ def test_only_clear_answers_are_kept(
 def test_wrong_tokens_of_one_rank(mesh: str, tmp_path: Path) -> None:
     facts = written(tmp_path, "gqa", mesh)
 
-    def change(driver: Driver) -> None:
-        driver.skew = float(driver.number == 3 % len(facts["ranks"]))
+    def change(gpu: FakeRank) -> None:
+        gpu.trt.skew = float(gpu.rank == 3 % len(facts["ranks"]))
 
     rank = 3 % len(facts["ranks"])
-    says = rf"self-test: the first token of rank {rank} is \d+, and the reference's is \d+; .*"
-    with pytest.raises(Error, match=says + "not served"):
+    message = rf"self-test: the first token of rank {rank} is \d+, and the reference's is \d+; .*"
+    with pytest.raises(Error, match=message + "refusing to load"):
         World(tmp_path, facts, change)
     World(tmp_path, facts, change, self_test=False).close()
 

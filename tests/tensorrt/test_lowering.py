@@ -1,29 +1,34 @@
-"""Every example of every operation, as TensorRT's flavour of ONNX."""
+"""Every example of every operation in TensorRT's dialect of ONNX, built and read back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from irc.backends.tensorrt.lowering.table import lowerings, refusal
+from irc.backends.reference import evaluate
+from irc.backends.tensorrt.lowering.table import lowerings
 from irc.backends.tensorrt.target import Target
-from irc.core import Module
+from irc.frontends.onnx import import_onnx
+from irc.ir.core import Module
 from irc.text import parse_module
-from tests.ops.example import Example, module_of
+from tests.fresh import fresh
+from tests.ops.example import Example, inputs_of, module_of
 from tests.ops.examples import EXAMPLES
 from tests.ops.test_onnx import solvable
 from tests.tensorrt.emission import RTX, Network, emitted
 
 # (operation, dtype of an example, or "" for any) -> the reason that users read
 REFUSED = {
-    ("scatter_elements", ""): "into what is there",
+    ("scatter_elements", ""): "into existing values",
     ("matmul", "i32"): "multiplies i32, and TensorRT only floats",
     ("cast", ""): "is in u8, which TensorRT does not have",
     ("dequantize", ""): "",  # see test_quantized_weights_that_tensorrt_lacks
 }
+RNG = fresh(70)
 GLOBAL_VIEW = ("shard_slice", "sharded_topk", "cyclic_embedding")
 
 
@@ -41,18 +46,40 @@ def modules(op: str) -> Iterator[tuple[Example, str, Module]]:
 
 
 def reason(module: Module) -> str | None:
-    """Why a module has no lowering."""
-    gaps = lowerings(RTX).unsupported(module)
-    return gaps[0].reason if gaps else None
+    """The reason why a module is unsupported, or None."""
+    unsupported = lowerings(RTX).unsupported(module)
+    return unsupported[0].reason if unsupported else None
 
 
 @pytest.mark.parametrize("op", [op for op in EXAMPLES if op not in GLOBAL_VIEW])
-def test_what_is_refused_is_known(op: str) -> None:
-    for _, dtype, module in modules(op):
-        found = reason(module)
-        if found is not None:
-            expected = REFUSED.get((op, dtype)) or REFUSED[op, ""]
-            assert expected in found
+def test_lowerings_compute_the_operation(op: str, tmp_path: Path) -> None:
+    """Read back from ONNX, or unsupported for a known reason."""
+    for example, dtype, module in modules(op):
+        if (found := reason(module)) is not None:
+            assert (REFUSED.get((op, dtype)) or REFUSED[op, ""]) in found
+        elif not example.local:
+            inputs = inputs_of(example, dtype, RNG)
+            (tmp_path / "m.onnx").write_bytes(emitted(module).SerializeToString())
+            results = evaluate(import_onnx(tmp_path / "m.onnx", use_text=False), inputs, tmp_path)
+            for name, wanted in evaluate(module, inputs).items():
+                assert_near(results[name], wanted, f"{example} in {dtype}: {name}", narrow(module))
+
+
+def narrow(module: Module) -> bool:
+    """Whether anything is computed in f16 or bf16, in which the order of sums shows."""
+    kinds = {value.type.dtype for op in module.main for value in (*op.operands, *op.results)}
+    return bool(kinds & {"f16", "bf16"})
+
+
+def assert_near(found: np.ndarray, wanted: np.ndarray, what: str, narrow: bool) -> None:
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape, what
+    if wanted.dtype.kind in "iub":
+        np.testing.assert_array_equal(found, wanted, what)
+        return
+    got, want = (each.astype(np.float64) for each in (found, wanted))
+    scale = max(1.0, float(np.abs(want[np.isfinite(want)]).max(initial=0)))
+    tolerance = 3e-2 if narrow else 2e-5
+    np.testing.assert_allclose(got, want, tolerance, tolerance * scale, err_msg=what)
 
 
 @pytest.mark.needs_rtx
@@ -105,17 +132,12 @@ def test_turing_has_no_bf16() -> None:
         "    %y = add %x, %x : bf16[3]\n    return %y\n  }\n}"
     )
     old = Target.parse("tensorrt-rtx-1.7/sm_75+sm_89")
-    gaps = lowerings(old).unsupported(module)
-    assert (
-        gaps
-        and "is in bf16, which needs sm_80; compile with --dtype f16, or leave sm_75"
-        in gaps[0].reason
-    )
-    assert refusal(gaps[0].op, old) is None  # a dtype says so, no choice of the table
+    (first, *_) = lowerings(old).unsupported(module)
+    assert "is in bf16, which needs sm_80; compile with --dtype f16, or leave" in first.reason
     assert not lowerings(RTX).unsupported(module)
 
 
-def test_nothing_is_widened() -> None:
+def test_no_operation_is_widened() -> None:
     module = parse_module(
         "module @m {\n  func @forward(%x: bf16[3, 4], %w: bf16[5, 4]) -> (bf16[3, 5]) {\n"
         "    %y = linear %x, %w : bf16[3, 5]\n    %z = gelu %y : bf16[3, 5]\n    return %z\n  }\n}"
@@ -125,7 +147,7 @@ def test_nothing_is_widened() -> None:
     assert {v.type.tensor_type.elem_type for v in model.graph.value_info} == {16}
 
 
-def test_numbers_are_written_in_the_dtype_they_meet() -> None:
+def test_constants_have_the_dtype_of_their_operands() -> None:
     module = parse_module(
         "module @m {\n  func @forward(%x: bf16[3, 4]) -> (bf16[3, 4]) {\n"
         "    %y = clip %x {low=-1.5, high=2.5} : bf16[3, 4]\n    return %y\n  }\n}"

@@ -1,4 +1,4 @@
-"""What a compilation tells while it runs: what is being done, in the words of whoever does it."""
+"""The steps and fractions that a compilation reports to its progress callback."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import irc
-from irc.artifact import Progress
+from irc.artifact.manifest import Progress
 from irc.backends.tensorrt.builder import build as builder
 from irc.backends.tensorrt.builder.request import BuildRequest, Built
 from irc.errors import Error
@@ -16,10 +16,8 @@ from tests.tiny_checkpoint import write_checkpoint
 pytestmark = pytest.mark.needs_rtx
 
 
-def test_each_step_has_its_own_words_and_fraction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[str, float]] = []
+def test_steps_and_fractions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[tuple[str, float]] = []
 
     def build(request: BuildRequest, tell: Progress) -> Built:
         name = request.engine.name
@@ -29,7 +27,7 @@ def test_each_step_has_its_own_words_and_fraction(
         request.engine.write_bytes(b"")
         if name == "stage1.engine":
             raise Error("stop here")
-        return Built(request.engine, builder.Report("", "", (), (), (), ()), cached=False)
+        return Built(request.engine, builder.Report("", "", (), (), ()), cached=False)
 
     monkeypatch.setattr(builder, "build", build)
     with pytest.raises(Error, match="stop here"):
@@ -39,21 +37,21 @@ def test_each_step_has_its_own_words_and_fraction(
             backend="tensorrt-rtx",
             mesh="pp=2",
             dtype="bf16",
-            progress=lambda *each: told.append(each),
+            progress=lambda *each: reported.append(each),
         )
-    stages = list(dict.fromkeys(stage for stage, _ in told))
+    stages = list(dict.fromkeys(stage for stage, _ in reported))
     assert stages == [
         "reading the model",
         "running passes",
         "writing the program",
         "writing the weights",
-        "running the reference for the self-test",
         "checking the graphs",
+        "running the reference for the self-test",
         "waiting for another process that builds stage0.engine",
         "building stage0.engine",
         "waiting for another process that builds stage1.engine",
         "building stage1.engine",
     ]
     for each in stages:
-        fractions = [fraction for stage, fraction in told if stage == each]
+        fractions = [fraction for stage, fraction in reported if stage == each]
         assert fractions == sorted(fractions)

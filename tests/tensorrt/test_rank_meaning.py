@@ -1,8 +1,7 @@
-"""The one graph of all ranks, with the bindings and scalars of each, means what the module does."""
+"""The one graph of all ranks, with the bindings and scalars of each, equals the module."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -12,12 +11,13 @@ import numpy as np
 import pytest
 
 import irc
+from irc.backends.base import local_ports_of, state_shape
 from irc.backends.reference import evaluate_ranks
-from irc.backends.tensorrt.ranges import number
-from irc.dims import Dim
+from irc.backends.tensorrt.runtime.plan import RankPlan, read_bindings
 from irc.driver import Artifact
-from irc.dtypes import numpy_dtype
 from irc.frontends.onnx import import_onnx
+from irc.generation.inputs import complete
+from irc.ir.dtypes import numpy_dtype
 from tests.fresh import fresh
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -31,7 +31,6 @@ SHAPE = {
     "intermediate_size": 83,
     "tie_word_embeddings": True,
 }
-Arrays = dict[str, list[Any]]
 
 
 def artifact_of(folder: Path, mesh: str, dtype: str, **engine: Any) -> Artifact:
@@ -48,60 +47,17 @@ def artifact_of(folder: Path, mesh: str, dtype: str, **engine: Any) -> Artifact:
 
 
 def bound(artifact: Artifact, rank: int) -> dict[str, np.ndarray]:
-    """The weights and scalars of one rank, read as a runtime does, by the graph's input names."""
-    program = artifact.manifest["program"]
-    entry = program["ranks"][rank]
-    bindings = json.loads((artifact.folder / entry["bindings"]).read_text())
-    base = Path(program["base"] or artifact.folder)
-    found: dict[str, np.ndarray] = {}
-    for name, fact in bindings.items():
-        path = (base if fact["under"] == "base" else artifact.folder) / fact["file"]
-        raw = np.fromfile(path, np.uint8, fact["bytes"], offset=fact["offset"])
-        found[name] = raw.view(numpy_dtype(fact["dtype"])).reshape(fact["shape"])
-    mesh = artifact.module.mesh
-    for name, axes in program["stages"][entry["stage"]]["scalars"].items():
-        found[name] = np.array(mesh.index(rank, tuple(axes)), np.int32)
+    """The weights and scalars of one rank, by the graph's input names."""
+    program = {**artifact.manifest["program"], "probe": None}
+    program["ranks"][rank]["engine"] = "not built"
+    plan, found = RankPlan.of_facts(artifact.folder, program, rank), {}
+    assert plan.bindings is not None
+    for each in read_bindings(plan.bindings, artifact.folder, plan.base):
+        raw = np.fromfile(each.path, np.uint8, each.size, offset=each.offset)
+        found[each.name] = raw.view(numpy_dtype(each.dtype)).reshape(each.shape)
+    for name, axes in plan.stage.scalars.items():
+        found[name] = np.array(plan.mesh.index(rank, axes), np.int32)
     return {re.sub(r"\W", "_", name): array for name, array in found.items()}
-
-
-def first_call(artifact: Artifact, rng: np.random.Generator) -> Arrays:
-    """The arguments of a first call, the same on every rank."""
-    steps = np.arange(TOKENS, dtype=np.int32)
-    known = {
-        "input_ids": rng.integers(0, SHAPE["vocab_size"], (ROWS, TOKENS)).astype(np.int32),
-        "positions": np.tile(steps, (ROWS, 1)),
-        "past_lengths": np.zeros(ROWS, np.int32),
-        "logit_positions": np.tile(steps, (ROWS, 1)),
-    }
-    ranks = artifact.module.mesh.ranks
-    found: Arrays = {}
-    for arg in artifact.module.main.args:
-        shape = tuple(_size(dim) for dim in arg.type.shape)
-        zeros = np.zeros(shape, numpy_dtype(arg.type.dtype))
-        found[str(arg.name)] = [known.get(str(arg.name), zeros)] * ranks
-    return found
-
-
-def _size(dim: Any) -> int:
-    return number(dim, dict.fromkeys(dim.symbols(), ROWS)) if isinstance(dim, Dim) else dim
-
-
-def next_call(before: Arrays, results: list[dict[str, np.ndarray]]) -> Arrays:
-    """One more token of each row, with the caches that the first call left."""
-    ranks = range(len(results))
-    found: Arrays = {}
-    for name, arrays in before.items():
-        if name in results[0]:
-            found[name] = [results[rank][name] for rank in ranks]
-        elif name == "past_lengths":
-            found[name] = [np.full(ROWS, TOKENS, np.int32)] * len(results)
-        elif name == "positions":
-            found[name] = [np.full((ROWS, 1), TOKENS, np.int32)] * len(results)
-        elif name == "logit_positions":
-            found[name] = [np.zeros((ROWS, 1), np.int32)] * len(results)
-        else:
-            found[name] = [array[:, :1] for array in arrays]
-    return found
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -109,23 +65,39 @@ def next_call(before: Arrays, results: list[dict[str, np.ndarray]]) -> Arrays:
     ("mesh", "collectives"),
     [("tp=2", "native"), ("tp=2", "plugin"), ("tp=3", "plugin"), ("dp=2,tp=2", "plugin")],
 )
-def test_every_rank_computes_its_part(
+def test_every_rank_agrees_with_the_module(
     mesh: str, collectives: str, dtype: str, tmp_path: Path
 ) -> None:
     artifact = artifact_of(tmp_path, mesh, dtype, collectives=collectives)
     (name,) = {entry["model"] for entry in artifact.manifest["program"]["ranks"]}
     shutil.copy(artifact.folder / name, tmp_path / "alone.onnx")  # no manifest beside it
-    read = import_onnx(tmp_path / "alone.onnx", mesh=mesh)
-    ranks = [bound(artifact, rank) for rank in range(artifact.module.mesh.ranks)]
-    more: Arrays = {key: [each[key] for each in ranks] for key in ranks[0]}
-    inputs = first_call(artifact, fresh(71))
-    tolerance = 2e-5 if dtype == "f32" else 3e-2
-    for _ in range(2):
-        wanted = evaluate_ranks(artifact.module, inputs)
-        found = evaluate_ranks(read, inputs | more)
+    read, ports = (
+        import_onnx(tmp_path / "alone.onnx", mesh=mesh),
+        local_ports_of(artifact.module.main),
+    )
+    ranks = range(artifact.module.mesh.ranks)
+    weights = [bound(artifact, rank) for rank in ranks]
+    states = {
+        port.name: np.zeros(
+            state_shape(port, {"B": ROWS, "B_dp": ROWS, "C": 24}), numpy_dtype(port.dtype)
+        )
+        for port in ports.states
+    }
+    caches = [states] * len(ranks)
+    for past, tokens in ((0, TOKENS), (TOKENS, 1)):
+        ids = fresh(71).integers(0, SHAPE["vocab_size"], (ROWS, tokens)).astype(np.int32)
+        plain = {"input_ids": ids, "past_lengths": np.full(ROWS, past, np.int32)}
+        inputs = [complete(ports, {**plain, **caches[rank]}) for rank in ranks]
+        wanted = evaluate_ranks(artifact.module, by_name(inputs))
+        found = evaluate_ranks(read, by_name([inputs[r] | weights[r] for r in ranks]))
         for got, want in zip(found, wanted, strict=True):
             for key, array in want.items():
                 scale = max(1.0, float(np.abs(array.astype(np.float64)).max()))
                 differ = np.abs(got[key].astype(np.float64) - array.astype(np.float64)).max()
-                assert differ <= tolerance * scale, f"{key} differs by {differ}"
-        inputs = next_call(inputs, wanted)
+                # in bf16 every node rounds, also the nodes of one operation
+                assert differ <= (2e-5 if dtype == "f32" else 8e-2) * scale, f"{key}: {differ}"
+        caches = [{name: wanted[rank][name] for name in states} for rank in ranks]
+
+
+def by_name(ranks: list[dict[str, np.ndarray]]) -> dict[str, list[Any]]:
+    return {key: [each[key] for each in ranks] for key in ranks[0]}

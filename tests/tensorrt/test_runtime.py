@@ -1,4 +1,4 @@
-"""Generation through the whole runtime, on GPUs that numpy plays, against the reference."""
+"""Generation through the runtime, on fake GPUs, against the reference."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import pytest
 
 from irc.backends.base import Arrays, Program
 from irc.backends.reference import ReferenceProgram
-from irc.backends.tensorrt.runtime import EngineProgram
+from irc.backends.tensorrt.runtime import weights
+from irc.errors import Error
 from irc.generation.greedy import Summary, greedy
 from irc.generation.inputs import complete
 from irc.text import parse_module
 from tests.fresh import fresh
 from tests.sharded.models import MODELS
-from tests.tensorrt.runtime_engine import Driver
-from tests.tensorrt.runtime_world import World, write
+from tests.tensorrt.fake_gpu import FakeStream
+from tests.tensorrt.runtime_world import FakeRank, World, write
 
 PROMPT = [3, 5, 7, 1, 2]
 NEW = 8
@@ -40,7 +41,7 @@ CASES = {
 
 
 def reference(folder: Path) -> ReferenceProgram:
-    """What the module that was compiled means."""
+    """The compiled module on the reference backend."""
     path = folder / "module.irc"
     return ReferenceProgram(parse_module(path.read_text(), str(path)), folder)
 
@@ -57,7 +58,7 @@ def same(got: Arrays, wanted: Arrays) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_generation_is_the_reference_s(case: str, tmp_path: Path) -> None:
+def test_generation_agrees_with_the_reference(case: str, tmp_path: Path) -> None:
     name, mesh, options = CASES[case]
     facts = write(tmp_path, MODELS[name](), mesh, **options)
     wanted = continued(reference(tmp_path), facts).tokens
@@ -65,17 +66,17 @@ def test_generation_is_the_reference_s(case: str, tmp_path: Path) -> None:
     assert [each.tokens for each in world.of_all(lambda p: continued(p, facts))] == (
         [wanted] * world.ranks
     )
-    for driver in world.drivers.values():
-        counts = Counter(call[0] for call in driver.calls)
+    for gpu in world.gpus.values():
+        counts = Counter(call[0] for call in gpu.calls)
         assert counts["capture"] == 1  # of the decode step, once
         assert counts["launch"] == NEW - 2  # the first step is not captured
     world.close()
-    assert [driver.memory.used for driver in world.drivers.values()] == [0] * world.ranks
-    assert all(driver.closed for driver in world.drivers.values())
+    assert [gpu.driver.memory.used for gpu in world.gpus.values()] == [0] * world.ranks
+    assert not any(gpu.driver.groups for gpu in world.gpus.values())
 
 
 @pytest.mark.parametrize("mesh", ["", "tp=2", "tp=2,pp=2"])
-def test_a_run_with_states_is_the_reference_s(mesh: str, tmp_path: Path) -> None:
+def test_a_run_with_states_agrees_with_the_reference(mesh: str, tmp_path: Path) -> None:
     rng = fresh()
     facts = write(tmp_path, MODELS["gqa"](), mesh)
     program = reference(tmp_path)
@@ -93,26 +94,6 @@ def test_a_run_with_states_is_the_reference_s(mesh: str, tmp_path: Path) -> None
     world.close()
 
 
-def test_two_conversations_at_once(tmp_path: Path) -> None:
-    facts = write(tmp_path, MODELS["gqa"](), "tp=2")
-    program = reference(tmp_path)
-
-    def both(p: Program) -> list[Arrays]:
-        streams = [p.open({"B": 1}), p.open({"B": 2})]
-        found: list[Arrays] = []
-        for turn in range(5):
-            for rows, stream in enumerate(streams, 1):
-                found.append(stream.step(step_of(rows, turn, 3 + turn * rows)))
-        return found
-
-    world = World(tmp_path, facts)
-    wanted = both(program)
-    for found in world.of_all(both):
-        for got, right in zip(found, wanted, strict=True):
-            same(got, right)
-    world.close()
-
-
 def step_of(rows: int, turn: int, token: int) -> Arrays:
     """The inputs of a decode step."""
     return {
@@ -124,10 +105,10 @@ def step_of(rows: int, turn: int, token: int) -> Arrays:
 
 
 @pytest.mark.parametrize("mesh", ["", "tp=2", "pp=2"])
-def test_another_conversation_is_captured_again(mesh: str, tmp_path: Path) -> None:
+def test_switching_conversations_captures_again(mesh: str, tmp_path: Path) -> None:
     facts = write(tmp_path, MODELS["gqa"](), mesh)
 
-    def one_after_the_other(p: Program) -> list[Arrays]:
+    def interleaved(p: Program) -> list[Arrays]:
         streams = [p.open({"B": 1}), p.open({"B": 2}), p.open({"B": 1})]
         turns = [0, 0, 0]
         found: list[Arrays] = []
@@ -138,11 +119,11 @@ def test_another_conversation_is_captured_again(mesh: str, tmp_path: Path) -> No
         return found
 
     world = World(tmp_path, facts, self_test=False)
-    wanted = one_after_the_other(reference(tmp_path))
-    for found in world.of_all(one_after_the_other):
+    wanted = interleaved(reference(tmp_path))
+    for found in world.of_all(interleaved):
         for got, right in zip(found, wanted, strict=True):
             same(got, right)
-    counts = Counter(call[0] for call in world.drivers[0].calls)
+    counts = Counter(call[0] for call in world.gpus[0].calls)
     assert (counts["capture"], counts["drop"], counts["launch"]) == (4, 3, 12)
     world.close()
 
@@ -152,14 +133,14 @@ def test_caches_begin_as_zeros(tmp_path: Path) -> None:
     world = World(tmp_path, facts, self_test=False)
     stream = world.programs[0].open({"B": 2})
     stream.step(step_of(2, 0, 3))
-    (decode, _), driver = world.drivers[0].contexts, world.drivers[0]
+    (decode, _), driver = world.gpus[0].contexts, world.gpus[0].driver
     cache = driver.memory.array(decode.addresses["k0"], (2, 3, 32, 4), "f32")
     assert cache[:, :, 0].all() and not cache[:, :, 1:].any()
     stream.close()
     world.close()
 
 
-def test_every_stretch_of_bytes_is_uploaded_once(tmp_path: Path) -> None:
+def test_every_range_of_bytes_is_uploaded_once(tmp_path: Path) -> None:
     facts = write(tmp_path, MODELS["tied"](), "", weights="outside")
     world = World(tmp_path, facts, self_test=False)
     rank = world.programs[0].rank
@@ -168,30 +149,28 @@ def test_every_stretch_of_bytes_is_uploaded_once(tmp_path: Path) -> None:
     addresses = rank.weights.addresses
     assert addresses[tables[0]] == addresses[tables[0].removesuffix(".rows")]
     assert len(set(addresses.values())) == len(addresses) - 1
-    uploads = [size for call, _, size in world.drivers[0].calls if call == "upload"]
+    uploads = [size for call, _, size in world.gpus[0].calls if call == "upload"]
     assert len(uploads) == len(addresses) - 1
     assert sum(-(-size // 256) * 256 for size in uploads) == rank.weights.bytes
     world.close()
 
 
-def test_weights_go_through_small_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from irc.backends.tensorrt.runtime import weights
-
+def test_weights_are_uploaded_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = write(tmp_path, MODELS["gqa"](), "tp=2")
     monkeypatch.setattr(weights.Weights.__init__, "__defaults__", (1000,))
     world = World(tmp_path, facts, self_test=False)
-    uploads = [call for call in world.drivers[0].calls if call[0] == "upload"]
+    uploads = [call for call in world.gpus[0].calls if call[0] == "upload"]
     assert max(size for _, _, size in uploads) == 1000
     wanted = continued(reference(tmp_path), facts).tokens
     assert world.of_all(lambda p: continued(p, facts))[1].tokens == wanted
     world.close()
 
 
-def test_caches_lie_where_they_are(tmp_path: Path) -> None:
+def test_caches_are_bound_in_place(tmp_path: Path) -> None:
     facts = write(tmp_path, MODELS["gqa"]())
     world = World(tmp_path, facts, self_test=False)
     continued(world.programs[0], facts)
-    decode, prefill = world.drivers[0].contexts
+    decode, prefill = world.gpus[0].contexts
     for name in ("k0", "v2"):
         assert decode.addresses[name] == decode.addresses[f"{name}.out"]
         assert decode.addresses[name] == prefill.addresses[name]
@@ -199,8 +178,7 @@ def test_caches_lie_where_they_are(tmp_path: Path) -> None:
     world.close()
 
 
-def test_a_state_that_is_made_anew_is_copied_back(tmp_path: Path) -> None:
-    """The engine may still read the old state while it writes the new one."""
+def test_a_state_that_is_not_updated_in_place_is_copied_back(tmp_path: Path) -> None:
     module = parse_module("""module @m dims(B=1:2:4) {
       func @forward(%x: f32[B, 4], %h: f32[B, 4]) -> (y: f32[B, 4], h: f32[B, 4] aliases %h) {
         %new = add %h, %x : f32[B, 4]
@@ -213,49 +191,48 @@ def test_a_state_that_is_made_anew_is_copied_back(tmp_path: Path) -> None:
     for _ in range(4):
         x = rng.standard_normal((3, 4)).astype(np.float32)
         same(stream.step({"x": x}), wanted.step({"x": x}))
-    assert Counter(call[0] for call in world.drivers[0].calls)["copy"] == 4
+    assert Counter(call[0] for call in world.gpus[0].calls)["copy"] == 4
     world.close()
 
 
-def test_without_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    facts = write(tmp_path, MODELS["gqa"]())
-    wanted = continued(reference(tmp_path), facts).tokens
-
-    def refuse(driver: Driver) -> None:
-        driver.can_capture = False
-
-    for prepare, options, said in (
-        (refuse, {}, "cannot be captured"),
-        (lambda driver: None, {"graphs": False}, ""),
-    ):
-        world = World(tmp_path, facts, prepare, self_test=False, **options)
-        assert continued(world.programs[0], facts).tokens == wanted
-        assert not any(call[0] == "capture" for call in world.drivers[0].calls)
-        warning = capsys.readouterr().err
-        assert (said in warning) and warning.count("\n") == bool(said)
-        world.close()
+def refuse(gpu: FakeRank) -> None:
+    gpu.trt.can_capture = False
 
 
-def test_a_failed_capture_is_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def fail(self: FakeStream, work: Any) -> None:
+    raise Error("cudaStreamEndCapture failed: operation not permitted")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "capture", "options", "message"),
+    [
+        (refuse, None, {}, "cannot be captured"),
+        (None, fail, {}, "without a CUDA graph, which takes longer: cudaStreamEndCapture failed"),
+        (None, None, {"graphs": False}, ""),
+    ],
+)
+def test_without_graphs(
+    prepare: Any,
+    capture: Any,
+    options: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from irc.errors import Error
-    from tests.tensorrt.runtime_gpu import Stream
-
-    def fail(self: Stream, work: Any) -> None:
-        raise Error("cudaStreamEndCapture failed: operation not permitted")
-
-    monkeypatch.setattr(Stream, "capture", fail)
     facts = write(tmp_path, MODELS["gqa"]())
-    world = World(tmp_path, facts, self_test=False)
-    assert continued(world.programs[0], facts).tokens == (
-        continued(reference(tmp_path), facts).tokens
-    )
-    assert "without a CUDA graph" in capsys.readouterr().err
+    if capture is not None:
+        monkeypatch.setattr(FakeStream, "capture", capture)
+    world = World(tmp_path, facts, prepare or (lambda gpu: None), self_test=False, **options)
+    wanted = continued(reference(tmp_path), facts).tokens
+    assert continued(world.programs[0], facts).tokens == wanted
+    assert not any(call[0] == "capture" for call in world.gpus[0].calls)
+    warning = capsys.readouterr().err
+    assert message in warning and warning.count("\n") == bool(message)
     world.close()
 
 
-def test_few_tokens_are_filled_up(tmp_path: Path) -> None:
+def test_few_tokens_are_padded(tmp_path: Path) -> None:
     module = MODELS["gqa"]()
     module.dims["S"] = (4, 8, 32)
     facts = write(tmp_path, module)
@@ -264,17 +241,8 @@ def test_few_tokens_are_filled_up(tmp_path: Path) -> None:
     world = World(tmp_path, facts, self_test=False)
     wanted = continued(reference(tmp_path), facts)
     assert continued(world.programs[0], facts).tokens == wanted.tokens
-    (context,) = world.drivers[0].contexts
+    (context,) = world.gpus[0].contexts
     assert context.shapes["input_ids"] == (1, 4)
-    ids = world.drivers[0].memory.array(context.addresses["input_ids"], (1, 4), "i32")
+    ids = world.gpus[0].driver.memory.array(context.addresses["input_ids"], (1, 4), "i32")
     assert ids.tolist() == [[wanted.tokens[-2], 0, 0, 0]]
-    world.close()
-
-
-def test_the_program_is_one_of_ours(tmp_path: Path) -> None:
-    facts = write(tmp_path, MODELS["gqa"]())
-    world = World(tmp_path, facts, self_test=False)
-    program: Program = world.programs[0]
-    assert isinstance(program, EngineProgram)
-    assert [port.name for port in program.ports.outputs] == ["logits"]
     world.close()

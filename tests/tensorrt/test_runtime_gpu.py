@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from benchmarks.rank import start_ranks
+from irc.backends.cuda.device import CudaDriver
 from irc.backends.cuda.runtime import device_count
-from irc.backends.tensorrt.runtime import gpu, load, weights
-from irc.backends.tensorrt.runtime.gpu import GpuDriver
+from irc.backends.tensorrt.runtime import load, weights
+from irc.backends.tensorrt.runtime.plan import Binding
 from irc.errors import Error
 from tests.fresh import fresh
-from tests.layout import ROOT
-from tests.ports import HOST, held_port
 from tests.sharded.models import MODELS
-from tests.tensorrt.gpu_rank import FACTS, HalfDriver
-from tests.tensorrt.runtime_engine import Library
+from tests.tensorrt.gpu_rank import FACTS, half_gpu
+from tests.tensorrt.runtime_engine import Artifact
 from tests.tensorrt.runtime_world import write
 from tests.tensorrt.test_runtime import NEW, continued, reference, step_of
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorRT need not be installed."""
-    library = SimpleNamespace(version="1.7.1.116")
-    monkeypatch.setattr(gpu, "find", lambda flavour: library)
 
 
 def needs_gpus(count: int) -> None:
@@ -48,23 +36,13 @@ def test_generation_with_engines_of_numpy(mesh: str, tmp_path: Path) -> None:
     needs_gpus(ranks)
     wanted = continued(reference(tmp_path), facts).tokens
     (tmp_path / FACTS).write_text(json.dumps(facts))
-    with held_port() as port:
-        place = {"MASTER_ADDR": HOST, "MASTER_PORT": str(port)}
-        started = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.tensorrt.gpu_rank", str(tmp_path), str(rank)],
-                env={**os.environ, **place},
-                stderr=subprocess.PIPE,
-                cwd=ROOT,
-            )
-            for rank in range(ranks)
-        ]
+    with (tmp_path / "err").open("wb") as errors:
+        started = start_ranks(ranks, "tests.tensorrt.gpu_rank", str(tmp_path), stderr=errors)
         try:
-            ended = [each.communicate(timeout=240)[1].decode()[-900:] for each in started]
+            status = started.wait(240)
         finally:
-            for each in started:
-                each.kill()
-    assert [each.returncode for each in started] == [0] * ranks, ended
+            started.kill()
+    assert status == 0, (tmp_path / "err").read_text()[-3000:]
     found = [json.loads((tmp_path / f"tokens{rank}.json").read_text()) for rank in range(ranks)]
     assert found == [list(wanted)] * ranks
     assert len(wanted) == NEW
@@ -73,27 +51,23 @@ def test_generation_with_engines_of_numpy(mesh: str, tmp_path: Path) -> None:
 def test_states_stay_on_the_gpu(tmp_path: Path) -> None:
     needs_gpus(1)
     facts = write(tmp_path, MODELS["gqa"]())
-    library = Library(tmp_path, facts)
-    program = load(tmp_path, facts, driver=lambda number: HalfDriver(library, number))
+    artifact = Artifact(tmp_path, facts)
+    program = load(tmp_path, facts, gpu=lambda rank: half_gpu(artifact, rank))
     right = reference(tmp_path)
     streams = [each.open({"B": 2, "C": 32}) for each in (program, right)]
     for turn in range(3):
         got, wanted = (each.step(step_of(2, turn, 5 + turn)) for each in streams)
         np.testing.assert_allclose(got["logits"], wanted["logits"], rtol=1e-5, atol=1e-6)
-    library.close()
+    artifact.close()
 
 
 @pytest.fixture
-def driver() -> Iterator[GpuDriver]:
+def driver() -> CudaDriver:
     needs_gpus(1)
-    made = GpuDriver("tensorrt-rtx", 0, 10.0)
-    yield made
-    made.close()
+    return CudaDriver(0)
 
 
-def test_weights_through_small_pieces(driver: GpuDriver, tmp_path: Path) -> None:
-    from irc.backends.tensorrt.runtime.plan import Binding
-
+def test_weights_through_small_pieces(driver: CudaDriver, tmp_path: Path) -> None:
     data = fresh().integers(0, 256, 5_000_000).astype(np.uint8)
     path = tmp_path / "weights"
     path.write_bytes(data.tobytes())
@@ -114,7 +88,7 @@ def test_weights_through_small_pieces(driver: GpuDriver, tmp_path: Path) -> None
     assert driver.free_memory() >= before - (1 << 20)
 
 
-def test_a_graph_of_copies(driver: GpuDriver) -> None:
+def test_a_graph_of_copies(driver: CudaDriver) -> None:
     stream, host = driver.stream(), driver.pinned(1024)
     address, back = driver.allocate(1024), driver.pinned(1024)
 
@@ -129,7 +103,7 @@ def test_a_graph_of_copies(driver: GpuDriver) -> None:
         stream.wait()
         assert (back == value).all()
     stream.drop(graph)
-    stream.zero(address, 512)
+    driver.zero(address, 512, stream.handle)
     stream.download(back, address)
     event = stream.event()
     event.wait()
@@ -137,6 +111,6 @@ def test_a_graph_of_copies(driver: GpuDriver) -> None:
     driver.free(address)
 
 
-def test_memory_that_is_not_there(driver: GpuDriver) -> None:
+def test_memory_that_is_not_there(driver: CudaDriver) -> None:
     with pytest.raises(Error, match=r"has no .* GB left"):
         driver.allocate(1 << 45)

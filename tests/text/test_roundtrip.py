@@ -1,18 +1,16 @@
 """Printing and parsing are inverses, on random modules and on the constructs one by one."""
 
-from __future__ import annotations
-
 import pytest
 
 import irc.passes
 from irc.backends.onnx.backend import OnnxBackend
-from irc.core import Module
 from irc.errors import TextError
 from irc.frontends import huggingface
 from irc.frontends.script import load_script
+from irc.ir.core import Module
+from irc.ir.verify import verify
 from irc.pipeline import Instrument, Pipeline, Step, run_pipeline
 from irc.text import parse_module, print_module
-from irc.verify import verify
 from irc.weights import UnboundRef
 from tests.fresh import fresh
 from tests.layout import ROOT
@@ -44,7 +42,8 @@ def test_every_dtype_mesh_and_step_in_one_text() -> None:
   weight @w.0 : i4[8, 4] = @ckpt["w"][0:8, :].transpose(1, 0).shard(0, dp.tp).cast(i4)
   weight @v : u8[2] = concat(@ckpt["a"], random("b", 3, 0.02).cast(u8); 0)[0:2]
   weight @u : f64[] = unbound("u")
-  weight @z : f32[1, 9] = zeros([6, 9], f32).pad(0, 1).deal(0, 2).shard(0, dp.tp)[0:1, :]
+  weight @r : f32[4, 8] = random("k", 7, 0.02, [8, 8])[0:4, :]
+  weight @z : f32[1, 9] = zeros([6, 9], f32).pad(0, 1).cyclic(0, 2).shard(0, dp.tp)[0:1, :]
   weight @s : i8[1, 2] = concat(zeros([], i8).unsqueeze(0), zeros([1], i8); 0).unsqueeze(0)
   func @forward(%x: f8e4m3[B, 2*B + 1], %n: bool[]) -> (y: f8e4m3[B, 2*B + 1] aliases %x, bool[]) {
     return %x, %n
@@ -117,7 +116,7 @@ class Dumps(Instrument):
         self.found.append(print_module(module, locs=self.locs))
 
 
-def test_comments_and_layout_do_not_matter() -> None:
+def test_comments_and_white_space_are_ignored() -> None:
     text = "module @m {// a {comment}\n\n func @f (%x : f32[ 2,S ]) ->"
     text += "(f32[2, S]){ return %x }\n}// end"
     assert str(parse_module(text)) == (

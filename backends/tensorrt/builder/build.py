@@ -3,140 +3,120 @@
 from __future__ import annotations
 
 import hashlib
-import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from irc.artifact import Progress, silent
+from irc.artifact.manifest import Progress, silent
 from irc.backends.tensorrt.builder import process
-from irc.backends.tensorrt.builder.cache import Cache, NoCache, key_of, open_cache
-from irc.backends.tensorrt.builder.failures import Hearing
+from irc.backends.tensorrt.builder.cache import Cache, key_of, open_cache
+from irc.backends.tensorrt.builder.failures import Events
 from irc.backends.tensorrt.builder.library import Library, find, has_gpu
 from irc.backends.tensorrt.builder.model import Model, digest_of_weights, read
 from irc.backends.tensorrt.builder.report import Report
 from irc.backends.tensorrt.builder.request import BuildRequest, Built, Profile
 from irc.errors import Error
-from irc.locks import locked
 
 _REFIT_DROPS_BIAS = ("tensorrt", (11, 3))
 
 __all__ = ["BuildRequest", "Built", "Profile", "build"]
 
 
-def build(request: BuildRequest, tell: Progress | None = None) -> Built:
-    """Have an engine at `request.engine`, from the cache or built now.
+def build(request: BuildRequest, progress: Progress = silent) -> Built:
+    """Write the engine to `request.engine`, from the cache or newly built.
 
-    `tell` hears what is being done and the fraction done. An Error says what could not be built,
-    with the operation and the user's line as far as the library tells; then, as after ctrl-C, no
-    engine and no half of one is left at its place.
+    `progress` gets each stage and the fraction done. An Error says what could not be built, with
+    the operation and the user's line if the library names it; then, as after ctrl-C, no file is
+    left behind.
     """
-    began = time.perf_counter()
-    tell = tell if tell is not None else silent
-    request.check()
     library = find(request.target.flavour)
     _check(request, library)
     model = read(request.model)
-    cache, warning = open_cache(request.cache) if request.caching else (NoCache(), "")
-    # Without a cache nothing needs the hash of all weights.
-    keeps = not isinstance(cache, NoCache)
-    key = key_of(_facts(request, library, model, tell)) if keeps else ""
-    waiting = _waiting(request.engine, tell)
+    cache, warning = open_cache(request.options.cache) if request.options.caching else (None, "")
     try:
-        with locked(_beside(request.engine, "lock"), waiting), cache.lock(key, waiting):
-            built = _have(request, library, model, cache, key, tell)
+        if cache is None:
+            report = _build(request, library, model, None, progress)
+            return Built(request.engine, report, cached=False, warnings=(warning,) * bool(warning))
+        return _build_cached(request, library, model, cache, progress)
     except OSError as error:
         raise Error(f"cannot write {request.engine}: {error.strerror or error}") from error
-    warnings = (*filter(None, [warning]), *built.report.warnings)
-    return replace(built, seconds=time.perf_counter() - began, warnings=warnings)
 
 
-def _have(
-    request: BuildRequest, library: Library, model: Model, cache: Cache, key: str, tell: Progress
+def _build_cached(
+    request: BuildRequest, library: Library, model: Model, cache: Cache, progress: Progress
 ) -> Built:
-    kept = cache.take(key, request.engine, tell)
-    if kept is not None:
-        return Built(request.engine, kept.report, cached=True, hash=kept.hash)
-    report, peak = _build(request, library, model, cache, tell)
-    found = ""
-    try:
-        found = cache.keep(key, request.engine, report, tell)
-    except OSError as error:
-        problem = f"the engine was built and could not be kept in the cache {cache.folder}"
-        report = replace(report, warnings=(*report.warnings, f"{problem} ({error.strerror})"))
-    return Built(request.engine, report, cached=False, peak_bytes=peak, hash=found)
+    engine, key = request.engine, key_of(_facts(request, library, model, progress))
+    waiting = f"waiting for another process that builds {engine.name}"
+    with cache.lock(key, lambda: progress(waiting, 0.0)):
+        found = cache.fetch(key, engine, progress)
+        if found is not None:
+            return Built(engine, found[0], cached=True, hash=found[1])
+        report = _build(request, library, model, cache, progress)
+        try:
+            hash = cache.store(key, engine, report, progress)
+        except OSError as error:
+            warning = f"the engine could not be kept in the cache {cache.folder} ({error.strerror})"
+            return Built(engine, report, cached=False, warnings=(warning,))
+        return Built(engine, report, cached=False, hash=hash)
 
 
 def _build(
-    request: BuildRequest, library: Library, model: Model, cache: Cache, tell: Progress
-) -> tuple[Report, int]:
-    part = _beside(request.engine, f"{uuid.uuid4().hex}.part")
-    name = request.engine.name
-    tell(f"building {name}", 0.0)
-    hearing = Hearing(model, str(library), name, tell, request.workspace is not None)
+    request: BuildRequest, library: Library, model: Model, cache: Cache | None, progress: Progress
+) -> Report:
+    engine = request.engine
+    part = engine.with_name(f".{engine.name}.{uuid.uuid4().hex}.part")
+    progress(f"building {engine.name}", 0.0)
+    events = Events(model, str(library), engine.name, progress, bool(request.options.workspace))
     try:
-        user_code = bool(request.plugins)
-        with process.prepared(model, request.folders, part, library.traits, user_code) as place:
-            asked = _asked(request, library, model, cache)
-            ended = process.converse(asked, place, hearing.hear)
-        problem = hearing.problem(ended)
+        with process.working_folder(model, request.folders, part, library.traits) as folder:
+            environment = process.environment(folder, has_user_code=bool(request.plugins))
+            message = _message(request, library, model, cache)
+            ended = process.run(message, folder, environment, events.add)
+        problem = events.problem(ended)
         if problem is not None:
             raise problem
-        assert hearing.done is not None
-        part.replace(request.engine)
+        assert events.done is not None
+        part.replace(engine)
     finally:
         part.unlink(missing_ok=True)
-    return Report.from_json(hearing.done["report"]), hearing.done["peak"]
+    return Report.from_json(events.done["report"])
 
 
-def _asked(request: BuildRequest, library: Library, model: Model, cache: Cache) -> dict[str, Any]:
-    """The request as the process reads it."""
+def _message(
+    request: BuildRequest, library: Library, model: Model, cache: Cache | None
+) -> dict[str, Any]:
+    """The request as the building process reads it."""
     timing = ""
-    if library.traits.timing_cache and not isinstance(cache, NoCache):
+    if library.traits.timing_cache and cache is not None:
         timing = str(cache.folder / f"timing-{request.target.flavour}-{library.version}.cache")
     return {
-        **request.options(),
+        **request.settings(),
         "flavour": request.target.flavour,
         "architectures": list(request.target.architectures),
-        "name": model.path.name,
-        "inputs": dict(model.inputs),
-        "outputs": dict(model.outputs),
-        "plugins": [str(Path(each).resolve()) for each in request.plugins],
+        "plugins": request.plugins,
         "has_plugins": model.has_plugins,
         "timing_cache": timing,
     }
 
 
 def _check(request: BuildRequest, library: Library) -> None:
-    """What has to be so before anything is read or started."""
-    traits = library.traits
-    target = request.target
-    if library.release != target.version:
-        raise Error(
-            f"{request.model.name} was lowered for {target}, and {library} is installed; "
-            "compile again for that version"
-        )
-    if traits.capabilities and not target.architectures:
-        raise Error(f"{target} names no GPU architecture; write {target}/sm_89, for one")
-    if request.refit and (target.flavour, library.release) == _REFIT_DROPS_BIAS:
+    """Raise an Error about what the library or this machine cannot build."""
+    traits, options = library.traits, request.options
+    if options.refit and (request.target.flavour, library.release) == _REFIT_DROPS_BIAS:
         # Its release notes: Refitting Engines, docs.nvidia.com/deeplearning/tensorrt/11.3.0
         raise Error(
             f"{library} may drop the bias of a product when it refits an engine; "
             "build without refit, or with another version"
         )
-    if not request.engine.parent.is_dir():
-        raise Error(f"the folder {request.engine.parent} of the engine does not exist; make it")
     if has_gpu():
         return
-    if not traits.capabilities:
+    if not traits.cross_compiles:
         raise Error(
-            f"{traits.name} builds engines on the GPU that they are for, and this machine has "
-            "none; compile on that machine, or build for tensorrt-rtx here"
+            f"{traits.name} builds engines only for the GPU of this machine, which has none; "
+            "compile on the machine with the GPU, or build for tensorrt-rtx here"
         )
-    if request.refit or request.strip:
-        option = "refit" if request.refit else "strip"
+    if options.refit or options.strip:
+        option = "refit" if options.refit else "strip"
         raise Error(
             f"{traits.name} needs a GPU to build an engine for {option}, and this machine has "
             f"none; build without {option}, or with the weights outside"
@@ -144,29 +124,28 @@ def _check(request: BuildRequest, library: Library) -> None:
 
 
 def _facts(
-    request: BuildRequest, library: Library, model: Model, tell: Progress
-) -> Mapping[str, Any]:
-    """What makes an engine the one it is, for its key in the cache."""
+    request: BuildRequest, library: Library, model: Model, progress: Progress
+) -> dict[str, Any]:
+    """Everything that determines the engine, for its key in the cache."""
     plugins: dict[str, str] = {}
     if model.has_plugins or request.plugins:
         from irc.backends.tensorrt.plugins import versions
 
         plugins = dict(versions())
+    stage = f"reading the weights of {model.path.name}"
     return {
         "model": model.digest,
-        "weights": digest_of_weights(
-            model, request.folders, f"reading the weights of {model.path.name}", tell
-        ),
-        "options": request.options(),
+        "weights": digest_of_weights(model, request.folders, stage, progress),
+        "settings": request.settings(),
         "library": str(library),
-        "gpu": "" if library.traits.capabilities else _gpu(),
+        "gpu": "" if library.traits.cross_compiles else _gpu(),
         "plugins": plugins,
         "files": [_digest(Path(each)) for each in request.plugins],
     }
 
 
 def _gpu() -> str:
-    """The GPU that an engine of full TensorRT is for, by name and driver."""
+    """The name and driver of the GPU that TensorRT builds for."""
     from irc.backends.cuda.runtime import call, use_device
 
     return f"{use_device(0)} {call('cudaDriverGetVersion')}"
@@ -177,11 +156,3 @@ def _digest(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise Error(f"cannot read the plugins of {path}: {error.strerror}") from None
-
-
-def _beside(engine: Path, ending: str) -> Path:
-    return engine.with_name(f".{engine.name}.{ending}")
-
-
-def _waiting(engine: Path, tell: Progress) -> Any:
-    return lambda: tell(f"waiting for another process that builds {engine.name}", 0.0)

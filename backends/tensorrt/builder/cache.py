@@ -1,4 +1,4 @@
-"""Engines built before, in a folder, under a hash of everything that makes them what they are."""
+"""A folder of engines, each under a hash of everything that determines it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
-from irc.artifact import Progress, advancing
-from irc.atomic import whole_file
+from irc.artifact.atomic import whole_file
+from irc.artifact.checksums import sha256
+from irc.artifact.locks import locked
+from irc.artifact.manifest import Progress, advancing
 from irc.backends.tensorrt.builder.report import Report
-from irc.checksums import sha256
 from irc.errors import Error
-from irc.locks import locked
 
-FORMAT = 1  # to be raised when an engine of the same key would be built otherwise
-FOLDER = "IRC_CACHE"  # the environment's name for the user's own folder
+FORMAT = 2  # raised whenever the builder or its report changes
+VARIABLE = "IRC_CACHE"  # the environment variable with the user's folder
 LIMIT = 32 << 30  # bytes of engines that are kept
 
 
 def default_folder() -> Path | None:
-    """The user's own cache: `$IRC_CACHE`, or `irc/engines` below the system's folder for caches.
+    """The user's cache: `$IRC_CACHE`, or `irc/engines` in the system's folder for caches.
 
-    None for a user without a home, as containers have.
+    None for a user without a home folder, as in containers.
     """
-    named = os.environ.get(FOLDER)
+    named = os.environ.get(VARIABLE)
     if named:
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
@@ -39,69 +38,56 @@ def default_folder() -> Path | None:
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
-    """The hash of what decides an engine's bytes, as JSON with sorted keys."""
+    """The hash of the facts that determine an engine's bytes, in any order."""
     text = json.dumps({"format": FORMAT, **facts}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class Kept:
-    """An engine of the cache: what is known of it, and the `sha256:...` of all its bytes."""
-
-    report: Report
-    hash: str
-
-
 class Cache:
-    """A folder of `{key}.engine` and `{key}.json`; every file takes its name when it is whole.
+    """A folder of `{key}.engine` and `{key}.json`; each file appears when it is complete.
 
-    An engine here and the artifacts that have it may be one file, so its bytes are hashed whole,
-    about a second for a gigabyte: a change in any of them is seen before the next one gets it.
+    An engine may be a hard link shared with artifacts, so its bytes are hashed (about a second per
+    gigabyte) whenever it is used: a change in any of them is detected.
     """
 
     def __init__(self, folder: Path, limit: int = LIMIT) -> None:
         self.folder, self.limit = folder, limit
 
-    def lock(self, key: str, waiting: Callable[[], None]) -> AbstractContextManager[None]:
-        """Held while the engine of a key is built."""
+    def lock(self, key: str, waiting: Callable[[], None]) -> AbstractContextManager[bool]:
+        """Hold the lock of a key; `waiting` is called while another process holds it."""
         return locked(self.folder / f"{key}.lock", waiting)
 
-    def take(self, key: str, engine: Path, tell: Progress) -> Kept | None:
-        """Put the engine of a key at `engine`; None where there is none.
-
-        One whose bytes are not what they were is thrown away.
-        """
+    def fetch(self, key: str, engine: Path, progress: Progress) -> tuple[Report, str] | None:
+        """Put the engine of a key at `engine`, and return its report and the `sha256:...` of its
+        bytes; None if there is none, or a damaged one, which is deleted."""
         kept, entry = self._paths(key)
         try:
             found = json.loads(entry.read_bytes())
-            known = Kept(Report.from_json(found["report"]), found["engine"])
-            stage = f"reading {engine.name}, which was built before"
-            whole = sha256(kept, advancing(stage, [kept], tell)) == known.hash
+            known = Report.from_json(found["report"]), found["engine"]
+            stage = f"reading {engine.name} from the cache"
+            intact = sha256(kept, advancing(stage, [kept], progress)) == known[1]
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError):
-            whole, known = False, None
-        if not whole or known is None:
+            intact, known = False, None
+        if not intact or known is None:
             self._drop(key)
             return None
-        place(kept, engine)
+        link_or_copy(kept, engine)
         with suppress(OSError):
-            os.utime(entry)  # it was used: others go first
+            os.utime(entry)  # the least recently used ones are deleted first
         return known
 
-    def keep(self, key: str, engine: Path, report: Report, tell: Progress) -> str:
-        """Keep an engine; the ones that were used longest ago make room. OSError as it comes.
-
-        Returns the engine's hash, empty where nothing is kept.
-        """
+    def store(self, key: str, engine: Path, report: Report, progress: Progress) -> str:
+        """Keep an engine and return its hash; the least recently used ones beyond the limit are
+        deleted. OSError if the folder cannot be written."""
         kept, entry = self._paths(key)
-        place(engine, kept)
-        stage = f"keeping {engine.name} for another time"
-        found = sha256(kept, advancing(stage, [kept], tell))
-        text = json.dumps({"engine": found, "report": report.to_json()})
+        link_or_copy(engine, kept)
+        stage = f"writing {engine.name} to the cache"
+        found = sha256(kept, advancing(stage, [kept], progress))
         with whole_file(entry) as file:
-            file.write(text.encode())
-        self._make_room(key)
+            file.write(json.dumps({"engine": found, "report": report.to_json()}).encode())
+        self._shrink(key)
         return found
 
     def _paths(self, key: str) -> tuple[Path, Path]:
@@ -111,51 +97,31 @@ class Cache:
         for path in reversed(self._paths(key)):
             path.unlink(missing_ok=True)
 
-    def _make_room(self, key: str) -> None:
-        entries = sorted(self.folder.glob("*.json"), key=lambda path: -_used(path))
+    def _shrink(self, newest: str) -> None:
         total = 0
-        for entry in entries:
-            with suppress(FileNotFoundError):  # another process has just removed it
+        for entry in sorted(self.folder.glob("*.json"), key=_last_use, reverse=True):
+            with suppress(FileNotFoundError):  # another process has just deleted it
                 total += entry.with_suffix(".engine").stat().st_size
-            if total > self.limit and entry.stem != key:
+            if total > self.limit and entry.stem != newest:
                 self._drop(entry.stem)
 
 
-def _used(path: Path) -> float:
+def _last_use(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
-        return 0.0  # another process has just removed it
+        return 0.0  # another process has just deleted it
 
 
-class NoCache(Cache):
-    """Keeps nothing."""
+def open_cache(folder: Path | None) -> tuple[Cache | None, str]:
+    """The cache in `folder` (default: the user's), and "".
 
-    def __init__(self) -> None:
-        super().__init__(Path())
-
-    def lock(self, key: str, waiting: Callable[[], None]) -> AbstractContextManager[None]:
-        """Nobody has to wait."""
-        return nullcontext()
-
-    def take(self, key: str, engine: Path, tell: Progress) -> Kept | None:
-        """Never anything."""
-        return None
-
-    def keep(self, key: str, engine: Path, report: Report, tell: Progress) -> str:
-        """Nothing to do."""
-        return ""
-
-
-def open_cache(folder: Path | None) -> tuple[Cache, str]:
-    """The cache, and a warning where the user's own cannot be used.
-
-    A folder that was named and cannot be used is an Error.
+    None and a warning if the user's folder cannot be used; an Error if `folder` cannot.
     """
     place = default_folder() if folder is None else folder
     if place is None:
-        problem = "this user has no home folder, and so no cache of engines"
-        return NoCache(), f"{problem}: they are built anew each time; set {FOLDER} to a folder"
+        problem = "this user has no home folder for a cache of engines"
+        return None, f"{problem}, so they are built each time; set {VARIABLE} to a folder"
     try:
         place.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=place):
@@ -164,11 +130,11 @@ def open_cache(folder: Path | None) -> tuple[Cache, str]:
         problem = f"the cache of engines {place} cannot be written ({error.strerror})"
     if folder is not None:
         raise Error(f"{problem}; name another folder, or none")
-    return NoCache(), f"{problem}, so engines are built anew each time; set {FOLDER} to another"
+    return None, f"{problem}, so engines are built each time; set {VARIABLE} to another folder"
 
 
-def place(source: Path, target: Path) -> None:
-    """Let a file be at `target` too, whole or not at all: by a link where one is possible."""
+def link_or_copy(source: Path, target: Path) -> None:
+    """Replace `target` by a hard link to `source`, or by a copy if links are not possible."""
     part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
         try:

@@ -1,9 +1,10 @@
-"""The process that builds one engine: a request comes as one line of JSON, events go as lines.
+"""The process that builds one engine: reads one request as JSON, writes events as lines of JSON.
 
     python -P -m irc.backends.tensorrt.builder.child
 
-It lives apart because the library may end its process. It stops when its standard input closes,
-which also happens when the process that asked for the engine dies.
+It is a process of its own because the library may crash. It stops when its standard input closes,
+which also happens when the parent process dies. Its last event is `done`, or one of the failures
+`refused`, `unused`, `plugin`, `error` and `disk` that `failures.py` explains.
 """
 
 from __future__ import annotations
@@ -17,38 +18,40 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from irc.backends.tensorrt.builder.library import find
-from irc.backends.tensorrt.builder.network import Builder, Failure
+from irc.backends.tensorrt.builder.network import Builder, Refused, Send, UnusedInputs
 from irc.backends.tensorrt.builder.process import PART
+from irc.backends.tensorrt.builder.report import Report
 from irc.errors import Error
 
-GRACE = 2.0  # seconds that a build has to stop by itself
-CANCELLED, FAILED, BROKEN = 130, 1, 70
-
-Say: TypeAlias = Callable[..., None]
+GRACE = 2.0  # seconds in which a cancelled build can stop by itself
+CANCELLED, FAILED, CRASHED = 130, 1, 70
 
 
 def main() -> None:
-    """Build what standard input asks for; the exit status is 0 where the engine is written."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who asked decides
-    say = _events()
+    """Build what standard input describes; the exit status is 0 if the engine is written."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
+    send = _make_sender()
     request: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    has_plugins = bool(request["plugins"] or request["has_plugins"])
     cancelled = threading.Event()
-    try:
-        _load_plugins(request)
-    except Error as error:
-        say("error", text=error.message)
-        sys.exit(FAILED)
+    if has_plugins:
+        from irc.backends.tensorrt import plugins
+
+        try:
+            plugins.load(request["plugins"])
+        except Error as error:
+            send("error", text=error.message)
+            sys.exit(FAILED)
 
     def work() -> None:
-        status = BROKEN
+        status = CRASHED
         try:
-            status = _work(request, say, cancelled)
+            status = _work(request, send, cancelled, has_plugins)
         except Exception:
             traceback.print_exc()
         finally:
@@ -56,86 +59,70 @@ def main() -> None:
             sys.stderr.flush()
             os._exit(status)
 
-    # The library orders some values by their addresses, so engines are reproducible only if its
-    # memory looks the same each time. A new thread has memory of its own, where nothing was freed
-    # before; this one only waits, and nothing is collected at a moment that differs.
+    # The library orders some values by their addresses, so an engine is reproducible only if its
+    # memory has the same layout each time: a new thread has an allocation arena in which nothing
+    # was freed yet, this thread only waits, and no garbage collection runs in between.
     gc.disable()
     _thread.start_new_thread(work, ())
     _wait(cancelled)
 
 
-def _work(request: dict[str, Any], say: Say, cancelled: threading.Event) -> int:
+def _work(
+    request: dict[str, Any], send: Send, cancelled: threading.Event, has_plugins: bool
+) -> int:
     try:
-        report = _build(request, say, cancelled)
+        report = _build(request, send, cancelled, has_plugins)
+        send("done", report=report.to_json())
     except KeyboardInterrupt:
         return CANCELLED
-    except Failure as failure:
-        say("failed", doing=failure.doing, errors=failure.errors)
-        return FAILED
+    except Refused as refused:
+        send("refused", step=refused.step, errors=refused.errors)
+    except UnusedInputs as unused:
+        send("unused", names=unused.names)
     except Error as error:
-        say("error", text=error.message)
-        return FAILED
+        send("error", text=error.message)
     except OSError as error:
-        say("disk", text=str(error.strerror or error), number=error.errno or 0)
-        return FAILED
-    say("done", report=report, peak=_peak())
-    return 0
+        send("disk", text=str(error.strerror or error), number=error.errno or 0)
+    else:
+        return 0
+    return FAILED
 
 
-def _build(request: dict[str, Any], say: Say, cancelled: threading.Event) -> dict[str, Any]:
+def _build(
+    request: dict[str, Any], send: Send, cancelled: threading.Event, has_plugins: bool
+) -> Report:
     library = find(request["flavour"])
-    if not _has_plugins(request):
-        return Builder(library, request, say, cancelled).run()
+    builder = Builder(library, request, send, cancelled)
+    if not has_plugins:
+        return builder.run()
     from irc.backends.tensorrt import plugins
 
     plugins.register_creators(library.module)
     try:
-        return Builder(library, request, say, cancelled).run()
+        return builder.run()
     finally:
-        # The library prints what a plugin raises and goes on, or fails with a number.
-        failure = plugins.take_failure()
-        if failure is not None:
-            say("plugin", text=str(failure) or type(failure).__name__)
+        # The library prints what a plugin raises and continues, or fails without a reason.
+        if (failure := plugins.take_failure()) is not None:
+            send("plugin", text=str(failure) or type(failure).__name__)
 
 
-def _has_plugins(request: dict[str, Any]) -> bool:
-    return bool(request["plugins"] or request["has_plugins"])
-
-
-def _load_plugins(request: dict[str, Any]) -> None:
-    if _has_plugins(request):
-        from irc.backends.tensorrt import plugins
-
-        plugins.load(request["plugins"])
-
-
-def _peak() -> int:
-    """The largest resident memory of this process so far in bytes, 0 where the system has none."""
-    try:
-        import resource
-    except ImportError:
-        return 0
-    scale = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
-
-
-def _events() -> Say:
-    """Says an event on what was standard output; what the library prints goes to the errors."""
+def _make_sender() -> Send:
+    """A function that writes events to standard output; what the library prints goes to stderr."""
     descriptor = os.dup(1)
     os.dup2(2, 1)
     lock = threading.Lock()
 
-    def say(event: str, **facts: Any) -> None:
+    def send(event: str, **facts: Any) -> None:
         line = memoryview(json.dumps({"event": event, **facts}).encode() + b"\n")
         with lock:
             while line:
                 line = line[os.write(descriptor, line) :]
 
-    return say
+    return send
 
 
 def _wait(cancelled: threading.Event) -> None:
-    """Wait until standard input closes; then the build has a little time to stop."""
+    """Wait until standard input closes; then the build has GRACE seconds to stop."""
     with suppress(OSError):
         while os.read(0, 4096):
             pass

@@ -1,4 +1,4 @@
-"""Finds TensorRT or TensorRT-RTX at run time; all in which the two differ is in one table."""
+"""Finds TensorRT or TensorRT-RTX at run time; `TRAITS` holds the differences between the two."""
 
 from __future__ import annotations
 
@@ -20,46 +20,34 @@ NVIDIA_DRIVER = "libcuda.so.1"
 
 @dataclass(frozen=True)
 class Traits:
-    """What is particular about one of the two libraries.
+    """The properties of one of the two libraries.
 
-    `module` is imported and found in the extra `extra` of irc-compiler. `shared` is the library
-    that the parser opens by its bare name, from the package `libraries`. `capabilities`: engines
-    are built for a list of compute capabilities, else for the GPU of this machine, without which
-    nothing is built. `timing_cache`: measured tactics can be kept. `magic`: how an engine begins,
-    where that is known.
+    `module` is the Python module, from the extra `extra` of irc-compiler. `shared` is the library
+    that the parser opens by its bare name, from the package `{module}_libs`. `cross_compiles`:
+    engines are built for a list of compute capabilities, else for the GPU of this machine.
+    `timing_cache`: measured tactics can be kept.
     """
 
     name: str
     module: str
     extra: str
     shared: str
-    libraries: str
-    capabilities: bool
+    cross_compiles: bool
     timing_cache: bool
-    magic: bytes
 
 
 TRAITS: dict[Flavour, Traits] = {
-    "tensorrt": Traits(
-        "TensorRT", "tensorrt", "tensorrt", "libnvinfer.so", "tensorrt_libs", False, True, b""
-    ),
-    # A timing cache would make TensorRT-RTX ask the GPU, which it needs for nothing else.
+    "tensorrt": Traits("TensorRT", "tensorrt", "tensorrt", "libnvinfer.so", False, True),
+    # A timing cache would make TensorRT-RTX use the GPU, which it needs for nothing else.
     "tensorrt-rtx": Traits(
-        "TensorRT-RTX",
-        "tensorrt_rtx",
-        "tensorrt-rtx",
-        "libtensorrt_rtx.so",
-        "tensorrt_rtx_libs",
-        True,
-        False,
-        b"vtrt",
+        "TensorRT-RTX", "tensorrt_rtx", "tensorrt-rtx", "libtensorrt_rtx.so", True, False
     ),
 }
 
 
 @dataclass(frozen=True)
 class Library:
-    """An imported library. `version` is all of it, `1.7.1.116`."""
+    """An imported library; `version` is the full one, `1.7.1.116`."""
 
     flavour: Flavour
     module: Any
@@ -67,12 +55,12 @@ class Library:
 
     @property
     def traits(self) -> Traits:
-        """What is particular about it."""
+        """Its properties."""
         return TRAITS[self.flavour]
 
     @property
     def release(self) -> tuple[int, int]:
-        """Major and minor version, as a target has them."""
+        """(major, minor) version, as in a target."""
         return _release(self.version)
 
     def __str__(self) -> str:
@@ -80,7 +68,7 @@ class Library:
 
 
 def find(flavour: Flavour) -> Library:
-    """The library, imported; an Error says how to get it where it is missing, broken or too old."""
+    """Import the library; an Error says how to install it if it is missing, broken or too old."""
     traits = TRAITS[flavour]
     module = _imported(traits)
     version = str(getattr(module, "__version__", ""))
@@ -99,7 +87,7 @@ def find(flavour: Flavour) -> Library:
 
 
 def installed(flavour: Flavour) -> bool:
-    """Whether a library is there, without importing it; it may still be too old."""
+    """Whether a library can be found, without importing it; it may be too old."""
     return TRAITS[flavour].module in sys.modules or find_spec(TRAITS[flavour].module) is not None
 
 
@@ -109,19 +97,17 @@ def has_gpu() -> bool:
 
 
 def shared_library(traits: Traits) -> Path | None:
-    """The shared library that the parser opens by its unversioned name.
+    """The shared library that needs a link under its unversioned name, or None.
 
-    The wheels hold it only with its version, `libtensorrt_rtx.so.1`, and a parser that does not
-    find it ends the process. None where it lies elsewhere, as in a system's own folders, or has
-    its bare name already.
+    The wheels have it only with its version, `libtensorrt_rtx.so.1`, and a parser that does not
+    find the bare name ends the process.
     """
-    spec = find_spec(traits.libraries)
+    spec = find_spec(f"{traits.module}_libs")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     for folder in map(Path, folders):
         found = sorted(folder.glob(f"{traits.shared}.*"))
-        if (folder / traits.shared).exists() or not found:
-            continue
-        return found[0]
+        if found and not (folder / traits.shared).exists():
+            return found[0]
     return None
 
 
@@ -132,14 +118,14 @@ def _imported(traits: Traits) -> ModuleType:
         if error.name == traits.module:
             raise Error(f"{traits.name} is not installed; {_install(traits)}") from None
         raise _broken(traits, error) from error
-    except Exception as error:  # whatever a damaged installation raises
+    except Exception as error:  # a damaged installation raises anything
         _end_if_interrupted(error)
         raise _broken(traits, error) from error
 
 
 def _end_if_interrupted(error: BaseException) -> None:
-    """Raise what ends the program, where that lies below an error: the start of an extension module
-    makes an ImportError of everything that is raised in it, ctrl-C too."""
+    """Raise ctrl-C (or an exit) in the causes of an error again: the initialization of an extension
+    module turns everything that is raised in it into an ImportError."""
     seen: BaseException | None = error
     while seen is not None:
         if not isinstance(seen, Exception):
@@ -149,7 +135,7 @@ def _end_if_interrupted(error: BaseException) -> None:
 
 def _broken(traits: Traits, error: Exception) -> Error:
     return Error(
-        f"{traits.name} is installed and does not load ({error}); put that right, "
+        f"{traits.name} is installed and does not load ({error}); repair the cause, "
         f"or {_install(traits, again=True)}"
     )
 

@@ -8,239 +8,177 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from irc.atomic import whole_file
-from irc.backends.tensorrt.builder import messages
-from irc.backends.tensorrt.builder.layers import Listing
+from irc.artifact.atomic import whole_file
+from irc.backends.tensorrt.builder.callbacks import (
+    make_error_recorder,
+    make_logger,
+    make_monitor,
+    reason,
+)
+from irc.backends.tensorrt.builder.layers import Listing, layers_of
 from irc.backends.tensorrt.builder.library import Library
 from irc.backends.tensorrt.builder.process import MODEL, PART, WEIGHTS
-from irc.backends.tensorrt.builder.progress import monitor
-from irc.errors import Error
+from irc.backends.tensorrt.builder.report import Report
 
-Say: TypeAlias = Callable[..., None]  # an event, with what belongs to it
-MOST_ERRORS = 20
+Send: TypeAlias = Callable[..., None]  # sends an event with its facts to the parent process
 
 
-class Failure(Exception):
-    """The library refused: a list of what it said, each about a node of the file or of none."""
+class Refused(Exception):
+    """The library failed: errors {node, text}, where node is an ONNX node or ""."""
 
-    def __init__(self, doing: str, errors: list[dict[str, str]]) -> None:
-        super().__init__(doing)
-        self.doing, self.errors = doing, errors
+    def __init__(self, step: str, errors: list[dict[str, str]]) -> None:
+        super().__init__(step)
+        self.step, self.errors = step, errors
+
+
+class UnusedInputs(Exception):
+    """The network does not use some inputs of the model, so it would compute something else."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(", ".join(names))
+        self.names = names
 
 
 class Builder:
-    """Builds what a request (JSON, see `build.py`) asks for, and says what it is at.
+    """Builds what a request (JSON, see `build.py`) describes, and reports progress.
 
-    The folder it stands in holds the model, the place for the engine, and the weights.
+    The current folder holds the model, the path of the engine, and the weights (see `process.py`).
     """
 
     def __init__(
-        self, library: Library, request: dict[str, Any], say: Say, cancelled: threading.Event
+        self, library: Library, request: dict[str, Any], send: Send, cancelled: threading.Event
     ) -> None:
-        self.library, self.trt = library, library.module
-        self.request, self.say, self.cancelled = request, say, cancelled
-        self.listing = Listing()
-        self.errors: list[str] = []
-        self.parsing = True
-        self.told = -1.0
-        self.kept: list[Any] = []  # what the library's objects point to has to outlive them
+        self.library, self.trt, self.request = library, library.module, request
+        self.send, self.cancelled = send, cancelled
+        self.listing, self.sent = Listing(), -1.0
+        self.recorder = make_error_recorder(self.trt)
+        self.logger = make_logger(self.trt, self.listing.add)
 
-    def run(self) -> dict[str, Any]:
-        """Write the engine; returns the report as JSON."""
-        with messages.listening(self.trt, self._hear) as logger:
-            builder = self._made(lambda: self.trt.Builder(logger), "starting the builder")
-            network = self._parse(builder, logger)
-            config = self._configure(builder, network)
-            size = self._build(builder, network, config)
-        profiles = [each["name"] for each in self.request["profiles"]]
-        report = self.listing.report(
-            str(self.library), self.request["target"], profiles or ["default"], size
+    def run(self) -> Report:
+        """Write the engine and return its report."""
+        self.builder = self._create(lambda: self.trt.Builder(self.logger), "starting the builder")
+        self.builder.error_recorder = self.recorder
+        network = self._parse()
+        self._check_inputs(network)
+        self._build(network, self._configure())
+        profiles = [each["name"] for each in self.request["profiles"]] or ["default"]
+        return Report(
+            str(self.library),
+            self.request["target"],
+            tuple(profiles),
+            tuple(layers_of(self.listing.text)),
+            tuple(self.listing.activations),
         )
-        return report.to_json()
 
-    def _hear(self, severity: str, text: str) -> None:
-        self.listing.hear(text)
-        if severity in messages.SEVERE:
-            self.errors.append(text)
-        elif severity == "warning":
-            name = messages.unused_input(text)
-            if name is not None:
-                self.say("unused", name=name)
-        elif self.parsing and (node := messages.node_in_work(text)):
-            self.say("node", name=node[0], kind=node[1])
-        elif not self.parsing and (layer := messages.layer_in_work(text)):
-            self.say("layer", name=layer)
-
-    def _made(self, make: Callable[[], Any], doing: str) -> Any:
-        """What `make` gives; the library's own words where it gives none."""
-        with suppress(TypeError):  # what a factory raises that returned nothing
+    def _create(self, make: Callable[[], Any], step: str) -> Any:
+        """The object that `make` returns; a Refused if it returns none."""
+        with suppress(TypeError):  # raised by a factory that returned nothing
             made = make()
             if made is not None:
                 return made
-        raise self._refusal(doing)
+        raise self._refused(step)
 
-    def _refusal(self, doing: str) -> Failure:
-        said = [text for text in self.errors if messages.reason(text)]
-        return Failure(doing, [{"node": "", "kind": "", "text": text} for text in said])
+    def _refused(self, step: str) -> Refused:
+        return Refused(step, [{"node": "", "text": text} for text in self.recorder.texts])
 
-    def _parse(self, builder: Any, logger: Any) -> Any:
-        network = self._made(lambda: _network(self.trt, builder), "starting a network")
-        data = Path(MODEL).read_bytes()
-        place = f"{WEIGHTS}/{MODEL}"
+    def _parse(self) -> Any:
+        strict = getattr(self.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+        flags = 0 if strict is None else 1 << int(strict)
+        network = self._create(lambda: self.builder.create_network(flags), "creating a network")
         # The parser lives as long as this object: it owns the weights that it mapped.
-        self.parser = self.trt.OnnxParser(network, logger)
-        if not self.parser.parse(data, place):
-            raise Failure("parsing", self._parse_errors(data, place, logger))
-        self.parsing = False
-        self.say("stage", fraction=0.0)
-        self._check_ports(network)
+        self.parser = self.trt.OnnxParser(network, self.logger)
+        if not self.parser.parse(Path(MODEL).read_bytes(), f"{WEIGHTS}/{MODEL}"):
+            errors = [self.parser.get_error(i) for i in range(self.parser.num_errors)]
+            found = [{"node": each.node_name(), "text": reason(each.desc())} for each in errors]
+            raise Refused("parsing", found)
+        self._report(0.0)
         return network
 
-    def _parse_errors(self, data: bytes, place: str, logger: Any) -> list[dict[str, str]]:
-        """What is wrong with every node: after each that fails, the rest is parsed by itself."""
-        from irc.backends.tensorrt.builder.remainder import without
+    def _check_inputs(self, network: Any) -> None:
+        """Check that every input reaches an output: the parser ignores some inputs of nodes."""
+        inputs_of: dict[str, list[str]] = {}
+        for layer in map(network.get_layer, range(network.num_layers)):
+            inputs = [layer.get_input(i) for i in range(layer.num_inputs)]
+            names = [each.name for each in inputs if each is not None]
+            inputs_of |= {layer.get_output(i).name: names for i in range(layer.num_outputs)}
+        pending = [network.get_output(i).name for i in range(network.num_outputs)]
+        used: set[str] = set()
+        while pending:
+            name = pending.pop()
+            if name not in used:
+                used.add(name)
+                pending += inputs_of.get(name, ())
+        inputs = [network.get_input(i).name for i in range(network.num_inputs)]
+        unused = [name for name in inputs if name not in used]
+        if unused:
+            raise UnusedInputs(unused)
 
-        found = [_error_of(self.parser.get_error(i)) for i in range(self.parser.num_errors)]
-        given: set[int] = {int(each["index"]) for each in found} - {-1}
-        while given and len(found) < MOST_ERRORS:
-            rest = without(data, given)
-            builder = self.trt.Builder(logger)
-            network = _network(self.trt, builder)
-            parser = self.trt.OnnxParser(network, logger)
-            self.kept += [parser, network, builder]
-            if rest is None or parser.parse(rest.data, place):
-                break
-            errors = [_error_of(parser.get_error(i)) for i in range(parser.num_errors)]
-            numbers = {rest.numbers[int(e["index"])] for e in errors if int(e["index"]) >= 0}
-            if not numbers or numbers <= given:
-                break
-            found += errors
-            given |= numbers
-        return found
-
-    def _check_ports(self, network: Any) -> None:
-        inputs = {t.name: t for t in map(network.get_input, range(network.num_inputs))}
-        outputs = {t.name: t for t in map(network.get_output, range(network.num_outputs))}
-        for kind, ports, wanted in (
-            ("input", inputs, self.request["inputs"]),
-            ("output", outputs, self.request["outputs"]),
-        ):
-            for name, dtype in wanted.items():
-                got = ports[name].dtype.name if name in ports else "nothing"
-                if got != dtype and got != _ALIASES.get(dtype):
-                    raise Error(
-                        f"the {kind} {name} is {dtype} in {self.request['name']} and became {got} "
-                        f"in {self.library}; lower the operation behind it another way"
-                    )
-
-    def _configure(self, builder: Any, network: Any) -> Any:
+    def _configure(self) -> Any:
         trt, request = self.trt, self.request
-        config = builder.create_builder_config()
+        config = self.builder.create_builder_config()
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
         if request["workspace"] is not None:
             config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request["workspace"])
-        if self.library.traits.capabilities:
+        if self.library.traits.cross_compiles:
             config.num_compute_capabilities = len(request["architectures"])
             for i, chip in enumerate(request["architectures"]):
                 config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{chip}"), i)
         for flag in request["flags"]:
             config.set_flag(getattr(trt.BuilderFlag, flag))
         for profile in request["profiles"]:
-            self._add_profile(builder, config, network, profile)
-        self._use_timing_cache(config)
-        self.monitor = monitor(trt, self._tell, self.cancelled)
+            self._add_profile(config, profile)
+        if request["timing_cache"]:
+            path = Path(request["timing_cache"])
+            known = path.read_bytes() if path.exists() else b""
+            # The library refuses the measurements of another version or GPU.
+            if not config.set_timing_cache(config.create_timing_cache(known), False):
+                config.set_timing_cache(config.create_timing_cache(b""), False)
+        self.monitor = make_monitor(trt, self._report, self.cancelled)
         config.progress_monitor = self.monitor
         return config
 
-    def _add_profile(
-        self, builder: Any, config: Any, network: Any, profile: dict[str, Any]
-    ) -> None:
-        inputs = {t.name: t for t in map(network.get_input, range(network.num_inputs))}
-        made = builder.create_optimization_profile()
+    def _add_profile(self, config: Any, profile: dict[str, Any]) -> None:
+        made = self.builder.create_optimization_profile()
         for name, shapes in profile["shapes"].items():
-            if name not in inputs:
-                raise Error(
-                    f"profile {profile['name']!r} has shapes of {name!r}, which is no input of "
-                    f"{self.request['name']}; it has {', '.join(inputs)}"
-                )
             made.set_shape(name, *map(tuple, shapes))
-        for name, tensor in inputs.items():
-            if -1 in tuple(tensor.shape) and name not in profile["shapes"]:
-                raise Error(
-                    f"profile {profile['name']!r} says nothing of the input {name}, whose shape "
-                    f"{list(tensor.shape)} is dynamic; give its smallest, usual and largest shape"
-                )
         if config.add_optimization_profile(made) < 0:
-            raise self._refusal(f"adding the profile {profile['name']!r}")
+            raise self._refused(f"adding the profile {profile['name']!r}")
 
-    def _use_timing_cache(self, config: Any) -> None:
-        if not self.request["timing_cache"]:
-            return
-        path = Path(self.request["timing_cache"])
-        known = path.read_bytes() if path.exists() else b""
-        # What another version or GPU measured is refused by the library, and measured anew.
-        if not config.set_timing_cache(config.create_timing_cache(known), False):
-            config.set_timing_cache(config.create_timing_cache(b""), False)
-
-    def _keep_timing_cache(self, config: Any) -> None:
-        if not self.request["timing_cache"]:
-            return
-        with whole_file(Path(self.request["timing_cache"])) as file:
-            file.write(config.get_timing_cache().serialize())
-
-    def _build(self, builder: Any, network: Any, config: Any) -> int:
-        writer = _writer(self.trt, Path(PART))
+    def _build(self, network: Any, config: Any) -> None:
+        writer = _make_writer(self.trt, Path(PART))
         with writer.file:
-            built = builder.build_serialized_network_to_stream(network, config, writer)
+            built = self.builder.build_serialized_network_to_stream(network, config, writer)
         if writer.problem is not None:
             raise writer.problem
         if self.cancelled.is_set():
             raise KeyboardInterrupt
-        if not built or not writer.size:
-            raise self._refusal("building")
-        self._keep_timing_cache(config)
-        return writer.size
+        if not built or not Path(PART).stat().st_size:
+            raise self._refused("building")
+        if self.request["timing_cache"]:
+            with whole_file(Path(self.request["timing_cache"])) as file:
+                file.write(config.get_timing_cache().serialize())
 
-    def _tell(self, fraction: float) -> None:
-        if fraction - self.told >= 0.005:
-            self.told = fraction
-            self.say("stage", fraction=round(fraction, 3))
-
-
-_ALIASES = {"FLOAT": "float32", "HALF": "float16"}
+    def _report(self, fraction: float) -> None:
+        if fraction - self.sent >= 0.005:
+            self.sent = fraction
+            self.send("progress", fraction=round(fraction, 3))
 
 
-def _network(trt: Any, builder: Any) -> Any:
-    flags = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-    return builder.create_network(0 if flags is None else 1 << int(flags))
-
-
-def _error_of(error: Any) -> dict[str, str]:
-    return {
-        "node": error.node_name(),
-        "kind": error.node_operator(),
-        "text": error.desc(),
-        "index": str(error.node()),
-    }
-
-
-def _writer(trt: Any, path: Path) -> Any:
+def _make_writer(trt: Any, path: Path) -> Any:
     class Writer(trt.IStreamWriter):
-        """Takes the engine in pieces of up to 64 MiB."""
+        """Writes the engine in pieces of up to 64 MiB."""
 
         def __init__(self) -> None:
             trt.IStreamWriter.__init__(self)
             self.file = path.open("wb", buffering=0)
-            self.size = 0
             self.problem: OSError | None = None
 
         def write(self, data: Any) -> int:
-            """The number of bytes that were written; fewer end the build."""
+            """The number of bytes written; fewer than given end the build."""
             try:
                 left = memoryview(data)
                 while left:
-                    count = self.file.write(left)
-                    left, self.size = left[count:], self.size + count
+                    left = left[self.file.write(left) :]
             except OSError as error:
                 self.problem = error
                 return 0

@@ -1,13 +1,13 @@
-"""A model as the rules look at it: nodes with their operands' types, constants, producers."""
+"""A model as the rules read it: nodes with the types of their operands, constants, producers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from onnx import numpy_helper
@@ -16,24 +16,31 @@ from onnx.onnx_ml_pb2 import AttributeProto, GraphProto, NodeProto, TensorProto
 from irc.errors import Error
 
 Size: TypeAlias = int | str | None  # of a dimension: known, symbolic, unknown
-LARGEST = 1 << 24  # elements of a constant that rules read
-
+Shape: TypeAlias = tuple[Size, ...] | None
+_Value = TypeVar("_Value", int, float, str, list[int])
+_KINDS: dict[type, tuple[int, str]] = {  # AttributeProto.type and field by Python type
+    int: (AttributeProto.INT, "i"),
+    float: (AttributeProto.FLOAT, "f"),
+    str: (AttributeProto.STRING, "s"),
+    list: (AttributeProto.INTS, "ints"),
+}
+_LARGEST = 1 << 24  # elements of a constant that rules read
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')  # in the stack traces that torch exports
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """The type of a value; dtype 0 (undefined) and shape None are not known."""
+    """The type of a value; dtype 0 (undefined) and shape None are unknown."""
 
     dtype: int = TensorProto.UNDEFINED
-    shape: tuple[Size, ...] | None = None
+    shape: Shape = None
 
 
-UNKNOWN = Tensor()
+_UNKNOWN = Tensor()
 
 
 class Node:
-    """One ONNX node within its graph. An operand is counted from 0 and may be absent ("")."""
+    """One ONNX node within its graph. Operands count from 0; an absent one is called ""."""
 
     def __init__(self, proto: NodeProto, graph: Graph) -> None:
         self.proto, self.graph = proto, graph
@@ -46,14 +53,18 @@ class Node:
         return self.inputs[i] if i < len(self.inputs) else ""
 
     def has(self, i: int) -> bool:
-        """Whether operand i is given."""
+        """Whether operand i is present."""
         return bool(self.input(i))
 
     def dtype(self, i: int) -> int:
         """The element type of operand i."""
         return self.graph.tensor(self.input(i)).dtype
 
-    def shape(self, i: int) -> tuple[Size, ...] | None:
+    def dtypes(self) -> set[int]:
+        """The element types of all operands and results."""
+        return {self.graph.tensor(name).dtype for name in (*self.inputs, *self.outputs) if name}
+
+    def shape(self, i: int) -> Shape:
         """The shape of operand i."""
         return self.graph.tensor(self.input(i)).shape
 
@@ -63,41 +74,26 @@ class Node:
 
     def is_constant(self, i: int) -> bool:
         """Whether operand i is part of the model, readable or not."""
-        return self.has(i) and self.graph.is_constant(self.input(i))
+        return self.has(i) and self.graph.find_constant(self.input(i)) is not None
 
     def producer(self, i: int) -> Node | None:
         """The node that computes operand i."""
         return self.graph.producers.get(self.input(i))
 
-    def users(self, i: int = 0) -> list[Node]:
-        """The nodes that take output i."""
-        return self.graph.consumers.get(self.outputs[i], []) if i < len(self.outputs) else []
+    def users(self) -> list[Node]:
+        """The nodes that use the first output."""
+        return self.graph.consumers.get(self.outputs[0], []) if self.outputs else []
 
-    def number(self, name: str, default: int) -> int:
-        """An attribute of kind INT."""
+    def get(self, name: str, default: _Value) -> _Value:
+        """An attribute; the default where it is absent or of another kind than the default."""
+        kind, key = _KINDS[type(default)]
         found = self.attributes.get(name)
-        return int(found.i) if found is not None and found.type == AttributeProto.INT else default
-
-    def real(self, name: str, default: float) -> float:
-        """An attribute of kind FLOAT."""
-        found = self.attributes.get(name)
-        return found.f if found is not None and found.type == AttributeProto.FLOAT else default
-
-    @overload
-    def text(self, name: str, default: str) -> str: ...
-    @overload
-    def text(self, name: str, default: None = None) -> str | None: ...
-    def text(self, name: str, default: str | None = None) -> str | None:
-        """An attribute of kind STRING."""
-        found = self.attributes.get(name)
-        if found is None or found.type != AttributeProto.STRING:
+        if found is None or found.type != kind:
             return default
-        return found.s.decode("utf-8", "replace")
-
-    def numbers(self, name: str) -> list[int]:
-        """An attribute of kind INTS, empty where it is absent."""
-        found = self.attributes.get(name)
-        return list(found.ints) if found is not None else []
+        value = getattr(found, key)
+        text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        convert: Any = type(default)
+        return convert(text)
 
     @property
     def label(self) -> str:
@@ -113,7 +109,7 @@ class Node:
 
     @property
     def source(self) -> str:
-        """`file:line` of the model script, where the exporter wrote it."""
+        """`file:line` of the model script, where the exporter recorded it."""
         notes = {each.key: each.value for each in self.proto.metadata_props}
         if "loc" in notes:
             return notes["loc"]
@@ -125,36 +121,32 @@ class Node:
 class Graph:
     """The main graph of a model, or one inside a node (`outer` is the graph of that node).
 
-    `functions` are the (domain, name) of the model's local functions, which stand inlined here;
-    `calls` the nodes that called them. `trouble` is why types could not be told.
+    Local functions are inlined. `trouble` is why type inference failed, "" if it did not. `folders`
+    may hold external data.
     """
 
     proto: GraphProto
     tensors: Mapping[str, Tensor]
     initializers: Mapping[str, TensorProto]
-    functions: frozenset[tuple[str, str]] = frozenset()
-    calls: tuple[NodeProto, ...] = ()
     trouble: str = ""
-    producer: str = ""  # the program that wrote the model
-    folders: tuple[Path, ...] = ()  # where external data lies
+    folders: tuple[Path, ...] = ()
     outer: Graph | None = None
     nodes: list[Node] = field(init=False)
 
     def __post_init__(self) -> None:
         self.nodes = [Node(proto, self) for proto in self.proto.node]
 
-    def inside(self, proto: GraphProto) -> Graph:
-        """A graph in an attribute of one of the nodes."""
-        own = {each.name: each for each in proto.initializer}
-        return replace(self, proto=proto, initializers=own, calls=(), outer=self)
-
-    @property
-    def depth(self) -> int:
-        """How many graphs this one lies in."""
-        return 0 if self.outer is None else self.outer.depth + 1
+    def all(self) -> Iterator[Graph]:
+        """This graph, and those inside its nodes."""
+        yield self
+        for node in self.nodes:
+            for proto in inner_graphs(node.proto):
+                own = {each.name: each for each in proto.initializer}
+                inner = replace(self, proto=proto, initializers=own, outer=self)
+                yield from inner.all()
 
     def of_kind(self, *kinds: str) -> Iterator[Node]:
-        """The nodes whose op_type is one of `kinds`, whatever their domain, kind by kind."""
+        """The nodes whose op_type is one of `kinds`, in any domain, kind by kind."""
         return (node for kind in kinds for node in self._by_kind.get(kind, ()))
 
     @cached_property
@@ -181,26 +173,22 @@ class Graph:
 
     @cached_property
     def consumers(self) -> dict[str, list[Node]]:
-        """The nodes that take a value, inner graphs counted as their node."""
+        """The nodes that use a value; a use in an inner graph counts for the node around it."""
         found: dict[str, list[Node]] = {}
         for node in self.nodes:
-            for name in dict.fromkeys((*node.inputs, *captured(node.proto))):
+            for name in dict.fromkeys((*node.inputs, *_names_inside(node.proto))):
                 if name:
                     found.setdefault(name, []).append(node)
         return found
 
     def tensor(self, name: str) -> Tensor:
         """The type of a value."""
-        return self.tensors.get(name, UNKNOWN)
-
-    def is_constant(self, name: str) -> bool:
-        """Whether a value is an initializer or comes from a Constant node."""
-        return self._tensor_of(name) is not None
+        return self.tensors.get(name, _UNKNOWN)
 
     def constant(self, name: str) -> np.ndarray | None:
-        """The numbers of a constant, where they are at hand and not too many."""
-        found = self._tensor_of(name)
-        if found is None or int(np.prod(found.dims, dtype=np.int64)) > LARGEST:
+        """The numbers of a constant, where they can be read and are not too many."""
+        found = self.find_constant(name)
+        if found is None or int(np.prod(found.dims, dtype=np.int64)) > _LARGEST:
             return None
         if found.data_location != TensorProto.EXTERNAL:
             return _numbers(found)
@@ -210,30 +198,31 @@ class Graph:
                 return _numbers(found, str(folder))
         return None
 
-    def _tensor_of(self, name: str) -> TensorProto | None:
+    def find_constant(self, name: str) -> TensorProto | None:
+        """The tensor of an initializer or Constant node, None for other values."""
         if name in self.initializers:
             return self.initializers[name]
         node = self.producers.get(name)
         if node is None:
-            return self.outer._tensor_of(name) if self.outer is not None else None
+            return self.outer.find_constant(name) if self.outer is not None else None
         value = node.attributes.get("value")
         return value.t if node.kind == "Constant" and value is not None else None
 
 
 def _numbers(proto: TensorProto, folder: str = "") -> np.ndarray:
-    """The numbers of a tensor; an Error where its bytes are not what its shape says."""
+    """The numbers of a tensor; an Error where its bytes do not fit its shape."""
     try:
         return numpy_helper.to_array(proto, folder)
     except (ValueError, TypeError, KeyError) as error:
         raise Error(f"the tensor {proto.name!r} is damaged ({error}); export it again") from error
 
 
-def captured(proto: NodeProto) -> Iterator[str]:
-    """The values that graphs inside a node take from outside (and their own, which is no harm)."""
+def _names_inside(proto: NodeProto) -> Iterator[str]:
+    """The values that the graphs inside a node use, their own among them."""
     for graph in inner_graphs(proto):
         for node in graph.node:
             yield from node.input
-            yield from captured(node)
+            yield from _names_inside(node)
         yield from (each.name for each in graph.output)
 
 
@@ -251,11 +240,13 @@ def dtype_name(dtype: int) -> str:
     return TensorProto.DataType.Name(dtype).lower() if dtype in known else f"type {dtype}"
 
 
-def known_product(sizes: Any) -> int | None:
-    """The product of sizes, None where one is not a number."""
-    total = 1
-    for size in sizes:
-        if not isinstance(size, int):
-            return None
-        total *= size
-    return total
+def element_count(shape: Iterable[Size] | None) -> int | None:
+    """The number of elements of a shape, None where a size is not known."""
+    sizes = [None] if shape is None else list(shape)
+    known = [size for size in sizes if isinstance(size, int)]
+    return int(np.prod(known, dtype=np.int64)) if len(known) == len(sizes) else None
+
+
+def differ(a: float | str | None, b: float | str | None) -> bool:
+    """Whether two sizes are known and not the same."""
+    return isinstance(a, (int, float)) and isinstance(b, (int, float)) and a != b

@@ -1,16 +1,17 @@
-"""Types of all values of a model, operators of TensorRT included.
+"""Types of all values of a model, through operators of TensorRT and IrcCollective too.
 
-ONNX's own shape inference does the work. Operators it does not know are replaced, in a copy, by
-standard ones of the same types; weights are replaced by inputs, so that no byte of them is copied.
+ONNX's own shape inference does the work, on a copy in which operators of TensorRT are replaced by
+others of the same types, and weights by inputs, so that none of their bytes are copied. The types
+of values behind users' plugins are unknown, unless the model declares them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from typing import Any
 
 from onnx import helper, shape_inference
 from onnx.onnx_ml_pb2 import (
-    AttributeProto,
     GraphProto,
     ModelProto,
     NodeProto,
@@ -20,25 +21,18 @@ from onnx.onnx_ml_pb2 import (
     ValueInfoProto,
 )
 
+from irc.backends.onnx.graph import COLLECTIVE
+from irc.backends.onnx.schema import register_schema
 from irc.backends.tensorrt.lint.graph import Size, Tensor, inner_graphs
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
-from irc.backends.tensorrt.plugins import register_schemas, users
 from irc.errors import Error
+from irc.ops.collective_names import OPERATIONS
 
-SMALL = 4096  # bytes of an initializer whose value shapes may depend on
-_WAYS_LIMIT = 1024  # ranks of a collective, for the stand-in of a gather
-_INVENTED = "unk__"  # how inference calls a size that it cannot tell
-_LIKE_FIRST = ("TRT_Attention", "TRT_QuantizedAttention", "TRT_KVCacheUpdate", "TRT_MoE")
-_QUANTIZERS = {
-    "TRT_FP8DequantizeLinear": "DequantizeLinear",
-    "TRT_INT4DequantizeLinear": "DequantizeLinear",
-    "TRT_FP8QuantizeLinear": "QuantizeLinear",
-    "TRT_INT4QuantizeLinear": "QuantizeLinear",
-}
-_QUANTIZED = {
-    "TRT_FP8QuantizeLinear": TensorProto.FLOAT8E4M3FN,
-    "TRT_INT4QuantizeLinear": TensorProto.INT4,
-}
+_SMALL = 4096  # bytes of an initializer whose numbers shapes may depend on
+_INVENTED = "unk__"  # how inference names a size that it does not know
+# Raised by the schema of DistCollective where attributes or types are missing or wrong.
+_BY_DAMAGE = (ValueError, AttributeError, IndexError, ArithmeticError)
+_LIKE_FIRST = ("TRT_Attention", "TRT_QuantizedAttention", "TRT_KVCacheUpdate")
 
 
 def skeleton(model: ModelProto) -> ModelProto:
@@ -46,16 +40,17 @@ def skeleton(model: ModelProto) -> ModelProto:
     bare = ModelProto(ir_version=model.ir_version)
     bare.opset_import.extend(model.opset_import)
     bare.functions.extend(model.functions)
-    graph, whole = bare.graph, model.graph
-    graph.name = whole.name or "graph"
-    graph.node.extend(whole.node)
-    graph.input.extend(whole.input)
-    graph.output.extend(whole.output)
-    graph.value_info.extend(whole.value_info)
-    graph.initializer.extend(each for each in whole.initializer if _is_small(each))
-    declared = {each.name for each in whole.input}
-    for each in whole.initializer:
-        if not _is_small(each) and each.name not in declared:
+    graph, source = bare.graph, model.graph
+    graph.name = source.name or "graph"
+    graph.node.extend(source.node)
+    graph.input.extend(source.input)
+    graph.output.extend(source.output)
+    graph.value_info.extend(source.value_info)
+    declared = {each.name for each in source.input}
+    for each in source.initializer:
+        if each.data_location != TensorProto.EXTERNAL and each.ByteSize() <= _SMALL:
+            graph.initializer.append(each)
+        elif each.name not in declared:
             graph.input.append(_as_input(each))
     if not bare.functions:
         return bare
@@ -64,11 +59,7 @@ def skeleton(model: ModelProto) -> ModelProto:
     try:
         return inline_local_functions(bare)
     except (RuntimeError, ValueError) as error:
-        raise Error(f"the functions of the model cannot be put in place: {error}") from None
-
-
-def _is_small(tensor: TensorProto) -> bool:
-    return tensor.data_location != TensorProto.EXTERNAL and tensor.ByteSize() <= SMALL
+        raise Error(f"the functions of the model cannot be inlined: {error}") from None
 
 
 def _as_input(tensor: TensorProto) -> ValueInfoProto:
@@ -78,22 +69,21 @@ def _as_input(tensor: TensorProto) -> ValueInfoProto:
 def types_of(
     bare: ModelProto, initializers: Iterable[TensorProto]
 ) -> tuple[dict[str, Tensor], str]:
-    """The type of every value of a skeleton that can be told, by name; why no more could be."""
+    """The known types of a skeleton's values by name, and why inference failed, if it did."""
     standard = ModelProto()
     standard.CopyFrom(bare)
     domains = {each.domain for each in standard.opset_import}
     for domain in sorted({node.domain for node in standard.graph.node} - domains):
         standard.opset_import.append(OperatorSetIdProto(domain=domain, version=1))
-    _replace(standard.graph)
-    if {spec.name for spec in users()} & {node.op_type for node in standard.graph.node}:
-        register_schemas()
+    register_schema()
     found: dict[str, Tensor] = {}
     trouble = ""
     try:
+        _replace(standard.graph)
         _collect(shape_inference.infer_shapes(standard, data_prop=True).graph, found)
-    except (shape_inference.InferenceError, ValueError) as error:  # the model is no ONNX
+    except (shape_inference.InferenceError, *_BY_DAMAGE) as error:  # not valid ONNX
         trouble = str(error)
-    _collect(bare.graph, found)  # what is written counts
+    _collect(bare.graph, found)  # declared types take precedence
     for each in initializers:
         found[each.name] = Tensor(each.data_type, tuple(each.dims))
     return found, trouble
@@ -119,7 +109,7 @@ def _size(dim: TensorShapeProto.Dimension) -> Size:
 
 
 def _replace(graph: GraphProto) -> None:
-    nodes = [each for node in graph.node for each in stand_in(node)]
+    nodes = [each for node in graph.node for each in _stand_ins(node)]
     del graph.node[:]
     graph.node.extend(nodes)
     for node in graph.node:
@@ -127,47 +117,16 @@ def _replace(graph: GraphProto) -> None:
             _replace(inner)
 
 
-def stand_in(proto: NodeProto) -> Iterator[NodeProto]:
-    """Standard nodes whose outputs have the types of this one's."""
-    kind = proto.op_type
-    if kind in ("DistCollective", COLLECTIVE_PLUGIN):
-        yield from _of_collective(proto)
-    elif kind in _LIKE_FIRST:
-        yield helper.make_node("Identity", proto.input[:1], proto.output[:1])
-    elif kind in _QUANTIZERS:
-        new = NodeProto()
-        new.CopyFrom(proto)
-        new.op_type, new.domain = _QUANTIZERS[kind], ""
-        if kind in _QUANTIZED:
-            dtype = AttributeProto(name="output_dtype", type=AttributeProto.INT, i=_QUANTIZED[kind])
-            new.attribute.append(dtype)
-        yield new
-    else:
-        yield proto
-
-
-def _of_collective(proto: NodeProto) -> Iterator[NodeProto]:
-    operation, ways = collective(proto)
-    first, outputs = proto.input[:1], list(proto.output)
-    if operation in ("all_gather", "gather") and 1 < ways <= _WAYS_LIMIT:
-        yield helper.make_node("Concat", [*first] * ways, outputs[:1], axis=0)
-    elif operation in ("reduce_scatter", "scatter") and 1 < ways <= _WAYS_LIMIT:
-        rest = [f"{outputs[0]}/part{i}" for i in range(1, ways)]
-        yield helper.make_node("Split", first, [outputs[0], *rest], axis=0, num_outputs=ways)
-    else:
-        for name in outputs:
-            yield helper.make_node("Identity", first, [name])
-
-
-def collective(proto: NodeProto) -> tuple[str, int]:
-    """The operation of a collective node, native or plugin, and how many ranks take part."""
-    found = {each.name: each for each in proto.attribute}
-    if proto.op_type == "DistCollective":
-        ways = found.get("nb_rank")
-        return _text(found.get("collective_operation")), int(ways.i) if ways else 1
-    written = _text(found.get("ways"))
-    return _text(found.get("operation")), int(written) if written.isdecimal() else 1
-
-
-def _text(attribute: AttributeProto | None) -> str:
-    return "" if attribute is None else attribute.s.decode("utf-8", "replace")
+def _stand_ins(proto: NodeProto) -> list[NodeProto]:
+    """Nodes with schemas, whose outputs have the types of those of this one."""
+    if proto.op_type in _LIKE_FIRST:
+        return [helper.make_node("Identity", proto.input[:1], proto.output[:1])]
+    if proto.op_type != COLLECTIVE_PLUGIN:
+        return [proto]
+    found = {each.name: each.s.decode("utf-8", "replace") for each in proto.attribute}
+    operation, ranks = found.get("operation", ""), found.get("group_size", "")
+    if operation not in OPERATIONS:  # the fused one
+        return [helper.make_node("Identity", proto.input[:1], [name]) for name in proto.output]
+    fields: dict[str, Any] = {"collective_operation": operation, "reduce_op": "none"}
+    fields["nb_rank"] = int(ranks) if ranks.isdecimal() else 1
+    return [helper.make_node(COLLECTIVE, proto.input[:1], proto.output[:1], **fields)]

@@ -1,146 +1,119 @@
-"""Rules about which operators the parser knows, and what it takes an operator for."""
+"""Rules about the graph and its operators: names that do not fit together, unknown operators."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from irc.backends.tensorrt.lint.graph import Graph, Node
 from irc.backends.tensorrt.lint.known import (
+    FOREIGN,
     IMPORTED,
     MICROSOFT,
     NEED_PLUGINS,
+    ONNX,
     STANDARD,
     UNSUPPORTED,
 )
-from irc.backends.tensorrt.lint.rules import BUILDER, IMPORTERS, Complaint, graph_rule, node_rule
-from irc.backends.tensorrt.target import Target
+from irc.backends.tensorrt.lint.plugins import is_plugin
+from irc.backends.tensorrt.lint.rules import ANY, BUILDER, GRAPH, PARSED, WARNING, Where, table
+from irc.onnx_format.files import wiring
 
-PLUGIN_ATTRIBUTES = ("plugin_version", "plugin_namespace")
-_OURS = ("", "ai.onnx")  # the domain of ONNX's own operators
-_FOREIGN = "com.microsoft"
-FOREIGN = (_FOREIGN, "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
 _DISPATCH = "https://github.com/onnx/onnx-tensorrt/blob/main/ModelImporter.cpp"
-LARGEST_K = 3840
-DEEPEST = 24
+_LARGEST_K = 3840
 
 
-@node_rule(source=f"{IMPORTERS}; OnnxParser.supports_operator of TensorRT-RTX 1.7.1.116")
-def unsupported_operator(node: Node, target: Target) -> Iterator[str]:
-    """The parser has no importer for the operator."""
-    if node.domain not in _OURS or node.kind not in UNSUPPORTED or is_plugin(node):
-        return
-    if node.kind == "DFT" and target.flavour == "tensorrt" and target.version >= (11, 2):
-        return  # comes with a plugin
-    instead = UNSUPPORTED[node.kind] or "compute it outside, or register a plugin of this name"
-    yield f"TensorRT has no {node.kind}; {instead}"
+def _unsupported(node: Node) -> tuple[str, str] | None:
+    if is_plugin(node):
+        return None
+    if node.domain in FOREIGN and node.kind not in IMPORTED:
+        return f"{node.kind} of {node.domain}", "export with plain ONNX operators"
+    if node.domain in ONNX and node.kind in UNSUPPORTED:
+        return node.kind, UNSUPPORTED[node.kind]
+    return None
 
 
-@node_rule(*NEED_PLUGINS, source=f"{BUILDER}: plugin creator was not found", warns_on=("tensorrt",))
-def missing_plugin(node: Node, target: Target) -> Iterator[str]:
-    """supports_operator says yes, but the importer needs a plugin that the wheel does not bring."""
-    if not is_plugin(node):
-        yield (
-            f"{node.kind} needs a plugin that TensorRT does not bring, though its parser claims "
-            f"to support it; {NEED_PLUGINS[node.kind]}"
-        )
+def _builtin_name(node: Node) -> bool:
+    """Whether a node of another domain is parsed as the ONNX operator of its name."""
+    if node.domain in ONNX or node.kind not in STANDARD:
+        return False
+    if "plugin_namespace" in node.attributes:  # then a plugin of that name takes precedence
+        return False
+    return node.domain != "com.microsoft" or node.kind not in MICROSOFT
 
 
-@node_rule(source=_DISPATCH)
-def contrib_operator(node: Node, target: Target) -> Iterator[str]:
-    """Nearly all of com.microsoft, and all of ONNX's other domains, has no importer."""
-    if node.domain not in FOREIGN or node.kind in IMPORTED or is_plugin(node):
-        return
-    yield f"TensorRT has no {node.kind} of {node.domain}; export with plain ONNX operators"
-
-
-@graph_rule(source=_DISPATCH)
-def builtin_name(graph: Graph, target: Target) -> Iterator[Complaint]:
-    """Only op_type is looked at: an operator of another domain is parsed as the one of that name.
-
-    A local function, too: importers come before functions.
-    """
-    calls = [Node(proto, graph) for proto in graph.calls]
-    for node in (*graph.nodes, *calls):
-        if node.domain in _OURS or node.kind not in STANDARD:
-            continue
-        if "plugin_namespace" in node.attributes:  # a plugin goes before the importer then
-            continue
-        if node.domain == _FOREIGN and node.kind in MICROSOFT:
-            continue
-        yield (
-            node,
-            f"{node.domain}.{node.kind} is parsed as the {node.kind} of ONNX, because domains are "
-            "not looked at; give it a name of its own",
-        )
-
-
-@node_rule("TopK", source=f"{BUILDER}: ITopKLayer")
-def topk_limit(node: Node, target: Target) -> Iterator[str]:
-    """TopK finds at most 3840."""
+def _k(node: Node) -> int:
     k = node.constant(1)
-    if k is not None and k.size and int(k.max()) > LARGEST_K:
-        yield f"K is {int(k.max())}, and at most {LARGEST_K} are found; take fewer, or in two steps"
+    return int(k.max()) if k is not None and k.size and int(k.max()) > _LARGEST_K else 0
 
 
-@node_rule("ScatterND", "ScatterElements", "Scatter", source=f"{IMPORTERS}; {BUILDER}")
-def scatter_reduction(node: Node, target: Target) -> Iterator[str]:
-    """Scatters overwrite: reductions are refused."""
-    reduction = node.text("reduction", "none")
-    if reduction != "none":
-        yield f"the reduction {reduction!r} is refused; use OneHot and MatMul, or sum before"
+_Faults: TypeAlias = Iterator[tuple[Node | None, str | tuple[str, str]]]
 
 
-@node_rule("LayerNormalization", source=f"{IMPORTERS}; {BUILDER}")
-def normalization_outputs(node: Node, target: Target) -> Iterator[str]:
-    """LayerNormalization has one output."""
-    if len([name for name in node.outputs if name]) > 1:
-        yield "mean and deviation are no outputs here; compute them with ReduceMean"
+def _malformed(graph: Graph, target: object) -> _Faults:
+    if graph.outer is not None:  # the names of inner graphs are left to the parser
+        return
+    known = [*graph.inputs, *graph.initializers]
+    known += [each.values.name for each in graph.proto.sparse_initializer]
+    found = wiring(known, [(node.inputs, node.outputs) for node in graph.nodes])
+    for i, name in found.missing:
+        yield graph.nodes[i], f"nothing computes the operand {name!r}"
+    for i, name in found.duplicates:
+        yield graph.nodes[i] if i >= 0 else None, f"two values are called {name!r}"
+    if found.cycle:
+        names = ", ".join(map(repr, found.cycle[:5]))
+        yield graph.producers[found.cycle[0]], f"the values {names} depend on each other in a cycle"
+    for name in graph.outputs:
+        if name not in graph.producers and name not in known:
+            yield None, f"nothing computes the output {name!r}"
 
 
-@node_rule(
-    "LayerNormalization", "RMSNormalization", source=f"{BUILDER}: a warning", severity="warning"
+def _unused(graph: Graph, target: object) -> _Faults:
+    for name in graph.inputs if graph.outer is None else ():
+        if name not in graph.outputs and name not in graph.consumers:
+            yield None, name
+
+
+def _untyped(graph: Graph, target: object) -> _Faults:
+    if graph.trouble and graph.outer is None:
+        yield None, graph.trouble.strip()
+
+
+RULES = table(
+    {
+        ("unsupported-operator", ANY, f"{BUILDER}: supports_operator"): (
+            _unsupported,
+            "TensorRT has no {}; {}",
+        ),
+        ("missing-plugin", " ".join(NEED_PLUGINS), f"{BUILDER}: no creator"): (
+            lambda node: not is_plugin(node) and NEED_PLUGINS[node.kind],
+            "{kind} needs a plugin that TensorRT does not ship, though its parser accepts it; {}",
+            Where(warns_on=("tensorrt",)),
+        ),
+        ("builtin-name", ANY, _DISPATCH): (
+            _builtin_name,
+            "the parser ignores domains and reads this node as the {kind} of ONNX; rename it",
+        ),
+        ("topk-limit", "TopK", f"{BUILDER}: ITopKLayer"): (
+            _k,
+            f"K is {{}}, and TensorRT finds at most {_LARGEST_K}; take fewer, or use two steps",
+        ),
+        ("scatter-reduction", "ScatterND ScatterElements Scatter", PARSED): (
+            lambda node: node.get("reduction", "none") != "none" and node.get("reduction", ""),
+            "the reduction {!r} is refused; use OneHot and MatMul, or sum first",
+        ),
+        ("malformed", GRAPH, f"{BUILDER}: Failed to sort the model"): (
+            _malformed,
+            "the graph is not valid: {}; export the model again",
+        ),
+        ("unused-input", GRAPH, f"{BUILDER}: 'Unused Input'"): (
+            _unused,
+            "no node reads the input {}; remove it",
+        ),
+        ("untyped", GRAPH, "shape inference of ONNX"): (
+            _untyped,
+            "ONNX cannot infer the types: {}; export the model again",
+            WARNING,
+        ),
+    }
 )
-def normalization_precision(node: Node, target: Target) -> Iterator[str]:
-    """stash_type other than f32 computes the statistics in half precision."""
-    if node.number("stash_type", 1) != 1:
-        yield "the statistics are computed in half precision; leave stash_type out"
-
-
-@node_rule("RotaryEmbedding", source=f"{IMPORTERS}; {BUILDER}")
-def rotary_heads(node: Node, target: Target) -> Iterator[str]:
-    """Operands of three dimensions need the number of heads."""
-    shape = node.shape(0)
-    if shape is not None and len(shape) == 3 and not node.number("num_heads", 0):
-        yield "an operand of three dimensions needs num_heads; write it"
-
-
-@node_rule("TRT_MoE", source=f"{BUILDER}: moe_lowering, Cannot decompose; NvInfer.h of TensorRT 11")
-def moe_architecture(node: Node, target: Target) -> Iterator[str]:
-    """Mixture-of-experts layers exist for sm_100 to sm_110 on the full TensorRT only."""
-    others = [each for each in target.architectures if not 100 <= each < 120]
-    if target.flavour == "tensorrt-rtx" or others:
-        yield f"TRT_MoE does not build for {target}; use Gather on the weights and MatMul"
-
-
-@node_rule("TRT_MoE", source=IMPORTERS)
-def moe_activation(node: Node, target: Target) -> Iterator[str]:
-    """activation_type defaults to none: SiLU is 1."""
-    if node.number("activation_type", 0) != 1:
-        yield "activation_type is not 1, so that there is no SiLU between the products; write 1"
-
-
-@graph_rule(source=IMPORTERS)
-def inner_depth(graph: Graph, target: Target) -> Iterator[Complaint]:
-    """Graphs inside nodes nest at most 24 deep."""
-    if graph.depth == DEEPEST + 1:
-        yield None, f"graphs nest deeper than {DEEPEST}; unroll the inner loops"
-
-
-def is_plugin(node: Node) -> bool:
-    """Whether a node says that it is a plugin's."""
-    return any(name in node.attributes for name in PLUGIN_ATTRIBUTES)
-
-
-def is_builtin(node: Node) -> bool:
-    """Whether the parser has an importer of the node's name."""
-    return node.kind in IMPORTED

@@ -1,1 +1,1 @@
-"""What every operation becomes for a target, and the emitter that writes it."""
+"""The ONNX nodes of every operation for TensorRT."""

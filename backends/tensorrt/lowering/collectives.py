@@ -1,14 +1,15 @@
-"""Which collectives TensorRT runs itself, and which our plugin runs through NCCL."""
+"""Which collectives TensorRT computes itself, and which irc's plugin computes with NCCL."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from irc.backends.tensorrt.lowering.table import Row
+from irc.backends.onnx.graph import COLLECTIVE
+from irc.backends.tensorrt.lowering.table import BUILDER, Row
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
-from irc.backends.tensorrt.target import Flavour, Target
-from irc.collectives import OPERATIONS, ROOTED
+from irc.backends.tensorrt.target import Scope, Target
+from irc.ops.collective_names import OPERATIONS, ROOTED
 
 Collectives: TypeAlias = Literal["auto", "native", "plugin"]
 
@@ -16,87 +17,65 @@ Collectives: TypeAlias = Literal["auto", "native", "plugin"]
 WITHOUT_BF16 = ROOTED
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What is known of a native collective in some versions of a flavour."""
+@dataclass(frozen=True, kw_only=True)
+class Support(Scope):
+    """What is known of native collectives in the versions of a flavour."""
 
-    flavour: Flavour
-    since: tuple[int, int]
-    before: tuple[int, int]
-    operations: tuple[str, ...]
-    good: bool
+    operations: tuple[str, ...] = OPERATIONS
+    is_correct: bool = False
     reason: str
     source: str
 
-    def about(self, operation: str, target: Target) -> bool:
-        """Whether it speaks of an operation for a target."""
-        within = self.since <= target.version < self.before
-        return target.flavour == self.flavour and within and operation in self.operations
 
-
-_ALWAYS = (1 << 30, 0)
-VERDICTS = (
-    Verdict(
-        "tensorrt",
-        (11, 0),
-        (11, 1),
-        OPERATIONS,
-        False,
-        "engines of 11.0 may bind no communicator and leave every value as it was",
-        "pytorch/TensorRT #4381",
+SUPPORT = (  # the first that includes operation and target counts
+    Support(
+        flavour="tensorrt",
+        before=(11, 1),
+        reason="engines of 11.0 may bind no communicator and leave every value as it was",
+        source="pytorch/TensorRT #4381",
     ),
-    Verdict(
-        "tensorrt",
-        (11, 2),
-        _ALWAYS,
-        ("all_reduce",),
-        True,
-        "the sum over all ranks was right on 8 GPUs with 11.2.1; sub-groups were not",
-        "pytorch/TensorRT #4380",
+    Support(
+        flavour="tensorrt",
+        since=(11, 2),
+        operations=("all_reduce",),
+        is_correct=True,
+        reason="the sum over all ranks was right on 8 GPUs with 11.2.1; sub-groups were not",
+        source="pytorch/TensorRT #4380",
     ),
-    Verdict(
-        "tensorrt",
-        (11, 0),
-        _ALWAYS,
-        OPERATIONS,
-        False,
-        "no report of right results; a fused all_gather is rejected by the builder",
-        "pytorch/TensorRT #4380, #4388",
+    Support(
+        flavour="tensorrt",
+        reason="no report of right results; the builder rejects a fused all_gather",
+        source="pytorch/TensorRT #4380, #4388",
     ),
-    Verdict(
-        "tensorrt-rtx",
-        (1, 0),
-        _ALWAYS,
-        OPERATIONS,
-        False,
-        "the builder accepts them, and no run on a GPU has been reported",
-        "layer dump of the TensorRT-RTX 1.7.1.116 builder on CPU",
+    Support(
+        reason="the builder accepts them, and no run on a GPU has been reported", source=BUILDER
     ),
 )
 
 
-def verdict(operation: str, target: Target) -> Verdict:
+def support_of(operation: str, target: Target) -> Support:
     """What is known of a native collective for a target."""
-    return next(each for each in VERDICTS if each.about(operation, target))
+    known = (each for each in SUPPORT if operation in each.operations)
+    return next(each for each in known if each.includes(target))
 
 
-def is_native(operation: str, target: Target, whole: bool, wanted: Collectives) -> bool:
-    """Whether a collective is written as TensorRT's own node.
+def is_native(operation: str, target: Target, all_ranks: bool, wanted: Collectives) -> bool:
+    """Whether a collective becomes TensorRT's own node.
 
-    `whole`: whether its group is all ranks that run the engine; native sub-groups are ignored by
-    TensorRT 11.2, so those are the plugin's.
+    `all_ranks`: whether its group is all ranks that run the engine. TensorRT 11.2 ignores native
+    sub-groups, so those are the plugin's.
     """
-    if wanted == "plugin":
+    if wanted == "plugin" or not all_ranks:
         return False
-    return whole and (wanted == "native" or verdict(operation, target).good)
+    return wanted == "native" or support_of(operation, target).is_correct
 
 
-def native_rows(target: Target) -> list[Row]:
-    """The choices for collectives among all ranks of an engine."""
-    found: list[Row] = []
+def native_rows(target: Target) -> dict[str, Row]:
+    """The rows of the lowering table for collectives among all ranks of an engine, by opname."""
+    found: dict[str, Row] = {}
     for operation in OPERATIONS:
-        known = verdict(operation, target)
-        choice = "DistCollective" if known.good else COLLECTIVE_PLUGIN
-        name = operation if operation not in ("gather", "scatter") else f"collective_{operation}"
-        found.append(Row(name, choice, known.reason, known.source))
+        known = support_of(operation, target)
+        choice = COLLECTIVE if known.is_correct else COLLECTIVE_PLUGIN
+        name = f"collective_{operation}" if operation in ("gather", "scatter") else operation
+        found[name] = Row(name, choice, known.reason, known.source)
     return found

@@ -1,7 +1,7 @@
-"""Writes the graph of a function for TensorRT: every dtype as the module has it.
+"""Writes the graph of a function for TensorRT, in the module's own dtypes.
 
-Networks are strongly typed, so that nothing is widened. Weights, and the position of a rank, are
-inputs of the network where they stay outside, and one graph serves all ranks of a stage.
+Networks are strongly typed, so nothing is widened. Weights outside the engine, and the positions of
+a rank, are inputs of the network, so that one graph serves all ranks of a stage.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from collections.abc import Mapping, Sequence
 from irc.backends.lowering import Lowering
 from irc.backends.onnx.emitter import Emitter, Rule
 from irc.backends.onnx.graph import COLLECTIVE, value_info
-from irc.backends.onnx.storage import Form, Storage
+from irc.backends.onnx.storage import Storage
 from irc.backends.tensorrt.lowering.collectives import WITHOUT_BF16, Collectives, is_native
 from irc.backends.tensorrt.lowering.table import lowerings
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN, NAMESPACE, VERSION
 from irc.backends.tensorrt.target import Target
-from irc.core import Function, Module, Op, Value, Weight
 from irc.errors import Error
+from irc.ir.core import Function, Module, Op, Value, Weight
+from irc.ir.types import Axes
 from irc.ops import AllReduceRmsNorm
 from irc.ops.collective import Exchange
-from irc.types import Axes
 
-ROWS = ".rows"  # behind the name of a weight whose rows are looked up, besides being multiplied
+ROWS = ".rows"  # appended to the name of a weight for the input that a lookup reads
 
 
 class TensorRTEmitter(Emitter):
-    """See Emitter. `communicators` are those that the graph needs, `scalars` the inputs that hold a
-    rank's position along mesh axes, `in_place` the arguments that the graph itself overwrites."""
+    """See Emitter. `communicators` are those that the graph needs, `scalars` the inputs that hold
+    a rank's position along mesh axes, `in_place` the arguments that the graph overwrites; `natives`
+    and `plugins` count the collectives of either kind."""
 
     compute = ""
     missing: Mapping[str, tuple[str, ...]] = {}
@@ -59,7 +60,7 @@ class TensorRTEmitter(Emitter):
         }
 
     def dtype(self, value: Value | str) -> str:
-        """The dtype of a value: as the module says."""
+        """The dtype of a value, as in the module."""
         return value if isinstance(value, str) else value.type.dtype
 
     def stored(self, weight: Weight) -> tuple[str, str]:
@@ -67,79 +68,69 @@ class TensorRTEmitter(Emitter):
         if not self.outside:
             return super().stored(weight)
         if weight not in self._stored:
-            name, form = self._input(weight, weight.name)
-            self._stored[weight] = name, form.dtype
+            name = self._weight_input(weight, weight.name)
+            self._stored[weight] = name, self.forms[name].dtype
         return self._stored[weight]
 
     def rows(self, weight: Weight) -> str:
-        """The weight as a table whose rows are looked up.
+        """The weight as a table for lookups.
 
-        An input that is also multiplied gets a second one of the same bytes: TensorRT would copy
-        the table for the product at every step.
+        If it is also multiplied, this is a second input of the same bytes: TensorRT would copy the
+        table for the product at every step.
         """
         if not self.outside or weight not in self._multiplied:
             return self.stored(weight)[0]
         if weight not in self._rows:
-            self._rows[weight], _ = self._input(weight, weight.name + ROWS)
+            self._rows[weight] = self._weight_input(weight, weight.name + ROWS)
         return self._rows[weight]
 
-    def _input(self, weight: Weight, wanted: str) -> tuple[str, Form]:
+    def _weight_input(self, weight: Weight, wanted: str) -> str:
         name = self.graph.fresh(wanted)
         form = self.forms[name] = self.storage.form(weight, self.compute)
         self.graph.inputs.append(value_info(name, form.dtype, form.shape))
         self._fixed.add(name)
-        return name, form
-
-    def position(self, op: Op, axes: Axes) -> str | None:
-        """The input that holds a rank's position, where that is outside."""
-        if not self.outside:
-            return None
-        for name, known in self.scalars.items():
-            if known == axes:
-                return name
-        name = self.graph.fresh("rank." + ".".join(axes))
-        self.graph.inputs.append(value_info(name, "i32", ()))
-        self._fixed.add(name)
-        self.scalars[name] = axes
         return name
 
-    def whole(self, axes: Axes) -> bool:
-        """Whether the ranks along these axes are all that run the engine."""
-        return self.module.mesh.ways(axes) == len(self.ranks)
+    def position(self, axes: Axes) -> str:
+        """The input with a rank's position along mesh axes, i32[]."""
+        known = {each: name for name, each in self.scalars.items()}
+        if axes not in known:
+            name = known[axes] = self.graph.fresh("rank." + ".".join(axes))
+            self.graph.inputs.append(value_info(name, "i32", ()))
+            self._fixed.add(name)
+            self.scalars[name] = axes
+        return known[axes]
 
-    def collective(self, op: Op, operation: str, ways: int, x: str) -> str:
-        """A node that exchanges `x` along dimension 0: TensorRT's own, or the plugin's."""
+    def collective(self, op: Op, operation: str, group_size: int, x: str) -> str:
+        """A node that communicates `x` along dimension 0: TensorRT's own, or the plugin's."""
         assert isinstance(op, (Exchange, AllReduceRmsNorm))
         axes = op.axes
-        reduce_op, root = getattr(op, "op", "none"), getattr(op, "root", -1)
-        reduce_op = "sum" if isinstance(op, AllReduceRmsNorm) else reduce_op
-        if self.wanted == "native" and not self.whole(axes):
+        all_ranks = self.module.mesh.group_size(axes) == len(self.ranks)
+        is_sum = isinstance(op, AllReduceRmsNorm)
+        reduce_op: str = "sum" if is_sum else getattr(op, "op", "none")
+        root: int = getattr(op, "root", -1)
+        if self.wanted == "native" and not all_ranks:
             raise Error(
                 f"TensorRT's own collectives reach all {len(self.ranks)} ranks of an engine, and "
-                f"this {operation} is among the {ways} along {'.'.join(axes)}; compile with a mesh "
-                "of one axis, or let the plugin do it (without --collectives native or --triton)"
+                f"this {operation} is among the {group_size} along {'.'.join(axes)}; compile "
+                "with a mesh of one axis, or without --collectives native"
             )
-        if not is_native(operation, self.target, self.whole(axes), self.wanted):
+        if not is_native(operation, self.target, all_ranks, self.wanted):
             return self.plugin(axes, operation, reduce_op, root, [x])[0]
         self.natives += 1
         self.communicators[".".join(axes)] = axes
-        if operation in WITHOUT_BF16 and self.dtype(op.operands[0]) == "bf16":
-            return self.cast(
-                self._native(operation, reduce_op, root, ways, self.cast(x, "f32")), "bf16"
-            )
-        return self._native(operation, reduce_op, root, ways, x)
-
-    def _native(self, operation: str, reduce_op: str, root: int, ways: int, x: str) -> str:
-        return self.add(
+        widened = operation in WITHOUT_BF16 and self.dtype(op.operands[0]) == "bf16"
+        found = self.add(
             COLLECTIVE,
-            x,
+            self.cast(x, "f32") if widened else x,
             collective_operation=operation,
             reduce_op=reduce_op,
             root=root,
-            group_size=ways,
-            groups=tuple(range(ways)),
-            nb_rank=ways,
+            group_size=group_size,
+            groups=tuple(range(group_size)),
+            nb_rank=group_size,
         )
+        return self.cast(found, "bf16") if widened else found
 
     def plugin(
         self,
@@ -151,8 +142,8 @@ class TensorRTEmitter(Emitter):
         outputs: int = 1,
         **more: str,
     ) -> list[str]:
-        """A node of the plugin IrcCollective; the fields are texts, since TensorRT cuts integers
-        to 32 bits."""
+        """A node of the plugin IrcCollective; the fields are texts, since TensorRT truncates
+        integers to 32 bits."""
         group = ".".join(axes)
         self.communicators[group] = axes
         self.plugins += 1
@@ -165,7 +156,7 @@ class TensorRTEmitter(Emitter):
             operation=operation,
             reduce_op=reduce_op,
             group=group,
-            ways=str(self.module.mesh.ways(axes)),
+            group_size=str(self.module.mesh.group_size(axes)),
             root=str(root),
             **more,
         )

@@ -1,25 +1,25 @@
-"""Which nodes every operation becomes for TensorRT, by flavour, version and GPU architecture.
+"""The lowering table: the nodes of every operation by flavour, version and GPU architecture.
 
-A Choice holds for the flavours, versions and architectures that it names; of several that fit, the
-first wins, and those of users' files come before ours. What no choice speaks of is written as for
-ONNX Runtime, unless a dtype forbids it.
+The first Choice whose Scope includes the target is used, users' choices before irc's own. An
+operation without a choice is written as for ONNX Runtime, unless its dtypes are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Required, TypeAlias, TypedDict, Unpack
+from importlib import import_module
+from typing import Any, TypeAlias
 
 from irc.backends.lowering import STRUCTURE, Alone, Lowering, Refusal
 from irc.backends.onnx.emitter import TABLE, Lowered, Rule
-from irc.backends.tensorrt.target import Flavour, Target
-from irc.core import Op
-from irc.declare import REGISTRY
-from irc.user_files import homes_of, is_users, watch
+from irc.backends.tensorrt.target import Scope, Target
+from irc.extensions.user_files import defining_modules, is_users, watch
+from irc.ir.core import Op
+from irc.ir.declare import REGISTRY
 
-Writes: TypeAlias = Callable[[Any, Any], Lowered]  # a rule, with whichever emitter it needs
+Writes: TypeAlias = Callable[[Any, Any], Lowered]  # (emitter, operation) -> its results
 
 IMPORTERS = "onnx/onnx-tensorrt 5ab48c5c, onnxOpImporters.cpp"
 BUILDER = "layer dump of the TensorRT-RTX 1.7.1.116 builder on CPU"
@@ -27,7 +27,7 @@ BUILDER = "layer dump of the TensorRT-RTX 1.7.1.116 builder on CPU"
 
 @dataclass(frozen=True)
 class Row:
-    """What an operation becomes, why, and where that is known from."""
+    """What an operation becomes, why, and the source of that knowledge."""
 
     op: str
     choice: str
@@ -35,73 +35,41 @@ class Row:
     source: str
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One way to write a class of operations, and where it holds.
+@dataclass(frozen=True, kw_only=True)
+class Choice(Scope):
+    """One way to write a class of operations, for the targets of its Scope.
 
-    `rule` is None where the operation has no nodes of its own: its expansion is used, or it is
-    refused. `since` and `before` bound the version; `architectures`, if any, are those for which it
-    is needed: one of them in the target is enough. `takes` are dtypes that it may meet although
-    TensorRT does not compute with them. `unless` and `alone` are those of Lowering.lower. Words
-    has the same fields.
+    `takes` are dtypes that the operation may have although TensorRT does not compute with them.
+    `unless` and `alone` are those of Lowering.lower.
     """
 
-    rule: Writes | None
+    rule: Writes
     choice: str
     reason: str
     source: str
-    flavour: Flavour | None = None
-    since: tuple[int, int] = (0, 0)
-    before: tuple[int, int] = (1 << 30, 0)
-    architectures: tuple[int, ...] = ()
     unless: Refusal | None = None
     takes: tuple[str, ...] = ()
     alone: Alone | None = None
 
-    def fits(self, target: Target) -> bool:
-        """Whether it holds for a target."""
-        if self.flavour not in (None, target.flavour):
-            return False
-        if not self.since <= target.version < self.before:
-            return False
-        return not self.architectures or bool({*self.architectures} & {*target.architectures})
-
-
-class Words(TypedDict, total=False):
-    """What is said of a choice, besides its rule."""
-
-    choice: Required[str]
-    reason: Required[str]
-    source: Required[str]
-    flavour: Flavour | None
-    since: tuple[int, int]
-    before: tuple[int, int]
-    architectures: tuple[int, ...]
-    unless: Refusal | None
-    takes: tuple[str, ...]
-    alone: Alone | None
-
 
 @dataclass
 class Choices:
-    """All choices, by operation in the order in which they were made.
+    """All choices, by operation in the order of registration.
 
-    `users` has those of users' files, by the operation's name: it may be declared later, or not at
-    all in a process that only runs plugins. A number tells several of one name apart.
+    `users` has those of users' files by the operation's name, which may be declared later, or never
+    in a process that only runs plugins; a number distinguishes several of one name.
     """
 
     table: dict[type[Op], list[Choice]] = field(default_factory=dict[type[Op], list[Choice]])
     users: dict[tuple[str, int], Choice] = field(default_factory=dict[tuple[str, int], Choice])
 
-    def lower(
-        self, *operations: type[Op] | str, **words: Unpack[Words]
-    ) -> Callable[[Writes], Writes]:
-        """Register a rule for operations, classes or names; the words are those of Choice."""
+    def lower(self, *operations: type[Op] | str, **fields: Any) -> Callable[[Writes], Writes]:
+        """Register a rule for operations, classes or names; `fields` are those of Choice."""
 
         def register(rule: Writes) -> Writes:
-            made = Choice(rule, **words)
+            made = Choice(rule=rule, **fields)
             for each in operations:
-                if isinstance(each, str) or is_users(homes_of(rule)):
+                if isinstance(each, str) or is_users(defining_modules(rule)):
                     name = each if isinstance(each, str) else each.opname
                     self.users[name, 1 + max((n for _, n in self.users), default=0)] = made
                 else:
@@ -110,26 +78,18 @@ class Choices:
 
         return register
 
-    def of(self, cls: type[Op]) -> Iterator[Choice]:
-        """The choices for a class, the first to be asked first."""
-        yield from (made for (name, _), made in self.users.items() if name == cls.opname)
-        yield from self.table.get(cls, ())
-
-    def refuse(self, *classes: type[Op], reason: str, source: str) -> None:
-        """These have no nodes: what has an expansion is written by that."""
-        for cls in classes:
-            self.table.setdefault(cls, []).append(Choice(None, "none", reason, source))
-
-
-def _homes(choice: Choice) -> set[str]:
-    return homes_of(choice.rule) if choice.rule is not None else set()
+    def find(self, cls: type[Op], target: Target) -> Choice | None:
+        """The choice for a class of operations and a target, if there is one."""
+        users = (made for (name, _), made in self.users.items() if name == cls.opname)
+        choices = (*users, *self.table.get(cls, ()))
+        return next((each for each in choices if each.includes(target)), None)
 
 
 CHOICES = Choices()
-watch("lowering", CHOICES.users, _homes)
+watch("lowering", CHOICES.users, lambda choice: defining_modules(choice.rule))
 
 _UNKNOWN = {
-    "f64": "is in f64, which TensorRT makes f32 without a word",
+    "f64": "is in f64, which TensorRT silently computes in f32",
     "i16": "is in i16, which TensorRT does not have",
     "u8": "is in u8, which TensorRT does not have between operations",
     "i4": "is in i4, which TensorRT has in constants only",
@@ -140,11 +100,10 @@ _UNKNOWN = {
 
 
 def unknown_dtypes(target: Target, takes: tuple[str, ...] = ()) -> dict[str, str]:
-    """The dtypes that a target does not compute with, and why; an operation may meet `takes`."""
+    """The dtypes that a target does not compute with, and why, except those in `takes`."""
     unknown = {name: why for name, why in _UNKNOWN.items() if name not in takes}
     for name in ("bf16", *takes):
-        lacking = target.lacks(name)
-        if lacking is not None:
+        if (lacking := target.lacks(name)) is not None:
             floor, weakest = lacking
             instead = "compile with --dtype f16, or " if name == "bf16" else ""
             why = f"is in {name}, which needs sm_{floor}; {instead}leave sm_{weakest} out"
@@ -152,77 +111,60 @@ def unknown_dtypes(target: Target, takes: tuple[str, ...] = ()) -> dict[str, str
     return unknown
 
 
-def dtype_refusal(target: Target, takes: tuple[str, ...] = ()) -> Refusal:
-    """Tells which dtype of an operation a target does not compute with; it may meet `takes`."""
+def _refusal_of(target: Target, takes: tuple[str, ...], unless: Refusal | None) -> Refusal:
+    """Refuses operations with unknown dtypes, and what `unless` refuses."""
     unknown = unknown_dtypes(target, takes)
 
     def refuse(op: Op) -> str | None:
         for value in (*op.operands, *op.results):
             if value.type.dtype in unknown:
                 return unknown[value.type.dtype]
-        return None
+        return unless(op) if unless is not None else None
 
     return refuse
 
 
 def lowerings(target: Target) -> Lowering[Rule]:
-    """The lowerings for a target, those that users' files have brought so far among them."""
+    """The lowerings for a target, including those of users' files loaded so far."""
+    for name in ("attention", "simple"):  # fill CHOICES
+        import_module(f"irc.backends.tensorrt.lowering.lower_{name}")
     users = ((REGISTRY.get(name), made) for (name, _), made in CHOICES.users.items())
     return _lowerings(target, tuple((cls, made) for cls, made in users if cls is not None))
 
 
 @cache
 def _lowerings(target: Target, users: tuple[tuple[type[Op], Choice], ...]) -> Lowering[Rule]:
-    from irc.backends.tensorrt.lowering import rules  # noqa: F401  (fills CHOICES)
-
     made: Lowering[Rule] = Lowering("tensorrt")
-    by_dtype = dtype_refusal(target)
     base = TABLE.entries()
     for cls in dict.fromkeys((*base, *CHOICES.table, *(cls for cls, _ in users))):
-        chosen = _chosen(cls, target)
-        if chosen is None and cls in base:
-            made.lower(cls, unless=_either(by_dtype, base[cls][1]))(base[cls][0])
-        elif chosen is not None and chosen.rule is not None:
-            takes = dtype_refusal(target, chosen.takes) if chosen.takes else by_dtype
-            unless = _either(takes, chosen.unless)
+        chosen = CHOICES.find(cls, target)
+        if chosen is not None:
+            unless = _refusal_of(target, chosen.takes, chosen.unless)
             made.lower(cls, unless=unless, alone=chosen.alone)(chosen.rule)
+        elif cls in base:
+            rule, unless = base[cls]
+            made.lower(cls, unless=_refusal_of(target, (), unless))(rule)
     return made
-
-
-def _chosen(cls: type[Op], target: Target) -> Choice | None:
-    return next((each for each in CHOICES.of(cls) if each.fits(target)), None)
-
-
-def _either(first: Refusal, second: Refusal | None) -> Refusal:
-    return lambda op: first(op) or (second(op) if second is not None else None)
-
-
-def refusal(op: Op, target: Target) -> str | None:
-    """The reason that the table gives against an operation, if any."""
-    chosen = _chosen(type(op), target)
-    return chosen.reason if chosen is not None and chosen.rule is None else None
 
 
 def rows(target: Target) -> list[Row]:
     """The table for a target, sorted by operation."""
     from irc.backends.tensorrt.lowering.collectives import native_rows
 
-    found = {row.op: row for row in native_rows(target)}
-    for name, cls in REGISTRY.items():
-        if name not in found:
-            found[name] = _row(name, cls, target)
-    return sorted(found.values(), key=lambda row: row.op)
+    collectives, known = native_rows(target), lowerings(target)
+    return [
+        collectives.get(name) or _row(name, cls, CHOICES.find(cls, target), known.covers(cls))
+        for name, cls in sorted(REGISTRY.items())
+    ]
 
 
-def _row(name: str, cls: type[Op], target: Target) -> Row:
-    chosen = _chosen(cls, target)
-    if chosen is not None and (chosen.rule is not None or not cls.composite):
+def _row(name: str, cls: type[Op], chosen: Choice | None, is_covered: bool) -> Row:
+    if chosen is not None:
         return Row(name, chosen.choice, chosen.reason, chosen.source)
-    if lowerings(target).covers(cls):
+    if is_covered:
         return Row(name, "as ONNX", "the importer gives it the same meaning", IMPORTERS)
     if name in STRUCTURE:
-        return Row(name, "structure", "it is walked, and has no nodes", "irc/ops")
-    if not cls.composite:
-        return Row(name, "none", "nothing is known to compute it", IMPORTERS)
-    why = chosen.reason if chosen is not None else "it consists of simpler operations"
-    return Row(name, "expansion", why, "irc/ops")
+        return Row(name, "structure", "it has no nodes", "irc/ops")
+    if cls.composite:
+        return Row(name, "expansion", "it consists of simpler operations", "irc/ops")
+    return Row(name, "none", "no node computes it", IMPORTERS)

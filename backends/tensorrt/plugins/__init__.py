@@ -1,63 +1,33 @@
-"""Plugins for TensorRT, each described once (`PluginSpec`), and IrcCollective, which irc brings.
+"""Plugins for TensorRT, each described once by a `PluginSpec`, and IrcCollective, which irc ships.
 
-`register_creators(trt)` makes a library know them, `load(paths)` reads files that register more,
-`versions()` is what a manifest records and `require(versions)` what a runtime asks before it loads
-an engine. See the guide in README.md of this folder.
+`register_creators(trt)` registers them with a library, `load(paths)` runs files that add more,
+`versions()` is what a manifest records, and `require(versions)` checks it before an engine is
+loaded. The README of this folder is the guide.
 """
 
 from __future__ import annotations
 
-from . import collective, communicators
-from .adapter import make_plugin, register_creators
-from .describe import describe
-from .expressions import known
-from .fields import REQUIRED, Field, Values
-from .instance import Instance, attributes_of, evaluate, fields_of, take_failure
-from .load import files_of, load, users
-from .schema import plugin_of_node, register_schemas
-from .spec import (
-    SPECS,
-    Launch,
-    PluginSpec,
-    Shape,
-    Tensor,
-    TensorDesc,
-    find,
-    register,
-    require,
-    shown,
-    versions,
-)
-
-__all__ = [
-    "REQUIRED",
-    "SPECS",
-    "Field",
-    "Instance",
-    "Launch",
-    "PluginSpec",
-    "Shape",
-    "Tensor",
-    "TensorDesc",
-    "Values",
-    "attributes_of",
-    "collective",
-    "communicators",
-    "describe",
-    "evaluate",
-    "fields_of",
-    "files_of",
-    "find",
-    "known",
-    "load",
-    "make_plugin",
-    "plugin_of_node",
-    "register",
-    "register_creators",
-    "register_schemas",
-    "require",
-    "shown",
-    "take_failure",
-    "users",
-    "versions",
-]
+from . import collective as collective
+from . import communicators as communicators
+from .adapter import register_creators as register_creators
+from .instance import Instance as Instance
+from .instance import attributes_of as attributes_of
+from .instance import fields_of as fields_of
+from .instance import take_failure as take_failure
+from .spec import SPECS as SPECS
+from .spec import Field as Field
+from .spec import Launch as Launch
+from .spec import PluginSpec as PluginSpec
+from .spec import Shape as Shape
+from .spec import Tensor as Tensor
+from .spec import TensorDesc as TensorDesc
+from .spec import Values as Values
+from .spec import display_name as display_name
+from .spec import files_of as files_of
+from .spec import find as find
+from .spec import known as known
+from .spec import load as load
+from .spec import register as register
+from .spec import require as require
+from .spec import users as users
+from .spec import versions as versions

@@ -1,81 +1,58 @@
-"""A PluginSpec as TensorRT knows plugins: an IPluginV3 and its creator, for either library.
+"""A PluginSpec as TensorRT expects plugins: an IPluginV3 and its creator, for either library.
 
-`trt` is the module `tensorrt` or `tensorrt_rtx` (or one that plays it); nothing here imports it.
+`trt` is the module `tensorrt` or `tensorrt_rtx` (or a substitute); nothing here imports it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
-from typing import Any, TypeVar, cast
+from functools import cache, wraps
+from typing import Any
 
 import numpy as np
 
 from irc.errors import Error
+from irc.ir.dtypes import DTYPES
 
-from ..nodes import NAMESPACE
-from .expressions import Expression, unwrapped
-from .fields import Values
 from .instance import Instance, keep_failure
-from .spec import SPECS, PluginSpec, TensorDesc, find
+from .spec import SPECS, PluginSpec, TensorDesc
 
-# Names of DataType members, which both libraries have.
-DATA_TYPES = {
-    "f32": "FLOAT",
-    "f16": "HALF",
-    "bf16": "BF16",
-    "f8e4m3": "FP8",
-    "i64": "INT64",
-    "i32": "INT32",
-    "i8": "INT8",
-    "i4": "INT4",
-    "u8": "UINT8",
-    "bool": "BOOL",
-}
+# Members of TensorRT's DataType by irc's names.
+DATA_TYPES = {name: each.tensorrt for name, each in DTYPES.items() if each.tensorrt}
+
+_CREATORS: list[Any] = []  # kept alive here, since the registry of the library does not
 
 
 def register_creators(trt: Any) -> list[str]:
-    """Register a creator for every plugin, and version of it, that the library has not got yet.
-
-    Returns the names of those that were new. Any number of calls is right.
-    """
+    """Register a creator for every plugin that the library lacks, and return their names."""
     registry = trt.get_plugin_registry()
     new: list[str] = []
     for spec in SPECS.values():
-        for version in (spec.version, *spec.reads):
-            if registry.get_creator(spec.name, version, spec.namespace) is not None:
-                continue
-            creator = creator_class(trt)(spec, version)
-            if not registry.register_creator(creator, spec.namespace):
-                raise Error(f"TensorRT refused the plugin {spec.name}, version {version}")
-            _CREATORS.append(creator)
-            new.append(spec.name)
+        if registry.get_creator(spec.name, spec.version, spec.namespace) is not None:
+            continue
+        creator = creator_class(trt)(spec)
+        if not registry.register_creator(creator, spec.namespace):
+            raise Error(f"TensorRT refused the plugin {spec.name}, version {spec.version}")
+        _CREATORS.append(creator)
+        new.append(spec.name)
     return new
 
 
-_CREATORS: list[Any] = []  # the registry of the library does not keep them alive
-_CLASSES: dict[tuple[str, Any], Any] = {}
-
-
+@cache
 def creator_class(trt: Any) -> Any:
-    """The creator class for this library: creator(spec, version)."""
-    key = ("creator", trt)
-    if key not in _CLASSES:
-        _CLASSES[key] = _derived(_Creator, trt, (trt.IPluginCreatorV3One,))
-    return _CLASSES[key]
+    """The creator class for this library: creator(spec)."""
+    return _derived(_Creator, trt, (trt.IPluginCreatorV3One,))
 
 
+@cache
 def plugin_class(trt: Any) -> Any:
-    """The plugin class for this library: plugin(instance, version, the node's name)."""
-    key = ("plugin", trt)
-    if key not in _CLASSES:
-        faces = ("IPluginV3", "IPluginV3OneCore", "IPluginV3OneBuild", "IPluginV3OneRuntime")
-        _CLASSES[key] = _derived(_Plugin, trt, tuple(getattr(trt, face) for face in faces))
-    return _CLASSES[key]
+    """The plugin class for this library: plugin(instance, the node's name)."""
+    names = ("IPluginV3", "IPluginV3OneCore", "IPluginV3OneBuild", "IPluginV3OneRuntime")
+    return _derived(_Plugin, trt, tuple(getattr(trt, name) for name in names))
 
 
 def _derived(methods: type, trt: Any, bases: tuple[Any, ...]) -> Any:
-    """A class of these methods that derives from the library's own classes too."""
+    """A class with these methods that derives from the library's own classes too."""
 
     class Derived(methods, *bases):
         library = _Library(trt, bases)
@@ -85,13 +62,8 @@ def _derived(methods: type, trt: Any, bases: tuple[Any, ...]) -> Any:
     return Derived
 
 
-def make_plugin(trt: Any, name: str, values: Values, namespace: str = NAMESPACE) -> Any:
-    """A plugin for `network.add_plugin_v3(tensors, [], plugin)` of full TensorRT."""
-    return plugin_class(trt)(Instance(find(name, namespace=namespace), values))
-
-
 def field_texts(fields: Any) -> dict[str, str]:
-    """The texts in a PluginFieldCollection; strings end in a NUL there."""
+    """The strings in a PluginFieldCollection, where they end in a NUL."""
     texts: dict[str, str] = {}
     for field in fields:
         raw = b"" if field.data is None else np.asarray(field.data).tobytes()
@@ -100,51 +72,62 @@ def field_texts(fields: Any) -> dict[str, str]:
 
 
 def kept(label: str, error: Exception) -> Exception:
-    """The error with the node's name before it, kept for `take_failure`.
-
-    TensorRT prints what a plugin raises and goes on to fail with a code.
-    """
+    """The error with the node's name first, kept for `take_failure`."""
     if label and type(error) is Error:
         error = Error(f"{label}: {error.message}")
     keep_failure(error)
     return error
 
 
+class Expression:
+    """A dim of an input while TensorRT builds: multiplied and divided by integers, it is known
+    later. `node` is an IDimensionExpr."""
+
+    def __init__(self, trt: Any, builder: Any, node: Any) -> None:
+        self._trt, self._builder, self.node = trt, builder, node
+
+    def __mul__(self, other: int) -> Expression:
+        return self._with("PROD", other)
+
+    def __floordiv__(self, other: int) -> Expression:
+        return self._with("FLOOR_DIV", other)
+
+    def _with(self, operation: str, other: int) -> Expression:
+        kind = getattr(self._trt.DimensionOperation, operation)
+        node = self._builder.operation(kind, self.node, self._builder.constant(other))
+        return Expression(self._trt, self._builder, node)
+
+    @property
+    def known(self) -> int | None:
+        """Its value, where that is constant."""
+        return int(self.node.get_constant_value()) if self.node.is_constant() else None
+
+
 class _Library:
-    """One of the libraries: its dtypes and fields in our terms, and the bases of a class."""
+    """A TensorRT library: conversions of dtypes and fields, and the bases of a class."""
 
     def __init__(self, trt: Any, bases: tuple[Any, ...]) -> None:
         self.trt, self.bases = trt, bases
-        self._data_types = {kind: getattr(trt.DataType, name) for kind, name in DATA_TYPES.items()}
-        self._dtypes = {data_type: kind for kind, data_type in self._data_types.items()}
+        self.data_types = {name: getattr(trt.DataType, each) for name, each in DATA_TYPES.items()}
+        self._names = {data_type: name for name, data_type in self.data_types.items()}
 
-    def begin(self, made: Any) -> None:
-        """Initialize what an object has of the library."""
+    def initialize(self, derived: Any) -> None:
+        """Call the constructors of the library's classes."""
         for base in self.bases:
-            base.__init__(made)
-
-    def data_types(self, dtypes: Sequence[str]) -> list[Any]:
-        """Our dtypes as the library has them."""
-        return [self._data_types[each] for each in dtypes]
-
-    def dtype(self, data_type: Any) -> str:
-        """The library's dtype as ours, or the library's name of one that we have not."""
-        return self._dtypes.get(data_type, str(data_type))
+            base.__init__(derived)
 
     def dtypes(self, data_types: Sequence[Any]) -> list[str]:
-        """The same of several."""
-        return [self.dtype(each) for each in data_types]
+        """irc's names of TensorRT's dtypes; TensorRT's name of one that irc lacks."""
+        return [self._names.get(each, str(each)) for each in data_types]
 
-    def descs(self, given: Sequence[Any]) -> tuple[TensorDesc, ...]:
-        """What tensors are like that a plugin is run on."""
-        return tuple(TensorDesc(tuple(d.dims), self.dtype(d.type)) for d in given)
-
-    def largest(self, given: Sequence[Any]) -> tuple[TensorDesc, ...]:
-        """What tensors are like at the upper ends of their ranges."""
-        return tuple(TensorDesc(tuple(d.max), self.dtype(d.desc.type)) for d in given)
+    def descs(self, tensors: Sequence[Any]) -> tuple[TensorDesc, ...]:
+        """Shapes and dtypes of tensors at run time."""
+        names = self.dtypes([each.type for each in tensors])
+        pairs = zip(tensors, names, strict=True)
+        return tuple(TensorDesc(tuple(each.dims), name) for each, name in pairs)
 
     def fields(self, texts: Mapping[str, Any]) -> Any:
-        """Fields of characters by name."""
+        """A PluginFieldCollection of characters by name."""
         kind = self.trt.PluginFieldType.CHAR
         return self.trt.PluginFieldCollection(
             [self.trt.PluginField(name, data, kind) for name, data in texts.items()]
@@ -156,99 +139,97 @@ class _Creator:
 
     library: _Library
 
-    def __init__(self, spec: PluginSpec, version: str) -> None:
-        self.library.begin(self)
+    def __init__(self, spec: PluginSpec) -> None:
+        self.library.initialize(self)
         self.spec = spec
-        self.name, self.plugin_version = spec.name, version
+        self.name, self.plugin_version = spec.name, spec.version
         self.plugin_namespace = spec.namespace
         self.field_names = self.library.fields({field.name: np.array([]) for field in spec.fields})
 
     def create_plugin(self, name: str, field_collection: Any, phase: Any) -> Any:
-        """The plugin of these fields, for the node of that name."""
+        """The plugin with these fields, for the node called `name`."""
         try:
             texts = field_texts(field_collection)
-            for given in ("plugin_version", "plugin_namespace"):
-                texts.pop(given, None)
-            body = Instance.from_texts(self.spec, texts, self.plugin_version)
-            return plugin_class(self.library.trt)(body, self.plugin_version, name)
+            for own in ("plugin_version", "plugin_namespace"):
+                texts.pop(own, None)
+            return plugin_class(self.library.trt)(Instance.from_texts(self.spec, texts), name)
         except Exception as error:
             raise kept(name, error) from None
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _told(method: Method) -> Method:
+def _labelled(method: Callable[..., Any]) -> Callable[..., Any]:
     """The method, whose errors name the node and are kept."""
 
     @wraps(method)
-    def told(self: _Plugin, *given: Any) -> Any:
+    def run(self: _Plugin, *arguments: Any) -> Any:
         try:
-            return method(self, *given)
+            return method(self, *arguments)
         except Exception as error:
             raise kept(self.label, error) from None
 
-    return cast("Method", told)
+    return run
 
 
 class _Plugin:
-    """The plugin's four faces in one object; all state is in `body`."""
+    """The four interfaces of a plugin in one object; all state is in `body`."""
 
     library: _Library
 
-    def __init__(self, body: Instance, version: str = "", label: str = "") -> None:
-        self.library.begin(self)
+    def __init__(self, body: Instance, label: str = "") -> None:
+        self.library.initialize(self)
         self.body, self.label = body, label
-        spec = body.spec
-        self.plugin_name, self.plugin_namespace = spec.name, spec.namespace
-        self.plugin_version = version or spec.version
-        self.num_outputs = len(spec.outputs_for(body.values))
+        self.plugin_name, self.plugin_version = body.spec.name, body.spec.version
+        self.plugin_namespace = body.spec.namespace
+        self.num_outputs = len(body.outputs)
         self.timing_cache_id = ""
-        # Made here, where an error is seen: what get_fields_to_serialize raises is not.
+        # Made here, where errors are seen: TensorRT drops those of get_fields_to_serialize.
         self._data = {
             name: np.frombuffer(text.encode() + b"\0", np.int8)
             for name, text in body.texts().items()
         }
 
-    # ---------------------------------------------------------------- of all times
-
     def get_capability_interface(self, type: Any) -> Any:
         return self
 
     def clone(self) -> Any:
-        return type(self)(self.body.clone(), self.plugin_version, self.label)
+        return type(self)(self.body.clone(), self.label)
 
     def get_fields_to_serialize(self) -> Any:
         return self.library.fields(self._data)
 
     # ---------------------------------------------------------------- while an engine is built
 
-    @_told
+    @_labelled
     def get_output_data_types(self, input_types: Sequence[Any]) -> list[Any]:
-        library = self.library
-        return library.data_types(self.body.output_dtypes(library.dtypes(input_types)))
+        names = self.body.output_dtypes(self.library.dtypes(input_types))
+        return [self.library.data_types[name] for name in names]
 
-    @_told
+    @_labelled
     def get_output_shapes(
         self, inputs: Sequence[Any], shape_inputs: Sequence[Any], expr_builder: Any
     ) -> list[Any]:
         trt = self.library.trt
-        given = [tuple(Expression(trt, expr_builder, d) for d in dims) for dims in inputs]
-        shapes = self.body.output_shapes(given)
-        return [trt.DimsExprs(unwrapped(expr_builder, each)) for each in shapes]
+        shapes = [tuple(Expression(trt, expr_builder, d) for d in dims) for dims in inputs]
+        return [
+            trt.DimsExprs(
+                [
+                    dim.node if isinstance(dim, Expression) else expr_builder.constant(int(dim))
+                    for dim in shape
+                ]
+            )
+            for shape in self.body.output_shapes(shapes)
+        ]
 
     def supports_format_combination(self, pos: int, in_out: Any, num_inputs: int) -> bool:
         tensors = [each.desc for each in in_out[: pos + 1]]
-        if tensors[pos].format != self.library.trt.TensorFormat.LINEAR:
-            return False
-        return self.body.supports(pos, self.library.dtypes([each.type for each in tensors]))
+        linear = tensors[pos].format == self.library.trt.TensorFormat.LINEAR
+        return linear and self.body.supports(pos, self.library.dtypes([t.type for t in tensors]))
 
     def configure_plugin(self, inp: Any, out: Any) -> None:
         pass
 
     def get_workspace_size(self, inp: Any, out: Any) -> int:
-        given, made = self.library.largest(inp), self.library.largest(out)
-        return self.body.spec.workspace(self.body.values, given, made)
+        return 0
 
     def get_valid_tactics(self) -> list[int]:
         return []
@@ -261,11 +242,11 @@ class _Plugin:
     def attach_to_context(self, resource_context: Any) -> Any:
         return self.clone()
 
-    @_told
+    @_labelled
     def on_shape_change(self, inp: Any, out: Any) -> None:
         self.body.prepare(self.library.descs(inp), self.library.descs(out))
 
-    @_told
+    @_labelled
     def enqueue(
         self,
         input_desc: Any,
@@ -275,4 +256,4 @@ class _Plugin:
         workspace: int,
         stream: int,
     ) -> None:
-        self.body.enqueue(inputs, outputs, workspace, stream)
+        self.body.enqueue(inputs, outputs, stream)

@@ -1,34 +1,76 @@
-"""One description of a plugin, from which everything that knows the plugin is made.
+"""The description of a plugin and its fields, and the registry of all plugins.
 
-The adapter for TensorRT, the ONNX schema, the numpy reference, the page of documentation and the
-negotiation of versions all read a PluginSpec; nothing about a plugin is written anywhere else.
+ONNX parsers pass integers to plugins as 32 bits, so every field is a string in the node and in the
+engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 from irc.backends.tensorrt.nodes import NAMESPACE
-from irc.dtypes import DTYPES
 from irc.errors import Error, did_you_mean
-from irc.user_files import homes_of, watch
+from irc.extensions.user_files import defining_modules, files, is_users, run, watch
+from irc.ir.dtypes import dtype
 
-from .fields import Field, Values
-
-Dim: TypeAlias = Any  # an int, or an expression of the library; has + - * and // with these
+Dim: TypeAlias = Any  # an int, or a dim that is known later: `* int` and `// int` work on both
 Shape: TypeAlias = tuple[Dim, ...]
-Array: TypeAlias = Any
-Upgrade: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, str]]
+FieldType: TypeAlias = Literal["text", "int", "float"]
+Values: TypeAlias = Mapping[str, Any]
+
+_EXPECTED = {"text": "text", "int": "an integer of 64 bits", "float": "a number"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field: name, type, default (None where it is required), allowed texts (any if empty)."""
+
+    name: str
+    type: FieldType = "text"
+    default: str | float | None = None
+    choices: tuple[str, ...] = ()
+    doc: str = ""
+
+    def encode(self, value: Any) -> str:
+        """The string for a value; an Error where it has another type."""
+        try:
+            text = {"text": str, "int": _integer, "float": float}[self.type](value)
+        except (TypeError, ValueError, OverflowError):
+            raise self._error(value) from None
+        if self.type == "text" and (not isinstance(value, str) or "\0" in value):
+            raise self._error(value)
+        return str(text)
+
+    def decode(self, text: str) -> Any:
+        """The value of a string; an Error where it has none."""
+        if self.choices and text not in self.choices:
+            near = did_you_mean(text, self.choices)
+            raise Error(f"{self.name} is {text!r}; expected {', '.join(self.choices)}{near}")
+        try:
+            return {"text": str, "int": _integer, "float": float}[self.type](text)
+        except ValueError:
+            raise self._error(text) from None
+
+    def _error(self, found: object) -> Error:
+        return Error(f"{self.name} is {found!r}; expected {_EXPECTED[self.type]}")
+
+
+def _integer(value: Any) -> int:
+    number = int(value)
+    if (not isinstance(value, str) and number != value) or not -(2**63) <= number < 2**63:
+        raise ValueError(value)
+    return number
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output: its name, its dtype and what it holds.
+    """An input or output: its name, its dtype, and a line about it.
 
-    `dtype` is a dtype of irc, or the name of a type variable of the spec (one dtype for all tensors
-    that name it).
+    `dtype` is a dtype of irc, or a type variable of the spec: one dtype for all tensors that name
+    it.
     """
 
     name: str
@@ -38,121 +80,112 @@ class Tensor:
 
 @dataclass(frozen=True)
 class TensorDesc:
-    """What is known of a tensor when work is enqueued: its whole shape and its dtype."""
+    """The shape and dtype of a tensor at run time."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
-# inputs, outputs (device pointers), workspace (device pointer), stream (handle)
-Launch: TypeAlias = Callable[[Sequence[int], Sequence[int], int, int], None]
-# fields, inputs, outputs -> what enqueues this work; called anew when shapes change
+def known(dim: Dim) -> int | None:
+    """The value of a dim, None where it is known only when the engine runs."""
+    return dim if isinstance(dim, int) else dim.known
+
+
+Tensors: TypeAlias = tuple[Tensor, ...] | Callable[[Values], tuple[Tensor, ...]]
+# input pointers, output pointers (on the device), stream (handle)
+Launch: TypeAlias = Callable[[Sequence[int], Sequence[int], int], None]
 Enqueue: TypeAlias = Callable[[Values, Sequence[TensorDesc], Sequence[TensorDesc]], Launch]
 
 
-def _nothing_to_check(values: Values) -> None:
+def _accept(values: Values) -> None:
     pass
-
-
-def _no_workspace(
-    values: Values, inputs: Sequence[TensorDesc], outputs: Sequence[TensorDesc]
-) -> int:
-    return 0
 
 
 @dataclass(frozen=True)
 class PluginSpec:
     """A plugin.
 
-    `version` changes whenever fields, tensors or meaning do; `reads` maps an older version to what
-    makes this version's field texts from that one's. `types` gives the dtypes of each type
-    variable. `inputs` and `outputs` may depend on the fields.
+    `version` changes whenever fields, tensors or results do. `types` lists the dtypes of each type
+    variable. `inputs` and `outputs` are tensors, or functions of the fields.
 
-    `shapes(fields, *input shapes)` gives the output shapes. Dims are integers, or expressions with
-    `+ - * //`; it raises an Error where the shapes do not fit.
-    `meaning(fields, *inputs)` gives the outputs in numpy, as an array or a tuple. Where
-    `collective` is set, every input is a list of arrays, one per rank of the group in order, and
-    the result is a list with each rank's tuple of outputs.
-    `enqueue(fields, inputs, outputs)` makes, for shapes that are known, the function that puts the
-    work on a stream: `launch(input pointers, output pointers, workspace pointer, stream)`. The work
-    must be capturable in a CUDA graph; an Error that it raises reaches the caller.
-    `workspace(fields, inputs, outputs)` is the size of the workspace in bytes.
+    `shapes(fields, *input shapes)` returns the output shapes; it raises an Error where shapes do
+    not fit. Dims are ints, or objects with `* int` and `// int` whose value is known later.
+    `enqueue(fields, inputs, outputs)` returns, for known shapes, the function that enqueues the
+    work: `launch(input pointers, output pointers, stream)`. A CUDA graph must be able to capture
+    it; an Error that it raises reaches the caller.
     `check(fields)` raises an Error where fields contradict each other.
-    `operation` names the operation of irc, if any, that a node in an ONNX file is read as: its
-    operands are the inputs, and its attributes the fields of their names.
+    `operation` names the operation, if any, that a node in an ONNX file is imported as: its
+    operands are the inputs, its attributes the fields of their names.
     """
 
     name: str
     version: str
-    inputs: tuple[Tensor, ...] | Callable[[Values], tuple[Tensor, ...]]
-    outputs: tuple[Tensor, ...] | Callable[[Values], tuple[Tensor, ...]]
+    inputs: Tensors
+    outputs: Tensors
     shapes: Callable[..., Sequence[Shape]]
-    meaning: Callable[..., Any]
     enqueue: Enqueue
     doc: str
     fields: tuple[Field, ...] = ()
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     namespace: str = NAMESPACE
-    collective: bool = False
-    check: Callable[[Values], None] = _nothing_to_check
-    workspace: Callable[[Values, Sequence[TensorDesc], Sequence[TensorDesc]], int] = _no_workspace
-    reads: Mapping[str, Upgrade] = field(default_factory=dict[str, Upgrade])
+    check: Callable[[Values], None] = _accept
     operation: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
-        """What a node and an engine call it by: (namespace, name)."""
+        """(namespace, name), which identifies the plugin."""
         return self.namespace, self.name
 
-    def inputs_for(self, values: Values) -> tuple[Tensor, ...]:
-        """The inputs of a plugin with these fields."""
-        return self.inputs(values) if callable(self.inputs) else self.inputs
+    def decode(self, texts: Mapping[str, str]) -> dict[str, Any]:
+        """The values of all fields, with defaults; an Error names the plugin and the field."""
+        self._refuse_unknown(texts)
+        values: dict[str, Any] = {}
+        for each in self.fields:
+            if each.name not in texts and each.default is None:
+                raise Error(f"{self.name} needs the field {each.name!r}: {each.doc}")
+            text = texts.get(each.name)
+            values[each.name] = each.default if text is None else self._named(each.decode, text)
+        return values
 
-    def outputs_for(self, values: Values) -> tuple[Tensor, ...]:
-        """The outputs of a plugin with these fields."""
-        return self.outputs(values) if callable(self.outputs) else self.outputs
+    def encode(self, values: Values) -> dict[str, str]:
+        """The strings of all fields in their order, defaults included; the inverse of decode."""
+        self._refuse_unknown(values)
+        present = {each: values.get(each.name, each.default) for each in self.fields}
+        texts = {
+            each.name: self._named(each.encode, value)
+            for each, value in present.items()
+            if value is not None
+        }
+        self.decode(texts)
+        return texts
 
-    def allowed(self, tensor: Tensor) -> tuple[str, ...]:
-        """The dtypes that a tensor may have."""
-        return self.types.get(tensor.dtype, (tensor.dtype,))
+    def _refuse_unknown(self, names: Mapping[str, Any]) -> None:
+        known = [each.name for each in self.fields]
+        for name in names:
+            if name not in known:
+                raise Error(f"{self.name} has no field {name!r}{did_you_mean(name, known)}")
 
-    def output_dtypes(self, values: Values, given: Sequence[str]) -> tuple[str, ...]:
-        """The dtypes of the outputs from those of the inputs; an Error where they do not fit."""
-        bound: dict[str, str] = {}
-        tensors = self.inputs_for(values)
-        if len(given) != len(tensors):
-            names = ", ".join(each.name for each in tensors)
-            raise Error(f"{self.name} takes {len(tensors)} inputs ({names}), not {len(given)}")
-        for tensor, dtype in zip(tensors, given, strict=True):
-            allowed = self.allowed(tensor)
-            if dtype not in allowed:
-                raise Error(f"{self.name}: {tensor.name} is {dtype}, not {' or '.join(allowed)}")
-            if bound.setdefault(tensor.dtype, dtype) != dtype:
-                raise Error(
-                    f"{self.name}: {tensor.name} is {dtype}, but must be {bound[tensor.dtype]} "
-                    "as the inputs before it"
-                )
-        outputs = self.outputs_for(values)
-        return tuple(bound.get(tensor.dtype, tensor.dtype) for tensor in outputs)
-
-    def output_shapes(self, values: Values, given: Sequence[Shape]) -> tuple[Shape, ...]:
-        """The shapes of the outputs from those of the inputs."""
-        return tuple(tuple(each) for each in self.shapes(values, *given))
+    def _named(self, convert: Callable[[Any], Any], value: Any) -> Any:
+        try:
+            return convert(value)
+        except Error as error:
+            raise Error(f"{self.name}: {error.message}") from None
 
 
 SPECS: dict[tuple[str, str], PluginSpec] = {}
+_NO_PLUGIN = "registers no plugin; call register(PluginSpec(...)) in it"
 
 
-def homes(spec: PluginSpec) -> set[str]:
-    """The modules that a spec's functions are from."""
-    return homes_of(spec.shapes, spec.meaning, spec.enqueue)
+def modules_of(spec: PluginSpec) -> set[str]:
+    """The names of the modules that define a spec's functions."""
+    return defining_modules(spec.shapes, spec.enqueue)
 
 
-watch("plugin", SPECS, homes)
+watch("plugin", SPECS, modules_of)
 
 
 def register(spec: PluginSpec) -> PluginSpec:
-    """Make a plugin known; a second one of its name is an Error."""
+    """Add a plugin to the registry; a second one of its name is an Error."""
     _check(spec)
     if SPECS.get(spec.key, spec) is not spec:
         raise Error(f"there is a plugin {spec.name} in the namespace {spec.namespace!r} already")
@@ -161,7 +194,7 @@ def register(spec: PluginSpec) -> PluginSpec:
 
 
 def find(name: str, version: str = "", namespace: str = NAMESPACE) -> PluginSpec:
-    """The plugin of this name, in a version that reads `version`; an Error says what to do."""
+    """The plugin of this name and version (any if empty); an Error says what to do."""
     spec = SPECS.get((namespace, name))
     others = [space for space, each in SPECS if each == name]
     if spec is None and others:
@@ -172,43 +205,75 @@ def find(name: str, version: str = "", namespace: str = NAMESPACE) -> PluginSpec
         known = [each for _, each in SPECS]
         near = did_you_mean(name, known, "name the file that registers it with --plugin")
         raise Error(f"no plugin called {name!r} in the namespace {namespace!r}{near}")
-    if version and version != spec.version and version not in spec.reads:
+    if version and version != spec.version:
         raise Error(
-            f"version {version} of the plugin {name} is wanted, and here is version "
-            f"{spec.version}: build the engine again, or use the irc that built it"
+            f"expected version {version} of the plugin {name}, found version {spec.version}; "
+            "build the engine again, or use the irc that built it"
         )
     return spec
 
 
-def require(wanted: Mapping[str, str], namespace: str = NAMESPACE) -> None:
-    """An Error unless every plugin (name to version) is here in a version that fits."""
-    for name, version in wanted.items():
-        where, _, plain = name.rpartition("::")
-        find(plain, version, where or namespace)
+def require(versions: Mapping[str, str]) -> None:
+    """An Error unless every plugin (display name to version) is registered in that version."""
+    for name, version in versions.items():
+        namespace, _, plain = name.rpartition("::")
+        find(plain, version, namespace or NAMESPACE)
 
 
 def versions() -> dict[str, str]:
-    """The version of every plugin by name; names outside our namespace read `space::Name`."""
-    return {shown(*key): spec.version for key, spec in sorted(SPECS.items())}
+    """The version of every plugin by display name."""
+    return {display_name(*key): spec.version for key, spec in sorted(SPECS.items())}
 
 
-def shown(namespace: str, name: str) -> str:
-    """What a plugin is called where namespaces may differ."""
+def display_name(namespace: str, name: str) -> str:
+    """`Name` in irc's own namespace, `space::Name` in others."""
     return name if namespace == NAMESPACE else f"{namespace}::{name}"
 
 
+def load(paths: Iterable[str | Path]) -> list[str]:
+    """Run Python files that register plugins, once per process, and return the plugins' names.
+
+    Their output goes to standard error. An Error names the line at which a file fails; then that
+    file registers nothing.
+    """
+    found = [run(path, ("plugin",), _NO_PLUGIN) for path in paths]
+    return [name for file in found for _, name in file.registered["plugin"]]
+
+
+def files_of(names: Iterable[str]) -> list[str]:
+    """The users' files that registered the plugins of these display names.
+
+    An Error where no file did, since the process that builds an engine can only load files.
+    """
+    paths = {key: str(file.path) for file in files() for key in file.registered.get("plugin", ())}
+    known = {display_name(*key): key for key in SPECS}
+    found: dict[str, None] = {}
+    for name in names:
+        key = known[name]
+        if key in paths:
+            found[paths[key]] = None
+        elif is_users(modules_of(SPECS[key])):
+            raise Error(
+                f"no file registers the plugin {name}, and engines are built in another process; "
+                "give --plugin with the file that calls register(PluginSpec(...))"
+            )
+    return list(found)
+
+
+def users() -> list[PluginSpec]:
+    """All plugins that irc does not ship."""
+    return [spec for spec in SPECS.values() if is_users(modules_of(spec))]
+
+
 def _check(spec: PluginSpec) -> None:
-    """An Error where a spec cannot be right whatever the fields are."""
+    """An Error where a spec is wrong whatever the fields are."""
     if not spec.name.isidentifier() or not spec.version or not spec.doc.strip():
-        raise Error(f"plugin {spec.name!r} needs a name that is a word, a version, and a doc")
-    if spec.version in spec.reads:
-        raise Error(
-            f"plugin {spec.name}: reads names older versions, and {spec.version} is its own"
-        )
+        raise Error(f"plugin {spec.name!r} needs an identifier as name, a version, and a doc")
     names = [each.name for each in spec.fields]
     if len(set(names)) < len(names) or set(names) & {"plugin_version", "plugin_namespace"}:
         raise Error(f"plugin {spec.name}: fields {names} clash with each other or with TensorRT's")
-    for kinds in spec.types.values():
-        for kind in kinds:
-            if kind not in DTYPES:
-                raise Error(f"plugin {spec.name}: no dtype {kind!r}{did_you_mean(kind, DTYPES)}")
+    for kind in (kind for kinds in spec.types.values() for kind in kinds):
+        try:
+            dtype(kind)
+        except Error as error:
+            raise Error(f"plugin {spec.name}: {error.message}") from None

@@ -1,10 +1,10 @@
 """Runs engines: one rank per process and GPU, weights from the checkpoint, caches in place.
 
-`load` is what the backend calls. Everything is written against the protocol in driver.py.
+`load` is what the backend calls. A GPU is used through the protocols in
+`irc.backends.cuda.driver`.
 """
 
-from irc.backends.tensorrt.runtime.driver import Driver, Drivers
 from irc.backends.tensorrt.runtime.load import load
 from irc.backends.tensorrt.runtime.program import EngineProgram, EngineStream
 
-__all__ = ["Driver", "Drivers", "EngineProgram", "EngineStream", "load"]
+__all__ = ["EngineProgram", "EngineStream", "load"]

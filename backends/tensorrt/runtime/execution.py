@@ -1,27 +1,37 @@
-"""An engine under one profile: addresses and shapes set when they change, repeated runs as a graph.
+"""An engine under one profile: addresses and shapes set when they change, repeated runs as graphs.
 
-A context keeps the communicator that is bound to it for as long as it lives, and is never replaced:
-with a new one the engine's collectives would silently do nothing.
+A context keeps its communicator for as long as it lives and is never replaced: in a new context
+the engine's collectives would silently do nothing.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from irc.backends.tensorrt.runtime.driver import Array, Driver, Engine, Group, Shape, Stream
+from irc.backends.cuda.driver import Array, Driver, Stream
+from irc.backends.cuda.group import Group
+from irc.backends.ranks.communicator import PeerError
+from irc.backends.tensorrt.plugins import take_failure
+from irc.backends.tensorrt.runtime.engine import Engine, Shape
+from irc.backends.tensorrt.runtime.gpu import EngineGpu
 from irc.errors import Error
 
 Warn: TypeAlias = Callable[[str], None]
-_Key: TypeAlias = tuple[tuple[tuple[str, Shape], ...], tuple[tuple[str, int], ...]]
+_Shapes: TypeAlias = tuple[tuple[str, Shape], ...]
+_Key: TypeAlias = tuple[_Shapes, tuple[tuple[str, int], ...]]
+_CAPSULE = b"ncclComm_t"
 
 
 class Memory:
-    """Memory on the GPU and page-locked memory by name; either grows where more is needed.
+    """Device memory and page-locked host memory by name; each grows where more is needed.
 
-    What a name had before is given up when it grows, so nothing may be under way then.
+    Growing frees what the name had before, after everything on the stream is done.
     """
 
     def __init__(self, driver: Driver, stream: Stream) -> None:
@@ -30,9 +40,9 @@ class Memory:
         self._host: dict[str, Array] = {}
 
     def device(self, name: str, size: int) -> int:
-        """The address of at least so many bytes."""
-        address, room = self._device.get(name, (0, 0))
-        if room < size or not address:
+        """The address of at least `size` bytes of device memory."""
+        address, capacity = self._device.get(name, (0, 0))
+        if capacity < size or not address:
             if address:
                 self._stream.wait()
                 del self._device[name]
@@ -44,16 +54,14 @@ class Memory:
     def host(self, name: str, shape: Shape, dtype: Any) -> Array:
         """A page-locked array."""
         kind = np.dtype(dtype)
-        size = kind.itemsize
-        for dim in shape:
-            size *= dim
+        size = kind.itemsize * prod(shape)
         if name not in self._host or self._host[name].size < size:
             self._stream.wait()
             self._host[name] = self._driver.pinned(max(size, 1))
         return self._host[name][:size].view(kind).reshape(shape)
 
     def upload(self, name: str, array: Array) -> int:
-        """Copy an array to the GPU through page-locked memory; its address."""
+        """Copy an array to the GPU through page-locked memory; returns its address."""
         staged = self.host(name, array.shape, array.dtype)
         staged[...] = array
         address = self.device(name, array.nbytes)
@@ -61,7 +69,7 @@ class Memory:
         return address
 
     def free(self) -> None:
-        """Give everything up."""
+        """Free everything."""
         for address, _ in self._device.values():
             self._driver.free(address)
         self._device.clear()
@@ -69,47 +77,45 @@ class Memory:
 
 
 class Execution:
-    """One context.
+    """One context, and memory of its own that stays in place while other profiles run.
 
-    `memory` is this profile's own, so that what it binds stays where it is while others run.
     `graphs`: run what repeats as a CUDA graph.
     """
 
     def __init__(
-        self,
-        driver: Driver,
-        engine: Engine,
-        profile: int,
-        stream: Stream,
-        graphs: bool,
-        warn: Warn,
+        self, gpu: EngineGpu, engine: Engine, profile: int, stream: Stream, graphs: bool, warn: Warn
     ) -> None:
-        self._stream, self._warn = stream, warn
+        self._gpu, self._engine, self._stream = gpu, engine, stream
+        self._graphs, self._warn = graphs, warn
         self._context = engine.context(profile, stream)
-        self._group: Group | None = None
-        self.memory = Memory(driver, stream)
+        self._communicator: Any = None
+        self.memory = Memory(gpu.driver, stream)
         self._shapes: dict[str, Shape] = {}
         self._addresses: dict[str, int] = {}
-        self._graphs = graphs
         self._last: _Key | None = None
         self._captured: tuple[_Key, Any] | None = None
-        self._known: set[tuple[tuple[str, Shape], ...]] = set()
+        self._seen: set[_Shapes] = set()
 
     def bind(self, group: Group) -> None:
-        """Let the engine's own collectives use a group; all its ranks do so at once."""
-        self._group = group  # it must outlive the context
-        if not self._context.bind(group):
-            raise Error(
-                "the engine did not take the communicator of its ranks (set_communicator failed): "
-                "its collectives would do nothing; compile with --collectives plugin"
-            )
+        """Give the engine's own collectives their group; all its ranks call this at once."""
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype = ctypes.py_object
+        make.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        capsule = make(group.pointer, _CAPSULE, None)
+        self._communicator = group, capsule  # they must outlive the context
+        with self._gpu.during("giving TensorRT the communicator"):
+            if self._context.set_communicator(capsule):
+                return
+        raise Error(
+            "the engine refuses the communicator of its ranks (set_communicator failed), and its "
+            "collectives would do nothing; compile with --collectives plugin"
+        )
 
     def is_new(self, shapes: Mapping[str, Shape]) -> bool:
-        """Whether these shapes come for the first time: the library may compile kernels for them,
-        which takes one rank longer than another."""
+        """Whether shapes run for the first time: the library may compile kernels for them."""
         key = tuple(shapes.items())
-        new = key not in self._known
-        self._known.add(key)
+        new = key not in self._seen
+        self._seen.add(key)
         return new
 
     def run(
@@ -118,11 +124,11 @@ class Execution:
         addresses: Mapping[str, int],
         results: Mapping[str, Shape],
     ) -> None:
-        """Enqueue a run; `shapes` of the inputs whose shapes vary, `addresses` of everything,
-        `results` the shapes that there is memory for.
+        """Enqueue a run.
 
-        The second of two runs with the same shapes and addresses is captured, and launched from
-        then on: the first has the library choose its kernels.
+        `shapes` are those of inputs with dynamic shapes, `addresses` those of all tensors, and
+        `results` the shapes that the outputs must have. The library chooses its kernels in the
+        first run of shapes and addresses; the second one in a row is captured, and launched later.
         """
         key = (tuple(shapes.items()), tuple(addresses.items()))
         if self._captured is not None:
@@ -130,28 +136,44 @@ class Execution:
                 self._stream.launch(self._captured[1])
                 return
             self.forget()
+        repeated = key == self._last
         self._set(shapes, addresses)
-        for name, shape in results.items() if key != self._last else ():
-            if (found := self._context.shape(name)) != shape:
-                raise Error(
-                    f"the engine gives {name} as {list(found)}, and the manifest says "
-                    f"{list(shape)}; the two are of different compilations; compile again"
-                )
-        if not (self._graphs and key == self._last):
+        if not repeated:
+            self._check_results(results)
             self._last = key
-            self._context.enqueue(self._stream)
-            return
-        if not self._capture(key):
-            self._context.enqueue(self._stream)
+        if not (self._graphs and repeated and self._capture(key)):
+            self._enqueue()
+
+    def _enqueue(self) -> None:
+        """It may take long: the library may compile kernels for new shapes."""
+        engine = self._engine
+        with self._gpu.during("the step", math.inf):
+            if not self._context.execute_async_v3(self._stream.handle):
+                raise engine.error(f"{engine.library} could not run {engine.path}")
+        if failure := take_failure():
+            raise engine.error(f"a plugin failed in {engine.path}", failure)
+
+    def _check_results(self, results: Mapping[str, Shape]) -> None:
+        for name, shape in results.items():
+            found = tuple(int(n) for n in self._context.get_tensor_shape(name))
+            if found != shape:
+                raise Error(
+                    f"expected {name} with shape {list(shape)} as in the manifest, found "
+                    f"{list(found)} in the engine; they are of different compilations: "
+                    "compile again"
+                )
 
     def _capture(self, key: _Key) -> bool:
         reason = "the engine says that this work cannot be captured"
-        if self._context.capturable(self._stream):
+        capturable = getattr(self._context, "is_stream_capturable", lambda stream: True)
+        if capturable(self._stream.handle):
             try:
-                graph = self._stream.capture(lambda: self._context.enqueue(self._stream))
+                graph = self._stream.capture(self._enqueue)
                 self._captured = key, graph
                 self._stream.launch(graph)
                 return True
+            except PeerError:
+                raise
             except Error as error:
                 reason = str(error)
         self._graphs = False
@@ -162,24 +184,25 @@ class Execution:
         for name, shape in shapes.items():
             if self._shapes.get(name) == shape:
                 continue
-            if not self._context.set_shape(name, shape):
+            if not self._context.set_input_shape(name, shape):
                 raise Error(
-                    f"the engine does not take the shape {list(shape)} of its input {name}, which "
-                    "the manifest allows; the two are of different compilations; compile again"
+                    f"the engine refuses the shape {list(shape)} of its input {name}, which the "
+                    "manifest allows; they are of different compilations: compile again"
                 )
             self._shapes[name] = shape
         for name, address in addresses.items():
             if self._addresses.get(name) != address:
-                self._context.set_address(name, address)
+                if not self._context.set_tensor_address(name, address):
+                    raise Error(f"{self._engine.library} refuses an address for {name}")
                 self._addresses[name] = address
 
     def forget(self) -> None:
-        """Give up the graph; one that is under way still ends."""
+        """Drop the graph; one that runs still ends."""
         if self._captured is not None:
             self._stream.drop(self._captured[1])
         self._captured = self._last = None
 
     def free(self) -> None:
-        """Give up memory and graph; no run follows."""
+        """Free memory and graph; no run follows."""
         self.forget()
         self.memory.free()

@@ -1,45 +1,43 @@
-"""The communicators of one rank: of all ranks, of its stage, and of every group plugins name."""
+"""The NCCL groups of one rank: of all ranks, of its stage, and of every group that plugins name."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from irc.backends.communicator import Communicator
+from irc.backends.cuda.driver import Driver, Stream
 from irc.backends.onnx.stages import stage_axes
-from irc.backends.tensorrt.runtime.driver import Driver, Group, Stream
+from irc.backends.ranks.communicator import Communicator
+from irc.backends.tensorrt.plugins import communicators
 from irc.backends.tensorrt.runtime.execution import Memory
+from irc.backends.tensorrt.runtime.gpu import EngineGpu
 from irc.backends.tensorrt.runtime.plan import RankPlan
 from irc.errors import Error
 
-_NAME = "name"
-
 
 class Groups:
-    """Made by all ranks at once; groups of the same ranks share one communicator.
+    """The groups of one rank, made by all ranks at once; each set of ranks has one.
 
-    `world` has all ranks in order. `of_engine` is what the engine's own collectives use, None where
-    it has none. `named` has the groups that the stage's plugins name.
+    `world` has all ranks in order. `of_engine` is for the engine's own collectives, None without
+    any. `named` has the groups that plugins name, and `ranks` their ranks.
     """
 
-    def __init__(self, plan: RankPlan, driver: Driver, host: Communicator) -> None:
-        self._made: dict[tuple[int, ...], Group] = {}
-        self.ranks: dict[str, tuple[int, ...]] = {}
-        for ranks, label in _every(plan).items():
-            if plan.rank in ranks:
-                name = _shared_name(ranks, plan.rank, driver, host)
-                self._made[ranks] = driver.group(name, ranks.index(plan.rank), len(ranks), label)
-        self.world = self._made[tuple(range(plan.mesh.ranks))]
+    def __init__(self, plan: RankPlan, gpu: EngineGpu, host: Communicator) -> None:
+        self._groups = {
+            ranks: gpu.group(host, ranks, label)
+            for ranks, label in _every_group(plan).items()
+            if plan.rank in ranks
+        }
+        self.world = self._groups[tuple(range(plan.mesh.ranks))]
         stage = plan.stage_ranks()
-        self.of_engine = self._made[stage] if plan.stage.native and len(stage) > 1 else None
-        self.named: dict[str, Group] = {}
-        for key, axes in plan.stage.groups.items():
-            ranks = plan.others(axes)
-            if len(ranks) > 1:
-                self.named[key], self.ranks[key] = self._made[ranks], ranks
-                driver.register(key, plan.rank, self.named[key])
+        self.of_engine = self._groups[stage] if plan.stage.native and len(stage) > 1 else None
+        self.ranks = {key: plan.others(axes) for key, axes in plan.stage.groups.items()}
+        self.ranks = {key: ranks for key, ranks in self.ranks.items() if len(ranks) > 1}
+        self.named = {key: self._groups[ranks] for key, ranks in self.ranks.items()}
+        for key, group in self.named.items():
+            communicators.register(key, plan.rank, group)
 
     def connect(self, plan: RankPlan, driver: Driver, stream: Stream) -> None:
-        """Hand a number over wherever values will be; NCCL connects two ranks when they first talk,
+        """Send a number wherever values will be sent: NCCL connects two ranks at their first send,
         and waits for both."""
         memory = Memory(driver, stream)
         mine = memory.upload("mine", np.array([plan.rank], np.int32))
@@ -48,30 +46,25 @@ class Groups:
             theirs = memory.device("theirs", host.nbytes)
             self.world.receive(theirs, host.nbytes, source, stream.handle)
             stream.download(host, theirs)
-            stream.wait()
+            stream.wait("the first transfer between stages")
             if host[0] != source:
                 raise Error(
-                    f"what rank {source} hands over does not reach rank {plan.rank}: it sent its "
-                    f"number, and {host[0]} came; NCCL is not to be trusted here"
+                    f"expected rank {plan.rank} to receive the number of rank {source}, found "
+                    f"{host[0]}: NCCL does not transfer data correctly here"
                 )
         for to in plan.sends:
             self.world.send(mine, 4, to, stream.handle)
-        stream.wait()
+        stream.wait("the first transfer between stages")
         memory.free()
 
-    def abort(self) -> None:
-        """Give up at once, also what is under way."""
-        for group in self._made.values():
-            group.abort()
-
     def close(self) -> None:
-        """Give up; every rank calls it."""
-        for group in self._made.values():
+        """Release the groups; every rank calls it."""
+        for group in self._groups.values():
             group.close()
 
 
-def _every(plan: RankPlan) -> dict[tuple[int, ...], str]:
-    """The ranks of every group of the run, in the same order on all ranks, with a name."""
+def _every_group(plan: RankPlan) -> dict[tuple[int, ...], str]:
+    """The ranks of every group of the run and its label, in the same order on all ranks."""
     found = {tuple(range(plan.mesh.ranks)): "all ranks"}
     axes = stage_axes(plan.mesh)
     wanted: list[tuple[str, ...]] = []
@@ -83,12 +76,3 @@ def _every(plan: RankPlan) -> dict[tuple[int, ...], str]:
             if len(ranks) > 1:
                 found.setdefault(tuple(ranks), f"the group {'.'.join(each)}")
     return found
-
-
-def _shared_name(ranks: tuple[int, ...], rank: int, driver: Driver, host: Communicator) -> bytes:
-    if rank != ranks[0]:
-        return host.receive(ranks[0])[_NAME].tobytes()
-    name = driver.group_name()
-    for other in ranks[1:]:
-        host.send(other, {_NAME: np.frombuffer(name, np.uint8)})
-    return name

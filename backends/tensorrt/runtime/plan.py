@@ -1,4 +1,4 @@
-"""What one rank loads and runs, from the manifest; bad facts are Errors that say what to do."""
+"""What one rank loads and runs, read from the manifest; an Error where the manifest is damaged."""
 
 from __future__ import annotations
 
@@ -10,22 +10,16 @@ from typing import Any
 
 from irc.backends.base import Port, Ports
 from irc.backends.onnx.stages import stage_axes
-from irc.backends.ranks.facts import (
-    Write,
-    mesh_of_facts,
-    peer,
-    ports_of_facts,
-    writes_of_facts,
-)
-from irc.backends.tensorrt.runtime.profiles import Profile
+from irc.backends.ranks.facts import Write, mesh_of_facts, peer, ports_of_facts, writes_of_facts
+from irc.backends.tensorrt.builder.request import Profile
 from irc.backends.tensorrt.target import Target
 from irc.errors import Error
-from irc.mesh import Mesh
+from irc.ir.mesh import Mesh
 
 
 @dataclass(frozen=True)
 class Binding:
-    """Where the bytes of a weight lie that an engine takes as an input."""
+    """The place in a file of the bytes of a weight that is an input of an engine."""
 
     name: str
     dtype: str
@@ -37,21 +31,22 @@ class Binding:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What the ranks of a stage have in common; see facts.py of the backend."""
+    """What all ranks of a stage share; see facts.py of the backend.
+
+    `outputs`: the engine's name of every result. `states`: the result of every state. `native`:
+    whether the engine has collectives of its own, besides those of plugins. `copied`: the states
+    that the engine does not overwrite in place.
+    """
 
     ports: Ports
     profiles: tuple[Profile, ...]
     writes: tuple[Write, ...]
     outputs: Mapping[str, str]
-    """The engine's name of every result."""
     states: Mapping[str, str]
-    """The result of every state."""
     scalars: Mapping[str, tuple[str, ...]]
     groups: Mapping[str, tuple[str, ...]]
     native: bool
-    """Whether the engine has collectives of its own, besides those of plugins."""
     copied: frozenset[str]
-    """The states that the engine does not overwrite itself."""
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> StagePlan:
@@ -59,7 +54,7 @@ class StagePlan:
         results = facts["results"]
         return cls(
             ports_of_facts(facts["ports"]),
-            tuple(Profile.of_facts(each) for each in facts["profiles"]),
+            tuple(Profile.from_json(each) for each in facts["profiles"]),
             writes_of_facts(facts),
             {r["result"]: r["output"] for r in results},
             {r["state"]: r["result"] for r in results if r.get("state") is not None},
@@ -77,8 +72,12 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What one rank runs. `taken` are the inputs that the caller gives; `receives` and `sends`
-    name the values of other stages by the rank they come from and go to."""
+    """What one rank runs.
+
+    `number`: of its stage. `receives` and `sends` name the values of other stages by the rank they
+    come from and go to; `taken` are the inputs that the caller provides. `probe` is the engine that
+    tests TensorRT's own collectives, where there are any.
+    """
 
     rank: int
     mesh: Mesh
@@ -92,7 +91,6 @@ class RankPlan:
     sends: Mapping[int, tuple[str, ...]]
     taken: tuple[str, ...]
     probe: Path | None
-    """The engine that tries collectives of TensorRT's own, where there are any."""
 
     @classmethod
     def of_facts(cls, folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
@@ -111,7 +109,7 @@ class RankPlan:
         return self.stages[self.number]
 
     def others(self, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """The ranks of a group along mesh axes that this one belongs to, this one too."""
+        """The ranks of this rank's group along mesh axes, itself included."""
         return tuple(next(group for group in self.mesh.groups(axes) if self.rank in group))
 
     def stage_ranks(self) -> tuple[int, ...]:
@@ -121,19 +119,18 @@ class RankPlan:
 
 
 def _plan(folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
-    mesh = mesh_of_facts(facts)
+    mesh, target = mesh_of_facts(facts), Target.parse(facts["target"])
     entry = facts["ranks"][rank]
     stage = facts["stages"][entry["stage"]]
     if facts["engine"].get("strip"):
         raise Error(
             f"the engines of {folder} were built without their weights (--strip), to be refitted "
-            "by a program of yours; compile without --strip to run them here"
+            "by another program; compile without --strip to run them here"
         )
     if not entry["engine"]:
-        flavour = Target.parse(facts["target"]).flavour
         raise Error(
-            f"{folder} has no engines: {flavour} was not there when it was compiled. Build them "
-            f"where it is: irc compile {folder} -o NEW --backend {flavour}"
+            f"{folder} has no engines: {target.flavour} was missing when it was compiled. Build "
+            f"them where it is installed: irc compile {folder} -o NEW --backend {target.flavour}"
         )
     receives = {peer(mesh, rank, e["stage"]): tuple(e["names"]) for e in stage["receives"]}
     received = {name for names in receives.values() for name in names}
@@ -141,7 +138,7 @@ def _plan(folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
     return RankPlan(
         rank,
         mesh,
-        Target.parse(facts["target"]),
+        target,
         entry["stage"],
         stages,
         folder / entry["engine"],

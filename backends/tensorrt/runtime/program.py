@@ -1,4 +1,4 @@
-"""A program of engines of which this process runs one rank; what goes in and out is whole."""
+"""A program of engines of which this process runs one rank; inputs and results are global."""
 
 from __future__ import annotations
 
@@ -10,33 +10,32 @@ from typing import Any
 import numpy as np
 
 from irc.backends.base import Arrays, Ports, check_plain
-from irc.backends.communicator import Communicator, Exchange
+from irc.backends.cuda.driver import Array, Gpu, Launch
+from irc.backends.ranks.communicator import Communicator
 from irc.backends.ranks.inputs import Sizes, sized
 from irc.backends.ranks.spread import Result, Spread
-from irc.backends.tensorrt.runtime.driver import Array, Driver, Launch
 from irc.backends.tensorrt.runtime.execution import Warn
+from irc.backends.tensorrt.runtime.gpu import EngineGpu
 from irc.backends.tensorrt.runtime.plan import RankPlan
 from irc.backends.tensorrt.runtime.profiles import trim
 from irc.backends.tensorrt.runtime.rank import EngineRank
-from irc.backends.tensorrt.runtime.stream import Held, RankStream
-from irc.dtypes import numpy_dtype
+from irc.backends.tensorrt.runtime.stream import DeviceArray, RankStream
 from irc.errors import Error
-
-_IDENTITY = 64  # bytes of what names a GPU
+from irc.ir.dtypes import numpy_dtype
 
 
 class EngineProgram:
     """See Program. `folder` and `facts` are what the backend's `emit` wrote and returned.
 
-    `host` talks to the processes of the other ranks, None where there are none; all call the same
-    methods with the same inputs, and get the same results.
+    `host` communicates with the other ranks, None for one rank. All ranks call the same methods
+    with the same inputs, and get the same results.
     """
 
     def __init__(
         self,
         folder: Path,
         facts: Mapping[str, Any],
-        driver: Driver,
+        gpu: EngineGpu,
         host: Communicator | None,
         *,
         graphs: bool,
@@ -45,93 +44,89 @@ class EngineProgram:
         self.plan = RankPlan.of_facts(folder, facts, 0 if host is None else host.rank)
         self.spread = Spread(facts)
         if host is not None:
-            _check_distinct(driver, host)
-        self.rank = EngineRank(folder, self.plan, driver, host, graphs, warn)
+            _check_distinct(gpu.driver.gpu, host)
+        self.rank = EngineRank(folder, self.plan, gpu, host, graphs, warn)
         self._broadcasts: dict[tuple[int, int], Launch] = {}
 
     @property
     def ports(self) -> Ports:
-        """What goes in, what stays, what comes out; whole over all ranks."""
+        """The global inputs, states and outputs."""
         return self.spread.ports
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        """Every argument in (states too), every result out; nothing is kept."""
+        """Run once from all arguments, states included; returns all results and keeps nothing."""
         arrays, sizes = self.spread.every.bind(inputs)
-        part = self.spread.part(self.rank, arrays)
-        states = {port.name: part[port.name] for port in self.rank.stage.ports.states}
+        shards = self.spread.part(self.rank, arrays)
+        states = {port.name: shards[port.name] for port in self.rank.stage.ports.states}
         stream = RankStream(self.rank, sizes, states)
         try:
-            full = stream.whole_sizes(sizes)
-            stream.check(part, full)
-            held = stream.advance(part, full)
-            return self.whole(self.spread.results, held, sizes, full)
+            found, full = stream.step(shards, sizes)
+            return self.gather(self.spread.results, found, sizes, full)
         finally:
             stream.close()
 
     def open(self, sizes: Mapping[str, int]) -> EngineStream:
-        """A stream whose states are zeros; `sizes` gives the symbols in their shapes."""
+        """A stream whose states are zeros; `sizes` has the symbols in their shapes."""
         return EngineStream(self, RankStream(self.rank, sizes))
 
-    def whole(
-        self, names: Iterable[str], held: Mapping[str, Held], sizes: Sizes, full: Sizes
+    def gather(
+        self, names: Iterable[str], found: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes
     ) -> Arrays:
-        """Results from what the ranks have of them; bit for bit the same in every process.
+        """Global results from the ranks' shards; bit for bit the same in every process.
 
-        Also where all ranks have the whole of one: GPUs of different kinds may round differently,
-        and the tokens chosen by it must not differ. `full` are the sizes that were run.
+        Replicated results are broadcast too: GPUs of different kinds may round differently, and
+        all ranks must choose the same token. `full` are the sizes that were run.
         """
-        staged = {name: self._fetched(name, held, full) for name in names}
+        staged = {name: self._download(name, found, full) for name in names}
         self.rank.stream.wait()
-        found: Arrays = {}
-        for name, parts in staged.items():
+        results: Arrays = {}
+        for name, shards in staged.items():
             result = self.spread.results[name]
-            array = self.spread.joined(result, parts, full)
-            found[name] = np.array(trim(array, sized(result.port.shape, sizes)))
-        return found
+            array = self.spread.joined(result, shards, full)
+            results[name] = np.array(trim(array, sized(result.port.shape, sizes)))
+        return results
 
-    def _fetched(self, name: str, held: Mapping[str, Held], sizes: Sizes) -> dict[int, Array]:
-        """Enqueue copies of the parts of a result; by the ranks that have them."""
+    def _download(
+        self, name: str, found: Mapping[str, DeviceArray], sizes: Sizes
+    ) -> dict[int, Array]:
+        """Enqueue downloads of all shards of a result; by the ranks that have them."""
         result, rank = self.spread.results[name], self.rank
         sources = self.spread.sources(result)
-        found: dict[int, Array] = {}
+        shape, dtype = self._shard_shape(result, sizes), numpy_dtype(result.port.dtype)
+        shards: dict[int, Array] = {}
         for source in dict.fromkeys(sources.values()):
-            shape, dtype = self._part_shape(result, sizes), numpy_dtype(result.port.dtype)
             key = f"{name} of {source}"
             host = rank.shared.host(key, shape, dtype)
             size = host.nbytes
-            mine = rank.groups is None or source == rank.rank
-            address = held[name].address if mine else rank.shared.device(key, size)
+            own = rank.groups is None or source == rank.rank
+            address = found[name].address if own else rank.shared.device(key, size)
             if rank.groups is not None and size:
                 self._broadcast(size, source)(address, address, rank.stream.handle)
-            rank.stream.download(host, address)
-            found[source] = host
-        return {maker: found[source] for maker, source in sources.items()}
+            if size:
+                rank.stream.download(host, address)
+            shards[source] = host
+        return {maker: shards[source] for maker, source in sources.items()}
 
-    def _part_shape(self, result: Result, sizes: Sizes) -> tuple[int, ...]:
-        """The shape of a rank's part, rounded up."""
+    def _shard_shape(self, result: Result, sizes: Sizes) -> tuple[int, ...]:
+        """The shape of a rank's shard, padding included."""
         dims, mesh = sized(result.port.shape, sizes), self.spread.mesh
-        return tuple(-(-n // mesh.ways(axes)) for n, axes in zip(dims, result.axes, strict=True))
+        return tuple(
+            -(-n // mesh.group_size(axes)) for n, axes in zip(dims, result.axes, strict=True)
+        )
 
-    def _broadcast(self, size: int, maker: int) -> Launch:
-        assert self.rank.groups is not None
-        key = size, maker
+    def _broadcast(self, size: int, root: int) -> Launch:
+        key = size, root
         if key not in self._broadcasts:
-            world = self.rank.groups.world
-            self._broadcasts[key] = world.bind("broadcast", "u8", size, "none", maker)
+            self._broadcasts[key] = self.rank.world.bind("broadcast", "u8", size, "none", root)
         return self._broadcasts[key]
 
-    def abort(self) -> None:
-        """Give up what other ranks are waited for; any thread may say so."""
-        if self.rank.groups is not None:
-            self.rank.groups.abort()
-
     def close(self) -> None:
-        """Give up the GPU; every rank calls it, and uses nothing of this any more."""
+        """Release the GPU; every rank calls it, last."""
         self.rank.close()
 
 
 class EngineStream:
-    """The states of one conversation, of which this process has its rank's."""
+    """The states of one conversation, of which this process has those of its rank."""
 
     def __init__(self, program: EngineProgram, stream: RankStream) -> None:
         self._program, self._stream = program, stream
@@ -144,30 +139,21 @@ class EngineStream:
         program = self._program
         check_plain(inputs, program.ports)
         arrays, sizes = program.spread.plain.bind(inputs)
-        part = program.spread.part(program.rank, arrays)
-        full = self._stream.whole_sizes(sizes)
-        self._stream.check(part, full)
-        held = self._stream.advance(part, full)
-        return program.whole(self._names, held, sizes, full)
+        found, full = self._stream.step(program.spread.part(program.rank, arrays), sizes)
+        return program.gather(self._names, found, sizes, full)
 
     def close(self) -> None:
-        """Give up the states."""
+        """Free the states."""
         self._finalizer()
 
 
-def _check_distinct(driver: Driver, host: Communicator) -> None:
-    """An Error where two ranks would use one GPU."""
-    mine = np.zeros(_IDENTITY, np.uint8)
-    name = driver.gpu.identity.encode()[:_IDENTITY]
-    mine[: len(name)] = np.frombuffer(name, np.uint8)
-    every = np.empty(_IDENTITY * host.ranks, np.uint8)
-    group = tuple(range(host.ranks))
-    host.exchange(Exchange("all_gather", "none", group, 0, "the GPUs"), mine, every)
-    seen: dict[bytes, int] = {}
-    for rank, each in enumerate(every.reshape(host.ranks, _IDENTITY)):
-        other = seen.setdefault(each.tobytes(), rank)
+def _check_distinct(gpu: Gpu, host: Communicator) -> None:
+    """An Error where two ranks use one GPU."""
+    first: dict[bytes, int] = {}
+    for rank in range(host.ranks):
+        other = first.setdefault(host.broadcast(gpu.uuid.encode(), rank), rank)
         if other != rank:
             raise Error(
-                f"ranks {other} and {rank} use the same GPU ({driver.gpu.name}); every rank needs "
-                "one of its own: start as many processes per host as that has GPUs"
+                f"ranks {other} and {rank} use the same GPU ({gpu.name}), and each needs "
+                "its own: start at most as many processes per host as it has GPUs"
             )

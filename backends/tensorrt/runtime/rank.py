@@ -1,4 +1,4 @@
-"""One rank of a program: its engine on its GPU, with weights, contexts and communicators."""
+"""One rank of a program: its engine on its GPU, with weights, contexts and groups."""
 
 from __future__ import annotations
 
@@ -6,62 +6,59 @@ from pathlib import Path
 
 import numpy as np
 
-from irc.backends.communicator import Communicator
-from irc.backends.tensorrt.builder import header
-from irc.backends.tensorrt.runtime.driver import Driver, Engine, Group
+from irc.backends.cuda.group import Group
+from irc.backends.ranks.communicator import Communicator
+from irc.backends.tensorrt.runtime.engine import Engine
 from irc.backends.tensorrt.runtime.execution import Execution, Memory, Warn
+from irc.backends.tensorrt.runtime.gpu import EngineGpu
 from irc.backends.tensorrt.runtime.groups import Groups
 from irc.backends.tensorrt.runtime.plan import Binding, RankPlan, read_bindings
-from irc.backends.tensorrt.runtime.weights import Weights, check_bindings
-from irc.backends.tensorrt.target import Target
+from irc.backends.tensorrt.runtime.weights import Weights
 from irc.errors import Error
-from irc.mesh import Mesh
 
 
 class EngineRank:
-    """Everything of one rank that stays while conversations come and go.
+    """Everything of one rank that conversations share.
 
-    `folder` holds the artifact, `host` talks to the other ranks' processes (None for one rank).
-    `executions` has one per profile, made by all ranks in the same order; `fixed` the addresses of
-    weights and scalars.
+    `host` communicates with the other ranks, None for one rank. `executions` has one per profile,
+    made by all ranks in the same order; `fixed` the addresses of weights and scalars; `shared`
+    memory for results that other ranks have.
     """
 
     def __init__(
         self,
         folder: Path,
         plan: RankPlan,
-        driver: Driver,
+        gpu: EngineGpu,
         host: Communicator | None,
         graphs: bool,
         warn: Warn,
     ) -> None:
         self.plan, self.rank, self.taken = plan, plan.rank, plan.taken
-        self.driver, self.stage = driver, plan.stage
-        check_gpu(plan, driver)
+        self.gpu, self.driver, self.stage, self._host = gpu, gpu.driver, plan.stage, host
+        driver = self.driver
+        check_gpu(plan, gpu)
         bindings = read_bindings(plan.bindings, folder, plan.base) if plan.bindings else []
         self.stream = driver.stream()
-        engine = driver.engine(plan.engine)
+        engine = Engine(gpu.library, plan.engine)
         _check_engine(plan, engine, bindings)
         self.weights = Weights(driver, self.stream, bindings)
-        self._host = host
         self.groups = None
         if host is not None:
             self.meet("the weights")
-            self.groups = Groups(plan, driver, host)
+            self.groups = Groups(plan, gpu, host)
             self.groups.connect(plan, driver, self.stream)
         self._scalars = Memory(driver, self.stream)
-        self.fixed = self.weights.addresses | self._positions(plan.mesh)
+        self.fixed = self.weights.addresses | self._upload_scalars()
         self.executions = [
-            Execution(driver, engine, number, self.stream, graphs, warn)
+            Execution(gpu, engine, number, self.stream, graphs, warn)
             for number in range(engine.profiles)
         ]
-        if self.groups is not None:
-            self.meet("the contexts")
-            group = self.groups.of_engine
+        self.meet("the contexts")
+        if self.groups is not None and self.groups.of_engine is not None:
             for execution in self.executions:
-                if group is not None:
-                    execution.bind(group)
-        self.shared = Memory(driver, self.stream)  # of results that other ranks make
+                execution.bind(self.groups.of_engine)
+        self.shared = Memory(driver, self.stream)
 
     @property
     def world(self) -> Group:
@@ -70,92 +67,67 @@ class EngineRank:
         return self.groups.world
 
     def meet(self, what: str) -> None:
-        """Wait until all ranks have come so far, however long that takes: GPUs wait for each other
-        for seconds only."""
+        """Wait until all ranks have come this far, without a deadline: GPUs have one of seconds."""
         if self._host is not None:
             self._host.agree(f"{what} being ready", "yes")
 
-    def _positions(self, mesh: Mesh) -> dict[str, int]:
-        """The addresses of the inputs that say where this rank stands."""
+    def _upload_scalars(self) -> dict[str, int]:
+        """The addresses of the inputs with the position of this rank along mesh axes."""
         found: dict[str, int] = {}
         for name, axes in self.stage.scalars.items():
-            value = np.array(mesh.index(self.rank, axes), np.int32)
+            value = np.array(self.plan.mesh.index(self.rank, axes), np.int32)
             found[name] = self._scalars.upload(name, value)
-        self.stream.wait()
+        self.stream.wait("the upload of scalars")
         return found
 
     def close(self) -> None:
-        """Give up the GPU's memory and the communicators; every rank calls it."""
+        """Release device memory and groups; every rank calls it."""
         self.stream.wait()
         for execution in self.executions:
             execution.free()
-        for memory in (self._scalars, self.shared):
+        for memory in (self._scalars, self.shared, self.weights):
             memory.free()
-        self.weights.free()
         if self.groups is not None:
             self.groups.close()
-        self.driver.close()
+        self.gpu.close()
 
 
-def check_gpu(plan: RankPlan, driver: Driver) -> None:
+def check_gpu(plan: RankPlan, engine_gpu: EngineGpu) -> None:
     """An Error where the engine file is not for this library and this GPU."""
-    target, gpu = plan.target, driver.gpu
-    version = ".".join(map(str, driver.library))
-    found = header.check(plan.engine, version, target.flavour)
-    if target.version != driver.library[:2]:
+    target, gpu, library = plan.target, engine_gpu.driver.gpu, engine_gpu.library
+    version = library.version
+    if target.version != library.release:
+        built = ".".join(map(str, target.version))
         raise Error(
-            f"{plan.engine} was built by {target.flavour} {_dotted(target.version)}, and {version} "
-            f"is installed; engines belong to one version: compile again, or install the other"
+            f"{plan.engine} was built by {target.flavour} {built}, and {version} is installed; "
+            "engines run on one version: compile again, or install the other"
         )
-    if found is not None:
-        header.check_gpu(found, plan.engine, gpu.capability)
     if target.architectures and gpu.capability not in target.architectures:
+        built = ", ".join(f"sm_{each}" for each in target.architectures)
         raise Error(
-            f"the engines are built for {_chips(target)}, and this GPU is {gpu}; compile again on "
-            f"this machine, or for the target {target.flavour}/sm_{gpu.capability}"
+            f"the engines are built for {built}, and this GPU is {gpu}; compile again on this "
+            f"machine, or for the target {target.flavour}/sm_{gpu.capability}"
         )
 
 
 def _check_engine(plan: RankPlan, engine: Engine, bindings: list[Binding]) -> None:
     """An Error where engine and manifest do not belong together."""
-    stage, tensors = plan.stage, engine.tensors
-    if engine.profiles != max(1, len(stage.profiles)):
-        raise Error(
-            f"{plan.engine} has {engine.profiles} profiles, and the manifest says "
-            f"{len(stage.profiles)}; compile again"
-        )
-    check_bindings(bindings, tensors)
-    bound = {each.name for each in bindings}
-    known = bound | set(stage.inputs) | set(stage.scalars)
-    for name in (*known, *stage.outputs.values()):
-        if name not in tensors:
-            raise Error(f"{plan.engine} has no tensor {name}, which it must have; compile again")
-    for name, tensor in tensors.items():
-        if not tensor.output and name not in known:
-            raise Error(f"{plan.engine} has an input {name} that nothing gives; compile again")
-    for port in stage.inputs.values():
-        if tensors[port.name].dtype != port.dtype:
+    stage = plan.stage
+    expected = {each.name: f"input {each.dtype}{list(each.shape)}" for each in bindings}
+    expected |= {port.name: f"input {port.dtype}[" for port in stage.inputs.values()}
+    expected |= dict.fromkeys(stage.scalars, "input i32[]")
+    expected |= dict.fromkeys(stage.outputs.values(), "output ")
+    found = {name: str(tensor) for name, tensor in engine.tensors.items()}
+    for state, result in stage.states.items():
+        if aliased := engine.aliased(stage.outputs[result]):
+            expected[f"the memory of {stage.outputs[result]}"] = state
+            found[f"the memory of {stage.outputs[result]}"] = aliased
+    expected["the number of profiles"] = str(max(1, len(stage.profiles)))
+    found["the number of profiles"] = str(engine.profiles)
+    for name in expected | found:
+        want, have = expected.get(name, "none"), found.get(name, "none")
+        if have != want and not (want[-1] in "[ " and have.startswith(want)):
             raise Error(
-                f"the engine's input {port.name} is {tensors[port.name].dtype}, and the manifest "
-                f"says {port.dtype}; compile again"
+                f"{plan.engine}: the manifest says {name} is {want.rstrip('[ ')}, and the engine "
+                f"says {have}; they are of different compilations: compile again"
             )
-    _check_states(plan, engine)
-
-
-def _check_states(plan: RankPlan, engine: Engine) -> None:
-    for state, result in plan.stage.states.items():
-        output = plan.stage.outputs[result]
-        aliased = engine.aliased(output)
-        if aliased not in (None, state):
-            raise Error(
-                f"the engine keeps its output {output} in the memory of {aliased}, and the "
-                f"manifest says {state}; compile again"
-            )
-
-
-def _chips(target: Target) -> str:
-    return ", ".join(f"sm_{each}" for each in target.architectures)
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

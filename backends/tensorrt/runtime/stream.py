@@ -1,4 +1,4 @@
-"""One rank's part of a conversation: caches that stay on the GPU, bound in place, and steps."""
+"""One rank's share of a conversation: states that stay on the GPU, bound in place, and steps."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from math import prod
 import numpy as np
 
 from irc.backends.base import Arrays, Port, state_shape
+from irc.backends.cuda.driver import Array
 from irc.backends.ranks.inputs import sized
-from irc.backends.tensorrt.runtime.driver import Array, Shape
+from irc.backends.tensorrt.runtime.engine import Shape
 from irc.backends.tensorrt.runtime.execution import Memory
-from irc.backends.tensorrt.runtime.profiles import Sizes, chosen, fill, filled_sizes
+from irc.backends.tensorrt.runtime.profiles import Sizes, chosen, pad, padded_sizes
 from irc.backends.tensorrt.runtime.rank import EngineRank
-from irc.dims import Dim
-from irc.dtypes import numpy_dtype
 from irc.errors import Error
+from irc.ir.dims import Dim
+from irc.ir.dtypes import numpy_dtype
 
 
 @dataclass(frozen=True)
-class Held:
-    """A value on the GPU."""
+class DeviceArray:
+    """An array in device memory."""
 
     address: int
     shape: Shape
@@ -30,133 +31,138 @@ class Held:
     @property
     def size(self) -> int:
         """Bytes."""
-        return prod(self.shape) * numpy_dtype(self.dtype).itemsize
+        return _size(self.shape, self.dtype)
+
+
+def _size(shape: Shape, dtype: str) -> int:
+    return prod(shape) * numpy_dtype(dtype).itemsize
 
 
 class RankStream:
-    """The states of one rank. `sizes` gives the symbols in their shapes, `states` what they hold
-    at first, instead of zeros."""
+    """The states of one rank.
+
+    `sizes` has the symbols in their shapes; `states` their first values, instead of zeros.
+    """
 
     def __init__(self, rank: EngineRank, sizes: Sizes, states: Arrays | None = None) -> None:
-        self._rank, self._asked = rank, dict(sizes)
-        self._states: dict[str, Held] = {}
+        self._rank, self._opened = rank, dict(sizes)
+        self._states: dict[str, DeviceArray] = {}
         try:
             for port in rank.stage.ports.states:
-                self._states[port.name] = self._begun(port, sizes, (states or {}).get(port.name))
+                self._allocate(port, sizes, (states or {}).get(port.name))
         except BaseException:
-            self.close()  # of several caches one may not have found room
+            self.close()  # the GPU may have too little memory for all of them
             raise
         rank.stream.wait()
 
-    def _begun(self, port: Port, sizes: Sizes, array: Array | None) -> Held:
-        shape = state_shape(port, sizes)
-        held = Held(0, shape, port.dtype)
-        rank = self._rank
-        held = Held(rank.driver.allocate(max(1, held.size)), shape, port.dtype)
-        if array is None:
-            rank.stream.zero(held.address, held.size)  # attention reads the unfilled part
-        else:
-            rank.stream.upload(held.address, np.ascontiguousarray(fill(array, shape)))
+    def _allocate(self, port: Port, sizes: Sizes, array: Array | None) -> None:
+        shape, rank = state_shape(port, sizes), self._rank
+        size = _size(shape, port.dtype)
+        address = rank.driver.allocate(max(1, size))
+        self._states[port.name] = DeviceArray(address, shape, port.dtype)
+        if array is not None:
+            rank.stream.upload(address, np.ascontiguousarray(pad(array, shape)))
             rank.stream.wait()
-        return held
+        elif size:
+            rank.driver.zero(address, size, rank.stream.handle)  # attention reads unused positions
 
-    def whole_sizes(self, sizes: Sizes) -> dict[str, int]:
-        """The sizes that a run has, which may be more than those of the inputs: what is missing
-        to a profile's least is filled up with zeros.
+    def step(
+        self, arrays: Mapping[str, Array], sizes: Sizes
+    ) -> tuple[dict[str, DeviceArray], dict[str, int]]:
+        """Enqueue a step over this rank's shards; returns its results, and the sizes that were run.
 
-        Tokens are, in a model with caches: the added ones come behind all others, where no other
-        sees them and the next step overwrites them. An Error where inputs do not fit the states.
+        The results stay in place until the next step. An Error where the inputs do not fit the
+        states or a profile; the states have not changed then.
+        """
+        full = self._padded_sizes(sizes)
+        self._check_capacity(arrays, full)
+        return self._enqueue(arrays, full), full
+
+    def _padded_sizes(self, sizes: Sizes) -> dict[str, int]:
+        """The sizes of a run: those of the inputs, padded to the minimum of a profile.
+
+        In a model with caches only tokens are padded: no token attends to the padding behind it,
+        and the next step overwrites it.
         """
         for name, size in sizes.items():
-            if self._asked.get(name, size) != size:
+            if self._opened.get(name, size) != size:
                 raise Error(
-                    f"the stream was opened for {name}={self._asked[name]}, "
+                    f"the stream was opened for {name}={self._opened[name]}, "
                     f"but these inputs have {name}={size}"
                 )
-        full = {**self._asked, **sizes}
+        full = {**self._opened, **sizes}
         for stage in self._rank.plan.stages:
-            kept = {name for port in stage.ports.states for name in _symbols(port)}
-            plain = {name for port in stage.ports.inputs for name in _symbols(port)}
-            full = filled_sizes(
-                stage.profiles, stage.inputs, full, plain - kept if stage.writes else set()
-            )
+            kept = {name for port in stage.ports.states for name in symbols_of(port)}
+            plain = {name for port in stage.ports.inputs for name in symbols_of(port)}
+            may_grow = plain - kept if stage.writes else set[str]()
+            full = padded_sizes(stage.profiles, stage.inputs, full, may_grow)
         return full
 
-    def check(self, arrays: Mapping[str, Array], full: Sizes) -> None:
-        """An Error where the caches have no room for a run; nothing has changed then."""
+    def _check_capacity(self, arrays: Mapping[str, Array], full: Sizes) -> None:
         for write in self._rank.stage.writes:
-            (limit,) = sized([write.capacity], {**full, **self._asked})
+            (capacity,) = sized([write.capacity], {**full, **self._opened})
             needed = write.needed(arrays, dict(full))
-            if needed > limit:
+            if needed > capacity:
                 raise Error(
-                    f"this run fills the caches up to position {needed}, but they have room for "
-                    f"{limit}; open the stream with a larger capacity, or compile with one"
+                    f"this run fills the caches up to position {needed}, and their capacity is "
+                    f"{capacity}; open the stream with a larger capacity, or compile with one"
                 )
 
-    def advance(self, arrays: Mapping[str, Array], full: Sizes) -> dict[str, Held]:
-        """Enqueue a step over this rank's part of checked inputs; its results by name.
-
-        What other stages send is waited for by the GPU, what they need is sent by it. The results
-        stay where they are until the next step.
-        """
-        rank, stage = self._rank, self._rank.stage
+    def _enqueue(self, arrays: Mapping[str, Array], full: Sizes) -> dict[str, DeviceArray]:
+        rank, stage, stream = self._rank, self._rank.stage, self._rank.stream
         number = chosen(stage.profiles, stage.inputs, full)
         execution = rank.executions[number]
         values, results = self._placed(arrays, full, execution.memory)
-        # a network that makes a state anew may still read the old one while it writes
-        anew = {
+        # the engine may still read these states while it writes their new values elsewhere
+        copies = {
             state: execution.memory.device(f"new {state}", self._states[state].size)
             for state in stage.copied
         }
         addresses = rank.fixed | {name: value.address for name, value in values.items()}
-        addresses |= {stage.outputs[name]: held.address for name, held in results.items()}
-        addresses |= {stage.outputs[stage.states[state]]: anew[state] for state in anew}
-        # all memory is there now: to make some would wait for what other ranks have not sent yet
+        addresses |= {stage.outputs[name]: value.address for name, value in results.items()}
+        addresses |= {stage.outputs[stage.states[state]]: copies[state] for state in copies}
+        # no allocation from here on: it would wait for values that other ranks have not sent
         for source, name in _pairs(rank.plan.receives):
-            held = values[name]
-            rank.world.receive(held.address, held.size, source, rank.stream.handle)
-        least = stage.profiles[number].least if stage.profiles else {}
-        shapes = {name: values[name].shape for name in least}
-        execution.run(
-            shapes,
-            addresses,
-            {stage.outputs[name]: held.shape for name, held in results.items()},
-        )
-        for state, address in anew.items():
-            held = self._states[state]
-            rank.stream.copy(held.address, address, held.size)
+            value = values[name]
+            rank.world.receive(value.address, value.size, source, stream.handle)
+        dynamic = stage.profiles[number].shapes if stage.profiles else {}
+        shapes = {name: values[name].shape for name in dynamic}
+        outputs = {stage.outputs[name]: value.shape for name, value in results.items()}
+        execution.run(shapes, addresses, outputs)
+        for state, address in copies.items():
+            stream.copy(self._states[state].address, address, self._states[state].size)
         for to, name in _pairs(rank.plan.sends):
-            rank.world.send(results[name].address, results[name].size, to, rank.stream.handle)
+            rank.world.send(results[name].address, results[name].size, to, stream.handle)
         if execution.is_new(shapes):
-            # behind the sends: an engine may wait for its inputs while it is put on the stream
+            # after the sends: an engine may wait for its inputs while it is enqueued
             rank.meet("a step of new sizes")
         return results
 
     def _placed(
         self, arrays: Mapping[str, Array], full: Sizes, memory: Memory
-    ) -> tuple[dict[str, Held], dict[str, Held]]:
-        """Where all arguments and results are; those that the caller gives are on their way."""
+    ) -> tuple[dict[str, DeviceArray], dict[str, DeviceArray]]:
+        """(arguments, results) in device memory; those of `arrays` are being uploaded."""
         stage = self._rank.stage
         values = dict(self._states)
         for port in stage.ports.inputs:
-            held = Held(0, sized(port.shape, full), port.dtype)
+            shape = sized(port.shape, full)
             if port.name in arrays:
-                place = memory.upload(port.name, fill(arrays[port.name], held.shape))
+                address = memory.upload(port.name, pad(arrays[port.name], shape))
             else:
-                place = memory.device(port.name, held.size)
-            values[port.name] = Held(place, held.shape, port.dtype)
+                address = memory.device(port.name, _size(shape, port.dtype))
+            values[port.name] = DeviceArray(address, shape, port.dtype)
         results = {result: self._states[state] for state, result in stage.states.items()}
         for port in stage.ports.outputs:
-            held = Held(0, sized(port.shape, full), port.dtype)
-            place = memory.device(f"result {port.name}", held.size)
-            results[port.name] = Held(place, held.shape, port.dtype)
+            shape = sized(port.shape, full)
+            address = memory.device(f"result {port.name}", _size(shape, port.dtype))
+            results[port.name] = DeviceArray(address, shape, port.dtype)
         return values, results
 
     def close(self) -> None:
-        """Give up the states."""
+        """Free the states."""
         self._rank.stream.wait()
-        for held in self._states.values():
-            self._rank.driver.free(held.address)
+        for state in self._states.values():
+            self._rank.driver.free(state.address)
         self._states.clear()
 
 
@@ -164,5 +170,6 @@ def _pairs(named: Mapping[int, Iterable[str]]) -> Iterator[tuple[int, str]]:
     return ((rank, name) for rank, names in named.items() for name in names)
 
 
-def _symbols(port: Port) -> set[str]:
+def symbols_of(port: Port) -> set[str]:
+    """The symbols in the shape of a port."""
     return {name for dim in port.shape if isinstance(dim, Dim) for name in dim.symbols()}

@@ -1,0 +1,175 @@
+"""The `Driver` of a real GPU: cuda-python for memory, streams and graphs, NCCL for groups."""
+
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from irc.errors import Error
+
+from .driver import Array, Gpu, LaunchNorm
+from .group import Group
+from .runtime import call, use_device
+from .watch import wait
+
+
+class CudaDriver:
+    """See Driver. Makes the GPU `index` the current one of this thread."""
+
+    def __init__(self, index: int) -> None:
+        _check_package()
+        name = use_device(index)
+        facts = call("cudaGetDeviceProperties", index)
+        capability = 10 * int(facts.major) + int(facts.minor)
+        self.gpu = Gpu(name, capability, bytes(facts.uuid.bytes).hex(), int(facts.totalGlobalMem))
+        self.groups: list[Group] = []
+        from cuda.bindings import runtime
+
+        self._memset, self._success = runtime.cudaMemsetAsync, runtime.cudaError_t.cudaSuccess
+
+    def allocate(self, size: int) -> int:
+        """See Driver."""
+        try:
+            return int(call("cudaMalloc", max(1, size)))
+        except Error as error:
+            free = self.free_memory()
+            raise Error(
+                f"{self.gpu.name} has no {size / 1e9:.3f} GB left ({free / 1e9:.3f} GB are free): "
+                f"{error.message}; compile with smaller --dims, or for more ranks"
+            ) from error
+
+    def free(self, address: int) -> None:
+        """See Driver."""
+        call("cudaFree", address)
+
+    def free_memory(self) -> int:
+        """See Driver."""
+        return int(call("cudaMemGetInfo")[0])
+
+    def pinned(self, size: int) -> Array:
+        """See Driver."""
+        address = int(call("cudaHostAlloc", size, 0))
+        memory = (ctypes.c_uint8 * size).from_address(address)
+        weakref.finalize(memory, call, "cudaFreeHost", address).atexit = False
+        return np.frombuffer(memoryview(memory), np.uint8)
+
+    def zero(self, address: int, size: int, stream: int) -> None:
+        """See Driver."""
+        (status,) = self._memset(address, 0, size, stream)
+        if status != self._success:
+            raise Error(f"cudaMemsetAsync of {size} bytes failed: {status.name}")
+
+    def add_rms_norm(
+        self, dtype: str, weight_dtype: str, rows: int, columns: int, eps: float, offset: float
+    ) -> LaunchNorm:
+        """See Driver."""
+        from .norm import add_rms_norm
+
+        return add_rms_norm(dtype, weight_dtype, rows, columns, eps, offset)
+
+    def stream(self) -> CudaStream:
+        """See Driver."""
+        return CudaStream(self.groups)
+
+
+class CudaStream:
+    """See Stream. `groups` are those of the driver; `handle`: of an existing stream."""
+
+    def __init__(self, groups: Sequence[Group] = (), handle: int | None = None) -> None:
+        from cuda.bindings import runtime
+
+        self.handle = int(call("cudaStreamCreate")) if handle is None else handle
+        self._groups = groups
+        self._query, errors = runtime.cudaStreamQuery, runtime.cudaError_t
+        self._success, self._not_ready = errors.cudaSuccess, errors.cudaErrorNotReady
+        kinds = runtime.cudaMemcpyKind
+        self._up, self._down = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
+        self._within = kinds.cudaMemcpyDeviceToDevice
+        self._mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+
+    def upload(self, address: int, host: Array) -> None:
+        """See Stream."""
+        self._copy(address, host.ctypes.data, host.nbytes, self._up)
+
+    def download(self, host: Array, address: int) -> None:
+        """See Stream."""
+        self._copy(host.ctypes.data, address, host.nbytes, self._down)
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """See Stream."""
+        self._copy(target, source, size, self._within)
+
+    def _copy(self, target: int, source: int, size: int, kind: Any) -> None:
+        if size:
+            call("cudaMemcpyAsync", target, source, size, kind, self.handle)
+
+    def event(self) -> CudaEvent:
+        """See Stream."""
+        return CudaEvent(self.handle)
+
+    def is_done(self) -> bool:
+        """See Stream."""
+        (status,) = self._query(self.handle)
+        if status in (self._success, self._not_ready):
+            return status == self._success
+        raise Error(f"the GPU failed: {status.name}")
+
+    def wait(self, what: str = "the step") -> None:
+        """See Stream."""
+        if self._groups:
+            wait(self, self._groups, what)
+        else:
+            call("cudaStreamSynchronize", self.handle)
+
+    def capture(self, work: Callable[[], None]) -> Any:
+        """See Stream."""
+        call("cudaStreamBeginCapture", self.handle, self._mode)
+        try:
+            work()
+        finally:
+            graph = call("cudaStreamEndCapture", self.handle)
+        launchable = call("cudaGraphInstantiate", graph, 0)
+        call("cudaGraphDestroy", graph)
+        return launchable
+
+    def launch(self, graph: Any) -> None:
+        """See Stream."""
+        call("cudaGraphLaunch", graph, self.handle)
+
+    def drop(self, graph: Any) -> None:
+        """See Stream."""
+        call("cudaGraphExecDestroy", graph)
+
+
+class CudaEvent:
+    """See Event. `ms_until` measures the time between two of them."""
+
+    def __init__(self, stream: int) -> None:
+        self._event = call("cudaEventCreate")
+        weakref.finalize(self, call, "cudaEventDestroy", self._event).atexit = False
+        call("cudaEventRecord", self._event, stream)
+
+    def wait(self) -> None:
+        """See Event."""
+        call("cudaEventSynchronize", self._event)
+
+    def ms_until(self, later: CudaEvent) -> float:
+        """Milliseconds from this event to a later one; both are done."""
+        return float(call("cudaEventElapsedTime", self._event, later._event))
+
+
+def _check_package() -> None:
+    try:
+        from cuda.bindings import runtime  # noqa: F401
+    except ImportError as error:
+        raise Error(
+            f"the package cuda-python is not installed ({error}); "
+            "pip install 'irc-compiler[cuda]' installs it and NCCL"
+        ) from None

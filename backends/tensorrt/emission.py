@@ -1,0 +1,253 @@
+"""Writes the models of a module, checks them with the linter, and has their engines built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnx.onnx_ml_pb2 import ModelProto
+
+from irc.artifact.manifest import Progress
+from irc.backends.base import Emitted
+from irc.backends.onnx.backend import write_model
+from irc.backends.onnx.per_rank import Template
+from irc.backends.onnx.stages import Stage, stages_of
+from irc.backends.onnx.storage import Locations, Storage
+from irc.backends.tensorrt import probe
+from irc.backends.tensorrt.builder.request import BuildRequest, Built, Profile
+from irc.backends.tensorrt.facts import base_facts, write_bindings
+from irc.backends.tensorrt.golden import is_left_out, self_test
+from irc.backends.tensorrt.lowering.collectives import Collectives
+from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
+from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
+from irc.backends.tensorrt.options import EngineOptions
+from irc.backends.tensorrt.ranges import profiles_of
+from irc.backends.tensorrt.target import Target
+from irc.errors import Error
+from irc.ir.core import Module
+from irc.weights.checkpoint import Reader
+
+if TYPE_CHECKING:
+    from irc.backends.tensorrt.lint import Finding
+
+_UNTESTED = (
+    "no answer of the reference is stored to compare when loading, because computing it takes long "
+    "here; --self-test always stores one"
+)
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """The graph of one stage, and the profiles of its engine."""
+
+    number: int
+    stage: Stage
+    emitter: TensorRTEmitter
+    template: Template
+    profiles: tuple[Profile, ...]
+
+
+@dataclass(frozen=True)
+class Emission:
+    """The emission of one module into a folder."""
+
+    module: Module
+    folder: Path
+    base: Path | None
+    progress: Progress
+    options: EngineOptions
+    target: Target
+
+    def check(self) -> list[str]:
+        """Raise what the linter and the profiles have against the models; returns warnings."""
+        storage = self._storage()
+        with self._graphs(storage) as graphs:
+            storage.locate(self.folder)
+            models = [pair for graph in graphs for pair in self._models(graph)]
+            findings = {name: self._lint(name, model) for name, model in models}
+        return [f"{name} was linted for {self.target}" for name in findings] + _notes(findings)
+
+    def write(self) -> Emitted:
+        """Write the models and everything beside them, and build the engines."""
+        storage = self._storage()
+        findings: dict[str, list[Finding]] = {}
+        with self._graphs(storage) as graphs:
+            found = storage.write(self.folder, self.progress)
+            emitters = [graph.emitter for graph in graphs]
+            profiles = [graph.profiles for graph in graphs]
+            stages = [graph.stage for graph in graphs]
+            facts = base_facts(self.module, stages, emitters, found, profiles)
+            self.progress("checking the graphs", 0.0)
+            for graph in graphs:
+                for name, model in self._models(graph):
+                    findings[name] = self._lint(name, model)
+                    write_model(self.folder / name, model)
+                self._add_ranks(facts, graph, found)
+        has_plugin = any(emitter.plugins for emitter in emitters)
+        has_native = any(emitter.natives for emitter in emitters)
+        facts |= {
+            "target": str(self.target),
+            "weights": "outside" if self._outside else "inside",
+            "collectives": "plugin" if has_plugin else "native",
+            "plugins": _plugin_versions(emitters),
+            "engine": self.options.remembered(),
+            "probe": self._write_probe() if has_native else None,
+            "self_test": self_test(self.module, self.base, self.options.self_test, self.progress),
+        }
+        notes = [*map(_collectives_note, graphs), *_notes(findings)]
+        if is_left_out(self.module, self.options.self_test):
+            notes.append(_UNTESTED)
+        built = self._build_all(facts, profiles, found.base) if self.options.build else {}
+        for name, each in built.items():
+            notes += [f"{name}: {warning}" for warning in each.warnings]
+            notes += [f"{name}: found in the cache"] if each.cached else []
+        hashes = {name: each.hash for name, each in built.items() if each.hash}
+        return Emitted(facts, [*filter(None, notes)], hashes)
+
+    @property
+    def _outside(self) -> bool:
+        return self.options.outside(self.module)
+
+    def _storage(self) -> Storage:
+        return Storage(Reader(self.module, self.base), self.module.mesh)
+
+    @contextmanager
+    def _graphs(self, storage: Storage) -> Generator[list[_Graph]]:
+        with stages_of(self.module) as stages:
+            profiles = profiles_of((stage.function for stage in stages), self.module.dims)
+            emitters = [self._emitter(stage, storage) for stage in stages]
+            yield [
+                _Graph(number, stage, emitter, Template(emitter, storage), each)
+                for number, (stage, emitter, each) in enumerate(
+                    zip(stages, emitters, profiles, strict=True)
+                )
+            ]
+
+    def _emitter(self, stage: Stage, storage: Storage) -> TensorRTEmitter:
+        """The graph of a stage. Its collectives are all TensorRT's own or all the plugin's: using
+        both on one communicator was never tested."""
+        emitter = self._emit(stage, storage, self.options.collectives)
+        if emitter.natives and emitter.plugins:
+            return self._emit(stage, storage, "plugin")
+        return emitter
+
+    def _emit(self, stage: Stage, storage: Storage, collectives: Collectives) -> TensorRTEmitter:
+        emitter = TensorRTEmitter(
+            self.module,
+            stage.function,
+            storage,
+            stage.ranks,
+            self.target,
+            collectives,
+            self._outside,
+        )
+        emitter.emit()
+        return emitter
+
+    def _models(self, graph: _Graph) -> Iterator[tuple[str, ModelProto]]:
+        """(file name, model) of a stage: one for all its ranks if weights are outside."""
+        for rank in graph.stage.ranks[:1] if self._outside else graph.stage.ranks:
+            model = graph.template.shared() if self._outside else graph.template.model(rank)
+            yield self._model_name(graph.number, rank), model
+
+    def _model_name(self, stage: int, rank: int) -> str:
+        return f"stage{stage}.onnx" if self._outside else f"rank{rank}.onnx"
+
+    def _lint(self, name: str, model: ModelProto) -> list[Finding]:
+        """The linter's warnings about a model; its errors are one Error."""
+        from irc.backends.tensorrt.lint import lint
+
+        found = lint(model, self.target)
+        errors = [each for each in found if each.severity == "error"]
+        if not errors:
+            return found
+        error = Error(f"{self.target} would refuse or miscompute {name}")
+        for each in errors:
+            error.add_note(str(each))
+        raise error
+
+    def _add_ranks(self, facts: dict[str, Any], graph: _Graph, found: Locations) -> None:
+        """Write the bindings of a stage's ranks, and add the names of their files to the facts."""
+        dtypes = {name: form.dtype for name, form in graph.emitter.forms.items()}
+        for rank in graph.stage.ranks:
+            entry = facts["ranks"][rank]
+            entry["model"] = self._model_name(graph.number, rank)
+            if self._outside:
+                weights = graph.template.placed(rank)
+                files = found.files[rank]
+                entry["bindings"] = write_bindings(self.folder, rank, weights, dtypes, files)
+
+    def _write_probe(self) -> dict[str, Any]:
+        """Write the model that tries TensorRT's own collectives; see probe.py."""
+        storage = self._storage()
+        emitter = self._emit(probe.probe(self.module), storage, "native")
+        write_model(self.folder / probe.MODEL, Template(emitter, storage).shared())
+        return {"model": probe.MODEL, "engine": None}
+
+    def _build_all(
+        self, facts: dict[str, Any], profiles: Sequence[tuple[Profile, ...]], base: str | None
+    ) -> dict[str, Built]:
+        """Build the engine of every model, each once, and that of the probe, and add them to the
+        facts; `base` is the folder of the checkpoint's files."""
+        found: dict[str, Built] = {}
+        for entry in facts["ranks"]:
+            stage = facts["stages"][entry["stage"]]
+            name = entry["model"].removesuffix(".onnx")
+            entry["engine"] = f"{name}.engine"
+            if entry["engine"] not in found:
+                built = self._build(name, facts, profiles[entry["stage"]], base)
+                found[entry["engine"]] = built
+                text = json.dumps(built.report.to_json(), indent=1) + "\n"
+                (self.folder / f"{name}.report.json").write_text(text, encoding="utf-8")
+                stage["report"] = stage["report"] or f"{name}.report.json"
+        if (tried := facts["probe"]) is not None:
+            name = tried["model"].removesuffix(".onnx")
+            tried["engine"] = f"{name}.engine"
+            found[tried["engine"]] = self._build(name, facts, (), base)
+        return found
+
+    def _build(
+        self, name: str, facts: dict[str, Any], profiles: tuple[Profile, ...], base: str | None
+    ) -> Built:
+        from irc.backends.tensorrt.builder.build import build
+        from irc.backends.tensorrt.plugins import files_of
+
+        # the user's files that the building process needs: from the options, and others in use
+        files = (*self.options.plugins, *files_of(facts["plugins"]))
+        request = BuildRequest(
+            self.folder / f"{name}.onnx",
+            self.folder / f"{name}.engine",
+            self.target,
+            profiles,
+            replace(self.options, plugins=files),
+            None if base is None else Path(base),
+        )
+        return build(request, self.progress)
+
+
+def _notes(findings: dict[str, list[Finding]]) -> list[str]:
+    from irc.backends.tensorrt.lint.rules import notes
+
+    return notes(findings)
+
+
+def _collectives_note(graph: _Graph) -> str:
+    """Which collectives a stage uses, or ""."""
+    emitter = graph.emitter
+    count = emitter.natives or emitter.plugins
+    by = "TensorRT itself (DistCollective)" if emitter.natives else f"NCCL ({COLLECTIVE_PLUGIN})"
+    plural = "s" if count > 1 else ""
+    return f"stage {graph.number}: {count} collective{plural} by {by}" if count else ""
+
+
+def _plugin_versions(emitters: list[TensorRTEmitter]) -> dict[str, str]:
+    """The versions of the plugins that the graphs use."""
+    from irc.backends.tensorrt import plugins
+
+    used = {node.kind for emitter in emitters for node in emitter.graph.nodes}
+    known = plugins.versions()
+    return {name: known[name] for name in known if name.rpartition("::")[2] in used}

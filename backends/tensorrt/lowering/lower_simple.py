@@ -1,0 +1,152 @@
+"""Operations whose nodes for TensorRT differ little from those for ONNX Runtime, and those beside
+collectives."""
+
+from __future__ import annotations
+
+from irc import ops
+from irc.backends.onnx.emitter import Flat, Lowered
+from irc.backends.onnx.lower_collective import rank as constant_rank
+from irc.backends.onnx.lower_matrix import dequantize, matmul, scales_refusal
+from irc.backends.onnx.lower_shape import known_rows
+from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
+from irc.backends.tensorrt.lowering.table import BUILDER, CHOICES
+from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
+from irc.ir.core import Op, Weight
+from irc.ir.dims import Dim
+from irc.ir.dtypes import is_float
+
+
+@CHOICES.lower(
+    ops.Argmax,
+    choice="ArgMax",
+    reason="the layer behind it takes no vectors, so that one becomes a row",
+    source="INetworkDefinition::addTopK, NvInfer.h",
+)
+def argmax(e: TensorRTEmitter, op: ops.Argmax) -> Lowered:
+    """ArgMax of `x`, as i32; a vector is computed as one row."""
+    x = e.get(op.x)
+    if op.x.type.ndim > 1:
+        return e.cast(e.add("ArgMax", x, axis=op.dim, keepdims=int(op.keep)), "i32")
+    row = e.add("ArgMax", e.add("Unsqueeze", x, e.ints(0)), axis=1, keepdims=int(op.keep))
+    return e.cast(e.add("Squeeze", row, e.ints(0)), "i32")
+
+
+def _integer_product(op: Op) -> str | None:
+    kind = op.operands[0].type.dtype
+    return None if is_float(kind) else f"multiplies {kind}, and TensorRT only floats"
+
+
+CHOICES.lower(
+    ops.Matmul,
+    choice="MatMul",
+    reason="of floats only",
+    source="onnx/onnx-tensorrt 5ab48c5c, MatMul",
+    unless=_integer_product,
+)(matmul)
+
+
+@CHOICES.lower(
+    ops.Embedding,
+    choice="Gather",
+    reason="a table that is also multiplied is an input of its own, else TensorRT copies it",
+    source="activation memory in the builder's log, TensorRT-RTX 1.7.1.116",
+)
+def embedding(e: TensorRTEmitter, op: ops.Embedding) -> Lowered:
+    """Rows of a table or of a weight."""
+    weight = e.weight(op.table)
+    table = e.get(op.table) if weight is None else e.rows(weight)
+    return known_rows(e, op, lambda ids: e.add("Gather", table, ids, axis=0))
+
+
+def _reduction(op: Op) -> str | None:
+    assert isinstance(op, ops.ScatterElements)
+    return None if op.reduction == "none" else f"cannot {op.reduction} into existing values"
+
+
+@CHOICES.lower(
+    ops.ScatterElements,
+    choice="ScatterElements",
+    reason="without a reduction only",
+    source="onnx/onnx-tensorrt 5ab48c5c, ScatterElements",
+    unless=_reduction,
+)
+def scatter_elements(e: TensorRTEmitter, op: ops.ScatterElements) -> Lowered:
+    """`x` with `updates` written at `indices` along one dimension."""
+    return e.add("ScatterElements", e.get(op.x), e.get(op.indices), e.get(op.updates), axis=op.dim)
+
+
+def _quantization(op: Op) -> str | None:
+    """Refuses zero points, and i4 that is no constant."""
+    assert isinstance(op, ops.Dequantize)
+    if op.zero is not None:
+        return "has zero points, and TensorRT's scales are symmetric; center the values at 0"
+    if op.x.type.dtype == "i4" and not isinstance(op.x, Weight):
+        return "takes i4 that is no weight, and TensorRT has i4 in constants only"
+    return scales_refusal(op)
+
+
+def _cannot_cast(op: Op) -> bool:
+    """Whether the expansion, which casts x, is no alternative: TensorRT cannot cast these."""
+    return isinstance(op.operands[0], Weight) or op.operands[0].type.dtype != "i8"
+
+
+CHOICES.lower(
+    ops.Dequantize,
+    choice="DequantizeLinear",
+    reason="one kernel with the product behind it, for blocks of i4 constants along the sum and "
+    "for a scale per tensor or row of i8 and f8e4m3",
+    source=BUILDER,
+    unless=_quantization,
+    takes=("i4", "f8e4m3"),
+    alone=_cannot_cast,
+)(dequantize)
+
+
+@CHOICES.lower(
+    ops.Rank,
+    choice="i32 input",
+    reason="one engine serves all ranks of a stage; a constant where weights are inside",
+    source="irc/decisions/0011-one-engine-for-all-ranks-of-a-stage.md",
+)
+def rank(e: TensorRTEmitter, op: ops.Rank) -> Lowered:
+    """A rank's position along mesh axes, i32[]."""
+    return e.position(op.axes) if e.outside else constant_rank(e, op)
+
+
+def _symbolic_width(op: Op) -> str | None:
+    """Refuses what the kernel of the plugin does not take."""
+    if isinstance(op.operands[0].type.shape[-1], Dim):
+        return "has rows of a symbolic width"
+    return None
+
+
+@CHOICES.lower(
+    ops.AllReduceRmsNorm,
+    choice=COLLECTIVE_PLUGIN,
+    reason="the sum, the residual and the norm are one kernel behind the collective",
+    source="irc/ops/fused_collective.py",
+    unless=_symbolic_width,
+)
+def all_reduce_rms_norm(e: TensorRTEmitter, op: ops.AllReduceRmsNorm) -> Lowered:
+    """(the normed sum, the sum) as matrices; with native collectives in four nodes."""
+    x, residual = e.flat(op.x), e.flat(op.residual)
+    kind = op.x.type.dtype
+    scale = e.get(op.weight) if op.weight.type.dtype == kind else e.cast(e.get(op.weight), kind)
+    group_size = e.module.mesh.group_size(op.axes)
+    if e.wanted != "native" and group_size > 1:
+        normed, total = e.plugin(
+            op.axes,
+            "all_reduce_rms_norm",
+            "sum",
+            -1,
+            [x, residual, scale],
+            outputs=2,
+            eps=repr(op.eps),
+            offset=repr(op.offset),
+        )
+        return Flat(normed), Flat(total)
+    total = e.collective(op, "all_reduce", group_size, x) if group_size > 1 else x
+    total = e.add("Add", total, residual)
+    if op.offset:
+        scale = e.add("Add", scale, e.number(op.offset, kind))
+    return Flat(e.add("RMSNormalization", total, scale, axis=-1, epsilon=op.eps)), Flat(total)

@@ -1,0 +1,112 @@
+"""`ConfigReader`: typed reading of config.json that reports every key nobody read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from ...errors import Error
+
+# Keys that do not change what a forward pass computes: origin of the checkpoint, training
+# (dropout, initializers), text generation, and how a product is split over devices.
+_HARMLESS = """
+    _attn_implementation_autoset _name_or_path architectures attention_dropout auto_map
+    bad_words_ids base_model_tp_plan begin_suppress_tokens bos_token_id chunk_size_feed_forward
+    decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
+    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id hidden_dropout id2label initializer_range label2id
+    length_penalty max_length max_new_tokens min_length model_type no_repeat_ngram_size
+    num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
+    output_scores pad_token_id prefix pretraining_tp problem_type remove_invalid_values
+    repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id
+    suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p
+    torch_dtype torchscript tp_plan transformers_version typical_p unsloth_version use_bfloat16
+    use_cache
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+_REQUIRED: Any = object()
+_SWITCHED_OFF: tuple[Any, ...] = (None, False, [], {}, "")
+
+
+class ConfigReader:
+    """The keys of a config.json, or of an object in it, and which of them were read.
+
+    A key that is absent or null has its default; without a default it is required.
+    """
+
+    def __init__(self, values: Mapping[str, Any], title: str = "config.json") -> None:
+        self._values, self.title = values, title
+        self._read: set[str] = set()
+
+    def integer(self, key: str, default: Any = _REQUIRED) -> Any:
+        """An int."""
+        return self._take(key, default, (int,), "a whole number")
+
+    def number(self, key: str, default: Any = _REQUIRED) -> Any:
+        """A float."""
+        value = self._take(key, default, (int, float), "a number")
+        return float(value) if isinstance(value, int) else value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """true or false."""
+        return self._take(key, default, (bool,), "true or false")
+
+    def word(self, key: str, default: Any = _REQUIRED) -> Any:
+        """A string."""
+        return self._take(key, default, (str,), "a string")
+
+    def words(self, key: str) -> list[str]:
+        """A list of strings, empty by default."""
+        return self._list(key, (str,), "a list of strings")
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of numbers, empty by default."""
+        return tuple(map(float, self._list(key, (int, float), "a list of numbers")))
+
+    def inner(self, key: str) -> dict[str, Any]:
+        """A nested object, empty by default."""
+        return self._take(key, {}, (dict,), "an object")
+
+    def error(self, key: str, reason: str) -> Error:
+        """An Error that names a key, its value and why irc does not support it."""
+        shown = f"{key}={_short(self._values[key])}" if key in self._values else key
+        return Error(f"{self.title} sets {shown}: {reason}")
+
+    def finish(self, what: str, harmless: Iterable[str] = ()) -> None:
+        """Raise an Error about keys that nobody read, unless they are null, false or empty."""
+        passed = self._read.union(harmless)
+        unread = {
+            key: value
+            for key, value in self._values.items()
+            if key not in passed and not any(value is x or value == x != 0 for x in _SWITCHED_OFF)
+        }
+        if unread:
+            shown = ", ".join(f"{key}={_short(value)}" for key, value in unread.items())
+            raise Error(
+                f"{self.title} sets {shown}, which irc does not support in {what}. Where it does "
+                f"not change what the model computes, give --set ignore={','.join(unread)}"
+            )
+
+    def _list(self, key: str, kinds: tuple[type, ...], wanted: str) -> list[Any]:
+        found: list[Any] = self._take(key, [], (list,), wanted)
+        if any(not isinstance(item, kinds) or isinstance(item, bool) for item in found):
+            raise Error(f"{self.title}: {key} is {found!r}; expected {wanted}")
+        return found
+
+    def _take(self, key: str, default: Any, kinds: tuple[type, ...], wanted: str) -> Any:
+        self._read.add(key)
+        value = self._values.get(key)
+        if value is None:
+            if default is _REQUIRED:
+                raise Error(f"{self.title} lacks the key {key}, which this model requires")
+            return default
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise Error(f"{self.title}: {key} is {value!r}; expected {wanted}")
+        return value
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(cast('dict[str, Any]', value))}}}"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,105 @@
+"""`Family`: all that irc knows of one family of models, and the registry that finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ...errors import Error, did_you_mean
+from ...extensions.entry_points import load_installed
+from ...extensions.user_files import defining_modules, watch
+from ...ir import core
+from ...weights import Ref
+from ..module import Module
+from ..trace import Spec, trace
+from .config_reader import HARMLESS, ConfigReader
+
+GROUP = "irc.models"  # the entry-point group of modules that register families
+Config = TypeVar("Config")
+Dims = Mapping[str, tuple[int, int, int]]  # (min, typical, max) of each symbol
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The arguments of @forward, the ranges of their symbols, and result -> aliased argument."""
+
+    inputs: Mapping[str, Spec]
+    dims: Dims
+    aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def _no_alternatives(config: Any) -> Mapping[str, Ref]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Family(Generic[Config]):
+    """A family of models: how its config.json is read, and what module it describes.
+
+    `architectures` are the class names of transformers that `build` computes; the first is the
+    default. `read` makes the sizes from config.json, `build` the module from sizes and dtype, its
+    parameters named as in the checkpoint; `signature` gives the arguments of `forward`, for
+    causal language models `language_model.signature`. `alternatives` maps a weight to where a
+    checkpoint may have it instead: a tied weight under its other name, a tensor stored joined.
+    """
+
+    model_type: str
+    architectures: Sequence[str]
+    read: Callable[[ConfigReader], Config]
+    build: Callable[[Config, str], Module]
+    signature: Callable[[Config, str], Signature]
+    alternatives: Callable[[Config], Mapping[str, Ref]] = _no_alternatives
+
+    def read_config(self, values: Mapping[str, Any], ignore: Sequence[str] = ()) -> Config:
+        """The sizes in a config.json; an Error lists keys that are neither read nor ignored."""
+        reader = ConfigReader(values)
+        config = self.read(reader)
+        reader.finish(f"model_type {self.model_type}", HARMLESS.union(ignore))
+        return config
+
+    def trace(
+        self, config: Config, dtype: str = "f32", dims: Dims | None = None, name: str | None = None
+    ) -> core.Module:
+        """The module, its weights unbound; `dims` replaces ranges of symbols."""
+        signature = self.signature(config, dtype)
+        ranges = {**signature.dims, **(dims or {})}
+        model = self.build(config, dtype)
+        return trace(model, signature.inputs, ranges, name or self.model_type, signature.aliases)
+
+
+# (model_type, architecture) -> family, in the order of registration
+FAMILIES: dict[tuple[str, str], Family[Any]] = {}
+watch("model", FAMILIES, lambda family: defining_modules(family.read, family.build))
+
+
+def register(family: Family[Config]) -> Family[Config]:
+    """Make a family known for its model_type and architectures, and return it."""
+    for architecture in family.architectures:
+        key = (family.model_type, architecture)
+        if key in FAMILIES:
+            raise Error(f"a family for {architecture} ({family.model_type}) is registered already")
+        FAMILIES[key] = family
+    return family
+
+
+def find_family(values: Mapping[str, Any], ignore: Sequence[str] = ()) -> Family[Any]:
+    """The family of a config.json, by its model_type and architectures."""
+    load_installed(GROUP)
+    reader = ConfigReader(values)
+    model_type = reader.word("model_type", None)
+    names = [] if "architectures" in ignore else reader.words("architectures")
+    known = ", ".join(dict.fromkeys(known_type for known_type, _ in FAMILIES))
+    found = {name: f for (t, name), f in FAMILIES.items() if model_type in (None, t)}
+    if model_type is None and not names:
+        raise Error(f"config.json has no model_type and no architectures; irc loads {known}")
+    if not found:
+        hint = did_you_mean(str(model_type), [known_type for known_type, _ in FAMILIES])
+        raise Error(
+            f"irc has no model of model_type {model_type!r}{hint}; it loads {known}. Write the "
+            "model as a script and compile that with --checkpoint"
+        )
+    for name in names:
+        if name not in found:
+            raise reader.error("architectures", f"expected one of {', '.join(found)}")
+    return found[names[0]] if names else next(iter(found.values()))

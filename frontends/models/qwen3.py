@@ -1,0 +1,23 @@
+"""Qwen3: a decoder that normalizes the queries and keys of every head. Yang et al., 2025."""
+
+from __future__ import annotations
+
+from .config_reader import ConfigReader
+from .decoder import DecoderConfig, read_decoder, register_decoder, require_full_attention
+
+
+def _read(config: ConfigReader) -> DecoderConfig:
+    require_full_attention(config)
+    bias = config.flag("attention_bias")
+    return read_decoder(
+        config,
+        max_position_embeddings=32768,
+        num_key_value_heads=32,
+        head_dim=128,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+    )
+
+
+QWEN3 = register_decoder("qwen3", ("Qwen3ForCausalLM",), _read)

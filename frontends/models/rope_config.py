@@ -1,0 +1,83 @@
+"""Reads the rope settings of a config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import Error, did_you_mean
+from ..layers import Rope
+from .config_reader import ConfigReader
+
+
+def read_rope(config: ConfigReader, head_size: int, context: int, theta: float) -> Rope:
+    """The rope of `rope_parameters` (transformers 5), or of `rope_scaling` and `rope_theta`.
+
+    `head_size` is the number of features of a head, `context` max_position_embeddings, and
+    `theta` the family's default.
+    """
+    new, old = config.inner("rope_parameters"), config.inner("rope_scaling")
+    inner = ConfigReader(old or new, "config.json: the rope settings")
+    theta = inner.number("rope_theta", config.number("rope_theta", theta))
+    kind = inner.word("rope_type", inner.word("type", "default"))
+    read = _KINDS.get(kind)
+    if read is None:
+        hint = did_you_mean(kind, _KINDS)
+        raise Error(
+            f"config.json: irc has no rope of type {kind!r}{hint}; expected {', '.join(_KINDS)}"
+        )
+    fraction = inner.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if fraction != 1 and kind == "default":
+        raise Error("config.json: partial_rotary_factor has no meaning in this model's rope")
+    key = "original_max_position_embeddings"
+    original = config.integer(key, inner.integer(key, context))
+    if original < 1:
+        raise Error(f"config.json: {key} is {original}; it must be at least 1")
+    rotary_dim = 0 if fraction == 1 else int(head_size * fraction)
+    fields = read(inner, context, original)
+    rope = Rope(theta=theta, kind=kind, rotary_dim=rotary_dim, **fields)
+    inner.finish(f"a rope of type {kind}")
+    return rope
+
+
+def _llama3(inner: ConfigReader, context: int, original: int) -> dict[str, Any]:
+    keys = ("factor", "low_freq_factor", "high_freq_factor")
+    return {key: inner.number(key) for key in keys} | {"original_positions": original}
+
+
+def _yarn(inner: ConfigReader, context: int, original: int) -> dict[str, Any]:
+    return {
+        "factor": inner.number("factor", context / original),
+        "original_positions": original,
+        "beta_fast": inner.number("beta_fast", 0.0) or 32.0,
+        "beta_slow": inner.number("beta_slow", 0.0) or 1.0,
+        "mscale": inner.number("mscale", 0.0),
+        "mscale_all_dim": inner.number("mscale_all_dim", 0.0),
+        "truncate": inner.flag("truncate", True),
+        "attention_factor": inner.number("attention_factor", None),
+    }
+
+
+def _longrope(inner: ConfigReader, context: int, original: int) -> dict[str, Any]:
+    return {
+        "factor": inner.number("factor", context / original),
+        "original_positions": original,
+        "short_factors": inner.numbers("short_factor"),
+        "long_factors": inner.numbers("long_factor"),
+        "attention_factor": inner.number("attention_factor", None),
+    }
+
+
+# rope type -> the fields of Rope, from its settings, max_position_embeddings, original length
+_KINDS: dict[Any, Callable[[ConfigReader, int, int], dict[str, Any]]] = {
+    "default": lambda inner, context, original: {},
+    "linear": lambda inner, context, original: {"factor": inner.number("factor")},
+    # transformers scales from max_position_embeddings, not from the original length
+    "dynamic": lambda inner, context, original: {
+        "factor": inner.number("factor"),
+        "original_positions": context,
+    },
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}

@@ -1,0 +1,59 @@
+"""Checks of the arguments of public functions: an Error says what to give.
+
+For values whose wrong type would otherwise raise a TypeError somewhere inside.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from numbers import Integral
+from typing import cast
+
+from .errors import Error
+
+_LONGEST = 60  # characters of a value in a message
+
+
+def check_kind(what: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
+    """An Error unless `value` has one of the types; `wanted` completes "give ..."."""
+    if not isinstance(value, kinds):
+        raise Error(f"{what} is {_shown(value)}; give {wanted}")
+
+
+def check_path(what: str, value: object) -> None:
+    """An Error unless `value` names a file or folder."""
+    check_kind(what, value, (str, os.PathLike), "a path, as text or as a pathlib.Path")
+
+
+def check_count(what: str, value: object, least: int = 1) -> None:
+    """An Error unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise Error(f"{what} is {_shown(value)}; give a whole number of at least {least}")
+
+
+def check_arrays(value: object) -> None:
+    """An Error unless `value` are inputs of a model: arrays by name."""
+    wanted = 'a mapping from names to arrays, such as {"input_ids": ids}'
+    check_kind("the inputs of the model", value, Mapping, wanted)
+    for name in cast("Mapping[object, object]", value):
+        check_kind("the name of an input", name, str, f"text: {wanted}")
+
+
+def check_texts(what: str, value: object, example: str) -> None:
+    """An Error unless `value` is a mapping from text to text."""
+    wanted = f"a mapping from text to text, such as {example}"
+    check_kind(what, value, Mapping, wanted)
+    for pair in cast("Mapping[object, object]", value).items():
+        for each in pair:
+            check_kind(f"an entry of {what}", each, str, wanted)
+
+
+def _shown(value: object) -> str:
+    """A short value as Python writes it; the type of others."""
+    if value is None or isinstance(value, (str, bytes, int, float)):
+        text = repr(value)
+        if len(text) <= _LONGEST:
+            return text
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

@@ -1,0 +1,1 @@
+"""The artifact folder: manifest, bundle, report, and how files are written atomically."""

@@ -1,0 +1,189 @@
+"""Writes folders and files that appear complete or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from ..errors import Error
+from .locks import locked
+
+PART, OLD = ".part", ".old"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def whole_folder(output: Path, replaceable: Callable[[Path], bool]) -> Generator[Path]:
+    """A temporary sibling of `output` that is renamed to it when the block ends without an error.
+
+    After an error, a full disk and ctrl-C included, the sibling and the parent folders made for it
+    are removed. Siblings that a killed process left are removed at the start. An existing folder is
+    replaced only if it is empty or `replaceable`, at the start and at the end. One process at a
+    time writes a folder.
+    """
+    output = Path(os.path.realpath(output))
+    with ExitStack() as stack:
+        stack.enter_context(_errors_named(output))
+        _check_replaceable(output, replaceable)
+        stack.enter_context(_parents(output.parent))
+        if stack.enter_context(_locked(output)):
+            _remove_orphans(output)
+        part = output.with_name(f"{_prefix(output)}{secrets.token_hex(4)}{PART}")
+        part.mkdir()
+        try:
+            yield part
+            _replace(part, output, replaceable)
+        finally:
+            with _uninterrupted():
+                if part.exists():
+                    shutil.rmtree(part)
+
+
+@contextmanager
+def whole_file(path: Path) -> Generator[BinaryIO]:
+    """A file open for writing that is renamed to `path` if the block ends without an error.
+
+    OSError as from open.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def orphaned_folders(output: Path) -> list[Path]:
+    """The siblings that killed writers of `output` left; none while a process writes it."""
+    found = _siblings(output)
+    with suppress(Error, OSError):
+        if found:
+            with _locked(output) as alone:
+                return found if alone else []
+    return []
+
+
+def _siblings(output: Path) -> list[Path]:
+    """The temporary folders of writers of `output`, living or dead."""
+    name = re.compile(rf"{re.escape(_prefix(output))}\w{{8}}({PART}|{OLD})")
+    there = sorted(output.parent.iterdir()) if output.parent.is_dir() else []
+    return [p for p in there if name.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
+
+
+def _prefix(output: Path) -> str:
+    return f".{output.name}.irc-"
+
+
+def _locked(output: Path) -> AbstractContextManager[bool]:
+    """Hold the lock of a folder's writer; whether the disk has locks. An Error if it is held."""
+
+    def refuse() -> None:
+        raise Error(
+            f"another process is writing {output}; wait for it, or choose another folder with -o"
+        )
+
+    return locked(output.with_name(f".{output.name}.irc-lock"), refuse)
+
+
+def _remove_orphans(output: Path) -> None:
+    """Remove what killed writers left; an older artifact they had moved aside comes back."""
+    for path in _siblings(output):
+        with suppress(OSError):
+            if path.suffix == OLD and not output.exists():
+                path.rename(output)
+            else:
+                shutil.rmtree(path)
+
+
+def _check_replaceable(output: Path, replaceable: Callable[[Path], bool]) -> None:
+    if not output.name:
+        raise Error("the root of the file system cannot be an artifact folder; choose another -o")
+    if not os.path.lexists(output):
+        return
+    if not output.is_dir():
+        raise Error(f"{output} is a file; choose another folder with -o")
+    if next(output.iterdir(), None) is not None and not replaceable(output):
+        raise Error(
+            f"{output} is not empty and no artifact of irc, so it is left alone; "
+            "choose another folder with -o"
+        )
+
+
+@contextmanager
+def _parents(parent: Path) -> Generator[None]:
+    """Create a folder and its missing parents; after an error the empty new ones are removed."""
+    missing = [each for each in (parent, *parent.parents) if not each.exists()]
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with _uninterrupted():
+            for folder in missing:
+                with suppress(OSError):  # others use it
+                    folder.rmdir()
+        raise
+
+
+def _replace(part: Path, output: Path, replaceable: Callable[[Path], bool]) -> None:
+    """Rename `part` to `output`; an older folder is moved aside first, and back if that fails."""
+    with _uninterrupted():
+        _check_replaceable(output, replaceable)
+        if not output.exists():
+            part.rename(output)
+            return
+        aside = part.with_suffix(OLD)
+        output.rename(aside)
+        try:
+            part.rename(output)
+        except OSError:
+            aside.rename(output)
+            raise
+        try:
+            shutil.rmtree(aside)
+        except OSError as error:
+            raise Error(
+                f"{output} is written, but the older one could not be removed "
+                f"({error.strerror}); delete {aside}"
+            ) from None
+
+
+@contextmanager
+def _uninterrupted() -> Generator[None]:
+    """Delay ctrl-C and SIGTERM until the block ends (on systems where a thread can)."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _errors_named(output: Path) -> Generator[None]:
+    """Turn an OSError, also one behind an Error, into an Error about writing `output`."""
+    try:
+        yield
+    except (OSError, Error) as error:
+        cause = error.__cause__ if isinstance(error, Error) else error
+        if not isinstance(cause, OSError):
+            raise
+        reason = cause.strerror or str(cause)
+        if cause.errno in _FULL:
+            raise Error(
+                f"the disk is full ({reason}) and nothing was left behind; free some space, or "
+                f"choose a folder on another disk than {output.parent} with -o"
+            ) from cause
+        place = f"{reason} ({cause.filename or output})"
+        raise Error(f"cannot write {output}: {place}; nothing was left behind") from cause

@@ -1,0 +1,121 @@
+"""An existing artifact folder, opened once per command: its manifest, and checks of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..errors import Error
+from .checksums import SAMPLED, sampled, sha256
+from .manifest import MODULE, Manifest, find_manifest, read_manifest
+
+Advance: TypeAlias = Callable[[int], None]  # gets the number of bytes read since the last call
+
+
+@dataclass(frozen=True)
+class ArtifactFolder:
+    """The path of an artifact, and its manifest, which was read and checked when it was opened."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: Path) -> ArtifactFolder:
+        """The artifact in a folder; an Error says what is wrong with it."""
+        return cls(path, read_manifest(path))
+
+    @classmethod
+    def find(cls, path: Path) -> ArtifactFolder | None:
+        """The artifact in a folder, None where it holds none."""
+        found = find_manifest(path)
+        return None if found is None else cls(path, found)
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend that it was compiled for."""
+        return self.manifest["backend"]
+
+    @property
+    def program(self) -> Mapping[str, Any]:
+        """The facts that the backend's `emit` returned."""
+        return self.manifest["program"]
+
+    @property
+    def end_tokens(self) -> list[int]:
+        """The token ids that end a text; empty for what is no language model."""
+        return list(self.manifest.get("end_tokens", ()))
+
+    @property
+    def module(self) -> Path:
+        """The file with the text of the module that was compiled."""
+        return self.path / MODULE
+
+    def check(self, *, text: bool = True, weights: bool = True) -> None:
+        """An Error about the first file that differs from the manifest.
+
+        Without `text` the module's text may differ, without `weights` the weight files elsewhere.
+        """
+        for problem in self.problems(text=text, weights=weights):
+            raise Error(problem)
+
+    def problems(
+        self,
+        *,
+        text: bool = True,
+        weights: bool = True,
+        whole: bool = False,
+        advance: Advance | None = None,
+    ) -> Iterator[str]:
+        """A sentence per file that is missing or has changed; see `check`.
+
+        `whole` reads every byte in the folder, of large files too. `advance` is called as they are.
+        """
+        for name, entry in self._entries("files"):
+            problem = _file_problem(self.path, name, entry, whole, advance)
+            if problem and (text or name != MODULE):
+                yield f"{problem}; compile again"
+        again = "compile again (with --bundle the artifact keeps a copy of its own)"
+        for name, entry in self.weights() if weights else ():
+            if problem := weights_problem(self.path / name, entry, again):
+                yield problem
+
+    def weights(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The weight files elsewhere: (path as the module writes it, size and hash)."""
+        return self._entries("weights")
+
+    def _entries(self, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        entries: dict[str, Any] = self.manifest[kind]
+        for name, entry in entries.items():
+            if not isinstance(entry, dict) or not {"size", "hash"} <= entry.keys():
+                raise Error(f"the manifest has no size or no hash of {name!r}; compile again")
+            yield name, entry
+
+
+def _file_problem(
+    folder: Path, name: str, entry: dict[str, Any], whole: bool, advance: Advance | None
+) -> str:
+    path = folder / name
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        return f"the manifest names the file {name!r}, which is outside {folder}"
+    if not path.is_file():
+        return f"{path} is missing"
+    if (size := path.stat().st_size) != entry["size"]:
+        return f"{path} has {size} bytes, and the manifest says {entry['size']}"
+    if not whole and SAMPLED in entry:
+        same = sampled(path) == f"{SAMPLED}:{entry[SAMPLED]}"
+    else:
+        same = sha256(path, advance) == entry["hash"]
+    return "" if same else f"{path} was changed after it was compiled"
+
+
+def weights_problem(path: Path, entry: Mapping[str, Any], advice: str) -> str:
+    """How a weight file differs from its entry in the manifest; empty if it is the same."""
+    if not path.is_file():
+        return f"the weight file {path} is gone; put it back, or {advice}"
+    if (size := path.stat().st_size) != entry["size"]:
+        return f"the weight file {path} had {entry['size']} bytes and has {size} now; {advice}"
+    if sampled(path) != entry["hash"]:
+        return f"the weight file {path} differs from that of the compilation; {advice}"
+    return ""

@@ -1,0 +1,144 @@
+"""The manifest of an artifact folder, config.json: written with checksums, read and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+from ..errors import Error
+from .checksums import SAMPLED, sampled, sha256
+
+FORMAT = 1
+MANIFEST = "config.json"
+MODULE = "module.irc"
+REPORT = "report.html"
+BUNDLE = "rank0.safetensors"  # the weights, where the artifact keeps a copy
+_OWN = "manifest"  # the key of the manifest's own hash
+# Loading reads files up to this size whole; of larger ones it reads samples, `irc doctor` all.
+_READ_WHOLE = 64 * 1024 * 1024
+
+Manifest: TypeAlias = dict[str, Any]
+Progress: TypeAlias = Callable[[str, float], None]  # what is being done, the fraction done
+_KEYS: dict[str, type] = {
+    **dict.fromkeys(("irc", "backend", "mesh", "pipeline", "dtype"), str),
+    **dict.fromkeys(("dims", "program", "files", "weights"), dict),
+}
+
+
+def silent(stage: str, fraction: float) -> None:
+    """A Progress that does nothing."""
+
+
+def is_artifact(folder: Path) -> bool:
+    """Whether a folder holds a manifest of irc (a checkpoint's config.json is none)."""
+    return _parsed(folder / MANIFEST) is not None
+
+
+def _parsed(path: Path) -> Manifest | None:
+    """The JSON object in a file, None where it is no manifest of irc."""
+    try:
+        found: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return cast("Manifest", found) if isinstance(found, dict) and "irc_artifact" in found else None
+
+
+def write_manifest(
+    folder: Path,
+    facts: Mapping[str, Any],
+    weights: Mapping[str, Path],
+    progress: Progress | None = None,
+    known: Mapping[str, str] | None = None,
+) -> Manifest:
+    """Write config.json: the facts, and the checksums of the files in `folder` and of `weights`.
+
+    `weights` maps each path as module.irc writes it to the file it means. `known` are the checksums
+    of files in `folder` that need not be read for them.
+    """
+    manifest: Manifest = {"irc_artifact": FORMAT, **facts}
+    files = (path for path in folder.rglob("*") if path.is_file())
+    names, known = sorted(path.relative_to(folder).as_posix() for path in files), known or {}
+    unread = [folder / name for name in names if name not in known]
+    advance = advancing("computing checksums", unread, progress)
+    manifest["files"] = {name: _entry(folder / name, known.get(name), advance) for name in names}
+    manifest["weights"] = {
+        written: {"size": path.stat().st_size, "hash": sampled(path)}
+        for written, path in weights.items()
+    }
+    manifest[_OWN] = _own_hash(manifest)
+    (folder / MANIFEST).write_text(_json(manifest), encoding="utf-8")
+    return manifest
+
+
+def find_manifest(folder: Path) -> Manifest | None:
+    """The manifest of an artifact folder, None where it holds none; an Error where it is bad."""
+    found = _parsed(folder / MANIFEST)
+    return None if found is None else _checked(folder, found)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of an artifact folder; an Error says what is wrong with it."""
+    found = find_manifest(folder)
+    if found is not None:
+        return found
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        what = "is a file, not an artifact folder" if folder.exists() else "does not exist"
+        raise Error(f"{folder} {what}; write one with: irc compile SRC -o {folder}")
+    if not path.is_file():
+        raise Error(f"{folder} has no {MANIFEST}, so it is no artifact; compile one first")
+    raise Error(
+        f"{path} is no manifest of irc; if {folder} is a checkpoint, "
+        f"compile it first: irc compile {folder} -o DIR"
+    )
+
+
+def _checked(folder: Path, manifest: Manifest) -> Manifest:
+    path = folder / MANIFEST
+    if manifest["irc_artifact"] != FORMAT:
+        raise Error(
+            f"{folder} has the artifact format {manifest['irc_artifact']!r}, and this irc reads "
+            f"format {FORMAT}; compile again with this irc"
+        )
+    for key, kind in _KEYS.items():
+        if not isinstance(manifest.get(key), kind):
+            raise Error(f"{path} has no {key!r} of the right kind; compile again")
+    if manifest.get(_OWN) != _own_hash(manifest):
+        raise Error(f"{path} was changed after it was compiled; compile again")
+    return manifest
+
+
+def _own_hash(manifest: Manifest) -> str:
+    """The hash of all other entries of a manifest, by which an edited one is recognized."""
+    rest = {key: value for key, value in manifest.items() if key != _OWN}
+    return f"sha256:{hashlib.sha256(_json(rest).encode()).hexdigest()}"
+
+
+def _json(manifest: Manifest) -> str:
+    return json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+
+
+def advancing(
+    stage: str, paths: Iterable[Path], progress: Progress | None
+) -> Callable[[int], None]:
+    """Returns a function to call with each number of bytes read from files; reports progress."""
+    progress = progress or silent
+    total = max(1, sum(path.stat().st_size for path in paths if path.is_file()))
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(stage, done / total)
+
+    return advance
+
+
+def _entry(path: Path, known: str | None, advance: Callable[[int], None]) -> dict[str, Any]:
+    entry: dict[str, Any] = {"size": path.stat().st_size, "hash": known or sha256(path, advance)}
+    if entry["size"] > _READ_WHOLE:
+        entry[SAMPLED] = sampled(path).partition(":")[2]
+    return entry

@@ -1,0 +1,1 @@
+"""Extensions of irc: entry points of installed packages, and the user's Python files."""

@@ -1,0 +1,47 @@
+"""Extensions by installed packages through entry points."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ..errors import Error
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+
+def installed(group: str) -> list[EntryPoint]:
+    """The entries of installed packages in an entry-point group; nothing is loaded."""
+    return [entry for entry in _installed(tuple(sys.path)) if entry.group == group]
+
+
+@cache
+def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """All entries of irc's groups. Finding them reads a file of every package on the path."""
+    from importlib.metadata import entry_points  # takes long to import
+
+    found = entry_points()
+    return tuple(
+        e for group in found.groups if group.startswith("irc.") for e in found.select(group=group)
+    )
+
+
+def load_installed(group: str) -> None:
+    """Import the entries of installed packages in an entry-point group, once each.
+
+    Importing registers it. An Error names the package where that fails.
+    """
+    for entry in installed(group):
+        if entry.module in sys.modules:
+            continue
+        try:
+            entry.load()
+        except Exception as error:
+            package = entry.dist.name if entry.dist is not None else "?"
+            kind = "" if isinstance(error, Error) else f"{type(error).__name__}: "
+            raise Error(
+                f"{entry.value!r}, which the installed package {package} offers as {group}, "
+                f"does not load: {kind}{error}"
+            ) from error

@@ -1,0 +1,167 @@
+"""The user's Python files, which register passes, operations or plugins.
+
+A file that is loaded (`--load`, `--plugin`) is run once per process, also if it is the model
+script. A script that is not loaded is run at every use; its entries stay until it is run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import RLock
+from types import ModuleType
+from typing import Any
+
+from ..errors import Error
+
+_PREFIX = "irc_loaded_"
+_LOADED = "__irc_user_file__"  # in a module that was run here: its UserFile
+_RUNNING = RLock()  # ranks that are threads load the same files
+_SIBLINGS: dict[str, set[str]] = {}  # the modules that a script imported, by its module name
+
+
+@dataclass(frozen=True)
+class UserFile:
+    """A file that was run. `registered` has the keys of its new entries, by kind."""
+
+    path: Path
+    module: ModuleType
+    registered: Mapping[str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class _Registry:
+    entries: MutableMapping[Any, Any]
+    modules: Callable[[Any], set[str]]
+
+
+_REGISTRIES: dict[str, _Registry] = {}
+
+
+def defining_modules(*made: Any) -> set[str]:
+    """The modules of functions and classes, "" where one has no `__module__`."""
+    unwrapped = (each.func if isinstance(each, partial) else each for each in made)
+    return {getattr(each, "__module__", None) or "" for each in unwrapped}
+
+
+def is_users(modules: set[str]) -> bool:
+    """Whether an entry made by these modules is a user's: not all of them are irc's own."""
+    return any(name != "irc" and not name.startswith("irc.") for name in modules)
+
+
+def watch(
+    kind: str,
+    entries: MutableMapping[Any, Any],
+    modules: Callable[[Any], set[str]] = defining_modules,
+) -> None:
+    """Track the entries that user files register; `modules` are those that define an entry."""
+    _REGISTRIES[kind] = _Registry(entries, modules)
+
+
+def run(path: str | Path, kinds: tuple[str, ...], nothing: str) -> UserFile:
+    """Run a file unless it has run in this process; the file with its entries.
+
+    Its output goes to standard error. An Error names the line at which the file fails, or says
+    `nothing` if it has no entry of these kinds; then all its entries are removed.
+    """
+    file = Path(path)
+    with _RUNNING:
+        known = loaded(file)
+        found = known or _run(file)
+        if not any(found.registered.get(kind) for kind in kinds):
+            if known is None:
+                forget(found.module.__name__)
+            raise Error(f"{file.name} {nothing}")
+        return found
+
+
+def loaded(path: str | Path) -> UserFile | None:
+    """The file at a path, if it was run."""
+    return getattr(sys.modules.get(name_of(path)), _LOADED, None)
+
+
+def files() -> list[UserFile]:
+    """All files that were run, in order."""
+    named = [module for name, module in sys.modules.items() if name.startswith(_PREFIX)]
+    return [getattr(module, _LOADED) for module in named if hasattr(module, _LOADED)]
+
+
+def name_of(path: str | Path) -> str:
+    """The module name of the file at a path, whether it is loaded or run as a script."""
+    return _PREFIX + hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:12]
+
+
+def forget(name: str) -> None:
+    """Remove the entries of the file with this module name, and those of a script's siblings.
+
+    The modules that a loaded file imported stay, and so do their entries.
+    """
+    sys.modules.pop(name, None)
+    gone = {name} | (_SIBLINGS.pop(name, set()) - sys.modules.keys())
+    for registry in _REGISTRIES.values():
+        for key in [k for k, entry in registry.entries.items() if gone & registry.modules(entry)]:
+            del registry.entries[key]
+
+
+def remember_siblings(name: str, siblings: Iterable[str]) -> None:
+    """Let `forget` of a script also remove the entries of these modules, which it imported."""
+    _SIBLINGS[name] = {*siblings} - {name}
+
+
+def _run(file: Path) -> UserFile:
+    if not file.is_file():
+        raise Error(f"there is no file {str(file)!r} to load")
+    name = name_of(file)
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise Error(f"{str(file)!r} is not a Python file; its name must end in .py")
+    forget(name)  # the entries of the same file as a script
+    before = {kind: {*registry.entries} for kind, registry in _REGISTRIES.items()}
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
+    except BaseException as error:
+        forget(name)
+        if not isinstance(error, (Exception, SystemExit)):
+            raise
+        raise Error(f"{_place(file, error)}: {_message(error)}") from error
+    registered = {
+        kind: tuple(
+            key
+            for key, entry in registry.entries.items()
+            if key not in before.get(kind, ()) and is_users(registry.modules(entry))
+        )
+        for kind, registry in _REGISTRIES.items()
+    }
+    found = UserFile(file.resolve(), module, registered)
+    setattr(module, _LOADED, found)
+    return found
+
+
+def _place(file: Path, error: BaseException) -> str:
+    """`my_pass.py:12`, the innermost line of the file in the traceback."""
+    if isinstance(error, SyntaxError) and _same(error.filename, file):
+        return f"{file.name}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if _same(frame.filename, file)]
+    return f"{file.name}:{lines[-1]}" if lines else file.name
+
+
+def _same(name: str | None, file: Path) -> bool:
+    return name is not None and Path(name).absolute() == file.absolute()
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, Error):
+        return error.message
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

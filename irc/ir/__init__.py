@@ -1,0 +1,1 @@
+"""The intermediate representation: types, dims, meshes, the graph, declarations, the verifier."""

@@ -1,0 +1,102 @@
+"""Facts that a declaration states about an operation, so that passes need no lists of names.
+
+The generic tests check every fact of every operation against numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
+
+from .sharding import parse_sums
+
+if TYPE_CHECKING:
+    from .core import Op
+
+Bound: TypeAlias = Literal["no", "operands", "always"]
+
+
+class Facts(TypedDict, total=False):
+    """The keyword arguments of `@operation` that state facts.
+
+    * `sums`: the operands in which the operation is additive, so that a partial sum passes through:
+      `"x y"` means in both together (x + y), `"x | y"` in either alone (x * y).
+    * `addends`: the operands that are added to a contraction, such as a bias.
+    * `commutative`: two operands may be exchanged.
+    * `pure`: an operation without uses may be erased.
+    * `keeps_zeros`: where all operands that have a dimension of the result are zero, so is the
+      result, whatever finite numbers the others hold. Follows from `sums` in an additive operation.
+    * `moves_data`: no arithmetic; every element of the results is one of an operand, a fixed
+      number of the declaration or zero, converted to the dtype of the result.
+    * `is_view`: the result is the first operand's memory, in the same order.
+    * `bounded`: `"operands"`: finite operands give finite results; `"always"`: no operands give an
+      infinity, though they may give NaN. An operation that moves data is bounded by its operands.
+    * `selects`: the operand of which only the elements that the others choose are read.
+    * `in_place`: the operand whose memory the result may overwrite.
+    * `safe_values`: operands of which some numbers are errors or give NaN, and a number that never
+      does: indices and divisors.
+    """
+
+    sums: str
+    addends: str
+    commutative: bool
+    pure: bool
+    keeps_zeros: bool
+    moves_data: bool
+    is_view: bool
+    bounded: Bound
+    selects: str
+    in_place: str
+    safe_values: Mapping[str, int]
+
+
+DEFAULTS: Facts = {
+    "sums": "",
+    "addends": "",
+    "commutative": False,
+    "pure": True,
+    "keeps_zeros": False,
+    "moves_data": False,
+    "is_view": False,
+    "bounded": "no",
+    "selects": "",
+    "in_place": "",
+    "safe_values": {},
+}
+
+
+def set_facts(cls: type[Op], declared: Facts) -> None:
+    """Check facts against the operands of a class, and make them its class attributes."""
+    facts: dict[str, Any] = {**DEFAULTS, **declared}
+    facts["sums"], facts["addends"] = parse_sums(facts["sums"]), tuple(facts["addends"].split())
+    if facts["bounded"] not in get_args(Bound):
+        raise ValueError(f"{cls.opname}: bounded is one of {get_args(Bound)}")
+    if facts["is_view"] and not facts["moves_data"]:
+        raise ValueError(f"{cls.opname}: a view moves data; state moves_data as well")
+    operands = {*cls.operand_names, *cls.optional_names}
+    named = {*facts["addends"], *facts["safe_values"], facts["selects"], facts["in_place"], ""}
+    for name in sorted(named.union(*facts["sums"]) - operands - {""}):
+        raise ValueError(f"{cls.opname} has no operand {name!r}, which its facts name")
+    if facts["moves_data"] and facts["bounded"] == "no":
+        facts["bounded"] = "operands"
+    facts["keeps_zeros"] |= any(group >= operands for group in facts["sums"])
+    for name, value in facts.items():
+        setattr(cls, name, value)
+
+
+def facts_text(cls: type[Op]) -> str:
+    """The facts that hold of an operation, for people: `keeps_zeros, bounded="operands"`."""
+    found: list[str] = []
+    for name, default in DEFAULTS.items():
+        value = getattr(cls, name)
+        if name == "sums":
+            value = " | ".join(" ".join(sorted(group)) for group in value)
+        if name == "addends":
+            value = " ".join(value)
+        if value == default:
+            continue
+        if value is True:
+            found.append(name)
+        else:
+            found.append(f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}")
+    return ", ".join(found)

@@ -1,0 +1,206 @@
+"""Sharding propagation from one line per operation: matmul is `... m k, ... k n -> ... m n`.
+
+Each word names a dimension. A mesh axis on a named dimension goes wherever the name goes. A name
+that does not reach the results was summed over, so the results are partial sums on its axis. A name
+marked `!` must be replicated. A name marked `~` is a position: over its shards results add up too,
+but a rank must know where its shard begins. `...` stands for leading dimensions, aligned from the
+right as numpy broadcasts; `1` stands for a dimension of size one and never carries an axis. One
+side may stand for several operands or results: a rule with a single word list is used for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, TypeAlias
+
+from ..errors import Error
+from .types import Axes, TensorType
+
+if TYPE_CHECKING:
+    from .core import Op
+
+Words: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A parsed rule: words per operand and result, the replicated names, the positions."""
+
+    operands: tuple[Words, ...]
+    results: tuple[Words, ...]
+    replicated: frozenset[str]
+    positions: frozenset[str]
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether every element of a result is made of the operands' elements at its place."""
+        return all(words == ("...",) for words in self.operands + self.results)
+
+
+@cache
+def parse_rule(text: str) -> Rule:
+    """A rule from its text; a ValueError where the declaration is wrong."""
+    left, arrow, right = text.partition("->")
+    if not arrow:
+        raise ValueError(f"the sharding rule {text!r} has no ->")
+    operands, results = _side(left), _side(right)
+    words = [word for side in operands + results for word in side]
+    replicated, positions = ({w[:-1] for w in words if w.endswith(mark)} for mark in "!~")
+    return Rule(_bare(operands), _bare(results), frozenset(replicated), frozenset(positions))
+
+
+def _bare(side: tuple[Words, ...]) -> tuple[Words, ...]:
+    return tuple(tuple(word.rstrip("!~") for word in words) for words in side)
+
+
+def _side(text: str) -> tuple[Words, ...]:
+    return tuple(tuple(part.split()) for part in text.split(","))
+
+
+def parse_sums(text: str) -> tuple[frozenset[str], ...]:
+    """The groups of operands in which an operation is additive, from `"x y"` or `"x | y"`."""
+    return tuple(frozenset(group.split()) for group in text.split("|") if group.split())
+
+
+def named_dims(words: Words, rank: int) -> Words:
+    """One name per dimension, `...` spelled out as `.2 .1 .0` counted from the right."""
+    if "..." not in words:
+        if len(words) != rank:
+            raise Error(f"the sharding rule has {len(words)} names for {rank} dimensions")
+        return words
+    at = words.index("...")
+    count = rank - len(words) + 1
+    if count < 0:
+        raise Error(f"the sharding rule needs at least {len(words) - 1} dimensions, not {rank}")
+    lead = tuple(f".{i}" for i in range(count - 1, -1, -1))
+    return words[:at] + lead + words[at + 1 :]
+
+
+def operand_words(op: Op, rule: Rule) -> list[tuple[str, Words]]:
+    """(operand name, one name per dimension) for every operand that is there."""
+    declared = (*op.operand_names, *op.optional_names)
+    single = len(rule.operands) == 1
+    if not single and len(rule.operands) != len(declared):
+        raise Error(f"the sharding rule of {op.opname} has {len(rule.operands)} operands", op)
+    table = dict(zip(declared, rule.operands * len(declared) if single else rule.operands))  # noqa: B905
+    return [(n, named_dims(table[n], v.type.ndim)) for n, v in op.named_operands()]
+
+
+def result_words(op: Op, rule: Rule) -> list[Words]:
+    """One name per dimension of every result."""
+    each = rule.results * len(op.results) if len(rule.results) == 1 else rule.results
+    return [named_dims(w, r.type.ndim) for w, r in zip(each, op.results, strict=True)]
+
+
+def result_types(op: Op, outs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
+    """Result types: dtypes and shapes from `outs`, axes and partial sums from the rule."""
+    if not any(v.type.sharded for v in op.operands):
+        return outs
+    text = op.sharding_rule()
+    if text is None:
+        return outs
+    rule = parse_rule(text)
+    where = _axes_by_name(op, rule)
+    for name in rule.replicated & where.keys():
+        raise Error(
+            f"{op.opname} needs dimension {name!r} replicated, but it is sharded over "
+            f"{'.'.join(where[name])}; put an all_gather before it",
+            op,
+        )
+    words = [named_dims(w, t.ndim) for w, t in zip(_each(rule.results, outs), outs, strict=True)]
+    kept = {name for names in words for name in names}
+    lost = [a for name, axes in where.items() if name not in kept for a in axes]
+    _check_addends(op, lost)
+    partial = passed_sums(op, lost)
+    done: list[TensorType] = []
+    for out, names in zip(outs, words, strict=True):
+        axes = tuple(where.get(n, ()) for n in names)
+        done.append(out.replace(axes=axes, partial=tuple(sorted({*partial, *lost}))))
+    return tuple(done)
+
+
+def _each(words: tuple[Words, ...], outs: tuple[TensorType, ...]) -> tuple[Words, ...]:
+    return words * len(outs) if len(words) == 1 else words
+
+
+def _axes_by_name(op: Op, rule: Rule) -> dict[str, Axes]:
+    """The axes of each name; every operand that has the name must agree."""
+    where: dict[str, Axes] = {}
+    seen: dict[str, tuple[str, Axes]] = {}
+    operands = list(op.named_operands())
+    for (name, value), (_, words) in zip(operands, operand_words(op, rule), strict=True):
+        for word, size, axes in zip(words, value.type.shape, value.type.axes, strict=True):
+            if word == "1" and axes:
+                raise Error(
+                    f"{op.opname} repeats a dimension of size 1 in {name}, so it cannot be sharded "
+                    f"over {'.'.join(axes)}; put an all_gather before it",
+                    op,
+                )
+            if word == "1" or (size == 1 and not axes and word.startswith(".")):
+                continue  # a broadcast dimension fits any axes
+            other, known = seen.setdefault(word, (name, axes))
+            if known != axes:
+                raise Error(_disagreement(op, word, other, known, name, axes), op)
+            if axes:
+                where[word] = axes
+    return where
+
+
+def _disagreement(op: Op, word: str, a: str, a_axes: Axes, b: str, b_axes: Axes) -> str:
+    def layout(axes: Axes) -> str:
+        return f"sharded over {'.'.join(axes)}" if axes else "replicated"
+
+    what = "a leading dimension" if word.startswith(".") else f"dimension {word!r}"
+    return (
+        f"{op.opname}: {what} is {layout(a_axes)} in {a} and {layout(b_axes)} in {b}; "
+        "shard both alike or gather one"
+    )
+
+
+def passed_sums(op: Op, lost: list[str]) -> Axes:
+    """The partial sums that pass through; an Error where the operation is not additive in them.
+
+    What is added to a contraction over `lost` is partial over it as the contraction itself is.
+    """
+    partials = [
+        (name, tuple(a for a in v.type.partial if name not in op.addends or a not in lost))
+        for name, v in op.named_operands()
+    ]
+    partial = {name: partial for name, partial in partials if partial}
+    if not partial:
+        return ()
+    axes = " ".join(sorted({axis for partial in partial.values() for axis in partial}))
+    wrong = {n: partial for n, partial in partial.items() if not any(n in g for g in op.sums)}
+    if wrong:
+        raise Error(
+            f"{op.opname} needs complete operands, but {_list(wrong)} is a partial sum over "
+            f"{axes}; put an all_reduce before it",
+            op,
+        )
+    groups = [group & {name for name, _ in partials} for group in op.sums]
+    fits = next((g for g in groups if g >= partial.keys()), None)
+    if fits is None:
+        raise Error(f"{op.opname} multiplies partial sums ({_list(partial)}); complete one", op)
+    if len({partial for name, partial in partials if name in fits}) > 1:
+        raise Error(
+            f"{op.opname} mixes a partial sum over {axes} with a complete value; "
+            "put an all_reduce before it",
+            op,
+        )
+    return next(iter(partial.values()))
+
+
+def _check_addends(op: Op, lost: list[str]) -> None:
+    """What is added to a contraction must be partial over the same axes, or it is added N times."""
+    for name, value in op.named_operands():
+        if name in op.addends and lost and not set(lost) <= set(value.type.partial):
+            raise Error(
+                f"{op.opname} would add {name} once per rank of {' '.join(lost)}; "
+                f"add it after the all_reduce instead",
+                op,
+            )
+
+
+def _list(names: dict[str, Axes]) -> str:
+    return " and ".join(names)

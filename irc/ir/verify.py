@@ -1,0 +1,253 @@
+"""Whole-module checks. Passes may assume a module that passes these, and must leave one."""
+
+from __future__ import annotations
+
+import re
+
+from ..errors import Error
+from ..weights import Shard, ref_dtype, ref_shape
+from .core import Function, Module, Op, Value, Weight
+from .declare import types_of
+from .dims import Dim
+from .layouts import local_type
+from .types import TensorType
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_SYMBOL = re.compile(r"\w[\w.]*")
+
+
+def verify(module: Module) -> None:
+    """Raise an Error about the first thing that is not as it must be; see each `_check`."""
+    links = _Links()
+    _check_header(module)
+    for name, weight in module.weights.items():
+        _check_weight(module, name, weight)
+    for name, function in module.functions.items():
+        if function.name != name:
+            raise Error(f"function @{function.name} is filed under the name {name!r}")
+        _check_function(module, function, links)
+    for weight in module.weights.values():
+        links.owned += len(weight.users)
+    if links.owned != links.used:
+        _find_stale(module)
+
+
+class _Links:
+    """Counts (value, user) pairs from both ends; equal counts exclude stale users."""
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.owned = 0
+
+
+def _check_header(module: Module) -> None:
+    """The header of a module prints to text that parses."""
+    for kind, names in (
+        ("the module", [module.name]),
+        ("a file", module.files),
+        ("a weight", module.weights),
+        ("a function", module.functions),
+    ):
+        for name in names:
+            if not _SYMBOL.fullmatch(name):
+                raise Error(f"{name!r} is no name for {kind}; use letters, digits, _ and dots")
+    for name, (low, typical, high) in module.dims.items():
+        if not _NAME.fullmatch(name):
+            raise Error(f"{name!r} is no name for a dim; use letters, digits, _")
+        if not 0 <= low <= typical <= high:
+            raise Error(
+                f"the range of {name} is min:typical:max in rising order, "
+                f"not {low}:{typical}:{high}"
+            )
+
+
+def _check_weight(module: Module, name: str, weight: Weight) -> None:
+    if weight.name != name:
+        raise Error(f"weight @{weight.name} is filed under the name {name!r}")
+    for file in weight.ref.files():
+        if file not in module.files:
+            raise Error(f"weight @{name} refers to the file @{file}, which is not declared")
+    axes = module.mesh.names
+    for step in weight.ref.every_step():
+        lost = [a for a in step.axes if a not in axes] if isinstance(step, Shard) else []
+        if lost:
+            raise Error(f"weight @{name} has {step}, but the mesh ({module.mesh}) lacks {lost[0]}")
+    if weight.type.partial:
+        raise Error(f"weight @{name} is {weight.type}, but stored bytes are never a partial sum")
+    _check_type(module, weight.type, None, f"weight @{name}")
+    _check_reference(module, weight)
+
+
+def _check_reference(module: Module, weight: Weight) -> None:
+    """The type of a reference, without reading its files, is that of the weight."""
+    try:
+        shape, kind = ref_shape(weight.ref, module.mesh), ref_dtype(weight.ref)
+    except Error as error:
+        raise Error(f"weight @{weight.name}: {error.message}") from None
+    sizes, dtype = weight.type.shape if shape is None else shape, kind or weight.type.dtype
+    if (sizes, dtype) != (weight.type.shape, weight.type.dtype):
+        held = f"{dtype}[{', '.join(map(str, sizes))}]"
+        raise Error(f"weight @{weight.name} is {weight.type}, but {weight.ref} is {held}")
+
+
+def _check_function(module: Module, function: Function, links: _Links) -> None:
+    defined: set[Value] = set()
+    for i, arg in enumerate(function.args):
+        if arg.owner is not function or arg.index != i:
+            raise Error(f"argument {i} of @{function.name} belongs to another function")
+        _check_name(arg, function)
+        _check_type(module, arg.type, None, f"%{arg.name}")
+        if any(other.name == arg.name for other in function.args[:i]):
+            raise Error(f"@{function.name} has two arguments called %{arg.name}")
+        defined.add(arg)
+        links.owned += len(arg.users)
+    checked: set[TensorType] = set()
+    weights = module.weights
+    op = None
+    for op in function:
+        operands = op.operands
+        for value in operands:
+            if value not in defined and (
+                value.name is None or weights.get(value.name) is not value
+            ):
+                raise Error(_undefined(value, function), op)
+            if op not in value.users:
+                raise Error(f"the use of %{value.name} is not recorded in its users", op)
+        links.used += len(operands) if len(operands) < 2 else len(set(operands))
+        types = types_of(op)
+        results = op.results
+        if len(types) != len(results):
+            raise Error(f"{op.opname} has {len(results)} results, but it makes {len(types)}", op)
+        for result, type in zip(results, types, strict=True):
+            if result.type is not type:
+                raise Error(f"the result of {op.opname} is {result.type}, but it makes {type}", op)
+            if type not in checked:
+                _check_type(module, type, op, op.opname)
+                checked.add(type)
+            if result.owner is not op:
+                raise Error(f"a result of {op.opname} belongs to another operation", op)
+            if result.name is not None:
+                _check_name(result, function)
+            links.owned += len(result.users)
+            defined.add(result)
+        try:
+            op.verify(module)
+        except Error as error:
+            raise error.at(op) from None
+        if op.opname == "return" and op.next is not None:
+            raise Error("operations follow return", op)
+    if op is None or op.opname != "return":
+        raise Error(f"@{function.name} does not end in return", op)
+    _check_counts(function)
+    _check_results(function)
+    _check_layouts(module, function)
+
+
+def _undefined(value: Value, function: Function) -> str:
+    if isinstance(value, Weight):
+        return f"@{value.name} is not a weight of this module"
+    return f"%{value.name} is used before it is defined in @{function.name}"
+
+
+def _check_counts(function: Function) -> None:
+    for op in function:
+        operands = op.operands
+        if len(operands) > 1:
+            for value in operands:
+                if value.users[op] != operands.count(value):
+                    raise Error(f"the uses of %{value.name} are counted wrongly", op)
+
+
+def _check_results(function: Function) -> None:
+    returned = function.returned
+    if function.results and len(function.results) != len(returned):
+        raise Error(
+            f"@{function.name} declares {len(function.results)} results and returns {len(returned)}"
+        )
+    names = function.result_names()
+    for name in names:
+        if names.count(name) > 1:
+            raise Error(f"@{function.name} has two results called {name}")
+        if not _NAME.fullmatch(name):
+            raise Error(
+                f"{name!r} is no name for a result of @{function.name}; use letters, digits, _"
+            )
+    args = {arg.name: arg for arg in function.args}
+    taken: set[str] = set()
+    for result, value in zip(function.results, returned, strict=False):
+        if result.alias is None:
+            continue
+        arg = args.get(result.alias)
+        if arg is None:
+            raise Error(
+                f"a result of @{function.name} aliases %{result.alias}, which is no argument"
+            )
+        if arg.type is not value.type:
+            raise Error(
+                f"a result of @{function.name} is {value.type} and aliases "
+                f"%{arg.name}, which is {arg.type}; both must be the same"
+            )
+        if result.alias in taken:
+            raise Error(f"two results of @{function.name} alias %{result.alias}")
+        taken.add(result.alias)
+
+
+def _check_layouts(module: Module, function: Function) -> None:
+    """Layouts are global types of arguments and results, of which these are one rank's shard."""
+    values = {f"%{arg.name}": arg for arg in function.args}
+    named = zip(function.result_names(), function.returned, strict=True)
+    aliases = function.aliases()
+    values |= {name: value for i, (name, value) in enumerate(named) if i not in aliases}
+    for name, layout in function.layouts.items():
+        if not module.local:
+            raise Error(f"@{function.name} has layouts, which are for the local view only")
+        if name not in values:
+            raise Error(
+                f"@{function.name} has a layout of {name}, which it neither takes nor gives"
+            )
+        _check_axes(module, layout, None, f"the layout of {name}")
+        if layout.partial or local_type(layout, module.mesh) is not values[name].type:
+            raise Error(
+                f"the layout of {name} in @{function.name} is {layout}, of which one rank's shard "
+                f"is not {values[name].type}"
+            )
+
+
+def _check_name(value: Value, function: Function) -> None:
+    if value.name is None or not _NAME.fullmatch(value.name):
+        raise Error(
+            f"{value.name!r} is no name for a value of @{function.name}; use letters, digits, _"
+        )
+
+
+def _check_type(module: Module, type: TensorType, op: Op | None, what: str) -> None:
+    """The axes are those of the mesh, and every symbol has a range where any has one."""
+    _check_axes(module, type, op, what)
+    if module.local and type.sharded:
+        raise Error(f"{what} is {type}, but in a local module shapes are one rank's", op)
+    for dim in type.shape:
+        for symbol in dim.symbols() if isinstance(dim, Dim) else ():
+            if not _NAME.fullmatch(symbol):
+                raise Error(f"{what} is {type}, but {symbol!r} is no name for a dim", op)
+            if module.dims and symbol not in module.dims:
+                raise Error(f"{what} is {type}, but dims() gives no range for {symbol}", op)
+
+
+def _check_axes(module: Module, type: TensorType, op: Op | None, what: str) -> None:
+    for axis in [a for group in type.axes for a in group] + list(type.partial):
+        if axis not in module.mesh.names:
+            raise Error(f"{what} is {type}, but the mesh ({module.mesh}) has no axis {axis!r}", op)
+
+
+def _find_stale(module: Module) -> None:
+    """Name the value whose users hold an operation that does not use it."""
+    live = set(module.ops())
+    values = [*module.weights.values()]
+    for function in module.functions.values():
+        values += [*function.args, *(r for op in function for r in op.results)]
+    for value in values:
+        for user in value.users:
+            if user not in live or value not in user.operands:
+                raise Error(
+                    f"%{value.name} records a use by an operation that does not use it", user
+                )

@@ -1,0 +1,23 @@
+"""Instruments of a pipeline run: timing, statistics, diffs, dumps, numerics, limits."""
+
+from ..run import Instrument, VerifyEach
+from .limit import Limit, WhyNot, parse_limit
+from .numerics import CheckNumerics, random_inputs, small_sizes
+from .record import DumpDir, PrintDiff, Reproducer
+from .report import Statistics, Timing
+
+__all__ = [
+    "CheckNumerics",
+    "DumpDir",
+    "Instrument",
+    "Limit",
+    "PrintDiff",
+    "Reproducer",
+    "Statistics",
+    "Timing",
+    "VerifyEach",
+    "WhyNot",
+    "parse_limit",
+    "random_inputs",
+    "small_sizes",
+]

@@ -1,0 +1,310 @@
+"""`Reader`: regions, streams and file extents of weights, on any rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product as combinations
+from math import prod
+
+import numpy as np
+
+from ...errors import Error, did_you_mean
+from ...ir.core import Module, Weight
+from ...ir.dtypes import dtype as dtype_called
+from ...ir.dtypes import numpy_dtype, packed
+from .. import BytesRef, Cast, ConcatRef, FileRef, RandomRef, Ref, UnboundRef, ZerosRef
+from ..safetensors import Tensor
+from ..shapes import ref_dtype, shape_before, shapes_of, stated
+from .files import Array, Extent, File
+from .fill import fill, mapped
+from .numbers import Numbers
+from .pieces import Piece, Range, pieces_of
+
+STORED = (FileRef, BytesRef)  # sources in a file
+BLOCK = 8 << 20  # bytes that a stream holds at a time, for all ranks together
+
+
+class Reader:
+    """Reads the weights of a module. Files are opened at first use; paths are relative to `base`.
+
+    Methods take a Weight or its reference; a random reference without a shape needs the Weight,
+    whose type has the shape. Results of methods without a rank are equal on all ranks.
+    """
+
+    def __init__(self, module: Module, base: str | os.PathLike[str] | None = None) -> None:
+        self._module, self._base = module, os.fspath(base or "")
+        self._files: dict[tuple[str, bool], File] = {}
+
+    def path(self, file: str) -> str:
+        """The path of the file named `file` in the module."""
+        return os.path.join(self._base, self._module.files[file])
+
+    def file(self, file: str, checkpoint: bool = True) -> File:
+        """The opened file named `file` in the module, with its header if it is a checkpoint."""
+        key = self.path(file), checkpoint
+        if key not in self._files:
+            self._files[key] = File(*key)
+        return self._files[key]
+
+    def info(self, file: str, key: str) -> Tensor:
+        """The header entry of a tensor; an Error names the nearest key."""
+        tensors = self.file(file).tensors
+        if key not in tensors:
+            near = did_you_mean(key, tensors)
+            raise Error(f"{self.path(file)} has no tensor called {key!r}{near}")
+        return tensors[key]
+
+    def known(self, source: Ref) -> tuple[tuple[int, ...], str]:
+        """(shape, dtype) of a source without steps; opens its file."""
+        if isinstance(source, (FileRef, BytesRef)):
+            _, tensor = self._opened(source)
+            return tensor.shape, dtype_called(tensor.dtype).name
+        shape, dtype = stated(source)
+        if isinstance(source, UnboundRef):
+            raise _unbound(source)
+        if shape is None:
+            raise _shapeless(source)
+        return shape, dtype or "f32"
+
+    @staticmethod
+    def complete(weight: Weight | Ref) -> Ref:
+        """The reference of a weight; a random one gets the weight's shape and dtype."""
+        if not isinstance(weight, Weight):
+            return weight
+        ref = weight.ref
+        if not isinstance(ref, RandomRef):
+            return ref
+        if not any(isinstance(step, Cast) for step in ref.steps):
+            ref = replace(ref, steps=(*ref.steps, Cast(weight.type.dtype)))
+        if ref.shape is not None:
+            return ref
+        shape = tuple(size for size in weight.type.shape if isinstance(size, int))
+        if len(shape) != weight.type.ndim:
+            raise Error(f"{ref} has a symbolic shape; a weight's sizes are numbers")
+        shape = shape_before(shape, ref)
+        if shape is None:
+            raise _shapeless(ref)
+        return replace(ref, shape=shape)
+
+    def shape(self, weight: Weight | Ref) -> tuple[int, ...]:
+        """The shape after all steps."""
+        return self._shapes(self.complete(weight))[-1]
+
+    def dtype(self, weight: Weight | Ref) -> str:
+        """The dtype after all steps."""
+        ref = self.complete(weight)
+        found = ref_dtype(ref, self.known)
+        if found is None:
+            raise Error(f"{ref} joins no references, so its dtype is unknown")
+        return found
+
+    def check(self, weight: Weight) -> None:
+        """Raise an Error unless the checkpoint has the shape and dtype of the weight's type."""
+        shape, dtype = self.shape(weight), self.dtype(weight)
+        if shape != weight.type.shape or dtype != weight.type.dtype:
+            held = f"{dtype}[{', '.join(map(str, shape))}]"
+            raise Error(f"weight @{weight.name} is {weight.type}, but {weight.ref} is {held}")
+
+    def read(self, weight: Weight | Ref, rank: int = 0) -> Array:
+        """All of one rank's tensor; a view of the file where nothing is converted."""
+        return self.region(weight, [(0, size) for size in self.shape(weight)], rank)
+
+    def region(self, weight: Weight | Ref, ranges: Sequence[Range], rank: int = 0) -> Array:
+        """A region (begin, end per dimension) of one rank's tensor."""
+        pieces = self.pieces(weight, rank)
+        parts = [part for piece in pieces if (part := piece.within(ranges))]
+        sole = parts[0] if len(parts) == 1 else None
+        if sole is not None and isinstance(sole.source, STORED) and self._is_view(sole):
+            return mapped(sole, self._opened)
+        found = np.empty([end - begin for begin, end in ranges], numpy_dtype(self.dtype(weight)))
+        self._fill(found, pieces, ranges, Numbers(0))
+        self._release()
+        return found
+
+    def stream_ranks(self, weight: Weight | Ref, ranks: Sequence[int]) -> Iterator[list[Array]]:
+        """The elements in row-major order: each item has the next block of every rank.
+
+        Shards of the same rows are read together. The blocks of one item have about BLOCK bytes in
+        total; ranks with equal tensors get the same array.
+        """
+        every = [self.pieces(weight, rank) for rank in ranks]
+        distinct = list(dict.fromkeys(every))
+        places = [distinct.index(pieces) for pieces in every]
+        kind, numbers = numpy_dtype(self.dtype(weight)), Numbers(4 * BLOCK)
+        limit = max(1, BLOCK // kind.itemsize // max(1, len(distinct)))
+        try:
+            for ranges in _blocks(self.shape(weight), limit):
+                # one array for all ranks, whose memory the allocator reuses for the next block
+                blocks = np.empty([len(distinct), *(end - begin for begin, end in ranges)], kind)
+                for i, pieces in enumerate(distinct):
+                    self._fill(blocks[i, ...], pieces, ranges, numbers)
+                yield [blocks[place] for place in places]
+        finally:
+            self._release()
+
+    def stream_bytes(self, weight: Weight | Ref, ranks: Sequence[int]) -> Iterator[list[Array]]:
+        """`stream_ranks` as the bytes of a file, where a byte holds two elements of four bits."""
+        is_packed = dtype_called(self.dtype(weight)).bits < 8
+        odd: list[Array] = []
+        for blocks in self.stream_ranks(weight, ranks):
+            flat = [block.reshape(-1) for block in blocks]
+            if not is_packed:
+                yield [block.view(np.uint8) for block in flat]
+                continue
+            flat = [np.concatenate(both) for both in zip(odd, flat, strict=True)] if odd else flat
+            even = flat[0].size // 2 * 2
+            odd = [block[even:].copy() for block in flat]
+            yield [packed(block[:even]) for block in flat]
+        if odd and odd[0].size:
+            yield [packed(block) for block in odd]
+
+    def extent(self, weight: Weight | Ref, rank: int = 0) -> Extent | None:
+        """The bytes in a file of one rank's tensor, None if scattered or converted."""
+        shape = self.shape(weight)
+        path, dtype, start, end, done = "", "", 0, 0, 0
+        for piece in sorted(self.pieces(weight, rank), key=lambda piece: piece.box):
+            found = self._run(piece)
+            if found is None or done != _first(piece.box, shape):  # the order is not row-major
+                return None
+            if not done:
+                path, dtype, start, end = found.path, found.dtype, found.offset, found.offset
+            if (found.path, found.dtype, found.offset) != (path, dtype, end):
+                return None
+            end += found.nbytes
+            done += prod(found.shape)
+        return Extent(path, start, end - start, dtype, shape) if done else None
+
+    def narrowed(self, weight: Weight | Ref) -> Ref:
+        """The reference without lossless widening casts at its end, which takes fewest bytes."""
+        ref = self.complete(weight)
+        casts = [i for i, step in enumerate(ref.steps) if isinstance(step, Cast)]
+        if casts:
+            less = replace(ref, steps=(*ref.steps[: casts[-1]], *ref.steps[casts[-1] + 1 :]))
+            return self.narrowed(less) if _widens(self.dtype(less), self.dtype(ref)) else ref
+        if not isinstance(ref, ConcatRef):
+            return ref
+        parts = [self.narrowed(part) for part in ref.parts]
+        kinds = {self.dtype(part) for part in parts if not isinstance(part, ZerosRef)}
+        if len(kinds) != 1:
+            return ref
+        (kind,) = kinds
+        return replace(ref, parts=tuple(_zeros_as(part, kind) for part in parts))
+
+    def pieces(self, weight: Weight | Ref, rank: int = 0) -> tuple[Piece, ...]:
+        """The pieces of one rank's tensor; none if it has no elements."""
+        return pieces_of(self.complete(weight), self._module.mesh, rank, self._shapes)
+
+    def _shapes(self, ref: Ref) -> list[tuple[int, ...]]:
+        """The shape of the source and after every step."""
+        shapes = shapes_of(ref, self._module.mesh, self.known)
+        if shapes is None:
+            raise Error(f"the shape of {ref} is not known")
+        return shapes
+
+    def _opened(self, ref: FileRef | BytesRef) -> tuple[File, Tensor]:
+        """The file of a source, and the tensor's place in it."""
+        if isinstance(ref, BytesRef):
+            return self._region(ref)
+        return self.file(ref.file), self.info(ref.file, ref.key)
+
+    def _region(self, ref: BytesRef) -> tuple[File, Tensor]:
+        file = self.file(ref.file, checkpoint=False)
+        size = dtype_called(ref.dtype).nbytes(prod(ref.shape))
+        if ref.offset + size > file.size:
+            raise Error(
+                f"{ref} ends at byte {ref.offset + size}, but {file.path} has {file.size}: "
+                "it is truncated, or not the file that the module was made with"
+            )
+        return file, Tensor(ref.dtype, ref.shape, ref.offset, size)
+
+    def _fill(
+        self, out: Array, pieces: Iterable[Piece], ranges: Sequence[Range], numbers: Numbers
+    ) -> None:
+        """Write a region of the tensor to `out`."""
+        parts = (piece.within(ranges) for piece in pieces)
+        fill(out, filter(None, parts), self._opened, numbers)
+
+    def _release(self) -> None:
+        for file in self._files.values():
+            file.release()
+
+    def _changed(self, piece: Piece) -> bool:
+        """Whether the casts of a piece change anything."""
+        assert piece.source is not None
+        return any(cast != self.known(piece.source)[1] for cast in piece.casts)
+
+    def _is_view(self, piece: Piece) -> bool:
+        """Whether a view of the file has the elements."""
+        assert piece.source is not None
+        return not self._changed(piece) and dtype_called(self.known(piece.source)[1]).bits >= 8
+
+    def _run(self, piece: Piece) -> Extent | None:
+        """The bytes of one piece, if they are contiguous in a file and not converted."""
+        if not isinstance(piece.source, STORED) or self._changed(piece):
+            return None
+        file, tensor = self._opened(piece.source)
+        kept = [i for i in piece.order if i is not None and len(piece.picks[i]) > 1]
+        dense = all(part.step == 1 for part in piece.picks)
+        box = tuple((part.start, part.stop) for part in piece.picks)
+        if not dense or kept != sorted(kept) or not _is_run(box, tensor.shape):
+            return None
+        shape = tuple(map(len, piece.picks))
+        kind = dtype_called(tensor.dtype)
+        before, inside = _first(box, tensor.shape), prod(shape)
+        if before * kind.bits % 8 or inside * kind.bits % 8:
+            return None
+        offset = tensor.offset + kind.nbytes(before)
+        return Extent(file.path, offset, kind.nbytes(inside), tensor.dtype, shape)
+
+
+def _shapeless(ref: Ref) -> Error:
+    return Error(f"{ref} is sliced or joined, so it needs a shape: random(..., [4, 8])")
+
+
+def _unbound(ref: UnboundRef) -> Error:
+    return Error(f"the parameter {ref.key!r} has no values: give --checkpoint or --random-weights")
+
+
+def _zeros_as(ref: Ref, dtype: str) -> Ref:
+    """Zeros in another dtype; any other reference is returned unchanged."""
+    if not isinstance(ref, ZerosRef):
+        return ref
+    steps = tuple(step for step in ref.steps if not isinstance(step, Cast))
+    return replace(ref, dtype=dtype, steps=steps)
+
+
+def _widens(source: str, target: str) -> bool:
+    """Whether a cast keeps every value and increases the size."""
+    less = dtype_called(source).bits < dtype_called(target).bits
+    return less and np.can_cast(numpy_dtype(source), numpy_dtype(target), "safe")
+
+
+def _is_run(box: Sequence[Range], shape: tuple[int, ...]) -> bool:
+    """Whether a region is contiguous: single indices, then one range, then complete dimensions."""
+    sizes = [end - begin for begin, end in box]
+    first = next((i for i, size in enumerate(sizes) if size != 1), len(sizes))
+    return tuple(sizes[first + 1 :]) == shape[first + 1 :]
+
+
+def _first(box: Sequence[Range], shape: tuple[int, ...]) -> int:
+    """The row-major index of a region's first element."""
+    at = 0
+    for (begin, _), size in zip(box, shape, strict=True):
+        at = at * size + begin
+    return at
+
+
+def _blocks(shape: tuple[int, ...], limit: int) -> Iterator[list[Range]]:
+    """Regions of at most `limit` elements that cover a shape in row-major order."""
+    if not shape:
+        yield []
+        return
+    cut = next((i for i in range(len(shape)) if prod(shape[i + 1 :]) <= limit), len(shape) - 1)
+    step = max(1, limit // max(1, prod(shape[cut + 1 :])))
+    inner = [(0, size) for size in shape[cut + 1 :]]
+    for place in combinations(*map(range, shape[:cut])):
+        for begin in range(0, shape[cut], step):
+            here = (begin, min(begin + step, shape[cut]))
+            yield [*[(i, i + 1) for i in place], here, *inner]

@@ -1,0 +1,22 @@
+"""`canonicalize`: removes operations that do nothing and shortens chains of them."""
+
+from __future__ import annotations
+
+from irc.ir.core import Module
+from irc.pipeline import Pass, Stats, register
+from irc.rewrite import apply_rules
+
+from .arithmetic_rules import ARITHMETIC_RULES
+from .shape_rules import SHAPE_RULES
+
+
+@register("canonicalize")
+class Canonicalize(Pass):
+    """Removes operations without effect (x * 1, casts back and forth, ...) and shortens chains.
+
+    Every rule gives the very same numbers, bit by bit: NaN stays NaN and -0.0 stays -0.0, which
+    is why x + 0.0 is kept (it turns -0.0 into 0.0) while x + -0.0 is removed.
+    """
+
+    def run(self, module: Module, stats: Stats) -> None:
+        stats.update(apply_rules(module, [*ARITHMETIC_RULES, *SHAPE_RULES]))

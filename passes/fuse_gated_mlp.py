@@ -1,0 +1,43 @@
+"""`fuse-gated-mlp`: the gated feed-forward of a transformer becomes one operation."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from irc.ir.core import Module, Op, Value
+from irc.ops import GatedMlp
+from irc.ops.mlp import Act
+from irc.pipeline import Pass, Stats, register
+from irc.rewrite import P, apply_rules, decline, rule
+
+_GATE = P.linear("x", "gate", bias=P.maybe("gate_bias"))
+_ACTIVATED = (
+    P.silu(_GATE)
+    | P.gelu(_GATE)
+    | P.quick_gelu(_GATE)
+    | P.relu(_GATE)
+    | P.squared_relu(_GATE)
+    | P.sigmoid(_GATE)
+).capture("activation")
+
+
+@rule(P.mul(_ACTIVATED, P.linear("x", "up", bias=P.maybe("up_bias"))))
+def gated_mlp(
+    x: Value, gate: Value, up: Value, gate_bias: Value | None, up_bias: Value | None, activation: Op
+) -> Op | None:
+    """act(x · gate) * (x · up) is a gated_mlp, unless one side of the product broadcasts."""
+    shapes = [f"[{', '.join(map(str, weight.type.shape))}]" for weight in (gate, up)]
+    if shapes[0] != shapes[1]:
+        return decline(f"the rule takes two weights of one shape, not {' and '.join(shapes)}")
+    act = activation.opname
+    if act == "gelu" and activation.attributes["approximate"] == "tanh":
+        act = "gelu_tanh"
+    return GatedMlp(x, gate, up, gate_bias=gate_bias, up_bias=up_bias, act=cast("Act", act))
+
+
+@register("fuse-gated-mlp")
+class FuseGatedMlp(Pass):
+    """act(x · gate) * (x · up) becomes one gated_mlp, biases included."""
+
+    def run(self, module: Module, stats: Stats) -> None:
+        stats.update(apply_rules(module, [gated_mlp]))

@@ -1,0 +1,88 @@
+"""Small edits that passes make in place."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, MutableMapping, Sequence
+from typing import Any, TypeVar
+
+from irc.ir.core import Function, Module, Op, Result, Value
+from irc.ops import Return
+
+Made = TypeVar("Made", bound=Op)
+
+
+def insert_before(new: Made, op: Op) -> Made:
+    """Put a new operation in front of another one, as written at its place."""
+    assert op.parent is not None
+    new.loc = op.loc
+    op.parent.insert(new, op)
+    return new
+
+
+def only_user(value: Value) -> Op | None:
+    """The operation that uses a value once, where nothing else uses it; else None."""
+    return next(iter(value.users)) if sum(value.users.values()) == 1 else None
+
+
+def used_once(value: Value) -> bool:
+    """Whether a value is the operand of one operation, in one place."""
+    return only_user(value) is not None
+
+
+def change(op: Op, **attributes: Any) -> None:
+    """Give an operation other attributes before its results get their types anew."""
+    for name, value in attributes.items():
+        setattr(op, name, value)
+
+
+def copy_before(
+    op: Op,
+    function: Function,
+    before: Op | None,
+    copies: MutableMapping[Value, Value],
+    **changes: Any,
+) -> None:
+    """Put a copy of an operation into a function, over `copies` of its operands.
+
+    The results are added to `copies`. `changes` are other attributes.
+    """
+    copy = op.rebuilt([copies.get(value, value) for value in op.operands], **changes)
+    function.insert(copy, before)
+    for old, new in zip(op.results, copy.results, strict=True):
+        new.name = old.name
+        copies[old] = new
+
+
+def named_results(function: Function) -> list[Result]:
+    """The declared results of a function, each with its name."""
+    declared = function.results or [Result()] * len(function.returned)
+    names = function.result_names()
+    return [Result(name, result.alias) for name, result in zip(names, declared, strict=True)]
+
+
+def set_results(function: Function, values: Sequence[Value], results: Sequence[Result]) -> None:
+    """Return other values, under other declarations."""
+    last = function.last
+    assert last is not None
+    new = Return(values)
+    new.loc = last.loc
+    last.erase()
+    function.append(new)
+    function.results = tuple(results)
+
+
+def insert_functions(module: Module, new: Iterable[Function], before: Function) -> None:
+    """Put functions before another one of a module, which calls them or is the main one."""
+    known = list(module.functions.values())
+    at = known.index(before)
+    ordered = [*known[:at], *new, *known[at:]]
+    module.functions.clear()
+    module.functions.update((each.name, each) for each in ordered)
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """`name`, with a number from 2 on where it is taken."""
+    found, count = name, 2
+    while found in taken:
+        found, count = f"{name}_{count}", count + 1
+    return found

@@ -1,0 +1,148 @@
+"""ONNX's own backend tests: most are read and computed, none is wrong, the others are refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+from onnx.backend.test.loader import load_model_tests
+
+import irc
+import irc.passes
+from irc.backends.onnx import backend
+from irc.backends.reference import evaluate
+from irc.errors import Error
+from irc.frontends.onnx import import_onnx
+from irc.pipeline import run_pipeline
+
+pytestmark = pytest.mark.slow
+# How many pass, of onnx 1.23.2. ONNX Runtime 1.31 passes 1516 of these 2024.
+PASSING = {"node": 970, "simple": 3, "pytorch-converted": 36, "pytorch-operator": 32}
+EVERY = 15  # of so many cases that pass, one is also compiled and run by ONNX Runtime
+ON_RUNTIME = {"f32", "i64", "i32", "bool"}  # of which it computes what the reference does
+HALF_STEPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}  # the distance of two numbers from 1 on
+
+
+def test_enough_pass() -> None:
+    assert sum(PASSING.values()) >= 1000
+
+
+@pytest.mark.parametrize("kind", list(PASSING))
+def test_backend_tests_of_onnx(kind: str, tmp_path: Path) -> None:
+    counts: Counter[str] = Counter()
+    wrong: list[str] = []
+    for case in cases(kind):
+        model = case.model or onnx.load(Path(case.model_dir) / "model.onnx")
+        path = tmp_path / "model.onnx"
+        path.write_bytes(model.SerializeToString())
+        outcome = outcome_of(path, case, tmp_path)
+        counts[outcome] += 1
+        if outcome == "pass" and not counts["pass"] % EVERY:
+            outcome = outcome_on_runtime(path, case, tmp_path)
+        wrong += [case.name] if outcome == "wrong" else []
+    assert not wrong
+    assert counts["pass"] >= PASSING[kind], counts
+
+
+def outcome_of(path: Path, case: Any, folder: Path) -> str:
+    """What the module of a case gives: pass, rounded, wrong, or refused with an Error."""
+    try:
+        module = import_onnx(path)
+        found = [(computed(module, given, folder), wanted) for given, wanted in data_of(case)]
+    except Error as error:
+        assert error.message
+        return "refused"
+    return min((compared(got, wanted, case) for got, wanted in found), key=ORDER.index)
+
+
+def outcome_on_runtime(path: Path, case: Any, folder: Path) -> str:
+    """What ONNX Runtime gives for the file that irc writes of the module of a case."""
+    module = import_onnx(path)
+    if not runs(module):
+        return "skipped"
+    given, wanted = data_of(case)[0]
+    return compared(on_runtime(module, given, folder), wanted, case)
+
+
+ORDER = ["wrong", "rounded", "pass"]
+
+
+@cache
+def cases(kind: str) -> list[Any]:
+    """The cases of one kind, whose models ONNX makes when they are loaded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load_model_tests(kind=kind)
+
+
+def data_of(case: Any) -> list[tuple[list[Any], list[Any]]]:
+    """The inputs and outputs that a case is shipped with."""
+    if case.data_sets is not None:
+        return [([*map(array, given)], [*map(array, wanted)]) for given, wanted in case.data_sets]
+
+    def stored(folder: Path, kind: str) -> list[Any]:
+        files = sorted(
+            folder.glob(f"{kind}_*.pb"), key=lambda file: int(file.stem[len(kind) + 1 :])
+        )
+        return [array(TensorProto.FromString(file.read_bytes())) for file in files]
+
+    folders = sorted(Path(case.model_dir).glob("test_data_set*"))
+    return [(stored(folder, "input"), stored(folder, "output")) for folder in folders]
+
+
+def array(value: Any) -> Any:
+    """A tensor as an array; sequences stay as they are."""
+    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+
+
+def computed(module: irc.Module, inputs: list[Any], folder: Path) -> list[Any]:
+    """What the reference computes."""
+    names = [arg.name for arg in module.main.args]
+    given = {str(name): np.asarray(each) for name, each in zip(names, inputs, strict=False)}
+    return list(evaluate(module, given, folder).values())
+
+
+def compared(found: list[Any], wanted: list[Any], case: Any) -> str:
+    """How results are: "pass" by the tolerance of the case, "rounded" within two steps of a half.
+
+    Where the shipped results of f16 and bf16 are rounded after every operation, the tolerance of
+    ONNX is less than one step of the dtype.
+    """
+    outcome = "pass"
+    for got, want in zip(found, map(np.asarray, wanted), strict=True):
+        if (got.dtype, got.shape) != (want.dtype, want.shape):
+            return "wrong"
+        if got.dtype.kind == "V" or got.dtype.name in HALF_STEPS:
+            step = HALF_STEPS.get(got.dtype.name, 0.0)
+            got, want = got.astype(np.float32), want.astype(np.float32)
+            if np.allclose(got, want, 2 * step, 2 * step, equal_nan=True):
+                close = np.allclose(got, want, case.rtol, case.atol, equal_nan=True)
+                outcome = outcome if close else "rounded"
+                continue
+        if not np.allclose(got, want, case.rtol, case.atol, equal_nan=True):
+            return "wrong"
+    return outcome
+
+
+def runs(module: irc.Module) -> bool:
+    """Whether ONNX Runtime computes the module in its own dtypes."""
+    values = [value for op in module.main for value in (*op.operands, *op.results)]
+    return bool(module.main.args) and {value.type.dtype for value in values} <= ON_RUNTIME
+
+
+def on_runtime(module: irc.Module, inputs: list[Any], folder: Path) -> list[Any]:
+    """What ONNX Runtime computes of the file that irc writes of a module."""
+    run_pipeline(module, backend.default_pipeline)
+    out = folder / "out"
+    out.mkdir(exist_ok=True)
+    facts = backend.emit(module, out, base=folder).facts
+    names = [arg.name for arg in module.main.args]
+    given = {str(name): each for name, each in zip(names, inputs, strict=False)}
+    return list(backend.load(out, facts, threads=1).run(given).values())

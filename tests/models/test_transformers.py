@@ -1,0 +1,196 @@
+"""Random-weight models of every family against transformers: prefill, decoding, greedy text."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+from irc.frontends import huggingface, layers
+
+from .runners import Runner, program, relative
+from .shapes import SHAPES
+
+pytestmark = pytest.mark.oracle
+PROMPT, DECODED, GREEDY, ROWS = 9, 32, 64, 2
+# Rope settings and num_key_value_heads are the family's defaults unless a case sets them.
+PLAIN = {k: v for k, v in SHAPES["mha"].items() if k not in ("rope_parameters", "head_dim")}
+MOE = {"head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 2}
+
+# case -> model_type and the keys of its config.json
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: ("llama", shape) for name, shape in SHAPES.items()},
+    "mistral_window": ("mistral", PLAIN | {"num_key_value_heads": 2, "sliding_window": 7}),
+    "qwen2": ("qwen2", PLAIN | {"num_key_value_heads": 2, "use_sliding_window": False}),
+    "qwen3": ("qwen3", PLAIN | {"num_key_value_heads": 2, "head_dim": 16}),
+    "qwen3_bias": ("qwen3", PLAIN | {"attention_bias": True, "tie_word_embeddings": True}),
+    "mixtral": ("mixtral", PLAIN | MOE | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral_window": (
+        "mixtral",
+        PLAIN
+        | MOE
+        | {"num_local_experts": 5, "num_experts_per_tok": 3}
+        | {"sliding_window": 7, "tie_word_embeddings": True},
+    ),
+    "mixtral_one": ("mixtral", PLAIN | MOE | {"num_local_experts": 3, "num_experts_per_tok": 1}),
+}
+
+
+def oracle() -> tuple[Any, Any]:
+    """torch and transformers."""
+    torch = import_module("torch")
+    torch.set_num_threads(1)  # models this small are slower on several, and tests run in parallel
+    return torch, import_module("transformers")
+
+
+def checkpoint(
+    folder: Path, case: str, dtype: str = "float32", changes: Any = None, **saving: Any
+) -> Any:
+    """The model of a case in transformers, saved to a folder as safetensors."""
+    torch, transformers = oracle()
+    torch.manual_seed(0)
+    model_type, keys = CASES[case]
+    config = transformers.AutoConfig.for_model(
+        model_type, **(keys | (changes or {})), bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().to(getattr(torch, dtype))
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith(("norm.weight", "bias")):
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(folder, **saving)
+    return model
+
+
+def tokens(count: int, seed: int = 1) -> np.ndarray:
+    """Token ids [ROWS, count] that every vocabulary has."""
+    return np.random.default_rng(seed).integers(0, 89, (ROWS, count))
+
+
+def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
+    """All logits of complete sequences, in f32."""
+    torch, _ = oracle()
+    with torch.no_grad():
+        return model(torch.tensor(ids)).logits.float().numpy()
+
+
+def greedy_of(model: Any, prompt: np.ndarray, count: int) -> np.ndarray:
+    """The tokens that generate() chooses, without an end token."""
+    torch, _ = oracle()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    with torch.no_grad():
+        out = model.generate(
+            torch.tensor(prompt), max_new_tokens=count, min_new_tokens=count, do_sample=False
+        )
+    return out[:, prompt.shape[1] :].numpy()
+
+
+def check_decoding(module: irc.Module, model: Any, backend: str, folder: Path, limit: float) -> Any:
+    """Compare the logits of prefill and decode steps; return the program and the prompt."""
+    compiled, ids = program(module, backend, folder), tokens(PROMPT + DECODED)
+    wanted = logits_of(model, ids)
+    prefill, steps = Runner(compiled, ROWS).decode(ids[:, :PROMPT], ids[:, PROMPT:])
+    assert relative(prefill, wanted[:, :PROMPT]) < limit
+    assert relative(steps, wanted[:, PROMPT:]) < limit
+    return compiled, ids[:, :PROMPT]
+
+
+@pytest.mark.parametrize("backend", ["reference", "onnx"])
+@pytest.mark.parametrize("case", CASES)
+def test_family_agrees_with_transformers(case: str, backend: str, tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "model", case, save_original_format=True)
+    module = huggingface.load(tmp_path / "model")
+    compiled, prompt = check_decoding(module, model, backend, tmp_path / "built", 1e-4)
+    got = Runner(compiled, ROWS).greedy(prompt, GREEDY)
+    assert np.array_equal(got, greedy_of(model, prompt, GREEDY))
+
+
+@pytest.mark.parametrize("backend", ["reference", "onnx"])
+@pytest.mark.parametrize(("dtype", "name"), [("bf16", "bfloat16"), ("f16", "float16")])
+def test_narrow_floats_are_close_to_f32(
+    dtype: str, name: str, backend: str, tmp_path: Path
+) -> None:
+    model = checkpoint(tmp_path / "model", "gqa_llama3", name)
+    module = huggingface.load(tmp_path / "model")
+    assert {weight.type.dtype for weight in module.weights.values()} == {dtype}
+    check_decoding(module, model.float(), backend, tmp_path / "built", 2e-2)
+
+
+SHORT = {"rope_theta": 10000.0, "original_max_position_embeddings": 16}
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5000.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+    "yarn": SHORT | {"rope_type": "yarn", "factor": 4.0},
+    "longrope": SHORT
+    | {
+        "rope_type": "longrope",
+        "factor": 2.0,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+        "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_every_rope_of_a_config(kind: str, tmp_path: Path) -> None:
+    changes = {"rope_parameters": ROPES[kind], "max_position_embeddings": 32}
+    model = checkpoint(tmp_path / "model", "mha", changes=changes)
+    ids = tokens(40)  # longer than max_position_embeddings, where dynamic and longrope change
+    compiled = program(huggingface.load(tmp_path / "model"), "reference", tmp_path / "built")
+    assert relative(Runner(compiled, ROWS).step(ids), logits_of(model, ids)) < 1e-4
+
+
+def test_mixtral_checkpoints_with_joined_experts(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "joined", "mixtral", save_original_format=False)
+    model.save_pretrained(tmp_path / "single", save_original_format=True)
+    references: dict[str, Callable[[str], bool]] = {
+        "joined": lambda ref: ref.endswith('gate_up_proj"][:, 80:160, :]'),
+        "single": lambda ref: 'experts.3.w3.weight"].unsqueeze(0); 0)' in ref,
+    }
+    for name, expected in references.items():
+        module = huggingface.load(tmp_path / name)
+        assert expected(str(module.weights["model.layers.1.block_sparse_moe.experts.up"].ref))
+        compiled = program(module, "reference", tmp_path / f"{name}_built")
+        assert relative(Runner(compiled, ROWS).step(IDS), logits_of(model, IDS)) < 1e-4
+
+
+IDS = tokens(12)
+
+
+def test_narrow_weights_are_widened(tmp_path: Path) -> None:
+    torch, transformers = oracle()
+    checkpoint(tmp_path / "model", "mixtral", "bfloat16", save_original_format=True)
+    # read again: the rope tables of a model that was cast are rounded as well
+    model = transformers.MixtralForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    compiled = program(huggingface.load(tmp_path / "model", "f32"), "onnx", tmp_path / "built")
+    assert relative(Runner(compiled, ROWS).step(IDS), logits_of(model.eval(), IDS)) < 1e-4
+
+
+def test_mixture_of_experts_agrees_with_qwen2_moe() -> None:
+    torch, transformers = oracle()
+    torch.manual_seed(8)
+    config = transformers.Qwen2MoeConfig(
+        hidden_size=24,
+        moe_intermediate_size=10,
+        shared_expert_intermediate_size=14,
+        num_experts=5,
+        num_experts_per_tok=3,
+        norm_topk_prob=False,
+    )
+    block = transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeSparseMoeBlock(config)
+    x = np.random.default_rng(3).standard_normal((2, 7, 24)).astype(np.float32)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.copy_(0.4 * torch.randn_like(parameter))
+        wanted = block(torch.tensor(x)).numpy()
+    weights = {name: value.numpy() for name, value in block.state_dict().items()}
+    joined = weights.pop("experts.gate_up_proj")
+    weights["experts.gate"], weights["experts.up"] = joined[:, :10], joined[:, 10:]
+    weights["experts.down"] = weights.pop("experts.down_proj")
+    layer = layers.MixtureOfExperts(24, 10, 5, 3, normalize=False, shared_size=14, shared_gate=True)
+    module = irc.trace(layer, {"x": irc.Spec("f32", x.shape)})
+    assert relative(irc.evaluate(module, {"x": x}, weights=weights)["result0"], wanted) < 1e-5

@@ -1,0 +1,262 @@
+"""The programs of these tests: `python -m tests.ranks.programs NAME FOLDER` on every rank.
+
+Each rank writes rank{r}.json in the folder: how it ended, and the seconds since the failure began.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irc.backends.ranks.collective_call import CollectiveCall
+from irc.backends.ranks.environment import find_place
+from irc.backends.ranks.mpi import LIMIT, MpiCommunicator
+from irc.backends.ranks.supervisor import supervise
+from irc.errors import Error
+from tests.ranks.collectives import check_all
+
+Program = Callable[[MpiCommunicator], None]
+LIMITS = {"works": 2.5}  # seconds, so that less time passes
+# failures that are found at once, not by the silence of a rank
+LIMITS |= dict.fromkeys(("differs", "other_call", "skips", "leaves_early", "raises"), 1e6)
+LARGE = 24 << 20  # bytes; several messages
+
+
+def reduced(communicator: MpiCommunicator, size: int = 4, place: str = "a model") -> None:
+    """One all_reduce over all ranks."""
+    operand = np.full(size, 1.0, np.float32)
+    result = np.empty_like(operand)
+    group = tuple(range(communicator.ranks))
+    communicator.collective(CollectiveCall("all_reduce", "sum", group, 0, place), operand, result)
+    assert result[0] == result[-1] == communicator.ranks
+
+
+def began() -> None:
+    """Write the time at which the failure begins."""
+    mark = Path(sys.argv[2], f"began{os.getpid()}")
+    mark.write_text(str(time.monotonic()))
+    mark.rename(mark.with_name("began"))
+
+
+def collectives(communicator: MpiCommunicator) -> None:
+    wrong = check_all(communicator, int(os.environ["IRC_TEST_SEED"]))
+    assert not wrong, "\n".join(wrong)
+
+
+def some_collectives(communicator: MpiCommunicator) -> None:
+    """Fewer, for a slow network, and values around a ring."""
+    wrong = check_all(communicator, int(os.environ["IRC_TEST_SEED"]), 7)
+    assert not wrong, "\n".join(wrong)
+    mail(communicator)
+
+
+def mail(communicator: MpiCommunicator) -> None:
+    """Bytes are broadcast; values of all kinds go around a ring, several sets at the same time."""
+    here, ranks = communicator.rank, communicator.ranks
+    maps = Path("/proc/self/maps").read_text().splitlines() if Path("/proc/self").exists() else []
+    assert not [m for m in maps if "mpich_shm_" in m and not m.endswith("(deleted)")], maps
+    for root in range(ranks):
+        assert communicator.broadcast(b"\0id\0" * (here == root), root) == b"\0id\0"
+    pair = (ranks - 1, 0)
+    if here in pair:
+        assert communicator.broadcast(b"x" * here, pair[0], pair) == b"x" * pair[0]
+    rng = np.random.default_rng(here)
+    to, source = (here + 1) % ranks, (here - 1) % ranks
+    sent = {"x": rng.random((3, 5), np.float32), "ids": np.arange(7)[::2], "no": np.zeros((0, 4))}
+    sent |= {"large": np.full(LARGE // 4, here, np.int32), "one": np.array(3, np.uint8)}
+    for _ in range(3):
+        communicator.send(to, sent)
+    for _ in range(3):
+        found = communicator.receive(source)
+        assert [*found] == [*sent]
+        before = np.random.default_rng(source)
+        np.testing.assert_array_equal(found["x"], before.random((3, 5), np.float32))
+        np.testing.assert_array_equal(found["ids"], [0, 2, 4, 6])
+        assert (found["no"].shape, found["one"].shape) == ((0, 4), ())
+        assert (found["large"] == source).all() and found["large"].nbytes == LARGE
+
+
+def alone(communicator: MpiCommunicator) -> None:
+    """A run of one rank."""
+    reduced(communicator)
+    communicator.agree("the step", "7")
+
+
+def works(communicator: MpiCommunicator) -> None:
+    """A rank that computes, with or without Python's lock, never times out."""
+    if communicator.rank == 1:
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            pass
+        matrix = np.ones((400, 400))
+        while time.monotonic() < until + 2:
+            matrix = np.tanh(matrix @ matrix)
+    reduced(communicator)
+    if communicator.rank == 0:
+        with communicator.paused():
+            time.sleep(3.5)  # a person thinks
+    reduced(communicator)
+
+
+def dies(communicator: MpiCommunicator) -> None:
+    reduced(communicator)
+    if communicator.rank == 1:
+        began()
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        reduced(communicator, LARGE // 4)
+
+
+def goes_on(communicator: MpiCommunicator) -> None:
+    reduced(communicator)
+    if communicator.rank == 0:
+        began()
+    while True:
+        reduced(communicator)
+
+
+def first_dies(communicator: MpiCommunicator) -> None:
+    if communicator.rank == 0:
+        began()
+        os.kill(os.getpid(), signal.SIGKILL)
+    reduced(communicator)
+
+
+def stops(communicator: MpiCommunicator) -> None:
+    reduced(communicator)
+    if communicator.rank == 1:
+        began()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while True:
+        reduced(communicator, LARGE // 4)
+
+
+def first_stops(communicator: MpiCommunicator) -> None:
+    reduced(communicator)
+    if communicator.rank == 0:
+        began()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    reduced(communicator)
+
+
+def guard_stops(communicator: MpiCommunicator) -> None:
+    reduced(communicator)
+    if communicator.rank == 1:
+        began()
+        os.kill(os.getppid(), signal.SIGSTOP)
+    while True:
+        time.sleep(0.01)
+        reduced(communicator)
+
+
+def is_stuck(communicator: MpiCommunicator) -> None:
+    reduced(communicator)
+    if communicator.rank == 1:
+        began()
+        time.sleep(100)
+    reduced(communicator)
+
+
+def is_stuck_in_c(communicator: MpiCommunicator) -> None:
+    """In C code that keeps Python's lock, so that no other thread of the rank runs."""
+    reduced(communicator)
+    if communicator.rank == 1:
+        began()
+        ctypes.PyDLL(None).sleep(100)
+    reduced(communicator)
+
+
+def raises(communicator: MpiCommunicator) -> None:
+    reduced(communicator)
+    if communicator.rank == 1:
+        began()
+        raise KeyError("surprise")
+    reduced(communicator)
+
+
+def raises_while_others_compute(communicator: MpiCommunicator) -> None:
+    reduced(communicator)
+    if communicator.rank == 1:
+        began()
+        raise KeyError("surprise")
+    while True:
+        pass
+
+
+def differs(communicator: MpiCommunicator) -> None:
+    began()
+    communicator.agree("the step", "step 7")
+    communicator.agree("the artifact", "sha256:bad" if communicator.rank == 1 else "sha256:good")
+
+
+def other_call(communicator: MpiCommunicator) -> None:
+    began()
+    reduced(communicator, 4 if communicator.rank != 1 else 5, "layers.0 (model.py:3)")
+
+
+def skips(communicator: MpiCommunicator) -> None:
+    began()
+    for _ in range(3 if communicator.rank != 1 else 2):
+        reduced(communicator)
+    communicator.agree("the result", "same")
+
+
+def leaves_early(communicator: MpiCommunicator) -> None:
+    began()
+    if communicator.rank != 1:
+        reduced(communicator)
+
+
+def waits_in_a_ring(communicator: MpiCommunicator) -> None:
+    """No rank sends: each waits for the next."""
+    began()
+    communicator.receive((communicator.rank + 1) % communicator.ranks)
+
+
+def main() -> None:
+    place = find_place()
+    assert place is not None
+    supervise(place)
+    program: Program = globals()[sys.argv[1]]
+    folder = Path(sys.argv[2])
+    communicator = MpiCommunicator(LIMITS.get(sys.argv[1], LIMIT))
+    file = folder / f"rank{communicator.rank}.json"
+    try:
+        program(communicator)
+        communicator.close()
+        record(file, "done")
+    except Error as error:
+        record(file, str(error), folder)
+        communicator.abort(str(error))
+        end(communicator)
+    except BaseException as error:
+        record(file, f"{type(error).__name__}: {error}", folder)
+        communicator.abort(f"{type(error).__name__}: {error}")
+        end(communicator)
+
+
+def record(file: Path, outcome: str, folder: Path | None = None) -> None:
+    mark = folder / "began" if folder is not None else None
+    seconds = (
+        time.monotonic() - float(mark.read_text()) if mark is not None and mark.exists() else 0
+    )
+    facts: dict[str, Any] = {"outcome": outcome, "seconds": seconds}
+    file.write_text(json.dumps(facts))
+
+
+def end(communicator: MpiCommunicator) -> None:
+    communicator.reports_failure()
+    communicator.leave(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""`--launcher mpi` and plain mpirun: the same results, one message, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.runner import refused, works
+from tests.layout import ROOT
+from tests.ranks.worlds import MPIEXEC, SOON, World, irc, needs_mpi, nothing_left, started
+
+pytestmark = needs_mpi
+ALWAYS = 1_000_000  # tokens: more than a rank writes before its failure
+PROMPT = ["--prompt", "The Python", "--max-new-tokens"]
+
+
+def generate(folder: Path, tokens: int = 12) -> list[str]:
+    return irc("generate", folder, *PROMPT, str(tokens), "--launcher", "mpi")
+
+
+def output_of(command: list[str], stdin: bytes = b"") -> tuple[int, str, str]:
+    with started(command, stdin) as world:
+        return world.end()
+
+
+def lines(err: str) -> list[str]:
+    """Lines on standard error, without the progress on a slow machine."""
+    return [line for line in err.splitlines() if not line.startswith("irc: ")]
+
+
+def text_by_threads(folder: Path, tokens: int = 12) -> str:
+    return works("generate", folder, *PROMPT, str(tokens)).out
+
+
+@pytest.mark.parametrize(
+    ("artifact", "flags"), [("two_ranks", ["--ranks", "2"]), ("four_ranks", ["--launcher", "mpi"])]
+)
+def test_processes_write_what_threads_write(
+    artifact: str, flags: list[str], request: pytest.FixtureRequest
+) -> None:
+    folder: Path = request.getfixturevalue(artifact)
+    status, out, err = output_of(irc("generate", folder, *PROMPT, "12", *flags))
+    assert (status, out) == (0, text_by_threads(folder))
+    assert "12 new at " in lines(err)[0]
+    assert len(lines(err)) == 1, "one rank prints"
+
+
+@pytest.mark.parametrize("artifact", ["two_ranks", "four_ranks"])
+def test_arrays_and_caches_are_those_of_threads(
+    artifact: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Caches are sharded over the ranks, and in stages each rank has those of its layers."""
+    folder: Path = request.getfixturevalue(artifact)
+    states = json.loads((folder / "config.json").read_text())["program"]["ports"]["states"]
+    sizes: dict[Any, Any] = {"B": 1, "C": 8}
+    caches = {s["name"]: np.zeros([sizes.get(n, n) for n in s["shape"]], "f4") for s in states}
+    np.savez(tmp_path / "in.npz", allow_pickle=False, input_ids=np.array([[1, 2, 3]]), **caches)
+    words = ["run", folder, "--inputs", tmp_path / "in.npz", "--outputs"]
+    works(*words, tmp_path / "threads.npz")
+    status, out, err = output_of(irc(*words, tmp_path / "mpi.npz", "--launcher", "mpi"))
+    assert status == 0, err
+    assert "logits" in out
+    with np.load(tmp_path / "threads.npz") as wanted, np.load(tmp_path / "mpi.npz") as found:
+        assert found.files == wanted.files
+        assert len(wanted.files) > 2
+        for name in wanted.files:
+            np.testing.assert_array_equal(found[name], wanted[name])
+
+
+def test_a_prompt_of_any_kind_arrives(two_ranks: Path) -> None:
+    """MPI's launcher interprets `:` itself, and omits an empty argument."""
+    words = ["generate", two_ranks, "--max-new-tokens", "2", "--json", "--prompt"]
+    odd = "a 'b'\n\"c\" $HOME é"
+    for prompt, stdin in ((":", b""), (odd, b""), ("-", odd.encode())):
+        status, out, err = output_of(irc(*words, prompt, "--launcher", "mpi"), stdin)
+        assert status == 0, err
+        assert json.loads(out)["prompt"] == (odd if stdin else prompt)
+
+
+def test_plain_mpirun(two_ranks: Path) -> None:
+    words = irc("generate", two_ranks, "--prompt", "-", "--max-new-tokens", "12")
+    status, out, err = output_of([str(MPIEXEC), "-n", "2", *words], b"The Python\n")
+    assert (status, out) == (0, text_by_threads(two_ranks))
+    assert len(lines(err)) == 1
+
+
+def own(*parts: list[str]) -> list[str]:
+    """A plain mpirun with a program per rank."""
+    words = [str(MPIEXEC), "-n", "1", *parts[0]]
+    for part in parts[1:]:
+        words += [":", "-n", "1", *part]
+    return words
+
+
+def test_mistakes_are_one_sentence(two_ranks: Path, tmp_path: Path) -> None:
+    words = ["generate", str(two_ranks), *PROMPT, "3"]
+    relative = [f"PYTHONPATH={ROOT}", *irc("generate", two_ranks.name, *PROMPT, "3")]
+    here, there = (["env", "-C", str(f), *relative] for f in (two_ranks.parent, tmp_path))
+    commands = {
+        "so start as many processes as that has ranks, mpirun -n 2: there are 3": [
+            *(str(MPIEXEC), "-n", "3"),
+            *irc(*words),
+        ],
+        "the ranks differ in the command: rank 0 has": own(irc(*words), irc(*words, "--json")),
+        "rank 1 failed: two does not exist": own(here, there),
+        "the prompt has no tokens": irc(*words[:2], "--prompt", "", "--launcher", "mpi"),
+        "mpirun has chosen the hosts already": own(*[irc(*words, "--hosts", "a")] * 2),
+    }
+    for sentence, command in commands.items():
+        status, out, err = output_of(command)
+        assert (status, out.strip()) == (1, ""), (sentence, out, err)
+        assert sentence in err
+        assert err.count("error:") == len(lines(err)) == 1, err
+
+
+def test_another_artifact_is_named(two_ranks: Path, tmp_path: Path) -> None:
+    """The same command in two folders that hold artifacts of one name."""
+    from tests.ranks.conftest import compiled
+
+    other = compiled(tmp_path / two_ranks.name, "tp=2,cp=1")
+    relative = irc("generate", two_ranks.name, *PROMPT, "3")
+    here, there = (
+        ["env", "-C", str(folder), f"PYTHONPATH={ROOT}", *relative]
+        for folder in (two_ranks.parent, other.parent)
+    )
+    status, _, err = output_of(own(here, there))
+    assert status == 1
+    assert err.startswith("error: the ranks differ in the artifact: rank 0 has sha256:")
+    assert "rank 1 has sha256:" in err
+
+
+def with_a_rank_that(instead: str, rank: int, folder: Path) -> list[str]:
+    """A plain mpirun in which one rank runs another command."""
+    command = shlex.join(irc("generate", folder, *PROMPT, "3"))
+    script = f'if [ "$PMI_RANK" = {rank} ]; then {instead}\nfi; exec {command}'
+    return [str(MPIEXEC), "-n", "2", "sh", "-c", script]
+
+
+@pytest.mark.parametrize(
+    ("rank", "instead"), [(0, "exit 3"), (1, "exit 3"), (1, "(sleep 0.2; kill -9 $$) &")]
+)
+def test_a_rank_that_never_starts_is_named(rank: int, instead: str, two_ranks: Path) -> None:
+    """MPI itself would wait for it; the message about a killed one varies."""
+    status, _, err = output_of(with_a_rank_that(instead, rank, two_ranks))
+    assert status != 0
+    if instead == "exit 3":
+        assert err == f"error: rank {rank} ended before all ranks had met\n"
+
+
+def test_what_cannot_be_launched(two_ranks: Path, tmp_path: Path) -> None:
+    words = ["generate", two_ranks, *PROMPT, "3"]
+    assert "leave --launcher mpi out" in refused(
+        *words, "--backend", "reference", "--launcher", "mpi"
+    )
+    assert "--hosts needs processes" in refused(*words, "--launcher", "threads", "--hosts", "a")
+    assert "not for 3; give --ranks 2" in refused(*words, "--ranks", "3")
+    assert "is none of threads, mpi" in refused(*words, "--launcher", "processes", status=2)
+    torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    command = ["env", *(f"{name}={value}" for name, value in torchrun.items()), *irc(*words)]
+    status, _, err = output_of(command)
+    assert (status, err.count("error:")) == (1, 1)
+    assert "torchrun started this process, and irc's ranks meet over MPI: mpirun -n 2 irc" in err
+    missing = refused("generate", tmp_path / "no", *PROMPT, "3", "--launcher", "mpi")
+    assert "does not exist; write one with: irc compile" in missing
+
+
+def test_an_unknown_host_is_named(two_ranks: Path) -> None:
+    """By the message of ssh, without the source locations of MPI's launcher."""
+    status, _, err = output_of(
+        irc("generate", two_ranks, *PROMPT, "3", "--hosts", "nohost1.invalid,nohost2.invalid")
+    )
+    assert status == 1
+    assert "hydra" not in err and "mpiexec@" not in err
+    if shutil.which("ssh") is None:
+        assert "no ranks could be started on nohost1.invalid, nohost2.invalid" in err
+        return
+    last = err.splitlines()[-1]
+    assert last.startswith("error: no ranks could be started on nohost1.invalid, nohost2.invalid: ")
+    assert "ssh: Could not resolve hostname nohost" in last
+
+
+# -- failures while the ranks run
+
+
+def begun(world: World) -> dict[int, int]:
+    """The processes of the ranks once text is printed."""
+    until = time.monotonic() + SOON
+    while not world.printed():
+        assert world.process.poll() is None and time.monotonic() < until, world.end()
+        time.sleep(0.02)
+    return world.ranks(2)
+
+
+# name -> (the rank, the signal that it gets, the message)
+FAILING = {
+    "first stops": (0, signal.SIGSTOP, "stalls: it has given no sign of life for 5 s"),
+    "second stops": (1, signal.SIGSTOP, "stalls: it has given no sign of life for 5 s"),
+    "first dies": (0, signal.SIGKILL, "died: its process is gone"),
+    "second dies": (1, signal.SIGKILL, "died: its process is gone"),
+    "under mpirun": (1, signal.SIGKILL, "died: its process is gone"),
+}
+
+
+@pytest.fixture(scope="module")
+def failing(endless: Path) -> Iterator[dict[str, World]]:
+    """Runs in which a rank got a signal while it generated."""
+    with ExitStack() as stack:
+        early = with_a_rank_that("kill -STOP $$", 1, endless)
+        worlds = {"before it starts": stack.enter_context(started(early))}
+        for name, (rank, number, _) in FAILING.items():
+            command = generate(endless, ALWAYS)
+            if name == "under mpirun":
+                command = [str(MPIEXEC), "-n", "2", *command]
+            world = worlds[name] = stack.enter_context(started(command))
+            process = begun(world)[rank]
+            os.kill(process, number)
+        yield worlds
+
+
+def test_a_rank_that_stops_before_it_starts_is_named(failing: dict[str, World]) -> None:
+    status, _, err = failing["before it starts"].end()
+    assert status != 0
+    assert err == "error: rank 1 stalls: its process is stopped (SIGSTOP)\n"
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_rank_that_dies_or_stops_is_named(name: str, failing: dict[str, World]) -> None:
+    status, _, err = failing[name].end()
+    assert status == 1
+    (line,) = lines(err)
+    assert line.startswith(f"error: rank {FAILING[name][0]} (process ")
+    assert FAILING[name][2] in line
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [(signal.SIGINT, 130, "\ninterrupted\n"), (signal.SIGTERM, 143, "")],
+)
+def test_an_end_from_outside_ends_every_process(
+    number: int, status: int, said: str, endless: Path
+) -> None:
+    own_mpirun = [str(MPIEXEC), "-n", "2", *irc("generate", endless, *PROMPT, str(ALWAYS))]
+    with started(own_mpirun) as world:
+        begun(world)
+        world.process.send_signal(number)
+        assert world.end()[0] != 0
+    with started(generate(endless, ALWAYS)) as world:
+        begun(world)
+        world.process.send_signal(number)
+        found, _, err = world.end()
+    assert (found, lines(err)) == (status, said.splitlines())
+
+
+def test_nothing_outlives_irc(endless: Path) -> None:
+    """Not even ranks that print nothing, and so do not notice the closed pipe.
+
+    The silence of a rank would be found too, but only after five seconds: the best of three shows
+    that it was the pipe.
+    """
+    assert any(seconds_of_the_rest(endless) < 4 for _ in range(3))
+
+
+def seconds_of_the_rest(folder: Path) -> float:
+    """Seconds until all ranks have ended, one of which is stopped, after irc is killed."""
+    with started(generate(folder, ALWAYS)) as world:
+        os.kill(begun(world)[1], signal.SIGSTOP)
+        began = time.monotonic()
+        world.process.kill()
+        world.process.wait()
+        assert nothing_left(world.word)
+        return time.monotonic() - began
+
+
+def test_ranks_end_when_the_output_is_closed(endless: Path) -> None:
+    reading, writing = os.pipe()
+    with started(generate(endless, ALWAYS), stdout=writing) as world:
+        os.close(writing)
+        assert os.read(reading, 1)
+        os.close(reading)
+        world.process.wait(SOON)
+        assert nothing_left(world.word)
+
+
+def test_a_terminal_sees_colours(two_ranks: Path) -> None:
+    master, slave = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    process = subprocess.Popen(
+        generate(two_ranks, 2), cwd=ROOT, stdout=slave, stderr=subprocess.DEVNULL,
+        env=environment | {"TERM": "xterm"},
+    )  # fmt: skip
+    assert process.wait(timeout=SOON) == 0
+    os.close(slave)
+    shown = b""
+    with suppress(OSError):  # the other end is closed
+        while more := os.read(master, 4096):
+            shown += more
+    os.close(master)
+    assert shown.startswith(b"\x1b[2mThe Python\x1b[0m")

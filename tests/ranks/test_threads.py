@@ -1,0 +1,351 @@
+"""Ranks as threads: collectives, transfers, and how all stop when one fails, differs or stalls."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc.backends.ranks import threads
+from irc.backends.ranks.collective_call import CollectiveCall
+from irc.backends.ranks.combine import perform
+from irc.backends.ranks.communicator import Communicator, PeerError
+from irc.backends.ranks.threads import ThreadWorld
+from irc.errors import Error
+from irc.ops.collective_names import OPERATIONS
+from tests.fresh import fresh, session_seed
+from tests.ranks.collectives import check_all, meant
+
+Work = Callable[[Communicator], Any]
+
+
+def call(
+    c: Communicator, operation: str, x: np.ndarray, group: tuple[int, ...] = (), place: str = "here"
+) -> np.ndarray:
+    """The result of one collective."""
+    group = group or tuple(range(c.ranks))
+    reduces = "reduce" in operation
+    what = CollectiveCall(operation, "sum" if reduces else "none", group, len(group) - 1, place)
+    result = np.full(what.result_shape(x.shape), 7, x.dtype)
+    c.collective(what, x, result)
+    return result
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_collectives_compute_what_the_operations_mean(ranks: int) -> None:
+    """Bit for bit, as they add in the order of the group."""
+    seed = session_seed()
+    assert ThreadWorld(ranks).run(lambda c: check_all(c, seed, exact=True)) == [[]] * ranks
+
+
+@pytest.mark.parametrize("size", [5, 20_000])
+def test_the_order_of_arrival_does_not_matter(size: int) -> None:
+    """Groups of both axes in turn, random delays: always the same bits."""
+    rng = fresh(2)
+    operands = [rng.standard_normal((4, size)).astype(np.float32) * 1e3 for _ in range(4)]
+    rows, columns = [(0, 1), (0, 1), (2, 3), (2, 3)], [(0, 2), (1, 3), (0, 2), (1, 3)]
+    results = []
+    for _ in range(8):
+        delays = rng.random((4, 6)) * 0.002
+
+        def work(c: Communicator, delays: np.ndarray = delays) -> np.ndarray:
+            x = operands[c.rank]
+            for step in range(6):
+                time.sleep(delays[c.rank, step])
+                groups = (rows, columns, [()] * 4)[step % 3]
+                x = call(c, "all_reduce", x * np.float32(0.3), groups[c.rank])
+            return x
+
+        results.append(np.stack(ThreadWorld(4).run(work)).tobytes())
+    assert len(set(results)) == 1
+
+
+def test_shares_are_the_whole_and_do_not_overlap() -> None:
+    for operation in OPERATIONS:
+        operands = [np.arange(12.0).reshape(6, 2) + 100 * rank for rank in range(3)]
+        what = CollectiveCall(operation, "sum", (0, 1, 2), 2)
+        for order in ((0, 1, 2), (2, 0, 1)):
+            results = [np.full(what.result_shape((6, 2)), np.nan) for _ in operands]
+            for position in order:
+                before = [np.isnan(result).sum() for result in results]
+                perform(what, position, operands, results)
+                assert [np.isnan(result).sum() for result in results] != before
+            for got, want in zip(results, meant(what, operands), strict=True):
+                np.testing.assert_array_equal(got, want)
+
+
+def test_arrays_are_handed_over_in_order() -> None:
+    def work(c: Communicator) -> list[dict[str, np.ndarray]]:
+        if c.rank == 0:
+            memory = np.zeros(3)
+            for i in range(3):
+                memory[:] = i
+                c.send(1, {"a": memory, "b": memory[:i]})  # the sender may overwrite it at once
+            return []
+        return [c.receive(0) for _ in range(3)]
+
+    found = ThreadWorld(2).run(work)[1]
+    assert [list(arrays) for arrays in found] == [["a", "b"]] * 3
+    assert [arrays["a"].tolist() for arrays in found] == [[0.0] * 3, [1.0] * 3, [2.0] * 3]
+    assert [arrays["b"].shape for arrays in found] == [(0,), (1,), (2,)]
+
+
+# -- failures
+
+SOON = 100.0  # seconds after which a test fails
+
+
+def stopped(ranks: int, work: Work, world: ThreadWorld | None = None) -> list[str]:
+    """The message that every rank raised, or ""; the ranks are threads of the test."""
+    world = world or ThreadWorld(ranks, 1e6)
+    told = [""] * ranks
+
+    def one(rank: int) -> None:
+        communicator = world.communicator(rank)
+        try:
+            work(communicator)
+        except Error as error:
+            told[rank] = str(error)
+        except ZeroDivisionError as error:
+            communicator.abort(repr(error))
+            told[rank] = "crashed"
+
+    every = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in every:
+        thread.start()
+    for thread in every:
+        thread.join(SOON)
+    assert not any(thread.is_alive() for thread in every), "a rank waits on"
+    return told
+
+
+def until(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + SOON
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+class Clock:
+    """The clock of the ranks; `seen`: the time that each thread read last."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.seen: dict[int, float] = {}
+
+    def monotonic(self) -> float:
+        now = self.seen[threading.get_ident()] = self.now
+        return now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(threads, "time", made)
+    return made
+
+
+X = np.ones((6, 4), np.float32)
+
+
+@pytest.mark.parametrize("where", ["exchange", "receive", "agree"])
+def test_a_rank_that_fails_stops_all_others_at_once(where: str) -> None:
+    def work(c: Communicator) -> None:
+        call(c, "all_reduce", X)
+        if c.rank == 1:
+            time.sleep(0.05)
+            _ = 1 / 0
+        if where == "exchange":
+            call(c, "all_reduce", X)
+        elif where == "receive":
+            c.receive(1)
+        else:
+            c.agree("nothing", "")
+
+    failed = "rank 1 failed: ZeroDivisionError('division by zero')"
+    assert stopped(3, work) == [failed, "crashed", failed]
+
+
+def test_run_raises_what_the_first_rank_raised() -> None:
+    def work(c: Communicator) -> None:
+        if c.rank == 2:
+            raise Error("the disk is full")
+        call(c, "all_reduce", X)
+
+    with pytest.raises(Error) as caught:
+        ThreadWorld(3).run(work)
+    assert str(caught.value) == "the disk is full\n  on rank 2 of 3"
+
+
+def test_after_a_failure_nothing_goes_on() -> None:
+    world = ThreadWorld(2)
+
+    def fail(c: Communicator) -> None:
+        if c.rank == 0:
+            raise Error("once")
+
+    with pytest.raises(Error, match="once"):
+        world.run(fail)
+    with pytest.raises(PeerError, match=r"^rank 0 failed: once$"):
+        world.run(lambda c: call(c, "all_reduce", X))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "told"),
+    [
+        (
+            lambda c: call(c, "all_reduce", X, place="a (m.py:1)"),
+            lambda c: call(c, "all_gather", X, place="b (m.py:2)"),
+            r"rank 0 is at all_reduce \(sum\) from 1 of float32\[6, 4\] in a \(m.py:1\), "
+            r"rank 1 at all_gather from 1 of float32\[6, 4\] in b \(m.py:2\)",
+        ),
+        (
+            lambda c: call(c, "all_reduce", X, place="a"),
+            lambda c: call(c, "all_reduce", X, place="b"),
+            "rank 0 .* in a, rank 1 .* in b",
+        ),
+        (
+            lambda c: call(c, "all_reduce", X),
+            lambda c: call(c, "all_reduce", X[:4]),
+            r"rank 0 .*\[6, 4\].*, rank 1 .*\[4, 4\].*",
+        ),
+        (
+            lambda c: call(c, "all_reduce", X),
+            lambda c: call(c, "all_reduce", X.astype(np.int32)),
+            "rank 0 .*float32.*, rank 1 .*int32.*",
+        ),
+        (
+            lambda c: call(c, "all_reduce", X, place="a"),
+            lambda c: call(c, "all_reduce", X, (1, 0), place="b"),
+            "rank 0 .* in a, rank 1 .* in b",
+        ),
+        (
+            lambda c: call(c, "all_reduce", X, place="a"),
+            lambda c: c.receive(0),
+            "rank 0 .* in a, rank 1 at the values of rank 0",
+        ),
+        (
+            lambda c: c.agree("the sizes", "S=3"),
+            lambda c: call(c, "all_reduce", X, place="b"),
+            "rank 0 is at the comparison of the sizes, rank 1 .* in b",
+        ),
+    ],
+)
+def test_ranks_that_do_something_else_are_named(mine: Work, theirs: Work, told: str) -> None:
+    for first in (0, 1):  # whoever comes first
+
+        def work(c: Communicator, first: int = first) -> None:
+            time.sleep(0.05 * (c.rank != first))
+            (mine if c.rank == 0 else theirs)(c)
+
+        found = stopped(2, work)
+        assert found[0] == found[1]
+        assert re.fullmatch(f"the ranks make different calls: {told}", found[0])
+
+
+def test_a_circle_of_three_is_found() -> None:
+    def work(c: Communicator) -> None:
+        call(c, "all_reduce", X, ((0, 1), (1, 2), (0, 2))[c.rank], place=f"line {c.rank}")
+
+    found = stopped(3, work)
+    assert len(set(found)) == 1 and "the ranks make different calls" in found[0]
+
+
+def test_a_rank_that_has_finished_is_not_waited_for() -> None:
+    def work(c: Communicator) -> None:
+        if c.rank == 0:
+            call(c, "all_reduce", X, place="line 3")
+
+    with pytest.raises(PeerError, match=r"rank 0 is at .* line 3, but rank 1 has finished"):
+        ThreadWorld(2).run(work)
+
+
+def test_a_rank_that_stalls_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_TURN", 0.05)
+    world = ThreadWorld(3, 1e6)
+
+    def work(c: Communicator) -> None:
+        if c.rank == 1:
+            until(lambda: len(world._waits) == 2)
+            world.timeout = 0.2
+            until(lambda: world._failed is not None)
+        call(c, "all_reduce", X, place="line 3")
+
+    found = stopped(3, work, world)
+    assert found[0] == found[1] == found[2]
+    assert found[0].startswith("rank 1 did not come to all_reduce (sum)")
+    assert "in line 3: no rank has moved for 0.2 s; if it only takes long, give" in found[0]
+
+
+def test_ranks_may_wait_as_long_as_others_move(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_TURN", 1e3)
+    world = ThreadWorld(3, 10.0)
+    waiting: list[int] = []
+
+    def work(c: Communicator) -> None:
+        if c.rank == 2:
+            waiting.append(threading.get_ident())
+            call(c, "all_reduce", X)
+            return
+        until(lambda: 2 in world._waits)
+        for i in range(20):
+            clock.now += c.rank
+            call(c, "all_reduce", X, (0, 1), place=f"line {i}")
+        until(lambda: clock.seen[waiting[0]] == 20 or world._failed is not None)
+        call(c, "all_reduce", X)
+
+    assert stopped(3, work, world) == [""] * 3
+
+
+def test_a_process_that_stood_still_has_not_stalled(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_TURN", 0.01)
+    world = ThreadWorld(2, 60.0)
+
+    def work(c: Communicator) -> None:
+        if c.rank == 1:
+            until(lambda: len(world._waits) == 1)
+            clock.now += 1000  # ctrl-Z, and fg
+            until(lambda: 1000 in clock.seen.values() or world._failed is not None)
+        call(c, "all_reduce", X)
+
+    assert stopped(2, work, world) == ["", ""]
+
+
+def test_bytes_are_broadcast() -> None:
+    def work(c: Communicator) -> list[bytes]:
+        pair = c.broadcast(b"pair" * (c.rank == 2), 2, (2, 0)) if c.rank != 1 else b""
+        return [c.broadcast(b"all" * (c.rank == 1), 1), pair]
+
+    assert ThreadWorld(3).run(work) == [[b"all", b"pair"], [b"all", b""], [b"all", b"pair"]]
+
+
+def test_facts_are_compared() -> None:
+    def work(c: Communicator) -> None:
+        c.agree("the sizes", "S=3")
+        c.agree("the inputs", f"B={c.rank // 2}")
+
+    assert (
+        stopped(3, work) == ["the ranks differ in the inputs: rank 0 has B=0, rank 2 has B=1"] * 3
+    )
+
+
+def test_large_work_is_done_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+
+    def counted(what: CollectiveCall, position: int, operands: Any, results: Any) -> None:
+        done.append(position)
+        perform(what, position, operands, results)
+
+    monkeypatch.setattr(threads, "perform", counted)
+    operand = np.ones(threads.SMALL, np.float32)
+    found = ThreadWorld(3).run(lambda c: call(c, "all_reduce", operand))
+    assert sorted(done) == [0, 1, 2] and all((x == 3).all() for x in found)

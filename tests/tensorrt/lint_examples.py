@@ -1,0 +1,218 @@
+"""Examples of the linter's rules about attention, caches, collectives, plugins and files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnx import ModelProto
+
+from irc.backends.tensorrt.plugins import attributes_of
+from tests.tensorrt.lint_models import FULL, NEWEST, Example, model, node
+from tests.tensorrt.lint_models import value as typed
+
+X = "x:f16[4,8]"
+Q, K = "q:f16[1,4,8,64]", "k:f16[1,2,8,64]"
+SHORT = "q:f16[1,4,2,64]"
+SAME = "q:f16[1,4,8,64] k:f16[1,4,8,64]"
+THREE = "q:f16[1,8,64] k:f16[1,8,64]"
+LENGTHS = f"{Q} {K} l:i32[1]"
+MASK = f"{Q} {K} m:f16[1,1,8,8]"
+
+
+def attention(
+    inputs: str = "q k k",
+    types: str = f"{Q} {K}",
+    kind: str = "TRT_Attention",
+    outputs: str = "y",
+    **attributes: Any,
+) -> ModelProto:
+    """Attention of a scaled query, grouped heads by default."""
+    result = "y:" + types.split()[0].partition(":")[2]
+    dtype = result[2:].partition("[")[0]
+    domain = "trt" if kind.startswith("TRT_") else ""
+    body = [
+        node("Mul", "q half", "qs"),
+        node(kind, inputs.replace("q ", "qs ", 1), outputs, domain, **attributes),
+    ]
+    second = " p:f16[1,2,8,64]" if "p" in outputs.split() else ""
+    return model(body, f"{types} half:{dtype}[1]", result + second)
+
+
+def plain(inputs: str = "q k k", types: str = f"{Q} {K}", **attributes: Any) -> ModelProto:
+    """ONNX Attention."""
+    return attention(inputs, types, "Attention", **attributes)
+
+
+def itself(**attributes: Any) -> ModelProto:
+    """ONNX Attention of one tensor with itself."""
+    return model(node("Attention", "q q q", **attributes), Q, "y:f16[1,4,8,64]")
+
+
+F32 = SAME.replace("f16", "f32")
+WIDE = SAME.replace("64", "257")
+
+ATTENTION = {
+    "attention-valid-lengths": (
+        Example(
+            plain("q k k - - - n", f"{Q} {K} n:i64[1]"),
+            attention("q k k - - n", f"{Q} {K} n:i32[1]"),
+        ),
+        Example(plain("q k k - - - n", f"{Q} {K} n:i64[B]"), plain()),
+    ),
+    "attention-causal-alignment": (
+        Example(
+            plain(types=f"{SHORT} {K}", is_causal=1),
+            attention(types=f"{SHORT} {K}", causal_kind="lower_right"),
+        ),
+        Example(
+            plain(types="q:f16[1,4,S,64] k:f16[1,2,C,64]", is_causal=1),
+            plain(types="q:f16[1,4,S,64] k:f16[1,2,S,64]", is_causal=1),
+        ),
+    ),
+    "attention-of-itself": Example(itself(scale=0.125), itself(scale=1.0), "crash"),
+    "attention-mask-type": (
+        Example(
+            attention("q k k m", f"{Q} {K} m:f32[1,1,8,8]"),
+            attention("q k k m", f"{Q} {K} m:bool[1,1,8,8]"),
+            "build",
+        ),
+        Example(attention("q k k l", LENGTHS), None, "parse"),
+    ),
+    "attention-needs-decomposable": (
+        Example(attention(types=F32), attention(types=F32, TRT_decomposable=1), "build"),
+        Example(plain(types=WIDE), plain(types=WIDE, TRT_decomposable=1), "build"),
+        Example(
+            plain(types=THREE, q_num_heads=8, kv_num_heads=8),
+            plain(types=THREE, q_num_heads=4, kv_num_heads=4),
+            "build",
+        ),
+        Example(
+            plain(types=THREE.replace("f16", "f32"), q_num_heads=4, kv_num_heads=4, is_causal=1),
+            plain(types=THREE.replace("f16", "f32"), q_num_heads=4, kv_num_heads=4),
+            "build",
+        ),
+    ),
+    "trt-attention-attributes": (
+        Example(attention(scale=0.125), attention(), ""),
+        Example(attention(is_causal=1), attention(causal_kind="upper_left"), ""),
+    ),
+    "trt-attention-lengths": (
+        Example(attention("q k k - l", LENGTHS), attention("q k k - - l", LENGTHS), "build"),
+        Example(attention("q k k - - - l", LENGTHS), None, ""),
+        Example(attention("q k k - - l", f"{Q} {K} l:f32[1]"), None, ""),
+    ),
+}
+
+
+def cache(
+    types: str = "c:f16[1,2,64,16] u:f16[1,2,1,16] w:i32[1]",
+    outputs: str = "",
+    body: Any = None,
+    **attributes: Any,
+) -> ModelProto:
+    """An update of one slot of a cache."""
+    result = outputs or "y:" + types.split()[0].partition(":")[2]
+    return model(body or node("TensorScatter", "c u w", **attributes), types, result)
+
+
+WRITE = node("TensorScatter", "c u w", "n", axis=-2)
+AGAIN = node("TensorScatter", "n u w", "y", axis=-2)
+TWICE = node("TensorScatter", "c u w", "y", axis=-2)
+BOTH = "y:f16[1,2,64,16] n:f16[1,2,64,16]"
+
+CACHES = {
+    "cache-is-an-input": (
+        Example(
+            cache(body=[node("Identity", "c", "t"), node("TensorScatter", "t u w")]),
+            cache(),
+            "build",
+        ),
+        Example(cache(body=[WRITE, AGAIN], outputs=BOTH), None, "build"),
+    ),
+    "cache-is-an-output": Example(
+        cache(body=[WRITE, node("Relu", "n")]),
+        cache(body=[WRITE, node("Relu", "n")], outputs=BOTH),
+        "build",
+    ),
+    "cache-updated-twice": Example(cache(body=[WRITE, TWICE], outputs=BOTH), cache(), "build"),
+    "native-cache-wrong": Example(cache(), model(node("Relu", "x")), target="tensorrt-11.2/sm_121"),
+    "native-cache-builds": Example(
+        cache(), model(node("Relu", "x")), target="tensorrt-11.2/sm_120"
+    ),
+}
+
+
+def collective(types: str = X, **attributes: Any) -> ModelProto:
+    """An all-reduce of two ranks."""
+    known: dict[str, Any] = {"collective_operation": "all_reduce", "reduce_op": "sum", "root": -1}
+    known |= {"nb_rank": 2, "group_size": 2, "groups": [0, 1]} | attributes
+    return model(node("DistCollective", "x", **known), types, "y:" + types[2:])
+
+
+NONE = model(node("Relu", "x"))
+
+COLLECTIVES = {
+    "collective-dtype": Example(
+        collective("x:f8[4,8]"), collective("x:bf16[4,8]"), "build", NEWEST
+    ),
+    "collective-architecture": Example(collective(), NONE, target="tensorrt-11.4/sm_75+sm_90"),
+    "collective-subgroup": (
+        Example(collective(groups=[1, 3]), collective(), target=FULL),
+        Example(collective(groups=[1, 3]), collective(), ""),
+    ),
+    "collective-silent": Example(collective(), NONE, target="tensorrt-11.0/sm_90"),
+}
+
+MINE = {"plugin_version": "1", "plugin_namespace": "mine"}
+SUM = {"operation": "all_reduce", "reduce_op": "sum", "group": "tp", "group_size": 2}
+NORM: dict[str, Any] = {"operation": "all_reduce_rms_norm", "eps": "1e-05"}
+
+
+def mine(kind: str = "Mine", **fields: Any) -> ModelProto:
+    """One node of a plugin; a field that is None is left out."""
+    present = {key: each for key, each in (MINE | fields).items() if each is not None}
+    return model(node(kind, "x", "y", "mine", **present))
+
+
+def ours(inputs: str = "x", outputs: str = "y", **fields: Any) -> ModelProto:
+    """IrcCollective."""
+    types = {"x": X, "r": "r:f16[4,8]", "w": "w:f16[8]"}
+    body = node("IrcCollective", inputs, outputs, **(attributes_of("IrcCollective", SUM) | fields))
+    results = " ".join(f"{name}:f16[4,8]" for name in outputs.split())
+    return model(body, " ".join(types[name] for name in inputs.split()), results)
+
+
+PLUGINS = {
+    "plugin-integers": (
+        Example(mine(size=1 << 40), mine(size=(1 << 31) - 1)),
+        Example(mine(sizes=[1, -(1 << 31) - 1]), mine(sizes=[1, -(1 << 31)])),
+    ),
+    "unknown-plugin": (
+        Example(mine("Nonesuch"), NONE, "parse"),
+        Example(model(node("Nonesuch", "x")), None, "parse"),
+        Example(mine("Relu"), None, ""),  # computed as ONNX's Relu
+        Example(mine("Nonesuch"), ours(), target=FULL),
+    ),
+}
+
+
+def named_twice() -> ModelProto:
+    made = model(node("Relu", "x"))
+    made.graph.input.append(typed(X))
+    return made
+
+
+UNORDERED = model([node("Neg", "a"), node("Relu", "x", "a")])  # TensorRT sorts nodes
+CYCLE = model([node("Add", "x b", "a"), node("Neg", "a", "b"), node("Relu", "a")])
+
+FILES = {
+    "malformed": (
+        Example(model(node("Add", "x lost")), NONE, "parse"),
+        Example(model([node("Relu", "x"), node("Neg", "x")]), NONE, "parse"),
+        Example(CYCLE, UNORDERED, "parse"),
+        Example(model(node("Relu", "x", "z")), NONE, "parse"),
+        Example(named_twice(), NONE),
+    ),
+    "unused-input": Example(model(node("Relu", "x"), f"{X} u:f16[2]"), NONE),
+    "untyped": Example(model(node("Add", "x")), model(node("Add", "x x"))),
+}

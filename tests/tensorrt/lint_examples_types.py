@@ -1,0 +1,258 @@
+"""Examples of the linter's rules about element types, operators and quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from tests.tensorrt.lint_models import (
+    BOOL,
+    F4,
+    F8,
+    F16,
+    F32,
+    F64,
+    I4,
+    I8,
+    I32,
+    NEWEST,
+    U8,
+    Example,
+    constant,
+    model,
+    node,
+)
+
+X = "x:f16[4,8]"
+PAIR = f"{X} z:f16[4,8]"
+PRODUCT = "x:f16[4,8] z:{}[8,8]"
+RELU = model(node("Relu", "x"))
+
+
+def pair(kind: str, types: str = PAIR, result: str = "y:f16[4,8]", **more: Any) -> ModelProto:
+    """A node of two operands."""
+    return model(node(kind, "x z", **more), types, result)
+
+
+def cast(to: int) -> ModelProto:
+    """A Cast and its inverse."""
+    return model([node("Cast", "x", "t", to=to), node("Cast", "t", to=F16)])
+
+
+def port(dtype: str) -> ModelProto:
+    """An input of a type that is returned."""
+    return model(node("Identity", "x"), f"x:{dtype}[4,8]", f"y:{dtype}[4,8]")
+
+
+def stored(dtype: str) -> ModelProto:
+    """A constant of a type that is added."""
+    body = [node("Cast", "w", "c", to=F16), node("Add", "x c")]
+    return model(body, constants=[constant(f"w:{dtype}[4,8]")])
+
+
+def norm(scale: str) -> ModelProto:
+    return model(node("LayerNormalization", "x s"), f"{X} s:{scale}[8]")
+
+
+def where(dtype: str) -> ModelProto:
+    return model(node("Where", "c x z"), f"{X} c:bool[4,8] z:{dtype}[4,8]")
+
+
+CAST_ADD = [node("Cast", "x", "c", to=F32), node("Relu", "x", "r"), node("Add", "c r")]
+
+DTYPES = {
+    "mixed-dtypes": (
+        Example(pair("Add", f"{X} z:f32[4,8]"), pair("Add"), "parse"),
+        Example(where("f32"), where("f16"), "parse"),
+        Example(pair("Concat", f"{X} z:f32[4,8]", "y:f16[8,8]", axis=0), None, "parse"),
+        Example(norm("f32"), norm("f16"), "parse"),
+        Example(model(CAST_ADD), None, "parse"),
+    ),
+    "operand-dtype": (
+        Example(
+            pair("Mul", "x:bool[4,8] z:bool[4,8]", "y:bool[4,8]"),
+            pair("And", "x:bool[4,8] z:bool[4,8]", "y:bool[4,8]"),
+            "parse",
+        ),
+        Example(
+            pair("And", "x:i32[4,8] z:i32[4,8]", "y:bool[4,8]"),
+            pair("Mul", "x:i32[4,8] z:i32[4,8]", "y:i32[4,8]"),
+            "parse",
+        ),
+        Example(pair("MatMul", "x:i32[4,8] z:i32[8,8]", "y:i32[4,8]"), None, "parse"),
+        Example(
+            pair("Add", "x:u8[4,8] z:u8[4,8]", "y:u8[4,8]"),
+            pair("Add", "x:i8[4,8] z:i8[4,8]", "y:i8[4,8]"),
+            "parse",
+        ),
+    ),
+    "cast-to": (
+        *(
+            Example(cast(to), cast(I32), "parse")
+            for to in (U8, TensorProto.INT16, TensorProto.UINT4, TensorProto.FLOAT8E5M2)
+        ),
+        *(Example(cast(to), cast(BOOL), "build", NEWEST) for to in (F8, F4, I4)),
+        Example(model(node("Cast", "x", to=F16), "x:f8[4,8]"), None, "build", NEWEST),
+    ),
+    "double": (Example(cast(F64), cast(F32), ""), Example(port("f64"), port("f32"), "")),
+    "tensor-dtype": (
+        Example(port("i16"), port("i32"), "parse"),
+        Example(stored("i16"), stored("i32"), "parse"),
+    ),
+    "architecture-dtype": (
+        Example(
+            pair("Add", "x:bf16[4,8] z:bf16[4,8]", "y:bf16[4,8]"),
+            pair("Add"),
+            "build",
+            "tensorrt-rtx-1.7/sm_75+sm_89",
+        ),
+        Example(port("f8"), port("i8"), "build", "tensorrt-rtx-1.7/sm_80+sm_89"),
+        Example(port("f4"), port("f16"), "build", "tensorrt-rtx-1.7/sm_89"),
+        Example(port("i4"), port("i8"), "build", "tensorrt-rtx-1.7/sm_75"),
+        Example(port("f4"), port("f16"), target="tensorrt-11.4/sm_90"),
+    ),
+    "architecture-f32-product": Example(
+        pair("MatMul", "x:f32[4,8] z:f32[8,8]", "y:f32[4,8]"),
+        pair("MatMul", PRODUCT.format("f16")),
+        "build",
+        "tensorrt-rtx-1.7/sm_75",
+    ),
+}
+
+
+def foreign(kind: str, domain: str) -> ModelProto:
+    return model(node(kind, "x", "y", domain))
+
+
+def topk(k: int) -> ModelProto:
+    numbers = numpy_helper.from_array(np.array([k]), "k")
+    types = f"y:f16[1,{k}] i:i64[1,{k}]"
+    return model(node("TopK", "x k", "y i"), "x:f16[1,50000]", types, [numbers])
+
+
+def scatter(reduction: str) -> ModelProto:
+    types = f"{X} i:i64[1,8] u:f16[1,8]"
+    return model(node("ScatterElements", "x i u", reduction=reduction), types)
+
+
+def nonzero(**attributes: str) -> ModelProto:
+    return model(node("NonZero", "x", **attributes), X, "y:i64[2,N]")
+
+
+OPERATORS = {
+    "unsupported-operator": (
+        Example(pair("BitwiseAnd", "x:i32[4,8] z:i32[4,8]", "y:i32[4,8]"), RELU, "parse"),
+        Example(foreign("FastGelu", "com.microsoft"), None, "parse"),
+        Example(foreign("Normalizer", "ai.onnx.ml"), None, "parse"),
+    ),
+    "missing-plugin": (
+        Example(nonzero(), RELU, "parse"),
+        Example(nonzero(), nonzero(plugin_version="1", plugin_namespace="mine")),
+    ),
+    "builtin-name": (
+        Example(foreign("Relu", "mine"), foreign("Relu", ""), ""),
+        Example(foreign("Sigmoid", "com.microsoft"), foreign("Gelu", "com.microsoft")),
+    ),
+    "topk-limit": Example(topk(3841), topk(3840), "build"),
+    "scatter-reduction": Example(scatter("add"), scatter("none"), "parse"),
+}
+
+K, N = 128, 64
+ROWS, RESULT = f"x:f16[4,{K}]", f"y:f16[4,{N}]"
+
+
+def weight(
+    stored: str = "i8",
+    scale: Sequence[int] = (N,),
+    size: float = 0.5,
+    zero: float | None = None,
+    shape: Sequence[int] = (K, N),
+    zeros: Sequence[int] | None = None,
+    inputs: str = "",
+    transposed: bool = False,
+    **attributes: Any,
+) -> ModelProto:
+    """x times a quantized weight; `inputs` names those of w and s that are inputs of the model."""
+
+    def text(name: str, dtype: str, dims: Sequence[int]) -> str:
+        return f"{name}:{dtype}[{','.join(map(str, dims))}]"
+
+    types = {"w": text("w", stored, shape), "s": text("s", "f16", scale)}
+    numbers = {"w": 1.0, "s": size}
+    if zero is not None:
+        types["z"] = text("z", stored, scale if zeros is None else zeros)
+        numbers["z"] = zero
+    held = [constant(types[name], numbers[name]) for name in types if name not in inputs.split()]
+    more = "".join(f" {types[name]}" for name in inputs.split())
+    body = [node("DequantizeLinear", " ".join(types), "d", **({"axis": 1} | attributes))]
+    if transposed:
+        body.append(node("Transpose", "d", "t", perm=[1, 0]))
+    body.append(node("MatMul", "x t" if transposed else "x d"))
+    inner, outer = reversed(shape) if transposed else shape
+    return model(body, f"x:f16[4,{inner}]{more}", f"y:f16[4,{outer}]", held)
+
+
+def blocks(stored: str = "i4", size: int = 64, scale: float = 0.5, **more: Any) -> ModelProto:
+    """Blocks along K."""
+    return weight(stored, (K // size, N), scale, axis=0, block_size=size, **more)
+
+
+def activation(to: int = I8, zero: str = "") -> ModelProto:
+    """Quantize and dequantize x."""
+    attributes: dict[str, int] = {} if zero else {"output_dtype": to}
+    body = [
+        node("QuantizeLinear", f"x s {zero}", "q", **attributes),
+        node("DequantizeLinear", f"q s {zero}"),
+    ]
+    more = " z:i8[]" if zero else ""
+    return model(body, ROWS + more, ROWS.replace("x", "y"), [constant("s:f16[]", 0.5)])
+
+
+def gathered(first: str) -> ModelProto:
+    """Rows of a quantized table, dequantized before or after the lookup."""
+    held = [constant(f"w:i8[{K},{N}]"), constant("s:f16[]", 0.5)]
+    body = [node("Gather", "w i", "g"), node("DequantizeLinear", "g s")]
+    if first == "dequantize":
+        body = [node("DequantizeLinear", "w s", "d"), node("Gather", "d i")]
+    return model(body, "i:i64[3]", f"y:f16[3,{N}]", held)
+
+
+CAST_INT8 = [node("Cast", "w", "c", to=10), node("Add", "x c")]
+GOOD = weight()
+
+QUANTIZED = {
+    "zero-point": (
+        Example(weight(zero=1), weight(zero=0), "parse"),
+        Example(weight(zero=0, zeros=(1,)), weight(zero=0, zeros=(N,)), "parse"),
+        Example(activation(zero="z"), activation(), "build"),
+    ),
+    "scale-positive": (
+        Example(weight(size=0), GOOD, "parse"),
+        Example(weight(size=-1), blocks(scale=-1), "parse"),
+        Example(weight(size=float("nan")), GOOD, "parse"),
+    ),
+    "block-shape": (
+        Example(weight("i4", (3, N), axis=0, block_size=48), blocks(size=32), "parse"),
+        Example(weight("i4", (N,), axis=0, block_size=128), None, "parse"),
+        Example(weight("i4", (2, N // 2), axis=0, block_size=64), None, "parse"),
+        Example(weight("i4", (4, N), axis=0, block_size=64), None, ""),
+    ),
+    "even-count": Example(weight("i4", (3,), shape=(3, 3)), blocks(), "build"),
+    "quantized-constant": (
+        Example(gathered("gather"), gathered("dequantize"), "build"),
+        Example(model(CAST_INT8, constants=[constant("w:i8[4,8]")]), None, "build"),
+    ),
+    "int4-blocks": (
+        Example(weight("i4"), blocks(), ""),
+        Example(blocks(size=8), blocks(size=16), ""),
+        Example(
+            weight("i4", (K, 1), axis=1, block_size=N),
+            weight("i4", (N, 1), shape=(N, K), transposed=True, axis=1, block_size=K),
+            "",
+        ),
+        Example(blocks(inputs="w s"), blocks(size=128), ""),
+    ),
+}
