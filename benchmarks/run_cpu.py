@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import compile as compiling
@@ -20,11 +21,11 @@ from benchmarks.process import measure, python
 ENGINES = ("irc", "genai", "transformers")
 
 
-def prepare(shape: str, work: Path) -> dict[str, Path]:
+def prepare(shape: str, work: Path, engines: Sequence[str]) -> dict[str, Path]:
     """What each engine loads."""
     checkpoint = make(shape, work / f"{shape}-f32", "f32")
     compiling.irc_run(checkpoint, work / "irc")
-    if not (work / "genai" / "genai_config.json").exists():
+    if "genai" in engines and not (work / "genai" / "genai_config.json").exists():
         compiling.genai(checkpoint, work)
     return {"irc": work / "irc", "genai": work / "genai", "transformers": checkpoint}
 
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/benchmarks"))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
     options = parser.parse_args()
-    folders = prepare(options.shape, options.work.resolve())
+    folders = prepare(options.shape, options.work.resolve(), options.engines)
     results: dict[str, list[dict[str, float]]] = {engine: [] for engine in options.engines}
     sizes = [str(n) for n in (options.threads, options.prompt, options.new)]
     for _ in range(options.rounds):
