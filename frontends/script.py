@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-import traceback
 import types
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -13,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Error, did_you_mean
-from ..extensions.user_files import forget, loaded, name_of, remember_siblings
+from ..extensions.user_files import blamed, forget, loaded, name_of, remember_siblings
 from ..ir.core import Module
-from ..source import Loc
 from .huggingface import bind
 from .huggingface.binding import has_unbound
 from .settings import convert
@@ -44,7 +42,7 @@ def load_script(
     with _imported(path, debug) as namespace:
         factory = _factory(namespace, path, name)
         arguments = _arguments(factory, path, settings or {}, checkpoint, dtype)
-        with _blamed(path, debug), redirect_stdout(sys.stderr):
+        with blamed(path, debug), redirect_stdout(sys.stderr):
             module = factory(**arguments)
     if not isinstance(module, Module):
         raise Error(
@@ -87,7 +85,7 @@ def _imported(path: Path, debug: bool) -> Generator[types.ModuleType]:
     sys.modules[module.__name__] = module  # dataclasses and annotations look themselves up there
     sys.path.insert(0, folder)
     try:
-        with _blamed(path, debug), redirect_stdout(sys.stderr):
+        with blamed(path, debug), redirect_stdout(sys.stderr):
             # not by the import system, whose cache compares whole seconds
             exec(compile(source, str(path), "exec"), module.__dict__)
         yield module
@@ -108,33 +106,6 @@ def _forget(before: Mapping[str, types.ModuleType], folder: str, name: str) -> N
     remember_siblings(name, removed)
     if name in before:
         sys.modules[name] = before[name]
-
-
-@contextmanager
-def _blamed(path: Path, debug: bool) -> Generator[None]:
-    """Turn an exception of the script into an Error at its line."""
-    try:
-        yield
-    except Error:
-        raise
-    except SyntaxError as error:
-        name = os.path.basename(error.filename or str(path))
-        raised = Error(f"not Python: {error.msg}", loc=Loc(name, error.lineno or 1))
-        raise raised from (error if debug else None)
-    except (Exception, SystemExit) as error:
-        text = "".join(traceback.format_exception_only(error)).strip()
-        raised = Error(f"the script raised {text}", loc=_line(error, path))
-        raise raised from (error if debug else None)
-
-
-def _line(error: BaseException, path: Path) -> Loc:
-    """The innermost line of the script, or of a file in its folder."""
-    folder = path.resolve().parent
-    frames = traceback.extract_tb(error.__traceback__)
-    near = [frame for frame in frames if Path(frame.filename).resolve().parent == folder]
-    if not near:
-        return Loc(path.name, 1)
-    return Loc(os.path.basename(near[-1].filename), near[-1].lineno or 1)
 
 
 def _factory(namespace: types.ModuleType, path: Path, name: str) -> Callable[..., Any]:

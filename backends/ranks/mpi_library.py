@@ -14,6 +14,7 @@ from irc.backends.ranks.supervisor import DONE, MET, tell_supervisor
 from irc.errors import Error
 
 _STARTING, _ENDING = 60, 5  # seconds, where no supervisor watches
+_INSTALL = "use mpich: pip install 'irc-compiler[mpi]'"
 # The other network module of MPICH 5 crashes a process when the one it sends to has died.
 _SETTINGS = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
 
@@ -34,15 +35,21 @@ class Library(NamedTuple):
 
 
 def start() -> Library:
-    """MPI for several threads, started unless it is; an Error where it supports one only."""
+    """MPI for several threads, started unless it is.
+
+    An Error where no MPI library can be loaded, or where it supports one thread only.
+    """
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
-    import mpi4py
+    try:
+        import mpi4py
 
-    mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = False
-    from mpi4py import MPI
-
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise Error(f"MPI cannot be loaded ({reason}); {_INSTALL}") from error
     here = not MPI.Is_initialized()
     with _watched(b"", _STARTING):
         provided = MPI.Init_thread(MPI.THREAD_MULTIPLE) if here else MPI.Query_thread()
@@ -51,7 +58,7 @@ def start() -> Library:
     if provided < MPI.THREAD_MULTIPLE:
         raise Error(
             "this MPI lets only one thread call it (no MPI_THREAD_MULTIPLE), and irc needs two; "
-            "use mpich: pip install 'irc-compiler[mpi]'"
+            + _INSTALL
         )
     for each in (comm, MPI.COMM_WORLD, MPI.COMM_SELF):  # errors of polling belong to any of them
         each.Set_errhandler(MPI.ERRORS_RETURN)

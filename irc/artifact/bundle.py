@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 
 from ..errors import Error
 from ..ir.core import Module, Weight
@@ -15,7 +15,7 @@ from ..ir.dtypes import dtype
 from ..ir.mesh import Mesh
 from ..weights import Cast, FileRef, Ref, Shard, Step
 from ..weights.checkpoint import Extent, Reader
-from ..weights.safetensors import Tensor, holds, lay_out
+from ..weights.safetensors import holds, lay_out
 
 FILE = "weights"  # what the module calls the file
 COPY = 1 << 20  # bytes in one block
@@ -92,32 +92,24 @@ def _write(path: Path, reader: Reader, sources: Mapping[str, _Source], advance: 
     header, placed = lay_out(entries)
     size = sum((tensor.nbytes for tensor in placed.values()), len(header))
     digest = hashlib.sha256(header)
-    with open(path, "w+b") as out:
+    with open(path, "wb") as out:
         out.write(header)
         for key, tensor in placed.items():
-            for block in _written(out, reader, sources[key], tensor):
+            for block in _blocks(reader, sources[key]):
+                out.write(block)
                 digest.update(block)
             advance((tensor.offset + tensor.nbytes) / size)
     return f"sha256:{digest.hexdigest()}"
 
 
-def _written(
-    out: BinaryIO, reader: Reader, source: _Source, tensor: Tensor
-) -> Iterator[bytes | memoryview]:
-    """Write a tensor; yields its bytes in the order of the file."""
-    ranks = source.ranks or (0,)
-    extents = [reader.extent(source.ref, rank) for rank in ranks]
-    known = [extent for extent in extents if extent is not None]
-    if len(known) == len(ranks):
-        blocks: Iterator[bytes | memoryview] = (b for extent in known for b in _read(extent))
-    elif len(ranks) == 1:
-        blocks = (block.tobytes() for (block,) in reader.stream_ranks(source.ref, [0]))
-    else:
-        yield from _converted(out, reader, source, tensor)
-        return
-    for block in blocks:
-        out.write(block)
-        yield block
+def _blocks(reader: Reader, source: _Source) -> Iterator[bytes | memoryview]:
+    """The bytes of a tensor in blocks: the shard of each rank after the other."""
+    for rank in source.ranks or (0,):
+        extent = reader.extent(source.ref, rank)
+        if extent is not None:
+            yield from _read(extent)
+        else:
+            yield from (block.tobytes() for (block,) in reader.stream_ranks(source.ref, [rank]))
 
 
 def _read(extent: Extent) -> Iterator[memoryview]:
@@ -132,22 +124,3 @@ def _read(extent: Extent) -> Iterator[memoryview]:
                 raise Error(f"{extent.path} became shorter while it was read")
             left -= count
             yield buffer[:count]
-
-
-def _converted(out: BinaryIO, reader: Reader, source: _Source, tensor: Tensor) -> Iterator[bytes]:
-    """Convert the shards of several ranks in lockstep into the file, and read them back in order.
-
-    They come in blocks of all ranks, each of which belongs to another place of the file.
-    """
-    shard = tensor.nbytes // len(source.ranks)
-    places = [tensor.offset + i * shard for i in range(len(source.ranks))]
-    for blocks in reader.stream_ranks(source.ref, list(source.ranks)):
-        for i, block in enumerate(blocks):
-            out.seek(places[i])
-            places[i] += out.write(block.tobytes())
-    out.seek(tensor.offset)
-    left = tensor.nbytes
-    while left:
-        block = out.read(min(COPY, left))
-        left -= len(block)
-        yield block

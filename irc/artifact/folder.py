@@ -72,33 +72,25 @@ class ArtifactFolder:
 
         `whole` reads every byte in the folder, of large files too. `advance` is called as they are.
         """
-        for name, entry in self._entries("files"):
+        files: dict[str, dict[str, Any]] = self.manifest["files"]
+        for name, entry in files.items():
             problem = _file_problem(self.path, name, entry, whole, advance)
             if problem and (text or name != MODULE):
                 yield f"{problem}; compile again"
         again = "compile again (with --bundle the artifact keeps a copy of its own)"
-        for name, entry in self.weights() if weights else ():
+        for name, entry in self.weights().items() if weights else ():
             if problem := weights_problem(self.path / name, entry, again):
                 yield problem
 
-    def weights(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The weight files elsewhere: (path as the module writes it, size and hash)."""
-        return self._entries("weights")
-
-    def _entries(self, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        entries: dict[str, Any] = self.manifest[kind]
-        for name, entry in entries.items():
-            if not isinstance(entry, dict) or not {"size", "hash"} <= entry.keys():
-                raise Error(f"the manifest has no size or no hash of {name!r}; compile again")
-            yield name, entry
+    def weights(self) -> dict[str, dict[str, Any]]:
+        """The size and hash of each weight file elsewhere, by its path as the module writes it."""
+        return self.manifest["weights"]
 
 
 def _file_problem(
     folder: Path, name: str, entry: dict[str, Any], whole: bool, advance: Advance | None
 ) -> str:
     path = folder / name
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        return f"the manifest names the file {name!r}, which is outside {folder}"
     if not path.is_file():
         return f"{path} is missing"
     if (size := path.stat().st_size) != entry["size"]:

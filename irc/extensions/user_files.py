@@ -10,8 +10,8 @@ import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from contextlib import redirect_stdout
+from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import Error
+from ..source import Loc
 
 _PREFIX = "irc_loaded_"
 _LOADED = "__irc_user_file__"  # in a module that was run here: its UserFile
@@ -127,13 +128,11 @@ def _run(file: Path) -> UserFile:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with redirect_stdout(sys.stderr):
+        with blamed(file), redirect_stdout(sys.stderr):
             spec.loader.exec_module(module)
-    except BaseException as error:
+    except BaseException:
         forget(name)
-        if not isinstance(error, (Exception, SystemExit)):
-            raise
-        raise Error(f"{_place(file, error)}: {_message(error)}") from error
+        raise
     registered = {
         kind: tuple(
             key
@@ -147,21 +146,29 @@ def _run(file: Path) -> UserFile:
     return found
 
 
-def _place(file: Path, error: BaseException) -> str:
-    """`my_pass.py:12`, the innermost line of the file in the traceback."""
-    if isinstance(error, SyntaxError) and _same(error.filename, file):
-        return f"{file.name}:{error.lineno}"
+@contextmanager
+def blamed(path: Path, debug: bool = False) -> Generator[None]:
+    """Turn an exception of the user's code into an Error at its line.
+
+    The line is the innermost one of a file in the folder of `path`. `debug` chains the exception.
+    """
+    try:
+        yield
+    except SyntaxError as error:
+        name = Path(error.filename or path).name
+        raised = Error(f"not Python: {error.msg}", loc=Loc(name, error.lineno or 1))
+        raise raised from (error if debug else None)
+    except Error as error:
+        if error.op is None:
+            error.at(loc=_line(error, path))
+        raise
+    except (Exception, SystemExit) as error:
+        text = "".join(traceback.format_exception_only(error)).strip()
+        raise Error(text, loc=_line(error, path)) from (error if debug else None)
+
+
+def _line(error: BaseException, path: Path) -> Loc:
+    folder = path.resolve().parent
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if _same(frame.filename, file)]
-    return f"{file.name}:{lines[-1]}" if lines else file.name
-
-
-def _same(name: str | None, file: Path) -> bool:
-    return name is not None and Path(name).absolute() == file.absolute()
-
-
-def _message(error: BaseException) -> str:
-    if isinstance(error, Error):
-        return error.message
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    near = [frame for frame in frames if Path(frame.filename).resolve().parent == folder]
+    return Loc(Path(near[-1].filename).name, near[-1].lineno or 1) if near else Loc(path.name, 1)

@@ -202,7 +202,7 @@ def test_the_same_input_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -
         ("{tmp}/none", [], "there is no {tmp}/none; a source is script.py[:factory], a checkpoint"),
         ("{tmp}/none.py", [], "cannot read the script {tmp}/none.py"),
         ("{tmp}/tiny.py:bild", [], "defines no function 'bild'; did you mean 'build'?"),
-        ("{tmp}/tiny.py:broken", [], "tiny.py:20: the script raised ValueError: no such luck"),
+        ("{tmp}/tiny.py:broken", [], "tiny.py:20: ValueError: no such luck"),
         ("{tmp}/tiny.py:misshapen", [], "tiny.py:24: add: the shapes [2, 3] and [2, 4] do not"),
         ("{tmp}/tiny.py", ["--set", "widht=3"], "has no setting 'widht'; did you mean 'width'?"),
         ("{tmp}/tiny.py", ["--set", "width=x"], "width is a whole number, not 'x'"),

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from irc import __version__
 from irc.cli.main import COMMANDS
+from irc.cli.rank import Process
 from irc.errors import Error
 from irc.ir.core import Module
 from irc.text import parse_module
@@ -153,6 +155,22 @@ def test_other_failures(
     monkeypatch.setattr("irc.cli.show.read_module", failing)
     answer = irc("show", module)
     assert (answer.status, answer.out, answer.err) == (status, "", says)
+
+
+@pytest.mark.parametrize("missing", ["package", "library"])
+def test_mpi_that_cannot_be_loaded(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpi4py itself raises a RuntimeError where it finds no library of MPI."""
+
+    def load(name: str) -> None:
+        raise RuntimeError(f"cannot load {name}\nlibmpi.so: cannot open shared object file")
+
+    package = ModuleType("mpi4py")
+    vars(package).update(rc=SimpleNamespace(), __getattr__=load)
+    monkeypatch.setitem(sys.modules, "mpi4py", package if missing == "library" else None)
+    monkeypatch.setattr("irc.backends.ranks.mpi_library._SETTINGS", {})
+    says = r"^MPI cannot be loaded \(.+\); use mpich: pip install 'irc-compiler\[mpi\]'$"
+    with pytest.raises(Error, match=says), Process(["run"]).joined():
+        pytest.fail("there is no communicator")
 
 
 @pytest.mark.parametrize("failure", ["Error('a sentence')", "KeyError('surprise')"])

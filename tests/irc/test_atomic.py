@@ -2,14 +2,13 @@
 
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +22,18 @@ from tests.cli.runner import entries, works
 fcntl = pytest.importorskip("fcntl")
 
 
-def never(folder: Path) -> bool:
-    return False
-
-
-def always(folder: Path) -> bool:
-    return True
+def writing(output: Path, replaces: bool = False) -> AbstractContextManager[Path]:
+    return whole_folder(output, lambda folder: replaces)
 
 
 def write(output: Path, text: str = "new") -> None:
-    with whole_folder(output, always) as folder:
+    with writing(output, replaces=True) as folder:
         (folder / "file").write_text(text)
 
 
 def test_a_folder_appears_complete(tmp_path: Path) -> None:
     output = tmp_path / "a" / "b" / "out"
-    with whole_folder(output, never) as folder:
+    with writing(output) as folder:
         (folder / "x").write_text("1")
         assert not output.exists()
         assert folder.parent == output.parent, "a rename works only within one file system"
@@ -49,27 +44,26 @@ def test_a_folder_appears_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt, SystemExit])
-def test_a_failure_leaves_nothing(tmp_path: Path, failure: type[BaseException]) -> None:
-    with pytest.raises(failure), whole_folder(tmp_path / "a" / "b" / "out", never) as folder:
+@pytest.mark.parametrize("others", [False, True])
+def test_a_failure_leaves_nothing(
+    tmp_path: Path, failure: type[BaseException], others: bool
+) -> None:
+    """Parents that others use stay."""
+    with pytest.raises(failure), writing(tmp_path / "a" / "b" / "out") as folder:
         (folder / "x").write_text("1")
+        if others:
+            (tmp_path / "a" / "other").write_text("mine")
         raise failure
-    assert entries(tmp_path) == []
-
-
-def test_a_failure_keeps_parents_that_others_use(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^$"), whole_folder(tmp_path / "a" / "out", never):
-        (tmp_path / "a" / "other").write_text("mine")
-        raise ValueError
-    assert entries(tmp_path / "a") == ["other"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["a", "other"] * others
 
 
 def test_a_folder_is_replaced_or_kept_after_a_failure(tmp_path: Path) -> None:
     output = tmp_path / "out"
     write(output, "old")
-    with pytest.raises(ValueError, match=r"^$"), whole_folder(output, always):
+    with pytest.raises(ValueError, match=r"^$"), writing(output, replaces=True):
         raise ValueError
     assert (output / "file").read_text() == "old"
-    with whole_folder(output, always) as folder:
+    with writing(output, replaces=True) as folder:
         (folder / "new").write_text("2")
         assert entries(output) == ["file"]
     assert entries(output) == ["new"]
@@ -97,7 +91,7 @@ def test_existing_outputs(when: str, kind: str, tmp_path: Path) -> None:
     def attempt() -> None:
         if when == "before":
             appear()
-        with whole_folder(output, never) as folder:
+        with writing(output) as folder:
             assert when != "before" or kind == "empty folder", "the block must not run"
             (folder / "new").write_text("1")
             if when != "before":
@@ -116,12 +110,12 @@ def test_existing_outputs(when: str, kind: str, tmp_path: Path) -> None:
 
 def test_failures_of_the_disk(tmp_path: Path) -> None:
     says = r"the disk is full .* nothing was left behind; free some space"
-    with pytest.raises(Error, match=says), whole_folder(tmp_path / "out", never):
+    with pytest.raises(Error, match=says), writing(tmp_path / "out"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert entries(tmp_path) == []
     (tmp_path / "file").write_text("")
     says = r"cannot write .*out: File exists .*nothing was left behind"
-    with pytest.raises(Error, match=says), whole_folder(tmp_path / "file" / "out", never):
+    with pytest.raises(Error, match=says), writing(tmp_path / "file" / "out"):
         pytest.fail("the block must not run")
 
 
@@ -137,30 +131,44 @@ def test_the_old_folder_is_restored_if_the_rename_fails(
             raise OSError(errno.EIO, "Input/output error")
         return rename(path, target)
 
-    with pytest.raises(Error, match="Input/output error"), whole_folder(output, always):
+    with pytest.raises(Error, match="Input/output error"), writing(output, replaces=True):
         monkeypatch.setattr(Path, "rename", refuse)
     assert (output / "file").read_text() == "old"
     assert entries(tmp_path) == ["out"]
 
 
-def test_an_older_folder_that_cannot_be_removed_is_named(
+def test_an_older_folder_that_cannot_be_removed_is_orphaned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out"
     write(output, "old")
 
-    def refuse(path: Path) -> None:
-        raise OSError(errno.EACCES, "Permission denied", "config.json")
+    def refuse(path: Path, **more: Any) -> None:
+        raise OSError(errno.EACCES, "Permission denied", path)
 
-    monkeypatch.setattr(shutil, "rmtree", refuse)
-    says = r"out is written, but the older one .* \(Permission denied\); delete .*\.old"
-    with pytest.raises(Error, match=says):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", refuse)
         write(output)
     assert (output / "file").read_text() == "new"
+    assert [path.suffix for path in orphaned_folders(output)] == [".old"]
 
 
-@pytest.mark.parametrize("fails", ["another makes it", "a file takes its name", "the disk is full"])
-def test_parents(fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fails", "error", "says", "left"),
+    [
+        ("another makes it", ValueError, r"^$", []),
+        ("a file takes its name", Error, "File exists", ["a"]),
+        ("the disk is full", Error, "nothing was left behind", []),
+    ],
+)
+def test_parents(
+    fails: str,
+    error: type[Exception],
+    says: str,
+    left: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     make = Path.mkdir
 
     def late(path: Path, *args: Any, **more: Any) -> None:
@@ -173,15 +181,9 @@ def test_parents(fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         make(path, *args, **more)
 
     monkeypatch.setattr(Path, "mkdir", late)
-    if fails == "another makes it":
-        with pytest.raises(ValueError, match=r"^$"), whole_folder(tmp_path / "a/b/out", never):
-            raise ValueError
-        assert entries(tmp_path) == []
-        return
-    says = "File exists" if fails.startswith("a file") else "nothing was left behind"
-    with pytest.raises(Error, match=says), whole_folder(tmp_path / "a/b/out", never):
-        pytest.fail("the block must not run")
-    assert entries(tmp_path) == (["a"] if fails.startswith("a file") else [])
+    with pytest.raises(error, match=says), writing(tmp_path / "a/b/out"):
+        raise ValueError
+    assert entries(tmp_path) == left
 
 
 WRITER = """
@@ -268,7 +270,7 @@ def test_an_older_folder_that_was_moved_aside(dies: str, tmp_path: Path) -> None
     killed(output, dies)
     assert output.exists() == (dies == "removing")
     assert ".old" in [path.suffix for path in orphaned_folders(output)]
-    with pytest.raises(ValueError, match=r"^$"), whole_folder(output, always):
+    with pytest.raises(ValueError, match=r"^$"), writing(output, replaces=True):
         raise ValueError
     assert entries(tmp_path) == ["out"]
     assert entries(output) == (["file"] if dies == "renaming" else ["inner"])
