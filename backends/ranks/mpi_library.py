@@ -49,7 +49,7 @@ def start() -> Library:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        raise Error(f"MPI cannot be loaded ({reason}); {_INSTALL}") from error
+        raise Error(f"MPI is not available ({reason}); {_INSTALL}") from error
     here = not MPI.Is_initialized()
     with _watched(b"", _STARTING):
         provided = MPI.Init_thread(MPI.THREAD_MULTIPLE) if here else MPI.Query_thread()

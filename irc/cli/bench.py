@@ -81,7 +81,7 @@ def run(args: Namespace) -> int:
     if place.refusal:
         raise Error(place.refusal)
     process.open_streams()
-    with process.joined() as own, Progress(quiet=place.rank > 0) as progress:
+    with process.joined() as own, Progress() as progress:
         found = _measure_processes(args, own, process.launched, progress)
     if place.rank == 0:
         _report(args, topology, *found)

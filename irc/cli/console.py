@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 _STYLES = {"red": "31;1", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
@@ -73,7 +72,7 @@ def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
 
 
 class Progress:
-    """Prints stages that take more than a second on standard error.
+    """Prints stages that take more than a second to a stream, by default standard error.
 
     Call it with the stage and the fraction done, within a `with`. A terminal gets one line that
     changes, a log one line per stage.
@@ -81,17 +80,14 @@ class Progress:
 
     AFTER, EVERY = 1.0, 0.1
 
-    def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = sys.stderr if stream is None else stream
-        self.quiet = quiet
         self.tty = self.stream.isatty()
         self.lock = threading.Lock()
         self.stage, self.fraction, self.shown, self.last = "", 0.0, False, 0.0
         self.timer: threading.Timer | None = None
 
     def __call__(self, stage: str, fraction: float = 0.0) -> None:
-        if self.quiet:
-            return
         with self.lock:
             if stage != self.stage:
                 self._end()
@@ -127,11 +123,6 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self.lock:
             self._end()

@@ -107,17 +107,11 @@ def _check_count(args: Namespace) -> None:
     if args.ranks is None:
         return
     artifact = _artifact(args)
-    folder, manifest = artifact.path, artifact.manifest
-    ranks = ranks_of(manifest)
-    if ranks == 1 != args.ranks:
-        raise Error(
-            f"{folder} was compiled for one rank, which is one process; leave --ranks out, or "
-            "compile for several, as with --mesh tp=2"
-        )
+    ranks = ranks_of(artifact.manifest)
     if ranks != args.ranks:
         raise Error(
-            f"{folder} was compiled for {ranks} ranks (the mesh is ({manifest['mesh']})), not for "
-            f"{args.ranks}; give --ranks {ranks}, or compile for another --mesh"
+            f"--ranks is {args.ranks}, but {artifact.path} was compiled for {ranks}; give --ranks "
+            f"{ranks}, or compile for another --mesh"
         )
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 from irc.cli.main import main
 from tests.layout import ROOT
 
@@ -54,6 +56,19 @@ def refused(*words: str | Path, stdin: str | bytes = "", status: int = 1) -> str
     assert answer.status == status, answer
     assert answer.out == ""
     return answer.err
+
+
+def run_arrays(source: Path, folder: Path, *words: str, **inputs: Any) -> dict[str, np.ndarray]:
+    """The outputs of `irc run`; its files, in.npz and out.npz, lie in `folder`."""
+    works("run", source, *npz_files(folder, **inputs), *words)
+    with np.load(folder / "out.npz") as found:
+        return dict(found)
+
+
+def npz_files(folder: Path, **inputs: Any) -> list[str | Path]:
+    """The words that name in.npz, which is written here, and out.npz in a folder."""
+    np.savez(folder / "in.npz", **inputs)
+    return ["--inputs", folder / "in.npz", "--outputs", folder / "out.npz"]
 
 
 def shell(*words: str | Path, timeout: float = 240) -> Answer:

@@ -19,40 +19,6 @@ from tests.layout import ROOT
 from tests.tiny_checkpoint import CONFIG, write_checkpoint
 from tests.user_code import restored_registries
 
-SCRIPT = """
-import irc
-from irc.frontends import Module
-from irc.frontends.layers import Linear
-
-class Tiny(Module):
-    def __init__(self, width, dtype):
-        self.head = Linear(4, width, dtype=dtype)
-
-    def forward(self, x):
-        return {"y": self.head(x)}
-
-def build(width: int = 8, dtype: str = "f32", checkpoint: str | None = None):
-    return irc.trace(Tiny(width, dtype), {"x": irc.Spec(dtype, ("B", 4))}, {"B": (1, 2, 4)})
-
-def other():
-    return build(3)
-
-def broken(width: int = 8):
-    raise ValueError("no such luck")
-
-def misshapen():
-    def forward(x, y):
-        return x + y
-    return irc.trace(forward, {"x": irc.Spec("f32", (2, 3)), "y": irc.Spec("f32", (2, 4))})
-"""
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.py"
-    path.write_text(SCRIPT)
-    return path
-
 
 def test_a_checkpoint_folder(artifact: Path, checkpoint: Path) -> None:
     files = ["config.json", "module.irc", "rank0.onnx", "report.html", "tokenizer.json"]

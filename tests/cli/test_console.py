@@ -29,7 +29,7 @@ def wait_for(stream: io.StringIO, text: str) -> None:
         time.sleep(0.005)
 
 
-def test_what_is_quick_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_stage_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Progress, "AFTER", 3600.0)
     stream, timers = Terminal(), list[threading.Timer | None]()
     with Progress(stream) as progress:
@@ -38,11 +38,11 @@ def test_what_is_quick_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             timers.append(progress.timer)
     for timer in timers:
         assert timer is not None and timer.finished.is_set(), "it was cancelled"
-    progress._begin("reading")  # it had begun
+    progress._begin("reading")  # as if it had run before it was cancelled
     assert stream.getvalue() == ""
 
 
-def test_a_log_gets_a_line_per_stage() -> None:
+def test_a_log_has_a_line_per_stage() -> None:
     stream = io.StringIO()
     with Progress(stream) as progress:
         progress("reading")
@@ -53,7 +53,7 @@ def test_a_log_gets_a_line_per_stage() -> None:
     assert stream.getvalue() == "irc: reading ...\nirc: writing ... 25%\n"
 
 
-def test_a_terminal_gets_a_line_that_changes_and_goes() -> None:
+def test_a_terminal_has_one_line_that_is_overwritten_and_erased() -> None:
     stream = Terminal()
     with Progress(stream) as progress:
         progress("reading")
@@ -62,7 +62,7 @@ def test_a_terminal_gets_a_line_that_changes_and_goes() -> None:
     assert stream.getvalue() == "\r\033[Kirc: reading ...\r\033[Kirc: reading ... 50%\r\033[K"
 
 
-def test_a_timer_that_comes_too_late_says_nothing() -> None:
+def test_the_timer_of_an_earlier_stage_prints_nothing() -> None:
     stream = Terminal()
     with Progress(stream) as progress:
         progress("writing")
@@ -70,15 +70,7 @@ def test_a_timer_that_comes_too_late_says_nothing() -> None:
         assert stream.getvalue() == ""
 
 
-def test_a_quiet_one_says_nothing() -> None:
-    stream = Terminal()
-    with Progress(stream, quiet=True) as progress:
-        progress("reading")
-        time.sleep(0.1)
-    assert stream.getvalue() == ""
-
-
-def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_terminals_have_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert paint("x", "red", io.StringIO()) == "x"
     assert paint("x", "red", Terminal()) == "\033[31;1mx\033[0m"
     monkeypatch.setenv("NO_COLOR", "1")
@@ -94,6 +86,6 @@ def test_tables() -> None:
     assert markdown_table([["a|b", "c"]], ["x", "y"]) == "| x | y |\n| --- | --- |\n| a\\|b | c |"
 
 
-def test_an_error_says_so_once() -> None:
+def test_an_error_line_has_the_word_error_once() -> None:
     assert error_line("a sentence").endswith(" a sentence")
     assert error_line("m.irc:1:2: error: x\n  y") == "m.irc:1:2: error: x\n  y"

@@ -1,11 +1,12 @@
 """`--embedding` for a model whose tables have names of its own: numbers of one rank, on several."""
 
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pytest
 
-from tests.cli.runner import refused, works
+from tests.cli.runner import refused, run_arrays, works
 from tests.fresh import fresh
 from tests.layout import ROOT
 
@@ -23,31 +24,29 @@ SCHEMES = {  # what the pass counts; sums of a bag are finished behind it, so it
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def inputs() -> dict[str, np.ndarray]:
     rng = fresh()
-    path = tmp_path_factory.mktemp("towers") / "in.npz"
-    np.savez(
-        path,
-        user_ids=rng.integers(0, 1000, 4).astype(np.int32),
-        history=rng.integers(-1, 5000, (4, 5)).astype(np.int32),
-        user_features=rng.standard_normal((4, 8)).astype(np.float32),
-        item_ids=rng.integers(0, 5000, 7).astype(np.int32),
-        item_categories=rng.integers(0, 40, (7, 3)).astype(np.int32),
-    )
-    return path
+    return {
+        "user_ids": rng.integers(0, 1000, 4),
+        "history": rng.integers(-1, 5000, (4, 5)),
+        "user_features": rng.standard_normal((4, 8)),
+        "item_ids": rng.integers(0, 5000, 7),
+        "item_categories": rng.integers(0, 40, (7, 3)),
+    }
 
 
-def scores(inputs: Path, folder: Path, *words: str) -> tuple[str, dict[str, np.ndarray]]:
+Arrays: TypeAlias = dict[str, np.ndarray]
+
+
+def scores(inputs: Arrays, folder: Path, *words: str) -> tuple[str, Arrays]:
     """What rewrite-embeddings did, and what the compiled model gives."""
     made = works("compile", TOWERS, "--random-weights", "1", "-o", folder, "--json", *words)
     did = [p["did"] for p in made.json["passes"] if p["pass"].startswith("rewrite-embeddings")]
-    works("run", folder, "--inputs", inputs, "--outputs", folder / "out.npz")
-    with np.load(folder / "out.npz") as found:
-        return "".join(did), dict(found)
+    return "".join(did), run_arrays(folder, folder.parent, **inputs)
 
 
 @pytest.mark.parametrize("words", SCHEMES)
-def test_a_scheme_is_followed(words: str, inputs: Path, tmp_path: Path) -> None:
+def test_a_scheme_is_followed(words: str, inputs: Arrays, tmp_path: Path) -> None:
     mesh, *rest = words.split()
     outside = rest if "--outside" in rest else []
     _, wanted = scores(inputs, tmp_path / "one", *outside)

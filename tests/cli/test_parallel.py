@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from irc.ir.mesh import Mesh
-from tests.cli.runner import refused, works
+from tests.cli.runner import npz_files, refused, run_arrays, works
 from tests.layout import ROOT
 
 LLAMA = ROOT / "examples" / "llama.py"
@@ -64,14 +64,10 @@ def test_the_tiny_llama_writes_the_same_text(mesh: str, wanted: str, tmp_path: P
 
 def test_run_has_global_inputs_and_outputs(checkpoint: Path, tmp_path: Path) -> None:
     ids = np.array([[5, 6, 7, 8], [9, 10, 11, 12]])
-    np.savez(tmp_path / "in.npz", input_ids=ids)
     found: list[np.ndarray] = []
-    for name, mesh in (("one", ""), ("four", "tp=2,dp=2")):
-        out = tmp_path / f"{name}.npz"
-        works("compile", checkpoint, "-o", tmp_path / name, "--mesh", mesh)
-        works("run", tmp_path / name, "--inputs", tmp_path / "in.npz", "--outputs", out)
-        with np.load(out) as arrays:
-            found.append(arrays["logits"])
+    for mesh in ("", "tp=2,dp=2"):
+        works("compile", checkpoint, "-o", tmp_path / "out", "--mesh", mesh)
+        found.append(run_arrays(tmp_path / "out", tmp_path, input_ids=ids)["logits"])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
@@ -181,10 +177,8 @@ def test_one_rank_counts_out_of_range_indices_in_a_call(backend: str, tmp_path: 
     passes = [each["pass"].partition("{")[0] for each in made["passes"]]
     assert passes[:3] == ["inline", "next-tokens", "rewrite-embeddings"]
     assert passes.count("inline") == 1
-    files = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
-    np.savez(tmp_path / "in.npz", ids=np.array([0, 8, 3, 1, 2, 4], np.int32))
-    works("run", tmp_path / "out", *files)
-    np.savez(tmp_path / "in.npz", ids=np.array([0, 9, 3, -1, 2, 4], np.int32))
+    run_arrays(tmp_path / "out", tmp_path, ids=np.array([0, 8, 3, 1, 2, 4]))
+    files = npz_files(tmp_path, ids=np.array([0, 9, 3, -1, 2, 4]))
     said = refused("run", tmp_path / "out", *files)
     assert "the input ids has 2 out-of-range indices" in said
 
@@ -201,8 +195,7 @@ def test_an_unused_axis_is_a_note(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_rows_that_do_not_divide_are_named(checkpoint: Path, tmp_path: Path) -> None:
-    np.savez(tmp_path / "in.npz", input_ids=np.array([[5, 6, 7]]))
-    files = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
+    files = npz_files(tmp_path, input_ids=np.array([[5, 6, 7]]))
     for mesh, what in (("dp=2", "1 rows"), ("tp=2 --sequence", "3 tokens")):
         works("compile", checkpoint, "-o", tmp_path / "a", "--mesh", *mesh.split())
         said = refused("run", tmp_path / "a", *files)

@@ -14,7 +14,7 @@ import pytest
 
 from irc.backends.onnxruntime import OnnxRuntimeStream
 from irc.driver import load
-from tests.cli.runner import PROGRAM, irc, refused, works
+from tests.cli.runner import PROGRAM, irc, npz_files, refused, run_arrays, works
 from tests.layout import ROOT
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -29,13 +29,7 @@ module @m {
 """
 
 
-@pytest.fixture
-def ids(tmp_path: Path) -> Path:
-    path = tmp_path / "in.npz"
-    np.savez(path, input_ids=np.array([[1, 2, 3], [4, 5, 6]]))
-    return path
-
-
+IDS = np.array([[1, 2, 3], [4, 5, 6]])
 LOCAL = """\
 module @m local mesh(tp=3) {
   func @forward(%x: f32[B]) -> (y: f32[B]) {
@@ -53,51 +47,39 @@ module @m local mesh(tp=3) {
 
 def test_a_local_module_runs_on_all_its_ranks(tmp_path: Path) -> None:
     (tmp_path / "m.irc").write_text(LOCAL)
-    np.savez(tmp_path / "in.npz", x=np.array([1, 2], np.float32))
-    words = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
-    works("run", tmp_path / "m.irc", *words, "--backend", "reference")
-    with np.load(tmp_path / "out.npz") as found:
-        np.testing.assert_array_equal(found["y"], [3, 6])
     works("compile", tmp_path / "m.irc", "-o", tmp_path / "out")
-    works("run", tmp_path / "out", *words)
-    with np.load(tmp_path / "out.npz") as found:
+    x = np.array([1, 2], np.float32)
+    for source, words in (("m.irc", ["--backend", "reference"]), ("out", [])):
+        found = run_arrays(tmp_path / source, tmp_path, *words, x=x)
         np.testing.assert_array_equal(found["y"], [3, 6])
 
 
-def test_ids_alone_are_enough(artifact: Path, ids: Path, tmp_path: Path) -> None:
-    answer = works("run", artifact, "--inputs", ids, "--outputs", tmp_path / "out.npz")
+def test_ids_alone_are_enough(artifact: Path, tmp_path: Path) -> None:
+    answer = works("run", artifact, *npz_files(tmp_path, input_ids=IDS))
     assert answer.out == "logits  float32[2, 3, 300]\n"
     found = np.load(tmp_path / "out.npz")
     assert found.files == ["logits"]
-    words = ["--inputs", ids, "--outputs", tmp_path / "same.npz", "--backend", "reference"]
-    works("run", artifact, *words)
-    same = np.load(tmp_path / "same.npz")["logits"]
+    same = run_arrays(artifact, tmp_path, "--backend", "reference", input_ids=IDS)["logits"]
     np.testing.assert_allclose(found["logits"], same, rtol=1e-4, atol=1e-4)
-    alone = load(artifact).run({"input_ids": np.array([[1, 2, 3]])})["logits"]
+    alone = load(artifact).run({"input_ids": IDS[:1]})["logits"]
     np.testing.assert_allclose(found["logits"][:1], alone, rtol=1e-4, atol=1e-4)
 
 
-def test_provided_caches_are_returned(artifact: Path, tmp_path: Path) -> None:
-    manifest = load(artifact).manifest
-    arrays: dict[str, Any] = {name: np.zeros((1, 2, 16, 8)) for name in manifest["states"]}
-    np.savez(tmp_path / "in.npz", input_ids=np.array([[1, 2, 3]]), **arrays)
-    words = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
-    found = works("run", artifact, *words, "--json").json
-    assert list(found["outputs"]) == ["logits", "k0", "v0", "k1", "v1"]
-    filled = np.load(tmp_path / "out.npz")["k0"]
-    assert filled[:, :, :3].any()
-    assert not filled[:, :, 3:].any()
+def test_caches_are_returned_if_they_are_inputs(artifact: Path, tmp_path: Path) -> None:
+    arrays = {name: np.zeros((1, 2, 16, 8)) for name in load(artifact).manifest["states"]}
+    found = run_arrays(artifact, tmp_path, "--json", input_ids=IDS[:1], **arrays)
+    assert list(found) == ["logits", "k0", "v0", "k1", "v1"]
+    assert found["k0"][:, :, :3].any()
+    assert not found["k0"][:, :, 3:].any()
 
 
 def test_a_module_runs_on_the_reference(tmp_path: Path) -> None:
     (tmp_path / "m.irc").write_text(PLAIN)
-    np.savez(tmp_path / "in.npz", x=np.array([1, 2.5]))
-    words = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
-    works("run", tmp_path / "m.irc", *words, "--backend", "reference")
-    found = np.load(tmp_path / "out.npz")
+    x = np.array([1, 2.5])
+    found = run_arrays(tmp_path / "m.irc", tmp_path, "--backend", "reference", x=x)
     assert (found["y"].dtype, found["y"].tolist()) == (np.float32, [2, 5])
     assert (found["n"].dtype, found["n"].tolist()) == (np.int32, [2, 5])
-    err = refused("run", tmp_path / "m.irc", *words)
+    err = refused("run", tmp_path / "m.irc", *npz_files(tmp_path, x=x))
     assert "is not compiled; compile it with irc compile" in err
 
 
@@ -138,8 +120,8 @@ def test_wrong_inputs(
     assert [p.name for p in tmp_path.iterdir() if p.name != "in.npz"] == []
 
 
-def test_outputs_that_cannot_be_written(artifact: Path, ids: Path, tmp_path: Path) -> None:
-    words = ["run", artifact, "--inputs", ids, "--outputs"]
+def test_outputs_that_cannot_be_written(artifact: Path, tmp_path: Path) -> None:
+    words = ["run", artifact, *npz_files(tmp_path, input_ids=IDS)[:3]]
     assert "No such file or directory" in refused(*words, tmp_path / "none" / "out.npz")
     (tmp_path / "folder").mkdir()
     assert "cannot write" in refused(*words, tmp_path / "folder")
@@ -147,33 +129,28 @@ def test_outputs_that_cannot_be_written(artifact: Path, ids: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("source", "flags", "says"),
     [
-        (["--no-self-test"], "--no-self-test is for artifacts of tensorrt or"),
-        (["--plugin", "my.py"], "is given with --load"),
-        (["--backend", "reference", "--threads", "2"], "--threads is for artifacts of"),
-        (["--ranks", "2"], "was compiled for one rank, which is one process; leave --ranks out"),
+        ("", ["--no-self-test"], "--no-self-test is for artifacts of tensorrt or"),
+        ("", ["--plugin", "my.py"], "is given with --load"),
+        ("", ["--backend", "reference", "--threads", "2"], "--threads is for artifacts of"),
+        ("", ["--ranks", "2"], "was compiled for 1; give --ranks 1, or compile"),
+        ("", ["--backend", "onnxx"], "no backend called 'onnxx'; did you mean 'onnx'?"),
+        ("none", [], "does not exist; write one with: irc compile"),
+        ("..", [], "has no config.json"),
     ],
 )
-def test_flags_for_other_programs(
-    flags: list[str], says: str, artifact: Path, ids: Path, tmp_path: Path
+def test_wrong_artifacts_and_options(
+    source: str, flags: list[str], says: str, artifact: Path, tmp_path: Path
 ) -> None:
-    words = ["--inputs", ids, "--outputs", tmp_path / "out.npz"]
-    assert says in refused("run", artifact, *words, *flags)
+    words = npz_files(tmp_path, input_ids=IDS)
+    assert says in refused("run", artifact / source, *words, *flags)
     assert not (tmp_path / "out.npz").exists()
 
 
-def test_wrong_artifacts_and_backends(artifact: Path, ids: Path, tmp_path: Path) -> None:
-    words = ["--inputs", ids, "--outputs", tmp_path / "out.npz"]
-    assert "does not exist; write one with: irc compile" in refused("run", tmp_path / "no", *words)
-    assert "has no config.json" in refused("run", tmp_path, *words)
-    err = refused("run", artifact, *words, "--backend", "onnxx")
-    assert "no backend called 'onnxx'; did you mean 'onnx'?" in err
-
-
-def test_a_changed_file_is_noticed(checkpoint: Path, ids: Path, tmp_path: Path) -> None:
+def test_a_changed_file_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
     works("compile", checkpoint, "-o", tmp_path / "out")
-    words = ["run", tmp_path / "out", "--inputs", ids, "--outputs", tmp_path / "o.npz"]
+    words = ["run", tmp_path / "out", *npz_files(tmp_path, input_ids=IDS)]
     model = tmp_path / "out" / "rank0.onnx"
     good = model.read_bytes()
     model.write_bytes(good[:-1] + b"x")

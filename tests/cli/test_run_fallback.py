@@ -1,4 +1,4 @@
-"""`irc run` of an artifact whose ids find no room, by every launcher, and what checks its files."""
+"""`irc run` of an artifact whose lookups overflow, by every launcher, and checks of its files."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from irc.ir.core import Module
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
 from tests.cli.runner import irc as command
-from tests.cli.runner import refused, shell, works
+from tests.cli.runner import npz_files, refused, shell, works
 from tests.fresh import fresh
 from tests.ranks.worlds import needs_mpi
 
@@ -31,7 +31,7 @@ LOOKUP = """module @m mesh(tp=2) dims(B=1:3:8) {
 
 @pytest.fixture(scope="module")
 def module() -> Module:
-    """A lookup whose table is dealt out to two ranks, which have ids of their own."""
+    """A lookup in a table with cyclic distribution over two ranks, which have ids of their own."""
     module = parse_module(LOOKUP)
     run_pipeline(module, 'rewrite-embeddings{scheme="KD", capacity=2}, localize, cse, dce')
     return module
@@ -48,9 +48,8 @@ def artifact(module: Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_launcher_runs_the_fallback(
     launcher: str, module: Module, artifact: Path, tmp_path: Path
 ) -> None:
-    ids = fresh(1).integers(0, 13, (10, 3))  # 15 of each rank, and room for 4
-    np.savez(tmp_path / "in.npz", ids=ids)
-    files = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
+    ids = fresh(1).integers(0, 13, (10, 3))  # 15 of each rank, and a capacity of 4
+    files = npz_files(tmp_path, ids=ids)
     answer = shell("run", artifact, *files, "--launcher", launcher)
     assert answer.status == 0, answer.err
     with np.load(tmp_path / "out.npz") as found:
@@ -74,6 +73,4 @@ def test_a_changed_fallback_is_found(module: Module, tmp_path: Path) -> None:
     path.write_bytes(bytes(data))
     wanted = "rank1.exact.onnx was changed after it was compiled"
     assert wanted in command("doctor", folder).out
-    np.savez(tmp_path / "in.npz", ids=np.zeros((2, 3), np.int64))
-    files = ["--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz"]
-    assert wanted in refused("run", folder, *files)
+    assert wanted in refused("run", folder, *npz_files(tmp_path, ids=np.zeros((2, 3), int)))

@@ -9,55 +9,32 @@ import pytest
 
 from irc.ir.declare import REGISTRY
 from irc.text import parse_module
-from tests.cli.runner import irc, refused, works
+from tests.cli.conftest import MODULE
+from tests.cli.runner import entries, irc, refused, works
 from tests.user_code import restored_registries
 
-MODULE = """\
-module @m dims(B=1:2:4) {
-  weight @w : f32[8, 4] = random("w", 1, 0.5)
-  func @forward(%x: f32[B, 4]) -> (y: f32[B, 8]) {
-    %two = mul %x, %x : f32[B, 4] loc("model.py":7 "layers.0.norm")
-    %again = mul %x, %x : f32[B, 4] loc("model.py":8 "layers.0.mlp")
-    %sum = add %two, %again : f32[B, 4] loc("model.py":9 "layers.0.mlp")
-    %y = linear %sum, @w : f32[B, 8] loc("model.py":12 "head")
-    return %y
-  }
-}
-"""
 PLAIN = re.sub(r" loc\(.*\)", "", MODULE)
-# a gated MLP, were it not for two inputs
-NEARLY = """\
-module @m {
-  weight @gate : f32[8, 4] = random("g", 1, 0.5)
-  weight @up : f32[8, 4] = random("u", 1, 0.5)
-  func @forward(%x: f32[2, 4], %z: f32[2, 4]) -> (y: f32[2, 8]) {
-    %g = linear %x, @gate : f32[2, 8]
-    %s = silu %g : f32[2, 8]
-    %u = linear %z, @up : f32[2, 8]
-    %y = mul %s, %u : f32[2, 8]
-    return %y
-  }
-}
-"""
-MY_PASS = '''
-"""A pass for a test."""
+MY_PASSES = '''
+from dataclasses import replace
 from irc import Pass, register
 
-@register("{name}")
+@register("test-shout")
 class Shout(Pass):
     """Renames the module."""
-    suffix: str = "!"
+    suffix: str = "_loud"
     def run(self, module, stats):
-        module.name += "_loud"
-        stats.count("renamed")
+        module.name += self.suffix
+
+@register("test-wrong")
+class Wrong(Pass):
+    def run(self, module, stats):
+        module.weights["w"].ref = replace(module.weights["w"].ref, seed=2)
+
+@register("test-broken")
+class Broken(Pass):
+    def run(self, module, stats):
+        module.weights["w"].name = "v"
 '''
-
-
-@pytest.fixture
-def module(tmp_path: Path) -> Path:
-    path = tmp_path / "m.irc"
-    path.write_text(MODULE)
-    return path
 
 
 @pytest.fixture(autouse=True)
@@ -135,72 +112,45 @@ def test_opt_without_passes_verifies_and_prints(module: Path) -> None:
     assert refused("opt", stdin=MODULE.replace("-> (y: f32[B, 8])", "-> (y: f32[B, 9])"))
 
 
-def test_opt_runs_passes_and_reports_on_standard_error(module: Path) -> None:
-    answer = works("opt", module, "--passes", "cse, dce", "--diff", "--stats", "--time")
+def test_opt_runs_passes_and_reports_on_standard_error(module: Path, tmp_path: Path) -> None:
+    words = ["opt", module, "--passes", "cse, dce", "--dump-dir", tmp_path / "d"]
+    answer = works(*words, "--diff", "--stats", "--time", "--why-not", "cse")
     assert "%again" not in answer.out and "merged" not in answer.out
-    assert "add %two, %two" in answer.out
-    parse_module(answer.out)
-    assert "-    %again = mul" in answer.err
-    assert re.search(r"merged +1", answer.err)
-    assert re.search(r"ms +5 -> 4 ops +cse", answer.err)
-    assert "%again" in works("opt", module, "--passes", "cse", "--limit", "cse=0").out
-    assert "cannot read the limit 'cse'" in refused("opt", module, "--limit", "cse")
-
-
-def test_opt_dumps_every_pass(module: Path, tmp_path: Path) -> None:
-    works("opt", module, "--passes", "cse, dce", "--dump-dir", tmp_path / "d")
-    names = sorted(path.name for path in (tmp_path / "d").iterdir())
-    assert names == ["000-input.irc", "001-cse.irc", "002-dce.irc"]
+    assert "add %two, %two" in str(parse_module(answer.out))
+    reports = ["-    %again = mul", "merged +1", "ms +5 -> 4 ops +cse", "cse: no rule nearly"]
+    assert all(re.search(each, answer.err) for each in reports)
+    assert entries(tmp_path / "d") == ["000-input.irc", "001-cse.irc", "002-dce.irc"]
     assert works("show", tmp_path / "d" / "001-cse.irc").out.count("mul") == 1
+    assert "%again" in works("opt", module, "--passes", "cse", "--limit", "cse=0").out
 
 
-def test_opt_says_why_not() -> None:
-    passes = ["--passes", "fuse-gated-mlp", "--why-not", "fuse-gated-mlp"]
-    answer = works("opt", *passes, stdin=NEARLY)
-    assert "mul %s, %u" in answer.out
-    assert "operand 1 of linear is another value" in answer.err
-    err = refused("opt", "--passes", "fold", "--why-not", "folds", stdin=NEARLY)
-    assert "the pipeline has no such pass; did you mean 'fold'?" in err
+@pytest.fixture
+def loaded(tmp_path: Path) -> list[str]:
+    """The option that loads MY_PASSES."""
+    (tmp_path / "mine.py").write_text(MY_PASSES)
+    return ["--load", str(tmp_path / "mine.py")]
 
 
-def test_opt_checks_numerics(module: Path, tmp_path: Path) -> None:
+def test_opt_checks_numerics(module: Path, loaded: list[str]) -> None:
     works("opt", module, "--passes", "cse", "--check-numerics")
-    wrong = (
-        "from irc import Pass, register\nfrom irc.ops import Mul\n"
-        "@register('test-wrong')\nclass Wrong(Pass):\n"
-        "    def run(self, module, stats):\n"
-        "        op = next(op for op in module.ops() if op.opname == 'add')\n"
-        "        new = op.parent.insert(Mul(*op.operands), op)\n"
-        "        op.result.replace_by(new.result)\n        op.erase()\n"
-    )
-    (tmp_path / "wrong.py").write_text(wrong)
-    words = ["opt", module, "--load", tmp_path / "wrong.py", "--passes", "test-wrong"]
+    words = ["opt", module, *loaded, "--passes", "test-wrong"]
     works(*words)
     assert "test-wrong changes the result y" in refused(*words, "--check-numerics")
 
 
-def test_opt_verifies_after_every_pass(module: Path, tmp_path: Path) -> None:
-    broken = (
-        "from irc import Pass, register\n@register('test-broken')\nclass Broken(Pass):\n"
-        "    def run(self, module, stats):\n        module.weights['w'].name = 'v'\n"
-    )
-    (tmp_path / "broken.py").write_text(broken)
-    words = ["--load", tmp_path / "broken.py"]
-    err = refused("opt", module, *words, "--passes", "test-broken")
+@pytest.mark.parametrize("words", [["opt", "--passes"], ["compile", "--dry-run", "--pipeline"]])
+def test_passes_are_verified(words: list[str], module: Path, loaded: list[str]) -> None:
+    words += ["test-broken", *loaded]
+    err = refused(*words, module)
     assert "weight @v is filed under the name 'w'" in err
     assert "the module was valid before the pass test-broken" in err
-    works("opt", module, *words, "--passes", "test-broken", "--no-verify")
-    words += ["--pipeline", "test-broken", "--dry-run"]
-    assert "weight @v is filed under the name 'w'" in refused("compile", module, *words)
-    works("compile", module, *words, "--no-verify")
+    works(*words, module, "--no-verify")
 
 
-def test_opt_loads_a_pass_of_the_users(module: Path, tmp_path: Path) -> None:
-    (tmp_path / "shout.py").write_text(MY_PASS.format(name="test-shout"))
-    words = ["--load", tmp_path / "shout.py"]
-    assert "@m_loud" in works("opt", module, *words, "--passes", "test-shout").out
-    assert re.search(r"test-shout +Renames the module", works("passes", *words).out)
-    assert re.search(r'suffix +a string +"!"', works("passes", "test-shout", *words).out)
+def test_a_pass_of_the_user(module: Path, loaded: list[str]) -> None:
+    assert "@m_loud" in works("opt", module, *loaded, "--passes", "test-shout").out
+    assert re.search(r"test-shout +Renames the module", works("passes", *loaded).out)
+    assert re.search(r'suffix +a string +"_loud"', works("passes", "test-shout", *loaded).out)
 
 
 @pytest.mark.parametrize(
@@ -310,17 +260,6 @@ def test_ops_lists_every_operation() -> None:
     assert found["all_reduce_rms_norm"] == ["expanded", "expanded", "yes", "yes"]
     assert found["all_to_all"] == ["yes"] * 4
     assert found["shard_slice"] == ["yes", "no", "no", "no"]
-
-
-def test_ops_as_markdown() -> None:
-    lines = works("ops", "--markdown").out.splitlines()
-    assert lines[0] == "| group | operations | reference | onnx | tensorrt | tensorrt-rtx |"
-    rows = {cells[1].strip(): cells[2:7] for line in lines[2:] if (cells := line.split("|"))}
-    assert rows["matmul"] == [" `linear`, `matmul` ", *[" yes "] * 4]
-    assert rows["collective"][1:] == [" yes "] * 4
-    assert rows["distributed"][1:] == [" yes ", *[" no "] * 3]
-    names = [name for row in rows.values() for name in re.findall(r"`(\w+)`", row[0])]
-    assert sorted(names) == sorted(name for name in REGISTRY if "test" not in name)
 
 
 def test_ops_of_one_operation() -> None:

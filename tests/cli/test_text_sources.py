@@ -10,24 +10,6 @@ from tests.fresh import fresh
 from tests.layout import ROOT
 from tests.models.golden import write_safetensors
 
-SCRIPT = """
-import irc
-from irc.frontends import Module
-from irc.frontends.layers import Linear
-
-class Tiny(Module):
-    def __init__(self, width, dtype):
-        self.head = Linear(4, width, dtype=dtype)
-
-    def forward(self, x):
-        return {"y": self.head(x) + self.head(x)}
-
-def build(width: int = 8, dtype: str = "f32"):
-    return irc.trace(Tiny(width, dtype), {"x": irc.Spec(dtype, ("B", 4))}, {"B": (1, 2, 4)})
-
-def other():
-    return build(3)
-"""
 BESIDE = """\
 module @m {
   file @w = "w.safetensors"
@@ -38,13 +20,6 @@ module @m {
   }
 }
 """
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.py"
-    path.write_text(SCRIPT)
-    return path
 
 
 # ------------------------------------------------------------------ scripts

@@ -166,7 +166,7 @@ def test_what_cannot_be_launched(two_ranks: Path, tmp_path: Path) -> None:
         *words, "--backend", "reference", "--launcher", "mpi"
     )
     assert "--hosts needs processes" in refused(*words, "--launcher", "threads", "--hosts", "a")
-    assert "not for 3; give --ranks 2" in refused(*words, "--ranks", "3")
+    assert "compiled for 2; give --ranks 2" in refused(*words, "--ranks", "3")
     assert "is none of threads, mpi" in refused(*words, "--launcher", "processes", status=2)
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
     command = ["env", *(f"{name}={value}" for name, value in torchrun.items()), *irc(*words)]
