@@ -8,7 +8,6 @@ import re
 import secrets
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -54,7 +53,7 @@ def whole_file(path: Path) -> Generator[BinaryIO]:
 
     OSError as from open.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
     try:
         with part.open("wb") as file:
             yield file

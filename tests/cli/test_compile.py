@@ -90,21 +90,17 @@ def test_random_weights_of_a_config_alone(tmp_path: Path) -> None:
 
 
 def test_dims_are_replaced(checkpoint: Path, tmp_path: Path) -> None:
-    words = ["compile", checkpoint, "-o", tmp_path / "out", "--dims"]
-    works(*words, "B=1,C=1:32:64")
+    works("compile", checkpoint, "-o", tmp_path / "out", "--dims", "B=1,C=1:32:64")
     manifest = json.loads((tmp_path / "out" / "config.json").read_text())
     assert manifest["dims"]["B"] == [1, 1, 1]
     assert manifest["dims"]["C"] == [1, 32, 64]
-    assert "has no dimension 'Q'" in refused(*words, "Q=1")
-    assert "the range B=3:2:1 must rise" in refused(*words, "B=3:2:1")
 
 
 def test_the_pipeline_is_replaced(checkpoint: Path, tmp_path: Path) -> None:
-    words = ["compile", checkpoint, "-o", tmp_path / "out"]
-    works(*words, "--pipeline", "dce", "--dump-dir", tmp_path / "dumps")
+    words = ["compile", checkpoint, "-o", tmp_path / "out", "--pipeline", "dce"]
+    works(*words, "--dump-dir", tmp_path / "dumps")
     assert "gated_mlp" not in (tmp_path / "out" / "module.irc").read_text()
     assert entries(tmp_path / "dumps") == ["000-input.irc", "001-dce.irc"]
-    assert "no pass called 'dcee'; did you mean 'dce'?" in refused(*words, "--pipeline", "dcee")
 
 
 def test_a_dry_run_writes_nothing(checkpoint: Path, tmp_path: Path) -> None:
@@ -166,20 +162,17 @@ def test_the_same_input_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -
     ("source", "words", "message"),
     [
         ("{tmp}/none", [], "there is no {tmp}/none; a source is script.py[:factory], a checkpoint"),
-        ("{tmp}/none.py", [], "cannot read the script {tmp}/none.py"),
-        ("{tmp}/tiny.py:bild", [], "defines no function 'bild'; did you mean 'build'?"),
         ("{tmp}/tiny.py:broken", [], "tiny.py:20: ValueError: no such luck"),
         ("{tmp}/tiny.py:misshapen", [], "tiny.py:24: add: the shapes [2, 3] and [2, 4] do not"),
-        ("{tmp}/tiny.py", ["--set", "widht=3"], "has no setting 'widht'; did you mean 'width'?"),
-        ("{tmp}/tiny.py", ["--set", "width=x"], "width is a whole number, not 'x'"),
         ("{tmp}/tiny.py:other", ["--dtype", "bf16"], "--dtype bf16 has no effect"),
         ("{tmp}/tiny.py", [], "2 of 2 weights have no values (head.weight, head.bias): give --ch"),
         ("{tmp}/tiny.py", ["--checkpoint", "{tmp}/none"], "there is no checkpoint folder {tmp}/n"),
         ("{tmp}/tiny.py", ["--checkpoint", "x", "--random-weights", "1"], "not both"),
         ("{ck}", ["--checkpoint", "{ck}"], "is a checkpoint itself"),
+        ("{ck}", ["--dims", "Q=1"], "has no dimension 'Q'"),
+        ("{ck}", ["--dims", "B=3:2:1"], "the range B=3:2:1 must rise"),
+        ("{ck}", ["--pipeline", "dcee"], "no pass called 'dcee'; did you mean 'dce'?"),
         ("{ck}", ["--set", "layers=2"], "a checkpoint folder has no setting 'layers'"),
-        ("{ck}", ["--mesh", "tp=2,tp=3"], "the mesh has the axis 'tp' twice"),
-        ("{ck}", ["--mesh", "tp=0"], "mesh axis tp=0 must have at least one rank"),
         ("{ck}", ["--mesh", "tp=2", "--plan", "{tmp}/none.txt"], "cannot read the plan"),
         ("{ck}", ["--mesh", "tp"], "cannot read the mesh axis 'tp'; write it as name=size"),
         ("{ck}", ["--backend", "onyx"], "no backend called 'onyx'; did you mean 'onnx'?"),
@@ -204,17 +197,6 @@ def test_wrong_input(
     err = refused("compile", filled(source), "-o", output, *map(filled, words))
     assert filled(message) in err
     assert not output.exists()
-
-
-def test_a_plan_that_shards_nothing_is_named(checkpoint: Path, tmp_path: Path) -> None:
-    plan = tmp_path / "plan.txt"
-    plan.write_text("*.dense.weight 0@tp\n")
-    words = ["--mesh", "tp=2", "--plan", plan, "-o", tmp_path / "out"]
-    said = refused("compile", checkpoint, *words)
-    assert f"{plan}:1: *.dense.weight 0@tp fits no weight and no input of this module" in said
-    assert "model.embed_tokens.weight" in said
-    plan.write_text("*.q_proj.weight 0:tp\n")
-    assert f"{plan}:1: cannot read '0:tp'" in refused("compile", checkpoint, *words)
 
 
 def test_unsupported_operations_are_one_error(tmp_path: Path) -> None:

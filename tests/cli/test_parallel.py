@@ -115,14 +115,6 @@ def test_an_artifact_of_several_ranks_compiles_again(checkpoint: Path, tmp_path:
     works("compile", tmp_path / "a", "-o", tmp_path / "b")
     one, two = ((tmp_path / name / "module.irc").read_text() for name in "ab")
     assert one == two
-    said = refused("compile", tmp_path / "a", "-o", tmp_path / "c", "--mesh", "tp=3")
-    assert "the module is for the mesh (tp=2), not for (tp=3)" in said
-
-
-@pytest.mark.parametrize("words", [["--sequence"], ["--plan", "megatron"], ["--embedding", "CA"]])
-def test_options_for_several_ranks_need_several(words: list[str], checkpoint: Path) -> None:
-    said = refused("compile", checkpoint, "--dry-run", *words)
-    assert f"{words[0]} is for several" in said
 
 
 OPTIONS = (
@@ -145,6 +137,9 @@ def test_options_that_have_no_effect_are_refused(
     (tmp_path / "m.irc").write_text(LOCAL)
     said = refused("compile", tmp_path / "m.irc", "--dry-run", *words)
     assert f"is in the local view already, so {words[0]} has no effect" in said
+    if words[0] not in ("--outside", "--next-tokens"):
+        said = refused("compile", checkpoint, "--dry-run", *words)
+        assert f"{words[0]} is for several ranks" in said
 
 
 def test_options_of_a_sharded_module(tmp_path: Path) -> None:
@@ -206,6 +201,7 @@ def test_rows_that_do_not_divide_are_named(checkpoint: Path, tmp_path: Path) -> 
     ("row", "said"),
     [
         ("*.nope.weight 0@tp", "plan.txt:2: *.nope.weight 0@tp fits no weight and no input"),
+        ("*.o_proj.weight 0:tp", "plan.txt:2: cannot read '0:tp'"),
         ("*.o_proj.weight 1@pt", "names the axis pt, which the mesh (tp=2) does not have"),
         ("*.o_proj.weight 2@tp", "shards dimension 2 of @model.layers.0.self_attn.o_proj.weight"),
     ],

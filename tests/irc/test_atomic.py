@@ -17,6 +17,7 @@ import pytest
 from irc.artifact.atomic import orphaned_folders, whole_file, whole_folder
 from irc.artifact.locks import locked
 from irc.errors import Error
+from tests.cli.conftest import MODULE
 from tests.cli.runner import entries, works
 
 fcntl = pytest.importorskip("fcntl")
@@ -78,34 +79,39 @@ def test_a_folder_behind_a_link_is_replaced_there(tmp_path: Path) -> None:
     assert (tmp_path / "real" / "file").read_text() == "new"
 
 
-@pytest.mark.parametrize("when", ["before", "in the meantime"])
-@pytest.mark.parametrize("kind", ["folder", "file", "empty folder"])
-def test_existing_outputs(when: str, kind: str, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    thesis = output / "thesis.tex" if kind == "folder" else output
-
+@pytest.mark.parametrize("before", [True, False], ids=["before", "in the meantime"])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("out", "is a file"),
+        ("out/mine.txt", "is not empty and no artifact of irc, so it is left alone"),
+    ],
+)
+def test_an_existing_output_is_left_alone(
+    name: str, says: str, before: bool, tmp_path: Path
+) -> None:
     def appear() -> None:
-        thesis.parent.mkdir(exist_ok=True)
-        output.mkdir() if kind == "empty folder" else thesis.write_text("years of work")
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("my own")
 
-    def attempt() -> None:
-        if when == "before":
-            appear()
-        with writing(output) as folder:
-            assert when != "before" or kind == "empty folder", "the block must not run"
-            (folder / "new").write_text("1")
-            if when != "before":
-                appear()
-
-    if kind == "empty folder":
-        attempt()
-        assert entries(output) == ["new"]
-        return
-    says = "is not empty and no artifact of irc, so it is left alone"
-    with pytest.raises(Error, match="is a file" if kind == "file" else says):
-        attempt()
-    assert thesis.read_text() == "years of work"
+    if before:
+        appear()
+    with pytest.raises(Error, match=says), writing(tmp_path / "out"):
+        assert not before, "the block must not run"
+        appear()
+    assert (tmp_path / name).read_text() == "my own"
     assert entries(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "in the meantime"])
+def test_an_empty_folder_is_replaced(before: bool, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    if before:
+        output.mkdir()
+    with writing(output) as folder:
+        (folder / "new").write_text("1")
+        output.mkdir(exist_ok=True)
+    assert entries(output) == ["new"]
 
 
 def test_failures_of_the_disk(tmp_path: Path) -> None:
@@ -317,37 +323,18 @@ def test_locked_waits(tmp_path: Path) -> None:
     assert order == ["first", "second"] and entries(tmp_path) == []
 
 
-def test_threads_that_write_one_file(tmp_path: Path) -> None:
+def test_two_writers_of_one_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    writing, written = threading.Barrier(2), threading.Barrier(2)
-    failures: list[BaseException] = []
-
-    def write_file(text: bytes) -> None:
-        try:
-            with whole_file(path) as file:
-                writing.wait(60)
-                file.write(text)
-                file.flush()
-                written.wait(60)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=write_file, args=(each * 99,)) for each in (b"a", b"b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert path.read_bytes() in (b"a" * 99, b"b" * 99)
+    with whole_file(path) as last, whole_file(path) as first:
+        last.write(b"a" * 99)
+        first.write(b"b" * 99)
+    assert path.read_bytes() == b"a" * 99
     assert entries(tmp_path) == ["file"]
 
 
 def test_the_doctor_mentions_orphaned_folders(tmp_path: Path) -> None:
     output, model = tmp_path / "out", tmp_path / "model.irc"
-    model.write_text(
-        "module @m {\n  func @main(%x: f32[2]) -> (y: f32[2]) {\n"
-        "    %0 = add %x, %x : f32[2]\n    return %0\n  }\n}\n"
-    )
+    model.write_text(MODULE)
     works("compile", model, "-o", output)
     assert "orphaned" not in works("doctor", output).out
     killed(output)
