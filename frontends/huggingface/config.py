@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ...errors import Error
 from ...ir import core
 from ...ir.dtypes import DTYPES
+from ...json_files import read_object
 from ...weights import Ref
 from ..models.family import Dims, Family, find_family
 
@@ -44,18 +44,10 @@ def model_of(config: Mapping[str, Any], ignore: Sequence[str] = ()) -> Model:
 def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The object in a folder's config.json."""
     path = Path(folder) / "config.json"
-    try:
-        found: object = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         hint = "" if Path(folder).is_dir() else "; there is no such folder"
-        raise Error(f"{folder} is no checkpoint folder: it has no config.json{hint}") from None
-    except OSError as error:
-        raise Error(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise Error(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise Error(f"{path} holds no JSON object")
-    return cast("dict[str, Any]", found)
+        raise Error(f"{folder} is no checkpoint folder: it has no config.json{hint}")
+    return read_object(path)
 
 
 def checkpoint_dtype(config: Mapping[str, Any]) -> str:

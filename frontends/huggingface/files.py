@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from ...errors import Error, did_you_mean
+from ...json_files import read_object
 from ...weights.safetensors import Tensor, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -87,13 +87,7 @@ class Checkpoint:
         raise Error(f"{self.folder} has no weights: no {SINGLE}, no {INDEX}, no *.safetensors")
 
     def _index(self, path: Path) -> dict[str, str]:
-        try:
-            found: object = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise Error(f"cannot read {path}: {error}") from None
-        table: object = None
-        if isinstance(found, dict):
-            table = cast("dict[str, Any]", found).get("weight_map")
+        table: object = read_object(path).get("weight_map")
         if not isinstance(table, dict):
             raise Error(f"{path} has no weight_map from tensors to files")
         files = cast("dict[str, Any]", table)

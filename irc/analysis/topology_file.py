@@ -14,6 +14,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 from ..artifact.atomic import whole_file
 from ..errors import Error, did_you_mean
 from ..ir.dtypes import DTYPES
+from ..json_files import read_object
 from .topology import KINDS, Line, Protocol, Topology
 
 FORMAT = 1
@@ -30,13 +31,7 @@ def default_topology() -> Topology:
 def read_topology(path: str | os.PathLike[str]) -> Topology:
     """The topology in a file; an Error names the wrong field."""
     place = Path(path)
-    try:
-        found: object = json.loads(place.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Error(f"cannot read the topology {place}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise Error(f"the topology {place} is not JSON: {error}") from None
-    return from_json(found, str(place))
+    return from_json(read_object(place, "the topology"), str(place))
 
 
 def write_topology(topology: Topology, path: str | os.PathLike[str]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from ..errors import Error
+from ..json_files import read_object
 
 TOKENIZER = "tokenizer.json"
 # The files of a checkpoint that an artifact copies, if they exist.
@@ -84,20 +84,11 @@ class TextStream:
 def end_tokens(folder: Path) -> list[int]:
     """The end tokens of generation_config.json, else of config.json."""
     for name in ("generation_config.json", "config.json"):
-        found = _read(folder / name).get("eos_token_id")
+        path = folder / name
+        found = read_object(path).get("eos_token_id") if path.is_file() else None
         if isinstance(found, int):
             return [found]
         if isinstance(found, list):
             ids = cast("list[Any]", found)
             return [i for i in ids if isinstance(i, int)]
     return []
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        found: Any = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise Error(f"{path} is not JSON: {error}") from None
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

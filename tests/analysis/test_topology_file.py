@@ -93,7 +93,7 @@ def test_invalid_files(tmp_path: Path) -> None:
     with pytest.raises(Error, match="is not JSON"):
         read_topology(tmp_path / "bad.json")
     (tmp_path / "list.json").write_text(json.dumps([1]))
-    with pytest.raises(Error, match=r"list.json must be a JSON object"):
+    with pytest.raises(Error, match=r"list.json holds no JSON object"):
         read_topology(tmp_path / "list.json")
     with pytest.raises(Error, match="cannot write"):
         write_topology(default_topology(), tmp_path / "no" / "folder.json")

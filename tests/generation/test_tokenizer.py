@@ -113,7 +113,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ({"config.json": {"eos_token_id": [1, 2]}}, [1, 2]),
         ({"config.json": {"eos_token_id": 2}, "generation_config.json": {"eos_token_id": 3}}, [3]),
         ({"config.json": {"eos_token_id": 2}, "generation_config.json": {}}, [2]),
-        ({"generation_config.json": []}, []),
     ],
 )
 def test_the_end_of_text(tmp_path: Path, files: dict[str, object], ends: list[int]) -> None:

@@ -1,0 +1,23 @@
+"""`read_object`: the object in a JSON file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from .errors import Error
+
+
+def read_object(path: Path, what: str = "") -> dict[str, Any]:
+    """The object in a file; an Error where there is none, about `what`, such as "the plan"."""
+    shown = f"{what} {path}".lstrip()
+    try:
+        found: object = json.loads(path.read_bytes())
+    except OSError as error:
+        raise Error(f"cannot read {shown}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise Error(f"{shown} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Error(f"{shown} holds no JSON object")
+    return cast("dict[str, Any]", found)
