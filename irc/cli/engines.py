@@ -43,8 +43,8 @@ def engine_options(args: Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {name: getattr(args, name) for name in names}
     options["workspace"] = args.workspace << 20 if args.workspace else None
     options["cache"] = Path(args.cache) if args.cache else None
-    options["plugins"] = tuple(args.plugin)
-    found = {name: value for name, value in options.items() if value not in (None, ())}
-    found |= {"self_test": args.self_test == "always"} if args.self_test else {}
-    found |= {"caching": False} if args.no_cache else {}
-    return found | ({"build": False} if args.no_build else {})
+    options["plugins"] = tuple(args.plugin) or None
+    options["self_test"] = {"always": True, "never": False}.get(args.self_test)
+    options["caching"] = False if args.no_cache else None
+    options["build"] = False if args.no_build else None
+    return {name: value for name, value in options.items() if value is not None}

@@ -15,7 +15,6 @@ from .ranks import add_launcher, of_rank, over_ranks, shared
 
 if TYPE_CHECKING:
     from ..backends.ranks.communicator import Communicator
-    from .ranks import Arrays
 
 EXAMPLES = """
   irc generate build/tiny_llama --prompt "Beautiful is better"
@@ -86,13 +85,10 @@ def _run(args: Namespace, communicator: Communicator | None) -> int:
 
 def _shared_prompt(option: str, communicator: Communicator | None) -> str:
     """The prompt that rank 0 reads, on every rank."""
-    if communicator is None:
-        return read_prompt(option)
-
-    def read() -> Arrays:
-        return {"prompt": np.frombuffer(read_prompt(option).encode(), np.uint8)}
-
-    return shared(communicator, read)["prompt"].tobytes().decode()
+    found = shared(
+        communicator, lambda: {"prompt": np.frombuffer(read_prompt(option).encode(), np.uint8)}
+    )
+    return found["prompt"].tobytes().decode()
 
 
 def read_prompt(option: str) -> str:

@@ -17,7 +17,6 @@ from irc.driver import load
 from tests.cli.runner import PROGRAM, entries, refused, works
 from tests.layout import ROOT
 from tests.tiny_checkpoint import CONFIG, write_checkpoint
-from tests.user_code import restored_registries
 
 
 def test_a_checkpoint_folder(artifact: Path, checkpoint: Path) -> None:
@@ -202,41 +201,22 @@ def test_wrong_input(
 def test_unsupported_operations_are_one_error(tmp_path: Path) -> None:
     path = tmp_path / "m.irc"
     path.write_text(
-        "module @m {\n  func @f(%x: f32[2]) -> (f32[2]) {\n"
-        '    %a = test_unlowered %x : f32[2] loc("model.py":3)\n'
-        '    %b = test_unlowered %a : f32[2] loc("model.py":4)\n'
-        "    return %b\n  }\n}\n"
+        "module @m mesh(tp=2) {\n  func @f(%x: f32[4]) -> (f32[4@tp]) {\n"
+        '    %a = shard_slice %x {axis="tp", dim=0} : f32[4@tp] loc("model.py":3)\n'
+        "    return %a\n  }\n}\n"
     )
-    own = tmp_path / "own.py"
-    own.write_text(
-        "import irc\n\n\n"
-        '@irc.operation("test_unlowered")\nclass Unlowered(irc.Op):\n    x: irc.Operand\n\n'
-        "    def infer(self):\n        return self.x.type\n"
-    )
-    with restored_registries():
-        words = ["-o", tmp_path / "out", "--pipeline", "", "--load", own]
-        err = refused("compile", path, *words)
+    err = refused("compile", path, "--dry-run", "--pipeline", "")
     assert "the backend onnx cannot run this module" in err
-    assert "model.py:3: test_unlowered" in err
-    assert "model.py:4: test_unlowered" in err
+    assert "model.py:3: shard_slice" in err
 
 
-def test_a_foreign_folder_is_left_alone(checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
+def test_a_folder_of_others_is_left_alone(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("my own")
     err = refused("compile", checkpoint, "-o", tmp_path)
     assert "not empty and no artifact of irc, so it is left alone" in err
-    assert entries(tmp_path) == ["thesis.tex"]
-    before = entries(checkpoint)
-    refused("compile", checkpoint, "-o", checkpoint)
-    assert entries(checkpoint) == before
-
-
-def test_a_truncated_checkpoint(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "model")
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    assert "model.safetensors" in refused("compile", folder, "-o", tmp_path / "out")
-    assert entries(tmp_path) == ["model"]
+    assert entries(tmp_path) == ["notes.txt"]
+    err = refused("compile", checkpoint, "-o", checkpoint)
+    assert "would be replaced, and with it the weights in" in err
 
 
 def limited(size: int) -> None:
