@@ -7,7 +7,7 @@ import re
 import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from ..ir.core import Function, Module
 from ..text import parse_module
@@ -55,14 +55,11 @@ def compare(before: Module, after: Module) -> list[str]:
     old, new = _nameless(before), _nameless(after)
     if old == new:
         return []
-    lines: list[str] = []
-    for (what, was), (_, now) in zip(_header(before), _header(after), strict=True):
-        if was != now:
-            lines.append(f"{what}: {was} -> {now}")
-    lines += _entries("dim", before.dims, after.dims)
-    lines += _entries("file", before.files, after.files)
-    lines += _entries("weight", _weights(before), _weights(after))
-    lines += _entries("function", _signatures(before), _signatures(after))
+    was, now = _facts(before), _facts(after)
+    lines = [f"{what}: gone" for what in was if what not in now]
+    lines += [f"{what}: new" for what in now if what not in was]
+    both = [what for what in was if what in now and was[what] != now[what]]
+    lines += [f"{what}: {was[what]} -> {now[what]}" for what in both]
     old_bodies, new_bodies = _bodies(old), _bodies(new)
     for name, body in old_bodies.items():
         if new_bodies.get(name, body) != body:
@@ -84,34 +81,23 @@ def _bodies(text: str) -> dict[str, str]:
     return dict(re.findall(r"^  func @([^(]+).*\n((?:    .*\n)*)", text, re.MULTILINE))
 
 
-def _header(module: Module) -> list[tuple[str, str]]:
-    view = "local" if module.local else "global"
-    return [("name", module.name), ("mesh", str(module.mesh) or "one rank"), ("view", view)]
+def _facts(module: Module) -> dict[str, str]:
+    """Everything but the bodies of functions, by what it is."""
+    return {
+        "name": module.name,
+        "mesh": str(module.mesh) or "one rank",
+        "view": "local" if module.local else "global",
+        **{f"dim {name}": str(bounds) for name, bounds in module.dims.items()},
+        **{f"file {name}": path for name, path in module.files.items()},
+        **{f"weight {name}": f"{each.type} = {each.ref}" for name, each in module.weights.items()},
+        **{f"function {name}": _signature(each) for name, each in module.functions.items()},
+    }
 
 
-def _weights(module: Module) -> dict[str, str]:
-    return {name: f"{weight.type} = {weight.ref}" for name, weight in module.weights.items()}
-
-
-def _signatures(module: Module) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, function in module.functions.items():
-        args = ", ".join(f"{arg.name}: {arg.type}" for arg in function.args)
-        results = ", ".join(
-            f"{name}: {value.type}"
-            for name, value in zip(function.result_names(), function.returned, strict=True)
-        )
-        found[name] = f"({args}) -> ({results})"
-    return found
-
-
-def _entries(what: str, before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    lines = [f"{what} {name}: gone" for name in before if name not in after]
-    lines += [f"{what} {name}: new" for name in after if name not in before]
-    for name, old in before.items():
-        if name in after and after[name] != old:
-            lines.append(f"{what} {name}: {old} -> {after[name]}")
-    return lines
+def _signature(function: Function) -> str:
+    args = ", ".join(f"{arg.name}: {arg.type}" for arg in function.args)
+    results = zip(function.result_names(), function.returned, strict=True)
+    return f"({args}) -> ({', '.join(f'{name}: {value.type}' for name, value in results)})"
 
 
 def _operations(before: Function, after: Function) -> str:

@@ -52,14 +52,6 @@ def test_a_script_with_settings(script: Path, tmp_path: Path) -> None:
     assert "bf16[8, 4] = random(" in works("show", tmp_path / "out").out
 
 
-def test_a_script_with_a_checkpoint(checkpoint: Path, artifact: Path, tmp_path: Path) -> None:
-    script = ROOT / "examples" / "llama.py"
-    works("compile", script, "--checkpoint", checkpoint, "-o", tmp_path / "out")
-    words = ["--prompt", "the other", "--max-new-tokens", "10"]
-    text = works("generate", tmp_path / "out", *words).out
-    assert text == works("generate", artifact, *words).out
-
-
 def test_a_module_and_an_artifact_compile_again(artifact: Path, tmp_path: Path) -> None:
     works("compile", artifact / "module.irc", "-o", tmp_path / "a")
     works("compile", artifact, "-o", tmp_path / "b")
