@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
@@ -56,7 +56,6 @@ class Node:
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
     loc: Loc | None = None
     misuse: str | None = None  # what ONNX itself forbids about it
-    protos: Sequence[Any] = ()  # the attributes as protobuf
 
     def has(self, index: int) -> bool:
         """Whether an optional input is present."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -241,43 +241,50 @@ def _truncated(x: float) -> int | None:
     return int(x) if math.isfinite(x) else None
 
 
-@_fold("Gather", "Concat", "Slice", "Expand", "Range", "ConstantOfShape")
+@_fold("Concat", "Gather", "Slice", "Expand", "Range", "ConstantOfShape")
 def _moved(node: Node, c: list[Content]) -> Content | None:
-    """Elements in other places, found by ONNX's reference on numbers that stand for them."""
-    from onnx import NodeProto
-    from onnx.reference import ReferenceEvaluator
-
-    count = {"Concat": len(c), "Range": 0, "ConstantOfShape": 0}.get(node.kind, 1)
-    data, rest = c[:count], c[count:]
-    if not all(type(n) is int for each in rest for n in each.flat):
+    """Elements in other places; None where these are no integers, or do not fit."""
+    data = {"Concat": len(c), "Range": 0, "ConstantOfShape": 0}.get(node.kind, 1)
+    if not all(type(n) is int for each in c[data:] for n in each.flat):
         return None
-    made: Sequence[int] = ()  # the shape of the result, where it may be too large
-    if node.kind == "Range":
-        if any(each.size != 1 for each in rest) or not rest[2].item():
-            return None
-        rest = [each.reshape(()) for each in rest]
-        made = (len(range(*(each.item() for each in rest))),)
-    elif rest and node.kind != "Gather":
-        if len({each.shape for each in rest}) > 1 or rest[0].ndim != 1:
-            return None
-        made = () if node.kind == "Slice" else rest[0].tolist()
-    if min(made, default=0) < 0 or math.prod(made) > MOST:
-        return None
-    items = sizes(*(item for each in data for item in each.flat))
-    ends = np.cumsum([0, *(each.size for each in data)])
-    places: list[Any] = [
-        end + np.arange(each.size).reshape(each.shape)
-        for end, each in zip(ends[:-1], data, strict=True)
-    ]
-    numbered: list[Any] = [*places, *(each.astype(np.int64) for each in rest)]
-    feeds = {str(i): array for i, array in enumerate(numbered)}
-    proto = NodeProto(op_type=node.kind, input=[*feeds], output=["y"], attribute=node.protos)
     try:
-        reference: Any = ReferenceEvaluator(proto)
-        found: Any = reference.run(None, feeds)[0]
-    except (ValueError, LookupError, RuntimeError, TypeError):
+        return _placed(node, c)
+    except (ValueError, LookupError, OverflowError):
         return None
-    return np.asarray(items[found], object) if data else numbers(found)
+
+
+def _placed(node: Node, c: list[Content]) -> Content | None:
+    match node.kind:
+        case "Concat":
+            return np.concatenate(c, node.integer("axis", 0))
+        case "Gather":
+            return np.asarray(c[0].take(c[1].astype(np.int64), node.integer("axis", 0)), object)
+        case "Expand":
+            return np.broadcast_to(c[0], np.broadcast_shapes(c[0].shape, c[1]))
+        case "ConstantOfShape":
+            value = node.attributes.get("value")
+            number = np.zeros(1) if value is None else value.read()
+            return None if number is None else np.broadcast_to(numbers(number), c[0])
+        case "Range":
+            many = range(*(each.item() for each in c))
+            return sizes(*many) if len(many) <= MOST else None
+        case _:
+            return _sliced(*c)
+
+
+def _sliced(
+    x: Content,
+    starts: Content,
+    ends: Content,
+    axes: Content | None = None,
+    steps: Content | None = None,
+) -> Content:
+    places = [slice(None)] * x.ndim
+    axes = np.arange(starts.size) if axes is None else axes
+    steps = np.ones(starts.size, np.int64) if steps is None else steps
+    for axis, *span in zip(axes.flat, starts.flat, ends.flat, steps.flat, strict=True):
+        places[axis] = slice(*span)
+    return x[tuple(places)]
 
 
 @_fold("Reshape", "Squeeze", "Unsqueeze", "Flatten")
@@ -289,18 +296,16 @@ def _reshape(node: Node, c: list[Content]) -> Content | None:
     return c[0].reshape(shape) if fits else None
 
 
-@_fold("ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin")
+_REDUCTIONS = {"ReduceProd": "Mul", "ReduceSum": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
+
+
+@_fold(*_REDUCTIONS)
 def _reduce(node: Node, c: list[Content]) -> Content | None:
     if c[0].ndim != 1 or not c[0].size:
         return None
-    call: Any = {"ReduceProd": operator.mul, "ReduceSum": operator.add}.get(node.kind)
-    items = c[0].tolist()
-    if call is None:
-        if any(isinstance(item, Dim) for item in items):
-            return None
-        call = max if node.kind == "ReduceMax" else min
-    total = items[0]
-    for item in items[1:]:
-        total = call(total, item)
+    call, items = _ELEMENTS[_REDUCTIONS[node.kind]], c[0].tolist()
+    total = call(*items) if node.kind in ("ReduceMax", "ReduceMin") else reduce(call, items)
+    if total is None:
+        return None
     found = np.array(total, object)
     return found.reshape(1) if node.integer("keepdims", 1) else found

@@ -212,7 +212,6 @@ class _Importer:
         node = Node(proto.op_type, domain, proto.name, number, self.opset, [], list(proto.output))
         node.inputs = [Entry("f32", ()) if name else None for name in proto.input]  # until read
         node.attributes = {each.name: self._attribute(each) for each in proto.attribute}
-        node.protos = proto.attribute
         node.misuse = misuse(proto, self.opset) if not domain else None
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
         _locate(node, metadata, self.files.path.name)
