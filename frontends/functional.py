@@ -26,7 +26,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     cls = wrapped().get(name)
     if cls is None:
-        raise _unknown(name)
+        why = f": {NOT_WRAPPED[name]}" if name in NOT_WRAPPED else did_you_mean(name, wrapped())
+        raise UnknownFunction(f"there is no F.{name}{why}", loc=here())
     made = wrapper(cls)
     if cls.__module__.startswith("irc."):  # a user's file may run again and declare it again
         globals()[name] = made
@@ -39,9 +40,3 @@ def __dir__() -> list[str]:
 
 class UnknownFunction(Error, AttributeError):
     """There is no operation of this name; an AttributeError, so that hasattr() returns false."""
-
-
-def _unknown(name: str) -> Error:
-    if name in NOT_WRAPPED:
-        return UnknownFunction(f"there is no F.{name}: {NOT_WRAPPED[name]}", loc=here())
-    return UnknownFunction(f"there is no F.{name}{did_you_mean(name, wrapped())}", loc=here())

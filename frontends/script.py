@@ -17,7 +17,7 @@ from ..ir.core import Module
 from .huggingface import bind
 from .huggingface.binding import has_unbound
 from .settings import convert
-from .trace import kind_name
+from .tensor import kind_name
 
 DEFAULT_FACTORY = "build"
 OPTIONS = ("checkpoint", "dtype")  # parameters that have command-line options

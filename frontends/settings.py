@@ -92,13 +92,9 @@ def _items(text: str, kind: Any, args: tuple[Any, ...]) -> Any:
     return items if kind is list else tuple(items)
 
 
-def _flag(text: str) -> bool:
-    return _FLAGS[text.lower()]
-
-
 # annotation -> (what converts a text, which raises KeyError or ValueError; what is expected)
 _READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
-    bool: (_flag, "true or false"),
+    bool: (lambda text: _FLAGS[text.lower()], "true or false"),
     int: (int, "a whole number"),
     float: (float, "a number"),
     str: (str, "text"),

@@ -36,12 +36,16 @@ def inferred_shape(old: Shape, sizes: Sequence[Any]) -> Shape:
         return shape
     if len(inferred) > 1:
         raise Error(f"reshape: only one size may be -1, not {len(inferred)}")
-    known = product(tuple(size for size in shape if size != -1))
-    size = exact_divide(product(old), known)
+    left, known = [*old], [size for size in shape if size != -1]
+    for size in [*known]:
+        if size in left:  # also sums, which nothing else can be divided by
+            left.remove(size)
+            known.remove(size)
+    size = exact_divide(product(tuple(left)), product(tuple(known)))
     if size is None:
         raise Error(
-            f"reshape: [{', '.join(map(str, old))}] has {product(old)} elements, which {known} "
-            "does not divide for every size; write the sizes out"
+            f"reshape: the elements of [{', '.join(map(str, old))}] do not fill "
+            f"[{', '.join(map(str, shape))}] for every size; write the sizes out"
         )
     return tuple(size if i == inferred[0] else other for i, other in enumerate(shape))
 

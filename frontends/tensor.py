@@ -101,7 +101,12 @@ class Tensor:
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, (int, float, np.generic, np.ndarray)):
-            raise _equality(other)
+            shown = other if isinstance(other, (int, float)) else "..."
+            raise Error(
+                "== and != compare the identity of tensors; to compare their elements "
+                f"write F.eq(x, {shown}) or F.ne(x, {shown})",
+                loc=here(),
+            )
         return self is other
 
     def __hash__(self) -> int:
@@ -298,9 +303,9 @@ def _listed(cls: type[Op], tensors: Any) -> list[Any]:
 
 def _number(cls: type[Op], number: Any, kinds: list[str]) -> Value:
     """A Python or numpy number as a constant of the dtype of the other operands."""
-    number = _plain(number)
+    number = cast("Any", number).item() if isinstance(number, np.generic) else number
     if not isinstance(number, (bool, int, float)):
-        raise Error(f"{cls.opname}: an operand is {_described(number)}, not a tensor")
+        raise Error(f"{cls.opname}: an operand is {kind_name(number)}, not a tensor")
     if isinstance(number, bool):
         if "bool" not in kinds or set(kinds) != {"bool"}:
             raise Error(
@@ -311,35 +316,17 @@ def _number(cls: type[Op], number: Any, kinds: list[str]) -> Value:
     dtype = next((kind for kind in kinds if kind != "bool"), None)
     if dtype is None:
         raise Error(f"{cls.opname}: {number} has no dtype here; write F.full({number}, dtype=...)")
-    return one("full", value=_exact(cls, number, dtype), dtype=dtype).value
-
-
-def _plain(number: Any) -> Any:
-    return cast("Any", number).item() if isinstance(number, np.generic) else number
-
-
-def _exact(cls: type[Op], number: int | float, dtype: str) -> int | float:
-    if is_float(dtype):
-        return float(number)
-    if isinstance(number, float):
+    if isinstance(number, float) and not is_float(dtype):
         raise Error(
             f"{cls.opname}: {number} is used with a tensor of {dtype}; cast the tensor to a float"
         )
-    return number
+    return one("full", value=float(number) if is_float(dtype) else number, dtype=dtype).value
 
 
-def _described(thing: Any) -> str:
-    if thing is None:
+def kind_name(item: Any) -> str:
+    """The type of an object in a message, such as "a list"."""
+    if item is None:
         return "None"
-    if isinstance(thing, np.ndarray):
+    if isinstance(item, np.ndarray):
         return "a numpy array (use F.constant for a few numbers, a Parameter for data)"
-    return f"a {type(thing).__name__}"
-
-
-def _equality(other: Any) -> Error:
-    shown = other if isinstance(other, (int, float)) else "..."
-    return Error(
-        f"== and != compare the identity of tensors; to compare their elements "
-        f"write F.eq(x, {shown}) or F.ne(x, {shown})",
-        loc=here(),
-    )
+    return f"a {type(item).__name__}"

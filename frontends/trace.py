@@ -18,7 +18,7 @@ from ..ops.control import Return
 from ..source import Loc, here
 from .module import Module, Parameter
 from .shapes import as_shape
-from .tensor import Tensor
+from .tensor import Tensor, kind_name
 from .tracer import Tracer, begin
 
 
@@ -160,11 +160,6 @@ def _results(model: Any, results: Any) -> list[tuple[str | None, Tensor]]:
     if not rows:
         raise Error(f"{_title(model)} returns no tensors")
     return rows
-
-
-def kind_name(item: Any) -> str:
-    """The type of an object in a message, such as "a list"."""
-    return "None" if item is None else f"a {type(item).__name__}"
 
 
 def _declared(

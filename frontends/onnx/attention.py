@@ -124,19 +124,16 @@ def _attention(
         if not causal:
             seen = _upper_left(b, queries, keys, before)
             mask = seen if mask is None else b.op(ops.And, seen, mask)
-
-    def value(entry: Entry | None, fit: bool = False) -> Value | None:
-        return None if entry is None else _fitted(b, keys, entry) if fit else b.get(entry)
-
+    read = Builder.get if k.ndim == v.ndim == 4 else tokens
     found = b.value(
         ops.Attention(
             tokens(b, q),
-            b.get(k) if k.ndim == v.ndim == 4 else tokens(b, k),
-            b.get(v) if k.ndim == v.ndim == 4 else tokens(b, v),
-            bias=value(bias, fit=True),
-            mask=value(mask, fit=True),
-            past=value(past),
-            lengths=value(lengths),
+            read(b, k),
+            read(b, v),
+            bias=bias and _fitted(b, keys, bias),
+            mask=mask and _fitted(b, keys, mask),
+            past=past and b.get(past),
+            lengths=lengths and b.get(lengths),
             causal=causal,
             head_dim=width,
             scale=None if scale == shortest(1 / math.sqrt(width)) else scale,

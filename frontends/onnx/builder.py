@@ -62,7 +62,7 @@ class Builder:
         values = [self.get(each, kind) for each in operands]
         return self.entry(self.value(make(*values, **attributes)))
 
-    def where(self, condition: Entry, x: Operand, y: Operand) -> Entry:
+    def where(self, condition: Entry | Value, x: Operand, y: Operand) -> Entry:
         """Elements of x where the condition holds, else of y; one of them may be a number."""
         known = x if isinstance(x, Entry) else y
         assert isinstance(known, Entry)

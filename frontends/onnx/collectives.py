@@ -28,8 +28,7 @@ def mesh_of(nodes: Sequence[Node], given: Mesh | None, rank: int | None) -> Mesh
             raise Error(
                 f"this file has collectives among {sizes[name]} and among {size} ranks; {_SAY}"
             )
-    plain = {name: size for name, size in sizes.items() if "." not in name}
-    mesh = given or Mesh(tuple(plain.items()))
+    mesh = given or Mesh(tuple(item for item in sizes.items() if "." not in item[0]))
     for node in nodes:
         axis_of(node, mesh, rank)
     return mesh

@@ -11,6 +11,7 @@ from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.entry import Node
 from irc.frontends.onnx.rules import Made, reads
+from irc.frontends.onnx.structure import diagonal
 from irc.ir.core import Value
 from irc.ir.dims import DimLike, product
 
@@ -77,13 +78,9 @@ def _diagonal(b: Builder, x: Value, word: str) -> _Term:
             size, ndim = x.type.shape[first], x.type.ndim
             if x.type.shape[second] != size:
                 raise Error(f"Einsum: the letter {letter} has two sizes in {x.type}")
-            counts = [b.value(ops.Iota(size=size)) for _ in range(2)]
-            shapes = [[size if i == at else 1 for i in range(ndim)] for at in (first, second)]
-            rows, columns = (
-                b.reshaped(count, tuple(shape)) for count, shape in zip(counts, shapes, strict=True)
-            )
-            kept = b.value(ops.Where(b.value(ops.Eq(rows, columns)), x, b.number(0, x.type.dtype)))
-            x = b.value(ops.ReduceSum(kept, dims=(second,)))
+            shape = tuple(size if i in (first, second) else 1 for i in range(ndim))
+            equal = b.reshaped(b.get(diagonal(b, size, size, 0, ops.Eq)), shape)
+            x = b.get(b.op(ops.ReduceSum, b.where(equal, b.entry(x), 0), dims=(second,)))
             word = word[:second] + word[second + 1 :]
     return _Term(x, word)
 

@@ -242,7 +242,7 @@ class _Importer:
             self.builder.loc, first = node.loc, len(self.builder.ops)
             results = self._results(node)
         except Error as error:
-            self.unsupported.refused(node, error.at(loc=node.loc))
+            self.unsupported.add(node, error.message, error.at(loc=node.loc))
             return
         for name, found in zip(node.outputs, results, strict=False):
             if name and found is not None:

@@ -35,18 +35,16 @@ def manifest_of(path: Path) -> Manifest:
         return Manifest()
     program: Any = artifact.program
     axes = tuple((str(name), int(size)) for name, size in program.get("axes", ()))
-    found = program.get("base")
-    base = folder if found is None else folder / found
-    entries: list[Any] = list(program.get("ranks", ()))
-    mine = [i for i, entry in enumerate(entries) if entry.get("model") == path.name]
-    bound: dict[str, Data] = {}
-    if mine and entries[mine[0]].get("bindings"):
-        bound = _bound(folder / entries[mine[0]]["bindings"], base)
     mesh = Mesh(axes) if axes else None
-    place = None if found is None else str(base)
-    if not mine:
-        return Manifest(mesh, place)
-    return Manifest(mesh, place, mine[0], bound)
+    base = folder / program["base"] if program.get("base") is not None else None
+    place = None if base is None else str(base)
+    for rank, entry in enumerate(program.get("ranks", ())):
+        if entry.get("model") == path.name:
+            file = entry.get("bindings")
+            return Manifest(
+                mesh, place, rank, _bound(folder / file, base or folder) if file else {}
+            )
+    return Manifest(mesh, place)
 
 
 def _bound(path: Path, base: Path) -> dict[str, Data]:

@@ -8,7 +8,8 @@ from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.entry import Node
 from irc.frontends.onnx.fold import content_of, folded
 from irc.frontends.onnx.rules import Made, reads
-from irc.ir.dims import Dim, DimLike, Shape, exact_divide, product
+from irc.frontends.shapes import inferred_shape
+from irc.ir.dims import Dim, DimLike, Shape, product
 
 
 def sizes_of(node: Node, index: int, what: str = "shape") -> tuple[DimLike, ...]:
@@ -88,22 +89,9 @@ def resolved(old: Shape, wanted: tuple[DimLike, ...], allowzero: bool) -> Shape:
         old[i] if size == 0 and not allowzero and i < len(old) else size
         for i, size in enumerate(wanted)
     ]
-    if kept.count(-1) > 1 or any(isinstance(size, int) and size < -1 for size in kept):
+    if any(isinstance(size, int) and size < -1 for size in kept):
         raise Error(f"a Reshape to [{', '.join(map(str, wanted))}], which is no shape")
-    if -1 not in kept:
-        return tuple(kept)
-    left, divisor = [*old], [size for size in kept if not (isinstance(size, int) and size == -1)]
-    for size in [*divisor]:
-        if size in left:  # also sums, which nothing else can be divided by
-            left.remove(size)
-            divisor.remove(size)
-    rest = exact_divide(product(tuple(left)), product(tuple(divisor)))
-    if rest is None:
-        raise Error(
-            f"a Reshape of [{', '.join(map(str, old))}] to [{', '.join(map(str, wanted))}] leaves "
-            "open what the -1 is; give the sizes of the inputs fewer symbols"
-        )
-    return tuple(rest if isinstance(size, int) and size == -1 else size for size in kept)
+    return inferred_shape(old, kept)
 
 
 @reads("Reshape", "Squeeze", "Unsqueeze", "Flatten", known="allowzero axes axis")

@@ -28,7 +28,7 @@ class Reading:
     """How nodes of one kind are read.
 
     What ONNX forbids is refused, and attributes that are not `known`. Where `known` is None, the
-    operator is a plugin's, and `refuses` alone decides.
+    operator is a plugin's, and its rule alone decides.
     """
 
     rule: Rule

@@ -220,7 +220,7 @@ def tile(b: Builder, node: Node) -> Made:
     return b.reshaped(value, tuple(n * size for n, size in zip(times, x.shape, strict=True)))
 
 
-def _diagonal(b: Builder, rows: DimLike, columns: DimLike, k: DimLike, order: type[Op]) -> Entry:
+def diagonal(b: Builder, rows: DimLike, columns: DimLike, k: DimLike, order: type[Op]) -> Entry:
     """How the column of each element compares with its row + k: bool [rows, columns]."""
     row = b.value(ops.Unsqueeze(b.value(ops.Iota(size=rows, dtype="i64")), dims=(1,)))
     shifted = b.op(ops.Add, row, b.number(k, "i64")) if k != 0 else row
@@ -232,7 +232,7 @@ def trilu(b: Builder, node: Node) -> Made:
     x = node.shaped(0, 2)
     k = single(node, 1, "diagonal") if node.has(1) else 0
     order: type[Op] = ops.Ge if node.integer("upper", 1) else ops.Le
-    kept = _diagonal(b, x.shape[-2], x.shape[-1], k, order)
+    kept = diagonal(b, x.shape[-2], x.shape[-1], k, order)
     return b.where(kept, x, False if x.dtype == "bool" else 0)
 
 
@@ -241,7 +241,7 @@ def eye_like(b: Builder, node: Node) -> Made:
     x = node.shaped(0, 2, 2)
     kind = DTYPES.get(node.integer("dtype", 0), x.dtype)
     rows, columns = x.shape
-    return b.cast(_diagonal(b, rows, columns, node.integer("k", 0), ops.Eq), kind)
+    return b.cast(diagonal(b, rows, columns, node.integer("k", 0), ops.Eq), kind)
 
 
 @reads("OneHot", known="axis")

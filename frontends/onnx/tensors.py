@@ -17,7 +17,7 @@ from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import numpy_dtype, unpacked
 from irc.onnx_format.files import leaves_folder
 from irc.ops.control import LARGEST_CONSTANT
-from irc.weights import BytesRef, FileRef, Ref, Slice
+from irc.weights import BytesRef, FileRef, Ref
 from irc.weights.safetensors import Tensor, read_header
 
 if TYPE_CHECKING:
@@ -156,35 +156,20 @@ class Files:
         return self._sizes[path]
 
     def ref(self, data: Data) -> Ref:
-        """The reference to a tensor whose bytes lie in a file."""
+        """The reference to a tensor whose bytes lie in a file, by its name in a checkpoint."""
         file = self.named(data.path)
         if data.path.endswith(".safetensors"):
-            found = self._key(data)
-            if found is not None:
-                key, rows = found
-                ref = FileRef(file, key)
-                return ref if rows is None else ref.then(rows)
+            key, tensor = self._header(data.path).get(data.offset, ("", None))
+            if tensor and (tensor.dtype, tensor.shape) == (data.dtype, data.shape):
+                return FileRef(file, key)
         return BytesRef(file, data.offset, data.dtype, data.shape)
 
-    def _key(self, data: Data) -> tuple[str, Slice | None] | None:
-        """(the tensor of a checkpoint that holds the bytes, which of its rows unless all)."""
-        if data.path not in self._headers:
-            header = read_header(data.path)
-            self._headers[data.path] = {t.offset: (key, t) for key, t in header.items() if t.nbytes}
-        known = self._headers[data.path]
-        start = max((offset for offset in known if offset <= data.offset), default=None)
-        if start is None or not data.shape:
-            return None
-        key, tensor = known[start]
-        if (tensor.dtype, tensor.shape) == (data.dtype, data.shape) and start == data.offset:
-            return key, None
-        if tensor.dtype != data.dtype or tensor.shape[1:] != data.shape[1:] or not data.nbytes:
-            return None
-        row = tensor.nbytes // tensor.shape[0]
-        first, rest = divmod(data.offset - start, row)
-        if rest or first + data.shape[0] > tensor.shape[0]:
-            return None
-        return key, Slice(((first, first + data.shape[0]), *[None] * (len(data.shape) - 1)))
+    def _header(self, path: str) -> dict[int, tuple[str, Tensor]]:
+        """The tensors of a checkpoint by their offsets."""
+        if path not in self._headers:
+            header = read_header(path)
+            self._headers[path] = {t.offset: (key, t) for key, t in header.items() if t.nbytes}
+        return self._headers[path]
 
     def named(self, path: str) -> str:
         """The name that the module has for a file."""

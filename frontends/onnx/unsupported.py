@@ -20,22 +20,15 @@ class Unsupported:
         self.values: set[str] = set()  # the results of nodes that were not read
         self.behind = 0
         self.hint = ""  # a note for refusals by rules
-        self._ruled = False
-        self._only: Error | None = None
+        self._errors: list[Error | None] = []  # of every node; None where its kind is refused
 
-    def add(self, node: Node, reason: str) -> None:
-        """Note that a node cannot be read."""
+    def add(self, node: Node, reason: str, error: Error | None = None) -> None:
+        """Note that a node cannot be read; `error` is what its rule raised."""
         kind = f"{node.domain}.{node.kind}" if node.domain else node.kind
         self.found.setdefault((kind, reason), []).append(node)
         self.nodes.add(node)
         self.values.update(node.outputs)
-        self._only = None
-
-    def refused(self, node: Node, error: Error) -> None:
-        """Note that the rule of a node refused it."""
-        first, self._ruled = not self.nodes, True
-        self.add(node, error.message)
-        self._only = error if first else None
+        self._errors.append(error)
 
     def skips(self, node: Node, inputs: list[str]) -> bool:
         """Whether a node is refused itself, or takes a result of one that is."""
@@ -51,13 +44,14 @@ class Unsupported:
         """Raise an Error that lists all nodes, if any; a sole refusal by a rule as it is."""
         if not self.nodes:
             return
-        error = self._only or self._listed()
+        sole = self._errors[0] if len(self._errors) == 1 else None
+        error = sole or self._listed()
         if self.behind:
             were = "needs them and was" if self.behind == 1 else "need them and were"
             error.add_note(f"{_count(self.behind, 'node')} more {were} not checked")
-        if self.hint and self._ruled:
+        if self.hint and any(self._errors):
             error.add_note(self.hint)
-        raise error from (error.__cause__ if error is self._only else None)
+        raise error from (error.__cause__ if sole else None)
 
     def _listed(self) -> Error:
         error = Error(f"{self.path} has {_count(len(self.nodes), 'node')} that irc cannot read:")
@@ -74,10 +68,9 @@ def _count(number: int, what: str) -> str:
 
 def _where(group: list[Node]) -> str:
     """The first nodes of a group, with their places."""
-    shown = [f"{node.name or f'node {node.number}'!s}{_line(node)}" for node in group[:3]]
+    shown = [
+        (node.name or f"node {node.number}") + (f" at {node.loc.where()}" if node.loc else "")
+        for node in group[:3]
+    ]
     more = f" and {len(group) - 3} more" if len(group) > 3 else ""
     return ", ".join(shown) + more
-
-
-def _line(node: Node) -> str:
-    return f" at {node.loc.where()}" if node.loc is not None else ""

@@ -8,15 +8,13 @@ data: the location "" means the file itself. Numbers of fields are those of onnx
 from __future__ import annotations
 
 import mmap
-import struct
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 from irc.errors import Error
 
 KEPT = 16  # bytes of data that stay inside
-_RAW, _FLOATS, _DOUBLES, _EXTERNAL, _LOCATION = 9, 4, 10, 13, 14
-_DATA = (_RAW, _FLOATS, _DOUBLES)  # packed floats and doubles lie as raw data does
+_DATA = (9, 4, 10)  # raw data, floats and doubles; packed numbers lie as raw data does
 
 Kind: TypeAlias = str
 # Message -> number of a field -> the message in it. Only what leads to tensors is followed.
@@ -109,8 +107,10 @@ def _number(value: int) -> bytes:
 
 def _noted(begin: int, stop: int) -> list[bytes]:
     """The fields of a tensor that say at which bytes of the file itself its data is."""
-    found: list[bytes] = []
-    for key, value in (("location", ""), ("offset", str(begin)), ("length", str(stop - begin))):
-        pair = [*_field(1, [key.encode()]), *_field(2, [value.encode()])]
-        found += _field(_EXTERNAL, pair)
-    return [*found, _number(_LOCATION << 3), struct.pack("B", 1)]
+    from onnx import TensorProto
+
+    place = {"location": "", "offset": str(begin), "length": str(stop - begin)}
+    tensor = TensorProto(data_location=TensorProto.EXTERNAL)
+    for key, value in place.items():
+        tensor.external_data.add(key=key, value=value)
+    return [tensor.SerializeToString()]

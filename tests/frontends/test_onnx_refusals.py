@@ -49,7 +49,7 @@ def test_refusals_of_rules_and_of_kinds_are_one_list(tmp_path: Path) -> None:
     text = said(tmp_path, nodes, "c d f g")
     assert "has 4 nodes that irc cannot read:\n" in text
     for part in (
-        "Reshape (1): a Reshape of [batch, 8] to [3, -1] leaves open what the -1 is",
+        "Reshape (1): reshape: the elements of [batch, 8] do not fill [3, -1] for every size",
         "; /a at net.py:1\n",
         "Split (2): Split along axis 7 of 2 dimensions; /c at net.py:3, /d at net.py:4\n",
         "NonZero (1): irc has no operation for it; /e at net.py:5\n",

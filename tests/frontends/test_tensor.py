@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "x[..., ...]": (lambda x, i: x[..., ...], "at most one ..."),
     "x[::-1]": (lambda x, i: x[::-1], "use F.flip"),
     "x[1.5]": (lambda x, i: x[1.5], "not 1.5"),
-    "reshape": (lambda x, i: x.reshape(4, -1), "6 elements, which 4 does not divide"),
+    "reshape": (lambda x, i: x.reshape(4, -1), "the elements of [2, 3] do not fill [4, -1]"),
     "reshape twice": (lambda x, i: x.reshape(-1, -1), "only one size may be -1"),
     "reshape text": (lambda x, i: x.reshape("%"), "cannot read the dimension '%'"),
     "transpose": (lambda x, i: x.transpose(0, 2), "no dimensions 0 and 2"),
