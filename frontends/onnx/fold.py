@@ -260,11 +260,11 @@ def _placed(node: Node, c: list[Content]) -> Content | None:
         case "Gather":
             return np.asarray(c[0].take(c[1].astype(np.int64), node.integer("axis", 0)), object)
         case "Expand":
-            return np.broadcast_to(c[0], np.broadcast_shapes(c[0].shape, c[1]))
+            return np.broadcast_to(c[0], np.broadcast_shapes(c[0].shape, tuple(c[1].flat)))
         case "ConstantOfShape":
             value = node.attributes.get("value")
             number = np.zeros(1) if value is None else value.read()
-            return None if number is None else np.broadcast_to(numbers(number), c[0])
+            return None if number is None else np.broadcast_to(numbers(number), tuple(c[0].flat))
         case "Range":
             many = range(*(each.item() for each in c))
             return sizes(*many) if len(many) <= MOST else None

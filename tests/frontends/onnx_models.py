@@ -20,6 +20,7 @@ KINDS = {
     "i64": TensorProto.INT64,
     "i32": TensorProto.INT32,
     "u8": TensorProto.UINT8,
+    "i8": TensorProto.INT8,
     "bool": TensorProto.BOOL,
 }
 Arrays = Mapping[str, np.ndarray[Any, Any]]

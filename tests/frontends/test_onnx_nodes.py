@@ -1,26 +1,17 @@
-"""Every kind of node that exporters write: the module computes what ONNX Runtime does."""
+"""Nodes over symbolic sizes, as exporters write them: what ONNX's own backend tests leave out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
 from irc.backends.reference import evaluate
-from tests.fresh import fresh
 from tests.frontends.onnx_models import OPSET, compared, model, read, saved
-
-
-@pytest.fixture
-def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """A generator of this session and this test."""
-    return fresh(crc32(request.node.nodeid.encode()))
-
 
 B, S = "batch", "seq"
 SIZES = {B: 3, S: 5, "2*seq": 10, "past": 4}
@@ -28,7 +19,7 @@ SIZES = {B: 3, S: 5, "2*seq": 10, "past": 4}
 
 @dataclass(frozen=True)
 class Case:
-    """One node over inputs and initializers; floats are normal, integers from 0 to `below`."""
+    """One node over inputs and initializers."""
 
     kind: str
     inputs: dict[str, Any]  # (dtype, shape)
@@ -38,7 +29,6 @@ class Case:
     outputs: int = 1
     opset: int = OPSET
     domain: str = ""
-    below: int = 4
     positive: bool = False
 
     def __str__(self) -> str:
@@ -55,29 +45,19 @@ def f32(*shape: int) -> Any:
 
 
 X = {"x": ("f32", (B, S, 8))}
-XY = {"x": ("f32", (B, S, 8)), "y": ("f32", (S, 8))}
 INTS = {"x": ("i64", (B, S)), "y": ("i64", (S,))}
 IDS = {"ids": ("i64", (B, S))}
 
 CASES = [
-    *(Case(kind, XY) for kind in ("Mul", "Less", "Max")),
-    *(Case(kind, X) for kind in ("Sigmoid", "Mish", "Elu", "HardSwish", "Mean")),
-    Case("IsInf", X, attributes={"detect_negative": 0}),
     Case("Div", {"x": ("i64", (B, S))}, {"by": i64(3)}),
     Case("Mod", {"x": ("i64", (B, S))}, {"by": i64(3)}),
-    Case("Mod", XY, attributes={"fmod": 1}),
-    Case("Mean", XY, order="x y x"),
-    Case("Where", {"c": ("bool", (B, S, 1)), **XY}),
     Case("Pow", X, {"two": np.float32(2)}),
     Case("Pow", X, {"half": np.float32(0.5)}, positive=True),
     Case("Pow", X, {"three": i64(3)}),
-    Case("Clip", X, {"low": np.float32(-0.5), "high": np.float32(0.5)}),
-    Case("Clip", X, {"high": np.float32(0.5)}, order="x  high"),
     Case("Gelu", X, domain="com.microsoft", opset=17),
     Case("FastGelu", X, {"b": f32(8)}, domain="com.microsoft"),
     Case("BiasGelu", X, {"b": f32(8)}, domain="com.microsoft"),
     Case("QuickGelu", X, domain="com.microsoft", attributes={"alpha": 1.702}),
-    Case("LeakyRelu", X, attributes={"alpha": 0.2}),
     Case("Cast", X, attributes={"to": 7}),
     Case("Cast", {"x": ("i64", (B, S))}, attributes={"to": 1}),
     Case("Reshape", X, {"s": i64(0, -1)}),
@@ -115,12 +95,8 @@ CASES = [
     Case("Gather", X, {"i": i64(0, -1, 2)}, {"axis": 2}),
     Case("Gather", X, {"i": np.array(-1, np.int64)}, {"axis": 1}),
     Case("Gather", IDS, {"t": f32(4, 6)}, order="t ids"),
-    Case("GatherElements", {"x": ("f32", (B, 8)), "i": ("i64", (B, 3))}, attributes={"axis": 1}),
-    Case(
-        "ScatterElements",
-        {"x": ("f32", (B, 8)), "i": ("i64", (B, 1)), "u": ("f32", (B, 1))},
-        attributes={"axis": 1},
-    ),
+    Case("ScatterElements", {"x": ("f32", (B, 8)), "i": ("i64", (B, 1)), "u": ("f32", (B, 1))},
+         attributes={"axis": 1}),
     Case("GatherND", {"x": ("f32", (4, 4, 6)), "i": ("i64", (B, S, 2))}),
     Case("GatherND", {"x": ("f32", (4, S, 6)), "i": ("i64", (B, 1))}),
     Case("ScatterND", {"x": ("f32", (8, S)), "u": ("f32", (3, S))}, {"i": i64(6, 0, -1)[:, None]},
@@ -141,14 +117,10 @@ CASES = [
     Case("ReduceMean", X, attributes={"axes": [-1]}, opset=17),
     Case("ReduceSum", X, attributes={"noop_with_empty_axes": 1}),
     Case("ReduceMean", X),
-    Case("ArgMax", X, attributes={"axis": -1, "keepdims": 0}),
-    Case("ArgMin", X, attributes={"axis": 1}),
     Case("ArgMin", INTS, attributes={"axis": 1}, order="x"),
     Case("TopK", X, {"k": i64(3)}, {"axis": -1}, outputs=2),
     Case("TopK", X, {"k": i64(3)}, {"axis": 1, "largest": 0}, outputs=2),
     Case("TopK", {"x": ("i64", (B, S))}, {"k": i64(2)}, {"largest": 0}, outputs=2),
-    Case("Softmax", X, attributes={"axis": 1}),
-    Case("LogSoftmax", X),
     Case("MatMul", {**X, "y": ("f32", (B, 8, 6))}),
     Case("MatMul", X, {"w": f32(8, 6)}),
     Case("MatMul", {"x": ("f32", (8,))}, {"w": f32(8, 6)}),
@@ -156,9 +128,7 @@ CASES = [
     Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(6, 8), "c": f32(6)}, {"transB": 1}),
     Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(6, 8)}, {"transB": 1, "alpha": 0.5}),
     Case("Gemm", {"x": ("f32", (B, 8))}, {"w": f32(8, 6), "c": f32(1, 6)}, {"alpha": 0.5}),
-    Case(
-        "Gemm", {"x": ("f32", (8, B))}, {"w": f32(8, 6), "c": f32(1)}, {"transA": 1, "beta": 2.0}
-    ),
+    Case("Gemm", {"x": ("f32", (8, B))}, {"w": f32(8, 6), "c": f32(1)}, {"transA": 1, "beta": 2.0}),
     Case("FusedMatMul", {**X, "y": ("f32", (B, 6, 8))}, {}, {"transB": 1, "alpha": 0.25},
          domain="com.microsoft"),
     Case("LayerNormalization", X, {"s": f32(8), "b": f32(8)}, {"epsilon": 1e-3}),
@@ -179,10 +149,6 @@ CASES = [
          {"epsilon": 1e-3}, domain="com.microsoft"),
     Case("SkipLayerNormalization", {**X, "r": ("f32", (B, S, 8))}, {"s": f32(8), "b": f32(8)},
          domain="com.microsoft"),
-    Case("InstanceNormalization", {"x": ("f32", (B, 5, 8))}, {"s": f32(5), "b": f32(5)},
-         {"epsilon": 1e-3}),
-    Case("GroupNormalization", {"x": ("f32", (B, 6, S))}, {"s": f32(6), "b": f32(6)},
-         {"num_groups": 3}),
     Case("Einsum", {**X, "y": ("f32", (B, 6, 8))}, attributes={"equation": "bsk,bnk->bsn"}),
     Case("Einsum", {"x": ("f32", (B, S, 2, 4)), "y": ("f32", (B, "past", 2, 4))},
          attributes={"equation": "bihd,bjhd->bhij"}),
@@ -204,30 +170,21 @@ CASES = [
 ]  # fmt: skip
 
 
-def drawn(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:
-    found: dict[str, np.ndarray[Any, Any]] = {}
-    for name, (kind, shape) in case.inputs.items():
-        sizes = [SIZES[size] if isinstance(size, str) else size for size in shape]
-        if kind == "f32":
-            array = rng.standard_normal(sizes).astype(np.float32)
-            found[name] = np.abs(array) + np.float32(0.1) if case.positive else array
-        else:
-            low = -5 if case.kind in ("Div", "Mod") else 0
-            high = 2 if kind == "bool" else case.below
-            found[name] = rng.integers(low, high, sizes).astype({"bool": bool}.get(kind, np.int64))
-    return found
-
-
-def of_kind(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Normal numbers, or positive ones."""
-    found = rng.standard_normal(shape).astype(np.float32)
-    return np.abs(found) + np.float32(0.1) if kind == "positive" else found
+def drawn(case: Case, kind: str, shape: Any, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Normal numbers, or positive ones; integers from 0, for divisions also below."""
+    sizes = [SIZES[size] if isinstance(size, str) else size for size in shape]
+    if kind in ("f32", "normal", "positive"):
+        found = rng.standard_normal(sizes).astype(np.float32)
+        positive = case.positive or kind == "positive"
+        return np.abs(found) + np.float32(0.1) if positive else found
+    low, high = -5 if case.kind in ("Div", "Mod") else 0, 2 if kind == "bool" else 4
+    return rng.integers(low, high, sizes).astype(bool if kind == "bool" else np.int64)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_node(case: Case, rng: np.random.Generator, tmp_path: Path) -> None:
     initial = {
-        name: of_kind(value[0], value[1], rng) if isinstance(value, tuple) else np.asarray(value)
+        name: drawn(case, *value, rng) if isinstance(value, tuple) else np.asarray(value)
         for name, value in case.initial.items()
     }
     inputs = dict(case.inputs)
@@ -237,8 +194,7 @@ def test_a_node(case: Case, rng: np.random.Generator, tmp_path: Path) -> None:
     outputs = [f"out{i}" for i in range(case.outputs)]
     node = helper.make_node(case.kind, operands, outputs, domain=case.domain, **case.attributes)
     path = saved(model([node], inputs, outputs, initial, case.opset), tmp_path)
-    full = Case(**{**vars(case), "inputs": inputs})
-    compared(path, drawn(full, rng), 2e-5)
+    compared(path, {name: drawn(case, *spec, rng) for name, spec in inputs.items()}, 2e-5)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from irc.backends.reference import evaluate
 from irc.frontends.onnx import import_onnx
 from irc.weights import BytesRef
 from tests.fresh import fresh
+from tests.frontends.onnx_models import model, saved
 
 KINDS = {
     "i8": (np.int8, -128, 128),
@@ -43,16 +44,7 @@ def product(
         helper.make_node("DequantizeLinear", [*given], ["d"], **words),
         helper.make_node("MatMul", ["x", "d"], ["y"]),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", shape[0]])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", shape[1]])],
-        [numpy_helper.from_array(array, name) for name, array in given.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
-    model.ir_version = 10
-    return model
+    return model(nodes, {"x": ("f32", ("B", shape[0]))}, ["y"], given)
 
 
 def as_written(path: Path) -> onnxruntime.InferenceSession:
@@ -115,44 +107,37 @@ def test_a_product_with_quantized_weights(
 def test_a_wider_result_is_rounded_once(tmp_path: Path) -> None:
     x = np.arange(-8, 8, dtype=np.int8)
     node = helper.make_node("DequantizeLinear", ["x", "s"], ["y"], output_dtype=TensorProto.FLOAT)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [
-            helper.make_tensor_value_info("x", TensorProto.INT8, [16]),
-            helper.make_tensor_value_info("s", TensorProto.FLOAT16, []),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [16])],
-    )
-    path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)]), path)
+    path = saved(model([node], {"x": ("i8", (16,)), "s": ("f16", ())}, ["y"]), tmp_path)
     scale = fresh(2).uniform(0.5, 2, ()).astype(np.float16)
     found = evaluate(import_onnx(path), {"x": x, "s": scale})["y"]
     np.testing.assert_array_equal(found, x * scale.astype(np.float32))
 
 
-def test_zero_points_of_another_number(tmp_path: Path) -> None:
-    model = product("i8", (12, 10), (10,), 7)
-    model.graph.initializer[2].CopyFrom(numpy_helper.from_array(np.ones(3, np.int8), "z"))
-    path = tmp_path / "model.onnx"
-    onnx.save(model, path)
-    with pytest.raises(irc.Error, match="zero points"):
-        import_onnx(path)
+def with_other_zeros() -> Any:
+    made = product("i8", (12, 10), (10,), 7)
+    made.graph.initializer[2].CopyFrom(numpy_helper.from_array(np.ones(3, np.int8), "z"))
+    return made
 
 
-def test_quantized_activations_are_refused_with_a_way_out(tmp_path: Path) -> None:
-    model = product("i8", (12, 10), (), None)
-    model.graph.node.append(helper.make_node("QuantizeLinear", ["y", "s", "q0"], ["q"]))
-    model.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.int8), "q0"))
-    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("q", TensorProto.INT8, None))
-    path = tmp_path / "model.onnx"
-    onnx.save(model, path)
-    with pytest.raises(irc.Error, match="no operation for it; quantize weights only"):
-        import_onnx(path)
+def with_quantized_activations() -> Any:
+    made = product("i8", (12, 10), (), None)
+    made.graph.node.append(helper.make_node("QuantizeLinear", ["y", "s", "q0"], ["q"]))
+    made.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.int8), "q0"))
+    made.graph.output[0].name = "q"
+    return made
 
 
-def test_blocks_that_are_not_whole(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(product("i8", (10, 4), (4, 4), None, axis=0, block_size=3), path)
-    with pytest.raises(irc.Error, match="blocks must divide the axis"):
-        import_onnx(path)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (with_other_zeros, "zero points"),
+        (with_quantized_activations, "no operation for it; quantize weights only"),
+        (
+            lambda: product("i8", (10, 4), (4, 4), None, axis=0, block_size=3),
+            "blocks must divide the axis",
+        ),
+    ],
+)
+def test_what_is_refused(make: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(irc.Error, match=message):
+        import_onnx(saved(make(), tmp_path))

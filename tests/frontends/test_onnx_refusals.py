@@ -45,14 +45,23 @@ def test_refusals_of_rules_and_of_kinds_are_one_list(tmp_path: Path) -> None:
         node("NonZero", "x", "e", 5),
         node("Add", "b e", "f", 6),
         node("Neg", "x", "g", 7),
+        node("Conv", "x s", "h", 8),
+        node("Conv", "x s", "i", 9),
+        node("TensorScatter", "x x", "j", 10, mode="circular"),
+        node("Strange", "x", "k", 11, domain="com.example"),
+        node("Softmax", "x", "l", 12, beta=1.0),
     ]
-    text = said(tmp_path, nodes, "c d f g")
-    assert "has 4 nodes that irc cannot read:\n" in text
+    text = said(tmp_path, nodes, "c d f g h i j k l")
+    assert "has 9 nodes that irc cannot read:\n" in text
     for part in (
         "Reshape (1): reshape: the elements of [batch, 8] do not fill [3, -1] for every size",
         "; /a at net.py:1\n",
         "Split (2): Split along axis 7 of 2 dimensions; /c at net.py:3, /d at net.py:4\n",
         "NonZero (1): irc has no operation for it; /e at net.py:5\n",
+        "Conv (2): irc has no operation for it; /h at net.py:8, /i at net.py:9\n",
+        "TensorScatter (1): its attribute mode=circular is not supported",
+        "com.example.Strange (1)",
+        "Softmax (1): its attribute beta=1.0 is unknown",
         "2 nodes more need them and were not checked",
     ):
         assert part in text, text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import onnx
@@ -30,12 +29,6 @@ from tests.ops.examples import EXAMPLES
 from tests.ops.test_onnx import GLOBAL_VIEW, solvable
 from tests.random_modules import random_module
 from tests.tiny_checkpoint import write_checkpoint
-
-
-@pytest.fixture
-def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """A generator of this session and this test."""
-    return fresh(crc32(request.node.nodeid.encode()))
 
 
 def emitted(module: irc.Module, folder: Path) -> Path:
