@@ -200,6 +200,7 @@ def of_tensorrt(b: Builder, node: Node) -> Made:
 
 @reads("TensorScatter", known="axis mode", refuses=only("mode", "linear"))
 def tensor_scatter(b: Builder, node: Node) -> Made:
+    """New keys or values [B, H, S, D] written into a cache [B, H, C, D] from a position on."""
     cache, new = node.input(0), node.shaped(1, 4, 4)
     if cache.ndim != 4 or node.integer("axis", -2) not in (-2, 2):
         raise Error("TensorScatter other than along the positions of a cache [B, H, C, D]")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -150,15 +151,12 @@ class Builder:
     def _size(self, dim: DimLike, dtype: str) -> Value:
         if not isinstance(dim, Dim):
             return self.number(dim, dtype)
-        total: Value | None = None
+        terms: list[Value] = []
         for names, factor in dim.terms:
-            term = self.number(factor, "i64") if factor != 1 or not names else None
-            for name in names:
-                one = self._symbol(name)
-                term = one if term is None else self.value(ops.Mul(term, one))
-            assert term is not None
-            total = term if total is None else self.value(ops.Add(total, term))
-        assert total is not None
+            factors = [self.number(factor, "i64")] if factor != 1 or not names else []
+            factors += map(self._symbol, names)
+            terms.append(reduce(lambda x, y: self.value(ops.Mul(x, y)), factors))
+        total = reduce(lambda x, y: self.value(ops.Add(x, y)), terms)
         return total if dtype == "i64" else self.value(ops.Cast(total, dtype=dtype))
 
     def _symbol(self, name: str) -> Value:

@@ -73,8 +73,8 @@ def collective(b: Builder, node: Node) -> Made:
         "group_size": _group_size(node),
         "op": node.text("reduce_op", "sum"),
         "root": max(node.integer("root", -1), 0),
-        "eps": node.decimal("eps", "1e-06"),
-        "offset": node.decimal("offset", "0.0"),
+        "eps": node.real("eps", 1e-6),
+        "offset": node.real("offset", 0.0),
         **dict.fromkeys(("dim", "split", "concat"), 0),
     }
     make: Any = cls

@@ -30,6 +30,7 @@ class _Term:
 
 @reads("Einsum", known="equation")
 def einsum(b: Builder, node: Node) -> Made:
+    """Sums and diagonals of each operand, then products of two operands at a time."""
     values = [b.get(entry) for entry in node.present()]
     words, out = _parsed(node.text("equation", ""), [value.type.ndim for value in values])
     terms = [_diagonal(b, value, word) for value, word in zip(values, words, strict=True)]

@@ -38,6 +38,7 @@ def scalar(entry: Entry | None) -> Any:
 
 @reads("Mul")
 def multiply(b: Builder, node: Node) -> Made:
+    """x * y, and Silu where y is the sigmoid of x."""
     x, y = node.input(0), node.input(1)
     for one, other in ((x, y), (y, x)):
         sigmoid = made_by(other, "Sigmoid")
@@ -60,6 +61,7 @@ def divide(b: Builder, node: Node) -> Made:
 
 @reads("Min", "Max", "Sum", "Mean")
 def variadic(b: Builder, node: Node) -> Made:
+    """The minimum, maximum, sum or mean of one tensor or several."""
     found, count = node.input(0), len(node.inputs)
     for i in range(1, count):
         found = b.op(_VARIADIC[node.kind], found, node.input(i))
@@ -68,6 +70,7 @@ def variadic(b: Builder, node: Node) -> Made:
 
 @reads("Xor")
 def exclusive(b: Builder, node: Node) -> Made:
+    """The elements in which two tensors of bool differ."""
     x, y = node.input(0), node.input(1)
     if {x.dtype, y.dtype} != {"bool"}:
         raise Error(f"Xor takes bool operands, found {x.dtype} and {y.dtype}")
@@ -76,6 +79,7 @@ def exclusive(b: Builder, node: Node) -> Made:
 
 @reads("Pow")
 def power(b: Builder, node: Node) -> Made:
+    """x ** y, of which squares and square roots are simpler operations."""
     x, y = node.input(0), node.input(1)
     exponent = scalar(y) if y.ndim <= x.ndim else None
     if exponent == 2:
@@ -114,6 +118,7 @@ def is_inf(b: Builder, node: Node) -> Made:
 
 @reads("Dropout", known="seed ratio")
 def dropout(b: Builder, node: Node) -> Made:
+    """x as it is, and a mask that keeps everything."""
     if node.has(2) and scalar(node.optional(2)) is not False:
         raise Error("Dropout drops at random where training_mode is true; export for inference")
     x = node.input(0)

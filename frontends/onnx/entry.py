@@ -105,12 +105,8 @@ class Node:
         return self._read(name, default, int, "an integer")
 
     def real(self, name: str, default: float) -> float:
-        """An attribute that is a number: the shortest decimal that is this f32."""
+        """An attribute that is a number, or text of one: the shortest decimal that is this f32."""
         return self._read(name, default, shortest, "a number")
-
-    def decimal(self, name: str, default: str) -> float:
-        """An attribute that is a number written as text."""
-        return self._read(name, default, float, "a number")
 
     def text(self, name: str, default: str) -> str:
         """An attribute that is a string."""

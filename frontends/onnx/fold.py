@@ -130,16 +130,16 @@ def _equal(x: Any, y: Any) -> bool | None:
     return True if y - x == 0 else False if below(x, y) or below(y, x) else None
 
 
-def _at_most(x: Any, y: Any) -> bool | None:
-    return x <= y if isinstance(x, float) else below(x, y + 1)
-
-
 def _less(x: Any, y: Any) -> bool | None:
     return x < y if isinstance(x, float) else below(x, y)
 
 
-def _root(x: Any) -> Any:
-    return None if isinstance(x, Dim) or x < 0 else math.sqrt(x)
+def _at_most(x: Any, y: Any) -> bool | None:
+    return x <= y if isinstance(x, float) else below(x, y + 1)
+
+
+def _at_least(x: Any, y: Any) -> bool | None:
+    return _at_most(y, x)
 
 
 def _quotient(x: Any, y: Any) -> Any:
@@ -162,18 +162,6 @@ def _power(x: Any, y: Any) -> Any:
     return x**y if x > 0 and abs(y * math.log2(x)) < 64 else None  # larger ones are operations
 
 
-def _flipped(call: Callable[[Any, Any], bool | None]) -> Callable[[Any, Any], bool | None]:
-    return lambda x, y: call(y, x)
-
-
-def _both(x: bool, y: bool) -> bool:
-    return x and y
-
-
-def _chosen(condition: bool, x: Any, y: Any) -> Any:
-    return x if condition else y
-
-
 def _first(before: Callable[[Any, Any], bool | None], *items: Any) -> Any:
     """The item that is known to be before all others."""
     return next((x for x in items if all(x is y or before(x, y) for y in items)), None)
@@ -187,18 +175,18 @@ _ELEMENTS: dict[str, Callable[..., Any]] = {
     "Div": _quotient,
     "Mod": _remainder,
     "Neg": operator.neg,
-    "Sqrt": _root,
+    "Sqrt": lambda x: None if isinstance(x, Dim) or x < 0 else math.sqrt(x),
     "Pow": _power,
     "Min": partial(_first, _at_most),
-    "Max": partial(_first, _flipped(_at_most)),
+    "Max": partial(_first, _at_least),
     "Equal": _equal,
     "Less": _less,
     "LessOrEqual": _at_most,
-    "Greater": _flipped(_less),
-    "GreaterOrEqual": _flipped(_at_most),
-    "And": _both,
+    "Greater": lambda x, y: _less(y, x),
+    "GreaterOrEqual": _at_least,
+    "And": operator.and_,
     "Not": operator.not_,
-    "Where": _chosen,
+    "Where": lambda condition, x, y: x if condition else y,
 }
 
 

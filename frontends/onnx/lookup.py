@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from irc import ops
 from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
-from irc.frontends.onnx.entry import Content, Entry, Node
+from irc.frontends.onnx.entry import Content, Entry, Node, sizes
 from irc.frontends.onnx.fold import below, content_of
 from irc.frontends.onnx.rules import Made, reads, row_rule
 from irc.ir.core import Value, Weight
@@ -41,7 +39,7 @@ def _known(b: Builder, x: Entry, at: int, content: Content) -> Entry | None:
     size = x.shape[at]
     if content.ndim or isinstance(content.item(), float):
         indices = _from_front(content, size)
-        return None if indices is content else b.op(ops.Gather, x, b.get(_entry(indices)), dim=at)
+        return None if indices.content is content else b.op(ops.Gather, x, indices, dim=at)
     place = content.item()
     if not isinstance(place, Dim) and place < 0:
         place = size + place
@@ -51,16 +49,12 @@ def _known(b: Builder, x: Entry, at: int, content: Content) -> Entry | None:
     return b.entry(b.reshaped(one, (*x.shape[:at], *x.shape[at + 1 :])))
 
 
-def _from_front(content: Content, size: DimLike) -> Content:
-    """Known indices, those from the end counted from the front; the same object if all are."""
-    if any(isinstance(n, Dim) for n in content.flat) or all(n >= 0 for n in content.flat):
-        return content
-    found = np.array([size + n if n < 0 else n for n in content.flat], object)
-    return found.reshape(content.shape)
-
-
-def _entry(indices: Content) -> Entry:
-    return Entry("i64", indices.shape, content=indices)
+def _from_front(content: Content, size: DimLike) -> Entry:
+    """Known indices, those from the end counted from the front; the same content if all are."""
+    if all(isinstance(n, Dim) or n >= 0 for n in content.flat):
+        return Entry("i64", content.shape, content=content)
+    found = [n if isinstance(n, Dim) or n >= 0 else size + n for n in content.flat]
+    return Entry("i64", content.shape, content=sizes(*found).reshape(content.shape))
 
 
 @reads("GatherElements", "ScatterElements", known="axis reduction")
@@ -69,7 +63,7 @@ def elements(b: Builder, node: Node) -> Made:
     cls = ops.GatherElements if node.kind == "GatherElements" else ops.ScatterElements
     x, content = node.shaped(0, 1), content_of(node.input(1))
     if content is not None:
-        node.inputs[1] = _entry(_from_front(content, x.shape[node.axis(x.ndim, 0)]))
+        node.inputs[1] = _from_front(content, x.shape[node.axis(x.ndim, 0)])
     return row_rule(cls, DIRECT[cls])(b, node)
 
 

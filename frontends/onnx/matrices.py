@@ -41,6 +41,7 @@ def _scaled(b: Builder, x: Entry, factor: float) -> Entry:
 
 @reads("MatMul")
 def matmul(b: Builder, node: Node) -> Made:
+    """Matmul, also with vectors, and Linear where y is a transposed matrix."""
     x, y = node.shaped(0, 1), node.shaped(1, 1)
     turned = made_by(y, "Transpose")
     if turned is not None and turned.ints("perm") == [1, 0] and is_float(x.dtype) and x.ndim > 1:
@@ -55,6 +56,7 @@ def matmul(b: Builder, node: Node) -> Made:
 
 @reads("FusedMatMul", domain=MICROSOFT, known="alpha transA transB")
 def fused_matmul(b: Builder, node: Node) -> Made:
+    """alpha * x @ y, each of them transposed where its attribute says so."""
     values: list[Value] = []
     for i, flag in ((0, "transA"), (1, "transB")):
         value = b.get(node.shaped(i, 2))

@@ -45,25 +45,21 @@ def expanded(model: ModelProto, kinds: Set[str], path: Path) -> ModelProto | Non
 
     None where ONNX defines none of these by other operators, or cannot do it in this model.
     """
-    try:
-        return _by_functions(model, kinds, path)
-    except Error:
-        return None
-
-
-def _by_functions(model: ModelProto, kinds: Set[str], path: Path) -> ModelProto | None:
     opset = opset_of(model, str(path))
     found = {kind for kind in kinds if _is_function(kind, opset)}
-    if not found:
-        found = {kind for kind in kinds if _is_function(kind, NEWEST)}
-        if not found or opset > NEWEST:
-            return None
-        opset, model = NEWEST, _converted(model, opset, NEWEST, path)
-    for node in model.graph.node:
-        if node.op_type in found and node.domain in STANDARD:
-            _write_defaults(node, opset)
-    ids = [("", kind) for kind in sorted(found)]
-    return _inlined(path, library().inliner.inline_selected_functions, model, ids, False, True)
+    try:
+        if not found:
+            found = {kind for kind in kinds if _is_function(kind, NEWEST)}
+            if not found or opset > NEWEST:
+                return None
+            opset, model = NEWEST, _converted(model, opset, NEWEST, path)
+        for node in model.graph.node:
+            if node.op_type in found and node.domain in STANDARD:
+                _write_defaults(node, opset)
+        ids = [("", kind) for kind in sorted(found)]
+        return _inlined(path, library().inliner.inline_selected_functions, model, ids, False, True)
+    except Error:
+        return None
 
 
 def _is_function(kind: str, opset: int) -> bool:

@@ -54,6 +54,7 @@ def _log_sum_exp(b: Builder, x: Entry, dims: tuple[int, ...], keep: bool) -> Ent
 
 @reads("ArgMax", "ArgMin", known="axis keepdims select_last_index")
 def argmax(b: Builder, node: Node) -> Made:
+    """The index i64 of the first or the last of the largest or smallest numbers."""
     x = node.input(0)
     x = x if node.kind == "ArgMax" else _reversed_order(b, x)
     words = PARTIAL[ops.Argmax].to_irc(node.attributes)

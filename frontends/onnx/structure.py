@@ -79,6 +79,7 @@ def _within(place: DimLike, size: DimLike) -> DimLike:
 
 @reads("Split", known="axis split num_outputs")
 def split(b: Builder, node: Node) -> Made:
+    """Parts of given sizes, or equal ones of which the last may be smaller."""
     x, count = node.input(0), len(node.outputs)
     at, given = node.axis(x.ndim, 0), node.ints("split")
     if node.has(1):
@@ -246,6 +247,7 @@ def eye_like(b: Builder, node: Node) -> Made:
 
 @reads("OneHot", known="axis")
 def one_hot(b: Builder, node: Node) -> Made:
+    """A new dimension with `on` at the index of each element and `off` elsewhere."""
     indices, size = node.input(0), single(node, 1, "depth")
     values = content_of(node.input(2))
     axis = node.axis(indices.ndim + 1, -1)
