@@ -134,12 +134,24 @@ def _less(x: Any, y: Any) -> bool | None:
     return x < y if isinstance(x, float) else below(x, y)
 
 
+def _more(x: Any, y: Any) -> bool | None:
+    return _less(y, x)
+
+
 def _at_most(x: Any, y: Any) -> bool | None:
     return x <= y if isinstance(x, float) else below(x, y + 1)
 
 
 def _at_least(x: Any, y: Any) -> bool | None:
     return _at_most(y, x)
+
+
+def _root(x: Any) -> Any:
+    return None if isinstance(x, Dim) or x < 0 else math.sqrt(x)
+
+
+def _chosen(condition: bool, x: Any, y: Any) -> Any:
+    return x if condition else y
 
 
 def _quotient(x: Any, y: Any) -> Any:
@@ -175,18 +187,18 @@ _ELEMENTS: dict[str, Callable[..., Any]] = {
     "Div": _quotient,
     "Mod": _remainder,
     "Neg": operator.neg,
-    "Sqrt": lambda x: None if isinstance(x, Dim) or x < 0 else math.sqrt(x),
+    "Sqrt": _root,
     "Pow": _power,
     "Min": partial(_first, _at_most),
     "Max": partial(_first, _at_least),
     "Equal": _equal,
     "Less": _less,
     "LessOrEqual": _at_most,
-    "Greater": lambda x, y: _less(y, x),
+    "Greater": _more,
     "GreaterOrEqual": _at_least,
-    "And": operator.and_,
+    "And": min,
     "Not": operator.not_,
-    "Where": lambda condition, x, y: x if condition else y,
+    "Where": _chosen,
 }
 
 

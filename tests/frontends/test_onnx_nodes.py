@@ -170,8 +170,9 @@ CASES = [
 ]  # fmt: skip
 
 
-def drawn(case: Case, kind: str, shape: Any, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+def drawn(case: Case, spec: Any, rng: np.random.Generator) -> np.ndarray[Any, Any]:
     """Normal numbers, or positive ones; integers from 0, for divisions also below."""
+    kind, shape = spec
     sizes = [SIZES[size] if isinstance(size, str) else size for size in shape]
     if kind in ("f32", "normal", "positive"):
         found = rng.standard_normal(sizes).astype(np.float32)
@@ -184,7 +185,7 @@ def drawn(case: Case, kind: str, shape: Any, rng: np.random.Generator) -> np.nda
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_node(case: Case, rng: np.random.Generator, tmp_path: Path) -> None:
     initial = {
-        name: drawn(case, *value, rng) if isinstance(value, tuple) else np.asarray(value)
+        name: drawn(case, value, rng) if isinstance(value, tuple) else np.asarray(value)
         for name, value in case.initial.items()
     }
     inputs = dict(case.inputs)
@@ -194,7 +195,7 @@ def test_a_node(case: Case, rng: np.random.Generator, tmp_path: Path) -> None:
     outputs = [f"out{i}" for i in range(case.outputs)]
     node = helper.make_node(case.kind, operands, outputs, domain=case.domain, **case.attributes)
     path = saved(model([node], inputs, outputs, initial, case.opset), tmp_path)
-    compared(path, {name: drawn(case, *spec, rng) for name, spec in inputs.items()}, 2e-5)
+    compared(path, {name: drawn(case, spec, rng) for name, spec in inputs.items()}, 2e-5)
 
 
 @pytest.mark.parametrize(
