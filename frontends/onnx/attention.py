@@ -179,12 +179,8 @@ _OF_TENSORRT = "query_form kv_form causal_kind TRT_decomposable TRT_normalizatio
 @reads("TRT_Attention", known=_OF_TENSORRT)
 def of_tensorrt(b: Builder, node: Node) -> Made:
     """No scale of its own; causal attention may be aligned with the last key."""
-    usual = {
-        "query_form": "padded_bhnd",
-        "kv_form": "padded_bhnd",
-        "TRT_normalization_op": "softmax",
-    }
-    for name, value in usual.items():
+    usual = "padded_bhnd", "padded_bhnd", "softmax"
+    for name, value in zip(("query_form", "kv_form", "TRT_normalization_op"), usual, strict=True):
         if node.text(name, value) != value:
             raise Error(f"TRT_Attention with {name}={node.text(name, '')}; expected {value}")
     if node.has(4):

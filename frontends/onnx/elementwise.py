@@ -128,27 +128,16 @@ def dropout(b: Builder, node: Node) -> Made:
 
 @reads("Clip", known="min max")
 def clip(b: Builder, node: Node) -> Made:
-    x, bounds = node.input(0), list[Any]()
-    for i in (1, 2):
-        given = node.optional(i)
-        if given is not None and scalar(given) is None:
-            return _clipped(b, node)
-        bounds.append(None if given is None else scalar(given))
-    if bounds == [None, None]:
-        return x
-    low, high = (n if n is None or not is_float(x.dtype) else float(n) for n in bounds)
-    if low is not None and high is not None and low > high:
-        return _clipped(b, node)
-    return b.op(ops.Clip, x, low=low, high=high)
-
-
-def _clipped(b: Builder, node: Node) -> Entry:
-    """Between bounds that are computed, or of which the upper one wins."""
-    found = node.input(0)
-    for i, cls in ((1, ops.Maximum), (2, ops.Minimum)):
-        bound = node.optional(i)
-        found = found if bound is None else b.op(cls, found, bound)
-    return found
+    """min(max(x, low), high), of which either bound may be absent; the upper one wins."""
+    x, bounds = node.input(0), [node.optional(i) for i in (1, 2)]
+    known = [scalar(entry) for entry in bounds if entry is not None]
+    if all(isinstance(n, (int, float)) for n in known) and known == sorted(known):
+        kind = float if is_float(x.dtype) else int
+        low, high = (None if entry is None else kind(scalar(entry)) for entry in bounds)
+        return b.op(ops.Clip, x, low=low, high=high) if known else x
+    for cls, bound in zip((ops.Maximum, ops.Minimum), bounds, strict=True):
+        x = x if bound is None else b.op(cls, x, bound)
+    return x
 
 
 @reads("Cast", known="to saturate round_mode")

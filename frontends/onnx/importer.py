@@ -19,7 +19,7 @@ from irc.frontends.onnx.manifest import Manifest, manifest_of
 from irc.frontends.onnx.model import STANDARD, expanded, opset_of, read_model
 from irc.frontends.onnx.plugins import Plugins, readings
 from irc.frontends.onnx.readings import TABLE
-from irc.frontends.onnx.rules import Made, Table, misuse, refusal
+from irc.frontends.onnx.rules import Table, misuse, refusal
 from irc.frontends.onnx.stored_text import stored_module
 from irc.frontends.onnx.tensors import DTYPES, Files
 from irc.frontends.onnx.unsupported import Unsupported
@@ -214,7 +214,8 @@ class _Importer:
         node.attributes = {each.name: self._attribute(each) for each in proto.attribute}
         node.misuse = misuse(proto, self.opset) if not domain else None
         metadata = {entry.key: entry.value for entry in proto.metadata_props}
-        _locate(node, metadata, self.files.path.name)
+        place = _place(metadata) or (self.files.path.name, number)
+        node.loc = Loc(*place, _scope(node, metadata))
         return node
 
     def _attribute(self, proto: AttributeProto) -> Any:
@@ -257,9 +258,13 @@ class _Importer:
         return self.entries[name]
 
     def _results(self, node: Node) -> list[Entry | None]:
-        entry = folded(node)
-        made = entry or self.table[node.domain, node.kind].rule(self.builder, node)
-        return _entries(self.builder, made)
+        """What a node gives, by the rule of its kind where it is not known while reading."""
+        b = self.builder
+        made = folded(node) or self.table[node.domain, node.kind].rule(b, node)
+        if isinstance(made, Op):
+            made = made.results
+        many = [made] if isinstance(made, (Entry, Value)) else made
+        return [b.entry(each) if isinstance(each, Value) else each for each in many]
 
     def _finish(self, module: Module, function: Function) -> None:
         b, names = self.builder, [value.name for value in self.model.graph.output]
@@ -281,14 +286,6 @@ class _Importer:
             if any(name in weight.ref.files() for weight in module.weights.values())
         )
         module.add_function(function)
-
-
-def _entries(b: Builder, made: Made) -> list[Entry | None]:
-    """What a rule gave, as entries."""
-    if isinstance(made, Op):
-        return [b.entry(value) for value in made.results]
-    many = [made] if isinstance(made, (Entry, Value)) else made
-    return [b.entry(each) if isinstance(each, Value) else each for each in many]
 
 
 def _aliased(function: Function) -> dict[int, str]:
@@ -327,13 +324,6 @@ def _dim(text: str, otherwise: str) -> DimLike:
         return parse_dim(text)
     except Error:
         return symbol(re.sub(r"\W+", "_", text).strip("_") or otherwise)
-
-
-def _locate(node: Node, metadata: Mapping[str, str], file: str) -> None:
-    """Fill in the location of a node: that in its metadata, else its number in the ONNX file."""
-    scope = _scope(node, metadata)
-    place = _place(metadata)
-    node.loc = Loc(*place, scope) if place is not None else Loc(file, node.number, scope)
 
 
 def _scope(node: Node, metadata: Mapping[str, str]) -> str:

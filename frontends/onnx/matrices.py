@@ -67,13 +67,6 @@ def fused_matmul(b: Builder, node: Node) -> Made:
     return _scaled(b, b.op(ops.Matmul, *values), node.real("alpha", 1.0))
 
 
-def _flattened(b: Builder, node: Node, x: Entry) -> tuple[Value, Shape]:
-    """(x with the normalised dimensions joined into its last, these dimensions)."""
-    axis = node.axis(x.ndim, -1)
-    inner = x.shape[axis:]
-    return b.reshaped(b.get(x), (*x.shape[:axis], product(inner))), inner
-
-
 def _vector(b: Builder, node: Node, entry: Entry, inner: Shape) -> Value:
     """A scale or bias as a vector over the joined dimensions."""
     width, number = product(inner), scalar(entry)
@@ -121,7 +114,9 @@ def _normalised(
     b: Builder, node: Node, x: Entry, scale: Entry, bias: Entry | None = None, layer: bool = False
 ) -> Entry:
     """LayerNorm or RmsNorm over all dimensions from `axis` on."""
-    flat, inner = _flattened(b, node, x)
+    axis = node.axis(x.ndim, -1)
+    inner = x.shape[axis:]
+    flat = b.reshaped(b.get(x), (*x.shape[:axis], product(inner)))
     weight = _vector(b, node, scale, inner)
     if layer:
         shift = None if bias is None else _vector(b, node, bias, inner)

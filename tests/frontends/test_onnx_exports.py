@@ -22,22 +22,13 @@ from tests.fresh import fresh
 from tests.frontends.onnx_models import on_ort, read
 
 pytestmark = pytest.mark.oracle
-LLAMA = {
+SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "intermediate_size": 48,
     "max_position_embeddings": 64,
-}
-BERT = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 40,
 }
 
 
@@ -67,37 +58,35 @@ def tower(torch: Any) -> tuple[Any, dict[str, Any]]:
     return Towers(), {"ids": ids(3, 5), "features": features}
 
 
-def bert(torch: Any) -> tuple[Any, dict[str, Any]]:
-    transformers = import_module("transformers")
-    inner = transformers.BertModel(transformers.BertConfig(**BERT))
+def transformer(torch: Any, inner: Any, result: str) -> Any:
+    """A model of transformers with one result."""
 
-    class Encoder(torch.nn.Module):
+    class Wrapped(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = inner
 
-        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            found = self.inner(input_ids=input_ids, attention_mask=attention_mask)
-            return found.last_hidden_state
+        def forward(self, input_ids: Any, attention_mask: Any = None) -> Any:
+            given = {"input_ids": input_ids, "attention_mask": attention_mask}
+            return getattr(self.inner(**given, use_cache=False), result)
 
+    return Wrapped()
+
+
+def bert(torch: Any) -> tuple[Any, dict[str, Any]]:
+    transformers = import_module("transformers")
+    inner = transformers.BertModel(transformers.BertConfig(**SIZES))
     mask = np.ones((3, 7), np.int64)
     mask[1, 4:] = 0
-    return Encoder(), {"input_ids": ids(3, 7), "attention_mask": mask}
+    inputs = {"input_ids": ids(3, 7), "attention_mask": mask}
+    return transformer(torch, inner, "last_hidden_state"), inputs
 
 
 def llama(torch: Any) -> tuple[Any, dict[str, Any]]:
     transformers = import_module("transformers")
-    inner = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
-
-    class Decoder(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, input_ids: Any) -> Any:
-            return self.inner(input_ids=input_ids, use_cache=False).logits
-
-    return Decoder(), {"input_ids": ids(3, 7)}
+    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2)
+    inner = transformers.LlamaForCausalLM(config)
+    return transformer(torch, inner, "logits"), {"input_ids": ids(3, 7)}
 
 
 def cached(torch: Any) -> tuple[Any, dict[str, Any]]:
@@ -148,16 +137,13 @@ def cached(torch: Any) -> tuple[Any, dict[str, Any]]:
     }
 
 
+ROWS = {0: "batch", 1: "seq"}
 DYNAMIC = {
-    "tower": {"ids": {0: "batch", 1: "seq"}, "features": {0: "batch"}},
-    "bert": {n: {0: "batch", 1: "seq"} for n in ("input_ids", "attention_mask")},
-    "llama": {"input_ids": {0: "batch", 1: "seq"}},
-    "cached": {
-        "x": {0: "batch", 1: "seq"},
-        "positions": {0: "batch", 1: "seq"},
-        "past_key": {0: "batch", 2: "past"},
-        "past_value": {0: "batch", 2: "past"},
-    },
+    "tower": {"ids": ROWS, "features": {0: "batch"}},
+    "bert": {"input_ids": ROWS, "attention_mask": ROWS},
+    "llama": {"input_ids": ROWS},
+    "cached": {"x": ROWS, "positions": ROWS}
+    | {key: {0: "batch", 2: "past"} for key in ("past_key", "past_value")},
 }
 MODELS = {"tower": tower, "bert": bert, "llama": llama, "cached": cached}
 
@@ -170,18 +156,13 @@ def test_an_export_of_torch(name: str, tmp_path: Path) -> None:
     assert len(found) == len(wanted)
     for got, want in zip(found, wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-    other = resized(inputs)
+    other = {name: array[1:] for name, array in inputs.items()}  # one row less
     wanted = on_ort(path, other)
     for got, want in zip(evaluate(module, other).values(), wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     for got, want in zip(compiled(module, tmp_path, other), wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     assert any(op.loc is not None and op.loc.file.endswith(".py") for op in module.ops())
-
-
-def resized(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The same inputs for one row less."""
-    return {name: array[1:] for name, array in inputs.items()}
 
 
 def compiled(module: irc.Module, folder: Path, inputs: Mapping[str, Any]) -> list[Any]:

@@ -90,9 +90,8 @@ def test_random_modules_come_back(tmp_path: Path) -> None:
             continue  # no checkpoint, several ranks, or nothing returned
         again = read(path)
         wanted = exact(module).split("  func ")
-        for function in (
-            exact(again).removesuffix("}").split("  func ")[1:]
-        ):  # those that are called
+        # those that are called
+        for function in exact(again).removesuffix("}").split("  func ")[1:]:
             assert any(function in other for other in wanted)
         read(path, use_text=False)
         seen += 1
@@ -111,9 +110,7 @@ def test_random_modules_come_back(tmp_path: Path) -> None:
     ids=["plain", "tied", "grouped"],
 )
 def test_a_language_model_comes_back(settings: dict[str, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    write_checkpoint(folder, **settings)
+    folder = write_checkpoint(tmp_path / "model", **settings)
     prepared = prepare(folder, dtype="f32", pipeline="inline, canonicalize, cse, fold, dce")
     write(prepared, tmp_path / "artifact")
     module = read(tmp_path / "artifact" / "rank0.onnx")
@@ -200,9 +197,7 @@ def test_caches_alias_their_arguments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mesh", ["tp=2", "tp=3,pp=2"])
 @pytest.mark.parametrize("use_text", [True, False])
 def test_a_rank_of_several(mesh: str, use_text: bool, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    write_checkpoint(folder)
+    folder = write_checkpoint(tmp_path / "model")
     prepared = prepare(folder, dtype="f32", mesh=mesh)
     write(prepared, tmp_path / "artifact")
     module = read(tmp_path / "artifact" / "rank1.onnx", use_text=use_text)
@@ -221,9 +216,7 @@ MESHES = [("", "inside"), ("", "outside"), ("tp=2", "outside")]
 @pytest.mark.parametrize(("mesh", "weights"), MESHES)
 def test_the_flavour_of_tensorrt_comes_back(mesh: str, weights: str, tmp_path: Path) -> None:
     """In the module's own dtypes, weights that are inputs included."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    write_checkpoint(folder)
+    folder = write_checkpoint(tmp_path / "model")
     engine = {"build": False, "weights": weights, "self_test": False}
     prepared = prepare(
         folder,

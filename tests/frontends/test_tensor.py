@@ -38,13 +38,15 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
 }
 
 
+def agrees(got: np.ndarray, wanted: Any) -> None:
+    assert got.shape == np.shape(wanted) and got.dtype == wanted.dtype
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_operators_are_those_of_numpy(name: str) -> None:
     function = ARITHMETIC[name]
-    wanted = function(A, B)
-    got = computed(lambda x, y: function(x, y), x=A, y=B)
-    assert got.dtype == wanted.dtype
-    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    agrees(computed(lambda x, y: function(x, y), x=A, y=B), function(A, B))
 
 
 def test_numbers_take_the_dtype_they_meet() -> None:
@@ -63,9 +65,7 @@ INDICES: list[Any] = [
 
 @pytest.mark.parametrize("index", INDICES, ids=str)
 def test_indices_are_those_of_numpy(index: Any) -> None:
-    got = computed(lambda x: x[index], x=A)
-    assert got.shape == A[index].shape
-    assert np.array_equal(got, A[index])
+    agrees(computed(lambda x: x[index], x=A), A[index])
 
 
 SHAPES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -93,9 +93,7 @@ SHAPES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_methods_are_those_of_numpy(name: str) -> None:
     ours, theirs = SHAPES[name]
-    got, wanted = computed(lambda x: ours(x), x=A), theirs(A)
-    assert got.shape == np.shape(wanted) and got.dtype == wanted.dtype
-    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    agrees(computed(lambda x: ours(x), x=A), theirs(A))
 
 
 def test_symbolic_sizes() -> None:
