@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from irc.ir.core import Module
 from irc.pipeline import Pass, Stats, register
-from irc.rewrite import apply_rules
+from irc.rewrite import Rule, apply_rules
 
-from .arithmetic_rules import ARITHMETIC_RULES
-from .shape_rules import SHAPE_RULES
+from . import arithmetic_rules, shape_rules
+
+RULES = [
+    each
+    for file in (arithmetic_rules, shape_rules)
+    for each in vars(file).values()
+    if isinstance(each, Rule)
+]
 
 
 @register("canonicalize")
@@ -19,4 +25,4 @@ class Canonicalize(Pass):
     """
 
     def run(self, module: Module, stats: Stats) -> None:
-        stats.update(apply_rules(module, [*ARITHMETIC_RULES, *SHAPE_RULES]))
+        stats.update(apply_rules(module, RULES))

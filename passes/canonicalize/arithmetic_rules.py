@@ -8,7 +8,7 @@ from irc.ir.attributes import Number
 from irc.ir.core import Op, Value
 from irc.ir.dtypes import dtype
 from irc.ops import Add, Cast, Eq, Ne, Sub
-from irc.rewrite import P, Rule, rule
+from irc.rewrite import P, rule
 from irc.rewrite.constants import uniform
 
 from .fitting import fitting, lossless
@@ -115,22 +115,3 @@ def cast_chain(x: Value, inner: Op, root: Op) -> Op | None:
     if not lossless(x.type.dtype, inner.result.type.dtype):
         return None
     return Cast(x, dtype=root.result.type.dtype)
-
-
-ARITHMETIC_RULES: tuple[Rule, ...] = (
-    add_zero,
-    subtract_zero,
-    times_one,
-    twice,
-    add_negative,
-    subtract_negative,
-    absolute,
-    relu_twice,
-    same_operands,
-    neutral_logic,
-    not_equal,
-    where_constant,
-    where_same,
-    cast_to_itself,
-    cast_chain,
-)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from irc.ir.core import Op, Value
 from irc.ops import Expand, Reshape, Slice, Transpose
-from irc.rewrite import P, Rule, rule
+from irc.rewrite import P, rule
 
 from .fitting import fitting, unsharded
 
@@ -91,16 +91,3 @@ def concat_of_split(parts: tuple[Value, ...], root: Op) -> Value | None:
     x = split.operands[0]
     same = split.attributes["dim"] % x.type.ndim == root.attributes["dim"] % x.type.ndim
     return fitting(x, root) if same else None
-
-
-SHAPE_RULES: tuple[Rule, ...] = (
-    unchanged,
-    transpose_nothing,
-    split_nothing,
-    transpose_chain,
-    reshape_chain,
-    squeeze_back,
-    expand_chain,
-    slice_chain,
-    concat_of_split,
-)

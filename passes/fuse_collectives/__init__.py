@@ -9,7 +9,7 @@ from irc.ir.dims import Dim, bind, product
 from irc.ir.dtypes import DTYPES
 from irc.ops.collective import Collective
 from irc.pipeline import Pass, Stats, register
-from irc.rewrite import P, Rule, apply_rules, decline, permit, rule
+from irc.rewrite import P, Rule, apply_rules, decline, erase_dead, permit, rule
 
 from ..shared.edit import insert_before, used_once
 from .join_sums import join_sums
@@ -152,12 +152,8 @@ def _fuse_norms(function: Function, stats: Stats) -> None:
         insert_before(new, total).loc = op.loc
         for old, result in zip((op.result, total.result), new.results, strict=True):
             old.replace_by(result)
-        inner = (
-            [v.producer for v in total.operands if isinstance(v.producer, ops.Add)] if bias else []
-        )
-        for dead in (op, total, *inner, reduced):
-            if dead.parent is not None and not dead.result.users:
-                dead.erase()
+        op.erase()
+        erase_dead(total)
         stats.count("all_reduce_rms_norm")
 
 

@@ -7,7 +7,7 @@ from functools import reduce as fold
 from irc.ir.core import Function, Op, Value
 from irc.ops import Add, AllReduce, ReduceScatter
 from irc.pipeline import Stats
-from irc.rewrite import permit
+from irc.rewrite import erase_dead, permit
 
 from ..shared.edit import insert_before, used_once
 
@@ -79,7 +79,7 @@ def _join(root: Add, terms: list[Value], joined: list[list[Value]]) -> None:
     total = fold(lambda x, y: insert_before(Add(x, y), root).result, new)
     total.name, root.result.name = root.result.name, None
     root.result.replace_by(total)
-    _erase(root)
+    erase_dead(root)
 
 
 def _joined(root: Add, group: list[Value]) -> Value:
@@ -87,20 +87,6 @@ def _joined(root: Add, group: list[Value]) -> Value:
     assert first is not None
     parts = [op.operands[0] for op in (term.producer for term in group) if op is not None]
     partial = fold(lambda x, y: insert_before(Add(x, y), root).result, parts)
-    whole = insert_before(first.rebuilt([partial]), root).result
-    whole.name = group[0].name
-    return whole
-
-
-def _erase(root: Op) -> None:
-    """Erase an operation, and the additions and sums that only it used."""
-    waiting = [root]
-    while waiting:
-        op = waiting.pop()
-        operands = op.operands
-        op.erase()
-        for value in dict.fromkeys(operands):
-            producer = value.producer
-            dead = isinstance(producer, (Add, AllReduce, ReduceScatter)) and not value.users
-            if dead and producer is not None and producer.parent is not None:
-                waiting.append(producer)
+    complete = insert_before(first.rebuilt([partial]), root).result
+    complete.name = group[0].name
+    return complete

@@ -12,6 +12,7 @@ from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.types import TensorType
 from irc.ops import Add, Linear, Matmul
 from irc.pipeline import Stats
+from irc.rewrite import erase_dead
 from irc.weights import Slice, pinned
 
 from ..shared.edit import free_name, insert_before
@@ -162,7 +163,7 @@ def _cut(
         value.replace_by(_projected(last, merged.source, parts, value.name))
     for user in list(merged.result.users):
         user.erase()
-    _erase(last)
+    erase_dead(last)
 
 
 def _projected(last: Op, source: Value, parts: list[Weight], name: str | None) -> Value:
@@ -187,15 +188,6 @@ def _features(
     ref = pinned(weight.ref, shape, weight.type.dtype).then(Slice(ranges))
     cut = TensorType(weight.type.dtype, (*shape[:dim], end - begin, *shape[dim + 1 :]))
     return Weight(cut, free_name(f"{weight.name}.{number}", module.weights), ref)
-
-
-def _erase(op: Op) -> None:
-    """Erase a linear or a matmul, or an addition with its matmul."""
-    products = [value.producer for value in op.operands] if isinstance(op, Add) else []
-    op.erase()
-    for product in products:
-        if product is not None and product.parent is not None:
-            product.erase()
 
 
 def _replace(module: Module, cuts: dict[Weight, list[Weight]]) -> None:
