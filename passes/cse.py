@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 from irc.analysis.fused import is_repeatable
-from irc.ir.core import Function, Module, Op
+from irc.ir.core import Module, Op
 from irc.pipeline import Pass, Stats, register
-from irc.rewrite import permit
+
+from .shared.edit import merge_equal
 
 
 @register("cse")
@@ -19,24 +20,12 @@ class Cse(Pass):
 
     def run(self, module: Module, stats: Stats) -> None:
         for function in module.functions.values():
-            _merge(function, stats)
-
-
-def _merge(function: Function, stats: Stats) -> None:
-    seen: dict[Any, Op] = {}
-    for op in function:
-        if not is_repeatable(op):
-            continue
-        first = seen.setdefault(_key(op), op)
-        if first is op or not permit("cse", op):
-            continue
-        for old, new in zip(op.results, first.results, strict=True):
-            old.replace_by(new)
-        op.erase()
-        stats.count("merged")
+            merge_equal(function, "cse", _key, stats)
 
 
 def _key(op: Op) -> Any:
+    if not is_repeatable(op):
+        return None
     operands: Any = op.operands
     if op.commutative and len(operands) == 2:
         operands = frozenset(operands) if operands[0] is not operands[1] else operands

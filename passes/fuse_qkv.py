@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import NamedTuple
 
 from irc.ir.core import Module, Op, Value, Weight
@@ -88,10 +89,9 @@ def _source(value: Value) -> Op | None:
 
 
 def _fuse(module: Module, attention: Op, found: _Projections) -> None:
-    first = _first(attention, found.linears)
     function = attention.parent
-    if function is None:
-        raise ValueError("the attention is in no function")
+    assert function is not None
+    first = next(op for op in function if op in found.linears)
     weight = _joined(module, found.weights)
     bias = _joined(module, found.biases) if found.biases else None
     linear = Linear(first.operands[0], weight, bias=bias)
@@ -106,18 +106,6 @@ def _fuse(module: Module, attention: Op, found: _Projections) -> None:
         old.erase()
     for old in (*found.weights, *found.biases):
         del module.weights[old.name]
-
-
-def _first(attention: Op, linears: tuple[Op, ...]) -> Op:
-    """The earliest of the linears, all of which are before the attention."""
-    left = set(linears)
-    op = attention
-    while left:
-        if op.prev is None:
-            raise ValueError("a linear is not before the attention that uses it")
-        op = op.prev
-        left.discard(op)
-    return op
 
 
 def _joined(module: Module, parts: tuple[Weight, ...]) -> Weight:
@@ -140,7 +128,5 @@ def _name(names: list[str], module: Module) -> str:
 
 
 def _common_start(names: list[str]) -> str:
-    for i, letters in enumerate(zip(*names, strict=False)):
-        if len(set(letters)) > 1:
-            return names[0][:i]
-    return min(names, key=len)
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    return "".join(letters[0] for letters in same)

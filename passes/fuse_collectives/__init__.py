@@ -11,7 +11,7 @@ from irc.ops.collective import Collective
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import P, Rule, apply_rules, decline, erase_dead, permit, rule
 
-from ..shared.edit import insert_before, used_once
+from ..shared.edit import insert_before, merge_equal, used_once
 from .join_sums import join_sums
 
 _NAME = "fuse-collectives"
@@ -105,7 +105,7 @@ class FuseCollectives(Pass):
 
     def run(self, module: Module, stats: Stats) -> None:
         for function in module.functions.values():
-            _merge(function, stats)
+            merge_equal(function, _NAME, _key, stats)
             join_sums(function, _NAME, stats)
         rules = [scatter_for_slice, slice_of_gathered, reduce_what_is_cut]
         rules += [send_before_widening, send_after_narrowing]
@@ -115,19 +115,11 @@ class FuseCollectives(Pass):
                 _fuse_norms(function, stats)
 
 
-def _merge(function: Function, stats: Stats) -> None:
-    """Merge equal collectives on one value; the first stays."""
-    seen: dict[object, Op] = {}
-    for op in function:
-        if not isinstance(op, (Collective, ops.ShardSlice)):
-            continue
-        key = (op.opname, op.operands, tuple(op.attributes.items()))
-        first = seen.setdefault(key, op)
-        if first is op or not permit(_NAME, op):
-            continue
-        op.result.replace_by(first.result)
-        op.erase()
-        stats.count("merged")
+def _key(op: Op) -> object:
+    """The key that equal collectives share; None for other operations."""
+    if not isinstance(op, (Collective, ops.ShardSlice)):
+        return None
+    return op.opname, op.operands, tuple(op.attributes.items())
 
 
 def _fuse_norms(function: Function, stats: Stats) -> None:

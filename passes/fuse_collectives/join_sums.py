@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce as fold
 
-from irc.ir.core import Function, Op, Value
+from irc.ir.core import Function, Value
 from irc.ops import Add, AllReduce, ReduceScatter
 from irc.pipeline import Stats
 from irc.rewrite import erase_dead, permit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from irc import ops
 from irc.ir.core import Function, Module, Op, Value, Weight
@@ -38,10 +38,7 @@ class Builder:
         self.loc: Loc | None = None
         self.kept: set[Value] = set()  # results shared by several global values
         self.padding = Padding(self.type, padded)
-        self._ranks: dict[tuple[Axes, str], Value] = {}
-        self._starts: dict[tuple[Axes, int, str], Value] = {}
-        self._real: dict[tuple[Axes, int, DimLike], Value] = {}
-        self._constants: dict[tuple[float, str], Value] = {}
+        self._made_once: dict[tuple[object, ...], Value] = {}
 
     def local(self, value: Value) -> Value:
         """The local value of a global one; a weight is its own."""
@@ -67,28 +64,28 @@ class Builder:
         self.function.append(op)
         return op.results
 
-    def rank(self, axes: Axes, dtype: str = "i32") -> Value:
-        """This rank's position along the axes, made once per function."""
-        known = self._ranks.get((axes, dtype))
+    def _once(self, key: tuple[object, ...], make: Callable[[], Op], name: str = "") -> Value:
+        """A value made once per function, which several global values may share."""
+        known = self._made_once.get(key)
         if known is None:
-            if dtype == "i32":
-                known = self.add(ops.Rank(axis=".".join(axes)))
-                known.name = f"rank_{'_'.join(axes)}"
-            else:
-                known = self.add(ops.Cast(self.rank(axes), dtype=dtype))
-            self._ranks[axes, dtype] = known
+            known = self._made_once[key] = self.add(make())
+            known.name = name or None
             self.kept.add(known)
         return known
 
+    def rank(self, axes: Axes, dtype: str = "i32") -> Value:
+        """This rank's position along the axes, made once per function."""
+        if dtype != "i32":
+            return self._once(("rank", axes, dtype), lambda: ops.Cast(self.rank(axes), dtype=dtype))
+        name = f"rank_{'_'.join(axes)}"
+        return self._once(("rank", axes), lambda: ops.Rank(axis=".".join(axes)), name)
+
     def constant(self, value: float, dtype: str) -> Value:
         """A scalar, made once per function."""
-        known = self._constants.get((value, dtype))
-        if known is None:
-            number = float(value) if is_float(dtype) else value
-            known = self.add(ops.Constant(values=(number,), dtype=dtype))
-            self._constants[value, dtype] = known
-            self.kept.add(known)
-        return known
+        number = float(value) if is_float(dtype) else value
+        return self._once(
+            ("constant", value, dtype), lambda: ops.Constant(values=(number,), dtype=dtype)
+        )
 
     def size(self, size: DimLike) -> Value:
         """A size as i32[], also where it is known at run time only."""
@@ -101,13 +98,11 @@ class Builder:
         """The offset of this rank's shard, of shards of size `part`; made once per function."""
         if not isinstance(part, int):
             raise TypeError("shards of symbolic size are even; nothing needs their offset")
-        known = self._starts.get((axes, part, dtype))
-        if known is None:
-            known = self.add(ops.Mul(self.rank(axes, dtype), self.constant(part, dtype)))
-            known.name = f"start_{'_'.join(axes)}"
-            self._starts[axes, part, dtype] = known
-            self.kept.add(known)
-        return known
+        return self._once(
+            ("start", axes, part, dtype),
+            lambda: ops.Mul(self.rank(axes, dtype), self.constant(part, dtype)),
+            f"start_{'_'.join(axes)}",
+        )
 
     def masked(self, x: Value, dim: int, size: int, axes: Axes, fill: float = 0) -> Value:
         """`x` with `fill` in the padding of its shard of a dimension of `size`."""
@@ -120,15 +115,13 @@ class Builder:
 
     def real(self, axes: Axes, size: int, part: DimLike) -> Value:
         """bool [part]: which elements of a shard are no padding; made once per function."""
-        known = self._real.get((axes, size, part))
-        if known is None:
-            left = ops.Sub(self.constant(size, "i32"), self.start(axes, part))
-            self.add(left)
-            known = self.add(ops.Lt(ops.Iota(size=part), left))
-            known.name = f"real_{'_'.join(axes)}"
-            self._real[axes, size, part] = known
-            self.kept.add(known)
-        return known
+        return self._once(
+            ("real", axes, size, part),
+            lambda: ops.Lt(
+                ops.Iota(size=part), ops.Sub(self.constant(size, "i32"), self.start(axes, part))
+            ),
+            f"real_{'_'.join(axes)}",
+        )
 
     def padded(self, x: Value, dim: int, size: DimLike) -> Value:
         """`x` padded with zeros to `size` in one dimension."""

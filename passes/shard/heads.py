@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from irc.ir.core import Module
-from irc.ir.declare import types_of
 from irc.ops import Attention
 from irc.pipeline import Stats
 
+from ..shared.edit import retype
 from .blocks import Block
 from .head_layout import head_layout
 from .place import mesh_axes
@@ -21,8 +21,7 @@ def even_heads(module: Module, rows: list[Row], origins: dict[str, str], stats: 
         if not any(changed):
             continue
         for op in function:
-            for result, type in zip(op.results, types_of(op), strict=True):
-                result.type = type
+            retype(op)
 
 
 def _even(

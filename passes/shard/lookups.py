@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from irc.ir.core import Function, Op, Value
-from irc.ir.declare import types_of
 from irc.ops import AllToAll, Argmax, Embedding, ReduceScatter, ShardedTopk, Squeeze, Topk
 from irc.pipeline import Stats
 
-from ..shared.edit import insert_before
+from ..shared.edit import insert_before, retype
 from .transfers import Transfers
 
 
@@ -24,7 +23,7 @@ def look_up_parts(function: Function, op: Embedding, transfers: Transfers, stats
     every = transfers.gathered(op, op.ids, dim, over, "their table is sharded over the same ranks")
     op.set_operands((every, op.table))
     rows, axis = op.result, ".".join(over)
-    (rows.type,) = types_of(op)
+    retype(op)
     if table.axes[0]:
         new: Op = ReduceScatter(rows, axis=axis, dim=dim)
     else:

@@ -18,7 +18,7 @@ from irc.ir.types import Axes
 from irc.ops import Add, Argmax, Embedding, Linear, MoeSlots, Topk
 from irc.pipeline import Stats
 
-from ..shared.edit import insert_before
+from ..shared.edit import insert_before, retype
 from ..shared.local_operation import fits
 from .chosen import chosen_axes
 from .lookups import choose_across, look_up_parts
@@ -62,20 +62,20 @@ class Solver:
 
     def _fit(self, op: Op) -> None:
         if not any(value.type.sharded for value in op.operands):
-            self._retype(op)
+            retype(op)
             return
         if self._special(op):
             return
         if op.sharding_rule() is None:
             for at in range(len(op.operands)):
                 self._make_whole(op, at, f"{op.opname} has no sharding rule")
-            self._retype(op)
+            retype(op)
             return
         self._complete(op)
         wanted, why = self._wanted(op)
         for at, axes in enumerate(wanted):
             self._bring(op, at, axes, why)
-        self._retype(op)
+        retype(op)
 
     def _special(self, op: Op) -> bool:
         """Whether an operation has another form where its operands are sharded."""
@@ -92,10 +92,6 @@ class Solver:
                 return op.bias is not None and self._bias_after_sum(op, op.bias)
             case _:
                 return False
-
-    def _retype(self, op: Op) -> None:
-        for result, type in zip(op.results, types_of(op), strict=True):
-            result.type = type
 
     # partial sums
 

@@ -7,9 +7,10 @@ from typing import Any, cast
 
 from irc.errors import Error
 from irc.ir.core import Function, Module
-from irc.ir.declare import types_of
 from irc.ir.dims import Dim, DimLike, bind, exact_divide, symbol
 from irc.pipeline import Stats
+
+from ..shared.edit import retype
 
 
 def even_symbols(module: Module, stats: Stats, sequence: bool) -> None:
@@ -89,8 +90,7 @@ def _retype(function: Function, sizes: dict[str, DimLike]) -> None:
     for op in function:
         for name in op.attribute_types:
             setattr(op, name, _attribute(getattr(op, name), sizes))
-        for result, type in zip(op.results, types_of(op), strict=True):
-            result.type = type
+        retype(op)
 
 
 def _attribute(value: Any, sizes: dict[str, DimLike]) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterable, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 from irc.ir.core import Function, Module, Op, Result, Value
+from irc.ir.declare import types_of
 from irc.ops import Return
+from irc.pipeline import Stats
+from irc.rewrite import permit
 
 Made = TypeVar("Made", bound=Op)
 
@@ -33,6 +36,29 @@ def change(op: Op, **attributes: Any) -> None:
     """Give an operation other attributes before its results get their types anew."""
     for name, value in attributes.items():
         setattr(op, name, value)
+
+
+def retype(op: Op) -> None:
+    """Infer the types of the results of an operation anew."""
+    for result, type in zip(op.results, types_of(op), strict=True):
+        result.type = type
+
+
+def merge_equal(function: Function, name: str, key: Callable[[Op], object], stats: Stats) -> None:
+    """Erase every operation of the key of an earlier one, whose results take its place.
+
+    Operations of the key None are kept.
+    """
+    seen: dict[object, Op] = {}
+    for op in function:
+        found = key(op)
+        first = op if found is None else seen.setdefault(found, op)
+        if first is op or not permit(name, op):
+            continue
+        for old, new in zip(op.results, first.results, strict=True):
+            old.replace_by(new)
+        op.erase()
+        stats.count("merged")
 
 
 def copy_before(
