@@ -180,7 +180,7 @@ class _Rewriting:
             return
         asked = self.asked.of(table)
         wrong = misfit(asked, sites)
-        if wrong is not None and first.layout == "whole" and asked is self.asked.rest:
+        if wrong is not None and first.layout == "replicated" and asked is self.asked.rest:
             self._leave(table, wrong[1])
             return
         if wrong is not None:
@@ -230,7 +230,7 @@ class _Rewriting:
     def _rewrite(self, site: Site, layout: Layout, versions: Versions) -> None:
         pieces = versions.rows(layout)
         own = versions.keep and layout == versions.layout
-        sentinel = self.options.sentinel and layout != "whole" and not own
+        sentinel = self.options.sentinel and layout != "replicated" and not own
         same = layout == versions.layout and len(pieces) == 1
         if same and (site.op.sentinel == sentinel or (site.op.inside and layout != "rows")):
             return
@@ -238,7 +238,7 @@ class _Rewriting:
         assert function is not None
         lookup = Lookup(
             site=site,
-            ids=site.ids if site.wanted == "split" else site.op.ids,
+            ids=site.ids if site.wanted == "sharded" else site.op.ids,
             pieces=versions.pieces(layout),
             rows=pieces,
             layout=layout,

@@ -11,7 +11,7 @@ from irc.ir.core import Op
 from irc.ir.types import Axes
 
 from .cost import BITWISE, Candidate
-from .schemes import LAYOUTS, scheme_name
+from .schemes import ENDS, LAYOUTS, scheme_name
 from .sites import Layout, Site
 
 # Weights of the fewest, typical and most tokens: decoding calls the model once per token.
@@ -19,14 +19,9 @@ WEIGHTS = (0.9, 0.09, 0.01)
 REQUESTED = "it was requested"
 FREE = ("auto", "keep")  # schemes that name no layout
 _NAMES: dict[str, Layout] = {
-    "replicated": "whole",
-    "rows": "rows",
-    "columns": "columns",
-    "cyclic": "cyclic",
-    "r": "whole",
-    **dict.fromkeys(("ra", "rs", "rsd"), "rows"),
-    **dict.fromkeys(("ca", "cs", "cd"), "columns"),
-    **dict.fromkeys(("ka", "ks", "kd"), "cyclic"),
+    name: layout
+    for layout in LAYOUTS
+    for name in (layout, *(scheme_name(layout, wanted).lower() for wanted in ENDS))
 }
 
 
@@ -74,7 +69,7 @@ def asked_layout(asked: Asked) -> Layout | None:
 def misfit(asked: Asked, sites: Sequence[Site]) -> tuple[Op, str] | None:
     """(the lookup that cannot have the requested scheme, why), if there is one."""
     layout = asked_layout(asked)
-    if layout is None or asked.scheme in ("replicated", "rows", "columns", "cyclic"):
+    if layout is None or asked.scheme == layout:
         return None
     for site in sites:
         if asked.scheme != scheme_name(layout, site.wanted).lower():
@@ -86,7 +81,7 @@ def misfit(asked: Asked, sites: Sequence[Site]) -> tuple[Op, str] | None:
 def why(site: Site) -> str:
     """The rows that a site needs, as a clause."""
     over = f"over {site.axis}"
-    if site.wanted == "all":
+    if site.wanted == "replicated":
         return f"its result is needed replicated {over}"
     if site.wanted == "scattered":
         return f"its ids are replicated and dimension {site.dim} of its result is sharded {over}"
@@ -118,7 +113,7 @@ def cheapest(options: dict[Layout, list[Candidate]], prices: Prices, present: La
     layouts: list[Layout] = [each for each in LAYOUTS if not any(c.refused for c in options[each])]
     if not layouts:
         return present
-    order: tuple[Layout, ...] = ("whole", "columns", "rows", "cyclic")
+    order: tuple[Layout, ...] = ("replicated", "columns", "rows", "cyclic")
 
     def key(layout: Layout) -> tuple[float, int, bool, int]:
         found = options[layout]

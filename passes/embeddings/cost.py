@@ -1,7 +1,7 @@
 """The cost of a scheme on one rank: microseconds and bytes sent at three batch sizes, and memory.
 
 A lookup is some kernels, the bytes that they read and write, and collectives. Rows or shards of
-rows that are shorter than a memory access cost a whole one.
+rows that are shorter than a memory access cost a full one.
 """
 
 from __future__ import annotations
@@ -63,32 +63,34 @@ class Load:
 
 def load(layout: Layout, wanted: Wanted, x: Lookups) -> Load:
     """The load of one lookup in a table of some layout."""
-    scattered, split = wanted == "scattered", wanted == "split"
+    scattered, sharded = wanted == "scattered", wanted == "sharded"
     mine = x.part if scattered else x.tokens  # rows that a rank ends with
-    if layout == "whole":
+    if layout == "replicated":
         return Load(1, 2 * mine * x.row)
     if layout == "cyclic":
         return _cyclic(wanted, x, mine)
-    every = x.tokens * (x.group_size if split else 1)  # ids that each rank looks up
-    ids = (("all_gather", every * x.index),) if split else ()
+    every = x.tokens * (x.group_size if sharded else 1)  # ids that each rank looks up
+    ids = (("all_gather", every * x.index),) if sharded else ()
     if layout == "rows":
         # each rank reads its shard and writes all rows; one more pass zeroes foreign rows
         result, passes = every * x.row, 3 if x.checked else 1
         gathered = ("all_reduce", result), ("reduce_scatter", mine * x.group_size * x.row)
         moved = result / x.group_size + passes * result
-        return Load(3 if x.checked else 2, moved, (*ids, gathered[wanted != "all"]))
+        return Load(3 if x.checked else 2, moved, (*ids, gathered[wanted != "replicated"]))
     # each rank reads and writes its columns of all rows; the merge reads and writes the result
     result = mine * x.group_size * x.width
     moved = every * (x.columns_read + x.width) + 2 * result
-    return Load(2, moved, (*ids, ("all_gather" if wanted == "all" else "all_to_all", result)))
+    return Load(
+        2, moved, (*ids, ("all_gather" if wanted == "replicated" else "all_to_all", result))
+    )
 
 
 def _cyclic(wanted: Wanted, x: Lookups, mine: int) -> Load:
     places = (x.capacity or mine) * x.group_size
     rows = places * x.row
-    if wanted == "all":
+    if wanted == "replicated":
         return Load(8, 2 * rows / x.group_size + 2 * mine * x.row, (("all_gather", rows),))
-    ids = (("all_to_all", places * 4),) if wanted == "split" else ()
+    ids = (("all_to_all", places * 4),) if wanted == "sharded" else ()
     return Load(12 if ids else 8, 2 * rows + 2 * mine * x.row, (*ids, ("all_to_all", rows)))
 
 
@@ -151,7 +153,7 @@ def candidate(
     shape, pieces = table.shape, len(table.rows(layout))
     item = max(1, dtype(site.table.type.dtype).bits // 8)
     own = tied and layout == site.layout
-    spare = (layout == "cyclic" or (setting.sentinel and layout != "whole")) and not own
+    spare = (layout == "cyclic" or (setting.sentinel and layout != "replicated")) and not own
     us, bytes_sent, count = list[float](), list[float](), 0
     for tokens, part in _tokens(site, setting.module):
         lookups = Lookups(

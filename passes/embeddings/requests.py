@@ -9,7 +9,7 @@ from irc.errors import Error
 from irc.ir.core import Weight
 
 from .choose import Asked, asked_layout
-from .sites import UNSPLIT
+from .sites import NOT_SHARDED
 
 
 class Requests:
@@ -33,7 +33,7 @@ class Requests:
 
     def unmet(self, asked: Asked, table: Weight, why: str) -> None:
         """Record why a lookup did not get the requested scheme."""
-        plain = why == UNSPLIT
+        plain = why == NOT_SHARDED
         if plain:
             why = (
                 f"{why}; split it by a row of the plan, such as {table.name} 0@AXIS, or here by "

@@ -22,16 +22,16 @@ from irc.ir.dims import DimLike
 from ..shared.table_rows import ROUND
 from .sites import Layout, Site, Wanted
 
-LETTERS: dict[Layout, str] = {"whole": "R", "rows": "R", "columns": "C", "cyclic": "K"}
-ENDS: dict[Wanted, str] = {"all": "A", "scattered": "S", "split": "D"}
-LAYOUTS: tuple[Layout, ...] = ("whole", "rows", "columns", "cyclic")
+LETTERS: dict[Layout, str] = {"replicated": "R", "rows": "R", "columns": "C", "cyclic": "K"}
+ENDS: dict[Wanted, str] = {"replicated": "A", "scattered": "S", "sharded": "D"}
+LAYOUTS: tuple[Layout, ...] = ("replicated", "rows", "columns", "cyclic")
 
 
 def scheme_name(layout: Layout, wanted: Wanted) -> str:
     """`RA`, `CS`, ... ; rows for data-parallel ids are RSD, as a reduce_scatter ends them."""
-    if layout == "whole":
+    if layout == "replicated":
         return "R"
-    if layout == "rows" and wanted == "split":
+    if layout == "rows" and wanted == "sharded":
         return "RSD"
     return LETTERS[layout] + ENDS[wanted]
 
@@ -63,11 +63,11 @@ def written(lookup: Lookup) -> tuple[Value, list[Value]]:
     if lookup.layout == "cyclic":
         return _pieced(lookup, lookup.ids, lost), lost
     ids, wanted = lookup.ids, site.wanted
-    if lookup.layout == "whole":
+    if lookup.layout == "replicated":
         if wanted == "scattered":
             ids = ops.ShardSlice(ids, axis=site.axis, dim=site.dim).result
         return _pieced(lookup, ids, lost), lost
-    if wanted == "split":
+    if wanted == "sharded":
         ids = ops.AllGather(ids, axis=site.axis, dim=site.dim).result
     rows = _pieced(lookup, ids, lost)
     return _finished(rows, site, lookup.layout).result, lost
@@ -75,11 +75,11 @@ def written(lookup: Lookup) -> tuple[Value, list[Value]]:
 
 def _finished(rows: Value, site: Site, layout: Layout) -> Op:
     if layout == "rows":
-        if site.wanted == "all":
+        if site.wanted == "replicated":
             return ops.AllReduce(rows, axis=site.axis)
         return ops.ReduceScatter(rows, axis=site.axis, dim=site.dim)
     last = rows.type.ndim - 1
-    if site.wanted == "all":
+    if site.wanted == "replicated":
         return ops.AllGather(rows, axis=site.axis, dim=last)
     return ops.AllToAll(rows, axis=site.axis, split=site.dim, concat=last)
 

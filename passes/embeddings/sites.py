@@ -12,18 +12,18 @@ from irc.ops import AllGather, AllReduce, AllToAll, Embedding, ReduceScatter
 
 from ..shared.edit import only_user
 
-Wanted: TypeAlias = Literal["all", "scattered", "split"]
-Layout: TypeAlias = Literal["whole", "rows", "columns", "cyclic"]
-UNSPLIT = "its table is not sharded"
+Wanted: TypeAlias = Literal["replicated", "scattered", "sharded"]
+Layout: TypeAlias = Literal["replicated", "rows", "columns", "cyclic"]
+NOT_SHARDED = "its table is not sharded"
 
 
 @dataclass(frozen=True)
 class Site:
     """One lookup whose table is sharded over `axes`, or will be.
 
-    `ids` are those that a rank has before any are gathered. `all` of the result is needed on every
-    rank; `scattered`, sharded in `dim` though the ids are replicated; or `split` in `dim` as the
-    ids are. `chain` are additive operations on the way to `end`, the collective that completes the
+    `ids` are those that a rank has before any are gathered. The result is needed `replicated`;
+    `scattered`, sharded in `dim` though the ids are replicated; or `sharded` in `dim` as the ids
+    are. `chain` are additive operations on the way to `end`, the collective that completes the
     result.
     """
 
@@ -50,7 +50,7 @@ class Site:
 def layout_of(table: Weight) -> Layout:
     """How a table [V, D] is sharded."""
     rows, columns = table.type.axes
-    return "rows" if rows else "columns" if columns else "whole"
+    return "rows" if rows else "columns" if columns else "replicated"
 
 
 def find_site(op: Embedding, axes: Axes | None) -> Site | str:
@@ -61,31 +61,31 @@ def find_site(op: Embedding, axes: Axes | None) -> Site | str:
     if rows and columns:
         return "its rows and its columns are sharded"
     if not rows and not columns:
-        return _unsplit(op, table, axes) if axes else UNSPLIT
+        return _replicated(op, table, axes) if axes else NOT_SHARDED
     walked = _walk_sum(op, rows) if rows else _walk_columns(op, columns)
     if isinstance(walked, str):
         return walked
     chain, end, dim = walked
     if dim is None:
-        return Site(op, table, rows or columns, op.ids, "all", 0, chain, end)
+        return Site(op, table, rows or columns, op.ids, "replicated", 0, chain, end)
     if dim >= op.ids.type.ndim:
         return "its result is sharded in the columns of the table"
     gather = op.ids.producer
     if isinstance(gather, AllGather) and gather.axes == (rows or columns):
         rank = gather.x.type.ndim
         if gather.dim % rank == dim and gather.x.type.axes[dim] == gather.axes:
-            return Site(op, table, gather.axes, gather.x, "split", dim, chain, end)
+            return Site(op, table, gather.axes, gather.x, "sharded", dim, chain, end)
     return Site(op, table, rows or columns, op.ids, "scattered", dim, chain, end)
 
 
-def _unsplit(op: Embedding, table: Weight, axes: Axes) -> Site | str:
+def _replicated(op: Embedding, table: Weight, axes: Axes) -> Site | str:
     """A site whose result is replicated, or sharded as its ids are."""
     for dim, over in enumerate(op.ids.type.axes):
         if over == axes:
-            return Site(op, table, axes, op.ids, "split", dim)
+            return Site(op, table, axes, op.ids, "sharded", dim)
         if set(over) & set(axes):
             return f"its ids are {op.ids.type}"
-    return Site(op, table, axes, op.ids, "all")
+    return Site(op, table, axes, op.ids, "replicated")
 
 
 Walk: TypeAlias = tuple[tuple[Op, ...], Op, int | None]

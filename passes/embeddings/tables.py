@@ -45,8 +45,8 @@ class Versions:
         self.group_size = module.mesh.group_size(axes)
         self.layout = layout_of(table)
         self.shape = table_shape(table)
-        self.whole = table.type.replicated
-        self.ref = pinned(table.ref, self.whole.shape, self.whole.dtype)
+        self.type = table.type.replicated
+        self.ref = pinned(table.ref, self.type.shape, self.type.dtype)
         self._known: dict[Layout, tuple[Weight, ...]] = {}
 
     def rows(self, layout: Layout) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ class Versions:
         for number, count in enumerate(rows):
             ref = self.ref.then(Slice(((begin, begin + count), None)))
             name = self._name(f"{layout}.{number}")
-            weight = Weight(self.whole.replace(shape=(count, self.shape[1])), name, ref)
+            weight = Weight(self.type.replace(shape=(count, self.shape[1])), name, ref)
             found.append(self.module.add_weight(weight))
             self._lay_out(weight, layout)
             begin += count
@@ -82,26 +82,19 @@ class Versions:
             return self.table
         weight = self.table
         if self.keep:
-            weight = self.module.add_weight(Weight(self.whole, self._name(layout), self.ref))
+            weight = self.module.add_weight(Weight(self.type, self._name(layout), self.ref))
         self._lay_out(weight, layout)
         return weight
 
     def _lay_out(self, weight: Weight, layout: Layout) -> None:
-        whole = weight.type.replicated
+        type = weight.type.replicated
         rows, width = table_shape(weight)
+        axes = {"rows": (self.axes, ()), "columns": ((), self.axes)}.get(layout, ((), ()))
         if layout == "cyclic":
-            weight.ref = pinned(weight.ref, whole.shape, whole.dtype).then(
-                Cyclic(0, self.group_size)
-            )
-            dealt = -(-rows // self.group_size) * self.group_size
-            weight.type = TensorType(whole.dtype, (dealt, width), (self.axes, ()))
-            return
-        splits: dict[Layout, tuple[Axes, ...]] = {
-            "whole": ((), ()),
-            "rows": (self.axes, ()),
-            "columns": ((), self.axes),
-        }
-        weight.type = whole.replace(axes=splits[layout])
+            steps = Cyclic(0, self.group_size)
+            weight.ref = pinned(weight.ref, type.shape, type.dtype).then(steps)
+            rows, axes = -(-rows // self.group_size) * self.group_size, (self.axes, ())
+        weight.type = TensorType(type.dtype, (rows, width), axes)
 
     def _name(self, suffix: str) -> str:
         return free_name(f"{self.table.name}.{suffix}", self.module.weights)
@@ -111,7 +104,7 @@ def _cut(layout: Layout, shape: tuple[int, int], group_size: int) -> tuple[int, 
     rows, width = shape
     if layout == "columns":
         return piece_rows(rows, -(-width // group_size), 1, LIMIT)
-    return piece_rows(rows, width, 1 if layout == "whole" else group_size, LIMIT)
+    return piece_rows(rows, width, 1 if layout == "replicated" else group_size, LIMIT)
 
 
 def rank_bytes(
@@ -121,7 +114,7 @@ def rank_bytes(
     rows, width = shape
     if layout == "columns":
         width = -(-width // group_size)
-    elif layout != "whole":
+    elif layout != "replicated":
         rows = -(-rows // group_size)
     if spare:
         rows = with_spare(rows)

@@ -40,32 +40,22 @@ def megatron() -> list[Row]:
         row("*experts.up 0@ep, 1@tp", "megatron: experts, column-parallel"),
         row("*experts.down 0@ep, 2@tp", "megatron: experts, row-parallel"),
     ]
-    for word in COLUMN.split():
-        rows += _named(word, "0@tp", "0@tp", "megatron: column-parallel")
-    for word in ROW.split():
-        rows += _named(word, "1@tp", "whole", "megatron: row-parallel")
-    for word in EMBEDDING.split():
-        rows += _named(word, "0@tp", "whole", "megatron: vocabulary-parallel")
-    return [*rows, *_tables()]
+    rows += _named(COLUMN, "0@tp", "0@tp", "column-parallel")
+    rows += _named(ROW, "1@tp", "replicated", "row-parallel")
+    rows += _named(EMBEDDING, "0@tp", "replicated", "vocabulary-parallel")
+    tables = _named(POSITION, "replicated", "replicated", "positions, on every rank")
+    tables.append(row("* 0@tp", "megatron: vocabulary-parallel, as only lookups use it"))
+    return [*rows, *(replace(each, tables=True) for each in tables)]
 
 
-def _tables() -> list[Row]:
-    """Tables of any name; position tables are small and stay replicated."""
-    found = [each for word in POSITION.split() for each in _named(word, "whole", "whole", _KEPT)]
-    other = row("* 0@tp", "megatron: vocabulary-parallel, as only lookups use it")
-    return [replace(each, tables=True) for each in (*found, other)]
-
-
-_KEPT = "megatron: positions, on every rank"
-
-
-def _named(module: str, weight: str, bias: str, source: str) -> list[Row]:
-    """Rows for the parameters of the modules of one name, wherever they are."""
-    found: list[Row] = []
-    for prefix in ("", "*."):
-        found.append(row(f"{prefix}{module}.weight* {weight}", source))
-        found.append(row(f"{prefix}{module}.bias* {bias}", source))
-    return found
+def _named(modules: str, weight: str, bias: str, source: str) -> list[Row]:
+    """Rows for the parameters of all modules of some names, wherever they are."""
+    return [
+        row(f"{prefix}{module}.{parameter}* {axes}", f"megatron: {source}")
+        for module in modules.split()
+        for prefix in ("", "*.")
+        for parameter, axes in (("weight", weight), ("bias", bias))
+    ]
 
 
 def read_plan(path: str) -> list[Row]:

@@ -1,7 +1,7 @@
 """Rows of a sharding plan: the mesh axes of the dimensions of the weights of some name.
 
-`*.q_proj.weight 0@tp` shards the rows of every weight with such a name over tp; `whole` replicates
-it; `0@tp, 1@ep` shards two dimensions.
+`*.q_proj.weight 0@tp` shards the rows of every weight with such a name over tp; `replicated`
+replicates it; `0@tp, 1@ep` shards two dimensions.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Row:
 
     def __str__(self) -> str:
         how = ", ".join(f"{dim}@{'.'.join(axes)}" for dim, axes in self.splits)
-        return f"{self.pattern} {how or 'whole'}"
+        return f"{self.pattern} {how or 'replicated'}"
 
 
 def row(text: str, source: str) -> Row:
     """A row from its text; an Error says what is wrong with it."""
     pattern, _, how = text.strip().partition(" ")
-    if how.strip() == "whole":
+    if how.strip() == "replicated":
         return Row(pattern, (), source)
     splits: list[tuple[int, Axes]] = []
     for item in filter(None, (part.strip() for part in how.split(","))):
@@ -58,7 +58,7 @@ def row(text: str, source: str) -> Row:
         if match is None:
             raise Error(
                 f"{source}: cannot read {item!r} in {text.strip()!r}; a row is a pattern and "
-                "dimension@axis, such as *.q_proj.weight 0@tp, or the word whole"
+                "dimension@axis, such as *.q_proj.weight 0@tp, or the word replicated"
             )
         splits.append((int(match[1]), tuple(match[2].split("."))))
     if not splits:

@@ -22,18 +22,18 @@ class _Style(NamedTuple):
 
 
 _COLUMN = _Style("0@tp", "0@tp", "0@ep, 1@tp")
-_ROW = _Style("1@tp", "whole", "0@ep, 2@tp")
-_WHOLE = _Style("whole", "whole", "whole")
+_ROW = _Style("1@tp", "replicated", "0@ep, 2@tp")
+_REPLICATED = _Style("replicated", "replicated", "replicated")
 # None: what the style does to activations follows from the splits of weights here.
 _STYLES: dict[str, _Style | None] = {
     **dict.fromkeys(("colwise", "colwise_rep", "colwise_gather_output", "packed_colwise"), _COLUMN),
     **dict.fromkeys(("local_colwise", "local_packed_colwise"), _COLUMN),
     **dict.fromkeys(("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise"), _ROW),
     **dict.fromkeys(("local_rowwise", "local_packed_rowwise"), _ROW),
-    "embedding_rowwise": _Style("0@tp", "whole", "whole"),
-    "embedding_colwise": _Style("1@tp", "whole", "whole"),
-    **dict.fromkeys(("replicate", "replicated_with_grad_allreduce"), _WHOLE),
-    **dict.fromkeys(("sequence_parallel", "mla_kv_a_proj"), _WHOLE),
+    "embedding_rowwise": _Style("0@tp", "replicated", "replicated"),
+    "embedding_colwise": _Style("1@tp", "replicated", "replicated"),
+    **dict.fromkeys(("replicate", "replicated_with_grad_allreduce"), _REPLICATED),
+    **dict.fromkeys(("sequence_parallel", "mla_kv_a_proj"), _REPLICATED),
     **dict.fromkeys(("all_reduce", "gather", "local", "local_params"), None),
     **dict.fromkeys(("moe_identity_expert", "moe_tp_experts"), None),
 }

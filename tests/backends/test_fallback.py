@@ -26,11 +26,10 @@ from irc.ops import Exp
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
 from tests.fresh import fresh
-from tests.passes.embedding_lab import Lab, assert_same, distinct, localized, looked_up
+from tests.passes.embedding_lab import CYCLIC, Lab, assert_same, distinct, localized, looked_up
 from tests.sharded.models import MODELS, Conversation, prompt_of
 
 ROWS, SHAPE = 13, (5, 7)
-CYCLIC = [("whole", "KA"), ("scattered", "KS"), ("split", "KD")]
 
 
 def lookup(
@@ -77,7 +76,7 @@ def test_overflowing_rows_are_looked_up_again(
 
 
 def test_the_fallback_is_loaded_once_and_only_when_needed(tmp_path: Path) -> None:
-    lab, module = lookup(tmp_path, "split", "KD", 2)
+    lab, module = lookup(tmp_path, "sharded", "KD", 2)
     program = compiled(tmp_path, localized(module)).program
     assert isinstance(program, FallbackProgram)
     load, loads = program._load, list[int]()
@@ -99,7 +98,7 @@ def test_the_fallback_is_loaded_once_and_only_when_needed(tmp_path: Path) -> Non
 
 
 def test_every_process_decides_the_same(tmp_path: Path) -> None:
-    lab, module = lookup(tmp_path, "split", "KD", 3)
+    lab, module = lookup(tmp_path, "sharded", "KD", 3)
     compiled(tmp_path, localized(module))
     ids, few = crowded(fresh(3)), lone(fresh(3))
 
@@ -123,7 +122,7 @@ def test_every_process_decides_the_same(tmp_path: Path) -> None:
 
 def test_both_functions_read_the_same_weight_files(tmp_path: Path) -> None:
     """No weight is written twice, and the manifest lists all files."""
-    _, module = lookup(tmp_path, "split", "KD", 2)
+    _, module = lookup(tmp_path, "sharded", "KD", 2)
     artifact = compiled(tmp_path, localized(module))
 
     def places(name: str) -> dict[str, dict[str, str]]:
@@ -139,7 +138,7 @@ def test_both_functions_read_the_same_weight_files(tmp_path: Path) -> None:
     for key in ("weights", "files"):
         assert [r[key] for r in facts["fallback"]["ranks"]] == [r[key] for r in facts["ranks"]]
     assert {"rank0.exact.onnx", "rank1.exact.onnx"} <= set(artifact.manifest["files"])
-    without = localized(Lab(tmp_path, distinct(ROWS, 3), SHAPE, "split", 2).rewritten("KD")[0])
+    without = localized(Lab(tmp_path, distinct(ROWS, 3), SHAPE, "sharded", 2).rewritten("KD")[0])
     irc.compile(without, tmp_path / "without")
 
     def sizes(folder: str) -> dict[str, int]:
@@ -286,7 +285,7 @@ def test_which_steps_can_run_again(
 
 
 def test_both_functions_need_equal_inputs_and_outputs(tmp_path: Path) -> None:
-    _, module = lookup(tmp_path, "whole", "KA", 2)
+    _, module = lookup(tmp_path, "replicated", "KA", 2)
     text = str(localized(module))
     assert fallback_of(parse_module(text)) is not None
     renamed = parse_module(text.replace("(y: f32[5, 7, 3], cap", "(rows: f32[5, 7, 3], cap"))
@@ -321,7 +320,7 @@ def test_unsupported_operations_of_the_fallback_count(monkeypatch: pytest.Monkey
 
 
 def test_a_missing_fallback_is_an_error_at_load(tmp_path: Path) -> None:
-    _, module = lookup(tmp_path, "whole", "KA", 2)
+    _, module = lookup(tmp_path, "replicated", "KA", 2)
     compiled(tmp_path, localized(module))
     path = tmp_path / "out" / "rank1.exact.onnx"
     path.write_bytes(path.read_bytes() + b"x")

@@ -84,7 +84,9 @@ def test_explain_shows_decisions_and_reasons(checkpoint: Path) -> None:
 
 def test_a_plan_of_the_user_is_followed(checkpoint: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.txt"
-    plan.write_text("# only the feed-forwards\n*.mlp.down_proj.weight 1@tp\n*_proj.weight whole\n")
+    plan.write_text(
+        "# only the feed-forwards\n*.mlp.down_proj.weight 1@tp\n*_proj.weight replicated\n"
+    )
     words = ["--dry-run", "--mesh", "tp=2", "--plan", plan, "--explain"]
     out = works("compile", checkpoint, *words).out
     assert f"{plan}:2" in out
@@ -152,7 +154,7 @@ def test_outside_alone_keeps_the_layout(tmp_path: Path) -> None:
     """The cost model would replicate this table."""
     (tmp_path / "m.irc").write_text(LOOKUP)
     words = ["compile", tmp_path / "m.irc", "--dry-run", "--outside", "clamp", "--json"]
-    for more, wanted in (([], "clamp: 1"), (["--embedding", "auto"], "clamp: 1, whole: 1")):
+    for more, wanted in (([], "clamp: 1"), (["--embedding", "auto"], "clamp: 1, replicated: 1")):
         passes = works(*words, *more).json["passes"]
         did = [each["did"] for each in passes if each["pass"].startswith("rewrite-embeddings")]
         assert did == [wanted]

@@ -1,7 +1,7 @@
 """Lookups to rewrite: a module per sharding of ids and result, with its table in a file.
 
-`whole`: the result is replicated. `scattered`: the ids are replicated, and the result is sharded
-along their second dimension. `split`: ids and result are sharded along the first dimension.
+`replicated`: the result is replicated. `scattered`: the ids are replicated, and the result is
+sharded along their second dimension. `sharded`: ids and result are sharded along the first one.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from irc.text import parse_module
 assert irc.passes
 Array = np.ndarray[Any, Any]
 SCHEMES = {
-    "whole": ("R", "RA", "CA", "KA"),
+    "replicated": ("R", "RA", "CA", "KA"),
     "scattered": ("R", "RS", "CS", "KS"),
-    "split": ("R", "RSD", "CD", "KD"),
+    "sharded": ("R", "RSD", "CD", "KD"),
 }
 PAIRS = [(wanted, scheme) for wanted, schemes in SCHEMES.items() for scheme in schemes]
+CYCLIC = [pair for pair in PAIRS if pair[1][0] == "K"]
 ADDING = ("RA", "RS", "RSD")  # these add zeros of other ranks, and -0.0 + 0.0 is 0.0
 GROUP_SIZES = (2, 3, 4, 8)
 _BODIES = {
-    "whole": """
+    "replicated": """
     %e = embedding %ids, @t : {dt}[{b}, {s}, {d}]{{sum {axis}}}
     %y = all_reduce %e {{axis="{axis}"}} : {dt}[{b}, {s}, {d}]""",
     "scattered": """
     %e = embedding %ids, @t : {dt}[{b}, {s}, {d}]{{sum {axis}}}
     %y = reduce_scatter %e {{axis="{axis}", dim=1}} : {dt}[{b}, {s}@{axis}, {d}]""",
-    "split": """
+    "sharded": """
     %all = all_gather %ids {{axis="{axis}", dim=0}} : {it}[{b}, {s}]
     %e = embedding %all, @t : {dt}[{b}, {s}, {d}]{{sum {axis}}}
     %y = reduce_scatter %e {{axis="{axis}", dim=0}} : {dt}[{b}@{axis}, {s}, {d}]""",
@@ -53,7 +54,7 @@ class Lab:
     folder: Path
     table: Array
     shape: tuple[int, int]
-    wanted: str = "whole"
+    wanted: str = "replicated"
     group_size: int = 2
     index: str = "i32"
     axis: str = "tp"
@@ -67,7 +68,7 @@ class Lab:
         dt, d = dtype_of(self.table), self.table.shape[1]
         body = _BODIES[self.wanted].format(dt=dt, it=self.index, b=b, s=s, d=d, axis=self.axis)
         split = f"@{self.axis}"
-        ids = f"{self.index}[{b}{split if self.wanted == 'split' else ''}, {s}]"
+        ids = f"{self.index}[{b}{split if self.wanted == 'sharded' else ''}, {s}]"
         result = body.rpartition(" : ")[2]
         return parse_module(f"""
 module @m mesh({self.mesh or f"{self.axis}={self.group_size}"}) {{

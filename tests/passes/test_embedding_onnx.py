@@ -12,7 +12,7 @@ from irc.ir.core import Module
 from irc.ir.layouts import split_array
 from tests.backends.ranks import loaded, rank_results
 from tests.fresh import fresh
-from tests.passes.embedding_lab import PAIRS, Array, Lab, bits, distinct, drawn
+from tests.passes.embedding_lab import CYCLIC, PAIRS, Array, Lab, bits, distinct, drawn
 from tests.passes.test_embedding_properties import strange_ids
 
 
@@ -48,7 +48,7 @@ def test_odd_sizes(wanted: str, scheme: str, tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(("wanted", "scheme"), [p for p in PAIRS if p[1][0] == "K"])
+@pytest.mark.parametrize(("wanted", "scheme"), CYCLIC)
 def test_capacity_overflow(wanted: str, scheme: str, tmp_path: Path) -> None:
     ids = drawn(fresh(31), 13, (4, 6))
     lab = Lab(tmp_path, distinct(13, 3), (4, 6), wanted, 2)

@@ -27,6 +27,7 @@ from irc.weights import FileRef
 from irc.weights.checkpoint import Reader
 from tests.fresh import fresh
 from tests.passes.embedding_lab import (
+    CYCLIC,
     GROUP_SIZES,
     PAIRS,
     Array,
@@ -40,14 +41,12 @@ from tests.passes.embedding_lab import (
     write_table,
 )
 
-CYCLIC = [("whole", "KA"), ("scattered", "KS"), ("split", "KD")]
-
 
 def overflowing(ids: Array, rows: int, group_size: int, capacity: int, wanted: str) -> Array:
     """Whether each id exceeds the capacity, counted one by one."""
     lost = np.zeros(ids.shape, bool)
     used: dict[tuple[int, int], int] = {}
-    dim = {"whole": None, "scattered": 1, "split": 0}[wanted]
+    dim = {"replicated": None, "scattered": 1, "sharded": 0}[wanted]
     for place in np.ndindex(*ids.shape):
         if not 0 <= ids[place] < rows:
             continue
@@ -138,7 +137,7 @@ def test_tables_can_be_resharded(tmp_path: Path) -> None:
     for scheme in ("R", "RA", "CA", "KA"):
         now = table
         for group_size in (2, 8, 3, 4, 2):
-            module = Lab(tmp_path, now, (1, 1), "whole", group_size).local(scheme)
+            module = Lab(tmp_path, now, (1, 1), "replicated", group_size).local(scheme)
             layout = "rows" if scheme == "RA" else scheme[0]
             now = gathered(module, layout, 23, 7).copy()
             assert_same(now, table, (scheme, group_size))

@@ -26,7 +26,7 @@ LARGE = """module @m mesh(tp={n}) dims(B=1:1:1, S=1:{s}:{most}) {{
   }}
 }}"""
 ENDS = {
-    "whole": ("", 'all_reduce %e {axis="tp"}'),
+    "replicated": ("", 'all_reduce %e {axis="tp"}'),
     "scattered": ("@tp", 'reduce_scatter %e {axis="tp", dim=1}'),
 }
 
@@ -47,17 +47,17 @@ def after(module: Module, options: str = "") -> Stats:
 @pytest.mark.parametrize(
     ("wanted", "group_size", "options", "scheme"),
     [
-        ("whole", 2, "", "CA"),
-        ("whole", 8, "", "CA"),
-        ("whole", 8, "{price=0}", "R"),
-        ("whole", 8, "{price=0, memory=0.5}", "CA"),
+        ("replicated", 2, "", "CA"),
+        ("replicated", 8, "", "CA"),
+        ("replicated", 8, "{price=0}", "R"),
+        ("replicated", 8, "{price=0, memory=0.5}", "CA"),
         ("scattered", 4, "", "CS"),
         ("scattered", 8, "", "CS"),
         ("scattered", 8, "{price=0}", "R"),
-        ("whole", 4, "{memory=0}", "RA"),
-        ("whole", 4, "{scheme=columns}", "CA"),
+        ("replicated", 4, "{memory=0}", "RA"),
+        ("replicated", 4, "{scheme=columns}", "CA"),
         ("scattered", 4, "{scheme=columns}", "CS"),
-        ("whole", 4, '{tables=["*able RA"]}', "RA"),
+        ("replicated", 4, '{tables=["*able RA"]}', "RA"),
     ],
 )
 def test_the_choice(wanted: str, group_size: int, options: str, scheme: str) -> None:
@@ -70,16 +70,16 @@ def test_the_choice(wanted: str, group_size: int, options: str, scheme: str) -> 
 def test_constants_come_from_a_file(tmp_path: Path) -> None:
     slow = default_topology().using("ethernet")
     write_topology(slow, tmp_path / "slow.json")
-    near = after(large("whole", 8)).notes
-    far = after(large("whole", 8), f'{{topology="{tmp_path}/slow.json"}}').notes
+    near = after(large("replicated", 8)).notes
+    far = after(large("replicated", 8), f'{{topology="{tmp_path}/slow.json"}}').notes
     times = [float(notes[3].split()[1].partition("/")[0]) for notes in (near, far)]
     assert times[1] > 2 * times[0]
     with pytest.raises(Error, match="cannot read the topology"):
-        after(large("whole", 8), f'{{topology="{tmp_path}/none.json"}}')
+        after(large("replicated", 8), f'{{topology="{tmp_path}/none.json"}}')
 
 
 def test_a_small_table_is_replicated(tmp_path: Path) -> None:
-    for wanted in ("whole", "scattered", "split"):
+    for wanted in ("replicated", "scattered", "sharded"):
         module = Lab(tmp_path, distinct(37, 6), (4, 4), wanted, 4).module()
         after(module)
         assert not any(type_.sharded for type_ in (w.type for w in module.weights.values()))
@@ -96,7 +96,7 @@ def test_a_second_run_changes_nothing(
     assert str(module) == text
 
 
-UNSPLIT = """module @m mesh({mesh}) dims(B=1:2:4) {{
+REPLICATED = """module @m mesh({mesh}) dims(B=1:2:4) {{
   weight @token.weight : f32[12@tp, 4] = random("t", 1, 1.0)
   weight @place.weight : f32[9, 4] = random("p", 1, 1.0)
   func @forward(%ids: i32[{batch}, 3], %at: i32[{batch}, 3]) -> (y: f32[{batch}, 3, 4]) {{
@@ -122,7 +122,7 @@ UNSPLIT = """module @m mesh({mesh}) dims(B=1:2:4) {{
     ],
 )
 def test_a_row_shards_a_replicated_table(mesh: str, batch: str, rows: str, split: str) -> None:
-    module = parse_module(UNSPLIT.format(mesh=mesh, batch=batch))
+    module = parse_module(REPLICATED.format(mesh=mesh, batch=batch))
     rng = fresh(4)
     inputs = {name: rng.integers(-1, 13, (4, 3)).astype(np.int32) for name in ("ids", "at")}
     want = evaluate(module, inputs)["y"]
@@ -133,11 +133,11 @@ def test_a_row_shards_a_replicated_table(mesh: str, batch: str, rows: str, split
 
 def test_an_unknown_axis_in_a_row_is_an_error() -> None:
     with pytest.raises(Error, match="has no axis 'xp'"):
-        after(parse_module(UNSPLIT.format(mesh="tp=2", batch="B")), '{tables=["place* ca@xp"]}')
+        after(parse_module(REPLICATED.format(mesh="tp=2", batch="B")), '{tables=["place* ca@xp"]}')
 
 
 def test_a_row_cannot_move_a_table_to_other_axes() -> None:
-    module = parse_module(UNSPLIT.format(mesh="dp=2, tp=2", batch="2*B@dp"))
+    module = parse_module(REPLICATED.format(mesh="dp=2, tp=2", batch="2*B@dp"))
     with pytest.raises(Error, match=r"over dp, but it is f32\[12@tp, 4\] already; leave @dp out"):
         after(module, '{tables=["token* ca@dp"]}')
 
@@ -226,7 +226,7 @@ def test_two_lookups_of_one_table_get_one_layout() -> None:
 
 
 def test_ids_are_counted_per_input() -> None:
-    module = parse_module(UNSPLIT.format(mesh="tp=2", batch="B"))
+    module = parse_module(REPLICATED.format(mesh="tp=2", batch="B"))
     after(module, '{policy="error"}')
     ids, at = np.array([[0, 12, 11]], np.int32), np.array([[9, -1, 8]], np.int32)
     for text in (module, localized(module)):
@@ -261,7 +261,7 @@ def test_ids_of_a_rank_are_not_gathered(split: str, scheme: str, tmp_path: Path)
 
 
 def test_a_taken_result_name_is_an_error(tmp_path: Path) -> None:
-    module = Lab(tmp_path, distinct(11, 4), (4, 4), "split", 2).module()
+    module = Lab(tmp_path, distinct(11, 4), (4, 4), "sharded", 2).module()
     text = str(module).replace("y:", "capacity_overflow:")
     with pytest.raises(Error, match="one of these names is taken"):
         after(parse_module(text), "{scheme=kd, capacity=1}")

@@ -223,7 +223,7 @@ BLOCKS |= {
     "twice": Case(Twice, X),
     "transposed": Case(Transposed, X, ("fc[13] 0@tp", "fc2 0@tp")),
     "transposed_inside": Case(Transposed, X, ("fc? 1@tp",)),
-    "transposed_mixed": Case(Transposed, X, ("fc1 0@tp", "fc2 1@tp", "fc3 whole")),
+    "transposed_mixed": Case(Transposed, X, ("fc1 0@tp", "fc2 1@tp", "fc3 replicated")),
     "merged": Case(lambda: Merged(peek=False), X),
     "merged_and_whole": Case(lambda: Merged(peek=True), X),
     "heads": Case(Heads, X),

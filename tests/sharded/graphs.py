@@ -59,7 +59,7 @@ class Sharded:
         """A row of the plan for one weight."""
         axes = [axis.partition("=")[0] for axis in self.mesh.split(",")]
         if self.rng.random() < 0.25:
-            return f"{name} whole"
+            return f"{name} replicated"
         axis = self.rng.choice(axes)
         first = f"{self.rng.randrange(rank)}@{axis}"
         return f"{name} {first}"

@@ -206,7 +206,7 @@ def test_caches_are_sharded_over_batch_and_heads() -> None:
 
 
 def test_a_plan_with_replicated_queries_keeps_the_heads(tmp_path: Path) -> None:
-    plan = plan_file(tmp_path, "q_proj.weight whole", "v_proj.weight 0@tp")
+    plan = plan_file(tmp_path, "q_proj.weight replicated", "v_proj.weight 0@tp")
     module = irc.parse(attention(PLAIN))
     stats = spread(module, drawn(module, fresh(17)), "tp=2", plan=plan)
     assert not stats["heads"]

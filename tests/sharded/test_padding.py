@@ -245,7 +245,7 @@ def test_poisoned_inputs_of_random_graphs(block: int, tmp_path: Path) -> None:
         case = Sharded(session_seed() * 100 + seed)
         rng = np.random.default_rng(seed)
         given = case.inputs(rng)
-        plan = plan_file(tmp_path, *(case.plan or ["ids whole"]))
+        plan = plan_file(tmp_path, *(case.plan or ["ids replicated"]))
         whole = irc.parse(str(case.module))
         try:
             run_pipeline(case.module, f'shard{{mesh="{case.mesh}", plan="{plan}"}}')

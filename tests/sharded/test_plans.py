@@ -56,11 +56,11 @@ PLACED: dict[str, tuple[str, list[str], dict[str, str]]] = {
         {FC1: "f32[6, 4@tp]", FC2: "f32[4@tp, 6]"},
     ),
     "megatron stands for its rows": (
-        "tp=2", ["*.fc1.weight whole", "megatron"], {FC1: "f32[6, 4]", FC2: "f32[4, 6@tp]"}
+        "tp=2", ["*.fc1.weight replicated", "megatron"], {FC1: "f32[6, 4]", FC2: "f32[4, 6@tp]"}
     ),
     "several axes": (
         "dp=2,tp=2",
-        ["*.fc1.weight 0@tp, 1@dp", "*.fc2.weight 0@dp.tp", "? whole"],
+        ["*.fc1.weight 0@tp, 1@dp", "*.fc2.weight 0@dp.tp", "? replicated"],
         {FC1: "f32[6@tp, 4@dp]", FC2: "f32[4@dp.tp, 6]"},
     ),
     "tp stands for ep.tp without experts": (
@@ -74,11 +74,11 @@ PLACED: dict[str, tuple[str, list[str], dict[str, str]]] = {
     ),
     "rows for inputs": (
         "dp=2,tp=2",
-        ["y whole", "x 1@tp", "*fc1* 1@tp"],
+        ["y replicated", "x 1@tp", "*fc1* 1@tp"],
         {"x": "f32[2*B_dp@dp, 4@tp]", "y": "f32[2*B_dp, 4]"},
     ),
     "replicated by the plan": (
-        "tp=2", ["*.fc1.weight 0@tp", "*.fc2.weight whole"], {FC2: "f32[4, 6]"}
+        "tp=2", ["*.fc1.weight 0@tp", "*.fc2.weight replicated"], {FC2: "f32[4, 6]"}
     ),
     "free in the plan": ("tp=2", ["*.fc1.weight 0@tp"], {FC2: "f32[4, 6@tp]"}),
     "a symbol over two axes": (
@@ -103,7 +103,7 @@ def test_types_that_a_plan_gives(name: str, tmp_path: Path) -> None:
         (["*.fc1.weight 0@tp 1@tp"], "cannot read '0@tp 1@tp'"),
         (["*.fc1.weight rows"], "plan.txt:1: cannot read 'rows' in '*.fc1.weight rows'"),
         (["", "*.fc1.weight"], "plan.txt:2: '*.fc1.weight' names no dimension and axis"),
-        (["*.fc1.weight whole, 0@tp"], "cannot read 'whole'"),
+        (["*.fc1.weight replicated, 0@tp"], "cannot read 'replicated'"),
         (["*.fc1.weight 2@tp"], "shards dimension 2 of @a.fc1.weight, which is f32[6, 4]"),
         (
             ["*.fc1.weight 0@tp, 1@tp"],
@@ -111,7 +111,10 @@ def test_types_that_a_plan_gives(name: str, tmp_path: Path) -> None:
             "it twice; write each axis once",
         ),
         (["*.fc1.weight 0@tp.tp"], "tp shards it twice"),
-        (["*.fc1.weight 0@tp", "xx.y whole"], "plan.txt:2: xx.y whole fits no weight and no input"),
+        (
+            ["*.fc1.weight 0@tp", "xx.y replicated"],
+            "plan.txt:2: xx.y replicated fits no weight and no input",
+        ),
         (["# nothing"], "has no rows; write some such as *.q_proj.weight 0@tp"),
         (["b.* 0@tp"], "plan.txt:1: b.* 0@tp fits no weight and no input of this module"),
         (["*.fc1.weight 0@pt"], "names the axis pt, which the mesh (tp=2) does not have"),
@@ -246,7 +249,7 @@ def test_a_tp_plan_of_a_config(key: str, tmp_path: Path) -> None:
     [
         ("model.layers.0.self_attn.q_proj.weight", "0@tp"),
         ("h.0.attn.c_attn.bias", "0@tp"),
-        ("h.0.attn.c_proj.bias", "whole"),
+        ("h.0.attn.c_proj.bias", "replicated"),
         ("encoder.layer.1.intermediate.dense.weight", "0@tp"),
         ("encoder.layer.1.output.dense.weight", "1@tp"),
         ("transformer.wte.weight", "0@tp"),

@@ -70,7 +70,7 @@ def check(seed: int, folder: Path, seen: Counter[str]) -> None:
     inputs = case.inputs(np.random.default_rng(seed))
     wanted = evaluate(case.module, inputs)
     plan = folder / f"plan{seed}.txt"
-    plan.write_text("\n".join(case.plan) or "x whole")
+    plan.write_text("\n".join(case.plan) or "x replicated")
     before = str(case.module)
     what = f"seed {seed} on {case.mesh}"
     try:

@@ -144,7 +144,7 @@ def test_a_sharded_bias_is_added_to_a_partial_sum(tmp_path: Path) -> None:
     bias = 'weight @b : f32[6] = random("b", 1, 0.5)'
     line = "%a = linear %x, @w, bias=@b : f32[B, 4, 6]"
     text = function("f32[B, 4, 6]", line, weights=f"{W}\n{bias}")
-    for rows in (["w 1@tp", "b 0@tp"], ["w 0@tp, 1@dp", "b 0@tp", "x whole"], ["w 1@tp"]):
+    for rows in (["w 1@tp", "b 0@tp"], ["w 0@tp, 1@dp", "b 0@tp", "x replicated"], ["w 1@tp"]):
         same(text, "dp=2,tp=2", rows, tmp_path)
 
 
