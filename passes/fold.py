@@ -19,6 +19,8 @@ from irc.pipeline import Pass, Stats, register
 from irc.rewrite import permit, replace
 from irc.rewrite.constants import uniform
 
+from .shared.edit import attribute_symbols
+
 
 @register("fold")
 class Fold(Pass):
@@ -51,7 +53,11 @@ def _fold(op: Op, stats: Stats) -> None:
     arrays = [_small_constant(value) for value in op.operands]
     type = op.result.type
     size = _count(type.shape)
-    if size is not None and all(array is not None for array in arrays) and _bound(op):
+    if (
+        size is not None
+        and all(array is not None for array in arrays)
+        and not attribute_symbols(op)
+    ):
         new = _constant(_evaluate(op, arrays), type.shape, type.dtype)
     elif op.sharding is not None and parse_rule(op.sharding).is_elementwise:
         scalars = [_scalar(value) for value in op.operands]
@@ -64,15 +70,6 @@ def _fold(op: Op, stats: Stats) -> None:
     if permit(f"fold {op.opname}", op):
         replace(op, new)
         stats.count(op.opname)
-
-
-def _bound(op: Op) -> bool:
-    """Whether no attribute has a symbol in it."""
-    for value in op.attributes.values():
-        items = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
-        if any(hasattr(item, "symbols") for item in items):
-            return False
-    return True
 
 
 def _count(shape: Shape) -> int | None:

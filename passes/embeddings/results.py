@@ -40,10 +40,9 @@ def count_outside(function: Function, ops: Iterable[Embedding], mesh: Mesh) -> i
         name = f"{source_name(op.ids)}{OUT_OF_RANGE}"
         if name in taken:
             continue
-        count = _counted(function, op, mesh)
-        if name in counts:
-            count = _put(function, Add(counts[name], count))
-        counts[name] = count
+        count = _count(op, mesh)
+        count = Add(counts[name], count) if name in counts else count
+        counts[name] = _insert(function, count)
     for name, count in counts.items():
         add_result(function, name, count)
     return len(counts)
@@ -58,38 +57,33 @@ def source_name(ids: Value) -> str:
     return ids.name if op is None and ids.name is not None else UNKNOWN
 
 
-def _counted(function: Function, op: Embedding, mesh: Mesh) -> Value:
+def _count(op: Embedding, mesh: Mesh) -> Op:
     """i32[]: how many ids of a lookup are out of range, on all ranks together."""
     ids, gather = op.ids, op.ids.producer
     if gather is not None and gather.opname == "all_gather":
         ids = gather.operands[0]  # every rank counts its own
-    inside = _tree(function, between(ids, table_shape(table_of(op.table))[0]))
-    count = _put(function, Cast(_put(function, Not(inside)), dtype="i32"))
-    if count.type.ndim:
-        count = _put(function, ReduceSum(count, dims=tuple(range(count.type.ndim))))
-    over = tuple(axis for axis in mesh.names if axis in count.type.partial)
-    return _put(function, AllReduce(count, axis=".".join(over))) if over else count
+    inside = between(ids, table_shape(table_of(op.table))[0])
+    count: Op = Cast(Not(inside), dtype="i32")
+    if ids.type.ndim:
+        count = ReduceSum(count, dims=tuple(range(ids.type.ndim)))
+    over = tuple(axis for axis in mesh.names if axis in count.result.type.partial)
+    return AllReduce(count, axis=".".join(over)) if over else count
 
 
-def _put(function: Function, op: Op) -> Value:
-    function.insert(op, function.last)
-    return op.result
-
-
-def _tree(function: Function, root: Op) -> Value:
-    """Insert a new expression, operands first."""
+def _insert(function: Function, root: Op) -> Value:
+    """The result of a new expression, inserted at the end, operands first."""
     for value in root.operands:
-        producer = value.producer
-        if producer is not None and producer.parent is None:
-            _tree(function, producer)
-    return _put(function, root)
+        if value.producer is not None and value.producer.parent is None:
+            _insert(function, value.producer)
+    function.insert(root, function.last)
+    return root.result
 
 
 def count_overflow(function: Function, lost: list[Value]) -> None:
     """Add the number of ids beyond the capacity as a result of the function."""
     total = lost[0]
     for value in lost[1:]:
-        total = _put(function, Add(total, value))
+        total = _insert(function, Add(total, value))
     add_result(function, OVERFLOW, total)
 
 

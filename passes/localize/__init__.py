@@ -12,7 +12,7 @@ from irc.weights import Pad, Shard, pinned
 
 from .builder import Builder
 from .forms import form_of
-from .lookups import spare_rows, with_zeros
+from .lookups import spare_rows
 
 
 @register("localize")
@@ -27,14 +27,14 @@ class Localize(Pass):
     def run(self, module: Module, stats: Stats) -> None:
         if module.local:
             raise Error("the module is in the local view already; localize once")
-        whole = {weight: weight.type for weight in module.weights.values()}
+        types = {weight: weight.type for weight in module.weights.values()}
         zeros: dict[Value, int] = {}
         for weight in module.weights.values():
             _cut(module, weight, zeros)
-            stats.count("weights", weight.type is not whole[weight])
+            stats.count("weights", weight.type is not types[weight])
         made: dict[Function, Function] = {}
         for name, function in list(module.functions.items()):
-            builder = _builder(module, function, whole, made, zeros)
+            builder = _builder(module, function, types, made, zeros)
             made[function] = _localized(builder, function, stats)
             module.functions[name] = made[function]
         module.local = True
@@ -57,7 +57,7 @@ def _cut(module: Module, weight: Weight, zeros: dict[Value, int]) -> None:
     if isinstance(rows, int) and spare:
         zeros[weight] = rows
         ref = ref.then(Pad(0, spare))
-        local = with_zeros(local, spare)
+        local = local.replace(shape=(rows + spare, *local.shape[1:]))
     if local is not type:
         weight.ref, weight.type = ref, local
 
@@ -65,7 +65,7 @@ def _cut(module: Module, weight: Weight, zeros: dict[Value, int]) -> None:
 def _builder(
     module: Module,
     function: Function,
-    whole: dict[Weight, TensorType],
+    types: dict[Weight, TensorType],
     made: dict[Function, Function],
     zeros: dict[Value, int],
 ) -> Builder:
@@ -75,7 +75,7 @@ def _builder(
     new = Function(function.name, args)
     new.results = tuple(Result(r.name, r.alias) for r in function.results)
     values: dict[Value, Value] = dict(zip(function.args, new.args, strict=True))
-    return Builder(module, new, values, whole, made, zeros, _padded(module, function))
+    return Builder(module, new, values, types, made, zeros, _padded(module, function))
 
 
 def _padded(module: Module, function: Function) -> set[Value]:

@@ -17,7 +17,7 @@ from .padding import Padding
 class Builder:
     """Appends local operations to a function. `values` maps global values to local ones.
 
-    `whole` has the global types of the weights; `zeros`, of tables that got rows of zeros behind
+    `types` has the global types of the weights; `zeros`, of tables that got rows of zeros behind
     those of each rank, the number of the first. `padded` are the global arguments whose padding is
     zeros.
     """
@@ -27,13 +27,13 @@ class Builder:
         module: Module,
         function: Function,
         values: dict[Value, Value],
-        whole: dict[Weight, TensorType],
+        types: dict[Weight, TensorType],
         made: dict[Function, Function],
         zeros: dict[Value, int] | None = None,
         padded: Set[Value] = frozenset(),
     ) -> None:
         self.module, self.mesh, self.function = module, module.mesh, function
-        self.values, self.whole, self.made = values, whole, made
+        self.values, self.types, self.made = values, types, made
         self.zeros: dict[Value, int] = zeros or {}
         self.loc: Loc | None = None
         self.kept: set[Value] = set()  # results shared by several global values
@@ -46,7 +46,7 @@ class Builder:
 
     def type(self, value: Value) -> TensorType:
         """The global type of a global value."""
-        return self.whole[value] if isinstance(value, Weight) else value.type
+        return self.types[value] if isinstance(value, Weight) else value.type
 
     def add(self, op: Op) -> Value:
         """Append an expression whose root has one result, which is returned."""
@@ -123,13 +123,13 @@ class Builder:
             f"real_{'_'.join(axes)}",
         )
 
-    def padded(self, x: Value, dim: int, size: DimLike) -> Value:
-        """`x` padded with zeros to `size` in one dimension."""
+    def padded(self, x: Value, dim: int, size: DimLike, fill: float = 0) -> Value:
+        """`x` padded with `fill` to `size` in one dimension."""
         missing = size - x.type.shape[dim]
         if missing == 0:
             return x
         after = tuple(missing if i == dim else 0 for i in range(x.type.ndim))
-        return self.add(ops.Pad(x, before=(0,) * x.type.ndim, after=after))
+        return self.add(ops.Pad(x, before=(0,) * x.type.ndim, after=after, value=fill))
 
     def trimmed(self, x: Value, dim: int, size: DimLike) -> Value:
         """The first `size` elements of `x` in one dimension."""

@@ -18,26 +18,26 @@ from .builder import Builder
 def local_operation(builder: Builder, op: Op) -> tuple[Value, ...]:
     """One rank's version of an operation, by its sharding rule."""
     operands = [builder.local(value) for value in op.operands]
-    whole = placeholder(
+    view = placeholder(
         op, tuple(Value(builder.type(value), None, i) for i, value in enumerate(op.operands))
     )
-    whole.results = op.results
-    if any(value.type.sharded for value in whole.operands):
-        _mask_sums(builder, op, whole, operands)
-        _mask_integers(builder, whole, operands)
-    attributes = local_attributes(whole, builder.mesh)
+    view.results = op.results
+    if any(value.type.sharded for value in view.operands):
+        _mask_sums(builder, op, view, operands)
+        _mask_integers(builder, view, operands)
+    attributes = local_attributes(view, builder.mesh)
     changed = {name: new for name, new in attributes.items() if new is not getattr(op, name)}
     return builder.add_all(op.rebuilt(operands, **changed))
 
 
-def _mask_sums(builder: Builder, op: Op, whole: Op, operands: list[Value]) -> None:
+def _mask_sums(builder: Builder, op: Op, view: Op, operands: list[Value]) -> None:
     """Mask the padding of every dimension that is summed over, unless it is zero."""
     text = op.sharding_rule()
     if text is None:
         raise Error(f"{op.opname} has no sharding rule; gather its operands before it")
     rule = parse_rule(text)
-    words = [names for _, names in operand_words(whole, rule)]
-    for value, names in zip(whole.operands, words, strict=True):
+    words = [names for _, names in operand_words(view, rule)]
+    for value, names in zip(view.operands, words, strict=True):
         for name, axes in zip(names, value.type.axes, strict=True):
             if name in rule.positions and builder.mesh.group_size(axes) > 1:
                 raise Error(f"{op.opname} must know where a rank's shard begins")
@@ -67,10 +67,10 @@ def _mask_name(
         _mask(builder, op.operands[at], places[at], at, operands, 0)
 
 
-def _mask_integers(builder: Builder, whole: Op, operands: list[Value]) -> None:
+def _mask_integers(builder: Builder, view: Op, operands: list[Value]) -> None:
     """Replace padding of indices and divisors by numbers that are safe."""
-    for at, (name, value) in enumerate(whole.named_operands()):
-        safe = whole.safe_values.get(name)
+    for at, (name, value) in enumerate(view.named_operands()):
+        safe = view.safe_values.get(name)
         if safe is None or is_float(value.type.dtype):
             continue
         for dim in range(value.type.ndim):

@@ -62,10 +62,7 @@ def _by_destination(builder: Builder, ids: Value, dim: int, group_size: int) -> 
     """Ids [group_size, ids of a rank]: those whose rows each rank needs, by shards of `dim`."""
     shape = ids.type.shape
     part = local_dim(shape[dim], group_size)
-    missing = part * group_size - shape[dim]
-    if missing != 0:
-        after = tuple(missing if i == dim else 0 for i in range(len(shape)))
-        ids = builder.add(ops.Pad(ids, before=(0,) * len(shape), after=after, value=-1))
+    ids = builder.padded(ids, dim, part * group_size, -1)
     ids = builder.add(ops.Reshape(ids, shape=(*shape[:dim], group_size, part, *shape[dim + 1 :])))
     order = (dim, *(i for i in range(len(shape) + 1) if i != dim))
     ids = builder.add(ops.Transpose(ids, order=order)) if dim else ids

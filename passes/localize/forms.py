@@ -71,19 +71,19 @@ def _shard_slice(builder: Builder, op: Op) -> tuple[Value, ...]:
 
 def _part_of_buffer(builder: Builder, buffer: Value, axes: Axes, part: DimLike) -> Value:
     """The buffer of this rank's experts alone."""
-    whole = buffer.producer
-    assert isinstance(whole, ops.MoeDispatch) and isinstance(part, int)
+    dispatch = buffer.producer
+    assert isinstance(dispatch, ops.MoeDispatch) and isinstance(part, int)
     first = builder.start(axes, part)
-    if whole.first is not None:
-        first = builder.add(ops.Add(whole.first, first))
+    if dispatch.first is not None:
+        first = builder.add(ops.Add(dispatch.first, first))
     found = ops.MoeDispatch(
-        *(whole.x, whole.chosen, whole.slots),
+        *(dispatch.x, dispatch.chosen, dispatch.slots),
         experts=part,
         first=first,
-        parts=whole.parts,
-        capacity=whole.capacity,
+        parts=dispatch.parts,
+        capacity=dispatch.capacity,
     )
-    whole.erase()
+    dispatch.erase()
     return builder.add(found)
 
 

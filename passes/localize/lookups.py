@@ -5,7 +5,7 @@ from __future__ import annotations
 from irc.errors import Error
 from irc.ir.core import Op, Value, Weight
 from irc.ir.layouts import local_dim
-from irc.ir.types import Axes, TensorType
+from irc.ir.types import Axes
 from irc.ops import Add, And, Cast, Embedding, Ge, Lt, Sub, Where
 
 from ..shared.table_rows import LARGEST, ROUND, with_spare
@@ -16,7 +16,7 @@ from .by_rule import local_operation
 def spare_rows(weight: Weight, rows: int) -> int:
     """The rows of zeros behind the `rows` that a rank has of a table.
 
-    None where the weight has other uses than lookups that request them.
+    0 where the weight has other uses than lookups that request them.
     """
     asking = [op for op in weight.users if _asks(op, weight)]
     if not asking or len(asking) != len(weight.users):
@@ -80,10 +80,3 @@ def own_rows(
 
 def _between(builder: Builder, ids: Value, low: Value, high: Value) -> Value:
     return builder.add(And(Ge(ids, low), Lt(ids, high)))
-
-
-def with_zeros(type: TensorType, spare: int) -> TensorType:
-    """The type of a local table with rows of zeros behind."""
-    rows = type.shape[0]
-    assert isinstance(rows, int)
-    return type.replace(shape=(rows + spare, *type.shape[1:]))

@@ -13,7 +13,7 @@ from irc.pipeline import Pass, Stats, register
 from irc.rewrite import permit
 
 from .plan import Plan, weights_of
-from .split import split_stages, stage_name
+from .split import Splitter, stage_name
 
 AXIS = "pp"
 
@@ -65,8 +65,8 @@ class PipelineParallel(Pass):
         if main.first is None or not permit("pipeline", main.first):
             return
         _explain(plan, begins, stats)
-        stage_of = {op: _stage(begins, group) for op, group in plan.groups.place.items()}
-        split_stages(module, stage_of, plan.repeated, count)
+        stage_of = {op: bisect_right(begins, group) for op, group in plan.groups.place.items()}
+        Splitter(module, stage_of, plan.repeated, count).run()
         if AXIS not in module.mesh.names:
             module.mesh = Mesh(((AXIS, count), *module.mesh.axes))
 
@@ -117,10 +117,6 @@ def _check_axis(main: Function) -> None:
             raise Error(f"{value!r} is sharded over {AXIS}, the axis of the stages")
 
 
-def _stage(begins: list[int], group: int) -> int:
-    return bisect_right(begins, group)
-
-
 def _explain(plan: Plan, begins: list[int], stats: Stats) -> None:
     """Count and explain the stages, repeated operations, and weights held twice."""
     stats.count("stages", len(begins) + 1)
@@ -160,5 +156,5 @@ def _shared_weights(plan: Plan, begins: list[int]) -> dict[Weight, list[int]]:
     users: dict[Weight, dict[int, None]] = {}
     for op, group in plan.groups.place.items():
         for weight in weights_of([op]):
-            users.setdefault(weight, {})[_stage(begins, group)] = None
+            users.setdefault(weight, {})[bisect_right(begins, group)] = None
     return {weight: sorted(stages) for weight, stages in users.items() if len(stages) > 1}

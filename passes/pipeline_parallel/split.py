@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any, cast
 
 from irc.ir.core import Function, Module, Op, Result, Value
 from irc.ir.dims import Dim
 from irc.ops import Call, Return
 
-from ..shared.edit import copy_before, free_name, insert_functions
+from ..shared.edit import attribute_symbols, copy_before, free_name, insert_functions
 from .layers import alive_between
 
 
@@ -30,19 +29,14 @@ def home(value: Value, place: Mapping[Op, int], state: Value | None) -> int:
     return min((place[user] for user in users if user in place), default=0)
 
 
-def split_stages(
-    module: Module, stage_of: Mapping[Op, int], repeated: Container[Op], count: int
-) -> list[Function]:
-    """Move the operations of the main function into a function per stage, called in order.
+class Splitter:
+    """Moves the operations of the main function into a function per stage, called in order.
 
     Operations of `repeated` are copied into every stage that needs them. A value that a later
     stage uses is a result of its stage and of every stage between, and an argument of each stage
     after its own, under one name.
     """
-    return _Splitter(module, stage_of, repeated, count).run()
 
-
-class _Splitter:
     def __init__(
         self, module: Module, stage_of: Mapping[Op, int], repeated: Container[Op], count: int
     ) -> None:
@@ -56,8 +50,8 @@ class _Splitter:
         ]
         self.names = self._names()
 
-    def run(self) -> list[Function]:
-        """The functions, added to the module before the main one."""
+    def run(self) -> None:
+        """Add the functions to the module, before the main one."""
         main, returned = self.main, list(self.main.returned)
         order = {op: i for i, op in enumerate(main)}
         bodies = [self._body(stage, order) for stage in range(self.count)]
@@ -79,7 +73,6 @@ class _Splitter:
                     current[value] = result
             functions.append(function)
         self._finish(returned, functions)
-        return functions
 
     def _body(self, stage: int, order: Mapping[Op, int]) -> list[Op]:
         """The operations of a stage in program order, with what it repeats."""
@@ -166,8 +159,7 @@ class _Splitter:
         """Return the results of the stages, and erase moved and repeated operations."""
         main = self.main
         end = main.last
-        if end is None:
-            raise ValueError("the main function is empty")
+        assert end is not None
         end.set_operands(tuple(returned))
         for op in reversed(main):
             if op in self.repeated:
@@ -177,11 +169,9 @@ class _Splitter:
 
 def _symbols(body: list[Op]) -> set[str]:
     """The symbols whose sizes the operations need."""
-    sizes: list[Any] = [dim for op in body for result in op.results for dim in result.type.shape]
-    for op in body:
-        for value in op.attributes.values():
-            sizes += cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
-    return {name for dim in sizes if isinstance(dim, Dim) for name in dim.symbols()}
+    sizes = [dim for op in body for result in op.results for dim in result.type.shape]
+    found = {name for dim in sizes if isinstance(dim, Dim) for name in dim.symbols()}
+    return found.union(*map(attribute_symbols, body))
 
 
 def _told(values: list[Value]) -> set[str]:

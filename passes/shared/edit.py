@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, MutableMapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from irc.ir.core import Function, Module, Op, Result, Value
 from irc.ir.declare import types_of
+from irc.ir.dims import Dim
 from irc.ops import Return
 from irc.pipeline import Stats
 from irc.rewrite import permit
@@ -36,6 +37,13 @@ def change(op: Op, **attributes: Any) -> None:
     """Give an operation other attributes before its results get their types anew."""
     for name, value in attributes.items():
         setattr(op, name, value)
+
+
+def attribute_symbols(op: Op) -> set[str]:
+    """The symbols in the attributes of an operation."""
+    values = [v if isinstance(v, tuple) else (v,) for v in op.attributes.values()]
+    items = [item for value in values for item in cast("tuple[Any, ...]", value)]
+    return {name for item in items if isinstance(item, Dim) for name in item.symbols()}
 
 
 def retype(op: Op) -> None:
