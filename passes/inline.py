@@ -29,7 +29,8 @@ class Inline(Pass):
         main = module.main
         left = {op.attributes["callee"].name for op in module.ops() if op.opname == "call"}
         for name in [n for n in called if n not in left and n != main.name]:
-            _clear(module.functions.pop(name))
+            for op in reversed(module.functions.pop(name)):
+                op.erase()  # its uses of weights
             stats.count("functions")
 
 
@@ -40,8 +41,7 @@ def _replaceable(op: Op) -> bool:
 def _inline(call: Op) -> None:
     callee: Function = call.attributes["callee"]
     function = call.parent
-    if function is None:
-        raise ValueError("the call is in no function")
+    assert function is not None
     copies: dict[Value, Value] = dict(zip(callee.args, call.operands, strict=True))
     for op in callee:
         if op.opname == "return":
@@ -52,9 +52,3 @@ def _inline(call: Op) -> None:
         if old.name is not None and new.producer is not None and new not in call.operands:
             new.name = old.name
     replace(call, values)
-
-
-def _clear(function: Function) -> None:
-    """Release the uses that the body makes of weights, which outlive it."""
-    for op in reversed(function):
-        op.erase()

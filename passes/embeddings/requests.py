@@ -18,9 +18,8 @@ class Requests:
     def __init__(self, rows: Sequence[Asked], scheme: str) -> None:
         self.rows, self.rest = list(rows), Asked("*", scheme)
         self._met: set[Asked] = set()
-        self._unmet: dict[
-            Asked, list[tuple[bool, str]]
-        ] = {}  # whether the table is merely not sharded, and why
+        # per request, whether the table is merely not sharded, and why it is not met
+        self._unmet: dict[Asked, list[tuple[bool, str]]] = {}
 
     def of(self, table: Weight) -> Asked:
         """The request for one table: the first row that matches, else the scheme of all."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from irc.errors import Error
 from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.types import Axes, TensorType
@@ -57,34 +59,28 @@ class Versions:
 
     def pieces(self, layout: Layout) -> tuple[Weight, ...]:
         """The weights of a layout."""
-        known = self._known.get(layout)
-        if known is None:
-            known = self._known[layout] = self._made(layout)
-        return known
+        if layout not in self._known:
+            self._known[layout] = tuple(self._made(layout))
+        return self._known[layout]
 
-    def _made(self, layout: Layout) -> tuple[Weight, ...]:
+    def _made(self, layout: Layout) -> Iterator[Weight]:
         rows = self.rows(layout)
-        if len(rows) == 1:
-            return (self._one(layout),)
-        found: list[Weight] = []
+        if len(rows) == 1 and (layout == self.layout or not self.keep):
+            if layout != self.layout:
+                self._lay_out(self.table, layout)
+            yield self.table
+            return
         begin = 0
         for number, count in enumerate(rows):
-            ref = self.ref.then(Slice(((begin, begin + count), None)))
-            name = self._name(f"{layout}.{number}")
-            weight = Weight(self.type.replace(shape=(count, self.shape[1])), name, ref)
-            found.append(self.module.add_weight(weight))
-            self._lay_out(weight, layout)
+            ref, name = self.ref, f"{self.table.name}.{layout}"
+            if len(rows) > 1:
+                ref = ref.then(Slice(((begin, begin + count), None)))
+                name = f"{name}.{number}"
+            type = self.type.replace(shape=(count, self.shape[1]))
+            weight = Weight(type, free_name(name, self.module.weights), ref)
+            self._lay_out(self.module.add_weight(weight), layout)
             begin += count
-        return tuple(found)
-
-    def _one(self, layout: Layout) -> Weight:
-        if layout == self.layout:
-            return self.table
-        weight = self.table
-        if self.keep:
-            weight = self.module.add_weight(Weight(self.type, self._name(layout), self.ref))
-        self._lay_out(weight, layout)
-        return weight
+            yield weight
 
     def _lay_out(self, weight: Weight, layout: Layout) -> None:
         type = weight.type.replicated
@@ -95,9 +91,6 @@ class Versions:
             weight.ref = pinned(weight.ref, type.shape, type.dtype).then(steps)
             rows, axes = -(-rows // self.group_size) * self.group_size, (self.axes, ())
         weight.type = TensorType(type.dtype, (rows, width), axes)
-
-    def _name(self, suffix: str) -> str:
-        return free_name(f"{self.table.name}.{suffix}", self.module.weights)
 
 
 def _cut(layout: Layout, shape: tuple[int, int], group_size: int) -> tuple[int, ...]:

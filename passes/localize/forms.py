@@ -59,12 +59,8 @@ def _shard_slice(builder: Builder, op: Op) -> tuple[Value, ...]:
     part = local_shape(op.result.type, builder.mesh)[dim]
     group_size = builder.mesh.group_size(axes)
     _check_outer(builder, x.type, dim, axes, part * group_size)
-    if (
-        dim == 0
-        and isinstance(x.producer, ops.MoeDispatch)
-        and len(x.users) == 1
-        and group_size > 1
-    ):
+    own = isinstance(x.producer, ops.MoeDispatch) and len(x.users) == 1
+    if own and dim == 0 and group_size > 1:
         return (_part_of_buffer(builder, builder.local(x), axes, part),)
     return (builder.part(builder.local(x), dim, axes, part),)
 

@@ -9,8 +9,8 @@ from irc.pipeline import Stats
 from ..shared.edit import retype
 from .blocks import Block
 from .head_layout import head_layout
-from .place import mesh_axes
-from .rows import Row, find_row
+from .place import mesh_axes, planned_axes
+from .rows import Row
 
 
 def even_heads(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
@@ -55,8 +55,7 @@ def _group_size(
 ) -> int:
     """The number of ranks over which the plan shards the query projection; 1 if it does not."""
     if block is None:
-        return module.mesh.group_size(mesh_axes(module, ("tp",), []))
-    weight, split = block.query.weight.name, block.query.split
-    row = find_row(rows, origins.get(weight, weight))
-    axes = dict(row.splits).get(split, ()) if row is not None else ()
-    return module.mesh.group_size(mesh_axes(module, axes, []))
+        return module.mesh.group_size(mesh_axes(module, ("tp",)))
+    name = block.query.weight.name
+    axes = planned_axes(module, rows, origins.get(name, name), block.query.split)
+    return module.mesh.group_size(axes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from irc.analysis.places import value_name
@@ -169,7 +170,8 @@ def _split(module: Module, value: Value, row: Row, stats: Stats) -> None:
         if twice is not None:
             raise Error(
                 f"{row.source}: {row} on {value_name(value)}, which is {value.type}: "
-                f"{twice} shards it twice{_meaning(module, row)}"
+                f"{twice} shards it twice; write each axis once (in a mesh with ep, tp stands for "
+                "ep.tp where the row does not name ep before it)"
             )
         axes[dim] = (*axes[dim], *over)
     if tuple(axes) != value.type.axes:
@@ -177,15 +179,13 @@ def _split(module: Module, value: Value, row: Row, stats: Stats) -> None:
         stats.explain(f"{value_name(value)} is {value.type}: {row.source}")
 
 
-def _meaning(module: Module, row: Row) -> str:
-    """The meaning of tp, where a row does not state it."""
-    first = row.splits[0][1]
-    if "ep" in module.mesh.names and "tp" in first and "ep" not in first:
-        return "; tp stands for ep.tp here: write the axis ep first, such as 0@ep, 1@tp"
-    return "; write each axis once"
+def planned_axes(module: Module, rows: list[Row], name: str, dim: int) -> Axes:
+    """The axes of the mesh over which the plan shards a dimension of the weights of a name."""
+    row = find_row(rows, name)
+    return mesh_axes(module, dict(row.splits).get(dim, ()) if row is not None else ())
 
 
-def mesh_axes(module: Module, wanted: Axes, used: list[Axes]) -> Axes:
+def mesh_axes(module: Module, wanted: Axes, used: Sequence[Axes] = ()) -> Axes:
     """The axes of the mesh that a row means.
 
     `tp` means every rank that shares dense layers: ep.tp where the mesh has an ep and the value

@@ -16,8 +16,8 @@ from irc.rewrite import erase_dead
 from irc.weights import Slice, pinned
 
 from ..shared.edit import free_name, insert_before
-from .place import mesh_axes
-from .rows import Row, find_row
+from .place import planned_axes
+from .rows import Row
 
 Segment = tuple[Value, int, int]  # what has it, its first feature, the end
 
@@ -94,7 +94,9 @@ def cut_segments(module: Module, rows: list[Row], stats: Stats) -> dict[str, str
     for function in module.functions.values():
         for op in list(function):
             projection = Projection.of(op.results[0]) if len(op.results) == 1 else None
-            if op.parent is None or projection is None or not _is_split(module, projection, rows):
+            if op.parent is None or projection is None:
+                continue
+            if not planned_axes(module, rows, projection.weight.name, projection.split):
                 continue
             segments = _segments(projection.result)
             if segments is None:
@@ -108,12 +110,6 @@ def cut_segments(module: Module, rows: list[Row], stats: Stats) -> dict[str, str
     if cuts:
         _replace(module, cuts)
     return {part.name: merged.name for merged, parts in cuts.items() for part in parts}
-
-
-def _is_split(module: Module, projection: Projection, rows: list[Row]) -> bool:
-    row = find_row(rows, projection.weight.name)
-    axes = dict(row.splits).get(projection.split, ()) if row is not None else ()
-    return bool(mesh_axes(module, axes, []))
 
 
 def _segments(merged: Value) -> list[Segment] | None:

@@ -68,7 +68,7 @@ class Solver:
             return
         if op.sharding_rule() is None:
             for at in range(len(op.operands)):
-                self._make_whole(op, at, f"{op.opname} has no sharding rule")
+                self._replicate(op, at, f"{op.opname} has no sharding rule")
             retype(op)
             return
         self._complete(op)
@@ -167,18 +167,17 @@ class Solver:
             if self._works(op, wanted):
                 why = "needs it replicated" if offer is chosen else "cannot be done on such shards"
                 return wanted, f"{op.opname} {why}"
-        whole = tuple(((),) * value.type.ndim for value in op.operands)
-        return whole, f"{op.opname} cannot be done on such shards"
+        replicated = tuple(((),) * value.type.ndim for value in op.operands)
+        return replicated, f"{op.opname} cannot be done on such shards"
 
     def _works(self, op: Op, wanted: Wanted) -> bool:
         """Whether the operation on such shards gives shards of its results."""
         types = [v.type.replace(axes=a) for v, a in zip(op.operands, wanted, strict=True)]
         trial = placeholder(op, tuple(Value(t, None, i) for i, t in enumerate(types)))
         key = trial.type_key()
-        known = self._fits.get(key)
-        if known is None:
-            known = self._fits[key] = self._is_local(trial)
-        return known
+        if key not in self._fits:
+            self._fits[key] = self._is_local(trial)
+        return self._fits[key]
 
     def _is_local(self, trial: Op) -> bool:
         try:
@@ -248,7 +247,7 @@ class Solver:
         inner = have[len(keep) :] if outer else have
         self._use(op, at, self._transfers.gathered(op, value, dim, inner, why))
 
-    def _make_whole(self, op: Op, at: int, why: str, keep: Axes = ()) -> None:
+    def _replicate(self, op: Op, at: int, why: str, keep: Axes = ()) -> None:
         self._finish(op, at)
         for dim in range(op.operands[at].type.ndim):
             axes = op.operands[at].type.axes[dim]
@@ -262,7 +261,7 @@ class Solver:
             value = op.operands[at]
             value.name = value.name or result.name
             if at not in aliases:
-                self._make_whole(op, at, "a result is replicated", keep=(BATCH,))
+                self._replicate(op, at, "a result is replicated", keep=(BATCH,))
                 continue
             self._finish(op, at)
             wanted = self.function.args[aliases[at]].type.axes

@@ -69,8 +69,8 @@ class Transfers:
         if known is not None:
             return known
         new = kind(value, **attributes, loc=value.producer.loc if value.producer else op.loc)
-        whole = kind in (AllReduce, AllGather)
-        new.result.name = _name(value, "full" if whole else "part")
+        suffix = "full" if kind in (AllReduce, AllGather) else "part"
+        new.result.name = _name(value, suffix)
         self._function.insert(new, op)
         self._made[key] = new.result
         self._seen.add(new)
