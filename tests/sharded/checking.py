@@ -10,16 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-import irc.passes
+import irc
 from irc.backends.reference import evaluate, evaluate_ranks
 from irc.backends.reference.weights import Weights
 from irc.ir.core import Module
 from irc.ir.layouts import split_array
 from irc.pipeline import Stats, run_pipeline
 from irc.pipeline.instruments import VerifyEach
-from irc.text import parse_module
 
-assert irc.passes
 Arrays = dict[str, np.ndarray]
 BEFORE = "inline, canonicalize, cse"
 FUSE = "fuse-collectives{norm=true}"
@@ -50,8 +48,16 @@ def spread(
         weights = (weights or Weights(module)) if module.local else None
         check(module, inputs, wanted, f"over {mesh} after {text}", tolerance, weights)
     again = str(module)
-    assert str(parse_module(again)) == again
+    assert str(irc.parse(again)) == again
     return step.stats
+
+
+def sharded(text: str, mesh: str, plan: Path | str = "") -> tuple[Module, Stats]:
+    """The module of a text after the pass shard, and its statistics."""
+    module = irc.parse(text)
+    more = f', plan="{plan}"' if plan else ""
+    (step,) = run_pipeline(module, f'shard{{mesh="{mesh}"{more}}}')
+    return module, step.stats
 
 
 def check(

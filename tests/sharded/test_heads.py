@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 import irc
-from irc.ir.core import Module
 from irc.passes.shard.head_layout import Layout, head_layout
 from irc.pipeline import run_pipeline
 from tests.fresh import fresh
 from tests.sharded.cases import drawn
-from tests.sharded.checking import collectives, plan_file, spread
+from tests.sharded.checking import collectives, plan_file, sharded, spread
 from tests.sharded.models import MODELS
 from tests.sharded.test_layers import CASES
 
@@ -79,12 +78,6 @@ def test_attention_stays_sharded_where_heads_do_not_divide(
     assert stats["heads"] == 1
     gathers = 1 if name.startswith("gpt2") else 0  # its logits
     assert collectives(module).get("all_gather", 0) == gathers
-
-
-def sharded(text: str, mesh: str = "tp=2") -> tuple[Module, list[str]]:
-    module = irc.parse(text)
-    (step,) = run_pipeline(module, f'shard{{mesh="{mesh}"}}')
-    return module, step.stats.notes
 
 
 ATTENTION = """module @m dims(B=1:2:4, S=1:3:8) {
@@ -158,9 +151,9 @@ OTHERWISE: dict[str, Callable[[], str]] = {
 @pytest.mark.parametrize("why", OTHERWISE)
 def test_attention_that_cannot_be_rewritten_is_replicated(why: str) -> None:
     text = OTHERWISE[why]()
-    module, notes = sharded(text)
+    module, stats = sharded(text, "tp=2")
     assert str(module.weights["q_proj.weight"].type) == "f32[12@tp, 6]"
-    assert any("attention is replicated" in note for note in notes)
+    assert any("attention is replicated" in note for note in stats.notes)
     module = irc.parse(text)
     spread(module, drawn(module, fresh(13)), "tp=2")
 
@@ -183,7 +176,7 @@ def test_a_cache_that_is_also_a_result_keeps_its_heads() -> None:
         %y = linear %m, @o_proj.weight : f32[B, S, 6]
         return %y, %k1, %v1
       } }"""
-    module, _ = sharded(text)
+    module, _ = sharded(text, "tp=2")
     assert str(module.main.args[2].type) == "f32[B, 3, 8, 4]"
     inputs = {
         "x": fresh(14).standard_normal((2, 3, 6), np.float32),

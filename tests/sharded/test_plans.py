@@ -14,6 +14,7 @@ from irc.ir.core import Module
 from irc.passes.shard.plan import megatron, read_plan
 from irc.passes.shard.rows import find_row
 from irc.pipeline import run_pipeline
+from tests.sharded import checking
 from tests.sharded.checking import plan_file
 
 assert irc.passes
@@ -30,10 +31,7 @@ MODULE = """module @m dims(B=1:2:8, T=1:2:8) {
 
 
 def sharded(mesh: str, plan: Path | str = "", text: str = MODULE) -> Module:
-    module = irc.parse(text)
-    more = f', plan="{plan}"' if plan else ""
-    run_pipeline(module, f'shard{{mesh="{mesh}"{more}}}')
-    return module
+    return checking.sharded(text, mesh, plan)[0]
 
 
 def types(module: Module) -> dict[str, str]:

@@ -10,10 +10,12 @@ import pytest
 import irc
 from irc.backends.reference import evaluate
 from irc.ir.core import Module
+from irc.ops.collective import Exchange
 from irc.passes.shard.notes import grouped
-from irc.pipeline import Stats, run_pipeline
+from irc.pipeline import run_pipeline
 from tests.fresh import fresh
-from tests.sharded.checking import check, collectives, plan_file
+from tests.sharded.cases import drawn
+from tests.sharded.checking import check, collectives, plan_file, sharded
 from tests.sharded.models import MODELS
 from tests.sharded.test_layers import CASES
 
@@ -48,13 +50,6 @@ def test_no_block_has_superfluous_collectives(name: str, tmp_path: Path) -> None
     assert collectives(module) == {kind: count for kind, count in wanted.items() if count}
 
 
-def sharded(text: str, mesh: str, rows: list[str], folder: Path) -> tuple[Module, Stats]:
-    module = irc.parse(text)
-    plan = plan_file(folder, *rows)
-    (step,) = run_pipeline(module, f'shard{{mesh="{mesh}", plan="{plan}"}}')
-    return module, step.stats
-
-
 X = "%x: f32[B, 4, 6]"
 W = 'weight @w : f32[6, 6] = random("w", 1, 0.5)'
 
@@ -68,29 +63,83 @@ def function(results: str, *lines: str, args: str = X, weights: str = "") -> str
 
 
 def same(text: str, mesh: str, rows: list[str], folder: Path) -> Module:
-    """The sharded module, after comparing the results of every rank with the unsharded one."""
-    module, _ = sharded(text, mesh, rows, folder)
-    rng = fresh(41)
-    given: dict[str, np.ndarray] = {}
-    for arg in irc.parse(text).main.args:
-        shape = [n if isinstance(n, int) else 4 for n in arg.type.shape]
-        given[str(arg.name)] = rng.standard_normal(shape, np.float32)
-    wanted = evaluate(irc.parse(text), given)
-    check(module, given, wanted, "sharded")
-    run_pipeline(module, "localize, cse, dce")
-    check(module, given, wanted, "local")
+    """The sharded module; every rank, in both views, must have the results of the unsharded one."""
+    module, _ = sharded(text, mesh, plan_file(folder, *rows))
+    unsharded = irc.parse(text)
+    inputs = drawn(unsharded, fresh(41))
+    wanted = evaluate(unsharded, inputs)
+    check(module, inputs, wanted, "sharded")
+    local = irc.parse(str(module))
+    run_pipeline(local, "localize, cse, dce")
+    check(local, inputs, wanted, "local")
     return module
 
 
-def test_groups_of_a_reshape_keep_their_elements(tmp_path: Path) -> None:
-    """5 * 4 elements become 10 * 2 and 10 * 2 become 5 * 4: neither split passes through."""
-    text = function(
-        "f32[10, 2, 5, 4]",
-        "%y = reshape %x {shape=[10, 2, 5, 4]} : f32[10, 2, 5, 4]",
-        args="%x: f32[5, 4, 10, 2]",
-    )
-    module = same(text, "ep=2,tp=2", ["x 0@ep, 2@tp"], tmp_path)
-    assert any(op.opname == "all_gather" for op in module.ops())
+# The ids are sharded over the axis of their table.
+LOOKUP = """module @m dims(B=1:2:8) {
+  weight @t : f32[5, 6] = random("t", 1, 0.5)
+  func @forward(%ids: i32[B, 3]) -> (f32[B, 3, 6]) {
+    %a = embedding %ids, @t : f32[B, 3, 6]
+    return %a
+  } }"""
+COMPLETE = function(
+    "f32[B, 6, 4], f32[B, 4, 6]",
+    "%a = linear %x, @w : f32[B, 4, 6]",
+    "%b = transpose %a {order=[0, 2, 1]} : f32[B, 6, 4]",
+    "%c = exp %a : f32[B, 4, 6]",
+    "return %b, %c",
+    weights=W,
+)
+ADDITIVE = function(
+    "f32[B, 6]",
+    "%a = linear %x, @w : f32[B, 4, 6]",
+    "%b = add %a, %a : f32[B, 4, 6]",
+    "%c = reduce_sum %b {dims=[1]} : f32[B, 6]",
+    weights=W,
+)
+# 5 * 4 elements become 10 * 2 and 10 * 2 become 5 * 4: neither sharding passes through.
+GROUPS = function(
+    "f32[10, 2, 5, 4]",
+    "%y = reshape %x {shape=[10, 2, 5, 4]} : f32[10, 2, 5, 4]",
+    args="%x: f32[5, 4, 10, 2]",
+)
+BATCH = function(
+    "f32[B, 3, 8]", "%y = reshape %x {shape=[B, 3, 8]} : f32[B, 3, 8]", "%z = exp %y : f32[B, 3, 8]"
+)
+# The shards of a weight take precedence over those of the tokens, also transposed.
+VIEW = function(
+    "f32[4, B, 6]",
+    "%t = transpose @e {order=[0, 2, 1]} : f32[4, 6, 6]",
+    "%y = matmul %x, %t : f32[4, B, 6]",
+    args="%x: f32[4, B, 6]",
+    weights='weight @e : f32[4, 6, 6] = random("e", 1, 0.5)',
+)
+
+
+def outer(size: int) -> str:
+    """A sum of values that are sharded over dp, and over dp.tp."""
+    type = f"f32[{size}, 6]"
+    return function(type, f"%a = add %x, %y : {type}", args=f"%x: {type}, %y: {type}")
+
+
+COMMUNICATED = [
+    (GROUPS, "ep=2,tp=2", ["x 0@ep, 2@tp"], "all_gather ep; all_gather tp"),
+    (BATCH, "dp=2,tp=4", ["x 1@tp"], "all_gather tp f32[2*B_dp@dp, 4, 6]"),
+    (COMPLETE, "tp=2", ["w 1@tp", "x 2@tp"], "all_reduce tp"),
+    (ADDITIVE, "tp=3", ["w 1@tp", "x 2@tp"], "all_reduce tp f32[B, 6]"),
+    (VIEW, "tp=2", ["e 0@tp", "x 1@tp"], "all_to_all tp; all_gather tp"),
+    (LOOKUP, "dp=2", ["t 0@dp"], "all_gather dp; reduce_scatter dp"),
+    (LOOKUP, "dp=2", ["t 1@dp"], "all_gather dp; all_to_all dp"),
+    (outer(8), "dp=2,tp=2", ["x 0@dp", "y 0@dp.tp"], "all_gather tp"),
+    (outer(6), "dp=2,tp=2", ["x 0@dp", "y 0@dp.tp"], "all_gather dp.tp; shard_slice dp"),
+]
+
+
+@pytest.mark.parametrize(("text", "mesh", "rows", "wanted"), COMMUNICATED)
+def test_collectives(text: str, mesh: str, rows: list[str], wanted: str, tmp_path: Path) -> None:
+    sent = [op for op in same(text, mesh, rows, tmp_path).ops() if isinstance(op, Exchange)]
+    for op, begin in zip(sent, wanted.split("; "), strict=True):
+        assert f"{op.opname} {op.axis} {op.result.type}".startswith(begin)
 
 
 @pytest.mark.parametrize("rows", ["x 1@tp", "x 2@tp"])
@@ -99,45 +148,6 @@ def test_reshapes_of_split_dimensions(shape: str, rows: str, tmp_path: Path) -> 
     text = function(f"f32{shape}", f"%y = reshape %x {{shape={shape}}} : f32{shape}")
     for mesh in ("tp=2", "tp=3", "tp=4"):
         same(text, mesh, [rows], tmp_path)
-
-
-def test_a_gather_over_tp_keeps_the_split_over_dp(tmp_path: Path) -> None:
-    text = function(
-        "f32[B, 3, 8]",
-        "%y = reshape %x {shape=[B, 3, 8]} : f32[B, 3, 8]",
-        "%z = exp %y : f32[B, 3, 8]",
-    )
-    module, _ = sharded(text, "dp=2,tp=4", ["x 1@tp"], tmp_path)
-    gathered = [op for op in module.ops() if op.opname == "all_gather"]
-    assert [op.attributes["axis"] for op in gathered] == ["tp"]
-    assert str(module.main.returned[0].type) == "f32[2*B_dp@dp, 3, 8]"
-    same(text, "dp=2,tp=4", ["x 1@tp"], tmp_path)
-
-
-def test_a_sum_that_anything_needs_whole_is_finished_once(tmp_path: Path) -> None:
-    text = function(
-        "f32[B, 6, 4], f32[B, 4, 6]",
-        "%a = linear %x, @w : f32[B, 4, 6]",
-        "%b = transpose %a {order=[0, 2, 1]} : f32[B, 6, 4]",
-        "%c = exp %a : f32[B, 4, 6]",
-        "return %b, %c",
-        weights=W,
-    )
-    module = same(text, "tp=2", ["w 1@tp", "x 2@tp"], tmp_path)
-    assert collectives(module) == {"all_reduce": 1}
-
-
-def test_sums_flow_on_through_what_is_additive(tmp_path: Path) -> None:
-    text = function(
-        "f32[B, 6]",
-        "%a = linear %x, @w : f32[B, 4, 6]",
-        "%b = add %a, %a : f32[B, 4, 6]",
-        "%c = reduce_sum %b {dims=[1]} : f32[B, 6]",
-        weights=W,
-    )
-    module = same(text, "tp=3", ["w 1@tp", "x 2@tp"], tmp_path)
-    (total,) = (op for op in module.ops() if op.opname == "all_reduce")
-    assert str(total.result.type) == "f32[B, 6]"
 
 
 def test_a_sharded_bias_is_added_to_a_partial_sum(tmp_path: Path) -> None:
@@ -156,7 +166,7 @@ def test_names_and_notes_of_collectives(tmp_path: Path) -> None:
         "%c = exp %b : f32[B, 4, 6]",
         weights=W,
     )
-    module, stats = sharded(text, "tp=2", ["w 0@tp"], tmp_path)
+    module, stats = sharded(text, "tp=2", plan_file(tmp_path, "w 0@tp"))
     names = [op.result.name for op in module.ops() if op.opname != "return"]
     assert names == ["a", "x_part", "b", "c", "c_full"]
     assert stats.notes == [
@@ -181,34 +191,6 @@ def test_a_state_is_sharded_unless_it_was_used_replicated(
     )
     module = same(text, "tp=2", ["w 0@tp"], tmp_path)
     assert str(module.main.argument_layout(module.main.args[1])) == state
-
-
-def test_views_of_a_weight_follow_the_plan(tmp_path: Path) -> None:
-    """The sharding of a weight takes precedence over that of the tokens, also transposed."""
-    text = function(
-        "f32[4, B, 6]",
-        "%t = transpose @e {order=[0, 2, 1]} : f32[4, 6, 6]",
-        "%y = matmul %x, %t : f32[4, B, 6]",
-        args="%x: f32[4, B, 6]",
-        weights='weight @e : f32[4, 6, 6] = random("e", 1, 0.5)',
-    )
-    module = same(text, "tp=2", ["e 0@tp", "x 1@tp"], tmp_path)
-    assert collectives(module) == {"all_to_all": 1, "all_gather": 1}
-
-
-def test_lookups_of_ids_sharded_over_the_axis_of_the_table(tmp_path: Path) -> None:
-    text = """module @m dims(B=1:2:8) {
-      weight @t : f32[5, 6] = random("t", 1, 0.5)
-      func @forward(%ids: i32[B, 3]) -> (f32[B, 3, 6]) {
-        %a = embedding %ids, @t : f32[B, 3, 6]
-        return %a
-      } }"""
-    for rows, kind in (("t 0@dp", "reduce_scatter"), ("t 1@dp", "all_to_all")):
-        module, _ = sharded(text, "dp=2", [rows], tmp_path)
-        assert collectives(module) == {"all_gather": 1, kind: 1}
-        given = {"ids": fresh(42).integers(-1, 6, (4, 3)).astype(np.int32)}
-        run_pipeline(module, "localize")
-        check(module, given, evaluate(irc.parse(text), given), rows)
 
 
 def test_notes_of_layers_are_grouped() -> None:
@@ -260,26 +242,10 @@ def test_functions_that_share_weights(tmp_path: Path) -> None:
         %b = linear %a, @down : f32[B, 6]
         return %b
       } }"""
-    module, _ = sharded(text, "dp=2,tp=2", ["up 0@tp"], tmp_path)
+    module, _ = sharded(text, "dp=2,tp=2", plan_file(tmp_path, "up 0@tp"))
     run_pipeline(module, "localize")
-    given = {"x": fresh(43).standard_normal((4, 6), np.float32)}
+    given = drawn(irc.parse(text), fresh(43))
     for name in ("forward", "other"):
         wanted = evaluate(irc.parse(text), given, function=name)["result0"]
         got = evaluate(module, given, function=name)["result0"]
         assert np.max(np.abs(got - wanted)) <= 1e-5
-
-
-@pytest.mark.parametrize(("size", "axes"), [(8, ["tp"]), (6, ["dp.tp"])])
-def test_a_gather_keeps_the_outer_axes_of_even_shards(
-    size: int, axes: list[str], tmp_path: Path
-) -> None:
-    text = function(
-        f"f32[{size}, 6]",
-        f"%a = add %x, %y : f32[{size}, 6]",
-        args=f"%x: f32[{size}, 6], %y: f32[{size}, 6]",
-    )
-    rows = ["x 0@dp", "y 0@dp.tp"]
-    module, _ = sharded(text, "dp=2,tp=2", rows, tmp_path)
-    gathered = [op.attributes["axis"] for op in module.ops() if op.opname == "all_gather"]
-    assert gathered == axes
-    same(text, "dp=2,tp=2", rows, tmp_path)
