@@ -27,9 +27,9 @@ SEEDS = range(40)
 EVERYTHING = "inline, canonicalize, cse, fuse-gated-mlp, fold, canonicalize, dce, expand, cse, dce"
 
 
-def evaluated(module: Module, inputs: Mapping[str, Any]) -> dict[str, bytes]:
+def bits(results: Mapping[str, Any]) -> dict[str, bytes]:
     """The bits of every result, all NaN alike."""
-    found = {name: array.copy() for name, array in evaluate(module, inputs).items()}
+    found = {name: array.copy() for name, array in results.items()}
     for array in found.values():
         if array.dtype.kind not in "iub":
             array[np.isnan(array)] = np.nan
@@ -50,10 +50,10 @@ def test_exact_passes_keep_every_bit(name: str, dtype: str) -> None:
     for seed in SEEDS:
         module = random_graph(seed, dtype)
         inputs = inputs_of(module)
-        before = evaluated(module, inputs)
+        before = bits(evaluate(module, inputs))
         (step,) = run_pipeline(module, name)
         done += step.stats.total
-        assert evaluated(module, inputs) == before, f"seed {seed}"
+        assert bits(evaluate(module, inputs)) == before, f"seed {seed}"
     assert done > 5 or name == "inline"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 
 import irc.passes
@@ -21,6 +20,7 @@ from irc.source import Loc
 from irc.text import parse_module
 from tests.fresh import fresh
 from tests.passes.random_graphs import random_graph
+from tests.passes.test_numerics import bits
 from tests.random_modules import random_module
 from tests.sharded.models import tiny_llama
 
@@ -32,15 +32,6 @@ def cut(module: Module, **options: Any) -> Stats:
     """The statistics of the pass on a module, which is verified."""
     (step,) = run_pipeline(module, [PipelineParallel(**options)], [VerifyEach()])
     return step.stats
-
-
-def bits(results: dict[str, Any]) -> dict[str, bytes]:
-    """The bits of every result, all NaN alike."""
-    floats = {name: array.dtype.kind not in "iub" for name, array in results.items()}
-    return {
-        name: (np.where(np.isnan(array), np.nan, array) if floats[name] else array).tobytes()
-        for name, array in results.items()
-    }
 
 
 def calls_of(module: Module) -> list[Op]:

@@ -30,21 +30,23 @@ def _attention(heads: int, kv: int, **settings: Any) -> Callable[[], Module]:
     return lambda: Attention(HIDDEN, heads, kv, 4, **settings)
 
 
-ROPES: dict[str, dict[str, Any]] = {
-    "linear": {"factor": 2.0},
-    "dynamic": {"factor": 2.0, "original_positions": 4},
-    "llama3": {"factor": 8.0, "original_positions": 4},
-    "yarn": {"factor": 4.0, "original_positions": 4},
-    "longrope": {"original_positions": 4, "short_factors": (1.0, 1.5), "long_factors": (2.0, 3.0)},
-}
-for kind, settings in ROPES.items():
-    rope = Rope(kind=kind, **settings)  # type: ignore[arg-type]
-    LAYERS[f"rope_{kind}"] = Case(_attention(6, 3, rope=rope), X | POSITIONS)
+def _normed(heads: int, kv: int) -> Case:
+    """Queries and keys normed head by head, as in Qwen 3 and Gemma 3."""
+    return Case(_attention(heads, kv, qk_norm=1e-5, rope=Rope()), X | POSITIONS)
+
+
+LONG = Rope(kind="longrope", original_positions=4, short_factors=(1, 1.5), long_factors=(2, 3))
+DYNAMIC = Rope(kind="dynamic", factor=2.0, original_positions=4)
 LAYERS |= {
     "heads_6_3": Case(_attention(6, 3), X),
     "heads_5_5": Case(_attention(5, 5), X),
     "heads_6_1": Case(_attention(6, 1), X),
     "heads_1_1": Case(_attention(1, 1, qkv_bias=True, output_bias=True), X),
+    "rope_dynamic": Case(_attention(6, 3, rope=DYNAMIC), X | POSITIONS),
+    "rope_longrope": Case(_attention(6, 3, rope=LONG), X | POSITIONS),
+    "normed_heads_6_3": _normed(6, 3),
+    "normed_heads_5_5": _normed(5, 5),
+    "normed_heads_8_2": _normed(8, 2),
     "biases": Case(_attention(6, 3, rope=Rope(), qkv_bias=True, output_bias=True), X | POSITIONS),
     "rope_of_some": Case(
         _attention(6, 3, rope=Rope(rotary_dim=2, interleaved=True)), X | POSITIONS
@@ -105,39 +107,6 @@ class Alibi(Module):
         return self.attn(x, bias=self.slopes * places)
 
 
-class NormedHeads(Module):
-    """Queries and keys normed head by head, as in Qwen 3 and Gemma 3."""
-
-    def __init__(self, heads: int, kv: int) -> None:
-        self.q_proj, self.o_proj = Linear(HIDDEN, heads * 4), Linear(heads * 4, HIDDEN)
-        self.k_proj, self.v_proj = Linear(HIDDEN, kv * 4), Linear(HIDDEN, kv * 4)
-        self.q_norm, self.k_norm = RmsNorm(4), RmsNorm(4)
-        self.heads, self.kv = heads, kv
-
-    def forward(self, x: Tensor, positions: Tensor) -> Any:
-        q = _per_head(self.q_norm, self.q_proj(x), self.heads)
-        k = _per_head(self.k_norm, self.k_proj(x), self.kv)
-        q, k = (Rope()(value, positions, 4) for value in (q, k))
-        return self.o_proj(F.attention(q, k, self.v_proj(x), head_dim=4, causal=True))
-
-
-def _per_head(norm: Module, x: Tensor, heads: int) -> Tensor:
-    rows, tokens, features = x.shape
-    return norm(x.reshape(rows, tokens, heads, 4)).reshape(rows, tokens, features)
-
-
-class NormedAcross(NormedHeads):
-    """Queries and keys normed over all heads together, as in OLMo 2."""
-
-    def __init__(self) -> None:
-        super().__init__(6, 3)
-        self.q_norm, self.k_norm = RmsNorm(24), RmsNorm(12)
-
-    def forward(self, x: Tensor, positions: Tensor) -> Any:
-        q, k = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x))
-        return self.o_proj(F.attention(q, k, self.v_proj(x), head_dim=4, causal=True))
-
-
 class PlainAttention(Module):
     """Attention in matmuls and a softmax."""
 
@@ -155,13 +124,22 @@ class PlainAttention(Module):
         return self.o_proj(mixed.transpose(1, 2).reshape(rows, tokens, self.heads * 4))
 
 
+class NormedAcross(PlainAttention):
+    """Queries and keys normed over all heads together, as in OLMo 2."""
+
+    def __init__(self) -> None:
+        super().__init__(6)
+        self.q_norm, self.k_norm = RmsNorm(24), RmsNorm(24)
+
+    def forward(self, x: Tensor) -> Any:
+        q, k = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x))
+        return self.o_proj(F.attention(q, k, self.v_proj(x), head_dim=4, causal=True))
+
+
 LAYERS |= {
     "alibi_6": Case(lambda: Alibi(6), X),
     "alibi_5": Case(lambda: Alibi(5), X),
-    "normed_heads_6_3": Case(lambda: NormedHeads(6, 3), X | POSITIONS),
-    "normed_heads_5_5": Case(lambda: NormedHeads(5, 5), X | POSITIONS),
-    "normed_heads_8_2": Case(lambda: NormedHeads(8, 2), X | POSITIONS),
-    "normed_across": Case(NormedAcross, X | POSITIONS),
+    "normed_across": Case(NormedAcross, X),
     "plain_4": Case(lambda: PlainAttention(4), X),
     "plain_5": Case(lambda: PlainAttention(5), X),
 }

@@ -143,37 +143,25 @@ UNKNOWN = {
     "integers of floats": f'%a = cast %lin {{dtype="i32"}} : i32[B, 5@tp]; '
     f'%c = cast %a {{dtype="f32"}} {V}; %v = mul %c, %c {V}',
     "a quotient": f"%v = div %lin, %lin {V}",
+    "no epsilon": f"%a = rms_norm %x, @n {{eps=0.0}} : f32[B, 4]; %v = linear %a, @u {V}",
 }
 
 
-@pytest.mark.parametrize("what", ZERO)
-def test_zero_padding_needs_no_mask(what: str) -> None:
-    assert masks(ZERO[what]) == 0
+TURNED = "%c = transpose %a {order=[1, 0]} : f32[5@tp, B]; "
+PRODUCT = f"{TURNED}%sum = matmul %v, %c : f32[B, B]{{sum tp}}"
+MASKS = [
+    *((ops, 0) for ops in ZERO.values()),
+    *((f"{ops}; {ROWS}", 1) for ops in FINITE.values()),
+    *((f"{ops}; {DOWN}", 0) for ops in FINITE.values()),  # multiplied by zeros
+    *((f"{ops}; {sums}", 1) for ops in UNKNOWN.values() for sums in (ROWS, DOWN)),
+    (f"%a = cos %lin {V}; %v = sigmoid %lin {V}; {PRODUCT}", 1),  # of two finite factors one
+    (f"%a = exp %raw {V}; %v = log %raw {V}; {PRODUCT}", 2),
+]
 
 
-@pytest.mark.parametrize("what", FINITE)
-def test_finite_padding_is_masked_unless_multiplied_by_zero(what: str) -> None:
-    assert masks(f"{FINITE[what]}; {ROWS}") == 1
-    assert masks(f"{FINITE[what]}; {DOWN}") == 0
-
-
-@pytest.mark.parametrize("what", UNKNOWN)
-def test_unknown_padding_is_masked(what: str) -> None:
-    own = UNKNOWN[what].count("where")
-    assert masks(f"{UNKNOWN[what]}; {ROWS}") == 1 + own
-    assert masks(f"{UNKNOWN[what]}; {DOWN}") == 1 + own
-
-
-def test_of_two_finite_factors_one_is_masked() -> None:
-    ops = f"%a = cos %lin {V}; %v = sigmoid %lin {V}; "
-    turned = "%c = transpose %a {order=[1, 0]} : f32[5@tp, B]; "
-    assert masks(f"{ops}{turned}%sum = matmul %v, %c : f32[B, B]{{sum tp}}") == 1
-
-
-def test_of_two_unknown_factors_both_are_masked() -> None:
-    ops = f"%a = exp %raw {V}; %v = log %raw {V}; "
-    turned = "%c = transpose %a {order=[1, 0]} : f32[5@tp, B]; "
-    assert masks(f"{ops}{turned}%sum = matmul %v, %c : f32[B, B]{{sum tp}}") == 2
+@pytest.mark.parametrize(("ops", "count"), MASKS)
+def test_padding_is_masked_where_it_matters(ops: str, count: int) -> None:
+    assert masks(ops) == count + ops.count("= where")
 
 
 def test_the_padding_of_a_state_may_hold_anything() -> None:
@@ -191,13 +179,6 @@ def test_one_mask_serves_all_operations() -> None:
     run_pipeline(module, "localize")
     names = [op.opname for op in module.ops()]
     assert (names.count("iota"), names.count("lt"), names.count("where")) == (1, 1, 2)
-
-
-def test_a_norm_without_epsilon_may_be_infinite() -> None:
-    ops = f"%0 = rms_norm %x, @n {{eps=0.0}} : f32[B, 4]; %v = linear %0, @u {V}; {ROWS}"
-    module = module_of(ops)
-    run_pipeline(module, "localize, dce")
-    assert any(op.opname == "where" for op in module.ops())
 
 
 @pytest.mark.parametrize(
