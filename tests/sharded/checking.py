@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import irc
+import irc.passes
 from irc.backends.reference import evaluate, evaluate_ranks
 from irc.backends.reference.weights import Weights
 from irc.ir.core import Module
@@ -18,6 +19,7 @@ from irc.ir.layouts import split_array
 from irc.pipeline import Stats, run_pipeline
 from irc.pipeline.instruments import VerifyEach
 
+assert irc.passes  # importing it registers the passes
 Arrays = dict[str, np.ndarray]
 BEFORE = "inline, canonicalize, cse"
 FUSE = "fuse-collectives{norm=true}"
