@@ -35,7 +35,7 @@ class Requests:
         plain = why == NOT_SHARDED
         if plain:
             why = (
-                f"{why}; split it by a row of the plan, such as {table.name} 0@AXIS, or here by "
+                f"{why}; shard it by a row of the plan, such as {table.name} 0@AXIS, or here by "
                 f'tables=["{table.name} {asked.scheme}@AXIS"]'
             )
         self._unmet.setdefault(asked, []).append((plain, f"@{table.name}: {why}"))

@@ -9,51 +9,24 @@ from irc.errors import Error
 from irc.text import parse_module
 from tests.fresh import fresh
 from tests.passes.embedding_lab import assert_same, drawn, localized
-from tests.passes.test_rewrite_embeddings import COLUMNS, FOUND, LEFT, ROWS, after
-
-SILU = (
-    "%e = embedding %ids, @t : f32[4, 8@tp]\n%s = silu %e : f32[4, 8@tp]\n"
-    '%y = all_gather %s {axis="tp", dim=1} : f32[4, 8]'
+from tests.passes.test_rewrite_embeddings import (
+    CALLING,
+    COLUMNS,
+    FOUND,
+    LEFT,
+    REPLICATED,
+    ROWS,
+    after,
 )
 
-
-@pytest.mark.parametrize("option", ["scheme=cyclic", 'tables=["t cyclic"]'])
-@pytest.mark.parametrize(
-    ("type", "body", "reason"),
-    [
-        (COLUMNS, SILU, "silu takes its columns as they are sharded"),
-        ("12, 8", "%y = embedding %ids, @t : f32[4, 8]", "its table is not sharded; split it by"),
-    ],
+SHARDED = LEFT.format(type=ROWS, body=FOUND + '%y = all_reduce %e {axis="tp"} : f32[4, 8]')
+PLAIN = LEFT.format(type="12, 8", body="%y = embedding %ids, @t : f32[4, 8]")
+SILU = LEFT.format(
+    type=COLUMNS,
+    body="%e = embedding %ids, @t : f32[4, 8@tp]\n%s = silu %e : f32[4, 8@tp]\n"
+    '%y = all_gather %s {axis="tp", dim=1} : f32[4, 8]',
 )
-def test_a_scheme_that_no_lookup_supports(option: str, type: str, body: str, reason: str) -> None:
-    text = LEFT.format(type=type, body=body)
-    if "tables" in option and type == "12, 8":
-        after(parse_module(text), "{" + option + "}")  # a row splits a whole table over tp
-        return
-    with pytest.raises(
-        Error, match=f"cyclic was requested, but no lookup can have it: @t: {reason}"
-    ):
-        after(parse_module(text), "{" + option + "}")
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ('tables=["nothing* ca"]', r'tables has "nothing\* ca", but no table .* those are @t$'),
-        ("memory=-1", "memory cannot be negative"),
-        ("price=-100", "price cannot be negative"),
-    ],
-)
-def test_invalid_options(option: str, message: str) -> None:
-    with pytest.raises(Error, match=f"(?m){message}"):
-        after(
-            parse_module(
-                LEFT.format(type=ROWS, body=FOUND + '%y = all_reduce %e {axis="tp"} : f32[4, 8]')
-            ),
-            "{" + option + "}",
-        )
-
-
+NONE = "module @m mesh(tp=2) { func @forward(%x: f32[4]) -> (f32[4]) { return %x } }"
 ONE = """module @m mesh(dp=2, tp=1) {
   weight @t : f32[12, 8] = random("t", 1, 1.0)
   func @forward(%ids: i32[4@dp]) -> (f32[4@dp, 8]) {
@@ -61,46 +34,6 @@ ONE = """module @m mesh(dp=2, tp=1) {
     return %y
   }
 }"""
-
-
-@pytest.mark.parametrize("row", ["* ca@tp", "* rs", "* cyclic"])
-def test_an_axis_of_one_rank_shards_nothing(row: str) -> None:
-    scheme = row.split()[1].partition("@")[0]
-    with pytest.raises(Error, match=f"{scheme} was requested, .*: @t: its axes have one rank"):
-        after(parse_module(ONE), f'{{tables=["{row}"]}}')
-    for other in ("* replicated", "* rows@dp", "* auto", "* keep"):
-        after(parse_module(ONE), f'{{tables=["{other}"]}}')
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        (
-            'tables=["* ca@tp", "t kd"]',
-            'tables has "t kd", but an earlier row decides for all of them; put it first',
-        ),
-        ('tables=["t keep", "* keep"]', r'tables has "\* keep", but an earlier row'),
-        ('scheme=ca, tables=["* keep"]', "ca was requested, but rows of tables decide for every"),
-    ],
-)
-def test_rows_without_effect_are_errors(option: str, message: str) -> None:
-    body = FOUND + '%y = all_reduce %e {axis="tp"} : f32[4, 8]'
-    with pytest.raises(Error, match=message):
-        after(parse_module(LEFT.format(type=ROWS, body=body)), "{" + option + "}")
-
-
-def test_a_later_row_is_for_the_other_tables() -> None:
-    notes = after(parse_module(USERS), '{tables=["users cd@dp", "* keep"]}').notes
-    assert [note[:6] for note in notes if "is looked up by CD" in note] == ["@users"]
-
-
-def test_a_module_without_lookups_has_no_scheme() -> None:
-    text = "module @m mesh(tp=2) { func @forward(%x: f32[4]) -> (f32[4]) { return %x } }"
-    with pytest.raises(Error, match="ca was requested, but this module looks nothing up"):
-        after(parse_module(text), "{scheme=ca}")
-    after(parse_module(text), "{scheme=auto}")
-
-
 USERS = """module @m mesh(dp=2) dims(B=1:4:8, N=1:3:9) {
   weight @users : f32[12, 8] = random("users", 1, 1.0)
   weight @items : f32[9, 4] = random("items", 2, 1.0)
@@ -112,6 +45,53 @@ USERS = """module @m mesh(dp=2) dims(B=1:4:8, N=1:3:9) {
     return %a, %b, %c
   }
 }"""
+EARLIER = "but an earlier row decides for all of them; put it first"
+NO_LOOKUP = "cyclic was requested, but no lookup can have it: @t: "
+ERRORS = [
+    (SHARDED, 'tables=["nothing* ca"]', r'"nothing\* ca", but no table .* those are @t$'),
+    (SHARDED, "memory=-1", "memory cannot be negative"),
+    (SHARDED, "price=-100", "price cannot be negative"),
+    (SHARDED, 'tables=["* ca@tp", "t kd"]', f'tables has "t kd", {EARLIER}'),
+    (SHARDED, 'tables=["t keep", "* keep"]', rf'tables has "\* keep", {EARLIER}'),
+    (SHARDED, 'scheme=ca, tables=["* keep"]', "ca was .* but rows of tables decide for every"),
+    (SHARDED.replace("y:", "capacity_overflow:"), "scheme=ka, capacity=1", "names is taken"),
+    (CALLING, "scheme=ka, capacity=1", "and @found has one; put inline in front"),
+    (NONE, "scheme=ca", "ca was requested, but this module looks nothing up"),
+    (USERS, "scheme=ca", "ca was requested.*@users: dimension 0 of its ids is sharded over dp"),
+    (SILU, "scheme=cyclic", f"{NO_LOOKUP}silu takes its columns as they are sharded"),
+    (SILU, 'tables=["t cyclic"]', f"{NO_LOOKUP}silu takes its columns as they are sharded"),
+    (PLAIN, "scheme=cyclic", f"{NO_LOOKUP}its table is not sharded; shard it by"),
+    (ONE, 'tables=["* ca@tp"]', "ca was requested, .*: @t: its axes have one rank"),
+    (ONE, 'tables=["* rs"]', "rs was requested, .*: @t: its axes have one rank"),
+    (ONE, 'tables=["* cyclic"]', "cyclic was requested, .*: @t: its axes have one rank"),
+    (REPLICATED.format(mesh="tp=2", batch="B"), 'tables=["place* ca@xp"]', "has no axis 'xp'"),
+    (
+        REPLICATED.format(mesh="dp=2, tp=2", batch="2*B@dp"),
+        'tables=["token* ca@dp"]',
+        r"over dp, but it is f32\[12@tp, 4\] already; leave @dp out",
+    ),
+]
+ACCEPTED = [
+    (PLAIN, "t cyclic"),
+    (NONE, ""),
+    *((ONE, row) for row in ("* replicated", "* rows@dp", "* auto", "* keep")),
+]
+
+
+@pytest.mark.parametrize(("text", "options", "message"), ERRORS)
+def test_requests_that_nothing_meets_are_errors(text: str, options: str, message: str) -> None:
+    with pytest.raises(Error, match=f"(?m){message}"):
+        after(parse_module(text), f"{{{options}}}")
+
+
+@pytest.mark.parametrize(("text", "row"), ACCEPTED)
+def test_requests_that_are_met(text: str, row: str) -> None:
+    after(parse_module(text), f'{{tables=["{row}"]}}' if row else "")
+
+
+def test_a_later_row_is_for_the_other_tables() -> None:
+    notes = after(parse_module(USERS), '{tables=["users cd@dp", "* keep"]}').notes
+    assert [note[:6] for note in notes if "is looked up by CD" in note] == ["@users"]
 
 
 @pytest.mark.parametrize(
@@ -142,10 +122,3 @@ def test_replicated_tables_are_sharded_over_the_axis_of_their_ids(
     local = localized(module)
     for name, rows in evaluate(local, given).items():
         assert_same(rows, wanted[name], (scheme, name), "RA")
-
-
-def test_a_scheme_that_fits_no_replicated_table_is_an_error() -> None:
-    with pytest.raises(
-        Error, match=r"ca was requested.*@users: dimension 0 of its ids is sharded over dp"
-    ):
-        after(parse_module(USERS), "{scheme=ca}")

@@ -131,17 +131,6 @@ def test_a_row_shards_a_replicated_table(mesh: str, batch: str, rows: str, split
     assert_same(evaluate(localized(module), inputs)["y"], want, split, "RA")
 
 
-def test_an_unknown_axis_in_a_row_is_an_error() -> None:
-    with pytest.raises(Error, match="has no axis 'xp'"):
-        after(parse_module(REPLICATED.format(mesh="tp=2", batch="B")), '{tables=["place* ca@xp"]}')
-
-
-def test_a_row_cannot_move_a_table_to_other_axes() -> None:
-    module = parse_module(REPLICATED.format(mesh="dp=2, tp=2", batch="2*B@dp"))
-    with pytest.raises(Error, match=r"over dp, but it is f32\[12@tp, 4\] already; leave @dp out"):
-        after(module, '{tables=["token* ca@dp"]}')
-
-
 LEFT = """module @m mesh(tp=2) {{
   weight @t : f32[{type}] = random("t", 1, 1.0)
   func @forward(%ids: i32[4], %x: f32[4, 8]) -> (y: f32[4, 8]) {{
@@ -260,13 +249,6 @@ def test_ids_of_a_rank_are_not_gathered(split: str, scheme: str, tmp_path: Path)
     assert np.allclose(evaluate(localized(module), ids)["y"], want, atol=1e-5)
 
 
-def test_a_taken_result_name_is_an_error(tmp_path: Path) -> None:
-    module = Lab(tmp_path, distinct(11, 4), (4, 4), "sharded", 2).module()
-    text = str(module).replace("y:", "capacity_overflow:")
-    with pytest.raises(Error, match="one of these names is taken"):
-        after(parse_module(text), "{scheme=kd, capacity=1}")
-
-
 CALLING = """module @m mesh(tp=2) {
   weight @t : f32[13@tp, 4] = random("t", 1, 0.5, [13, 4])
   func @twice(%x: f32[6, 4]) -> (f32[6, 4]) {
@@ -296,8 +278,3 @@ def test_the_exact_function_stands_between_its_callees_and_the_main_function() -
     ids = {"ids": fresh(31).integers(0, 13, 6).astype(np.int32)}
     wanted = evaluate(module, ids, function="exact")
     assert_same(evaluate(again, ids, function="exact")["y"], wanted["y"], ids)
-
-
-def test_only_the_main_function_may_have_a_capacity() -> None:
-    with pytest.raises(Error, match="and @found has one; put inline in front"):
-        after(parse_module(CALLING), "{scheme=ka, capacity=1}")
