@@ -254,11 +254,7 @@ def test_layers_are_found_in_scopes(scopes: list[str], groups: int) -> None:
         ('cuts="4,2"', 'rising order, such as "4,9", not "4,2"'),
         ('cuts="4,4"', "rising order"),
         ('cuts="0,4"', "from 1 on"),
-        ('cuts="a"', "cuts lists layers"),
-        ('cuts=","', "cuts lists layers"),
-        ('cuts="4,"', "cuts lists layers"),
-        ('cuts="²"', "cuts lists layers"),
-        ('cuts="99999999999999999999"', "cuts lists layers"),
+        *[(f'cuts="{text}"', "cuts lists layers") for text in ("a", ",", "4,", "²", "9" * 20)],
     ],
 )
 def test_options_are_checked(options: str, message: str) -> None:

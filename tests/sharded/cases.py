@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,15 @@ class Case:
         """The relative error that reordered sums may have in these dtypes."""
         dtypes = {spec.dtype for spec in self.inputs.values()}
         return 3e-2 if "bf16" in dtypes else 4e-3 if "f16" in dtypes else 1e-5
+
+
+def pairs(names: Iterable[str], meshes: Sequence[str], each: int) -> list[tuple[str, str]]:
+    """Every name with `each` of the meshes; neighbours have others."""
+    return [
+        (name, meshes[(i * each + k) % len(meshes)])
+        for i, name in enumerate(names)
+        for k in range(each)
+    ]
 
 
 def drawn(module: Module, rng: np.random.Generator, **sizes: int) -> dict[str, np.ndarray]:

@@ -12,11 +12,11 @@ from irc.ir.core import Module
 from irc.ir.mesh import Mesh
 from irc.pipeline import run_pipeline
 from tests.fresh import fresh
+from tests.sharded.cases import pairs
 from tests.sharded.models import MODELS, logits, prompt_of
 
 assert irc.passes
 MESHES = ("tp=2", "pp=2,tp=2", "tp=3", "dp=2,tp=2", "tp=4", "pp=3", "tp=6", "ep=2,tp=2", "tp=8")
-EACH = 4  # meshes of a model; neighbours in the list of models have others
 BEFORE = "inline, canonicalize, cse"
 AFTER = ("fuse-collectives{norm=true}", "cse, fold, dce")
 
@@ -43,16 +43,7 @@ def check(module: Module, mesh: str, sequence: bool = False, plan: Path | None =
     return module
 
 
-def pairs() -> list[tuple[str, str]]:
-    """Every model with some of the meshes, every mesh with some of the models."""
-    return [
-        (name, MESHES[(i * EACH + k) % len(MESHES)])
-        for i, name in enumerate(MODELS)
-        for k in range(EACH)
-    ]
-
-
-@pytest.mark.parametrize(("name", "mesh"), pairs())
+@pytest.mark.parametrize(("name", "mesh"), pairs(MODELS, MESHES, 4))
 def test_models_over_meshes(name: str, mesh: str) -> None:
     module = MODELS[name]()
     if "pp" in mesh and len(module.main.args) < 4 + 2 * Mesh.parse(mesh).size("pp"):

@@ -15,6 +15,7 @@ from irc.ir.core import Module
 from irc.pipeline import run_pipeline
 from irc.text import parse_module
 from tests.fresh import session_seed
+from tests.sharded.checking import agree
 from tests.sharded.graphs import Sharded
 
 assert irc.passes
@@ -27,20 +28,6 @@ CASES = 300
 PER_TEST = 20
 # Essential words of the Error of a pass that does not apply to a graph.
 NOTHING = {LOOKUPS: ("was requested, but",), "pipeline": ("too few", "cannot be cut")}
-
-
-def assert_equal(
-    got: dict[str, np.ndarray], wanted: dict[str, np.ndarray], what: str, exact: bool = False
-) -> None:
-    """Results agree to the rounding of f64, amplified; integers in every bit."""
-    assert got.keys() == wanted.keys()
-    for name, array in wanted.items():
-        assert got[name].shape == array.shape, what
-        if exact or array.dtype.kind in "iub":
-            assert np.array_equal(got[name], array, equal_nan=True), f"{what}: {name}"
-            continue
-        worst = np.max(np.abs(got[name] - array), initial=0)
-        assert worst <= 1e-9 * max(1, np.max(np.abs(array), initial=0)), f"{what}: {name} {worst}"
 
 
 def asked(name: str, seed: int) -> str:
@@ -79,11 +66,11 @@ def check(seed: int, folder: Path, seen: Counter[str]) -> None:
         if "shards no weight" in error.message or "has no rows" in error.message:
             return
         raise AssertionError(f"{what}: {error}\n{before}\n{case.plan}") from error
-    assert_equal(evaluate(case.module, inputs), wanted, f"{what} sharded")
+    agree(evaluate(case.module, inputs), wanted, 1e-9, f"{what} sharded")
     for name in PASSES:
         if applied(name, case.module, seed):
             seen[name] += 1
-            assert_equal(evaluate(case.module, inputs), wanted, f"{what} after {name}")
+            agree(evaluate(case.module, inputs), wanted, 1e-9, f"{what} after {name}")
     text = str(case.module)
     assert str(parse_module(text)) == text
 
