@@ -39,7 +39,6 @@ HOMES = {
     "mpi4py": ("irc.backends.ranks",),
     "nccl": ("irc.backends.cuda", "irc.backends.tensorrt"),
     "filelock": ("irc.artifact",),
-    "networkx": ("irc.analysis",),
     "google": ("irc.backends.tensorrt", "irc.frontends.onnx"),  # protobuf, which onnx brings
     "onnx": (
         "irc.backends.onnx",
@@ -178,7 +177,7 @@ KNOWN |= {"irc.frontends.trace", "irc.backends", "irc.generation", "irc.generati
         ("irc.passes.cse", "from irc.frontends import trace"),
         ("irc.frontends.trace", "from irc.passes import cse"),
         ("irc.backends", "import irc.frontends"),
-        ("irc.ir.core", "def late():\n    import networkx"),
+        ("irc.ir.core", "def late():\n    import filelock"),
         ("irc.passes.cse", "import onnx"),
         ("irc.generation.loop", "import torch"),
         ("irc.ir.core", "import requests"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ..errors import Error
 from ..ir.core import Module
@@ -120,13 +119,10 @@ class _Run:
 
     def _circle(self, blockers: Mapping[int, Sequence[int]]) -> Error:
         """The Error about a cycle of ranks that wait for each other."""
-        import networkx
-
-        library: Any = networkx  # networkx has few types
-        graph = library.DiGraph()
-        for rank, others in sorted(blockers.items()):
-            graph.add_edges_from((rank, other) for other in others)
-        ranks: list[int] = [edge[0] for edge in library.find_cycle(graph)]
+        path = [min(blockers)]
+        while (rank := min(blockers[path[-1]])) not in path:
+            path.append(rank)
+        ranks = path[path.index(rank) :]
         clauses = [
             f"rank {rank} is in {self._now(rank)} and waits for rank {other}"
             for rank, other in zip(ranks, [*ranks[1:], ranks[0]], strict=True)

@@ -30,7 +30,6 @@ PACKAGES = (
     ("numpy", "arrays and the reference backend", True),
     ("ml_dtypes", "bf16 and other element types", True),
     ("filelock", "one writer of a folder at a time", True),
-    ("networkx", "finding deadlocks between ranks", True),
     ("onnx", "writing and checking ONNX", True),
     ("onnxruntime", "running artifacts on CPU", True),
     ("tokenizers", "irc generate with text", True),
