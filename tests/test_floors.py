@@ -6,7 +6,8 @@ count like any other: a lazy climb is a climb.
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,6 +54,7 @@ HOMES = {
     "torch": (),
     "transformers": (),
 }
+STRINGS = {"irc.ir.core": "irc.text.printer"}  # str(module) prints it
 
 
 class Import(NamedTuple):
@@ -88,6 +90,27 @@ def runs_late(node: ast.AST) -> bool:
     if isinstance(node, ast.If):
         return ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING"
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+class WithoutTypes(ast.NodeTransformer):
+    """Drops what only type checkers read."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        return None if runs_late(node) else self.generic_visit(node)
+
+
+def circle(sources: Mapping[str, str], packages: set[str]) -> list[str]:
+    """Modules that import each other in a circle, also inside functions; empty if there is none."""
+    known, graph = set(sources), dict[str, set[str]]()
+    for module, source in sources.items():
+        tree = WithoutTypes().visit(ast.parse(source))
+        found = {each.target for each in imports(tree, module, module in packages, known)}
+        graph[module] = found & known - {module, STRINGS.get(module)}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
 
 
 def targets(node: ast.AST, package: str, known: set[str]) -> list[str]:
@@ -156,6 +179,18 @@ def test_no_import_climbs_or_leaves_its_folder() -> None:
     assert len(files) > 20, "the test has lost sight of the source files"
     wrong = [line for module, file in files.items() for line in of_file(module, file, set(files))]
     assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_no_modules_import_each_other() -> None:
+    files = package_files()
+    packages = {module for module, file in files.items() if file.name == "__init__.py"}
+    assert not circle({m: f.read_text(encoding="utf-8") for m, f in files.items()}, packages)
+
+
+def test_a_circle_is_found() -> None:
+    late = {"irc.a": "from .b import x", "irc.b": "def f():\n    from irc.a import y"}
+    assert sorted(set(circle(late, set()))) == ["irc.a", "irc.b"]
+    assert not circle({**late, "irc.b": "if TYPE_CHECKING:\n    from irc.a import y"}, set())
 
 
 KNOWN = {"irc", "irc.ir.core", "irc.driver", "irc.passes", "irc.passes.cse", "irc.frontends"}

@@ -24,6 +24,7 @@ DEFAULT_ARCHITECTURES: dict[Flavour, tuple[int, ...]] = {
     "tensorrt": (),
     "tensorrt-rtx": (80, 86, 89, 120),
 }
+BUILDER = "layer dump of the TensorRT-RTX 1.7.1.116 builder on CPU"
 # The oldest architecture with a dtype.
 FLOORS: dict[Flavour, dict[str, int]] = {
     "tensorrt": {"bf16": 80, "f8e4m3": 89, "f4e2m1": 100},

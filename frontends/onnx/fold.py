@@ -102,7 +102,9 @@ def _shape(node: Node) -> Entry:
     return Entry("i64", (len(part),), content=sizes(*part))
 
 
-def _fold(*kinds: str) -> Callable[[Fold], Fold]:
+def folds(*kinds: str) -> Callable[[Fold], Fold]:
+    """Register how nodes of these kinds with known inputs give known elements."""
+
     def keep(fold: Fold) -> Fold:
         _FOLDS.update(dict.fromkeys(kinds, fold))
         return fold
@@ -202,7 +204,7 @@ _ELEMENTS: dict[str, Callable[..., Any]] = {
 }
 
 
-@_fold(*_ELEMENTS)
+@folds(*_ELEMENTS)
 def _elements(node: Node, c: list[Content]) -> Content | None:
     return None if node.integer("fmod", 0) else _map(_ELEMENTS[node.kind], *c)
 
@@ -217,7 +219,7 @@ def _map(call: Callable[..., Any], *contents: Content) -> Content | None:
     return None if any(item is None for item in found) else sizes(*found).reshape(arrays[0].shape)
 
 
-@_fold("Identity")
+@folds("Identity")
 def _identity(node: Node, c: list[Content]) -> Content | None:
     return c[0]
 
@@ -227,7 +229,7 @@ def _target(node: Node) -> str | None:
     return node.input(1).dtype if node.kind == "CastLike" else DTYPES.get(node.integer("to", 1))
 
 
-@_fold("Cast", "CastLike")
+@folds("Cast", "CastLike")
 def _cast(node: Node, c: list[Content]) -> Content | None:
     target = _target(node)
     if target is None or target.startswith("f8"):
@@ -241,7 +243,7 @@ def _truncated(x: float) -> int | None:
     return int(x) if math.isfinite(x) else None
 
 
-@_fold("Concat", "Gather", "Slice", "Expand", "Range", "ConstantOfShape")
+@folds("Concat", "Gather", "Slice", "Expand", "Range", "ConstantOfShape")
 def _moved(node: Node, c: list[Content]) -> Content | None:
     """Elements in other places; None where these are no integers, or do not fit."""
     data = {"Concat": len(c), "Range": 0, "ConstantOfShape": 0}.get(node.kind, 1)
@@ -287,19 +289,10 @@ def _sliced(
     return x[tuple(places)]
 
 
-@_fold("Reshape", "Squeeze", "Unsqueeze", "Flatten")
-def _reshape(node: Node, c: list[Content]) -> Content | None:
-    from irc.frontends.onnx.reshaping import new_shape
-
-    shape = [n for n in new_shape(node) if isinstance(n, int)]
-    fits = min(shape, default=0) >= 0 and math.prod(shape) == c[0].size
-    return c[0].reshape(shape) if fits else None
-
-
 _REDUCTIONS = {"ReduceProd": "Mul", "ReduceSum": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
 
 
-@_fold(*_REDUCTIONS)
+@folds(*_REDUCTIONS)
 def _reduce(node: Node, c: list[Content]) -> Content | None:
     if c[0].ndim != 1 or not c[0].size:
         return None

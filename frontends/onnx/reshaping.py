@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from irc import ops
 from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
-from irc.frontends.onnx.entry import Node
-from irc.frontends.onnx.fold import content_of, folded
+from irc.frontends.onnx.entry import Content, Node
+from irc.frontends.onnx.fold import content_of, folded, folds
 from irc.frontends.onnx.rules import Made, reads
 from irc.frontends.shapes import inferred_shape
 from irc.ir.dims import Dim, DimLike, Shape, product
@@ -92,6 +94,14 @@ def resolved(old: Shape, wanted: tuple[DimLike, ...], allowzero: bool) -> Shape:
     if any(isinstance(size, int) and size < -1 for size in kept):
         raise Error(f"a Reshape to [{', '.join(map(str, wanted))}], which is no shape")
     return inferred_shape(old, kept)
+
+
+@folds("Reshape", "Squeeze", "Unsqueeze", "Flatten")
+def reshaped(node: Node, c: list[Content]) -> Content | None:
+    """Known elements in a new shape; None where the shape has symbols or does not fit."""
+    shape = [n for n in new_shape(node) if isinstance(n, int)]
+    fits = min(shape, default=0) >= 0 and math.prod(shape) == c[0].size
+    return c[0].reshape(shape) if fits else None
 
 
 @reads("Reshape", "Squeeze", "Unsqueeze", "Flatten", known="allowzero axes axis")

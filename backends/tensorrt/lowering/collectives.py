@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from irc.backends.onnx.graph import COLLECTIVE
-from irc.backends.tensorrt.lowering.table import BUILDER, Row
-from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
-from irc.backends.tensorrt.target import Scope, Target
+from irc.backends.tensorrt.target import BUILDER, Scope, Target
 from irc.ops.collective_names import OPERATIONS, ROOTED
 
 Collectives: TypeAlias = Literal["auto", "native", "plugin"]
@@ -68,14 +65,3 @@ def is_native(operation: str, target: Target, all_ranks: bool, wanted: Collectiv
     if wanted == "plugin" or not all_ranks:
         return False
     return wanted == "native" or support_of(operation, target).is_correct
-
-
-def native_rows(target: Target) -> dict[str, Row]:
-    """The rows of the lowering table for collectives among all ranks of an engine, by opname."""
-    found: dict[str, Row] = {}
-    for operation in OPERATIONS:
-        known = support_of(operation, target)
-        choice = COLLECTIVE if known.is_correct else COLLECTIVE_PLUGIN
-        name = f"collective_{operation}" if operation in ("gather", "scatter") else operation
-        found[name] = Row(name, choice, known.reason, known.source)
-    return found

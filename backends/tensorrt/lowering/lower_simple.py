@@ -9,8 +9,9 @@ from irc.backends.onnx.lower_collective import rank as constant_rank
 from irc.backends.onnx.lower_matrix import dequantize, matmul, scales_refusal
 from irc.backends.onnx.lower_shape import known_rows
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
-from irc.backends.tensorrt.lowering.table import BUILDER, CHOICES
+from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
+from irc.backends.tensorrt.target import BUILDER
 from irc.ir.core import Op, Weight
 from irc.ir.dims import Dim
 from irc.ir.dtypes import is_float
