@@ -81,18 +81,18 @@ class Op:
     attribute_defaults: ClassVar[Mapping[str, Any]]
     composite: ClassVar[bool]
     sharding: ClassVar[str | None]
-    # the facts of irc/ir/facts.py
-    sums: ClassVar[tuple[frozenset[str], ...]]
-    addends: ClassVar[tuple[str, ...]]
-    commutative: ClassVar[bool]
-    pure: ClassVar[bool]
-    keeps_zeros: ClassVar[bool]
-    moves_data: ClassVar[bool]
-    is_view: ClassVar[bool]
-    bounded: ClassVar[Bound]
-    selects: ClassVar[str]
-    in_place: ClassVar[str]
-    safe_values: ClassVar[Mapping[str, int]]
+    # the facts of irc/ir/facts.py, with their defaults
+    sums: ClassVar[tuple[frozenset[str], ...]] = ()
+    addends: ClassVar[tuple[str, ...]] = ()
+    commutative: ClassVar[bool] = False
+    pure: ClassVar[bool] = True
+    keeps_zeros: ClassVar[bool] = False
+    moves_data: ClassVar[bool] = False
+    is_view: ClassVar[bool] = False
+    bounded: ClassVar[Bound] = "no"
+    selects: ClassVar[str] = ""
+    in_place: ClassVar[str] = ""
+    safe_values: ClassVar[Mapping[str, int]] = {}
 
     operands: tuple[Value, ...]
     results: tuple[Value, ...]

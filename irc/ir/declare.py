@@ -63,20 +63,9 @@ def optional() -> Any:
     return None
 
 
-class _TypeMemo(dict[tuple[Any, ...], tuple[TensorType, ...]]):
-    """Result types by type key. Types are interned, so the 126th layer costs no inference."""
-
-    LIMIT = 1 << 16
-
-    def remember(self, op: Op, key: tuple[Any, ...]) -> tuple[TensorType, ...]:
-        types = inferred(op)
-        if len(self) >= self.LIMIT:
-            self.clear()
-        self[key] = types
-        return types
-
-
-_MEMO = _TypeMemo()
+# Result types by type key. Types are interned, so the 126th layer costs no inference.
+_MEMO: dict[tuple[Any, ...], tuple[TensorType, ...]] = {}
+_MOST_KEYS = 1 << 16
 
 
 def inferred(op: Op) -> tuple[TensorType, ...]:
@@ -103,7 +92,12 @@ def types_of(op: Op) -> tuple[TensorType, ...]:
     key = op.type_key()
     if key[0] is op:  # declared with memo=False
         return inferred(op)
-    return _MEMO.get(key) or _MEMO.remember(op, key)
+    types = _MEMO.get(key)
+    if types is None:
+        if len(_MEMO) >= _MOST_KEYS:
+            _MEMO.clear()
+        types = _MEMO[key] = inferred(op)
+    return types
 
 
 def placeholder(op: Op, operands: tuple[Value, ...]) -> Op:
@@ -271,30 +265,21 @@ def _generate(
     init[0] += f"*, {''.join(f'{k}, ' for k in keyword)}loc=None):"
     init += [f" if {p}.__class__ is not Value: {p} = as_value({p})" for p in plain]
     operands = f"({''.join(f'{p}, ' for p in plain)})"
-    types = "".join(f"{p}.type, " for p in plain)
     if rest:
         init.append(f" {rest[0]} = tuple([as_value(x) for x in {rest[0]}])")
         operands += f" + {rest[0]}"
-        types += f"*[x.type for x in {rest[0]}], "
     if maybe:
         init.append(" present = (); extra = ()")
         for o in maybe:
             init.append(f" if {o} is not None: present += ({o!r},); extra += (as_value({o}),)")
         operands += " + extra"
-        types += "present, *[x.type for x in extra], "
     init.append(f" self.operands = operands = {operands}")
     init.append(f" self.present = {'present' if maybe else '()'}")
     for a, kind in attrs.items():
         init.append(attributes.checking_line(name, a, kind))
         init.append(f" self.{a} = {a}")
     init.append(" self.loc = loc; self.parent = self.prev = self.next = None; self.results = ()")
-    if memo:
-        values = "".join(attributes.key_text(a, kind) for a, kind in attrs.items())
-        init.append(f" key = (self.__class__, {types}{values})")
-        init.append(" types = memo.get(key)")
-        init.append(" if types is None: types = memo.remember(self, key)")
-    else:
-        init.append(" types = inferred(self)")
+    init.append(" types = types_of(self)")
     init.append(" if len(types) == 1: self.results = (Value(types[0], self, 0),)")
     init.append(" else: self.results = tuple([Value(t, self, i) for i, t in enumerate(types)])")
     init.append(" for v in operands:")
@@ -306,17 +291,14 @@ def _generate(
         types += f"*[x.type for x in o[{len(plain)}:]], "
     if maybe:
         types += f"self.present, *[x.type for x in o[{len(plain)}:]], "
-    key = ["def type_key(self):", " o = self.operands"]
     values = "".join(attributes.key_text(f"self.{a}", kind) for a, kind in attrs.items())
-    key.append(f" return (self.__class__, {types}{values})")
-    if not memo:
-        key = ["def type_key(self):", " return (self,)"]
+    found = f"(self.__class__, {types}{values})" if memo else "(self,)"
+    key = ["def type_key(self):", " o = self.operands", f" return {found}"]
 
     scope: dict[str, Any] = {
         "Value": Value,
-        "memo": _MEMO,
         "as_value": as_value,
-        "inferred": inferred,
+        "types_of": types_of,
         **attributes.CHECKERS,
         **{f"default_{a}": value for a, value in defaults.items()},
     }

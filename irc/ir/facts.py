@@ -6,12 +6,10 @@ The generic tests check every fact of every operation against numpy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
+from .core import Op
 from .sharding import parse_sums
-
-if TYPE_CHECKING:
-    from .core import Op
 
 Bound: TypeAlias = Literal["no", "operands", "always"]
 
@@ -50,25 +48,11 @@ class Facts(TypedDict, total=False):
     safe_values: Mapping[str, int]
 
 
-DEFAULTS: Facts = {
-    "sums": "",
-    "addends": "",
-    "commutative": False,
-    "pure": True,
-    "keeps_zeros": False,
-    "moves_data": False,
-    "is_view": False,
-    "bounded": "no",
-    "selects": "",
-    "in_place": "",
-    "safe_values": {},
-}
-
-
 def set_facts(cls: type[Op], declared: Facts) -> None:
     """Check facts against the operands of a class, and make them its class attributes."""
-    facts: dict[str, Any] = {**DEFAULTS, **declared}
-    facts["sums"], facts["addends"] = parse_sums(facts["sums"]), tuple(facts["addends"].split())
+    facts: dict[str, Any] = {name: getattr(Op, name) for name in Facts.__annotations__} | declared
+    facts["sums"] = parse_sums(declared.get("sums", ""))
+    facts["addends"] = tuple(declared.get("addends", "").split())
     if facts["bounded"] not in get_args(Bound):
         raise ValueError(f"{cls.opname}: bounded is one of {get_args(Bound)}")
     if facts["is_view"] and not facts["moves_data"]:
@@ -87,14 +71,14 @@ def set_facts(cls: type[Op], declared: Facts) -> None:
 def facts_text(cls: type[Op]) -> str:
     """The facts that hold of an operation, for people: `keeps_zeros, bounded="operands"`."""
     found: list[str] = []
-    for name, default in DEFAULTS.items():
+    for name in Facts.__annotations__:
         value = getattr(cls, name)
+        if value == getattr(Op, name):
+            continue
         if name == "sums":
             value = " | ".join(" ".join(sorted(group)) for group in value)
         if name == "addends":
             value = " ".join(value)
-        if value == default:
-            continue
         if value is True:
             found.append(name)
         else:

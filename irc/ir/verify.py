@@ -18,26 +18,14 @@ _SYMBOL = re.compile(r"\w[\w.]*")
 
 def verify(module: Module) -> None:
     """Raise an Error about the first thing that is not as it must be; see each `_check`."""
-    links = _Links()
     _check_header(module)
     for name, weight in module.weights.items():
         _check_weight(module, name, weight)
     for name, function in module.functions.items():
         if function.name != name:
             raise Error(f"function @{function.name} is filed under the name {name!r}")
-        _check_function(module, function, links)
-    for weight in module.weights.values():
-        links.owned += len(weight.users)
-    if links.owned != links.used:
-        _find_stale(module)
-
-
-class _Links:
-    """Counts (value, user) pairs from both ends; equal counts exclude stale users."""
-
-    def __init__(self) -> None:
-        self.used = 0
-        self.owned = 0
+        _check_function(module, function)
+    _check_users(module)
 
 
 def _check_header(module: Module) -> None:
@@ -90,7 +78,7 @@ def _check_reference(module: Module, weight: Weight) -> None:
         raise Error(f"weight @{weight.name} is {weight.type}, but {weight.ref} is {held}")
 
 
-def _check_function(module: Module, function: Function, links: _Links) -> None:
+def _check_function(module: Module, function: Function) -> None:
     defined: set[Value] = set()
     for i, arg in enumerate(function.args):
         if arg.owner is not function or arg.index != i:
@@ -100,20 +88,15 @@ def _check_function(module: Module, function: Function, links: _Links) -> None:
         if any(other.name == arg.name for other in function.args[:i]):
             raise Error(f"@{function.name} has two arguments called %{arg.name}")
         defined.add(arg)
-        links.owned += len(arg.users)
     checked: set[TensorType] = set()
     weights = module.weights
     op = None
     for op in function:
-        operands = op.operands
-        for value in operands:
+        for value in op.operands:
             if value not in defined and (
                 value.name is None or weights.get(value.name) is not value
             ):
                 raise Error(_undefined(value, function), op)
-            if op not in value.users:
-                raise Error(f"the use of %{value.name} is not recorded in its users", op)
-        links.used += len(operands) if len(operands) < 2 else len(set(operands))
         types = types_of(op)
         results = op.results
         if len(types) != len(results):
@@ -128,7 +111,6 @@ def _check_function(module: Module, function: Function, links: _Links) -> None:
                 raise Error(f"a result of {op.opname} belongs to another operation", op)
             if result.name is not None:
                 _check_name(result, function)
-            links.owned += len(result.users)
             defined.add(result)
         try:
             op.verify(module)
@@ -138,7 +120,6 @@ def _check_function(module: Module, function: Function, links: _Links) -> None:
             raise Error("operations follow return", op)
     if op is None or op.opname != "return":
         raise Error(f"@{function.name} does not end in return", op)
-    _check_counts(function)
     _check_results(function)
     _check_layouts(module, function)
 
@@ -149,13 +130,23 @@ def _undefined(value: Value, function: Function) -> str:
     return f"%{value.name} is used before it is defined in @{function.name}"
 
 
-def _check_counts(function: Function) -> None:
-    for op in function:
-        operands = op.operands
-        if len(operands) > 1:
-            for value in operands:
-                if value.users[op] != operands.count(value):
-                    raise Error(f"the uses of %{value.name} are counted wrongly", op)
+def _check_users(module: Module) -> None:
+    """Every value counts exactly the operations that use it, as often as they do."""
+    values: list[Value] = [*module.weights.values()]
+    uses: dict[Value, dict[Op, int]] = {}
+    for function in module.functions.values():
+        values += function.args
+        for op in function:
+            values += op.results
+            for value in op.operands:
+                counts = uses.setdefault(value, {})
+                counts[op] = counts.get(op, 0) + 1
+    for value in values:
+        counts = uses.get(value, {})
+        for user in {**counts, **value.users} if value.users != counts else ():
+            recorded, found = value.users.get(user, 0), counts.get(user, 0)
+            if recorded != found:
+                raise Error(f"{value!r} records {recorded} uses by {user!r}, not {found}", user)
 
 
 def _check_results(function: Function) -> None:
@@ -237,17 +228,3 @@ def _check_axes(module: Module, type: TensorType, op: Op | None, what: str) -> N
     for axis in [a for group in type.axes for a in group] + list(type.partial):
         if axis not in module.mesh.names:
             raise Error(f"{what} is {type}, but the mesh ({module.mesh}) has no axis {axis!r}", op)
-
-
-def _find_stale(module: Module) -> None:
-    """Name the value whose users hold an operation that does not use it."""
-    live = set(module.ops())
-    values = [*module.weights.values()]
-    for function in module.functions.values():
-        values += [*function.args, *(r for op in function for r in op.results)]
-    for value in values:
-        for user in value.users:
-            if user not in live or value not in user.operands:
-                raise Error(
-                    f"%{value.name} records a use by an operation that does not use it", user
-                )

@@ -37,12 +37,6 @@ def compile_pattern(
     return writer.scope["match"]
 
 
-def matching_order(pattern: OpPattern) -> list[OpPattern]:
-    """The operations of a pattern in the order in which they are matched, root first."""
-    inner = [p for p in (*pattern.named.values(), *pattern.args) if isinstance(p, OpPattern)]
-    return [pattern, *(found for p in inner for found in matching_order(p))]
-
-
 def sole_use(op: Op, user: Op) -> bool:
     """Whether one operand of `user` is the only use of all results of `op`."""
     uses = [result.users for result in op.results if result.users]

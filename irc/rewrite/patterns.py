@@ -219,9 +219,7 @@ def depth(pattern: Pattern) -> int:
     return 0
 
 
-def op_patterns(pattern: Pattern) -> Iterator[OpPattern]:
-    """The operations in a pattern without `|`, root first."""
-    if isinstance(pattern, OpPattern):
-        yield pattern
-        for inner in (*pattern.args, *pattern.named.values()):
-            yield from op_patterns(inner)
+def matching_order(pattern: OpPattern) -> list[OpPattern]:
+    """The operations of a pattern without `|` in the order of matching, root first."""
+    inner = [p for p in (*pattern.named.values(), *pattern.args) if isinstance(p, OpPattern)]
+    return [pattern, *(found for p in inner for found in matching_order(p))]

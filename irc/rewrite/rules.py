@@ -10,7 +10,7 @@ from typing import Any, cast
 from ..errors import Error, did_you_mean
 from ..ir.core import Op, Value
 from .compile import Matcher, compile_pattern
-from .patterns import OpPattern, Pattern, captured_names, depth, op_patterns, variants
+from .patterns import OpPattern, Pattern, captured_names, depth, matching_order, variants
 
 
 class Rule:
@@ -39,7 +39,7 @@ class Rule:
         ]
         self.depth = max(depth(v) for v in self.variants)
         # the operations below the root; those that may have other uses
-        inner = [p for v in self.variants for p in op_patterns(v) if p is not v]
+        inner = [p for v in self.variants for p in matching_order(v)[1:]]
         self.inner = {p.cls for p in inner}
         self.shared = {p.cls for p in inner if p.shared}
 

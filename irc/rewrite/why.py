@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.core import Function, Op
-from .compile import compile_pattern, matching_order
-from .patterns import OpPattern
+from .compile import compile_pattern
+from .patterns import OpPattern, matching_order
 from .rules import Rule, drop_unplaced, unplaced_users
 from .watch import MatchFailure, Watch, place
 
