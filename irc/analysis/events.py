@@ -16,7 +16,7 @@ from ..ops.collective import Collective
 from ..ops.control import Call
 from ..source import Loc
 from .fused import collectives, communicates
-from .places import listed, named, over
+from .places import listed, named
 from .stages import PIPELINE, stage_of
 
 SEND, RECEIVE = "send", "receive"
@@ -35,7 +35,6 @@ class Event:
     messages: for transfers between stages, the call that makes the value.
     """
 
-    id: str
     kind: str
     axes: Axes
     group: tuple[int, ...]
@@ -43,11 +42,6 @@ class Event:
     root: int | None
     how: tuple[tuple[str, Any], ...]
     op: Op
-
-    @property
-    def dtype(self) -> str:
-        """The element type that is sent."""
-        return self.type.dtype
 
     @property
     def bytes(self) -> DimLike:
@@ -85,7 +79,7 @@ class Event:
     @property
     def where(self) -> str:
         """The axes with the ranks of the group."""
-        return f"{over(self.axes)} ({listed(self.group)})"
+        return f"{'.'.join(self.axes)} ({listed(self.group)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +113,6 @@ def sequences(modules: Modules, function: str | None = None) -> list[list[Event]
         [event for event in known[id(module)] if rank in ranks_of(event)]
         for rank, module in enumerate(modules)
     ]
-
-
-def event_ids(module: Module, function: str | None = None) -> dict[str, Op]:
-    """Every communication of a local module by its id, in program order.
-
-    An id such as `forward.12.all_reduce` holds the function, a number counted from 0 over all
-    communications of all ranks, and the kind. It is the same on every rank and in every run.
-    """
-    chosen = _chosen(module, function)
-    return {_id(chosen, i, step.kind): step.op for i, step in enumerate(_steps(module, chosen))}
 
 
 def ranks_of(event: Event) -> tuple[int, ...]:
@@ -166,20 +150,15 @@ def _chosen(module: Module, name: str | None) -> Function:
     return module.functions[name]
 
 
-def _id(function: Function, number: int, kind: str) -> str:
-    return f"{function.name}.{number}.{kind}"
-
-
 def _events(module: Module, name: str | None) -> list[Event]:
     """The events of all ranks, in the order of the program; a collective has one per group."""
     function, mesh = _chosen(module, name), module.mesh
     groups: dict[tuple[Axes, int], list[tuple[int, ...]]] = {}
     found: list[Event] = []
-    for i, step in enumerate(_steps(module, function)):
-        id = _id(function, i, step.kind)
+    for step in _steps(module, function):
         op = step.collective
         if op is None:
-            found += _transfers(step, id, mesh)
+            found += _transfers(step, mesh)
             continue
         key = (op.axes, step.stage)
         if key not in groups:
@@ -187,7 +166,7 @@ def _events(module: Module, name: str | None) -> list[Event]:
         how = tuple((n, v) for n, v in op.attributes.items() if n not in _PLACED)
         root: int | None = getattr(op, "root", None)
         for group in groups[key]:
-            found.append(Event(id, step.kind, op.axes, group, step.type, root, how, step.op))
+            found.append(Event(step.kind, op.axes, group, step.type, root, how, step.op))
     return found
 
 
@@ -200,12 +179,12 @@ def _groups(mesh: Mesh, axes: Axes, stage: int) -> list[tuple[int, ...]]:
     return [group for group in groups if mesh.coordinates(group[0])[PIPELINE] == stage]
 
 
-def _transfers(step: _Step, id: str, mesh: Mesh) -> Iterator[Event]:
+def _transfers(step: _Step, mesh: Mesh) -> Iterator[Event]:
     """Each rank of a stage sends to the rank of the same index in another stage."""
     for group in mesh.groups((PIPELINE,)):
         pair = (group[step.stage], group[step.target])
         for kind in (SEND, RECEIVE):
-            yield Event(id, kind, (PIPELINE,), pair, step.type, None, (), step.op)
+            yield Event(kind, (PIPELINE,), pair, step.type, None, (), step.op)
 
 
 def _steps(module: Module, function: Function, stage: int = -1) -> Iterator[_Step]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.core import Op, Value, Weight
-from ..ir.types import Axes
 
 
 def named(op: Op) -> str:
@@ -19,11 +18,6 @@ def named(op: Op) -> str:
 def value_name(value: Value) -> str:
     """`@embed.weight`, `%x`, or `%_` where it has no name."""
     return f"@{value.name}" if isinstance(value, Weight) else f"%{value.name or '_'}"
-
-
-def over(axes: Axes) -> str:
-    """`cp.tp`, as the attribute of a collective has it."""
-    return ".".join(axes)
 
 
 def listed(ranks: Sequence[int]) -> str:

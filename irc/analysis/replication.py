@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from ..errors import Error
 from ..ir.core import Function, Module, Value
+from ..ir.types import TensorType
 from ..ops.collective import Collective, Exchange
 from ..ops.control import Call
 from .blame import Blame
@@ -60,43 +61,29 @@ def _followed(module: Module) -> Dataflow:
 
 def _check_results(frame: Frame, flow: Dataflow) -> None:
     function = frame.function
-    rows = zip(
-        function.result_names(),
-        function.returned,
-        frame.returned,
-        function.result_layouts(),
-        strict=True,
-    )
-    for name, value, variation, layout in rows:
-        allowed = flow.variations.of_type(layout)
-        if variation is allowed:
-            continue
-        where = f"the result {name} of @{function.name}"
-        point = Point(frame, value)
-        for axis in sorted(variation.axes - allowed.axes):
-            origin = Blame().differs(point, axis)
-            raise _at(
-                f"{where} may differ between the ranks of {axis}, but its layout says that it does "
-                f"not, because {origin.reason}: put {origin.remedy}",
-                point,
-            )
-        for axis in sorted(variation.broken):
-            clause = Blame().broken(point, axis)
-            raise _at(f"{where} is not what its layout {layout} says: {clause}", point)
-        for axis in sorted(variation.partial - allowed.partial):
-            origin = Blame().differs(point, axis)
-            raise _at(
-                f"{where} is a partial sum over {axis}, but its layout is {layout}, "
-                f"because {origin.reason}: put {origin.remedy}",
-                point,
-            )
+    layouts = zip(function.returned, function.result_layouts(), strict=True)
+    for name, (value, layout) in zip(function.result_names(), layouts, strict=True):
+        fault = _fault(Point(frame, value), flow.variations.of_type(layout), layout)
+        if fault:
+            producer = value.producer
+            located = producer is not None and producer.loc is not None
+            op = producer if located else function.last
+            raise Error(f"the result {name} of @{function.name} {fault}", op)
 
 
-def _at(message: str, point: Point) -> Error:
-    """An Error at the operation that makes the value, or at the return."""
-    producer = point.value.producer
-    located = producer is not None and producer.loc is not None
-    return Error(message, producer if located else point.frame.function.last)
+def _fault(point: Point, allowed: Variation, layout: TensorType) -> str:
+    """What is wrong with a result that may vary as `allowed` says; empty if nothing is."""
+    variation = point.frame.variations[point.value]
+    if axis := min(variation.axes - allowed.axes, default=""):
+        found = f"may differ between the ranks of {axis}, but its layout says that it does not"
+    elif axis := min(variation.broken, default=""):
+        return f"is not what its layout {layout} says: {Blame().broken(point, axis)}"
+    elif axis := min(variation.partial - allowed.partial, default=""):
+        found = f"is a partial sum over {axis}, but its layout is {layout}"
+    else:
+        return ""
+    origin = Blame().differs(point, axis)
+    return f"{found}, because {origin.reason}: put {origin.remedy}"
 
 
 def _check_collective(op: Collective, inputs: Inputs, point: Point, variations: Variations) -> None:

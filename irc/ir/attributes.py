@@ -94,7 +94,7 @@ _SCALARS: dict[Any, str] = {int: "int", float: "float", bool: "bool", str: "str"
 _TUPLES: dict[Any, str] = {int: "ints", float: "floats", str: "strs"}
 
 
-def _split_optional(kind: Any) -> tuple[Any, bool]:
+def split_optional(kind: Any) -> tuple[Any, bool]:
     """(the annotation without None, whether None was allowed)."""
     if typing.get_origin(kind) not in (typing.Union, types.UnionType):
         return kind, False
@@ -105,7 +105,7 @@ def _split_optional(kind: Any) -> tuple[Any, bool]:
 
 
 def _checker(kind: Any) -> str:
-    kind, _ = _split_optional(kind)
+    kind, _ = split_optional(kind)
     if kind in _SCALARS:
         return _SCALARS[kind]
     if typing.get_origin(kind) is Literal:
@@ -125,7 +125,7 @@ def _checker(kind: Any) -> str:
 def checking_line(op: str, name: str, kind: Any) -> str:
     """The line of a generated constructor of `op` that checks and converts one attribute."""
     checker = _checker(kind)
-    plain, optional = _split_optional(kind)
+    plain, optional = split_optional(kind)
     fast = plain if plain in _SCALARS else str if checker == "str" else None
     guard = [f"{name}.__class__ is not {fast.__name__}"] if fast else []
     guard += [f"{name} is not None"] if optional else []
@@ -150,7 +150,7 @@ def key_text(name: str, kind: Any) -> str:
 
 def choices(kind: Any) -> tuple[str, ...]:
     """The words a Literal attribute may be, empty for any other kind."""
-    kind, _ = _split_optional(kind)
+    kind, _ = split_optional(kind)
     return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
 
 
@@ -172,7 +172,7 @@ def kind_name(kind: Any) -> str:
     allowed = choices(kind)
     if allowed:
         return " | ".join(f'"{word}"' for word in allowed)
-    plain, optional = _split_optional(kind)
+    plain, optional = split_optional(kind)
     checker = _checker(plain)
     plural = {"ints": "[int]", "floats": "[float]", "numbers": "[number]", "strs": "[str]"}
     text = plural.get(checker, "[dim]" if checker == "dims" else checker)

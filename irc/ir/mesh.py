@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product as combinations
 from math import prod
 from typing import cast
+
+import numpy as np
 
 from ..errors import Error, did_you_mean
 
@@ -89,19 +90,10 @@ class Mesh:
         """The ranks that communicate over `axes`: one list per group, in the order of `axes`."""
         for axis in axes:
             self.size(axis)
-        others = [name for name in self.names if name not in axes]
-        found: list[list[int]] = []
-        for fixed in combinations(*(range(self.size(name)) for name in others)):
-            place = dict(zip(others, fixed, strict=True))
-            moves = combinations(*(range(self.size(axis)) for axis in axes))
-            found.append([self._rank(place | dict(zip(axes, m, strict=True))) for m in moves])
-        return found
-
-    def _rank(self, place: Mapping[str, int]) -> int:
-        rank = 0
-        for name, size in self.axes:
-            rank = rank * size + place[name]
-        return rank
+        order = [*(name for name in self.names if name not in axes), *axes]
+        ranks = np.arange(self.ranks).reshape([size for _, size in self.axes])
+        turned = ranks.transpose([self.names.index(name) for name in order])
+        return turned.reshape(-1, self.group_size(axes)).tolist()
 
 
 def _place(axis: str) -> int:

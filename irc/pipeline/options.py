@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import types
 import typing
 from typing import Any
 
 from ..errors import Error
+from ..ir.attributes import split_optional
 from ..text.printer import literal
 
 # scalar -> (one in words, the items of a list of it)
@@ -33,11 +33,7 @@ class Kind(typing.NamedTuple):
 
 def kind_of(annotation: Any) -> Kind:
     """The kind of an annotation; an Error if it is no type of an option."""
-    optional = False
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        rest = [a for a in typing.get_args(annotation) if a is not type(None)]
-        optional = len(rest) < len(typing.get_args(annotation))
-        annotation = rest[0] if len(rest) == 1 else annotation
+    annotation, optional = split_optional(annotation)
     sequence = typing.get_origin(annotation)
     if sequence in (list, tuple):
         args = typing.get_args(annotation)

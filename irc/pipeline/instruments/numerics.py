@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...analysis.sizes import LocalSizes
 from ...errors import Error
 from ...ir.core import Module
-from ...ir.dims import bind
 from ...ir.dtypes import dtype, dtype_of, is_float
 from ..run import Instrument, Step
 from ..text import Pipeline
@@ -112,17 +112,11 @@ def random_inputs(module: Module, sizes: Mapping[str, int], seed: int = 0) -> di
     Floats are normal; integers are 0 or 1, valid as ids, positions and lengths.
     """
     random = np.random.default_rng(seed)
+    local = LocalSizes(module.mesh, sizes)
     types = {str(arg.name): module.main.argument_layout(arg) for arg in module.main.args}
     found: dict[str, Array] = {}
     for name, type in types.items():
-        kind, shape = dtype(type.dtype), _bound(type.shape, sizes)
+        kind, shape = dtype(type.dtype), tuple(map(local.dim, type.shape))
         drawn = random.standard_normal(shape) if kind.is_float else random.integers(0, 2, shape)
         found[name] = np.asarray(drawn).astype(kind.numpy)
     return found
-
-
-def _bound(shape: Sequence[Any], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    bound = [bind(dim, sizes) for dim in shape]
-    if not all(isinstance(dim, int) for dim in bound):
-        raise Error(f"the shape [{', '.join(map(str, shape))}] has a dim without a size")
-    return tuple(int(dim) for dim in bound)  # type: ignore[arg-type]
