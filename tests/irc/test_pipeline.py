@@ -267,37 +267,3 @@ def test_passes_of_installed_packages(tmp_path: Path, monkeypatch: pytest.Monkey
     install(monkeypatch, tmp_path, "1 / 0", "irc_test_bad", "irc.passes")
     with pytest.raises(Error, match=r"irc_test_bad offers as irc\.passes, does not load: Zero"):
         load_installed("irc.passes")
-
-
-def test_a_pass_that_fails_is_named(options: type[Pass]) -> None:
-    @register("sad")
-    class Sad(Pass):
-        bug: bool = False
-
-        def run(self, module: Module, stats: Stats) -> None:
-            if self.bug:
-                raise KeyError("lost")
-            raise Error("the dtypes differ")
-
-    with pytest.raises(Error, match="the dtypes differ") as caught:
-        run_pipeline(parse_module(TEXT), "dce, sad")
-    assert "in the pass sad, number 2 of 2" in str(caught.value)
-    message = r"the pass sad{bug=true} \(number 1 of 1\) has a bug, at .*:\d+: KeyError"
-    with pytest.raises(Error, match=message):
-        run_pipeline(parse_module(TEXT), "sad{bug}")
-
-
-def test_verification_after_each_pass_names_the_pass() -> None:
-    @register("break")
-    class Break(Pass):
-        def run(self, module: Module, stats: Stats) -> None:
-            assert module.main.last is not None
-            module.main.unlink(module.main.last)
-
-    module = parse_module(TEXT)
-    with pytest.raises(Error, match="does not end in return") as caught:
-        run_pipeline(module, "dce, break, cse")
-    assert "valid before the pass break" in str(caught.value)
-    with pytest.raises(Error) as caught:
-        run_pipeline(module, "dce")  # the input is broken
-    assert "pass" not in str(caught.value)
