@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import NamedTuple
+
 MLP = """
 module @m local mesh(dp=2, tp=2) dims(B=1:2:4) {
   weight @up : f32[8, 4] = random("up", 7, 0.5, [16, 4]).shard(0, tp)
@@ -20,234 +23,283 @@ module @m local mesh(dp=2, tp=2) dims(B=1:2:4) {
   }
 }
 """
-RANK = '%r = rank {axis="tp"} : i32[] loc("model.py":10)\n    '
-FLOAT = '%f = cast %r {dtype="f32"} : f32[] loc("model.py":11)\n    '
-MORE = '%m = linear %y, @up : f32[B, 8] loc("model.py":20)\n    '
-MORE += '%o = linear %m, @down : f32[B, 4] loc("model.py":21)\n    '
-AGAIN = '%g = linear %t, @wide : f32[B, 4] loc("model.py":12)\n    '
-AGAIN += '%z = all_reduce %g {axis="tp", group_size=2} : f32[B, 4] loc("model.py":13)\n    '
-WIDE = '  weight @wide : f32[4, 4] = random("wide", 7, 0.5, [4, 8]).shard(1, tp)\n'
-LATE = '%p = all_reduce %o {axis="tp", group_size=2} : f32[B, 4] loc("model.py":22)\n    '
 
 
-# (replacements in MLP, words of the Error in order, line the Error names)
-CASES: dict[str, tuple[list[tuple[str, str]], list[str], int]] = {
-    "lost all_reduce": (
-        [("add %x, %s", "add %x, %t")],
-        [
-            "the result y of @forward may differ between the ranks of tp",
-            "because the linear at model.py:3 in mlp uses @down, which is sharded over tp",
-            "put an all_reduce over tp behind it",
-        ],
-        5,
-    ),
-    "lost all_gather": (
-        [("return %y", "return %h"), ("(y: f32[B, 4]", "(y: f32[B, 8]")],
-        ["the linear at model.py:1 in mlp uses @up", "put an all_gather over tp behind it"],
-        1,
-    ),
-    "a split argument": (
-        [("return %y", "return %k"), ("(y: f32[B, 4]", "(y: f32[B, 2]")],
-        ["the result y", "because %k is sharded over tp: put an all_gather over tp behind %k"],
-        7,
-    ),
-    "the rank index added": (
-        [("%y = add %x, %s", f"{RANK}{FLOAT}%y = add %s, %f")],
-        ["the rank at model.py:10 differs on every rank of tp"],
-        5,
-    ),
-    "a scatter of a replicated value": (
-        [
-            (
-                "return %y",
-                '%z = collective_scatter %x {axis="dp", dim=1, group_size=2} : f32[B, 2]\n'
-                "    return %z",
-            ),
-            ("(y: f32[B, 4]", "(y: f32[B, 2]"),
-        ],
-        ["ranks of dp", "the collective_scatter %z leaves something else on every rank of dp"],
-        7,
-    ),
-    "a lookup": (
-        [
-            (
-                "%y = add %x, %s",
-                f'{RANK}%i = sub %ids, %r : i32[B] loc("model.py":12)\n    '
-                '%e = embedding %i, @table : f32[B, 4] loc("model.py":13)\n    %y = add %s, %e',
-            )
-        ],
-        [
-            "the embedding at model.py:13 uses @table, which is sharded over tp",
-            "an all_reduce over",
-        ],
-        5,
-    ),
-    "all_reduce after a nonlinear use": (
-        [("add %x, %s", "add %x, %t"), ("return %y", f"{MORE}{LATE}return %p")],
-        [
-            "the all_reduce at model.py:22 has a wrong operand",
-            "the add at model.py:5 takes as complete the partial sum over tp",
-            "the linear at model.py:3 in mlp uses @down",
-            "put an all_reduce over tp behind it",
-        ],
-        22,
-    ),
-    "rows of a partial sum": (
-        [
-            (
-                "%y = add %x, %s",
-                f'{RANK}%g = gather %t, %r {{dim=1}} : f32[B] loc("model.py":12)\n    '
-                '%z = all_reduce %g {axis="tp", group_size=2} : f32[B] loc("model.py":13)\n'
-                "    %y = add %x, %s",
-            )
-        ],
-        ["the all_reduce at model.py:13 has a wrong operand", "the gather at model.py:12 takes"],
-        13,
-    ),
-    "partial sums in another contraction": (
-        [("%y = add %x, %s", f"{AGAIN}%y = add %x, %s"), ("  func", f"{WIDE}  func")],
-        ["the all_reduce at model.py:13 has a wrong operand", "the linear at model.py:12 takes"],
-        13,
-    ),
-    "added to the result of a root": (
-        [
-            (
-                "%y = add %x, %s",
-                '%g = reduce %t {axis="tp", group_size=2} : f32[B, 4] loc("model.py":12)\n    '
-                '%w = add %g, %x : f32[B, 4] loc("model.py":13)\n    '
-                '%z = all_reduce %w {axis="tp", group_size=2} : f32[B, 4] loc("model.py":14)\n'
-                "    %y = add %x, %s",
-            )
-        ],
-        ["the all_reduce at model.py:14 has a wrong operand", "the add at model.py:13 takes"],
-        14,
-    ),
-    "a bias on every rank": (
-        [("linear %a, @down", "linear %a, @down, bias=@bias")],
-        [
-            "the all_reduce at model.py:4 in mlp has a wrong operand",
-            "the linear at model.py:3 in mlp adds its bias once per rank of tp",
-            "add it behind the all_reduce instead",
-        ],
-        4,
-    ),
-    "a state computed from a partial sum": (
-        [
-            (
-                "%n = neg %k",
-                '%w = tanh %t : f32[B, 4] loc("model.py":8)\n    '
-                '%v = linear %w, @k : f32[B, 2] loc("model.py":9)\n    %n = add %k, %v',
-            ),
-            (
-                "  func",
-                '  weight @k : f32[2, 4] = random("k", 7, 0.5, [4, 4]).shard(0, tp)\n  func',
-            ),
-        ],
-        ["the result k of @forward is not what its layout f32[B, 4@tp] says", "the tanh at model"],
-        6,
-    ),
-    "a partial state": (
-        [("%n = neg %k", "%n = slice %t {dim=1, start=0, stop=2}")],
-        [
-            "the result k of @forward is a partial sum over tp, but its layout is f32[B, 4@tp]",
-            "because the linear at model.py:3 in mlp uses @down",
-        ],
-        6,
-    ),
-    "reduced twice": (
-        [
-            (
-                "%y = add %x, %s",
-                '%z = all_reduce %s {axis="tp", group_size=2} : f32[B, 4] loc("model.py":8)\n'
-                "    %y = add %x, %z",
-            )
-        ],
-        [
-            "the all_reduce at model.py:8 reduces a value that is the same on all ranks of tp "
-            "already, since the all_reduce at model.py:4 in mlp",
-            "makes 2 times the value: leave it out",
-        ],
-        8,
-    ),
-    "reduced over the wrong axis": (
-        [('all_reduce %t {axis="tp"', 'all_reduce %t {axis="dp"')],
-        ["the same on all ranks of dp already, because the linear at model.py:3 in mlp uses"],
-        4,
-    ),
-    "an argument is reduced": (
-        [("%t {axis", "%x {axis")],
-        ["because nothing splits %x over it"],
-        4,
-    ),
-}
+class Case(NamedTuple):
+    """Replacements in MLP, words of the Error in order, and the line it names (0: no Error)."""
+
+    changes: list[tuple[str, str]]
+    words: list[str]
+    line: int
 
 
-ALLOWED = {
-    "as it is": [],
-    "a maximum of a replicated value": [
-        ('all_reduce %t {axis="tp"', 'all_reduce %x {axis="tp", op="max"')
-    ],
-    "a sharded result with its layout": [
-        ("return %y", "return %a"),
-        ("(y: f32[B, 4]", "(y: f32[B, 8]"),
-        ("layouts(", "layouts(y: f32[B, 16@tp], "),
-    ],
-    "a sum that is cast, padded and sliced": [
-        (
-            "all_reduce %t",
-            "cast %t {dtype=\"bf16\"} : bf16[B, 4]\n    "
-            "%s1 = pad %s {before=[0, 0], after=[0, 2]} : bf16[B, 6]\n    "
-            '%s2 = reduce_scatter %s1 {axis="tp", dim=1, group_size=2} : bf16[B, 3]\n    '
-            '%s3 = all_gather %s2 {axis="tp", dim=1, group_size=2} : bf16[B, 6]\n    '
-            "%s4 = slice %s3 {dim=1, start=0, stop=4} : bf16[B, 4]\n    "
-            '%s5 = cast %s4 {dtype="f32"} : f32[B, 4]\n    %s6 = all_reduce %t',
-        ),
-        ("add %x, %s", "add %s6, %s5"),
-    ],
-    "zeros are added": [
-        (
-            "all_reduce %t",
-            "full {value=0.0, shape=[B, 4]} : f32[B, 4]\n    %s1 = add %s, %t : f32[B, 4]\n"
-            "    %s2 = all_reduce %s1",
-        ),
-        ("add %x, %s", "add %x, %s2"),
-    ],
-    "a bias on one rank": [
-        (
-            "%s = all_reduce %t",
-            f'{RANK}%c = constant {{values=[0], dtype="i32"}} : i32[]\n    '
-            "%q = eq %r, %c : bool[]\n    "
-            "%z = constant {values=[0.0]} : f32[]\n    "
-            "%b = where %q, @bias, %z : f32[4]\n    "
-            "%u = add %t, %b : f32[B, 4]\n    %s = all_reduce %u",
-        )
-    ],
-    "partial sums are gathered and added": [
-        (
-            'all_reduce %t {axis="tp", group_size=2} : f32[B, 4]',
-            'all_gather %t1 {axis="tp", dim=0, group_size=2} : f32[2, B, 4]',
-        ),
-        ("%s = ", "%t1 = unsqueeze %t {dims=[0]} : f32[1, B, 4]\n    %s = "),
-        ("add %x, %s", "reduce_sum %s {dims=[0]}"),
-    ],
-    "a root samples": [
-        (
-            'all_reduce %t {axis="tp", group_size=2} : f32[B, 4]',
-            'reduce %t {axis="tp",root=1,group_size=2} : f32[B, 4]\n    %s1 = tanh %s : f32[B, 4]\n'
-            '    %s2 = broadcast %s1 {axis="tp", root=1, group_size=2} : f32[B, 4]',
-        ),
-        ("add %x, %s", "add %x, %s2"),
-    ],
-    "an axis of one rank": [
-        ("dp=2, tp=2", "dp=2, tp=1"),
-        ("[16, 4]", "[8, 4]"),
-        ("[4, 16]", "[4, 8]"),
-        ("[10, 4]", "[5, 4]"),
-        ("4@tp]", "2@tp]"),
-        (
-            "%s = all_reduce %t",
-            '%s0 = all_reduce %x {axis="tp", group_size=1} : f32[B, 4]\n    %s = neg %s0',
-        ),
-        (' {axis="tp", group_size=2}', ""),
-    ],
-}  # fmt: skip
+def cases_of(text: str) -> dict[str, Case]:
+    """The cases of a text: `# name`, changes (`- old => new`, or as in a diff), `! words`.
+
+    `!5 words` names the line of the Error, and `+5 text` gives an operation that line. `{tp` begins
+    the options of a collective over tp.
+    """
+    found: dict[str, Case] = {}
+    case = Case([], [], 0)
+    for line in text.strip().splitlines():
+        kind, number, rest = re.fullmatch(r"(.)(\d*) (.*)", line).groups()  # type: ignore[union-attr]
+        rest = rest.replace("{tp", '{axis="tp", group_size=2')
+        if kind == "#":
+            case = found[rest] = Case([], [], 0)
+        elif kind == "-":
+            old, _, new = rest.partition(" => ")
+            case.changes.append((old, new))
+        elif kind == "+":
+            old, new = case.changes.pop()
+            rest += f' loc("model.py":{number})' if number else ""
+            case.changes.append((old, f"{new}\n    {rest}" if new else rest))
+        else:
+            case.words.append(rest)
+            name = next(reversed(found))
+            case = found[name] = case._replace(line=int(number or case.line))
+    return found
+
+
+REFUSED = cases_of("""
+# lost all_reduce
+- add %x, %s => add %x, %t
+!5 the result y of @forward may differ between the ranks of tp
+! because the linear at model.py:3 in mlp uses @down, which is sharded over tp
+! put an all_reduce over tp behind it
+# lost all_gather
+- return %y => return %h
+- (y: f32[B, 4] => (y: f32[B, 8]
+!1 the linear at model.py:1 in mlp uses @up
+! put an all_gather over tp behind it
+# a sharded argument
+- return %y => return %k
+- (y: f32[B, 4] => (y: f32[B, 2]
+!7 the result y
+! because %k is sharded over tp: put an all_gather over tp behind %k
+# the rank added
+- %y = add %x, %s
++10 %r = rank {axis="tp"} : i32[]
++11 %f = cast %r {dtype="f32"} : f32[]
++ %y = add %s, %f
+!5 the rank at model.py:10 differs on every rank of tp
+# a scatter of a replicated value
+- return %y
++ %z = collective_scatter %x {axis="dp", dim=1, group_size=2} : f32[B, 2]
++ return %z
+- (y: f32[B, 4] => (y: f32[B, 2]
+!7 ranks of dp
+! the collective_scatter %z leaves something else on every rank of dp
+# a lookup
+- %y = add %x, %s
++10 %r = rank {axis="tp"} : i32[]
++12 %i = sub %ids, %r : i32[B]
++13 %e = embedding %i, @table : f32[B, 4]
++ %y = add %s, %e
+!5 the embedding at model.py:13 uses @table, which is sharded over tp
+! an all_reduce over
+# all_reduce after a nonlinear use
+- add %x, %s => add %x, %t
+- return %y
++20 %m = linear %y, @up : f32[B, 8]
++21 %o = linear %m, @down : f32[B, 4]
++22 %p = all_reduce %o {tp} : f32[B, 4]
++ return %p
+!22 the all_reduce at model.py:22 has a wrong operand
+! the add at model.py:5 takes as complete the partial sum over tp
+! the linear at model.py:3 in mlp uses @down
+! put an all_reduce over tp behind it
+# rows of a partial sum
+- %y = add %x, %s
++10 %r = rank {axis="tp"} : i32[]
++12 %g = gather %t, %r {dim=1} : f32[B]
++13 %z = all_reduce %g {tp} : f32[B]
++ %y = add %x, %s
+!13 the all_reduce at model.py:13 has a wrong operand
+! the gather at model.py:12 takes
+# partial sums in another contraction
+-   func
++   weight @wide : f32[4, 4] = random("wide", 7, 0.5, [4, 8]).shard(1, tp)
++   func
+- %y = add %x, %s
++12 %g = linear %t, @wide : f32[B, 4]
++13 %z = all_reduce %g {tp} : f32[B, 4]
++ %y = add %x, %s
+!13 the all_reduce at model.py:13 has a wrong operand
+! the linear at model.py:12 takes
+# added to the result of a root
+- %y = add %x, %s
++12 %g = reduce %t {tp} : f32[B, 4]
++13 %w = add %g, %x : f32[B, 4]
++14 %z = all_reduce %w {tp} : f32[B, 4]
++ %y = add %x, %s
+!14 the all_reduce at model.py:14 has a wrong operand
+! the add at model.py:13 takes
+# a bias on every rank
+- linear %a, @down => linear %a, @down, bias=@bias
+!4 the all_reduce at model.py:4 in mlp has a wrong operand
+! the linear at model.py:3 in mlp adds its bias once per rank of tp
+! add it behind the all_reduce instead
+# a state computed from a partial sum
+-   func
++   weight @k : f32[2, 4] = random("k", 7, 0.5, [4, 4]).shard(0, tp)
++   func
+- %n = neg %k
++8 %w = tanh %t : f32[B, 4]
++9 %v = linear %w, @k : f32[B, 2]
++ %n = add %k, %v
+!6 the result k of @forward is not what its layout f32[B, 4@tp] says
+! the tanh at model
+# a partial state
+- %n = neg %k => %n = slice %t {dim=1, start=0, stop=2}
+!6 the result k of @forward is a partial sum over tp, but its layout is f32[B, 4@tp]
+! because the linear at model.py:3 in mlp uses @down
+# reduced twice
+- %y = add %x, %s
++8 %z = all_reduce %s {tp} : f32[B, 4]
++ %y = add %x, %z
+!8 the all_reduce at model.py:8 reduces a value that is the same on all ranks of tp already
+! since the all_reduce at model.py:4 in mlp
+! makes 2 times the value: leave it out
+# reduced over the wrong axis
+- all_reduce %t {axis="tp" => all_reduce %t {axis="dp"
+!4 the same on all ranks of dp already, because the linear at model.py:3 in mlp uses
+# an argument is reduced
+- %t {axis => %x {axis
+!4 because nothing splits %x over it
+# a rank in a layer
+- %y = add %x, %s
++10 %r = rank {axis="tp"} : i32[]
++11 %f = cast %r {dtype="f32"} : f32[]
++12 %v = add %s, %f : f32[B, 4]
++ %y = add %x, %v
+- return %y
++20 %m = linear %y, @up : f32[B, 8]
++21 %o = linear %m, @down : f32[B, 4]
++22 %p = all_reduce %o {tp} : f32[B, 4]
++ return %p
+!22 the all_reduce at model.py:22 has a wrong operand
+! the linear at model.py:20 takes for the same on all ranks of tp
+! what the rank at model.py:10 makes another on each of them
+# a rank in a sum
+- %s = all_reduce %t
++10 %r = rank {axis="tp"} : i32[]
++ %i = neg %r : i32[]
++11 %f = cast %i {dtype="f32"} : f32[]
++12 %v = add %t, %f : f32[B, 4]
++ %s = all_reduce %v
+!4 the all_reduce at model.py:4
+! the add at model.py:12
+! the rank at model.py:10
+""")
+for op in ("max", "min", "prod"):
+    for collective in ("all_reduce", "reduce", "reduce_scatter"):
+        dim, type = (", dim=1", "f32[B, 2]") if "scatter" in collective else ("", "f32[B, 4]")
+        REFUSED |= cases_of(f"""
+# a {op} over a sum, {collective}
+- all_reduce %t {{tp}} : f32[B, 4] => {collective} %t {{tp, op="{op}"{dim}}} : {type}
+- add %x, %s => neg %x
+!4 the {collective} at model.py:4 in mlp takes the {op} of the partial sum
+! over tp: the linear at model.py:3 in mlp uses @down, which is sharded over tp
+! only op=sum completes it
+""")
+
+ALLOWED = cases_of("""
+# as it is
+# a maximum of a replicated value
+- all_reduce %t {axis="tp" => all_reduce %x {axis="tp", op="max"
+# a sharded result with its layout
+- return %y => return %a
+- (y: f32[B, 4] => (y: f32[B, 8]
+- layouts(%k => layouts(y: f32[B, 16@tp], %k
+# a sum that is cast, padded and sliced
+- %s = all_reduce %t
++ %s0 = cast %t {dtype="bf16"} : bf16[B, 4]
++ %s1 = pad %s0 {before=[0, 0], after=[0, 2]} : bf16[B, 6]
++ %s2 = reduce_scatter %s1 {tp, dim=1} : bf16[B, 3]
++ %s3 = all_gather %s2 {tp, dim=1} : bf16[B, 6]
++ %s4 = slice %s3 {dim=1, start=0, stop=4} : bf16[B, 4]
++ %s5 = cast %s4 {dtype="f32"} : f32[B, 4]
++ %s = all_reduce %t
+- add %x, %s => add %s, %s5
+# zeros are added
+- %s = all_reduce %t
++ %z = full {value=0.0, shape=[B, 4]} : f32[B, 4]
++ %s1 = add %z, %t : f32[B, 4]
++ %s = all_reduce %s1
+# a bias on one rank
+- %s = all_reduce %t
++ %r = rank {axis="tp"} : i32[]
++ %c = constant {values=[0], dtype="i32"} : i32[]
++ %q = eq %r, %c : bool[]
++ %z = constant {values=[0.0]} : f32[]
++ %b = where %q, @bias, %z : f32[4]
++ %u = add %t, %b : f32[B, 4]
++ %s = all_reduce %u
+# partial sums are gathered and added
+- %s = all_reduce %t {tp} : f32[B, 4]
++ %t1 = unsqueeze %t {dims=[0]} : f32[1, B, 4]
++ %s = all_gather %t1 {tp, dim=0} : f32[2, B, 4]
+- add %x, %s => reduce_sum %s {dims=[0]}
+# a root samples
+- all_reduce %t {tp} => reduce %t {tp, root=1}
+- %y = add %x, %s
++ %s1 = tanh %s : f32[B, 4]
++ %s2 = broadcast %s1 {tp, root=1} : f32[B, 4]
++ %y = add %x, %s2
+# an axis of one rank
+- dp=2, tp=2 => dp=2, tp=1
+- [16, 4] => [8, 4]
+- [4, 16] => [4, 8]
+- [10, 4] => [5, 4]
+- 4@tp] => 2@tp]
+- %s = all_reduce %t {tp}
++ %s0 = all_reduce %x {axis="tp", group_size=1} : f32[B, 4]
++ %s = neg %s0
+# shards times the number of a rank
+- %t = linear %a
++ %r = rank {axis="tp"} : i32[]
++ %f = cast %r {dtype="f32"} : f32[]
++ %w = mul %a, %f : f32[B, 8]
++ %t = linear %w
+# numbers that make up the shards of a contraction
+- %t = linear %a
++ %r = rank {axis="tp"} : i32[]
++ %f = cast %r {dtype="f32"} : f32[]
++ %w = expand %f {shape=[B, 8]} : f32[B, 8]
++ %t = linear %w
+# a maximum of shards
+- %s = all_reduce %t
++ %w = reduce_max %a {dims=[1], keep=true} : f32[B, 1]
++ %w1 = all_reduce %w {tp, op="max"} : f32[B, 1]
++ %s = all_reduce %t
+- add %x, %s => add %w1, %s
+# angles of the positions of a rank
+- %s = all_reduce %t
++ %r = rank {axis="tp"} : i32[]
++ %f = cast %r {dtype="f32"} : f32[]
++ %i = mul %f, @bias : f32[4]
++ %c = cos %i : f32[4]
++ %q = mul %t, %c : f32[B, 4]
++ %s = all_reduce %q
+# shards chosen by rank in a layer
+- return %y
++ %r = rank {axis="tp"} : i32[]
++ %u = constant {values=[0.0]} : f32[]
++ %c = constant {values=[0], dtype="i32"} : i32[]
++ %q = eq %r, %c : bool[]
++ %w = where %q, %y, %u : f32[B, 4]
++ %m = linear %w, @up : f32[B, 8]
++ %o = linear %m, @down : f32[B, 4]
++ %p = all_reduce %o {tp} : f32[B, 4]
++ return %p
+# rows taken by rank in a layer
+- return %y
++ %r = rank {axis="tp"} : i32[]
++ %w = gather %y, %r {dim=1} : f32[B]
++ %w1 = unsqueeze %w {dims=[1]} : f32[B, 1]
++ %w2 = expand %w1 {shape=[B, 4]} : f32[B, 4]
++ %m = linear %w2, @up : f32[B, 8]
++ %o = linear %m, @down : f32[B, 4]
++ %p = all_reduce %o {tp} : f32[B, 4]
++ return %p
+""")

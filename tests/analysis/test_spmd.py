@@ -20,8 +20,8 @@ from irc.ir.verify import verify
 from irc.ops import AllReduce
 from irc.pipeline import PASSES, Pass, Stats, register, run_pipeline
 from irc.text import parse_module
-from tests.analysis import misuse_cases, test_deadlock
-from tests.analysis.replication_cases import CASES, MLP
+from tests.analysis import test_deadlock
+from tests.analysis.replication_cases import MLP, REFUSED
 from tests.analysis.test_replication import changed
 from tests.sharded.test_speed import LLAMA_70B
 
@@ -163,7 +163,7 @@ def test_eighty_layers_take_no_time() -> None:
 
 def failures() -> Iterator[Callable[[], object]]:
     """Every failing case of this folder."""
-    for changes, _, _ in (CASES | misuse_cases.REFUSED).values():
+    for changes, _, _ in REFUSED.values():
         yield lambda changes=changes: replication.check_replication(changed(*changes))
     for modules, words in test_deadlock.MIXED.values():
         given = (
