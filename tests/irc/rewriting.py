@@ -1,11 +1,13 @@
 """What the tests of patterns and of the rewrite driver share."""
 
 from collections.abc import Callable
+from typing import Any
 
 from irc.ir.core import Op, Value
 from irc.ir.verify import verify
 from irc.ops import Relu
-from irc.rewrite import P, Rule, apply_rules, rule
+from irc.rewrite import P, Pattern, Rule, apply_rules, rule
+from irc.rewrite.patterns import captured_names, variants
 from irc.text import parse_module
 
 
@@ -23,28 +25,20 @@ def rewritten(body: str, *rules: Rule, result: str = "f32[8]") -> list[str]:
     return [line.strip().partition(" : ")[0] for line in lines if line.startswith("    ")]
 
 
-def hits(body: str, pattern: object, result: str = "f32[8]") -> int:
+def rule_of(pattern: Pattern, build: Callable[[], None]) -> Rule:
+    """A rule whose function takes whatever the pattern captures."""
+    names = dict.fromkeys(n for v in variants(pattern) for n in captured_names(v))
+    scope: dict[str, Any] = {"build": build}
+    exec(f"def call({', '.join(names)}): return build()", scope)
+    return Rule(pattern, scope["call"])
+
+
+def hits(body: str, pattern: Pattern, result: str = "f32[8]") -> int:
     """How many roots a pattern matches, whatever it captures."""
-    found = module(body, result=result)
-    names = dict.fromkeys(n for v in variants_of(pattern) for n in captured_of(v))
-    scope: dict[str, Callable[..., None]] = {}
-    seen: list[int] = []
-    exec(f"def count({', '.join(names)}): return note()", {"note": lambda: seen.append(1)}, scope)
-    apply_rules(found, [Rule(pattern, scope["count"])])  # type: ignore[arg-type]
+    found, seen = module(body, result=result), list[int]()
+    apply_rules(found, [rule_of(pattern, lambda: seen.append(1))])
     verify(found)
     return len(seen)
-
-
-def variants_of(pattern: object) -> list[object]:
-    from irc.rewrite.patterns import variants
-
-    return list(variants(pattern))  # type: ignore[arg-type]
-
-
-def captured_of(pattern: object) -> list[str]:
-    from irc.rewrite.patterns import captured_names
-
-    return list(captured_names(pattern))  # type: ignore[arg-type]
 
 
 @rule(P.mul(P.silu("x"), "x"))
