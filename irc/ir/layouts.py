@@ -57,13 +57,16 @@ def split_array(array: Array, axes: Sequence[Axes], mesh: Mesh, rank: int) -> Ar
 
 
 def _shard(array: Array, dim: int, group_size: int, index: int) -> Array:
-    size = -(-array.shape[dim] // group_size)
-    begin, end = (min(i * size, array.shape[dim]) for i in (index, index + 1))
-    shard = array[(slice(None),) * dim + (slice(begin, end),)]
-    if end - begin == size:
-        return shard
-    ends = [(0, size - (end - begin) if i == dim else 0) for i in range(array.ndim)]
-    return np.pad(shard, ends)
+    shard = array[(slice(None),) * dim + (_elements(array.shape[dim], group_size, index),)]
+    padding = -(-array.shape[dim] // group_size) - shard.shape[dim]
+    ends = [(0, padding if i == dim else 0) for i in range(array.ndim)]
+    return np.pad(shard, ends) if padding else shard
+
+
+def _elements(size: int, group_size: int, index: int) -> slice:
+    """The elements of a dimension in one shard, without padding."""
+    most = -(-size // group_size)
+    return slice(min(index * most, size), min((index + 1) * most, size))
 
 
 def join_arrays(
@@ -75,14 +78,10 @@ def join_arrays(
     """
     joined = np.empty(shape, parts[0].dtype)
     for rank in reversed(range(mesh.ranks)):
-        places: list[slice] = []
-        for dim, over in enumerate(axes):
-            if not over:
-                places.append(slice(None))
-                continue
-            size = -(-shape[dim] // mesh.group_size(over))
-            begin = mesh.index(rank, over) * size
-            places.append(slice(min(begin, shape[dim]), min(begin + size, shape[dim])))
+        places = [
+            _elements(size, mesh.group_size(over), mesh.index(rank, over))
+            for size, over in zip(shape, axes, strict=True)
+        ]
         kept = joined[tuple(places)]
         kept[...] = parts[rank][tuple(slice(n) for n in kept.shape)]
     return joined
