@@ -192,16 +192,16 @@ def test_ranks_without_a_deadlock() -> None:
     check_ranks([own, module_of(A)])
 
 
-@pytest.mark.parametrize(
-    ("modules", "words"),
-    [
-        ([], "found none"),
-        ([module_of(A)], "1 modules for the 2 ranks"),
-        ([module_of(A), module_of(A, mesh="tp=2, dp=1")], "that of rank 0 is .tp=2. and that of"),
-        ([parse_module("module @g mesh(tp=1) { func @f() -> () { return } }")], "localize it"),
-    ],
-    ids=["none", "too few", "meshes", "global"],
-)
+# (modules that are not those of the ranks, words of the Error)
+WRONG_MODULES = [
+    ([], "found none"),
+    ([module_of(A)], "1 modules for the 2 ranks"),
+    ([module_of(A), module_of(A, mesh="tp=2, dp=1")], "that of rank 0 is .tp=2. and that of"),
+    ([parse_module("module @g mesh(tp=1) { func @f() -> () { return } }")], "localize it"),
+]
+
+
+@pytest.mark.parametrize(("modules", "words"), WRONG_MODULES)
 def test_modules_that_are_not_those_of_the_ranks(modules: list[Module], words: str) -> None:
     with pytest.raises(Error, match=words):
         check_ranks(modules)
@@ -213,29 +213,27 @@ def event(group: tuple[int, ...], kind: str = "all_reduce") -> Event:
     return replace(known, group=group, kind=kind)
 
 
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        ([[event((1, 2))], [], []], "rank 0 runs .*, whose group lacks it"),
-        ([[event((0, 5))], []], "but there are 2 ranks, each once"),
-        ([[event((0, 0, 1))], []], "but there are 2 ranks, each once"),
-        ([[event((0, 1))], [event((1, 0))]], "ranks 0 and 1 wait for each other"),
-        ([[event((0, 1), "send")], [event((0, 1), "send")]], "rank 1 runs send .* lacks it"),
-        (
-            [[event((0, 1), "receive")], [event((0, 1), "receive")]],
-            "rank 0 runs receive .* lacks it",
-        ),
-        ([[event((0, 1), "send")], [event((0, 1))]], "ranks 0 and 1 meet in different"),
-        ([[event((0, 1), "send")], []], "rank 0 waits forever in send of f32.* from rank 0 to 1"),
-        (
-            [
-                [event((0, 1), "send"), event((1, 0), "receive")],
-                [event((1, 0), "send"), event((0, 1), "receive")],
-            ],
-            "ranks 0 and 1 wait for each other",
-        ),
-    ],
-)
+# (the events of the ranks, words of the Error)
+WRONG_EVENTS = [
+    ([[event((1, 2))], [], []], "rank 0 runs .*, whose group lacks it"),
+    ([[event((0, 5))], []], "but there are 2 ranks, each once"),
+    ([[event((0, 0, 1))], []], "but there are 2 ranks, each once"),
+    ([[event((0, 1))], [event((1, 0))]], "ranks 0 and 1 wait for each other"),
+    ([[event((0, 1), "send")], [event((0, 1), "send")]], "rank 1 runs send .* lacks it"),
+    ([[event((0, 1), "receive")], [event((0, 1), "receive")]], "rank 0 runs receive .* lacks it"),
+    ([[event((0, 1), "send")], [event((0, 1))]], "ranks 0 and 1 meet in different"),
+    ([[event((0, 1), "send")], []], "rank 0 waits forever in send of f32.* from rank 0 to 1"),
+    (
+        [
+            [event((0, 1), "send"), event((1, 0), "receive")],
+            [event((1, 0), "send"), event((0, 1), "receive")],
+        ],
+        "ranks 0 and 1 wait for each other",
+    ),
+]
+
+
+@pytest.mark.parametrize(("found", "words"), WRONG_EVENTS)
 def test_groups_and_pairs(found: list[list[Event]], words: str) -> None:
     with pytest.raises(Error, match=words):
         check_sequences(found)

@@ -172,17 +172,13 @@ def failures() -> Iterator[Callable[[], object]]:
         yield lambda given=given: deadlock.check_ranks(given)
     for change, _ in STAGED.values():
         yield lambda change=change: verify_spmd(staged("local ", change))
+    for wrong, _ in test_deadlock.WRONG_MODULES:
+        yield lambda wrong=wrong: events.sequences(wrong)
+    for found, _ in test_deadlock.WRONG_EVENTS:
+        yield lambda found=found: deadlock.check_sequences(found)
     whole = parse_module("module @g mesh(tp=2) { func @f() -> () { return } }")
     yield lambda: replication.check_replication(whole)
-    yield lambda: events.sequences(whole)
-    module = test_deadlock.module_of(test_deadlock.A)
-    yield lambda: events.sequences(module, "lost")
-    yield lambda: events.sequences([])
-    yield lambda: events.sequences([module])
-    yield lambda: events.sequences([module, test_deadlock.module_of(mesh="tp=2, dp=1")])
-    for group in [(1, 2), (0, 5)]:
-        event = test_deadlock.event(group)
-        yield lambda event=event: deadlock.check_sequences([[event], []])
+    yield lambda: events.sequences(changed(), "lost")
 
 
 @pytest.mark.parametrize("module", [replication, deadlock, events, stages])
