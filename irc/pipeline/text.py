@@ -83,7 +83,7 @@ class _Reader(Cursor):
             cls = PASSES.get(name)
         if cls is None:
             self.fail(f"no pass called {name!r}{did_you_mean(name, PASSES)}", index=at)
-        options = self.options(cls) if self.accept("{") else {}
+        options = self.options(cls) if self.token == "{" else {}
         for field in dataclasses.fields(cls):
             if field.name not in options and default_of(field) is dataclasses.MISSING:
                 option = field.name.replace("_", "-")
@@ -95,7 +95,7 @@ class _Reader(Cursor):
 
     def options(self, cls: type[Pass]) -> dict[str, Any]:
         options: dict[str, Any] = {}
-        while not self.accept("}"):
+        for _ in self.items("{", "}"):
             at = self.index
             written = self.name("the name of an option")
             key = written.replace("-", "_")
@@ -113,8 +113,6 @@ class _Reader(Cursor):
                 options[key] = convert(value, kind)
             except Error as error:
                 self.fail(f"{cls.name}: {written}: {error.message}", index=value_at)
-            if self.token != "}" and not self.accept(","):
-                self.fail(f"expected ',' or '}}' in the options of {cls.name}, found {self.shown}")
         return options
 
     def value(self) -> Any:
@@ -136,12 +134,9 @@ class _Reader(Cursor):
         return found
 
     def list(self) -> list[Any]:
-        self.advance()
-        items: list[Any] = []
-        while not self.accept("]"):
+        found: list[Any] = []
+        for _ in self.items("[", "]"):
             if self.token == "[":
                 self.fail("a list holds no lists")
-            items.append(self.value())
-            if self.token != "]" and not self.accept(","):
-                self.fail(f"expected ',' or ']' in the list, found {self.shown}")
-        return items
+            found.append(self.value())
+        return found

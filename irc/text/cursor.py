@@ -94,8 +94,8 @@ class Cursor:
         self.expect(begin)
         while not self.accept(end):
             yield
-            if self.token != end:
-                self.expect(",")
+            if self.token != end and not self.accept(","):
+                self.fail(f"expected ',' or {end!r}, found {self.shown}")
 
     def word(self) -> str:
         """A name."""
