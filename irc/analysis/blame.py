@@ -36,20 +36,17 @@ class Blame:
         The first contraction on the way whose sum over the axis was never completed; else the first
         operation that uses a weight or an argument sharded over it; else the first that differs.
         """
-        best: tuple[int, Order, Point] | None = None
-        for each in _behind(point, lambda variation: axis in variation.axes):
-            kind = _kind(each, axis)
-            if kind is None:
-                continue
-            found = (kind, self._order(each), each)
-            if best is None or found[:2] < best[:2]:
-                best = found
-        if best is None:
+        found = [
+            (kind, self._order(each), each)
+            for each in _behind(point, lambda variation: axis in variation.axes)
+            if (kind := _kind(each, axis)) is not None
+        ]
+        if not found:
             what = value_name(_resolved(point).value)
             return Origin(
                 f"{what} is sharded over {axis}", f"an all_gather over {axis} behind {what}"
             )
-        _, _, culprit = best
+        _, _, culprit = min(found, key=lambda row: row[:2])
         op = _producer(culprit)
         return Origin(f"{named(op)} {_reason(culprit, axis)}", _remedy(culprit, axis))
 

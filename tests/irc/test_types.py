@@ -25,7 +25,7 @@ def test_several_axes_on_one_dimension() -> None:
     assert str(TensorType("f32", (S,), (("cp", "tp"),))) == "f32[S@cp.tp]"
 
 
-def test_whole_drops_sharding_only() -> None:
+def test_replicated_drops_sharding_only() -> None:
     assert TensorType("i8", (4,), (("tp",),)).replicated is TensorType("i8", (4,))
 
 
