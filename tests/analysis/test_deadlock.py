@@ -219,6 +219,8 @@ WRONG_EVENTS = [
     ([[event((0, 5))], []], "but there are 2 ranks, each once"),
     ([[event((0, 0, 1))], []], "but there are 2 ranks, each once"),
     ([[event((0, 1))], [event((1, 0))]], "ranks 0 and 1 wait for each other"),
+    # rank 0 waits for the cycle, and is not in it
+    ([[event((0, 1))], [event((1, 2))], [event((2, 1))]], "ranks 1 and 2 wait for each other"),
     ([[event((0, 1), "send")], [event((0, 1), "send")]], "rank 1 runs send .* lacks it"),
     ([[event((0, 1), "receive")], [event((0, 1), "receive")]], "rank 0 runs receive .* lacks it"),
     ([[event((0, 1), "send")], [event((0, 1))]], "ranks 0 and 1 meet in different"),
