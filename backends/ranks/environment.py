@@ -7,36 +7,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # (rank, world size) as the launchers of MPICH and Intel MPI, Open MPI, and Slurm's PMIx set them
-RANK_VARIABLES = (
+_RANK_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMIX_RANK", "SLURM_NTASKS"),
 )
-_LOCAL = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _TORCHRUN = ("MASTER_PORT", "RANK", "WORLD_SIZE")
 _SLURM = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS")
 
 
 @dataclass(frozen=True)
 class Place:
-    """This process as one of `ranks` of an MPI run; `local_ranks` of them on this host, 0: unknown.
+    """This process as one of `ranks` of an MPI run.
 
     `refusal`: why it is no rank, where a launcher started it that is none of MPI's.
     """
 
     rank: int
     ranks: int
-    local_ranks: int = 0
     refusal: str = ""
 
 
 def find_place(environment: Mapping[str, str] = os.environ) -> Place | None:
     """The place that mpiexec, mpirun or srun gave this process; None where none of them did."""
-    local = _numbers(environment, _LOCAL[:1]) or _numbers(environment, _LOCAL[1:]) or [0]
-    for names in RANK_VARIABLES:
+    for names in _RANK_VARIABLES:
         found = _numbers(environment, names)
         if found:
-            return Place(found[0], found[1], local[0])
+            return Place(found[0], found[1])
     torchrun = _numbers(environment, _TORCHRUN)
     if torchrun and torchrun[2] > 1:
         instead = f"mpirun -n {torchrun[2]} irc ..., or irc ... --ranks {torchrun[2]}"

@@ -3,7 +3,8 @@
 A launcher kills every rank when one has died, and tells the user no more than a process id. So what
 it started forks: the child is the rank, and when that dies, the supervisor waits until the other
 ranks have named it. MPI's own start and end block, and hold Python's lock meanwhile; the supervisor
-watches these, and reports a rank of this host that ends or stops before all have met.
+watches these: it reports its rank if that ends or stops before all have met, and ends the other
+ranks of this host.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NoReturn
 
-from irc.backends.ranks.environment import RANK_VARIABLES, Place
-from irc.backends.ranks.process import PROC, stat_fields, unlink_shared_memory
+from irc.backends.ranks.environment import Place
+from irc.backends.ranks.process import PROC, is_stopped, stat_fields, unlink_shared_memory
 
 MET, DONE = b"m", b"d"
 REPORTED = 75  # the exit status where the user has been told why
 _PIPE = "IRC_SUPERVISOR_PIPE"
 _FOR_THE_RANK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_END = signal.SIGUSR2  # what supervisors send each other before all ranks have met
 _PARENT_DEATH_SIGNAL = 1  # of Linux's prctl
 _TURN = 0.25
-_BEFORE = 1.0  # seconds before the first look: most ranks have met by then
 _RELAY = 0.5  # seconds that a launcher has to pass a message on
-_STOPPED = 5.0  # seconds that another rank may be stopped before all have met
+_STOPPED = 5.0  # seconds that a rank may be stopped before all have met
+_ALIKE = 3.0  # seconds in which the other ranks may end by themselves, as after a wrong flag
 _MEETING = 60.0  # seconds until all ranks have met
 _ENDING = 5.0  # seconds that MPI has to end
 _NAMING = 12.0  # seconds that the other ranks have after this one died
@@ -50,7 +51,7 @@ def supervise(place: Place) -> None:
     os.close(writing)
     for number in _FOR_THE_RANK:
         signal.signal(number, signal.SIG_IGN)
-    os._exit(Supervisor(process, reading, place).run())
+    os._exit(Supervisor(process, reading, place.rank).run())
 
 
 def _die_with_parent() -> None:
@@ -72,25 +73,25 @@ def tell_supervisor(event: bytes) -> bool:
 class Supervisor:
     """Watches the `process` of one rank, which writes its events to `pipe`."""
 
-    def __init__(self, process: int, pipe: int, place: Place) -> None:
-        self.process, self.pipe, self.place = process, pipe, place
-        self._stopped: dict[int, float] = {}  # by rank, since when
-        self._missing: set[int] = set()
-        self._ticks = 0  # CPU time of the launcher
+    def __init__(self, process: int, pipe: int, rank: int) -> None:
+        self.process, self.pipe, self.rank = process, pipe, rank
+        self._have_met = False
+        signal.signal(_END, lambda *_: self._end())
 
     def run(self) -> int:
         """The exit status, once the rank has ended."""
-        until = time.monotonic() + _MEETING
-        met = self._told(_BEFORE)
-        while not met:
-            launcher = os.getppid()
-            ranks = local_ranks(launcher) if self.had_a_core(launcher) else None
-            problem = self.find_problem(ranks, time.monotonic())
-            if problem is None and time.monotonic() > until:
-                problem = f"the ranks have not met within {_MEETING:g} s", -1
-            if problem is not None:
-                return self._give_up(*problem)
-            met = self._told(_TURN)
+        ran = time.monotonic()
+        # rank 0 tells the user, if it has come this far
+        until = ran + _MEETING + (_ALIKE if self.rank else 0)
+        while not self._told(_TURN):
+            now = time.monotonic()
+            if not is_stopped(self.process):
+                ran = now
+            if now - ran > _STOPPED:
+                self._end_all(f"rank {self.rank} stalls: its process is stopped (SIGSTOP)")
+            if now > until:
+                self._end_all(f"the ranks have not met within {_MEETING:g} s")
+        self._have_met = True
         while not self._told(2 * _TURN):
             pass
         until = time.monotonic() + _ENDING
@@ -99,13 +100,6 @@ class Supervisor:
             time.sleep(_TURN / 10)
         self._kill_rank()
         return 0
-
-    def had_a_core(self, launcher: int) -> bool:
-        """Whether a launcher waits, or has run since the last call: so it has started all ranks."""
-        fields = stat_fields(launcher)
-        ticks = int(fields[11]) + int(fields[12]) if fields else 0
-        ran, self._ticks = ticks > self._ticks, ticks
-        return ran or fields[:1] == ["S"]
 
     def _told(self, seconds: float) -> bool:
         """Whether the rank sends an event within so many seconds; where it ends, so does this."""
@@ -121,88 +115,54 @@ class Supervisor:
         if not process:
             return
         code = os.waitstatus_to_exitcode(status)
-        if code < 0 and -code not in _FOR_THE_RANK:
+        was_ended = code < 0 and -code in _FOR_THE_RANK
+        if not self._have_met and not was_ended:
+            self._end_before_meeting(sudden=code < 0)
+        elif code < 0 and not was_ended:
             time.sleep(_NAMING)
         os._exit(code if code >= 0 else 128 - code)
+
+    def _end_before_meeting(self, sudden: bool) -> None:
+        """The other ranks would wait for this one in the start of MPI, unless they end too."""
+        time.sleep(_TURN)  # others may not have come as far as this
+        until = time.monotonic() + (0 if sudden else _ALIKE)
+        while _children(_other_supervisors()):
+            if time.monotonic() > until:
+                self._end_all(f"rank {self.rank} ended before all ranks had met")
+            time.sleep(_TURN)
+
+    def _end_all(self, text: str) -> NoReturn:
+        """Tell the user why, and end the ranks of this host."""
+        os.write(2, f"error: {text}\n".encode())
+        time.sleep(_RELAY)
+        for process in _other_supervisors():
+            with suppress(OSError):  # it has ended
+                os.kill(process, _END)
+        self._end()
+
+    def _end(self) -> NoReturn:
+        """End the rank; the user has been told why."""
+        with suppress(OSError):  # it has ended
+            self._kill_rank()
+        os._exit(REPORTED)
 
     def _kill_rank(self) -> None:
         unlink_shared_memory(self.process)
         os.kill(self.process, signal.SIGKILL)
         os.waitpid(self.process, 0)
 
-    def _give_up(self, text: str, other: int) -> int:
-        """End the rank; one of all supervisors tells the user, and kills rank `other`."""
-        if self.place.rank == (1 if other == 0 else 0):
-            os.write(2, f"error: {text}\n".encode())
-            time.sleep(_RELAY)
-            found = local_ranks(os.getppid()) or {}
-            for process in found[other].processes if other in found else ():
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-        time.sleep(_RELAY)
-        self._kill_rank()
-        return REPORTED
 
-    def find_problem(
-        self, ranks: Mapping[int, LocalRank] | None, now: float
-    ) -> tuple[str, int] | None:
-        """What is wrong with another rank of this host, and its number."""
-        if ranks is None:
-            return None
-        all_here = self.place.local_ranks == self.place.ranks
-        missing = set(range(self.place.ranks)).difference(ranks) if all_here else set[int]()
-        for rank in sorted(missing & self._missing):  # at two looks in a row
-            return f"rank {rank} ended before all ranks had met", rank
-        self._missing = missing
-        for rank, one in ranks.items():
-            if not one.stopped:
-                self._stopped.pop(rank, None)
-            elif now - self._stopped.setdefault(rank, now) > _STOPPED:
-                return f"rank {rank} stalls: its process is stopped (SIGSTOP)", rank
-        return None
+def _other_supervisors() -> list[int]:
+    """Those of the other ranks of this host."""
+    return [process for process in _children([os.getppid()]) if process != os.getpid()]
 
 
-class LocalRank(NamedTuple):
-    """A rank of this host: whether it is stopped, and its process with that of its supervisor."""
-
-    stopped: bool
-    processes: tuple[int, ...]
-
-
-def local_ranks(launcher: int) -> dict[int, LocalRank] | None:
-    """The ranks that a launcher started; None while it is still starting some, or without /proc."""
-    if not (PROC / "self").exists():
-        return None
-    names = filter(str.isdecimal, os.listdir(PROC))
+def _children(parents: list[int]) -> list[int]:
+    """The processes that these have started, and that run."""
+    names = [name for name in os.listdir(PROC) if name.isdecimal()] if PROC.exists() else []
     stats = {int(name): fields for name in names if (fields := stat_fields(name))}
-    living = {process: f for process, f in stats.items() if f[0] not in "ZX"}
-    children: dict[int, list[int]] = {}
-    for process, fields in living.items():
-        children.setdefault(int(fields[1]), []).append(process)
-    own = _read(launcher, "cmdline")
-    is_starting = any(_read(each, "cmdline") == own for each in children.get(launcher, ()))
-    if is_starting:
-        return None
-    found: dict[int, LocalRank] = {}
-    for process in children.get(launcher, ()):
-        rank = _rank_of(process)
-        if rank is not None:
-            processes = (process, *children.get(process, ()))
-            stopped = any(living[each][0] in "Tt" for each in processes)
-            found[rank] = LocalRank(stopped, processes)
-    return found
-
-
-def _rank_of(process: int) -> int | None:
-    """The rank that the environment of a process names."""
-    pairs = (each.partition(b"=") for each in _read(process, "environ").split(b"\0"))
-    found = {name.decode(errors="replace"): value for name, _, value in pairs}
-    ranks = (found[name] for name, *_ in RANK_VARIABLES if found.get(name, b"").isdigit())
-    return next(map(int, ranks), None)
-
-
-def _read(process: int, file: str) -> bytes:
-    try:
-        return (PROC / str(process) / file).read_bytes()
-    except OSError:
-        return b""
+    return [
+        process
+        for process, fields in stats.items()
+        if int(fields[1]) in parents and fields[0] not in "ZX"
+    ]

@@ -107,89 +107,47 @@ def works(communicator: MpiCommunicator) -> None:
     reduced(communicator)
 
 
-def dies(communicator: MpiCommunicator) -> None:
-    reduced(communicator)
-    if communicator.rank == 1:
-        began()
-        os.kill(os.getpid(), signal.SIGKILL)
-    while True:
-        reduced(communicator, LARGE // 4)
+def raises_surprise() -> None:
+    raise KeyError("surprise")
 
 
-def goes_on(communicator: MpiCommunicator) -> None:
-    reduced(communicator)
-    if communicator.rank == 0:
-        began()
-    while True:
+# name -> (the rank that fails in the middle of a run, what it does)
+FAULTS: dict[str, tuple[int, Callable[[], Any]]] = {
+    "dies": (1, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "first_dies": (0, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "stops": (1, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
+    "first_stops": (0, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
+    "supervisor_stops": (1, lambda: os.kill(os.getppid(), signal.SIGSTOP)),
+    "is_stuck": (1, lambda: time.sleep(100)),
+    # in C code that keeps Python's lock, so that no other thread of the rank runs
+    "is_stuck_in_c": (1, lambda: ctypes.PyDLL(None).sleep(100)),
+    "raises": (1, raises_surprise),
+    "raises_while_others_compute": (1, raises_surprise),
+    "goes_on": (0, lambda: None),
+}
+# what rank 1 does before it starts MPI
+EARLY: dict[str, Callable[[], Any]] = {
+    "exits_early": lambda: os._exit(3),
+    "dies_early": FAULTS["dies"][1],
+    "stops_early": FAULTS["stops"][1],
+}
+
+
+def fails(name: str) -> Program:
+    """One rank fails, while the others wait for it or compute."""
+    failing, fault = FAULTS[name]
+
+    def program(communicator: MpiCommunicator) -> None:
         reduced(communicator)
+        if communicator.rank == failing:
+            began()
+            fault()
+        while True:
+            if name != "raises_while_others_compute":
+                time.sleep(0.01)
+                reduced(communicator, LARGE // 4)
 
-
-def first_dies(communicator: MpiCommunicator) -> None:
-    if communicator.rank == 0:
-        began()
-        os.kill(os.getpid(), signal.SIGKILL)
-    reduced(communicator)
-
-
-def stops(communicator: MpiCommunicator) -> None:
-    reduced(communicator)
-    if communicator.rank == 1:
-        began()
-        os.kill(os.getpid(), signal.SIGSTOP)
-    while True:
-        reduced(communicator, LARGE // 4)
-
-
-def first_stops(communicator: MpiCommunicator) -> None:
-    reduced(communicator)
-    if communicator.rank == 0:
-        began()
-        os.kill(os.getpid(), signal.SIGSTOP)
-    reduced(communicator)
-
-
-def guard_stops(communicator: MpiCommunicator) -> None:
-    reduced(communicator)
-    if communicator.rank == 1:
-        began()
-        os.kill(os.getppid(), signal.SIGSTOP)
-    while True:
-        time.sleep(0.01)
-        reduced(communicator)
-
-
-def is_stuck(communicator: MpiCommunicator) -> None:
-    reduced(communicator)
-    if communicator.rank == 1:
-        began()
-        time.sleep(100)
-    reduced(communicator)
-
-
-def is_stuck_in_c(communicator: MpiCommunicator) -> None:
-    """In C code that keeps Python's lock, so that no other thread of the rank runs."""
-    reduced(communicator)
-    if communicator.rank == 1:
-        began()
-        ctypes.PyDLL(None).sleep(100)
-    reduced(communicator)
-
-
-def raises(communicator: MpiCommunicator) -> None:
-    reduced(communicator)
-    if communicator.rank == 1:
-        began()
-        raise KeyError("surprise")
-    reduced(communicator)
-
-
-def raises_while_others_compute(communicator: MpiCommunicator) -> None:
-    reduced(communicator)
-    if communicator.rank == 1:
-        began()
-        raise KeyError("surprise")
-    while True:
-        pass
+    return program
 
 
 def differs(communicator: MpiCommunicator) -> None:
@@ -226,36 +184,28 @@ def main() -> None:
     place = find_place()
     assert place is not None
     supervise(place)
-    program: Program = globals()[sys.argv[1]]
-    folder = Path(sys.argv[2])
-    communicator = MpiCommunicator(LIMITS.get(sys.argv[1], LIMIT))
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    if place.rank == 1 and name in EARLY:
+        EARLY[name]()
+    program: Program = fails(name) if name in FAULTS else globals().get(name, alone)
+    communicator = MpiCommunicator(LIMITS.get(name, LIMIT))
     file = folder / f"rank{communicator.rank}.json"
     try:
         program(communicator)
         communicator.close()
         record(file, "done")
-    except Error as error:
-        record(file, str(error), folder)
-        communicator.abort(str(error))
-        end(communicator)
     except BaseException as error:
-        record(file, f"{type(error).__name__}: {error}", folder)
-        communicator.abort(f"{type(error).__name__}: {error}")
-        end(communicator)
+        text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+        record(file, text)
+        communicator.abort(text)
+        communicator.reports_failure()
+        communicator.leave(1)
 
 
-def record(file: Path, outcome: str, folder: Path | None = None) -> None:
-    mark = folder / "began" if folder is not None else None
-    seconds = (
-        time.monotonic() - float(mark.read_text()) if mark is not None and mark.exists() else 0
-    )
-    facts: dict[str, Any] = {"outcome": outcome, "seconds": seconds}
-    file.write_text(json.dumps(facts))
-
-
-def end(communicator: MpiCommunicator) -> None:
-    communicator.reports_failure()
-    communicator.leave(1)
+def record(file: Path, outcome: str) -> None:
+    mark = file.with_name("began")
+    seconds = time.monotonic() - float(mark.read_text()) if mark.exists() else 0
+    file.write_text(json.dumps({"outcome": outcome, "seconds": seconds}))
 
 
 if __name__ == "__main__":

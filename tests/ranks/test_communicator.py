@@ -23,7 +23,7 @@ FAILING = {
     "first_dies": (2, {0}, "rank 0 (process"),
     "stops": (3, {1}, "stalls: it has given no sign of life for 5 s, as its process is stopped"),
     "first_stops": (2, {0}, "stalls: it has given no sign of life for 5 s"),
-    "guard_stops": (2, set[int](), "which started it, is stopped"),
+    "supervisor_stops": (2, set[int](), "which started it, is stopped"),
     "is_stuck": (2, {1}, "is stuck: for 5 s it has neither computed nor read anything, while"),
     "is_stuck_in_c": (2, {1}, "stalls: it has given no sign of life for 5 s, and it uses no CPU"),
     "waits_in_a_ring": (3, set[int](), "the ranks make different calls: rank "),
@@ -99,6 +99,21 @@ def test_every_rank_stops_and_names_the_one_that_failed(
         assert each.seconds < SOON
     if name == "raises_while_others_compute":
         assert err == "error: rank 1 failed: KeyError: 'surprise'\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("exits_early", "rank 1 ended before all ranks had met"),
+        ("dies_early", "rank 1 ended before all ranks had met"),
+        ("stops_early", "rank 1 stalls: its process is stopped (SIGSTOP)"),
+    ],
+)
+def test_a_rank_that_never_starts_mpi_is_named(name: str, message: str, tmp_path: Path) -> None:
+    """MPI itself would wait for it."""
+    found, (status, _, err) = run(name, 3, tmp_path)
+    assert (status != 0, found) == (True, {})
+    assert err == f"error: {message}\n"
 
 
 def test_a_lost_rank_is_reported_within_ten_seconds() -> None:

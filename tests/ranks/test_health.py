@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from irc.backends.ranks import process as processes
-from irc.backends.ranks import supervisor
 from irc.backends.ranks.environment import Place, find_place
 from irc.backends.ranks.frames import ERR, OUT, FrameReader
 from irc.backends.ranks.health import (
@@ -36,7 +35,6 @@ from irc.backends.ranks.process import (
     own_process,
     state_of,
 )
-from irc.backends.ranks.supervisor import LocalRank, Supervisor
 
 NOW, LIMIT = 100.0, 5.0
 HERE = RankProcess("here", 7, "linux 1", 1, 1)
@@ -231,67 +229,6 @@ def test_a_disk_that_never_answers_is_no_activity() -> None:
     assert activity.is_busy({"D"}, NOW + DISK), "it waits anew"
 
 
-def test_a_supervisor_misses_a_rank_at_the_second_look() -> None:
-    watch = Supervisor(0, 0, Place(0, 3, 3))
-    every = {rank: LocalRank(False, (rank,)) for rank in range(3)}
-    gone = {rank: every[rank] for rank in (0, 2)}
-    looks = [every, gone, None, every, gone, gone]
-    problem = "rank 1 ended before all ranks had met", 1
-    assert [watch.find_problem(each, NOW) for each in looks] == [*[None] * 5, problem]
-
-
-def test_a_launcher_without_a_core_has_not_started_all_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It may be busy (R) for ever; what counts is that it has run since."""
-    looks = iter([("R", 3), ("R", 3), ("R", 4), ("S", 4), ("R", 4)])
-
-    def stat(process: int) -> list[str]:
-        state, ticks = next(looks)
-        return [state, *["0"] * 10, "0", str(ticks)]
-
-    monkeypatch.setattr(supervisor, "stat_fields", stat)
-    watch = Supervisor(0, 0, Place(0, 2, 2))
-    assert [watch.had_a_core(1) for _ in range(5)] == [True, False, True, True, False]
-
-
-def test_a_supervisor_finds_a_stopped_rank() -> None:
-    watch = Supervisor(0, 0, Place(0, 2, 1))  # the other one is on another host
-    stopped = {0: LocalRank(True, (1,))}
-    assert watch.find_problem(stopped, NOW) is None
-    found = watch.find_problem(stopped, NOW + 6)
-    assert found == ("rank 0 stalls: its process is stopped (SIGSTOP)", 0)
-
-
-LAUNCHER = """
-import os, sys
-if not os.fork():
-    print("there", flush=True)
-    sys.stdin.readline()
-    os.environ["PMI_RANK"] = "5"
-    os.execvp("sleep", ["sleep", "100"])
-os.wait()
-"""
-
-
-@needs_proc
-def test_ranks_are_found_once_the_launcher_has_started_them() -> None:
-    """A process that is not yet the program that it is to be is no rank, and none is missing."""
-    command = [sys.executable, "-c", LAUNCHER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
-        assert launcher.stdin is not None and launcher.stdout is not None
-        assert launcher.stdout.readline() == b"there\n"
-        assert supervisor.local_ranks(launcher.pid) is None
-        launcher.stdin.write(b"now\n")
-        launcher.stdin.flush()
-        until = time.monotonic() + 60
-        while (found := supervisor.local_ranks(launcher.pid)) is None:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        assert [*found] == [5] and not found[5].stopped
-        os.kill(found[5].processes[0], signal.SIGKILL)
-
-
 @pytest.mark.parametrize("step", [1, 3, 1000])
 def test_frames_are_found_in_any_pieces(step: int) -> None:
     mark = b"\0abc "
@@ -313,7 +250,6 @@ SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}
     [
         ({}, None),
         ({"PMI_RANK": "1", "PMI_SIZE": "4"}, Place(1, 4)),
-        ({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, Place(1, 4, 2)),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, Place(0, 2)),
         ({"PMIX_RANK": "3", "SLURM_NTASKS": "8"}, Place(3, 8)),
         ({"PMI_RANK": "0", "PMI_SIZE": "2", **TORCHRUN}, Place(0, 2)),
