@@ -21,7 +21,7 @@ from .watch import wait
 
 
 class CudaDriver:
-    """See Driver. Makes the GPU `index` the current one of this thread."""
+    """See Driver for the methods. Makes the GPU `index` the current one of this thread."""
 
     def __init__(self, index: int) -> None:
         _check_package()
@@ -35,7 +35,6 @@ class CudaDriver:
         self._memset, self._success = runtime.cudaMemsetAsync, runtime.cudaError_t.cudaSuccess
 
     def allocate(self, size: int) -> int:
-        """See Driver."""
         try:
             return int(call("cudaMalloc", max(1, size)))
         except Error as error:
@@ -46,22 +45,18 @@ class CudaDriver:
             ) from error
 
     def free(self, address: int) -> None:
-        """See Driver."""
         call("cudaFree", address)
 
     def free_memory(self) -> int:
-        """See Driver."""
         return int(call("cudaMemGetInfo")[0])
 
     def pinned(self, size: int) -> Array:
-        """See Driver."""
         address = int(call("cudaHostAlloc", size, 0))
         memory = (ctypes.c_uint8 * size).from_address(address)
         weakref.finalize(memory, call, "cudaFreeHost", address).atexit = False
         return np.frombuffer(memoryview(memory), np.uint8)
 
     def zero(self, address: int, size: int, stream: int) -> None:
-        """See Driver."""
         (status,) = self._memset(address, 0, size, stream)
         if status != self._success:
             raise Error(f"cudaMemsetAsync of {size} bytes failed: {status.name}")
@@ -69,13 +64,11 @@ class CudaDriver:
     def add_rms_norm(
         self, dtype: str, weight_dtype: str, rows: int, columns: int, eps: float, offset: float
     ) -> LaunchNorm:
-        """See Driver."""
         from .norm import add_rms_norm
 
         return add_rms_norm(dtype, weight_dtype, rows, columns, eps, offset)
 
     def stream(self) -> CudaStream:
-        """See Driver."""
         return CudaStream(self.groups)
 
 
@@ -95,15 +88,12 @@ class CudaStream:
         self._mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
 
     def upload(self, address: int, host: Array) -> None:
-        """See Stream."""
         self._copy(address, host.ctypes.data, host.nbytes, self._up)
 
     def download(self, host: Array, address: int) -> None:
-        """See Stream."""
         self._copy(host.ctypes.data, address, host.nbytes, self._down)
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """See Stream."""
         self._copy(target, source, size, self._within)
 
     def _copy(self, target: int, source: int, size: int, kind: Any) -> None:
@@ -111,25 +101,21 @@ class CudaStream:
             call("cudaMemcpyAsync", target, source, size, kind, self.handle)
 
     def event(self) -> CudaEvent:
-        """See Stream."""
         return CudaEvent(self.handle)
 
     def is_done(self) -> bool:
-        """See Stream."""
         (status,) = self._query(self.handle)
         if status in (self._success, self._not_ready):
             return status == self._success
         raise Error(f"the GPU failed: {status.name}")
 
     def wait(self, what: str = "the step") -> None:
-        """See Stream."""
         if self._groups:
             wait(self, self._groups, what)
         else:
             call("cudaStreamSynchronize", self.handle)
 
     def capture(self, work: Callable[[], None]) -> Any:
-        """See Stream."""
         call("cudaStreamBeginCapture", self.handle, self._mode)
         try:
             work()
@@ -140,16 +126,14 @@ class CudaStream:
         return launchable
 
     def launch(self, graph: Any) -> None:
-        """See Stream."""
         call("cudaGraphLaunch", graph, self.handle)
 
     def drop(self, graph: Any) -> None:
-        """See Stream."""
         call("cudaGraphExecDestroy", graph)
 
 
 class CudaEvent:
-    """See Event. `ms_until` measures the time between two of them."""
+    """See Event for `wait`. `ms_until` measures the time between two of them."""
 
     def __init__(self, stream: int) -> None:
         self._event = call("cudaEventCreate")
@@ -157,7 +141,6 @@ class CudaEvent:
         call("cudaEventRecord", self._event, stream)
 
     def wait(self) -> None:
-        """See Event."""
         call("cudaEventSynchronize", self._event)
 
     def ms_until(self, later: CudaEvent) -> float:

@@ -19,6 +19,14 @@ class PeerError(Error):
     """Another rank ended, stalls or makes another call; the message names it. The run is over."""
 
 
+def difference(what: str, facts: Sequence[str]) -> str:
+    """The message about ranks whose facts differ; empty where all are the same."""
+    other = next((rank for rank, fact in enumerate(facts) if fact != facts[0]), None)
+    if other is None:
+        return ""
+    return f"the ranks differ in {what}: rank 0 has {facts[0]}, rank {other} has {facts[other]}"
+
+
 class Communicator(Protocol):
     """One rank's view of its run. All ranks make the same calls in the same order.
 

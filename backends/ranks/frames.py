@@ -1,19 +1,20 @@
 """What the ranks tell the irc that started them, in frames on their standard output.
 
 MPI's launcher joins the output of all processes and adds words of its own. In frames, text keeps
-its order and its stream, and the exit status is known. A frame is a mark that nothing else prints,
-a kind, the length of the data, a line break, and the data.
+its order and its stream, and the exit status is known. A frame is a line: a mark that nothing else
+prints, and a kind and a text as JSON.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Iterator
-from typing import Any
+from contextlib import suppress
 
 OUT, ERR, MET, EXIT = "out", "err", "met", "exit"
-OTHER = ""  # data outside of frames
+OTHER = ""  # text outside of frames
 
 
 class FrameWriter:
@@ -22,19 +23,20 @@ class FrameWriter:
     def __init__(self, token: str) -> None:
         self._mark = _mark(token)
 
-    def write(self, kind: str, data: bytes) -> None:
+    def write(self, kind: str, text: str = "") -> None:
         """Write one frame."""
-        left = memoryview(self._mark + f"{kind} {len(data)}\n".encode() + data)
+        left = memoryview(self._mark + json.dumps([kind, text]).encode() + b"\n")
         while left:
             left = left[os.write(1, left) :]
 
-    def stream(self, kind: str, terminal: bool) -> io.TextIOWrapper:
+    def stream(self, kind: str, terminal: bool) -> io.TextIOBase:
         """A text stream of frames. `terminal`: whether a person reads them on one."""
-        buffered = io.BufferedWriter(_Raw(self, kind, terminal))
-        return io.TextIOWrapper(buffered, encoding="utf-8", line_buffering=kind == ERR)
+        return _Stream(self, kind, terminal)
 
 
-class _Raw(io.RawIOBase):
+class _Stream(io.TextIOBase):
+    encoding = "utf-8"
+
     def __init__(self, frames: FrameWriter, kind: str, terminal: bool) -> None:
         self._frames, self._kind, self._terminal = frames, kind, terminal
 
@@ -44,9 +46,9 @@ class _Raw(io.RawIOBase):
     def isatty(self) -> bool:
         return self._terminal
 
-    def write(self, data: Any, /) -> int:
-        self._frames.write(self._kind, bytes(data))
-        return len(data)
+    def write(self, text: str, /) -> int:
+        self._frames.write(self._kind, text)
+        return len(text)
 
 
 class FrameReader:
@@ -55,31 +57,19 @@ class FrameReader:
     def __init__(self, token: str) -> None:
         self._mark, self._held = _mark(token), b""
 
-    def feed(self, data: bytes) -> Iterator[tuple[str, bytes]]:
-        """The complete frames so far, by kind, and the data between them."""
-        self._held += data
-        while self._held:
-            before, mark, rest = self._held.partition(self._mark)
+    def feed(self, data: bytes) -> Iterator[tuple[str, str]]:
+        """(kind, text) of the complete frames so far, and of the lines between them."""
+        *lines, self._held = (self._held + data).split(b"\n")
+        for line in lines:
+            other, mark, frame = line.rpartition(self._mark)
             if not mark:
-                yield from self._outside()
-                return
-            head, end, body = rest.partition(b"\n")
-            kind, _, length = head.decode(errors="replace").partition(" ")
-            if before:
-                yield OTHER, before
-                self._held = mark + rest
-            if not end or len(body) < int(length):
-                return
-            self._held = body[int(length) :]
-            yield kind, body[: int(length)]
-
-    def _outside(self) -> Iterator[tuple[str, bytes]]:
-        """Everything but a possible beginning of a mark."""
-        start = self._held.rfind(self._mark[:1])
-        keep = len(self._held) if start < 0 or len(self._held) - start >= len(self._mark) else start
-        text, self._held = self._held[:keep], self._held[keep:]
-        if text:
-            yield OTHER, text
+                yield OTHER, line.decode(errors="replace") + "\n"
+                continue
+            if other:
+                yield OTHER, other.decode(errors="replace")
+            with suppress(ValueError):  # the launcher's words are within the frame
+                kind, text = json.loads(frame)
+                yield kind, text
 
 
 def _mark(token: str) -> bytes:

@@ -6,7 +6,7 @@ is silent for `limit` seconds, or where it idles so long while another rank wait
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from irc.backends.ranks.process import DISK, ProcessState, RankProcess
@@ -54,6 +54,11 @@ class Heartbeat:
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.process})"
+
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        """The ranks without which its call cannot end; none outside of calls."""
+        return self.awaits if self.state in (WAITING, TRANSFERRING) else ()
 
 
 @dataclass
@@ -128,9 +133,9 @@ def _lost(peer: Peer, state: ProcessState | None, limit: float, now: float) -> F
 
 def _deadlock(own: int, peers: Mapping[int, Peer], limit: float, now: float) -> Failure | None:
     """What this rank waits for, directly or not, and will not get."""
-    awaited, here = _awaited(own, peers), peers[own].beat
-    idle = min((now - peers[rank].moved for rank in (own, *awaited)), default=0.0)
-    for peer in (peers[rank] for rank in awaited):
+    others, here = awaited(own, lambda rank: peers[rank].beat.waits_for), peers[own].beat
+    idle = min(now - peers[rank].moved for rank in (own, *others))
+    for peer in (peers[rank] for rank in others):
         if peer.beat.state == RUNNING and now - peer.moved > limit:
             return Failure(
                 f"{peer.beat} is stuck: for {limit:g} s it has neither computed nor read anything, "
@@ -139,15 +144,15 @@ def _deadlock(own: int, peers: Mapping[int, Peer], limit: float, now: float) -> 
             )
         if peer.beat.state == ENDED:
             return Failure(f"rank {own} is at {here.call}, but rank {peer.beat.rank} has finished")
-    states = {peers[rank].beat.state for rank in (own, *awaited)}
-    if not awaited or idle <= limit or not states <= {WAITING, TRANSFERRING}:
+    states = {peers[rank].beat.state for rank in (own, *others)}
+    if not others or idle <= limit or not states <= {WAITING, TRANSFERRING}:
         return None
-    others = [peers[rank].beat for rank in awaited if peers[rank].beat.call != here.call]
-    if others and TRANSFERRING not in states:
-        return Failure(disagreement(own, here.call, others[0].rank, others[0].call))
+    elsewhere = [peers[rank].beat for rank in others if peers[rank].beat.call != here.call]
+    if elsewhere and TRANSFERRING not in states:
+        return Failure(disagreement(own, here.call, elsewhere[0].rank, elsewhere[0].call))
     if idle <= limit * _SLOW:
         return None
-    who = " and ".join(str(peers[rank].beat) for rank in awaited)
+    who = " and ".join(str(peers[rank].beat) for rank in others)
     return Failure(
         f"nothing has arrived at rank {own} for {int(idle)} s, which is at {here.call} and waits "
         f"for {who}: the network between them loses data"
@@ -162,14 +167,12 @@ def disagreement(a: int, at_a: str, b: int, at_b: str) -> str:
     )
 
 
-def _awaited(own: int, peers: Mapping[int, Peer]) -> list[int]:
-    """The ranks that this one waits for, directly or not, nearest first."""
+def awaited(rank: int, waits_for: Callable[[int], Iterable[int]]) -> list[int]:
+    """The other ranks that a rank waits for, directly or not, nearest first."""
     found: list[int] = []
-    queue = [own]
+    queue = [rank]
     while queue:
-        beat = peers[queue.pop(0)].beat
-        for rank in beat.awaits if beat.state in (WAITING, TRANSFERRING) else ():
-            if rank != own and rank not in found:
-                found.append(rank)
-                queue.append(rank)
+        new = [each for each in waits_for(queue.pop(0)) if each != rank and each not in found]
+        found += new
+        queue += new
     return found

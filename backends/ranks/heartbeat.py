@@ -13,11 +13,12 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from irc.backends.ranks.communicator import PeerError
-from irc.backends.ranks.health import ENDED, PAUSED, RUNNING, Failure, Heartbeat, Peer, find_failure
+from irc.backends.ranks.health import ENDED, RUNNING, Failure, Heartbeat, Peer, find_failure
 from irc.backends.ranks.process import Activity, RankProcess, is_stopped, state_of
 
 TAG = 1
@@ -25,7 +26,7 @@ EVERY = 0.5  # seconds between two heartbeats
 LISTEN = 0.05  # seconds between two looks at the messages that came
 GRACE = 2.5  # seconds that the working thread has to notice a failure
 _SIZE = 1 << 15  # bytes of a heartbeat at most
-_LONGEST = 800  # characters of a text in it
+_LONGEST = 4000  # characters of a text in it
 _END = 1.5  # seconds that the reporting rank gives the others to end
 _REPORT = 4.0  # seconds that the others give the reporting rank
 _TURN = 0.02
@@ -48,7 +49,7 @@ class Status:
     def fail(self, failure: Failure) -> None:
         """Make a failure known, unless an earlier one is."""
         with self._lock:
-            self.failure = self.failure or failure
+            self.failure = self.failure or replace(failure, text=failure.text[:_LONGEST])
         self.changed.set()
 
     def check(self) -> None:
@@ -74,22 +75,21 @@ class Status:
             self.state, self.call = RUNNING, ""
             self.progress += 1
 
-    def paused(self) -> AbstractContextManager[None]:
-        """Inside, this rank waits for a person."""
-        return self.during(PAUSED)
-
     def heartbeat(self) -> Heartbeat:
         """What the other ranks are told now."""
         state = ENDED if self.exit_status is not None else self.state
-        failure = self.failure
-        if failure is not None:
-            failure = Failure(failure.text[:_LONGEST], failure.silent)
         activity = self._activity() if state == RUNNING else 0
-        call, awaits = self.call[:_LONGEST], self.awaits
         return Heartbeat(
-            self.rank, self.process, state, activity, self.progress, call, awaits, failure,
+            self.rank,
+            self.process,
+            state,
+            activity,
+            self.progress,
+            self.call[:_LONGEST],
+            self.awaits,
+            self.failure,
             self.reported,
-        )  # fmt: skip
+        )
 
 
 def _reporter(failure: Failure) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import codecs
 import importlib.util
 import json
 import os
@@ -32,7 +31,7 @@ _INSTALL = "pip install 'irc-compiler[mpi]' brings mpi4py and mpich"
 _MEETING = 70.0  # seconds until the ranks have met: longer than their supervisors wait
 _ENDING = 3.0  # seconds for each polite way of ending
 _LONGEST = 100_000  # characters of a variable in the environment
-_KEPT = 2000  # bytes of the launcher's own messages
+_KEPT = 2000  # characters of the launcher's own messages
 # "[mpiexec@host] main (/mpich/src/pm/hydra/mpiexec/mpiexec.c:270): process manager error ..."
 _TRACE = re.compile(rb"\[[\w:.-]+@[^\]]*\] \w+ \([^()\s]*\.[ch]:\d+\): ")
 
@@ -136,9 +135,7 @@ class _Relay:
         assert process.stdin is not None and process.stdout is not None
         self._process, self._pipe, self._hosts = process, process.stdout.fileno(), hosts
         self._reader = FrameReader(token)
-        utf_8 = codecs.getincrementaldecoder("utf-8")
-        self._decoders = {kind: utf_8("replace") for kind in (OUT, ERR)}
-        self._said = b""  # by the launcher, on standard output
+        self._said = ""  # by the launcher, on standard output
         self._warnings: list[str] = []  # the lines on standard error
         self._met = False
         self._status: int | None = None
@@ -171,17 +168,15 @@ class _Relay:
             self._take(kind, text)
         return bool(data)
 
-    def _take(self, kind: str, data: bytes) -> None:
-        if kind in self._decoders:
-            stream = sys.stdout if kind == OUT else sys.stderr
-            stream.write(self._decoders[kind].decode(data))
-            stream.flush()
+    def _take(self, kind: str, text: str) -> None:
+        if kind in (OUT, ERR):
+            print(text, end="", file=sys.stdout if kind == OUT else sys.stderr, flush=True)
         elif kind == MET:
             self._met = True
         elif kind == EXIT:
-            self._status = int(data)
+            self._status = int(text)
         else:
-            self._said = (self._said + data)[-_KEPT:]
+            self._said = (self._said + text)[-_KEPT:]
 
     def _status_of_launcher(self) -> int:
         """The exit status where the ranks ended, and none of them reported one."""
@@ -198,7 +193,7 @@ class _Relay:
         raise self._error(f"the ranks ended, and mpiexec with the exit status {code}")
 
     def _error(self, what: str) -> Error:
-        words = " ".join(self._said.decode(errors="replace").replace("=", "").split())
+        words = " ".join(self._said.replace("=", "").split())
         return Error(f"{what}; mpiexec says: {words}" if words else what)
 
     def _pass_errors_on(self) -> None:

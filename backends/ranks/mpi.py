@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
@@ -16,10 +17,10 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from irc.backends.ranks.collective_call import CollectiveCall
-from irc.backends.ranks.communicator import PeerError
-from irc.backends.ranks.health import TRANSFERRING, WAITING, Failure, disagreement
+from irc.backends.ranks.communicator import PeerError, difference
+from irc.backends.ranks.health import PAUSED, TRANSFERRING, WAITING, Failure, disagreement
 from irc.backends.ranks.heartbeat import HeartbeatThread, Status, last_line
-from irc.backends.ranks.mpi_collectives import as_bytes, post
+from irc.backends.ranks.mpi_collectives import post
 from irc.backends.ranks.mpi_library import start
 from irc.backends.ranks.process import RankProcess, own_process, unlink_shared_memory
 from irc.errors import Error
@@ -99,7 +100,8 @@ class MpiCommunicator:
             under_way = self._sends.setdefault(to, deque())
             while under_way and (len(under_way) >= _UNDERWAY or under_way[0][0].Test()):
                 self._wait(under_way.popleft()[0])
-            data = pack(arrays)
+            copies = {name: np.asarray(array) for name, array in arrays.items()}
+            data = np.frombuffer(pickle.dumps(copies, protocol=5), np.uint8)
             under_way.append((self._library.comm.Isend(data, to, _MESSAGES), data))
 
     def receive(self, source: int) -> dict[str, Array]:
@@ -118,7 +120,7 @@ class MpiCommunicator:
             self._status.state = TRANSFERRING
             data = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
             self._wait(found[0].Irecv(data))
-            return unpack(data)
+            return pickle.loads(data)
 
     def broadcast(self, data: bytes, root: int = 0, group: Sequence[int] = ()) -> bytes:
         """The `data` of rank `root`, on every rank of `group` (default: all ranks)."""
@@ -138,15 +140,8 @@ class MpiCommunicator:
     def agree(self, what: str, fact: str) -> None:
         """Compare a fact, such as a checksum, over all ranks: a PeerError where they differ."""
         facts = self._compared(f"the comparison of {what}", fact)
-        usual, count = Counter(facts).most_common(1)[0]
-        if count == self.ranks:
-            return
-        usual = facts[0] if facts.count(facts[0]) == count else usual
-        odd = next(rank for rank, each in enumerate(facts) if each != usual)
-        first = facts.index(usual)
-        self._fail(
-            f"the ranks differ in {what}: rank {first} has {usual}, rank {odd} has {facts[odd]}"
-        )
+        if problem := difference(what, facts):
+            self._fail(problem)
 
     def check(self) -> None:
         """Health check: a PeerError where the run has failed."""
@@ -154,7 +149,7 @@ class MpiCommunicator:
 
     def paused(self) -> AbstractContextManager[None]:
         """Inside, this rank waits for a person, and no other rank considers it stuck."""
-        return self._status.paused()
+        return self._status.during(PAUSED)
 
     def abort(self, reason: str) -> None:
         """Tell all ranks that this one failed."""
@@ -292,29 +287,3 @@ def _check_of(text: str, group: tuple[int, ...]) -> tuple[str, Array]:
 
 def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=_DIGEST).digest()
-
-
-def pack(arrays: Mapping[str, Array]) -> Array:
-    """Named arrays as one array of bytes: a size, names with dtypes and shapes as JSON, data."""
-    plain = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    facts = [(name, _dtype_name(array.dtype), array.shape) for name, array in plain.items()]
-    head = json.dumps(facts).encode()
-    parts = [np.array([len(head)], "<i8"), np.frombuffer(head, np.uint8), *plain.values()]
-    return np.concatenate([as_bytes(part) for part in parts])
-
-
-def unpack(data: Array) -> dict[str, Array]:
-    """The arrays that `pack` packed."""
-    size = int(data[:8].view("<i8")[0])
-    arrays: dict[str, Array] = {}
-    start = 8 + size
-    for name, kind, shape in json.loads(data[8:start].tobytes()):
-        array = arrays[name] = np.empty(shape, np.dtype(kind))
-        as_bytes(array)[...] = data[start : start + array.nbytes]
-        start += array.nbytes
-    return arrays
-
-
-def _dtype_name(dtype: np.dtype[Any]) -> str:
-    """The text from which numpy makes the dtype again; types of ml_dtypes have names only."""
-    return dtype.str if dtype.type.__module__ == "numpy" else dtype.name

@@ -60,14 +60,12 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, int(signal.SIGKILL))
 
 
-def tell_supervisor(event: bytes) -> bool:
-    """Tell it that the ranks have met, or that this one is done; False where there is none."""
+def tell_supervisor(event: bytes) -> None:
+    """Tell it, where there is one, that the ranks have met, or that this one is done."""
     pipe = os.environ.get(_PIPE, "")
-    if not pipe:
-        return False
     with suppress(OSError):  # it has been killed
-        os.write(int(pipe), event)
-    return True
+        if pipe:
+            os.write(int(pipe), event)
 
 
 class Supervisor:

@@ -20,7 +20,8 @@ import numpy as np
 
 from irc.backends.ranks.collective_call import CollectiveCall
 from irc.backends.ranks.combine import perform
-from irc.backends.ranks.communicator import Communicator, PeerError
+from irc.backends.ranks.communicator import Communicator, PeerError, difference
+from irc.backends.ranks.health import awaited
 from irc.backends.ranks.process import RankProcess
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -229,19 +230,11 @@ class ThreadWorld:
         for other in mine.missing():
             if other in self._finished:
                 self._fail(f"rank {rank} is at {mine.text}, but rank {other} has finished")
-            if rank in self._awaited(other):
+            if rank in awaited(other, self._waits_for):
                 self._disagree(rank, mine.text, other, self._waits[other].text)
 
-    def _awaited(self, rank: int) -> set[int]:
-        """The ranks that this one waits for, directly or not."""
-        found: set[int] = set()
-        queue = [rank]
-        while queue:
-            wait = self._waits.get(queue.pop())
-            new = {*wait.missing()} - found if wait is not None else set[int]()
-            found |= new
-            queue += new
-        return found
+    def _waits_for(self, rank: int) -> list[int]:
+        return self._waits[rank].missing() if rank in self._waits else []
 
 
 class ThreadCommunicator:
@@ -286,11 +279,8 @@ class ThreadCommunicator:
     def agree(self, what: str, fact: str) -> None:
         """Compare a fact, such as a checksum, over all ranks: a PeerError where they differ."""
         facts = self._gathered(f"the comparison of {what}", fact)
-        for rank, found in facts.items():
-            if found != facts[0]:
-                raise PeerError(
-                    f"the ranks differ in {what}: rank 0 has {facts[0]}, rank {rank} has {found}"
-                )
+        if problem := difference(what, [*facts.values()]):
+            raise PeerError(problem)
 
     def _gathered(self, text: str, item: T, group: Sequence[int] = ()) -> dict[int, T]:
         """The items of all ranks of a group, in its order."""

@@ -82,7 +82,7 @@ class Process:
             with suppress(OSError):
                 stream.flush()
         if self._frames is not None and self._prints:
-            self._frames.write("exit", str(status).encode())
+            self._frames.write("exit", str(status))
         if communicator is not None and communicator.failure is not None:
             communicator.leave(status)
 
@@ -105,7 +105,7 @@ class Process:
         """Tell irc that the ranks have met, take its standard input, watch for its end."""
         from ..backends.ranks.launch import read_launch_data
 
-        frames.write("met", b"")
+        frames.write("met")
         sys.stdin = io.TextIOWrapper(io.BytesIO(read_launch_data()), encoding="utf-8")
         threading.Thread(target=_watch_stdin, args=(communicator.abort,), daemon=True).start()
 
@@ -130,7 +130,7 @@ class Process:
         """Tell the user why the run failed, when the main thread cannot."""
         print(error_line(text), file=self._streams[1], flush=True)
         if self._frames is not None:
-            self._frames.write("exit", b"1")
+            self._frames.write("exit", "1")
 
 
 def check_artifact(communicator: Communicator, artifact: ArtifactFolder) -> None:

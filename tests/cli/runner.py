@@ -27,6 +27,11 @@ class Answer:
     err: str
 
     @property
+    def reports(self) -> list[str]:
+        """Lines on standard error, without the progress on a slow machine."""
+        return [line for line in self.err.splitlines() if not line.startswith("irc: ")]
+
+    @property
     def json(self) -> Any:
         """The JSON document on standard output."""
         return json.loads(self.out)
@@ -71,11 +76,11 @@ def npz_files(folder: Path, **inputs: Any) -> list[str | Path]:
     return ["--inputs", folder / "in.npz", "--outputs", folder / "out.npz"]
 
 
-def shell(*words: str | Path, timeout: float = 240) -> Answer:
+def shell(*words: str | Path, timeout: float = 240, cwd: Path = ROOT) -> Answer:
     """Run a command in a process of its own."""
     command = [*PROGRAM, *map(str, words)]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
+        command, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
     )
     assert "Traceback" not in done.stderr, done.stderr
     return Answer(done.returncode, done.stdout, done.stderr)

@@ -232,13 +232,16 @@ def test_a_disk_that_never_answers_is_no_activity() -> None:
 @pytest.mark.parametrize("step", [1, 3, 1000])
 def test_frames_are_found_in_any_pieces(step: int) -> None:
     mark = b"\0abc "
-    data = b"MPI\0a" + mark + b"out 5\nab\0cd" + mark + b"err 0\n" + b"!" + mark + b"out 2\nxy\0ab"
+    data = b"MPI\0a" + mark + b'["out", "a\\u0000\\nb"]\n' + mark + b'["err", ""]\n!\n'
+    # a frame in which another one, or the launcher's words, begin
+    data += mark + b'["out", "lo' + mark + b'["out", "x"]\n' + mark + b'["out", "MPI\nab'
     reader = FrameReader("abc")
-    found: dict[str, bytes] = {}
+    found: dict[str, str] = {}
     for start in range(0, len(data), step):
         for kind, text in reader.feed(data[start : start + step]):
-            found[kind] = found.get(kind, b"") + text
-    assert found == {"": b"MPI\0a!", OUT: b"ab\0cdxy", ERR: b""}
+            found[kind] = found.get(kind, "") + text
+    lost = '\0abc ["out", "lo'
+    assert found == {"": f"MPI\0a!\n{lost}", OUT: "a\0\nbx", ERR: ""}
 
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}

@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from irc.backends.tensorrt.builder.callbacks import make_error_recorder
 from irc.backends.tensorrt.builder.library import TRAITS, find, installed, shared_library
 from irc.backends.tensorrt.target import FLAVOURS
 from irc.errors import Error
-from tests.cli.runner import PROGRAM
+from tests.cli.runner import shell
 from tests.layout import ROOT
 
 
@@ -92,24 +91,17 @@ except BaseException as error:
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
 @pytest.mark.parametrize("command", [["doctor"], ["compile", "m.irc", "-o", "out"]])
 def test_a_signal_while_the_library_starts_interrupts(
-    tmp_path: Path, name: str, status: int, command: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, status: int, command: list[str]
 ) -> None:
     (tmp_path / "tensorrt_rtx.py").write_text(INTERRUPTED.format(name))
     (tmp_path / "m.irc").write_text(
         "module @m { func @f(%x: f32[2]) -> (f32[2]) { %y = exp %x : f32[2] return %y } }"
     )
     words = [*command, "--backend", "tensorrt-rtx"] if command != ["doctor"] else command
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    done = subprocess.run(
-        [*PROGRAM, *words],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == status, done
-    assert (done.stdout, done.stderr.strip()) == ("", "interrupted" if status == 130 else "")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    done = shell(*words, cwd=tmp_path)
+    assert (done.status, done.out) == (status, ""), done
+    assert "".join(done.reports).strip() == ("interrupted" if status == 130 else "")
     assert not (tmp_path / "out").exists()
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from irc.backends.cuda.group import Group
 from irc.errors import Error
 from irc.ops import collective_names as collectives
 
@@ -100,7 +101,7 @@ def _fused_shapes(x: Shape, residual: Shape, weight: Shape) -> tuple[Shape, ...]
     return x, x
 
 
-def _bound(values: Values, bind: Callable[[communicators.Communicator], Any]) -> Callable[[], Any]:
+def _bound(values: Values, bind: Callable[[Group], Any]) -> Callable[[], Any]:
     """A function that returns `bind(communicator)` for the calling rank, cached.
 
     It binds again after communicators are registered or removed.
@@ -142,7 +143,7 @@ def _enqueue_fused(values: Values, x: TensorDesc, weight_dtype: str) -> Launch:
     rows = count // columns if columns else 0
     norm = (x.dtype, weight_dtype, rows, columns, values["eps"], values["offset"])
 
-    def bind(group: communicators.Communicator) -> Any:
+    def bind(group: Group) -> Any:
         reduce = group.bind("all_reduce", x.dtype, count, "sum")
         return reduce, group.bind_add_rms_norm(*norm)
 

@@ -10,35 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn
 
+from irc.backends.cuda.group import Group
 from irc.errors import Error
 
-
-class Communicator(Protocol):
-    """One rank's side of a group, as plugins use it; `irc.backends.cuda.group.Group` is one."""
-
-    rank: int
-    """The position in the group."""
-
-    ranks: int
-    """The number of ranks in the group."""
-
-    def bind(
-        self, operation: str, dtype: str, elements: int, reduce_op: str = "none", root: int = -1
-    ) -> Any:
-        """A function that enqueues a collective of so many elements: (source, target, stream)."""
-        ...
-
-    def bind_add_rms_norm(
-        self, dtype: str, weight_dtype: str, rows: int, columns: int, eps: float, offset: float
-    ) -> Any:
-        """A function that enqueues sum += residual; normed = rms_norm(sum): see Group."""
-        ...
-
-
 _LOCK = threading.Lock()
-_FOUND: dict[tuple[str, int], Communicator] = {}
+_FOUND: dict[tuple[str, int], Group] = {}
 _CHANGES = [0]  # counts the changes of the registry
 
 
@@ -49,7 +27,7 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 
 
-def register(group: str, rank: int, communicator: Communicator) -> None:
+def register(group: str, rank: int, communicator: Group) -> None:
     """Add the communicator of a rank (its number in the run) in the group of that name."""
     with _LOCK:
         if (group, rank) in _FOUND:
@@ -58,13 +36,13 @@ def register(group: str, rank: int, communicator: Communicator) -> None:
         _CHANGES[0] += 1
 
 
-def find(group: str, rank: int) -> Communicator:
+def find(group: str, rank: int) -> Group:
     """The communicator of a rank in a group; an Error lists those that exist."""
     found = _FOUND.get((group, rank))
     return found if found is not None else _missing(group, f"on rank {rank}")
 
 
-def here(group: str) -> Communicator:
+def here(group: str) -> Group:
     """The communicator of a group for the calling thread's rank, or the process's only one."""
     if _THREAD.rank is not None:
         return find(group, _THREAD.rank)
