@@ -53,32 +53,26 @@ def call_of(
     the operation reduces.
     """
     shard = elements // ranks
-    if operation not in REDUCING:
-        kind, units = (_DTYPES[dtype], 1) if dtype in _DTYPES else (UINT8, _item_size(dtype))
-        counts = {
-            "all_gather": ("all_gather", elements),
-            "gather": ("gather", elements),
-            "broadcast": ("broadcast", elements),
-            "all_to_all": ("allto_all", shard),
-            "scatter": ("scatter", shard),
-        }
-        if operation not in counts:
-            raise Error(f"NCCL has no collective called {operation!r}")
-        function, count = counts[operation]
-        numbers = (count * units, kind, *((root,) if operation in ROOTED else ()))
-        return getattr(library, function), numbers
-    kind, op = _reduced(dtype, reduce_op)
-    match operation:
-        case "all_reduce":
-            return library.all_reduce, (elements, kind, op)
-        case "reduce_scatter":
-            return library.reduce_scatter, (shard, kind, op)
-        case _:
-            return library.reduce, (elements, kind, op, root)
-
-
-def _item_size(dtype: str) -> int:
-    return dtype_called(dtype).numpy.itemsize
+    calls = {
+        "all_reduce": ("all_reduce", elements),
+        "reduce_scatter": ("reduce_scatter", shard),
+        "reduce": ("reduce", elements),
+        "all_gather": ("all_gather", elements),
+        "gather": ("gather", elements),
+        "broadcast": ("broadcast", elements),
+        "all_to_all": ("allto_all", shard),
+        "scatter": ("scatter", shard),
+    }
+    if operation not in calls:
+        raise Error(f"NCCL has no collective called {operation!r}")
+    function, count = calls[operation]
+    if operation in REDUCING:
+        numbers = (count, *_reduced(dtype, reduce_op))
+    elif dtype in _DTYPES:
+        numbers = (count, _DTYPES[dtype])
+    else:
+        numbers = (count * dtype_called(dtype).numpy.itemsize, UINT8)
+    return getattr(library, function), (*numbers, root) if operation in ROOTED else numbers
 
 
 def _reduced(dtype: str, reduce_op: str) -> tuple[int, int]:

@@ -14,8 +14,8 @@ from irc.backends.onnxruntime.session import usable_cores
 from irc.backends.onnxruntime.stream import RankStream
 from irc.backends.ranks.collective_call import CollectiveCall
 from irc.backends.ranks.communicator import Communicator
-from irc.backends.ranks.inputs import Sizes, sized
-from irc.backends.ranks.spread import Result, Spread
+from irc.backends.ranks.inputs import Sizes
+from irc.backends.ranks.sharded_ports import Result, ShardedPorts
 from irc.backends.ranks.threads import TIMEOUT, ThreadWorld
 from irc.errors import Error
 from irc.ir.dtypes import numpy_dtype
@@ -45,7 +45,7 @@ class OnnxRuntimeProgram:
         low_memory: bool = False,
         timeout: float = TIMEOUT,
     ) -> None:
-        self.spread, self.communicator, self.timeout = Spread(facts), communicator, timeout
+        self.sharding, self.communicator, self.timeout = ShardedPorts(facts), communicator, timeout
         self.ranks = len(facts["ranks"])
         if communicator is not None and communicator.ranks != self.ranks:
             raise Error(
@@ -62,18 +62,19 @@ class OnnxRuntimeProgram:
     @property
     def ports(self) -> Ports:
         """The inputs, states and outputs, as global arrays."""
-        return self.spread.ports
+        return self.sharding.ports
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Every argument in (states too), every result out; nothing is kept."""
-        arrays, sizes = self.spread.every.bind(inputs)
+        arrays, sizes = self.sharding.every.bind(inputs)
 
         def one(communicator: Communicator) -> Arrays:
             model = self.models[communicator.rank]
-            return model.run(self.spread.part(model, arrays), sizes, communicator)
+            shards = self.sharding.shards(model.rank, model.taken, arrays)
+            return model.run(shards, sizes, communicator)
 
         found = self.on_ranks(self.new_world(), one)
-        return self.joined(self.spread.results, found, sizes)
+        return self.joined(self.sharding.results, found, sizes)
 
     def open(self, sizes: Mapping[str, int]) -> OnnxRuntimeStream:
         """A stream whose states are zeros; `sizes` gives the symbols in their shapes."""
@@ -93,7 +94,7 @@ class OnnxRuntimeProgram:
     def joined(self, names: Iterable[str], found: ByRank[Arrays], sizes: Sizes) -> Arrays:
         """Global results from those of the ranks of this process."""
         if self.communicator is None:
-            return self.spread.whole([found[rank] for rank in range(self.ranks)], sizes)
+            return self.sharding.global_results([found[rank] for rank in range(self.ranks)], sizes)
         (own,) = found.values()
         return {name: self._joined(name, own.get(name), sizes) for name in names}
 
@@ -103,22 +104,21 @@ class OnnxRuntimeProgram:
         A result that is replicated is broadcast too: processors of different kinds may round
         differently, and the tokens chosen by it must not differ.
         """
-        result = self.spread.results[name]
-        sources = self.spread.sources(result)
+        result = self.sharding.results[name]
+        sources = self.sharding.sources(result)
         sent = {
             source: self._broadcast(name, source, own, result, sizes)
             for source in dict.fromkeys(sources.values())
         }
         parts = {maker: sent[source] for maker, source in sources.items()}
-        return self.spread.joined(result, parts, sizes)
+        return self.sharding.join(result, parts, sizes)
 
     def _broadcast(
         self, name: str, source: int, own: np.ndarray | None, result: Result, sizes: Sizes
     ) -> np.ndarray:
         assert self.communicator is not None
-        shape = zip(sized(result.port.shape, sizes), result.axes, strict=True)
-        local = tuple(-(-n // self.spread.mesh.group_size(axes)) for n, axes in shape)
-        out = np.empty(local, numpy_dtype(result.port.dtype))
+        shape = self.sharding.shard_shape(result, sizes)
+        out = np.empty(shape, numpy_dtype(result.port.dtype))
         operand = out if own is None else np.asarray(own, order="C")
         group = tuple(range(self.ranks))
         call = CollectiveCall("broadcast", "none", group, source, f"the result {name}")
@@ -146,10 +146,13 @@ class OnnxRuntimeStream:
 
     def step(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Run once over the plain inputs, advance the states, return the plain outputs."""
-        program, spread = self._program, self._program.spread
-        check_plain(inputs, spread.ports)
-        arrays, sizes = spread.plain.bind(inputs)
-        parts = {rank: spread.part(model, arrays) for rank, model in program.models.items()}
+        program, sharding = self._program, self._program.sharding
+        check_plain(inputs, sharding.ports)
+        arrays, sizes = sharding.plain.bind(inputs)
+        parts = {
+            rank: sharding.shards(rank, model.taken, arrays)
+            for rank, model in program.models.items()
+        }
         for rank, stream in self.ranks.items():
             stream.check(parts[rank], sizes)
         found = program.on_ranks(

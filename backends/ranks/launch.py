@@ -113,17 +113,8 @@ def take_command(environment: Mapping[str, str]) -> tuple[list[str], str, list[s
 def read_launch_data() -> bytes:
     """The standard input that `launch` passes on: a length, a line break, bytes; then it stays
     open as long as the irc that started the ranks lives."""
-    with open(0, "rb", buffering=0, closefd=False) as pipe:
-        head = b""
-        while not head.endswith(b"\n"):
-            byte = pipe.read(1)
-            if not byte:
-                return b""
-            head += byte
-        data = b""
-        while len(data) < int(head) and (more := pipe.read(int(head) - len(data))):
-            data += more
-        return data
+    with open(0, "rb", closefd=False) as pipe:
+        return pipe.read(int(pipe.readline() or 0))
 
 
 class _Relay:

@@ -51,8 +51,9 @@ def _answers(program: EngineProgram, ids: Sequence[int], name: str) -> Iterator[
     states = {symbol: 1 for port in program.ports.states for symbol in symbols_of(port)}
     stream = RankStream(rank, states)
     try:
-        arrays, sizes = program.spread.plain.bind(_arguments(program, ids))
-        found, full = stream.step(program.spread.part(rank, arrays), sizes)
+        arrays, sizes = program.sharding.plain.bind(_arguments(program, ids))
+        shards = program.sharding.shards(rank.rank, rank.taken, arrays)
+        found, full = stream.step(shards, sizes)
         own = _own(program, name, found)
         whole = program.gather([port.name for port in program.ports.outputs], found, sizes, full)
         if own is not None:
@@ -77,7 +78,7 @@ def _arguments(program: EngineProgram, ids: Sequence[int]) -> dict[str, Array]:
 
 def _own(program: EngineProgram, name: str, found: Mapping[str, DeviceArray]) -> Array | None:
     """The result of this rank, where it has all of it."""
-    rank, result = program.rank, program.spread.results.get(name)
+    rank, result = program.rank, program.sharding.results.get(name)
     if result is None or result.is_sharded or name not in found:
         return None
     value = found[name]

@@ -13,7 +13,7 @@ from irc.backends.base import Arrays, Ports, check_plain
 from irc.backends.cuda.driver import Array, Gpu, Launch
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.ranks.inputs import Sizes, sized
-from irc.backends.ranks.spread import Result, Spread
+from irc.backends.ranks.sharded_ports import ShardedPorts
 from irc.backends.tensorrt.runtime.execution import Warn
 from irc.backends.tensorrt.runtime.gpu import EngineGpu
 from irc.backends.tensorrt.runtime.plan import RankPlan
@@ -42,7 +42,7 @@ class EngineProgram:
         warn: Warn,
     ) -> None:
         self.plan = RankPlan.of_facts(folder, facts, 0 if host is None else host.rank)
-        self.spread = Spread(facts)
+        self.sharding = ShardedPorts(facts)
         if host is not None:
             _check_distinct(gpu.driver.gpu, host)
         self.rank = EngineRank(folder, self.plan, gpu, host, graphs, warn)
@@ -51,17 +51,17 @@ class EngineProgram:
     @property
     def ports(self) -> Ports:
         """The global inputs, states and outputs."""
-        return self.spread.ports
+        return self.sharding.ports
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
         """Run once from all arguments, states included; returns all results and keeps nothing."""
-        arrays, sizes = self.spread.every.bind(inputs)
-        shards = self.spread.part(self.rank, arrays)
+        arrays, sizes = self.sharding.every.bind(inputs)
+        shards = self.sharding.shards(self.rank.rank, self.rank.taken, arrays)
         states = {port.name: shards[port.name] for port in self.rank.stage.ports.states}
         stream = RankStream(self.rank, sizes, states)
         try:
             found, full = stream.step(shards, sizes)
-            return self.gather(self.spread.results, found, sizes, full)
+            return self.gather(self.sharding.results, found, sizes, full)
         finally:
             stream.close()
 
@@ -81,8 +81,8 @@ class EngineProgram:
         self.rank.stream.wait()
         results: Arrays = {}
         for name, shards in staged.items():
-            result = self.spread.results[name]
-            array = self.spread.joined(result, shards, full)
+            result = self.sharding.results[name]
+            array = self.sharding.join(result, shards, full)
             results[name] = np.array(trim(array, sized(result.port.shape, sizes)))
         return results
 
@@ -90,9 +90,9 @@ class EngineProgram:
         self, name: str, found: Mapping[str, DeviceArray], sizes: Sizes
     ) -> dict[int, Array]:
         """Enqueue downloads of all shards of a result; by the ranks that have them."""
-        result, rank = self.spread.results[name], self.rank
-        sources = self.spread.sources(result)
-        shape, dtype = self._shard_shape(result, sizes), numpy_dtype(result.port.dtype)
+        result, rank = self.sharding.results[name], self.rank
+        sources = self.sharding.sources(result)
+        shape, dtype = self.sharding.shard_shape(result, sizes), numpy_dtype(result.port.dtype)
         shards: dict[int, Array] = {}
         for source in dict.fromkeys(sources.values()):
             key = f"{name} of {source}"
@@ -106,13 +106,6 @@ class EngineProgram:
                 rank.stream.download(host, address)
             shards[source] = host
         return {maker: shards[source] for maker, source in sources.items()}
-
-    def _shard_shape(self, result: Result, sizes: Sizes) -> tuple[int, ...]:
-        """The shape of a rank's shard, padding included."""
-        dims, mesh = sized(result.port.shape, sizes), self.spread.mesh
-        return tuple(
-            -(-n // mesh.group_size(axes)) for n, axes in zip(dims, result.axes, strict=True)
-        )
 
     def _broadcast(self, size: int, root: int) -> Launch:
         key = size, root
@@ -138,8 +131,10 @@ class EngineStream:
         """Run once over the plain inputs, advance the states, return the plain outputs."""
         program = self._program
         check_plain(inputs, program.ports)
-        arrays, sizes = program.spread.plain.bind(inputs)
-        found, full = self._stream.step(program.spread.part(program.rank, arrays), sizes)
+        arrays, sizes = program.sharding.plain.bind(inputs)
+        rank = program.rank
+        shards = program.sharding.shards(rank.rank, rank.taken, arrays)
+        found, full = self._stream.step(shards, sizes)
         return program.gather(self._names, found, sizes, full)
 
     def close(self) -> None:

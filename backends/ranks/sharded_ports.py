@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,21 +29,7 @@ class Result:
         return any(self.axes)
 
 
-class Taker(Protocol):
-    """A rank, and the inputs of the program that it takes."""
-
-    @property
-    def rank(self) -> int:
-        """Its number."""
-        ...
-
-    @property
-    def taken(self) -> Sequence[str]:
-        """Names of inputs."""
-        ...
-
-
-class Spread:
+class ShardedPorts:
     """The ports of the program, and the shard of every array that a rank has.
 
     `facts` is what the backend's `emit` returned.
@@ -73,47 +59,48 @@ class Spread:
                     found[name] = Result(outputs[name], axes[name], number)
         return found
 
-    def part(self, model: Taker, arrays: Mapping[str, np.ndarray]) -> Arrays:
-        """The shards that one rank takes of global inputs."""
+    def shards(self, rank: int, names: Sequence[str], arrays: Mapping[str, np.ndarray]) -> Arrays:
+        """A rank's shards of the global inputs of these names, as far as `arrays` has them."""
         return {
-            name: split_array(arrays[name], self._args[name], self.mesh, model.rank)
-            for name in model.taken
+            name: split_array(arrays[name], self._args[name], self.mesh, rank)
+            for name in names
             if name in arrays
         }
 
-    def makers(self, result: Result) -> list[int]:
+    def shard_shape(self, result: Result, sizes: Sizes) -> tuple[int, ...]:
+        """The shape of a rank's shard of a result, padding included."""
+        pairs = zip(sized(result.port.shape, sizes), result.axes, strict=True)
+        return tuple(-(-size // self.mesh.group_size(axes)) for size, axes in pairs)
+
+    def ranks_with(self, result: Result) -> list[int]:
         """The ranks that have a result, or a shard of it."""
         return [rank for rank, stage in enumerate(self.stages) if stage == result.stage]
 
     def sources(self, result: Result) -> dict[int, int]:
         """Per rank that has a shard of a result, the first rank with the same shard."""
-        first: dict[tuple[int, ...], int] = {}
+        first: dict[tuple[int, ...], int] = {}  # by the position along each dimension
         return {
-            maker: first.setdefault(self._place(result, maker), maker)
-            for maker in self.makers(result)
+            rank: first.setdefault(tuple(self.mesh.index(rank, a) for a in result.axes), rank)
+            for rank in self.ranks_with(result)
         }
 
-    def _place(self, result: Result, rank: int) -> tuple[int, ...]:
-        """The position of a rank's shard of a result, along each dimension."""
-        return tuple(self.mesh.index(rank, axes) for axes in result.axes)
-
-    def joined(self, result: Result, parts: Mapping[int, np.ndarray], sizes: Sizes) -> np.ndarray:
-        """The global result from the shards of its makers."""
+    def join(self, result: Result, shards: Mapping[int, np.ndarray], sizes: Sizes) -> np.ndarray:
+        """The global result from the shards of all ranks that have one."""
         if not result.is_sharded:
-            return parts[min(parts)]
+            return shards[min(shards)]
         count = len(set(self.stages))
         every: Sequence[np.ndarray] = [
-            parts[rank if count == 1 else peer(self.mesh, rank, result.stage)]
+            shards[rank if count == 1 else peer(self.mesh, rank, result.stage)]
             for rank in range(self.mesh.ranks)
         ]
         return join_arrays(every, result.axes, self.mesh, sized(result.port.shape, sizes))
 
-    def whole(self, found: Sequence[Arrays], sizes: Sizes) -> Arrays:
+    def global_results(self, found: Sequence[Arrays], sizes: Sizes) -> Arrays:
         """The global results from those of all ranks."""
         return {
-            name: self.joined(result, {r: found[r][name] for r in self.makers(result)}, sizes)
+            name: self.join(result, {r: found[r][name] for r in self.ranks_with(result)}, sizes)
             for name, result in self.results.items()
-            if name in found[self.makers(result)[0]]
+            if name in found[self.ranks_with(result)[0]]
         }
 
 
