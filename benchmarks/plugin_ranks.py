@@ -27,7 +27,7 @@ from irc.backends.cuda.device import CudaDriver, CudaStream
 from irc.backends.cuda.group import Group, nccl_version, open_group, unique_id
 from irc.backends.cuda.measure import median_us
 from irc.backends.cuda.runtime import call
-from irc.backends.cuda.watch import Watchdog
+from irc.backends.cuda.watch import watched
 from irc.backends.ranks.communicator import Communicator, PeerError
 from irc.backends.ranks.threads import ThreadWorld
 from irc.backends.tensorrt.plugins import communicators, load
@@ -258,10 +258,10 @@ def lose_on_stream(host: Communicator, seed: int, tell: Tell) -> None:
 def lose_in_library(host: Communicator, seed: int, tell: Tell) -> None:
     """The same, blocked in a call that cannot be polled, under a watchdog."""
     rank, bench = _steady(host, seed, tell)
-    graph, watchdog = rank.stream.capture(bench.enqueue), Watchdog(rank.driver.groups)
+    graph = rank.stream.capture(bench.enqueue)
 
     def step() -> None:
-        with watchdog.during("the step"):
+        with watched(rank.driver.groups, "the step"):
             rank.stream.launch(graph)
             call("cudaStreamSynchronize", rank.stream.handle)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 
 from irc.backends.ranks.communicator import PeerError
 from irc.errors import Error
@@ -69,50 +69,30 @@ class _Work:
         return ""
 
 
-class Watchdog:
-    """A thread that aborts the groups when a call blocks this thread, and a rank is lost.
+@contextmanager
+def watched(groups: Sequence[Group], what: str, seconds: float | None = None) -> Generator[None]:
+    """Inside, a thread aborts the groups when a call blocks this thread, and a rank is lost.
 
-    For calls that cannot be polled, as a library that waits inside its own code:
-
-        with watchdog.during("the prefill"):
-            context.execute_async_v3(stream)
-
-    `groups` is read at each use, so it may grow.
+    For calls that cannot be polled, as a library that waits inside its own code. A PeerError where
+    a rank was lost, or after `seconds` (default: the timeout of the groups).
     """
+    work, done, found = _Work(groups, what, time.monotonic(), seconds), Event(), list[str]()
 
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self.failure = ""
-        self._groups = groups
-        self._work: _Work | None = None
-        self._lock, self._stop = Lock(), Event()
-        self._thread = Thread(target=self._run, daemon=True)
-        self._thread.start()
+    def watch() -> None:
+        while not found and not done.wait(_CHECK):
+            if problem := work.problem(time.monotonic(), own_thread=False):
+                found.append(problem)
 
-    @contextmanager
-    def during(self, what: str, seconds: float | None = None) -> Generator[None]:
-        """The block may take `seconds` (default: the groups' timeout); a PeerError after more."""
-        with self._lock:
-            self._work = _Work(self._groups, what, time.monotonic(), seconds)
-        try:
-            yield
-        except Exception as error:
-            if self.failure:
-                raise PeerError(self.failure) from error
-            raise
-        finally:
-            with self._lock:
-                self._work = None
-        if self.failure:
-            raise PeerError(self.failure)
-
-    def close(self) -> None:
-        """End the thread."""
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(_CHECK):
-            with self._lock:
-                if self._work and (problem := self._work.problem(time.monotonic(), False)):
-                    self.failure = problem
-                    return
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    except Exception as error:
+        if found:
+            raise PeerError(found[0]) from error
+        raise
+    finally:
+        done.set()
+        thread.join()
+    if found:
+        raise PeerError(found[0])

@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from irc.backends.ranks.collective_call import CollectiveCall
-from irc.backends.ranks.process import RankProcess
 from irc.errors import Error
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -30,17 +29,12 @@ def difference(what: str, facts: Sequence[str]) -> str:
 class Communicator(Protocol):
     """One rank's view of its run. All ranks make the same calls in the same order.
 
-    Every method but `abort`, `close` and `leave` raises a PeerError, on every rank and within ten
+    Every method but `close` raises a PeerError, on every rank and within ten
     seconds, once a rank has failed or makes another call. `rank` is this rank, of `ranks` in all.
     """
 
     rank: int
     ranks: int
-
-    @property
-    def processes(self) -> Sequence[RankProcess]:
-        """The process of every rank, in order; threads of one process share theirs."""
-        ...
 
     @property
     def local_rank(self) -> int:
@@ -78,23 +72,6 @@ class Communicator(Protocol):
 
     def paused(self) -> AbstractContextManager[None]:
         """Inside, this rank waits for a person, and no other rank considers it stuck."""
-        ...
-
-    def abort(self, reason: str) -> None:
-        """Tell all ranks that this one failed."""
-        ...
-
-    @property
-    def failure(self) -> str | None:
-        """The message about why the run has failed; None where it has not."""
-        ...
-
-    def reports_failure(self) -> bool:
-        """Whether this rank tells the user about the failure: True once, on one rank."""
-        ...
-
-    def leave(self, status: int) -> None:
-        """End this process after a failure, and every rank that cannot; threads just return."""
         ...
 
     def close(self) -> None:

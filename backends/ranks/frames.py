@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import TextIO, cast
 
 OUT, ERR, MET, EXIT = "out", "err", "met", "exit"
 OTHER = ""  # text outside of frames
@@ -29,9 +30,9 @@ class FrameWriter:
         while left:
             left = left[os.write(1, left) :]
 
-    def stream(self, kind: str, terminal: bool) -> io.TextIOBase:
+    def stream(self, kind: str, terminal: bool) -> TextIO:
         """A text stream of frames. `terminal`: whether a person reads them on one."""
-        return _Stream(self, kind, terminal)
+        return cast(TextIO, _Stream(self, kind, terminal))
 
 
 class _Stream(io.TextIOBase):

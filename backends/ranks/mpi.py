@@ -43,7 +43,7 @@ def print_error(text: str) -> None:
 
 
 class MpiCommunicator:
-    """See Communicator. Made once per process, on every rank of the world.
+    """See Communicator, for what threads have too. Made once per process, on every rank.
 
     `limit`: how many seconds another rank may give no sign of life, or idle while it is waited for.
     After a failure the process ends within seconds, through `leave` where the program calls it;
@@ -120,7 +120,7 @@ class MpiCommunicator:
             self._status.state = TRANSFERRING
             data = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
             self._wait(found[0].Irecv(data))
-            return pickle.loads(data)
+            return pickle.loads(data.data)
 
     def broadcast(self, data: bytes, root: int = 0, group: Sequence[int] = ()) -> bytes:
         """The `data` of rank `root`, on every rank of `group` (default: all ranks)."""

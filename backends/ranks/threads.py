@@ -6,8 +6,6 @@ and after a time in which no rank has moved at all.
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
 from collections import deque
@@ -22,7 +20,6 @@ from irc.backends.ranks.collective_call import CollectiveCall
 from irc.backends.ranks.combine import perform
 from irc.backends.ranks.communicator import Communicator, PeerError, difference
 from irc.backends.ranks.health import awaited
-from irc.backends.ranks.process import RankProcess
 
 Array: TypeAlias = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -128,11 +125,6 @@ class ThreadWorld:
         with self._changed:
             self._failed = self._failed or (rank, message)
             self._changed.notify_all()
-
-    @property
-    def failure(self) -> str | None:
-        """The message about why the run has failed."""
-        return self._failed[1] if self._failed is not None else None
 
     def check(self) -> None:
         """A PeerError where the run has failed."""
@@ -244,11 +236,6 @@ class ThreadCommunicator:
         self._world, self.rank, self.local_rank = world, rank, rank
         self.ranks = self.local_ranks = world.ranks
 
-    @property
-    def processes(self) -> Sequence[RankProcess]:
-        """The process of every rank: this one."""
-        return [RankProcess(socket.gethostname(), os.getpid())] * self.ranks
-
     def collective(self, call: CollectiveCall, operand: Array, result: Array) -> None:
         """Take part in a collective: reads `operand`, writes `result`, both contiguous."""
         world, text = self._world, call.description(operand)
@@ -296,22 +283,6 @@ class ThreadCommunicator:
     def paused(self) -> AbstractContextManager[None]:
         """Nothing to tell: threads have the terminal in common."""
         return nullcontext()
-
-    def abort(self, reason: str) -> None:
-        """Tell all ranks that this one failed."""
-        self._world.fail(self.rank, f"rank {self.rank} failed: {reason}")
-
-    @property
-    def failure(self) -> str | None:
-        """The message about why the run has failed."""
-        return self._world.failure
-
-    def reports_failure(self) -> bool:
-        """Always False: `ThreadWorld.run` raises the error."""
-        return False
-
-    def leave(self, status: int) -> None:
-        """Nothing to end: the thread returns."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -21,8 +21,8 @@ from .console import error_line
 
 if TYPE_CHECKING:
     from ..artifact.folder import ArtifactFolder
-    from ..backends.ranks.communicator import Communicator
     from ..backends.ranks.frames import FrameWriter
+    from ..backends.ranks.mpi import MpiCommunicator
 
 
 class Process:
@@ -36,7 +36,7 @@ class Process:
         self._frames: FrameWriter | None = None
         self._terminals: list[str] = []
         self._streams: tuple[TextIO, TextIO] = sys.stdout, sys.stderr
-        self._communicator: Communicator | None = None
+        self._communicator: MpiCommunicator | None = None
         self._prints = False
 
     @staticmethod
@@ -60,7 +60,7 @@ class Process:
         return process
 
     @contextmanager
-    def joined(self) -> Generator[Communicator]:
+    def joined(self) -> Generator[MpiCommunicator]:
         """Be a rank; a failure here ends all ranks, and a failure of theirs ends this one."""
         from ..backends.ranks.mpi import MpiCommunicator
 
@@ -101,7 +101,7 @@ class Process:
         else:
             sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
-    def _begin(self, communicator: Communicator, frames: FrameWriter) -> None:
+    def _begin(self, communicator: MpiCommunicator, frames: FrameWriter) -> None:
         """Tell irc that the ranks have met, take its standard input, watch for its end."""
         from ..backends.ranks.launch import read_launch_data
 
@@ -109,7 +109,7 @@ class Process:
         sys.stdin = io.TextIOWrapper(io.BytesIO(read_launch_data()), encoding="utf-8")
         threading.Thread(target=_watch_stdin, args=(communicator.abort,), daemon=True).start()
 
-    def _failure(self, communicator: Communicator, error: BaseException) -> BaseException:
+    def _failure(self, communicator: MpiCommunicator, error: BaseException) -> BaseException:
         """Tell the other ranks, find out which one tells the user; what is to be raised."""
         for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(ValueError):  # not the main thread
@@ -133,7 +133,7 @@ class Process:
             self._frames.write("exit", "1")
 
 
-def check_artifact(communicator: Communicator, artifact: ArtifactFolder) -> None:
+def check_artifact(communicator: MpiCommunicator, artifact: ArtifactFolder) -> None:
     """An Error where an artifact has another number of ranks, or differs between ranks."""
     manifest = artifact.manifest
     ranks, started = ranks_of(manifest), communicator.ranks

@@ -112,7 +112,7 @@ def stopped(ranks: int, work: Work, world: ThreadWorld | None = None) -> list[st
         except Error as error:
             told[rank] = str(error)
         except ZeroDivisionError as error:
-            communicator.abort(repr(error))
+            world.fail(rank, f"rank {rank} failed: {error!r}")
             told[rank] = "crashed"
 
     every = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(ranks)]

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.plugin_cases import MORE_DTYPES, Bench, Case, cases, fused_cases, run_case
 from irc.backends.cuda.group import Group
 from irc.backends.cuda.norm import block_size, pack_size
-from irc.backends.cuda.watch import Watchdog, wait
+from irc.backends.cuda.watch import wait, watched
 from irc.backends.ranks.communicator import PeerError
 from irc.backends.tensorrt.plugins import communicators, take_failure
 from irc.errors import Error
@@ -147,18 +147,16 @@ def test_a_watchdog_frees_a_call_that_blocks() -> None:
         driver, group = group_of(nccl, rank, 2)
         if rank == 1:
             return
-        dog, stream = Watchdog(driver.groups), driver.stream()
-        memory = driver.allocate(64)
-        with dog.during("nothing", 0.5):
+        stream, memory = driver.stream(), driver.allocate(64)
+        with watched(driver.groups, "nothing", 0.5):
             pass
         with (
             pytest.raises(PeerError, match="the prefill did not end within"),
-            dog.during("the prefill", 0.5),
+            watched(driver.groups, "the prefill", 0.5),
         ):
             group.bind("all_reduce", "f32", 4, "sum")(memory, memory, stream.handle)
             while not stream.is_done():
                 time.sleep(1e-3)
-        dog.close()
 
     assert on_ranks(2, work) == [None, None]
 
@@ -200,7 +198,7 @@ def test_a_failure_of_the_run_ends_the_wait(where: str) -> None:
             wait(stream, [group], "step")
         if where == "send":
             group.send(memory, 4, 1, stream.handle)
-        with Watchdog(driver.groups).during("step"):
+        with watched(driver.groups, "step"):
             while not stream.is_done():
                 time.sleep(1e-3)
 

@@ -9,7 +9,7 @@ from irc.backends.cuda.calls import Library as Nccl
 from irc.backends.cuda.driver import Driver
 from irc.backends.cuda.group import TIMEOUT, Group, open_group
 from irc.backends.cuda.runtime import device_count
-from irc.backends.cuda.watch import Watchdog
+from irc.backends.cuda.watch import watched
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.tensorrt.builder.library import Library, find
 from irc.backends.tensorrt.plugins import communicators
@@ -28,7 +28,6 @@ class EngineGpu:
     ) -> None:
         self.driver, self.library = driver, library
         self._timeout, self._nccl = timeout, nccl
-        self._watchdog: Watchdog | None = None
 
     def group(self, host: Communicator, ranks: Sequence[int], label: str) -> Group:
         """The group of these ranks; all of them call this at once. `label` names it in errors."""
@@ -36,16 +35,12 @@ class EngineGpu:
         return open_group(host, ranks, self.driver, library=self._nccl, **options)
 
     def during(self, what: str, seconds: float | None = None) -> AbstractContextManager[None]:
-        """Inside, a lost rank ends calls of the library that block; see Watchdog."""
-        if not self.driver.groups:
-            return nullcontext()
-        self._watchdog = self._watchdog or Watchdog(self.driver.groups)
-        return self._watchdog.during(what, seconds)
+        """Inside, a lost rank ends calls of the library that block; see watched."""
+        groups = self.driver.groups
+        return watched(groups, what, seconds) if groups else nullcontext()
 
     def close(self) -> None:
-        """End the watchdog, and forget the groups, which their ranks close together."""
-        if self._watchdog is not None:
-            self._watchdog.close()
+        """Forget the groups, which their ranks close together."""
         self.driver.groups.clear()
         communicators.clear()
 
