@@ -16,6 +16,7 @@ from irc.ir.dtypes import dtype_of
 from irc.ir.mesh import Mesh
 from irc.ir.types import TensorType
 from irc.ops.collective import Collective
+from irc.ops.collective_names import OPERATIONS, REDUCING, ROOTED
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -23,8 +24,6 @@ DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.i
 DTYPES += (np.uint8, np.bool_, ml_dtypes.int4)
 TOLERANCES = {"f64": 1e-14, "f32": 1e-6, "f16": 4e-3, "bf16": 3e-2}
 _OPS = {"gather": "collective_gather", "scatter": "collective_scatter"}
-_REDUCING = ("all_reduce", "reduce_scatter", "reduce")
-_ROOTED = ("broadcast", "reduce", "gather", "scatter")
 # elements of dimension 0 per rank of the group, and the rest of the shape; the last is so large
 # that it is reduced in parts, of several messages each
 SHAPES: tuple[tuple[int, tuple[int, ...]], ...] = ((1, ()), (3, (5,)), (0, (2,)), (7, (301, 3)))
@@ -45,11 +44,11 @@ def cases(ranks: int) -> Iterator[tuple[str, str, int, list[tuple[int, ...]]]]:
     """(operation, reduction, root, groups)."""
     for groups in groups_of(ranks):
         group_size = len(groups[0])
-        for operation in (*_REDUCING, "all_gather", "all_to_all", *_ROOTED[:1], *_ROOTED[2:]):
-            reductions = ("sum", "max", "min", "prod") if operation in _REDUCING else ("none",)
+        for operation in OPERATIONS:
+            reductions = ("sum", "max", "min", "prod") if operation in REDUCING else ("none",)
             uneven = len({len(group) for group in groups}) > 1
             for reduction in reductions:
-                for root in {0, group_size - 1} if operation in _ROOTED and not uneven else {0}:
+                for root in {0, group_size - 1} if operation in ROOTED and not uneven else {0}:
                     yield operation, reduction, root, groups
 
 
@@ -114,9 +113,9 @@ def meant(what: CollectiveCall, operands: list[Array]) -> list[Array]:
     """The results of a group by the meaning of the operation."""
     function = Function("forward", [("x", TensorType("f32", (len(operands),)))])
     attributes: dict[str, Any] = {"axis": "tp", "group_size": len(operands)}
-    if what.operation in _REDUCING:
+    if what.operation in REDUCING:
         attributes["op"] = what.reduce_op
-    if what.operation in _ROOTED:
+    if what.operation in ROOTED:
         attributes["root"] = what.root
     if what.operation in ("all_gather", "reduce_scatter", "gather", "scatter"):
         attributes["dim"] = 0

@@ -42,7 +42,7 @@ def on(hosts: Hosts, command: list[str]) -> list[str]:
     return [*hosts.enter, "env", *settings, *command]
 
 
-def spread(hosts: Hosts, ranks: int, name: str, folder: Path) -> list[str]:
+def over_both(hosts: Hosts, ranks: int, name: str, folder: Path) -> list[str]:
     """A program of tests/ranks/programs.py with its ranks on both hosts."""
     session_seed()
     mpiexec, *rest = program(ranks, name, folder)
@@ -54,22 +54,9 @@ def spread(hosts: Hosts, ranks: int, name: str, folder: Path) -> list[str]:
 FAILING = {"stops": "it has given no sign of life", "dies": "died, or the network to it broke"}
 
 
-@pytest.fixture(scope="module")
-def failing(
-    hosts: Hosts, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, tuple[World, Path]]]:
-    """Runs that fail at the same time."""
-    with ExitStack() as stack:
-        worlds: dict[str, tuple[World, Path]] = {}
-        for name in FAILING:
-            folder = tmp_path_factory.mktemp(name)
-            worlds[name] = stack.enter_context(started(spread(hosts, 2, name, folder))), folder
-        yield worlds
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_collectives_between_hosts(ranks: int, hosts: Hosts, tmp_path: Path) -> None:
-    with started(spread(hosts, ranks, "some_collectives", tmp_path)) as world:
+    with started(over_both(hosts, ranks, "some_collectives", tmp_path)) as world:
         ended = world.end()
     found = {rank: each.outcome for rank, each in outcomes(tmp_path).items()}
     assert found == dict.fromkeys(range(ranks), "done"), ended
@@ -85,12 +72,10 @@ def test_irc_generates_on_two_hosts(hosts: Hosts, four_ranks: Path) -> None:
 
 @alone
 @pytest.mark.parametrize("name", FAILING)
-def test_a_rank_of_the_other_host_fails(
-    name: str, hosts: Hosts, failing: dict[str, tuple[World, Path]]
-) -> None:
-    world, folder = failing[name]
-    status, _, err = world.end()
-    found = outcomes(folder)
+def test_a_rank_of_the_other_host_fails(name: str, hosts: Hosts, tmp_path: Path) -> None:
+    with started(over_both(hosts, 2, name, tmp_path)) as world:
+        status, _, err = world.end()
+    found = outcomes(tmp_path)
     assert (status, [*found]) == (1, [0]), err
     assert found[0].outcome.startswith("rank 1 (process ")
     assert f"on h{hosts.addresses[1]}" in found[0].outcome
@@ -101,7 +86,7 @@ def test_a_rank_of_the_other_host_fails(
 @alone
 def test_the_link_between_hosts_is_cut(hosts: Hosts, tmp_path: Path) -> None:
     """Each side finds the other silent, and stops."""
-    with started(spread(hosts, 2, "goes_on", tmp_path)) as world:
+    with started(over_both(hosts, 2, "goes_on", tmp_path)) as world:
         wait_for(world, tmp_path / "began")
         began = time.monotonic()
         hosts.link("down")

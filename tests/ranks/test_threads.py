@@ -195,43 +195,28 @@ def test_after_a_failure_nothing_goes_on() -> None:
         world.run(lambda c: call(c, "all_reduce", X))
 
 
+def at(place: str, operation: str = "all_reduce", x: Any = X, group: tuple[int, ...] = ()) -> Work:
+    """Makes a call at a place."""
+    return lambda c: call(c, operation, x, group, place)
+
+
 @pytest.mark.parametrize(
     ("mine", "theirs", "told"),
     [
         (
-            lambda c: call(c, "all_reduce", X, place="a (m.py:1)"),
-            lambda c: call(c, "all_gather", X, place="b (m.py:2)"),
+            at("a (m.py:1)"),
+            at("b (m.py:2)", "all_gather"),
             r"rank 0 is at all_reduce \(sum\) from 1 of float32\[6, 4\] in a \(m.py:1\), "
             r"rank 1 at all_gather from 1 of float32\[6, 4\] in b \(m.py:2\)",
         ),
-        (
-            lambda c: call(c, "all_reduce", X, place="a"),
-            lambda c: call(c, "all_reduce", X, place="b"),
-            "rank 0 .* in a, rank 1 .* in b",
-        ),
-        (
-            lambda c: call(c, "all_reduce", X),
-            lambda c: call(c, "all_reduce", X[:4]),
-            r"rank 0 .*\[6, 4\].*, rank 1 .*\[4, 4\].*",
-        ),
-        (
-            lambda c: call(c, "all_reduce", X),
-            lambda c: call(c, "all_reduce", X.astype(np.int32)),
-            "rank 0 .*float32.*, rank 1 .*int32.*",
-        ),
-        (
-            lambda c: call(c, "all_reduce", X, place="a"),
-            lambda c: call(c, "all_reduce", X, (1, 0), place="b"),
-            "rank 0 .* in a, rank 1 .* in b",
-        ),
-        (
-            lambda c: call(c, "all_reduce", X, place="a"),
-            lambda c: c.receive(0),
-            "rank 0 .* in a, rank 1 at the values of rank 0",
-        ),
+        (at("a"), at("b"), "rank 0 .* in a, rank 1 .* in b"),
+        (at("a"), at("a", x=X[:4]), r"rank 0 .*\[6, 4\].*, rank 1 .*\[4, 4\].*"),
+        (at("a"), at("a", x=X.astype(np.int32)), "rank 0 .*float32.*, rank 1 .*int32.*"),
+        (at("a"), at("b", group=(1, 0)), "rank 0 .* in a, rank 1 .* in b"),
+        (at("a"), lambda c: c.receive(0), "rank 0 .* in a, rank 1 at the values of rank 0"),
         (
             lambda c: c.agree("the sizes", "S=3"),
-            lambda c: call(c, "all_reduce", X, place="b"),
+            at("b"),
             "rank 0 is at the comparison of the sizes, rank 1 .* in b",
         ),
     ],

@@ -17,7 +17,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from irc.backends.cuda.calls import ZERO_ELSEWHERE
 from irc.backends.cuda.group import Group
+from irc.backends.ranks.collective_call import CollectiveCall
+from irc.ops.collective_names import REDUCING, ROOTED
+from tests.ranks.collectives import meant
 from tests.tensorrt.fake_gpu import SOON, STREAMS, Array, Memory
 
 NUMPY = {
@@ -30,7 +34,7 @@ NUMPY = {
     8: np.float64,
     9: ml_dtypes.bfloat16,
 }
-REDUCE = {0: np.add, 1: np.multiply, 2: np.maximum, 3: np.minimum}
+REDUCE = ("sum", "prod", "max", "min")
 
 
 @dataclass(eq=False)
@@ -170,27 +174,11 @@ def result_of(items: Sequence[Any], position: int, fault: str = "") -> Array | N
     assert {item[:2] for item in items} == {(kind, numbers)}, items
     x = [operand for _, _, operand in items]
     x = x[::-1] if fault == "order" else x
-    root, group_size = numbers[-1], len(x)
+    root = numbers[-1] if kind in ROOTED else 0
     if fault == "nothing" and kind == "all_reduce":
         return x[position]
-    total = x[0]
-    if kind in ("all_reduce", "reduce_scatter", "reduce"):
-        for each in x[1:]:
-            total = REDUCE[numbers[2]](total, each)
-    match kind:
-        case "all_reduce":
-            return total
-        case "reduce":
-            return total if position == root else None
-        case "reduce_scatter":
-            return np.split(total, group_size)[position]
-        case "all_gather":
-            return np.concatenate(x)
-        case "gather":
-            return np.concatenate(x) if position == root else None
-        case "broadcast":
-            return x[root]
-        case "scatter":
-            return np.split(x[root], group_size)[position]
-        case _:
-            return np.concatenate([np.split(each, group_size)[position] for each in x])
+    if kind in ZERO_ELSEWHERE and position != root:
+        return None
+    reduce_op = REDUCE[numbers[2]] if kind in REDUCING else "none"
+    operation = "all_to_all" if kind == "allto_all" else kind
+    return meant(CollectiveCall(operation, reduce_op, tuple(range(len(x))), root), x)[position]

@@ -79,19 +79,18 @@ def test_fields_are_carried_as_strings(kind: Any, value: Any, text: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "text"), [("int", "1.5"), ("int", str(2**63)), ("float", "x"), ("int", "")]
-)
-def test_strings_without_a_value(kind: Any, text: str) -> None:
-    with pytest.raises(Error, match=r"f is '.*'; expected an? "):
-        Field("f", kind).decode(text)
-
-
-@pytest.mark.parametrize(
-    ("kind", "value"), [("int", 1.5), ("int", None), ("text", 3), ("text", "a\0"), ("float", "x")]
+    ("kind", "value"),
+    [
+        *[("int", text) for text in ("1.5", str(2**63), "x", "")],
+        *[("float", "x"), ("int", 1.5), ("int", None), ("text", 3), ("text", "a\0")],
+    ],
 )
 def test_values_of_another_type(kind: Any, value: Any) -> None:
     with pytest.raises(Error, match=r"f is .*; expected "):
         Field("f", kind).encode(value)
+    if isinstance(value, str) and kind != "text":
+        with pytest.raises(Error, match=r"f is '.*'; expected an? "):
+            Field("f", kind).decode(value)
 
 
 def test_the_fields_of_a_plugin() -> None:
