@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from irc.errors import Error
-from irc.ops.collective_names import OPERATIONS
 
 Array: TypeAlias = np.ndarray[Any, Any]
 _DIVIDING = ("reduce_scatter", "all_to_all", "scatter")
@@ -31,8 +30,14 @@ class CollectiveCall:
     place: str = ""
 
     def result_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of one rank's result from that of its operand."""
+        """The shape of one rank's result from that of its operand; an Error where it cannot be
+        divided into equal shards."""
         group_size = len(self.group)
+        if self.operation in _DIVIDING and shape[0] % group_size:
+            raise Error(
+                f"{self.operation} divides dimension 0 of {list(shape)} into {group_size} equal "
+                f"shards in {self.place or 'a call'}; pad it"
+            )
         if self.operation in ("all_gather", "gather"):
             return (shape[0] * group_size, *shape[1:])
         if self.operation in ("reduce_scatter", "scatter"):
@@ -46,27 +51,3 @@ class CollectiveCall:
         kind += "" if self.reduce_op == "none" else f" ({self.reduce_op})"
         root = f" from {self.root}" if self.root > 0 else ""
         return f"{kind}{root} of {operand.dtype}[{shape}] in {self.place or 'a model'}"
-
-    def verify(self, rank: int, operand: Array) -> None:
-        """An Error where `rank` cannot make this call on such an operand."""
-        place = self.place or "a call"
-        if self.operation not in OPERATIONS:
-            raise Error(f"no collective is called {self.operation}; use {', '.join(OPERATIONS)}")
-        if rank not in self.group:
-            raise Error(f"rank {rank} is not in the group {self.group} of {place}")
-        if self.operation in _DIVIDING and operand.shape[0] % len(self.group):
-            raise Error(
-                f"{self.operation} divides dimension 0 of {list(operand.shape)} into "
-                f"{len(self.group)} equal shards in {place}; pad it"
-            )
-
-    def verify_result(self, operand: Array, result: Array) -> None:
-        """An Error where `result` is no memory for the result."""
-        shape = self.result_shape(operand.shape)
-        if result.shape != shape or result.dtype != operand.dtype:
-            raise Error(
-                f"{self.description(operand)} needs memory for {operand.dtype}{list(shape)}, not "
-                f"{result.dtype}{list(result.shape)}"
-            )
-        if not (operand.flags.c_contiguous and result.flags.c_contiguous):
-            raise Error(f"{self.description(operand)} needs contiguous arrays")

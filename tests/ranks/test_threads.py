@@ -79,6 +79,13 @@ def test_shares_are_the_whole_and_do_not_overlap() -> None:
                 np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("operation", ["reduce_scatter", "all_to_all", "scatter"])
+def test_an_operand_that_cannot_be_divided(operation: str) -> None:
+    what = CollectiveCall(operation, "none", (0, 1, 2), place="layers.0 (m.py:4)")
+    with pytest.raises(Error, match=r"dimension 0 of \[4, 2\] into 3 equal shards in layers.0"):
+        what.result_shape((4, 2))
+
+
 def test_arrays_are_handed_over_in_order() -> None:
     def work(c: Communicator) -> list[dict[str, np.ndarray]]:
         if c.rank == 0:
