@@ -12,8 +12,18 @@ _RANK_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMIX_RANK", "SLURM_NTASKS"),
 )
-_TORCHRUN = ("MASTER_PORT", "RANK", "WORLD_SIZE")
-_SLURM = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS")
+# launchers that are none of MPI's: their variables (the same two first), and what to do
+_OTHERS = (
+    (
+        ("RANK", "WORLD_SIZE", "MASTER_PORT"),
+        "torchrun started this process, and irc's ranks meet over MPI: mpirun -n {ranks} irc ..., "
+        "or irc ... --ranks {ranks}",
+    ),
+    (
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID"),
+        "srun started this process without MPI; start it with srun --mpi=pmi2",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -31,18 +41,12 @@ class Place:
 def find_place(environment: Mapping[str, str] = os.environ) -> Place | None:
     """The place that mpiexec, mpirun or srun gave this process; None where none of them did."""
     for names in _RANK_VARIABLES:
-        found = _numbers(environment, names)
-        if found:
+        if found := _numbers(environment, names):
             return Place(found[0], found[1])
-    torchrun = _numbers(environment, _TORCHRUN)
-    if torchrun and torchrun[2] > 1:
-        instead = f"mpirun -n {torchrun[2]} irc ..., or irc ... --ranks {torchrun[2]}"
-        refusal = f"torchrun started this process, and irc's ranks meet over MPI: {instead}"
-        return Place(torchrun[1], torchrun[2], refusal=refusal)
-    slurm = _numbers(environment, _SLURM)
-    if slurm and slurm[2] > 1:
-        refusal = "srun started this process without MPI; start it with srun --mpi=pmi2"
-        return Place(slurm[1], slurm[2], refusal=refusal)
+    for names, refusal in _OTHERS:
+        found = _numbers(environment, names)
+        if found and found[1] > 1:
+            return Place(found[0], found[1], refusal.format(ranks=found[1]))
     return None
 
 

@@ -10,8 +10,6 @@ from irc.backends.ranks.supervisor import DONE, MET, tell_supervisor
 from irc.errors import Error
 
 _INSTALL = "use mpich: pip install 'irc-compiler[mpi]'"
-# The other network module of MPICH 5 crashes a process when the one it sends to has died.
-_SETTINGS = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
 
 
 class Library(NamedTuple):
@@ -34,8 +32,8 @@ def start() -> Library:
 
     An Error where no MPI library can be loaded, or where it supports one thread only.
     """
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
+    # the other network module of MPICH 5 crashes a process when the one it sends to has died
+    os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
     try:
         import mpi4py
 

@@ -140,27 +140,6 @@ def test_a_rank_that_ends_is_an_error_on_the_others() -> None:
     assert "finalize 0" not in nccl.calls
 
 
-def test_a_watchdog_frees_a_call_that_blocks() -> None:
-    nccl = FakeNccl()
-
-    def work(rank: int) -> Any:
-        driver, group = group_of(nccl, rank, 2)
-        if rank == 1:
-            return
-        stream, memory = driver.stream(), driver.allocate(64)
-        with watched(driver.groups, "nothing", 0.5):
-            pass
-        with (
-            pytest.raises(PeerError, match="the prefill did not end within"),
-            watched(driver.groups, "the prefill", 0.5),
-        ):
-            group.bind("all_reduce", "f32", 4, "sum")(memory, memory, stream.handle)
-            while not stream.is_done():
-                time.sleep(1e-3)
-
-    assert on_ranks(2, work) == [None, None]
-
-
 @pytest.mark.parametrize("worlds", [[2], [2, 3]])
 def test_missing_ranks_are_an_error(worlds: list[int]) -> None:
     nccl = FakeNccl()
@@ -179,48 +158,45 @@ class Run:
             raise PeerError(self.failure)
 
 
-@pytest.mark.parametrize("where", ["joining", "wait", "watchdog", "send"])
-def test_a_failure_of_the_run_ends_the_wait(where: str) -> None:
-    """Before the timeout, with the message of the health check."""
+@pytest.mark.parametrize(
+    ("where", "cause", "message"),
+    [
+        *[(each, "run", "rank 1 was killed") for each in ("joining", "wait", "watched", "send")],
+        ("wait", "nccl", "NCCL reports: result 6: the fake fails"),
+        ("watched", "time", "rank 0 of 2 in tp: the step did not end within 1 seconds"),
+    ],
+)
+def test_a_failure_ends_every_wait(where: str, cause: str, message: str) -> None:
+    """Of the run or of NCCL, before the timeout; of a rank, at the timeout."""
     nccl, run = FakeNccl(), Run()
+    timeout = 0.6 if cause == "time" else 1e6
+
+    def fail() -> None:
+        run.failure = message if cause == "run" else ""
+        nccl.worlds[NAME][0].state = 6 if cause == "nccl" else 0
 
     def work(rank: int) -> None:
         if where == "joining":
-            run.failure = "rank 1 was killed"
-            group_of(nccl, 0, 2, check=run.check)
-        driver, group = group_of(nccl, rank, 2, timeout=1e6, check=run.check)
+            run.failure = message
+        options: Any = {"meeting": SOON, "timeout": timeout, "check": run.check}
+        driver, group = group_of(nccl, rank, 2, **options)
         if rank == 1:
             return
         memory, stream = driver.allocate(64), driver.stream()
-        group.bind("broadcast", "f32", 4, root=1)(memory, memory, stream.handle)
-        run.failure = "rank 1 was killed"
+        with watched(driver.groups, "nothing"):
+            group.bind("broadcast", "f32", 4, root=1)(memory, memory, stream.handle)
+        fail()
         if where == "wait":
             wait(stream, [group], "step")
         if where == "send":
             group.send(memory, 4, 1, stream.handle)
-        with watched(driver.groups, "step"):
+        with watched(driver.groups, "the step"):
             while not stream.is_done():
                 time.sleep(1e-3)
 
     found = on_ranks(1 if where == "joining" else 2, work)
-    assert isinstance(found[0], PeerError) and str(found[0]).endswith("rank 1 was killed")
+    assert isinstance(found[0], PeerError) and str(found[0]).endswith(message)
     assert ("abort 0" in nccl.calls) == (where != "send")
-
-
-def test_an_error_of_nccl_ends_the_wait() -> None:
-    nccl = FakeNccl()
-
-    def work(rank: int) -> None:
-        driver, group = group_of(nccl, rank, 2)
-        if rank == 1:
-            return
-        memory, stream = driver.allocate(64), driver.stream()
-        group.bind("all_reduce", "f32", 4, "sum")(memory, memory, stream.handle)
-        nccl.worlds[NAME][0].state = 6
-        with pytest.raises(PeerError, match="NCCL reports: result 6: the fake fails"):
-            wait(stream, [group], "step")
-
-    assert on_ranks(2, work) == [None, None]
 
 
 def test_a_refused_call_and_a_broken_gpu_are_errors() -> None:
