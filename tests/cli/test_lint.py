@@ -10,7 +10,7 @@ from irc.backends.tensorrt.lowering import table
 from irc.backends.tensorrt.target import Target
 from irc.ir.declare import REGISTRY
 from tests.cli.runner import irc, refused, works
-from tests.tensorrt.lint_models import model, node
+from tests.tensorrt.graphs import model, node
 
 ONE = "x:f16[4,8]"
 TARGET = Target.parse("tensorrt-rtx")

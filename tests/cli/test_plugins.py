@@ -8,7 +8,7 @@ import pytest
 from irc.backends.tensorrt.plugins import find
 from irc.cli.plugins import page
 from tests.cli.runner import irc, refused, works
-from tests.tensorrt.lint_models import model, node
+from tests.tensorrt.graphs import model, node
 from tests.user_code import EXAMPLE, restored_registries
 
 

@@ -16,7 +16,7 @@ from irc.driver import find_source, read_module
 from irc.errors import Error
 from irc.ir.declare import REGISTRY
 from tests.fresh import fresh
-from tests.tensorrt.lint_models import model, node
+from tests.tensorrt.graphs import model, node
 from tests.user_code import EXAMPLE, restored_registries
 
 NAMED = {"plugin_version": "1", "plugin_namespace": "example"}

@@ -1,133 +1,131 @@
-"""Small ONNX graphs written by hand, and requests to build them."""
+"""Small ONNX models from short texts, and requests to build them."""
 
+from __future__ import annotations
+
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from irc.backends.tensorrt.builder.build import BuildRequest, Profile
+from irc.backends.tensorrt.builder.request import BuildRequest, Profile
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.target import Target
 
-F16, F32, BF16 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.BFLOAT16
-I32, I64 = TensorProto.INT32, TensorProto.INT64
+F16, F32, F64 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE
+I8, I32, U8, BOOL = TensorProto.INT8, TensorProto.INT32, TensorProto.UINT8, TensorProto.BOOL
+F8, F4, I4 = TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT4E2M1, TensorProto.INT4
+DTYPES = {"f16": F16, "f32": F32, "f64": F64, "bf16": TensorProto.BFLOAT16, "i8": I8, "i32": I32}
+DTYPES |= {"i16": TensorProto.INT16, "i64": TensorProto.INT64, "u8": U8, "bool": BOOL}
+DTYPES |= {"i4": I4, "f8": F8, "f4": F4}
 TARGET = Target.parse("tensorrt-rtx-1.7/sm_80+sm_89")
-Dims = Sequence[int | str]
+HALF = "x:f16[4,64]", "y:f16[4,64]"
 
 
-def value(name: str, dims: Dims, dtype: int = F16) -> onnx.ValueInfoProto:
-    """A typed input or output."""
-    return helper.make_tensor_value_info(name, dtype, list(dims))
+def node(kind: str, inputs: str, outputs: str = "y", domain: str = "", /, **attributes: Any) -> Any:
+    """A node whose operands are words, "-" for one that is absent; empty lists are left out."""
+    names = ["" if word == "-" else word for word in inputs.split()]
+    present = {key: held for key, held in attributes.items() if held != []}
+    return helper.make_node(kind, names, outputs.split(), domain=domain, **present)
 
 
-def node(
-    where: str, kind: str, inputs: Sequence[str], output: str, line: int = 0, **attributes: Any
-) -> onnx.NodeProto:
-    """A node called as irc's emitter calls them, for an operation `scope/opname`."""
-    made = helper.make_node(
-        kind, list(inputs), [output], name=f"{where}/{kind}.{output}", **attributes
-    )
-    if line:
-        made.metadata_props.add(key="loc", value=f"model.py:{line}")
+def at(operation: str, line: int, made: NodeProto) -> NodeProto:
+    """A node called as irc's emitter calls those of an operation `scope/opname` in model.py."""
+    made.name = f"{operation}/{made.op_type}.{made.output[0]}"
+    made.metadata_props.add(key="loc", value=f"model.py:{line}")
     return made
 
 
-def weight(name: str, *shape: int, dtype: type = np.float16) -> onnx.TensorProto:
-    """A constant inside the model."""
-    return numpy_helper.from_array(np.full(shape, 0.5, dtype), name)
+def value(text: str) -> ValueInfoProto:
+    """The value `x:f16[4,S]`."""
+    name, _, rest = text.partition(":")
+    dtype, _, dims = rest.rstrip("]").partition("[")
+    shape = [int(dim) if dim.lstrip("-").isdecimal() else dim for dim in dims.split(",") if dim]
+    return helper.make_tensor_value_info(name, DTYPES[dtype], shape)
 
 
-def save(
-    path: Path,
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[onnx.ValueInfoProto],
-    outputs: Sequence[onnx.ValueInfoProto],
-    weights: Sequence[onnx.TensorProto] = (),
-    values: Sequence[onnx.ValueInfoProto] = (),
-) -> Path:
-    """Write the model."""
-    graph = helper.make_graph(
-        list(nodes), "g", list(inputs), list(outputs), list(weights), value_info=list(values)
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=11)
-    path.write_bytes(model.SerializeToString())
+def constant(text: str, number: float = 1) -> TensorProto:
+    """The constant `w:i8[4,8]`, filled with one number."""
+    info = value(text)
+    kind = info.type.tensor_type
+    shape = [dim.dim_value for dim in kind.shape.dim]
+    numbers = [number] * int(np.prod(shape))
+    return helper.make_tensor(info.name, kind.elem_type, shape, numbers, raw=False)
+
+
+def model(
+    nodes: NodeProto | Sequence[NodeProto],
+    inputs: str = "x:f16[4,8]",
+    outputs: str = "y:f16[4,8]",
+    constants: Sequence[TensorProto] = (),
+) -> ModelProto:
+    """A model of nodes; inputs and outputs are words."""
+    body = list(nodes) if isinstance(nodes, Sequence) else [nodes]
+    sources, results = (list(map(value, text.split())) for text in (inputs, outputs))
+    graph = helper.make_graph(body, "g", sources, results, list(constants))
+    domains = sorted({each.domain for each in body} - {""})
+    imports = [helper.make_opsetid("", 24), *(helper.make_opsetid(each, 1) for each in domains)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=11)
+
+
+def saved(folder: Path, *parts: Any) -> Path:
+    """The file m.onnx with the model of these parts, see `model`."""
+    path = folder / "m.onnx"
+    path.write_bytes(model(*parts).SerializeToString())
     return path
 
 
-def relu(path: Path) -> Path:
-    """The smallest model: y = relu(x), f16[4, 64]."""
-    nodes = [node("model/relu", "Relu", ["x"], "y", line=3)]
-    return save(path, nodes, [value("x", [4, 64])], [value("y", [4, 64])])
+def relu(folder: Path) -> Path:
+    """y = relu(x)."""
+    return saved(folder, at("model/relu", 3, node("Relu", "x")), *HALF)
 
 
-def gemm(path: Path, comm: str | None = None) -> Path:
-    """y = relu(x @ W) over a dynamic batch, with a collective of two ranks before the relu."""
-    nodes = [node("layers.0/linear", "MatMul", ["x", "W"], "a", line=11)]
-    if comm is not None:
-        collective = {
-            "collective_operation": comm,
-            "reduce_op": "sum" if "reduce" in comm else "none",
-            "root": 0 if comm in ("broadcast", "reduce") else -1,
-            "group_size": 2,
-            "groups": [0, 1],
-            "nb_rank": 2,
-        }
-        nodes.append(node(f"layers.0/{comm}", "DistCollective", ["a"], "b", line=12, **collective))
-    nodes.append(node("layers.0/relu", "Relu", [nodes[-1].output[0]], "y", line=13))
-    return save(path, nodes, [value("x", ["B", 64])], [value("y", ["B", 128])], [W])
-
-
-W = weight("W", 64, 128)
-
-
-def attention(path: Path, dtype: int = BF16) -> Path:
-    """A decode step: caches written in place, then attention over their valid part."""
-    heads, kv, slots, size = 4, 2, 128, 32
+def gemm(folder: Path) -> Path:
+    """y = relu(sum over two ranks of x @ W) over a dynamic batch."""
+    kind: dict[str, Any] = {"collective_operation": "all_reduce", "reduce_op": "sum", "root": -1}
     nodes = [
-        node("l.0/write", "TensorScatter", ["pk", "k", "wi"], "nk", axis=-2),
-        node("l.0/write", "TensorScatter", ["pv", "v", "wi"], "nv", axis=-2),
-        node(
-            "l.0/attention",
-            "TRT_Attention",
-            ["q", "nk", "nv", "", "", "kl"],
-            "o",
-            line=21,
-            causal_kind="lower_right",
+        at("layers.0/linear", 11, node("MatMul", "x W", "a")),
+        at(
+            "layers.0/all_reduce",
+            12,
+            node("DistCollective", "a", "b", **kind, group_size=2, groups=[0, 1], nb_rank=2),
         ),
+        at("layers.0/relu", 13, node("Relu", "b")),
     ]
-    cache = ["B", kv, slots, size]
-    inputs = [
-        value("q", ["B", heads, "S", size], dtype),
-        value("k", ["B", kv, "S", size], dtype),
-        value("v", ["B", kv, "S", size], dtype),
-        value("pk", cache, dtype),
-        value("pv", cache, dtype),
-        value("wi", ["B"], I32),
-        value("kl", ["B"], I32),
+    return saved(folder, nodes, "x:f16[B,64]", "y:f16[B,128]", [constant("W:f16[64,128]", 0.5)])
+
+
+def attention(folder: Path) -> Path:
+    """A decode step: caches written in place, then attention over their valid part."""
+    attributes = {"causal_kind": "lower_right"}
+    nodes = [
+        at("l.0/write", 20, node("TensorScatter", "pk k wi", "nk", axis=-2)),
+        at("l.0/write", 20, node("TensorScatter", "pv v wi", "nv", axis=-2)),
+        at("l.0/attention", 21, node("TRT_Attention", "q nk nv - - kl", "o", **attributes)),
     ]
-    outputs = [value("o", ["B", heads, "S", size], dtype)]
-    outputs += [value("nk", cache, dtype), value("nv", cache, dtype)]
-    return save(path, nodes, inputs, outputs)
+    query, new, cache = "bf16[B,4,S,32]", "bf16[B,2,S,32]", "bf16[B,2,128,32]"
+    inputs = f"q:{query} k:{new} v:{new} pk:{cache} pv:{cache} wi:i32[B] kl:i32[B]"
+    return saved(folder, nodes, inputs, f"o:{query} nk:{cache} nv:{cache}")
 
 
 def profile(name: str, path: Path, **dims: tuple[int, int, int]) -> Profile:
-    """The profile of a model whose dynamic dimensions have these bounds."""
-    shapes: dict[str, Any] = {}
+    """The profile of a model whose dynamic dimensions have these bounds, else (1, 4, 8)."""
+    ranges, shapes = defaultdict(lambda: (1, 4, 8), dims), dict[str, Any]()
     for each in onnx.load(path, load_external_data=False).graph.input:
         found = [d.dim_param or d.dim_value for d in each.type.tensor_type.shape.dim]
         if any(isinstance(d, str) for d in found):
             shapes[each.name] = tuple(
-                tuple(dims[d][i] if isinstance(d, str) else d for d in found) for i in range(3)
+                tuple(ranges[d][i] if isinstance(d, str) else d for d in found) for i in range(3)
             )
     return Profile(name, shapes)
 
 
 def asked(
-    model: Path, profiles: Sequence[Profile] = (), base: Path | None = None, **options: Any
+    path: Path, profiles: Sequence[Profile] = (), base: Path | None = None, **options: Any
 ) -> BuildRequest:
     """A request for an engine beside the model, by default without the cache."""
-    engine, chosen = model.with_suffix(".engine"), {"caching": False, **options}
-    return BuildRequest(model, engine, TARGET, tuple(profiles), EngineOptions.of(chosen), base=base)
+    engine, chosen = path.with_suffix(".engine"), {"caching": False, **options}
+    return BuildRequest(path, engine, TARGET, tuple(profiles), EngineOptions.of(chosen), base=base)

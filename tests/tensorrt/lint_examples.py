@@ -7,8 +7,9 @@ from typing import Any
 from onnx import ModelProto
 
 from irc.backends.tensorrt.plugins import attributes_of
-from tests.tensorrt.lint_models import FULL, NEWEST, Example, model, node
-from tests.tensorrt.lint_models import value as typed
+from tests.tensorrt.graphs import model, node
+from tests.tensorrt.graphs import value as typed
+from tests.tensorrt.refusal import FULL, NEWEST, Example
 
 X = "x:f16[4,8]"
 Q, K = "q:f16[1,4,8,64]", "k:f16[1,2,8,64]"
@@ -74,22 +75,22 @@ ATTENTION = {
         Example(
             attention("q k k m", f"{Q} {K} m:f32[1,1,8,8]"),
             attention("q k k m", f"{Q} {K} m:bool[1,1,8,8]"),
-            "build",
+            "building",
         ),
-        Example(attention("q k k l", LENGTHS), None, "parse"),
+        Example(attention("q k k l", LENGTHS), None, "parsing"),
     ),
     "attention-needs-decomposable": (
-        Example(attention(types=F32), attention(types=F32, TRT_decomposable=1), "build"),
-        Example(plain(types=WIDE), plain(types=WIDE, TRT_decomposable=1), "build"),
+        Example(attention(types=F32), attention(types=F32, TRT_decomposable=1), "building"),
+        Example(plain(types=WIDE), plain(types=WIDE, TRT_decomposable=1), "building"),
         Example(
             plain(types=THREE, q_num_heads=8, kv_num_heads=8),
             plain(types=THREE, q_num_heads=4, kv_num_heads=4),
-            "build",
+            "building",
         ),
         Example(
             plain(types=THREE.replace("f16", "f32"), q_num_heads=4, kv_num_heads=4, is_causal=1),
             plain(types=THREE.replace("f16", "f32"), q_num_heads=4, kv_num_heads=4),
-            "build",
+            "building",
         ),
     ),
     "trt-attention-attributes": (
@@ -97,8 +98,8 @@ ATTENTION = {
         Example(attention(is_causal=1), attention(causal_kind="upper_left"), ""),
     ),
     "trt-attention-lengths": (
-        Example(attention("q k k - l", LENGTHS), attention("q k k - - l", LENGTHS), "build"),
-        Example(attention("q k k - - - l", LENGTHS), None, ""),
+        Example(attention("q k k - l", LENGTHS), attention("q k k - - l", LENGTHS), "building"),
+        Example(attention("q k k - - - l", LENGTHS), None, "unused"),
         Example(attention("q k k - - l", f"{Q} {K} l:f32[1]"), None, ""),
     ),
 }
@@ -125,16 +126,16 @@ CACHES = {
         Example(
             cache(body=[node("Identity", "c", "t"), node("TensorScatter", "t u w")]),
             cache(),
-            "build",
+            "building",
         ),
-        Example(cache(body=[WRITE, AGAIN], outputs=BOTH), None, "build"),
+        Example(cache(body=[WRITE, AGAIN], outputs=BOTH), None, "building"),
     ),
     "cache-is-an-output": Example(
         cache(body=[WRITE, node("Relu", "n")]),
         cache(body=[WRITE, node("Relu", "n")], outputs=BOTH),
-        "build",
+        "building",
     ),
-    "cache-updated-twice": Example(cache(body=[WRITE, TWICE], outputs=BOTH), cache(), "build"),
+    "cache-updated-twice": Example(cache(body=[WRITE, TWICE], outputs=BOTH), cache(), "building"),
     "native-cache-wrong": Example(cache(), model(node("Relu", "x")), target="tensorrt-11.2/sm_121"),
     "native-cache-builds": Example(
         cache(), model(node("Relu", "x")), target="tensorrt-11.2/sm_120"
@@ -153,7 +154,7 @@ NONE = model(node("Relu", "x"))
 
 COLLECTIVES = {
     "collective-dtype": Example(
-        collective("x:f8[4,8]"), collective("x:bf16[4,8]"), "build", NEWEST
+        collective("x:f8[4,8]"), collective("x:bf16[4,8]"), "building", NEWEST
     ),
     "collective-architecture": Example(collective(), NONE, target="tensorrt-11.4/sm_75+sm_90"),
     "collective-subgroup": (
@@ -188,8 +189,8 @@ PLUGINS = {
         Example(mine(sizes=[1, -(1 << 31) - 1]), mine(sizes=[1, -(1 << 31)])),
     ),
     "unknown-plugin": (
-        Example(mine("Nonesuch"), NONE, "parse"),
-        Example(model(node("Nonesuch", "x")), None, "parse"),
+        Example(mine("Nonesuch"), NONE, "parsing"),
+        Example(model(node("Nonesuch", "x")), None, "parsing"),
         Example(mine("Relu"), None, ""),  # computed as ONNX's Relu
         Example(mine("Nonesuch"), ours(), target=FULL),
     ),
@@ -207,12 +208,12 @@ CYCLE = model([node("Add", "x b", "a"), node("Neg", "a", "b"), node("Relu", "a")
 
 FILES = {
     "malformed": (
-        Example(model(node("Add", "x lost")), NONE, "parse"),
-        Example(model([node("Relu", "x"), node("Neg", "x")]), NONE, "parse"),
-        Example(CYCLE, UNORDERED, "parse"),
-        Example(model(node("Relu", "x", "z")), NONE, "parse"),
+        Example(model(node("Add", "x lost")), NONE, "parsing"),
+        Example(model([node("Relu", "x"), node("Neg", "x")]), NONE, "parsing"),
+        Example(CYCLE, UNORDERED, "parsing"),
+        Example(model(node("Relu", "x", "z")), NONE, "parsing"),
         Example(named_twice(), NONE),
     ),
-    "unused-input": Example(model(node("Relu", "x"), f"{X} u:f16[2]"), NONE),
+    "unused-input": Example(model(node("Relu", "x"), f"{X} u:f16[2]"), NONE, "unused"),
     "untyped": Example(model(node("Add", "x")), model(node("Add", "x x"))),
 }

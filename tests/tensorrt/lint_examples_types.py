@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from tests.tensorrt.lint_models import (
+from tests.tensorrt.graphs import (
     BOOL,
     F4,
     F8,
@@ -18,13 +18,12 @@ from tests.tensorrt.lint_models import (
     I4,
     I8,
     I32,
-    NEWEST,
     U8,
-    Example,
     constant,
     model,
     node,
 )
+from tests.tensorrt.refusal import NEWEST, Example
 
 X = "x:f16[4,8]"
 PAIR = f"{X} z:f16[4,8]"
@@ -65,59 +64,59 @@ CAST_ADD = [node("Cast", "x", "c", to=F32), node("Relu", "x", "r"), node("Add", 
 
 DTYPES = {
     "mixed-dtypes": (
-        Example(pair("Add", f"{X} z:f32[4,8]"), pair("Add"), "parse"),
-        Example(where("f32"), where("f16"), "parse"),
-        Example(pair("Concat", f"{X} z:f32[4,8]", "y:f16[8,8]", axis=0), None, "parse"),
-        Example(norm("f32"), norm("f16"), "parse"),
-        Example(model(CAST_ADD), None, "parse"),
+        Example(pair("Add", f"{X} z:f32[4,8]"), pair("Add"), "parsing"),
+        Example(where("f32"), where("f16"), "parsing"),
+        Example(pair("Concat", f"{X} z:f32[4,8]", "y:f16[8,8]", axis=0), None, "parsing"),
+        Example(norm("f32"), norm("f16"), "parsing"),
+        Example(model(CAST_ADD), None, "parsing"),
     ),
     "operand-dtype": (
         Example(
             pair("Mul", "x:bool[4,8] z:bool[4,8]", "y:bool[4,8]"),
             pair("And", "x:bool[4,8] z:bool[4,8]", "y:bool[4,8]"),
-            "parse",
+            "parsing",
         ),
         Example(
             pair("And", "x:i32[4,8] z:i32[4,8]", "y:bool[4,8]"),
             pair("Mul", "x:i32[4,8] z:i32[4,8]", "y:i32[4,8]"),
-            "parse",
+            "parsing",
         ),
-        Example(pair("MatMul", "x:i32[4,8] z:i32[8,8]", "y:i32[4,8]"), None, "parse"),
+        Example(pair("MatMul", "x:i32[4,8] z:i32[8,8]", "y:i32[4,8]"), None, "parsing"),
         Example(
             pair("Add", "x:u8[4,8] z:u8[4,8]", "y:u8[4,8]"),
             pair("Add", "x:i8[4,8] z:i8[4,8]", "y:i8[4,8]"),
-            "parse",
+            "parsing",
         ),
     ),
     "cast-to": (
         *(
-            Example(cast(to), cast(I32), "parse")
+            Example(cast(to), cast(I32), "parsing")
             for to in (U8, TensorProto.INT16, TensorProto.UINT4, TensorProto.FLOAT8E5M2)
         ),
-        *(Example(cast(to), cast(BOOL), "build", NEWEST) for to in (F8, F4, I4)),
-        Example(model(node("Cast", "x", to=F16), "x:f8[4,8]"), None, "build", NEWEST),
+        *(Example(cast(to), cast(BOOL), "building", NEWEST) for to in (F8, F4, I4)),
+        Example(model(node("Cast", "x", to=F16), "x:f8[4,8]"), None, "building", NEWEST),
     ),
     "double": (Example(cast(F64), cast(F32), ""), Example(port("f64"), port("f32"), "")),
     "tensor-dtype": (
-        Example(port("i16"), port("i32"), "parse"),
-        Example(stored("i16"), stored("i32"), "parse"),
+        Example(port("i16"), port("i32"), "parsing"),
+        Example(stored("i16"), stored("i32"), "parsing"),
     ),
     "architecture-dtype": (
         Example(
             pair("Add", "x:bf16[4,8] z:bf16[4,8]", "y:bf16[4,8]"),
             pair("Add"),
-            "build",
+            "building",
             "tensorrt-rtx-1.7/sm_75+sm_89",
         ),
-        Example(port("f8"), port("i8"), "build", "tensorrt-rtx-1.7/sm_80+sm_89"),
-        Example(port("f4"), port("f16"), "build", "tensorrt-rtx-1.7/sm_89"),
-        Example(port("i4"), port("i8"), "build", "tensorrt-rtx-1.7/sm_75"),
+        Example(port("f8"), port("i8"), "building", "tensorrt-rtx-1.7/sm_80+sm_89"),
+        Example(port("f4"), port("f16"), "building", "tensorrt-rtx-1.7/sm_89"),
+        Example(port("i4"), port("i8"), "building", "tensorrt-rtx-1.7/sm_75"),
         Example(port("f4"), port("f16"), target="tensorrt-11.4/sm_90"),
     ),
     "architecture-f32-product": Example(
         pair("MatMul", "x:f32[4,8] z:f32[8,8]", "y:f32[4,8]"),
         pair("MatMul", PRODUCT.format("f16")),
-        "build",
+        "building",
         "tensorrt-rtx-1.7/sm_75",
     ),
 }
@@ -144,20 +143,20 @@ def nonzero(**attributes: str) -> ModelProto:
 
 OPERATORS = {
     "unsupported-operator": (
-        Example(pair("BitwiseAnd", "x:i32[4,8] z:i32[4,8]", "y:i32[4,8]"), RELU, "parse"),
-        Example(foreign("FastGelu", "com.microsoft"), None, "parse"),
-        Example(foreign("Normalizer", "ai.onnx.ml"), None, "parse"),
+        Example(pair("BitwiseAnd", "x:i32[4,8] z:i32[4,8]", "y:i32[4,8]"), RELU, "parsing"),
+        Example(foreign("FastGelu", "com.microsoft"), None, "parsing"),
+        Example(foreign("Normalizer", "ai.onnx.ml"), None, "parsing"),
     ),
     "missing-plugin": (
-        Example(nonzero(), RELU, "parse"),
+        Example(nonzero(), RELU, "parsing"),
         Example(nonzero(), nonzero(plugin_version="1", plugin_namespace="mine")),
     ),
     "builtin-name": (
         Example(foreign("Relu", "mine"), foreign("Relu", ""), ""),
         Example(foreign("Sigmoid", "com.microsoft"), foreign("Gelu", "com.microsoft")),
     ),
-    "topk-limit": Example(topk(3841), topk(3840), "build"),
-    "scatter-reduction": Example(scatter("add"), scatter("none"), "parse"),
+    "topk-limit": Example(topk(3841), topk(3840), "building"),
+    "scatter-reduction": Example(scatter("add"), scatter("none"), "parsing"),
 }
 
 K, N = 128, 64
@@ -225,25 +224,25 @@ GOOD = weight()
 
 QUANTIZED = {
     "zero-point": (
-        Example(weight(zero=1), weight(zero=0), "parse"),
-        Example(weight(zero=0, zeros=(1,)), weight(zero=0, zeros=(N,)), "parse"),
-        Example(activation(zero="z"), activation(), "build"),
+        Example(weight(zero=1), weight(zero=0), "parsing"),
+        Example(weight(zero=0, zeros=(1,)), weight(zero=0, zeros=(N,)), "parsing"),
+        Example(activation(zero="z"), activation(), "building"),
     ),
     "scale-positive": (
-        Example(weight(size=0), GOOD, "parse"),
-        Example(weight(size=-1), blocks(scale=-1), "parse"),
-        Example(weight(size=float("nan")), GOOD, "parse"),
+        Example(weight(size=0), GOOD, "parsing"),
+        Example(weight(size=-1), blocks(scale=-1), "parsing"),
+        Example(weight(size=float("nan")), GOOD, "parsing"),
     ),
     "block-shape": (
-        Example(weight("i4", (3, N), axis=0, block_size=48), blocks(size=32), "parse"),
-        Example(weight("i4", (N,), axis=0, block_size=128), None, "parse"),
-        Example(weight("i4", (2, N // 2), axis=0, block_size=64), None, "parse"),
+        Example(weight("i4", (3, N), axis=0, block_size=48), blocks(size=32), "parsing"),
+        Example(weight("i4", (N,), axis=0, block_size=128), None, "parsing"),
+        Example(weight("i4", (2, N // 2), axis=0, block_size=64), None, "parsing"),
         Example(weight("i4", (4, N), axis=0, block_size=64), None, ""),
     ),
-    "even-count": Example(weight("i4", (3,), shape=(3, 3)), blocks(), "build"),
+    "even-count": Example(weight("i4", (3,), shape=(3, 3)), blocks(), "building"),
     "quantized-constant": (
-        Example(gathered("gather"), gathered("dequantize"), "build"),
-        Example(model(CAST_INT8, constants=[constant("w:i8[4,8]")]), None, "build"),
+        Example(gathered("gather"), gathered("dequantize"), "building"),
+        Example(model(CAST_INT8, constants=[constant("w:i8[4,8]")]), None, "building"),
     ),
     "int4-blocks": (
         Example(weight("i4"), blocks(), ""),

@@ -10,11 +10,12 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from irc.backends.tensorrt.builder.build import BuildRequest, Built, build
+from irc.backends.tensorrt.builder.build import build
 from irc.backends.tensorrt.builder.library import find
 from irc.backends.tensorrt.builder.report import Report
+from irc.backends.tensorrt.builder.request import BuildRequest, Built
 from irc.backends.tensorrt.target import Target
-from tests.tensorrt.graphs import TARGET, asked, attention, gemm, node, profile, relu, save, value
+from tests.tensorrt.graphs import HALF, TARGET, asked, attention, gemm, node, profile, relu, saved
 
 pytestmark = pytest.mark.needs_rtx
 
@@ -25,7 +26,7 @@ def two_profiles(path: Path) -> BuildRequest:
 
 
 def test_a_report_names_the_kernels_of_each_operation(tmp_path: Path) -> None:
-    built = build(two_profiles(gemm(tmp_path / "m.onnx", "all_reduce")))
+    built = build(two_profiles(gemm(tmp_path)))
     report = built.report
     assert report.library == str(find("tensorrt-rtx")) and report.target == str(TARGET)
     assert report.kinds("decode") == {"shape_call": 1, "gemm": 1, "comm_allreduce": 1, "kgen": 1}
@@ -43,7 +44,7 @@ def test_a_report_names_the_kernels_of_each_operation(tmp_path: Path) -> None:
 
 
 def test_a_decode_step_attends_in_one_kernel(tmp_path: Path) -> None:
-    report = build(two_profiles(attention(tmp_path / "m.onnx"))).report
+    report = build(two_profiles(attention(tmp_path))).report
     kernels = [each for each in report.layers_of("attention", "decode") if "mha" in each.name]
     (kernel,) = kernels
     assert "gemv_mha" in kernel.name
@@ -60,12 +61,11 @@ def test_equal_builds_come_from_the_cache(tmp_path: Path) -> None:
 
     def again(kind: Any = relu, target: Target = TARGET, **changes: Any) -> Built:
         stages.clear()
-        request = asked(kind(tmp_path / "m.onnx"), caching=True, cache=tmp_path / "kept", **changes)
+        request = asked(kind(tmp_path), caching=True, cache=tmp_path / "kept", **changes)
         return build(replace(request, target=target), tell)
 
-    def exp(path: Path) -> Path:
-        nodes = [node("model/exp", "Exp", ["x"], "y")]
-        return save(path, nodes, [value("x", [4, 64])], [value("y", [4, 64])])
+    def exp(folder: Path) -> Path:
+        return saved(folder, node("Exp", "x"), *HALF)
 
     first = again()
     data = first.engine.read_bytes()
@@ -86,7 +86,7 @@ def test_equal_builds_come_from_the_cache(tmp_path: Path) -> None:
 
 def test_progress_rises_from_0_to_1(tmp_path: Path) -> None:
     reported: list[tuple[str, float]] = []
-    request = two_profiles(attention(tmp_path / "m.onnx"))
+    request = two_profiles(attention(tmp_path))
     build(request, lambda stage, fraction: reported.append((stage, fraction)))
     assert {stage for stage, _ in reported} == {"building m.engine"}
     fractions = [fraction for _, fraction in reported]
@@ -103,11 +103,9 @@ def outside(location: str, offset: int, length: int) -> onnx.TensorProto:
 
 
 def external(folder: Path, location: str) -> Path:
-    nodes = [node("model/linear", "MatMul", ["x", "W"], "y")]
-    weights = [outside(location, 7, 64 * 128 * 2)]
     folder.mkdir(exist_ok=True)
-    inputs, outputs = [value("x", [4, 64])], [value("y", [4, 128])]
-    return save(folder / "m.onnx", nodes, inputs, outputs, weights)
+    weights = [outside(location, 7, 64 * 128 * 2)]
+    return saved(folder, node("MatMul", "x W"), HALF[0], "y:f16[4,128]", weights)
 
 
 def test_weights_are_read_below_the_base(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from irc.backends.tensorrt.builder import build as building
-from irc.backends.tensorrt.builder.build import BuildRequest, Built, Profile, build
+from irc.backends.tensorrt.builder.build import build
+from irc.backends.tensorrt.builder.request import BuildRequest, Built, Profile
 from irc.errors import Error
-from tests.tensorrt.graphs import F32, I64, asked, gemm, node, profile, relu, save, value
+from tests.tensorrt.graphs import HALF, asked, at, gemm, node, profile, relu, saved
 
 pytestmark = pytest.mark.needs_rtx
-X, Y = value("x", [4, 64]), value("y", [4, 64])
 
 
 def refusal(request: BuildRequest) -> str:
@@ -31,50 +31,47 @@ def refusal(request: BuildRequest) -> str:
 
 
 def test_an_operation_unknown_to_the_parser_is_named_with_its_line(tmp_path: Path) -> None:
-    nodes = [node("layers.1/unique", "Unique", ["x"], "y", line=7)]
-    text = refusal(asked(save(tmp_path / "m.onnx", nodes, [X], [value("y", [256])])))
+    made = at("layers.1/unique", 7, node("Unique", "x"))
+    text = refusal(asked(saved(tmp_path, made, HALF[0], "y:f16[256]")))
     assert text.startswith("model.py:7 in layers.1: TensorRT-RTX 1.")
     assert "cannot build unique (Unique layers.1/unique/Unique.y)" in text
 
 
 def test_an_operation_that_the_builder_refuses_is_named(tmp_path: Path) -> None:
-    heads = [1, 2, 4, 32]
     nodes = [
-        node("l.0/mul", "Mul", ["q", "q"], "s", line=50),
-        node("l.0/attention", "TRT_Attention", ["s", "k", "v"], "o", line=51, domain="trt"),
+        at("l.0/mul", 50, node("Mul", "q q", "s")),
+        at("l.0/attention", 51, node("TRT_Attention", "s k v", "o", "trt")),
     ]
-    inputs = [value(name, heads, F32) for name in "qkv"]
-    text = refusal(asked(save(tmp_path / "m.onnx", nodes, inputs, [value("o", heads, F32)])))
+    inputs = " ".join(f"{name}:f32[1,2,4,32]" for name in "qkv")
+    text = refusal(asked(saved(tmp_path, nodes, inputs, "o:f32[1,2,4,32]")))
     assert text.startswith("model.py:51 in l.0: ")
     assert "cannot build attention (TRT_Attention" in text
     assert "not supported by a dedicated kernel" in text
-    nodes.append(node("l.1/attention", "TRT_Attention", ["o", "k", "v"], "p", line=52))
-    text = refusal(asked(save(tmp_path / "m.onnx", nodes, inputs, [value("p", heads, F32)])))
+    nodes.append(at("l.1/attention", 52, node("TRT_Attention", "o k v", "p")))
+    text = refusal(asked(saved(tmp_path, nodes, inputs, "p:f32[1,2,4,32]")))
     assert "it may be about model.py:51 in l.0: attention (TRT_Attention" in text
     assert ", model.py:52 in l.1: attention (" in text
 
 
 def test_too_little_workspace_names_the_option(tmp_path: Path) -> None:
-    path = gemm(tmp_path / "m.onnx")
+    path = gemm(tmp_path)
     text = refusal(asked(path, [profile("p", path, B=(1, 2, 4))], workspace=1))
     assert "workspace" in text and text.endswith("; raise --workspace, or leave it out")
 
 
 def test_an_input_that_the_parser_drops_is_an_error(tmp_path: Path) -> None:
     # ONNX Attention with lengths, which TensorRT's parser ignores.
-    heads = [1, 2, 1, 64]
-    nodes = [node("l.0/attention", "Attention", ["q", "k", "v", "", "", "", "kl"], "o", line=31)]
-    inputs = [value(name, heads) for name in "qkv"] + [value("kl", [1], I64)]
-    text = refusal(asked(save(tmp_path / "m.onnx", nodes, inputs, [value("o", heads)])))
+    made = at("l.0/attention", 31, node("Attention", "q k v - - - kl", "o"))
+    inputs = " ".join(f"{name}:f16[1,2,1,64]" for name in "qkv") + " kl:i64[1]"
+    text = refusal(asked(saved(tmp_path, made, inputs, "o:f16[1,2,1,64]")))
     assert "ignores inputs of m.onnx" in text
     assert "kl, which is input 6 of model.py:31 in l.0: attention (Attention l.0/" in text
-    nodes = [node("m/relu", "Relu", ["x"], "y")]
-    path = save(tmp_path / "m.onnx", nodes, [X, value("z", [1])], [Y])
+    path = saved(tmp_path, node("Relu", "x"), f"{HALF[0]} z:f16[1]", HALF[1])
     assert refusal(asked(path)).endswith("  z, which no node reads")
 
 
 def test_profiles_that_do_not_fit(tmp_path: Path) -> None:
-    path = gemm(tmp_path / "m.onnx")
+    path = gemm(tmp_path)
     assert "no optimization profile" in refusal(asked(path))
     other = Profile("p", {"x": ((1, 32), (1, 32), (1, 32))})
     assert "Dimension mismatch for tensor x and profile 0" in refusal(asked(path, [other]))
@@ -89,7 +86,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
 
 def test_refit_and_strip_need_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "has_gpu", lambda: False)
-    path = relu(tmp_path / "m.onnx")
+    path = relu(tmp_path)
     assert "needs a GPU to build an engine for refit" in refusal(asked(path, refit=True))
     assert "needs a GPU to build an engine for strip" in refusal(asked(path, strip=True))
 
@@ -119,11 +116,8 @@ def with_plugin(folder: Path, configure: str = "pass", shapes: str = "pass") -> 
     file = folder / "own.py"
     file.write_text(PLUGIN.replace("{configure}", configure).replace("{shapes}", shapes))
     own = {"plugin_version": "1", "plugin_namespace": "own"}
-    nodes = [
-        node("m/relu", "Relu", ["x"], "a", line=40),
-        node("m/own", "Own", ["a"], "y", line=41, **own),
-    ]
-    return asked(save(folder / "m.onnx", nodes, [X], [Y]), plugins=(str(file),))
+    nodes = [at("m/relu", 40, node("Relu", "x", "a")), at("m/own", 41, node("Own", "a", **own))]
+    return asked(saved(folder, nodes, *HALF), plugins=(str(file),))
 
 
 def test_a_user_s_plugin_is_in_the_engine(tmp_path: Path) -> None:
@@ -218,7 +212,7 @@ def test_a_parent_that_ends_leaves_no_process_and_no_file(
 
 
 def test_equal_builds_at_the_same_time_build_once(tmp_path: Path) -> None:
-    path = relu(tmp_path / "m.onnx")
+    path = relu(tmp_path)
     request = asked(path, caching=True, cache=tmp_path / "kept")
     other = replace(request, engine=tmp_path / "o.engine")
     stages: list[str] = []
@@ -239,7 +233,7 @@ def test_equal_builds_at_the_same_time_build_once(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = relu(tmp_path / "m.onnx")
+    path = relu(tmp_path)
     (tmp_path / "file").touch()
     cache = tmp_path / "file" / "engines"
     text = refusal(asked(path, caching=True, cache=cache))

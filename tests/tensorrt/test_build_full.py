@@ -29,7 +29,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("PYTHONPATH", str(modules))
     monkeypatch.setattr(building, "has_gpu", lambda: True)
     monkeypatch.setattr(building, "_gpu", lambda: "NVIDIA H200 13000")
-    path = gemm(tmp_path / "m.onnx")
+    path = gemm(tmp_path)
     one = profile("one", path, B=(1, 2, 4))
     options = EngineOptions(cache=tmp_path / "kept")
     target = Target("tensorrt", (11, 4))

@@ -20,7 +20,7 @@ from irc.backends.tensorrt.target import Target
 from tests.layout import ROOT
 from tests.tensorrt.lint_examples import ATTENTION, CACHES, COLLECTIVES, FILES, PLUGINS
 from tests.tensorrt.lint_examples_types import DTYPES, OPERATORS, QUANTIZED
-from tests.tensorrt.lint_models import Example
+from tests.tensorrt.refusal import Example
 
 TABLES = (ATTENTION, CACHES, COLLECTIVES, PLUGINS, FILES, DTYPES, OPERATORS, QUANTIZED)
 EXAMPLES = [
@@ -34,7 +34,7 @@ NAMED = [pytest.param(*each, id=f"{i}-{each[0]}") for i, each in enumerate(EXAMP
 
 def rules(model: ModelProto, example: Example, *ignore: str) -> list[str]:
     """The rules that find fault with a model."""
-    found = lint(model, Target.parse(example.target), example.folders, ignore)
+    found = lint(model, Target.parse(example.target), (), ignore)
     return [each.rule for each in found]
 
 
@@ -46,21 +46,13 @@ def test_every_rule_has_an_example_and_a_unique_name() -> None:
 
 @pytest.mark.parametrize(("rule", "example"), NAMED)
 def test_a_rule_finds_only_the_bad_model(rule: str, example: Example) -> None:
-    found = lint(example.bad, Target.parse(example.target), example.folders)
+    found = lint(example.bad, Target.parse(example.target))
     assert rule in [each.rule for each in found]
     assert rule not in rules(example.bad, example, rule)
     assert example.good is None or rule not in rules(example.good, example)
     for each in found:
         fault, _, advice = each.message.partition("; ")
         assert fault and advice and not advice.endswith("."), each
-
-
-def judge(folder: Path) -> dict[str, str]:
-    """Where the library refuses the models in a folder, by file."""
-    command = [sys.executable, "-m", "tests.tensorrt.lint_judge", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.needs_rtx
@@ -76,7 +68,10 @@ def test_the_library_refuses_the_bad_models_and_builds_the_good_ones(tmp_path: P
                 name = f"{hashlib.sha256(data).hexdigest()[:20]}-{chips}.onnx"
                 (tmp_path / name).write_bytes(data)
                 expected[name] = rule, refused
-    found = judge(tmp_path)
+    command = [sys.executable, "-m", "tests.tensorrt.refusal", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
     wrong = [
         f"{rule}: expected {refused or 'built'}, found {found[name] or 'built'}"
         for name, (rule, refused) in expected.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +19,7 @@ from irc.errors import Error
 from tests.cli.runner import works
 from tests.fresh import fresh
 from tests.layout import ROOT
-from tests.tensorrt.lint_models import F16, F32, branch, constant, model, node, value
+from tests.tensorrt.graphs import F16, F32, constant, model, node, value
 from tests.tensorrt.test_lint import EXAMPLES
 
 RTX = Target.parse("tensorrt-rtx-1.7/sm_80+sm_89")
@@ -28,6 +29,12 @@ TINY = (ROOT / "examples" / "llama.py", "--checkpoint", ROOT / "examples" / "tin
 
 def named(findings: list[Finding]) -> list[str]:
     return [each.rule for each in findings]
+
+
+def branch(made: onnx.NodeProto) -> Any:
+    """A graph of one node, as a branch of If."""
+    result = helper.make_tensor_value_info(made.output[0], F16, [4, 8])
+    return helper.make_graph([made], "inner", [], [result])
 
 
 def short() -> onnx.NodeProto:

@@ -19,7 +19,7 @@ from tests.fresh import fresh
 from tests.ops.example import Example, inputs_of, module_of
 from tests.ops.examples import EXAMPLES
 from tests.ops.test_onnx import solvable
-from tests.tensorrt.emission import RTX, Network, emitted
+from tests.tensorrt.emission import RTX, emitted, problem
 
 # (operation, dtype of an example, or "" for any) -> the reason that users read
 REFUSED = {
@@ -85,11 +85,9 @@ def assert_near(found: np.ndarray, wanted: np.ndarray, what: str, narrow: bool) 
 @pytest.mark.needs_rtx
 @pytest.mark.parametrize("op", [op for op in EXAMPLES if op not in GLOBAL_VIEW])
 def test_every_lowering_builds(op: str) -> None:
-    network = Network()
     for example, dtype, module in modules(op):
         if reason(module) is None:
-            problem = network.problem(emitted(module), module)
-            assert not problem, f"{example} in {dtype}: {problem}"
+            assert not (found := problem(module)), f"{example} in {dtype}: {found}"
 
 
 @pytest.mark.parametrize("dtype", ["f64", "i16", "u8", "f8e5m2"])

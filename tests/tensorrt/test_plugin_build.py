@@ -5,13 +5,12 @@ from typing import Any
 
 import onnx
 import pytest
-from onnx import helper
 
 from irc.backends.tensorrt.builder.build import build
 from irc.backends.tensorrt.plugins import attributes_of
 from irc.backends.tensorrt.plugins.collective import FUSED, OPERATIONS, REDUCING, ROOTED
 from irc.errors import Error
-from tests.tensorrt.graphs import BF16, F32, I64, asked, node, profile, save, value
+from tests.tensorrt.graphs import asked, at, node, profile, saved
 
 pytestmark = pytest.mark.needs_rtx
 
@@ -26,16 +25,16 @@ def fields(operation: str, **more: Any) -> dict[str, str]:
     return attributes_of("IrcCollective", values | more)
 
 
-def plain(operation: str, x: str, y: str) -> onnx.NodeProto:
-    return node(f"layers.0/{y}", "IrcCollective", [x], y, line=7, **fields(operation))
+def plain(operation: str, y: str) -> onnx.NodeProto:
+    return at(f"layers.0/{y}", 7, node("IrcCollective", "x", y, **fields(operation)))
 
 
 def test_every_collective_becomes_a_custom_layer(tmp_path: Path) -> None:
     kinds = [each for each in OPERATIONS if each != FUSED]
-    nodes = [plain(kind, "x", f"y_{kind}") for kind in kinds]
+    nodes = [plain(kind, f"y_{kind}") for kind in kinds]
     sizes = {"all_gather": "G", "gather": "G", "reduce_scatter": "P", "scatter": "P"}
-    outputs = [value(f"y_{kind}", [sizes.get(kind, "B"), 6], BF16) for kind in kinds]
-    path = save(tmp_path / "m.onnx", nodes, [value("x", ["B", 6], BF16)], outputs)
+    outputs = " ".join(f"y_{kind}:bf16[{sizes.get(kind, 'B')},6]" for kind in kinds)
+    path = saved(tmp_path, nodes, "x:bf16[B,6]", outputs)
     built = build(asked(path, [profile("decode", path, B=(2, 4, 64))]))
     layers = [each for each in built.report.layers if each.kind == "custom_layer"]
     assert len(layers) == len(kinds)
@@ -47,24 +46,19 @@ def test_every_collective_becomes_a_custom_layer(tmp_path: Path) -> None:
         assert text in engine, text
 
 
-@pytest.mark.parametrize(("kind", "code"), [("f32", F32), ("i64", I64)])
-def test_other_dtypes_of_collectives(tmp_path: Path, kind: str, code: int) -> None:
-    nodes = [plain("all_reduce", "x", "y")]
-    tensors = [value(name, [4, 6], code) for name in "xy"]
-    built = build(asked(save(tmp_path / "m.onnx", nodes, tensors[:1], tensors[1:])))
+@pytest.mark.parametrize("kind", ["f32", "i64"])
+def test_other_dtypes_of_collectives(tmp_path: Path, kind: str) -> None:
+    path = saved(tmp_path, plain("all_reduce", "y"), f"x:{kind}[4,6]", f"y:{kind}[4,6]")
+    built = build(asked(path))
     (layer,) = [each for each in built.report.layers if each.kind == "custom_layer"]
     assert layer.inputs[0].dtype == layer.outputs[0].dtype == kind
 
 
 def test_the_fused_operation_builds_the_same_bytes_twice(tmp_path: Path) -> None:
     texts = fields(FUSED, eps=2.5e-6)
-    made = helper.make_node(
-        "IrcCollective", ["x", "r", "w"], ["normed", "total"], name="l.0/n/IrcCollective", **texts
-    )
-    shape = ["B", "S", 5]
-    inputs = [value("x", shape, BF16), value("r", shape, BF16), value("w", [5], BF16)]
-    outputs = [value("normed", shape, BF16), value("total", shape, BF16)]
-    path = save(tmp_path / "m.onnx", [made], inputs, outputs)
+    made = node("IrcCollective", "x r w", "normed total", **texts)
+    inputs = "x:bf16[B,S,5] r:bf16[B,S,5] w:bf16[5]"
+    path = saved(tmp_path, made, inputs, "normed:bf16[B,S,5] total:bf16[B,S,5]")
     request = asked(path, [profile("decode", path, B=(1, 2, 4), S=(1, 1, 1))])
     first = build(request)
     (layer,) = [each for each in first.report.layers if each.kind == "custom_layer"]
@@ -86,8 +80,8 @@ def test_a_wrong_node_is_an_error_that_names_it(
     tmp_path: Path, changes: dict[str, str], reason: str
 ) -> None:
     texts = {**fields("all_gather"), **changes}
-    nodes = [node("layers.0/gather", "IrcCollective", ["x"], "y", line=7, **texts)]
-    path = save(tmp_path / "m.onnx", nodes, [value("x", [4, 6])], [value("y", [8, 6])])
+    made = at("layers.0/gather", 7, node("IrcCollective", "x", **texts))
+    path = saved(tmp_path, made, "x:f16[4,6]", "y:f16[8,6]")
     with pytest.raises(Error, match=r"layers\.0/gather") as failure:
         build(asked(path))
     assert failure.match(reason)

@@ -20,7 +20,7 @@ from irc.ir.declare import REGISTRY, op_class
 from irc.ops import Silu
 from tests.cli.runner import shell, works
 from tests.fresh import fresh
-from tests.tensorrt.lint_models import model, node
+from tests.tensorrt.graphs import model, node
 from tests.tensorrt.test_compiling import MODEL, PLUGIN
 from tests.user_code import EXAMPLE, restored_registries
 
