@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +86,23 @@ def _logits(module: Module, base: Path | str | None) -> dict[str, Any] | None:
 
 def _tokens(module: Module, base: Path | str | None) -> dict[str, Any] | None:
     """Prompts with their next tokens, where no rounding makes another one the likeliest."""
-    choice = _choice_of(module)
-    if choice is None:
+    chosen = _chosen_from(module)
+    if chosen is None:
         return None
+    logits, axes = chosen
+    shard = logits.type.shape[-1]
+    assert isinstance(shard, int)
+    # tokens that exist: the shards of ranks may end with padding
+    vocabulary = (shard - 1) * module.mesh.group_size(axes) + 1
+    group = module.mesh.groups(axes)[-1] if axes else [-1]
     weights, found = Weights(module, base), list[dict[str, Any]]()
-    for ids in map(list, dict.fromkeys(map(tuple, _prompts(module, choice.vocabulary)))):
-        run = Run(module, _inputs(module, ids), weights=weights, watched=(choice.logits,))
-        token, lead, largest = choice.lead(run)
+    for ids in map(list, dict.fromkeys(map(tuple, _prompts(module, vocabulary)))):
+        run = Run(module, _inputs(module, ids), weights=weights, watched=(logits,))
+        last = np.concatenate([run.seen[logits][rank][-1, -1] for rank in group], dtype=np.float32)
+        token, (second, first) = int(last.argmax()), np.sort([-np.inf, *last])[-2:]
+        largest = float(np.abs(last[np.isfinite(last)]).max(initial=0))
         returned = run.joined()[NEXT_TOKENS][-1, -1]
-        if returned == token and lead > 2 * _tolerance(choice.logits.type.dtype, largest):
+        if returned == token and first - second > 2 * _tolerance(logits.type.dtype, largest):
             found.append({"ids": ids, "token": token})
         if len(found) == _WANTED:
             break
@@ -140,35 +147,9 @@ def _inputs(module: Module, ids: list[int]) -> dict[str, np.ndarray]:
     return {name: value for name, value in (known | zeros).items() if name in args}
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """The result `next_tokens` is the index of the largest of `logits` [B, S, V], which are sharded
-    over the mesh axes `axes`."""
-
-    module: Module
-    logits: Value
-    axes: Axes
-
-    @property
-    def vocabulary(self) -> int:
-        """A number of tokens that exist: the shards of ranks may end with padding."""
-        shard = self.logits.type.shape[-1]
-        assert isinstance(shard, int)
-        return (shard - 1) * self.module.mesh.group_size(self.axes) + 1
-
-    def lead(self, run: Run) -> tuple[int, float, float]:
-        """(the last token, the lead of its logit, the largest magnitude) of a run that watched
-        `logits`."""
-        shards = run.seen[self.logits]
-        group = self.module.mesh.groups(self.axes)[-1] if self.axes else [-1]
-        last = np.concatenate([shards[rank][-1, -1] for rank in group]).astype(np.float32)
-        second, first = np.sort([-np.inf, *last])[-2:]
-        magnitude = float(np.abs(last[np.isfinite(last)]).max(initial=0))
-        return int(last.argmax()), float(first - second), magnitude
-
-
-def _choice_of(module: Module) -> _Choice | None:
-    """The logits that the tokens of a module are chosen from, or None if they are not found."""
+def _chosen_from(module: Module) -> tuple[Value, Axes] | None:
+    """The logits [B, S, V] whose largest is the result `next_tokens`, and the mesh axes that shard
+    them; None if they are not found."""
     tokens = module.main.returned[module.main.result_names().index(NEXT_TOKENS)]
     axes: Axes = ()
     while not isinstance(tokens.producer, Argmax | Topk):
@@ -182,4 +163,4 @@ def _choice_of(module: Module) -> _Choice | None:
     if isinstance(logits.producer, AllGather) and isinstance(logits.producer.x.producer, Topk):
         logits, axes = logits.producer.x.producer.x, logits.producer.axes
     static = logits.type.ndim == 3 and isinstance(logits.type.shape[-1], int)
-    return _Choice(module, logits, axes) if static else None
+    return (logits, axes) if static else None

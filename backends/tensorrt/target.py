@@ -60,7 +60,7 @@ class Target:
                 "tensorrt-rtx-1.7/sm_89 or tensorrt-11.4/sm_90"
             )
         flavour = cast("Flavour", name)
-        version = _version(found["version"]) if found["version"] else KNOWN[flavour]
+        version = release_of(found["version"]) if found["version"] else KNOWN[flavour]
         if version < OLDEST[flavour]:
             oldest = ".".join(map(str, OLDEST[flavour]))
             raise Error(f"{text}: irc needs {flavour} {oldest} or newer")
@@ -100,8 +100,9 @@ class Scope:
         return is_flavour and self.since <= target.version < self.before and bool(any_chip)
 
 
-def _version(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")
+def release_of(version: str) -> tuple[int, int]:
+    """(major, minor) of a version, `1.7.1.116`."""
+    major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
 

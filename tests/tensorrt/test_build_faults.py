@@ -80,8 +80,8 @@ def test_profiles_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_files_that_are_no_models(tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"not a model")
-    assert "no ONNX file" in refusal(asked(tmp_path / "bad.onnx"))
-    assert "cannot read the model" in refusal(asked(tmp_path / "none.onnx"))
+    assert "is not an ONNX model" in refusal(asked(tmp_path / "bad.onnx"))
+    assert "cannot read " in refusal(asked(tmp_path / "none.onnx"))
 
 
 def test_refit_and_strip_need_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,8 @@ def running(pid: int) -> bool:
 
 BUILDER = """
 from pathlib import Path
-from irc.backends.tensorrt.builder.build import BuildRequest, build
+from irc.backends.tensorrt.builder.build import build
+from irc.backends.tensorrt.builder.request import BuildRequest
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.target import Target
 folder = Path({folder!r})

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from irc.backends.tensorrt.builder import build as building
-from irc.backends.tensorrt.builder.build import BuildRequest, build
+from irc.backends.tensorrt.builder.build import build
+from irc.backends.tensorrt.builder.request import BuildRequest
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.target import Target
 from irc.errors import Error

@@ -14,12 +14,10 @@ from irc.backends.tensorrt.builder.failures import Events
 from irc.backends.tensorrt.builder.library import Library, find, has_gpu
 from irc.backends.tensorrt.builder.model import Model, digest_of_weights, read
 from irc.backends.tensorrt.builder.report import Report
-from irc.backends.tensorrt.builder.request import BuildRequest, Built, Profile
+from irc.backends.tensorrt.builder.request import BuildRequest, Built
 from irc.errors import Error
 
 _REFIT_DROPS_BIAS = ("tensorrt", (11, 3))
-
-__all__ = ["BuildRequest", "Built", "Profile", "build"]
 
 
 def build(request: BuildRequest, progress: Progress = silent) -> Built:

@@ -64,7 +64,7 @@ class Events:
             advice = "; raise --workspace, or leave it out"
         (node, reason), *others = found
         what = str(node) if node else f"{self.engine} ({step})"
-        more = [f"\n  {_label(other) if other else step}: {text}" for other, text in others]
+        more = [f"\n  {other.label if other else step}: {text}" for other, text in others]
         text = f"{self.library} cannot build {what}: {reason}{''.join(more)}{advice}"
         return Error(text, loc=node.loc if node else None)
 
@@ -82,7 +82,7 @@ class Events:
         if len(candidates) <= 1:
             return next(iter(candidates), None), text
         more = f" and {len(candidates) - _SHOWN} more" if len(candidates) > _SHOWN else ""
-        shown = ", ".join(_label(each) for each in candidates[:_SHOWN])
+        shown = ", ".join(each.label for each in candidates[:_SHOWN])
         return None, f"{text}; it may be about {shown}{more}"
 
     def _of_kinds(self, text: str) -> list[Node]:
@@ -116,7 +116,7 @@ class Events:
                 lines.append(f"{name}, which no node reads")
             for node in readers:
                 position = node.inputs.index(name)
-                lines.append(f"{name}, which is input {position} of {_label(node)}")
+                lines.append(f"{name}, which is input {position} of {node.label}")
         return Error(
             f"{self.library} ignores inputs of {self.model.path.name}, so the engine would compute "
             "something else:" + "".join(f"\n  {line}" for line in lines)
@@ -127,10 +127,6 @@ class Events:
         if node is None:
             return Error(f"a plugin of {self.model.path.name} failed: {text}")
         return Error(f"{node} failed: {text.removeprefix(f'{node.name}: ')}", loc=node.loc)
-
-
-def _label(node: Node) -> str:
-    return f"{node.place}{node}"
 
 
 def _signal(status: int) -> str:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from irc.backends.cuda.runtime import device_count
-from irc.backends.tensorrt.target import OLDEST, Flavour
+from irc.backends.tensorrt.target import OLDEST, Flavour, release_of
 from irc.errors import Error
 
 NVIDIA_DRIVER = "libcuda.so.1"
@@ -61,7 +61,7 @@ class Library:
     @property
     def release(self) -> tuple[int, int]:
         """(major, minor) version, as in a target."""
-        return _release(self.version)
+        return release_of(self.version)
 
     def __str__(self) -> str:
         return f"{self.traits.name} {self.version}"
@@ -77,7 +77,7 @@ def find(flavour: Flavour) -> Library:
             f"the module {traits.module} at {getattr(module, '__file__', None)} is not "
             f"{traits.name}; remove it, or {_install(traits)}"
         )
-    if _release(version) < OLDEST[flavour]:
+    if release_of(version) < OLDEST[flavour]:
         oldest = ".".join(map(str, OLDEST[flavour]))
         raise Error(
             f"{traits.name} {version} is installed, and irc needs {oldest} or newer; "
@@ -143,8 +143,3 @@ def _broken(traits: Traits, error: Exception) -> Error:
 def _install(traits: Traits, upgrade: bool = False, again: bool = False) -> str:
     option = "--upgrade " if upgrade else "--force-reinstall " if again else ""
     return f"pip install {option}'irc-compiler[{traits.extra}]'"
-
-
-def _release(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)

@@ -7,11 +7,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from irc.artifact.manifest import Progress
 from irc.errors import Error
 from irc.source import Loc
+
+if TYPE_CHECKING:
+    from onnx.onnx_ml_pb2 import ModelProto
 
 _CHUNK = 4 << 20
 _ORIGIN = re.compile(r"(?P<file>.*):(?P<line>\d+)")
@@ -36,9 +39,9 @@ class Node:
         return Loc(found["file"], int(found["line"]), operation_of(self.name).rpartition("/")[0])
 
     @property
-    def place(self) -> str:
-        """`model.py:12 in layers.0: `, or "" for an unknown origin."""
-        return f"{self.loc.where()}: " if self.loc is not None else ""
+    def label(self) -> str:
+        """The node as text after its place, `model.py:12 in layers.0: `, if that is known."""
+        return f"{self.loc.where()}: {self}" if self.loc is not None else str(self)
 
     def __str__(self) -> str:
         return f"{operation_of(self.name).rpartition('/')[2]} ({self.kind} {self.name})"
@@ -81,22 +84,31 @@ def operation_of(node: str) -> str:
     return first if "." in rest[0] or len(rest) == 1 else f"{first}/{rest[0]}"
 
 
-def read(path: Path) -> Model:
-    """Parse an ONNX file; its external weights are located, not read."""
+class Unreadable(Error):
+    """The bytes of a file are not those of an ONNX model."""
+
+
+def parse(path: Path) -> tuple[bytes, ModelProto]:
+    """The bytes of an ONNX file, and the model without its external data."""
     from google.protobuf.message import DecodeError
     from onnx.onnx_ml_pb2 import ModelProto
 
-    proto = ModelProto()
     try:
         data = path.read_bytes()
-        proto.ParseFromString(data)
+        model = ModelProto.FromString(data)
     except OSError as error:
-        raise Error(f"cannot read the model {path}: {error.strerror}") from None
+        raise Error(f"cannot read {path}: {error.strerror}") from None
     except DecodeError:
-        raise Error(f"{path} is no ONNX file, or a damaged one") from None
-    graph: Any = proto.graph
-    if not graph.node and not graph.output:
-        raise Error(f"{path} is no ONNX file: it has no nodes and no outputs")
+        raise Unreadable(f"{path} is not an ONNX model, or is damaged; export it again") from None
+    if not model.HasField("graph"):
+        raise Error(f"{path} is not an ONNX model: it has no graph; export it again")
+    return data, model
+
+
+def read(path: Path) -> Model:
+    """Parse an ONNX file; its external weights are located, not read."""
+    data, model = parse(path)
+    graph: Any = model.graph
     nodes = [_node(node) for node in graph.node]
     return Model(
         path,
@@ -143,14 +155,13 @@ def digest_of_weights(model: Model, folders: Iterable[Path], stage: str, progres
         each.length if each.length >= 0 else path.stat().st_size - each.offset
         for each, path in zip(model.external, paths, strict=True)
     ]
-    digest, done, total = hashlib.sha256(), 0, max(1, sum(sizes))
+    digest, done = hashlib.sha256(), 0
     for external, path, size in zip(model.external, paths, sizes, strict=True):
         digest.update(size.to_bytes(8, "little"))
         with path.open("rb") as file:
             file.seek(external.offset)
-            while size > 0:
-                chunk = file.read(min(_CHUNK, size))
+            while chunk := file.read(min(_CHUNK, size)):
                 digest.update(chunk)
                 size, done = size - len(chunk), done + len(chunk)
-                progress(stage, done / total)
+                progress(stage, done / sum(sizes))
     return digest.hexdigest()

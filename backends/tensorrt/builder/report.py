@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
@@ -56,9 +57,7 @@ class Report:
     def layers_of(self, name: str, profile: int | str | None = None) -> tuple[Layer, ...]:
         """The kernels that compute an operation: by opname (`linear`), or by scope."""
         layers = self.layers if profile is None else self.of_profile(profile)
-        return tuple(
-            layer for layer in layers if any(_belongs(each, name) for each in layer.operations)
-        )
+        return tuple(x for x in layers if any(_belongs(each, name) for each in x.operations))
 
     def of_profile(self, profile: int | str) -> tuple[Layer, ...]:
         """The kernels of one profile."""
@@ -67,10 +66,7 @@ class Report:
 
     def kinds(self, profile: int | str) -> dict[str, int]:
         """The number of kernels of each kind in a profile, in the order they first occur."""
-        counts: dict[str, int] = {}
-        for layer in self.of_profile(profile):
-            counts[layer.kind] = counts.get(layer.kind, 0) + 1
-        return counts
+        return dict(Counter(layer.kind for layer in self.of_profile(profile)))
 
     def rows(
         self, profile: int | str = 0, name: str | None = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from onnx.onnx_ml_pb2 import ModelProto
 
 from irc.artifact.folder import ArtifactFolder
+from irc.backends.tensorrt.builder.model import Unreadable, parse
 from irc.backends.tensorrt.lint import attention, caches, dtypes, operators, plugins, quantization
 from irc.backends.tensorrt.lint.graph import Graph
 from irc.backends.tensorrt.lint.inference import skeleton, types_of
@@ -23,10 +24,6 @@ __all__ = ["RULES", "Finding", "Rule", "Unreadable", "lint", "lint_file"]
 
 _TOPICS = (attention, caches, dtypes, operators, plugins, quantization)
 RULES: dict[str, Rule] = {rule.name: rule for topic in _TOPICS for rule in topic.RULES}
-
-
-class Unreadable(Error):
-    """The bytes of a file are not those of an ONNX model."""
 
 
 def lint(
@@ -67,19 +64,7 @@ def _data_folders(path: Path) -> list[Path]:
 
 def _read_model(path: Path) -> ModelProto:
     """The model in a file, without its external data."""
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except DecodeError:
-        raise Unreadable(
-            f"{path} is not an ONNX model, or it is damaged; export it again"
-        ) from None
-    except OSError as error:
-        raise Error(f"cannot read {path}: {error.strerror}") from None
-    if not model.HasField("graph"):
-        raise Error(f"{path} is not an ONNX model: it has no graph; export it again")
+    _, model = parse(path)
     if not is_text(model):
         raise Error(f"{path} is damaged: a name in it is not UTF-8 text; export it again")
     return model

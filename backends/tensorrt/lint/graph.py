@@ -146,15 +146,8 @@ class Graph:
                 yield from inner.all()
 
     def of_kind(self, *kinds: str) -> Iterator[Node]:
-        """The nodes whose op_type is one of `kinds`, in any domain, kind by kind."""
-        return (node for kind in kinds for node in self._by_kind.get(kind, ()))
-
-    @cached_property
-    def _by_kind(self) -> dict[str, list[Node]]:
-        found: dict[str, list[Node]] = {}
-        for node in self.nodes:
-            found.setdefault(node.kind, []).append(node)
-        return found
+        """The nodes whose op_type is one of `kinds`, in any domain."""
+        return (node for node in self.nodes if node.kind in kinds)
 
     @cached_property
     def inputs(self) -> list[str]:

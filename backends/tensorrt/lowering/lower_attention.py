@@ -6,8 +6,6 @@ last valid key, which `key_value_lengths` counts: that is causal attention over 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from irc import ops
 from irc.backends.onnx.emitter import Flat, Lowered
 from irc.backends.onnx.lower_attention import (
@@ -51,25 +49,12 @@ def _symbolic_heads(op: Op) -> str | None:
     return None
 
 
-class _Sizes(NamedTuple):
-    """The sizes of one attention whose numbers of heads are known."""
-
-    batch: DimLike
-    tokens: DimLike
-    keys: DimLike
-    heads: int
-    key_heads: int
-    value_width: DimLike
-
-
-def _sizes(op: ops.Attention) -> _Sizes:
+def _sizes(op: ops.Attention) -> tuple[DimLike, int, DimLike, DimLike]:
+    """The shape [B, H, S, T] of the scores."""
     batch, tokens, features = op.q.type.shape
-    heads, key_heads = exact_divide(features, op.head_dim), op.key_heads
-    assert isinstance(heads, int) and isinstance(key_heads, int)
-    value_width = exact_divide(op.result.type.shape[2], heads)
-    assert value_width is not None
-    keys = op.k.type.shape[2 if op.cached else 1]
-    return _Sizes(batch, tokens, keys, heads, key_heads, value_width)
+    heads = exact_divide(features, op.head_dim)
+    assert isinstance(heads, int)
+    return batch, heads, tokens, op.k.type.shape[2 if op.cached else 1]
 
 
 @CHOICES.lower(
@@ -82,14 +67,16 @@ def _sizes(op: ops.Attention) -> _Sizes:
 )
 def attention(e: TensorRTEmitter, op: ops.Attention) -> Lowered:
     """The weighted sums of values as a matrix [B * S, H * Dv]."""
-    sizes = _sizes(op)
-    q = by_head(e, op.q, sizes.heads, op.head_dim)
-    q = e.add("Mul", q, e.number(op.score_scale, op.q.type.dtype))
-    k, v = _keys(e, op.k, op, op.head_dim), _keys(e, op.v, op, sizes.value_width)
-    is_plain = not op.softcap and sizes.value_width == op.head_dim
-    out = (_fused if is_plain else _in_parts)(e, op, sizes, q, k, v)
-    out = e.add("Transpose", out, perm=[0, 2, 1, 3])
+    heads = _sizes(op)[1]
     batch, tokens, features = op.result.type.shape
+    width = exact_divide(features, heads)
+    assert width is not None
+    q = by_head(e, op.q, heads, op.head_dim)
+    q = e.add("Mul", q, e.number(op.score_scale, op.q.type.dtype))
+    k, v = _keys(e, op.k, op, op.head_dim), _keys(e, op.v, op, width)
+    is_plain = not op.softcap and width == op.head_dim
+    out = _fused(e, op, q, k, v) if is_plain else _in_parts(e, op, q, k, v, width)
+    out = e.add("Transpose", out, perm=[0, 2, 1, 3])
     return Flat(e.reshape(out, (product((batch, tokens)), features)))
 
 
@@ -97,18 +84,18 @@ def _keys(e: TensorRTEmitter, x: Value, op: ops.Attention, width: DimLike) -> st
     return e.get(x) if op.cached else by_head(e, x, op.key_heads, width)
 
 
-def _fused(e: TensorRTEmitter, op: ops.Attention, sizes: _Sizes, q: str, k: str, v: str) -> str:
+def _fused(e: TensorRTEmitter, op: ops.Attention, q: str, k: str, v: str) -> str:
     """One node, with a mask unless causality and lengths are enough: [B, H, S, Dv]."""
     needs_mask = op.mask is not None or op.bias is not None or bool(op.window)
     needs_mask = needs_mask or (op.causal and op.lengths is not None)
     widths = MASKED if needs_mask and op.bias is None else FUSED
-    fused = op.q.type.dtype != "f32" and op.head_dim in widths and sizes.heads >= FEWEST
+    fused = op.q.type.dtype != "f32" and op.head_dim in widths and _sizes(op)[1] >= FEWEST
     attributes: dict[str, int | str] = {} if fused else {"TRT_decomposable": 1}
     if needs_mask:
-        out = e.add(ATTENTION, q, k, v, _scores(e, op, sizes), **attributes)
+        out = e.add(ATTENTION, q, k, v, _scores(e, op), **attributes)
         return _without_keys(e, op, out)
     attributes["causal_kind"] = "lower_right" if op.causal else "none"
-    return e.add(ATTENTION, q, k, v, "", "", _valid(e, op, sizes), **attributes)
+    return e.add(ATTENTION, q, k, v, "", "", _valid(e, op), **attributes)
 
 
 def _without_keys(e: TensorRTEmitter, op: ops.Attention, out: str) -> str:
@@ -121,25 +108,25 @@ def _without_keys(e: TensorRTEmitter, op: ops.Attention, out: str) -> str:
     return e.add("Where", e.add("Greater", some, zero), out, zero)
 
 
-def _valid(e: TensorRTEmitter, op: ops.Attention, sizes: _Sizes) -> str:
+def _valid(e: TensorRTEmitter, op: ops.Attention) -> str:
     """key_value_lengths i32[B], or "" if every key is valid."""
     if not op.causal:
         return "" if op.lengths is None else _i32(e, op.lengths)
     if op.past is None:
         return ""
-    past = op.past
+    past, tokens = op.past, op.q.type.shape[1]
 
     def make() -> str:
-        return e.add("Add", _i32(e, past), e.cast(e.dim(sizes.tokens), "i32"))
+        return e.add("Add", _i32(e, past), e.cast(e.dim(tokens), "i32"))
 
-    return e.cached(("valid", e.root(past), sizes.tokens), make)
+    return e.cached(("valid", e.root(past), tokens), make)
 
 
 def _i32(e: TensorRTEmitter, value: Value) -> str:
     return e.get(value) if value.type.dtype == "i32" else e.cast(e.get(value), "i32")
 
 
-def _scores(e: TensorRTEmitter, op: ops.Attention, sizes: _Sizes) -> str:
+def _scores(e: TensorRTEmitter, op: ops.Attention) -> str:
     """What is added to the scores, or a mask of them: [B|1, H|1, S, T] with S and T expanded."""
     mask = _mask(e, op)
     kind = op.q.type.dtype
@@ -148,7 +135,7 @@ def _scores(e: TensorRTEmitter, op: ops.Attention, sizes: _Sizes) -> str:
         bias = e.get(op.bias)
         found = e.cast(bias, kind) if op.bias.type.dtype != kind else bias
         found = e.add("Where", mask, found, e.number(_LOWEST[kind], kind)) if mask else found
-    return e.add("Expand", found, e.sizes((1, 1, sizes.tokens, sizes.keys)))
+    return e.add("Expand", found, e.sizes((1, 1, *_sizes(op)[2:])))
 
 
 def _mask(e: TensorRTEmitter, op: ops.Attention) -> str:
@@ -159,18 +146,20 @@ def _mask(e: TensorRTEmitter, op: ops.Attention) -> str:
     return mask
 
 
-def _in_parts(e: TensorRTEmitter, op: ops.Attention, sizes: _Sizes, q: str, k: str, v: str) -> str:
+def _in_parts(e: TensorRTEmitter, op: ops.Attention, q: str, k: str, v: str, width: DimLike) -> str:
     """Products and a softmax in f32, with key heads broadcast: [B, H, S, Dv]."""
     kind = op.q.type.dtype
-    grouped: Shape = (sizes.batch, sizes.key_heads, sizes.heads // sizes.key_heads)
-    q = e.reshape(q, (*grouped, sizes.tokens, op.head_dim))
+    batch, heads, tokens, keys = _sizes(op)
+    assert isinstance(op.key_heads, int)
+    grouped: Shape = (batch, op.key_heads, heads // op.key_heads)
+    q = e.reshape(q, (*grouped, tokens, op.head_dim))
     k, v = (e.add("Unsqueeze", each, e.ints(2)) for each in (k, v))
     scores = e.add("MatMul", q, e.add("Transpose", k, perm=[0, 1, 2, 4, 3]))
     scores = e.cast(scores, "f32") if kind != "f32" else scores
     if op.softcap:
         cap = e.number(op.softcap, "f32")
         scores = e.add("Mul", e.add("Tanh", e.add("Div", scores, cap)), cap)
-    scores = e.reshape(scores, (sizes.batch, sizes.heads, sizes.tokens, sizes.keys))
+    scores = e.reshape(scores, (batch, heads, tokens, keys))
     if op.bias is not None:
         bias, narrow = e.get(op.bias), op.bias.type.dtype != "f32"
         scores = e.add("Add", scores, e.cast(bias, "f32") if narrow else bias)
@@ -180,9 +169,9 @@ def _in_parts(e: TensorRTEmitter, op: ops.Attention, sizes: _Sizes, q: str, k: s
     if mask:  # a query that sees no key gives 0
         weights = e.add("Where", mask, weights, e.number(0, "f32"))
     weights = e.cast(weights, kind) if kind != "f32" else weights
-    weights = e.reshape(weights, (*grouped, sizes.tokens, sizes.keys))
+    weights = e.reshape(weights, (*grouped, tokens, keys))
     out = e.add("MatMul", weights, v)
-    return e.reshape(out, (sizes.batch, sizes.heads, sizes.tokens, sizes.value_width))
+    return e.reshape(out, (batch, heads, tokens, width))
 
 
 @CHOICES.lower(
