@@ -120,11 +120,10 @@ class Emission:
         with stages_of(self.module) as stages:
             profiles = profiles_of((stage.function for stage in stages), self.module.dims)
             emitters = [self._emitter(stage, storage) for stage in stages]
+            parts = zip(stages, emitters, profiles, strict=True)
             yield [
-                _Graph(number, stage, emitter, Template(emitter, storage), each)
-                for number, (stage, emitter, each) in enumerate(
-                    zip(stages, emitters, profiles, strict=True)
-                )
+                _Graph(i, stage, emitter, Template(emitter, storage), each)
+                for i, (stage, emitter, each) in enumerate(parts)
             ]
 
     def _emitter(self, stage: Stage, storage: Storage) -> TensorRTEmitter:
@@ -136,15 +135,8 @@ class Emission:
         return emitter
 
     def _emit(self, stage: Stage, storage: Storage, collectives: Collectives) -> TensorRTEmitter:
-        emitter = TensorRTEmitter(
-            self.module,
-            stage.function,
-            storage,
-            stage.ranks,
-            self.target,
-            collectives,
-            self._outside,
-        )
+        where = self.target, collectives, self._outside
+        emitter = TensorRTEmitter(self.module, stage.function, storage, stage.ranks, *where)
         emitter.emit()
         return emitter
 
@@ -218,14 +210,10 @@ class Emission:
 
         # the user's files that the building process needs: from the options, and others in use
         files = (*self.options.plugins, *files_of(facts["plugins"]))
-        request = BuildRequest(
-            self.folder / f"{name}.onnx",
-            self.folder / f"{name}.engine",
-            self.target,
-            profiles,
-            replace(self.options, plugins=files),
-            None if base is None else Path(base),
-        )
+        model, engine = (self.folder / f"{name}.{kind}" for kind in ("onnx", "engine"))
+        options = replace(self.options, plugins=files)
+        folder = None if base is None else Path(base)
+        request = BuildRequest(model, engine, self.target, profiles, options, folder)
         return build(request, self.progress)
 
 

@@ -92,7 +92,7 @@ def _message(
         "flavour": request.target.flavour,
         "architectures": list(request.target.architectures),
         "plugins": request.plugins,
-        "has_plugins": model.has_plugins,
+        "has_plugins": model.has_plugins or bool(request.plugins),
         "timing_cache": timing,
     }
 

@@ -98,19 +98,15 @@ class Cache:
             path.unlink(missing_ok=True)
 
     def _shrink(self, newest: str) -> None:
-        total = 0
-        for entry in sorted(self.folder.glob("*.json"), key=_last_use, reverse=True):
+        total, used = 0, list[tuple[float, int, str]]()
+        for entry in self.folder.glob("*.json"):
             with suppress(FileNotFoundError):  # another process has just deleted it
-                total += entry.with_suffix(".engine").stat().st_size
-            if total > self.limit and entry.stem != newest:
-                self._drop(entry.stem)
-
-
-def _last_use(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0  # another process has just deleted it
+                size = entry.with_suffix(".engine").stat().st_size
+                used.append((entry.stat().st_mtime, size, entry.stem))
+        for _, size, key in sorted(used, reverse=True):
+            total += size
+            if total > self.limit and key != newest:
+                self._drop(key)
 
 
 def open_cache(folder: Path | None) -> tuple[Cache | None, str]:

@@ -37,9 +37,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     send = _make_sender()
     request: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    has_plugins = bool(request["plugins"] or request["has_plugins"])
     cancelled = threading.Event()
-    if has_plugins:
+    if request["has_plugins"]:
         from irc.backends.tensorrt import plugins
 
         try:
@@ -51,7 +50,7 @@ def main() -> None:
     def work() -> None:
         status = CRASHED
         try:
-            status = _work(request, send, cancelled, has_plugins)
+            status = _work(request, send, cancelled)
         except Exception:
             traceback.print_exc()
         finally:
@@ -67,12 +66,9 @@ def main() -> None:
     _wait(cancelled)
 
 
-def _work(
-    request: dict[str, Any], send: Send, cancelled: threading.Event, has_plugins: bool
-) -> int:
+def _work(request: dict[str, Any], send: Send, cancelled: threading.Event) -> int:
     try:
-        report = _build(request, send, cancelled, has_plugins)
-        send("done", report=report.to_json())
+        send("done", report=_build(request, send, cancelled).to_json())
     except KeyboardInterrupt:
         return CANCELLED
     except Refused as refused:
@@ -88,12 +84,10 @@ def _work(
     return FAILED
 
 
-def _build(
-    request: dict[str, Any], send: Send, cancelled: threading.Event, has_plugins: bool
-) -> Report:
+def _build(request: dict[str, Any], send: Send, cancelled: threading.Event) -> Report:
     library = find(request["flavour"])
     builder = Builder(library, request, send, cancelled)
-    if not has_plugins:
+    if not request["has_plugins"]:
         return builder.run()
     from irc.backends.tensorrt import plugins
 

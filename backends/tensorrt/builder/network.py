@@ -61,14 +61,9 @@ class Builder:
         network = self._parse()
         self._check_inputs(network)
         self._build(network, self._configure())
-        profiles = [each["name"] for each in self.request["profiles"]] or ["default"]
-        return Report(
-            str(self.library),
-            self.request["target"],
-            tuple(profiles),
-            tuple(layers_of(self.listing.text)),
-            tuple(self.listing.activations),
-        )
+        profiles = tuple(each["name"] for each in self.request["profiles"]) or ("default",)
+        layers, sizes = tuple(layers_of(self.listing.text)), tuple(self.listing.activations)
+        return Report(str(self.library), self.request["target"], profiles, layers, sizes)
 
     def _create(self, make: Callable[[], Any], step: str) -> Any:
         """The object that `make` returns; a Refused if it returns none."""

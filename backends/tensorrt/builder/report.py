@@ -92,13 +92,9 @@ class Report:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Report:
         """The report that `to_json` wrote; KeyError or TypeError if it did not."""
-        return cls(
-            found["library"],
-            found["target"],
-            tuple(found["profiles"]),
-            tuple(_layer(each) for each in found["layers"]),
-            tuple(found["activations"]),
-        )
+        layers = tuple(_layer(each) for each in found["layers"])
+        texts, sizes = tuple(found["profiles"]), tuple(found["activations"])
+        return cls(found["library"], found["target"], texts, layers, sizes)
 
 
 def _belongs(operation: str, name: str) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnx.onnx_ml_pb2 import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from irc.errors import Error
@@ -18,12 +19,6 @@ from irc.errors import Error
 Size: TypeAlias = int | str | None  # of a dimension: known, symbolic, unknown
 Shape: TypeAlias = tuple[Size, ...] | None
 _Value = TypeVar("_Value", int, float, str, list[int])
-_KINDS: dict[type, tuple[int, str]] = {  # AttributeProto.type and field by Python type
-    int: (AttributeProto.INT, "i"),
-    float: (AttributeProto.FLOAT, "f"),
-    str: (AttributeProto.STRING, "s"),
-    list: (AttributeProto.INTS, "ints"),
-}
 _LARGEST = 1 << 24  # elements of a constant that rules read
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')  # in the stack traces that torch exports
 
@@ -86,14 +81,13 @@ class Node:
 
     def get(self, name: str, default: _Value) -> _Value:
         """An attribute; the default where it is absent or of another kind than the default."""
-        kind, key = _KINDS[type(default)]
-        found = self.attributes.get(name)
-        if found is None or found.type != kind:
-            return default
-        value = getattr(found, key)
-        text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-        convert: Any = type(default)
-        return convert(text)
+        found: Any = None
+        with suppress(ValueError):  # a damaged attribute
+            if name in self.attributes:
+                found = helper.get_attribute_value(self.attributes[name])
+        found = found.decode("utf-8", "replace") if isinstance(found, bytes) else found
+        is_same_kind: bool = type(found) is type(default)
+        return found if is_same_kind else default
 
     @property
     def label(self) -> str:

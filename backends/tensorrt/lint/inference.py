@@ -18,7 +18,6 @@ from onnx.onnx_ml_pb2 import (
     OperatorSetIdProto,
     TensorProto,
     TensorShapeProto,
-    ValueInfoProto,
 )
 
 from irc.backends.onnx.graph import COLLECTIVE
@@ -51,7 +50,8 @@ def skeleton(model: ModelProto) -> ModelProto:
         if each.data_location != TensorProto.EXTERNAL and each.ByteSize() <= _SMALL:
             graph.initializer.append(each)
         elif each.name not in declared:
-            graph.input.append(_as_input(each))
+            dims = list(each.dims)
+            graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, dims))
     if not bare.functions:
         return bare
     from onnx.inliner import inline_local_functions
@@ -60,10 +60,6 @@ def skeleton(model: ModelProto) -> ModelProto:
         return inline_local_functions(bare)
     except (RuntimeError, ValueError) as error:
         raise Error(f"the functions of the model cannot be inlined: {error}") from None
-
-
-def _as_input(tensor: TensorProto) -> ValueInfoProto:
-    return helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
 
 
 def types_of(
