@@ -13,40 +13,41 @@ from tests.tensorrt.refusal import FULL, NEWEST, Example
 
 X = "x:f16[4,8]"
 Q, K = "q:f16[1,4,8,64]", "k:f16[1,2,8,64]"
-SHORT = "q:f16[1,4,2,64]"
+SHORT = f"q:f16[1,4,2,64] {K}"
 SAME = "q:f16[1,4,8,64] k:f16[1,4,8,64]"
 THREE = "q:f16[1,8,64] k:f16[1,8,64]"
-LENGTHS = f"{Q} {K} l:i32[1]"
-MASK = f"{Q} {K} m:f16[1,1,8,8]"
 
 
 def attention(
     inputs: str = "q k k",
+    more: str = "",
     types: str = f"{Q} {K}",
     kind: str = "TRT_Attention",
-    outputs: str = "y",
     **attributes: Any,
 ) -> ModelProto:
-    """Attention of a scaled query, grouped heads by default."""
+    """Attention of a scaled query, grouped heads by default; `more` are further inputs."""
     result = "y:" + types.split()[0].partition(":")[2]
     dtype = result[2:].partition("[")[0]
     domain = "trt" if kind.startswith("TRT_") else ""
-    body = [
-        node("Mul", "q half", "qs"),
-        node(kind, inputs.replace("q ", "qs ", 1), outputs, domain, **attributes),
-    ]
-    second = " p:f16[1,2,8,64]" if "p" in outputs.split() else ""
-    return model(body, f"{types} half:{dtype}[1]", result + second)
+    operands = inputs.replace("q ", "qs ", 1)
+    body = [node("Mul", "q half", "qs"), node(kind, operands, "y", domain, **attributes)]
+    return model(body, f"{types} {more} half:{dtype}[1]", result)
 
 
-def plain(inputs: str = "q k k", types: str = f"{Q} {K}", **attributes: Any) -> ModelProto:
+def plain(inputs: str = "q k k", more: str = "", **attributes: Any) -> ModelProto:
     """ONNX Attention."""
-    return attention(inputs, types, "Attention", **attributes)
+    return attention(inputs, more, kind="Attention", **attributes)
 
 
-def itself(**attributes: Any) -> ModelProto:
+def flat(dtype: str, heads: int, **attributes: Any) -> ModelProto:
+    """ONNX Attention of [B, S, H*D]."""
+    types = THREE.replace("f16", dtype)
+    return plain(types=types, q_num_heads=heads, kv_num_heads=heads, **attributes)
+
+
+def itself(scale: float) -> ModelProto:
     """ONNX Attention of one tensor with itself."""
-    return model(node("Attention", "q q q", **attributes), Q, "y:f16[1,4,8,64]")
+    return model(node("Attention", "q q q", scale=scale), Q, "y:f16[1,4,8,64]")
 
 
 F32 = SAME.replace("f16", "f32")
@@ -54,53 +55,41 @@ WIDE = SAME.replace("64", "257")
 
 ATTENTION = {
     "attention-valid-lengths": (
-        Example(
-            plain("q k k - - - n", f"{Q} {K} n:i64[1]"),
-            attention("q k k - - n", f"{Q} {K} n:i32[1]"),
-        ),
-        Example(plain("q k k - - - n", f"{Q} {K} n:i64[B]"), plain()),
+        Example(plain("q k k - - - n", "n:i64[1]"), attention("q k k - - n", "n:i32[1]")),
+        Example(plain("q k k - - - n", "n:i64[B]"), plain()),
     ),
     "attention-causal-alignment": (
-        Example(
-            plain(types=f"{SHORT} {K}", is_causal=1),
-            attention(types=f"{SHORT} {K}", causal_kind="lower_right"),
-        ),
+        Example(plain(types=SHORT, is_causal=1), attention(types=SHORT, causal_kind="lower_right")),
         Example(
             plain(types="q:f16[1,4,S,64] k:f16[1,2,C,64]", is_causal=1),
             plain(types="q:f16[1,4,S,64] k:f16[1,2,S,64]", is_causal=1),
         ),
     ),
-    "attention-of-itself": Example(itself(scale=0.125), itself(scale=1.0), "crash"),
+    "attention-of-itself": Example(itself(0.125), itself(1.0), "crash"),
     "attention-mask-type": (
         Example(
-            attention("q k k m", f"{Q} {K} m:f32[1,1,8,8]"),
-            attention("q k k m", f"{Q} {K} m:bool[1,1,8,8]"),
+            attention("q k k m", "m:f32[1,1,8,8]"),
+            attention("q k k m", "m:bool[1,1,8,8]"),
             "building",
         ),
-        Example(attention("q k k l", LENGTHS), None, "parsing"),
+        Example(attention("q k k l", "l:i32[1]"), None, "parsing"),
     ),
     "attention-needs-decomposable": (
         Example(attention(types=F32), attention(types=F32, TRT_decomposable=1), "building"),
         Example(plain(types=WIDE), plain(types=WIDE, TRT_decomposable=1), "building"),
-        Example(
-            plain(types=THREE, q_num_heads=8, kv_num_heads=8),
-            plain(types=THREE, q_num_heads=4, kv_num_heads=4),
-            "building",
-        ),
-        Example(
-            plain(types=THREE.replace("f16", "f32"), q_num_heads=4, kv_num_heads=4, is_causal=1),
-            plain(types=THREE.replace("f16", "f32"), q_num_heads=4, kv_num_heads=4),
-            "building",
-        ),
+        Example(flat("f16", 8), flat("f16", 4), "building"),
+        Example(flat("f32", 4, is_causal=1), flat("f32", 4), "building"),
     ),
     "trt-attention-attributes": (
         Example(attention(scale=0.125), attention(), ""),
         Example(attention(is_causal=1), attention(causal_kind="upper_left"), ""),
     ),
     "trt-attention-lengths": (
-        Example(attention("q k k - l", LENGTHS), attention("q k k - - l", LENGTHS), "building"),
-        Example(attention("q k k - - - l", LENGTHS), None, "unused"),
-        Example(attention("q k k - - l", f"{Q} {K} l:f32[1]"), None, ""),
+        Example(
+            attention("q k k - l", "l:i32[1]"), attention("q k k - - l", "l:i32[1]"), "building"
+        ),
+        Example(attention("q k k - - - l", "l:i32[1]"), None, "unused"),
+        Example(attention("q k k - - l", "l:f32[1]"), None, ""),
     ),
 }
 
@@ -166,21 +155,12 @@ COLLECTIVES = {
 
 MINE = {"plugin_version": "1", "plugin_namespace": "mine"}
 SUM = {"operation": "all_reduce", "reduce_op": "sum", "group": "tp", "group_size": 2}
-NORM: dict[str, Any] = {"operation": "all_reduce_rms_norm", "eps": "1e-05"}
+OURS = model(node("IrcCollective", "x", **attributes_of("IrcCollective", SUM)))
 
 
 def mine(kind: str = "Mine", **fields: Any) -> ModelProto:
-    """One node of a plugin; a field that is None is left out."""
-    present = {key: each for key, each in (MINE | fields).items() if each is not None}
-    return model(node(kind, "x", "y", "mine", **present))
-
-
-def ours(inputs: str = "x", outputs: str = "y", **fields: Any) -> ModelProto:
-    """IrcCollective."""
-    types = {"x": X, "r": "r:f16[4,8]", "w": "w:f16[8]"}
-    body = node("IrcCollective", inputs, outputs, **(attributes_of("IrcCollective", SUM) | fields))
-    results = " ".join(f"{name}:f16[4,8]" for name in outputs.split())
-    return model(body, " ".join(types[name] for name in inputs.split()), results)
+    """One node of a plugin."""
+    return model(node(kind, "x", "y", "mine", **MINE, **fields))
 
 
 PLUGINS = {
@@ -192,7 +172,7 @@ PLUGINS = {
         Example(mine("Nonesuch"), NONE, "parsing"),
         Example(model(node("Nonesuch", "x")), None, "parsing"),
         Example(mine("Relu"), None, ""),  # computed as ONNX's Relu
-        Example(mine("Nonesuch"), ours(), target=FULL),
+        Example(mine("Nonesuch"), OURS, target=FULL),
     ),
 }
 

@@ -26,13 +26,14 @@ from tests.tensorrt.graphs import (
 from tests.tensorrt.refusal import NEWEST, Example
 
 X = "x:f16[4,8]"
-PAIR = f"{X} z:f16[4,8]"
-PRODUCT = "x:f16[4,8] z:{}[8,8]"
 RELU = model(node("Relu", "x"))
 
 
-def pair(kind: str, types: str = PAIR, result: str = "y:f16[4,8]", **more: Any) -> ModelProto:
-    """A node of two operands."""
+def pair(kind: str, dtype: str = "f16", other: str = "", **more: Any) -> ModelProto:
+    """A node of two operands [4, 8], or [4, 8] and [8, 8] of a product, of one dtype or two."""
+    rows = 8 if kind == "MatMul" else 4
+    result = f"y:{dtype}[{8 if kind == 'Concat' else 4},8]"
+    types = f"x:{dtype}[4,8] z:{other or dtype}[{rows},8]"
     return model(node(kind, "x z", **more), types, result)
 
 
@@ -64,29 +65,17 @@ CAST_ADD = [node("Cast", "x", "c", to=F32), node("Relu", "x", "r"), node("Add", 
 
 DTYPES = {
     "mixed-dtypes": (
-        Example(pair("Add", f"{X} z:f32[4,8]"), pair("Add"), "parsing"),
+        Example(pair("Add", "f16", "f32"), pair("Add"), "parsing"),
         Example(where("f32"), where("f16"), "parsing"),
-        Example(pair("Concat", f"{X} z:f32[4,8]", "y:f16[8,8]", axis=0), None, "parsing"),
+        Example(pair("Concat", "f16", "f32", axis=0), None, "parsing"),
         Example(norm("f32"), norm("f16"), "parsing"),
         Example(model(CAST_ADD), None, "parsing"),
     ),
     "operand-dtype": (
-        Example(
-            pair("Mul", "x:bool[4,8] z:bool[4,8]", "y:bool[4,8]"),
-            pair("And", "x:bool[4,8] z:bool[4,8]", "y:bool[4,8]"),
-            "parsing",
-        ),
-        Example(
-            pair("And", "x:i32[4,8] z:i32[4,8]", "y:bool[4,8]"),
-            pair("Mul", "x:i32[4,8] z:i32[4,8]", "y:i32[4,8]"),
-            "parsing",
-        ),
-        Example(pair("MatMul", "x:i32[4,8] z:i32[8,8]", "y:i32[4,8]"), None, "parsing"),
-        Example(
-            pair("Add", "x:u8[4,8] z:u8[4,8]", "y:u8[4,8]"),
-            pair("Add", "x:i8[4,8] z:i8[4,8]", "y:i8[4,8]"),
-            "parsing",
-        ),
+        Example(pair("Mul", "bool"), pair("And", "bool"), "parsing"),
+        Example(pair("And", "i32"), pair("Mul", "i32"), "parsing"),
+        Example(pair("MatMul", "i32"), None, "parsing"),
+        Example(pair("Add", "u8"), pair("Add", "i8"), "parsing"),
     ),
     "cast-to": (
         *(
@@ -102,22 +91,14 @@ DTYPES = {
         Example(stored("i16"), stored("i32"), "parsing"),
     ),
     "architecture-dtype": (
-        Example(
-            pair("Add", "x:bf16[4,8] z:bf16[4,8]", "y:bf16[4,8]"),
-            pair("Add"),
-            "building",
-            "tensorrt-rtx-1.7/sm_75+sm_89",
-        ),
+        Example(pair("Add", "bf16"), pair("Add"), "building", "tensorrt-rtx-1.7/sm_75+sm_89"),
         Example(port("f8"), port("i8"), "building", "tensorrt-rtx-1.7/sm_80+sm_89"),
         Example(port("f4"), port("f16"), "building", "tensorrt-rtx-1.7/sm_89"),
         Example(port("i4"), port("i8"), "building", "tensorrt-rtx-1.7/sm_75"),
         Example(port("f4"), port("f16"), target="tensorrt-11.4/sm_90"),
     ),
     "architecture-f32-product": Example(
-        pair("MatMul", "x:f32[4,8] z:f32[8,8]", "y:f32[4,8]"),
-        pair("MatMul", PRODUCT.format("f16")),
-        "building",
-        "tensorrt-rtx-1.7/sm_75",
+        pair("MatMul", "f32"), pair("MatMul"), "building", "tensorrt-rtx-1.7/sm_75"
     ),
 }
 
@@ -143,7 +124,7 @@ def nonzero(**attributes: str) -> ModelProto:
 
 OPERATORS = {
     "unsupported-operator": (
-        Example(pair("BitwiseAnd", "x:i32[4,8] z:i32[4,8]", "y:i32[4,8]"), RELU, "parsing"),
+        Example(pair("BitwiseAnd", "i32"), RELU, "parsing"),
         Example(foreign("FastGelu", "com.microsoft"), None, "parsing"),
         Example(foreign("Normalizer", "ai.onnx.ml"), None, "parsing"),
     ),
