@@ -14,6 +14,7 @@ from irc.backends.tensorrt.options import EngineOptions
 from irc.driver import Artifact
 from irc.errors import Error
 from tests.cli.runner import refused, works
+from tests.layout import ROOT
 from tests.tiny_checkpoint import write_checkpoint
 from tests.user_code import restored_registries
 
@@ -172,15 +173,9 @@ def test_bad_commands(words: list[str], message: str, checkpoint: Path, tmp_path
 
 
 def test_a_self_test_of_a_model_that_generates_nothing(tmp_path: Path) -> None:
-    from tests.layout import ROOT
-
+    source, engine = ROOT / "examples" / "two_tower.py", {"self_test": True}
     with pytest.raises(Error, match="there is nothing to test"):
-        compiled(
-            ROOT / "examples" / "two_tower.py",
-            tmp_path / "out",
-            random_weights=1,
-            engine={"self_test": True},
-        )
+        compiled(source, tmp_path / "out", random_weights=1, engine=engine)
 
 
 DRY = ["--backend", "tensorrt-rtx", "--no-build", "--dry-run"]
@@ -210,9 +205,7 @@ def test_a_dry_run_lints_the_models(
 
     monkeypatch.setattr(lint, "lint", spy)
     answer = works(*command, *DRY)
-    assert [f"{name} was linted for tensorrt-rtx-" in answer.out for name in models] == (
-        [True] * len(models)
-    )
+    assert all(f"{name} was linted for tensorrt-rtx-" in answer.out for name in models)
     assert not list(tmp_path.iterdir())
     dry, seen[:] = list(seen), []
     works(*command, *DRY[:-1])

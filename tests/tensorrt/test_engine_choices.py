@@ -195,11 +195,8 @@ def test_a_remembered_flag_can_be_switched_off(name: str, tmp_path: Path) -> Non
         return engine_options(parser.parse_args(words))
 
     word = name.replace("_", "-")
-    assert (parsed(), parsed(f"--{word}"), parsed(f"--no-{word}")) == (
-        {},
-        {name: True},
-        {name: False},
-    )
+    found = parsed(), parsed(f"--{word}"), parsed(f"--no-{word}")
+    assert found == ({}, {name: True}, {name: False})
     assert getattr(recompiled(tmp_path, {name: True}).options, name)
     off = recompiled(tmp_path, {name: True}, engine=parsed(f"--no-{word}"))
     assert not getattr(off.options, name)

@@ -38,11 +38,8 @@ def modules(op: str) -> Iterator[tuple[Example, str, Module]]:
         if (example.mesh and not example.local) or (op == "return" and not example.args):
             continue
         for dtype in example.dtypes:
-            yield (
-                example,
-                dtype,
-                module_of(example if solvable(example) else example.bound(), dtype),
-            )
+            solved = example if solvable(example) else example.bound()
+            yield example, dtype, module_of(solved, dtype)
 
 
 def reason(module: Module) -> str | None:
@@ -90,13 +87,16 @@ def test_every_lowering_builds(op: str) -> None:
             assert not (found := problem(module)), f"{example} in {dtype}: {found}"
 
 
+def function(head: str, *body: str) -> Module:
+    """The module of a function, from its arguments and results and its operations."""
+    lines = "\n    ".join(body)
+    return parse_module(f"module @m {{\n  func @forward{head} {{\n    {lines}\n  }}\n}}")
+
+
 @pytest.mark.parametrize("dtype", ["f64", "i16", "u8", "f8e5m2"])
 def test_dtypes_that_tensorrt_lacks_are_refused(dtype: str) -> None:
-    module = parse_module(
-        f"module @m {{\n  func @forward(%x: {dtype}[3]) -> ({dtype}[3]) {{\n"
-        f"    %y = reshape %x {{shape=[3]}} : {dtype}[3]\n    return %y\n  }}\n}}"
-    )
-    assert reason(module) is not None
+    body = f"%y = reshape %x {{shape=[3]}} : {dtype}[3]", "return %y"
+    assert reason(function(f"(%x: {dtype}[3]) -> ({dtype}[3])", *body)) is not None
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,8 @@ def test_quantized_weights_that_tensorrt_lacks(
 
 
 def test_turing_has_no_bf16() -> None:
-    module = parse_module(
-        "module @m {\n  func @forward(%x: bf16[3]) -> (bf16[3]) {\n"
-        "    %y = add %x, %x : bf16[3]\n    return %y\n  }\n}"
-    )
+    body = "%y = add %x, %x : bf16[3]", "return %y"
+    module = function("(%x: bf16[3]) -> (bf16[3])", *body)
     old = Target.parse("tensorrt-rtx-1.7/sm_75+sm_89")
     (first, *_) = lowerings(old).unsupported(module)
     assert "is in bf16, which needs sm_80; compile with --dtype f16, or leave" in first.reason
@@ -136,21 +134,15 @@ def test_turing_has_no_bf16() -> None:
 
 
 def test_no_operation_is_widened() -> None:
-    module = parse_module(
-        "module @m {\n  func @forward(%x: bf16[3, 4], %w: bf16[5, 4]) -> (bf16[3, 5]) {\n"
-        "    %y = linear %x, %w : bf16[3, 5]\n    %z = gelu %y : bf16[3, 5]\n    return %z\n  }\n}"
-    )
-    model = emitted(module)
+    body = "%y = linear %x, %w : bf16[3, 5]", "%z = gelu %y : bf16[3, 5]", "return %z"
+    model = emitted(function("(%x: bf16[3, 4], %w: bf16[5, 4]) -> (bf16[3, 5])", *body))
     assert "Cast" not in [node.op_type for node in model.graph.node]
     assert {v.type.tensor_type.elem_type for v in model.graph.value_info} == {16}
 
 
 def test_constants_have_the_dtype_of_their_operands() -> None:
-    module = parse_module(
-        "module @m {\n  func @forward(%x: bf16[3, 4]) -> (bf16[3, 4]) {\n"
-        "    %y = clip %x {low=-1.5, high=2.5} : bf16[3, 4]\n    return %y\n  }\n}"
-    )
-    constants = emitted(module).graph.initializer
+    body = "%y = clip %x {low=-1.5, high=2.5} : bf16[3, 4]", "return %y"
+    constants = emitted(function("(%x: bf16[3, 4]) -> (bf16[3, 4])", *body)).graph.initializer
     assert {each.data_type for each in constants} == {16}
     numbers = {float(np.frombuffer(c.raw_data, ml_dtypes.bfloat16)[0]) for c in constants}
     assert numbers == {-1.5, 2.5}
