@@ -11,16 +11,13 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from irc.backends.onnx import graph
 from irc.backends.tensorrt.builder.request import BuildRequest, Profile
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.target import Target
 
-F16, F32, F64 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE
-I8, I32, U8, BOOL = TensorProto.INT8, TensorProto.INT32, TensorProto.UINT8, TensorProto.BOOL
-F8, F4, I4 = TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT4E2M1, TensorProto.INT4
-DTYPES = {"f16": F16, "f32": F32, "f64": F64, "bf16": TensorProto.BFLOAT16, "i8": I8, "i32": I32}
-DTYPES |= {"i16": TensorProto.INT16, "i64": TensorProto.INT64, "u8": U8, "bool": BOOL}
-DTYPES |= {"i4": I4, "f8": F8, "f4": F4}
+F16, F32 = TensorProto.FLOAT16, TensorProto.FLOAT
+DTYPES = graph.DTYPES | {"f4e2m1": TensorProto.FLOAT4E2M1}
 TARGET = Target.parse("tensorrt-rtx-1.7/sm_80+sm_89")
 HALF = "x:f16[4,64]", "y:f16[4,64]"
 
@@ -65,10 +62,10 @@ def model(
     """A model of nodes; inputs and outputs are words."""
     body = list(nodes) if isinstance(nodes, Sequence) else [nodes]
     sources, results = (list(map(value, text.split())) for text in (inputs, outputs))
-    graph = helper.make_graph(body, "g", sources, results, list(constants))
+    made = helper.make_graph(body, "g", sources, results, list(constants))
     domains = sorted({each.domain for each in body} - {""})
     imports = [helper.make_opsetid("", 24), *(helper.make_opsetid(each, 1) for each in domains)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=11)
+    return helper.make_model(made, opset_imports=imports, ir_version=11)
 
 
 def saved(folder: Path, *parts: Any) -> Path:

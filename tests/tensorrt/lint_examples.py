@@ -143,7 +143,7 @@ NONE = model(node("Relu", "x"))
 
 COLLECTIVES = {
     "collective-dtype": Example(
-        collective("x:f8[4,8]"), collective("x:bf16[4,8]"), "building", NEWEST
+        collective("x:f8e4m3[4,8]"), collective("x:bf16[4,8]"), "building", NEWEST
     ),
     "collective-architecture": Example(collective(), NONE, target="tensorrt-11.4/sm_75+sm_90"),
     "collective-subgroup": (
@@ -197,3 +197,5 @@ FILES = {
     "unused-input": Example(model(node("Relu", "x"), f"{X} u:f16[2]"), NONE, "unused"),
     "untyped": Example(model(node("Add", "x")), model(node("Add", "x x"))),
 }
+
+TABLE = ATTENTION | CACHES | COLLECTIVES | PLUGINS | FILES

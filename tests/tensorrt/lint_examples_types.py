@@ -6,23 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, numpy_helper
 
-from tests.tensorrt.graphs import (
-    BOOL,
-    F4,
-    F8,
-    F16,
-    F32,
-    F64,
-    I4,
-    I8,
-    I32,
-    U8,
-    constant,
-    model,
-    node,
-)
+from tests.tensorrt.graphs import DTYPES, F16, F32, constant, model, node
 from tests.tensorrt.refusal import NEWEST, Example
 
 X = "x:f16[4,8]"
@@ -37,9 +23,9 @@ def pair(kind: str, dtype: str = "f16", other: str = "", **more: Any) -> ModelPr
     return model(node(kind, "x z", **more), types, result)
 
 
-def cast(to: int) -> ModelProto:
+def cast(to: str) -> ModelProto:
     """A Cast and its inverse."""
-    return model([node("Cast", "x", "t", to=to), node("Cast", "t", to=F16)])
+    return model([node("Cast", "x", "t", to=DTYPES[to]), node("Cast", "t", to=F16)])
 
 
 def port(dtype: str) -> ModelProto:
@@ -63,7 +49,7 @@ def where(dtype: str) -> ModelProto:
 
 CAST_ADD = [node("Cast", "x", "c", to=F32), node("Relu", "x", "r"), node("Add", "c r")]
 
-DTYPES = {
+ELEMENT_TYPES = {
     "mixed-dtypes": (
         Example(pair("Add", "f16", "f32"), pair("Add"), "parsing"),
         Example(where("f32"), where("f16"), "parsing"),
@@ -78,24 +64,21 @@ DTYPES = {
         Example(pair("Add", "u8"), pair("Add", "i8"), "parsing"),
     ),
     "cast-to": (
-        *(
-            Example(cast(to), cast(I32), "parsing")
-            for to in (U8, TensorProto.INT16, TensorProto.UINT4, TensorProto.FLOAT8E5M2)
-        ),
-        *(Example(cast(to), cast(BOOL), "building", NEWEST) for to in (F8, F4, I4)),
-        Example(model(node("Cast", "x", to=F16), "x:f8[4,8]"), None, "building", NEWEST),
+        *(Example(cast(to), cast("i32"), "parsing") for to in ("u8", "i16", "u4", "f8e5m2")),
+        *(Example(cast(to), cast("bool"), "building", NEWEST) for to in ("f8e4m3", "f4e2m1", "i4")),
+        Example(model(node("Cast", "x", to=F16), "x:f8e4m3[4,8]"), None, "building", NEWEST),
     ),
-    "double": (Example(cast(F64), cast(F32), ""), Example(port("f64"), port("f32"), "")),
+    "double": (Example(cast("f64"), cast("f32"), ""), Example(port("f64"), port("f32"), "")),
     "tensor-dtype": (
         Example(port("i16"), port("i32"), "parsing"),
         Example(stored("i16"), stored("i32"), "parsing"),
     ),
     "architecture-dtype": (
         Example(pair("Add", "bf16"), pair("Add"), "building", "tensorrt-rtx-1.7/sm_75+sm_89"),
-        Example(port("f8"), port("i8"), "building", "tensorrt-rtx-1.7/sm_80+sm_89"),
-        Example(port("f4"), port("f16"), "building", "tensorrt-rtx-1.7/sm_89"),
+        Example(port("f8e4m3"), port("i8"), "building", "tensorrt-rtx-1.7/sm_80+sm_89"),
+        Example(port("f4e2m1"), port("f16"), "building", "tensorrt-rtx-1.7/sm_89"),
         Example(port("i4"), port("i8"), "building", "tensorrt-rtx-1.7/sm_75"),
-        Example(port("f4"), port("f16"), target="tensorrt-11.4/sm_90"),
+        Example(port("f4e2m1"), port("f16"), target="tensorrt-11.4/sm_90"),
     ),
     "architecture-f32-product": Example(
         pair("MatMul", "f32"), pair("MatMul"), "building", "tensorrt-rtx-1.7/sm_75"
@@ -180,13 +163,11 @@ def blocks(stored: str = "i4", size: int = 64, scale: float = 0.5, **more: Any) 
     return weight(stored, (K // size, N), scale, axis=0, block_size=size, **more)
 
 
-def activation(to: int = I8, zero: str = "") -> ModelProto:
+def activation(zero: str = "") -> ModelProto:
     """Quantize and dequantize x."""
-    attributes: dict[str, int] = {} if zero else {"output_dtype": to}
-    body = [
-        node("QuantizeLinear", f"x s {zero}", "q", **attributes),
-        node("DequantizeLinear", f"q s {zero}"),
-    ]
+    attributes = {} if zero else {"output_dtype": DTYPES["i8"]}
+    first = node("QuantizeLinear", f"x s {zero}", "q", **attributes)
+    body = [first, node("DequantizeLinear", f"q s {zero}")]
     more = " z:i8[]" if zero else ""
     return model(body, ROWS + more, ROWS.replace("x", "y"), [constant("s:f16[]", 0.5)])
 
@@ -236,3 +217,5 @@ QUANTIZED = {
         Example(blocks(inputs="w s"), blocks(size=128), ""),
     ),
 }
+
+TABLE = ELEMENT_TYPES | OPERATORS | QUANTIZED

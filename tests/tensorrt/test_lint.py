@@ -13,29 +13,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from onnx import ModelProto
 
 from irc.backends.tensorrt.lint import _TOPICS, RULES, lint
 from irc.backends.tensorrt.target import Target
 from tests.layout import ROOT
-from tests.tensorrt.lint_examples import ATTENTION, CACHES, COLLECTIVES, FILES, PLUGINS
-from tests.tensorrt.lint_examples_types import DTYPES, OPERATORS, QUANTIZED
+from tests.tensorrt import lint_examples, lint_examples_types
 from tests.tensorrt.refusal import Example
 
-TABLES = (ATTENTION, CACHES, COLLECTIVES, PLUGINS, FILES, DTYPES, OPERATORS, QUANTIZED)
 EXAMPLES = [
     (rule, example)
-    for table in TABLES
-    for rule, every in table.items()
+    for rule, every in (lint_examples.TABLE | lint_examples_types.TABLE).items()
     for example in ([every] if isinstance(every, Example) else every)
 ]
 NAMED = [pytest.param(*each, id=f"{i}-{each[0]}") for i, each in enumerate(EXAMPLES)]
-
-
-def rules(model: ModelProto, example: Example, *ignore: str) -> list[str]:
-    """The rules that find fault with a model."""
-    found = lint(model, Target.parse(example.target), (), ignore)
-    return [each.rule for each in found]
 
 
 def test_every_rule_has_an_example_and_a_unique_name() -> None:
@@ -46,10 +36,12 @@ def test_every_rule_has_an_example_and_a_unique_name() -> None:
 
 @pytest.mark.parametrize(("rule", "example"), NAMED)
 def test_a_rule_finds_only_the_bad_model(rule: str, example: Example) -> None:
-    found = lint(example.bad, Target.parse(example.target))
+    target = Target.parse(example.target)
+    found = lint(example.bad, target)
     assert rule in [each.rule for each in found]
-    assert rule not in rules(example.bad, example, rule)
-    assert example.good is None or rule not in rules(example.good, example)
+    assert rule not in [each.rule for each in lint(example.bad, target, ignore=[rule])]
+    if example.good is not None:
+        assert rule not in [each.rule for each in lint(example.good, target)]
     for each in found:
         fault, _, advice = each.message.partition("; ")
         assert fault and advice and not advice.endswith("."), each
