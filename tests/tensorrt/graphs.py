@@ -108,6 +108,16 @@ def attention(folder: Path) -> Path:
     return saved(folder, nodes, inputs, f"o:{query} nk:{cache} nv:{cache}")
 
 
+def external(folder: Path, location: str) -> Path:
+    """y = x @ W, whose weight begins at byte 7 of a file."""
+    tensor = TensorProto(name="W", data_type=F16, dims=[64, 128])
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, entry in (("location", location), ("offset", 7), ("length", 64 * 128 * 2)):
+        tensor.external_data.add(key=key, value=str(entry))
+    folder.mkdir(exist_ok=True)
+    return saved(folder, node("MatMul", "x W"), HALF[0], "y:f16[4,128]", [tensor])
+
+
 def profile(name: str, path: Path, **dims: tuple[int, int, int]) -> Profile:
     """The profile of a model whose dynamic dimensions have these bounds, else (1, 4, 8)."""
     ranges, shapes = defaultdict(lambda: (1, 4, 8), dims), dict[str, Any]()

@@ -6,16 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto
 
 from irc.backends.tensorrt.builder.build import build
 from irc.backends.tensorrt.builder.library import find
 from irc.backends.tensorrt.builder.report import Report
 from irc.backends.tensorrt.builder.request import BuildRequest, Built
 from irc.backends.tensorrt.target import Target
-from tests.tensorrt.graphs import HALF, TARGET, asked, attention, gemm, node, profile, relu, saved
+from tests.tensorrt.graphs import (
+    HALF,
+    TARGET,
+    asked,
+    attention,
+    external,
+    gemm,
+    node,
+    profile,
+    relu,
+    saved,
+)
 
 pytestmark = pytest.mark.needs_rtx
 
@@ -92,20 +101,6 @@ def test_progress_rises_from_0_to_1(tmp_path: Path) -> None:
     fractions = [fraction for _, fraction in reported]
     assert fractions == sorted(fractions) and fractions[0] == 0 and fractions[-1] == 1
     assert len({*fractions}) > 20
-
-
-def outside(location: str, offset: int, length: int) -> onnx.TensorProto:
-    tensor = TensorProto(name="W", data_type=TensorProto.FLOAT16, dims=[64, 128])
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, entry in (("location", location), ("offset", offset), ("length", length)):
-        tensor.external_data.add(key=key, value=str(entry))
-    return tensor
-
-
-def external(folder: Path, location: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    weights = [outside(location, 7, 64 * 128 * 2)]
-    return saved(folder, node("MatMul", "x W"), HALF[0], "y:f16[4,128]", weights)
 
 
 def test_weights_are_read_below_the_base(tmp_path: Path) -> None:

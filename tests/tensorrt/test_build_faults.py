@@ -16,7 +16,7 @@ from irc.backends.tensorrt.builder import build as building
 from irc.backends.tensorrt.builder.build import build
 from irc.backends.tensorrt.builder.request import BuildRequest, Built, Profile
 from irc.errors import Error
-from tests.tensorrt.graphs import HALF, asked, at, gemm, node, profile, relu, saved
+from tests.tensorrt.graphs import HALF, asked, at, external, gemm, node, profile, relu, saved
 
 pytestmark = pytest.mark.needs_rtx
 
@@ -247,8 +247,6 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_missing_weights_are_named(tmp_path: Path) -> None:
-    from tests.tensorrt.test_build import external
-
     model = external(tmp_path / "a", "w.bin")
     assert "w.bin is missing; restore it" in refusal(asked(model))
 
@@ -256,8 +254,7 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
 def test_a_full_disk(tmp_path: Path) -> None:
     request = with_plugin(tmp_path)
     with (tmp_path / "own.py").open("a") as file:
-        file.write("import resource\n")
-        file.write("signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n")
+        file.write("import resource; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n")
         file.write("resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n")
     text = refusal(request)
     assert "cannot write " in text and "m.engine: File too large" in text
