@@ -14,11 +14,10 @@ FLAVOURS: tuple[Flavour, ...] = ("tensorrt", "tensorrt-rtx")
 # The version assumed if the library is not installed, and the oldest that is supported.
 KNOWN: dict[Flavour, tuple[int, int]] = {"tensorrt": (11, 4), "tensorrt-rtx": (1, 7)}
 OLDEST: dict[Flavour, tuple[int, int]] = {"tensorrt": (11, 0), "tensorrt-rtx": (1, 7)}
-RTX_ARCHITECTURES = (75, 80, 86, 89, 120, 121)
 # Compute capabilities that engines can be built for, and those of an engine by default.
 ARCHITECTURES: dict[Flavour, tuple[int, ...]] = {
     "tensorrt": (75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 107, 110, 120, 121),
-    "tensorrt-rtx": RTX_ARCHITECTURES,
+    "tensorrt-rtx": (75, 80, 86, 89, 120, 121),
 }
 DEFAULT_ARCHITECTURES: dict[Flavour, tuple[int, ...]] = {
     "tensorrt": (),

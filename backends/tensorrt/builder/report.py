@@ -109,4 +109,4 @@ def _layer(found: Mapping[str, Any]) -> Layer:
 
 
 def _tensors(found: Iterable[Mapping[str, Any]]) -> tuple[Tensor, ...]:
-    return tuple(Tensor(each["name"], each["dtype"], tuple(each["dims"])) for each in found)
+    return tuple(Tensor(**{**each, "dims": tuple(each["dims"])}) for each in found)

@@ -39,7 +39,10 @@ def lint(
     rules = [
         rule for rule in RULES.values() if rule.name not in ignore and rule.where.includes(target)
     ]
-    graphs = list(_graph_of(model, tuple(folders)).all())
+    bare = skeleton(model)
+    initializers = {each.name: each for each in model.graph.initializer}
+    types, trouble = types_of(bare, initializers.values())
+    graphs = list(Graph(bare.graph, types, initializers, trouble, tuple(folders)).all())
     found = [each for rule in rules for graph in graphs for each in rule.findings(graph, target)]
     distinct = dict.fromkeys(found)  # a function that is called twice is inlined twice
     return sorted(distinct, key=lambda each: each.severity)
@@ -68,11 +71,3 @@ def _read_model(path: Path) -> ModelProto:
     if not is_text(model):
         raise Error(f"{path} is damaged: a name in it is not UTF-8 text; export it again")
     return model
-
-
-def _graph_of(model: ModelProto, folders: tuple[Path, ...]) -> Graph:
-    """The main graph, with the types of its values and local functions inlined."""
-    bare = skeleton(model)
-    initializers = {each.name: each for each in model.graph.initializer}
-    types, trouble = types_of(bare, initializers.values())
-    return Graph(bare.graph, types, initializers, trouble, folders)

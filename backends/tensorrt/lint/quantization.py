@@ -79,16 +79,14 @@ def _odd_count(node: Node) -> int:
 
 def _quantized_constants(graph: Graph, target: object) -> Iterator[tuple[Node, tuple[str, str]]]:
     """Uses of quantized constants besides DequantizeLinear, plugins, and zero points."""
-    constants = {name: each.data_type for name, each in graph.initializers.items()}
-    for node in graph.of_kind("Constant"):
-        if "value" in node.attributes:
-            constants[node.outputs[0]] = node.attributes["value"].t.data_type
-    for name, dtype in constants.items():
-        for node in graph.consumers.get(name, []) if dtype in _STORED else ():
-            zeros = node.kind in _EITHER.split() and node.input(2) == name
-            known = zeros or node.kind.startswith("TRT_") or node.kind == _DEQUANTIZE
-            if not known and "plugin_version" not in node.attributes:
-                yield node, (dtype_name(dtype), name)
+    for node in graph.nodes:
+        known = node.kind == _DEQUANTIZE or node.kind.startswith("TRT_")
+        if known or "plugin_version" in node.attributes:
+            continue
+        for i, name in enumerate(node.inputs):
+            found = None if node.kind == _QUANTIZE and i == 2 else graph.find_constant(name)
+            if found is not None and found.data_type in _STORED:
+                yield node, (dtype_name(found.data_type), name)
 
 
 def _product(node: Node) -> Node | None:

@@ -63,6 +63,10 @@ class TensorRTEmitter(Emitter):
         """The dtype of a value, as in the module."""
         return value if isinstance(value, str) else value.type.dtype
 
+    def converted(self, value: Value, dtype: str) -> str:
+        """The value in a dtype."""
+        return self.get(value) if value.type.dtype == dtype else self.cast(self.get(value), dtype)
+
     def stored(self, weight: Weight) -> tuple[str, str]:
         """(the initializer or input of a weight, its dtype)."""
         if not self.outside:

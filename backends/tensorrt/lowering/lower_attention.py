@@ -111,19 +111,15 @@ def _without_keys(e: TensorRTEmitter, op: ops.Attention, out: str) -> str:
 def _valid(e: TensorRTEmitter, op: ops.Attention) -> str:
     """key_value_lengths i32[B], or "" if every key is valid."""
     if not op.causal:
-        return "" if op.lengths is None else _i32(e, op.lengths)
+        return "" if op.lengths is None else e.converted(op.lengths, "i32")
     if op.past is None:
         return ""
     past, tokens = op.past, op.q.type.shape[1]
 
     def make() -> str:
-        return e.add("Add", _i32(e, past), e.cast(e.dim(tokens), "i32"))
+        return e.add("Add", e.converted(past, "i32"), e.cast(e.dim(tokens), "i32"))
 
     return e.cached(("valid", e.root(past), tokens), make)
-
-
-def _i32(e: TensorRTEmitter, value: Value) -> str:
-    return e.get(value) if value.type.dtype == "i32" else e.cast(e.get(value), "i32")
 
 
 def _scores(e: TensorRTEmitter, op: ops.Attention) -> str:
@@ -132,8 +128,7 @@ def _scores(e: TensorRTEmitter, op: ops.Attention) -> str:
     kind = op.q.type.dtype
     found = mask
     if op.bias is not None:
-        bias = e.get(op.bias)
-        found = e.cast(bias, kind) if op.bias.type.dtype != kind else bias
+        found = e.converted(op.bias, kind)
         found = e.add("Where", mask, found, e.number(_LOWEST[kind], kind)) if mask else found
     return e.add("Expand", found, e.sizes((1, 1, *_sizes(op)[2:])))
 
@@ -161,8 +156,7 @@ def _in_parts(e: TensorRTEmitter, op: ops.Attention, q: str, k: str, v: str, wid
         scores = e.add("Mul", e.add("Tanh", e.add("Div", scores, cap)), cap)
     scores = e.reshape(scores, (batch, heads, tokens, keys))
     if op.bias is not None:
-        bias, narrow = e.get(op.bias), op.bias.type.dtype != "f32"
-        scores = e.add("Add", scores, e.cast(bias, "f32") if narrow else bias)
+        scores = e.add("Add", scores, e.converted(op.bias, "f32"))
     mask = _mask(e, op)
     scores = e.add("Where", mask, scores, e.number(_LOWEST["f32"], "f32")) if mask else scores
     weights = e.add("Softmax", scores, axis=-1)

@@ -132,7 +132,7 @@ def all_reduce_rms_norm(e: TensorRTEmitter, op: ops.AllReduceRmsNorm) -> Lowered
     """(the normed sum, the sum) as matrices; with native collectives in four nodes."""
     x, residual = e.flat(op.x), e.flat(op.residual)
     kind = op.x.type.dtype
-    scale = e.get(op.weight) if op.weight.type.dtype == kind else e.cast(e.get(op.weight), kind)
+    scale = e.converted(op.weight, kind)
     group_size = e.module.mesh.group_size(op.axes)
     if e.wanted != "native" and group_size > 1:
         normed, total = e.plugin(
