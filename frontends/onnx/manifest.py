@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from irc.errors import Error
 from irc.frontends.onnx.tensors import Data
 from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.mesh import Mesh
+from irc.json_files import read_object
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,8 @@ def manifest_of(path: Path) -> Manifest:
 
 def _bound(path: Path, base: Path) -> dict[str, Data]:
     try:
-        entries: Any = json.loads(path.read_text(encoding="utf-8"))
+        entries = read_object(path)
         found = {name: _data(name, each, path.parent, base) for name, each in entries.items()}
-    except OSError as error:
-        raise Error(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Error(f"{path} does not say where the weights are ({error}); compile again") from None
     for name, data in found.items():

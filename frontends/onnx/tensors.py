@@ -88,7 +88,6 @@ class Files:
     _headers: dict[str, dict[int, tuple[str, Tensor]]] = field(
         default_factory=dict[str, dict[int, tuple[str, Tensor]]]
     )
-    _sizes: dict[str, int] = field(default_factory=dict[str, int])
 
     def data(self, proto: TensorProto) -> Data:
         """What a tensor of the model is; an Error where its data is not what its shape says."""
@@ -145,15 +144,13 @@ class Files:
         return str(beside if beside.exists() else self.base / location)
 
     def _size(self, path: str, name: str) -> int:
-        if path not in self._sizes:
-            try:
-                self._sizes[path] = os.stat(path).st_size
-            except OSError as error:
-                raise Error(
-                    f"the data of the tensor {name!r} of {self.path} should be in {path}: "
-                    f"{error.strerror}; put the file there"
-                ) from None
-        return self._sizes[path]
+        try:
+            return os.stat(path).st_size
+        except OSError as error:
+            raise Error(
+                f"the data of the tensor {name!r} of {self.path} should be in {path}: "
+                f"{error.strerror}; put the file there"
+            ) from None
 
     def ref(self, data: Data) -> Ref:
         """The reference to a tensor whose bytes lie in a file, by its name in a checkpoint."""

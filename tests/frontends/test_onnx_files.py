@@ -124,7 +124,7 @@ def bad_files() -> dict[str, tuple[bytes, str]]:
 
 
 @pytest.mark.parametrize("name", list(bad_files()))
-def test_a_bad_file_is_a_sentence(
+def test_a_bad_file_gives_an_error(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, message = bad_files()[name]
@@ -136,7 +136,7 @@ def test_a_bad_file_is_a_sentence(
 
 
 def test_damaged_files_are_errors(tmp_path: Path) -> None:
-    """Whatever a byte becomes, the answer is a module or a sentence."""
+    """Random bytes in a file give a module or an Error."""
     rng, whole = fresh(31), two_products(draw(8, 12)).SerializeToString()
     for _ in range(300):
         data = bytearray(whole)
@@ -182,7 +182,7 @@ def test_values_that_nothing_makes(
     assert capfd.readouterr() == ("", "")
 
 
-def test_functions_of_the_model_are_put_in_place(tmp_path: Path) -> None:
+def test_functions_of_the_model_are_inlined(tmp_path: Path) -> None:
     body = [helper.make_node("Sigmoid", ["a"], ["s"]), helper.make_node("Mul", ["a", "s"], ["b"])]
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid("local", 1)]
     function = helper.make_function("local", "Swish2", ["a"], ["b"], body, opsets[:1])

@@ -241,7 +241,7 @@ def test_constants_are_computed_as_onnx_says(tmp_path: Path) -> None:
     compared(saved(model(nodes, {}, outputs, initial), tmp_path), {})
 
 
-def test_rows_that_are_guarded_otherwise(rng: np.random.Generator, tmp_path: Path) -> None:
+def test_lookups_with_clamped_ids(rng: np.random.Generator, tmp_path: Path) -> None:
     """What only resembles an embedding stays what it is."""
     initial = {
         "t": rng.standard_normal((4, 6)).astype(np.float32),

@@ -67,7 +67,7 @@ def test_refusals_of_rules_and_of_kinds_are_one_list(tmp_path: Path) -> None:
         assert part in text, text
 
 
-def test_one_refusal_is_told_at_its_place(tmp_path: Path) -> None:
+def test_a_single_refusal_names_its_place(tmp_path: Path) -> None:
     nodes = [node("Split", "x", "c", 3, axis=7, num_outputs=1), node("Relu", "c", "d", 4)]
     text = said(tmp_path, nodes, "d")
     assert text.startswith("net.py:3: Split along axis 7 of 2 dimensions")
@@ -166,7 +166,7 @@ class Drawn:
                 return None
 
 
-def test_whatever_a_node_is_the_answer_is_a_module_or_a_sentence(tmp_path: Path) -> None:
+def test_random_nodes_give_a_module_or_an_error(tmp_path: Path) -> None:
     rng, known = fresh(91), 0
     for _ in range(400):
         drawn = Drawn(rng)

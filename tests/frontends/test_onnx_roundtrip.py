@@ -196,7 +196,7 @@ def test_caches_alias_their_arguments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mesh", ["tp=2", "tp=3,pp=2"])
 @pytest.mark.parametrize("use_text", [True, False])
-def test_a_rank_of_several(mesh: str, use_text: bool, tmp_path: Path) -> None:
+def test_one_of_several_ranks(mesh: str, use_text: bool, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model")
     prepared = prepare(folder, dtype="f32", mesh=mesh)
     write(prepared, tmp_path / "artifact")
@@ -214,7 +214,7 @@ MESHES = [("", "inside"), ("", "outside"), ("tp=2", "outside")]
 
 
 @pytest.mark.parametrize(("mesh", "weights"), MESHES)
-def test_the_flavour_of_tensorrt_comes_back(mesh: str, weights: str, tmp_path: Path) -> None:
+def test_a_file_for_tensorrt_comes_back(mesh: str, weights: str, tmp_path: Path) -> None:
     """In the module's own dtypes, weights that are inputs included."""
     folder = write_checkpoint(tmp_path / "model")
     engine = {"build": False, "weights": weights, "self_test": False}
