@@ -14,7 +14,7 @@ from ..ir.declare import Operand, operation
 from ..ir.dims import DimLike
 from ..ir.facts import Bound
 from ..ir.types import TensorType
-from .shapes import dim_names, not_above, number_fits, position, positions, rule_text, run_sizes
+from .shapes import not_above, number_fits, position, positions, rule_along, run_sizes
 
 
 @operation("flip", sums="x", moves_data=True)
@@ -29,9 +29,7 @@ class Flip(Op):
         return self.x.type.replicated
 
     def sharding_rule(self) -> str:
-        rank = self.x.type.ndim
-        words = dim_names(rank, positions(self.opname, self.dims, rank))
-        return rule_text([words], [words])
+        return rule_along(self.x.type, *self.dims)
 
     def evaluate(self, x: Any) -> Any:
         return np.flip(x, self.dims)
@@ -55,8 +53,7 @@ class Repeat(Op):
         )
 
     def sharding_rule(self) -> str:
-        words = dim_names(self.x.type.ndim)
-        return rule_text([words], [words])
+        return rule_along(self.x.type)
 
     def evaluate(self, x: Any) -> Any:
         return np.repeat(x, self.count, self.dim)
@@ -87,8 +84,7 @@ class Pad(Op):
 
     def sharding_rule(self) -> str:
         ends = enumerate(zip(self.before, self.after, strict=True))
-        words = dim_names(self.x.type.ndim, [i for i, (a, b) in ends if a != 0 or b != 0])
-        return rule_text([words], [words])
+        return rule_along(self.x.type, *[i for i, (a, b) in ends if a != 0 or b != 0])
 
     def evaluate(self, x: Any) -> Any:
         before, after = (run_sizes(self.opname, sizes) for sizes in (self.before, self.after))

@@ -41,14 +41,15 @@ class Reduction(Op):
         gone = positions(self.opname, self.dims, type.ndim)
         return TensorType(type.dtype, _without(type.shape, gone, 1 if self.keep else None))
 
-    def sharding_rule(self) -> str:
-        return self._rule(replicated=True)
+    def sharding_rule(self, replicated: bool = True) -> str:
+        return _rule_without(self.x.type, self.dims, self.keep, replicated)
 
-    def _rule(self, replicated: bool) -> str:
-        rank = self.x.type.ndim
-        gone = positions(self.opname, self.dims, rank)
-        words = dim_names(rank, gone if replicated else ())
-        return rule_text([words], [_without(words, gone, "1" if self.keep else None)])
+
+def _rule_without(type: TensorType, dims: Sequence[int], keep: bool, replicated: bool) -> str:
+    """The rule of an operation whose result lacks `dims`, or has them with size 1."""
+    gone = [dim % type.ndim for dim in dims]
+    words = dim_names(type.ndim, gone if replicated else ())
+    return rule_text([words], [_without(words, gone, "1" if keep else None)])
 
 
 def _without(items: Sequence[Any], gone: Sequence[int], stand_in: Any) -> tuple[Any, ...]:
@@ -61,8 +62,8 @@ def _without(items: Sequence[Any], gone: Sequence[int], stand_in: Any) -> tuple[
 class ReduceSum(Reduction):
     """The sum over `dims`; over a sharded dimension it gives a partial sum."""
 
-    def sharding_rule(self) -> str:
-        return self._rule(replicated=False)
+    def sharding_rule(self, replicated: bool = False) -> str:
+        return Reduction.sharding_rule(self, replicated)
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any) -> Any:
@@ -126,9 +127,7 @@ class Argmax(Op):
         return TensorType("i32", _without(type.shape, [at], 1 if self.keep else None))
 
     def sharding_rule(self) -> str:
-        rank = self.x.type.ndim
-        words = dim_names(rank, [self.dim % rank])
-        return rule_text([words], [_without(words, [self.dim % rank], "1" if self.keep else None)])
+        return _rule_without(self.x.type, [self.dim], self.keep, replicated=True)
 
     def evaluate(self, x: Any) -> Any:
         return np.argmax(x, axis=self.dim, keepdims=self.keep).astype(np.int32)

@@ -146,9 +146,9 @@ def dim_names(rank: int, replicated: Iterable[int] = ()) -> list[str]:
     return [f"d{i}!" if i in kept else f"d{i}" for i in range(rank)]
 
 
-def rule_along(type: TensorType, dim: int) -> str:
-    """The rule of an operation that keeps every dimension, and needs `dim` replicated."""
-    words = dim_names(type.ndim, [dim % type.ndim])
+def rule_along(type: TensorType, *dims: int) -> str:
+    """The rule of an operation that keeps every dimension, and needs `dims` replicated."""
+    words = dim_names(type.ndim, [dim % type.ndim for dim in dims])
     return rule_text([words], [words])
 
 

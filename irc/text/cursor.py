@@ -25,7 +25,7 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 _WORD = re.compile(r"[A-Za-z_]\w*")
-VALUE = re.compile(r"%(?:[A-Za-z_]\w*(?:\.\d+)?|\d+)")
+_VALUE = re.compile(r"%(?:[A-Za-z_]\w*(?:\.\d+)?|\d+)")
 _SYMBOL = re.compile(r"@\w[\w.]*")
 _LONGEST_NUMBER = 20  # characters; numbers have 64 bits
 
@@ -63,11 +63,6 @@ class Cursor:
         """Go to the next token; not at the end."""
         self.index += 1
         self.token = self.tokens[self.index]
-
-    def jump(self, index: int) -> None:
-        """Go to the token at `index`."""
-        self.index = index
-        self.token = self.tokens[index]
 
     def fail(self, message: str, back: int = 0, index: int | None = None) -> NoReturn:
         """Raise at the current token, `back` tokens earlier, or at `index`."""
@@ -108,7 +103,7 @@ class Cursor:
     def value(self) -> str:
         """The name of a `%value`, without the sign."""
         token = self.token
-        if not VALUE.fullmatch(token):
+        if not _VALUE.fullmatch(token):
             self.fail(f"expected a value such as %x, found {self.shown}")
         self.advance()
         return token[1:]

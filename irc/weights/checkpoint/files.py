@@ -55,12 +55,7 @@ class File:
         if dtype(tensor.dtype).bits >= 8:
             return self.view(tensor)[cuts]
         packed = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.offset)
-        if not tensor.shape or tensor.shape[-1] % 2:
-            return _packed_rows(packed, tensor, picks)[(..., *cuts[1:])]
-        pairs = packed.reshape(*tensor.shape[:-1], tensor.shape[-1] // 2)
-        first, last = picks[-1].start // 2, -(-picks[-1].stop // 2)
-        found = unpacked(pairs[(*cuts[:-1], slice(first, last))], tensor.dtype)
-        return found[..., picks[-1].start % 2 :: picks[-1].step][..., : len(picks[-1])]
+        return _packed_rows(packed, tensor, picks)[(..., *cuts[1:])]
 
     def touched(self, begin: int, end: int) -> None:
         """Record that bytes were read; release the pages of all ranges beyond RESIDENT bytes.
