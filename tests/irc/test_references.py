@@ -18,7 +18,6 @@ from irc.text import parse_module
 from irc.weights import (
     Cast,
     ConcatRef,
-    Cyclic,
     FileRef,
     Pad,
     RandomRef,
@@ -114,16 +113,6 @@ Q, K, V, ODD = (FileRef("f", key) for key in ("q", "k", "v", "odd"))
 
 def rows_of(array: Array) -> list[float]:
     return array[:, 0].astype(np.float64).tolist()
-
-
-def test_cyclic_rows_are_key_modulo_ranks(folder: Path) -> None:
-    reader = reader_of(folder, "tp=4")
-    cyclic = ODD.then(Cyclic(0, 4)).then(Shard(0, TP))
-    for rank in range(4):
-        keys = np.arange(3000 + rank, 3010, 4).astype(ml_dtypes.bfloat16).tolist()
-        assert rows_of(reader.read(cyclic, rank)) == keys + [0.0] * (3 - len(keys))
-    with_sentinel = reader.read(cyclic.then(Pad(0, 1)), 1)
-    assert with_sentinel.shape == (4, 4) and not with_sentinel[3].any()
 
 
 # -- extents
@@ -262,15 +251,10 @@ def test_ranks_with_columns_share_generated_rows(
     assert sorted(made) == list(range(8))
 
 
-def test_references_with_a_shape_take_any_step(folder: Path) -> None:
-    reader, mesh = reader_of(folder, "tp=3"), Mesh((("tp", 3),))
-    whole = reader.read(Weight(TensorType("f32", (7, 6)), "w", RandomRef("a", 1, 1.0)))
-    ref = pinned(RandomRef("a", 1, 1.0), (7, 6), "f32")
-    for step in (Pad(0, 2), Cyclic(0, 3), Shard(1, TP), Slice(((1, 3), None)), Transpose((1, 0))):
-        for rank in range(3):
-            wanted = meaning(FileRef("f", "w").then(step), {"w": whole}, mesh, rank)
-            assert (reader.read(ref.then(step), rank) == wanted).all()
+def test_a_pinned_reference_has_the_shape_of_its_weight() -> None:
     assert pinned(UnboundRef("a"), (7, 6), "f32") == UnboundRef("a", (7, 6))
+    random = RandomRef("a", 1, 1.0, (7, 6)).then(Cast("bf16"))
+    assert pinned(RandomRef("a", 1, 1.0), (7, 6), "bf16") == random
 
 
 def test_random_weights_of_a_local_module_are_shards(folder: Path) -> None:

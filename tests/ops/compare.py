@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 
 from irc.backends.reference import evaluate
+from irc.ir.core import Function, Module
+from irc.ir.declare import op_class
 from irc.ir.dtypes import dtype_of, is_float
 from irc.ir.types import TensorType
+from irc.ops import Return
 from tests.ops.example import Example, module_of
 
 Array = np.ndarray[Any, Any]
+EMPTY: Mapping[str, Array] = {}
 # Relative to the largest number in the result. Narrow floats are computed in f32 and rounded once.
 CLOSE = {"f64": 1e-12, "f32": 4e-6, "f16": 1e-3, "bf16": 8e-3}
 
@@ -25,6 +29,19 @@ def run(
 ) -> list[Array]:
     """The results of the example's operation by the reference backend, on one rank."""
     return list(evaluate(module_of(example, dtype, types), inputs).values())
+
+
+def apply(op: str, *plain: Array, named: Mapping[str, Array] = EMPTY, **attributes: Any) -> Array:
+    """The first result of an operation on arrays; `named` holds optional operands by name."""
+    arrays = [(f"x{i}", array) for i, array in enumerate(plain)] + list(named.items())
+    function = Function("forward", [(n, TensorType(dtype_of(a), a.shape)) for n, a in arrays])
+    optional = {name: function.arg(name) for name in named}
+    made = op_class(op)(*function.args[: len(plain)], **optional, **attributes)
+    function.append(made)
+    function.append(Return(made.results))
+    module = Module("m")
+    module.add_function(function)
+    return evaluate(module, dict(arrays))["result0"]
 
 
 def assert_close(got: Array, want: Array, what: str, factor: float = 1.0) -> None:

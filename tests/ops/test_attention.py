@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from irc.backends.reference import evaluate
 from irc.errors import Error
-from irc.ir.core import Function, Module
+from irc.ir.core import Function
 from irc.ir.types import TensorType
-from irc.ops import Attention, CacheUpdate, Return
+from irc.ops import Attention
 from tests.fresh import fresh
+from tests.ops.compare import apply
 
 RNG = fresh(7)
 Arrays = dict[str, np.ndarray]
@@ -26,15 +26,8 @@ def normal(*shape: int) -> np.ndarray:
 
 def run(arrays: Arrays, **attributes: Any) -> np.ndarray:
     """The attention operation on arrays called q, k, v and so on."""
-    names = {np.dtype(np.float32): "f32", np.dtype(np.int32): "i32", np.dtype(np.bool_): "bool"}
-    args = [(name, TensorType(names[a.dtype], a.shape)) for name, a in arrays.items()]
-    module, function = Module("m"), Function("forward", args)
-    values = {name: function.arg(name) for name in arrays}
-    q, k, v = (values.pop(name) for name in "qkv")
-    op = function.append(Attention(q, k, v, **values, **attributes))
-    function.append(Return(op.results))
-    module.add_function(function)
-    return evaluate(module, arrays)["result0"]
+    named = {name: array for name, array in arrays.items() if name not in "qkv"}
+    return apply("attention", *(arrays[name] for name in "qkv"), named=named, **attributes)
 
 
 def by_loops(
@@ -154,31 +147,20 @@ def test_unused_cache_slots_do_not_matter() -> None:
     np.testing.assert_array_equal(run(arrays, head_dim=4, causal=True), clean)
 
 
-def update(cache: np.ndarray, new: np.ndarray, past: np.ndarray) -> np.ndarray:
-    """The cache_update operation on arrays."""
-    args = [("c", TensorType("f32", cache.shape)), ("n", TensorType("f32", new.shape))]
-    function = Function("forward", [*args, ("p", TensorType("i32", past.shape))])
-    op = function.append(CacheUpdate(*function.args))
-    function.append(Return(op.results))
-    module = Module("m")
-    module.add_function(function)
-    return evaluate(module, {"c": cache, "n": new, "p": past})["result0"]
-
-
 def test_cache_update_appends_to_each_row() -> None:
     cache, new, past = normal(2, 3, 6, 4), normal(2, 2, 12), ints(0, 4)
     wanted = cache.copy()
     for b, i, h in np.ndindex(2, 2, 3):
         wanted[b, h, past[b] + i] = new[b, i, 4 * h : 4 * h + 4]
     before = cache.copy()
-    np.testing.assert_array_equal(update(cache, new, past), wanted)
+    np.testing.assert_array_equal(apply("cache_update", cache, new, past), wanted)
     np.testing.assert_array_equal(cache, before)  # the argument is not overwritten
 
 
 @pytest.mark.parametrize("past", [5, -1])
 def test_writing_outside_the_cache_is_an_error(past: int) -> None:
     with pytest.raises(Error, match=f"row 1 writes positions {past} to .* the capacity 6"):
-        update(normal(2, 3, 6, 4), normal(2, 2, 12), ints(0, past))
+        apply("cache_update", normal(2, 3, 6, 4), normal(2, 2, 12), ints(0, past))
 
 
 def test_decode_steps_equal_one_prefill() -> None:

@@ -15,6 +15,7 @@ from irc.ir.declare import op_class
 from irc.ir.dims import symbol
 from irc.ir.types import TensorType
 from irc.ops import Gather, GatherElements, ScatterElements, Slice, Topk
+from tests.ops.compare import apply
 from tests.ops.example import Arg, Example, module_of
 
 S = symbol("S")
@@ -31,9 +32,8 @@ def i32(values: Any) -> Any:
 
 def run(op: str, *arrays: Any, dtype: str = "f32", **attributes: Any) -> Any:
     """The first result of an operation, as a list; Python numbers become `dtype`, ids i32."""
-    given = [f32(a) if dtype == "f32" else i32(a) for a in arrays]
-    args = tuple(Arg(a.shape, dtype) for a in given)
-    return outputs(Example(op, args, attributes), given)[0].tolist()
+    convert = f32 if dtype == "f32" else i32
+    return apply(op, *map(convert, arrays), **attributes).tolist()
 
 
 def outputs(example: Example, given: list[Any]) -> list[Any]:
@@ -80,8 +80,7 @@ def test_infinity_and_nan_follow_ieee() -> None:
 
 
 def cast(values: list[float], source: str, to: str) -> Any:
-    array = f32(values) if source == "f32" else i32(values)
-    return outputs(Example("cast", (Arg(array.shape, source),), {"dtype": to}), [array])[0]
+    return apply("cast", f32(values) if source == "f32" else i32(values), dtype=to)
 
 
 def test_casts() -> None:
@@ -110,11 +109,40 @@ def test_reductions_over_nothing_give_the_neutral_element() -> None:
 def test_the_first_of_equal_elements_wins() -> None:
     assert run("argmax", [3, 5, 5, 1], dim=0) == 1
     array = f32([3, 5, 1, 5, 3])
-    values, places = outputs(Example("topk", (Arg((5,)),), {"k": 4}), [array])
-    assert values.tolist() == [5, 5, 3, 3] and places.tolist() == [1, 3, 0, 4]
+    sharded = (Arg((5,), axes=(("tp",),)),)
+    for example in (
+        Example("topk", (Arg((5,)),), {"k": 4}),
+        Example("sharded_topk", sharded, {"k": 4, "axis": "tp"}, mesh="tp=2"),
+    ):
+        values, places = outputs(example, [array])
+        assert values.tolist() == [5, 5, 3, 3] and places.tolist() == [1, 3, 0, 4]
     many = np.zeros((3, 100), np.float32)
     _, places = outputs(Example("topk", (Arg((3, 100)),), {"k": 100}), [many])
     assert places.tolist() == [list(range(100))] * 3
+
+
+@pytest.mark.parametrize(
+    ("op", "arrays", "attributes", "wanted"),
+    [
+        ("floor_div", ([7, -7, 7, -7], [2, 2, -2, -2]), {}, [3, -4, -4, 3]),
+        ("mod", ([7, -7, 7, -7], [2, 2, -2, -2]), {}, [1, 1, -1, -1]),
+        ("one_hot", ([-1, 1, 2],), {"size": 2, "dtype": "i32"}, [[0, 0], [0, 1], [0, 0]]),
+        *(
+            ("slot_ids", ([[1, 3, -1], [-1, 2, 3]],), {"sizes": (2, 3, 4)} | policy, wanted)
+            for policy, wanted in (
+                ({"outside": "zero"}, [[1, -1, -1], [-1, 4, 8]]),
+                ({"outside": "error"}, [[1, -1, -1], [-1, 4, 8]]),
+                ({"outside": "clamp"}, [[1, 4, 5], [0, 4, 8]]),
+                ({"outside": "row", "row": 1}, [[1, 3, 6], [1, 4, 8]]),
+            )
+        ),
+    ],
+)
+def test_operations_without_an_onnx_operator(
+    op: str, arrays: Any, attributes: dict[str, Any], wanted: Any
+) -> None:
+    """Backends compose these of other operations; ONNX Runtime checks all others."""
+    assert apply(op, *map(i32, arrays), **attributes).tolist() == wanted
 
 
 def test_nan_counts_as_the_largest() -> None:

@@ -3,48 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from irc.backends.reference import evaluate
-from irc.ir.core import Function, Module
-from irc.ir.declare import op_class
-from irc.ir.dtypes import dtype_of
-from irc.ir.types import TensorType
-from irc.ops import Return
 from tests.fresh import fresh
+from tests.ops.compare import apply
 
 RNG = fresh(5)
 X = RNG.standard_normal((3, 4, 8)).astype(np.float32) * 3 + 1
 WEIGHT, BIAS = (RNG.standard_normal(8).astype(np.float32) for _ in range(2))
-
-NONE: Mapping[str, Any] = {}
-
-
-def run(op: str, *plain: Any, named: Mapping[str, Any] = NONE, **attributes: Any) -> Any:
-    """An operation on arrays."""
-    arrays = {f"x{i}": array for i, array in enumerate(plain)} | dict(named)
-    types = [(name, TensorType(dtype_of(a), a.shape)) for name, a in arrays.items()]
-    function = Function("forward", types)
-    values = {name: function.arg(name) for name in arrays}
-    first = [values.pop(f"x{i}") for i in range(len(plain))]
-    made = op_class(op)(*first, **values, **attributes)
-    function.append(made)
-    function.append(Return(made.results))
-    module = Module("m")
-    module.add_function(function)
-    return evaluate(module, arrays)["result0"]
 
 
 def test_rms_norm() -> None:
     x = X.astype(np.float64)
     wanted = x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.1) * (WEIGHT + 1)
     np.testing.assert_allclose(
-        run("rms_norm", X, WEIGHT, eps=0.1, offset=1.0), wanted, rtol=1e-5, atol=1e-6
+        apply("rms_norm", X, WEIGHT, eps=0.1, offset=1.0), wanted, rtol=1e-5, atol=1e-6
     )
 
 
@@ -52,16 +28,16 @@ def test_layer_norm() -> None:
     x = X.astype(np.float64)
     plain = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.1)
     close = np.testing.assert_allclose
-    close(run("layer_norm", X, eps=0.1), plain, rtol=1e-5, atol=1e-6)
-    close(run("layer_norm", X, named={"bias": BIAS}, eps=0.1), plain + BIAS, rtol=1e-5, atol=1e-6)
+    close(apply("layer_norm", X, eps=0.1), plain, rtol=1e-5, atol=1e-6)
+    close(apply("layer_norm", X, named={"bias": BIAS}, eps=0.1), plain + BIAS, rtol=1e-5, atol=1e-6)
     both = {"weight": WEIGHT, "bias": BIAS}
-    close(run("layer_norm", X, named=both, eps=0.1), plain * WEIGHT + BIAS, rtol=1e-4, atol=1e-6)
+    close(apply("layer_norm", X, named=both, eps=0.1), plain * WEIGHT + BIAS, rtol=1e-4, atol=1e-6)
 
 
 def test_group_norm() -> None:
     images = RNG.standard_normal((2, 6, 3, 5)).astype(np.float32) * 2 - 1
     both = {"weight": WEIGHT[:6], "bias": BIAS[:6]}
-    found = run("group_norm", images, named=both, groups=2, eps=0.1)
+    found = apply("group_norm", images, named=both, groups=2, eps=0.1)
     for b, c in np.ndindex(2, 6):
         group = images[b, c // 3 * 3 : c // 3 * 3 + 3].astype(np.float64)
         plain = (images[b, c] - group.mean()) / math.sqrt(group.var() + 0.1)
@@ -70,19 +46,15 @@ def test_group_norm() -> None:
 
 def test_sixteen_bit_norms_round_once() -> None:
     x, weight = X.astype(ml_dtypes.bfloat16), WEIGHT.astype(ml_dtypes.bfloat16)
-    wide = run("rms_norm", x.astype(np.float32), weight.astype(np.float32))
-    np.testing.assert_array_equal(run("rms_norm", x, weight), wide.astype(ml_dtypes.bfloat16))
+    wide = apply("rms_norm", x.astype(np.float32), weight.astype(np.float32))
+    np.testing.assert_array_equal(apply("rms_norm", x, weight), wide.astype(ml_dtypes.bfloat16))
     far = np.full((1, 8), 60000, np.float16)  # its square is no f16
-    np.testing.assert_array_equal(run("rms_norm", far, np.ones(8, np.float16)), np.ones((1, 8)))
-
-
-def _gelu(x: float) -> float:
-    return x * 0.5 * (1 + math.erf(x / math.sqrt(2)))
+    np.testing.assert_array_equal(apply("rms_norm", far, np.ones(8, np.float16)), np.ones((1, 8)))
 
 
 ACTIVATIONS = {
     "silu": lambda x: x / (1 + math.exp(-x)),
-    "gelu": _gelu,
+    "gelu": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),
     "gelu_tanh": lambda x: (
         0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     ),
@@ -103,7 +75,7 @@ def test_gated_mlp(act: str) -> None:
     x, gate, up = quarters(3, 4, 8), quarters(5, 8), quarters(5, 8)
     named = {"gate_bias": quarters(5), "up_bias": quarters(5)}
     active = np.vectorize(ACTIVATIONS[act])(x.astype(np.float64) @ gate.T + named["gate_bias"])
-    found = run("gated_mlp", x, gate, up, named=named, act=act)
+    found = apply("gated_mlp", x, gate, up, named=named, act=act)
     wanted = active * (x @ up.T + named["up_bias"])
     # gelu adds 1 to erf, which costs below -5 all digits of a number below 1e-6
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=3e-5)

@@ -10,35 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from irc.backends.reference import evaluate
-from irc.ir.core import Function, Module
-from irc.ir.types import TensorType
-from irc.ops import Return, Rope
+from irc.ops import Rope
 from irc.ops.rope import inverse_frequencies
 from tests.fresh import fresh
+from tests.ops.compare import apply
+from tests.ops.test_declarations import value
 
 RNG = fresh(3)
 HEAD = 16
 
 
-def operation(batch: int = 2, tokens: int = 3, heads: int = 2, **attributes: Any) -> Rope:
-    """A rope over arguments x and positions, in a function of a module."""
-    x = TensorType("f32", (batch, tokens, heads * HEAD))
-    positions = TensorType("i32", (batch, tokens))
-    function = Function("forward", [("x", x), ("positions", positions)])
-    op = Rope(function.arg("x"), function.arg("positions"), head_dim=HEAD, **attributes)
-    function.append(op)
-    function.append(Return(op.results))
-    return op
-
-
 def run(x: np.ndarray, positions: np.ndarray, **attributes: Any) -> np.ndarray:
-    """The rope of arrays."""
-    op = operation(x.shape[0], x.shape[1], x.shape[2] // HEAD, **attributes)
-    module = Module("m")
-    assert op.parent is not None
-    module.add_function(op.parent)
-    return evaluate(module, {"x": x, "positions": positions})["result0"]
+    """The rope of arrays with heads of HEAD features."""
+    return apply("rope", x, positions, head_dim=HEAD, **attributes)
 
 
 def drawn(tokens: int = 3, far: int = 50) -> tuple[np.ndarray, np.ndarray]:
@@ -137,7 +121,8 @@ def test_transformers_agrees(kind: str, attributes: dict[str, Any], rotary: int,
     found = run(x, positions, kind=kind, rotary_dim=rotary, theta=500.0, **attributes)
     flat = wanted.transpose(1, 2).reshape(2, 4, 2 * HEAD).numpy()
     np.testing.assert_allclose(found, flat, rtol=1e-4, atol=1e-4)
-    op = operation(kind=kind, rotary_dim=rotary, theta=500.0, **attributes)
+    values = value("f32[2, 4, 32]"), value("i32[2, 4]")
+    op = Rope(*values, head_dim=HEAD, kind=kind, rotary_dim=rotary, theta=500.0, **attributes)
     inverse, factor = inverse_frequencies(op, far + 1)
     np.testing.assert_allclose(inverse, module.inv_freq.numpy(), rtol=1e-6, atol=1e-6)
     assert factor == pytest.approx(module.attention_scaling)
