@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from irc.backends.base import Arrays, Ports
-from irc.backends.onnxruntime.session import Part, open_parts, run_part
-from irc.backends.onnxruntime.stream import RankStream
+from irc.backends.onnxruntime.execution import run_parts
+from irc.backends.onnxruntime.session import open_parts
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.ranks.facts import mesh_of_facts, peer, ports_of_facts, writes_of_facts
 from irc.backends.ranks.inputs import Sizes, sized
@@ -36,7 +36,7 @@ class RankModel:
         low_memory: bool = False,
     ) -> None:
         mesh = mesh_of_facts(facts)
-        self.rank, self._is_single = rank, len(facts["ranks"]) == 1
+        self.rank = rank
         stage = facts["stages"][facts["ranks"][rank]["stage"]]
         self.ports: Ports = ports_of_facts(stage["ports"])
         self.grows: str | None = stage["grows"]
@@ -52,13 +52,23 @@ class RankModel:
         self.taken = [port.name for port in every if port.name not in received]
         self.parts = open_parts(Path(folder), facts, rank, threads, low_memory)
 
-    def check_room(self, needed: int, capacity: int) -> None:
-        """An Error where a run would write beyond the end of a cache."""
-        if needed > capacity:
-            raise Error(
-                f"this run fills the caches up to position {needed}, but they have room for "
-                f"{capacity}; open the stream with a larger {self.grows or 'capacity'}"
+    def check(
+        self, inputs: Mapping[str, np.ndarray], sizes: Sizes, capacities: Sizes | None = None
+    ) -> None:
+        """An Error where a run would write beyond the end of a cache.
+
+        `capacities` has the symbols in the shapes of the caches, by default those in `sizes`.
+        """
+        for write in self.writes:
+            needed, (room,) = (
+                write.needed(inputs, sizes),
+                sized([write.capacity], capacities or sizes),
             )
+            if needed > room:
+                raise Error(
+                    f"this run fills the caches up to position {needed}, but they have room for "
+                    f"{room}; open the stream with a larger {self.grows or 'capacity'}"
+                )
 
     def run(
         self, arrays: Mapping[str, np.ndarray], sizes: Sizes, communicator: Communicator
@@ -67,19 +77,29 @@ class RankModel:
 
         `sizes` has the symbols of the whole program's inputs.
         """
-        first = self.parts.steps[0]
-        if self._is_single and isinstance(first, Part):
-            return self._run_at_once(first, arrays, sizes)
-        states = {port.name: arrays[port.name] for port in self.ports.states}
-        plain = {name: array for name, array in arrays.items() if name not in states}
-        stream = RankStream(self, sizes, communicator, states)
-        stream.check(plain, sizes)
-        found = stream.advance(plain, sizes)
-        return found | {self.states[name]: stream.held(name) for name in states}
+        self.check(arrays, sizes)
+        return self.execute(arrays, {}, communicator)
 
-    def _run_at_once(self, part: Part, arrays: Mapping[str, np.ndarray], sizes: Sizes) -> Arrays:
-        """A run of the only rank, without the time that bindings take."""
-        for write in self.writes:
-            self.check_room(write.needed(arrays, sizes), sized([write.capacity], sizes)[0])
-        found = run_part(part, [*self.outputs.values()], arrays)
-        return dict(zip(self.outputs, found, strict=True))
+    def execute(
+        self, arrays: Mapping[str, np.ndarray], memory: Arrays, communicator: Communicator | None
+    ) -> Arrays:
+        """The results for checked inputs, without those that other pipeline stages get.
+
+        Receives values from other stages, and sends them theirs. States in `memory` are read and
+        written there, and are no results.
+        """
+        for source in self.receives:
+            assert communicator is not None
+            arrays = {**arrays, **communicator.receive(source)}
+        inputs = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+        bound = {self.outputs[self.states[name]]: array for name, array in memory.items()}
+        found = run_parts(self.parts, {**inputs, **memory}, bound, communicator)
+        results = {
+            result: found[output] for result, output in self.outputs.items() if output not in bound
+        }
+        sent: set[str] = set()
+        for to, names in self.sends.items():
+            assert communicator is not None
+            communicator.send(to, {name: results[name] for name in names})
+            sent.update(names)
+        return {name: array for name, array in results.items() if name not in sent}

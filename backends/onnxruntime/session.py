@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime
 from onnx.onnx_ml_pb2 import ModelProto
 
-from irc.backends.onnxruntime.buffers import Between, between
-from irc.backends.onnxruntime.segments import Collective, divide, model_of, types_of
+from irc.backends.onnxruntime.segments import Collective, Segment, divide, model_of, types_of
 from irc.errors import Error
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
@@ -32,10 +30,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """A rank's model in steps, and the values between the steps."""
+    """A rank's model in steps; `unused`: per step, the operands that nothing needs after it."""
 
     steps: tuple[Part | Collective, ...]
-    between: Mapping[str, Between]
+    unused: tuple[tuple[str, ...], ...]
 
 
 def open_parts(
@@ -61,7 +59,7 @@ def open_parts(
         raise Error(f"ONNX Runtime cannot load {path}: {first_line(error)}") from error
     inputs, outputs = session.get_inputs(), session.get_outputs()
     part = Part(session, tuple(i.name for i in inputs), tuple(o.name for o in outputs))
-    return Parts((part,), {})
+    return Parts((part,), ((),))
 
 
 def session_options(threads: int | None, low_memory: bool) -> onnxruntime.SessionOptions:
@@ -102,8 +100,17 @@ def _divided(data: bytes, options: onnxruntime.SessionOptions, ranks: int) -> Pa
         )
         for segment in segments
     )
-    ports = frozenset(value.name for value in (*model.graph.input, *model.graph.output))
-    return Parts(steps, between(segments, ports, types))
+    return Parts(steps, _unused(segments, {value.name for value in model.graph.output}))
+
+
+def _unused(steps: Sequence[Segment | Collective], needed: set[str]) -> tuple[tuple[str, ...], ...]:
+    """Per step, the operands that nothing needs after it; `needed`: what is needed in the end."""
+    found: list[tuple[str, ...]] = []
+    for step in reversed(steps):
+        used = [step.operand] if isinstance(step, Collective) else step.inputs
+        found.append(tuple(name for name in used if name not in needed))
+        needed.update(used)
+    return tuple(found[::-1])
 
 
 def _session(data: bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
@@ -127,15 +134,6 @@ def _relocated(data: bytes, root: str, base: str, folder: str, own: list[str]) -
                 start = folder if entry.value in own else base
                 entry.value = os.path.relpath(os.path.join(start, entry.value), root)
     return model.SerializeToString(deterministic=True)
-
-
-def run_part(part: Part, outputs: list[str], arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """The outputs of a session on arrays; an Error where ONNX Runtime fails."""
-    try:
-        found = part.session.run(outputs, dict(arrays))
-    except Exception as error:  # each failure has a class of its own, with no common base
-        raise Error(f"ONNX Runtime failed: {first_line(error)}") from error
-    return [np.asarray(value) for value in found]
 
 
 def first_line(error: Exception) -> str:

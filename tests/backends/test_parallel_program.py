@@ -13,7 +13,7 @@ import pytest
 
 from irc.backends.base import Program, ports_of
 from irc.backends.onnx import backend
-from irc.backends.onnxruntime.execution import Execution
+from irc.backends.onnxruntime import execution
 from irc.backends.onnxruntime.program import threads_per_rank
 from irc.backends.ranks.communicator import PeerError
 from irc.backends.ranks.threads import ThreadWorld
@@ -39,31 +39,9 @@ def test_ranks_compute_the_unsharded_model(group_size: int, tmp_path: Path) -> N
         given = call(ids[:, at : at + tokens], np.full(2, at))
         close(ours.step(given)["logits"], oracle.step(given)["logits"])
         at += tokens
-        for stream in ours.ranks.values():
-            assert stream._execution._sizes == {"B": 2, "S": tokens, "T": tokens} | {
-                "C": stream.capacity
-            }
     held = [stream.held("k0") for stream in ours.ranks.values()]
     assert [array.shape for array in held] == [(2, 12 // group_size, 80, 4)] * group_size
     assert not np.array_equal(held[0], held[1])
-
-
-def test_equal_sizes_bind_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, _, _ = decoders(tmp_path, 2, SHAPE)
-    stream = program.open({"B": 1, "C": 64})
-    ids = ids_of(1, 8)
-    bound: list[str] = []
-    bind = Execution.bind
-
-    def counted(self: Execution, name: str, array: np.ndarray) -> None:
-        bound.append(name)
-        bind(self, name, array)
-
-    for i in range(2):
-        stream.step(call(ids[:, i : i + 1], np.array([i])))
-    monkeypatch.setattr(Execution, "bind", counted)
-    stream.step(call(ids[:, 2:3], np.array([2])))
-    assert bound == ["logits"] * 2
 
 
 def test_streams_may_run_at_the_same_time(tmp_path: Path) -> None:
@@ -151,22 +129,22 @@ def wait_for(ready: Callable[[], bool]) -> None:
 
 def test_a_rank_that_stalls_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = loaded(parse_module(FAILING), tmp_path, timeout=1e6)
-    run, worlds = Execution._run, list[ThreadWorld]()
+    run, worlds = execution._run_segment, list[ThreadWorld]()
 
     def kept(ranks: int, timeout: float) -> ThreadWorld:
         worlds.append(ThreadWorld(ranks, timeout))
         return worlds[-1]
 
-    def slow(self: Execution, segment: Any) -> None:
+    def slow(*given: Any) -> dict[str, np.ndarray]:
         if threading.current_thread() is threading.main_thread():
             (world,) = worlds
             wait_for(lambda: len(world._waits) == 2 or world._failed is not None)
             world.timeout = 0.3
             wait_for(lambda: world._failed is not None)
-        run(self, segment)
+        return run(*given)
 
     monkeypatch.setattr("irc.backends.onnxruntime.program.ThreadWorld", kept)
-    monkeypatch.setattr(Execution, "_run", slow)
+    monkeypatch.setattr(execution, "_run_segment", slow)
     given = {"x": np.ones((4, 4), np.float32), "i": np.zeros(4, np.int32)}
     with pytest.raises(PeerError, match=r"rank 0 did not come to all_reduce .* for 0\.3 s"):
         program.run(given)

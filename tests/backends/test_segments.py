@@ -10,17 +10,14 @@ import onnx
 import pytest
 from onnx.onnx_ml_pb2 import ModelProto
 
-from irc.backends.onnxruntime.buffers import Between, between, place
 from irc.backends.onnxruntime.segments import Collective, Segment, divide, model_of, types_of
 from irc.backends.onnxruntime.session import Part, Parts
 from irc.ir.core import Module
-from irc.ir.dims import symbol
 from irc.text import parse_module
 from tests.backends.checked_models import emit_checked
 from tests.backends.ranks import agrees, drawn, loaded
 from tests.fresh import fresh
 
-S = symbol("S")
 HEAD = """module @m local mesh(tp=2) dims(S=1:3:9) {{
   weight @w : bf16[4, 4] = random("w", 1, 0.5)
   func @forward(%x: f32[S, 4]) -> ({results}) {{
@@ -113,51 +110,9 @@ def test_places_name_the_line_of_the_script(tmp_path: Path) -> None:
 # -- memory between steps
 
 
-def values(**shapes: tuple[int, int, Any]) -> dict[str, Between]:
-    return {
-        name: Between(first, last, np.dtype(np.float32), shape)
-        for name, (first, last, shape) in shapes.items()
-    }
-
-
-def overlap(a: np.ndarray, b: np.ndarray) -> bool:
-    return bool(np.shares_memory(a, b))
-
-
-def test_memory_is_reused_after_the_last_use() -> None:
-    found = place(
-        values(
-            a=(0, 1, (S, 4)), b=(1, 2, (S, 4)), c=(2, 3, (4, S)), d=(0, 9, (S, 4)), e=(3, 4, (1,))
-        ),
-        {"S": 8},
-    )
-    assert found["c"].shape == (4, 8) and overlap(found["a"], found["c"])
-    for a, b in (("a", "b"), ("a", "d"), ("b", "e")):  # e would waste most of the memory of b
-        assert not overlap(found[a], found[b])
-    assert all(array.ctypes.data % 64 == 0 for array in found.values())
-
-
-def test_values_that_live_at_the_same_time_never_overlap() -> None:
-    rng = fresh(2)
-    for _ in range(20):
-        drawn_: dict[str, tuple[int, int, Any]] = {}
-        for i in range(30):
-            first = int(rng.integers(0, 20))
-            last = first + int(rng.integers(0, 6))
-            drawn_[f"v{i}"] = first, last, (int(rng.integers(0, 9)), 3)
-        known = values(**drawn_)
-        found = place(known, {})
-        for a in known:
-            for b in known:
-                apart = known[a].last < known[b].first or known[b].last < known[a].first
-                assert a == b or apart or not overlap(found[a], found[b])
-
-
-def test_memory_does_not_grow_with_the_layers() -> None:
-    shape = (64, 64)
-    known = values(**{f"v{i}": (i, i + 1, shape) for i in range(100)})
-    buffers = {array.ctypes.data for array in place(known, {}).values()}
-    assert len(buffers) <= 3
+def test_values_are_freed_after_their_last_use(tmp_path: Path) -> None:
+    parts = loaded(TWICE, tmp_path).models[0].parts
+    assert parts.unused == ((), ("a",), ("x",), ("wide",), ("d", "e"))
 
 
 HIDDEN = module(
@@ -172,18 +127,7 @@ HIDDEN = module(
 )
 
 
-def test_shapes_known_only_at_run_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same results where ONNX Runtime allocates every value between segments."""
-
-    def shapeless(*given: Any) -> dict[str, Between]:
-        found = between(*given)
-        return {k: Between(v.first, v.last, v.dtype, None) for k, v in found.items()}
-
-    monkeypatch.setattr("irc.backends.onnxruntime.session.between", shapeless)
-    for m in (HIDDEN, TWICE):
-        program = agrees(m, {"x": drawn(fresh(3), "f32", (3, 4), 2)}, tmp_path)
-        values_ = program.models[0].parts.between.values()
-        assert values_ and all(value.shape is None for value in values_)
+def test_shapes_known_only_at_run_time(tmp_path: Path) -> None:
     stream = loaded(HIDDEN, tmp_path).open({})
     for size in (3, 7, 7, 2):
         x = fresh(size).standard_normal((size, 4)).astype(np.float32)
