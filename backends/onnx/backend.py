@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +53,14 @@ class OnnxBackend(Backend):
         check_module(module)
         storage = Storage(Reader(module, base), module.mesh)
         exact = fallback_of(module)
-        with ExitStack() as stack:
-            main = _Emission(module, module.main, MODEL, storage, stack)
-            other = None if exact is None else _Emission(module, exact, EXACT_MODEL, storage, stack)
-            found = storage.write(folder, progress)
-            facts = main.write(folder, found)
-            if other is None:
-                return Emitted(facts | {"fallback": None})
-            again = {"again": repeatable(main.function, other.function)}
-            fallback = other.write(folder, found) | again
-            return Emitted(facts | {"fallback": fallback})
+        main = _Emission(module, module.main, MODEL, storage)
+        other = None if exact is None else _Emission(module, exact, EXACT_MODEL, storage)
+        found = storage.write(folder, progress)
+        facts = main.write(folder, found)
+        if other is None:
+            return Emitted(facts | {"fallback": None})
+        again = {"again": repeatable(main.function, other.function)}
+        return Emitted(facts | {"fallback": other.write(folder, found) | again})
 
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:
         """The program on ONNX Runtime: of one rank in this thread, of several in a thread each.
@@ -112,13 +109,11 @@ def check_module(module: Module) -> None:
 
 
 class _Emission:
-    """The graphs of one function; `stack` keeps the functions of its stages until it is closed."""
+    """The graphs of one function."""
 
-    def __init__(
-        self, module: Module, function: Function, model: str, storage: Storage, stack: ExitStack
-    ) -> None:
+    def __init__(self, module: Module, function: Function, model: str, storage: Storage) -> None:
         self.module, self.function, self.model = module, function, model
-        self.stages = stack.enter_context(stages_of(module, function))
+        self.stages = stages_of(module, function)
         self.emitters = [self._emitted(stage, storage) for stage in self.stages]
         self.templates = [Template(emitter, storage) for emitter in self.emitters]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,28 +64,28 @@ class Emission:
     def check(self) -> list[str]:
         """Raise what the linter and the profiles have against the models; returns warnings."""
         storage = self._storage()
-        with self._graphs(storage) as graphs:
-            storage.locate(self.folder)
-            models = [pair for graph in graphs for pair in self._models(graph)]
-            findings = {name: self._lint(name, model) for name, model in models}
+        graphs = self._graphs(storage)
+        storage.locate(self.folder)
+        models = [pair for graph in graphs for pair in self._models(graph)]
+        findings = {name: self._lint(name, model) for name, model in models}
         return [f"{name} was linted for {self.target}" for name in findings] + _notes(findings)
 
     def write(self) -> Emitted:
         """Write the models and everything beside them, and build the engines."""
         storage = self._storage()
         findings: dict[str, list[Finding]] = {}
-        with self._graphs(storage) as graphs:
-            found = storage.write(self.folder, self.progress)
-            emitters = [graph.emitter for graph in graphs]
-            profiles = [graph.profiles for graph in graphs]
-            stages = [graph.stage for graph in graphs]
-            facts = base_facts(self.module, stages, emitters, found, profiles)
-            self.progress("checking the graphs", 0.0)
-            for graph in graphs:
-                for name, model in self._models(graph):
-                    findings[name] = self._lint(name, model)
-                    write_model(self.folder / name, model)
-                self._add_ranks(facts, graph, found)
+        graphs = self._graphs(storage)
+        found = storage.write(self.folder, self.progress)
+        emitters = [graph.emitter for graph in graphs]
+        profiles = [graph.profiles for graph in graphs]
+        stages = [graph.stage for graph in graphs]
+        facts = base_facts(self.module, stages, emitters, found, profiles)
+        self.progress("checking the graphs", 0.0)
+        for graph in graphs:
+            for name, model in self._models(graph):
+                findings[name] = self._lint(name, model)
+                write_model(self.folder / name, model)
+            self._add_ranks(facts, graph, found)
         has_plugin = any(emitter.plugins for emitter in emitters)
         has_native = any(emitter.natives for emitter in emitters)
         facts |= {
@@ -115,16 +114,15 @@ class Emission:
     def _storage(self) -> Storage:
         return Storage(Reader(self.module, self.base), self.module.mesh)
 
-    @contextmanager
-    def _graphs(self, storage: Storage) -> Generator[list[_Graph]]:
-        with stages_of(self.module) as stages:
-            profiles = profiles_of((stage.function for stage in stages), self.module.dims)
-            emitters = [self._emitter(stage, storage) for stage in stages]
-            parts = zip(stages, emitters, profiles, strict=True)
-            yield [
-                _Graph(i, stage, emitter, Template(emitter, storage), each)
-                for i, (stage, emitter, each) in enumerate(parts)
-            ]
+    def _graphs(self, storage: Storage) -> list[_Graph]:
+        stages = stages_of(self.module)
+        profiles = profiles_of((stage.function for stage in stages), self.module.dims)
+        emitters = [self._emitter(stage, storage) for stage in stages]
+        parts = zip(stages, emitters, profiles, strict=True)
+        return [
+            _Graph(i, stage, emitter, Template(emitter, storage), each)
+            for i, (stage, emitter, each) in enumerate(parts)
+        ]
 
     def _emitter(self, stage: Stage, storage: Storage) -> TensorRTEmitter:
         """The graph of a stage. Its collectives are all TensorRT's own or all the plugin's: using

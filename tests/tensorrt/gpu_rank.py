@@ -92,4 +92,3 @@ def run(host: Communicator, arguments: Sequence[str]) -> None:
     tokens = continued(program, facts).tokens
     (folder / f"tokens{host.rank}.json").write_text(json.dumps(tokens))
     program.close()
-    artifact.close()

@@ -41,12 +41,8 @@ class Artifact:
         path = folder / "module.irc"
         self.module = parse_module(path.read_text(), str(path))
         base = facts.get("base") or folder
-        self._kept = stages_of(self.module)
-        self.stages = self._kept.__enter__()
+        self.stages = stages_of(self.module)
         self.weights = Weights(self.module, base)
-
-    def close(self) -> None:
-        self._kept.__exit__(None, None, None)
 
 
 class Device(Protocol):

@@ -115,4 +115,3 @@ class World:
 
     def close(self) -> None:
         self.of_all(lambda program: program.close())
-        self.artifact.close()
