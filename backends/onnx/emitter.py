@@ -19,7 +19,7 @@ from irc.backends.onnx.kernels import MISSING
 from irc.backends.onnx.storage import Form, Storage
 from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Value, Weight
-from irc.ir.dims import Dim, DimLike, Shape, product
+from irc.ir.dims import Dim, DimLike, Shape, linear, product
 from irc.ir.dtypes import numpy_dtype
 from irc.ops.collective import Exchange
 
@@ -279,10 +279,6 @@ class Emitter:
         """Integers as i64, which some operators insist on."""
         return self.get(value) if value.type.dtype == "i64" else self.cast(self.get(value), "i64")
 
-    def onnx_dtype(self, dtype: str) -> int:
-        """The number that ONNX has for a dtype."""
-        return DTYPES[dtype]
-
     def numpy(self, dtype: str) -> np.dtype[np.generic]:
         """The numpy dtype in which values of an IR dtype are computed."""
         return numpy_dtype(self.dtype(dtype))
@@ -328,18 +324,15 @@ class Emitter:
         args = sorted(self.function.args, key=lambda a: a.index in states)
         for arg in args:
             for at, dim in enumerate(arg.type.shape):
-                factors = dict(dim.terms) if isinstance(dim, Dim) else {}
-                if set(factors) - {()} == {(name,)}:
+                symbol, factor, rest = linear(dim) or ("", 0, 0)
+                if symbol == name:
                     size = self.add("Shape", str(arg.name), start=at, end=at + 1)
-                    return self._solved(size, factors[(name,)], factors.get((), 0))
+                    size = self.add("Sub", size, self.ints(rest)) if rest else size
+                    return self.add("Div", size, self.ints(factor)) if factor != 1 else size
         raise Error(f"no argument of @{self.function.name} has the dimension {name}")
 
-    def _solved(self, size: str, factor: int, rest: int) -> str:
-        size = self.add("Sub", size, self.ints(rest)) if rest else size
-        return self.add("Div", size, self.ints(factor)) if factor != 1 else size
-
     def sizes(self, shape: Shape) -> str:
-        """A shape as i64[rank], every entry its true size."""
+        """A shape as i64[ndim], every entry its true size."""
         if not any(isinstance(d, Dim) for d in shape):
             return self.ints(*(d for d in shape if not isinstance(d, Dim)))
         return self.cached(("sizes", shape), lambda: self._joined([*shape]))

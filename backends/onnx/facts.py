@@ -72,12 +72,12 @@ def _stage(stage: Stage, emitter: Emitter) -> dict[str, Any]:
         "results": emitter.results(),
         "writes": writes_of(stage.function),
         "grows": growing(stage.function),
-        "receives": _handed(stage.receives),
-        "sends": _handed(stage.sends),
+        "receives": _transfers(stage.receives),
+        "sends": _transfers(stage.sends),
     }
 
 
-def _handed(names: Mapping[int, list[str]]) -> list[dict[str, Any]]:
+def _transfers(names: Mapping[int, list[str]]) -> list[dict[str, Any]]:
     return [{"stage": number, "names": each} for number, each in names.items()]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from irc.ir.core import Function, Op, Value
-from irc.ir.dims import Dim, DimLike
+from irc.ir.dims import Dim
 
 
 def writes_of(function: Function) -> list[dict[str, str]]:
@@ -21,13 +21,11 @@ def writes_of(function: Function) -> list[dict[str, str]]:
     """
     found: list[dict[str, str]] = []
     for op in function:
-        if op.opname != "cache_update":
+        if op.opname != "cache_update" or not _is_arg(op.operands[2]):
             continue
         cache, new, past = op.operands
-        if not isinstance(past.owner, Function) or past.name is None:
-            continue
         step, capacity = new.type.shape[1], cache.type.shape[2]
-        write = {"past": past.name, "step": str(step), "capacity": str(capacity)}
+        write = {"past": str(past.name), "step": str(step), "capacity": str(capacity)}
         if write not in found:
             found.append(write)
     return found
@@ -39,12 +37,9 @@ def growing(function: Function) -> str | None:
     capacities = {op.operands[0].type.shape[2] for op in function if op.opname == "cache_update"}
     if len(capacities) != 1 or len(writes_of(function)) != 1:
         return None
-    (capacity,) = capacities
-    if not _is_symbol(capacity):
-        return None
-    symbol = str(capacity)
+    symbol = str(*capacities)
     plain = [arg for arg in function.args if arg.index not in states]
-    if any(_mentions(arg, symbol) for arg in plain):
+    if not _mentions((*capacities,), symbol) or any(_mentions(arg, symbol) for arg in plain):
         return None
     return symbol if all(_independent(op, symbol) for op in function) else None
 
@@ -77,10 +72,6 @@ def _overwritten(function: Function) -> dict[str, tuple[str, str]] | None:
     return found
 
 
-def _is_symbol(dim: DimLike) -> bool:
-    return isinstance(dim, Dim) and list(dim.symbols()) == [str(dim)]
-
-
 def _mentions(thing: Any, symbol: str) -> bool:
     """Whether a symbol occurs in the type of a value, or in the value of an attribute."""
     if isinstance(thing, Value):
@@ -95,7 +86,7 @@ def _independent(op: Op, symbol: str) -> bool:
     if any(_mentions(value, symbol) for value in op.attributes.values()):
         return False
     if op.opname == "cache_update":
-        return isinstance(op.operands[0].owner, Function) and _is_arg(op.operands[2])
+        return _is_arg(op.operands[0]) and _is_arg(op.operands[2])
     if op.opname == "return" or not any(_mentions(v, symbol) for v in (*op.operands, *op.results)):
         return True
     if op.opname != "attention":

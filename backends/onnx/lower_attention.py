@@ -26,6 +26,7 @@ def fixed_heads(op: Op) -> str | None:
 
 @TABLE.lower(ops.Rope, unless=fixed_heads)
 def rope(e: Emitter, op: ops.Rope) -> Lowered:
+    """RotaryEmbedding over cos and sin of the angles."""
     return rotated(e, op, *cos_sin(e, op))
 
 
@@ -97,6 +98,7 @@ def fixed_groups(op: Op) -> str | None:
 
 @TABLE.lower(ops.Attention, unless=fixed_groups)
 def attention(e: Emitter, op: ops.Attention) -> Lowered:
+    """Attention; over a cache with Transpose before it, and Transpose and Reshape after it."""
     heads = exact_divide(op.q.type.shape[2], op.head_dim)
     assert isinstance(heads, int) and isinstance(op.key_heads, int)
     attributes: dict[str, int | float] = {"scale": op.score_scale}
@@ -200,7 +202,7 @@ def unpadded_keys(e: Emitter, op: ops.Attention) -> str:
 
 @TABLE.lower(ops.CacheUpdate)
 def cache_update(e: Emitter, op: ops.CacheUpdate) -> Lowered:
-    # In place where input and output are bound to the same memory.
+    """TensorScatter, in place where input and output are bound to the same memory."""
     _, heads, _, width = op.cache.type.shape
     new = by_head(e, op.new, heads, width)
     return e.add("TensorScatter", e.get(op.cache), new, e.cast64(op.past), axis=2)

@@ -59,8 +59,8 @@ def _collective(e: Emitter, op: Exchange, x: str, before: Shape, after: Shape) -
 
 
 @_lower(ops.AllReduce, ops.Broadcast, ops.Reduce)
-def alike(e: Emitter, op: Exchange) -> Lowered:
-    """Elementwise, in any layout."""
+def elementwise(e: Emitter, op: Exchange) -> Lowered:
+    """DistCollective on any layout, since it works elementwise."""
     shape = op.x.type.shape
     if not e.is_flat(op.x):
         return _collective(e, op, e.get(op.x), shape, shape)
@@ -70,7 +70,7 @@ def alike(e: Emitter, op: Exchange) -> Lowered:
 
 @_lower(ops.AllGather, ops.CollectiveGather)
 def gather(e: Emitter, op: ops.AllGather | ops.CollectiveGather) -> Lowered:
-    """The shards arrive one after the other."""
+    """DistCollective, which joins the shards along dimension 0; Transpose moves them to `dim`."""
     group_size = _group_size(e, op)
     x, shard, dim, flat = _outermost(e, op, op.x.type.shape)
     joined = _collective(e, op, x, shard, (shard[0] * group_size, *shard[1:]))
@@ -80,7 +80,7 @@ def gather(e: Emitter, op: ops.AllGather | ops.CollectiveGather) -> Lowered:
 
 @_lower(ops.ReduceScatter, ops.CollectiveScatter)
 def scatter(e: Emitter, op: ops.ReduceScatter | ops.CollectiveScatter) -> Lowered:
-    """The shards are sent one after the other."""
+    """DistCollective on shards along dimension 0, where Transpose moves them from `dim`."""
     group_size = _group_size(e, op)
     x, shard, dim, flat = _outermost(e, op, op.result.type.shape)
     shards = _shards_from(e, x, group_size, shard, dim)
@@ -90,7 +90,7 @@ def scatter(e: Emitter, op: ops.ReduceScatter | ops.CollectiveScatter) -> Lowere
 
 @_lower(ops.AllToAll)
 def all_to_all(e: Emitter, op: ops.AllToAll) -> Lowered:
-    """Shard j is sent to rank j; those received are joined along another dimension."""
+    """DistCollective, between a Transpose from `split` and one to `concat`."""
     group_size, shape = _group_size(e, op), op.x.type.shape
     split, join = op.split % len(shape), op.concat % len(shape)
     size = exact_divide(shape[split], group_size)

@@ -8,7 +8,7 @@ import numpy as np
 
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
-from irc.backends.onnx.graph import Attribute
+from irc.backends.onnx.graph import DTYPES, Attribute
 from irc.backends.onnx.kernels import WITHOUT_F64
 from irc.ir.core import Op, Value
 from irc.ir.dtypes import dtype
@@ -85,24 +85,28 @@ def larger(e: Emitter, x: str, y: str, dtype: str, less: bool = False) -> str:
 
 @TABLE.lower(ops.Maximum, ops.Minimum)
 def extreme(e: Emitter, op: ops.Maximum | ops.Minimum) -> Lowered:
+    """Max or Min; Where over a comparison for i64."""
     (x, y), result = aligned(e, op)
     return result(larger(e, x, y, op.x.type.dtype, less=isinstance(op, ops.Minimum)))
 
 
 @TABLE.lower(ops.Ne)
 def not_equal(e: Emitter, op: ops.Ne) -> Lowered:
+    """Equal and Not."""
     names, result = aligned(e, op)
     return result(e.add("Not", e.add("Equal", *names)))
 
 
 @TABLE.lower(ops.Rsqrt)
 def rsqrt(e: Emitter, op: ops.Rsqrt) -> Lowered:
+    """Sqrt and Reciprocal."""
     names, result = aligned(e, op)
     return result(e.add("Reciprocal", e.add("Sqrt", *names)))
 
 
 @TABLE.lower(ops.Mod)
 def mod(e: Emitter, op: ops.Mod) -> Lowered:
+    """Mod, whose sign is corrected for floats."""
     names, result = aligned(e, op)
     return result(_mod(e, op.x, *names))
 
@@ -119,6 +123,7 @@ def _mod(e: Emitter, like: Value, x: str, y: str) -> str:
 
 @TABLE.lower(ops.FloorDiv)
 def floor_div(e: Emitter, op: ops.FloorDiv) -> Lowered:
+    """Div of what Mod leaves to be divided."""
     (x, y), result = aligned(e, op)
     quotient = e.add("Div", e.add("Sub", x, _mod(e, op.x, x, y)), y)
     if not dtype(op.x.type.dtype).is_float:
@@ -129,13 +134,14 @@ def floor_div(e: Emitter, op: ops.FloorDiv) -> Lowered:
 
 @TABLE.lower(ops.Silu)
 def silu(e: Emitter, op: ops.Silu) -> Lowered:
-    # Sigmoid and Mul, which ONNX Runtime fuses; its Swish falls apart into four kernels.
+    """Sigmoid and Mul, which ONNX Runtime fuses; its Swish falls apart into four kernels."""
     (x,), result = aligned(e, op)
     return result(e.add("Mul", x, e.add("Sigmoid", x)))
 
 
 @TABLE.lower(ops.Clip)
 def clip(e: Emitter, op: ops.Clip) -> Lowered:
+    """Clip; Where over comparisons for i64."""
     (x,), result = aligned(e, op)
     kind = op.x.type.dtype
     low, high = (e.number(b, kind) if b is not None else "" for b in (op.low, op.high))
@@ -147,6 +153,7 @@ def clip(e: Emitter, op: ops.Clip) -> Lowered:
 
 @TABLE.lower(ops.Where)
 def where(e: Emitter, op: ops.Where) -> Lowered:
+    """Where."""
     (condition, x, y), result = aligned(e, op)
     return result(select(e, condition, x, y, op.x.type.dtype))
 
@@ -159,27 +166,31 @@ def to_four_bits(op: Op) -> str | None:
 
 @TABLE.lower(ops.Cast, unless=to_four_bits)
 def cast(e: Emitter, op: ops.Cast) -> Lowered:
+    """Cast; to an 8-bit float and back, since values are computed in f32."""
     (x,), result = aligned(e, op)
     target = e.dtype(op.dtype)
     if op.dtype in ("f8e4m3", "f8e5m2"):
         # rounded for real: quantization means it; saturate=0 overflows to NaN or infinity
-        x = e.add("Cast", x, to=e.onnx_dtype(op.dtype), saturate=0)
-        return result(e.add("Cast", x, to=e.onnx_dtype(target)))
+        x = e.add("Cast", x, to=DTYPES[op.dtype], saturate=0)
+        return result(e.add("Cast", x, to=DTYPES[target]))
     same = target == e.dtype(op.x)
-    return result(x if same else e.add("Cast", x, to=e.onnx_dtype(target)))
+    return result(x if same else e.add("Cast", x, to=DTYPES[target]))
 
 
 @TABLE.lower(ops.Constant)
 def constant(e: Emitter, op: ops.Constant) -> Lowered:
+    """An initializer."""
     values = op.evaluate()
     return e.graph.constant(np.asarray(values).astype(e.numpy(op.dtype)))
 
 
 @TABLE.lower(ops.Full)
 def full(e: Emitter, op: ops.Full) -> Lowered:
+    """ConstantOfShape, or an initializer for a scalar."""
     return e.filled(op.value, op.shape, op.dtype) if op.shape else e.number(op.value, op.dtype)
 
 
 @TABLE.lower(ops.Iota)
 def iota(e: Emitter, op: ops.Iota) -> Lowered:
+    """Range, and Cast unless it is i64."""
     return e.cast(e.iota(op.size), e.dtype(op.dtype)) if op.dtype != "i64" else e.iota(op.size)

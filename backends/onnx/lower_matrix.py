@@ -16,7 +16,7 @@ from irc.ops.quant import block_sizes
 
 @TABLE.lower(ops.Linear)
 def linear(e: Emitter, op: ops.Linear) -> Lowered:
-    # Gemm reads the weight as it lies in the checkpoint; it takes matrices only.
+    """Gemm, which reads the weight as it lies in the checkpoint; it takes matrices only."""
     operands = [e.flat(op.x), e.get(op.weight)]
     operands += [e.get(op.bias)] if op.bias is not None else []
     return Flat(e.add("Gemm", *operands, transB=1))
@@ -24,6 +24,7 @@ def linear(e: Emitter, op: ops.Linear) -> Lowered:
 
 @TABLE.lower(ops.Matmul)
 def matmul(e: Emitter, op: ops.Matmul) -> Lowered:
+    """MatMul."""
     return apply(e, "MatMul", op.x.type.dtype, [e.get(op.x), e.get(op.y)])
 
 
@@ -35,6 +36,7 @@ def _matched(e: Emitter, vector: Value, x: Value) -> str:
 
 @TABLE.lower(ops.RmsNorm)
 def rms_norm(e: Emitter, op: ops.RmsNorm) -> Lowered:
+    """RMSNormalization."""
     scale = _matched(e, op.weight, op.x)
     if op.offset:
         scale = e.add("Add", scale, e.number(op.offset, op.x.type.dtype))
@@ -43,6 +45,7 @@ def rms_norm(e: Emitter, op: ops.RmsNorm) -> Lowered:
 
 @TABLE.lower(ops.LayerNorm)
 def layer_norm(e: Emitter, op: ops.LayerNorm) -> Lowered:
+    """LayerNormalization."""
     if op.weight is not None:
         scale = _matched(e, op.weight, op.x)
     else:
@@ -53,7 +56,7 @@ def layer_norm(e: Emitter, op: ops.LayerNorm) -> Lowered:
 
 @TABLE.lower(ops.GroupNorm, unless=needs_f32)
 def group_norm(e: Emitter, op: ops.GroupNorm) -> Lowered:
-    # One instance per group: ONNX Runtime has a kernel for it, and none for GroupNormalization.
+    """InstanceNormalization with one instance per group: no kernel has GroupNormalization."""
     x, kind = op.x.type, op.x.type.dtype
     grouped = e.add("Reshape", e.get(op.x), e.ints(0, op.groups, -1))
     ones, zeros = (e.filled(value, (op.groups,), kind) for value in (1, 0))
@@ -102,6 +105,7 @@ def _refusal(op: Op) -> str | None:
 
 @TABLE.lower(ops.Dequantize, unless=_refusal)
 def dequantize(e: Emitter, op: ops.Dequantize) -> Lowered:
+    """DequantizeLinear."""
     dim, blocks = per_index(op), in_blocks(op)
     scales: Shape | None = None
     attributes: dict[str, int] = {}

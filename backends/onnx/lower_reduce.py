@@ -47,6 +47,7 @@ for _cls, _row in REDUCTIONS.items():
 
 @TABLE.lower(ops.Argmax)
 def argmax(e: Emitter, op: ops.Argmax) -> Lowered:
+    """ArgMax."""
     x = e.get(op.x)
     x = e.cast(x, "i32") if e.dtype(op.x) in e.missing.get("ArgMax", ()) else x
     return e.cast(e.add("ArgMax", x, **PARTIAL[ops.Argmax].to_onnx(op)), "i32")
@@ -54,6 +55,7 @@ def argmax(e: Emitter, op: ops.Argmax) -> Lowered:
 
 @TABLE.lower(ops.Topk)
 def topk(e: Emitter, op: ops.Topk) -> Lowered:
+    """TopK."""
     values, places = e.graph.several(
         2, "TopK", e.get(op.x), e.dim(op.k), **PARTIAL[ops.Topk].to_onnx(op)
     )
@@ -62,13 +64,15 @@ def topk(e: Emitter, op: ops.Topk) -> Lowered:
 
 @TABLE.lower(ops.Cumsum)
 def cumsum(e: Emitter, op: ops.Cumsum) -> Lowered:
+    """CumSum."""
     axis = e.number(op.dim % op.x.type.ndim, "i64")
-    words = PARTIAL[ops.Cumsum].to_onnx(op)
-    return apply(e, "CumSum", op.x.type.dtype, [e.get(op.x)], axis, **words)
+    row = PARTIAL[ops.Cumsum]
+    return apply(e, row.kind, op.x.type.dtype, [e.get(op.x)], axis, **row.to_onnx(op))
 
 
 @TABLE.lower(ops.Softmax, ops.LogSoftmax)
 def softmax(e: Emitter, op: ops.Softmax | ops.LogSoftmax) -> Lowered:
+    """Softmax or LogSoftmax."""
     row = DIRECT[type(op)]
     if op.dim % op.x.type.ndim == op.x.type.ndim - 1 and e.is_flat(op.x):
         return Flat(e.add(row.kind, e.flat(op.x), axis=-1))

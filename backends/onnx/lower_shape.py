@@ -8,7 +8,7 @@ import numpy as np
 
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Lowered
-from irc.backends.onnx.lower_elementwise import select
+from irc.backends.onnx.lower_elementwise import apply, select
 from irc.ir.core import Value
 from irc.onnx_format.operators import DIRECT, PARTIAL
 
@@ -18,47 +18,54 @@ _FIRST = int(np.iinfo(np.int64).min)  # the end of a backward slice that takes t
 
 @TABLE.lower(ops.Reshape)
 def reshape(e: Emitter, op: ops.Reshape) -> Lowered:
+    """Reshape."""
     return e.reshape(e.get(op.x), op.shape)
 
 
 @TABLE.lower(ops.Expand)
 def expand(e: Emitter, op: ops.Expand) -> Lowered:
+    """Expand."""
     return e.add("Expand", e.get(op.x), e.sizes(op.shape))
 
 
 @TABLE.lower(ops.Squeeze, ops.Unsqueeze)
 def squeeze(e: Emitter, op: ops.Squeeze | ops.Unsqueeze) -> Lowered:
+    """Squeeze or Unsqueeze."""
     return e.add(type(op).__name__, e.get(op.x), e.ints(*op.dims))
 
 
 @TABLE.lower(ops.Transpose)
 def transpose(e: Emitter, op: ops.Transpose) -> Lowered:
+    """Transpose."""
     rank = op.x.type.ndim
     return e.add("Transpose", e.get(op.x), perm=[i % rank for i in op.order])
 
 
 @TABLE.lower(ops.Slice)
 def slice_(e: Emitter, op: ops.Slice) -> Lowered:
+    """Slice."""
     ends = e.dim(op.start), e.dim(op.stop)
     return e.add("Slice", e.get(op.x), *ends, e.ints(op.dim), e.ints(op.step))
 
 
 @TABLE.lower(ops.Split)
 def split(e: Emitter, op: ops.Split) -> Lowered:
+    """Split; the operand itself for one piece."""
     if len(op.sizes) == 1:
         return e.get(op.x)
-    sizes = e.sizes(op.sizes)
-    words = PARTIAL[ops.Split].to_onnx(op)
-    return e.graph.several(len(op.sizes), "Split", e.get(op.x), sizes, **words)
+    attributes = PARTIAL[ops.Split].to_onnx(op)
+    return e.graph.several(len(op.sizes), "Split", e.get(op.x), e.sizes(op.sizes), **attributes)
 
 
 @TABLE.lower(ops.Concat)
 def concat(e: Emitter, op: ops.Concat) -> Lowered:
+    """Concat."""
     return e.add("Concat", *map(e.get, op.values), **DIRECT[ops.Concat].to_onnx(op))
 
 
 @TABLE.lower(ops.Flip)
 def flip(e: Emitter, op: ops.Flip) -> Lowered:
+    """Slice with step -1."""
     count = len(op.dims)
     ends = [e.ints(*[-1] * count), e.ints(*[_FIRST] * count)]
     return e.add("Slice", e.get(op.x), *ends, e.ints(*op.dims), e.ints(*[-1] * count))
@@ -66,6 +73,7 @@ def flip(e: Emitter, op: ops.Flip) -> Lowered:
 
 @TABLE.lower(ops.Repeat)
 def repeat(e: Emitter, op: ops.Repeat) -> Lowered:
+    """Unsqueeze, Expand and Reshape."""
     shape = op.x.type.shape
     after = op.dim % len(shape) + 1
     wide = e.add("Unsqueeze", e.get(op.x), e.ints(after))
@@ -75,15 +83,13 @@ def repeat(e: Emitter, op: ops.Repeat) -> Lowered:
 
 @TABLE.lower(ops.Pad)
 def pad(e: Emitter, op: ops.Pad) -> Lowered:
+    """Pad; the operand itself without dimensions."""
     if not op.before:
         return e.get(op.x)
     kind = e.dtype(op.x)
     wide = "i32" if kind in e.missing.get("Pad", ()) else kind
     sizes, value = e.sizes((*op.before, *op.after)), e.number(op.value, wide)
-    x = e.get(op.x)
-    if wide == kind:
-        return e.add("Pad", x, sizes, value)
-    return e.cast(e.add("Pad", e.cast(x, wide), sizes, value), kind)
+    return apply(e, "Pad", kind, [e.get(op.x)], sizes, value)
 
 
 def _indices(e: Emitter, value: Value) -> str:
@@ -94,6 +100,7 @@ def _indices(e: Emitter, value: Value) -> str:
 
 @TABLE.lower(ops.Embedding)
 def embedding(e: Emitter, op: ops.Embedding) -> Lowered:
+    """Gather; zeros by Where for ids outside the table."""
     return known_rows(e, op, lambda ids: _rows(e, op.table, ids))
 
 
@@ -127,6 +134,7 @@ def _rows(e: Emitter, table: Value, ids: str) -> str:
 
 @TABLE.lower(ops.Gather, ops.GatherElements, ops.ScatterElements)
 def by_index(e: Emitter, op: ops.Gather | ops.GatherElements | ops.ScatterElements) -> Lowered:
+    """Gather, GatherElements or ScatterElements."""
     row, (x, indices, *updates) = DIRECT[type(op)], op.operands
     names = [e.get(x), _indices(e, indices), *map(e.get, updates)]
     return e.add(row.kind, *names, **row.to_onnx(op))

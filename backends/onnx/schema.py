@@ -1,7 +1,7 @@
 """The ONNX schema of DistCollective, so that the checker and shape inference know it.
 
 Names and values of the attributes are those of TensorRT 11, whose parser has the operator; it
-belongs to no domain there, so it stands in ONNX's own.
+has no domain there, so it is in that of ONNX here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _DEFAULTS: dict[str, Attribute] = {
 }
 _DOC = """The collective `collective_operation` along dimension 0 among the ranks in `groups`.
 
-`nb_rank` ranks take part; part i is that of rank groups[i]. `root` is a position in `groups`, or -1
-where the operation has none. Ranks other than the root get zeros."""
+`nb_rank` ranks take part; shard i is that of rank groups[i]. `root` is a position in `groups`, or
+-1 where the operation has none. Ranks other than the root get zeros."""
 
 _REGISTERING = Lock()  # ranks are loaded in threads
 

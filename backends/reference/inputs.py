@@ -9,7 +9,7 @@ import numpy as np
 
 from irc.errors import Error, did_you_mean
 from irc.ir.core import Function
-from irc.ir.dims import Dim, DimLike, bind, exact_divide, symbol
+from irc.ir.dims import Dim, DimLike, bind, exact_divide, linear, symbol
 from irc.ir.dtypes import dtype_of
 from irc.ir.types import TensorType
 
@@ -98,15 +98,12 @@ def _check_form(argument: Input) -> None:
 
 def _solve(dim: DimLike, size: int) -> tuple[str, int] | None:
     """(symbol, its value) where `dim` is `a*S + b` with one unknown S."""
-    if not isinstance(dim, Dim):
+    found = linear(dim)
+    if found is None:
         return None
-    names = list(dim.symbols())
-    factors = dict(dim.terms)
-    if len(names) != 1 or set(factors) - {(), (names[0],)}:
-        return None
-    rest = size - factors.get((), 0)
-    value, left = divmod(rest, factors[(names[0],)])
-    return (names[0], value) if not left and value >= 0 else None
+    name, factor, rest = found
+    value, left = divmod(size - rest, factor)
+    return (name, value) if not left and value >= 0 else None
 
 
 def _check_shape(argument: Input, sizes: Sizes, origin: _Origin) -> None:

@@ -137,6 +137,16 @@ def bind(dim: DimLike, sizes: Mapping[str, DimLike]) -> DimLike:
     return dim.bind(sizes) if isinstance(dim, Dim) else dim
 
 
+def linear(dim: DimLike) -> tuple[str, int, int] | None:
+    """(S, a, b) where the dimension is `a*S + b` for one symbol S, else None."""
+    if not isinstance(dim, Dim):
+        return None
+    factors = dict(dim.terms)
+    rest = factors.pop((), 0)
+    ((names, factor),) = factors.items() if len(factors) == 1 else (((), 0),)
+    return (names[0], factor, rest) if len(names) == 1 else None
+
+
 def product(shape: Shape) -> DimLike:
     """The number of elements of a shape."""
     total: DimLike = 1
