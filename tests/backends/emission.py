@@ -12,9 +12,9 @@ import onnx
 from irc.backends.onnx import backend
 from irc.backends.reference import evaluate
 from irc.ir.core import Module
-from irc.text import parse_module
 from tests.backends.checked_models import emit_checked
 from tests.backends.decoder import write
+from tests.backends.text import module as text_module
 from tests.fresh import fresh
 
 # Multiples of 1/4: products with such weights are added without rounding.
@@ -25,10 +25,7 @@ def module(weights: str, body: str, result: str, files: dict[str, str] | None = 
     """A module of one argument %x: f32[S, 4]."""
     given = {"f": "m.safetensors"} if files is None else files
     head = "".join(f'  file @{k} = "{v}"\n' for k, v in given.items())
-    return parse_module(
-        f"module @m dims(S=1:3:9) {{\n{head}{weights}\n"
-        f"  func @forward(%x: f32[S, 4]) -> ({result}) {{\n{body}\n  }}\n}}"
-    )
+    return text_module("%x: f32[S, 4]", result, body, "dims(S=1:3:9)", head + weights)
 
 
 def linear(ref: str, dtype: str = "f32") -> Module:

@@ -317,15 +317,3 @@ def test_unsupported_operations_of_the_fallback_count(monkeypatch: pytest.Monkey
     assert backend.unsupported(module) == []
     monkeypatch.delitem(TABLE._table, Exp)
     assert [each.op.opname for each in backend.unsupported(module)] == ["exp"]
-
-
-def test_a_missing_fallback_is_an_error_at_load(tmp_path: Path) -> None:
-    _, module = lookup(tmp_path, "replicated", "KA", 2)
-    compiled(tmp_path, localized(module))
-    path = tmp_path / "out" / "rank1.exact.onnx"
-    path.write_bytes(path.read_bytes() + b"x")
-    with pytest.raises(Error, match=r"rank1\.exact\.onnx has \d+ bytes, and the manifest says"):
-        irc.load(tmp_path / "out")
-    path.unlink()
-    with pytest.raises(Error, match=r"rank1\.exact\.onnx is missing; compile again"):
-        irc.load(tmp_path / "out")

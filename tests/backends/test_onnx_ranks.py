@@ -10,15 +10,13 @@ import numpy as np
 import onnx
 import pytest
 
-from irc.backends.onnx import backend
 from irc.ir.core import Module
 from irc.ir.dims import symbol
 from irc.ir.mesh import Mesh
 from irc.ir.types import TensorType
 from irc.text import parse_module
 from tests.backends.decoder import write
-from tests.backends.ranks import Builder, agrees, drawn, loaded, rank_results
-from tests.backends.test_onnx_storage import resident, sparse_checkpoint
+from tests.backends.ranks import Builder, agrees, drawn, loaded
 from tests.fresh import fresh
 
 B, S = symbol("B"), symbol("S")
@@ -81,19 +79,6 @@ def test_every_collective_along_every_dimension(
 def test_every_dtype(dtype: str, tmp_path: Path) -> None:
     module = everything("tp=3", "tp", TensorType(dtype, SHAPE))
     agrees(module, {"x": drawn(fresh(2), dtype, SHAPE, 3)}, tmp_path)
-
-
-def test_large_operands(tmp_path: Path) -> None:
-    """Above the size up to which one rank computes the result, every rank computes a shard."""
-    shape = (12, 5, 240)
-    made = Builder("tp=3", {"x": TensorType("f32", shape)})
-    x = made.function.arg("x")
-    names = ("all_reduce", "broadcast", "reduce")
-    results = {name: made.collective(name, x) for name in names}
-    for op in ("all_gather", "collective_gather", "reduce_scatter", "collective_scatter"):
-        results[op] = made.collective(op, x, dim=0)
-    results["all_to_all"] = made.collective("all_to_all", x, split=0, concat=2)
-    agrees(made.done(results), {"x": drawn(fresh(3), "f32", shape, 3)}, tmp_path)
 
 
 def test_vectors_and_scalars(tmp_path: Path) -> None:
@@ -286,43 +271,3 @@ def test_bytes_that_several_ranks_need_are_written_once(tmp_path: Path) -> None:
     ]
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "out").glob("*.weights")}
     assert sizes["shared.weights"] == 2 * 4096 + 6 * 2 * 4 and sizes["rank3.weights"] == 24
-
-
-def test_writing_shards_takes_no_memory(tmp_path: Path) -> None:
-    columns = 60_000
-    sparse_checkpoint(tmp_path, 1000, columns)
-    module = parse_module(
-        """module @m local mesh(tp=3) {
-          file @f = "big.safetensors"
-          weight @w : f32[1000, 20000] = @f["x"].shard(1, tp)
-          func @forward(%x: f32[1]) -> (f32[1000, 20000]) {
-            return @w
-          }
-        }"""
-    )
-    before = resident()
-    facts = backend.emit(module, tmp_path, base=tmp_path).facts
-    assert resident() - before < 60 << 20
-    for rank in range(3):
-        assert facts["ranks"][rank]["weights"] == [f"rank{rank}.weights"]
-        assert (tmp_path / f"rank{rank}.weights").stat().st_size == columns * 4000 // 3
-
-
-def test_expressions_over_collectives(tmp_path: Path) -> None:
-    """Results of collectives are operands, results, and both at once."""
-    made = Builder("tp=2", {"x": TensorType("f32", (B, S, 4)), "unused": TensorType("f32", (S,))})
-    x = made.function.arg("x")
-    whole = made.collective("all_gather", x, dim=-1)
-    total = made.collective("all_reduce", whole)
-    again = made.collective("reduce_scatter", total, dim=2)
-    steps = made.put("iota", size=S, dtype="f32")
-    column = made.put("reshape", steps, shape=(1, S, 1))
-    sum_ = made.put("add", made.put("mul", again, column), x)
-    results = {"a": whole, "b": total, "c": sum_, "d": made.collective("all_reduce", column)}
-    rng = fresh(8)
-    inputs = {"x": drawn(rng, "f32", (2, 3, 4), 2), "unused": drawn(rng, "f32", (3,), 2)}
-    program = agrees(made.done(results), inputs, tmp_path)
-    for size in (5, 1, 3):  # memory between segments follows the sizes
-        inputs = {"x": drawn(rng, "f32", (1, size, 4), 2), "unused": drawn(rng, "f32", (size,), 2)}
-        found = rank_results(program, inputs, 2)
-        np.testing.assert_allclose(found[0]["b"], 2 * np.concatenate(inputs["x"], -1), rtol=1e-6)

@@ -19,6 +19,7 @@ from irc.errors import Error
 from irc.ir.core import Module
 from tests.backends.decoder import write
 from tests.backends.emission import X, checkpoint, emitted, linear, module, places
+from tests.backends.text import module as text_module
 
 
 @pytest.fixture
@@ -167,16 +168,23 @@ def test_weights_of_four_bits_are_packed_by_two(folder: Path) -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_writing_weights_takes_no_memory(folder: Path) -> None:
-    rows = 60_000
-    path = sparse_checkpoint(folder, rows, 1000)
-    body = "%y = slice @w {dim=0, start=0, stop=1} : f32[1, 60000]\nreturn %y"
-    weight = 'weight @w : f32[1000, 60000] = @f["x"].transpose(1, 0)'
-    m = module(weight, body, "f32[1, 60000]", {"f": path.name})
+@pytest.mark.parametrize(("ranks", "step"), [(1, ".transpose(1, 0)"), (3, ".shard(1, tp)")])
+def test_writing_weights_takes_no_memory(ranks: int, step: str, tmp_path: Path) -> None:
+    path, size = sparse_checkpoint(tmp_path, 60_000, 999), 60_000 * 999 * 4
+    shape = "999, 60000" if ranks == 1 else "60000, 333"
+    m = text_module(
+        "%x: f32[1]",
+        f"f32[{shape}]",
+        "return @w",
+        f"local mesh(tp={ranks})",
+        f'  file @f = "{path.name}"\n  weight @w : f32[{shape}] = @f["x"]{step}',
+    )
     before = resident()
-    backend.emit(m, folder / "out", base=folder)
-    assert (folder / "out" / "rank0.weights").stat().st_size == rows * 4000
+    facts = backend.emit(m, tmp_path, base=tmp_path).facts
     assert resident() - before < 60 << 20
+    for rank in range(ranks):
+        assert facts["ranks"][rank]["weights"] == [f"rank{rank}.weights"]
+        assert (tmp_path / f"rank{rank}.weights").stat().st_size == size // ranks
 
 
 def sparse_checkpoint(folder: Path, *shape: int) -> Path:

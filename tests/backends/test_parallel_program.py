@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from irc.backends.base import Program, ports_of
 from irc.backends.onnx import backend
-from irc.backends.onnxruntime import execution
 from irc.backends.onnxruntime.program import threads_per_rank
 from irc.backends.ranks.communicator import PeerError
-from irc.backends.ranks.threads import ThreadWorld
 from irc.errors import Error
 from irc.text import parse_module
 from tests.backends.decoder import Shape, call
@@ -106,45 +101,3 @@ def test_a_rank_that_fails_in_the_middle_stops_the_run(tmp_path: Path) -> None:
         stream.step({"x": x, "i": bad * 0})
     found = program.run({"x": x, "i": bad * 0})  # a run keeps nothing, not even a failure
     np.testing.assert_allclose(found["n"], 9 * x[[0] * 4], rtol=1e-5)
-
-
-def test_a_rank_with_another_program_is_named(tmp_path: Path) -> None:
-    program = loaded(parse_module(FAILING), tmp_path)
-    text = FAILING.replace('%c = all_reduce %b {axis="tp", group_size=3}', "%c = add %b, %b")
-    other = loaded(parse_module(text), tmp_path)
-    program.models[1] = other.models[1]
-    given = {"x": np.ones((4, 4), np.float32), "i": np.zeros(4, np.int32)}
-    with pytest.raises(PeerError, match="the ranks make different calls") as caught:
-        program.run(given)
-    assert "all_reduce (sum) of float32[4, 4] in all_reduce/DistCollective.n" in str(caught.value)
-    assert "all_gather of float32[4, 4] in all_gather/DistCollective.d" in str(caught.value)
-
-
-def wait_for(ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + 100
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
-def test_a_rank_that_stalls_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = loaded(parse_module(FAILING), tmp_path, timeout=1e6)
-    run, worlds = execution._run_segment, list[ThreadWorld]()
-
-    def kept(ranks: int, timeout: float) -> ThreadWorld:
-        worlds.append(ThreadWorld(ranks, timeout))
-        return worlds[-1]
-
-    def slow(*given: Any) -> dict[str, np.ndarray]:
-        if threading.current_thread() is threading.main_thread():
-            (world,) = worlds
-            wait_for(lambda: len(world._waits) == 2 or world._failed is not None)
-            world.timeout = 0.3
-            wait_for(lambda: world._failed is not None)
-        return run(*given)
-
-    monkeypatch.setattr("irc.backends.onnxruntime.program.ThreadWorld", kept)
-    monkeypatch.setattr(execution, "_run_segment", slow)
-    given = {"x": np.ones((4, 4), np.float32), "i": np.zeros(4, np.int32)}
-    with pytest.raises(PeerError, match=r"rank 0 did not come to all_reduce .* for 0\.3 s"):
-        program.run(given)

@@ -16,18 +16,15 @@ from irc.ir.core import Module
 from irc.text import parse_module
 from tests.backends.checked_models import emit_checked
 from tests.backends.ranks import agrees, drawn, loaded
+from tests.backends.text import module as text_module
 from tests.fresh import fresh
 
-HEAD = """module @m local mesh(tp=2) dims(S=1:3:9) {{
-  weight @w : bf16[4, 4] = random("w", 1, 0.5)
-  func @forward(%x: f32[S, 4]) -> ({results}) {{
-"""
 REDUCE = '{axis="tp", group_size=2}'
 
 
 def module(body: str, results: str) -> Module:
-    lines = "".join(f"    {line.strip()}\n" for line in body.strip().splitlines())
-    return parse_module(HEAD.format(results=results) + lines + "  }\n}")
+    weight = '  weight @w : bf16[4, 4] = random("w", 1, 0.5)'
+    return text_module("%x: f32[S, 4]", results, body, "local mesh(tp=2) dims(S=1:3:9)", weight)
 
 
 def model(m: Module, folder: Path) -> ModelProto:
