@@ -101,7 +101,7 @@ def check(case: Case, rank: int, result: Array) -> None:
     if not np.array_equal(result, wanted[rank]):
         raise Error(
             f"{case.kind} of {case.size} bytes over {case.group_size} ranks gave rank {rank} a "
-            "wrong result, so its time says nothing"
+            "wrong result, so its time is not reported"
         )
 
 

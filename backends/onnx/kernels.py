@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# By ONNX operator, the dtypes that ONNX Runtime 1.31 has no kernel for (its table says so). Such
-# operands are computed in i32 and converted back, which wraps around as the narrow type would.
+# From the table of kernels of ONNX Runtime 1.31. Such operands are computed in i32 and converted
+# back, which wraps around as the narrow type would.
 _NO_SMALL = ("i16", "i8", "u8")
 MISSING: dict[str, tuple[str, ...]] = {
     "Min": ("i16",),

@@ -16,7 +16,7 @@ from irc.ops.quant import block_sizes
 
 @TABLE.lower(ops.Linear)
 def linear(e: Emitter, op: ops.Linear) -> Lowered:
-    """Gemm, which reads the weight as it lies in the checkpoint; it takes matrices only."""
+    """Gemm on matrices, with the weight as it is stored in the checkpoint."""
     operands = [e.flat(op.x), e.get(op.weight)]
     operands += [e.get(op.bias)] if op.bias is not None else []
     return Flat(e.add("Gemm", *operands, transB=1))
@@ -122,7 +122,7 @@ def dequantize(e: Emitter, op: ops.Dequantize) -> Lowered:
 
 
 def _quantized(e: Emitter, values: list[Value]) -> list[str]:
-    """The names of values of one dtype: weights as they lie in their files, maybe in four bits."""
+    """The names of values of one dtype: weights as stored, maybe in four bits."""
     weights = [weight for value in values if (weight := e.weight(value)) is not None]
     if len(weights) < len(values):  # what is computed is wider
         return [e.get(value) for value in values]

@@ -105,7 +105,7 @@ def embedding(e: Emitter, op: ops.Embedding) -> Lowered:
 
 
 def known_rows(e: Emitter, op: ops.Embedding, rows: Callable[[str], str]) -> Lowered:
-    """What `rows` gives for ids that lie inside the table, and zeros for others."""
+    """What `rows` gives for ids inside the table, and zeros for others."""
     ids, kind = _indices(e, op.ids), "i32" if op.ids.type.dtype in _SMALL else op.ids.type.dtype
     if op.inside:
         return rows(ids)
@@ -122,7 +122,7 @@ def known_rows(e: Emitter, op: ops.Embedding, rows: Callable[[str], str]) -> Low
 
 
 def _rows(e: Emitter, table: Value, ids: str) -> str:
-    """The rows at ids that lie inside. Those of a narrow table are cast after they are read: the
+    """The rows at ids inside the table. Those of a narrow table are cast after they are read: the
     table itself stays as it is stored."""
     weight = e.weight(table)
     name, stored = (e.get(table), e.dtype(table)) if weight is None else e.stored(weight)

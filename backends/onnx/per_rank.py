@@ -52,11 +52,11 @@ class Template:
         return model
 
     def placed(self, rank: int) -> dict[str, TensorProto]:
-        """Where each weight of a rank lies, by the name it has in the model."""
+        """The located initializers of a rank's weights, by their names in the model."""
         return {proto.name: proto for proto in self._weights[rank]}
 
     def fill_groups(self, model: ModelProto, rank: int) -> None:
-        """Write into every DistCollective which ranks it is among, unless it says so already."""
+        """Write the ranks of its group into every DistCollective."""
         if not self.groups:
             return
         nodes = (node for node in model.graph.node if node.op_type == COLLECTIVE)

@@ -13,7 +13,7 @@ from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Value
 from irc.ir.mesh import Mesh
 
-AXIS = "pp"  # the mesh axis along which stages lie
+AXIS = "pp"  # the mesh axis of the stages
 
 
 @dataclass
@@ -91,7 +91,7 @@ def _number(op: Op) -> int:
 
 
 def stage_axes(mesh: Mesh) -> tuple[str, ...]:
-    """The axes along which the ranks of one stage lie."""
+    """The mesh axes of the ranks within one stage."""
     return tuple(name for name in mesh.names if name != AXIS)
 
 

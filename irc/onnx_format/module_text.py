@@ -2,8 +2,7 @@
 
 In the text every weight is `unbound("NAME")`, where NAME is the initializer (or input) that holds
 its bytes. The checksum covers the graph that the text describes, so that a file that was edited
-afterwards is read by its nodes. Nothing here imports onnx: messages of protobuf are taken as they
-come.
+afterwards is read by its nodes. Nothing here imports onnx: messages of protobuf are only read.
 """
 
 from __future__ import annotations

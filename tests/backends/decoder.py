@@ -119,9 +119,9 @@ def build(shape: Shape, files: list[str], group_size: int = 1) -> Module:
     for n, (key, size) in enumerate(tensors(part).items()):
         ref = FileRef(f"part{n % len(files)}", key)
         ref = ref if shape.dtype == shape.stored else ref.then(Cast(shape.dtype))
-        cut = next((dim for name, dim in SHARDED.items() if f"{name}." in key), None)
-        if group_size > 1 and cut is not None:
-            ref = ref.then(Shard(cut, ("tp",)))
+        dim = next((dim for name, dim in SHARDED.items() if f"{name}." in key), None)
+        if group_size > 1 and dim is not None:
+            ref = ref.then(Shard(dim, ("tp",)))
         size = (shape.shard(group_size).vocab, size[1]) if key == "lm_head.weight" else size
         module.add_weight(Weight(TensorType(shape.dtype, size), key.replace(".", "_"), ref))
     function = module.add_function(_forward(part, module, group_size))

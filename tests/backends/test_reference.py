@@ -98,7 +98,7 @@ def test_a_symbol_that_no_input_has_is_an_error_at_the_operation() -> None:
 
 
 def test_a_result_of_another_shape_is_an_error(watching: list[int]) -> None:
-    wrong = module("%x: f32[3]", "f32[3]", "%y = watched %x {cut=1} : f32[3]\nreturn %y")
+    wrong = module("%x: f32[3]", "f32[3]", "%y = watched %x {skip=1} : f32[3]\nreturn %y")
     with pytest.raises(Error, match=r"watched gave the shape \[2\] for f32\[3\]"):
         evaluate(wrong, {"x": np.ones(3, F32)})
 
@@ -136,10 +136,10 @@ def watching() -> Iterator[list[int]]:
 
     @operation("watched")
     class Watched(Op):
-        """A copy of x without its first numbers."""
+        """A copy of x without its first `skip` numbers."""
 
         x: Operand
-        cut: int = 0
+        skip: int = 0
 
         def infer(self) -> TensorType:
             return self.x.type
@@ -147,7 +147,7 @@ def watching() -> Iterator[list[int]]:
         def evaluate(self, x: Any) -> Any:
             gc.collect()
             alive.append(sum(ref() is not None for ref in made))
-            copy = x[self.cut :].copy()
+            copy = x[self.skip :].copy()
             made.append(weakref.ref(copy))
             return copy
 
