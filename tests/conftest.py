@@ -1,4 +1,4 @@
-"""Hooks for all tests: seeds, an engine cache, and skipping of oracle and gpu tests."""
+"""Hooks for all tests: seeds, an engine cache, and skipping of oracle, gpu and needs_rtx tests."""
 
 import ctypes
 import importlib.util
@@ -40,7 +40,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests that this machine cannot run, with the reason."""
-    reasons = {"oracle": why_no_oracle(), "gpu": why_no_gpu()}
+    has_rtx = importlib.util.find_spec("tensorrt_rtx") is not None
+    no_rtx = None if has_rtx else "no tensorrt_rtx: pip install 'irc-compiler[tensorrt-rtx]'"
+    reasons = {"oracle": why_no_oracle(), "gpu": why_no_gpu(), "needs_rtx": no_rtx}
     for marker, reason in reasons.items():
         if reason is None:
             continue
