@@ -56,7 +56,6 @@ WIDE = SAME.replace("64", "257")
 ATTENTION = {
     "attention-valid-lengths": (
         Example(plain("q k k - - - n", "n:i64[1]"), attention("q k k - - n", "n:i32[1]")),
-        Example(plain("q k k - - - n", "n:i64[B]"), plain()),
     ),
     "attention-causal-alignment": (
         Example(plain(types=SHORT, is_causal=1), attention(types=SHORT, causal_kind="lower_right")),
