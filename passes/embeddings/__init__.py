@@ -88,8 +88,7 @@ class _Rewriting:
         self.prices = Prices(options.price, memory, options.copy)
         self._topology: Topology | None = None
         self.lost: dict[Function, list[Value]] = {}
-        lookups = (op for each in module.functions.values() for op in _lookups(each))
-        self.tables = dict.fromkeys(table_of(op.table) for op in lookups)
+        self.tables = dict.fromkeys(table_of(op.table) for op in self._lookups())
 
     def run(self) -> None:
         """Rewrite ids, then tables, then add the results that report errors to callers."""
@@ -98,9 +97,8 @@ class _Rewriting:
                 ops = _lookups(function)
                 added = count_outside(function, ops, self.module.mesh)
                 self.stats.count("results", added)
-        for function in list(self.module.functions.values()):
-            for op in _lookups(function):
-                self._keep_inside(op)
+        for op in self._lookups():
+            self._keep_inside(op)
         for table, sites in self._sites().items():
             self._table(table, sites)
         if self.module.mesh.ranks > 1:
@@ -130,11 +128,13 @@ class _Rewriting:
         replace(op, Embedding(ids, table, inside=True, sentinel=op.sentinel))
         self.stats.count(self.policy.kind)
 
-    # tables
+    def _lookups(self) -> list[Embedding]:
+        """The lookups in weights, in order."""
+        return [op for each in self.module.functions.values() for op in _lookups(each)]
 
     def _sites(self) -> Sites:
         found: Sites = {}
-        lookups = [op for each in self.module.functions.values() for op in _lookups(each)]
+        lookups = self._lookups()
         over = _axes_of_ids(lookups)
         for op in lookups:
             table = table_of(op.table)

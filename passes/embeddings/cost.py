@@ -46,11 +46,6 @@ class Lookups:
     capacity: int = 0
     checked: bool = False
 
-    @property
-    def columns_read(self) -> float:
-        """Bytes read for a shard of a row."""
-        return max(self.width, ACCESS) if self.width else 0
-
 
 @dataclass(frozen=True)
 class Load:
@@ -79,7 +74,8 @@ def load(layout: Layout, wanted: Wanted, x: Lookups) -> Load:
         return Load(3 if x.checked else 2, moved, (*ids, gathered[wanted != "replicated"]))
     # each rank reads and writes its columns of all rows; the merge reads and writes the result
     result = mine * x.group_size * x.width
-    moved = every * (x.columns_read + x.width) + 2 * result
+    read = max(x.width, ACCESS) if x.width else 0  # a shard of a row
+    moved = every * (read + x.width) + 2 * result
     return Load(
         2, moved, (*ids, ("all_gather" if wanted == "replicated" else "all_to_all", result))
     )

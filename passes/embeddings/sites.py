@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Literal, TypeAlias
 
 from irc.ir.core import Op, Value, Weight
+from irc.ir.dims import product
 from irc.ir.types import Axes
 from irc.ops import AllGather, AllReduce, AllToAll, Embedding, ReduceScatter
 
@@ -126,10 +126,4 @@ def _scales(op: Op, value: Value) -> bool:
     if len(op.results) != 1 or op.result.type is not value.type:
         return False
     others = [v for v in op.operands if v is not value]
-    return all(not v.type.sharded and _has_one_element(v) for v in others)
-
-
-def _has_one_element(value: Value) -> bool:
-    """Whether a value has one element."""
-    sizes = [size for size in value.type.shape if isinstance(size, int)]
-    return len(sizes) == value.type.ndim and prod(sizes) == 1
+    return all(not v.type.sharded and product(v.type.shape) == 1 for v in others)

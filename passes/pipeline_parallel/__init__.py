@@ -55,7 +55,9 @@ class PipelineParallel(Pass):
         if count == 1:
             stats.explain("there is one stage, so nothing is cut")
             return
-        _check_names(module, count)
+        taken = next((n for n in map(stage_name, range(count)) if n in module.functions), None)
+        if taken is not None:
+            raise Error(f"there is a function @{taken} already; rename it")
         plan = Plan(module)
         begins = _layers_in(self.cuts)
         if begins:
@@ -97,12 +99,6 @@ def _is_cut(main: Function, count: int) -> bool:
     if calls and len(calls) != count:
         raise Error(f"@{main.name} is divided into {len(calls)} stages already, not into {count}")
     return bool(calls)
-
-
-def _check_names(module: Module, count: int) -> None:
-    for name in map(stage_name, range(count)):
-        if name in module.functions:
-            raise Error(f"there is a function @{name} already; rename it")
 
 
 def _check_axis(main: Function) -> None:

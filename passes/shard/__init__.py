@@ -11,7 +11,7 @@ from irc.pipeline import Pass, Stats, register
 from .heads import even_heads
 from .notes import grouped
 from .place import place
-from .plan import Row, megatron, read_plan
+from .plan import megatron, read_plan
 from .segments import cut_segments
 from .solve import Solver
 from .symbols import even_symbols
@@ -65,6 +65,3 @@ def _merged(known: Mesh, asked: Mesh) -> Mesh:
     if known.axes and known != asked:
         raise Error(f"the module is for the mesh ({known}), but shard has the mesh ({asked})")
     return asked
-
-
-__all__ = ["Row", "ShardModule", "megatron", "read_plan"]

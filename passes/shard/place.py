@@ -14,7 +14,7 @@ from irc.ir.types import Axes
 from irc.ops import Embedding
 from irc.pipeline import Stats
 
-from .rows import DEFAULT, Row, find_row
+from .rows import Row, find_row
 
 BATCH = "dp"  # data-parallel replicas
 
@@ -144,12 +144,10 @@ def _no_weight(module: Module, rows: list[Row], axis: str) -> str:
     names = list(module.weights)[:3]
     shown = f", whose weights are called {', '.join(f'@{name}' for name in names)}" if names else ""
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
-    default = all(row.source.startswith(f"{DEFAULT}: ") for row in rows)
-    plan = f"the default plan, {DEFAULT}," if default else f"the plan ({rows[0]}{more})"
     return (
-        f"{plan} shards no weight of this module over {axis}{shown}; write "
-        f"rows for these names in a file, such as *.fc.weight 0@{axis}, and give it as "
-        'plan="FILE"'
+        f"the plan ({rows[0].source}: {rows[0]}{more}) shards no weight of this module over {axis}"
+        f"{shown}; write rows for these names in a file, such as *.fc.weight 0@{axis}, and give it "
+        'as plan="FILE"'
     )
 
 

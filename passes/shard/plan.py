@@ -95,12 +95,9 @@ def _from_json(text: str, path: str) -> list[Row]:
     plan = tp_plan_in(table, path)
     if plan is None and "model_type" in table:
         raise Error(f"{path} has no tp_plan (base_model_tp_plan); give another plan, or megatron")
-    return [*styled_rows(plan or table, path), *_ends()]
-
-
-def _ends() -> list[Row]:
-    """Default rows for the ends of a model, which the tp_plan of a base model omits."""
-    return [r for r in megatron() if r.tables or any(f"{end}." in r.pattern for end in ENDS)]
+    # a tp_plan of a base model omits the ends of the whole model: they get the default rows
+    ends = [r for r in megatron() if r.tables or any(f"{end}." in r.pattern for end in ENDS)]
+    return [*styled_rows(plan or table, path), *ends]
 
 
 __all__ = ["Row", "megatron", "read_plan", "tp_plan_in"]

@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from irc.errors import Error
 from irc.ir.types import Axes
 
-DEFAULT = "megatron"  # what the sources of the default rows begin with
 _SPLIT = re.compile(r"(\d+)@([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 
 

@@ -40,12 +40,9 @@ class Transfers:
         if not self._sequence or not inside or type.ndim < 3 or type.axes[1]:
             return None
         size, group_size = type.shape[1], self._module.mesh.group_size(axes)
-        even = (
-            size >= group_size
-            if isinstance(size, int)
-            else exact_divide(size, group_size) is not None
-        )
-        return 1 if even else None
+        if isinstance(size, int):
+            return 1 if size >= group_size else None
+        return None if exact_divide(size, group_size) is None else 1
 
     def gathered(self, op: Op, value: Value, dim: int, axes: Axes, why: str) -> Value:
         """A dimension replicated over the innermost of its axes."""
