@@ -64,14 +64,14 @@ def expanded(model: ModelProto, kinds: Set[str], path: Path) -> ModelProto | Non
 
 def _is_function(kind: str, opset: int) -> bool:
     """Whether ONNX has a function for an operator that is valid in an opset."""
-    schema = _schema(kind, opset)
+    schema = schema_of(kind, opset)
     if schema is None:
         return False
     versions = schema.function_opset_versions, schema.context_dependent_function_opset_versions
     return any(version <= opset for many in versions for version in many)
 
 
-def _schema(kind: str, opset: int) -> Any:
+def schema_of(kind: str, opset: int) -> Any:
     """The standard operator of a kind in an opset, None where it has none."""
     from onnx import defs
 
@@ -84,7 +84,7 @@ def _schema(kind: str, opset: int) -> Any:
 def _write_defaults(node: NodeProto, opset: int) -> None:
     """Give a node the attributes that it leaves to their defaults: functions refer to them."""
     present = [attribute.name for attribute in node.attribute]
-    for name, attribute in _schema(node.op_type, opset).attributes.items():
+    for name, attribute in schema_of(node.op_type, opset).attributes.items():
         if name not in present and attribute.default_value.type:
             node.attribute.add().CopyFrom(attribute.default_value)
 
@@ -128,7 +128,7 @@ def _converted(model: ModelProto, opset: int, target: int, path: Path) -> ModelP
 def _newer_kinds(model: ModelProto, opset: int) -> set[str]:
     """The standard operators whose version is newer than those that irc reads."""
     kinds = {node.op_type for node in model.graph.node if node.domain in STANDARD}
-    found = {kind: _schema(kind, opset) for kind in kinds}
+    found = {kind: schema_of(kind, opset) for kind in kinds}
     return {kind for kind, each in found.items() if each and each.since_version > NEWEST}
 
 

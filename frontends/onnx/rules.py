@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from irc.frontends.onnx.builder import Builder
 from irc.frontends.onnx.entry import Entry, Node
+from irc.frontends.onnx.model import schema_of
 from irc.ir.core import Op, Value
 from irc.onnx_format.operators import Row
 
@@ -112,11 +113,8 @@ def _shown(value: Any) -> str:
 
 def misuse(node: NodeProto, opset: int) -> str | None:
     """What is wrong with a node of a standard operator; None for one that ONNX does not know."""
-    import onnx.defs
-
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
-    except onnx.defs.SchemaError:
+    schema = schema_of(node.op_type, opset)
+    if schema is None:
         return None
     given, least, most = len(node.input), schema.min_input, schema.max_input
     if not least <= given <= most or "" in node.input[:least]:
@@ -126,7 +124,7 @@ def misuse(node: NodeProto, opset: int) -> str | None:
         return f"it has {len(node.output)} outputs"
     for attribute in node.attribute:
         known = schema.attributes.get(attribute.name)
-        if known is not None and int(cast("Any", known.type).value) != attribute.type:
+        if known is not None and int(known.type.value) != attribute.type:
             return f"its attribute {attribute.name} is of another type"
     for name, known in schema.attributes.items():
         if known.required and name not in [attribute.name for attribute in node.attribute]:
