@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # (rank, world size) as the launchers of MPICH and Intel MPI, Open MPI, and Slurm's PMIx set them
-_RANK_VARIABLES = (
+RANK_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMIX_RANK", "SLURM_NTASKS"),
@@ -40,7 +40,7 @@ class Place:
 
 def find_place(environment: Mapping[str, str] = os.environ) -> Place | None:
     """The place that mpiexec, mpirun or srun gave this process; None where none of them did."""
-    for names in _RANK_VARIABLES:
+    for names in RANK_VARIABLES:
         if found := _numbers(environment, names):
             return Place(found[0], found[1])
     for names, refusal in _OTHERS:

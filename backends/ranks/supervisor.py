@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-from irc.backends.ranks.environment import Place
+from irc.backends.ranks.environment import RANK_VARIABLES, Place
 from irc.backends.ranks.process import PROC, is_stopped, stat_fields, unlink_shared_memory
 
 MET, DONE = b"m", b"d"
@@ -73,7 +73,7 @@ class Supervisor:
 
     def __init__(self, process: int, pipe: int, rank: int) -> None:
         self.process, self.pipe, self.rank = process, pipe, rank
-        self._have_met = False
+        self._have_met = self._has_ended = False
         signal.signal(_END, lambda *_: self._end())
 
     def run(self) -> int:
@@ -112,6 +112,7 @@ class Supervisor:
         process, status = os.waitpid(self.process, options)
         if not process:
             return
+        self._has_ended = True
         code = os.waitstatus_to_exitcode(status)
         was_ended = code < 0 and -code in _FOR_THE_RANK
         if not self._have_met and not was_ended:
@@ -140,7 +141,7 @@ class Supervisor:
 
     def _end(self) -> NoReturn:
         """End the rank; the user has been told why."""
-        with suppress(OSError):  # it has ended
+        if not self._has_ended:
             self._kill_rank()
         os._exit(REPORTED)
 
@@ -152,7 +153,17 @@ class Supervisor:
 
 def _other_supervisors() -> list[int]:
     """Those of the other ranks of this host."""
-    return [process for process in _children([os.getppid()]) if process != os.getpid()]
+    own = os.getpid()
+    return [each for each in _children([os.getppid()]) if each != own and _is_rank(each)]
+
+
+def _is_rank(process: int) -> bool:
+    """Whether MPI's launcher started a process: its environment names a rank."""
+    try:
+        variables = (PROC / str(process) / "environ").read_bytes()
+    except OSError:
+        return False
+    return any(f"{name}=".encode() in variables for name, _ in RANK_VARIABLES)
 
 
 def _children(parents: list[int]) -> list[int]:
