@@ -23,7 +23,6 @@ class LocalSizes:
     def __init__(self, mesh: Mesh, symbols: Mapping[str, int], past: int = 0) -> None:
         self.mesh, self.symbols, self.past = mesh, dict(symbols), past
         self._shapes: dict[TensorType, tuple[int, ...]] = {}
-        self._bytes: dict[TensorType, int] = {}
 
     def dim(self, size: DimLike) -> int:
         """A dimension as a number; an Error names a symbol without a size."""
@@ -51,10 +50,7 @@ class LocalSizes:
 
     def bytes(self, type: TensorType) -> int:
         """The local bytes; elements of 4 bits are two to a byte."""
-        known = self._bytes.get(type)
-        if known is None:
-            known = self._bytes[type] = dtype(type.dtype).nbytes(self.count(type))
-        return known
+        return dtype(type.dtype).nbytes(self.count(type))
 
 
 def typical_sizes(module: Module, **given: int) -> dict[str, int]:

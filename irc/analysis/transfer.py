@@ -86,7 +86,7 @@ class _Flow:
         named = operand_words(op, rule)
         self.names = [name for name, _ in named]
         self.words = [words for _, words in named]
-        self.results_words = result_words(op, rule)
+        self.results_words = result_words(rule, [result.type for result in op.results])
         self.where = self._known_splits()
         self.numbers = numbers(op, operands)
         kept = {word for words in self.results_words for word in words}

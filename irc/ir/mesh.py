@@ -73,10 +73,8 @@ class Mesh:
 
     def coordinates(self, rank: int) -> Mapping[str, int]:
         """The index of `rank` along every axis."""
-        place: dict[str, int] = {}
-        for name, size in reversed(self.axes):
-            rank, place[name] = divmod(rank, size)
-        return {name: place[name] for name in self.names}
+        place = np.unravel_index(rank, [size for _, size in self.axes])
+        return dict(zip(self.names, map(int, place), strict=True))
 
     def index(self, rank: int, axes: tuple[str, ...]) -> int:
         """The index of the shard of `rank` in a dimension sharded over `axes`."""

@@ -10,6 +10,7 @@ side may stand for several operands or results: a rule with a single word list i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
@@ -87,10 +88,10 @@ def operand_words(op: Op, rule: Rule) -> list[tuple[str, Words]]:
     return [(n, named_dims(table[n], v.type.ndim)) for n, v in op.named_operands()]
 
 
-def result_words(op: Op, rule: Rule) -> list[Words]:
-    """One name per dimension of every result."""
-    each = rule.results * len(op.results) if len(rule.results) == 1 else rule.results
-    return [named_dims(w, r.type.ndim) for w, r in zip(each, op.results, strict=True)]
+def result_words(rule: Rule, types: Sequence[TensorType]) -> list[Words]:
+    """One name per dimension of every result, which have these types."""
+    each = rule.results * len(types) if len(rule.results) == 1 else rule.results
+    return [named_dims(words, type.ndim) for words, type in zip(each, types, strict=True)]
 
 
 def result_types(op: Op, outs: tuple[TensorType, ...]) -> tuple[TensorType, ...]:
@@ -108,7 +109,7 @@ def result_types(op: Op, outs: tuple[TensorType, ...]) -> tuple[TensorType, ...]
             f"{'.'.join(where[name])}; put an all_gather before it",
             op,
         )
-    words = [named_dims(w, t.ndim) for w, t in zip(_each(rule.results, outs), outs, strict=True)]
+    words = result_words(rule, outs)
     kept = {name for names in words for name in names}
     lost = [a for name, axes in where.items() if name not in kept for a in axes]
     _check_addends(op, lost)
@@ -118,10 +119,6 @@ def result_types(op: Op, outs: tuple[TensorType, ...]) -> tuple[TensorType, ...]
         axes = tuple(where.get(n, ()) for n in names)
         done.append(out.replace(axes=axes, partial=tuple(sorted({*partial, *lost}))))
     return tuple(done)
-
-
-def _each(words: tuple[Words, ...], outs: tuple[TensorType, ...]) -> tuple[Words, ...]:
-    return words * len(outs) if len(words) == 1 else words
 
 
 def _axes_by_name(op: Op, rule: Rule) -> dict[str, Axes]:

@@ -62,7 +62,7 @@ class Padding:
         if text is None:
             return "unknown"
         rule = parse_rule(text)
-        word = result_words(op, rule)[value.index][dim]
+        word = result_words(rule, [result.type for result in op.results])[value.index][dim]
         names: list[str] = []
         states: list[State] = []
         holders: list[bool] = []

@@ -51,7 +51,7 @@ def held_together(op: Op) -> Iterator[list[bool]]:
     assert text is not None, "a fact about dimensions needs a sharding rule"
     rule = parse_rule(text)
     named = operand_words(op, rule)
-    for words in result_words(op, rule):
+    for words in result_words(rule, [result.type for result in op.results]):
         for word in {word for word in words if word != "1" and word not in rule.replicated}:
             holds = [word in have or rule.is_elementwise for _, have in named]
             chosen = any(h and n in op.safe_values for h, (n, _) in zip(holds, named, strict=True))
