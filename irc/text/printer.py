@@ -32,11 +32,15 @@ def print_module(module: Module, locs: bool = False, scope: str | None = None) -
 
 def print_op(op: Op) -> str:
     """One operation, with name hints in place of unique names."""
-    operands = _operands(op, {})
-    left = ", ".join(f"%{r.name or '_'}" for r in op.results)
-    types = ", ".join(map(str, (r.type for r in op.results)))
-    text = f"{op.opname}{' ' * bool(operands)}{operands}{attributes_text(op)}"
-    return f"{left} = {text} : {types}" if op.results else text
+    return _line(op, [f"%{r.name or '_'}" for r in op.results], {})
+
+
+def _line(op: Op, results: Sequence[str], names: Mapping[Value, str]) -> str:
+    """One operation with these names of its results and operands."""
+    text = f"{op.opname} {_operands(op, names)}" if op.operands else op.opname
+    text += attributes_text(op)
+    types = ", ".join([r.type._text for r in op.results])  # pyright: ignore[reportPrivateUsage]
+    return f"{', '.join(results)} = {text} : {types}" if results else text
 
 
 def _in_scope(op: Op, scope: str) -> bool:
@@ -70,15 +74,7 @@ def _function(function: Function, out: list[str], locs: bool, scope: str | None)
         results = "(...)"
     out.append(f"  func @{function.name}({', '.join(args)}) -> {results} {{")
     for op in function:
-        text = op.opname
-        if op.operands:
-            text += " " + _operands(op, names)
-        if op.attribute_types:
-            text += attributes_text(op)
-        if op.results:
-            left = ", ".join([define(r) for r in op.results])
-            types = ", ".join([r.type._text for r in op.results])  # pyright: ignore[reportPrivateUsage]
-            text = f"{left} = {text} : {types}"
+        text = _line(op, [define(r) for r in op.results], names)
         if scope is not None and not _in_scope(op, scope):
             continue
         out.append(f"    {text} {op.loc!r}" if locs and op.loc is not None else f"    {text}")

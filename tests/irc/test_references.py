@@ -103,16 +103,13 @@ def folder(tmp_path: Path) -> Path:
         "k": np.repeat(rows[:32] + 1000, 4, 1),
         "v": np.repeat(rows[:32] + 2000, 4, 1),
         "odd": np.repeat(rows[:10] + 3000, 4, 1).astype(ml_dtypes.bfloat16),
+        "c": np.ones((2, 3, 4), np.float16),
     }
     save_file(arrays, tmp_path / "m.safetensors")
     return tmp_path
 
 
-Q, K, V, ODD = (FileRef("f", key) for key in ("q", "k", "v", "odd"))
-
-
-def rows_of(array: Array) -> list[float]:
-    return array[:, 0].astype(np.float64).tolist()
+Q, K, V, ODD, C = (FileRef("f", key) for key in ("q", "k", "v", "odd", "c"))
 
 
 # -- extents
@@ -123,51 +120,63 @@ def slices(ref: Ref, size: int, *numbers: int) -> list[Ref]:
     return [ref.then(Slice(((n * size, n * size + size), None))) for n in numbers]
 
 
-def places(folder: Path, mesh: str, ref: Ref) -> list[tuple[int, int] | None]:
-    """(offset in the file, bytes) of each rank; None where the bytes are not contiguous."""
+def heads(ref: Ref, size: int, *numbers: int) -> Ref:
+    """Heads of `size` rows by number, joined."""
+    return ConcatRef(tuple(slices(ref, size, *numbers)), 0)
+
+
+SHARD = Shard(0, TP)
+FIRST, SECOND = (C.then(Slice(((i, i + 1), None, None))) for i in (0, 1))
+Q_ROW = Q.then(Slice(((5, 6), None)))
+Q_COLUMNS = tuple(Q.then(Slice((None, part))) for part in ((0, 1), (1, 4)))
+ROWS_OF_ODD = [(0, 24), (24, 24), (48, 24), None]  # the last rank has padding
+REPLICATED = heads(K, 16, 0, 0, 1, 1).then(SHARD)
+MERGED = ConcatRef((Q.then(SHARD), K.then(SHARD), V.then(SHARD)), 0)
+Places = list[tuple[int, int] | None]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "key", "ref", "wanted"),
+    [
+        ("tp=4", "k", REPLICATED, [(0, 256), (0, 256), (256, 256), (256, 256)]),
+        ("tp=2", "k", heads(K, 8, 0, 1, 2, 3).then(SHARD), [(0, 256), (256, 256)]),
+        ("tp=2", "k", heads(K, 8, 1, 0, 2, 3).then(SHARD), [None, (256, 256)]),
+        ("tp=4", "odd", ODD.then(SHARD), ROWS_OF_ODD),
+        ("tp=4", "odd", ConcatRef((ODD, ZerosRef((2, 4), "bf16")), 0).then(SHARD), ROWS_OF_ODD),
+        ("tp=4", "odd", ODD.then(Pad(0, 2)).then(SHARD), ROWS_OF_ODD),
+        (
+            "tp=4",
+            "q",
+            Q.then(Slice(((3, 67), None))).then(SHARD).then(Slice(((1, 9), None))),
+            [((4 + 16 * rank) * 16, 128) for rank in range(4)],
+        ),
+        ("tp=2", "q", MERGED, [None, None]),
+        ("", "q", heads(Q, 64, 0, 1), [(0, 2048)]),
+        ("", "q", ConcatRef(Q_COLUMNS, 1), [(0, 2048)]),
+        ("tp=2", "q", Q_ROW.then(Shard(1, TP)), [(80, 8), (88, 8)]),
+        ("", "q", Q_ROW.then(Transpose((1, 0))), [(80, 16)]),
+        ("", "q", Q.then(Transpose((1, 0))), [None]),
+        ("", "c", C.then(Slice(((1, 2), (1, 3), None))), [(32, 16)]),
+        ("", "c", C.then(Slice(((1, 2), (1, 2), (1, 3)))), [(34, 4)]),
+        ("", "c", C.then(Slice(((0, 2), (1, 3), None))), [None]),
+        ("", "c", C.then(Cast("f16")), [(0, 48)]),
+        ("", "c", C.then(Cast("f32")).then(Cast("f16")), [None]),
+        ("", "c", ConcatRef((FIRST, SECOND), 1), [(0, 48)]),
+        ("", "c", ConcatRef((SECOND, FIRST), 0), [None]),
+    ],
+)
+def test_extents(folder: Path, mesh: str, key: str, ref: Ref, wanted: Places) -> None:
+    """(offset in the tensor, bytes) of each rank; None where the bytes are not contiguous."""
     reader = reader_of(folder, mesh)
+    at = reader.info("f", key).offset
     found = [reader.extent(ref, rank) for rank in range(Mesh.parse(mesh).ranks)]
-    return [None if extent is None else (extent.offset, extent.nbytes) for extent in found]
+    assert [None if e is None else (e.offset - at, e.nbytes) for e in found] == wanted
 
 
-def test_replicated_heads_stay_in_place(folder: Path) -> None:
-    at = reader_of(folder, "").info("f", "k").offset
-    heads = ConcatRef(tuple(slices(K, 16, 0, 0, 1, 1)), 0).then(Shard(0, TP))
-    assert places(folder, "tp=4", heads) == [(at, 256), (at, 256), (at + 256, 256), (at + 256, 256)]
-    pieces = [reader_of(folder, "tp=4").pieces(heads, rank) for rank in range(4)]
+def test_pieces_are_merged_and_equal_on_ranks_with_equal_shards(folder: Path) -> None:
+    pieces = [reader_of(folder, "tp=4").pieces(REPLICATED, rank) for rank in range(4)]
     assert pieces[0] == pieces[1] != pieces[2] == pieces[3]
-    two = ConcatRef(tuple(slices(K, 8, 0, 1, 2, 3)), 0).then(Shard(0, TP))
-    assert places(folder, "tp=2", two) == [(at, 256), (at + 256, 256)]
-    mixed = ConcatRef(tuple(slices(K, 8, 1, 0, 2, 3)), 0).then(Shard(0, TP))
-    assert places(folder, "tp=2", mixed) == [None, (at + 256, 256)]
-
-
-def test_only_the_rank_with_padding_has_no_extent(folder: Path) -> None:
-    at = reader_of(folder, "").info("f", "odd").offset
-    ranks = [(at, 24), (at + 24, 24), (at + 48, 24), None]
-    assert places(folder, "tp=4", ODD.then(Shard(0, TP))) == ranks
-    padded = ConcatRef((ODD, ZerosRef((2, 4), "bf16")), 0)
-    assert places(folder, "tp=4", padded.then(Shard(0, TP))) == ranks
-    assert places(folder, "tp=4", ODD.then(Pad(0, 2)).then(Shard(0, TP))) == ranks
-    sliced = Q.then(Slice(((3, 67), None))).then(Shard(0, TP)).then(Slice(((1, 9), None)))
-    first = reader_of(folder, "").info("f", "q").offset
-    assert places(folder, "tp=4", sliced) == [(first + (4 + 16 * r) * 16, 128) for r in range(4)]
-
-
-def test_segments_of_merged_projections(folder: Path) -> None:
-    """A concatenation of shards is in three places of the file."""
-    merged = ConcatRef(tuple(ref.then(Shard(0, TP)) for ref in (Q, K, V)), 0)
-    reader = reader_of(folder, "tp=2")
-    for rank in range(2):
-        wanted = [*range(64), *range(1000, 1016), *range(2000, 2016)]
-        shift = [64.0] * 64 + [16.0] * 32
-        expected = [float(row) + rank * by for row, by in zip(wanted, shift, strict=True)]
-        assert rows_of(reader.read(merged, rank)) == expected
-        assert reader.extent(merged, rank) is None and len(reader.pieces(merged, rank)) == 3
-    whole = ConcatRef((*slices(Q, 64, 0, 1),), 0)
-    assert reader.extent(whole) == reader.extent(Q)
-    columns = [Q.then(Slice((None, part))) for part in ((0, 1), (1, 4))]
-    assert reader.extent(ConcatRef(tuple(columns), 1)) == reader.extent(Q)
+    assert len(reader_of(folder, "tp=2").pieces(MERGED, 1)) == 3
 
 
 def test_slices_of_different_columns_are_not_merged(tmp_path: Path) -> None:
@@ -175,14 +184,6 @@ def test_slices_of_different_columns_are_not_merged(tmp_path: Path) -> None:
     w = FileRef("f", "w")
     ref = ConcatRef((w.then(Slice(((0, 2), (0, 2)))), w.then(Slice(((2, 4), (1, 3))))), 0)
     assert (reader.read(ref) == np.concatenate([arrays["w"][:2, :2], arrays["w"][2:4, 1:3]])).all()
-
-
-def test_columns_of_one_row_and_transposed_vectors_have_extents(folder: Path) -> None:
-    row = Q.then(Slice(((5, 6), None)))
-    assert reader_of(folder, "tp=2").extent(row.then(Shard(1, TP)), 1) is not None
-    turned = reader_of(folder, "").extent(row.then(Transpose((1, 0))))
-    assert turned is not None and turned.shape == (4, 1)
-    assert reader_of(folder, "").extent(Q.then(Transpose((1, 0)))) is None
 
 
 # -- narrowed references
