@@ -29,6 +29,14 @@ def node(kind: str, inputs: str, outputs: str = "y", domain: str = "", /, **attr
     return helper.make_node(kind, names, outputs.split(), domain=domain, **present)
 
 
+def collective(operation: str, x: str, y: str = "y", **attributes: Any) -> NodeProto:
+    """A collective of two ranks, computed by TensorRT itself."""
+    known = {"collective_operation": operation, "root": -1}
+    known["reduce_op"] = "sum" if "reduce" in operation else "none"
+    known |= {"nb_rank": 2, "group_size": 2, "groups": [0, 1]}
+    return node("DistCollective", x, y, **(known | attributes))
+
+
 def at(operation: str, line: int, made: NodeProto) -> NodeProto:
     """A node called as irc's emitter calls those of an operation `scope/opname` in model.py."""
     made.name = f"{operation}/{made.op_type}.{made.output[0]}"
@@ -82,14 +90,9 @@ def relu(folder: Path) -> Path:
 
 def gemm(folder: Path) -> Path:
     """y = relu(sum over two ranks of x @ W) over a dynamic batch."""
-    kind: dict[str, Any] = {"collective_operation": "all_reduce", "reduce_op": "sum", "root": -1}
     nodes = [
         at("layers.0/linear", 11, node("MatMul", "x W", "a")),
-        at(
-            "layers.0/all_reduce",
-            12,
-            node("DistCollective", "a", "b", **kind, group_size=2, groups=[0, 1], nb_rank=2),
-        ),
+        at("layers.0/all_reduce", 12, collective("all_reduce", "a", "b")),
         at("layers.0/relu", 13, node("Relu", "b")),
     ]
     return saved(folder, nodes, "x:f16[B,64]", "y:f16[B,128]", [constant("W:f16[64,128]", 0.5)])

@@ -7,7 +7,7 @@ from typing import Any
 from onnx import ModelProto
 
 from irc.backends.tensorrt.plugins import attributes_of
-from tests.tensorrt.graphs import model, node
+from tests.tensorrt.graphs import collective, model, node
 from tests.tensorrt.graphs import value as typed
 from tests.tensorrt.refusal import FULL, NEWEST, Example
 
@@ -131,25 +131,23 @@ CACHES = {
 }
 
 
-def collective(types: str = X, **attributes: Any) -> ModelProto:
+def all_reduce(types: str = X, **attributes: Any) -> ModelProto:
     """An all-reduce of two ranks."""
-    known: dict[str, Any] = {"collective_operation": "all_reduce", "reduce_op": "sum", "root": -1}
-    known |= {"nb_rank": 2, "group_size": 2, "groups": [0, 1]} | attributes
-    return model(node("DistCollective", "x", **known), types, "y:" + types[2:])
+    return model(collective("all_reduce", "x", **attributes), types, "y:" + types[2:])
 
 
 NONE = model(node("Relu", "x"))
 
 COLLECTIVES = {
     "collective-dtype": Example(
-        collective("x:f8e4m3[4,8]"), collective("x:bf16[4,8]"), "building", NEWEST
+        all_reduce("x:f8e4m3[4,8]"), all_reduce("x:bf16[4,8]"), "building", NEWEST
     ),
-    "collective-architecture": Example(collective(), NONE, target="tensorrt-11.4/sm_75+sm_90"),
+    "collective-architecture": Example(all_reduce(), NONE, target="tensorrt-11.4/sm_75+sm_90"),
     "collective-subgroup": (
-        Example(collective(groups=[1, 3]), collective(), target=FULL),
-        Example(collective(groups=[1, 3]), collective(), ""),
+        Example(all_reduce(groups=[1, 3]), all_reduce(), target=FULL),
+        Example(all_reduce(groups=[1, 3]), all_reduce(), ""),
     ),
-    "collective-silent": Example(collective(), NONE, target="tensorrt-11.0/sm_90"),
+    "collective-silent": Example(all_reduce(), NONE, target="tensorrt-11.0/sm_90"),
 }
 
 MINE = {"plugin_version": "1", "plugin_namespace": "mine"}

@@ -19,7 +19,7 @@ from irc.errors import Error
 from tests.cli.runner import works
 from tests.fresh import fresh
 from tests.layout import ROOT
-from tests.tensorrt.graphs import F16, F32, constant, model, node, value
+from tests.tensorrt.graphs import F16, F32, collective, constant, model, node, value
 from tests.tensorrt.test_lint import EXAMPLES
 
 RTX = Target.parse("tensorrt-rtx-1.7/sm_80+sm_89")
@@ -72,17 +72,9 @@ def test_errors_come_first() -> None:
 # ------------------------------------------------------------------ types and data
 
 
-def collective(inputs: str, outputs: str, ranks: int, **kind: str) -> onnx.NodeProto:
-    sizes = {"nb_rank": ranks, "group_size": ranks, "groups": list(range(ranks))}
-    return node("DistCollective", inputs, outputs, root=-1, **sizes, **kind)
-
-
 def test_types_are_inferred_through_operators_of_tensorrt() -> None:
     """4 rows become 8 by all_gather, and 4 again by reduce_scatter, in float32."""
-    sizes = [
-        collective("c", "g", 2, collective_operation="all_gather", reduce_op="none"),
-        collective("g", "s", 2, collective_operation="reduce_scatter", reduce_op="sum"),
-    ]
+    sizes = [collective("all_gather", "c", "g"), collective("reduce_scatter", "g", "s")]
     body = [node("Cast", "x", "c", to=F32), *sizes]
     concat = [node("Concat", "x x", "xx", axis=0), node("Add", "g xx")]
     assert named(lint(model([*body, *concat], ONE, "y:f16[8,8]"), RTX)) == ["mixed-dtypes"]
@@ -109,10 +101,7 @@ def test_graphs_inside_nodes_and_bodies_of_functions_are_read() -> None:
     condition = node("If", "c", then_branch=inner, else_branch=other)
     assert named(lint(model(condition, f"{ONE} c:bool[]"), RTX)) == ["cast-to"]
     proto = model(node("Short", "x", "y", "mine"))
-    body = [
-        helper.make_node("Cast", ["a"], ["b"], to=TensorProto.INT16),
-        helper.make_node("Cast", ["b"], ["c"], to=F16),
-    ]
+    body = [node("Cast", "a", "b", to=TensorProto.INT16), node("Cast", "b", "c", to=F16)]
     opset = helper.make_opsetid("", 24)
     proto.functions.append(helper.make_function("mine", "Short", ["a"], ["c"], body, [opset]))
     assert named(lint(proto, RTX)) == ["cast-to"]
