@@ -26,17 +26,15 @@ def perform(
     """
     group_size, mine = len(operands), results[position]
     match call.operation:
-        case "all_reduce":
-            part = _share(position, operands[0].size, group_size)
-            first = results[0].reshape(-1)[part]
-            reduce_parts(call.reduce_op, [x.reshape(-1)[part] for x in operands], first)
-            for other in results[1:]:
-                other.reshape(-1)[part] = first
-        case "reduce":
+        case "all_reduce" | "reduce":
             part = _share(position, operands[0].size, group_size)
             out = results[call.root].reshape(-1)[part]
             reduce_parts(call.reduce_op, [x.reshape(-1)[part] for x in operands], out)
-            _zero_elsewhere(call, position, mine)
+            if call.operation == "reduce":
+                _zero_elsewhere(call, position, mine)
+                return
+            for other in results:
+                other.reshape(-1)[part] = out
         case "reduce_scatter":
             reduce_parts(call.reduce_op, [_shard(x, position, group_size) for x in operands], mine)
         case "all_gather":

@@ -46,18 +46,16 @@ def run(name: str, ranks: int, folder: Path) -> tuple[Found, tuple[int, str, str
     return outcomes(folder), ended
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_collectives_mean_what_the_operations_mean(ranks: int, tmp_path: Path) -> None:
-    found, ended = run("collectives", ranks, tmp_path)
-    assert {rank: each.outcome for rank, each in found.items()} == dict.fromkeys(
-        range(ranks), "done"
-    ), ended
-
-
-@pytest.mark.parametrize("name", ["mail", "alone"])
-def test_values_go_from_rank_to_rank(name: str, tmp_path: Path) -> None:
-    found, ended = run(name, 3 if name == "mail" else 1, tmp_path)
-    assert {each.outcome for each in found.values()} == {"done"}, ended
+@pytest.mark.parametrize(
+    ("name", "ranks"), [*[("collectives", ranks) for ranks in (2, 3, 4)], ("mail", 3), ("alone", 1)]
+)
+def test_collectives_and_transfers_mean_what_they_say(
+    name: str, ranks: int, tmp_path: Path
+) -> None:
+    found, ended = run(name, ranks, tmp_path)
+    assert {r: each.outcome for r, each in found.items()} == dict.fromkeys(range(ranks), "done"), (
+        ended
+    )
 
 
 @pytest.mark.parametrize("name", DISAGREEING)
