@@ -117,32 +117,6 @@ def ran(module: Module, options: str, ids: dict[str, Array], table: Array, folde
     return evaluate(localized(module), ids)
 
 
-def gathered(module: Module, layout: str, rows: int, width: int) -> Array:
-    """The global table from the shards of all ranks."""
-    group_size, reader = module.mesh.ranks, Reader(module)
-    parts = [reader.read(module.weights["t"], rank) for rank in range(group_size)]
-    if layout == "R":
-        return parts[0]
-    if layout == "C":
-        return np.concatenate(parts, axis=1)[:rows, :width]
-    part = -(-rows // group_size)
-    parts = [array[:part] for array in parts]
-    if layout == "K":
-        return np.stack(parts, axis=1).reshape(-1, width)[:rows]
-    return np.concatenate(parts)[:rows]
-
-
-def test_tables_can_be_resharded(tmp_path: Path) -> None:
-    table = distinct(23, 7)
-    for scheme in ("R", "RA", "CA", "KA"):
-        now = table
-        for group_size in (2, 8, 3, 4, 2):
-            module = Lab(tmp_path, now, (1, 1), "replicated", group_size).local(scheme)
-            layout = "rows" if scheme == "RA" else scheme[0]
-            now = gathered(module, layout, 23, 7).copy()
-            assert_same(now, table, (scheme, group_size))
-
-
 @pytest.mark.parametrize("branching", [2, 3, 64])
 def test_a_frozen_index_finds_its_keys_only(branching: int) -> None:
     rng = fresh(14)

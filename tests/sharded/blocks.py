@@ -15,35 +15,6 @@ from .cases import HIDDEN, IDS, POSITIONS, Case, X
 BLOCKS: dict[str, Case] = {}
 
 
-class Named(Module):
-    """A linear with a name that plans know, in a submodule."""
-
-    def __init__(self, inside: int) -> None:
-        self.c_proj = Linear(inside, HIDDEN)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.c_proj(x)
-
-
-class Gpt2(Module):
-    """GPT-2: QKV merged, with biases; learned positions; the table is the head as well."""
-
-    def __init__(self, heads: int) -> None:
-        self.wte, self.wpe = Embedding(13, HIDDEN), Embedding(16, HIDDEN)
-        self.ln_1, self.ln_2 = LayerNorm(HIDDEN), LayerNorm(HIDDEN)
-        self.c_attn, self.c_proj = Linear(HIDDEN, 12 * heads), Linear(4 * heads, HIDDEN)
-        self.c_fc, self.mlp = Linear(HIDDEN, 31), Named(31)
-        self.heads = heads
-
-    def forward(self, ids: Tensor, positions: Tensor) -> Any:
-        x = self.wte(ids) + self.wpe(positions)
-        size = 4 * self.heads
-        q, k, v = self.c_attn(self.ln_1(x)).split([size] * 3, 2)
-        x = x + self.c_proj(F.attention(q, k, v, head_dim=4, causal=True))
-        x = x + self.mlp(F.gelu(self.c_fc(self.ln_2(x))))
-        return F.linear(x, self.wte.weight)
-
-
 class Turned(Module):
     """x · weight + bias with weight [in, out], as in GPT-2's checkpoints."""
 
@@ -54,25 +25,49 @@ class Turned(Module):
         return x @ self.weight + self.bias
 
 
-class TurnedGpt2(Module):
-    """Attention and feed-forward of GPT-2 with weights [in, out]."""
+class Named(Module):
+    """A linear with a name that plans know, in a submodule."""
 
-    def __init__(self, heads: int) -> None:
-        self.c_attn, self.c_proj = Turned(HIDDEN, 12 * heads), Turned(4 * heads, HIDDEN)
-        self.c_fc, self.mlp = Turned(HIDDEN, 11), Turned(11, HIDDEN)
-        self.heads = heads
+    def __init__(self, inside: int, linear: type[Linear | Turned]) -> None:
+        self.c_proj = linear(inside, HIDDEN)
 
     def forward(self, x: Tensor) -> Any:
-        size = 4 * self.heads
-        merged = self.c_attn(x)
-        q, k, v = (merged[:, :, i * size : (i + 1) * size] for i in range(3))
-        x = x + self.c_proj(F.attention(q, k, v, head_dim=4, causal=True))
-        return x + self.mlp(F.gelu(self.c_fc(x)))
+        return self.c_proj(x)
+
+
+class Gpt2Block(Module):
+    """Attention and feed-forward of GPT-2: QKV merged, and biases."""
+
+    def __init__(self, heads: int, linear: type[Linear | Turned]) -> None:
+        self.ln_1, self.ln_2 = LayerNorm(HIDDEN), LayerNorm(HIDDEN)
+        self.c_attn, self.c_proj = linear(HIDDEN, 12 * heads), linear(4 * heads, HIDDEN)
+        self.c_fc, self.mlp = linear(HIDDEN, 31), Named(31, linear)
+        self.size = 4 * heads
+
+    def forward(self, x: Tensor) -> Any:
+        merged, size = self.c_attn(self.ln_1(x)), self.size
+        if isinstance(self.c_attn, Turned):
+            parts = [merged[:, :, i * size : (i + 1) * size] for i in range(3)]
+        else:
+            parts = merged.split([size] * 3, 2)
+        x = x + self.c_proj(F.attention(*parts, head_dim=4, causal=True))
+        return x + self.mlp(F.gelu(self.c_fc(self.ln_2(x))))
+
+
+class Gpt2(Module):
+    """A block between learned positions and a head, which is the table as well."""
+
+    def __init__(self, heads: int) -> None:
+        self.wte, self.wpe = Embedding(13, HIDDEN), Embedding(16, HIDDEN)
+        self.block = Gpt2Block(heads, Linear)
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Any:
+        return F.linear(self.block(self.wte(ids) + self.wpe(positions)), self.wte.weight)
 
 
 TURNED = (
     *("c_attn.weight 1@tp", "c_attn.bias 0@tp", "c_proj.weight 0@tp", "c_fc.weight 1@tp"),
-    *("c_fc.bias 0@tp", "mlp.weight 0@tp"),
+    *("c_fc.bias 0@tp", "mlp.c_proj.weight 0@tp"),
 )
 
 
@@ -209,9 +204,9 @@ PAIR = {name: Spec("f32", ("B", "R", HIDDEN)) for name in "xy"}
 BLOCKS |= {
     "gpt2_6": Case(lambda: Gpt2(6), IDS | POSITIONS),
     "gpt2_5": Case(lambda: Gpt2(5), IDS | POSITIONS),
-    "turned_gpt2_6": Case(lambda: TurnedGpt2(6), X, TURNED),
-    "turned_gpt2_5": Case(lambda: TurnedGpt2(5), X, TURNED),
-    "turned_gpt2_by_others": Case(lambda: TurnedGpt2(6), X),
+    "turned_gpt2_6": Case(lambda: Gpt2Block(6, Turned), X, TURNED),
+    "turned_gpt2_5": Case(lambda: Gpt2Block(5, Turned), X, TURNED),
+    "turned_gpt2_by_others": Case(lambda: Gpt2Block(6, Turned), X),
     "parallel": Case(lambda: Parallel(bias=False), X),
     "parallel_bias": Case(lambda: Parallel(bias=True), X),
     "interleaved_6": Case(lambda: Interleaved(6), X),
