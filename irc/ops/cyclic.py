@@ -22,7 +22,7 @@ class CyclicEmbedding(OverAxes):
     """Rows of a table that is distributed cyclically over `axis`, and how many ids overflowed.
 
     ids [...]; an id outside 0 to `rows` - 1 gives zeros. table [N*R@axis, D]: shard r of the N =
-    `parts` has the R rows r, r + N, r + 2*N, ..., as the weight step `.deal` orders them.
+    `parts` has the R rows r, r + N, r + 2*N, ..., as the weight step `.cyclic` orders them.
     Results: [..., D], and i32[].
 
     Ids that are sharded over `axis` go to the ranks that have their rows, which send the rows back:
@@ -101,8 +101,8 @@ class CyclicEmbedding(OverAxes):
                 f"cyclic_embedding has {self.parts} parts, but the mesh ({module.mesh}) has "
                 f"{module.mesh.group_size(self.axes)} ranks over {self.axis}"
             )
-        types = zip(self.results[0].type.axes, range(self.ids.type.ndim), strict=False)
-        wanted = tuple(module.mesh.group_size(axes) for axes, _ in types)
+        groups = self.results[0].type.axes[: self.ids.type.ndim]
+        wanted = tuple(map(module.mesh.group_size, groups))
         if self.capacity and (self.queues or (1,) * len(wanted)) != wanted:
             raise Error(
                 f"cyclic_embedding has queues={list(self.queues)}, but over the mesh "

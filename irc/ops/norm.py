@@ -16,20 +16,21 @@ from ..ir.types import TensorType
 from .shapes import float_operand, rule_text
 
 
-def _vector(op: Op, name: str, value: Value | None, size: DimLike) -> None:
-    """Raise unless `value`, where it is there, is a float vector of `size`."""
-    if value is None:
-        return
-    if float_operand(op.opname, value).shape != (size,):
-        raise Error(
-            f"{op.opname}: {name} is {value.type}, but it must have the {size} features of x"
-        )
+def _check_vectors(op: Op, size: DimLike) -> None:
+    """Raise unless the weight and the bias, where they are there, are float vectors of `size`."""
+    for name, value in op.named_operands():
+        if name != "x" and float_operand(op.opname, value).shape != (size,):
+            raise Error(
+                f"{op.opname}: {name} is {value.type}, but it must have the {size} features of x"
+            )
 
 
-def _features(op: Op, x: Value) -> TensorType:
+def _checked(op: Op, x: Value) -> TensorType:
+    """The type of x, whose last dimension the weight and the bias must have."""
     found = float_operand(op.opname, x)
     if not found.ndim:
         raise Error(f"{op.opname} needs an x of at least one dimension")
+    _check_vectors(op, found.shape[-1])
     return found.replicated
 
 
@@ -58,9 +59,7 @@ class RmsNorm(Normalization):
     offset: float = 0.0
 
     def infer(self) -> TensorType:
-        x = _features(self, self.x)
-        _vector(self, "weight", self.weight, x.shape[-1])
-        return x
+        return _checked(self, self.x)
 
     def evaluate(self, x: Any, weight: Any) -> Any:
         scale = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + x.dtype.type(self.eps))
@@ -80,10 +79,7 @@ class LayerNorm(Normalization):
     eps: float = 1e-5
 
     def infer(self) -> TensorType:
-        x = _features(self, self.x)
-        _vector(self, "weight", self.weight, x.shape[-1])
-        _vector(self, "bias", self.bias, x.shape[-1])
-        return x
+        return _checked(self, self.x)
 
     def evaluate(self, x: Any, weight: Any, bias: Any) -> Any:
         return _affine(_standard(x, self.eps), weight, bias)
@@ -104,14 +100,13 @@ class GroupNorm(Normalization):
     eps: float = 1e-5
 
     def infer(self) -> TensorType:
-        x = _features(self, self.x)
+        x = float_operand(self.opname, self.x)
         if x.ndim < 2:
             raise Error(f"group_norm takes [batch, channels, ...], not {self.x.type}")
         if self.groups < 1 or exact_divide(x.shape[1], self.groups) is None:
             raise Error(f"group_norm cannot make {self.groups} groups of {x.shape[1]} channels")
-        _vector(self, "weight", self.weight, x.shape[1])
-        _vector(self, "bias", self.bias, x.shape[1])
-        return x
+        _check_vectors(self, x.shape[1])
+        return x.replicated
 
     def sharding_rule(self) -> str:
         words = ["b", "c!", *(f"p{i}!" for i in range(self.x.type.ndim - 2))]

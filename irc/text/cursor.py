@@ -92,29 +92,25 @@ class Cursor:
             if self.token != end and not self.accept(","):
                 self.fail(f"expected ',' or {end!r}, found {self.shown}")
 
-    def word(self) -> str:
-        """A name."""
+    def _matching(self, pattern: re.Pattern[str], what: str) -> str:
+        """The current token, which must match `pattern`."""
         token = self.token
-        if not _WORD.fullmatch(token):
-            self.fail(f"expected a name, found {self.shown}")
+        if not pattern.fullmatch(token):
+            self.fail(f"expected {what}, found {self.shown}")
         self.advance()
         return token
 
+    def word(self) -> str:
+        """A name."""
+        return self._matching(_WORD, "a name")
+
     def value(self) -> str:
         """The name of a `%value`, without the sign."""
-        token = self.token
-        if not _VALUE.fullmatch(token):
-            self.fail(f"expected a value such as %x, found {self.shown}")
-        self.advance()
-        return token[1:]
+        return self._matching(_VALUE, "a value such as %x")[1:]
 
     def symbol(self) -> str:
         """The name of an `@symbol`, without the sign."""
-        token = self.token
-        if not _SYMBOL.fullmatch(token):
-            self.fail(f"expected a symbol such as @main, found {self.shown}")
-        self.advance()
-        return token[1:]
+        return self._matching(_SYMBOL, "a symbol such as @main")[1:]
 
     def new_symbol(self, known: Container[str], kind: str) -> str:
         """A symbol that is not in `known` yet."""
