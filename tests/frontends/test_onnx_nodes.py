@@ -54,6 +54,7 @@ CASES = [
     Case("Pow", X, {"two": np.float32(2)}),
     Case("Pow", X, {"half": np.float32(0.5)}, positive=True),
     Case("Pow", X, {"three": i64(3)}),
+    Case("Clip", X, {"low": np.float32(0.5), "high": np.float32(-0.5)}),
     Case("Gelu", X, domain="com.microsoft", opset=17),
     Case("FastGelu", X, {"b": f32(8)}, domain="com.microsoft"),
     Case("BiasGelu", X, {"b": f32(8)}, domain="com.microsoft"),
