@@ -7,12 +7,18 @@ bind(module, "Meta-Llama-3-8B")                       # only the weights, for a 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...errors import Error
 from ...ir.core import Module
+from ...weights import UnboundRef
+from ..models.decoder import DecoderConfig, tied_embeddings
 from ..models.family import Dims
 from .binding import bind as bind
+from .binding import differ, tensors
+from .config import Model
 from .config import checkpoint_dtype as checkpoint_dtype
 from .config import model_of as model_of
 from .config import read_config as read_config
@@ -35,4 +41,21 @@ def load(
     dtype = dtype or checkpoint_dtype(config)
     if dtype not in ("f32", "f16", "bf16"):
         raise Error(f"the compute dtype is f32, f16 or bf16, not {dtype}")
+    model = _as_stored(model, folder)
     return bind(model.trace(dtype, dims), folder, alternatives=model.alternatives)
+
+
+def _as_stored(model: Model, folder: str | os.PathLike[str]) -> Model:
+    """The model, untied as transformers does where the checkpoint has a different head."""
+    if not isinstance(model.config, DecoderConfig) or not model.config.tie_word_embeddings:
+        return model
+    checkpoint = Checkpoint(folder)
+    for name, head in tied_embeddings(model.config).items():
+        if differ(checkpoint, UnboundRef(name), head):
+            warnings.warn(
+                f"{folder}: config.json sets tie_word_embeddings=true, but {tensors(head)} and "
+                f"{name} have different values, so both are used; set it to false to hide this",
+                stacklevel=3,
+            )
+            return replace(model, config=replace(model.config, tie_word_embeddings=False))
+    return model

@@ -37,16 +37,23 @@ def bind(
     """Replace every `unbound(key)` by the tensor `key` of the folder, and return the module.
 
     A tensor stored in another float dtype than the weight's is cast when it is read. A weight that
-    lacks tensors takes its reference in `alternatives`, if the folder has those tensors. `ignore`
-    holds patterns, such as "vision_tower.*", of tensors that the model does not use. An Error lists
-    everything that does not fit and leaves the module as it was.
+    lacks tensors takes its reference in `alternatives`, if the folder has those tensors; a folder
+    with both must have the same values there. `ignore` holds patterns, such as "vision_tower.*", of
+    tensors that the model does not use. An Error lists everything that does not fit and leaves the
+    module as it was.
     """
     checkpoint = Checkpoint(folder)
     alternatives = alternatives or {}
     refs = {name: weight.ref for name, weight in module.weights.items()}
     for name in refs.keys() & alternatives.keys():
-        if not _has(checkpoint, refs[name]) and _has(checkpoint, alternatives[name]):
+        if not has_all(checkpoint, refs[name]) and has_all(checkpoint, alternatives[name]):
             refs[name] = alternatives[name]
+        elif differ(checkpoint, refs[name], alternatives[name]):
+            raise Error(
+                f"the checkpoint {checkpoint.folder} has {tensors(refs[name])} and "
+                f"{tensors(alternatives[name])} with different values, but in the model "
+                f"@{module.name} both are the weight {name}"
+            )
     allowed = {source.key for ref in alternatives.values() for source in _unbound(ref)}
     _check(module, refs, checkpoint, allowed, (*BUFFERS, *ignore))
     files = _Files(module, checkpoint)
@@ -64,8 +71,23 @@ def _unbound(ref: Ref) -> Iterator[UnboundRef]:
     return (source for source in ref.sources() if isinstance(source, UnboundRef))
 
 
-def _has(checkpoint: Checkpoint, ref: Ref) -> bool:
+def has_all(checkpoint: Checkpoint, ref: Ref) -> bool:
+    """Whether the folder has every tensor of a reference."""
     return all(source.key in checkpoint for source in _unbound(ref))
+
+
+def tensors(ref: Ref) -> str:
+    """The keys of a reference's tensors, for a message."""
+    return ", ".join(source.key for source in _unbound(ref))
+
+
+def differ(checkpoint: Checkpoint, one: Ref, other: Ref) -> bool:
+    """Whether the folder has the tensors of both references, and they are not known to be equal."""
+    if not (has_all(checkpoint, one) and has_all(checkpoint, other)):
+        return False
+    if not (isinstance(one, UnboundRef) and isinstance(other, UnboundRef)):
+        return True
+    return one.steps != other.steps or not checkpoint.has_equal(one.key, other.key)
 
 
 def _check(

@@ -13,6 +13,7 @@ from ...weights.safetensors import Tensor, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_BLOCK = 1 << 24  # bytes that are compared at a time
 
 
 class Checkpoint:
@@ -49,6 +50,20 @@ class Checkpoint:
                 f"{self.folder / INDEX} has {key!r} in {name}, but that file lacks it{hint}"
             )
         return header[key]
+
+    def has_equal(self, a: str, b: str) -> bool:
+        """Whether two tensors have the same dtype, shape and bytes."""
+        first, second = self.tensor(a), self.tensor(b)
+        if (first.dtype, first.shape) != (second.dtype, second.shape):
+            return False
+        with (
+            open(self.folder / self.file(a), "rb") as left,
+            open(self.folder / self.file(b), "rb") as right,
+        ):
+            left.seek(first.offset)
+            right.seek(second.offset)
+            blocks = [_BLOCK] * (first.nbytes // _BLOCK) + [first.nbytes % _BLOCK]
+            return all(left.read(size) == right.read(size) for size in blocks)
 
     def _header(self, name: str) -> dict[str, Tensor]:
         if name not in self._headers:

@@ -189,11 +189,31 @@ def test_tied_embeddings_are_found_under_either_name(tmp_path: Path, missing: st
     path = write_checkpoint(tmp_path / "m", "mha_tied_odd")
     module = huggingface.load(path)
     assert "lm_head.weight" not in module.weights
-    every = zeros(module) | {"lm_head.weight": np.ones((101, 48), np.float32)}
+    every = zeros(module) | {"lm_head.weight": np.zeros((101, 48), np.float32)}
     every.pop(missing, None)
     write_safetensors(path / "model.safetensors", every)
     key = "lm_head.weight" if missing.startswith("model") else "model.embed_tokens.weight"
     assert refs(huggingface.load(path))["model.embed_tokens.weight"] == f'@ckpt["{key}"]'
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_head_that_differs_from_tied_embeddings_is_used(tmp_path: Path, dtype: Any) -> None:
+    path = write_checkpoint(tmp_path / "m", "mha_tied_odd")
+    every = zeros(huggingface.load(path))
+    head = np.zeros((101, 48), dtype)
+    head[-1, -1] = 2
+    write_safetensors(path / "model.safetensors", every | {"lm_head.weight": head})
+    with pytest.warns(UserWarning, match=r"lm_head.weight.* have different values, so both are"):
+        module = huggingface.load(path)
+    assert '@ckpt["lm_head.weight"]' in refs(module)["lm_head.weight"]
+    assert refs(module)["model.embed_tokens.weight"] == '@ckpt["model.embed_tokens.weight"]'
+
+
+def test_one_weight_with_two_different_tensors_is_refused(tmp_path: Path) -> None:
+    path = folder(tmp_path, second=np.full(4, 2, np.float32))
+    other = {"first": UnboundRef("second")}
+    with pytest.raises(irc.Error, match=r"first and second with different values.* weight first"):
+        huggingface.bind(net(), path, alternatives=other)
 
 
 def test_untied_models_need_their_head(tmp_path: Path) -> None:
