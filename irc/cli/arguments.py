@@ -22,8 +22,47 @@ class Usage(Exception):
         self.hint = hint
 
 
+class Store(argparse.Action):
+    """Stores the value of an option. A second value is combined with the first by `join`, or
+    refused, so that no value is lost."""
+
+    def __init__(
+        self, *args: Any, join: Callable[[Any, Any], Any] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.join = join
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        assert isinstance(parser, Parser)
+        if option_string is not None and self.dest in parser.given:
+            if self.join is None:
+                raise argparse.ArgumentError(self, "given twice; expected it once")
+            try:
+                values = self.join(getattr(namespace, self.dest), values)
+            except argparse.ArgumentTypeError as error:
+                raise argparse.ArgumentError(self, str(error)) from None
+        parser.given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+class Switch(argparse.BooleanOptionalAction):
+    """`--name` or `--no-name`, not both."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        before = getattr(namespace, self.dest)
+        super().__call__(parser, namespace, values, option_string)
+        if before not in (None, getattr(namespace, self.dest)):
+            raise argparse.ArgumentError(self, "given in both forms; expected one")
+
+
 class Parser(argparse.ArgumentParser):
-    """The parser of one command."""
+    """The parser of one command; `given` are the options with values that it has seen."""
 
     def __init__(self, command: str, summary: str, examples: str) -> None:
         super().__init__(
@@ -33,7 +72,9 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        self.command = command
+        self.command, self.given = command, set[str]()
+        for name in (None, "store"):
+            self.register("action", name, Store)
 
     def error(self, message: str) -> NoReturn:
         """Raise Usage, where argparse would exit."""
@@ -81,6 +122,23 @@ def whole_number(least: int = 0) -> Callable[[str], int]:
     return convert
 
 
+def with_comma(first: str, second: str) -> str:
+    """One list of two lists of words."""
+    return f"{first},{second}"
+
+
+def disjoint(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """All entries; the keys must differ."""
+    for name in first.keys() & second.keys():
+        raise argparse.ArgumentTypeError(f"{name} is given twice")
+    return first | second
+
+
+def settings(text: str) -> dict[str, str]:
+    """`key=value` as an entry."""
+    return dict([setting(text)])
+
+
 def setting(text: str) -> tuple[str, str]:
     """`key=value` as a pair of texts."""
     key, equals, value = text.partition("=")
@@ -97,10 +155,8 @@ def ranges(text: str) -> dict[str, Range]:
         numbers = value.split(":")
         if len(numbers) not in (1, 3) or not all(n.strip().isdecimal() for n in numbers):
             raise argparse.ArgumentTypeError(f"{item!r} is not name=min:typical:max")
-        if name in found:
-            raise argparse.ArgumentTypeError(f"{name} is given twice")
         low, typical, high = (int(n) for n in (numbers if len(numbers) == 3 else numbers * 3))
-        found[name] = (low, typical, high)
+        found = disjoint(found, {name: (low, typical, high)})
     return found
 
 
@@ -115,13 +171,13 @@ def add_script(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", metavar="DIR", help="the checkpoint folder of a script or module")
     add("--dtype", type=word_of("f32", "f16", "bf16"), help="compute in f32, f16 or bf16")
     what = "an argument of the script's factory; may be repeated"
-    kind: dict[str, Any] = {"dest": "settings", "type": setting, "action": "append", "default": []}
+    kind: dict[str, Any] = {"dest": "settings", "type": settings, "join": disjoint, "default": {}}
     add("--set", metavar="KEY=VALUE", help=what, **kind)
 
 
 def script_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `add_script` that have values."""
-    found = {"checkpoint": args.checkpoint, "dtype": args.dtype, "settings": dict(args.settings)}
+    found = {"checkpoint": args.checkpoint, "dtype": args.dtype, "settings": args.settings}
     return {name: value for name, value in found.items() if value}
 
 
@@ -130,10 +186,12 @@ def add_compilation(parser: argparse.ArgumentParser, backend: str) -> None:
     add_script(parser)
     add = parser.add_argument
     what = "min:typical:max of symbolic dimensions, or one number"
-    add("--dims", metavar="B=1:4:16,...", type=ranges, default={}, help=what)
+    add("--dims", metavar="B=1:4:16,...", type=ranges, join=disjoint, default={}, help=what)
     add("--backend", metavar="NAME", help=backend)
-    add("--pipeline", metavar="TEXT", help="the passes, in place of the backend's own")
-    add("--mesh", metavar="AXES", default="", help="ranks by axes (pp, dp, cp, ep, tp): tp=2,pp=2")
+    what = "the passes, in place of the backend's own"
+    add("--pipeline", metavar="TEXT", join=with_comma, help=what)
+    what = "ranks by axes (pp, dp, cp, ep, tp): tp=2,pp=2"
+    add("--mesh", metavar="AXES", default="", join=with_comma, help=what)
     what = "how weights are sharded: rows such as *.fc.weight 0@tp, or a tp_plan in JSON"
     add("--plan", metavar="FILE", default="", help=what)
     add("--sequence", action="store_true", help="shard activations over tokens between blocks")

@@ -39,9 +39,9 @@ def configure(parser: ArgumentParser) -> None:
     add("--on", type=word_of("gpu", "cpu"), help="GPUs through NCCL, or CPU (default: GPUs if any)")
     add("--ranks", metavar="N", type=whole_number(2), help="groups of 2 to N (default: all GPUs)")
     what = f"of {', '.join(OPERATIONS)} (default: all)"
-    add("--kinds", metavar="NAME,...", type=kinds, default=OPERATIONS, help=what)
+    add("--kinds", metavar="NAME,...", type=kinds, join=both, default=OPERATIONS, help=what)
     what = "of the whole tensor (default: 4096 to 67108864)"
-    add("--sizes", metavar="BYTES,...", type=sizes, default=SIZES, help=what)
+    add("--sizes", metavar="BYTES,...", type=sizes, join=both, default=SIZES, help=what)
     add("-o", "--output", metavar="FILE", help="write a topology with the fitted constants")
     add("--topology", metavar="FILE", help="the topology they go into (the one for 8 H200)")
     add("--link", metavar="NAME", help="the link that was measured")
@@ -55,6 +55,11 @@ def listed(one: Callable[[str], str] | Callable[[str], int]) -> Callable[[str], 
         return tuple(dict.fromkeys(one(part.strip()) for part in text.split(",")))
 
     return convert
+
+
+def both(first: tuple[object, ...], second: tuple[object, ...]) -> tuple[object, ...]:
+    """The values of two lists, without repetitions."""
+    return tuple(dict.fromkeys(first + second))
 
 
 def run(args: Namespace) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from .arguments import add_plugin, whole_number, word_of
+from .arguments import Switch, add_plugin, whole_number, word_of
 
 
 def add_engine(parser: ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_engine(parser: ArgumentParser) -> None:
         "--strip": "leave weights out, to be refitted; needs a GPU",
     }
     for name, what in flags.items():
-        add(name, action=BooleanOptionalAction, help=what)
+        add(name, action=Switch, help=what)
 
 
 def engine_options(args: Namespace) -> dict[str, Any]:

@@ -7,7 +7,14 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .arguments import add_passes, add_script, pass_instruments, script_options
+from .arguments import (
+    add_passes,
+    add_script,
+    disjoint,
+    pass_instruments,
+    script_options,
+    with_comma,
+)
 from .console import warn
 from .sources import STDIN, load_module, weights_folder
 
@@ -29,18 +36,26 @@ def configure(parser: ArgumentParser) -> None:
     add = parser.add_argument
     what = "a module, script.py[:factory], model.onnx or an artifact folder (default: -)"
     add("source", metavar="FILE", nargs="?", default=STDIN, help=what)
-    add("--passes", metavar="TEXT", default="", help="the pipeline; without it, verify and print")
+    what = "the pipeline; without it, verify and print"
+    add("--passes", metavar="TEXT", default="", join=with_comma, help=what)
     add("--locs", action="store_true", help="print the source line of each operation")
     add("--diff", action="store_true", help="show on standard error what each pass changes")
     add("--time", action="store_true", help="show on standard error how long each pass takes")
     add("--stats", action="store_true", help="show on standard error what passes and rules did")
     add("--why-not", metavar="PASS", help="show where the rules of a pass nearly applied")
     what = "let a pass make N rewrites at most; may be repeated"
-    add("--limit", metavar="PASS=N", action="append", default=[], help=what)
+    add("--limit", metavar="PASS=N", type=limit, default={}, join=disjoint, help=what)
     what = "evaluate the module before and after every pass, and compare"
     add("--check-numerics", action="store_true", help=what)
     add_passes(parser)
     add_script(parser)
+
+
+def limit(text: str) -> dict[str, int]:
+    """`PASS=N` as an entry."""
+    from ..pipeline.instruments import parse_limit
+
+    return dict([parse_limit(text)])
 
 
 def run(args: Namespace) -> int:
@@ -61,15 +76,7 @@ def run(args: Namespace) -> int:
 
 def _instruments(args: Namespace) -> tuple[list[Instrument], list[Instrument]]:
     """All instruments, and those of them that are printed at the end."""
-    from ..pipeline.instruments import (
-        CheckNumerics,
-        Limit,
-        PrintDiff,
-        Statistics,
-        Timing,
-        WhyNot,
-        parse_limit,
-    )
+    from ..pipeline.instruments import CheckNumerics, Limit, PrintDiff, Statistics, Timing, WhyNot
 
     chosen = pass_instruments(args, args.load)
     if args.diff:
@@ -79,7 +86,7 @@ def _instruments(args: Namespace) -> tuple[list[Instrument], list[Instrument]]:
 
         chosen.append(CheckNumerics(partial(evaluate, base=weights_folder(args.source))))
     if args.limit:
-        chosen.append(Limit(dict(map(parse_limit, args.limit))))
+        chosen.append(Limit(args.limit))
     reports: list[Instrument] = [WhyNot(args.why_not)] if args.why_not is not None else []
     reports += [Statistics()] if args.stats else []
     reports += [Timing()] if args.time else []  # last, so that the others are not in the time

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..artifact.folder import ArtifactFolder
 from ..errors import Error
-from .arguments import whole_number, word_of
+from .arguments import whole_number, with_comma, word_of
 from .rank import Process, check_artifact, ranks_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def add_launcher(parser: ArgumentParser) -> None:
     what = "start N processes over MPI, as many as the artifact has ranks"
     add("--ranks", metavar="N", type=whole_number(1), help=what)
     what = "start them on these hosts, over ssh; the artifact and Python need the same paths there"
-    add("--hosts", metavar="A,B", default="", help=what)
+    add("--hosts", metavar="A,B", default="", join=with_comma, help=what)
 
 
 def over_ranks(

@@ -1,5 +1,6 @@
 """What all commands share: help, wrong usage, exit statuses, internal failures."""
 
+import json
 import os
 import re
 import signal
@@ -66,7 +67,13 @@ def test_the_version() -> None:
         (["compile", "x", "-o", "y", "--dtype", "bf32"], "did you mean 'f32'?"),
         (["compile", "x", "-o", "y", "--dims", "B=1:2"], "'B=1:2' is not name=min:typical:max"),
         (["compile", "x", "-o", "y", "--dims", "B=1,B=2"], "B is given twice"),
+        (["compile", "x", "-o", "y", "--dims", "B=1", "--dims", "B=2"], "B is given twice"),
         (["compile", "x", "-o", "y", "--set", "layers"], "'layers' is not key=value"),
+        (["show", "x", "--set", "a=1", "--set", "a=2"], "--set: a is given twice"),
+        (["compile", "x", "-o", "y", "--output", "z"], "-o/--output: given twice"),
+        (["compile", "x", "-o", "y", "--refit", "--no-refit"], "given in both forms"),
+        (["opt", "x", "--limit", "cse=1", "--limit", "cse=2"], "--limit: cse is given twice"),
+        (["generate", "x", "--prompt", "a", "--prompt", "b"], "--prompt: given twice"),
         (["compile", "x", "-o", "y", "--random-weights", "-1"], "-1 is less than 0"),
         (["compile", "x"], "no artifact folder: give -o DIR, or --dry-run"),
         (["generate", "x"], "the following arguments are required: --prompt"),
@@ -79,6 +86,21 @@ def test_wrong_usage(words: list[str], message: str) -> None:
     err = refused(*words, status=2)
     assert message in err
     assert "--help" in err
+
+
+def test_a_repeated_option_adds_to_the_first(
+    module: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    text = works("opt", module, "--passes", "cse", "--passes", "dce").out
+    assert text == works("opt", module, "--passes", "cse, dce").out
+    limits = ("--limit", "cse=0", "--limit", "dce=0")
+    assert "%again" in works("opt", module, "--passes", "cse, dce", *limits).out
+    ranges = ("--dims", "B=3:3:4", "--dims", "C=64")
+    meshes = ("--mesh", "tp=2", "--mesh", "dp=1")
+    works("compile", checkpoint, *ranges, *meshes, "-o", tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert manifest["dims"] | {"B": [3, 3, 4], "C": [64, 64, 64]} == manifest["dims"]
+    assert manifest["mesh"] == "dp=1, tp=2"
 
 
 def test_no_command_and_no_file(tmp_path: Path) -> None:
@@ -152,7 +174,7 @@ def test_mpi_that_cannot_be_loaded(missing: str, monkeypatch: pytest.MonkeyPatch
     package = ModuleType("mpi4py")
     vars(package).update(rc=SimpleNamespace(), __getattr__=load)
     monkeypatch.setitem(sys.modules, "mpi4py", package if missing == "library" else None)
-    monkeypatch.setattr("irc.backends.ranks.mpi_library._SETTINGS", {})
+    monkeypatch.setenv("MPIR_CVAR_CH4_NETMOD", "ofi")  # which the start sets
     says = r"^MPI is not available \(.+\); use mpich: pip install 'irc-compiler\[mpi\]'$"
     with pytest.raises(Error, match=says), Process(["run"]).joined():
         pytest.fail("there is no communicator")
