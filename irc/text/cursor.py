@@ -25,7 +25,7 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_VALUE = re.compile(r"%(?:[A-Za-z_]\w*(?:\.\d+)?|\d+)")
+VALUE = re.compile(r"%(?:[A-Za-z_]\w*(?:\.\d+)?|\d+)")
 _SYMBOL = re.compile(r"@\w[\w.]*")
 _LONGEST_NUMBER = 20  # characters; numbers have 64 bits
 
@@ -63,6 +63,11 @@ class Cursor:
         """Go to the next token; not at the end."""
         self.index += 1
         self.token = self.tokens[self.index]
+
+    def jump(self, index: int) -> None:
+        """Go to the token at `index`."""
+        self.index = index
+        self.token = self.tokens[index]
 
     def fail(self, message: str, back: int = 0, index: int | None = None) -> NoReturn:
         """Raise at the current token, `back` tokens earlier, or at `index`."""
@@ -106,7 +111,7 @@ class Cursor:
 
     def value(self) -> str:
         """The name of a `%value`, without the sign."""
-        return self._matching(_VALUE, "a value such as %x")[1:]
+        return self._matching(VALUE, "a value such as %x")[1:]
 
     def symbol(self) -> str:
         """The name of an `@symbol`, without the sign."""

@@ -8,16 +8,17 @@ from typing import Any, TypeVar
 from ..argument_checks import check_kind
 from ..errors import Error, TextError, did_you_mean
 from ..ir.core import Function, Module, Op, Result, Value, Weight
-from ..ir.declare import op_class
+from ..ir.declare import REGISTRY, op_class
 from ..ir.gc_pause import collector_paused
 from ..ir.mesh import Mesh
 from ..ir.types import TensorType
 from ..source import Loc
-from .cursor import Cursor
+from .cursor import VALUE, Cursor
 from .literals import parse_literal, parse_type
 from .references import parse_ref
 
 T = TypeVar("T")
+_LONGEST_ATTRIBUTES = 200  # tokens; a longer list is parsed by the general path
 _DECLARED = "load the file that declares it with --load"
 _ITEMS = ("file", "weight", "func")
 
@@ -43,6 +44,7 @@ class _Parser:
     def __init__(self, cursor: Cursor) -> None:
         self.cursor = cursor
         self.types: dict[str, TensorType] = {}
+        self.attributes: dict[tuple[type[Op] | str, ...], dict[str, Any]] = {}
 
     def module(self) -> Module:
         c = self.cursor
@@ -130,7 +132,8 @@ class _Parser:
             self._layouts(function)
         c.expect("{")
         while not c.accept("}"):
-            self._operation(module, function, env)
+            if not self._plain_operation(function, env):
+                self._operation(module, function, env)
         self._check_results(function, declared, at)
         module.functions[name] = function
 
@@ -169,6 +172,54 @@ class _Parser:
         if returned != declared:
             text = ", ".join(map(str, returned))
             self.cursor.fail(f"@{function.name} returns ({text}), not the declared types", index=at)
+
+    def _plain_operation(self, function: Function, env: dict[str, Value]) -> bool:
+        """Parse `%x = op %a, @b {...} : type` without a call per token.
+
+        Nearly every line has this form, with attributes and a type that occurred before. Any other
+        line, and any error, is left to `_operation`; then the result is false.
+        """
+        tokens, i = self.cursor.tokens, self.cursor.index
+        name = tokens[i]
+        cls = REGISTRY.get(tokens[i + 2]) if tokens[i + 1] == "=" and name not in env else None
+        if cls is None or cls.variadic:
+            return False
+        operands: list[Value] = []
+        i += 2
+        separator = ","
+        while separator == ",":
+            value = env.get(tokens[i + 1])
+            if value is None:
+                return False
+            operands.append(value)
+            separator = tokens[i + 2]
+            i += 2
+        start = i
+        if separator == "{":
+            try:
+                i = tokens.index("}", i, i + _LONGEST_ATTRIBUTES) + 1
+            except ValueError:
+                return False
+        attributes = self.attributes.get((cls, *tokens[start:i]))
+        if tokens[i] != ":" or attributes is None or len(operands) != len(cls.operand_names):
+            return False
+        type = self.types.get(tokens[i + 1])
+        if type is None or tokens[i + 2] in (",", "loc") or not VALUE.fullmatch(name):
+            return False
+        try:
+            op = cls(*operands, **attributes)
+        except Error:
+            return False
+        if len(op.results) != 1 or op.results[0].type is not type:
+            op.drop_operands()
+            return False
+        result = op.results[0]
+        hint = name[1:].partition(".")[0]
+        result.name = None if hint.isdigit() else hint
+        env[name] = result
+        function.insert(op, None)
+        self.cursor.jump(i + 2)
+        return True
 
     def _operation(self, module: Module, function: Function, env: dict[str, Value]) -> None:
         c = self.cursor
@@ -244,6 +295,7 @@ class _Parser:
 
     def _attributes(self, module: Module, cls: type[Op]) -> dict[str, Any]:
         c = self.cursor
+        start = c.index
         values: dict[str, Any] = {}
         for _ in c.items("{", "}") if c.token == "{" else ():
             name = c.word()
@@ -253,6 +305,8 @@ class _Parser:
             if name in values:
                 c.fail(f"{name} is defined twice", back=1)
             values[name] = parse_literal(c, module.functions) if c.accept("=") else True
+        if not any(isinstance(v, Function) for v in values.values()):
+            self.attributes[cls, *c.tokens[start : c.index]] = values
         return values
 
     def _build(

@@ -58,7 +58,6 @@ def test_states_stay_on_the_gpu(tmp_path: Path) -> None:
     for turn in range(3):
         got, wanted = (each.step(step_of(2, turn, 5 + turn)) for each in streams)
         np.testing.assert_allclose(got["logits"], wanted["logits"], rtol=1e-5, atol=1e-6)
-    artifact.close()
 
 
 @pytest.fixture
