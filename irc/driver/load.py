@@ -77,7 +77,8 @@ class Artifact:
     def _model(self, program: Program) -> Model:
         from ..generation.model import Model
 
-        return Model(program, self.manifest["dims"], self.folder, self.opened.end_tokens)
+        dims, ends = self.manifest["dims"], self.opened.end_tokens
+        return Model(program, dims, self.folder, ends, lambda: self.module)
 
     def run(self, inputs: Mapping[str, object]) -> dict[str, Any]:
         """The outputs by name, as arrays; a language model needs `input_ids` [B, S] alone."""
@@ -144,4 +145,6 @@ def _interpret(path: Path, backend: str | None) -> Model:
     verify(module)
     artifact = artifact_of(path)
     ends = artifact.end_tokens if artifact is not None else end_tokens(path.parent)
-    return Model(ReferenceProgram(module, path.parent), module.dims, path.parent, ends)
+    return Model(
+        ReferenceProgram(module, path.parent), module.dims, path.parent, ends, lambda: module
+    )

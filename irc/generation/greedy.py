@@ -11,7 +11,9 @@ import numpy as np
 
 from ..backends.base import Program, Stream
 from ..errors import Error
+from ..ir.core import Module
 from ..ir.result_names import NEXT_TOKENS
+from ..ops import Rope
 from .checks import checked
 from .inputs import cache_capacity, cache_sizes, multiple_of, rounded
 
@@ -51,19 +53,24 @@ def greedy(
     ends: Sequence[int] = (),
     dims: Mapping[str, Any] | None = None,
     emit: Callable[[int], None] = lambda token: None,
+    module: Callable[[], Module] | None = None,
 ) -> Summary:
     """Continue `prompt` by up to `most` tokens; `emit` is called with each new token.
 
     `dims` are the ranges that the model was compiled for, which limit the cache and the length of
-    a call. A token of `ends` stops generation and is not part of the result.
+    a call. A token of `ends` stops generation and is not part of the result. `module` is called
+    for a prompt in pieces; it gives the module of the program, whose rope may depend on the length.
     """
     dims = dims or {}
     capacity = _checked_capacity(program, prompt, dims)
     step = _ids_dim(program, 1, "tokens")[1]
     slots = rounded(-(-(len(prompt) + max(most, 1)) // step) * step, capacity)
     session = _Session(program, slots, dims)
+    piece = session.chunk
+    if len(prompt) > piece and module is not None and _by_length(module(), len(prompt)):
+        piece = session.piece_with_padding(len(prompt))
     began = time.perf_counter()
-    token = session.prefill(prompt)
+    token = session.prefill(prompt, piece)
     first = time.perf_counter()
     tokens: list[int] = []
     stop: Stop = "count"
@@ -95,24 +102,42 @@ class _Session:
         self.stream: Stream = program.open(cache_sizes(program.ports.states, self.rows, slots))
         self.length = 0
 
-    def prefill(self, prompt: Sequence[int]) -> int:
-        """The token after the prompt, which is processed in chunks that the model accepts."""
+    def prefill(self, prompt: Sequence[int], piece: int) -> int:
+        """The token after the prompt, which is processed in pieces that the model accepts.
+
+        Pieces smaller than a chunk are padded to it, except the last.
+        """
         token = 0
-        for start in range(0, len(prompt), self.chunk):
-            token = self.step(prompt[start : start + self.chunk])
+        for start in range(0, len(prompt), piece):
+            last = start + piece >= len(prompt)
+            token = self.step(prompt[start : start + piece], 0 if last else self.chunk, len(prompt))
         return token
 
-    def step(self, ids: Sequence[int]) -> int:
+    def piece_with_padding(self, total: int) -> int:
+        """The tokens of a piece of a prompt that leave room for padding in a chunk."""
+        if self.chunk == self.multiple:
+            raise Error(
+                f"the prompt has {total} tokens, but a call takes {self.chunk}, and the rope of "
+                "this model depends on the length of the prompt, for which a call needs padding; "
+                f"compile with a larger --dims S=min:typical:max, at best max={total}"
+            )
+        return self.chunk - self.multiple
+
+    def step(self, ids: Sequence[int], least: int = 0, total: int = 0) -> int:
         """The most likely token after `ids`; the smallest of equally likely ones.
 
-        A call is padded with token 0 to the multiple that the model requires; the next call
-        overwrites the padding in the caches. Data-parallel replicas all get the same row.
+        A call is padded with token 0 to `least` tokens and the multiple that the model requires;
+        the next call overwrites the padding in the caches. The position of padding is the last of
+        the prompt (`total` tokens) or of `ids`, because a rope may depend on the largest position
+        (dynamic, longrope). Data-parallel replicas all get the same row.
         """
         count = len(ids)
-        padded = -(-count // self.multiple) * self.multiple
+        padded = -(-max(count, least) // self.multiple) * self.multiple
+        end = self.length + count
+        at = [*range(self.length, end), *[max(end, total) - 1] * (padded - count)]
         every = {
             "input_ids": np.array([[*ids, *[0] * (padded - count)]], np.int32),
-            "positions": np.arange(self.length, self.length + padded, dtype=np.int32)[None],
+            "positions": np.array([at], np.int32),
             "past_lengths": np.array([self.length], np.int32),
             "logit_positions": np.array([[count - 1]], np.int32),
         }
@@ -154,6 +179,12 @@ def _checked_capacity(program: Program, prompt: Sequence[int], dims: Mapping[str
             "shorten it, or compile with a larger --dims C=min:typical:max"
         )
     return capacity
+
+
+def _by_length(module: Module, length: int) -> bool:
+    """Whether a rope of the module turns a sequence of this length otherwise than its pieces."""
+    ropes = [op for op in module.ops() if isinstance(op, Rope)]
+    return any(rope.by_length and rope.original_positions < length for rope in ropes)
 
 
 def _ids_dim(program: Program, at: int, what: str) -> tuple[str, int]:

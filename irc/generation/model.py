@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..argument_checks import check_arrays, check_count, check_kind
 from ..backends.base import Program
+from ..ir.core import Module
 from .checks import checked
 from .greedy import Summary, greedy
 from .inputs import Arrays, cache_capacity, complete
@@ -15,7 +16,10 @@ from .tokenizer import TextStream, Tokenizer
 
 
 class Model:
-    """A program, the ranges of its dims, the end tokens, and the folder of its tokenizer."""
+    """A program, the ranges of its dims, the end tokens, and the folder of its tokenizer.
+
+    `module` gives the module of the program, see `greedy`.
+    """
 
     def __init__(
         self,
@@ -23,7 +27,9 @@ class Model:
         dims: Mapping[str, Sequence[int]],
         folder: Path,
         ends: Sequence[int] = (),
+        module: Callable[[], Module] | None = None,
     ) -> None:
+        self.module = module
         self.program, self.dims, self.folder, self.ends = program, dims, folder, tuple(ends)
 
     @cached_property
@@ -50,7 +56,7 @@ class Model:
         self, prompt: Sequence[int], most: int, emit: Callable[[int], None] = lambda token: None
     ) -> Summary:
         """Continue token ids greedily by up to `most`; `emit` is called with each new token."""
-        return greedy(self.program, prompt, most, self.ends, self.dims, emit)
+        return greedy(self.program, prompt, most, self.ends, self.dims, emit, self.module)
 
     def generate_text(
         self, prompt: Sequence[int], most: int, emit: Callable[[str], None]

@@ -42,8 +42,9 @@ class Rope(Op):
       `long_factors`, one number per pair each.
 
     The length of `dynamic` and `longrope` is the largest position of the call plus one, over all
-    rows, so batch and sequence must be replicated. `attention_factor` (yarn, longrope) multiplies
-    the turned features; none derives it from the others. Angles are computed in f32.
+    rows, so batch and sequence must be replicated; a call with a piece of a prompt holds the last
+    position of the prompt too, as that of padding behind the piece. `attention_factor` (yarn,
+    longrope) multiplies the turned features; none derives it from the others. Angles are f32.
     """
 
     x: Operand

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import irc
 from irc.backends.base import Port, Ports
 from irc.errors import Error
 from irc.generation.greedy import greedy
@@ -92,6 +93,32 @@ def test_a_long_prompt_is_split_over_steps() -> None:
     assert [step["past_lengths"] for step in program.steps] == [[0], [2], [4]]
 
 
+ROPE = """module @m {
+  func @f(%x: f32[B, S, 4], %at: i32[B, S]) -> (f32[B, S, 4]) {
+    %y = rope %x, %at {head_dim=4, kind="dynamic", original_positions=4} : f32[B, S, 4]
+    return %y
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "padded"),
+    [("", "", True), ("ions=4", "ions=5", False), ("dynamic", "linear", False)],
+)
+def test_padding_of_a_piece_is_at_the_end_of_the_prompt(old: str, new: str, padded: bool) -> None:
+    program, module = Counting(), irc.parse(ROPE.replace(old, new))
+    prompt, dims = [1, 2, 3, 4, 5], {"S": (1, 2, 3)}
+    assert greedy(program, prompt, 1, dims=dims, module=lambda: module).tokens == (6,)
+    positions = [step["positions"] for step in program.steps]
+    if not padded:
+        assert positions == [[[0, 1, 2]], [[3, 4]]]
+        return
+    assert positions == [[[0, 1, 4]], [[2, 3, 4]], [[4]]]
+    assert [step["past_lengths"] for step in program.steps] == [[0], [2], [4]]
+    with pytest.raises(Error, match=r"has 5 tokens, but a call takes 1, .* S=min:typ"):
+        greedy(program, prompt, 1, dims={"S": (1, 1, 1)}, module=lambda: module)
+
+
 def test_a_model_may_take_fewer_inputs() -> None:
     ports = dataclasses.replace(PORTS, inputs=PORTS.inputs[:1])
     program = Counting(ports)
@@ -146,6 +173,7 @@ def test_calls_are_padded_where_tokens_are_sharded() -> None:
     summary = greedy(program, [3, 4, 5, 6], 3, emit=seen.append)
     assert seen == [7, 8, 9]
     assert [step["past_lengths"] for step in program.steps] == [[0], [4], [5]]
+    assert program.steps[0]["positions"] == [[0, 1, 2, 3, 3, 3]], "padding adds no length"
     # the cache has room for the padding of the last call
     assert greedy(ByThrees(), [1], 99, dims={"C": (1, 8, 8)}).stop == "capacity"
     assert summary.prompt_tokens == 4

@@ -144,6 +144,21 @@ def test_every_rope_of_a_config(kind: str, tmp_path: Path) -> None:
     assert relative(Runner(compiled, ROWS).step(ids), logits_of(model, ids)) < 1e-4
 
 
+@pytest.mark.parametrize("passes", ["", 'shard{mesh="tp=3", sequence=true}, localize'])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_prompt_in_pieces_counts_its_whole_length(kind: str, passes: str, tmp_path: Path) -> None:
+    changes = {"rope_parameters": ROPES[kind], "max_position_embeddings": 16}
+    checkpoint(tmp_path / "model", "mha", changes=changes)
+    dims = {"S": (1, 6, 9 if passes else 7), "C": (1, 64, 64)}
+    built = irc.compile(tmp_path / "model", tmp_path / "built", dims=dims, pipeline=passes)
+    for length in (4, 15, 16, 17, 40):
+        prompt = tokens(length)[:1]
+        # read again: dynamic keeps the longest length that a model has seen
+        model = oracle()[1].LlamaForCausalLM.from_pretrained(tmp_path / "model").eval()
+        got = built.model.generate_ids(prompt[0].tolist(), 12).tokens
+        assert list(got) == greedy_of(model, prompt, 12)[0].tolist(), length
+
+
 def test_mixtral_checkpoints_with_joined_experts(tmp_path: Path) -> None:
     model = checkpoint(tmp_path / "joined", "mixtral", save_original_format=False)
     model.save_pretrained(tmp_path / "single", save_original_format=True)
