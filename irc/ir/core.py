@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ..errors import Error
+from .display import Displayed
 from .mesh import Mesh
 from .types import TensorType
 
@@ -213,7 +214,7 @@ class Result:
         self.name, self.alias = name, alias
 
 
-class Function:
+class Function(Displayed):
     """A named, ordered list of operations ending in `return`.
 
     Order is kept because collectives must run in the same order on every rank. `results` says,
@@ -314,6 +315,14 @@ class Function:
             op.next.prev = op.prev
         op.parent = None
 
+    def __str__(self) -> str:
+        from ..text.printer import print_function
+
+        return print_function(self)
+
+    def __repr__(self) -> str:
+        return f"<function @{self.name}, operations: {sum(1 for _ in self)}>"
+
 
 def reached(function: Function, seen: set[Function]) -> Iterator[Op]:
     """The operations that a call of a function runs, in order; a call before its callee's.
@@ -329,7 +338,7 @@ def reached(function: Function, seen: set[Function]) -> Iterator[Op]:
             yield from reached(op.attributes["callee"], seen)
 
 
-class Module:
+class Module(Displayed):
     """Functions over shared weights, with the mesh and the ranges of the symbolic dims.
 
     `dims` maps a symbol to (min, typical, max). `files` maps a short name to the path of a
@@ -380,3 +389,7 @@ class Module:
         from ..text.printer import print_module
 
         return print_module(self)
+
+    def __repr__(self) -> str:
+        counts = f"functions: {len(self.functions)}, weights: {len(self.weights)}"
+        return f"<module @{self.name}, {counts}, operations: {sum(1 for _ in self.ops())}>"

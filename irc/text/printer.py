@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import dedent
 from typing import Any, cast
 
 from ..ir.core import Function, Module, Op, Value, Weight
@@ -28,6 +29,13 @@ def print_module(module: Module, locs: bool = False, scope: str | None = None) -
         _function(function, out, locs, scope)
     out.append("}\n")
     return "\n".join(out)
+
+
+def print_function(function: Function) -> str:
+    """The text of one function, as in its module."""
+    out: list[str] = []
+    _function(function, out, locs=False, scope=None)
+    return dedent("\n".join(out)) + "\n"
 
 
 def print_op(op: Op) -> str:

@@ -1,5 +1,8 @@
 """Editing the graph: links, order, erasing, iterating while editing."""
 
+import html
+from textwrap import indent
+
 import pytest
 
 from irc.errors import Error
@@ -92,3 +95,19 @@ def test_names_are_unique_in_a_module() -> None:
     module, _, _ = chain()
     with pytest.raises(Error, match="two functions called @forward"):
         module.add_function(Function("forward"))
+
+
+def test_what_an_interpreter_and_a_notebook_show() -> None:
+    module, function, _ = chain(3)
+    assert repr(function) == "<function @forward, operations: 4>"
+    assert repr(module) == "<module @m, functions: 1, weights: 0, operations: 4>"
+    assert indent(str(function), "  ") in str(module)
+    shown = module._repr_html_()
+    assert "<summary>&lt;module @m, functions: 1" in shown
+    assert html.unescape(shown).count("= neg %") == 3
+
+
+def test_a_notebook_shows_the_beginning_of_a_long_module() -> None:
+    shown = chain(300)[1]._repr_html_()
+    assert shown.count("= neg %") == 199
+    assert "... 103 more lines: print() shows all" in shown
