@@ -82,7 +82,7 @@ class Emitter:
         """Add the function: inputs, operations, outputs."""
         function, graph = self.function, self.graph
         results = self._output_names()
-        graph.taken |= {str(a.name) for a in function.args} | set(results)
+        graph.taken |= dict.fromkeys([*(str(a.name) for a in function.args), *results], 0)
         self._names = _printed_names(function)
         for arg in function.args:
             name = str(arg.name)

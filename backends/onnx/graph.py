@@ -61,7 +61,7 @@ class Graph:
     values: dict[str, ValueInfoProto] = field(default_factory=dict)
     positions: dict[str, Axes] = field(default_factory=dict)
     groups: list[Axes] = field(default_factory=list)
-    taken: set[str] = field(default_factory=set)
+    taken: dict[str, int] = field(default_factory=dict)  # name -> the last number that followed it
     renamed: dict[str, str] = field(default_factory=dict)
     prefix: str = ""  # of the names that get no other
     node_name: str = ""
@@ -69,11 +69,11 @@ class Graph:
 
     def fresh(self, base: str) -> str:
         """`base`, or `base.1`, ... where that is taken; taken from now on."""
-        name, n = base, 0
+        name, n = base, self.taken.get(base, 0)
         while name in self.taken:
             n += 1
             name = f"{base}.{n}"
-        self.taken.add(name)
+        self.taken[name], self.taken[base] = 0, n
         return name
 
     def several(self, count: int, kind: str, *inputs: str, **attributes: Attribute) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 
 from ..errors import Error
 from ..weights import Shard, ref_dtype, ref_shape
@@ -14,6 +16,9 @@ from .types import TensorType
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SYMBOL = re.compile(r"\w[\w.]*")
+_MOST_OPERANDS = 10_000
+_DEEPEST = 100  # calls inside each other: less than Python's limit of recursion
+_MOST_CALLED = 250_000  # operations that the calls of a function run; inlining them takes seconds
 
 
 def verify(module: Module) -> None:
@@ -21,11 +26,39 @@ def verify(module: Module) -> None:
     _check_header(module)
     for name, weight in module.weights.items():
         _check_weight(module, name, weight)
+    sizes: dict[Function, tuple[int, int]] = {}
     for name, function in module.functions.items():
+        check_calls(function, sizes)
         if function.name != name:
             raise Error(f"function @{function.name} is filed under the name {name!r}")
         _check_function(module, function)
     _check_users(module)
+
+
+def check_calls(function: Function, sizes: dict[Function, tuple[int, int]]) -> None:
+    """The calls of a function go to those in `sizes`, not too deep, and run few enough operations.
+
+    The function is added to `sizes`: how deep its calls are, and how many operations it runs.
+    """
+    depth = ops = called = 0
+    for op in function:
+        ops += 1
+        if op.opname != "call":
+            continue
+        callee: Function = op.attributes["callee"]
+        if callee not in sizes:
+            raise Error(
+                f"@{function.name} calls @{callee.name}, which is not defined before it", op
+            )
+        depth = max(depth, sizes[callee][0] + 1)
+        called += sizes[callee][1]
+    if depth > _DEEPEST:
+        raise Error(f"@{function.name} has calls nested {depth} deep; at most {_DEEPEST}")
+    if called > _MOST_CALLED:
+        raise Error(
+            f"the calls of @{function.name} run {called} operations; at most {_MOST_CALLED}"
+        )
+    sizes[function] = depth, ops + called
 
 
 def _check_header(module: Module) -> None:
@@ -85,13 +118,17 @@ def _check_function(module: Module, function: Function) -> None:
             raise Error(f"argument {i} of @{function.name} belongs to another function")
         _check_name(arg, function)
         _check_type(module, arg.type, None, f"%{arg.name}")
-        if any(other.name == arg.name for other in function.args[:i]):
-            raise Error(f"@{function.name} has two arguments called %{arg.name}")
         defined.add(arg)
+    for name in _duplicates(arg.name for arg in function.args):
+        raise Error(f"@{function.name} has two arguments called %{name}")
     checked: set[TensorType] = set()
     weights = module.weights
     op = None
     for op in function:
+        if len(op.operands) > _MOST_OPERANDS:
+            raise Error(
+                f"{op.opname} has {len(op.operands)} operands; at most {_MOST_OPERANDS}", op
+            )
         for value in op.operands:
             if value not in defined and (
                 value.name is None or weights.get(value.name) is not value
@@ -156,9 +193,9 @@ def _check_results(function: Function) -> None:
             f"@{function.name} declares {len(function.results)} results and returns {len(returned)}"
         )
     names = function.result_names()
+    for name in _duplicates(names):
+        raise Error(f"@{function.name} has two results called {name}")
     for name in names:
-        if names.count(name) > 1:
-            raise Error(f"@{function.name} has two results called {name}")
         if not _NAME.fullmatch(name):
             raise Error(
                 f"{name!r} is no name for a result of @{function.name}; use letters, digits, _"
@@ -202,6 +239,11 @@ def _check_layouts(module: Module, function: Function) -> None:
                 f"the layout of {name} in @{function.name} is {layout}, of which one rank's shard "
                 f"is not {values[name].type}"
             )
+
+
+def _duplicates(names: Iterable[str | None]) -> list[str | None]:
+    """The names that occur more than once."""
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def _check_name(value: Value, function: Function) -> None:

@@ -17,7 +17,7 @@ from .options import convert
 GROUP = "irc.passes"  # the entry-point group of packages with passes
 _TOKEN = re.compile(
     r"""\s*(
-      "(?:[^"\\\n]|\\.)*"                   # a string
+      "(?:[^"\\\n]|\\.)*+"?                 # a string, also one without its end
     | [A-Za-z_][\w-]*|-inf\b               # a name, a word
     | [-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])
     | \S )""",

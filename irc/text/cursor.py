@@ -16,9 +16,9 @@ TOKEN = re.compile(
     r"""\s*(
       [%@]\w[\w.]*                                        # %value, @symbol
     | [=,:{}()]
-    | [A-Za-z_]\w*(?:\[[^\]"\n]*\](?:\{[^}"\n]*\})?)?   # a word, or a type: bf16[B, S@tp]{sum tp}
+    | [A-Za-z_]\w*+(?:\[[^][\n"]*+\](?:\{[^}{\n"]*+\})?)? # a word, or a type: bf16[B]{sum tp}
     | -?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf\b)             # a number
-    | "(?:[^"\\\n]|\\.)*"                                # a string
+    | "(?:[^"\\\n]|\\.)*+"?                              # a string, also one without its end
     | ->
     | //[^\n]*                                           # a comment, removed
     | \S )""",
@@ -27,12 +27,13 @@ TOKEN = re.compile(
 _WORD = re.compile(r"[A-Za-z_]\w*")
 VALUE = re.compile(r"%(?:[A-Za-z_]\w*(?:\.\d+)?|\d+)")
 _SYMBOL = re.compile(r"@\w[\w.]*")
+_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*+"')
 _LONGEST_NUMBER = 20  # characters; numbers have 64 bits
 
 
 def tokenize(text: str, pattern: re.Pattern[str] = TOKEN) -> list[str]:
     """The tokens in order without comments, then two empty tokens that mark the end."""
-    tokens = pattern.findall(text)
+    tokens = pattern.findall(text.rstrip())  # time grows with the square of blanks without a token
     if "//" in text:
         tokens = [token for token in tokens if token[:2] != "//"]
     tokens += ["", ""]
@@ -71,9 +72,9 @@ class Cursor:
 
     def fail(self, message: str, back: int = 0, index: int | None = None) -> NoReturn:
         """Raise at the current token, `back` tokens earlier, or at `index`."""
-        at = self.index - back if index is None else index
-        starts = (m.start(1) for m in self.pattern.finditer(self.text) if m[1][:2] != "//")
-        offset = next(islice(starts, at, None), len(self.text.rstrip()))
+        at, text = self.index - back if index is None else index, self.text.rstrip()
+        starts = (m.start(1) for m in self.pattern.finditer(text) if m[1][:2] != "//")
+        offset = next(islice(starts, at, None), len(text))
         raise TextError(message, self.filename, self.text, offset)
 
     def accept(self, token: str) -> bool:
@@ -140,6 +141,8 @@ class Cursor:
         token = self.token
         if token[:1] != '"':
             self.fail(f"expected a string, found {self.shown}")
+        if _STRING.fullmatch(token) is None:
+            self.fail(f"the string {self.shown} does not end in its line")
         try:
             text = unquote(token)
         except ValueError:

@@ -12,6 +12,7 @@ from ..ir.declare import REGISTRY, op_class
 from ..ir.gc_pause import collector_paused
 from ..ir.mesh import Mesh
 from ..ir.types import TensorType
+from ..ir.verify import check_calls
 from ..source import Loc
 from .cursor import VALUE, Cursor
 from .literals import parse_literal, parse_type
@@ -45,6 +46,7 @@ class _Parser:
         self.cursor = cursor
         self.types: dict[str, TensorType] = {}
         self.attributes: dict[tuple[type[Op] | str, ...], dict[str, Any]] = {}
+        self.sizes: dict[Function, tuple[int, int]] = {}
 
     def module(self) -> Module:
         c = self.cursor
@@ -135,6 +137,7 @@ class _Parser:
             if not self._plain_operation(function, env):
                 self._operation(module, function, env)
         self._check_results(function, declared, at)
+        check_calls(function, self.sizes)
         module.functions[name] = function
 
     def _results(self, function: Function, env: dict[str, Value]) -> list[TensorType]:

@@ -12,7 +12,7 @@ from irc.ir.core import Function, Module, Result, Value, Weight  # noqa: F401
 from irc.ir.dims import symbol  # noqa: F401
 from irc.ir.types import TensorType
 from irc.ir.verify import verify
-from irc.ops import Add, Neg, Return  # noqa: F401
+from irc.ops import Add, Call, Concat, Neg, Return  # noqa: F401
 from irc.text import parse_module
 from irc.weights import FileRef, Pad, Shard, Slice, ZerosRef  # noqa: F401
 
@@ -100,7 +100,22 @@ CASES = [
         "'a b' is no name for a function; use letters",
     ),
     ("o = Value(x.type, None, 0, 'o'); f.insert(Add(o, o), a)", "%o is used before it is defined"),
+    ("f.insert(Call([x, c], callee=f), a)", "@forward calls @forward, which is not defined before"),
+    ("add_callers(m, 101, 1)", "@f100 has calls nested 101 deep; at most 100"),
+    ("add_callers(m, 40, 2)", r"the calls of @f\d+ run \d+ operations; at most 250000"),
+    ("f.insert(Concat([x] * 10_001, dim=1), a)", "concat has 10001 operands; at most 10000"),
 ]
+
+
+def add_callers(module: Module, count: int, calls: int) -> None:
+    """Functions of which each calls the one before it `calls` times."""
+    callee = module.main
+    for i in range(count):
+        function = Function(f"f{i}", [(str(arg.name), arg.type) for arg in callee.args])
+        for _ in range(calls):
+            function.append(Call(function.args, callee=callee))
+        function.append(Return(function.args))
+        callee = module.add_function(function)
 
 
 def broken(statements: str) -> Module:
