@@ -68,7 +68,8 @@ class Emission:
         storage.locate(self.folder)
         models = [pair for graph in graphs for pair in self._models(graph)]
         findings = {name: self._lint(name, model) for name, model in models}
-        return [f"{name} was linted for {self.target}" for name in findings] + _notes(findings)
+        linted = [f"{name} was linted for {self.target}" for name in findings]
+        return [*linted, *_notes(findings), *filter(None, [self.target.note])]
 
     def write(self) -> Emitted:
         """Write the models and everything beside them, and build the engines."""
@@ -97,7 +98,7 @@ class Emission:
             "probe": self._write_probe() if has_native else None,
             "self_test": self_test(self.module, self.base, self.options.self_test, self.progress),
         }
-        notes = [*map(_collectives_note, graphs), *_notes(findings)]
+        notes = [self.target.note, *map(_collectives_note, graphs), *_notes(findings)]
         if is_left_out(self.module, self.options.self_test):
             notes.append(_UNTESTED)
         built = self._build_all(facts, profiles, found.base) if self.options.build else {}

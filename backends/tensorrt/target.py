@@ -68,6 +68,15 @@ class Target:
             return cls(flavour, version, DEFAULT_ARCHITECTURES[flavour])
         return cls(flavour, version, _architectures(given, text, ARCHITECTURES[flavour]))
 
+    @property
+    def note(self) -> str:
+        """A sentence where the version is newer than all that irc knows, else empty."""
+        known = KNOWN[self.flavour]
+        if self.version <= known:
+            return ""
+        newest = f"{self.flavour}-{known[0]}.{known[1]}"
+        return f"irc knows no version after {newest}; what holds there is assumed for {self}"
+
     def lacks(self, dtype: str) -> tuple[int, int] | None:
         """(the oldest architecture with a dtype, that of the target) if the latter is too old."""
         floor, weakest = FLOORS[self.flavour].get(dtype, 0), min(self.architectures, default=0)

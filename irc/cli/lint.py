@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import Error
 from .arguments import add_json, add_plugin
-from .console import paint, print_json, table
+from .console import paint, print_json, table, warn
 
 if TYPE_CHECKING:
     from ..backends.tensorrt.lint import Finding
@@ -97,7 +97,10 @@ def _target(args: Namespace) -> Target:
 
     artifact = None if args.source is None else ArtifactFolder.find(Path(args.source))
     own = artifact.program.get("target") if artifact else None
-    return Target.parse(args.target or own or TARGET)
+    target = Target.parse(args.target or own or TARGET)
+    if target.note:
+        warn(f"note: {target.note}")
+    return target
 
 
 def _print(path: Path, findings: list[Finding], target: Target, all_nodes: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import Error, did_you_mean
 from .arguments import add_json
-from .console import markdown_table, print_json, print_options, table
+from .console import markdown_table, print_json, print_options, table, warn
 
 if TYPE_CHECKING:
     from ..ir.core import Op
@@ -62,6 +62,8 @@ def _print_choices(args: Namespace) -> int:
     from ..backends.tensorrt.target import Target
 
     target = Target.parse(args.target)
+    if target.note:
+        warn(f"note: {target.note}")
     rows = choices.rows(target)
     chosen = [row for row in rows if args.name in (None, row.op)]
     if args.json:

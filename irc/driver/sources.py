@@ -294,14 +294,6 @@ def _set_dims(module: Module, dims: Dims) -> None:
     known = dict.fromkeys([*module.dims, *_symbols(dim for shape in shapes for dim in shape)])
     for name, bounds in checked_ranges(dims, known).items():
         module.dims[name] = bounds
-        if bounds[2] < 1 and name in _capacities(module):
-            raise Error(f"caches of capacity {name}=0 hold nothing; give --dims {name}=N")
-
-
-def _capacities(module: Module) -> set[str]:
-    """The symbols in the capacities of key-value caches."""
-    caches = (op.operands[0] for op in module.ops() if op.opname == "cache_update")
-    return {*_symbols(cache.type.shape[2] for cache in caches)}
 
 
 def _symbols(dims: Iterable[DimLike]) -> Iterator[str]:

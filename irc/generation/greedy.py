@@ -15,7 +15,7 @@ from ..ir.core import Module
 from ..ir.result_names import NEXT_TOKENS
 from ..ops import Rope
 from .checks import checked
-from .inputs import cache_capacity, cache_sizes, multiple_of, rounded
+from .inputs import cache_capacity, cache_sizes, multiple_of, rounded, vocabulary
 
 Stop: TypeAlias = Literal["end", "count", "capacity"]
 
@@ -169,8 +169,8 @@ def _checked_capacity(program: Program, prompt: Sequence[int], dims: Mapping[str
         raise Error(f"irc generate has no value for the input {', '.join(unknown)}; use irc run")
     if not prompt:
         raise Error("the prompt has no tokens; expected at least one")
-    size = next((port.shape[-1] for port in ports.outputs if port.name == "logits"), None)
-    if isinstance(size, int) and max(prompt) >= size:
+    size = vocabulary(ports)
+    if size is not None and max(prompt) >= size:
         raise Error(f"the prompt has the token {max(prompt)}, but the model has {size} tokens")
     capacity = cache_capacity(ports.states, dims)
     if capacity and len(prompt) > capacity:

@@ -6,14 +6,15 @@ Language models follow frontends/models/language_model.py: `input_ids` [B, S], `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from ..backends.base import Port, Ports
 from ..errors import Error, did_you_mean
-from ..ir.dims import Dim, DimLike, exact_divide, symbol
+from ..ir.dims import Dim, DimLike, exact_divide, linear, symbol
 from ..ir.dtypes import dtype, numpy_dtype
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -38,12 +39,41 @@ def complete(ports: Ports, inputs: Mapping[str, object], capacity: int = 0) -> A
             )
     arrays = {name: converted(known[name], _array(name, value)) for name, value in inputs.items()}
     if "input_ids" in arrays and len(known["input_ids"].shape) == 2:
-        _check_ids(arrays["input_ids"])
+        _check_ids(arrays["input_ids"], vocabulary(ports))
         _fill(ports, arrays, capacity)
     missing = [name for name in known if name not in arrays]
     if missing:
         raise Error(f"the inputs lack {', '.join(missing)}; the model takes {', '.join(known)}")
     return {name: arrays[name] for name in known}
+
+
+def check_ranges(
+    ports: Iterable[Port], arrays: Mapping[str, Array], dims: Mapping[str, Sequence[int]]
+) -> None:
+    """An Error where a size of an array is outside the range that the model was compiled for.
+
+    Of arrays that do not fit their ports, the program says why.
+    """
+    for port in ports:
+        if port.name not in arrays:
+            continue
+        for dim, size in zip(port.shape, arrays[port.name].shape, strict=False):
+            found = linear(dim)
+            if found is None or found[0] not in dims:
+                continue
+            (name, factor, rest), (low, _, high) = found, dims[found[0]]
+            if not low <= (value := (size - rest) // factor) <= high:
+                raise Error(
+                    f"{port.name} has {name}={value}, but the model was compiled for "
+                    f"{name}={low} to {high}; give another size, or compile with another --dims "
+                    f"{name}=min:typical:max"
+                )
+
+
+def vocabulary(ports: Ports) -> int | None:
+    """The number of tokens of a language model, where its logits tell."""
+    size = next((port.shape[-1] for port in ports.outputs if port.name == "logits"), None)
+    return size if isinstance(size, int) else None
 
 
 def _array(name: str, value: object) -> Array:
@@ -55,11 +85,18 @@ def _array(name: str, value: object) -> Array:
         ) from None
 
 
-def _check_ids(ids: Array) -> None:
+def _check_ids(ids: Array, tokens: int | None) -> None:
     if ids.ndim != 2 or 0 in ids.shape:
         raise Error(
             f"input_ids has the shape {list(ids.shape)}, but it must be [B, S]: "
             "a row of at least one token id per sequence"
+        )
+    outside = ids[(ids < 0) | (ids >= tokens)] if tokens is not None else ids[:0]
+    if outside.size:
+        warnings.warn(
+            f"input_ids has the token {outside.flat[0]}, but the model has {tokens} tokens; unless "
+            "irc compile --outside says otherwise, its embedding is a row of zeros",
+            stacklevel=4,
         )
 
 

@@ -11,7 +11,7 @@ from ..backends.base import Program
 from ..ir.core import Module
 from .checks import checked
 from .greedy import Summary, greedy
-from .inputs import Arrays, cache_capacity, complete
+from .inputs import Arrays, cache_capacity, check_ranges, complete
 from .tokenizer import TextStream, Tokenizer
 
 
@@ -46,6 +46,8 @@ class Model:
         ports = self.program.ports
         capacity = cache_capacity(ports.states, self.dims)
         arrays = complete(ports, inputs, capacity)
+        given = [port for port in ports.states if port.name in inputs]
+        check_ranges([*ports.inputs, *given], arrays, self.dims)
         results = checked(self.program, self.program.run(arrays), arrays)
         outputs = {port.name for port in ports.outputs}
         if any(state.name in inputs for state in ports.states):

@@ -124,6 +124,8 @@ def _range(name: str, bounds: object) -> tuple[int, int, int]:
     low, typical, high = map(int, whole)
     if not 0 <= low <= typical <= high:
         raise Error(f"the range {name}={low}:{typical}:{high} must rise: min:typical:max")
+    if high < 1:
+        raise Error(f"the range of {name} ends at 0; expected a maximum of 1 or more")
     return low, typical, high
 
 

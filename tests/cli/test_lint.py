@@ -141,6 +141,10 @@ def test_ops_for_a_target_prints_the_table_of_lowerings(monkeypatch: pytest.Monk
     assert works(*words, "mul", "--json").json == [expected]
     assert "| `add` | as ONNX | it has it | docs |" in works(*words, "--markdown").out
     assert "did you mean 'mul'?" in refused(*words, "mull")
+    for words in (("ops",), ("lint", "--rules")):
+        err = works(*words, "--target", "tensorrt-rtx-9.9/sm_89").err
+        assert "irc knows no version after tensorrt-rtx-1.7; what holds there is assumed" in err
+        assert works(*words, "--target", "tensorrt-rtx-1.7/sm_89").err == ""
     assert "no engine is for sm_90" in refused("ops", "--target", "tensorrt-rtx-1.7/sm_90")
 
 

@@ -65,6 +65,27 @@ def test_ids_alone_are_enough(artifact: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(found["logits"][:1], alone, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("token", [300, -1])
+def test_tokens_outside_the_vocabulary_are_noted(
+    token: int, artifact: Path, tmp_path: Path
+) -> None:
+    answer = works("run", artifact, *npz_files(tmp_path, input_ids=[[1, token]]))
+    assert f"note: input_ids has the token {token}, but the model has 300 tokens" in answer.err
+
+
+@pytest.mark.parametrize("backend", ["onnx", "reference"])
+@pytest.mark.parametrize(("rows", "tokens"), [(9, 2), (2, 3)])
+def test_sizes_outside_the_compiled_range_are_refused(
+    rows: int, tokens: int, backend: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    works("compile", checkpoint, "-o", tmp_path / "out", "--dims", "B=2:2:8,S=1:1:2")
+    words = npz_files(tmp_path, input_ids=np.ones((rows, tokens), int))
+    found = "B=9, but the model was compiled for B=2 to 8" if rows == 9 else "S=3, but the model"
+    answer = refused("run", tmp_path / "out", *words, "--backend", backend)
+    assert f"error: input_ids has {found}" in answer
+
+
 def test_caches_are_returned_if_they_are_inputs(artifact: Path, tmp_path: Path) -> None:
     arrays = {name: np.zeros((1, 2, 16, 8)) for name in load(artifact).manifest["states"]}
     found = run_arrays(artifact, tmp_path, "--json", input_ids=IDS[:1], **arrays)
