@@ -22,7 +22,8 @@ def add_engine(parser: ArgumentParser) -> None:
     what = "TensorRT's own or those of irc's plugin, whatever irc ops --target says"
     add("--collectives", metavar="KIND", type=word_of("native", "plugin"), help=what)
     add("--workspace", metavar="MIB", type=whole_number(1), help="most memory of one kernel")
-    add("--cache", metavar="DIR", help="keep engines that were built here, and look for them here")
+    what = "the folder of engines for later compilations ($IRC_CACHE or ~/.cache/irc/engines)"
+    add("--cache", metavar="DIR", help=what)
     add("--no-cache", action="store_true", help="build anew, and keep nothing")
     add("--no-build", action="store_true", help="write ONNX, and build engines another time")
     add_plugin(add)

@@ -27,6 +27,7 @@ COMMANDS = {
     "ops": "list the operations and the backends that have them",
     "passes": "list the passes and their options",
     "plugins": "list the plugins of engines, or describe one",
+    "cache": "list or delete the engines that are kept for later compilations",
     "forecast": "estimate memory, traffic and times per rank; nothing is built",
     "bench": "time collectives between the GPUs or the cores of this machine",
     "doctor": "check the installation and the files of an artifact",

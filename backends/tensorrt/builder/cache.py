@@ -10,6 +10,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,19 @@ def key_of(facts: Mapping[str, Any]) -> str:
     """The hash of the facts that determine an engine's bytes, in any order."""
     text = json.dumps({"format": FORMAT, **facts}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An engine of a cache: its bytes, and when it was last used, in seconds since 1970."""
+
+    key: str
+    size: int
+    used: float
+
+
+class _Busy(Exception):
+    """Another process has the lock of an engine."""
 
 
 class Cache:
@@ -90,6 +104,28 @@ class Cache:
         self._shrink(key)
         return found
 
+    def entries(self) -> list[Entry]:
+        """The engines, the most recently used first."""
+        found: list[Entry] = []
+        for path in self.folder.glob("*.json"):
+            with suppress(FileNotFoundError):  # another process has just deleted it
+                size = path.with_suffix(".engine").stat().st_size
+                found.append(Entry(path.stem, size, path.stat().st_mtime))
+        return sorted(found, key=lambda entry: entry.used, reverse=True)
+
+    def report(self, key: str) -> Report | None:
+        """The report of an engine, None if it is gone or damaged."""
+        try:
+            return Report.from_json(json.loads(self._paths(key)[1].read_bytes())["report"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def clear(self) -> list[Entry]:
+        """Delete the engines that no process is using, and timing caches; returns the engines."""
+        for path in self.folder.glob("timing-*.cache"):
+            path.unlink(missing_ok=True)
+        return [entry for entry in self.entries() if self._drop_unused(entry.key)]
+
     def _paths(self, key: str) -> tuple[Path, Path]:
         return self.folder / f"{key}.engine", self.folder / f"{key}.json"
 
@@ -97,16 +133,23 @@ class Cache:
         for path in reversed(self._paths(key)):
             path.unlink(missing_ok=True)
 
+    def _drop_unused(self, key: str) -> bool:
+        """Delete an engine unless another process has its lock; whether it was deleted."""
+        with suppress(_Busy), self.lock(key, _refuse):
+            self._drop(key)
+            return True
+        return False
+
     def _shrink(self, newest: str) -> None:
-        total, used = 0, list[tuple[float, int, str]]()
-        for entry in self.folder.glob("*.json"):
-            with suppress(FileNotFoundError):  # another process has just deleted it
-                size = entry.with_suffix(".engine").stat().st_size
-                used.append((entry.stat().st_mtime, size, entry.stem))
-        for _, size, key in sorted(used, reverse=True):
-            total += size
-            if total > self.limit and key != newest:
-                self._drop(key)
+        total = 0
+        for entry in self.entries():
+            total += entry.size
+            if total > self.limit and entry.key != newest:
+                self._drop_unused(entry.key)
+
+
+def _refuse() -> None:
+    raise _Busy
 
 
 def open_cache(folder: Path | None) -> tuple[Cache | None, str]:
