@@ -10,8 +10,7 @@ from irc.ir.dims import DimLike
 from irc.ir.types import TensorType
 from irc.ops import LayerNorm, Linear, RmsNorm, Rope, Split
 from irc.pipeline import Pass, Stats, register
-from irc.rewrite import permit
-from irc.rewrite.watch import report_failure
+from irc.rewrite import permit, report_failure
 from irc.weights import ConcatRef, pinned
 
 from .shared.edit import free_name

@@ -1,17 +1,52 @@
-"""The guide of irc/ names every file and folder that is there, and no other."""
+"""The guides of folders: what they list is there, what they show works as printed."""
 
 from __future__ import annotations
 
+import inspect
 import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+
+import irc
+from irc.frontends import layers
+from tests.cli.runner import works
+from tests.fresh import fresh
 from tests.layout import LINKED, ROOT
+from tests.user_code import restored_registries
+
+LAYER = """module @m dims(B=1:2:4) {
+  weight @gate : f32[128, 8] = random("gate", 1, 0.1)
+  weight @up : f32[128, 8] = random("up", 1, 0.1)
+  weight @bias : f32[128] = random("bias", 1, 0.1)
+  weight @down : f32[8, 128] = random("down", 1, 0.1)
+  weight @short : f32[8] = random("short", 1, 0.1)
+  func @forward(%x: f32[B, 8]) -> (y: f32[B, 8]) {
+    %gate = linear %x, @gate : f32[B, 128]
+    %act = silu %gate : f32[B, 128]
+    %up = linear %x, @up : f32[B, 128]
+    %h = mul %act, %up : f32[B, 128]
+    %biased = linear %x, @up, bias=@bias : f32[B, 128]
+    %sum = add %h, %biased : f32[B, 128]
+    %y = linear %sum, @down, bias=@short : f32[B, 8]
+    return %y
+  }
+}
+"""
+
+
+def guide(folder: str) -> str:
+    """The text of a folder's guide."""
+    return (ROOT / folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_table_of_files_is_complete() -> None:
-    guide = (
-        (ROOT / "irc" / "README.md").read_text(encoding="utf-8").partition("Where things are")[2]
-    )
-    named = {name.rstrip("/") for row in re.findall(r"^\| (`.*?) \|", guide, re.MULTILINE)
+    named = {name.rstrip("/") for row in
+             re.findall(r"^\| (`.*?) \|", guide("irc").partition("Where things are")[2], re.M)
              for name in re.findall(r"`([^`]+)`", row)}  # fmt: skip
     there = {
         path.name
@@ -19,3 +54,52 @@ def test_the_table_of_files_is_complete() -> None:
         if path.suffix == ".py" or (path.is_dir() and any(path.iterdir()))
     }
     assert named == there - {*LINKED, "__init__.py", "__main__.py", "__pycache__"}
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "made"),
+    [("my_pass.py", "my-fusion", "gated_mlp"), ("my_walk.py", "separate-bias", "add %0, @bias")],
+)
+def test_the_passes_of_the_guide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, name: str, made: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(
+        rf'```python\n((?:(?!```).)*@register\("{name}"\).*?)```', guide("passes"), re.S
+    )
+    Path("layer.irc").write_text(LAYER)
+    Path(file).write_text(block)
+    (command,) = re.findall(rf"^    irc (opt .*{file}.*)$", guide("passes"), re.M)
+    with restored_registries():
+        answer = works(*shlex.split(command))
+        kept = works("opt", "layer.irc", "--load", file, "--passes", name, "--limit", f"{name}=0")
+    assert made in answer.out and made not in LAYER
+    assert kept.out == LAYER
+    if name == "separate-bias":
+        assert "%y: it has fewer than 64 features" in answer.err
+        assert re.search(r"separated +1", answer.err)
+    x = fresh().normal(size=(3, 8)).astype(np.float32)
+    before, after = (irc.evaluate(irc.parse(t), {"x": x})["y"] for t in (LAYER, answer.out))
+    np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5)
+
+
+def test_the_table_of_layers_is_that_of_the_code() -> None:
+    public = [each for name, each in vars(layers).items() if name[0] != "_" and callable(each)]
+    table = "\n".join(map(layer_row, public))
+    assert table in guide("frontends"), f"the guide needs this table:\n{table}"
+
+
+def layer_row(layer: Callable[..., Any]) -> str:
+    """A row of the table: how a layer is made; how it is called, and with what result."""
+    calls = [layer.__dict__[name] for name in ("forward", "__call__") if name in layer.__dict__]
+    called = f"`({parameters(calls[0])})`: " if calls else ""
+    text = inspect.getdoc(calls[0] if calls else layer) or ""
+    sentence = re.split(r"\.(?=\s|$)", text, maxsplit=1)[0].replace("\n", " ").replace("|", r"\|")
+    return f"| `{layer.__name__}({parameters(layer)})` | {called}{sentence} |"
+
+
+def parameters(function: Callable[..., Any]) -> str:
+    """The parameters with their defaults, as in the source."""
+    found = inspect.signature(function).parameters.values()
+    plain = [p.replace(annotation=p.empty) for p in found if p.name not in ("self", "_cls")]
+    return str(inspect.Signature(plain))[1:-1].replace("'", '"')

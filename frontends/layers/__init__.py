@@ -1,6 +1,7 @@
 """Layers to build models from. Their parameters have the names of Hugging Face checkpoints."""
 
 from .attention import Attention as Attention
+from .attention import Cache as Cache
 from .basic import Embedding as Embedding
 from .basic import GroupNorm as GroupNorm
 from .basic import LayerNorm as LayerNorm

@@ -4,7 +4,7 @@ from .driver import apply_rules, erase_dead, replace
 from .patterns import P, Pattern
 from .rules import Rule, rule
 from .stats import RuleStats, Stats
-from .watch import MatchFailure, Watch, decline, permit, watching
+from .watch import MatchFailure, Watch, decline, permit, report_failure, watching
 
 __all__ = [
     "MatchFailure",
@@ -19,6 +19,7 @@ __all__ = [
     "erase_dead",
     "permit",
     "replace",
+    "report_failure",
     "rule",
     "watching",
 ]
