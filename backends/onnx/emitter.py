@@ -207,6 +207,9 @@ class Emitter:
         if place.shaped is None:
             assert place.flat is not None
             place.shaped = self.add("Reshape", place.flat, self.shape(value.type.shape))
+            # ONNX Runtime infers wrong shapes of Attention from operands of unknown shape
+            shown = value_info(place.shaped, self.dtype(value), value.type.shape)
+            self.graph.values[place.shaped] = shown
         return place.shaped
 
     def flat(self, value: Value) -> str:

@@ -87,6 +87,32 @@ def test_attention_without_a_cache(
     agrees(m, inputs, tmp_path)
 
 
+USES = {
+    "add": ("add %2, %2", "f32[B, S, 12]"),
+    "where": ("where %t, %2, %q", "f32[B, S, 12]"),
+    "split": ("split %2 {sizes=[5, 7], dim=2}", "f32[B, S, 5], f32[B, S, 7]"),
+    "topk": ("topk %2 {k=3, dim=2}", "f32[B, S, 3], i32[B, S, 3]"),
+    "another": ("attention %r, %r, %r {head_dim=6, window=2}", "f32[B, S, 24]"),
+}
+
+
+@pytest.mark.parametrize("scores", [" {head_dim=4, window=2}", ", bias=%c {head_dim=4}"])
+@pytest.mark.parametrize("use", USES)
+def test_the_shape_of_attention_over_projections(scores: str, use: str, tmp_path: Path) -> None:
+    op, types = USES[use]
+    names = ", ".join(f"%{3 + i}" for i in range(types.count("f32") + types.count("i32")))
+    m = module(
+        "%x: f32[B, S, 8], %w: f32[12, 8], %u: f32[24, 8], %t: bool[B, S, 1], %c: f32[B, 1, 1, S]",
+        f"%q = linear %x, %w : f32[B, S, 12]; %r = linear %x, %u : f32[B, S, 24]; "
+        f"%2 = attention %q, %q, %q{scores} : f32[B, S, 12]; {names} = {op} : {types}; "
+        f"return %2, {names}",
+        f"f32[B, S, 12], {types}",
+    )
+    shapes = {"x": (2, 5, 8), "w": (12, 8), "u": (24, 8), "c": (2, 1, 1, 5)}
+    inputs = {name: floats(*shape) for name, shape in shapes.items()}
+    agrees(m, inputs | {"t": floats(2, 5, 1) > 0}, tmp_path)
+
+
 @pytest.mark.parametrize("attributes", ["causal", "causal, window=3", "window=3"])
 @pytest.mark.parametrize("operands", ["", ", lengths=%n", ", mask=%m"])
 @pytest.mark.parametrize("tokens", [1, 3])
