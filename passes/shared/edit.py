@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, MutableMapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from irc.ir.core import Function, Module, Op, Result, Value
 from irc.ir.declare import types_of
@@ -41,8 +41,8 @@ def change(op: Op, **attributes: Any) -> None:
 
 def attribute_symbols(op: Op) -> set[str]:
     """The symbols in the attributes of an operation."""
-    values = [v if isinstance(v, tuple) else (v,) for v in op.attributes.values()]
-    items = [item for value in values for item in cast("tuple[Any, ...]", value)]
+    values: Iterable[Any] = op.attributes.values()
+    items = [item for v in values for item in (v if isinstance(v, tuple) else (v,))]
     return {name for item in items if isinstance(item, Dim) for name in item.symbols()}
 
 
