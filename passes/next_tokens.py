@@ -49,7 +49,8 @@ class NextTokens(Pass):
         if last < 0:
             raise Error(f"the result {self.result} is {logits.type}, a scalar; it has no tokens")
         gather = logits.producer
-        if isinstance(gather, AllGather) and gather.dim % logits.type.ndim == last:
+        fixed = isinstance(logits.type.shape[last], int)
+        if isinstance(gather, AllGather) and gather.dim % logits.type.ndim == last and fixed:
             op: Op = ShardedTopk(gather.x, k=max(1, self.k), axis=gather.axis, dim=last)
         elif not self.k:
             return {NEXT_TOKENS: _add(function, Argmax(logits, dim=last), logits)}

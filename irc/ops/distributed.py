@@ -53,6 +53,11 @@ class ShardedTopk(OverAxes):
                 f"sharded_topk over {self.axis}: the operand is {x}, but dimension {at} must be "
                 "sharded over it and nothing partial; use topk where it is replicated"
             )
+        if not isinstance(x.shape[at], int):
+            raise Error(
+                f"sharded_topk over {self.axis}: dimension {at} of {x} has no fixed size; "
+                "gather it and use topk"
+            )
         rest = (*x.axes[:at], (), *x.axes[at + 1 :])
         return values.replace(axes=rest), places.replace(axes=rest)
 

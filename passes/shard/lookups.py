@@ -42,7 +42,7 @@ def choose_across(op: Argmax | Topk, stats: Stats) -> bool:
     value = op.x
     dim, k = op.dim % value.type.ndim, op.k if isinstance(op, Topk) else 1
     axes = value.type.axes[dim]
-    if not axes or not isinstance(k, int):
+    if not axes or not isinstance(k, int) or not isinstance(value.type.shape[dim], int):
         return False
     new = insert_before(ShardedTopk(value, k=k, axis=".".join(axes), dim=dim), op)
     results: tuple[Value, ...] = new.results

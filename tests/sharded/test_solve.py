@@ -150,6 +150,22 @@ def test_reshapes_of_split_dimensions(shape: str, rows: str, tmp_path: Path) -> 
         same(text, mesh, [rows], tmp_path)
 
 
+@pytest.mark.parametrize("mesh", ["dp=2", "dp=3", "dp=4"])
+def test_the_largest_of_a_sharded_symbolic_dimension(mesh: str, tmp_path: Path) -> None:
+    text = function(
+        "i32[4, 6], f32[R, 4, 6], i32[1, 4, 6]",
+        "%p = argmax %x {dim=0} : i32[4, 6]",
+        "%v, %q = topk %x {k=R, dim=0} : f32[R, 4, 6], i32[R, 4, 6]",
+        "%w, %r = topk %x {k=1, dim=0} : f32[1, 4, 6], i32[1, 4, 6]",
+        "return %p, %v, %r",
+        args="%x: f32[R, 4, 6]",
+    )
+    same(text.replace("B=", "R="), mesh, ["x 0@dp"], tmp_path)
+    symbolic = '%p, %q = sharded_topk %x {k=1, dim=0, axis="dp"} : f32[1, 4], i32[1, 4]'
+    with pytest.raises(irc.Error, match=r"dimension 0 of f32\[B@dp, 4\] has no fixed size; gather"):
+        irc.parse(f"module @m mesh({mesh}) {{ func @f(%x: f32[B@dp, 4]) -> () {{ {symbolic} }} }}")
+
+
 def test_a_sharded_bias_is_added_to_a_partial_sum(tmp_path: Path) -> None:
     bias = 'weight @b : f32[6] = random("b", 1, 0.5)'
     line = "%a = linear %x, @w, bias=@b : f32[B, 4, 6]"
