@@ -89,6 +89,7 @@ class Backend(ABC):
     """One way to run a module. The abstract members are required; the others have defaults."""
 
     name: str
+    facts: type[Any] = dict[str, Any]  # the types of what `emit` returns, see irc/schema.py
     default_pipeline: str = ""  # for one rank
     sharded_pipeline: str = "inline, cse, shard, rewrite-embeddings, pipeline, localize"
 

@@ -40,6 +40,7 @@ HOMES = {
     "mpi4py": ("irc.backends.ranks",),
     "nccl": ("irc.backends.cuda", "irc.backends.tensorrt"),
     "filelock": ("irc.artifact",),
+    "msgspec": ("irc.schema",),
     "google": ("irc.backends.tensorrt", "irc.frontends.onnx"),  # protobuf, which onnx brings
     "onnx": (
         "irc.backends.onnx",

@@ -8,7 +8,7 @@ import pytest
 from tests.layout import ROOT
 
 LIST = "import sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
-HEAVY = {"filelock", "onnx", "onnxruntime", "tokenizers", "torch", "transformers"}
+HEAVY = {"filelock", "msgspec", "onnx", "onnxruntime", "tokenizers", "torch", "transformers"}
 MODULES = ["irc", "irc.passes", "irc.backends", "irc.frontends", "irc.cli.main"]
 
 

@@ -12,7 +12,7 @@ from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supp
 from irc.backends.fallback import FallbackProgram, fallback_of
 from irc.backends.lowering import STRUCTURE
 from irc.backends.onnx.emitter import TABLE, Emitter
-from irc.backends.onnx.facts import EXACT_MODEL, MODEL, facts_of
+from irc.backends.onnx.facts import EXACT_MODEL, MODEL, OnnxFacts, facts_of
 from irc.backends.onnx.growth import repeatable
 from irc.backends.onnx.per_rank import Template
 from irc.backends.onnx.stages import Stage, stages_of
@@ -27,6 +27,7 @@ class OnnxBackend(Backend):
     """Opset 24, IR version 11, weights as external data; the same module gives the same bytes."""
 
     name = "onnx"
+    facts = OnnxFacts
     default_pipeline = "inline, canonicalize, cse, fuse-gated-mlp, fold, dce"
     sharded_pipeline = (
         "inline, canonicalize, cse, shard, rewrite-embeddings, fuse-collectives, fuse-gated-mlp, "
@@ -47,7 +48,7 @@ class OnnxBackend(Backend):
         """Write `rank{r}.onnx` for every rank, and weight files where bytes had to be converted:
         `rank{r}.weights`, and `shared.weights` for what several ranks need. A function that is to
         run where the capacity of the main one overflows becomes `rank{r}.exact.onnx` over the same
-        bytes. The facts are described in facts.py.
+        bytes. See facts.py.
         """
         check_supported(self, module)
         check_module(module)

@@ -1,28 +1,13 @@
 """The facts of the manifest about emitted models: ports, files, and the ranks that run them.
 
-The same for one rank and for many:
-
-    axes     the mesh, slowest first: [["pp", 2], ["tp", 2]]
-    ports    inputs, states and outputs of the program over all ranks {name, dtype, shape}; one that
-             is sharded has `axes`, a list of mesh axes per dimension. Dtypes are those to be
-             passed: every float narrower than f64 is f32
-    results  the names of all results in order, states among them
-    base     the folder that checkpoint files are relative to, or null
-    ranks    per rank {stage, model, weights, files}: its model, the weight files beside it, and
-             those of the checkpoint below `base`
-    stages   per pipeline stage {ports, results, writes, grows, receives, sends}: ports as the model
-             of one rank has them; per result {result, output, state} its name, the model's, and
-             the input that is the same memory; see growth.py for writes and grows; the values that
-             it receives from and sends to other stages: [{stage, names}]
-    fallback null, or all of the above of the function that runs where `capacity_overflow` is not
-             0, over the same weights, and `again`, whether it may do so over the states that a run
-             has left
+They are the same for one rank and for many. Dtypes are those to be passed: every float narrower
+than f64 is f32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from irc.backends.base import Port, Ports, local_ports_of, ports_of
 from irc.backends.onnx.emitter import Emitter
@@ -33,6 +18,90 @@ from irc.ir.core import Function, Module
 from irc.ir.types import Axes
 
 MODEL, EXACT_MODEL = "rank{}.onnx", "rank{}.exact.onnx"
+
+
+class PortFact(TypedDict):
+    """An input or output; a sharded one has `axes`, the mesh axes of each dimension."""
+
+    name: str
+    dtype: str
+    shape: list[int | str]
+    axes: NotRequired[list[list[str]]]
+
+
+class PortFacts(TypedDict):
+    """The ports of a program, or of the model of one rank."""
+
+    inputs: list[PortFact]
+    states: list[PortFact]
+    outputs: list[PortFact]
+
+
+class ResultFact(TypedDict):
+    """The names of a result: its own, the model's, and that of the input of the same memory."""
+
+    result: str
+    output: str
+    state: NotRequired[str]
+
+
+class TransferFact(TypedDict):
+    """The values that one stage receives from another stage, or sends to it."""
+
+    stage: int
+    names: list[str]
+
+
+class StageFact(TypedDict):
+    """A pipeline stage, with ports as the model of one rank has them; see growth.py."""
+
+    ports: PortFacts
+    results: list[ResultFact]
+    writes: list[dict[Literal["past", "step", "capacity"], str]]
+    grows: str | None
+    receives: list[TransferFact]
+    sends: list[TransferFact]
+
+
+class RankFact(TypedDict):
+    """A rank's model, the weight files beside it, and those of the checkpoint below `base`."""
+
+    stage: int
+    model: str
+    weights: list[str]
+    files: list[str]
+
+
+class ProgramFacts(TypedDict):
+    """A program: the mesh, slowest axis first, and the ports over all ranks.
+
+    `results` are the names of all results in order, states among them; `base` is the folder that
+    checkpoint files are relative to.
+    """
+
+    axes: list[tuple[str, int]]
+    ports: PortFacts
+    results: list[str]
+    base: str | None
+
+
+class ExactFacts(ProgramFacts):
+    """The function that runs where `capacity_overflow` is not 0, over the same weights.
+
+    `again`: whether it may do so over the states that a run has left.
+    """
+
+    ranks: list[RankFact]
+    stages: list[StageFact]
+    again: bool
+
+
+class OnnxFacts(ProgramFacts):
+    """What the ONNX backend's `emit` returns."""
+
+    ranks: list[RankFact]
+    stages: list[StageFact]
+    fallback: ExactFacts | None
 
 
 def facts_of(

@@ -12,7 +12,13 @@ from irc.backends.base import Arrays, Ports
 from irc.backends.onnxruntime.execution import run_parts
 from irc.backends.onnxruntime.session import open_parts
 from irc.backends.ranks.communicator import Communicator
-from irc.backends.ranks.facts import mesh_of_facts, peer, ports_of_facts, writes_of_facts
+from irc.backends.ranks.facts import (
+    contradictions_named,
+    mesh_of_facts,
+    peer,
+    ports_of_facts,
+    writes_of_facts,
+)
 from irc.backends.ranks.inputs import Sizes, sized
 from irc.errors import Error
 
@@ -35,6 +41,15 @@ class RankModel:
         threads: int | None = None,
         low_memory: bool = False,
     ) -> None:
+        with contradictions_named(Path(folder)):
+            self._read(facts, rank)
+        self.parts = open_parts(Path(folder), facts, rank, threads, low_memory)
+        every = (*self.ports.inputs, *self.ports.states)
+        named = {port.name for port in every}.union(self.outputs.values())
+        if wrong := sorted(named ^ self.parts.names):
+            raise Error(f"the manifest of {folder} and the model differ in {wrong}; compile again")
+
+    def _read(self, facts: Mapping[str, Any], rank: int) -> None:
         mesh = mesh_of_facts(facts)
         self.rank = rank
         stage = facts["stages"][facts["ranks"][rank]["stage"]]
@@ -50,7 +65,6 @@ class RankModel:
         received = {name for names in self.receives.values() for name in names}
         every = (*self.ports.inputs, *self.ports.states)
         self.taken = [port.name for port in every if port.name not in received]
-        self.parts = open_parts(Path(folder), facts, rank, threads, low_memory)
 
     def check(
         self, inputs: Mapping[str, np.ndarray], sizes: Sizes, capacities: Sizes | None = None

@@ -14,6 +14,7 @@ from irc.backends.onnxruntime.session import usable_cores
 from irc.backends.onnxruntime.stream import RankStream
 from irc.backends.ranks.collective_call import CollectiveCall
 from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.facts import contradictions_named
 from irc.backends.ranks.inputs import Sizes
 from irc.backends.ranks.sharded_ports import Result, ShardedPorts
 from irc.backends.ranks.threads import TIMEOUT, ThreadWorld
@@ -45,7 +46,9 @@ class OnnxRuntimeProgram:
         low_memory: bool = False,
         timeout: float = TIMEOUT,
     ) -> None:
-        self.sharding, self.communicator, self.timeout = ShardedPorts(facts), communicator, timeout
+        with contradictions_named(folder):
+            self.sharding = ShardedPorts(facts)
+        self.communicator, self.timeout = communicator, timeout
         self.ranks = len(facts["ranks"])
         if communicator is not None and communicator.ranks != self.ranks:
             raise Error(

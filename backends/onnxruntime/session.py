@@ -30,10 +30,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """A rank's model in steps; `unused`: per step, the operands that nothing needs after it."""
+    """A rank's model in steps; `unused`: per step, the operands that nothing needs after it.
+
+    `names` are those of the model's inputs and outputs.
+    """
 
     steps: tuple[Part | Collective, ...]
     unused: tuple[tuple[str, ...], ...]
+    names: frozenset[str]
 
 
 def open_parts(
@@ -59,7 +63,7 @@ def open_parts(
         raise Error(f"ONNX Runtime cannot load {path}: {first_line(error)}") from error
     inputs, outputs = session.get_inputs(), session.get_outputs()
     part = Part(session, tuple(i.name for i in inputs), tuple(o.name for o in outputs))
-    return Parts((part,), ((),))
+    return Parts((part,), ((),), frozenset([*part.inputs, *part.outputs]))
 
 
 def session_options(threads: int | None, low_memory: bool) -> onnxruntime.SessionOptions:
@@ -100,7 +104,9 @@ def _divided(data: bytes, options: onnxruntime.SessionOptions, ranks: int) -> Pa
         )
         for segment in segments
     )
-    return Parts(steps, _unused(segments, {value.name for value in model.graph.output}))
+    outputs = {value.name for value in model.graph.output}
+    names = outputs.union(value.name for value in model.graph.input)
+    return Parts(steps, _unused(segments, {*outputs}), frozenset(names))
 
 
 def _unused(steps: Sequence[Segment | Collective], needed: set[str]) -> tuple[tuple[str, ...], ...]:

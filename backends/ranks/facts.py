@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from irc.backends.ranks.inputs import Sizes, sized
 from irc.errors import Error
 from irc.ir.dims import DimLike
 from irc.ir.mesh import Mesh
+from irc.ir.types import TensorType
 from irc.text.literals import parse_dim
 
 
@@ -33,6 +36,17 @@ class Write:
         return int(past.max(initial=0)) + sized([self.step], sizes)[0]
 
 
+@contextmanager
+def contradictions_named(folder: Path) -> Generator[None]:
+    """Turn failures about names or numbers of a manifest that do not fit into an Error."""
+    try:
+        yield
+    except (LookupError, StopIteration, ValueError) as error:
+        raise Error(
+            f"the manifest of {folder} contradicts itself ({error!r}); compile again"
+        ) from error
+
+
 def writes_of_facts(stage: Mapping[str, Any]) -> tuple[Write, ...]:
     """The writes into caches by the ranks of a stage."""
     return tuple(
@@ -43,6 +57,8 @@ def writes_of_facts(stage: Mapping[str, Any]) -> tuple[Write, ...]:
 def port_of_fact(fact: Mapping[str, Any], state: bool = False) -> Port:
     """A port from its entry in the manifest."""
     shape = tuple(d if isinstance(d, int) else parse_dim(d) for d in fact["shape"])
+    axes = tuple(map(tuple, fact.get("axes", ())))
+    TensorType(fact["dtype"], shape, axes)  # an Error where they do not fit
     return Port(fact["name"], fact["dtype"], shape, state)
 
 
@@ -57,7 +73,11 @@ def ports_of_facts(facts: Mapping[str, Any]) -> Ports:
 
 def mesh_of_facts(facts: Mapping[str, Any]) -> Mesh:
     """The mesh that a module was emitted for."""
-    return Mesh(tuple((name, size) for name, size in facts["axes"]))
+    mesh = Mesh(tuple((name, size) for name, size in facts["axes"]))
+    stages = [entry["stage"] for entry in facts["ranks"]]
+    if len(stages) != mesh.ranks or not 0 <= min(stages) <= max(stages) < len(facts["stages"]):
+        raise ValueError(f"the mesh ({mesh}), and ranks of the stages {stages}")
+    return mesh
 
 
 def peer(mesh: Mesh, rank: int, stage: int) -> int:

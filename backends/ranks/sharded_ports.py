@@ -11,6 +11,7 @@ import numpy as np
 from irc.backends.base import Arrays, Port, Ports
 from irc.backends.ranks.facts import mesh_of_facts, peer, ports_of_facts
 from irc.backends.ranks.inputs import Inputs, Sizes, sized
+from irc.errors import Error
 from irc.ir.layouts import join_arrays, split_array
 from irc.ir.types import Axes
 
@@ -93,6 +94,13 @@ class ShardedPorts:
             shards[rank if count == 1 else peer(self.mesh, rank, result.stage)]
             for rank in range(self.mesh.ranks)
         ]
+        wanted = self.shard_shape(result, sizes)
+        for shard in every:
+            if shard.shape != wanted:
+                raise Error(
+                    f"a rank returned {list(shard.shape)} of {result.port.name}, not the shape "
+                    f"{list(wanted)} that the manifest says; compile again"
+                )
         return join_arrays(every, result.axes, self.mesh, sized(result.port.shape, sizes))
 
     def global_results(self, found: Sequence[Arrays], sizes: Sizes) -> Arrays:

@@ -14,6 +14,7 @@ from irc.backends.fallback import fallback_of
 from irc.backends.lowering import STRUCTURE
 from irc.backends.onnx.backend import check_module
 from irc.backends.tensorrt.emission import Emission
+from irc.backends.tensorrt.facts import EngineFacts
 from irc.backends.tensorrt.lowering import table
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.target import KNOWN, Flavour, Target
@@ -29,6 +30,7 @@ class TensorRTBackend(Backend):
     Engines compute in the module's own dtypes. `facts.py` describes the artifact.
     """
 
+    facts = EngineFacts
     default_pipeline = f"{_CLEANERS}, fuse-gated-mlp, fold, dce"
     sharded_pipeline = (
         f"{_CLEANERS}, shard, rewrite-embeddings, fuse-collectives, fuse-gated-mlp, pipeline, "

@@ -1,20 +1,6 @@
 """What the manifest says about engines, and the files that locate weights.
 
-Besides the keys of backends/onnx/facts.py, whose dtypes are here the module's own:
-
-    target, weights, plugins    the Target, "inside" or "outside", {plugin: version}
-    collectives    "plugin" if any is the plugin's, else "native"
-    probe    null, or {model, engine} of a sum over the ranks of a stage, see probe.py
-    engine    the options of engines that recompiling keeps
-    ranks    also engine (null if it is not built) and bindings, the name of a file of {input:
-             {dtype, shape, file, under, offset, bytes}}, `under` "base" or "folder"; null for
-             weights inside
-    stages   also profiles [{name, shapes: {input: [min, opt, max]}}]; scalars {input: axes}, whose
-             value is the rank's position along them; groups {key: axes}, the communicators;
-             natives, whether there are collectives of TensorRT's own; copied, the states that the
-             network returns in other memory than it took them in; report, a file or null
-    self_test   null, {ids, top, logits, tolerance}, or for a model that returns tokens in place of
-             logits {prompts: [{ids, token}]}; see golden.py
+Dtypes of ports are the module's own.
 """
 
 from __future__ import annotations
@@ -22,11 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from onnx.onnx_ml_pb2 import TensorProto
 
-from irc.backends.onnx.facts import facts_of
+from irc.backends.onnx.facts import ProgramFacts, RankFact, StageFact, facts_of
 from irc.backends.onnx.stages import Stage
 from irc.backends.onnx.storage import Locations
 from irc.backends.tensorrt.builder.request import Profile
@@ -35,6 +21,78 @@ from irc.errors import Error
 from irc.ir.core import Module
 
 BINDINGS = "rank{}.bindings.json"
+
+
+class EngineStage(StageFact):
+    """A stage, with the profiles of its engines.
+
+    `scalars`: inputs whose value is the rank's position along mesh axes; `groups`: the axes of each
+    communicator; `natives`: whether there are collectives of TensorRT's own; `copied`: the states
+    that the network returns in other memory than it took them in; `report`: a file.
+    """
+
+    profiles: list[Profile]
+    scalars: dict[str, list[str]]
+    groups: dict[str, list[str]]
+    natives: bool
+    copied: list[str]
+    report: str | None
+
+
+class EngineRank(RankFact):
+    """A rank with its engine, if it is built, and the file of its bindings for weights outside."""
+
+    engine: str | None
+    bindings: str | None
+
+
+class Probe(TypedDict):
+    """A sum over the ranks of a stage, see probe.py."""
+
+    model: str
+    engine: str | None
+
+
+class Prompt(TypedDict):
+    """A prompt with its next token."""
+
+    ids: list[int]
+    token: int
+
+
+class SelfTest(TypedDict, total=False):
+    """Prompts with their next tokens, or a prompt with its largest logits; see golden.py."""
+
+    prompts: list[Prompt]
+    ids: list[int]
+    top: list[int]
+    logits: list[float]
+    tolerance: float
+
+
+class EngineFacts(ProgramFacts):
+    """What the TensorRT backends' `emit` returns; `engine`: the options that recompiling keeps."""
+
+    ranks: list[EngineRank]
+    stages: list[EngineStage]
+    target: str
+    weights: Literal["inside", "outside"]
+    plugins: dict[str, str]
+    collectives: Literal["plugin", "native"]
+    probe: Probe | None
+    engine: dict[str, Any]
+    self_test: SelfTest | None
+
+
+class BindingFact(TypedDict):
+    """Where a weight is: `bytes` bytes from `offset` of a file under the base or the folder."""
+
+    dtype: str
+    shape: list[int]
+    file: str
+    under: Literal["base", "folder"]
+    offset: int
+    bytes: int
 
 
 def base_facts(

@@ -6,10 +6,11 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 from ..weights.safetensors import LONGEST_HEADER
 
-SAMPLED = "sampled-sha256-v1"
+SAMPLED: Final = "sampled-sha256-v1"
 _BLOCKS, _BLOCK = 64, 64 * 1024
 _CHUNK = 4 * 1024 * 1024
 _WHOLE = 64 * 1024 * 1024  # of files up to this size all bytes are covered

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ..errors import Error
+from ..schema import checked
 from .checksums import SAMPLED, sampled, sha256
-from .manifest import MODULE, Manifest, find_manifest, read_manifest
+from .manifest import MANIFEST, MODULE, Entry, Manifest, find_manifest, read_manifest
 
+T = TypeVar("T")
 Advance: TypeAlias = Callable[[int], None]  # gets the number of bytes read since the last call
 
 
@@ -42,6 +44,10 @@ class ArtifactFolder:
         """The facts that the backend's `emit` returned."""
         return self.manifest["program"]
 
+    def facts(self, schema: type[T]) -> T:
+        """The facts of the program with the types that a backend declares."""
+        return checked(self.program, schema, f"the program in {self.path / MANIFEST}")
+
     @property
     def end_tokens(self) -> list[int]:
         """The token ids that end a text; empty for what is no language model."""
@@ -72,23 +78,18 @@ class ArtifactFolder:
 
         `whole` reads every byte in the folder, of large files too. `advance` is called as they are.
         """
-        files: dict[str, dict[str, Any]] = self.manifest["files"]
-        for name, entry in files.items():
+        for name, entry in self.manifest["files"].items():
             problem = _file_problem(self.path, name, entry, whole, advance)
             if problem and (text or name != MODULE):
                 yield f"{problem}; compile again"
         again = "compile again (with --bundle the artifact keeps a copy of its own)"
-        for name, entry in self.weights().items() if weights else ():
+        for name, entry in self.manifest["weights"].items() if weights else ():
             if problem := weights_problem(self.path / name, entry, again):
                 yield problem
 
-    def weights(self) -> dict[str, dict[str, Any]]:
-        """The size and hash of each weight file elsewhere, by its path as the module writes it."""
-        return self.manifest["weights"]
-
 
 def _file_problem(
-    folder: Path, name: str, entry: dict[str, Any], whole: bool, advance: Advance | None
+    folder: Path, name: str, entry: Entry, whole: bool, advance: Advance | None
 ) -> str:
     path = folder / name
     if not path.is_file():
@@ -102,7 +103,7 @@ def _file_problem(
     return "" if same else f"{path} was changed after it was compiled"
 
 
-def weights_problem(path: Path, entry: Mapping[str, Any], advice: str) -> str:
+def weights_problem(path: Path, entry: Entry, advice: str) -> str:
     """How a weight file differs from its entry in the manifest; empty if it is the same."""
     if not path.is_file():
         return f"the weight file {path} is gone; put it back, or {advice}"

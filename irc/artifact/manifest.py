@@ -6,9 +6,10 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, NotRequired, TypeAlias, TypedDict, cast
 
 from ..errors import Error
+from ..schema import checked, parsed
 from .checksums import SAMPLED, sampled, sha256
 
 FORMAT = 1
@@ -20,7 +21,31 @@ _OWN = "manifest"  # the key of the manifest's own hash
 # Loading reads files up to this size whole; of larger ones it reads samples, `irc doctor` all.
 _READ_WHOLE = 64 * 1024 * 1024
 
-Manifest: TypeAlias = dict[str, Any]
+# What the manifest knows of a file.
+Entry = TypedDict("Entry", {"size": int, "hash": str, "sampled-sha256-v1": NotRequired[str]})
+
+
+class Manifest(TypedDict):
+    """config.json: how the artifact was compiled, and the checksums of its files."""
+
+    irc_artifact: int
+    irc: str
+    name: NotRequired[str]
+    backend: str
+    mesh: str
+    pipeline: str
+    dtype: str
+    dims: dict[str, tuple[int, int, int]]
+    inputs: NotRequired[dict[str, str]]  # types by name, as are states and outputs
+    states: NotRequired[dict[str, str]]
+    outputs: NotRequired[dict[str, str]]
+    end_tokens: NotRequired[list[int]]
+    program: dict[str, Any]  # the backend's own facts
+    files: dict[str, Entry]
+    weights: dict[str, Entry]
+    manifest: str  # the hash of all other entries
+
+
 Progress: TypeAlias = Callable[[str, float], None]  # what is being done, the fraction done
 
 
@@ -33,13 +58,13 @@ def is_artifact(folder: Path) -> bool:
     return _parsed(folder / MANIFEST) is not None
 
 
-def _parsed(path: Path) -> Manifest | None:
+def _parsed(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file, None where it is no manifest of irc."""
     try:
-        found: Any = json.loads(path.read_bytes())
+        found: Any = parsed(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return cast("Manifest", found) if isinstance(found, dict) and "irc_artifact" in found else None
+    return cast("Any", found) if isinstance(found, dict) and "irc_artifact" in found else None
 
 
 def write_manifest(
@@ -54,7 +79,7 @@ def write_manifest(
     `weights` maps each path as module.irc writes it to the file it means. `known` are the checksums
     of files in `folder` that need not be read for them.
     """
-    manifest: Manifest = {"irc_artifact": FORMAT, **facts}
+    manifest: dict[str, Any] = {"irc_artifact": FORMAT, **facts}
     files = (path for path in folder.rglob("*") if path.is_file())
     names, known = sorted(path.relative_to(folder).as_posix() for path in files), known or {}
     unread = [folder / name for name in names if name not in known]
@@ -66,7 +91,7 @@ def write_manifest(
     }
     manifest[_OWN] = _own_hash(manifest)
     (folder / MANIFEST).write_text(_json(manifest), encoding="utf-8")
-    return manifest
+    return cast("Manifest", manifest)
 
 
 def find_manifest(folder: Path) -> Manifest | None:
@@ -92,7 +117,7 @@ def read_manifest(folder: Path) -> Manifest:
     )
 
 
-def _checked(folder: Path, manifest: Manifest) -> Manifest:
+def _checked(folder: Path, manifest: dict[str, Any]) -> Manifest:
     if manifest["irc_artifact"] != FORMAT:
         raise Error(
             f"{folder} has the artifact format {manifest['irc_artifact']!r}, and this irc reads "
@@ -100,16 +125,16 @@ def _checked(folder: Path, manifest: Manifest) -> Manifest:
         )
     if manifest.get(_OWN) != _own_hash(manifest):
         raise Error(f"{folder / MANIFEST} was changed after it was compiled; compile again")
-    return manifest
+    return checked(manifest, Manifest, str(folder / MANIFEST))
 
 
-def _own_hash(manifest: Manifest) -> str:
+def _own_hash(manifest: Mapping[str, Any]) -> str:
     """The hash of all other entries of a manifest, by which an edited one is recognized."""
     rest = {key: value for key, value in manifest.items() if key != _OWN}
     return f"sha256:{hashlib.sha256(_json(rest).encode()).hexdigest()}"
 
 
-def _json(manifest: Manifest) -> str:
+def _json(manifest: Mapping[str, Any]) -> str:
     return json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -129,8 +154,8 @@ def advancing(
     return advance
 
 
-def _entry(path: Path, known: str | None, advance: Callable[[int], None]) -> dict[str, Any]:
-    entry: dict[str, Any] = {"size": path.stat().st_size, "hash": known or sha256(path, advance)}
+def _entry(path: Path, known: str | None, advance: Callable[[int], None]) -> Entry:
+    entry: Entry = {"size": path.stat().st_size, "hash": known or sha256(path, advance)}
     if entry["size"] > _READ_WHOLE:
         entry[SAMPLED] = sampled(path).partition(":")[2]
     return entry

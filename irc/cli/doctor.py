@@ -30,6 +30,7 @@ PACKAGES = (
     ("numpy", "arrays and the reference backend", True),
     ("ml_dtypes", "bf16 and other element types", True),
     ("filelock", "one writer of a folder at a time", True),
+    ("msgspec", "the types of what an artifact's files hold", True),
     ("onnx", "writing and checking ONNX", True),
     ("onnxruntime", "running artifacts on CPU", True),
     ("tokenizers", "irc generate with text", True),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..analysis.units import amount
 from ..artifact.folder import ArtifactFolder
 from ..errors import Error
+from ..schema import read_json
 from .console import print_json, table
 
 if TYPE_CHECKING:
@@ -43,17 +43,17 @@ def _short(kernel: str) -> str:
 def _reports(folder: Path) -> Iterator[tuple[str, Report]]:
     """(engine, report) of every stage; an Error if there are no engines."""
     from ..backends.tensorrt.builder.report import Report
+    from ..backends.tensorrt.facts import EngineFacts
 
     if not folder.exists():
         raise Error(f"{folder} does not exist; give the folder of an artifact")
     artifact = ArtifactFolder.find(folder)
-    program: Mapping[str, Any] = artifact.program if artifact else {}
-    reports = [stage.get("report") for stage in program.get("stages", ())]
-    if not any(reports):
+    if artifact is None or "engine" not in artifact.program:
         raise Error(f"{folder} has no engines; compile it with --backend tensorrt-rtx or tensorrt")
-    for number, name in enumerate(reports):
-        engine = next(r["engine"] for r in program["ranks"] if r["stage"] == number)
-        try:
-            yield engine, Report.from_json(json.loads((folder / name).read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Error(f"{folder / name} is missing or damaged; compile again") from error
+    program = artifact.facts(EngineFacts)
+    engines = {rank["stage"]: rank["engine"] for rank in program["ranks"]}
+    for number, stage in enumerate(program["stages"]):
+        engine, name = engines.get(number), stage["report"]
+        if engine is None or name is None:
+            raise Error(f"{folder} has no engine of stage {number}; compile it where TensorRT is")
+        yield engine, read_json(folder / name, Report)

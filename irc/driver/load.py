@@ -64,8 +64,9 @@ class Artifact:
         """What the backend loaded: its ports, `run` and `open` on plain arrays."""
         from ..backends import get
 
-        facts = {**self.manifest, **self.opened.program}  # the backend's own entries win
-        return get(self.opened.backend).load(self.folder, facts, **self.options)
+        backend = get(self.opened.backend)
+        facts = {**self.manifest, **self.opened.facts(backend.facts)}  # the backend's entries win
+        return backend.load(self.folder, facts, **self.options)
 
     @cached_property
     def reference(self) -> Model:

@@ -217,7 +217,7 @@ def _move_files(
     elsewhere = [name for name, file in module.files.items() if Path(file).parent != path.parent]
     if not elsewhere:
         _check_own(f"the weights are in the folder of {path}", checkpoint)
-    weights = artifact.weights() if artifact else {}
+    weights = artifact.manifest["weights"] if artifact else {}
     entries = {Path(name).name: entry for name, entry in weights.items()}
     for name in elsewhere:
         found = checkpoint / Path(module.files[name]).name

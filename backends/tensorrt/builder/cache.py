@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from irc.artifact.atomic import whole_file
 from irc.artifact.checksums import sha256
@@ -20,6 +20,7 @@ from irc.artifact.locks import locked
 from irc.artifact.manifest import Progress, advancing
 from irc.backends.tensorrt.builder.report import Report
 from irc.errors import Error
+from irc.schema import read_json
 
 FORMAT = 2  # raised whenever the builder or its report changes
 VARIABLE = "IRC_CACHE"  # the environment variable with the user's folder
@@ -76,13 +77,10 @@ class Cache:
         bytes; None if there is none, or a damaged one, which is deleted."""
         kept, entry = self._paths(key)
         try:
-            found = json.loads(entry.read_bytes())
-            known = Report.from_json(found["report"]), found["engine"]
+            known = _read(entry)
             stage = f"reading {engine.name} from the cache"
             intact = sha256(kept, advancing(stage, [kept], progress)) == known[1]
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, Error):
             intact, known = False, None
         if not intact or known is None:
             self._drop(key)
@@ -116,8 +114,8 @@ class Cache:
     def report(self, key: str) -> Report | None:
         """The report of an engine, None if it is gone or damaged."""
         try:
-            return Report.from_json(json.loads(self._paths(key)[1].read_bytes())["report"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return _read(self._paths(key)[1])[0]
+        except Error:
             return None
 
     def clear(self) -> list[Entry]:
@@ -170,6 +168,18 @@ def open_cache(folder: Path | None) -> tuple[Cache | None, str]:
     if folder is not None:
         raise Error(f"{problem}; name another folder, or none")
     return None, f"{problem}, so engines are built each time; set {VARIABLE} to another folder"
+
+
+class _Kept(TypedDict):
+    """What is known of an engine in a cache: the hash of its bytes, and the builder's report."""
+
+    engine: str
+    report: Report
+
+
+def _read(entry: Path) -> tuple[Report, str]:
+    found = read_json(entry, _Kept)
+    return found["report"], found["engine"]
 
 
 def link_or_copy(source: Path, target: Path) -> None:

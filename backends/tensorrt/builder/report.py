@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from irc.backends.tensorrt.builder.model import operation_of
+from irc.schema import checked
 
 Dims: TypeAlias = tuple[int, ...]  # -1 for a dynamic dimension
 
@@ -90,23 +90,12 @@ class Report:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Report:
-        """The report that `to_json` wrote; KeyError or TypeError if it did not."""
-        layers = tuple(_layer(each) for each in found["layers"])
-        texts, sizes = tuple(found["profiles"]), tuple(found["activations"])
-        return cls(found["library"], found["target"], texts, layers, sizes)
+    def from_json(cls, found: object) -> Report:
+        """The report that `to_json` wrote; an Error if it did not."""
+        return checked(found, cls, "the report of an engine")
 
 
 def _belongs(operation: str, name: str) -> bool:
     """Whether `scope/opname` is `name`, has it as its opname, or lies within it as a scope."""
     scope, _, opname = operation.rpartition("/")
     return name in (operation, opname, scope) or operation.startswith((f"{name}.", f"{name}/"))
-
-
-def _layer(found: Mapping[str, Any]) -> Layer:
-    tensors = {key: _tensors(found[key]) for key in ("inputs", "outputs")}
-    return Layer(**{**found, **tensors, "nodes": tuple(found["nodes"])})
-
-
-def _tensors(found: Iterable[Mapping[str, Any]]) -> tuple[Tensor, ...]:
-    return tuple(Tensor(**{**each, "dims": tuple(each["dims"])}) for each in found)

@@ -26,12 +26,6 @@ class Profile:
         shapes = {name: [list(shape) for shape in each] for name, each in self.shapes.items()}
         return {"name": self.name, "shapes": shapes}
 
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Profile:
-        """The profile that `to_json` described."""
-        shapes: Mapping[str, Any] = found["shapes"]
-        return cls(found["name"], {name: tuple(map(tuple, each)) for name, each in shapes.items()})
-
 
 @dataclass(frozen=True)
 class BuildRequest:

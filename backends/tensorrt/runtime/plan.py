@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,20 @@ from typing import Any
 
 from irc.backends.base import Port, Ports
 from irc.backends.onnx.stages import stage_axes
-from irc.backends.ranks.facts import Write, mesh_of_facts, peer, ports_of_facts, writes_of_facts
+from irc.backends.ranks.facts import (
+    Write,
+    contradictions_named,
+    mesh_of_facts,
+    peer,
+    ports_of_facts,
+    writes_of_facts,
+)
 from irc.backends.tensorrt.builder.request import Profile
+from irc.backends.tensorrt.facts import BindingFact
 from irc.backends.tensorrt.target import Target
 from irc.errors import Error
 from irc.ir.mesh import Mesh
+from irc.schema import checked, read_json
 
 
 @dataclass(frozen=True)
@@ -54,13 +62,13 @@ class StagePlan:
         results = facts["results"]
         return cls(
             ports_of_facts(facts["ports"]),
-            tuple(Profile.from_json(each) for each in facts["profiles"]),
+            tuple(checked(each, Profile, "the manifest") for each in facts["profiles"]),
             writes_of_facts(facts),
             {r["result"]: r["output"] for r in results},
             {r["state"]: r["result"] for r in results if r.get("state") is not None},
             {name: tuple(axes) for name, axes in facts["scalars"].items()},
             {key: tuple(axes) for key, axes in facts["groups"].items()},
-            bool(facts["natives"]),
+            facts["natives"],
             frozenset(facts["copied"]),
         )
 
@@ -95,13 +103,8 @@ class RankPlan:
     @classmethod
     def of_facts(cls, folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
         """The plan of a rank; `facts` is what the backend's `emit` returned."""
-        try:
+        with contradictions_named(folder):
             return _plan(folder, facts, rank)
-        except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-            raise Error(
-                f"the manifest of {folder} does not say how rank {rank} runs ({error!r}); "
-                "compile again"
-            ) from error
 
     @property
     def stage(self) -> StagePlan:
@@ -153,20 +156,14 @@ def _plan(folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
 
 def read_bindings(path: Path, folder: Path, base: Path) -> list[Binding]:
     """The weights that a rank binds; an Error where the file is damaged."""
-    try:
-        found: Any = json.loads(path.read_bytes())
-        return [
-            Binding(
-                name,
-                fact["dtype"],
-                tuple(map(int, fact["shape"])),
-                (base if fact["under"] == "base" else folder) / fact["file"],
-                int(fact["offset"]),
-                int(fact["bytes"]),
-            )
-            for name, fact in found.items()
-        ]
-    except OSError as error:
-        raise Error(f"cannot read {path}: {error.strerror or error}; compile again") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Error(f"{path} is damaged ({error!r}); compile again") from None
+    return [
+        Binding(
+            name,
+            fact["dtype"],
+            tuple(fact["shape"]),
+            (base if fact["under"] == "base" else folder) / fact["file"],
+            fact["offset"],
+            fact["bytes"],
+        )
+        for name, fact in read_json(path, dict[str, BindingFact]).items()
+    ]
