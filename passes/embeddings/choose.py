@@ -82,7 +82,7 @@ def why(site: Site) -> str:
     """The rows that a site needs, as a clause."""
     over = f"over {site.axis}"
     if site.wanted == "replicated":
-        return f"its result is needed replicated {over}"
+        return f"its result must be replicated {over}"
     if site.wanted == "scattered":
         return f"its ids are replicated and dimension {site.dim} of its result is sharded {over}"
     return f"dimension {site.dim} of its ids is sharded {over}, and of its result as well"

@@ -23,9 +23,9 @@ class ShardModule(Pass):
 
     `plan` is megatron, or the path of a file of rows such as `*.fc.weight 0@tp`, or of JSON with a
     Hugging Face tp_plan. Sums that are partial where a complete value is needed are completed by an
-    all_reduce, with `sequence` by a reduce_scatter over the tokens and an all_gather later. Heads
-    stays replicated: where they do not divide they are padded or replicated, by what costs least.
-    The batch goes over dp.
+    all_reduce, with `sequence` by a reduce_scatter over the tokens and an all_gather later. No
+    head is split: where heads do not divide they are padded or replicated, whichever costs less.
+    The batch is sharded over dp.
     """
 
     mesh: str = ""
