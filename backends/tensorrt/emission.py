@@ -17,12 +17,13 @@ from irc.backends.onnx.per_rank import Template
 from irc.backends.onnx.stages import Stage, stages_of
 from irc.backends.onnx.storage import Locations, Storage
 from irc.backends.tensorrt import probe
+from irc.backends.tensorrt.builder.failures import CompilerFailure
 from irc.backends.tensorrt.builder.request import BuildRequest, Built, Profile
 from irc.backends.tensorrt.facts import base_facts, write_bindings
 from irc.backends.tensorrt.golden import is_left_out, self_test
 from irc.backends.tensorrt.lowering.collectives import Collectives
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
-from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
+from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN, PLAINER
 from irc.backends.tensorrt.options import EngineOptions
 from irc.backends.tensorrt.ranges import profiles_of
 from irc.backends.tensorrt.target import Target
@@ -52,7 +53,7 @@ class _Graph:
 
 @dataclass(frozen=True)
 class Emission:
-    """The emission of one module into a folder."""
+    """The emission of one module into a folder, without nodes of the kinds `avoided`."""
 
     module: Module
     folder: Path
@@ -60,6 +61,7 @@ class Emission:
     progress: Progress
     options: EngineOptions
     target: Target
+    avoided: tuple[str, ...] = ()
 
     def check(self) -> list[str]:
         """Raise what the linter and the profiles have against the models; returns warnings."""
@@ -72,7 +74,19 @@ class Emission:
         return [*linted, *_notes(findings), *filter(None, [self.target.note])]
 
     def write(self) -> Emitted:
-        """Write the models and everything beside them, and build the engines."""
+        """Write the models and everything beside them, and build the engines. Where the library's
+        compiler fails, the nodes it is about are written in a plainer form."""
+        try:
+            return self._write()
+        except CompilerFailure as failure:
+            kind = next((x for x in PLAINER if x in failure.kinds and x not in self.avoided), None)
+            if kind is None:
+                raise
+            emitted = replace(self, avoided=(*self.avoided, kind)).write()
+            note = f"{failure}\n    built with {PLAINER[kind]} in place of {kind}"
+            return replace(emitted, notes=[note, *emitted.notes])
+
+    def _write(self) -> Emitted:
         storage = self._storage()
         findings: dict[str, list[Finding]] = {}
         graphs = self._graphs(storage)
@@ -134,7 +148,7 @@ class Emission:
         return emitter
 
     def _emit(self, stage: Stage, storage: Storage, collectives: Collectives) -> TensorRTEmitter:
-        where = self.target, collectives, self._outside
+        where = self.target, collectives, self._outside, self.avoided
         emitter = TensorRTEmitter(self.module, stage.function, storage, stage.ranks, *where)
         emitter.emit()
         return emitter

@@ -2,5 +2,7 @@
 
 from __future__ import annotations
 
-ATTENTION = "trt::TRT_Attention"
+ATTENTION, CACHE_UPDATE = "trt::TRT_Attention", "TensorScatter"
+# What is written in place of nodes on which the library's compiler fails, by kind.
+PLAINER = {"TRT_Attention": "MatMul and Softmax", CACHE_UPDATE: "ScatterElements"}
 COLLECTIVE_PLUGIN, NAMESPACE, VERSION = "IrcCollective", "irc", "1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -20,12 +21,17 @@ RTX = Target.parse("tensorrt-rtx-1.7")
 
 
 def emitted(
-    module: Module, target: Target = RTX, collectives: Any = "native", outside: bool = True
+    module: Module,
+    target: Target = RTX,
+    collectives: Any = "native",
+    outside: bool = True,
+    avoided: Sequence[str] = (),
 ) -> onnx.ModelProto:
     """The model of a module without weights in files; of several ranks, the model they share."""
     storage = Storage(Reader(module, None), module.mesh)
     ranks = range(module.mesh.ranks)
-    emitter = TensorRTEmitter(module, module.main, storage, ranks, target, collectives, outside)
+    where = target, collectives, outside, avoided
+    emitter = TensorRTEmitter(module, module.main, storage, ranks, *where)
     emitter.emit()
     template = Template(emitter, storage)
     return template.shared() if outside else template.model(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +12,21 @@ from irc.artifact.manifest import Progress
 from irc.backends.tensorrt.builder.model import Model, Node
 from irc.backends.tensorrt.builder.process import Ended
 from irc.errors import Error
+from irc.source import Loc
 
 _KIND = re.compile(r"([A-Za-z]+) (?:operation|operator|layer|node)\b")
 _SCARCE = re.compile(r"workspace|out ?of ?memory|requested size", re.IGNORECASE)
+_COMPILER = re.compile(r"myelin|could not find any implementation", re.IGNORECASE)
 _SHOWN = 3  # nodes listed that an error may be about
+
+
+class CompilerFailure(Error):
+    """The library's compiler failed on a graph that its parser took; `kinds` are those of the nodes
+    that it may be about."""
+
+    def __init__(self, message: str, kinds: Iterable[str], loc: Loc | None = None) -> None:
+        super().__init__(message, loc=loc)
+        self.kinds = frozenset(kinds)
 
 
 @dataclass
@@ -58,32 +70,36 @@ class Events:
     def _refused(self, step: str, errors: list[dict[str, str]], ended: Ended) -> Error:
         found = list(dict.fromkeys(self._attribute(each) for each in errors))
         if not found:
-            found = [(None, ended.last_line or "the library gave no reason")]
+            found = [((), ended.last_line or "the library gave no reason")]
         advice = ""
         if self.limited and any(_SCARCE.search(reason) for _, reason in found):
             advice = "; raise --workspace, or leave it out"
-        (node, reason), *others = found
+        (nodes, reason), *others = found
+        node = nodes[0] if len(nodes) == 1 else None
         what = str(node) if node else f"{self.engine} ({step})"
-        more = [f"\n  {other.label if other else step}: {text}" for other, text in others]
+        more = [f"\n  {_label(about) or step}: {_shown(about, text)}" for about, text in others]
+        reason = _shown(nodes, reason)
         text = f"{self.library} cannot build {what}: {reason}{''.join(more)}{advice}"
-        return Error(text, loc=node.loc if node else None)
+        loc = node.loc if node else None
+        if advice or not _COMPILER.search(text):
+            return Error(text, loc=loc)
+        named = {each.kind for about, _ in found for each in about}
+        return CompilerFailure(text, named or self._kinds, loc)
 
-    def _attribute(self, error: dict[str, str]) -> tuple[Node | None, str]:
-        """(the node that an error is about, its text).
+    @property
+    def _kinds(self) -> set[str]:
+        return {node.kind for node in self.model.nodes.values()}
+
+    def _attribute(self, error: dict[str, str]) -> tuple[tuple[Node, ...], str]:
+        """(the nodes that an error may be about, its text).
 
         The parser names the node. The builder does so only in the text, or mentions its kind, as
-        in `Attention operation`: then the nodes that it may be about are appended to the text.
+        in `Attention operation`.
         """
         text = error["text"]
         node = self.model.nodes.get(error["node"])
-        if node is not None:
-            return node, text
-        candidates = self.model.mentioned(text) or self._of_kinds(text)
-        if len(candidates) <= 1:
-            return next(iter(candidates), None), text
-        more = f" and {len(candidates) - _SHOWN} more" if len(candidates) > _SHOWN else ""
-        shown = ", ".join(each.label for each in candidates[:_SHOWN])
-        return None, f"{text}; it may be about {shown}{more}"
+        found = [node] if node is not None else self.model.mentioned(text) or self._of_kinds(text)
+        return tuple(found), text
 
     def _of_kinds(self, text: str) -> list[Node]:
         """The nodes of the kinds that a text mentions."""
@@ -101,10 +117,11 @@ class Events:
                 "out; free some, or compile with --weights outside"
             )
         output = f", with the output {ended.last_line!r}" if ended.last_line else ""
-        return Error(
+        return CompilerFailure(
             f"{self.library} crashed ({_signal(ended.status)}{output}) while building "
             f"{self.engine}; run irc lint on {self.model.path.name}, or use another version of the "
-            "library"
+            "library",
+            self._kinds,
         )
 
     def _unused(self, names: list[str]) -> Error:
@@ -127,6 +144,18 @@ class Events:
         if node is None:
             return Error(f"a plugin of {self.model.path.name} failed: {text}")
         return Error(f"{node} failed: {text.removeprefix(f'{node.name}: ')}", loc=node.loc)
+
+
+def _label(nodes: tuple[Node, ...]) -> str:
+    return nodes[0].label if len(nodes) == 1 else ""
+
+
+def _shown(nodes: tuple[Node, ...], text: str) -> str:
+    """The text of an error, with the nodes that it may be about if they are several."""
+    if len(nodes) <= 1:
+        return text
+    more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+    return f"{text}; it may be about {', '.join(each.label for each in nodes[:_SHOWN])}{more}"
 
 
 def _signal(status: int) -> str:

@@ -6,7 +6,7 @@ a rank, are inputs of the network, so that one graph serves all ranks of a stage
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from irc.backends.lowering import Lowering
 from irc.backends.onnx.emitter import Emitter, Rule
@@ -28,7 +28,8 @@ ROWS = ".rows"  # appended to the name of a weight for the input that a lookup r
 class TensorRTEmitter(Emitter):
     """See Emitter. `communicators` are those that the graph needs, `scalars` the inputs that hold
     a rank's position along mesh axes, `in_place` the arguments that the graph overwrites; `natives`
-    and `plugins` count the collectives of either kind."""
+    and `plugins` count the collectives of either kind. Nodes of the kinds `avoided` are written in
+    the form that nodes.PLAINER names."""
 
     compute = ""
     missing: Mapping[str, tuple[str, ...]] = {}
@@ -42,10 +43,11 @@ class TensorRTEmitter(Emitter):
         target: Target,
         collectives: Collectives = "auto",
         outside: bool = False,
+        avoided: Collection[str] = (),
     ) -> None:
         super().__init__(module, function, storage, ranks)
         self.table: Lowering[Rule] = lowerings(target)
-        self.target, self.outside = target, outside
+        self.target, self.outside, self.avoided = target, outside, avoided
         self.wanted: Collectives = collectives
         self.communicators: dict[str, Axes] = {}
         self.scalars: dict[str, Axes] = {}
@@ -58,6 +60,10 @@ class TensorRTEmitter(Emitter):
             for value in op.operands
             if isinstance(value, Weight) and op.opname != "embedding"
         }
+
+    def avoids(self, kind: str) -> bool:
+        """Whether a plainer form is to be written in place of nodes of a kind."""
+        return kind.rpartition("::")[2] in self.avoided
 
     def dtype(self, value: Value | str) -> str:
         """The dtype of a value, as in the module."""

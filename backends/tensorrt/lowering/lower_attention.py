@@ -18,13 +18,11 @@ from irc.backends.onnx.lower_attention import (
 )
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
 from irc.backends.tensorrt.lowering.table import CHOICES
-from irc.backends.tensorrt.nodes import ATTENTION
+from irc.backends.tensorrt.nodes import ATTENTION, CACHE_UPDATE
 from irc.ir.core import Function, Op, Value
 from irc.ir.dims import Dim, DimLike, Shape, exact_divide, product
 
-# Head sizes of the fused kernels, without and with a mask of bools.
-FUSED, MASKED = range(12, 257, 4), range(16, 257, 8)
-FEWEST = 4  # query heads that the kernel for one query needs if the batch may be one row
+_ALIGNED, _WIDEST = 8, 256  # what the head sizes of fused kernels are a multiple of; the largest
 _LOWEST = {"f16": -3e4, "bf16": -1e38, "f32": -1e38}  # exp of it is 0; finite with scores added
 
 
@@ -74,8 +72,12 @@ def attention(e: TensorRTEmitter, op: ops.Attention) -> Lowered:
     q = by_head(e, op.q, heads, op.head_dim)
     q = e.add("Mul", q, e.number(op.score_scale, op.q.type.dtype))
     k, v = _keys(e, op.k, op, op.head_dim), _keys(e, op.v, op, width)
-    is_plain = not op.softcap and width == op.head_dim
-    out = _fused(e, op, q, k, v) if is_plain else _in_parts(e, op, q, k, v, width)
+    is_own = not op.softcap and width == op.head_dim and _is_taken(op)
+    out = (
+        _fused(e, op, q, k, v)
+        if is_own and not e.avoids(ATTENTION)
+        else _in_parts(e, op, q, k, v, width)
+    )
     out = e.add("Transpose", out, perm=[0, 2, 1, 3])
     return Flat(e.reshape(out, (product((batch, tokens)), features)))
 
@@ -84,14 +86,25 @@ def _keys(e: TensorRTEmitter, x: Value, op: ops.Attention, width: DimLike) -> st
     return e.get(x) if op.cached else by_head(e, x, op.key_heads, width)
 
 
+def _is_taken(op: ops.Attention) -> bool:
+    """Whether TensorRT finds kernels for the head size, fused ones or its own products: where
+    fused kernels would have to pad heads, the builder fails on caches and masks."""
+    if op.q.type.dtype == "f32" or op.head_dim % _ALIGNED == 0:
+        return True
+    pads = _ALIGNED < op.head_dim <= _WIDEST
+    return not pads or not (op.cached or op.lengths or _needs_mask(op))
+
+
+def _needs_mask(op: ops.Attention) -> bool:
+    """Whether causality and lengths are not enough."""
+    is_masked = op.mask is not None or op.bias is not None or bool(op.window)
+    return is_masked or (op.causal and op.lengths is not None)
+
+
 def _fused(e: TensorRTEmitter, op: ops.Attention, q: str, k: str, v: str) -> str:
     """One node, with a mask unless causality and lengths are enough: [B, H, S, Dv]."""
-    needs_mask = op.mask is not None or op.bias is not None or bool(op.window)
-    needs_mask = needs_mask or (op.causal and op.lengths is not None)
-    widths = MASKED if needs_mask and op.bias is None else FUSED
-    fused = op.q.type.dtype != "f32" and op.head_dim in widths and _sizes(op)[1] >= FEWEST
-    attributes: dict[str, int | str] = {} if fused else {"TRT_decomposable": 1}
-    if needs_mask:
+    attributes: dict[str, int | str] = {"TRT_decomposable": 1}  # where no fused kernel takes it
+    if _needs_mask(op):
         out = e.add(ATTENTION, q, k, v, _scores(e, op), **attributes)
         return _without_keys(e, op, out)
     attributes["causal_kind"] = "lower_right" if op.causal else "none"
@@ -198,13 +211,13 @@ def copied_cache(e: TensorRTEmitter, op: ops.CacheUpdate) -> Lowered:
 )
 def cache_update(e: TensorRTEmitter, op: ops.CacheUpdate) -> Lowered:
     """The cache with the new tokens, in place if possible."""
-    if not _is_in_place(e.function, op):
+    if e.avoids(CACHE_UPDATE) or not _is_in_place(e.function, op):
         return copied_cache(e, op)
     _, heads, _, width = op.cache.type.shape
     e.in_place.add(str(op.cache.name))
     new = by_head(e, op.new, heads, width)
     past = e.get(op.past) if op.past.type.dtype in ("i32", "i64") else e.cast64(op.past)
-    return e.add("TensorScatter", e.get(op.cache), new, past, axis=-2)
+    return e.add(CACHE_UPDATE, e.get(op.cache), new, past, axis=-2)
 
 
 def _is_in_place(function: Function, op: ops.CacheUpdate) -> bool:
