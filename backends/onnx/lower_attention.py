@@ -156,13 +156,25 @@ def _scores(e: Emitter, op: ops.Attention) -> str:
         mask = e.add("And", mask, part) if mask and part else mask or part
     if op.bias is not None:
         hidden = e.number(-np.inf, "f32")
-        mask = e.add("Where", mask, e.get(op.bias), hidden) if mask else e.get(op.bias)
+        bias = e.cached(("bias", e.root(op.bias)), lambda: _above_lowest(e, op.bias))
+        mask = e.add("Where", mask, bias, hidden) if mask else bias
     tokens = op.q.type.shape[1]
     given = [v.type.shape[2] for v in (op.mask, op.bias) if v is not None]
     if not mask or window or tokens in given:
         return mask
     # the operator broadcasts every dimension but that of the queries
     return e.add("Expand", mask, e.sizes((1, 1, tokens, 1)))
+
+
+def _above_lowest(e: Emitter, bias: Value | None) -> str:
+    """The bias with the next number for the lowest one: of a row that is whole the lowest, ONNX
+    Runtime 1.32 gives 0 instead of the mean of the values."""
+    assert bias is not None
+    lowest = np.finfo(np.float32).min
+    numbers = (lowest, np.nextafter(lowest, np.float32(0)))
+    least, above = (e.number(float(n), "f32") for n in numbers)
+    name = e.get(bias)
+    return e.add("Where", e.add("Equal", name, least), above, name)
 
 
 def near_keys(e: Emitter, op: ops.Attention, causal: bool) -> str:

@@ -10,6 +10,7 @@ from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Lowered
 from irc.backends.onnx.lower_elementwise import apply, select
 from irc.ir.core import Value
+from irc.ir.dims import LARGEST, Dim, DimLike
 from irc.onnx_format.operators import DIRECT, PARTIAL
 
 _SMALL = ("i16", "i8", "u8", "i4", "u4")
@@ -43,9 +44,18 @@ def transpose(e: Emitter, op: ops.Transpose) -> Lowered:
 
 @TABLE.lower(ops.Slice)
 def slice_(e: Emitter, op: ops.Slice) -> Lowered:
-    """Slice."""
-    ends = e.dim(op.start), e.dim(op.stop)
+    """Slice, whose ends are counted from the end of the dimension where that needs no symbol."""
+    size = op.x.type.shape[op.dim]
+    ends = (_place(e, place, size) for place in (op.start, op.stop))
     return e.add("Slice", e.get(op.x), *ends, e.ints(op.dim), e.ints(op.step))
+
+
+def _place(e: Emitter, place: DimLike, size: DimLike) -> str:
+    """A place in a dimension, i64[1]; one a number before the end is never taken to be below 0."""
+    before = size - place
+    if isinstance(size, Dim) and not isinstance(before, Dim):
+        return e.ints(-before if before > 0 else LARGEST)
+    return e.dim(place)
 
 
 @TABLE.lower(ops.Split)

@@ -54,9 +54,14 @@ def divide(b: Builder, node: Node) -> Made:
         return b.op(ops.Div, x, y)
     if dtype_called(x.dtype).kind == "uint":
         return b.op(ops.FloorDiv, x, y)
-    # ONNX rounds towards zero, floor_div down
-    size = b.op(ops.FloorDiv, b.op(ops.Abs, x), b.op(ops.Abs, y))
-    return b.op(ops.Mul, size, b.op(ops.Mul, b.op(ops.Sign, x), b.op(ops.Sign, y)))
+    # ONNX rounds towards zero, floor_div down: a dividend of the other sign is moved towards zero
+    less = b.op(ops.Sub, y, b.op(ops.Sign, y))
+    return b.op(ops.FloorDiv, b.op(ops.Add, x, b.where(_opposed(b, x, y), less, 0)), y)
+
+
+def _opposed(b: Builder, x: Entry, y: Entry) -> Entry:
+    """Whether two integers differ in sign."""
+    return b.op(ops.Ne, b.op(ops.Lt, x, 0), b.op(ops.Lt, y, 0))
 
 
 @reads("Min", "Max", "Sum", "Mean")
@@ -96,6 +101,10 @@ def mod(b: Builder, node: Node) -> Made:
     x, y = node.input(0), node.input(1)
     if not node.integer("fmod", 0):
         return b.op(ops.Mod, x, y)
+    if not is_float(x.dtype):  # whose absolute value may overflow
+        rest = b.op(ops.Mod, x, y)
+        moves = b.op(ops.And, b.op(ops.Ne, rest, 0), _opposed(b, x, y))
+        return b.where(moves, b.op(ops.Sub, rest, y), rest)
     # fmod has the sign of the dividend: sign(x) * (|x| mod |y|)
     size = b.op(ops.Mod, b.op(ops.Abs, x), b.op(ops.Abs, y))
     return b.op(ops.Mul, b.op(ops.Sign, x), size)
@@ -171,6 +180,14 @@ def _swish(b: Builder, x: Entry, alpha: float) -> Entry:
     if alpha == 1.702:
         return b.op(ops.QuickGelu, x)
     return b.op(ops.Mul, x, b.op(ops.Sigmoid, b.op(ops.Mul, x, alpha)))
+
+
+@reads("Celu", known="alpha")
+def celu(b: Builder, node: Node) -> Made:
+    """max(x, 0) + alpha * (exp(min(x, 0) / alpha) - 1), of a scalar too, unlike ONNX's function."""
+    x, alpha = node.input(0), node.real("alpha", 1.0)
+    low = b.op(ops.Exp, b.op(ops.Div, b.op(ops.Minimum, x, 0), alpha))
+    return b.op(ops.Add, b.op(ops.Maximum, x, 0), b.op(ops.Mul, b.op(ops.Sub, low, 1), alpha))
 
 
 @reads("FastGelu", domain=MICROSOFT)

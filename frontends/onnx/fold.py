@@ -296,6 +296,9 @@ _REDUCTIONS = {"ReduceProd": "Mul", "ReduceSum": "Add", "ReduceMax": "Max", "Red
 def _reduce(node: Node, c: list[Content]) -> Content | None:
     if c[0].ndim != 1 or not c[0].size:
         return None
+    axes = node.ints("axes") or list(c[1].flat if len(c) > 1 else ())
+    if node.integer("noop_with_empty_axes", 0) and not axes:
+        return c[0]
     call, items = _ELEMENTS[_REDUCTIONS[node.kind]], c[0].tolist()
     total = call(*items) if node.kind in ("ReduceMax", "ReduceMin") else reduce(call, items)
     if total is None:

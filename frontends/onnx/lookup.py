@@ -1,12 +1,12 @@
 """Rows and slices by index: embedding and gather.
 
-An index of ONNX may count from the end. Known ones are converted; computed ones are taken to count
-from the front, as all exporters of embeddings write them, and a negative one is an error where the
-reference runs the module.
+A negative index counts from the end, in ONNX as in gather. The ids of an embedding do not: a lookup
+in a table of the file is an embedding where they are inputs, or computed of these without a minus.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from irc import ops
@@ -29,16 +29,60 @@ def gather(b: Builder, node: Node) -> Made:
         found = _known(b, x, axis, content)
         if found is not None:
             return found
-    if axis == 0 and x.ndim == 2 and isinstance(b.get(x), Weight):
+    is_table = axis == 0 and x.ndim == 2 and isinstance(b.get(x), Weight)
+    if is_table and _from_front(b.get(indices)):
         return b.value(ops.Embedding(b.get(indices), b.get(x), inside=True))
     return b.value(ops.Gather(b.get(x), b.get(indices), dim=axis))
+
+
+_COUNTS = (ops.Iota, ops.Argmax, ops.Abs)  # of which none is negative
+_KEEP_SIGN = (ops.Add, ops.Mul, ops.FloorDiv, ops.Minimum, ops.Cumsum, ops.ReduceSum, ops.ReduceMax)
+
+
+def _from_front(ids: Value) -> bool:
+    """Whether ids are arguments, or computed such that none is negative if no argument is."""
+    stack, seen = [ids], set[Value]()
+    while stack:
+        value = stack.pop()
+        if value in seen or value.type.dtype == "bool":
+            continue
+        seen.add(value)
+        needed = _needed(value)
+        if needed is None:
+            return False
+        stack.extend(needed)
+    return True
+
+
+def _needed(value: Value) -> Sequence[Value] | None:
+    """The values on whose signs that of a value depends; None where it may be negative anyway."""
+    op = value.producer
+    match op:
+        case None:
+            return None if isinstance(value, Weight) else ()
+        case ops.Constant():
+            return () if min(op.values) >= 0 else None
+        case ops.Full():
+            return () if op.value >= 0 else None
+        case ops.Mod():
+            return (op.y,)
+        case ops.Topk():
+            return () if value is op.results[1] else op.operands
+        case ops.Where():
+            return (op.x, op.y)
+        case ops.Clip():
+            return () if op.low is not None and op.low >= 0 else op.operands
+        case _:
+            if isinstance(op, _COUNTS):
+                return ()
+            return op.operands if op.moves_data or isinstance(op, _KEEP_SIGN) else None
 
 
 def _known(b: Builder, x: Entry, at: int, content: Content) -> Entry | None:
     """One slice that is known while reading, or several that count from the end."""
     size = x.shape[at]
     if content.ndim or isinstance(content.item(), float):
-        indices = _from_front(content, size)
+        indices = _counted(content, size)
         return None if indices.content is content else b.op(ops.Gather, x, indices, dim=at)
     place = content.item()
     if not isinstance(place, Dim) and place < 0:
@@ -49,7 +93,7 @@ def _known(b: Builder, x: Entry, at: int, content: Content) -> Entry | None:
     return b.entry(b.reshaped(one, (*x.shape[:at], *x.shape[at + 1 :])))
 
 
-def _from_front(content: Content, size: DimLike) -> Entry:
+def _counted(content: Content, size: DimLike) -> Entry:
     """Known indices, those from the end counted from the front; the same content if all are."""
     if all(isinstance(n, Dim) or n >= 0 for n in content.flat):
         return Entry("i64", content.shape, content=content)
@@ -63,7 +107,7 @@ def elements(b: Builder, node: Node) -> Made:
     cls = ops.GatherElements if node.kind == "GatherElements" else ops.ScatterElements
     x, content = node.shaped(0, 1), content_of(node.input(1))
     if content is not None:
-        node.inputs[1] = _from_front(content, x.shape[node.axis(x.ndim, 0)])
+        node.inputs[1] = _counted(content, x.shape[node.axis(x.ndim, 0)])
     return row_rule(cls, DIRECT[cls])(b, node)
 
 

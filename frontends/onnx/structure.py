@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ from irc.frontends.onnx.rules import Made, only, reads
 from irc.frontends.onnx.tensors import DTYPES, Data
 from irc.ir.core import Op, Value
 from irc.ir.dims import Dim, DimLike, exact_divide
-from irc.ir.dtypes import is_float
+from irc.ir.dtypes import is_float, numpy_dtype
 from irc.onnx_format.operators import PARTIAL
 
-_FAR = 1 << 31  # what exporters write for the end of a dimension is at least this
+_FAR = (1 << 31) - 1  # what exporters write for the end of a dimension is at least this far
 
 
 @reads("Slice")
@@ -43,11 +44,12 @@ def _sliced(b: Builder, x: Value, ends: tuple[DimLike, DimLike], axis: int, step
         raise Error(f"Slice along axis {axis} by {step} of {x.type}")
     at = axis % x.type.ndim
     size = x.type.shape[at]
+    limits = ((0, size), (0, size)) if step > 0 else ((0, size - 1), (-1, size - 1))
+    places = zip(ends, limits, strict=True)
+    start, stop = (_place(end, size, *between) for end, between in places)
     if step < 0:
         x = b.value(ops.Flip(x, dims=(at,)))
-        first, last = (_place(n, size, backwards=True) for n in ends)
-        ends, step = (size - 1 - first, size - 1 - last), -step
-    start, stop = (_within(_place(n, size), size) for n in ends)
+        start, stop, step = size - 1 - start, size - 1 - stop, -step
     if below(stop, start):
         stop = start
     if (start, stop, step) == (0, size, 1):
@@ -58,23 +60,17 @@ def _sliced(b: Builder, x: Value, ends: tuple[DimLike, DimLike], axis: int, step
     return b.value(ops.Slice(x, dim=at, start=start, stop=stop, step=step))
 
 
-def _place(place: DimLike, size: DimLike, backwards: bool = False) -> DimLike:
-    """A place counted from the front."""
-    if isinstance(place, Dim):
-        negative = below(place, 0)
-        return place + size if negative else place
-    if place < 0:
-        if backwards and place < -_FAR:
-            return -1
-        return size + place if place > -_FAR else 0
-    return size if place >= _FAR and isinstance(size, Dim) else place
+def _place(end: DimLike, size: DimLike, low: DimLike, high: DimLike) -> DimLike:
+    """A place counted from the front, limited to low .. high.
 
-
-def _within(place: DimLike, size: DimLike) -> DimLike:
-    """A place limited to the dimension; one that symbols leave open is assumed to lie inside."""
-    if below(size, place):
-        return size
-    return 0 if below(place, 0) else place
+    One that symbols leave open is assumed to lie between them.
+    """
+    if not isinstance(end, Dim) and abs(end) >= _FAR:
+        return high if end > 0 else low
+    place = end + size if below(end, 0) else end
+    if below(high, place):
+        return high
+    return low if below(place, low) else place
 
 
 @reads("Split", known="axis split num_outputs")
@@ -196,15 +192,24 @@ def range_(b: Builder, node: Node) -> Made:
     if len(known) != 3:
         raise Error("the start, limit and step of this Range are not one number each")
     start, stop, step = known
+    kind = node.input(0).dtype
     size: DimLike | None = None
     if not isinstance(step, Dim) and step:
         span = stop - start
-        size = exact_divide(span, step) if isinstance(span, Dim) else max(0, int(-(-span // step)))
+        size = exact_divide(span, step) if isinstance(span, Dim) else _count(*known, kind)
     if size is None:
         raise Error(f"a Range from {start} to {stop} by {step} has no size that irc can write")
-    many = b.entry(b.value(ops.Iota(size=size, dtype=node.input(0).dtype)))
+    many = b.entry(b.value(ops.Iota(size=size, dtype=kind)))
     many = b.op(ops.Mul, many, b.number(step, many.dtype)) if step != 1 else many
     return b.op(ops.Add, many, b.number(start, many.dtype)) if start != 0 else many
+
+
+def _count(start: Any, stop: Any, step: Any, dtype: str) -> int:
+    """The number of elements from start up to stop, as the dtype holds these numbers."""
+    if not is_float(dtype):
+        return max(0, -((start - stop) // step))
+    first, last, distance = (float(numpy_dtype(dtype).type(n)) for n in (start, stop, step))
+    return max(0, math.ceil((last - first) / distance))
 
 
 @reads("Tile")
@@ -248,14 +253,17 @@ def eye_like(b: Builder, node: Node) -> Made:
 @reads("OneHot", known="axis")
 def one_hot(b: Builder, node: Node) -> Made:
     """A new dimension with `on` at the index of each element and `off` elsewhere."""
-    indices, size = node.input(0), single(node, 1, "depth")
+    indices, size = node.input(0), scalar(node.input(1))
     values = content_of(node.input(2))
     axis = node.axis(indices.ndim + 1, -1)
     kind = node.input(2).dtype
     if node.input(2).shape != (2,):
         raise Error("the values of this OneHot are not two")
-    if not isinstance(size, int) or is_float(indices.dtype):
-        raise Error("this OneHot has float indices or a symbolic depth")
+    if not isinstance(size, (int, float)):
+        raise Error("the depth of this OneHot is no number that is known")
+    size = int(size)
+    if indices.dtype not in ("i32", "i64"):
+        indices = b.cast(indices, "i64")
     # numbers from the end count from size
     negative = b.op(ops.Lt, indices, 0)
     indices = b.where(negative, b.op(ops.Add, indices, size), indices)

@@ -63,10 +63,10 @@ class Embedding(Op):
         return rows
 
 
-def check_bounds(op: str, indices: Any, size: int) -> None:
-    """Raise where an index is out of range of a dimension of `size`."""
-    if np.size(indices) and (np.min(indices) < 0 or np.max(indices) >= size):
-        wrong = indices[(indices < 0) | (indices >= size)].flat[0]
+def check_bounds(op: str, indices: Any, size: int, least: int = 0) -> None:
+    """Raise where an index is out of range of a dimension of `size`; `least` is the first one."""
+    if np.size(indices) and (np.min(indices) < least or np.max(indices) >= size):
+        wrong = indices[(indices < least) | (indices >= size)].flat[0]
         raise Error(f"{op}: index {wrong} is out of range of a dimension of {size}")
 
 
@@ -74,7 +74,8 @@ def check_bounds(op: str, indices: Any, size: int) -> None:
 class Gather(Op):
     """The slices of x at `indices` along `dim`, whose place the dimensions of indices take.
 
-    numpy.take, with every index from 0 to the size of the dimension; others are an error.
+    numpy.take: every index lies in the dimension, negative ones count from its end; others are an
+    error.
     """
 
     x: Operand
@@ -93,7 +94,7 @@ class Gather(Op):
         return rule_text([words, inner], [[*words[:at], *inner, *words[at + 1 :]]])
 
     def evaluate(self, x: Any, indices: Any) -> Any:
-        check_bounds(self.opname, indices, x.shape[self.dim])
+        check_bounds(self.opname, indices, x.shape[self.dim], -x.shape[self.dim])
         return np.take(x, indices, self.dim)
 
 
@@ -102,7 +103,7 @@ class GatherElements(Op):
     """Per place of indices, the element of x there, but at `indices[place]` along `dim`.
 
     numpy.take_along_axis: indices has the shape of x, other than in `dim`. Every index lies in
-    the dimension; others are an error.
+    the dimension, negative ones count from its end; others are an error.
     """
 
     x: Operand
@@ -123,7 +124,7 @@ class GatherElements(Op):
         return rule_text([words, inner], [inner])
 
     def evaluate(self, x: Any, indices: Any) -> Any:
-        check_bounds(self.opname, indices, x.shape[self.dim])
+        check_bounds(self.opname, indices, x.shape[self.dim], -x.shape[self.dim])
         return np.take_along_axis(x, indices, self.dim)
 
 
@@ -137,7 +138,8 @@ class ScatterElements(Op):
 
     `reduction` combines an update with the element of x: it replaces it ("none": which of two
     updates to one element wins is undefined), or adds to it and so on. indices and updates have
-    one shape, that of x other than in `dim`. Every index lies in the dimension.
+    one shape, that of x other than in `dim`. Every index lies in the dimension; negative ones
+    count from its end.
     """
 
     x: Operand
@@ -169,7 +171,7 @@ class ScatterElements(Op):
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any, indices: Any, updates: Any) -> Any:
-        check_bounds(self.opname, indices, x.shape[self.dim])
+        check_bounds(self.opname, indices, x.shape[self.dim], -x.shape[self.dim])
         places: list[Any] = list(_indices(indices.shape, sparse=True))
         places[self.dim] = indices
         out = np.array(x)

@@ -9,9 +9,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import irc
+import irc.passes
+from irc.backends.onnx import backend
 from irc.backends.reference import evaluate
 from irc.frontends.onnx import import_onnx
 from irc.ir.verify import verify
+from irc.pipeline import run_pipeline
 from irc.text import parse_module
 
 KINDS = {
@@ -21,6 +24,7 @@ KINDS = {
     "i32": TensorProto.INT32,
     "u8": TensorProto.UINT8,
     "i8": TensorProto.INT8,
+    "f64": TensorProto.DOUBLE,
     "bool": TensorProto.BOOL,
 }
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -52,6 +56,12 @@ def model(
     return made
 
 
+def kind_of(array: np.ndarray[Any, Any]) -> str:
+    """irc's name of the dtype of an array."""
+    number = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return next(name for name, each in KINDS.items() if each == number)
+
+
 def saved(made: onnx.ModelProto, folder: Path, name: str = "model.onnx") -> Path:
     """The file with a model in it, as bytes that were not looked at."""
     path = folder / name
@@ -72,10 +82,19 @@ def on_ort(path: Path, inputs: Arrays) -> list[np.ndarray[Any, Any]]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options)
     return [np.asarray(array) for array in session.run(None, dict(inputs))]
+
+
+def on_emitted(module: irc.Module, inputs: Arrays, folder: Path) -> list[np.ndarray[Any, Any]]:
+    """What ONNX Runtime computes of the file that irc writes of a module."""
+    run_pipeline(module, backend.default_pipeline)
+    out = folder / "out"
+    out.mkdir(exist_ok=True)
+    facts = backend.emit(module, out, base=folder).facts
+    return list(backend.load(out, facts, threads=1).run(inputs).values())
 
 
 def compared(path: Path, inputs: Arrays, close: float = 1e-5, **options: Any) -> irc.Module:

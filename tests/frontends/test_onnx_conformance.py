@@ -15,12 +15,10 @@ from onnx import TensorProto, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
 import irc
-import irc.passes
-from irc.backends.onnx import backend
 from irc.backends.reference import evaluate
 from irc.errors import Error
 from irc.frontends.onnx import import_onnx
-from irc.pipeline import run_pipeline
+from tests.frontends.onnx_models import on_emitted
 
 pytestmark = pytest.mark.slow
 # How many pass, of onnx 1.23.2. ONNX Runtime 1.31 passes 1516 of these 2024.
@@ -68,7 +66,8 @@ def outcome_on_runtime(path: Path, case: Any, folder: Path) -> str:
     if not runs(module):
         return "skipped"
     given, wanted = data_of(case)[0]
-    return compared(on_runtime(module, given, folder), wanted, case)
+    named = {str(arg.name): x for arg, x in zip(module.main.args, given, strict=False)}
+    return compared(on_emitted(module, named, folder), wanted, case)
 
 
 ORDER = ["wrong", "rounded", "pass"]
@@ -135,14 +134,3 @@ def runs(module: irc.Module) -> bool:
     """Whether ONNX Runtime computes the module in its own dtypes."""
     values = [value for op in module.main for value in (*op.operands, *op.results)]
     return bool(module.main.args) and {value.type.dtype for value in values} <= ON_RUNTIME
-
-
-def on_runtime(module: irc.Module, inputs: list[Any], folder: Path) -> list[Any]:
-    """What ONNX Runtime computes of the file that irc writes of a module."""
-    run_pipeline(module, backend.default_pipeline)
-    out = folder / "out"
-    out.mkdir(exist_ok=True)
-    facts = backend.emit(module, out, base=folder).facts
-    names = [arg.name for arg in module.main.args]
-    given = {str(name): each for name, each in zip(names, inputs, strict=False)}
-    return list(backend.load(out, facts, threads=1).run(given).values())

@@ -9,9 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from irc.backends.reference import evaluate
-from tests.frontends.onnx_models import OPSET, compared, model, read, saved
+from tests.frontends.onnx_models import (
+    OPSET,
+    compared,
+    kind_of,
+    model,
+    on_emitted,
+    on_ort,
+    read,
+    saved,
+)
 
 B, S = "batch", "seq"
 SIZES = {B: 3, S: 5, "2*seq": 10, "past": 4}
@@ -197,6 +207,97 @@ def test_a_node(case: Case, rng: np.random.Generator, tmp_path: Path) -> None:
     node = helper.make_node(case.kind, operands, outputs, domain=case.domain, **case.attributes)
     path = saved(model([node], inputs, outputs, initial, case.opset), tmp_path)
     compared(path, {name: drawn(case, spec, rng) for name, spec in inputs.items()}, 2e-5)
+
+
+LEAST, FAR = -(1 << 31), -(1 << 63)
+LOW = {kind: np.iinfo(kind).min for kind in ("i4", "i8")}
+FIVE = np.arange(5, dtype=np.float32)
+EDGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    *(("Slice", {"x": FIVE, "s": i64(start), "e": i64(end), "a": i64(0), "t": i64(step)}, {})
+      for start, end, step in ((4, LEAST, -1), (7, FAR, -1), (-1, LEAST, -2), (9, 0, -1),
+                               (5, -6, -2), (-9, 2, -1), (-8, 1 << 40, 1), (3, -9, 1))),
+    ("OneHot", {"i": i64(-1, -5, -6, 4, 5), "n": i64(5), "v": np.array([2, 7], np.float32)}, {}),
+    ("OneHot", {"i": -FIVE, "n": np.float32(5), "v": np.array([2, 7], np.float32)}, {}),
+    *((f"Reduce{kind}", {"x": i64(3, 2)}, {"noop_with_empty_axes": 1, "keepdims": 0})
+      for kind in ("Sum", "Prod", "Min", "Max", "L1", "SumSquare")),
+    *((f"Reduce{kind}", {"x": np.array(3, np.float32)}, {"noop_with_empty_axes": noop})
+      for kind in ("L1", "L2", "SumSquare", "LogSum") for noop in (0, 1)),
+    *(("Range", {"a": np.float32(a), "b": np.float32(b), "c": np.float32(c)}, {})
+      for a, b, c in ((0, 0.3, 0.1), (-1, -0.4, 0.1), (0, 1, 0.3), (1, 0, -0.25))),
+    *((kind, {"x": np.array([np.nan, 1, np.nan], np.float16),
+              "y": np.array([1, np.nan, np.nan], np.float16)}, {}) for kind in ("Min", "Max")),
+    *((kind, {"x": np.array([low, low, 7, -7, low, low], name),
+              "y": np.array([low, 2, low, low, 3, -2], name)}, words)
+      for name, low in LOW.items()
+      for kind, words in (("Div", {}), ("Mod", {}), ("Mod", {"fmod": 1}))),
+    ("Div", {"x": np.array([LOW["i4"], -7, 7], "i4"), "y": np.array(3, "i4")}, {}),
+    ("Celu", {"x": np.array(-1, np.float32)}, {"alpha": 0.5}),
+    ("Gather", {"x": FIVE, "i": i64(-1, 0, -5)[:, None]}, {"axis": 0}),
+    ("GatherElements", {"x": FIVE, "i": i64(-1, 0, -5)}, {"axis": 0}),
+    ("ScatterElements", {"x": FIVE, "i": i64(-1, 0, -4), "u": -FIVE[:3]}, {"axis": 0}),
+]  # fmt: skip
+KNOWN = {"Slice": "seat", "OneHot": "n", "Range": "abc"}  # operands that are always constants
+
+
+@pytest.mark.parametrize("constant", [False, True], ids=["read", "folded"])
+@pytest.mark.parametrize(("kind", "operands", "attributes"), EDGES)
+def test_edges(
+    kind: str, operands: dict[str, Any], attributes: dict[str, Any], constant: bool, tmp_path: Path
+) -> None:
+    """Of nodes that are read and of constants, and of the file that irc writes."""
+    arrays = {name: np.asarray(each) for name, each in operands.items()}
+    known = [name for name in arrays if constant or name in KNOWN.get(kind, "")]
+    given = {name: array for name, array in arrays.items() if name not in known}
+    inputs = {name: (kind_of(array), array.shape) for name, array in given.items()}
+    node = helper.make_node(kind, list(arrays), ["out"], **attributes)
+    path = saved(model([node], inputs, ["out"], {n: arrays[n] for n in known}), tmp_path)
+    module = compared(path, given)
+    if given:
+        (wanted,), (found,) = on_ort(path, given), on_emitted(module, given, tmp_path)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "found"), [("Sub", "gather"), ("Add", "embedding")])
+def test_ids_that_may_be_negative(
+    kind: str, found: str, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """A lookup with ids that are computed by a minus counts them from the end."""
+    nodes = [
+        helper.make_node(kind, ["ids", "three"], ["moved"]),
+        helper.make_node("Mod", ["moved", "rows"], ["wrapped"], fmod=1),
+        helper.make_node("Gather", ["t", "wrapped" if kind == "Sub" else "moved"], ["out"]),
+    ]
+    table = rng.standard_normal((7, 12)).astype(np.float32)
+    initial = {"three": i64(3), "rows": i64(7), "t": table}
+    path = saved(model(nodes, IDS, ["out"], initial), tmp_path)
+    module = compared(path, {"ids": rng.integers(0, 4, (3, 5))})
+    assert found in [op.opname for op in module.main]
+
+
+@pytest.mark.parametrize("size", [3, 8, 9])
+def test_the_last_elements_of_a_symbolic_dimension(size: int, tmp_path: Path) -> None:
+    """The file that irc writes counts from the end, so that fewer elements are all there are."""
+    node = helper.make_node("Slice", ["x", "s", "e"], ["out"])
+    initial = {"s": i64(-8), "e": i64((1 << 31) - 1)}
+    path = saved(model([node], {"x": ("f32", (B,))}, ["out"], initial), tmp_path)
+    x = {"x": np.arange(size, dtype=np.float32)}
+    module = compared(path, x) if size >= 8 else read(path)
+    np.testing.assert_array_equal(on_emitted(module, x, tmp_path)[0], x["x"][-8:])
+
+
+def test_rows_whose_mask_is_the_lowest_number(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Their scores are equal; ONNX Runtime's Attention would give 0 for them."""
+    found = {n: rng.standard_normal((1, 2, 4, 8)).astype(np.float32) for n in "qkv"}
+    mask = np.zeros((1, 1, 4, 4), np.float32)
+    mask[..., 1, :] = mask[..., 2, 1:] = np.finfo(np.float32).min
+    node = helper.make_node("Attention", [*found, "m"], ["out"])
+    inputs = {name: ("f32", array.shape) for name, array in {**found, "m": mask}.items()}
+    made = model([node], inputs, ["out"], opset=24)
+    path, given = saved(made, tmp_path), {**found, "m": mask}
+    (wanted,) = ReferenceEvaluator(made).run(None, given)
+    module = read(path)
+    for (out,) in (evaluate(module, given).values(), on_emitted(module, given, tmp_path)):
+        np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
