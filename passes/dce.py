@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from irc.ir.core import Function, Module
+from irc.ops import Call
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import permit
 
@@ -11,7 +12,8 @@ from irc.rewrite import permit
 class Dce(Pass):
     """Removes pure operations without users, then weights and files that nothing refers to.
 
-    Arguments and functions stay, since callers refer to them.
+    Arguments and functions stay, since callers refer to them, and so do the calls of pipeline
+    stages, since their ranks run them.
     """
 
     def run(self, module: Module, stats: Stats) -> None:
@@ -35,7 +37,7 @@ def _sweep(function: Function, effects: set[Function], stats: Stats) -> bool:
     """
     found = False
     for op in reversed(function):
-        pure = op.pure and not (op.opname == "call" and op.attributes["callee"] in effects)
+        pure = op.pure and not (isinstance(op, Call) and (op.callee in effects or op.stage >= 0))
         found |= not pure and op.opname != "return"
         if not pure or any(result.users for result in op.results):
             continue

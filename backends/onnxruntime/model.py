@@ -62,6 +62,8 @@ class RankModel:
         }
         self.receives = {peer(mesh, rank, e["stage"]): e["names"] for e in stage["receives"]}
         self.sends = {peer(mesh, rank, e["stage"]): e["names"] for e in stage["sends"]}
+        sent = {name for names in self.sends.values() for name in names}
+        self.passed_on = sent - set(facts["results"])  # to other stages, and to no caller
         received = {name for names in self.receives.values() for name in names}
         every = (*self.ports.inputs, *self.ports.states)
         self.taken = [port.name for port in every if port.name not in received]
@@ -97,7 +99,7 @@ class RankModel:
     def execute(
         self, arrays: Mapping[str, np.ndarray], memory: Arrays, communicator: Communicator | None
     ) -> Arrays:
-        """The results for checked inputs, without those that other pipeline stages get.
+        """The results for checked inputs, without those that only other pipeline stages get.
 
         Receives values from other stages, and sends them theirs. States in `memory` are read and
         written there, and are no results.
@@ -111,9 +113,7 @@ class RankModel:
         results = {
             result: found[output] for result, output in self.outputs.items() if output not in bound
         }
-        sent: set[str] = set()
         for to, names in self.sends.items():
             assert communicator is not None
             communicator.send(to, {name: results[name] for name in names})
-            sent.update(names)
-        return {name: array for name, array in results.items() if name not in sent}
+        return {name: array for name, array in results.items() if name not in self.passed_on}

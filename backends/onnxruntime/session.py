@@ -90,7 +90,7 @@ def _divided(data: bytes, options: onnxruntime.SessionOptions, ranks: int) -> Pa
     """
     model = ModelProto.FromString(data)
     segments, types = divide(model), types_of(model)
-    most = 1 + MOST_THREADS // (ranks * len(segments))
+    most = 1 + MOST_THREADS // (ranks * max(1, len(segments)))  # none in a stage without results
     options.intra_op_num_threads = min(options.intra_op_num_threads, most)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.enable_cpu_mem_arena = False

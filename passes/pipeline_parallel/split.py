@@ -66,10 +66,10 @@ class Splitter:
                 result.name = name
             main.insert(call, main.last)
             current = {}
-            for (at, value, _), result in zip(outputs, call.results, strict=True):
+            for (at, value, declared), result in zip(outputs, call.results, strict=True):
                 if at is not None:
                     returned[at] = result
-                if value in self.received[stage + 1]:
+                if value in self.received[stage + 1] and declared.name == self.names[value]:
                     current[value] = result
             functions.append(function)
         self._finish(returned, functions)

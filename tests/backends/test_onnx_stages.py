@@ -152,6 +152,44 @@ def test_a_stage_has_its_own_weights_and_values(tmp_path: Path) -> None:
     ]
 
 
+# Stage 0 gives a result that stage 2 takes too, stage 1 computes nothing, stage 3 has no result.
+PASSED_ON = """module @m local mesh(pp=4) dims(B=1:2:4) {
+  func @front(%x: f32[B, 3]) -> (h: f32[B, 3]) {
+    %h = neg %x : f32[B, 3]
+    return %h
+  }
+  func @middle(%h: f32[B, 3]) -> (h: f32[B, 3]) {
+    return %h
+  }
+  func @back(%h: f32[B, 3]) -> (y: f32[B, 3]) {
+    %y = abs %h : f32[B, 3]
+    return %y
+  }
+  func @end(%y: f32[B, 3]) -> () {
+    return
+  }
+  func @forward(%x: f32[B, 3]) -> (h: f32[B, 3], y: f32[B, 3]) {
+    %a = call %x {callee=@front, stage=0} : f32[B, 3]
+    %h = call %a {callee=@middle, stage=1} : f32[B, 3]
+    %y = call %h {callee=@back, stage=2} : f32[B, 3]
+    call %y {callee=@end, stage=3}
+    return %h, %y
+  }
+}"""
+
+
+def test_a_value_may_be_a_result_and_the_input_of_a_stage(tmp_path: Path) -> None:
+    m, inputs = parse_module(PASSED_ON), {"x": fresh(3).standard_normal((2, 3), np.float32)}
+    close(loaded(m, tmp_path).run(inputs), evaluate(m, inputs))
+    facts = backend.emit(m, tmp_path).facts
+
+    def one(communicator: Any) -> dict[str, np.ndarray]:
+        return OnnxRuntimeProgram(tmp_path, facts, communicator, threads=1).run(inputs)
+
+    for found in ThreadWorld(4, 100).run(one):
+        close(found, evaluate(m, inputs))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -204,6 +204,7 @@ def test_random_programs_are_the_same(scopes: str, stages: int) -> None:
         assert bits(evaluate(module, inputs)) == before, f"seed {seed}"
         assert bits(one_by_one(module, inputs)) == before, f"seed {seed}"
         run_pipeline(module, "canonicalize, cse, fold, dce", [VerifyEach()])
+        check_stages(module, stages)
         assert bits(one_by_one(module, inputs)) == before, f"seed {seed}"
     assert done > 4, "several programs can be divided"
 
