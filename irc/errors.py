@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from textwrap import indent
 from typing import TYPE_CHECKING
@@ -11,6 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .ir.core import Op
     from .source import Loc
+
+
+_SIMILAR = 0.77  # of letters in common, from which a word counts as mistyped
 
 
 class Error(Exception):
@@ -86,9 +90,30 @@ def is_debugging() -> bool:
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """`; did you mean 'linear'?`, empty where no known name is similar.
 
+    Similar are a slip of the keyboard, a beginning, and some of the words of a name.
     `otherwise` is the advice for a user who means none of the known names.
     """
-    near = difflib.get_close_matches(word[:64], list(known), 1)
+    names = {name.lower().lstrip("-"): name for name in known}
+    typed = word[:64].lower().lstrip("-")
+    near = [typed] if typed in names else [name for name in names if _is_slip(typed, name)]
+    near = near or difflib.get_close_matches(typed, names, 1, _SIMILAR)
+    near = near or [name for name in names if len(typed) > 2 and _abbreviates(typed, name)]
     if not near:
         return f"; {otherwise}" if otherwise else ""
-    return f"; did you mean {near[0]!r}?" + (f" Otherwise {otherwise}" if otherwise else "")
+    return f"; did you mean {names[near[0]]!r}?" + (f" Otherwise {otherwise}" if otherwise else "")
+
+
+def _is_slip(typed: str, name: str) -> bool:
+    """Whether one letter is wrong, missing or too many, or two have changed places."""
+    if len(typed) < 2 and len(name) < 2:
+        return False
+    at = next((i for i, (a, b) in enumerate(zip(typed, name, strict=False)) if a != b), None)
+    at = min(len(typed), len(name)) if at is None else at
+    a, b = typed[at:], name[at:]
+    return a[1:] == b[1:] or a[1:] == b or a == b[1:] or (a[:2], a[2:]) == (b[1::-1], b[2:])
+
+
+def _abbreviates(typed: str, name: str) -> bool:
+    """Whether `typed` begins a name, or consists of words of it; `build` is not `no-build`."""
+    own, all = (set(re.split(r"[-_.]", text)) for text in (typed, name))
+    return name.startswith(typed) or (own <= all and "no" not in all - own)

@@ -133,7 +133,7 @@ def _check(
             for line in [*lines[:_MOST_LINES], *more]:
                 error.add_note(f"  {line}")
     if unused:
-        error.add_note('leave tensors out with ignore=[...], as in ignore=["lm_head.*"]')
+        error.add_note('in Python, bind(module, folder, ignore=["lm_head.*"]) leaves tensors out')
     raise error
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from ...errors import Error, did_you_mean
+from ...errors import Error
 from ...extensions.entry_points import load_installed
 from ...extensions.user_files import defining_modules, watch
 from ...ir import core
@@ -94,10 +94,9 @@ def find_family(values: Mapping[str, Any], ignore: Sequence[str] = ()) -> Family
     if model_type is None and not names:
         raise Error(f"config.json has no model_type and no architectures; irc loads {known}")
     if not found:
-        hint = did_you_mean(str(model_type), [known_type for known_type, _ in FAMILIES])
         raise Error(
-            f"irc has no model of model_type {model_type!r}{hint}; it loads {known}. Write the "
-            "model as a script and compile that with --checkpoint"
+            f"irc has no model of model_type {model_type!r}; it loads {known}. Write the model as "
+            "a script and compile that with --checkpoint"
         )
     for name in names:
         if name not in found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import did_you_mean
@@ -82,17 +83,22 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The arguments; Usage names the nearest option where one is unknown."""
+        known = self.options()
+        for word in takewhile(lambda word: word != "--", words):
+            name = word.partition("=")[0]
+            if name.startswith("--") and " " not in word and name not in known:
+                near = did_you_mean(name, known)
+                self.error(f"irc {self.command} has no option {name}{near}")
         args, extra = self.parse_known_args(words)
         if extra:
-            self.error(self._unknown(extra[0]))
+            is_option = extra[0].startswith("-")
+            what = f"irc {self.command} has no option" if is_option else "one argument too many:"
+            self.error(f"{what} {extra[0]!r}")
         return args
 
-    def _unknown(self, word: str) -> str:
-        if not word.startswith("-"):
-            return f"one argument too many: {word!r}"
-        known = [name for action in self._actions for name in action.option_strings]
-        name = word.partition("=")[0]
-        return f"irc {self.command} has no option {name}{did_you_mean(name, known)}"
+    def options(self) -> list[str]:
+        """All options of the command, such as `--dims` and `-o`."""
+        return [name for action in self._actions for name in action.option_strings]
 
 
 def word_of(*known: str) -> Callable[[str], str]:

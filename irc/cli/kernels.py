@@ -55,5 +55,5 @@ def _reports(folder: Path) -> Iterator[tuple[str, Report]]:
     for number, stage in enumerate(program["stages"]):
         engine, name = engines.get(number), stage["report"]
         if engine is None or name is None:
-            raise Error(f"{folder} has no engine of stage {number}; compile it where TensorRT is")
+            raise Error(f"{folder} has no engine of stage {number}; compile without --no-build")
         yield engine, read_json(folder / name, Report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from importlib import import_module
@@ -85,6 +86,8 @@ def _answer_to(error: Exception, words: list[str]) -> int:
         traceback.print_exception(error)
     if isinstance(error, Error):
         warn(error_line(str(error)))
+        for line in _options_elsewhere(str(error), words[0]):
+            warn(line)
         return 1
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
@@ -100,6 +103,26 @@ def _answer_to(error: Exception, words: list[str]) -> int:
 
     warn(error_line(crash_report(error, words)))
     return _INTERNAL
+
+
+def _options_elsewhere(message: str, command: str) -> list[str]:
+    """A line per option that an error advises and the command lacks: the commands that have it."""
+    known = {name: _configured(name)[1].options() for name in COMMANDS}
+    lines: list[str] = []
+    for option in dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z-]+", message)):
+        others = [name for name, options in known.items() if option in options]
+        if command not in others and not any(name in message for name in others):
+            lines += [f"{option} is an option of irc {', irc '.join(others)}"] if others else []
+    return lines
+
+
+def _configured(name: str) -> tuple[Any, Parser]:
+    """The module of a command, and its parser."""
+    command: Any = import_module(f".{name}", __package__)
+    parser = Parser(name, COMMANDS[name], command.EXAMPLES)
+    command.configure(parser)
+    add_load(parser)
+    return command, parser
 
 
 def _dispatch(words: list[str], process: Process) -> int:
@@ -118,10 +141,7 @@ def _dispatch(words: list[str], process: Process) -> int:
     if name not in COMMANDS:
         what = "option" if name.startswith("-") else "command"
         raise Usage(f"no {what} called {name!r}{did_you_mean(name, COMMANDS)}")
-    command: Any = import_module(f".{name}", __package__)
-    parser = Parser(name, COMMANDS[name], command.EXAMPLES)
-    command.configure(parser)
-    add_load(parser)
+    command, parser = _configured(name)
     try:
         args = parser.parse(rest)
     except SystemExit as asked:  # argparse has printed the help

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Error, did_you_mean
+from ..extensions.user_files import origin
 from .arguments import add_json
 from .console import print_json, print_options, table
 
@@ -66,7 +67,7 @@ def described(cls: type[Pass]) -> dict[str, Any]:
         "summary": text.partition("\n")[0],
         "text": text,
         "options": options,
-        "module": cls.__module__,
+        "module": origin(cls),
     }
 
 

@@ -268,7 +268,9 @@ def _finish(
         from ..frontends.random_weights import random_weights as fill
 
         if not has_unbound(module):
-            why = "every weight has its values already"
+            why = (
+                "every weight has its values already" if module.weights else "there are no weights"
+            )
             raise Error(f"{why}, so --random-weights has no effect; leave it out")
         fill(module, random_weights)
     _set_dims(module, dims)

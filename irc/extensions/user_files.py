@@ -99,6 +99,14 @@ def name_of(path: str | Path) -> str:
     return _PREFIX + hashlib.sha256(str(Path(path).resolve()).encode()).hexdigest()[:12]
 
 
+def origin(cls: type) -> str:
+    """Where a class is defined: the path of a user's file, else the name of the module."""
+    name = cls.__module__
+    return str(
+        getattr(sys.modules.get(name), "__file__", name) if name.startswith(_PREFIX) else name
+    )
+
+
 def forget(name: str) -> None:
     """Remove the entries of the file with this module name, and those of a script's siblings.
 

@@ -31,9 +31,10 @@ def checked(
             kept[name] = array
         elif name != source and (source in inputs or source == UNKNOWN):
             if array:
+                origin = "several inputs" if source == UNKNOWN else f"the input {source}"
                 raise Error(
-                    f"the input {source} has {int(array)} out-of-range indices: below 0, or not "
-                    "less than the number of rows of the model's table, such as its vocabulary; "
+                    f"{int(array)} indices from {origin} are out of range: below 0, or not less "
+                    "than the number of rows of the model's table, such as its vocabulary; "
                     "correct them"
                 )
         elif name == OVERFLOW and not recovers:

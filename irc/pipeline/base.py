@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 from ..errors import Error
-from ..extensions.user_files import watch
+from ..extensions.user_files import origin, watch
 from ..ir.core import Module
 from ..rewrite.stats import Stats
 from ..text.printer import literal
@@ -63,7 +63,7 @@ def register(name: str) -> Callable[[PassClass], PassClass]:
         known = PASSES.get(name)
         if known is not None:
             raise Error(
-                f"a pass called {name!r} is registered already, by {known.__module__}; "
+                f"a pass called {name!r} is registered already, by {origin(known)}; "
                 "choose another name"
             )
         _copy_list_defaults(cls)

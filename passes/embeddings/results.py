@@ -7,17 +7,7 @@ from collections.abc import Iterable
 from irc.ir.core import Function, Module, Op, Result, Value
 from irc.ir.mesh import Mesh
 from irc.ir.result_names import EXACT, OUT_OF_RANGE, OVERFLOW, UNKNOWN
-from irc.ops import (
-    Add,
-    AllReduce,
-    Cast,
-    CyclicEmbedding,
-    Embedding,
-    Not,
-    ReduceSum,
-    Return,
-    SlotIds,
-)
+from irc.ops import Add, AllReduce, Cast, CyclicEmbedding, Embedding, Not, ReduceSum, Return
 
 from ..shared.edit import copy_before, insert_functions, named_results, set_results
 from .policy import between
@@ -37,7 +27,7 @@ def count_outside(function: Function, ops: Iterable[Embedding], mesh: Mesh) -> i
     counts: dict[str, Value] = {}
     taken = function.result_names()
     for op in ops:
-        name = f"{source_name(op.ids)}{OUT_OF_RANGE}"
+        name = f"{source_name(function, op.ids)}{OUT_OF_RANGE}"
         if name in taken:
             continue
         count = _count(op, mesh)
@@ -48,13 +38,17 @@ def count_outside(function: Function, ops: Iterable[Embedding], mesh: Mesh) -> i
     return len(counts)
 
 
-def source_name(ids: Value) -> str:
-    """The argument that ids come from, UNKNOWN where it is not a single one."""
-    op = ids.producer
-    while op is not None and (isinstance(op, SlotIds) or (op.moves_data and len(op.operands) == 1)):
-        ids = op.operands[0]
-        op = ids.producer
-    return ids.name if op is None and ids.name is not None else UNKNOWN
+def source_name(function: Function, ids: Value) -> str:
+    """The argument that ids are computed from, UNKNOWN where it is not a single one."""
+    found = {ids}
+    pending = [ids]
+    while pending:
+        op = pending.pop().producer
+        new = {*op.operands} - found if op is not None else set[Value]()
+        found |= new
+        pending += new
+    names = [arg.name for arg in function.args if arg in found]
+    return names[0] if len(names) == 1 and names[0] is not None else UNKNOWN
 
 
 def _count(op: Embedding, mesh: Mesh) -> Op:

@@ -178,7 +178,7 @@ WEIGHTS = module(
 
 def test_a_weight_without_data_names_the_options() -> None:
     x = np.zeros(2, F32)
-    with pytest.raises(Error, match="'c' has no values: give --checkpoint or --random-weights"):
+    with pytest.raises(Error, match="'c' has no values; compile the model with --checkpoint"):
         evaluate(WEIGHTS, {"x": x})
     given = {"unbound": np.ones(2, F32)}
     found = evaluate(WEIGHTS, {"x": x}, weights=given)["result0"]

@@ -159,6 +159,7 @@ def test_the_same_input_gives_the_same_bytes(checkpoint: Path, tmp_path: Path) -
         ("{tmp}/tiny.py", [], "2 of 2 weights have no values (head.weight, head.bias): give --ch"),
         ("{tmp}/tiny.py", ["--checkpoint", "{tmp}/none"], "there is no checkpoint folder {tmp}/n"),
         ("{tmp}/tiny.py", ["--checkpoint", "x", "--random-weights", "1"], "not both"),
+        ("{tmp}/two.irc", ["--random-weights", "1"], "there are no weights, so --random-weights"),
         ("{ck}", ["--checkpoint", "{ck}"], "is a checkpoint itself"),
         ("{ck}", ["--dims", "Q=1"], "has no dimension 'Q'"),
         ("{ck}", ["--dims", "B=3:2:1"], "the range B=3:2:1 must rise"),

@@ -61,6 +61,11 @@ def test_the_version() -> None:
         (["--bogus"], "no option called '--bogus'"),
         (["show", "m.irc", "--stat"], "irc show has no option --stat; did you mean '--stats'?"),
         (["show", "m.irc", "--stat=1"], "irc show has no option --stat; did you mean '--stats'?"),
+        (["compile", "m.irc", "--quantize"], "irc compile has no option --quantize\n"),
+        (
+            ["run", "m.irc", "--outptus"],
+            "irc run has no option --outptus; did you mean '--outputs'",
+        ),
         (["show"], "the following arguments are required: FILE|DIR"),
         (["show", "a", "b"], "one argument too many: 'b'"),
         (["compile", "x", "-o", "y", "--dtype", "fp16"], "'fp16' is none of f32, f16, bf16"),
@@ -101,6 +106,24 @@ def test_a_repeated_option_adds_to_the_first(
     manifest = json.loads((tmp_path / "out" / "config.json").read_text())
     assert manifest["dims"] | {"B": [3, 3, 4], "C": [64, 64, 64]} == manifest["dims"]
     assert manifest["mesh"] == "dp=1, tp=2"
+
+
+@pytest.mark.parametrize(
+    ("message", "lines"),
+    [
+        ("give --dims B=4", ["--dims is an option of irc compile, irc forecast"]),
+        ("give --dims B=4 to irc forecast", []),
+        ("give --locs, or use pip install --upgrade", []),
+    ],
+)
+def test_options_of_other_commands_are_named(
+    message: str, lines: list[str], module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(place: str) -> None:
+        raise Error(message)
+
+    monkeypatch.setattr("irc.cli.show.read_module", broken)
+    assert refused("show", module).splitlines() == [f"error: {message}", *lines]
 
 
 def test_no_command_and_no_file(tmp_path: Path) -> None:

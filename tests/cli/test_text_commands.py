@@ -11,6 +11,7 @@ from irc.ir.declare import REGISTRY
 from irc.text import parse_module
 from tests.cli.conftest import MODULE
 from tests.cli.runner import entries, irc, refused, works
+from tests.layout import ROOT
 from tests.user_code import restored_registries
 
 PLAIN = re.sub(r" loc\(.*\)", "", MODULE)
@@ -282,6 +283,12 @@ def test_passes_lists_every_pass() -> None:
     found = json.loads(works("passes", "--json").out)
     assert {each["name"] for each in found["passes"]} >= {"cse", "dce"}
     assert list(found["default_pipelines"])[:2] == ["reference", "onnx"]
+
+
+def test_a_pass_of_a_file_names_the_file() -> None:
+    example = ROOT / "examples" / "custom_pass.py"
+    text = works("passes", "fuse-square", "--load", example).out
+    assert text.startswith(f"fuse-square  ({example})\n")
 
 
 def test_passes_of_one_pass() -> None:

@@ -285,7 +285,7 @@ def test_a_wrong_index(tmp_path: Path) -> None:
 
 def test_random_weights_are_made_only_on_request() -> None:
     module = net()
-    with pytest.raises(irc.Error, match="has no values: give --checkpoint or --random-weights"):
+    with pytest.raises(irc.Error, match="has no values; compile the model with --checkpoint"):
         result(module)
     random_weights(module, 7)
     assert refs(module)["head.weight"] == 'random("head.weight", 7, 0.5)'

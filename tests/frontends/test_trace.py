@@ -95,7 +95,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
         "the input x: a size is an int or the name of a symbol, not 1.5",
     ),
     (traced(X, 3), "a int is no model"),
-    (traced(dims={"b": (1, 2, 3)}), "the model has no dimension 'b'; it has B"),
+    (traced(dims={"b": (1, 2, 3)}), "the model has no dimension 'b'; did you mean 'B'?; it has B"),
     (
         traced({"x": irc.Spec("i32", ("B", "S"))}, dims={"B": (1, 2, 3)}),
         "dims has no range for S; add 'S': (min, typical, max)",

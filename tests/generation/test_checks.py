@@ -25,8 +25,8 @@ def test_counts_of_zero_are_removed() -> None:
 @pytest.mark.parametrize(
     ("name", "number", "message"),
     [
-        ("keys_out_of_range", 1, "the input keys has 1 out-of-range indices"),
-        ("ids_out_of_range", 7, "the input ids has 7 out-of-range indices"),
+        ("keys_out_of_range", 1, "1 indices from the input keys are out of range"),
+        ("computed_ids_out_of_range", 7, "7 indices from several inputs are out of range"),
         ("capacity_overflow", 3, "capacity overflow: 3 embedding lookups were dropped; compile"),
     ],
 )
@@ -48,5 +48,5 @@ def test_overflows_that_the_fallback_computed_again_are_no_errors() -> None:
     program = FallbackProgram(PLAIN, lambda: PLAIN, again=True)
     results = checked(program, counts(capacity_overflow=3, ids_out_of_range=0), ["ids"])
     assert list(results) == ["capacity_overflow"]
-    with pytest.raises(Error, match="the input ids has 2 out-of-range"):
+    with pytest.raises(Error, match="2 indices from the input ids are out of range"):
         checked(program, counts(ids_out_of_range=2), ["ids"])

@@ -223,6 +223,28 @@ def test_ids_are_counted_per_input() -> None:
         assert (int(found["ids_out_of_range"]), int(found["at_out_of_range"])) == (1, 2)
 
 
+COMPUTED = """module @m {
+  weight @t : f32[9, 2] = random("t", 1, 1.0)
+  func @forward(%ids: i32[3], %at: i32[3]) -> (y: f32[3, 2], z: f32[3, 2]) {
+    %twice = add %ids, %ids : i32[3]
+    %both = add %ids, %at : i32[3]
+    %y = embedding %twice, @t : f32[3, 2]
+    %z = embedding %both, @t : f32[3, 2]
+    return %y, %z
+  }
+}
+"""
+
+
+def test_computed_ids_are_counted_under_their_only_input() -> None:
+    module = parse_module(COMPUTED)
+    after(module, '{policy="error"}')
+    ids, at = np.array([0, 5, 6], np.int32), np.array([9, 1, 2], np.int32)
+    found = evaluate(module, {"ids": ids, "at": at})
+    assert found.keys() == {"y", "z", "ids_out_of_range", "computed_ids_out_of_range"}
+    assert (int(found["ids_out_of_range"]), int(found["computed_ids_out_of_range"])) == (2, 1)
+
+
 DATA_PARALLEL = """module @m dims(B=1:2:8) {
   weight @table : f32[11, 6] = random("t", 1, 1.0)
   weight @fc : f32[5, 18] = random("f", 1, 1.0)

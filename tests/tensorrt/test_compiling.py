@@ -13,7 +13,7 @@ import irc
 from irc.backends.tensorrt.options import EngineOptions
 from irc.driver import Artifact
 from irc.errors import Error
-from tests.cli.runner import refused, works
+from tests.cli.runner import npz_files, refused, works
 from tests.layout import ROOT
 from tests.tiny_checkpoint import write_checkpoint
 from tests.user_code import restored_registries
@@ -50,6 +50,13 @@ def test_a_call_has_no_more_tokens_than_the_cache(checkpoint: Path, tmp_path: Pa
     program = small.manifest["program"]
     assert program["stages"][0]["profiles"][1]["shapes"]["input_ids"][2] == [8, 4]
     assert len(program["self_test"]["ids"]) == 4
+
+
+def test_an_artifact_without_engines_says_why(checkpoint: Path, tmp_path: Path) -> None:
+    folder = compiled(checkpoint, tmp_path / "out", dims=DIMS).folder
+    words = npz_files(tmp_path, input_ids=[[1]])
+    assert "has no engines, since it was compiled with --no-build" in refused("run", folder, *words)
+    assert "compile without --no-build" in refused("show", folder, "--kernels")
 
 
 def test_a_checkpoint_that_has_moved(checkpoint: Path, tmp_path: Path) -> None:

@@ -145,8 +145,8 @@ def test_versions() -> None:
     plugins.require({"Twice": "2", "IrcCollective": "1"})
     with pytest.raises(Error, match=r"expected version 3 of the plugin Twice, found version 2"):
         plugins.require({"Twice": "3"})
-    with pytest.raises(Error, match=r"no plugin called 'Thrice'.*'Twice'.* with --plugin"):
-        plugins.require({"Thrice": "1"})
+    with pytest.raises(Error, match=r"no plugin called 'Twise'.*'Twice'.* with --plugin"):
+        plugins.require({"Twise": "1"})
     with pytest.raises(Error, match="there is a plugin Twice in the namespace 'irc' already"):
         plugins.register(spec())
 

@@ -132,8 +132,8 @@ def _plan(folder: Path, facts: Mapping[str, Any], rank: int) -> RankPlan:
         )
     if not entry["engine"]:
         raise Error(
-            f"{folder} has no engines: {target.flavour} was missing when it was compiled. Build "
-            f"them where it is installed: irc compile {folder} -o NEW --backend {target.flavour}"
+            f"{folder} has no engines, since it was compiled with --no-build; build them where "
+            f"{target.flavour} is installed: irc compile {folder} -o NEW --backend {target.flavour}"
         )
     receives = {peer(mesh, rank, e["stage"]): tuple(e["names"]) for e in stage["receives"]}
     received = {name for names in receives.values() for name in names}

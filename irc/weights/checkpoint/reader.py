@@ -264,7 +264,10 @@ def _shapeless(ref: Ref) -> Error:
 
 
 def _unbound(ref: UnboundRef) -> Error:
-    return Error(f"the parameter {ref.key!r} has no values: give --checkpoint or --random-weights")
+    return Error(
+        f"the parameter {ref.key!r} has no values; compile the model with --checkpoint DIR or "
+        "--random-weights SEED, and use the artifact"
+    )
 
 
 def _zeros_as(ref: Ref, dtype: str) -> Ref:
