@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 import irc
+import irc.passes
+from irc.backends.base import Backend
 from irc.frontends import layers
+from irc.ir.core import Function
+from irc.ir.types import TensorType
+from irc.ops import Linear, Pad
+from irc.pipeline import PASSES
 from tests.cli.runner import works
 from tests.fresh import fresh
 from tests.layout import LINKED, ROOT
@@ -81,6 +87,25 @@ def test_the_passes_of_the_guide(
     x = fresh().normal(size=(3, 8)).astype(np.float32)
     before, after = (irc.evaluate(irc.parse(t), {"x": x})["y"] for t in (LAYER, answer.out))
     np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5)
+
+
+def test_the_backend_of_the_guide_has_the_interface() -> None:
+    scope: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", guide("backends"), re.DOTALL):
+        exec(block, scope)
+    made = scope["MyBackend"]()  # a TypeError if an abstract member is missing
+    for name in Backend.__abstractmethods__:
+        assert parameters(getattr(type(made), name)) == parameters(getattr(Backend, name))
+    table, x = scope["TABLE"], Function("f", [("x", TensorType("f32", (4,)))]).args[0]
+    assert table.covers(Linear) and table.find(Pad(x, before=(1,), after=(1,))) is scope["pad"]
+    assert "only zeros" in table.reason(Pad(x, before=(1,), after=(1,), value=2.0))
+
+
+def test_the_passes_that_the_guide_lists_are_those_that_are_registered() -> None:
+    table = guide("passes").partition("## The passes")[2].partition("##")[0]
+    listed = re.findall(r"^\| `([a-z-]+)(?:\{.*?\})?` \|", table, re.MULTILINE)
+    own = {name for name, cls in PASSES.items() if cls.__module__.startswith("irc.passes")}
+    assert sorted(listed) == sorted(own)
 
 
 def test_the_table_of_layers_is_that_of_the_code() -> None:
