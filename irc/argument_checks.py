@@ -24,6 +24,8 @@ def check_kind(what: str, value: object, kinds: type | tuple[type, ...], wanted:
 def check_path(what: str, value: object) -> None:
     """An Error unless `value` names a file or folder."""
     check_kind(what, value, (str, os.PathLike), "a path, as text or as a pathlib.Path")
+    if "\0" in str(value):
+        raise Error(f"{what} is {str(value)!r}; give a path without NUL characters")
 
 
 def check_count(what: str, value: object, least: int = 1) -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .ir.core import Op
     from .source import Loc
 
+_LONG_WORD = re.compile(r"\S{300,}+")
+
 
 _SIMILAR = 0.77  # of letters in common, from which a word counts as mistyped
 
@@ -42,7 +44,7 @@ class Error(Exception):
         excerpts = [loc.excerpt() if loc is not None else "", str(self.op or "")]
         shown = "".join(f"\n{indent(text, '    ')}" for text in excerpts if text)
         notes = "".join(f"\n  {note}" for note in getattr(self, "__notes__", ()))
-        return f"{where}{self.message}{shown}{notes}"
+        return shortened(f"{where}{self.message}{shown}{notes}")
 
 
 class TextError(Error):
@@ -69,9 +71,14 @@ class TextError(Error):
         from_, shown = _window(source, self.column - 1)
         caret = " " * (self.column - 1 - from_) + "^"
         return (
-            f"{self.filename}:{self.line}:{self.column}: error: {self.message}"
+            f"{self.filename}:{self.line}:{self.column}: error: {shortened(self.message)}"
             f"\n  {shown}\n  {caret}"
         )
+
+
+def shortened(text: str) -> str:
+    """`text` with the middle of every very long word left out: names may have a megabyte."""
+    return _LONG_WORD.sub(lambda found: f"{found[0][:150]}...{found[0][-100:]}", text)
 
 
 def _window(source: str, column: int, width: int = 120) -> tuple[int, str]:

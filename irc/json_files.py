@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from .errors import Error
+from .files import open_file
 
 
 def read_object(path: Path, what: str = "") -> dict[str, Any]:
     """The object in a file; an Error where there is none, about `what`, such as "the plan"."""
     shown = f"{what} {path}".lstrip()
     try:
-        found: object = json.loads(path.read_bytes())
+        with open_file(path) as file:
+            found: object = json.loads(file.read())
     except OSError as error:
         raise Error(f"cannot read {shown}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from ...errors import Error, did_you_mean
+from ...files import open_file
 from ...json_files import read_object
 from ...weights.safetensors import Tensor, read_header
 
@@ -57,8 +58,8 @@ class Checkpoint:
         if (first.dtype, first.shape) != (second.dtype, second.shape):
             return False
         with (
-            open(self.folder / self.file(a), "rb") as left,
-            open(self.folder / self.file(b), "rb") as right,
+            open_file(self.folder / self.file(a)) as left,
+            open_file(self.folder / self.file(b)) as right,
         ):
             left.seek(first.offset)
             right.seek(second.offset)

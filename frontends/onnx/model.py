@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from irc.errors import Error
+from irc.files import open_file
 from irc.frontends.onnx.wire import without_data
 from irc.onnx_format.files import is_text, wiring
 
@@ -154,7 +155,7 @@ def opset_of(model: ModelProto, name: str) -> int:
 
 def _without_data(path: Path) -> bytes:
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return without_data(data, str(path))
     except OSError as error:
         raise Error(f"cannot read {path}: {error.strerror or error}") from None

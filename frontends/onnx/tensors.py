@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from irc.errors import Error
+from irc.files import open_file
 from irc.ir.dtypes import DTYPES as IR_DTYPES
 from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import numpy_dtype, unpacked
@@ -56,7 +57,7 @@ class Data:
         if not self.path:
             return b""
         try:
-            with open(self.path, "rb") as file:
+            with open_file(self.path) as file:
                 file.seek(self.offset)
                 return file.read(self.nbytes)
         except OSError as error:
@@ -135,6 +136,10 @@ class Files:
             raise Error(f"the tensor {name!r} of {self.path} names no file for its data")
         if not location:
             return str(self.path)
+        if "\0" in location:
+            raise Error(
+                f"the tensor {name!r} of {self.path} lies in {location!r}, which is no path"
+            )
         if self.inside and leaves_folder(location):
             raise Error(
                 f"the tensor {name!r} of {self.path} lies in {location!r}, outside the model's "

@@ -61,7 +61,7 @@ def is_artifact(folder: Path) -> bool:
 def _parsed(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file, None where it is no manifest of irc."""
     try:
-        found: Any = parsed(path.read_bytes())
+        found: Any = parsed(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError):
         return None
     return cast("Any", found) if isinstance(found, dict) and "irc_artifact" in found else None

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, TextIO
 
+from ..errors import shortened
+
 _STYLES = {"red": "31;1", "green": "32", "yellow": "33", "dim": "2", "bold": "1"}
 
 
@@ -39,7 +41,7 @@ def error_line(message: str) -> str:
     """`error: ...`; a message that has `error:` after its place stays as it is."""
     if ": error: " in message.partition("\n")[0]:
         return message
-    return f"{paint('error:', 'red', sys.stderr)} {message}"
+    return f"{paint('error:', 'red', sys.stderr)} {shortened(message)}"
 
 
 def print_json(value: Any) -> None:

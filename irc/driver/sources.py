@@ -283,7 +283,9 @@ def _finish(
 
 
 def _in_utf8(path: str) -> str:
-    """`path`; an Error where the text of a module cannot hold it."""
+    """`path`; an Error where the text of a module cannot hold it, or no file can have it."""
+    if "\0" in path:
+        raise Error(f"the path {path!r} has a NUL character; correct it")
     shown = path.encode(errors="backslashreplace").decode()
     if shown != path:
         raise Error(f"the path {shown} is not UTF-8; rename it, or give a link to it")

@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, cast
 
 from ..errors import Error, did_you_mean
+from ..files import open_file
 from ..ir.dtypes import DTYPES
 
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the format's own library
@@ -53,7 +54,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """
     name = os.fspath(path)
     try:
-        with open(name, "rb") as file:
+        with open_file(name) as file:
             size = os.fstat(file.fileno()).st_size
             text, begin = _header_bytes(file.read, size, name)
     except OSError as error:

@@ -86,14 +86,21 @@ def test_external_data_is_referred_to(tmp_path: Path) -> None:
         import_onnx(path)
 
 
-@pytest.mark.parametrize("location", ["../secret", "/etc/passwd"])
-def test_external_data_stays_below_the_model(location: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("../secret", "outside the model's folder"),
+        ("/etc/passwd", "outside the model's folder"),
+        ("a\0b", "which is no path"),
+    ],
+)
+def test_external_data_stays_below_the_model(location: str, message: str, tmp_path: Path) -> None:
     made = two_products(draw(8, 40))
     tensor = made.graph.initializer[0]
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value=location)
-    with pytest.raises(Error, match="outside the model's folder"):
+    with pytest.raises(Error, match=message):
         import_onnx(saved(made, tmp_path))
 
 

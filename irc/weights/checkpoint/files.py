@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...errors import Error
+from ...files import open_file
 from ...ir.dtypes import dtype, numpy_dtype, unpacked
 from ..safetensors import Tensor, read_header
 
@@ -37,7 +38,7 @@ class File:
         self._touched: dict[tuple[int, int], None] = {}
         self._count = 0  # bytes in all touched ranges
         try:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
             why = error.strerror if isinstance(error, OSError) else "it is empty"
