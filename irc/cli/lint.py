@@ -97,6 +97,11 @@ def _target(args: Namespace) -> Target:
 
     artifact = None if args.source is None else ArtifactFolder.find(Path(args.source))
     own = artifact.program.get("target") if artifact else None
+    if artifact is not None and not (own or args.target):
+        raise Error(
+            f"{args.source} was compiled for the backend {artifact.backend}, and irc "
+            f"lint checks models for TensorRT; compile with --backend {TARGET}, or name a --target"
+        )
     target = Target.parse(args.target or own or TARGET)
     if target.note:
         warn(f"note: {target.note}")

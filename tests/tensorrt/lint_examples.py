@@ -50,6 +50,16 @@ def itself(scale: float) -> ModelProto:
     return model(node("Attention", "q q q", scale=scale), Q, "y:f16[1,4,8,64]")
 
 
+def rotary(
+    table: str, x: str = "B,4,S,32", sin: str = "", positions: str = "", **more: Any
+) -> ModelProto:
+    """RotaryEmbedding with tables of these sizes, chosen by positions if there are some."""
+    types = f"x:f16[{x}] c:f16[{table},16] s:f16[{sin or table},16]"
+    types += f" p:i64[{positions}]" * bool(positions)
+    made = node("RotaryEmbedding", "x c s p" if positions else "x c s", **more)
+    return model(made, types, f"y:f16[{x}]")
+
+
 F32 = SAME.replace("f16", "f32")
 WIDE = SAME.replace("64", "257")
 
@@ -78,6 +88,13 @@ ATTENTION = {
         Example(plain(types=WIDE), plain(types=WIDE, TRT_decomposable=1), "building"),
         Example(flat("f16", 8), flat("f16", 4), "building"),
         Example(flat("f32", 4, is_causal=1), flat("f32", 4), "building"),
+    ),
+    "rotary-sizes": (
+        Example(rotary("1,S"), rotary("B,S"), "parsing"),
+        Example(rotary("B,8"), None, "parsing"),
+        Example(rotary("1,S", "4,S,128", num_heads=4), None, "parsing"),
+        Example(rotary("B,S", sin="1,S"), None, "parsing"),
+        Example(rotary("99", positions="1,S"), rotary("99", positions="B,S"), "parsing"),
     ),
     "trt-attention-attributes": (
         Example(attention(scale=0.125), attention(), ""),
@@ -180,6 +197,7 @@ def named_twice() -> ModelProto:
     return made
 
 
+SQUEEZE = model(node("Squeeze", "x"), "x:f16[B,1,8]", "y:f16[B,8]")
 UNORDERED = model([node("Neg", "a"), node("Relu", "x", "a")])  # TensorRT sorts nodes
 CYCLE = model([node("Add", "x b", "a"), node("Neg", "a", "b"), node("Relu", "a")])
 
@@ -190,6 +208,9 @@ FILES = {
         Example(CYCLE, UNORDERED, "parsing"),
         Example(model(node("Relu", "x", "z")), NONE, "parsing"),
         Example(named_twice(), NONE),
+    ),
+    "squeeze-axes": Example(
+        SQUEEZE, model(node("Squeeze", "x", "y"), "x:f16[4,1]", "y:f16[4]"), ""
     ),
     "unused-input": Example(model(node("Relu", "x"), f"{X} u:f16[2]"), NONE, "unused"),
     "untyped": Example(model(node("Add", "x")), model(node("Add", "x x"))),

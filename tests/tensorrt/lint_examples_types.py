@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from tests.tensorrt.graphs import DTYPES, F16, F32, constant, model, node
+from tests.tensorrt.graphs import DTYPES, F16, F32, constant, model, node, value
 from tests.tensorrt.refusal import NEWEST, Example
 
 X = "x:f16[4,8]"
@@ -47,6 +47,16 @@ def where(dtype: str) -> ModelProto:
     return model(node("Where", "c x z"), f"{X} c:bool[4,8] z:{dtype}[4,8]")
 
 
+def branches(*bodies: list[NodeProto]) -> ModelProto:
+    """An If whose branches call their values alike."""
+    made = [helper.make_graph(body, "b", [], [value("o:f16[4,8]")]) for body in bodies]
+    chosen = {"then_branch": made[0], "else_branch": made[1]}
+    return model(node("If", "c", **chosen), f"{X} c:bool[]")
+
+
+WIDE = [node("Cast", "x", "t", to=F32), node("Exp", "t", "u"), node("Cast", "u", "o", to=F16)]
+NARROW = [node("Exp", "x", "t"), node("Add", "t x", "o")]
+MIXED = [node("Cast", "x", "t", to=F32), node("Add", "t x", "o")]
 CAST_ADD = [node("Cast", "x", "c", to=F32), node("Relu", "x", "r"), node("Add", "c r")]
 
 ELEMENT_TYPES = {
@@ -56,6 +66,7 @@ ELEMENT_TYPES = {
         Example(pair("Concat", "f16", "f32", axis=0), None, "parsing"),
         Example(norm("f32"), norm("f16"), "parsing"),
         Example(model(CAST_ADD), None, "parsing"),
+        Example(branches(NARROW, MIXED), branches(WIDE, NARROW), "parsing"),
     ),
     "operand-dtype": (
         Example(pair("Mul", "bool"), pair("And", "bool"), "parsing"),
@@ -65,6 +76,11 @@ ELEMENT_TYPES = {
     ),
     "cast-to": (
         *(Example(cast(to), cast("i32"), "parsing") for to in ("u8", "i16", "u4", "f8e5m2")),
+        Example(
+            model([node("Cast", "x", "t", to=DTYPES["u8"]), node("Identity", "t")], X, "y:u8[4,8]"),
+            model(node("Cast", "x", to=DTYPES["u8"]), X, "y:u8[4,8]"),
+            "parsing",
+        ),
         *(Example(cast(to), cast("bool"), "building", NEWEST) for to in ("f8e4m3", "f4e2m1", "i4")),
         Example(model(node("Cast", "x", to=F16), "x:f8e4m3[4,8]"), None, "building", NEWEST),
     ),

@@ -237,7 +237,7 @@ def node_model(*shape: Any, outputs: int = 1, **attributes: str) -> onnx.ModelPr
 
 def inferred(model: onnx.ModelProto) -> list[Any]:
     """The shapes of the outputs as the linter infers them; all are bf16."""
-    types, trouble = types_of(skeleton(model), ())
+    (types,), trouble = types_of(skeleton(model), ())
     assert not trouble
     found = [types[each.name] for each in model.graph.output]
     assert {each.dtype for each in found} == {TensorProto.BFLOAT16}

@@ -41,8 +41,9 @@ def lint(
     ]
     bare = skeleton(model)
     initializers = {each.name: each for each in model.graph.initializer}
-    types, trouble = types_of(bare, initializers.values())
-    graphs = list(Graph(bare.graph, types, initializers, trouble, tuple(folders)).all())
+    (types, *inner), trouble = types_of(bare, initializers.values())
+    main = Graph(bare.graph, types, initializers, trouble, tuple(folders))
+    graphs = list(main.all(iter(inner)))
     found = [each for rule in rules for graph in graphs for each in rule.findings(graph, target)]
     distinct = dict.fromkeys(found)  # a function that is called twice is inlined twice
     return sorted(distinct, key=lambda each: each.severity)

@@ -73,6 +73,21 @@ def _unfused(node: Node) -> str:
     return ""
 
 
+def _rotary_sizes(node: Node) -> tuple[str, str, Size, Size] | None:
+    """(operand, dimension, its size, that of x) where a table of RotaryEmbedding differs from x."""
+    x = node.shape(0)
+    if x is None or len(x) not in (3, 4):
+        return None
+    wanted = ("batch size", x[0]), ("sequence length", x[-2])  # [B, H, S, D] or [B, S, H*D]
+    tables = {3: "position_ids"} if node.has(3) else {1: "cos_cache", 2: "sin_cache"}
+    for i, name in tables.items():
+        for (what, size), found in zip(wanted, node.shape(i) or (), strict=False):
+            is_symbol = isinstance(size, str) and isinstance(found, str)
+            if None not in (size, found) and not is_symbol and size != found:
+                return name, what, found, size
+    return None
+
+
 def _unknown_attribute(node: Node) -> tuple[str, str] | None:
     for name in node.attributes:
         if name not in _ATTRIBUTES:
@@ -120,6 +135,10 @@ RULES = table(
             _unfused,
             "no fused kernel computes attention with {}; write TRT_decomposable = 1, or change it",
             Where(warns_on=("tensorrt",)),
+        ),
+        ("rotary-sizes", "RotaryEmbedding", f"{BUILDER}: rotaryEmbeddingNode.cpp"): (
+            _rotary_sizes,
+            "{} has the {} {}, and x has {}; expand it to that of x",
         ),
         ("trt-attention-attributes", OWN, OPERATORS): (
             _unknown_attribute,

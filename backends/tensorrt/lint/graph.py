@@ -130,14 +130,15 @@ class Graph:
     def __post_init__(self) -> None:
         self.nodes = [Node(proto, self) for proto in self.proto.node]
 
-    def all(self) -> Iterator[Graph]:
-        """This graph, and those inside its nodes."""
+    def all(self, types: Iterator[Mapping[str, Tensor]]) -> Iterator[Graph]:
+        """This graph, and those inside its nodes, whose own `types` follow in the same order."""
         yield self
         for node in self.nodes:
             for proto in inner_graphs(node.proto):
                 own = {each.name: each for each in proto.initializer}
-                inner = replace(self, proto=proto, initializers=own, outer=self)
-                yield from inner.all()
+                tensors = {**self.tensors, **next(types)}
+                inner = replace(self, proto=proto, tensors=tensors, initializers=own, outer=self)
+                yield from inner.all(types)
 
     def of_kind(self, *kinds: str) -> Iterator[Node]:
         """The nodes whose op_type is one of `kinds`, in any domain."""
@@ -211,6 +212,14 @@ def _names_inside(proto: NodeProto) -> Iterator[str]:
             yield from node.input
             yield from _names_inside(node)
         yield from (each.name for each in graph.output)
+
+
+def scopes(graph: GraphProto) -> Iterator[GraphProto]:
+    """A graph, and those inside its nodes."""
+    yield graph
+    for node in graph.node:
+        for inner in inner_graphs(node):
+            yield from scopes(inner)
 
 
 def inner_graphs(proto: NodeProto) -> Iterator[GraphProto]:

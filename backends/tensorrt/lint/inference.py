@@ -22,7 +22,7 @@ from onnx.onnx_ml_pb2 import (
 
 from irc.backends.onnx.graph import COLLECTIVE
 from irc.backends.onnx.schema import register_schema
-from irc.backends.tensorrt.lint.graph import Size, Tensor, inner_graphs
+from irc.backends.tensorrt.lint.graph import Size, Tensor, inner_graphs, scopes
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
 from irc.errors import Error
 from irc.ops.collective_names import OPERATIONS
@@ -64,15 +64,19 @@ def skeleton(model: ModelProto) -> ModelProto:
 
 def types_of(
     bare: ModelProto, initializers: Iterable[TensorProto]
-) -> tuple[dict[str, Tensor], str]:
-    """The known types of a skeleton's values by name, and why inference failed, if it did."""
+) -> tuple[list[dict[str, Tensor]], str]:
+    """The known types of a skeleton's values by name, and why inference failed, if it did.
+
+    There is a dictionary for each graph, the main one first, in the order of `scopes`: the branches
+    of an If may share names.
+    """
     standard = ModelProto()
     standard.CopyFrom(bare)
     domains = {each.domain for each in standard.opset_import}
     for domain in sorted({node.domain for node in standard.graph.node} - domains):
         standard.opset_import.append(OperatorSetIdProto(domain=domain, version=1))
     register_schema()
-    found: dict[str, Tensor] = {}
+    found: list[dict[str, Tensor]] = [{} for _ in scopes(bare.graph)]
     trouble = ""
     try:
         _replace(standard.graph)
@@ -80,21 +84,23 @@ def types_of(
     except (shape_inference.InferenceError, *_BY_DAMAGE) as error:  # not valid ONNX
         trouble = str(error)
     _collect(bare.graph, found)  # declared types take precedence
-    for each in initializers:
-        found[each.name] = Tensor(each.data_type, tuple(each.dims))
+    found[0] |= _stored(initializers)
     return found, trouble
 
 
-def _collect(graph: GraphProto, found: dict[str, Tensor]) -> None:
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        kind = value.type.tensor_type
-        if value.type.HasField("tensor_type"):
-            shape = tuple(_size(dim) for dim in kind.shape.dim)
-            known = shape if kind.HasField("shape") else found.get(value.name, Tensor()).shape
-            found[value.name] = Tensor(kind.elem_type, known)
-    for node in graph.node:
-        for inner in inner_graphs(node):
-            _collect(inner, found)
+def _stored(initializers: Iterable[TensorProto]) -> dict[str, Tensor]:
+    return {each.name: Tensor(each.data_type, tuple(each.dims)) for each in initializers}
+
+
+def _collect(graph: GraphProto, all_found: list[dict[str, Tensor]]) -> None:
+    for scope, found in zip(scopes(graph), all_found, strict=True):
+        found |= _stored(scope.initializer)
+        for value in (*scope.input, *scope.value_info, *scope.output):
+            kind = value.type.tensor_type
+            if value.type.HasField("tensor_type"):
+                shape = tuple(_size(dim) for dim in kind.shape.dim)
+                known = shape if kind.HasField("shape") else found.get(value.name, Tensor()).shape
+                found[value.name] = Tensor(kind.elem_type, known)
 
 
 def _size(dim: TensorShapeProto.Dimension) -> Size:

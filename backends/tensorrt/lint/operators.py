@@ -47,6 +47,13 @@ def _k(node: Node) -> int:
     return int(k.max()) if k is not None and k.size and int(k.max()) > _LARGEST_K else 0
 
 
+def _squeezed(node: Node) -> str:
+    """The dynamic dimensions that a Squeeze without axes may remove, or ""."""
+    if node.has(1) or "axes" in node.attributes:
+        return ""
+    return ", ".join(each for each in node.shape(0) or () if isinstance(each, str))
+
+
 _Faults: TypeAlias = Iterator[tuple[Node | None, str | tuple[str, str]]]
 
 
@@ -97,6 +104,11 @@ RULES = table(
         ("topk-limit", "TopK", f"{BUILDER}: ITopKLayer"): (
             _k,
             f"K is {{}}, and TensorRT finds at most {_LARGEST_K}; take fewer, or use two steps",
+        ),
+        ("squeeze-axes", "Squeeze", f"{BUILDER}: ISqueezeLayer"): (
+            _squeezed,
+            "without axes, Squeeze removes {} where that is 1, which TensorRT refuses; write axes",
+            WARNING,
         ),
         ("scatter-reduction", "ScatterND ScatterElements Scatter", PARSED): (
             lambda node: node.get("reduction", "none") != "none" and node.get("reduction", ""),
