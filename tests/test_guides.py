@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from irc.backends.base import Backend
 from irc.frontends import layers
 from irc.ir.core import Function
 from irc.ir.types import TensorType
+from irc.ir.verify import verify
 from irc.ops import Linear, Pad
-from irc.pipeline import PASSES
+from irc.pipeline import PASSES, load_file
+from irc.text import print_module
 from tests.cli.runner import works
 from tests.fresh import fresh
 from tests.layout import LINKED, ROOT
@@ -50,6 +53,14 @@ def guide(folder: str) -> str:
     return (ROOT / folder / "README.md").read_text(encoding="utf-8")
 
 
+def indented(folder: str, start: str) -> str:
+    """The indented block of a folder's guide that begins with `start`."""
+    found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", guide(folder), re.MULTILINE)
+    blocks = [textwrap.dedent(block) for block in found]
+    (block,) = [b.strip("\n") + "\n" for b in blocks if b.strip("\n").startswith(start)]
+    return block
+
+
 def test_the_table_of_files_is_complete() -> None:
     named = {name.rstrip("/") for row in
              re.findall(r"^\| (`.*?) \|", guide("irc").partition("Where things are")[2], re.M)
@@ -60,6 +71,31 @@ def test_the_table_of_files_is_complete() -> None:
         if path.suffix == ".py" or (path.is_dir() and any(path.iterdir()))
     }
     assert named == there - {*LINKED, "__init__.py", "__main__.py", "__pycache__"}
+
+
+def test_the_module_of_the_language_guide_is_a_module() -> None:
+    text = indented("irc", "module @demo")
+    module = irc.parse(text)
+    verify(module)
+    assert print_module(module, locs=True) == text
+
+
+def test_the_operation_of_the_language_guide_works(tmp_path: Path) -> None:
+    path = tmp_path / "double.py"
+    path.write_text(indented("irc", "from irc import Op"))
+    text = "module @m { func @f(%x: f32[2]) -> (f32[2]) { %y = double %x : f32[2] return %y } }"
+    with restored_registries():
+        load_file(path)
+        outputs = irc.evaluate(irc.parse(text), {"x": np.array([1, 3], np.float32)})
+        assert outputs["result0"].tolist() == [2, 6]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_the_script_of_the_frontends_guide_compiles(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "scorer.py"
+    path.write_text(indented("frontends", "import irc"))
+    flags = ["--random-weights", "0", "--dtype", dtype, "--set", "hidden=8"]
+    assert "scorer" in works("compile", str(path), *flags, "-o", str(tmp_path / "out")).out
 
 
 @pytest.mark.parametrize(
@@ -99,6 +135,15 @@ def test_the_backend_of_the_guide_has_the_interface() -> None:
     table, x = scope["TABLE"], Function("f", [("x", TensorType("f32", (4,)))]).args[0]
     assert table.covers(Linear) and table.find(Pad(x, before=(1,), after=(1,))) is scope["pad"]
     assert "only zeros" in table.reason(Pad(x, before=(1,), after=(1,), value=2.0))
+
+
+def test_the_lowering_of_the_guide_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "gelu.py"
+    path.write_text(indented("backends/tensorrt", "from irc import ops"))
+    with restored_registries():
+        for version, chosen in (("11.4", True), ("11.1", False)):
+            rows = works("ops", "gelu", "--target", f"tensorrt-{version}/sm_90", "--load", path).out
+            assert ("one kernel with the product before it" in rows) == chosen
 
 
 def test_the_passes_that_the_guide_lists_are_those_that_are_registered() -> None:

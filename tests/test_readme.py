@@ -10,11 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from irc.backends.reference import evaluate
-from irc.ir.declare import REGISTRY
-from irc.ir.verify import verify
-from irc.pipeline import load_file
-from irc.text import parse_module, print_module
 from tests.cli.runner import works
 from tests.layout import ROOT
 
@@ -53,43 +48,6 @@ def test_the_sharded_layer_is_what_is_compiled(tmp_path: Path) -> None:
     works("compile", ROOT / "examples" / "llama.py", "-o", tmp_path / "out", *words, *passes)
     shown = works("show", tmp_path / "out", "--scope", "model.layers.0").out
     assert textwrap.indent(block("%post_attention_layernorm"), "    ") in shown
-
-
-def indented(guide: str, start: str) -> str:
-    """The indented block of a folder's guide that begins with `start`."""
-    text = (ROOT / guide / "README.md").read_text(encoding="utf-8")
-    blocks = [
-        textwrap.dedent(b) for b in re.findall(r"(?:^    .*\n|^\n(?=    ))+", text, re.MULTILINE)
-    ]
-    (found,) = [b.strip("\n") + "\n" for b in blocks if b.strip("\n").startswith(start)]
-    return found
-
-
-def test_the_module_of_the_language_guide_is_a_module() -> None:
-    text = indented("irc", "module @demo")
-    module = parse_module(text)
-    verify(module)
-    assert print_module(module, locs=True) == text
-
-
-def test_the_operation_of_the_language_guide_works(tmp_path: Path) -> None:
-    path = tmp_path / "double.py"
-    path.write_text(indented("irc", "from irc import Op"))
-    text = "module @m { func @f(%x: f32[2]) -> (f32[2]) { %y = double %x : f32[2] return %y } }"
-    try:
-        load_file(path)
-        outputs = evaluate(parse_module(text), {"x": np.array([1, 3], np.float32)})
-        assert outputs["result0"].tolist() == [2, 6]
-    finally:
-        REGISTRY.pop("double", None)
-
-
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_the_script_of_the_frontends_guide_compiles(tmp_path: Path, dtype: str) -> None:
-    path = tmp_path / "scorer.py"
-    path.write_text(indented("frontends", "import irc"))
-    flags = ["--random-weights", "0", "--dtype", dtype, "--set", "hidden=8"]
-    assert "scorer" in works("compile", str(path), *flags, "-o", str(tmp_path / "out")).out
 
 
 def test_the_table_of_operations_is_the_one_that_is_printed() -> None:

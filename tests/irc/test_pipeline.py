@@ -232,7 +232,7 @@ def test_passes_from_a_file(tmp_path: Path) -> None:
     [
         ("bad.py", "\n1 / 0\n", r"bad.py:2: ZeroDivisionError: division by zero"),
         ("bad.py", "\n\ndef f(:\n", r"bad.py:3: not Python"),
-        ("bad.py", "x = 1\n", r"bad.py registers no pass and no operation; put @register"),
+        ("bad.py", "x = 1\n", r"bad.py registers no pass, operation, .* lowering; put @register"),
         ("bad.py", PASS_FILE + "import nowhere_at_all\n", r"bad.py:14: ModuleNotFoundError"),
         ("bad.py", "import irc\nirc.rewrite.P.silo()\n", "bad.py:2: no operation called 'silo'"),
         ("bad.py", "import sys\nsys.exit(0)\n", r"bad.py:2: SystemExit"),
