@@ -145,7 +145,7 @@ def _script(
     from ..frontends.script import load_script
 
     place = None if checkpoint is None else str(checkpoint)
-    return Source(load_script(src, settings, place, dtype, is_debugging()), checkpoint)
+    return Source(load_script(_in_utf8(src), settings, place, dtype, is_debugging()), checkpoint)
 
 
 def _checkpoint(

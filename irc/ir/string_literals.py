@@ -17,4 +17,5 @@ def unquote(literal: str) -> str:
     text = json.loads(literal)
     if not isinstance(text, str):
         raise ValueError(f"{literal} is not a string literal")
+    text.encode()  # a ValueError for surrogates, which no file of text can hold
     return text

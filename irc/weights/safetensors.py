@@ -123,6 +123,7 @@ def _parse(text: bytes, name: str) -> dict[str, Any]:
         for key, value in pairs:
             if key in found:
                 raise Error(f"{name} has {key!r} twice in its header")
+            key.encode()  # a ValueError for surrogates, which no text can hold
             found[key] = value
         return found
 

@@ -36,7 +36,7 @@ def pipe(path: Path) -> None:
         ("w.safetensors", Path.mkdir, "Is a directory"),
         ("\\u0000", None, r"has a NUL character; correct it"),
         ("w\\u0000.safetensors", None, r"has a NUL character; correct it"),
-        ("\\ud800", None, "ud800 is not UTF-8"),
+        ("\\ud800", None, "cannot read the string"),
     ],
 )
 def test_weights(
@@ -67,6 +67,21 @@ def test_pipes_in_place_of_a_model(name: str, tmp_path: Path) -> None:
     pipe(tmp_path / name)
     source = tmp_path / name if name.endswith("onnx") else tmp_path / "out"
     assert "error: " in refused("compile", source, "-o", tmp_path / "other")
+
+
+def test_a_script_whose_path_is_no_text(tmp_path: Path) -> None:
+    source = tmp_path / os.fsdecode(b"model\xff.py")
+    source.write_text("def model(): pass")
+    assert "is not UTF-8; rename it" in refused("compile", source, "-o", tmp_path / "out")
+
+
+def test_a_key_that_is_no_text(tmp_path: Path) -> None:
+    header = rb'{"\ud800": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}'
+    (tmp_path / "w.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    source = tmp_path / "m.irc"
+    source.write_text(TEXT.replace("PATH", "w.safetensors").replace("REF", '@a["w"]'))
+    message = refused("compile", source, "-o", tmp_path / "out")
+    assert "is not a safetensors file: its header is no JSON" in message
 
 
 def test_a_path_with_a_nul_character(tmp_path: Path) -> None:

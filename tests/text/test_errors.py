@@ -35,6 +35,7 @@ CASES = {
     'module @m { weight @w : f32[4] = unbound("w")[5:4] }': "[5:4] is no slice",
     'module @m { weight @w : f32[4] = unbound("w) }': "does not end in its line",
     'module @m { file @a = "\\q" }': "cannot read the string",
+    'module @m { weight @w : f32[4] = unbound("\\ud800") }': "cannot read the string",
     body("%y = negg %x : f32[B, 8]"): "5:10: error: no operation called 'negg'; did you mean",
     body("%y = neg %z : f32[B, 8]"): "%z is used before it is defined",
     body("%y = linear %x, @v : f32[B, 6]"): "@v is not declared",
