@@ -206,7 +206,7 @@ class Emitter:
         place = self._place(value)
         if place.shaped is None:
             assert place.flat is not None
-            place.shaped = self.add("Reshape", place.flat, self.shape(value.type.shape))
+            place.shaped = self.reshape(place.flat, value.type.shape)
             # ONNX Runtime infers wrong shapes of Attention from operands of unknown shape
             shown = value_info(place.shaped, self.dtype(value), value.type.shape)
             self.graph.values[place.shaped] = shown
@@ -343,7 +343,7 @@ class Emitter:
     def shape(self, shape: Shape) -> str:
         """A shape for Reshape, with a -1 in place of its last symbolic dimension."""
         symbolic = [i for i, d in enumerate(shape) if isinstance(d, Dim)]
-        if not symbolic or 0 in shape:
+        if not symbolic or self._may_be_empty(shape):
             return self.sizes(shape)
         entries = [-1 if i == symbolic[-1] else d for i, d in enumerate(shape)]
         if len(symbolic) == 1:
@@ -364,8 +364,15 @@ class Emitter:
 
     def reshape(self, name: str, shape: Shape) -> str:
         """A value of the graph in another shape."""
-        zero = {"allowzero": 1} if 0 in shape else {}
+        zero = {"allowzero": 1} if self._may_be_empty(shape) else {}
         return self.add("Reshape", name, self.shape(shape), **zero)
+
+    def _may_be_empty(self, shape: Shape) -> bool:
+        """Whether a -1 may stand beside a 0, where it has no meaning."""
+        symbolic = [dim for dim in shape if isinstance(dim, Dim)]
+        names = {name for dim in symbolic for name in dim.symbols()}
+        lowest = min((self.module.dims.get(name, (0,))[0] for name in names), default=1)
+        return 0 in shape or (len(symbolic) > 1 and lowest < 1)
 
     @np.errstate(over="ignore")
     def filled(self, value: float, shape: Shape, dtype: str) -> str:

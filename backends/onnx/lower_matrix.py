@@ -10,7 +10,7 @@ from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
 from irc.backends.onnx.lower_elementwise import apply, needs_f32
 from irc.ir.core import Op, Value
-from irc.ir.dims import Shape
+from irc.ir.dims import Shape, exact_divide, product
 from irc.ops.quant import block_sizes
 
 
@@ -58,7 +58,9 @@ def layer_norm(e: Emitter, op: ops.LayerNorm) -> Lowered:
 def group_norm(e: Emitter, op: ops.GroupNorm) -> Lowered:
     """InstanceNormalization with one instance per group: no kernel has GroupNormalization."""
     x, kind = op.x.type, op.x.type.dtype
-    grouped = e.add("Reshape", e.get(op.x), e.ints(0, op.groups, -1))
+    size = exact_divide(product(x.shape[1:]), op.groups)
+    assert size is not None  # the channels are a multiple of the groups
+    grouped = e.reshape(e.get(op.x), (x.shape[0], op.groups, size))
     ones, zeros = (e.filled(value, (op.groups,), kind) for value in (1, 0))
     done = e.add("InstanceNormalization", grouped, ones, zeros, epsilon=op.eps)
     done = e.reshape(done, x.shape)

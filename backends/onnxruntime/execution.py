@@ -43,7 +43,9 @@ def _run_segment(part: Part, values: Arrays, memory: Arrays) -> Arrays:
     try:
         part.session.run_with_iobinding(binding)
     except Exception as error:  # each failure has a class of its own, with no common base
-        raise Error(f"ONNX Runtime failed: {first_line(error)}") from error
+        empty = next((name for name in part.inputs if not values[name].size), None)
+        hint = f"; {empty} is empty, which not every operation of it can be; give at least one row"
+        raise Error(f"ONNX Runtime failed: {first_line(error)}{hint if empty else ''}") from error
     found = zip(part.outputs, binding.get_outputs(), strict=True)
     return {name: memory[name] if name in memory else value.numpy() for name, value in found}
 

@@ -8,8 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
+from irc.errors import Error
 from irc.ir.core import Module
-from tests.backends.ranks import agrees
+from tests.backends.ranks import agrees, loaded
 from tests.backends.text import module as text_module
 from tests.fresh import fresh
 
@@ -85,6 +86,31 @@ def test_attention_without_a_cache(
         "c": floats(2, 4, 1, keys),
     }
     agrees(m, inputs, tmp_path)
+
+
+@pytest.mark.parametrize("dims", ["", "local dims(B=0:1:4, S=1:3:9)"])
+@pytest.mark.parametrize("rows", [0, 2])
+def test_an_empty_batch(dims: str, rows: int, tmp_path: Path) -> None:
+    m = text_module(
+        "%x: f32[B, S, 8], %w: f32[6, 8]",
+        "f32[B, S, 6], f32[B, 6], f32[B, 6, S]",
+        "%1 = linear %x, %w : f32[B, S, 6]\n%2 = softmax %1 {dim=2} : f32[B, S, 6]\n"
+        "%3 = reduce_mean %2 {dims=[1]} : f32[B, 6]\n"
+        "%4 = transpose %1 {order=[0, 2, 1]} : f32[B, 6, S]\n"
+        "%5 = group_norm %4 {groups=3} : f32[B, 6, S]\nreturn %2, %3, %5",
+        dims or "local",
+    )
+    agrees(m, {"x": floats(rows, 3, 8), "w": floats(6, 8)}, tmp_path)
+
+
+def test_an_empty_batch_that_the_runtime_refuses(tmp_path: Path) -> None:
+    m = module(
+        "%q: f32[B, S, 16]",
+        "%1 = attention %q, %q, %q {head_dim=4} : f32[B, S, 16]; return %1",
+        "f32[B, S, 16]",
+    )
+    with pytest.raises(Error, match=r"Attention.*; q is empty, .*; give at least one row"):
+        loaded(m, tmp_path).run({"q": floats(0, 3, 16)})
 
 
 USES = {
