@@ -59,6 +59,16 @@ def test_the_buffer_of_a_rank_holds_its_own_experts_only() -> None:
     assert {str(type) for type in buffers} == {"f32[3, B*S, 24]"}
 
 
+@pytest.mark.parametrize("mesh", ["dp=2", "dp=3", "ep=2", "tp=2", "dp=2,ep=2"])
+@pytest.mark.parametrize("name", ["experts", "capacity"])
+def test_mixtures_stay_where_expand_would_lose_the_tokens_of_a_rank(name: str, mesh: str) -> None:
+    module = LAYERS[name].module()
+    spread(module, drawn(module, fresh(22)), mesh, after=("expand", "localize", "expand"))
+    assert {"moe_dispatch", "moe_combine"} <= {op.opname for op in module.ops()}
+    with pytest.raises(irc.Error, match="moe_combine stays composite where there are several"):
+        run_pipeline(module, 'expand{ops=["moe_combine"]}')
+
+
 def test_a_capacity_counts_the_tokens_of_all_ranks() -> None:
     case = LAYERS["capacity"]
     for mesh in ("dp=2", "dp=3,tp=2", "ep=2", "dp=2,ep=2"):
