@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
@@ -17,6 +18,7 @@ from ..errors import Error
 from .locks import locked
 
 PART, OLD = ".part", ".old"
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -132,20 +134,35 @@ def _parents(parent: Path) -> Generator[None]:
 
 
 def _replace(part: Path, output: Path, replaceable: Callable[[Path], bool]) -> None:
-    """Rename `part` to `output`; an older folder is moved aside first, and back if that fails."""
+    """Rename `part` to `output`, and remove an older folder.
+
+    Both change places at once where the system can do that. Elsewhere the older folder is moved
+    aside first, and back if that fails; if the process is killed between, the next writer does it.
+    """
     with _uninterrupted():
         _check_replaceable(output, replaceable)
         if not output.exists():
             part.rename(output)
             return
         aside = part.with_suffix(OLD)
-        output.rename(aside)
-        try:
-            part.rename(output)
-        except OSError:
-            aside.rename(output)
-            raise
+        if _exchange(part, output):
+            part.rename(aside)
+        else:
+            output.rename(aside)
+            try:
+                part.rename(output)
+            except OSError:
+                aside.rename(output)
+                raise
         shutil.rmtree(aside, ignore_errors=True)  # what stays is an orphaned folder
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Exchange the names of two folders atomically; False where the system or disk cannot."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    return renameat2(_HERE, os.fsencode(a), _HERE, os.fsencode(b), _EXCHANGE) == 0
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Folders and files that appear complete or not at all: failures, several and killed writers."""
 
+import ctypes
 import errno
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from irc.artifact import atomic
 from irc.artifact.atomic import orphaned_folders, whole_file, whole_folder
 from irc.artifact.locks import locked
 from irc.errors import Error
@@ -130,6 +132,7 @@ def test_the_old_folder_is_restored_if_the_rename_fails(
 ) -> None:
     output = tmp_path / "out"
     write(output, "old")
+    monkeypatch.setattr(atomic, "_exchange", lambda a, b: False)
     rename = Path.rename
 
     def refuse(path: Path, target: Path) -> Path:
@@ -140,6 +143,23 @@ def test_the_old_folder_is_restored_if_the_rename_fails(
     with pytest.raises(Error, match="Input/output error"), writing(output, replaces=True):
         monkeypatch.setattr(Path, "rename", refuse)
     assert (output / "file").read_text() == "old"
+    assert entries(tmp_path) == ["out"]
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "renameat2"), reason="needs renameat2")
+def test_the_name_is_never_unused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No name is given up before another folder has it."""
+    output = tmp_path / "out"
+    write(output, "old")
+    rename = Path.rename
+
+    def renamed(path: Path, target: Path) -> Path:
+        assert path != output
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    write(output)
+    assert (output / "file").read_text() == "new"
     assert entries(tmp_path) == ["out"]
 
 
@@ -195,8 +215,11 @@ def test_parents(
 WRITER = """
     import os, shutil, signal, sys, time
     from pathlib import Path
+    from irc.artifact import atomic
     from irc.artifact.atomic import whole_folder
-    output, dies = Path(sys.argv[1]), sys.argv[2]
+    output, dies, exchanges = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    if not exchanges:
+        atomic._exchange = lambda a, b: False
 
     def die(*arguments, **more):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -216,9 +239,12 @@ WRITER = """
 
 
 @contextmanager
-def writer(output: Path, dies: str = "") -> Generator[subprocess.Popen[bytes]]:
+def writer(
+    output: Path, dies: str = "", exchanges: bool = True
+) -> Generator[subprocess.Popen[bytes]]:
     """A process that writes; without `dies` it waits in the block."""
     command = [sys.executable, "-c", textwrap.dedent(WRITER), str(output), dies]
+    command.append("exchanges" * exchanges)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
@@ -228,8 +254,8 @@ def writer(output: Path, dies: str = "") -> Generator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def killed(output: Path, dies: str = "") -> None:
-    with writer(output, dies) as process:
+def killed(output: Path, dies: str = "", exchanges: bool = True) -> None:
+    with writer(output, dies, exchanges) as process:
         process.kill()
         assert process.wait() == -signal.SIGKILL
 
@@ -268,12 +294,14 @@ def test_orphaned_folders_are_removed(tmp_path: Path) -> None:
     assert entries(tmp_path) == sorted(kept)
 
 
-@pytest.mark.parametrize("dies", ["renaming", "removing"])
-def test_an_older_folder_that_was_moved_aside(dies: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dies", "exchanges"), [("renaming", False), ("removing", False), ("removing", True)]
+)
+def test_an_older_folder_that_was_moved_aside(dies: str, exchanges: bool, tmp_path: Path) -> None:
     """It is restored unless a new one is in its place."""
     output = tmp_path / "out"
     write(output, "old")
-    killed(output, dies)
+    killed(output, dies, exchanges)
     assert output.exists() == (dies == "removing")
     assert ".old" in [path.suffix for path in orphaned_folders(output)]
     with pytest.raises(ValueError, match=r"^$"), writing(output, replaces=True):
