@@ -28,21 +28,20 @@ def load_script(
     settings: Mapping[str, Any] | None = None,
     checkpoint: str | None = None,
     dtype: str | None = None,
-    debug: bool = False,
 ) -> Module:
     """The module that a factory of a script returns.
 
     `script` is `path.py` or `path.py:factory`; the default factory is `build`. It is called with
     `settings` (text is converted by its annotations), and with `checkpoint` and `dtype` if it has
     parameters of these names. Weights that it left unbound are bound to the checkpoint. An
-    exception of the script becomes an Error with its line; `debug` chains the original exception.
-    Output of the script goes to standard error.
+    exception of the script becomes an Error with its line, whose cause it is. Output of the script
+    goes to standard error.
     """
     path, name = split_name(script)
-    with _imported(path, debug) as namespace:
+    with _imported(path) as namespace:
         factory = _factory(namespace, path, name)
         arguments = _arguments(factory, path, settings or {}, checkpoint, dtype)
-        with blamed(path, debug), redirect_stdout(sys.stderr):
+        with blamed(path), redirect_stdout(sys.stderr):
             module = factory(**arguments)
     if not isinstance(module, Module):
         raise Error(
@@ -63,7 +62,7 @@ def split_name(script: str) -> tuple[Path, str]:
 
 
 @contextmanager
-def _imported(path: Path, debug: bool) -> Generator[types.ModuleType]:
+def _imported(path: Path) -> Generator[types.ModuleType]:
     """The script as a module that is removed afterwards, with the sibling files it imported.
 
     A file that was loaded with --load is not run again. Registrations of an earlier run of the
@@ -85,7 +84,7 @@ def _imported(path: Path, debug: bool) -> Generator[types.ModuleType]:
     sys.modules[module.__name__] = module  # dataclasses and annotations look themselves up there
     sys.path.insert(0, folder)
     try:
-        with blamed(path, debug), redirect_stdout(sys.stderr):
+        with blamed(path), redirect_stdout(sys.stderr):
             # not by the import system, whose cache compares whole seconds
             exec(compile(source, str(path), "exec"), module.__dict__)
         yield module

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import Error
 from ..ir.core import Op, Value
 from ..ir.declare import op_class
-from ..ir.dims import DimLike, Shape
+from ..ir.dims import Dim, DimLike, Shape
 from ..ir.dtypes import is_float
 from ..ir.types import TensorType
 from ..source import here
@@ -49,7 +49,7 @@ class Tensor:
     """
 
     __slots__ = ("_tracer", "_value")
-    __array_ufunc__ = None  # numpy scalars defer to the operators of this class
+    __array_priority__ = 1  # numpy's numbers and arrays defer to the operators of this class
 
     def __init__(self, value: Value, tracer: Tracer) -> None:
         self._value, self._tracer = value, tracer
@@ -125,10 +125,22 @@ class Tensor:
     def __len__(self) -> NoReturn:
         raise Error("a tensor has no len(); its sizes are in .shape", loc=here())
 
-    def _no_number(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise Error("a tensor has no numbers while a model is traced", loc=here())
+    def _no_value(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise Error(
+            "a tensor has no value while a model is traced; compute with operators and with the "
+            "functions of irc.frontends.functional",
+            loc=here(),
+        )
 
-    __int__ = __float__ = __index__ = __array__ = _no_number
+    __int__ = __float__ = __index__ = __array__ = __array_function__ = _no_value
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: Any) -> NoReturn:
+        name = getattr(function, "__name__", function)
+        raise Error(  # at the user's line, which is not the nearest: PyTorch calls this
+            f"{name} of PyTorch got a tensor of irc, which has no value while a model is traced; "
+            "compute with operators and with the functions of irc.frontends.functional"
+        )
 
     # -- operators
 
@@ -199,7 +211,8 @@ class Tensor:
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
         """Numbers, slices with a positive step, `...` and None, as in numpy."""
-        if isinstance(index, Tensor):
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, Tensor) for part in parts):
             raise Error("a tensor is no index; use F.gather or F.embedding", loc=here())
         slices, dropped, added = located(plan_index, self.shape, index)
         tensor = self
@@ -305,7 +318,7 @@ def _number(cls: type[Op], number: Any, kinds: list[str]) -> Value:
     """A Python or numpy number as a constant of the dtype of the other operands."""
     number = cast("Any", number).item() if isinstance(number, np.generic) else number
     if not isinstance(number, (bool, int, float)):
-        raise Error(f"{cls.opname}: an operand is {kind_name(number)}, not a tensor")
+        raise Error(f"{cls.opname}: an operand is {kind_name(number)}, not a tensor of irc")
     if isinstance(number, bool):
         if "bool" not in kinds or set(kinds) != {"bool"}:
             raise Error(
@@ -329,4 +342,8 @@ def kind_name(item: Any) -> str:
         return "None"
     if isinstance(item, np.ndarray):
         return "a numpy array (use F.constant for a few numbers, a Parameter for data)"
+    if isinstance(item, Dim):
+        return f"{item}, which has no value while tracing"
+    if type(item).__module__ == "torch":
+        return "a tensor of PyTorch (use a Parameter for data)"
     return f"a {type(item).__name__}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Iterable
 from textwrap import indent
@@ -87,11 +86,6 @@ def _window(source: str, column: int, width: int = 120) -> tuple[int, str]:
         return 0, source
     begin = max(0, column - width // 2)
     return begin, source[begin : begin + width]
-
-
-def is_debugging() -> bool:
-    """Whether IRC_DEBUG asks for tracebacks."""
-    return os.environ.get("IRC_DEBUG", "") not in ("", "0")
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
@@ -42,8 +42,9 @@ class Loc:
         self.file, self.line, self.scope, self.origin = file, line, scope, origin
 
     def where(self) -> str:
-        """`llama.py:41 in layers.0.self_attn`."""
-        return f"{self.file}:{self.line}" + (f" in {self.scope}" if self.scope else "")
+        """`models/llama.py:41 in layers.0.self_attn`; without the folder where it is unknown."""
+        file = self.file if self.origin is None else shown_path(self.origin[0].co_filename)
+        return f"{file}:{self.line}" + (f" in {self.scope}" if self.scope else "")
 
     def excerpt(self) -> str:
         """The line of Python with a mark under the expression; empty where it is unknown."""
@@ -56,8 +57,9 @@ class Loc:
             return ""
         first, last, begin, end = next(islice(code.co_positions(), instruction // 2, None))
         text = line.lstrip()
-        if first != last or begin is None or end is None:
+        if begin is None or end is None:
             return text
+        end = end if first == last else len(line.encode())
         before, marked = _characters(line, 0, begin), _characters(line, begin, end)
         return f"{text}\n{' ' * (before - len(line) + len(text))}{'^' * marked}"
 
@@ -74,6 +76,11 @@ class Loc:
 
     def __hash__(self) -> int:
         return hash((self.file, self.line, self.scope))
+
+
+def shown_path(file: str) -> str:
+    """A path that an editor opens: relative if the file is below the current folder."""
+    return os.path.abspath(file).removeprefix(os.path.join(os.getcwd(), ""))
 
 
 def _characters(line: str, begin: int, end: int) -> int:
@@ -100,12 +107,26 @@ def current_scope() -> str:
 def here() -> Loc:
     """The location of the nearest frame outside irc or in its models, else the outermost one."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and _inside(frame.f_code.co_filename):
+    while frame.f_back is not None and is_own(frame.f_code.co_filename):
         frame = frame.f_back
-    code = frame.f_code
-    name = os.path.basename(code.co_filename)
-    return Loc(name, frame.f_lineno, _scope.get(), (code, frame.f_lasti))
+    return _loc(frame.f_code, frame.f_lineno, frame.f_lasti, _scope.get())
 
 
-def _inside(file: str) -> bool:
+def raised_at(error: BaseException, counts: Callable[[str], bool]) -> Loc | None:
+    """The innermost line of a file that `counts` at which an exception was raised."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if counts(code.co_filename):
+            found = _loc(code, trace.tb_lineno, trace.tb_lasti)
+        trace = trace.tb_next
+    return found
+
+
+def _loc(code: CodeType, line: int, instruction: int, scope: str = "") -> Loc:
+    return Loc(os.path.basename(code.co_filename), line, scope, (code, instruction))
+
+
+def is_own(file: str) -> bool:
+    """Whether a file of code is irc's, but none of its models."""
     return file.startswith(_OWN) and not file.startswith(_MODELS)

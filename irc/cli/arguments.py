@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..pipeline import Instrument
 
 Range = tuple[int, int, int]
+TRACEBACK = "--traceback"
 
 
 class Usage(Exception):
@@ -261,7 +262,9 @@ def add_plugin(add: Callable[..., argparse.Action]) -> None:
     add("--plugin", metavar="F", action="append", default=[], help=what)
 
 
-def add_load(parser: argparse.ArgumentParser) -> None:
-    """`--load F`, which every command has; main.py loads the files."""
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The options that every command has; main.py loads the files and prints the tracebacks."""
+    add = parser.add_argument
     what = "a Python file that registers passes, operations or plugins; may be repeated"
-    parser.add_argument("--load", metavar="F", action="append", default=[], help=what)
+    add("--load", metavar="F", action="append", default=[], help=what)
+    add(TRACEBACK, action="store_true", help="show Python's traceback of an error")

@@ -21,7 +21,7 @@ def crash_report(error: Exception, words: list[str]) -> str:
     except OSError as unwritable:
         return (
             f"{what_failed}; no report could be written ({unwritable}), so please report it with "
-            "what this command prints under IRC_DEBUG=1"
+            "what this command prints with --traceback"
         )
     return f"{what_failed}; please report it, with the file {place}"
 

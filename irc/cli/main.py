@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
-from ..errors import Error, did_you_mean, is_debugging
-from .arguments import Parser, Usage, add_load
+from ..errors import Error, did_you_mean
+from .arguments import TRACEBACK, Parser, Usage, add_common
 from .console import error_line, warn
 from .rank import Process
 from .signals import INTERRUPTED, TERMINATED, Signals
@@ -80,7 +80,7 @@ def _answer_to(error: Exception, words: list[str]) -> int:
         warn(error_line(str(error)))
         warn(error.hint)
         return 2
-    if is_debugging():
+    if TRACEBACK in words:
         import traceback
 
         traceback.print_exception(error)
@@ -121,7 +121,7 @@ def _configured(name: str) -> tuple[Any, Parser]:
     command: Any = import_module(f".{name}", __package__)
     parser = Parser(name, COMMANDS[name], command.EXAMPLES)
     command.configure(parser)
-    add_load(parser)
+    add_common(parser)
     return command, parser
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ..artifact.folder import ArtifactFolder, weights_problem
 from ..artifact.manifest import MODULE
-from ..errors import Error, is_debugging
+from ..errors import Error
 from ..ir.core import Module
 from ..ir.dims import Dim, DimLike, Dims, checked_ranges
 from ..text import parse_module
@@ -145,7 +145,7 @@ def _script(
     from ..frontends.script import load_script
 
     place = None if checkpoint is None else str(checkpoint)
-    return Source(load_script(_in_utf8(src), settings, place, dtype, is_debugging()), checkpoint)
+    return Source(load_script(_in_utf8(src), settings, place, dtype), checkpoint)
 
 
 def _checkpoint(

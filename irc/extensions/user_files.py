@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping
@@ -19,8 +20,8 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
-from ..errors import Error
-from ..source import Loc
+from ..errors import Error, TextError
+from ..source import Loc, is_own, raised_at, shown_path
 
 _PREFIX = "irc_loaded_"
 _LOADED = "__irc_user_file__"  # in a module that was run here: its UserFile
@@ -155,28 +156,39 @@ def _run(file: Path) -> UserFile:
 
 
 @contextmanager
-def blamed(path: Path, debug: bool = False) -> Generator[None]:
-    """Turn an exception of the user's code into an Error at its line.
+def blamed(path: Path) -> Generator[None]:
+    """Turn an exception of the user's code into an Error at its line, with the exception as cause.
 
-    The line is the innermost one of a file in the folder of `path`. `debug` chains the exception.
+    The line is the innermost one of a file in the folder of `path` or below.
     """
     try:
         yield
-    except SyntaxError as error:
-        name = Path(error.filename or path).name
-        raised = Error(f"not Python: {error.msg}", loc=Loc(name, error.lineno or 1))
-        raise raised from (error if debug else None)
     except Error as error:
         if error.op is None:
             error.at(loc=_line(error, path))
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):
+            raise _not_python(error, str(error.filename)) from error
         text = "".join(traceback.format_exception_only(error)).strip()
-        raise Error(text, loc=_line(error, path)) from (error if debug else None)
+        raise Error(text, loc=_line(error, path)) from error
+
+
+def _not_python(error: SyntaxError, file: str) -> Error:
+    """The Error with a caret where Python cannot go on."""
+    before = "\n" * ((error.lineno or 1) - 1)
+    at = len(before) + max((error.offset or 1) - 1, 0)
+    return TextError(f"not Python: {error.msg}", shown_path(file), before + (error.text or ""), at)
 
 
 def _line(error: BaseException, path: Path) -> Loc:
     folder = path.resolve().parent
-    frames = traceback.extract_tb(error.__traceback__)
-    near = [frame for frame in frames if Path(frame.filename).resolve().parent == folder]
-    return Loc(Path(near[-1].filename).name, near[-1].lineno or 1) if near else Loc(path.name, 1)
+    near = raised_at(error, lambda file: _is_users(file, folder))
+    return near or Loc(shown_path(str(path)), 1)
+
+
+def _is_users(file: str, folder: Path) -> bool:
+    """Whether code is from a file in a folder or below, but not of irc or a library."""
+    path = Path(file).resolve()
+    library = "site-packages" in path.parts or is_own(str(path)) or file.startswith("<")
+    return path.is_relative_to(folder) and not library

@@ -23,7 +23,7 @@ def _wrong(value: Any, wanted: str, where: str) -> Error:
 def _int(value: Any, where: str) -> int:
     if type(value) is int:
         return value
-    if not isinstance(value, bool) and hasattr(value, "__index__"):
+    if not isinstance(value, (bool, Dim)) and hasattr(value, "__index__"):
         return int(value.__index__())
     raise _wrong(value, "an integer", where)
 

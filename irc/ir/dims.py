@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import TypeAlias, cast
+from operator import index
+from typing import NoReturn, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 from ..argument_checks import check_kind
@@ -25,6 +26,7 @@ class Dim:
     """
 
     __slots__ = ("__weakref__", "_hash", "_text", "terms")
+    __array_priority__ = 1  # numpy scalars defer to the operators of this class
     terms: Terms
 
     def __new__(cls, terms: Terms) -> Dim:
@@ -44,6 +46,9 @@ class Dim:
 
     def __repr__(self) -> str:
         return self._text
+
+    def __format__(self, spec: str) -> str:
+        return format(self._text, spec)
 
     def __add__(self, other: DimLike) -> DimLike:
         total = dict(self.terms)
@@ -75,6 +80,15 @@ class Dim:
         return quotient
 
     __radd__, __rmul__ = __add__, __mul__
+
+    def _no_value(self, *_: object) -> NoReturn:
+        raise TypeError(
+            f"{self} has no value while tracing: Python can add, subtract and multiply it, but "
+            "neither compare nor convert it; use a number that the script knows"
+        )
+
+    __lt__ = __le__ = __gt__ = __ge__ = __index__ = __float__ = __array__ = _no_value
+    __truediv__ = __rtruediv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _no_value
 
     def symbols(self) -> Iterator[str]:
         """The symbols that occur, each once, in order of first occurrence."""
@@ -190,7 +204,8 @@ def _without(monomial: Monomial, divisor: Monomial) -> Monomial | None:
 def _terms(dim: DimLike) -> Terms:
     if isinstance(dim, Dim):
         return dim.terms
-    return (((), dim),) if dim else ()
+    number = index(dim)
+    return (((), number),) if number else ()
 
 
 def _make(total: dict[Monomial, int]) -> DimLike:

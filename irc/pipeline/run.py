@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,6 +12,7 @@ from ..errors import Error
 from ..ir.core import Module
 from ..ir.verify import verify
 from ..rewrite.stats import Stats
+from ..source import raised_at
 from .base import Pass
 from .text import Pipeline, parse_pipeline
 
@@ -144,11 +143,10 @@ def _named(step: Step, error: Exception) -> Error:
     if isinstance(error, Error):
         error.add_note(f"in the pass {step}, number {step.index} of {len(step.pipeline)}")
         return error
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{os.path.basename(last.filename)}:{last.lineno}: {type(error).__name__}"
     named = Error(
-        f"the pass {step} (number {step.index} of {len(step.pipeline)}) has a bug, at {where}: "
-        f"{error}"
+        f"the pass {step} (number {step.index} of {len(step.pipeline)}) has a bug: "
+        f"{type(error).__name__}: {error}",
+        loc=raised_at(error, lambda file: True),
     )
     named.__cause__ = error
     return named

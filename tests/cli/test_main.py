@@ -161,7 +161,7 @@ def test_an_internal_failure_is_reported(
     answer = irc("show", module)
     assert answer.status == 70
     assert "no report could be written" in answer.err
-    assert "IRC_DEBUG=1" in answer.err
+    assert "--traceback" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -208,14 +208,19 @@ def test_the_traceback_is_shown_on_request(module: Path, failure: str) -> None:
     code = (
         "import sys, irc.cli.show as show\nfrom irc.cli.main import main\n"
         f"from irc.errors import Error\ndef broken(place): raise {failure}\n"
-        f"show.read_module = broken\nsys.exit(main(['show', {str(module)!r}]))"
+        f"show.read_module = broken\nsys.exit(main(['show', {str(module)!r}, *sys.argv[1:]]))"
     )
-    environment = os.environ | {"IRC_DEBUG": "1", "TMPDIR": str(module.parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=False
-    )
-    assert b"Traceback" in done.stderr
-    assert failure.partition("'")[2][:8].encode() in done.stderr
+    environment = os.environ | {"TMPDIR": str(module.parent)}
+    for words in ([], ["--traceback"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            check=False,
+        )
+        assert (b"Traceback" in done.stderr) == bool(words)
+        assert failure.partition("'")[2][:8].encode() in done.stderr
 
 
 @pytest.mark.parametrize(

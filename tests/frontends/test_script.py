@@ -150,7 +150,7 @@ RAISES = [
     ),
     ("1 / 0\n", "model.py:5: ZeroDivisionError: division by zero"),
     ("import no_such_package\n", "model.py:5: ModuleNotFoundError: No module"),
-    ("def build(:\n", "model.py:5: not Python: "),
+    ("def build(:\n", "model.py:5:11: error: not Python: "),
     ("def build(): exit(3)\n", "model.py:5: SystemExit: 3"),
     (
         "def build(): return trace(lambda x: x + x[:, 1:])\n",
@@ -171,11 +171,86 @@ def test_errors_of_a_script(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(irc.Error) as caught:
         load_script(path)
     assert message.format(path=path) in str(caught.value)
-    assert caught.value.__cause__ is None
-    with pytest.raises(irc.Error) as caught:
-        load_script(path, debug=True)
     raised = any(word in message for word in ("Error: ", "SystemExit", "not Python"))
     assert (caught.value.__cause__ is not None) == raised
+    assert str(caught.value).count("^") >= raised, "the part of the line is marked"
+
+
+NO_VALUE = "TypeError: B has no value while tracing"
+MARKED = {
+    "x if <x.shape[0] > 4> else -x": NO_VALUE,
+    "x * (<1 / x.shape[0]>)": NO_VALUE,
+    "x[:<min(x.shape[0], 3)>]": NO_VALUE,
+    "[x for _ in <range(x.shape[0])>]": NO_VALUE,
+    "<float(x.shape[0])>": NO_VALUE,
+    "<np.zeros(x.shape)>": NO_VALUE,
+    "<np.sqrt(x.shape[0])>": NO_VALUE,
+    "<x * x.shape[0]>": "mul: an operand is B, which has no value while tracing",
+    "x.reshape(<x.shape[0] * 0.5>)": "TypeError: 'float' object cannot be interpreted as",
+    "-<json.dumps(x)>": "TypeError: Object of type Tensor is not JSON serializable",
+    "-<json.loads('[')>": "json.decoder.JSONDecodeError: Expecting value",
+    "-<eval('1 +')>": 'File "<string>", line 1\n    1 +\nSyntaxError: ',
+    "x + (1 / <np.exp(x)>)": "a tensor has no value while a model is traced",
+    "x + <sibling.two(x)>": "a tensor cannot be iterated over",
+}
+
+
+@pytest.mark.parametrize("expression", MARKED)
+def test_a_failure_is_shown_at_the_line_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expression: str
+) -> None:
+    before, _, marked = expression.partition("<")
+    marked, _, after = marked.rpartition(">")
+    line = f"return {before}{marked}{after}"
+    (tmp_path / "sibling.py").write_text("def two(x):\n    a, b = x\n")
+    text = (
+        f"import json, sibling, numpy as np\ndef f(x):\n    {line}\ndef build(): return trace(f)\n"
+    )
+    script(tmp_path, text)
+    monkeypatch.chdir(tmp_path.parent)
+    path = f"{tmp_path.name}/model.py"
+    with pytest.raises(irc.Error) as caught:
+        load_script(path)
+    if "sibling" in marked:
+        path, line, marked = f"{tmp_path.name}/sibling.py", "a, b = x", "a, b"
+    number = 2 if "a, b" in marked else 7
+    caret = " " * line.index(marked) + "^" * len(marked)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:{number}: {MARKED[expression]}")
+    assert f"\n    {line}\n    {caret}" in message
+
+
+def test_a_failure_over_several_lines_is_marked_on_the_first(tmp_path: Path) -> None:
+    path = script(tmp_path, "def build():\n    return trace(lambda x: x + (1 /\n        0))\n")
+    with pytest.raises(irc.Error) as caught:
+        load_script(path)
+    line = "    return trace(lambda x: x + (1 /"
+    assert str(caught.value).endswith(f"{line}\n{' ' * line.index('1 /')}^^^")
+
+
+def test_symbols_and_tensors_can_be_printed(tmp_path: Path, capsys: Any) -> None:
+    text = "def f(x):\n    print(f'{x} {x.shape} {x.shape[0]:>3}|')\n    return -x\n"
+    load_script(script(tmp_path, text + "def build(): return trace(f)\n"))
+    assert capsys.readouterr().err == "<tensor f32[B, 4]> (B, 4)   B|\n"
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    ("expression", "name"),
+    [
+        ("torch.nn.functional.relu(x)", "relu"),
+        ("torch.nn.Linear(4, 4)(x)", "linear"),
+        ("torch.ones(4) + x", "add"),
+        ("torch.cat([x, x])", "cat"),
+    ],
+)
+def test_a_tensor_given_to_pytorch(tmp_path: Path, expression: str, name: str) -> None:
+    text = f"import torch\ndef f(x): return {expression}\ndef build(): return trace(f)\n"
+    with pytest.raises(irc.Error) as caught:
+        load_script(script(tmp_path, text))
+    says = f"model.py:6: {name} of PyTorch got a tensor of irc, which has no value while"
+    assert says in str(caught.value)
+    assert f"{expression}\n" in str(caught.value)
 
 
 def test_a_missing_factory_or_script(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import irc
 from irc.frontends import Tensor
 from irc.frontends import functional as F
+from irc.source import shown_path
 
 from .helpers import computed, ops, traced
 
@@ -35,6 +36,7 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "left // and %": lambda x, y: 7 // y + 7 % y,
     "matrix product": lambda x, y: x[:, :2] @ y,
     "numpy numbers": lambda x, y: np.float32(2) * x + np.float32(1),
+    "numpy comparison": lambda x, y: np.float32(2) < x,
 }
 
 
@@ -125,11 +127,15 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "if x": (lambda x, i: x if x else i, "no truth value"),
     "for _ in x": (lambda x, i: list(x), "cannot be iterated over"),
     "len(x)": (lambda x, i: len(x), "sizes are in .shape"),
-    "float(x)": (lambda x, i: float(x), "no numbers while a model is traced"),
-    "int(x)": (lambda x, i: int(x), "no numbers while a model is traced"),
-    "range(x)": (lambda x, i: range(i), "no numbers while a model is traced"),
-    "np.exp(x)": (lambda x, i: np.asarray(x), "no numbers while a model is traced"),
+    "float(x)": (lambda x, i: float(x), "no value while a model is traced"),
+    "int(x)": (lambda x, i: int(x), "no value while a model is traced"),
+    "range(x)": (lambda x, i: range(i), "no value while a model is traced"),
+    "np.asarray(x)": (lambda x, i: np.asarray(x), "no value while a model is traced"),
+    "np.exp(x)": (lambda x, i: np.exp(x), "no value while a model is traced"),
+    "np.mean(x)": (lambda x, i: np.mean(x), "no value while a model is traced"),
+    "np.concatenate": (lambda x, i: np.concatenate([x, x]), "no value while a model is traced"),
     "x[i]": (lambda x, i: x[i], "use F.gather"),
+    "x[:, i]": (lambda x, i: x[:, i], "use F.gather"),
     "x[5]": (lambda x, i: x[5], "index 5 is outside dimension 0, which has 2"),
     "x[0, 0, 0]": (lambda x, i: x[0, 0, 0], "3 indices for the 2 dimensions of [2, 3]"),
     "x[..., ...]": (lambda x, i: x[..., ...], "at most one ..."),
@@ -144,7 +150,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "split dim": (lambda x, i: x.split(2, dim=5), "no dimension 5"),
     "i + 0.5": (lambda x, i: i + 0.5, "0.5 is used with a tensor of i32; cast the tensor"),
     "x + True": (lambda x, i: x + True, "the Python value True"),
-    "x + None": (lambda x, i: x + None, "an operand is None, not a tensor"),
+    "x + None": (lambda x, i: x + None, "an operand is None, not a tensor of irc"),
     "x + 'a'": (lambda x, i: x + "a", "an operand is a str, not a tensor"),
     "x + array": (lambda x, i: x + np.zeros(3), "a numpy array (use F.constant"),
     "x + i": (lambda x, i: x + i, "the operands are f32 and i32; cast one"),
@@ -161,7 +167,7 @@ def test_errors_state_what_to_do(name: str) -> None:
     with pytest.raises(irc.Error) as caught:
         traced(lambda x, i: function(x, i), x=("f32", (2, 3)), i=("i32", (2, 3)))
     assert message in caught.value.message
-    assert str(caught.value).startswith("test_tensor.py:")
+    assert str(caught.value).startswith(shown_path(__file__) + ":")
 
 
 def test_names_show_in_dumps() -> None:

@@ -141,7 +141,8 @@ def test_the_command_of_a_dump_makes_it_again(tmp_path: Path) -> None:
         ("fail", r"the dtypes differ\n.*in the pass fail, number 1 of 1", False),
         (
             "fail{internal=true}",
-            r"fail{internal=true} .number 1 of 1. has a bug, at .*\.py:\d+",
+            r"test_instruments\.py:\d+: the pass fail{internal=true} .number 1 of 1. has a bug: "
+            r"KeyError: 'lost'\n    raise KeyError.*\n    \^\^\^",
             True,
         ),
         ("break", r"the module was valid before the pass break", True),
