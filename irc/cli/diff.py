@@ -1,19 +1,19 @@
-"""`irc diff`: the differences of two modules, as a summary and as lines of text."""
+"""`irc diff`: the differences of two modules, as a summary and as lines of text.
+
+Values of the second module have the names of those of the first that they correspond to.
+"""
 
 from __future__ import annotations
 
-import difflib
-import re
-import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterable
 
 from ..ir.core import Function, Module
-from ..text import parse_module
+from ..text.diff import bodies, differences, with_names_of
 from ..text.printer import print_module
 from .arguments import add_json
-from .console import coloured, paint, print_json
+from .console import paint, print_json
 from .sources import read_module
 
 EXAMPLES = """
@@ -36,7 +36,10 @@ def run(args: Namespace) -> int:
     before, after = read_module(args.before), read_module(args.after)
     old, new = print_module(before), print_module(after)
     same = old == new
-    changes = [] if same else compare(before, after)
+    renamed = with_names_of(old, new)
+    was, now = bodies(old), bodies(renamed)
+    changed = [name for name, body in was.items() if now.get(name, body) != body]
+    changes = [] if renamed == old else compare(before, after, changed)
     if args.json:
         print_json({"same": same, "same_structure": not changes, "changes": changes})
         return int(not same)
@@ -46,39 +49,19 @@ def run(args: Namespace) -> int:
         print(change)
     if not args.summary:
         print()
-        print("\n".join(_unified(old, new, args.before, args.after)))
+        print("\n".join(map(_coloured, differences(old, new, args.before, args.after))))
     return 1
 
 
-def compare(before: Module, after: Module) -> list[str]:
-    """A line per difference; none where only the names of values differ."""
-    old, new = _nameless(before), _nameless(after)
-    if old == new:
-        return []
+def compare(before: Module, after: Module, changed: Iterable[str]) -> list[str]:
+    """A line per difference; `changed` are the functions of both whose bodies differ."""
     was, now = _facts(before), _facts(after)
     lines = [f"{what}: gone" for what in was if what not in now]
     lines += [f"{what}: new" for what in now if what not in was]
     both = [what for what in was if what in now and was[what] != now[what]]
     lines += [f"{what}: {was[what]} -> {now[what]}" for what in both]
-    old_bodies, new_bodies = _bodies(old), _bodies(new)
-    for name, body in old_bodies.items():
-        if new_bodies.get(name, body) != body:
-            lines.append(_operations(before.functions[name], after.functions[name]))
+    lines += [_operations(before.functions[name], after.functions[name]) for name in changed]
     return lines or ["the same entries in another order"]
-
-
-def _nameless(module: Module) -> str:
-    """The text of a module with every inner value numbered."""
-    copy = parse_module(print_module(module))
-    for op in copy.ops():
-        for result in op.results:
-            result.name = None
-    return print_module(copy)
-
-
-def _bodies(text: str) -> dict[str, str]:
-    """The lines of every function of a module's text, without its signature."""
-    return dict(re.findall(r"^  func @([^(]+).*\n((?:    .*\n)*)", text, re.MULTILINE))
 
 
 def _facts(module: Module) -> dict[str, str]:
@@ -109,10 +92,7 @@ def _operations(before: Function, after: Function) -> str:
     return f"@{before.name}: {old.total()} -> {new.total()} operations: {counts}"
 
 
-def _unified(old: str, new: str, before: str, after: str) -> Iterable[str]:
-    """The lines of a unified diff, coloured on a terminal."""
-    styles = {"+": "green", "-": "red", "@": "dim"} if coloured(sys.stdout) else {}
-    a, b = old.splitlines(), new.splitlines()
-    for line in difflib.unified_diff(a, b, before, after, lineterm=""):
-        style = styles.get(line[:1])
-        yield paint(line, style) if style and line[:3] not in ("+++", "---") else line
+def _coloured(line: str) -> str:
+    """A line of a unified diff, in its colour on a terminal."""
+    style = {"+": "green", "-": "red", "@": "dim"}.get(line[:1])
+    return paint(line, style) if style and line[:3] not in ("+++", "---") else line

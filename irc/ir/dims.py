@@ -26,7 +26,6 @@ class Dim:
     """
 
     __slots__ = ("__weakref__", "_hash", "_text", "terms")
-    __array_priority__ = 1  # numpy scalars defer to the operators of this class
     terms: Terms
 
     def __new__(cls, terms: Terms) -> Dim:
@@ -87,7 +86,7 @@ class Dim:
             "neither compare nor convert it; use a number that the script knows"
         )
 
-    __lt__ = __le__ = __gt__ = __ge__ = __index__ = __float__ = __array__ = _no_value
+    __lt__ = __le__ = __gt__ = __ge__ = __index__ = __float__ = _no_value
     __truediv__ = __rtruediv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _no_value
 
     def symbols(self) -> Iterator[str]:

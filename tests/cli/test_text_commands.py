@@ -220,6 +220,19 @@ def test_other_names_are_no_other_structure(module: Path, tmp_path: Path) -> Non
     assert (found["same"], found["same_structure"]) == (False, True)
 
 
+def test_a_change_renumbers_nothing(tmp_path: Path) -> None:
+    names = ["%x", *(f"%{n}" for n in range(40))]
+    pairs = zip(names[1:], names, strict=False)
+    body = "".join(f"    {made} = add {of}, %x : f32[2]\n" for made, of in pairs)
+    text = f"module @m {{\n  func @f(%x: f32[2]) -> (f32[2]) {{\n{body}    return %39\n  }}\n}}\n"
+    fewer = text.replace("    %5 = add %4, %x : f32[2]\n", "").replace("add %5", "add %4")
+    out = irc("diff", changed(tmp_path, text), "-", stdin=fewer).out
+    summary, lines = out.split("\n\n")
+    assert summary == "@f: 41 -> 40 operations: add 40 -> 39"
+    assert lines.count("\n@@") == 1
+    assert len(re.findall(r"^[+-] .*$", lines, re.MULTILINE)) == 3
+
+
 def test_another_order_is_a_difference(module: Path, tmp_path: Path) -> None:
     more = '  weight @v : f32[1] = random("v", 1, 0.5)\n'
     first = changed(tmp_path, PLAIN.replace("  func", more + "  func"))

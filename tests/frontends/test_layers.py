@@ -10,6 +10,7 @@ import irc
 from irc.frontends import Module, Tensor, layers, random_weights
 from irc.frontends.layers.attention import Cache
 from irc.ops import Rope
+from irc.source import shown_path
 from tests.fresh import fresh
 
 RANDOM = fresh(0)
@@ -225,4 +226,6 @@ REFUSED: list[tuple[Any, str]] = [
 def test_errors_state_what_to_change(function: Any, message: str) -> None:
     with pytest.raises(irc.Error) as caught:
         irc.trace(lambda x: function(x), {"x": irc.Spec("f32", ("B", "S", 12))})
-    assert message in caught.value.message and str(caught.value).startswith("test_layers.py:")
+    assert message in caught.value.message and str(caught.value).startswith(
+        shown_path(__file__) + ":"
+    )

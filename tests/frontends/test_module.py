@@ -8,6 +8,7 @@ import irc
 from irc.frontends import Module, ModuleList, Parameter, Tensor
 from irc.frontends import functional as F
 from irc.frontends.layers import Linear
+from irc.source import shown_path
 
 from .helpers import traced
 
@@ -133,7 +134,10 @@ def test_shape_errors_name_line_and_scope() -> None:
             return self.blocks[1](F.concat([x, x], -1))
 
     text = message_of(Wrong())
-    assert text.startswith("test_module.py:") and " in blocks.1.up: linear: x is [B, 8]" in text
+    assert (
+        text.startswith(shown_path(__file__) + ":")
+        and " in blocks.1.up: linear: x is [B, 8]" in text
+    )
     assert "\n    linear %_, @blocks.1.up.weight" in text
 
 

@@ -184,7 +184,7 @@ MARKED = {
     "[x for _ in <range(x.shape[0])>]": NO_VALUE,
     "<float(x.shape[0])>": NO_VALUE,
     "<np.zeros(x.shape)>": NO_VALUE,
-    "<np.sqrt(x.shape[0])>": NO_VALUE,
+    "<np.sqrt(x.shape[0])>": "TypeError: loop of ufunc does not support argument 0 of type Dim",
     "<x * x.shape[0]>": "mul: an operand is B, which has no value while tracing",
     "x.reshape(<x.shape[0] * 0.5>)": "TypeError: 'float' object cannot be interpreted as",
     "-<json.dumps(x)>": "TypeError: Object of type Tensor is not JSON serializable",

@@ -10,6 +10,7 @@ import irc
 from irc.frontends import Module, Tensor
 from irc.frontends import functional as F
 from irc.frontends.tracer import active
+from irc.source import shown_path
 
 X = {"x": irc.Spec("f32", ("B", 4))}
 
@@ -121,4 +122,4 @@ def test_errors_state_what_to_change(call: Callable[[], Any], message: str) -> N
     with pytest.raises(irc.Error) as caught:
         call()
     assert message in caught.value.message
-    assert str(caught.value).startswith("test_trace.py:")
+    assert str(caught.value).startswith(shown_path(__file__) + ":")

@@ -231,7 +231,7 @@ def test_passes_from_a_file(tmp_path: Path) -> None:
     ("name", "source", "message"),
     [
         ("bad.py", "\n1 / 0\n", r"bad.py:2: ZeroDivisionError: division by zero"),
-        ("bad.py", "\n\ndef f(:\n", r"bad.py:3: not Python"),
+        ("bad.py", "\n\ndef f(:\n", r"bad.py:3:7: error: not Python"),
         ("bad.py", "x = 1\n", r"bad.py registers no pass, operation, .* lowering; put @register"),
         ("bad.py", PASS_FILE + "import nowhere_at_all\n", r"bad.py:14: ModuleNotFoundError"),
         ("bad.py", "import irc\nirc.rewrite.P.silo()\n", "bad.py:2: no operation called 'silo'"),

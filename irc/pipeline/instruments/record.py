@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 import tempfile
@@ -14,6 +13,7 @@ from typing import TextIO
 from ...artifact.atomic import whole_file
 from ...errors import Error
 from ...ir.core import Module
+from ...text.diff import differences
 from ...text.printer import print_module
 from ..run import Instrument, Step
 from ..text import Pipeline
@@ -70,7 +70,10 @@ class Reproducer(Instrument):
 
 
 class PrintDiff(Instrument):
-    """Writes a unified diff to `out` after every pass that changed the module."""
+    """Writes a unified diff to `out` after every pass that changed the module.
+
+    Values keep the names that they have before the pass.
+    """
 
     def __init__(self, out: TextIO, context: int = 1) -> None:
         self.out, self.context = out, context
@@ -82,14 +85,8 @@ class PrintDiff(Instrument):
 
     def after(self, step: Step, module: Module) -> None:
         new, label = print_module(module), f"after {step}"
-        diff = difflib.unified_diff(
-            self._text.splitlines(keepends=True),
-            new.splitlines(keepends=True),
-            self._label,
-            label,
-            n=self.context,
-        )
-        self.out.writelines(diff)
+        lines = differences(self._text, new, self._label, label, self.context)
+        self.out.writelines(f"{line}\n" for line in lines)
         self._text, self._label = new, label
 
 
