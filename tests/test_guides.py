@@ -28,6 +28,21 @@ from tests.fresh import fresh
 from tests.layout import LINKED, ROOT
 from tests.user_code import restored_registries
 
+# The folders whose guide has a table of their files, and what no table lists.
+FOLDERS = (
+    "irc",
+    "frontends",
+    "backends/cuda",
+    "backends/ranks",
+    "backends/tensorrt/plugins",
+    "backends/tensorrt/runtime",
+)
+GUIDES = sorted(
+    path.relative_to(ROOT)
+    for folder in (".", "irc", "passes", "frontends", "backends", "benchmarks", "examples")
+    for path in (ROOT / folder).glob("*.md" if folder == "." else "**/*.md")
+)
+NO_ROW = {*LINKED, "__init__", "__main__", "__pycache__"}
 LAYER = """module @m dims(B=1:2:4) {
   weight @gate : f32[128, 8] = random("gate", 1, 0.1)
   weight @up : f32[128, 8] = random("up", 1, 0.1)
@@ -61,16 +76,27 @@ def indented(folder: str, start: str) -> str:
     return block
 
 
-def test_the_table_of_files_is_complete() -> None:
-    named = {name.rstrip("/") for row in
-             re.findall(r"^\| (`.*?) \|", guide("irc").partition("Where things are")[2], re.M)
-             for name in re.findall(r"`([^`]+)`", row)}  # fmt: skip
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_table_of_files_is_complete(folder: str) -> None:
+    rows = re.findall(r"^\| (`.*?) \|", guide(folder).partition("| file |")[2], re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
     there = {
-        path.name
-        for path in (ROOT / "irc").iterdir()
+        path.stem
+        for path in (ROOT / folder).iterdir()
         if path.suffix == ".py" or (path.is_dir() and any(path.iterdir()))
     }
-    assert named == there - {*LINKED, "__init__.py", "__main__.py", "__pycache__"}
+    assert len(named) == len(set(named))
+    assert {name.removesuffix(".py").rstrip("/") for name in named} == there - NO_ROW
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=str)
+def test_the_files_that_a_guide_names_and_links_are_there(path: Path) -> None:
+    text, folder = (ROOT / path).read_text(encoding="utf-8"), (ROOT / path).parent
+    below = {file.name for base in (folder, ROOT / "tests") for file in base.rglob("*.py")}
+    for name in re.findall(r"`([a-z_0-9/.]+\.py)`", text):
+        assert name in below or (folder / name).exists() or (ROOT / name).exists(), name
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (folder / target).exists(), target
 
 
 def test_the_module_of_the_language_guide_is_a_module() -> None:
