@@ -91,6 +91,7 @@ class Parser(argparse.ArgumentParser):
                 near = did_you_mean(name, known)
                 self.error(f"irc {self.command} has no option {name}{near}")
         args, extra = self.parse_known_args(words)
+        args.given = self.given
         if extra:
             is_option = extra[0].startswith("-")
             what = f"irc {self.command} has no option" if is_option else "one argument too many:"
@@ -127,6 +128,17 @@ def whole_number(least: int = 0) -> Callable[[str], int]:
         return value
 
     return convert
+
+
+def real_number(text: str) -> float:
+    """The type of an option whose value is a number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
+    return value
 
 
 def with_comma(first: str, second: str) -> str:

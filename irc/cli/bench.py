@@ -1,16 +1,20 @@
-"""`irc bench`: measures this machine. `irc bench collectives` times the collectives."""
+"""`irc bench`: times an artifact, or the collectives of this machine (`irc bench collectives`)."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..analysis.units import amount
-from ..errors import Error
-from .arguments import add_json, whole_number, word_of
+from ..errors import Error, did_you_mean
+from .arguments import Usage, add_json, add_runtime, whole_number, word_of
+from .arrays import add_inputs
+from .bench_artifact import time_artifact
 from .console import Progress, print_json, table, warn
+from .ranks import add_launcher, over_ranks
 
 if TYPE_CHECKING:
     from ..analysis.topology import Measured, Topology
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from .rank import Process
 
 EXAMPLES = """
+  irc bench build/llama                            (prefill and decode of random tokens)
+  irc bench build/scorer --inputs in.npz --runs 100 --json
   irc bench collectives
   irc bench collectives --ranks 4 -o topology.json
   irc bench collectives --on cpu --sizes 4096,1048576 --kinds all_reduce,all_to_all
@@ -27,6 +33,12 @@ EXAMPLES = """
 
 SIZES = tuple(4096 * 4**i for i in range(8))  # 4 kB to 67 MB
 CPU_RANKS = 2
+COLLECTIVES = "collectives"
+_FOR_COLLECTIVES = ("on", "kinds", "sizes", "output", "topology", "link")
+_FOR_ARTIFACTS = (
+    *("runs", "inputs", "random", "backend", "threads", "low_memory", "no_self_test", "plugin"),
+    *("launcher", "hosts"),
+)
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -35,9 +47,11 @@ def configure(parser: ArgumentParser) -> None:
 
     add = parser.add_argument
     kinds, sizes = listed(word_of(*OPERATIONS)), listed(whole_number(1024))
-    add("benchmark", metavar="collectives", type=word_of("collectives"), help="what to measure")
+    add("source", metavar="DIR|collectives", help="an artifact folder, or what to measure")
+    what = "times each is measured, after two others (default: 20)"
+    add("--runs", metavar="N", type=whole_number(1), help=what)
+    add_inputs(parser, required=False)
     add("--on", type=word_of("gpu", "cpu"), help="GPUs through NCCL, or CPU (default: GPUs if any)")
-    add("--ranks", metavar="N", type=whole_number(2), help="groups of 2 to N (default: all GPUs)")
     what = f"of {', '.join(OPERATIONS)} (default: all)"
     add("--kinds", metavar="NAME,...", type=kinds, join=both, default=OPERATIONS, help=what)
     what = "of the whole tensor (default: 4096 to 67108864)"
@@ -45,6 +59,8 @@ def configure(parser: ArgumentParser) -> None:
     add("-o", "--output", metavar="FILE", help="write a topology with the fitted constants")
     add("--topology", metavar="FILE", help="the topology they go into (the one for 8 H200)")
     add("--link", metavar="NAME", help="the link that was measured")
+    add_runtime(parser)
+    add_launcher(parser, "groups of 2 to N (default: all GPUs); of an artifact, start N processes")
     add_json(parser)
 
 
@@ -63,6 +79,24 @@ def both(first: tuple[object, ...], second: tuple[object, ...]) -> tuple[object,
 
 
 def run(args: Namespace) -> int:
+    """Time the artifact, or measure collectives, with the options that are for it."""
+    hint = "irc bench --help lists the options"
+    is_artifact = args.source != COLLECTIVES
+    for name in _FOR_COLLECTIVES if is_artifact else _FOR_ARTIFACTS:
+        if name in args.given or getattr(args, name) is True:
+            what = "an artifact" if is_artifact else COLLECTIVES
+            raise Usage(f"--{name.replace('_', '-')} is not for {what}", hint)
+    if is_artifact and not Path(args.source).exists():
+        near = did_you_mean(args.source, [COLLECTIVES])
+        raise Usage(f"there is no artifact {args.source!r}{near}", hint)
+    if is_artifact:
+        return over_ranks(args, time_artifact)
+    if args.ranks == 1:
+        raise Usage("--ranks is 1; expected 2 or more", hint)
+    return _measure(args)
+
+
+def _measure(args: Namespace) -> int:
     """Measure and fit; print and write, on rank 0 of several processes."""
     from ..analysis.topology_file import default_topology, read_topology
 

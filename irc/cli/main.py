@@ -19,7 +19,7 @@ from .signals import INTERRUPTED, TERMINATED, Signals
 # Every command is the module of its name here, with EXAMPLES, configure(parser) and run(args).
 COMMANDS = {
     "compile": "write an artifact folder from a script, a checkpoint folder or a module",
-    "run": "run an artifact on arrays from an .npz file",
+    "run": "run an artifact on given or random arrays, and compare the results",
     "generate": "continue a prompt with a compiled language model",
     "opt": "run passes over a module: text in, text out",
     "show": "print the module of a file or an artifact, or one scope of it",
@@ -30,7 +30,7 @@ COMMANDS = {
     "plugins": "list the plugins of engines, or describe one",
     "cache": "list or delete the engines that are kept for later compilations",
     "forecast": "estimate memory, traffic and times per rank; nothing is built",
-    "bench": "time collectives between the GPUs or the cores of this machine",
+    "bench": "time an artifact, or the collectives of this machine",
     "doctor": "check the installation and the files of an artifact",
 }
 _HELP = ("-h", "--help", "help")

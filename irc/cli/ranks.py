@@ -32,16 +32,17 @@ _FLAGS = {  # those of `add_runtime`, and the backends that they are for
 }
 
 
-def add_launcher(parser: ArgumentParser) -> None:
-    """What decides how the ranks of an artifact run."""
+def add_launcher(
+    parser: ArgumentParser, ranks: str = "start N processes over MPI, one per rank of the artifact"
+) -> None:
+    """What decides how the ranks of an artifact run; `ranks` is the help of `--ranks`."""
     add = parser.add_argument
     what = (
         "threads: ranks are threads of this process (the default on CPU); mpi: processes that "
         "MPI's launcher starts (the default on GPUs, and under mpirun or srun --mpi=pmi2)"
     )
     add("--launcher", metavar="KIND", type=word_of(THREADS, MPI), help=what)
-    what = "start N processes over MPI, as many as the artifact has ranks"
-    add("--ranks", metavar="N", type=whole_number(1), help=what)
+    add("--ranks", metavar="N", type=whole_number(1), help=ranks)
     what = "start them on these hosts, over ssh; the artifact and Python need the same paths there"
     add("--hosts", metavar="A,B", default="", join=with_comma, help=what)
 

@@ -1,32 +1,30 @@
-"""`irc run`: runs an artifact on the arrays of an .npz file."""
+"""`irc run`: runs an artifact on given or random arrays, and compares the results."""
 
 from __future__ import annotations
 
 import time
-import zipfile
 from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ..artifact.atomic import whole_file
-from ..errors import Error
-from .arguments import add_json, add_runtime, runtime_options
-from .console import Progress, print_json, table
+from .arguments import Usage, add_json, add_runtime, real_number, runtime_options
+from .arrays import Arrays, add_inputs, differences, given_inputs, plain, read_arrays, write_arrays
+from .console import Progress, paint, print_json, table
 from .ranks import add_launcher, of_rank, over_ranks, shared
 
 if TYPE_CHECKING:
     from ..backends.ranks.communicator import Communicator
+    from .arrays import Difference
 
 EXAMPLES = """
   irc run build/two_tower --inputs in.npz --outputs out.npz
   irc run build/llama --inputs prompt.npz --outputs logits.npz     (input_ids alone will do)
   irc run build/llama_tp2 --inputs prompt.npz --outputs logits.npz --launcher mpi
   irc run model.irc --backend reference --inputs in.npz --outputs out.npz
+  irc run build/bf16 --random 0 --compare build/f32 --rtol 2e-2
+  irc run build/llama --inputs in.npz --compare expected.npz
 """
-
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -34,9 +32,16 @@ def configure(parser: ArgumentParser) -> None:
     add = parser.add_argument
     what = "an artifact folder, or module.irc, which --backend reference interprets on all ranks"
     add("source", metavar="DIR", help=what)
-    add("--inputs", metavar="IN.npz", required=True, help="one array per input")
+    add_inputs(parser, required=True)
     what = "one array per output; bf16 and other floats that numpy lacks become f32"
-    add("--outputs", metavar="OUT.npz", required=True, help=what)
+    add("--outputs", metavar="OUT.npz", help=what)
+    what = (
+        "compare with another artifact, a module.irc (in numpy) or an .npz; status 1 if it differs"
+    )
+    add("--compare", metavar="B", help=what)
+    what = "allowed difference relative to the number of B (default: 1e-3)"
+    add("--rtol", metavar="X", type=real_number, help=what)
+    add("--atol", metavar="X", type=real_number, help="allowed difference besides (default: 1e-4)")
     add_runtime(parser)
     add_launcher(parser)
     add_json(parser)
@@ -44,13 +49,18 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Read, run, write: here, or in a process per rank, of which rank 0 reads and writes."""
+    hint = "irc run --help lists the options"
+    if args.compare is None and (args.rtol, args.atol) != (None, None):
+        raise Usage("--rtol and --atol are for --compare B", hint)
+    if args.compare is None and args.outputs is None and args.random is None:
+        raise Usage("no place for the results: give --outputs OUT.npz, or --compare B", hint)
     return over_ranks(args, _run)
 
 
 def _run(args: Namespace, communicator: Communicator | None) -> int:
     from ..driver import open_model
 
-    inputs = shared(communicator, lambda: read_arrays(Path(args.inputs)))
+    inputs = shared(communicator, lambda: given_inputs(args))
     with Progress() as progress:
         progress(f"loading {args.source}")
         options = runtime_options(args) | of_rank(communicator)
@@ -59,39 +69,46 @@ def _run(args: Namespace, communicator: Communicator | None) -> int:
         began = time.perf_counter()
         outputs = model.run(inputs)
         seconds = time.perf_counter() - began
-    if communicator is None or communicator.rank == 0:
+        if communicator is not None and communicator.rank != 0:
+            return 0
+        found = _compared(args, inputs, outputs, progress) if args.compare else []
+    if args.outputs is not None:
         write_arrays(Path(args.outputs), outputs)
     shapes = {name: f"{array.dtype}{list(array.shape)}" for name, array in outputs.items()}
     if args.json:
-        print_json({"outputs": shapes, "seconds": seconds, "file": args.outputs})
+        facts = {"outputs": shapes, "seconds": seconds, "file": args.outputs}
+        facts |= {"differences": [asdict(each) for each in found]} if args.compare else {}
+        print_json(facts)
+    elif args.compare:
+        print(table(map(_cells, found), _COLUMNS))
     else:
         print(table(shapes.items()))
-    return 0
+    return int(not all(each.ok for each in found))
 
 
-def read_arrays(path: Path) -> Arrays:
-    """The arrays of an .npz file; an Error where it is none."""
-    how = "write it with numpy.savez"
-    try:
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise Error(f"{path} holds one array without a name, not an .npz archive; {how}")
-            return {name: archive[name] for name in archive.files}
-    except OSError as error:
-        raise Error(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise Error(f"{path} is no .npz archive of plain arrays ({error}); {how}") from None
+def _compared(
+    args: Namespace, inputs: Arrays, outputs: Arrays, progress: Progress
+) -> list[Difference]:
+    """The differences of the outputs to those of B."""
+    from ..driver import open_model
+
+    place = Path(args.compare)
+    if place.suffix == ".npz":
+        wanted = read_arrays(place)
+    else:
+        progress(f"running {place}")
+        wanted = open_model(place, "reference" if place.is_file() else None).run(inputs)
+    rtol = 1e-3 if args.rtol is None else args.rtol
+    atol = 1e-4 if args.atol is None else args.atol
+    return differences(plain(outputs), plain(wanted), rtol, atol)
 
 
-def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Write an .npz file, completely or not at all."""
-    plain = {
-        name: array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
-        for name, array in arrays.items()
-    }
-    try:
-        with whole_file(path) as file:
-            np.savez(file, allow_pickle=False, **plain)
-    except OSError as error:
-        raise Error(f"cannot write {path}: {error.strerror or error}") from error
+_COLUMNS = ("output", "elements that differ", "largest difference", "relative to B", "")
+
+
+def _cells(each: Difference) -> list[str]:
+    verdict = paint("ok", "green") if each.ok else paint("differs", "red")
+    if each.problem:
+        return [each.name, each.problem, "", "", verdict]
+    counts = f"{each.wrong} of {each.size}"
+    return [each.name, counts, f"{each.largest:.3g}", f"{each.relative:.3g}", verdict]

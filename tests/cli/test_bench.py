@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from irc.analysis.topology_file import default_topology, read_topology
@@ -72,10 +74,14 @@ def test_the_topology_has_the_fitted_constants(
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (("frobnicate",), 2, "'frobnicate' is none of collectives"),
+        (("frobnicate",), 2, "there is no artifact 'frobnicate'\n"),
+        (("colectives",), 2, "there is no artifact 'colectives'; did you mean 'collectives'?"),
+        (("collectives", "--runs", "3"), 2, "--runs is not for collectives"),
+        (("collectives", "--low-memory"), 2, "--low-memory is not for collectives"),
+        (("out", "--kinds", "all_reduce"), 2, "--kinds is not for an artifact"),
         (("collectives", "--kinds", "allreduce"), 2, "did you mean 'all_reduce'"),
         (("collectives", "--sizes", "12"), 2, "12 is less than 1024"),
-        (("collectives", "--ranks", "1"), 2, "1 is less than 2"),
+        (("collectives", "--ranks", "1"), 2, "--ranks is 1; expected 2 or more"),
         (("collectives", "--on", "gpu"), 1, "expected at least 2 GPUs"),
         (("collectives", "--link", "nvlnk"), 1, "no link 'nvlnk'"),
         (("collectives", "--topology", "absent.json"), 1, "cannot read the topology"),
@@ -86,6 +92,26 @@ def test_wrong_words(
 ) -> None:
     monkeypatch.setattr(runtime, "device_count", lambda: 0)
     assert message in refused("bench", *words, status=status)
+
+
+def test_a_language_model_is_timed_in_two_phases(artifact: Path, tmp_path: Path) -> None:
+    found = works("bench", artifact, "--runs", "3", "--json").json["phases"]
+    assert [(each["phase"], each["runs"], each["per_run"]) for each in found] == [
+        ("prefill", 3, 96),
+        ("decode", 3, 1),
+    ]
+    for each in found:
+        assert 0 < each["p50_ms"] <= each["p90_ms"] <= each["p99_ms"]
+        assert each["per_second"] == pytest.approx(each["per_run"] / each["mean_ms"] * 1e3)
+    np.savez(tmp_path / "in.npz", input_ids=[[1, 2], [3, 4]])
+    text = works("bench", artifact, "--runs", "2", "--inputs", tmp_path / "in.npz").out
+    assert re.search(r"^run of 2 rows +2 .* rows/s$", text, re.MULTILINE)
+
+
+def test_a_module_is_timed_in_numpy(module: Path) -> None:
+    answer = works("bench", module, "--backend", "reference", "--runs", "2", "--json")
+    (found,) = answer.json["phases"]
+    assert (found["phase"], found["per_run"], found["unit"]) == ("run", 2, "rows")
 
 
 @pytest.mark.parametrize("kind", OPERATIONS)

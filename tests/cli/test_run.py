@@ -13,8 +13,12 @@ import numpy as np
 import pytest
 
 from irc.backends.onnxruntime import OnnxRuntimeStream
+from irc.cli.arrays import Difference, differences
 from irc.driver import load
+from irc.generation.random_inputs import random_inputs
+from irc.text import parse_module
 from tests.cli.runner import PROGRAM, irc, npz_files, refused, run_arrays, works
+from tests.fresh import fresh
 from tests.layout import ROOT
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -160,6 +164,82 @@ def test_wrong_artifacts_and_options(
     words = npz_files(tmp_path, input_ids=IDS)
     assert says in refused("run", artifact / source, *words, *flags)
     assert not (tmp_path / "out.npz").exists()
+
+
+# ------------------------------------------------------------------ random inputs, comparisons
+
+
+def test_random_inputs_have_typical_sizes(artifact: Path, module: Path, tmp_path: Path) -> None:
+    words = ["run", module, "--backend", "reference", "--random", "5", "--outputs"]
+    first, second = (works(*words, tmp_path / f"{i}.npz").out for i in range(2))
+    assert first == second == "y  float32[2, 8]\n"
+    one, two = (np.load(tmp_path / f"{i}.npz")["y"] for i in range(2))
+    np.testing.assert_array_equal(one, two)
+    works(*words[:-2], "6", "--outputs", tmp_path / "2.npz")
+    assert (np.load(tmp_path / "2.npz")["y"] != one).all()
+    assert works("run", artifact, "--random", "1").out == "logits  float32[1, 1, 300]\n"
+
+
+LOOKUP = """\
+module @m dims(B=1:50:60) {
+  weight @t : f32[5, 2] = random("t", 1, 0.5)
+  func @forward(%ids: i64[B], %n: i32[B], %on: bool[]) -> (y: f32[B, 2], n: i32[B], on: bool[]) {
+    %y = embedding %ids, @t : f32[B, 2]
+    return %y, %n, %on
+  }
+}
+"""
+
+
+def test_random_ids_are_rows_of_their_table() -> None:
+    found = random_inputs(parse_module(LOOKUP), int(fresh().integers(1 << 30)))
+    assert {name: (a.dtype.name, a.shape) for name, a in found.items()} == {
+        "ids": ("int64", (50,)),
+        "n": ("int32", (50,)),
+        "on": ("bool", ()),
+    }
+    assert set(found["ids"]) <= set(range(5)) and found["ids"].max() > 1
+    assert set(found["n"]) <= {0, 1}
+
+
+def test_results_are_compared(artifact: Path, checkpoint: Path, tmp_path: Path) -> None:
+    works("compile", checkpoint, "--mesh", "tp=2", "-o", tmp_path / "tp2")
+    seed = str(int(fresh().integers(1 << 30)))
+    words = ["run", artifact, "--random", seed, "--outputs", tmp_path / "out.npz", "--compare"]
+    for other in (tmp_path / "tp2", artifact / "module.irc"):
+        assert re.search(r"^logits +0 of 300 +.* ok$", works(*words, other).out, re.MULTILINE)
+    logits = np.load(tmp_path / "out.npz")["logits"]
+    wrong = logits.copy()
+    wrong[0, 0, 7] += 1
+    np.savez(tmp_path / "b.npz", logits=wrong)
+    answer = irc("run", artifact, "--random", seed, "--compare", tmp_path / "b.npz", "--json")
+    (found,) = answer.json["differences"]
+    assert (answer.status, found["wrong"], found["size"]) == (1, 1, 300)
+    assert found["largest"] == pytest.approx(1, rel=1e-3)
+    loose = ("--compare", tmp_path / "b.npz", "--rtol", "0", "--atol", "1.1")
+    works("run", artifact, "--random", seed, *loose)
+    np.savez(tmp_path / "b.npz", logits=wrong[0], more=wrong)
+    answer = irc("run", artifact, "--random", seed, "--compare", tmp_path / "b.npz")
+    assert answer.status == 1
+    assert re.search(r"logits +the shapes \[1, 1, 300\] and \[1, 300\] differ", answer.out)
+    assert re.search(r"more +only in the second", answer.out)
+
+
+def difference(a: Any, b: Any, rtol: float = 0.0, atol: float = 0.0) -> Difference:
+    (found,) = differences({"y": np.array(a)}, {"y": np.array(b)}, rtol, atol)
+    return found
+
+
+def test_differences() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert difference([nan, inf, -inf, 1], [nan, inf, -inf, 1.0]).ok
+    assert difference([nan, inf, 1.0], [1.0, -inf, nan], 9, 9).wrong == 3
+    assert difference([1.0, 100.0], [1.5, 110.0], atol=0.6).wrong == 1
+    assert difference([1.0, 100.0], [1.5, 110.0], rtol=0.1).wrong == 1
+    assert difference([1, 2], [1, 3], 9, 9).wrong == 1
+    assert difference([True, False], [True, False]).ok
+    assert difference([], []).ok
+    assert not difference(["a"], ["a"]).ok
 
 
 # ------------------------------------------------------------------ generate

@@ -1,0 +1,119 @@
+"""Arrays of commands: read from .npz files or random, written, and compared."""
+
+from __future__ import annotations
+
+import zipfile
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..artifact.atomic import whole_file
+from ..errors import Error
+from .arguments import whole_number
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def add_inputs(parser: ArgumentParser, required: bool) -> None:
+    """`--inputs F`, or `--random SEED` in its place."""
+    group = parser.add_mutually_exclusive_group(required=required)
+    group.add_argument("--inputs", metavar="IN.npz", help="one array per input")
+    what = "random inputs of the typical sizes"
+    group.add_argument("--random", metavar="SEED", type=whole_number(), help=what)
+
+
+def given_inputs(args: Namespace) -> Arrays:
+    """The arrays of `--inputs`, else random ones (by default with the seed 0)."""
+    if args.inputs is not None:
+        return read_arrays(Path(args.inputs))
+    from ..artifact.folder import ArtifactFolder
+    from ..driver.sources import read_text
+    from ..generation.random_inputs import random_inputs
+
+    path = Path(args.source)
+    module = read_text(path if path.is_file() else ArtifactFolder.open(path).module)
+    return random_inputs(module, args.random or 0)
+
+
+def read_arrays(path: Path) -> Arrays:
+    """The arrays of an .npz file; an Error where it is none."""
+    how = "write it with numpy.savez"
+    try:
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise Error(f"{path} holds one array without a name, not an .npz archive; {how}")
+            return {name: archive[name] for name in archive.files}
+    except OSError as error:
+        raise Error(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise Error(f"{path} is no .npz archive of plain arrays ({error}); {how}") from None
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """Write an .npz file, completely or not at all."""
+    try:
+        with whole_file(path) as file:
+            np.savez(file, allow_pickle=False, **plain(arrays))
+    except OSError as error:
+        raise Error(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def plain(arrays: Arrays) -> Arrays:
+    """The arrays, with f32 in place of bf16 and other floats that numpy lacks."""
+    return {
+        name: array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
+        for name, array in arrays.items()
+    }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two arrays of one name differ. `wrong` elements of `size` are beyond the tolerance.
+
+    `largest` and `relative` are the largest finite differences. `problem` says why the arrays
+    cannot be compared, else it is empty.
+    """
+
+    name: str
+    wrong: int = 0
+    size: int = 0
+    largest: float = 0.0
+    relative: float = 0.0
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the arrays agree."""
+        return not self.wrong and not self.problem
+
+
+def differences(found: Arrays, wanted: Arrays, rtol: float, atol: float) -> list[Difference]:
+    """A Difference for each name on either side; the arrays of both are plain."""
+    names = dict.fromkeys([*found, *wanted])
+    return [_difference(name, found.get(name), wanted.get(name), rtol, atol) for name in names]
+
+
+def _difference(name: str, found: Any, wanted: Any, rtol: float, atol: float) -> Difference:
+    """|found - wanted| <= atol + rtol * |wanted| for floats; integers and bools must be equal."""
+    if found is None or wanted is None:
+        return Difference(name, problem=f"only in the {'first' if wanted is None else 'second'}")
+    if found.shape != wanted.shape:
+        shapes = f"{list(found.shape)} and {list(wanted.shape)}"
+        return Difference(name, problem=f"the shapes {shapes} differ")
+    kinds = found.dtype.kind + wanted.dtype.kind
+    if set(kinds) - {*"biuf"}:
+        return Difference(name, problem=f"{found.dtype} and {wanted.dtype} are not numbers")
+    a, b = found.astype(np.float64), wanted.astype(np.float64)
+    same = (found == wanted) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(all="ignore"):
+        gap = np.abs(a - b)
+        finite = np.isfinite(gap) & ~same
+        near = (gap <= atol + rtol * np.abs(b)) & finite & (kinds == "ff")
+        relative = np.where(finite & (b != 0), gap / np.abs(b), 0.0)
+    largest = float(gap.max(initial=0.0, where=finite))
+    most = float(relative.max(initial=0.0))
+    return Difference(name, int(np.sum(~(same | near))), found.size, largest, most)

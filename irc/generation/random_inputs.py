@@ -1,0 +1,64 @@
+"""`random_inputs`: inputs for a first run of a module, and for measurements."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..analysis.sizes import LocalSizes, typical_sizes
+from ..backends.base import ports_of
+from ..ir.core import Module
+from ..ir.dims import Dim
+from ..ir.dtypes import dtype
+from .inputs import cache_capacity, vocabulary
+
+Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
+
+_IMPLIED = ("positions", "past_lengths")  # inputs of language models that `complete` adds
+
+
+def random_inputs(module: Module, seed: int) -> Arrays:
+    """Random arrays for the inputs of the main function, at the typical sizes of their symbols.
+
+    Floats are normal, ids of a table any of its rows, other integers 0 or 1. Of a language model
+    they are the tokens and the last positions, whose logits are computed.
+    """
+    random = np.random.default_rng(seed)
+    ports = ports_of(module.main)
+    symbols = {
+        s for p in ports.inputs for dim in p.shape if isinstance(dim, Dim) for s in dim.symbols()
+    }
+    sizes = LocalSizes(module.mesh, dict.fromkeys(symbols, 1) | typical_sizes(module))
+    rows = _rows(module)
+    is_language_model = "input_ids" in {port.name for port in ports.inputs} and bool(ports.states)
+    if is_language_model:
+        rows["input_ids"] = vocabulary(ports) or rows.get("input_ids", 2)
+    found: Arrays = {}
+    for port in ports.inputs:
+        if is_language_model and port.name in _IMPLIED:
+            continue
+        kind, shape = dtype(port.dtype), tuple(map(sizes.dim, port.shape))
+        if is_language_model and len(shape) == 2:
+            shape = (shape[0], min(shape[1], cache_capacity(ports.states, module.dims) or shape[1]))
+        drawn: Any = random.standard_normal(shape) if kind.is_float else None
+        if drawn is None:
+            drawn = random.integers(0, rows.get(port.name, 2), shape)
+        found[port.name] = np.asarray(drawn).astype(kind.numpy)
+    if is_language_model and "logit_positions" in found:
+        last, asked = found["input_ids"].shape[1], found["logit_positions"]
+        count = min(last, asked.shape[1])
+        asked = np.zeros((len(asked), count), asked.dtype)
+        found["logit_positions"] = asked + np.arange(last - count, last, dtype=asked.dtype)
+    return found
+
+
+def _rows(module: Module) -> dict[str, int]:
+    """The fewest rows of the tables in which an input is looked up."""
+    found: dict[str, int] = {}
+    for op in module.main:
+        if op.opname == "embedding" and op.operands[0] in module.main.args:
+            name, size = str(op.operands[0].name), op.operands[1].type.shape[0]
+            if isinstance(size, int):
+                found[name] = min(size, found.get(name, size))
+    return found
