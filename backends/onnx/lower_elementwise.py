@@ -92,8 +92,10 @@ def extreme(e: Emitter, op: ops.Maximum | ops.Minimum) -> Lowered:
 
 @TABLE.lower(ops.Ne)
 def not_equal(e: Emitter, op: ops.Ne) -> Lowered:
-    """Equal and Not."""
+    """Equal and Not; IsNaN of a float and itself, which TensorRT's fused attention needs."""
     names, result = aligned(e, op)
+    if op.x is op.y and dtype(op.x.type.dtype).is_float:
+        return result(e.add("IsNaN", names[0]))
     return result(e.add("Not", e.add("Equal", *names)))
 
 

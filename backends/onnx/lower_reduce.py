@@ -18,10 +18,19 @@ def _reduction(row: Row) -> Callable[[Emitter, ops.ReduceSum], Lowered]:
     def lower(e: Emitter, op: ops.ReduceSum) -> Lowered:
         if op.x.type.dtype == "i64" and row.kind in ("ReduceMax", "ReduceMin"):
             return _first_of_sorted(e, op, largest=row.kind == "ReduceMax")
+        if row.kind == "ReduceSum" and _is_size(op):
+            return e.add("Squeeze", e.dim(op.x.type.shape[0]), e.ints(0))
         dims = e.ints(*op.dims)
         return apply(e, row.kind, op.x.type.dtype, [e.get(op.x)], dims, **row.to_onnx(op))
 
     return lower
+
+
+def _is_size(op: ops.ReduceSum) -> bool:
+    """Whether an operation counts the ones of a vector: a size as data, known without kernels."""
+    ones, type = op.x.producer, op.x.type
+    is_ones = isinstance(ones, ops.Full) and ones.value == 1
+    return is_ones and type.dtype == "i64" and type.ndim == 1 and not op.keep
 
 
 def _first_of_sorted(e: Emitter, op: ops.ReduceSum, largest: bool) -> str:

@@ -41,7 +41,7 @@ class Builder:
         self.loc: Loc | None = None
         self._constants: dict[tuple[Any, ...], Value] = {}
         self._weights: dict[tuple[Any, ...], Weight] = {}
-        self._places: dict[Weight, str] = {}  # what the file calls them
+        self.data: dict[Weight, Data] = {}
         self._symbols: dict[str, Value] = {}
 
     def add(self, op: Op) -> Op:
@@ -99,7 +99,7 @@ class Builder:
         key = data.path, data.offset, data.shape, cast or data.dtype
         if key not in self._weights:
             self._weights[key] = self._weight(data, cast)
-            self._places[self._weights[key]] = data.name
+            self.data[self._weights[key]] = data
         return self._weights[key]
 
     def _weight(self, data: Data, cast: str | None) -> Weight:
@@ -204,7 +204,7 @@ class Builder:
         self.function.append(ops.Return(returned))
         last = len(places)
         for weight in sorted(
-            self._weights.values(), key=lambda each: places.get(self._places[each], last)
+            self._weights.values(), key=lambda each: places.get(self.data[each].name, last)
         ):
             if weight.users:
                 self._declare(weight)

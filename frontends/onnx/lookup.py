@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from irc import ops
 from irc.errors import Error
 from irc.frontends.onnx.builder import Builder
@@ -30,7 +32,7 @@ def gather(b: Builder, node: Node) -> Made:
         if found is not None:
             return found
     is_table = axis == 0 and x.ndim == 2 and isinstance(b.get(x), Weight)
-    if is_table and _from_front(b.get(indices)):
+    if is_table and _from_front(b, b.get(indices)):
         return b.value(ops.Embedding(b.get(indices), b.get(x), inside=True))
     return b.value(ops.Gather(b.get(x), b.get(indices), dim=axis))
 
@@ -39,7 +41,7 @@ _COUNTS = (ops.Iota, ops.Argmax, ops.Abs)  # of which none is negative
 _KEEP_SIGN = (ops.Add, ops.Mul, ops.FloorDiv, ops.Minimum, ops.Cumsum, ops.ReduceSum, ops.ReduceMax)
 
 
-def _from_front(ids: Value) -> bool:
+def _from_front(b: Builder, ids: Value) -> bool:
     """Whether ids are arguments, or computed such that none is negative if no argument is."""
     stack, seen = [ids], set[Value]()
     while stack:
@@ -47,19 +49,20 @@ def _from_front(ids: Value) -> bool:
         if value in seen or value.type.dtype == "bool":
             continue
         seen.add(value)
-        needed = _needed(value)
+        needed = _needed(b, value)
         if needed is None:
             return False
         stack.extend(needed)
     return True
 
 
-def _needed(value: Value) -> Sequence[Value] | None:
+def _needed(b: Builder, value: Value) -> Sequence[Value] | None:
     """The values on whose signs that of a value depends; None where it may be negative anyway."""
     op = value.producer
     match op:
         case None:
-            return None if isinstance(value, Weight) else ()
+            numbers = b.data[value].read() if isinstance(value, Weight) else np.zeros(1)
+            return None if numbers is None or numbers.min(initial=0) < 0 else ()
         case ops.Constant():
             return () if min(op.values) >= 0 else None
         case ops.Full():
@@ -113,9 +116,49 @@ def elements(b: Builder, node: Node) -> Made:
 
 @reads("GatherND", known="batch_dims")
 def gather_nd(b: Builder, node: Node) -> Made:
-    """Slices by one or several leading indices, which are joined into one index."""
+    """Slices by one or several leading indices, which are joined into one index.
+
+    All slices in their order, as in the masks of transformers, are x itself.
+    """
+    x, indices = node.input(0), node.shaped(1, 1)
+    along = None if node.integer("batch_dims", 0) else _in_order(b.get(indices), x.shape)
+    if along is not None:
+        kept = [n if i in along else 1 for i, n in enumerate(indices.shape[:-1])]
+        rest = x.shape[len(along) :]
+        found = b.reshaped(b.get(x), (*kept, *rest))
+        return b.value(ops.Expand(found, shape=(*indices.shape[:-1], *rest)))
     flat, place, _ = _slices(b, node)
     return b.value(ops.Gather(flat, place, dim=0))
+
+
+def _in_order(indices: Value, shape: Shape) -> list[int] | None:
+    """The dimensions of indices along which their columns count through the dimensions of a shape,
+    one after the other; None where they do not."""
+    op, found = indices.producer, list[int]()
+    if not isinstance(op, ops.Concat) or op.dim % indices.type.ndim != indices.type.ndim - 1:
+        return None
+    for column, size in zip(op.values, shape, strict=False):
+        at = _counting(column, size)
+        if at is None or (found and at <= found[-1]):
+            return None
+        found.append(at)
+    return found if len(found) == len(op.values) == indices.type.shape[-1] else None
+
+
+def _counting(value: Value, size: DimLike) -> int | None:
+    """The dimension along which a value counts from 0 to size - 1, the same along all others."""
+    op, rank = value.producer, value.type.ndim
+    if isinstance(op, ops.Iota):
+        return 0 if op.size == size else None
+    if not isinstance(op, (ops.Unsqueeze, ops.Expand)):
+        return None
+    at = _counting(op.x, size)
+    if at is None:
+        return None
+    if isinstance(op, ops.Unsqueeze):
+        return [i for i in range(rank) if i not in [dim % rank for dim in op.dims]][at]
+    at += rank - op.x.type.ndim
+    return at if value.type.shape[at] == size else None
 
 
 @reads("ScatterND", known="reduction")

@@ -143,7 +143,11 @@ def _scores(e: TensorRTEmitter, op: ops.Attention) -> str:
     if op.bias is not None:
         found = e.converted(op.bias, kind)
         found = e.add("Where", mask, found, e.number(_LOWEST[kind], kind)) if mask else found
-    return e.add("Expand", found, e.sizes((1, 1, *_sizes(op)[2:])))
+    wanted = _sizes(op)[2:]
+    known = [value.type.shape[2:] for value in (op.mask, op.bias) if value is not None]
+    if op.causal or op.window or wanted in known:
+        return found  # an Expand to the shape it has would cost kernels in every layer
+    return e.cached(("scores", found), lambda: e.add("Expand", found, e.sizes((1, 1, *wanted))))
 
 
 def _mask(e: TensorRTEmitter, op: ops.Attention) -> str:
