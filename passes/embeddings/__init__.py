@@ -29,7 +29,7 @@ from .cost import Candidate, Setting, batch_sizes, candidate
 from .policy import Policy
 from .requests import Requests
 from .results import add_exact, count_outside, count_overflow
-from .schemes import LAYOUTS, Lookup, written
+from .schemes import LAYOUTS, Lookup, completed, written
 from .sites import Layout, Site, find_site, layout_of
 from .tables import Versions, shared, table_of, table_shape
 
@@ -249,11 +249,10 @@ class _Rewriting:
             queues=self._queues(site),
         )
         value, lost = written(lookup)
-        source = site.op.result
-        for op in site.chain:
-            value = op.rebuilt([value if v is source else v for v in op.operands]).result
-            source = op.result
-        replace(site.end or site.op, value)
+        if lookup.keeps_end:
+            replace(site.op, value)
+        else:
+            replace(site.end or site.op, completed(site, value))
         if lost:
             self.lost.setdefault(function, []).extend(lost)
         self.stats.count(layout)

@@ -32,9 +32,9 @@ class Lookups:
     """One site at one batch size: `tokens` of one rank if the ids are sharded, else of all ranks.
 
     `part` of them are on a rank where the result is scattered. In bytes `row` is a complete row,
-    `width` a rank's shard of its columns, `index` an id. `capacity` is that of a cyclic scheme,
-    0 for no limit; `checked` says that foreign rows are zeroed afterwards, as there are no rows of
-    zeros.
+    `width` a rank's shard of its columns, `index` an id, `summed` what an all_reduce of rows sends
+    (0: all rows). `capacity` is that of a cyclic scheme, 0 for no limit; `checked` says that
+    foreign rows are zeroed afterwards, as there are no rows of zeros.
     """
 
     tokens: int
@@ -45,6 +45,7 @@ class Lookups:
     index: int
     capacity: int = 0
     checked: bool = False
+    summed: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,11 @@ def load(layout: Layout, wanted: Wanted, x: Lookups) -> Load:
     if layout == "rows":
         # each rank reads its shard and writes all rows; one more pass zeroes foreign rows
         result, passes = every * x.row, 3 if x.checked else 1
-        gathered = ("all_reduce", result), ("reduce_scatter", mine * x.group_size * x.row)
         moved = result / x.group_size + passes * result
-        return Load(3 if x.checked else 2, moved, (*ids, gathered[wanted != "replicated"]))
+        end = ("all_reduce", x.summed or result)
+        if wanted != "replicated":
+            end = ("reduce_scatter", mine * x.group_size * x.row)
+        return Load(3 if x.checked else 2, moved, (*ids, end))
     # each rank reads and writes its columns of all rows; the merge reads and writes the result
     result = mine * x.group_size * x.width
     read = max(x.width, ACCESS) if x.width else 0  # a shard of a row
@@ -123,22 +126,25 @@ class Setting:
 
 def batch_sizes(site: Site, module: Module) -> tuple[int, ...]:
     """The fewest, typical and most tokens of a call that a rank looks up for itself, or all do."""
-    return tuple(tokens for tokens, _ in _tokens(site, module))
+    return tuple(tokens for tokens, *_ in _tokens(site, module))
 
 
-def _tokens(site: Site, module: Module) -> list[tuple[int, int]]:
-    """(tokens, those of a rank's shard of the result) at three batch sizes."""
+def _tokens(site: Site, module: Module) -> list[tuple[int, int, int]]:
+    """(tokens, those of a rank's shard of the result, elements that the end adds up where it is
+    behind other operations, else 0) at three batch sizes."""
     type = site.ids.type
     group_size = module.mesh.group_size(site.axes)
     symbols = {name for dim in type.shape if not isinstance(dim, int) for name in dim.symbols()}
     if not symbols <= module.dims.keys():
-        return [(n, -(-n // group_size)) for n in UNKNOWN]
-    found: list[tuple[int, int]] = []
+        return [(n, -(-n // group_size), 0) for n in UNKNOWN]
+    found: list[tuple[int, int, int]] = []
     for i in range(3):
         given = {name: sizes[i] for name, sizes in module.dims.items()}
-        shape = LocalSizes(module.mesh, given).shape(type)
+        sizes = LocalSizes(module.mesh, given)
+        shape = sizes.shape(type)
         parts = (-(-n // group_size) if at == site.dim else n for at, n in enumerate(shape))
-        found.append((prod(shape), prod(parts)))
+        summed = prod(sizes.shape(site.chain[-1].result.type)) if site.chain else 0
+        found.append((prod(shape), prod(parts), summed))
     return found
 
 
@@ -151,7 +157,7 @@ def candidate(
     own = tied and layout == site.layout
     spare = (layout == "cyclic" or (setting.sentinel and layout != "replicated")) and not own
     us, bytes_sent, count = list[float](), list[float](), 0
-    for tokens, part in _tokens(site, setting.module):
+    for tokens, part, summed in _tokens(site, setting.module):
         lookups = Lookups(
             tokens=tokens,
             part=part,
@@ -161,6 +167,7 @@ def candidate(
             index=dtype(site.ids.type.dtype).bits // 8,
             capacity=setting.capacity,
             checked=layout == "rows" and not spare,
+            summed=summed * item,
         )
         found = load(layout, site.wanted, lookups)
         count = len(found.messages) * pieces

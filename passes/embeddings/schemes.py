@@ -56,10 +56,18 @@ class Lookup:
     capacity: int = 0
     queues: tuple[int, ...] = ()
 
+    @property
+    def keeps_end(self) -> bool:
+        """Whether the collective of the site completes the rows as before."""
+        adds = isinstance(self.site.end, (ops.AllReduce, ops.ReduceScatter))
+        return self.layout == "rows" and adds
+
 
 def written(lookup: Lookup) -> tuple[Value, list[Value]]:
     """The rows of a site as a new expression, and the counts of ids beyond the capacity."""
     site, lost = lookup.site, list[Value]()
+    if lookup.keeps_end:
+        return _pieced(lookup, site.op.ids, lost), lost
     if lookup.layout == "cyclic":
         return _pieced(lookup, lookup.ids, lost), lost
     ids, wanted = lookup.ids, site.wanted
@@ -71,6 +79,17 @@ def written(lookup: Lookup) -> tuple[Value, list[Value]]:
         ids = ops.AllGather(ids, axis=site.axis, dim=site.dim).result
     rows = _pieced(lookup, ids, lost)
     return _finished(rows, site, lookup.layout).result, lost
+
+
+def completed(site: Site, value: Value) -> Value:
+    """The result of the site from complete rows, by new operations."""
+    source, end = site.op.result, site.end
+    for op in site.chain:
+        value = op.rebuilt([value if v is source else v for v in op.operands]).result
+        source = op.result
+    if isinstance(end, ops.ReduceScatter) and site.wanted == "replicated":
+        return ops.ShardSlice(value, axis=site.axis, dim=end.dim).result
+    return value
 
 
 def _finished(rows: Value, site: Site, layout: Layout) -> Op:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from irc.ir.core import Op, Value, Weight
-from irc.ir.dims import product
 from irc.ir.types import Axes
-from irc.ops import AllGather, AllReduce, AllToAll, Embedding, ReduceScatter
+from irc.ops import AllGather, AllReduce, AllToAll, Call, Embedding, ReduceScatter
+from irc.ops.collective import Exchange
 
 from ..shared.edit import only_user
 
@@ -24,7 +24,8 @@ class Site:
     `ids` are those that a rank has before any are gathered. The result is needed `replicated`;
     `scattered`, sharded in `dim` though the ids are replicated; or `sharded` in `dim` as the ids
     are. `chain` are additive operations on the way to `end`, the collective that completes the
-    result.
+    result. Where they move rows, the lookup itself is needed `replicated`, and what `end` scatters
+    is sliced.
     """
 
     op: Embedding
@@ -66,7 +67,7 @@ def find_site(op: Embedding, axes: Axes | None) -> Site | str:
     if isinstance(walked, str):
         return walked
     chain, end, dim = walked
-    if dim is None:
+    if dim is None or any(each.result.type is not op.result.type for each in chain):
         return Site(op, table, rows or columns, op.ids, "replicated", 0, chain, end)
     if dim >= op.ids.type.ndim:
         return "its result is sharded in the columns of the table"
@@ -103,7 +104,7 @@ def _walk_sum(op: Embedding, axes: Axes) -> Walk | str:
             return tuple(chain), user, None
         if isinstance(user, ReduceScatter) and user.axes == axes:
             return tuple(chain), user, user.dim % value.type.ndim
-        if not _scales(user, value):
+        if not _is_additive(user, value, axes):
             return f"its partial sum is an operand of {user.opname}"
         chain.append(user)
         value = user.results[0]
@@ -121,9 +122,10 @@ def _walk_columns(op: Embedding, axes: Axes) -> Walk | str:
     return f"{user.opname} takes its columns as they are sharded"
 
 
-def _scales(op: Op, value: Value) -> bool:
-    """Whether an operation works on the elements of `value` one by one, with single numbers."""
-    if len(op.results) != 1 or op.result.type is not value.type:
+def _is_additive(op: Op, value: Value, axes: Axes) -> bool:
+    """Whether the sum of an operation's results over the ranks is its result for their sum."""
+    if len(op.results) != 1 or isinstance(op, (Exchange, Call)):
         return False
     others = [v for v in op.operands if v is not value]
-    return all(not v.type.sharded and product(v.type.shape) == 1 for v in others)
+    waits = set(axes) <= set(op.result.type.partial)
+    return waits and not any(set(axes) & set(v.type.partial) for v in others)

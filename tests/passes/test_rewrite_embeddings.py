@@ -96,6 +96,55 @@ def test_a_second_run_changes_nothing(
     assert str(module) == text
 
 
+POOLED = """module @m mesh(tp={n}) dims(B=1:2:4) {{
+  weight @t : f32[11@tp, 4] = random("t", 1, 1.0)
+  weight @w : f32[5, 4] = random("w", 1, 1.0)
+  func @forward(%ids: i32[{n}*B, 3]) -> (y: {result}) {{
+    %e = embedding %ids, @t : f32[{n}*B, 3, 4]{{sum tp}}
+    {body}
+    return %y
+  }}
+}}"""
+SUM = '%y = all_reduce %a {{axis="tp"}} : {result}'
+SCATTER = '%y = reduce_scatter %a {{axis="tp", dim=0}} : {result}'
+POOLINGS = {
+    "sum": ("reduce_sum %e {{dims=[1]}} : f32[{n}*B, 4]", SUM, "f32[{n}*B, 4]"),
+    "linear": ("linear %e, @w : f32[{n}*B, 3, 5]", SUM, "f32[{n}*B, 3, 5]"),
+    "reshape": ("reshape %e {{shape=[{n}*B, 12]}} : f32[{n}*B, 12]", SUM, "f32[{n}*B, 12]"),
+    "scattered": ("reduce_sum %e {{dims=[1]}} : f32[{n}*B, 4]", SCATTER, "f32[{n}*B@tp, 4]"),
+    "transposed": (
+        "transpose %e {{order=[1, 0, 2]}} : f32[3, {n}*B, 4]",
+        SCATTER.replace("dim=0", "dim=1"),
+        "f32[3, {n}*B@tp, 4]",
+    ),
+}
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("group_size", [2, 3, 4])
+def test_lookups_in_front_of_other_operations(pooling: str, group_size: int) -> None:
+    op, end, result = POOLINGS[pooling]
+    body = f"%a = {op}{{{{sum tp}}}}\n{end}"
+    text = POOLED.replace("{body}", body).replace("{result}", result).format(n=group_size)
+    ids = fresh(7).integers(-2, 13, (2 * group_size, 3)).astype(np.int32)
+    wanted = evaluate(parse_module(text), {"ids": ids})
+    for scheme in ("RA", "CA", "KA", "R", "auto"):
+        module = parse_module(text)
+        stats = after(module, f"{{scheme={scheme}}}")
+        assert "is looked up by" in stats.notes[0]
+        ends = [op.opname for op in module.ops() if op.opname in ("all_reduce", "reduce_scatter")]
+        assert len(ends) == (scheme == "RA") or scheme == "auto"
+        for found in (evaluate(module, {"ids": ids}), evaluate(localized(module), {"ids": ids})):
+            np.testing.assert_allclose(found["y"], wanted["y"], rtol=1e-4, atol=1e-4)
+
+
+def test_the_cost_of_a_sum_behind_other_operations() -> None:
+    op, end, result = POOLINGS["sum"]
+    text = POOLED.replace("{body}", f"%a = {op}{{{{sum tp}}}}\n{end}").replace("{result}", result)
+    (line,) = [each for each in after(parse_module(text.format(n=2))).notes if " RA " in each]
+    assert "sends 32 B/64 B/128 B" in line, "one sum of two rows of four floats per B"
+
+
 REPLICATED = """module @m mesh({mesh}) dims(B=1:2:4) {{
   weight @token.weight : f32[12@tp, 4] = random("t", 1, 1.0)
   weight @place.weight : f32[9, 4] = random("p", 1, 1.0)
