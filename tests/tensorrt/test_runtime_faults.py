@@ -111,7 +111,7 @@ def with_other_weights(change: Callable[[dict[str, Any], str], Any]) -> Any:
         (with_one_profile, "number of profiles is 2, and the engine says 1"),
         (
             of_facts(lambda facts: facts["ranks"][0].update(engine=None)),
-            "Build them where it is installed: irc compile",
+            "build them where tensorrt-rtx is installed: irc compile",
         ),
         (
             of_facts(lambda facts: facts["stages"][0].pop("profiles")),
