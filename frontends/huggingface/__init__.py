@@ -34,7 +34,8 @@ def load(
     """The model of a checkpoint folder as a module whose weights refer to the folder's files.
 
     `dtype` is the compute dtype: f32, f16 or bf16, by default that of config.json. `dims` replaces
-    ranges of symbols. `ignore` names keys of config.json that do not change what is computed.
+    ranges of symbols. `ignore` names keys of config.json that do not change what is computed, and
+    patterns of tensors that the model does not use.
     """
     config = read_config(folder)
     model = model_of(config, ignore)
@@ -42,7 +43,8 @@ def load(
     if dtype not in ("f32", "f16", "bf16"):
         raise Error(f"the compute dtype is f32, f16 or bf16, not {dtype}")
     model = _as_stored(model, folder)
-    return bind(model.trace(dtype, dims), folder, alternatives=model.alternatives)
+    module = model.trace(dtype, dims)
+    return bind(module, folder, alternatives=model.alternatives, ignore=ignore)
 
 
 def _as_stored(model: Model, folder: str | os.PathLike[str]) -> Model:

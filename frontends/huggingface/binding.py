@@ -133,7 +133,10 @@ def _check(
             for line in [*lines[:_MOST_LINES], *more]:
                 error.add_note(f"  {line}")
     if unused:
-        error.add_note('in Python, bind(module, folder, ignore=["lm_head.*"]) leaves tensors out')
+        error.add_note(
+            "leave tensors out with --set ignore=lm_head.* where the folder is compiled, in Python "
+            'with bind(module, folder, ignore=["lm_head.*"])'
+        )
     raise error
 
 

@@ -59,9 +59,10 @@ def find_source(
     """The module that `src` describes, its weights bound and its files by absolute paths.
 
     `settings` are the keyword arguments of a script's factory; a checkpoint folder has one,
-    `ignore`: keys of its config.json that do not matter, separated by commas. Unless weights are to
-    be `bound`, a checkpoint folder needs its config.json only, and the files of an artifact are not
-    compared with its manifest. `artifact` is `artifact_of(src)` where the caller has it.
+    `ignore`: keys of its config.json that do not matter, and patterns of tensors that the model
+    does not use, separated by commas. Unless weights are to be `bound`, a checkpoint folder needs
+    its config.json only, and the files of an artifact are not compared with its manifest.
+    `artifact` is `artifact_of(src)` where the caller has it.
     """
     _check_kind(src)
     if checkpoint is not None and random_weights is not None:

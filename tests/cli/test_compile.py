@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from irc.driver import load
+from irc.weights.safetensors import read_header
 from tests.cli.runner import PROGRAM, entries, refused, works
 from tests.layout import ROOT
+from tests.models.golden import write_safetensors
 from tests.tiny_checkpoint import CONFIG, write_checkpoint
 
 
@@ -189,6 +191,19 @@ def test_wrong_input(
     err = refused("compile", filled(source), "-o", output, *map(filled, words))
     assert filled(message) in err
     assert not output.exists()
+
+
+def test_tensors_that_no_weight_needs_are_left_out_on_request(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "model"))
+    write_safetensors(folder / "more.safetensors", {"extra.a": np.ones(1, np.float32)})
+    files = {"extra.a": "more.safetensors"}
+    files |= dict.fromkeys(read_header(folder / "model.safetensors"), "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    words = ("compile", folder, "--dry-run")
+    assert "leave tensors out with --set ignore=lm_head.*" in refused(*words)
+    works(*words, "--set", "ignore=extra.*")
 
 
 def test_unsupported_operations_are_one_error(tmp_path: Path) -> None:
