@@ -15,7 +15,7 @@ from .sources import read_module
 
 EXAMPLES = """
   irc show build/llama | head
-  irc show build/llama --scope layers.0.mlp --locs
+  irc show build/llama --scope model.layers.0.mlp --locs
   irc show model.irc --stats
   irc show build/llama --html llama.html
   irc show build/engines --kernels --scope model.layers.0
@@ -29,7 +29,7 @@ def configure(parser: ArgumentParser) -> None:
     add = parser.add_argument
     what = "a module, script.py[:factory], model.onnx, an artifact folder, or -"
     add("source", metavar="FILE|DIR", help=what)
-    add("--scope", metavar="S", help="only this module path, such as layers.0.mlp")
+    add("--scope", metavar="S", help="only this module path, such as model.layers.0.mlp")
     add("--locs", action="store_true", help="print the source line of each operation")
     add("--html", metavar="F", help="write a page about the module to the file F")
     add("--stats", action="store_true", help="count operations and weights instead")
