@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,6 +12,7 @@ from ..errors import did_you_mean
 
 if TYPE_CHECKING:
     from ..pipeline import Instrument
+    from ..pipeline.instruments import Limit
 
 Range = tuple[int, int, int]
 TRACEBACK = "--traceback"
@@ -235,17 +237,31 @@ def parallel_options(args: argparse.Namespace) -> dict[str, Any]:
 def add_passes(parser: argparse.ArgumentParser) -> None:
     """What is done after every pass."""
     add = parser.add_argument
-    add("--dump-dir", metavar="D", help="write the module after every pass into the folder D")
+    what = "write the module after every pass into the folder D, in place of earlier dumps"
+    add("--dump-dir", metavar="D", help=what)
     add("--no-verify", action="store_true", help="do not verify the module after every pass")
 
 
-def pass_instruments(args: argparse.Namespace, files: list[str]) -> list[Instrument]:
-    """The instruments of `add_passes`; `files` may declare operations of a dumped module."""
-    from ..pipeline.instruments import DumpDir, Reproducer, VerifyEach
+def pass_instruments(
+    args: argparse.Namespace,
+    files: Sequence[str],
+    options: Sequence[str] = (),
+    limit: Limit | None = None,
+    base: str = "",
+) -> list[Instrument]:
+    """The instruments of `add_passes`.
 
-    found: list[Instrument] = [Reproducer(args.dump_dir, files)]
+    The rest is for the commands that they write: `files` may declare operations of a dumped module,
+    `options` are further options of `irc opt`, and weight files are relative to `base`.
+    """
+    from ..pipeline.instruments import DumpDir, Replay, Reproducer, VerifyEach
+
+    words = [word for file in files for word in ("--load", os.path.abspath(file))]
+    words += ["--no-verify"] if args.no_verify else []
+    replay = Replay([*words, *options], limit, base)
+    found: list[Instrument] = [Reproducer(args.dump_dir, replay)]
     found += [] if args.no_verify else [VerifyEach()]
-    return found + ([] if args.dump_dir is None else [DumpDir(args.dump_dir, files)])
+    return found + ([] if args.dump_dir is None else [DumpDir(args.dump_dir, replay)])
 
 
 def add_runtime(parser: argparse.ArgumentParser) -> None:

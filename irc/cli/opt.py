@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from functools import partial
@@ -78,15 +79,16 @@ def _instruments(args: Namespace) -> tuple[list[Instrument], list[Instrument]]:
     """All instruments, and those of them that are printed at the end."""
     from ..pipeline.instruments import CheckNumerics, Limit, PrintDiff, Statistics, Timing, WhyNot
 
-    chosen = pass_instruments(args, args.load)
+    limit = Limit(args.limit) if args.limit else None
+    checks, base = ["--check-numerics"] * args.check_numerics, weights_folder(args.source)
+    chosen = pass_instruments(args, args.load, checks, limit, os.path.abspath(base))
     if args.diff:
         chosen.append(PrintDiff(sys.stderr))
     if args.check_numerics:
         from ..backends.reference import evaluate
 
-        chosen.append(CheckNumerics(partial(evaluate, base=weights_folder(args.source))))
-    if args.limit:
-        chosen.append(Limit(args.limit))
+        chosen.append(CheckNumerics(partial(evaluate, base=base)))
+    chosen += [] if limit is None else [limit]
     reports: list[Instrument] = [WhyNot(args.why_not)] if args.why_not is not None else []
     reports += [Statistics()] if args.stats else []
     reports += [Timing()] if args.time else []  # last, so that the others are not in the time

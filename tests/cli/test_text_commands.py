@@ -2,9 +2,11 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from irc.ir.declare import REGISTRY
@@ -12,6 +14,7 @@ from irc.text import parse_module
 from tests.cli.conftest import MODULE
 from tests.cli.runner import entries, irc, refused, works
 from tests.layout import ROOT
+from tests.models.golden import write_safetensors
 from tests.user_code import restored_registries
 
 PLAIN = re.sub(r" loc\(.*\)", "", MODULE)
@@ -137,6 +140,60 @@ def test_opt_checks_numerics(module: Path, loaded: list[str]) -> None:
     words = ["opt", module, *loaded, "--passes", "test-wrong"]
     works(*words)
     assert "test-wrong changes the result y" in refused(*words, "--check-numerics")
+
+
+LOSSY = """
+from irc import Pass, register
+from irc.ops import Sub
+from irc.rewrite import P, apply_rules, rule
+
+@rule(P.add("x", "y"))
+def confuse(x, y):
+    return Sub(x, y)
+
+@register("test-confuse")
+class Confuse(Pass):
+    def run(self, module, stats):
+        stats.update(apply_rules(module, [confuse]))
+"""
+
+
+def commands(text: str) -> list[list[str]]:
+    """The commands of irc in a text, without the name of the program."""
+    return [shlex.split(line)[1:] for line in re.findall(r"irc opt .*", text)]
+
+
+def test_a_reproducer_keeps_limits_checks_and_weight_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "confuse.py").write_text(LOSSY)
+    arrays = {"w": np.ones(4, np.float32), "v": np.ones(4, np.float32)}
+    (tmp_path / "given").mkdir()
+    write_safetensors(tmp_path / "given" / "w.safetensors", arrays)
+    body = [
+        *("%a = add @w, %x", "%b = add %a, %a", "%again = add @w, %x"),
+        *("%c = add %b, %again", "%d = mul %c, @v", "%more = mul %c, @v", "%e = mul %d, %more"),
+    ]
+    text = 'module @m {\n  file @f = "w.safetensors"\n'
+    text += "".join(f'  weight @{name} : f32[4] = @f["{name}"]\n' for name in arrays)
+    text += "  func @f(%x: f32[4]) -> (y: f32[4]) {\n"
+    text += "".join(f"    {op} : f32[4]\n" for op in body) + "    return %e\n  }\n}\n"
+    (tmp_path / "given" / "m.irc").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    words = ["opt", tmp_path / "given" / "m.irc", "--load", "confuse.py", "--check-numerics"]
+    words += ["--limit", "cse=1", "--limit", "test-confuse=1", "--dump-dir", tmp_path / "dumps"]
+    err = refused(*words, "--passes", "cse, test-confuse, cse")
+    (again,) = commands(err)
+    made = ["--check-numerics", "--limit", "test-confuse=1", "--limit", "cse=0"]
+    assert again[-7:] == [*made, "--passes", "test-confuse, cse"]
+    monkeypatch.chdir(tmp_path.parent)
+    assert "test-confuse changes the result y" in refused(*again)
+    dump = (tmp_path / "dumps" / "001-cse.irc").read_text()
+    (made_by,) = commands(dump)
+    assert made_by[-5:] == ["--check-numerics", "--limit", "cse=1", "--passes", "cse"]
+    monkeypatch.chdir(tmp_path / "dumps")
+    assert works(*made_by).out == dump.partition("\n")[2]
 
 
 @pytest.mark.parametrize("words", [["opt", "--passes"], ["compile", "--dry-run", "--pipeline"]])

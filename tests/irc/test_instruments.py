@@ -1,7 +1,6 @@
 """Instruments: what they report, in which order they run, and what is left after a failure."""
 
 import io
-import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from irc.pipeline.instruments import (
     Instrument,
     Limit,
     PrintDiff,
+    Replay,
     Reproducer,
     Statistics,
     Timing,
@@ -119,20 +119,33 @@ def test_print_diff() -> None:
 
 def test_the_command_of_a_dump_makes_it_again(tmp_path: Path) -> None:
     pipeline = 'canonicalize, expand{ops=["silu"]}, cse, dce'
-    run_pipeline(parse_module(TEXT), pipeline, [DumpDir(tmp_path, loads=["mine.py"])])
+    run_pipeline(parse_module(TEXT), pipeline, [DumpDir(tmp_path, Replay(["--no-verify"]))])
     first, *names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["001-canonicalize.irc", "002-expand.irc", "003-cse.irc", "004-dce.irc"]
     source = (tmp_path / first).read_text()
     assert str(parse_module(source)) == str(parse_module(TEXT))
-    load = ["--load", os.path.abspath("mine.py")]
     for name in names:
         text = (tmp_path / name).read_text()
         words = shlex.split(text.splitlines()[0].removeprefix("// "))
-        assert words[:7] == ["irc", "opt", "000-input.irc", "--locs", *load, "--passes"]
+        assert words[:6] == ["irc", "opt", "000-input.irc", "--locs", "--no-verify", "--passes"]
         again = parse_module(source)
-        run_pipeline(again, words[7])
+        run_pipeline(again, words[6])
         assert str(again) == str(parse_module(text))
     assert 'loc("model.py":5)' in (tmp_path / "004-dce.irc").read_text()
+
+
+def test_dumps_replace_those_of_an_earlier_run(wrong: None, tmp_path: Path) -> None:
+    kept = ["001-notes.irc", "010-cse.txt", "model.irc"]
+    for name in kept:
+        (tmp_path / name).write_text("// mine\n")
+    with pytest.raises(Error, match="the dtypes differ"):
+        run_pipeline(
+            parse_module(TEXT), "cse, dce, fail", [DumpDir(tmp_path), Reproducer(tmp_path)]
+        )
+    found = {path.name for path in tmp_path.iterdir()} - {*kept}
+    assert found == {"000-input.irc", "001-cse.irc", "002-dce.irc", "reproducer.irc"}
+    run_pipeline(parse_module(TEXT), "dce", [DumpDir(tmp_path), Reproducer(tmp_path)])
+    assert {path.name for path in tmp_path.iterdir()} == {"000-input.irc", "001-dce.irc", *kept}
 
 
 @pytest.mark.parametrize(
@@ -237,7 +250,7 @@ def test_limits_are_read_and_checked() -> None:
 def test_a_failure_can_be_reproduced(wrong: None, tmp_path: Path, internal: bool) -> None:
     folder = tmp_path / "crash dir"
     text = "cse, fail{internal=true}, dce" if internal else "cse, fail, dce"
-    reproducer = Reproducer(folder, loads=("my pass.py",))
+    reproducer = Reproducer(folder, Replay(["--load", "my pass.py"]))
     with pytest.raises(Error) as caught:
         run_pipeline(parse_module(TEXT), text, [VerifyEach(), reproducer])
     path = folder / "reproducer.irc"
@@ -245,7 +258,7 @@ def test_a_failure_can_be_reproduced(wrong: None, tmp_path: Path, internal: bool
     assert f"the module before this pass is in {path}" in message
     written = path.read_text()
     words = shlex.split(written.splitlines()[0].removeprefix("// "))
-    load = ["--load", os.path.abspath("my pass.py")]
+    load = ["--load", "my pass.py"]
     assert words[:7] == ["irc", "opt", str(path), "--locs", *load, "--passes"]
     assert words[7] == text.removeprefix("cse, ")
     assert ("KeyError: 'lost'" if internal else "the dtypes differ") in written

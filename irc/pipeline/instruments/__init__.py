@@ -3,7 +3,7 @@
 from ..run import Instrument, VerifyEach
 from .limit import Limit, WhyNot, parse_limit
 from .numerics import CheckNumerics, random_inputs, small_sizes
-from .record import DumpDir, PrintDiff, Reproducer
+from .record import DumpDir, PrintDiff, Replay, Reproducer
 from .report import Statistics, Timing
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Instrument",
     "Limit",
     "PrintDiff",
+    "Replay",
     "Reproducer",
     "Statistics",
     "Timing",
