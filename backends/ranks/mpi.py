@@ -22,7 +22,12 @@ from irc.backends.ranks.health import PAUSED, TRANSFERRING, WAITING, Failure, di
 from irc.backends.ranks.heartbeat import HeartbeatThread, Status, last_line
 from irc.backends.ranks.mpi_collectives import post
 from irc.backends.ranks.mpi_library import start
-from irc.backends.ranks.process import RankProcess, own_process, unlink_shared_memory
+from irc.backends.ranks.process import (
+    RankProcess,
+    own_process,
+    remove_stale_shared_memory,
+    unlink_shared_memory,
+)
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -66,6 +71,7 @@ class MpiCommunicator:
         records = self._compared("the start", own)
         self.processes = [RankProcess(**json.loads(each)) for each in records]
         unlink_shared_memory("self")
+        remove_stale_shared_memory()
         hosts = [each.host for each in self.processes]
         self.local_rank = hosts[: self.rank].count(hosts[self.rank])
         self.local_ranks = hosts.count(hosts[self.rank])

@@ -13,7 +13,9 @@ from pathlib import Path
 
 # Seconds for which a process may wait for a disk or a driver (state D) and do nothing else.
 DISK = 60.0
-PROC = Path("/proc")
+PROC, SHM = Path("/proc"), Path("/dev/shm")
+_SEGMENT = "mpich_shm_"  # what the names of MPICH's files in SHM begin with
+_START = 60.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,35 @@ def unlink_shared_memory(process: int | str) -> None:
 
     Called when MPI has started on all ranks, which have mapped them by then, or the ranks end.
     """
-    with suppress(OSError):  # no /proc, or the process is gone
-        for line in (PROC / str(process) / "maps").read_text().splitlines():
-            path = Path(line.split(maxsplit=5)[-1])
-            if path.name.startswith("mpich_shm_"):
-                path.unlink(missing_ok=True)
+    for path in _mapped_shared_memory(process):
+        path.unlink(missing_ok=True)
+
+
+def remove_stale_shared_memory() -> None:
+    """Remove the files of MPICH that runs left which were killed while MPI started.
+
+    They are this user's, no process maps them, and MPI needs less than a minute to start.
+    """
+    with suppress(OSError):  # another process removes the same files
+        stale = {path for path in SHM.glob(f"{_SEGMENT}*") if _is_old(path.stat())}
+        for process in PROC.iterdir() if stale else ():
+            stale -= _mapped_shared_memory(process.name)
+        for path in stale:
+            path.unlink()
+
+
+def _is_old(found: os.stat_result) -> bool:
+    return found.st_mtime < time.time() - _START and found.st_uid == os.geteuid()
+
+
+def _mapped_shared_memory(process: int | str) -> set[Path]:
+    """The files of MPICH that a process maps; none where it is gone or has another user."""
+    try:
+        lines = (PROC / str(process) / "maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return set()
+    paths = (Path(line.split(maxsplit=5)[-1]) for line in lines if _SEGMENT in line)
+    return {path for path in paths if path.name.startswith(_SEGMENT)}
 
 
 def _thread_states(process: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import signal
@@ -34,6 +35,7 @@ from irc.backends.ranks.process import (
     ProcessState,
     RankProcess,
     own_process,
+    remove_stale_shared_memory,
     state_of,
 )
 
@@ -165,6 +167,24 @@ def test_the_state_of_a_process() -> None:
             assert time.monotonic() < until, state_of(there)
             time.sleep(0.01)
     child.communicate()
+
+
+def test_stale_files_of_mpich_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those that are old, and that no process maps."""
+    monkeypatch.setattr("irc.backends.ranks.process.SHM", tmp_path)
+    names = ("mpich_shm_old", "mpich_shm_mapped", "mpich_shm_new", "other")
+    for name in names:
+        (tmp_path / name).write_bytes(bytes(9))
+    for name in ("mpich_shm_old", "mpich_shm_mapped", "other"):
+        os.utime(tmp_path / name, (0, 0))
+    with (
+        (tmp_path / "mpich_shm_mapped").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ),
+    ):
+        remove_stale_shared_memory()
+    assert {path.name for path in tmp_path.iterdir()} == {*names} - {"mpich_shm_old"}
+    monkeypatch.setattr("irc.backends.ranks.process.SHM", tmp_path / "missing")
+    remove_stale_shared_memory()
 
 
 def test_the_threads_of_a_process_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
