@@ -167,6 +167,7 @@ class Tensor:
     __rpow__ = _reflected("pow")
     __rand__ = _reflected("and")
     __ror__ = _reflected("or")
+    __rmatmul__ = _reflected("matmul")
     __neg__ = _unary("neg")
     __abs__ = _unary("abs")
     __invert__ = _unary("not")

@@ -12,7 +12,7 @@ from ..errors import Error
 from ..ir.core import Module
 from ..ir.verify import verify
 from ..rewrite.stats import Stats
-from ..source import raised_at
+from ..source import is_own, raised_at
 from .base import Pass
 from .text import Pipeline, parse_pipeline
 
@@ -143,10 +143,12 @@ def _named(step: Step, error: Exception) -> Error:
     if isinstance(error, Error):
         error.add_note(f"in the pass {step}, number {step.index} of {len(step.pipeline)}")
         return error
+    made_in = type(step.pass_).run.__code__.co_filename
+    users = raised_at(error, lambda file: file == made_in and not is_own(file))
     named = Error(
         f"the pass {step} (number {step.index} of {len(step.pipeline)}) has a bug: "
         f"{type(error).__name__}: {error}",
-        loc=raised_at(error, lambda file: True),
+        loc=users or raised_at(error, lambda _: True),
     )
     named.__cause__ = error
     return named

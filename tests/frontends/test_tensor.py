@@ -153,6 +153,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "x + None": (lambda x, i: x + None, "an operand is None, not a tensor of irc"),
     "x + 'a'": (lambda x, i: x + "a", "an operand is a str, not a tensor"),
     "x + array": (lambda x, i: x + np.zeros(3), "a numpy array (use F.constant"),
+    "array @ x": (lambda x, i: np.zeros((2, 2)) @ x, "a numpy array (use F.constant"),
     "x + i": (lambda x, i: x + i, "the operands are f32 and i32; cast one"),
     "where": (lambda x, i: F.where(x > 0, 1.0, 0.0), "1.0 has no dtype here"),
     "concat": (lambda x, i: F.concat(x, 0), "concat takes a list of tensors"),

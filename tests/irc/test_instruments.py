@@ -1,6 +1,7 @@
 """Instruments: what they report, in which order they run, and what is left after a failure."""
 
 import io
+import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,12 +65,18 @@ def wrong() -> None:
                 module.main.unlink(op)  # half done when it fails
             raise KeyError("lost") if self.internal else Error("the dtypes differ")
 
+    @register("slip")
+    class Slip(Pass):
+        def run(self, module: Module, stats: Stats) -> None:
+            json.loads("[")
+
     @register("break")
     class Break(Pass):
         def run(self, module: Module, stats: Stats) -> None:
             next(iter(module.main)).result.type = TensorType("f64", (99,))
 
-    assert (Wrong.name, Fail.name, Break.name) == ("wrong", "fail", "break")
+    made = (Wrong, Fail, Slip, Break)
+    assert [each.name for each in made] == ["wrong", "fail", "slip", "break"]
 
 
 def test_instruments_nest() -> None:
@@ -156,6 +163,12 @@ def test_dumps_replace_those_of_an_earlier_run(wrong: None, tmp_path: Path) -> N
             "fail{internal=true}",
             r"test_instruments\.py:\d+: the pass fail{internal=true} .number 1 of 1. has a bug: "
             r"KeyError: 'lost'\n    raise KeyError.*\n    \^\^\^",
+            True,
+        ),
+        (
+            "slip",
+            r"test_instruments\.py:\d+: the pass slip .* has a bug: JSONDecodeError: "
+            r"Expecting value.*\n    json.loads\(.*\n    \^\^\^",
             True,
         ),
         ("break", r"the module was valid before the pass break", True),
