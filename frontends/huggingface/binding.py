@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
@@ -115,11 +115,11 @@ def _check(
     groups = [
         (
             f"the model @{module.name} needs these tensors, which are missing",
-            [f"{key}{did_you_mean(key, checkpoint)}" for key in absent],
+            _suggested(absent, checkpoint),
         ),
         (
             "these tensors are in the checkpoint, but the model does not use them",
-            [f"{key}{did_you_mean(key, absent)}" for key in unused],
+            _suggested(unused, absent),
         ),
         ("these tensors do not fit the model", misfits),
     ]
@@ -138,6 +138,12 @@ def _check(
             'with bind(module, folder, ignore=["lm_head.*"])'
         )
     raise error
+
+
+def _suggested(keys: list[str], known: Iterable[str]) -> list[str]:
+    """The keys; those that are shown have the most similar known one, which takes long to find."""
+    shown = [f"{key}{did_you_mean(key, known)}" for key in keys[:_MOST_LINES]]
+    return [*shown, *keys[_MOST_LINES:]]
 
 
 def _misfit(weight: Weight, ref: Ref, source: UnboundRef, checkpoint: Checkpoint) -> Iterator[str]:

@@ -33,9 +33,9 @@ def checked(
             if array:
                 origin = "several inputs" if source == UNKNOWN else f"the input {source}"
                 raise Error(
-                    f"{int(array)} indices from {origin} are out of range: below 0, or not less "
-                    "than the number of rows of the model's table, such as its vocabulary; "
-                    "correct them"
+                    f"indices from {origin} are out of range ({int(array)} of them): below 0, or "
+                    "not less than the number of rows of the model's table, such as its "
+                    "vocabulary; correct them"
                 )
         elif name == OVERFLOW and not recovers:
             if array:
