@@ -17,10 +17,11 @@ from irc.ir.sharding import operand_words, parse_rule, result_words
 from irc.ir.types import TensorType
 from irc.ops.collective import Exchange
 
+from ..shared.bounds import is_bounded
+
 State: TypeAlias = Literal["zero", "finite", "unknown"]
 
 _DEPTH = 64  # operations that are followed back for padding
-_BOUND_DEPTH = 16  # and for bounds
 
 
 class Padding:
@@ -104,16 +105,3 @@ class Padding:
             state = self.state(x, dim)
             return state if state == "zero" or op.moves_data else "unknown"
         return "zero" if dim == scattered and not self._type(x).axes[dim] else "unknown"
-
-
-def is_bounded(value: Value, depth: int = _BOUND_DEPTH) -> bool:
-    """Whether no element is infinite, whatever the inputs of a model are; NaN may be in it."""
-    if not is_float(value.type.dtype):
-        return True
-    op = value.producer
-    if op is None or depth == 0:
-        return False
-    bound = op.bound(value.index)
-    return bound == "always" or (
-        bound == "operands" and all(is_bounded(v, depth - 1) for v in op.operands)
-    )

@@ -18,6 +18,7 @@ from irc.ir.types import Axes
 from irc.ops import Add, Argmax, Embedding, Linear, MoeSlots, Topk
 from irc.pipeline import Stats
 
+from ..shared.bounds import keeps_finite_sums
 from ..shared.edit import insert_before, retype
 from ..shared.local_operation import fits
 from .chosen import chosen_axes
@@ -272,9 +273,10 @@ class Solver:
 
 
 def _needs(op: Op, value: Value) -> bool:
-    """Whether an operation is not additive in a value, which it needs complete."""
+    """Whether an operation is not additive in a value, or may make it infinite on some ranks."""
     names = {name for name, operand in op.named_operands() if operand is value}
-    return not all(any(name in group for group in op.sums) for name in names)
+    additive = all(any(name in group for group in op.sums) for name in names)
+    return not additive or not keeps_finite_sums(op, value)
 
 
 def _axes(chosen: dict[str, Axes], names: Words, value: Value) -> tuple[Axes, ...]:

@@ -166,6 +166,33 @@ def test_the_largest_of_a_sharded_symbolic_dimension(mesh: str, tmp_path: Path) 
         irc.parse(f"module @m mesh({mesh}) {{ func @f(%x: f32[B@dp, 4]) -> () {{ {symbolic} }} }}")
 
 
+@pytest.mark.parametrize("number", [np.inf, -np.inf, 0.0, 2.0])
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "tp=4"])
+def test_infinite_factors_and_divisors_of_zero(number: float, mesh: str, tmp_path: Path) -> None:
+    text = function(
+        "f32[B, 6], f32[B, 6], f32[B, 6]",
+        "%a = linear %x, @w : f32[B, 6]",
+        "%b = mul %a, %s : f32[B, 6]",
+        "%c = linear %x, @w : f32[B, 6]",
+        "%d = div %c, %s : f32[B, 6]",
+        "%e = linear %x, @w : f32[B, 6]",
+        "%half = constant {values=[0.5]} : f32[]",
+        "%f = mul %e, %half : f32[B, 6]",
+        "%g = div %f, %half : f32[B, 6]",
+        "return %b, %d, %g",
+        args="%x: f32[B, 6], %s: f32[B, 6]",
+        weights=W,
+    )
+    module, _ = sharded(text, mesh, plan_file(tmp_path, "w 1@tp", "x 1@tp"))
+    inputs = drawn(module, fresh(43)) | {"s": np.full((6, 6), number, np.float32)}
+    wanted = evaluate(irc.parse(text), inputs)
+    assert not any(np.isnan(array).any() for array in wanted.values())
+    run_pipeline(module, "localize")
+    check(module, inputs, wanted, "local")
+    last = [type(value.producer).__name__ for value in module.main.returned]
+    assert last == ["Mul", "Div", "AllReduce"], "one sum waits for a number that is neither"
+
+
 def test_a_sharded_bias_is_added_to_a_partial_sum(tmp_path: Path) -> None:
     bias = 'weight @b : f32[6] = random("b", 1, 0.5)'
     line = "%a = linear %x, @w, bias=@b : f32[B, 4, 6]"
