@@ -22,6 +22,7 @@ from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.dims import Dim, DimLike, Shape, linear, product
 from irc.ir.dtypes import numpy_dtype
 from irc.ops.collective import Exchange
+from irc.weights import Ref, UnboundRef
 
 
 @dataclass
@@ -239,6 +240,10 @@ class Emitter:
             self.graph.initializers[name] = TensorProto(name=name)  # per_rank.py fills it in
             self._stored[weight] = name, form.dtype
         return self._stored[weight]
+
+    def held(self, weight: Weight) -> Ref:
+        """How the text of the module refers to the initializer (or input) of a weight."""
+        return UnboundRef(self.stored(weight)[0])
 
     def _widened(self, weight: Weight) -> str:
         name, kind = self.stored(weight)

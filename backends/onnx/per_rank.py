@@ -19,7 +19,7 @@ class Template:
     def __init__(self, emitter: Emitter, storage: Storage) -> None:
         self.mesh, self.positions = emitter.module.mesh, emitter.graph.positions
         self.groups = emitter.graph.groups
-        self._text = text_of(emitter.module, emitter.function, lambda w: emitter.stored(w)[0])
+        self._text = text_of(emitter.module, emitter.function, emitter.held)
         self._model = emitter.graph.model(emitter.module.name, {"irc.module": emitter.module.name})
         self._weights = {
             rank: [storage.place(form, name, rank) for name, form in emitter.forms.items()]

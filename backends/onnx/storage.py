@@ -23,8 +23,9 @@ from irc.errors import Error
 from irc.ir.core import Weight
 from irc.ir.dtypes import dtype, is_float
 from irc.ir.mesh import Mesh
-from irc.weights import Ref
+from irc.weights import ConcatRef, Ref
 from irc.weights.checkpoint import Extent, Reader
+from irc.weights.steps import Pad, Slice
 
 ALIGNMENT = 4096  # a page, so that every tensor can be mapped
 OWN, SHARED = "rank{}.weights", "shared.weights"
@@ -90,6 +91,19 @@ class Storage:
         ref, stored = _as_stored(weight, self.reader, compute)
         return Form(weight, ref, stored, self.reader.shape(ref))
 
+    def padded(self, form: Form, unit: int, repeat: bool = False) -> Form:
+        """The form with zeros behind odd sizes above `unit`, to multiples of it, or where `repeat`
+        with what it begins with."""
+        ref, shape = self.reader.complete(form.ref), form.shape
+        for dim, size in enumerate(shape):
+            more = -size % unit if size % 2 and size > unit else 0
+            if more and repeat:
+                first = Slice(tuple((0, more) if i == dim else None for i in range(len(shape))))
+                ref = ConcatRef((ref, ref.then(first)), dim)
+            elif more:
+                ref = ref.then(Pad(dim, more))
+        return replace(form, ref=ref, shape=self.reader.shape(ref))
+
     def place(self, form: Form, name: str, rank: int) -> TensorProto:
         """The initializer of one rank."""
         proto = TensorProto(name=name, data_type=DTYPES[form.dtype])
@@ -144,9 +158,9 @@ class Storage:
             ends[each.file] = each.offset + each.form.nbytes
 
     def _write_own(self, folder: Path, progress: Progress) -> None:
-        shards: dict[Weight, list[_Converted]] = {}
+        shards: dict[object, list[_Converted]] = {}
         for each in self._converted.values():
-            shards.setdefault(each.form.weight, []).append(each)
+            shards.setdefault((each.form.weight, each.form.shape), []).append(each)
         total, done = sum(each.form.nbytes for each in self._converted.values()), 0
         path = folder
         try:

@@ -54,11 +54,15 @@ def stored_module(model: ModelProto, files: Files, bound: Mapping[str, Data]) ->
 
 def _bind(weight: Weight, data: Data, files: Files) -> None:
     """Refer to the bytes of a weight, with a cast where they are stored in another dtype."""
-    if data.shape != weight.type.shape:
+    padded = weight.ref.shape if isinstance(weight.ref, UnboundRef) else None
+    if data.shape != (padded or weight.type.shape):
         raise Error(f"the weight {weight.name} is {weight.type} and its tensor {list(data.shape)}")
     ref = files.ref(data) if data.count else ZerosRef(data.shape, data.dtype)
     kind = weight.type.dtype
-    weight.ref = ref if kind == data.dtype else ref.then(Cast(kind))
+    ref = ref if kind == data.dtype else ref.then(Cast(kind))
+    for step in weight.ref.steps:
+        ref = ref.then(step)
+    weight.ref = ref
 
 
 def _without(files: Files, reason: str) -> None:

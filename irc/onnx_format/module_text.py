@@ -1,8 +1,9 @@
 """The text of a module in the metadata of the ONNX file that irc wrote of it, and its checksum.
 
 In the text every weight is `unbound("NAME")`, where NAME is the initializer (or input) that holds
-its bytes. The checksum covers the graph that the text describes, so that a file that was edited
-afterwards is read by its nodes. Nothing here imports onnx: messages of protobuf are only read.
+its bytes, with a slice where padding follows them. The checksum covers the graph that the text
+describes, so that a file that was edited afterwards is read by its nodes. Nothing here imports
+onnx: messages of protobuf are only read.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from typing import Any
 
 from ..ir.core import Function, Module, Weight, reached
 from ..text.printer import print_module
-from ..weights import UnboundRef
+from ..weights import Ref
 
 TEXT, CHECKSUM = "irc.text", "irc.checksum"
 
 
-def text_of(module: Module, function: Function, initializers: Callable[[Weight], str]) -> str:
-    """The text of one function and those it calls; `initializers` names that of a weight."""
+def text_of(module: Module, function: Function, held: Callable[[Weight], Ref]) -> str:
+    """The text of one function and those it calls; `held` refers to the initializer of a weight."""
     found = Module(module.name, module.mesh, module.dims, module.local)
     used = {op.attributes["callee"] for op in reached(function, set()) if op.opname == "call"}
     for each in module.functions.values():
@@ -29,8 +30,7 @@ def text_of(module: Module, function: Function, initializers: Callable[[Weight],
     needed = {v for op in found.ops() for v in op.operands if isinstance(v, Weight)}
     for weight in module.weights.values():
         if weight in needed:
-            ref = UnboundRef(initializers(weight))
-            found.weights[weight.name] = Weight(weight.type, weight.name, ref)
+            found.weights[weight.name] = Weight(weight.type, weight.name, held(weight))
     return print_module(found, locs=True)
 
 

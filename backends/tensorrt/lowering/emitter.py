@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from onnx.onnx_ml_pb2 import TensorProto
+
 from irc.backends.lowering import Lowering
 from irc.backends.onnx.emitter import Emitter, Rule
 from irc.backends.onnx.graph import COLLECTIVE, value_info
-from irc.backends.onnx.storage import Storage
+from irc.backends.onnx.storage import Form, Storage
 from irc.backends.tensorrt.lowering.collectives import WITHOUT_BF16, Collectives, is_native
 from irc.backends.tensorrt.lowering.table import lowerings
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN, NAMESPACE, VERSION
@@ -21,7 +23,11 @@ from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.types import Axes
 from irc.ops import AllReduceRmsNorm
 from irc.ops.collective import Exchange
+from irc.weights import Ref, UnboundRef
+from irc.weights.steps import Slice
 
+# What an odd size of a product's weight is padded to a multiple of, that of i8 and f8e4m3 last.
+ALIGNMENT, NARROW_ALIGNMENT = 8, 16
 ROWS = ".rows"  # appended to the name of a weight for the input that a lookup reads
 
 
@@ -54,6 +60,8 @@ class TensorRTEmitter(Emitter):
         self.in_place: set[str] = set()
         self.natives = self.plugins = 0
         self._rows: dict[Weight, str] = {}
+        self.padded: dict[Value, tuple[str, tuple[int, ...]]] = {}
+        self._aligned: dict[Weight, tuple[str, tuple[int, ...]]] = {}
         self._multiplied = {
             value
             for op in function
@@ -64,6 +72,12 @@ class TensorRTEmitter(Emitter):
     def avoids(self, kind: str) -> bool:
         """Whether a plainer form is to be written in place of nodes of a kind."""
         return kind.rpartition("::")[2] in self.avoided
+
+    def padded_as(self, value: Value, name: str, shape: tuple[int, ...]) -> str:
+        """Note that `name` holds a value with padding to a shape, so that its type differs."""
+        self.padded[value] = name, shape
+        self._names.pop(value, None)
+        return name
 
     def dtype(self, value: Value | str) -> str:
         """The dtype of a value, as in the module."""
@@ -94,10 +108,35 @@ class TensorRTEmitter(Emitter):
             self._rows[weight] = self._weight_input(weight, weight.name + ROWS)
         return self._rows[weight]
 
+    def aligned(
+        self, weight: Weight, unit: int = ALIGNMENT, repeat: bool = False
+    ) -> tuple[str, tuple[int, ...]]:
+        """(the initializer or input of a weight with padding behind odd sizes, its shape): of
+        zeros, or where `repeat`, of what the weight begins with."""
+        if weight not in self._aligned:
+            form = self.storage.padded(self.storage.form(weight, self.compute), unit, repeat)
+            self._aligned[weight] = self._input(form, weight.name), form.shape
+        return self._aligned[weight]
+
+    def held(self, weight: Weight) -> Ref:
+        """See Emitter; of a padded weight, the part before the padding."""
+        if weight in self._stored or weight not in self._aligned:
+            return super().held(weight)
+        name, shape = self._aligned[weight]
+        sizes = self.storage.reader.shape(weight)
+        return UnboundRef(name, shape).then(Slice(tuple((0, size) for size in sizes)))
+
     def _weight_input(self, weight: Weight, wanted: str) -> str:
+        return self._input(self.storage.form(weight, self.compute), wanted)
+
+    def _input(self, form: Form, wanted: str) -> str:
+        """A new initializer, or input where weights are outside."""
         name = self.graph.fresh(wanted)
-        form = self.forms[name] = self.storage.form(weight, self.compute)
-        self.graph.inputs.append(value_info(name, form.dtype, form.shape))
+        self.forms[name] = form
+        if self.outside:
+            self.graph.inputs.append(value_info(name, form.dtype, form.shape))
+        else:
+            self.graph.initializers[name] = TensorProto(name=name)  # per_rank.py fills it in
         self._fixed.add(name)
         return name
 

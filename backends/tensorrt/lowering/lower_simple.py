@@ -6,9 +6,10 @@ from __future__ import annotations
 from irc import ops
 from irc.backends.onnx.emitter import Flat, Lowered
 from irc.backends.onnx.lower_collective import rank as constant_rank
-from irc.backends.onnx.lower_matrix import dequantize, matmul, scales_refusal
+from irc.backends.onnx.lower_matrix import dequantize, matmul, per_index, scales_refusal
+from irc.backends.onnx.lower_matrix import linear as plain_linear
 from irc.backends.onnx.lower_shape import known_rows
-from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter
+from irc.backends.tensorrt.lowering.emitter import ALIGNMENT, NARROW_ALIGNMENT, TensorRTEmitter
 from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
 from irc.backends.tensorrt.target import BUILDER
@@ -35,6 +36,42 @@ def argmax(e: TensorRTEmitter, op: ops.Argmax) -> Lowered:
 def _integer_product(op: Op) -> str | None:
     kind = op.operands[0].type.dtype
     return None if is_float(kind) else f"multiplies {kind}, and TensorRT only floats"
+
+
+@CHOICES.lower(
+    ops.Linear,
+    choice="Gemm",
+    reason="padding is stored behind odd sizes of weights outside the engine and of i8 and f8e4m3, "
+    "else TensorRT copies the weight to an even size at every step",
+    source=BUILDER,
+)
+def linear(e: TensorRTEmitter, op: ops.Linear) -> Lowered:
+    """Gemm on matrices; with a padded weight between Pad and Slice of the other operands."""
+    found = _padded_weight(e, op)
+    if found is None:
+        return plain_linear(e, op)
+    weight, (rows, columns) = found
+    sizes = [int(str(size)) for size in op.weight.type.shape]
+    x = e.flat(op.x)
+    if columns != sizes[1]:
+        x = e.add("Pad", x, e.ints(0, 0, 0, columns - sizes[1]), e.number(0, op.x.type.dtype))
+    y = e.add("Gemm", x, weight, transB=1)
+    if rows != sizes[0]:
+        y = e.add("Slice", y, e.ints(0), e.ints(sizes[0]), e.ints(1))
+    return Flat(y if op.bias is None else e.add("Add", y, e.get(op.bias)))
+
+
+def _padded_weight(e: TensorRTEmitter, op: ops.Linear) -> tuple[str, tuple[int, ...]] | None:
+    """(name, shape) of the weight with padding; None where it is taken as it is."""
+    root = e.root(op.weight)
+    if root in e.padded:
+        return e.padded[root]
+    return e.aligned(root) if isinstance(root, Weight) and e.outside and _is_odd(root) else None
+
+
+def _is_odd(weight: Weight) -> bool:
+    """Whether TensorRT would copy the weight of a product."""
+    return any(int(str(size)) % 2 and int(str(size)) > ALIGNMENT for size in weight.type.shape)
 
 
 CHOICES.lower(
@@ -91,7 +128,7 @@ def _cannot_cast(op: Op) -> bool:
     return isinstance(op.operands[0], Weight) or op.operands[0].type.dtype != "i8"
 
 
-CHOICES.lower(
+@CHOICES.lower(
     ops.Dequantize,
     choice="DequantizeLinear",
     reason="one kernel with the product behind it, for blocks of i4 constants along the sum and "
@@ -100,7 +137,22 @@ CHOICES.lower(
     unless=_quantization,
     takes=("i4", "f8e4m3"),
     alone=_cannot_cast,
-)(dequantize)
+)
+def padded_dequantize(e: TensorRTEmitter, op: ops.Dequantize) -> Lowered:
+    """DequantizeLinear; with padding behind odd sizes of what only products read."""
+    x, scale, dim = e.weight(op.x), e.weight(op.scale), per_index(op)
+    is_weight = all(isinstance(u, ops.Linear) and u.x is not op.result for u in op.result.users)
+    if x is None or scale is None or dim not in (-1, 0) or not is_weight or not _is_odd(x):
+        return dequantize(e, op)
+    if x.type.dtype not in ("i8", "f8e4m3") or x.type.ndim != 2:
+        return dequantize(e, op)
+    stored, shape = e.aligned(x, NARROW_ALIGNMENT)
+    if dim < 0:
+        factors = e.add("Reshape", e.get(op.scale), e.shape(()))
+        return e.padded_as(op.result, e.add("DequantizeLinear", stored, factors), shape)
+    factors, sizes = e.aligned(scale, NARROW_ALIGNMENT, repeat=True)
+    factors = e.add("Reshape", factors, e.ints(sizes[0]))
+    return e.padded_as(op.result, e.add("DequantizeLinear", stored, factors, axis=0), shape)
 
 
 @CHOICES.lower(
