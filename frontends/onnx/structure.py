@@ -196,7 +196,9 @@ def range_(b: Builder, node: Node) -> Made:
     size: DimLike | None = None
     if not isinstance(step, Dim) and step:
         span = stop - start
-        size = exact_divide(span, step) if isinstance(span, Dim) else _count(*known, kind)
+        size = (
+            exact_divide(span, step) if isinstance(span, Dim) else _count(start, stop, step, kind)
+        )
     if size is None:
         raise Error(f"a Range from {start} to {stop} by {step} has no size that irc can write")
     many = b.entry(b.value(ops.Iota(size=size, dtype=kind)))

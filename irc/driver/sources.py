@@ -83,8 +83,12 @@ def find_source(
             "an artifact folder, a module's text, or model.onnx"
         )
     elif is_onnx(Path(src)):
-        _check_unused("an ONNX file", dtype, settings)
+        _check_unused("an ONNX file", dtype if artifact else None, settings)
         source = _onnx(Path(src), folder, artifact)
+        if dtype is not None:
+            from ..frontends.onnx.precision import computed_in
+
+            computed_in(source.module, dtype)
     elif Path(src).is_dir() and artifact is None:
         unbound = random_weights is not None or not bound
         source = _checkpoint(Path(src), folder, dtype, settings, unbound)

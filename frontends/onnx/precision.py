@@ -1,0 +1,165 @@
+"""`--dtype` for ONNX files: what a module computes in floats, computed in another dtype."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+
+from irc import ops
+from irc.errors import Error
+from irc.ir.core import Function, Module, Op, Value, Weight
+from irc.ir.dtypes import is_float, numpy_dtype
+from irc.weights import Cast
+
+_LARGE = 1 << 16  # elements of a weight; the tables of frequencies are smaller
+_AFTER_SQUARES = (ops.Add, ops.Sqrt, ops.Rsqrt, ops.Reciprocal, ops.Maximum, ops.Clip)
+
+
+def computed_in(module: Module, dtype: str) -> None:
+    """Compute in `dtype` what a module computes in the float dtype of most of its weights.
+
+    Arguments and results keep their dtypes, but for states. Angles of sines and cosines, and means
+    of squares with what norms make of them, stay as they are: f16 has neither the digits of
+    positions nor the range of squares.
+    """
+    if len(module.functions) != 1:
+        raise Error("--dtype takes an ONNX file without functions; compile it without --dtype")
+    old = _main_dtype(module)
+    if old is not None and old != dtype:
+        _Conversion(module, old, dtype).run()
+
+
+def _main_dtype(module: Module) -> str | None:
+    counts = Counter(weight.type.dtype for weight in module.weights.values())
+    counts.update({arg.type.dtype: 0 for arg in module.main.args})
+    return next((name for name, _ in counts.most_common() if is_float(name)), None)
+
+
+class _Conversion:
+    """A function whose values of one float dtype become another."""
+
+    def __init__(self, module: Module, old: str, dtype: str) -> None:
+        self.module, self.function, self.old, self.dtype = module, module.main, old, dtype
+        self.kept = _kept(module.main, old)
+        self.new: dict[Value, Value] = {arg: arg for arg in module.main.args}
+        self.casts: dict[tuple[Value, str], Value] = {}
+
+    def run(self) -> None:
+        """Rebuild the operations in their order, over weights that are cast as they are read."""
+        function, aliases = self.function, self.function.aliases()
+        for i in aliases.values():
+            arg = function.args[i]
+            arg.type = arg.type.replace(dtype=self._dtype(arg, self.dtype))
+        for op in list(function):
+            function.unlink(op)
+            if isinstance(op, ops.Return):
+                operands = enumerate(op.operands)
+                values = [
+                    self._as(v, self.dtype if i in aliases else self.old) for i, v in operands
+                ]
+                function.append(op.rebuilt(values))
+            else:
+                self._rebuild(op)
+            op.drop_operands()
+        weights = list(self.module.weights.values())
+        self.module.weights.clear()
+        for weight in weights:
+            for each in (weight, self.casts.get((weight, self.dtype))):
+                if isinstance(each, Weight) and each.users:
+                    self.module.add_weight(_named(each, self.module))
+
+    def _dtype(self, value: Value, wanted: str) -> str:
+        """The dtype of a value that is wanted in this one, if it is a float of the old one."""
+        return wanted if value.type.dtype == self.old else value.type.dtype
+
+    def _rebuild(self, op: Op) -> None:
+        kind = self.old if op in self.kept else self.dtype
+        changes = {"dtype": kind} if op.attributes.get("dtype") == self.old else {}
+        if op.results and op.results[0].type.dtype == self.old:
+            changes |= _finite(op, kind)
+        made = op.rebuilt([self._as(value, kind) for value in op.operands], **changes)
+        self.function.append(made)
+        for before, after in zip(op.results, made.results, strict=True):
+            self.new[before], after.name = after, before.name
+
+    def _as(self, value: Value, kind: str) -> Value:
+        """What a value of the function is now, of dtype `kind` if it is a float of the old one."""
+        now, kind = self.new.get(value, value), self._dtype(value, kind)
+        if now.type.dtype == kind:
+            return now
+        if (now, kind) not in self.casts:
+            self.casts[now, kind] = self._cast(now, kind)
+        return self.casts[now, kind]
+
+    def _cast(self, value: Value, kind: str) -> Value:
+        if not isinstance(value, Weight):
+            return self.function.append(ops.Cast(value, dtype=kind)).result
+        return Weight(value.type.replace(dtype=kind), str(value.name), value.ref.then(Cast(kind)))
+
+
+def _named(weight: Weight, module: Module) -> Weight:
+    """A weight under a name that is free."""
+    while weight.name in module.weights:
+        weight.name = f"{weight.name}_{weight.type.dtype}"
+    return weight
+
+
+def _finite(op: Op, dtype: str) -> dict[str, Any]:
+    """The numbers among the attributes of an operation: finite ones stay finite in a dtype."""
+    most = float(ml_dtypes.finfo(numpy_dtype(dtype)).max)
+
+    def limited(number: Any) -> Any:
+        return min(max(number, -most), most) if math.isfinite(number) else number
+
+    found = {name: op.attributes.get(name) for name in ("value", "values", "low", "high")}
+    return {
+        name: tuple(map(limited, number)) if isinstance(number, tuple) else limited(number)
+        for name, number in found.items()
+        if number is not None
+    }
+
+
+def _kept(function: Function, old: str) -> set[Op]:
+    """The operations that stay in the old dtype, and the constants that these take."""
+    found: set[Op] = set()
+    for op in function:
+        if isinstance(op, (ops.Sin, ops.Cos)):
+            found |= _behind(op, old)
+        elif isinstance(op, ops.ReduceMean) and _is_square(op.x.producer):
+            found |= {op, *_after(op)}
+            found |= {op.x.producer} if op.x.producer is not None else set()
+    operands = (value.producer for op in found for value in op.operands)
+    return found | {op for op in operands if isinstance(op, (ops.Full, ops.Constant))}
+
+
+def _is_square(op: Op | None) -> bool:
+    return isinstance(op, ops.Pow) or (isinstance(op, ops.Mul) and op.x is op.y)
+
+
+def _after(op: Op) -> Iterator[Op]:
+    """What norms compute of a mean of squares: the root of it and of a small number."""
+    for user in op.result.users:
+        if isinstance(user, _AFTER_SQUARES):
+            yield user
+            yield from _after(user)
+
+
+def _behind(op: Op, old: str) -> set[Op]:
+    """The operations that compute an angle; none where it depends on activations."""
+    found, stack = set[Op](), [op]
+    while stack:
+        op = stack.pop()
+        if op in found:
+            continue
+        found.add(op)
+        for value in (each for each in op.operands if each.type.dtype == old):
+            is_large = isinstance(value, Weight) and math.prod(map(int, value.type.shape)) > _LARGE
+            if value.producer is not None:
+                stack.append(value.producer)
+            elif is_large or not isinstance(value, Weight):
+                return set()
+    return found
