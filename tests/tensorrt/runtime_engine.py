@@ -277,7 +277,8 @@ class _OneRank(Executor):
         if not isinstance(value, Weight):
             return scope[value]
         if value.name in self._run.engine.tensors:
-            return [self._run.input(value.name)]
+            sizes = (slice(int(str(size))) for size in value.type.shape)
+            return [self._run.input(value.name)[tuple(sizes)]]  # without padding
         return [self.weights.get(value, self._run.engine.trt.rank)]
 
     def _collective(self, op: Collective, operands: list[list[Array]]) -> list[Array]:
