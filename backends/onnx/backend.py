@@ -59,9 +59,10 @@ class OnnxBackend(Backend):
         found = storage.write(folder, progress)
         facts = main.write(folder, found)
         if other is None:
-            return Emitted(facts | {"fallback": None})
+            return Emitted(facts | {"fallback": None}, hashes=found.hashes)
         again = {"again": repeatable(main.function, other.function)}
-        return Emitted(facts | {"fallback": other.write(folder, found) | again})
+        facts |= {"fallback": other.write(folder, found) | again}
+        return Emitted(facts, hashes=found.hashes)
 
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:
         """The program on ONNX Runtime: of one rank in this thread, of several in a thread each.

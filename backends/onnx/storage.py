@@ -7,13 +7,15 @@ needs, `shared.weights` for what several do.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from onnx.onnx_ml_pb2 import TensorProto
 
@@ -61,17 +63,44 @@ class _Converted:
         return OWN.format(self.ranks[0]) if len(set(self.ranks)) == 1 else SHARED
 
 
+class Writer:
+    """A file of weights, and the hash of its bytes as long as they are written in order."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("wb")
+        self._digest: Any = hashlib.sha256()
+        self._end = 0
+
+    def write(self, offset: int, block: memoryview) -> int:
+        """Write bytes at an offset; their number. Bytes that nothing is written to are zeros."""
+        if offset < self._end:  # shards of one weight, in turns
+            self._digest = None
+        if self._digest is not None:
+            self._digest.update(bytes(offset - self._end))
+            self._digest.update(block)
+        self._end = offset + block.nbytes
+        self.file.seek(offset)
+        return self.file.write(block)
+
+    @property
+    def hash(self) -> str:
+        """`sha256:...`, empty where it is not known."""
+        return "" if self._digest is None else f"sha256:{self._digest.hexdigest()}"
+
+
 @dataclass(frozen=True)
 class Locations:
     """Where the weights of all models are.
 
     `base` is the folder that checkpoint files are relative to; per rank, `files` are its checkpoint
     files and `inside` those in the models' folder: converted weights and those of a bundle.
+    `hashes` has what is known of the files that were written, by name.
     """
 
     base: str | None
     files: dict[int, list[str]]
     inside: dict[int, list[str]]
+    hashes: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Storage:
@@ -128,8 +157,7 @@ class Storage:
         `progress` gets the name of the step and the fraction that is done.
         """
         found = self.locate(folder)
-        self._write_own(folder, progress or silent)
-        return found
+        return replace(found, hashes=self._write_own(folder, progress or silent))
 
     def locate(self, folder: Path) -> Locations:
         """Locate every initializer, as if `write` had written its files."""
@@ -153,39 +181,44 @@ class Storage:
 
     def _lay_out(self) -> None:
         ends: dict[str, int] = {}
-        for each in self._converted.values():
+        for each in chain(*self._shards()):
             each.offset = -(-ends.get(each.file, 0) // ALIGNMENT) * ALIGNMENT
             ends[each.file] = each.offset + each.form.nbytes
 
-    def _write_own(self, folder: Path, progress: Progress) -> None:
+    def _shards(self) -> list[list[_Converted]]:
+        """The bytes to be written in order: weight by weight, and shard by shard."""
         shards: dict[object, list[_Converted]] = {}
         for each in self._converted.values():
             shards.setdefault((each.form.weight, each.form.shape), []).append(each)
+        return [*shards.values()]
+
+    def _write_own(self, folder: Path, progress: Progress) -> dict[str, str]:
+        """Write the files; their hashes, as far as they are known."""
         total, done = sum(each.form.nbytes for each in self._converted.values()), 0
         path = folder
         try:
             with ExitStack() as stack:
-                files: dict[str, BinaryIO] = {}
+                files: dict[str, Writer] = {}
                 for each in self._converted.values():
                     path = folder / each.file
                     if each.file not in files:
-                        files[each.file] = stack.enter_context(open(path, "wb"))
-                for group in shards.values():
+                        files[each.file] = Writer(path)
+                        stack.enter_context(files[each.file].file)
+                for group in self._shards():
                     self._write_shards(group, files)
                     done += sum(each.form.nbytes for each in group)
                     progress("writing the weights", done / total)
+                return {name: file.hash for name, file in files.items() if file.hash}
         except OSError as error:
             raise Error(f"cannot write {path}: {error.strerror or error}") from error
 
-    def _write_shards(self, shards: list[_Converted], files: Mapping[str, BinaryIO]) -> None:
+    def _write_shards(self, shards: list[_Converted], files: Mapping[str, Writer]) -> None:
         """Write the shards of one weight in lockstep, since all come from the same rows."""
         ends = [each.offset for each in shards]
         ranks = [each.ranks[0] for each in shards]
         for blocks in self.reader.stream_bytes(shards[0].form.ref, ranks):
             for i, (each, block) in enumerate(zip(shards, blocks, strict=True)):
-                file = files[each.file]
-                file.seek(ends[i])
-                ends[i] += file.write(block.data)
+                ends[i] += files[each.file].write(ends[i], block.data)
 
 
 def _as_stored(weight: Weight, reader: Reader, compute: str) -> tuple[Weight | Ref, str]:

@@ -119,7 +119,7 @@ class Emission:
         for name, each in built.items():
             notes += [f"{name}: {warning}" for warning in each.warnings]
             notes += [f"{name}: found in the cache"] if each.cached else []
-        hashes = {name: each.hash for name, each in built.items() if each.hash}
+        hashes = {**found.hashes} | {name: each.hash for name, each in built.items() if each.hash}
         return Emitted(facts, [*filter(None, notes)], hashes)
 
     @property

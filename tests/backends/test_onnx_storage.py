@@ -13,7 +13,10 @@ import numpy as np
 import onnx
 import pytest
 
+import irc
+from irc.artifact.checksums import sha256
 from irc.backends.onnx import backend
+from irc.backends.onnx.storage import Writer
 from irc.backends.reference import evaluate
 from irc.errors import Error
 from irc.ir.core import Module
@@ -185,6 +188,50 @@ def test_writing_weights_takes_no_memory(ranks: int, step: str, tmp_path: Path) 
     for rank in range(ranks):
         assert facts["ranks"][rank]["weights"] == [f"rank{rank}.weights"]
         assert (tmp_path / f"rank{rank}.weights").stat().st_size == size // ranks
+
+
+def test_written_weights_are_not_read_for_their_hashes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """module @m mesh(dp=2, tp=2) {
+  file @f = "m.safetensors"
+  weight @a : f32[6, 5@tp] = @f["c"].cast(f16).cast(f32)
+  weight @b : f32[5, 6@dp.tp] = @f["c"].transpose(1, 0).cast(f16).cast(f32)
+  weight @c : f32[6, 5] = @f["c"].cast(f16).cast(f32)
+  func @forward(%x: f32[1]) -> (f32[1], f32[6, 5@tp], f32[5, 6@dp.tp], f32[6, 5]) {
+    %a = neg @a : f32[6, 5@tp]
+    %b = neg @b : f32[5, 6@dp.tp]
+    %c = neg @c : f32[6, 5]
+    return %x, %a, %b, %c
+  }
+}
+"""
+    read: list[str] = []
+
+    def counted(path: Path, *advance: Any) -> str:
+        read.append(path.name)
+        return sha256(path, *advance)
+
+    monkeypatch.setattr("irc.artifact.manifest.sha256", counted)
+    monkeypatch.chdir(folder)
+    made = irc.compile(irc.parse(text), folder / "out", pipeline="localize")
+    weights = [path.name for path in made.folder.glob("*.weights")]
+    assert sorted(weights) == [*(f"rank{rank}.weights" for rank in range(4)), "shared.weights"]
+    assert read and not {*read} & {*weights}
+    assert list(made.opened.problems(whole=True)) == []
+
+
+def test_bytes_out_of_order_have_no_hash(tmp_path: Path) -> None:
+    """As where shards of one weight take turns in the file that several ranks share."""
+    writer = Writer(tmp_path / "w")
+    with writer.file:
+        for offset in (0, 3, 4096):
+            assert writer.write(offset, memoryview(b"abc")) == 3
+        writer.file.flush()
+        assert writer.hash == sha256(tmp_path / "w")
+        writer.write(9, memoryview(b"abc"))
+        writer.write(9999, memoryview(b"abc"))
+    assert writer.hash == ""
 
 
 def sparse_checkpoint(folder: Path, *shape: int) -> Path:
