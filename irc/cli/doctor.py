@@ -34,7 +34,7 @@ PACKAGES = (
     ("onnx", "writing and checking ONNX", True),
     ("onnxruntime", "running artifacts on CPU", True),
     ("tokenizers", "irc generate with text", True),
-    ("cuda-python", "running engines: memory and streams of the GPU", False),
+    ("cuda-bindings", "running engines: memory and streams of the GPU", False),
     ("nccl4py", "running engines of several ranks: collectives", False),
     ("torch", "the reference of the tests", False),
     ("transformers", "the reference of the tests", False),
@@ -163,7 +163,7 @@ def artifact(path: Path, progress: Progress) -> list[Finding]:
     findings += [Finding("file", False, problem) for problem in wrong]
     if not wrong:
         inside, outside = len(manifest["files"]), len(manifest["weights"])
-        detail = f"{inside} in the folder and {outside} weight files elsewhere are as compiled"
+        detail = f"as compiled: {inside} in the folder, {outside} with weights elsewhere"
         findings.append(Finding("files", True, detail))
     return findings
 
