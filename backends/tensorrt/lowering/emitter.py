@@ -105,7 +105,10 @@ class TensorRTEmitter(Emitter):
         if not self.outside or weight not in self._multiplied:
             return self.stored(weight)[0]
         if weight not in self._rows:
-            self._rows[weight] = self._weight_input(weight, weight.name + ROWS)
+            form = self.storage.form(weight, self.compute)
+            padded = self.storage.padded(form, ALIGNMENT)  # as in `aligned`, to share its bytes
+            form = padded if padded.shape[1:] == form.shape[1:] else form
+            self._rows[weight] = self._input(form, weight.name + ROWS)
         return self._rows[weight]
 
     def aligned(
