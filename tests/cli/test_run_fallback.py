@@ -66,7 +66,7 @@ def test_show_prints_the_fallback(artifact: Path) -> None:
 def test_a_changed_fallback_is_found(module: Module, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     irc.compile(module, folder)
-    assert "8 in the folder and 0 weight files elsewhere are as" in works("doctor", folder).out
+    assert "as compiled: 8 in the folder, 0 with weights" in works("doctor", folder).out
     path = folder / "rank1.exact.onnx"
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
