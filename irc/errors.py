@@ -96,8 +96,8 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """
     names = {name.lower().lstrip("-"): name for name in known}
     typed = word[:64].lower().lstrip("-")
-    near = [typed] if typed in names else [name for name in names if _is_slip(typed, name)]
-    near = near or difflib.get_close_matches(typed, names, 1, _SIMILAR)
+    slips = [typed] if typed in names else [name for name in names if _is_slip(typed, name)]
+    near = difflib.get_close_matches(typed, slips or names, 1, 0 if slips else _SIMILAR)
     near = near or [name for name in names if len(typed) > 2 and _abbreviates(typed, name)]
     if not near:
         return f"; {otherwise}" if otherwise else ""

@@ -5,7 +5,18 @@ import pytest
 from irc.errors import did_you_mean
 
 OPTIONS = ("--outside", "--output", "--plan", "--set", "--dims", "--no-build", "--random-weights")
-NAMES = ("qwen2", "qwen3", "fuse-gated-mlp", "f16", "f32", "model.embed_tokens.weight", "B", "x")
+NAMES = (
+    "qwen2",
+    "qwen3",
+    "fuse-gated-mlp",
+    "f16",
+    "f32",
+    "model.embed_tokens.weight",
+    "B",
+    "x",
+    "full",
+    "mul",
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +33,7 @@ NAMES = ("qwen2", "qwen3", "fuse-gated-mlp", "f16", "f32", "model.embed_tokens.w
         ("model.embed.weight", "model.embed_tokens.weight"),
         ("b", "B"),
         ("xx", "x"),
+        ("mull", "mul"),
         *[(word, None) for word in ("--quantize", "--seed", "--ranks", "--build", "--tp")],
         *[(word, None) for word in ("qwen3_moe", "bf8", "y", "4", "", "-")],
     ],
