@@ -11,15 +11,15 @@ from tests.fresh import fresh
 from tests.layout import ROOT
 
 TOWERS = ROOT / "examples" / "two_tower.py"
-SCHEMES = {  # what the pass counts; sums of a bag are finished behind it, so it stays as it is
+SCHEMES = {  # what the pass counts
     "dp=2 --embedding cd": "columns: 1",
     "dp=2 --embedding kd": "cyclic: 1",
     "dp=2 --embedding cyclic": "cyclic: 3",
     "dp=2 --embedding columns": "columns: 3",
     "dp=2 --embedding auto": "nothing",
-    "tp=2 --embedding ca": "columns: 1",
+    "tp=2 --embedding ca": "columns: 4",
     "tp=3 --outside clamp": "clamp: 4",
-    "ep=2,tp=2 --embedding rows": "rows: 1",
+    "ep=2,tp=2 --embedding rows": "rows: 4",
 }
 
 
