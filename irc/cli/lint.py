@@ -96,7 +96,7 @@ def _target(args: Namespace) -> Target:
     from ..backends.tensorrt.target import Target
 
     artifact = None if args.source is None else ArtifactFolder.find(Path(args.source))
-    own = artifact.program.get("target") if artifact else None
+    own = artifact.engines.get("target") if artifact else None
     if artifact is not None and not (own or args.target):
         raise Error(
             f"{args.source} was compiled for the backend {artifact.backend}, and irc "

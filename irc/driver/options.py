@@ -78,5 +78,5 @@ def backend_of(artifact: ArtifactFolder | None, options: Options) -> Backend:
     engine = options.get("engine") or {}
     check_kind("engine", engine, Mapping, "a mapping, such as {'weights': 'inside'}")
     before = "onnx" if artifact is None else artifact.backend
-    remembered: Mapping[str, Any] = (artifact.program.get("engine") or {}) if artifact else {}
+    remembered = artifact.engines.get("engine", {}) if artifact else {}
     return get(options.get("backend") or before).configured(engine, remembered)

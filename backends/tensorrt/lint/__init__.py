@@ -62,7 +62,7 @@ def lint_file(path: Path, target: Target, ignore: Collection[str] = ()) -> list[
 def _data_folders(path: Path) -> list[Path]:
     """Where external data may be: beside the model, and in the base folder of its artifact."""
     artifact = ArtifactFolder.find(path.parent)
-    base = artifact.program.get("base") if artifact else None
+    base = artifact.engines.get("base") if artifact else None
     return [path.parent, *([path.parent / base] if isinstance(base, str) else [])]
 
 
