@@ -57,7 +57,7 @@ def _phases(model: Model, inputs: Arrays, runs: int, given: bool) -> list[_Phase
     if not given and "input_ids" in inputs and model.program.ports.states:
         return _generation(model, inputs["input_ids"][0].tolist(), runs)
     lengths = {len(array) if array.ndim else 1 for array in inputs.values()}
-    rows, unit = (lengths.pop(), "rows") if len(lengths) == 1 else (1, "runs")
+    rows, unit = (lengths.pop(), "rows") if len(lengths) == 1 else (1, "calls")
     return [_Phase("run", _seconds(runs, lambda: model.run(inputs)), rows, unit)]
 
 
@@ -72,10 +72,9 @@ def _generation(model: Model, prompt: list[int], runs: int) -> list[_Phase]:
     capacity = cache_capacity(program.ports.states, dims) or len(prompt) + steps
     before = prompt[: max(capacity - steps, 1)]
     greedy(program, before, steps + 1, dims=dims, emit=lambda _: at.append(time.perf_counter()))
-    return [
-        _Phase("prefill", prefills[FIRST:], len(prompt), "tokens"),
-        _Phase("decode", np.diff(at)[FIRST:].tolist(), 1, "tokens"),
-    ]
+    found = [_Phase("prefill", prefills[FIRST:], len(prompt), "tokens")]
+    decodes: list[float] = np.diff(at)[FIRST:].tolist()  # none where the cache is that small
+    return [*found, _Phase("decode", decodes, 1, "tokens")] if decodes else found
 
 
 def _seconds(runs: int, work: Callable[[], object]) -> list[float]:
@@ -103,6 +102,7 @@ def _facts(phase: _Phase) -> dict[str, Any]:
 
 def _cells(found: dict[str, Any]) -> list[str]:
     times = [found[f"p{each}_ms"] for each in _PERCENTILES] + [found["mean_ms"]]
-    what = f"{found['phase']} of {found['per_run']} {found['unit']}"
+    count, unit = found["per_run"], found["unit"]
+    what = f"{found['phase']} of {count} {unit.removesuffix('s') if count == 1 else unit}"
     rate = f"{found['per_second']:,.1f} {found['unit']}/s"
     return [what, str(found["runs"]), *(f"{each:.2f}" for each in times), rate]

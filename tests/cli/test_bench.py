@@ -108,6 +108,14 @@ def test_a_language_model_is_timed_in_two_phases(artifact: Path, tmp_path: Path)
     assert re.search(r"^run of 2 rows +2 .* rows/s$", text, re.MULTILINE)
 
 
+def test_a_cache_without_room_for_decode_is_timed_in_prefill(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    works("compile", checkpoint, "-o", tmp_path / "out", "--dims", "C=3")
+    (found,) = works("bench", tmp_path / "out", "--json").json["phases"]
+    assert (found["phase"], found["per_run"]) == ("prefill", 3)
+
+
 def test_a_module_is_timed_in_numpy(module: Path) -> None:
     answer = works("bench", module, "--backend", "reference", "--runs", "2", "--json")
     (found,) = answer.json["phases"]
