@@ -100,12 +100,15 @@ class Solver:
         """Complete partial sums where the operation does not pass them on.
 
         One that any operation needs complete is completed for all: the residual of a block is the
-        value that its norm sees, not a sum that grows from block to block.
+        value that its norm sees, not a sum that grows from block to block. So are rows of a table
+        with several uses, which rewrite-embeddings can then look up by any scheme.
         """
         split = {a for v in op.operands for group in v.type.axes for a in group}
         for at, value in enumerate(op.operands):
             partial = set(value.type.partial)
-            if partial and (partial & split or any(_needs(user, value) for user in value.users)):
+            rows = isinstance(value.producer, Embedding) and len(value.users) > 1
+            needed = rows or any(_needs(user, value) for user in value.users)
+            if partial and (partial & split or needed):
                 self._finish(op, at)
         try:
             passed_sums(op, [])

@@ -166,6 +166,25 @@ def test_the_largest_of_a_sharded_symbolic_dimension(mesh: str, tmp_path: Path) 
         irc.parse(f"module @m mesh({mesh}) {{ func @f(%x: f32[B@dp, 4]) -> () {{ {symbolic} }} }}")
 
 
+@pytest.mark.parametrize("scheme", ["rows", "columns", "cyclic", "replicated"])
+def test_rows_with_several_uses_are_completed_once(scheme: str, tmp_path: Path) -> None:
+    text = """module @m dims(B=1:2:8) {
+      weight @t : f32[5, 6] = random("t", 1, 0.5)
+      weight @w : f32[4, 6] = random("w", 1, 0.5)
+      func @forward(%ids: i32[B, 3]) -> (f32[B, 3, 4], f32[B, 6]) {
+        %e = embedding %ids, @t : f32[B, 3, 6]
+        %y = linear %e, @w : f32[B, 3, 4]
+        %z = reduce_sum %e {dims=[1]} : f32[B, 6]
+        return %y, %z
+      } }"""
+    module = same(text, "tp=3", ["t 0@tp"], tmp_path)
+    assert [op.opname for op in module.ops() if isinstance(op, Exchange)] == ["all_reduce"]
+    unsharded = irc.parse(text)
+    inputs = drawn(unsharded, fresh(44))
+    run_pipeline(module, f"rewrite-embeddings{{scheme={scheme}}}, localize")
+    check(module, inputs, evaluate(unsharded, inputs), scheme)
+
+
 @pytest.mark.parametrize("number", [np.inf, -np.inf, 0.0, 2.0])
 @pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "tp=4"])
 def test_infinite_factors_and_divisors_of_zero(number: float, mesh: str, tmp_path: Path) -> None:
