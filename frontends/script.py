@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Error, did_you_mean
-from ..extensions.user_files import blamed, forget, loaded, name_of, remember_siblings
+from ..extensions.user_files import blamed, forget, is_near, loaded, name_of, remember_siblings
 from ..ir.core import Module
 from .huggingface import bind
 from .huggingface.binding import has_unbound
@@ -94,17 +94,21 @@ def _imported(path: Path) -> Generator[types.ModuleType]:
 
 
 def _forget(before: Mapping[str, types.ModuleType], folder: str, name: str) -> None:
-    """Remove the modules of the script's folder that it imported from sys.modules."""
+    """Remove the modules in the script's folder or below that it imported from sys.modules."""
     removed: list[str] = []
     for key, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        local = isinstance(file, str) and os.path.dirname(os.path.abspath(file)) == folder
-        if key == name or (local and key not in before):
+        if key == name or (key not in before and _is_local(module, Path(folder))):
             del sys.modules[key]
             removed.append(key)
     remember_siblings(name, removed)
     if name in before:
         sys.modules[name] = before[name]
+
+
+def _is_local(module: types.ModuleType, folder: Path) -> bool:
+    """Whether a module is from a folder or below; one without a file is a folder itself."""
+    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    return isinstance(file, str) and is_near(file, folder)
 
 
 def _factory(namespace: types.ModuleType, path: Path, name: str) -> Callable[..., Any]:

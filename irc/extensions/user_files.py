@@ -25,6 +25,7 @@ from ..source import Loc, is_own, raised_at, shown_path
 
 _PREFIX = "irc_loaded_"
 _LOADED = "__irc_user_file__"  # in a module that was run here: its UserFile
+_LIBRARY = Path(os.__file__).resolve().parent  # Python's own modules
 _RUNNING = RLock()  # ranks that are threads load the same files
 _SIBLINGS: dict[str, set[str]] = {}  # the modules that a script imported, by its module name
 
@@ -183,12 +184,13 @@ def _not_python(error: SyntaxError, file: str) -> Error:
 
 def _line(error: BaseException, path: Path) -> Loc:
     folder = path.resolve().parent
-    near = raised_at(error, lambda file: _is_users(file, folder))
+    near = raised_at(error, lambda file: is_near(file, folder))
     return near or Loc(shown_path(str(path)), 1)
 
 
-def _is_users(file: str, folder: Path) -> bool:
-    """Whether code is from a file in a folder or below, but not of irc or a library."""
+def is_near(file: str, folder: Path) -> bool:
+    """Whether a file is in a folder or below, but not one of irc or a library."""
     path = Path(file).resolve()
-    library = "site-packages" in path.parts or is_own(str(path)) or file.startswith("<")
-    return path.is_relative_to(folder) and not library
+    if file.startswith("<") or is_own(str(path)) or path.is_relative_to(_LIBRARY):
+        return False
+    return path.is_relative_to(folder) and not {"site-packages", "dist-packages"} & {*path.parts}

@@ -271,9 +271,12 @@ def test_scripts_are_loaded_in_isolation(tmp_path: Path) -> None:
         folder = tmp_path / str(i)
         folder.mkdir()
         (folder / "sibling_of_script.py").write_text(f"NAME = 'v{i}'\n")
-        text = "from sibling_of_script import NAME\ndef build(): return trace(lambda x: -x, NAME)\n"
+        (folder / "sibling_folder").mkdir()
+        (folder / "sibling_folder" / "part.py").write_text(f"NAME = 'w{i}'\n")
+        text = "from sibling_of_script import NAME\nfrom sibling_folder import part\n"
+        text += "def build(): return trace(lambda x: -x, NAME + part.NAME)\n"
         texts.append(load_script(script(folder, text)).name)
-    assert texts == ["v0", "v1"], "the second script got the first one's sibling"
+    assert texts == ["v0w0", "v1w1"], "the second script got the first one's siblings"
     assert sys.path == path_before
     new = set(sys.modules) - before
     assert not {name for name in new if "sibling" in name or "irc_loaded" in name}

@@ -1,8 +1,9 @@
 """Files of a user: run once, by whatever name; no registrations after a failure."""
 
+import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from irc.extensions import user_files
 from irc.frontends.script import load_script
 from irc.ir.declare import REGISTRY
 from irc.pipeline import PASSES, load_file
+from irc.source import shown_path
 from tests.user_code import EXAMPLE, restored_registries
 
 
@@ -169,3 +171,18 @@ def test_a_file_that_is_interrupted_can_be_loaded(tmp_path: Path) -> None:
     assert "user-files-pass" not in PASSES
     path.write_text(PASS)
     assert load_file(path) == ["user-files-pass"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "fail"),
+    [
+        (Path(json.__file__).parents[2], lambda: json.loads("[")),
+        (Path(np.__file__).parents[3], lambda: np.linalg.inv(np.zeros((2, 3)))),
+    ],
+)
+def test_a_library_below_the_folder_of_a_script_is_not_blamed(
+    folder: Path, fail: Callable[[], object]
+) -> None:
+    with pytest.raises(Error) as caught, user_files.blamed(folder / "script.py"):
+        fail()
+    assert str(caught.value).startswith(f"{shown_path(str(folder / 'script.py'))}:1: ")
