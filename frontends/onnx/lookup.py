@@ -118,14 +118,17 @@ def elements(b: Builder, node: Node) -> Made:
 def gather_nd(b: Builder, node: Node) -> Made:
     """Slices by one or several leading indices, which are joined into one index.
 
-    All slices in their order, as in the masks of transformers, are x itself.
+    All slices in their order, as in the masks of transformers, are those by the last index alone: a
+    Gather, which TensorRT joins with what surrounds it, as it does not join the cast of a mask.
     """
     x, indices = node.input(0), node.shaped(1, 1)
     along = None if node.integer("batch_dims", 0) else _in_order(b.get(indices), x.shape)
     if along is not None:
         kept = [n if i in along else 1 for i, n in enumerate(indices.shape[:-1])]
         rest = x.shape[len(along) :]
-        found = b.reshaped(b.get(x), (*kept, *rest))
+        last = len(along) - 1
+        count = b.value(ops.Iota(size=x.shape[last], dtype="i64"))
+        found = b.reshaped(b.value(ops.Gather(b.get(x), count, dim=last)), (*kept, *rest))
         return b.value(ops.Expand(found, shape=(*indices.shape[:-1], *rest)))
     flat, place, _ = _slices(b, node)
     return b.value(ops.Gather(flat, place, dim=0))
