@@ -60,7 +60,8 @@ def main() -> None:
 
     # The library orders some values by their addresses, so an engine is reproducible only if its
     # memory has the same layout each time: a new thread has an allocation arena in which nothing
-    # was freed yet, this thread only waits, and no garbage collection runs in between.
+    # was freed yet, this thread only waits, and no garbage collection runs in between. Threads in
+    # which the library converts constant weights still change it.
     gc.disable()
     _thread.start_new_thread(work, ())
     _wait(cancelled)
