@@ -23,6 +23,13 @@ from irc.ir.core import Module
 BINDINGS = "rank{}.bindings.json"
 
 
+class ProfileFact(TypedDict):
+    """The shapes that a profile allows, per dynamic input: [min, opt, max]."""
+
+    name: str
+    shapes: dict[str, list[list[int]]]
+
+
 class EngineStage(StageFact):
     """A stage, with the profiles of its engines.
 
@@ -31,7 +38,7 @@ class EngineStage(StageFact):
     that the network returns in other memory than it took them in; `report`: a file.
     """
 
-    profiles: list[Profile]
+    profiles: list[ProfileFact]
     scalars: dict[str, list[str]]
     groups: dict[str, list[str]]
     natives: bool

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import irc
+from irc.backends import get
 from irc.errors import Error
 from tests.cli.runner import refused
 
@@ -83,6 +84,19 @@ def test_any_edit(text: str, inputs: dict[str, Any], tmp_path: Path) -> None:
     assert refused > 100
     write(path, manifest)
     irc.load(path.parent).run(inputs)
+
+
+@pytest.mark.parametrize("text", [ONE, TWO])
+@pytest.mark.parametrize("backend", ["onnx", "tensorrt-rtx"])
+def test_the_types_name_every_fact(backend: str, text: str, tmp_path: Path) -> None:
+    engine = {} if backend == "onnx" else {"build": False}
+    source = irc.parse(text)
+    made = irc.compile(
+        source, tmp_path / "out", backend=backend, pipeline="localize", engine=engine
+    )
+    program = json.loads((made.folder / "config.json").read_text())["program"]
+    found = made.opened.facts(get(backend).facts)
+    assert json.loads(json.dumps(found)) == program
 
 
 @pytest.mark.parametrize(
