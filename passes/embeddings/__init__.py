@@ -147,7 +147,8 @@ class _Rewriting:
                     f"tables asks for @{table.name} over {'.'.join(asked.axes)}, but it is "
                     f"{table.type} already; leave @{'.'.join(asked.axes)} out"
                 )
-            site = find_site(op, self._axes(asked) or over.get(table))
+            other = asked_layout(asked) not in (None, layout_of(table))
+            site = find_site(op, self._axes(asked) or over.get(table), other)
             if isinstance(site, Site) and self.module.mesh.group_size(site.axes) == 1:
                 site = "its axes have one rank"
             if isinstance(site, Site):

@@ -89,6 +89,8 @@ def completed(site: Site, value: Value) -> Value:
         source = op.result
     if isinstance(end, ops.ReduceScatter) and site.wanted == "replicated":
         return ops.ShardSlice(value, axis=site.axis, dim=end.dim).result
+    if end is None and source.type.axes[-1] == site.axes:  # columns, used as they were sharded
+        return ops.ShardSlice(value, axis=site.axis, dim=source.type.ndim - 1).result
     return value
 
 

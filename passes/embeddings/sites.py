@@ -54,8 +54,11 @@ def layout_of(table: Weight) -> Layout:
     return "rows" if rows else "columns" if columns else "replicated"
 
 
-def find_site(op: Embedding, axes: Axes | None) -> Site | str:
-    """The site of a lookup, or why it is kept. `axes` are for a replicated table."""
+def find_site(op: Embedding, axes: Axes | None, other: bool = False) -> Site | str:
+    """The site of a lookup, or why it is kept. `axes` are for a replicated table.
+
+    With `other` the table gets another layout, even where its columns are used as they are sharded.
+    """
     table = op.table
     assert isinstance(table, Weight)
     rows, columns = table.type.axes
@@ -65,7 +68,7 @@ def find_site(op: Embedding, axes: Axes | None) -> Site | str:
         return _replicated(op, table, axes) if axes else NOT_SHARDED
     walked = _walk_sum(op, rows) if rows else _walk_columns(op, columns)
     if isinstance(walked, str):
-        return walked
+        return Site(op, table, columns, op.ids, "replicated") if other and columns else walked
     chain, end, dim = walked
     if dim is None or any(each.result.type is not op.result.type for each in chain):
         return Site(op, table, rows or columns, op.ids, "replicated", 0, chain, end)

@@ -19,7 +19,7 @@ from irc.ops import Add, Argmax, Embedding, Linear, MoeSlots, Topk
 from irc.pipeline import Stats
 
 from ..shared.bounds import keeps_finite_sums
-from ..shared.edit import insert_before, retype
+from ..shared.edit import insert_before, retype, used_once
 from ..shared.local_operation import fits
 from .chosen import chosen_axes
 from .lookups import choose_across, look_up_parts
@@ -106,7 +106,7 @@ class Solver:
         split = {a for v in op.operands for group in v.type.axes for a in group}
         for at, value in enumerate(op.operands):
             partial = set(value.type.partial)
-            rows = isinstance(value.producer, Embedding) and len(value.users) > 1
+            rows = isinstance(value.producer, Embedding) and not used_once(value)
             needed = rows or any(_needs(user, value) for user in value.users)
             if partial and (partial & split or needed):
                 self._finish(op, at)

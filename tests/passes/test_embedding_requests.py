@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from irc.backends.reference import evaluate
@@ -25,6 +26,10 @@ SILU = LEFT.format(
     type=COLUMNS,
     body="%e = embedding %ids, @t : f32[4, 8@tp]\n%s = silu %e : f32[4, 8@tp]\n"
     '%y = all_gather %s {axis="tp", dim=1} : f32[4, 8]',
+)
+TWICE = LEFT.format(
+    type=ROWS,
+    body=FOUND + '%a = add %e, %e : f32[4, 8]{sum tp}\n%y = all_reduce %a {axis="tp"} : f32[4, 8]',
 )
 NONE = "module @m mesh(tp=2) { func @forward(%x: f32[4]) -> (f32[4]) { return %x } }"
 ONE = """module @m mesh(dp=2, tp=1) {
@@ -58,8 +63,8 @@ ERRORS = [
     (CALLING, "scheme=ka, capacity=1", "and @found has one; put inline in front"),
     (NONE, "scheme=ca", "ca was requested, but this module looks nothing up"),
     (USERS, "scheme=ca", "ca was requested.*@users: dimension 0 of its ids is sharded over dp"),
-    (SILU, "scheme=cyclic", f"{NO_LOOKUP}silu takes its columns as they are sharded"),
-    (SILU, 'tables=["t cyclic"]', f"{NO_LOOKUP}silu takes its columns as they are sharded"),
+    (TWICE, "scheme=cyclic", f"{NO_LOOKUP}its partial sum is used in several places"),
+    (TWICE, 'tables=["t cyclic"]', f"{NO_LOOKUP}its partial sum is used in several places"),
     (PLAIN, "scheme=cyclic", f"{NO_LOOKUP}its table is not sharded; shard it by"),
     (ONE, 'tables=["* ca@tp"]', "ca was requested, .*: @t: its axes have one rank"),
     (ONE, 'tables=["* rs"]', "rs was requested, .*: @t: its axes have one rank"),
@@ -87,6 +92,17 @@ def test_requests_that_nothing_meets_are_errors(text: str, options: str, message
 @pytest.mark.parametrize(("text", "row"), ACCEPTED)
 def test_requests_that_are_met(text: str, row: str) -> None:
     after(parse_module(text), f'{{tables=["{row}"]}}' if row else "")
+
+
+@pytest.mark.parametrize("scheme", ["rows", "cyclic", "replicated", "columns"])
+def test_columns_that_are_used_as_they_are_sharded(scheme: str) -> None:
+    ids = {"ids": drawn(fresh(1), 12, (4,)), "x": np.zeros((4, 8), np.float32)}
+    wanted = evaluate(parse_module(SILU), ids)
+    module = parse_module(SILU)
+    notes = after(module, f"{{scheme={scheme}}}").notes
+    assert ("is looked up by" in notes[0]) == (scheme != "columns")
+    for found in (evaluate(module, ids), evaluate(localized(module), ids)):
+        assert_same(found["y"], wanted["y"], scheme, "RA")
 
 
 def test_a_later_row_is_for_the_other_tables() -> None:
