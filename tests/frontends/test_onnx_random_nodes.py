@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
@@ -23,6 +24,7 @@ from irc.errors import Error
 from tests.fresh import fresh
 from tests.frontends.onnx_models import kind_of, model, on_emitted, on_ort, read, saved
 
+pytestmark = pytest.mark.slow
 SECONDS = 12.0
 NODES = 900
 Array = Any

@@ -18,12 +18,12 @@ from irc.backends.tensorrt.builder.report import Report
 from irc.backends.tensorrt.builder.request import BuildRequest, Profile
 from irc.backends.tensorrt.target import Target
 from tests.fresh import fresh
-from tests.frontends.onnx_models import model, saved
+from tests.frontends.onnx_models import kind_of, model, saved
 
 pytestmark = pytest.mark.needs_rtx
 RANGES = {"batch": (1, 2, 8), "seq": (1, 16, 128)}
 WIDTH, HEADS = 128, 4
-INPUTS: dict[str, Any] = {"x": ("f16", ("batch", "seq", WIDTH)), "mask": ("i64", ("batch", "seq"))}
+SHAPES = {"x": ("batch", "seq", WIDTH), "mask": ("batch", "seq")}
 
 
 def node(kind: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
@@ -92,12 +92,14 @@ def whole() -> list[onnx.NodeProto]:
     ]
 
 
-def written(folder: Path, attention: Sequence[onnx.NodeProto], rng: np.random.Generator) -> Path:
-    """The file of one attention block."""
-    half = lambda *shape: rng.normal(size=shape).astype(np.float16)  # noqa: E731
-    initial: dict[str, Any] = {f"w{name}": half(WIDTH, WIDTH) for name in "qkvo"}
-    initial |= {"bias": half(WIDTH), "none": np.float16(0), "low": np.float16(-np.inf)}
-    initial |= {"root": np.float16(0.42), "zero": np.int64(0), "one": np.int64(1)}
+def written(
+    folder: Path, attention: Sequence[onnx.NodeProto], dtype: Any, rng: np.random.Generator
+) -> Path:
+    """The file of one attention block in a dtype of numpy."""
+    initial: dict[str, Any] = {f"w{name}": rng.normal(size=(WIDTH, WIDTH)) for name in "qkvo"}
+    initial |= {"bias": rng.normal(size=WIDTH), "none": 0, "low": -np.inf, "root": 0.42}
+    initial = {name: np.asarray(value, dtype) for name, value in initial.items()}
+    initial |= {"zero": np.int64(0), "one": np.int64(1)}
     numbers = {"behind": [1, 2, 3], "before": [0, 1, 2], "query": [0, 1, 3], "last": [-1]}
     numbers |= {"split": [0, 0, HEADS, WIDTH // HEADS], "joined": [0, 0, WIDTH]}
     initial |= {name: np.array(value, np.int64) for name, value in numbers.items()}
@@ -109,10 +111,10 @@ def written(folder: Path, attention: Sequence[onnx.NodeProto], rng: np.random.Ge
         node("Add", "projected x", "out"),
     ]
     arrays = {name: np.asarray(value) for name, value in initial.items()}
-    made = model(nodes, INPUTS, ["out"], arrays)
-    made.graph.output[0].CopyFrom(
-        helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT16, INPUTS["x"][1])
-    )
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    inputs = {"x": (kind_of(arrays["wq"]), SHAPES["x"]), "mask": ("i64", SHAPES["mask"])}
+    made = model(nodes, inputs, ["out"], arrays)
+    made.graph.output[0].CopyFrom(helper.make_tensor_value_info("out", kind, SHAPES["x"]))
     return saved(made, folder)
 
 
@@ -121,23 +123,30 @@ def built_as_it_is(path: Path) -> Report:
         name: tuple(
             tuple(RANGES[n][i] if isinstance(n, str) else n for n in shape) for i in range(3)
         )
-        for name, (_, shape) in INPUTS.items()
+        for name, shape in SHAPES.items()
     }
     target = Target.parse("tensorrt-rtx")
     request = BuildRequest(path, path.with_suffix(".engine"), target, (Profile("all", sizes),))
     return build(request).report
 
 
-def built_through_irc(path: Path) -> Report:
-    artifact = irc.compile(path, path.parent / "out", backend="tensorrt-rtx", dims=RANGES)
+def built_through_irc(path: Path, **options: Any) -> Report:
+    out = path.parent / "out"
+    artifact = irc.compile(path, out, backend="tensorrt-rtx", dims=RANGES, **options)
     (stage,) = artifact.manifest["program"]["stages"]
     return Report.from_json(json.loads((artifact.folder / stage["report"]).read_text()))
 
 
 @pytest.mark.parametrize("attention", [decomposed, whole], ids=lambda each: each.__name__)
 def test_no_more_kernels(attention: Any, tmp_path: Path) -> None:
-    path = written(tmp_path, attention(), fresh())
+    path = written(tmp_path, attention(), np.float16, fresh())
     plain, found = built_as_it_is(path), built_through_irc(path)
     for report in (plain, found):
         assert any("_mha_" in layer.name for layer in report.layers)
     assert len(found.layers) <= len(plain.layers), [layer.name for layer in found.layers]
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_a_file_in_f32_gets_fused_attention(dtype: str, tmp_path: Path) -> None:
+    report = built_through_irc(written(tmp_path, decomposed(), np.float32, fresh()), dtype=dtype)
+    assert any("_mha_" in layer.name for layer in report.layers)
