@@ -95,7 +95,10 @@ def _target(args: Namespace) -> Target:
     from ..artifact.folder import ArtifactFolder
     from ..backends.tensorrt.target import Target
 
-    artifact = None if args.source is None else ArtifactFolder.find(Path(args.source))
+    artifact = None
+    if args.source is not None:
+        source = Path(args.source)
+        artifact = ArtifactFolder.find(source if source.is_dir() else source.parent)
     own = artifact.engines.get("target") if artifact else None
     if artifact is not None and not (own or args.target):
         raise Error(

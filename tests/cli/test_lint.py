@@ -78,8 +78,10 @@ def test_json(clean: Path, faulty: Path, tmp_path: Path) -> None:
 
 
 def test_an_artifact_for_onnxruntime_is_linted_on_request(artifact: Path) -> None:
-    text = refused("lint", artifact)
-    assert f"{artifact} was compiled for the backend onnx" in text and "--target" in text
+    (model,) = artifact.glob("*.onnx")
+    for source in (artifact, model):
+        text = refused("lint", source)
+        assert f"{source} was compiled for the backend onnx" in text and "--target" in text
     answer = irc("lint", artifact, "--target", "tensorrt-rtx")
     assert answer.status == 1
     assert "[attention-valid-lengths] the parser drops nonpad_kv_seqlen" in answer.out
