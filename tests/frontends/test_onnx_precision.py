@@ -80,7 +80,7 @@ def test_norms_of_large_numbers(rng: np.random.Generator, tmp_path: Path) -> Non
     initial = {"last": np.array([-1]), "eps": np.array(1e-8, np.float32)}
     initial["w"] = np.ones(32, np.float32)
     path = saved(model(nodes, {"x": ("f32", ("n", 32))}, ["out"], initial), tmp_path)
-    x = rng.uniform(0.5, 1, (3, 32)).astype(np.float32) * np.float32([[1e3], [1], [1e-3]])
+    x = rng.uniform(0.5, 1, (3, 32)).astype(np.float32) * np.array([[1e3], [1], [1e-3]], np.float32)
     close(path, "f16", {"x": x})
 
 
