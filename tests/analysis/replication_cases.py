@@ -63,8 +63,8 @@ def cases_of(text: str) -> dict[str, Case]:
 REFUSED = cases_of("""
 # lost all_reduce
 - add %x, %s => add %x, %t
-!5 the result y of @forward may differ between the ranks of tp
-! because the linear at model.py:3 in mlp uses @down, which is sharded over tp
+!5 the add at model.py:5 adds x to the partial sum over tp, once per rank
+! the linear at model.py:3 in mlp uses @down, which is sharded over tp
 ! put an all_reduce over tp behind it
 # lost all_gather
 - return %y => return %h
@@ -104,8 +104,7 @@ REFUSED = cases_of("""
 +21 %o = linear %m, @down : f32[B, 4]
 +22 %p = all_reduce %o {tp} : f32[B, 4]
 + return %p
-!22 the all_reduce at model.py:22 has a wrong operand
-! the add at model.py:5 takes as complete the partial sum over tp
+!5 the add at model.py:5 adds x to the partial sum over tp
 ! the linear at model.py:3 in mlp uses @down
 ! put an all_reduce over tp behind it
 # rows of a partial sum
@@ -114,8 +113,8 @@ REFUSED = cases_of("""
 +12 %g = gather %t, %r {dim=1} : f32[B]
 +13 %z = all_reduce %g {tp} : f32[B]
 + %y = add %x, %s
-!13 the all_reduce at model.py:13 has a wrong operand
-! the gather at model.py:12 takes
+!12 the gather at model.py:12 has a wrong operand
+! the ranks of tp hold shards of one operand and terms of another
 # partial sums in another contraction
 -   func
 +   weight @wide : f32[4, 4] = random("wide", 7, 0.5, [4, 8]).shard(1, tp)
@@ -124,8 +123,8 @@ REFUSED = cases_of("""
 +12 %g = linear %t, @wide : f32[B, 4]
 +13 %z = all_reduce %g {tp} : f32[B, 4]
 + %y = add %x, %s
-!13 the all_reduce at model.py:13 has a wrong operand
-! the linear at model.py:12 takes
+!12 the linear at model.py:12 has a wrong operand
+! a dimension is sharded over tp in weight and replicated in x
 # added to the result of a root
 - %y = add %x, %s
 +12 %g = reduce %t {tp} : f32[B, 4]
@@ -133,11 +132,10 @@ REFUSED = cases_of("""
 +14 %z = all_reduce %w {tp} : f32[B, 4]
 + %y = add %x, %s
 !14 the all_reduce at model.py:14 has a wrong operand
-! the add at model.py:13 takes
+! only rank 0 of tp has its operand
 # a bias on every rank
 - linear %a, @down => linear %a, @down, bias=@bias
-!4 the all_reduce at model.py:4 in mlp has a wrong operand
-! the linear at model.py:3 in mlp adds its bias once per rank of tp
+!3 the linear at model.py:3 in mlp adds its bias once per rank of tp
 ! add it behind the all_reduce instead
 # a state computed from a partial sum
 -   func
@@ -147,8 +145,7 @@ REFUSED = cases_of("""
 +8 %w = tanh %t : f32[B, 4]
 +9 %v = linear %w, @k : f32[B, 2]
 + %n = add %k, %v
-!6 the result k of @forward is not what its layout f32[B, 4@tp] says
-! the tanh at model
+!8 the tanh at model.py:8 takes as complete the partial sum over tp
 # a partial state
 - %n = neg %k => %n = slice %t {dim=1, start=0, stop=2}
 !6 the result k of @forward is a partial sum over tp, but its layout is f32[B, 4@tp]
@@ -158,14 +155,14 @@ REFUSED = cases_of("""
 +8 %z = all_reduce %s {tp} : f32[B, 4]
 + %y = add %x, %z
 !8 the all_reduce at model.py:8 reduces a value that is the same on all ranks of tp already
-! since the all_reduce at model.py:4 in mlp
 ! makes 2 times the value: leave it out
 # reduced over the wrong axis
 - all_reduce %t {axis="tp" => all_reduce %t {axis="dp"
-!4 the same on all ranks of dp already, because the linear at model.py:3 in mlp uses
+!4 the same on all ranks of dp already
+! the linear at model.py:3 in mlp uses
 # an argument is reduced
 - %t {axis => %x {axis
-!4 because nothing splits %x over it
+!4 reduces a value that is the same on all ranks of tp already
 # a rank in a layer
 - %y = add %x, %s
 +10 %r = rank {axis="tp"} : i32[]
@@ -177,9 +174,8 @@ REFUSED = cases_of("""
 +21 %o = linear %m, @down : f32[B, 4]
 +22 %p = all_reduce %o {tp} : f32[B, 4]
 + return %p
-!22 the all_reduce at model.py:22 has a wrong operand
-! the linear at model.py:20 takes for the same on all ranks of tp
-! what the rank at model.py:10 makes another on each of them
+!20 the linear at model.py:20 has a wrong operand
+! the rank at model.py:10 differs on every rank of tp
 # a rank in a sum
 - %s = all_reduce %t
 +10 %r = rank {axis="tp"} : i32[]
@@ -187,9 +183,86 @@ REFUSED = cases_of("""
 +11 %f = cast %i {dtype="f32"} : f32[]
 +12 %v = add %t, %f : f32[B, 4]
 + %s = all_reduce %v
-!4 the all_reduce at model.py:4
-! the add at model.py:12
+!12 the add at model.py:12 adds y to the partial sum over tp
 ! the rank at model.py:10
+# partial sums are gathered and added
+- %s = all_reduce %t {tp} : f32[B, 4]
++ %t1 = unsqueeze %t {dims=[0]} : f32[1, B, 4]
++ %s = all_gather %t1 {tp, dim=0} : f32[2, B, 4]
+- add %x, %s => reduce_sum %s {dims=[0]}
+!4 its operand is a partial sum over tp, which only a reduction completes
+# a maximum of shards
+- %s = all_reduce %t
++9 %w = reduce_max %a {dims=[1], keep=true} : f32[B, 1]
++ %w1 = all_reduce %w {tp, op="max"} : f32[B, 1]
++ %s = all_reduce %t
+- add %x, %s => add %w1, %s
+!9 the reduce_max at model.py:9 needs a dimension replicated that is sharded over tp
+# angles of the positions of a rank
+- %s = all_reduce %t
++ %r = rank {axis="tp"} : i32[]
++ %f = cast %r {dtype="f32"} : f32[]
++ %i = mul %f, @bias : f32[4]
++ %c = cos %i : f32[4]
++9 %q = mul %t, %c : f32[B, 4]
++ %s = all_reduce %q
+!9 the mul at model.py:9 has a wrong operand
+# shards chosen by rank in a layer
+- return %y
++ %r = rank {axis="tp"} : i32[]
++ %u = constant {values=[0.0]} : f32[]
++ %c = constant {values=[0], dtype="i32"} : i32[]
++ %q = eq %r, %c : bool[]
++ %w = where %q, %y, %u : f32[B, 4]
++9 %m = linear %w, @up : f32[B, 8]
++ %o = linear %m, @down : f32[B, 4]
++ %p = all_reduce %o {tp} : f32[B, 4]
++ return %p
+!9 the linear at model.py:9 has a wrong operand
+# rows taken by rank in a layer
+- return %y
++ %r = rank {axis="tp"} : i32[]
++ %w = gather %y, %r {dim=1} : f32[B]
++ %w1 = unsqueeze %w {dims=[1]} : f32[B, 1]
++ %w2 = expand %w1 {shape=[B, 4]} : f32[B, 4]
++9 %m = linear %w2, @up : f32[B, 8]
++ %o = linear %m, @down : f32[B, 4]
++ %p = all_reduce %o {tp} : f32[B, 4]
++ return %p
+!9 the linear at model.py:9 has a wrong operand
+# a sum that is broadcast
+- all_reduce %t {tp} => broadcast %t {tp}
+!4 the broadcast at model.py:4 in mlp has a wrong operand
+! its operand is a partial sum over tp, which only a reduction completes
+# a sum that is scattered from a root
+- %s = all_reduce %t {tp} : f32[B, 4]
++8 %c = collective_scatter %t {tp, dim=1} : f32[B, 2]
++ %s = all_gather %c {tp, dim=1} : f32[B, 4]
+!8 the collective_scatter at model.py:8 has a wrong operand
+! its operand is a partial sum over tp
+# a reduction in front of a projection
+- %t = linear %a
++8 %b = all_reduce %a {tp} : f32[B, 8]
++ %t = linear %b
+!8 the all_reduce at model.py:8 takes the sum of different shards, those of the ranks of tp
+# a softmax over shards
+- %t = linear %a
++8 %w = softmax %a {dim=1} : f32[B, 8]
++ %t = linear %w
+!8 the softmax at model.py:8 needs a dimension replicated that is sharded over tp
+# shards joined by concat
+- return %y
++8 %c = concat %h, %h {dim=1} : f32[B, 16]
++9 %g = all_gather %c {tp, dim=1} : f32[B, 32]
++ return %g
+- (y: f32[B, 4] => (y: f32[B, 32]
+!9 the all_gather at model.py:9 gathers over tp a dimension that is sharded over tp
+# a weight of another axis
+- [4, 16]).shard(1, tp) => [4, 16]).shard(1, dp)
+!3 a dimension is sharded over tp in x and sharded over dp in weight
+# a weight of one rank
+- [4, 16]).shard(1, tp) => [4, 8])
+!3 a dimension is sharded over tp in x and replicated in weight
 """)
 for op in ("max", "min", "prod"):
     for collective in ("all_reduce", "reduce", "reduce_scatter"):
@@ -199,8 +272,8 @@ for op in ("max", "min", "prod"):
 - all_reduce %t {{tp}} : f32[B, 4] => {collective} %t {{tp, op="{op}"{dim}}} : {type}
 - add %x, %s => neg %x
 !4 the {collective} at model.py:4 in mlp takes the {op} of the partial sum
-! over tp: the linear at model.py:3 in mlp uses @down, which is sharded over tp
-! only op=sum completes it
+! over tp: only op=sum completes it
+! the linear at model.py:3 in mlp uses @down, which is sharded over tp
 """)
 
 ALLOWED = cases_of("""
@@ -235,11 +308,6 @@ ALLOWED = cases_of("""
 + %b = where %q, @bias, %z : f32[4]
 + %u = add %t, %b : f32[B, 4]
 + %s = all_reduce %u
-# partial sums are gathered and added
-- %s = all_reduce %t {tp} : f32[B, 4]
-+ %t1 = unsqueeze %t {dims=[0]} : f32[1, B, 4]
-+ %s = all_gather %t1 {tp, dim=0} : f32[2, B, 4]
-- add %x, %s => reduce_sum %s {dims=[0]}
 # a root samples
 - all_reduce %t {tp} => reduce %t {tp, root=1}
 - %y = add %x, %s
@@ -267,39 +335,4 @@ ALLOWED = cases_of("""
 + %f = cast %r {dtype="f32"} : f32[]
 + %w = expand %f {shape=[B, 8]} : f32[B, 8]
 + %t = linear %w
-# a maximum of shards
-- %s = all_reduce %t
-+ %w = reduce_max %a {dims=[1], keep=true} : f32[B, 1]
-+ %w1 = all_reduce %w {tp, op="max"} : f32[B, 1]
-+ %s = all_reduce %t
-- add %x, %s => add %w1, %s
-# angles of the positions of a rank
-- %s = all_reduce %t
-+ %r = rank {axis="tp"} : i32[]
-+ %f = cast %r {dtype="f32"} : f32[]
-+ %i = mul %f, @bias : f32[4]
-+ %c = cos %i : f32[4]
-+ %q = mul %t, %c : f32[B, 4]
-+ %s = all_reduce %q
-# shards chosen by rank in a layer
-- return %y
-+ %r = rank {axis="tp"} : i32[]
-+ %u = constant {values=[0.0]} : f32[]
-+ %c = constant {values=[0], dtype="i32"} : i32[]
-+ %q = eq %r, %c : bool[]
-+ %w = where %q, %y, %u : f32[B, 4]
-+ %m = linear %w, @up : f32[B, 8]
-+ %o = linear %m, @down : f32[B, 4]
-+ %p = all_reduce %o {tp} : f32[B, 4]
-+ return %p
-# rows taken by rank in a layer
-- return %y
-+ %r = rank {axis="tp"} : i32[]
-+ %w = gather %y, %r {dim=1} : f32[B]
-+ %w1 = unsqueeze %w {dims=[1]} : f32[B, 1]
-+ %w2 = expand %w1 {shape=[B, 4]} : f32[B, 4]
-+ %m = linear %w2, @up : f32[B, 8]
-+ %o = linear %m, @down : f32[B, 4]
-+ %p = all_reduce %o {tp} : f32[B, 4]
-+ return %p
 """)

@@ -55,7 +55,7 @@ def test_a_pass_that_loses_a_collective_is_named() -> None:
     with pytest.raises(Error) as caught:
         run_pipeline(parse_module(MLP), "idle, lossy, idle")
     text = str(caught.value)
-    assert text.startswith("model.py:5: the result y of @forward may differ between the ranks of")
+    assert text.startswith("model.py:5: the add at model.py:5 adds x to the partial sum over tp")
     assert "the module was valid before the pass lossy" in text
     assert "in the pass lossy, number 2 of 3" in text
 
@@ -63,7 +63,7 @@ def test_a_pass_that_loses_a_collective_is_named() -> None:
 @pytest.mark.usefixtures("lossy")
 def test_a_module_is_checked_before_the_first_pass() -> None:
     module = changed(("add %x, %s", "add %x, %t"))
-    with pytest.raises(Error, match="may differ between the ranks of tp") as caught:
+    with pytest.raises(Error, match="adds x to the partial sum over tp") as caught:
         run_pipeline(module, "idle")
     assert "in the pass" not in str(caught.value)
 
@@ -194,6 +194,6 @@ def test_every_rule_has_a_failing_case(module: ModuleType) -> None:
             failure()
         frames = traceback.extract_tb(caught.value.__traceback__)
         broken |= {f.lineno or 0 for f in frames if f.filename == module.__file__}
-    assert len(rules) > 2
+    assert len(rules) > 1
     unseen = [lines.start for lines in rules if not broken.intersection(lines)]
     assert not unseen, f"no case fails at {unseen} of {module.__name__}"

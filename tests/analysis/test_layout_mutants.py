@@ -1,0 +1,44 @@
+"""Every mutant of a local module has the same results, or the verifier refuses it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from irc.analysis.replication import check_replication
+from irc.errors import Error
+from irc.ir.verify import verify
+from irc.text import parse_module
+from tests.analysis.layout_mutants import Sample, mutants, samples
+from tests.fresh import session_seed
+from tests.sharded.checking import check
+
+COUNT = 12  # samples of a session
+EACH = 40  # mutants of a sample
+
+
+def outcome(sample: Sample, what: str, module: object) -> str:
+    """`ill-typed`, `refused` or `equal`; an AssertionError where accepted results are wrong."""
+    try:
+        verify(module)
+    except Error:
+        return "ill-typed"
+    try:
+        check_replication(module)
+    except Error as error:
+        assert error.op is None or error.op.loc is None or ".py:" in str(error), error
+        return "refused"
+    check(module, sample.inputs, sample.wanted, f"{sample.name}: {what}", 1e-3)
+    return "equal"
+
+
+def test_mutants_are_equal_or_refused(tmp_path: Path) -> None:
+    rng = random.Random(session_seed())
+    counts = dict.fromkeys(("ill-typed", "refused", "equal"), 0)
+    for sample in samples(rng, tmp_path, COUNT):
+        check_replication(parse_module(sample.text))
+        for at, (what, module) in enumerate(mutants(sample, rng)):
+            if at == EACH:
+                break
+            counts[outcome(sample, what, module)] += 1
+    assert counts["refused"] > COUNT, counts
