@@ -151,7 +151,7 @@ class Dataflow:
 
 
 def _key(op: Op, inputs: Layouts) -> object:
-    """What determines the layouts of the results; a gather depends on how its operands were made."""
+    """What determines the layouts of results; a gather depends on how its operands were made."""
     return op if isinstance(op, (Call, Gather)) else (op.type_key(), inputs)
 
 

@@ -15,7 +15,7 @@ from ..ir.core import Weight
 from ..ir.dims import DimLike, Shape
 from ..ir.mesh import Mesh
 from ..ir.types import Axes, TensorType
-from ..weights import ConcatRef, Cyclic, Pad, Ref, Shard, Slice, Transpose, Unsqueeze, ref_shape
+from ..weights import ConcatRef, Cyclic, Ref, Shard, Slice, Transpose, Unsqueeze, ref_shape
 
 Names: TypeAlias = frozenset[str]  # mesh axes
 # One dimension, row by row: axes of the mesh, and local sizes between them. What follows the last
@@ -147,8 +147,6 @@ def _cut(ref: Ref, rank: int, wide: Names, mesh: Mesh) -> list[Place]:
         places = [_concatenated(i, ref, [part[i] for part in parts], mesh) for i in range(own)]
     cyclic: dict[int, int] = {}
     for step in ref.steps:
-        if isinstance(step, (Shard, Cyclic, Pad)) and not 0 <= step.dim < len(places):
-            raise Error(f"{step} names a dimension, but there are {len(places)}, counted from 0")
         if isinstance(step, Cyclic):
             cyclic[step.dim] = step.group_size
         elif isinstance(step, Shard):

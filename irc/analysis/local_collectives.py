@@ -53,7 +53,7 @@ def _from_root(op: Exchange, x: Layout, axes: Axes) -> Layout:
 def _reduced(x: Layout, axes: Axes, kind: str, group_size: int) -> Layout:
     """The layout of the operand when it is combined over the axes."""
     over = frozenset(axes)
-    if x.numbered and over >= {*x.numbered} and kind in ("max", "min"):
+    if x.numbered and over >= {*x.numbered}:
         x, over = replace(x, numbered=()), over - {*x.numbered}
     if over & (x.placed | {*x.numbered}):
         wrong = sorted(over & (x.placed | {*x.numbered}))[0]

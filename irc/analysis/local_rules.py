@@ -348,6 +348,8 @@ def _embedding(op: Op, operands: Layouts, mesh: Mesh) -> Layouts | None:
     ids, table = operands
     place, columns = table.dims
     axes = {*axes_of(place)}
+    if ids.numbered and table.plain:
+        raise Error("its ids count from the first row of a shard, but its table is replicated")
     if not place or (place[0] is not Mark.EVERY and place[-1] is not Mark.QUEUES):
         return None
     known = ids.placed | {*ids.numbered}

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ..errors import Error
-from ..weights import Shard, ref_dtype, ref_shape
+from ..weights import Shard, check_steps, ref_dtype, ref_shape
 from .core import Function, Module, Op, Value, Weight
 from .declare import types_of
 from .dims import Dim
@@ -102,6 +102,7 @@ def _check_weight(module: Module, name: str, weight: Weight) -> None:
 def _check_reference(module: Module, weight: Weight) -> None:
     """The type of a reference, without reading its files, is that of the weight."""
     try:
+        check_steps(weight.ref, weight.type.ndim)
         shape, kind = ref_shape(weight.ref, module.mesh), ref_dtype(weight.ref)
     except Error as error:
         raise Error(f"weight @{weight.name}: {error.message}") from None

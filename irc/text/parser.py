@@ -14,6 +14,7 @@ from ..ir.mesh import Mesh
 from ..ir.types import TensorType
 from ..ir.verify import check_calls
 from ..source import Loc
+from ..weights import Ref, check_steps
 from .cursor import VALUE, Cursor
 from .literals import parse_literal, parse_type
 from .references import parse_ref
@@ -75,12 +76,20 @@ class _Parser:
             c.expect(":")
             type = self._type()
             c.expect("=")
-            module.weights[name] = Weight(type, name, parse_ref(c, module.files))
+            module.weights[name] = Weight(type, name, self._ref(type, module))
         elif c.accept("func"):
             self._function(module)
         else:
             hint = did_you_mean(c.token, _ITEMS)
             c.fail(f"expected file, weight or func, found {c.shown}{hint}")
+
+    def _ref(self, type: TensorType, module: Module) -> Ref:
+        ref = parse_ref(self.cursor, module.files)
+        try:
+            check_steps(ref, type.ndim)
+        except Error as error:
+            self.cursor.fail(error.message, back=1)
+        return ref
 
     def _pairs(self, value: Callable[[], T]) -> dict[str, T]:
         c = self.cursor

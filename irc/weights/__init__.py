@@ -4,6 +4,7 @@ A source is a tensor in a file, bytes of a file, joined references, zeros, seede
 an unbound name. A reference never holds the bytes; `irc.weights.checkpoint` reads them.
 """
 
+from .shapes import check_steps as check_steps
 from .shapes import ref_dtype as ref_dtype
 from .shapes import ref_shape as ref_shape
 from .sources import BytesRef as BytesRef

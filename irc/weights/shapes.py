@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from ..errors import Error
 from ..ir.mesh import Mesh
 from .sources import BytesRef, ConcatRef, RandomRef, Ref, UnboundRef, ZerosRef
-from .steps import Cast, Transpose, step_shape
+from .steps import Cast, Cyclic, Pad, Shard, Slice, Transpose, Unsqueeze, step_shape
 
 Sizes: TypeAlias = tuple[int, ...]
 # (shape, dtype) of a source without steps; None where it is not known.
@@ -34,6 +34,26 @@ def shape_before(shape: Sequence[int], ref: Ref) -> Sizes | None:
         elif not isinstance(step, Cast):
             return None
     return tuple(shape)
+
+
+def check_steps(ref: Ref, rank: int) -> None:
+    """An Error where a step does not fit the dimensions of a reference of `rank` at its end."""
+    rank -= sum(isinstance(step, Unsqueeze) for step in ref.steps)
+    for part in ref.parts if isinstance(ref, ConcatRef) else ():
+        check_steps(part, rank)
+    for step in ref.steps:
+        match step:
+            case Shard(dim) | Cyclic(dim) | Pad(dim):
+                fits = 0 <= dim < rank
+            case Transpose(order):
+                fits = sorted(order) == list(range(rank))
+            case Slice(ranges):
+                fits = len(ranges) == rank
+            case _:
+                fits = not isinstance(step, Unsqueeze) or 0 <= step.dim <= rank
+        if not fits:
+            raise Error(f"{step} does not fit {rank} dimensions, which are counted from 0")
+        rank += isinstance(step, Unsqueeze)
 
 
 def ref_shape(ref: Ref, mesh: Mesh, known: Known = stated) -> Sizes | None:
