@@ -13,7 +13,7 @@ from ..ops.collective import Collective
 from .fused import is_fused
 from .layout import Layout, layout_of_type, layout_of_weight, same
 from .local_collectives import exchanged
-from .local_rules import local_layouts
+from .local_operations import local_layouts
 from .origin import wrong_operation
 from .reshaped import moved_axes
 from .stages import PIPELINE, stage_of
@@ -129,15 +129,16 @@ class Dataflow:
         found = self._memo.get(key)
         if found is None:
             try:
-                found = self._memo[key] = self._fresh(op, inputs)
+                found = self._fresh(op, inputs)
             except Error as error:
-                raise wrong_operation(error, op, frame.layouts) from None
+                if not op.results or any(0 not in result.type.shape for result in op.results):
+                    raise wrong_operation(error, op, frame.layouts) from None
+                made = [same(r.type.ndim, local=True, uniform=True, zero=True) for r in op.results]
+                found = tuple(made)  # nothing in it can be wrong
+            self._memo[key] = found
         return found
 
     def _fresh(self, op: Op, inputs: Layouts) -> Layouts:
-        if op.results and all(0 in result.type.shape for result in op.results):
-            empty = [same(r.type.ndim, local=True, uniform=True, zero=True) for r in op.results]
-            return tuple(empty)
         if isinstance(op, Collective) and not op.composite:
             return (exchanged(op, inputs, self.mesh),)
         if not is_fused(op):

@@ -103,10 +103,7 @@ def _moved(op: Exchange, x: Layout, axes: Axes) -> Layout:
         dims[scattered] = (*dims[scattered], *axes)
     partial = x.partial | ({*axes} if op.root_receives else NONE)
     root = (axes, op.attributes["root"]) if op.root_receives else x.root
-    found = replace(x, dims=tuple(dims), partial=partial, root=root, numbered=numbered)
-    if found.placed & {*axes} and scattered is None:
-        raise Error(f"its operand is sharded over {_over(axes)} in another dimension")
-    return found
+    return replace(x, dims=tuple(dims), partial=partial, root=root, numbered=numbered)
 
 
 def _gathered(place: Place, axes: Axes) -> Place:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ..errors import Error
 from ..ir.core import Op, Value, Weight
-from ..ops import Call
 from .fused import communicates
 from .layout import Layout
 from .places import named, value_name
@@ -32,60 +31,42 @@ def origin(value: Value, axis: str, layouts: Mapping[Value, Layout]) -> str:
     The cause is the first operation whose result is a partial sum over the axis; else the first
     that uses a weight or an argument sharded over it; else the first that differs.
     """
-    found = [(_kind(op, axis, layouts), op) for op in _behind(value, axis, layouts)]
-    known = [(kind, op) for kind, op in found if kind is not None]
-    if not known:
-        what = value_name(value)
-        return f"{what} is sharded over {axis}: put an all_gather over {axis} behind {what}"
-    least = min(kind for kind, _ in known)
-    op = [op for kind, op in known if kind == least][-1]
-    return f"{named(op)} {_reason(op, axis, layouts)}: put {_remedy(op, axis, layouts)} behind it"
 
+    def differing(op: Op) -> list[Value]:
+        return [each for each in op.operands if axis in layouts[each].axes]
 
-def _behind(value: Value, axis: str, layouts: Mapping[Value, Layout]) -> Iterator[Op]:
-    """The operations behind a value whose results differ over an axis, later ones first."""
-    waiting, seen = [value], set[Op]()
+    waiting, seen = [value], dict[Op, None]()  # later ones first
     while waiting:
         op = waiting.pop().producer
-        if op is None or op in seen:
-            continue
-        seen.add(op)
-        if any(axis in layouts[result].axes for result in op.results):
-            yield op
-            waiting += [v for v in op.operands if axis in layouts[v].axes]
+        if op is not None and op not in seen:
+            seen[op] = None
+            waiting += differing(op)
+    behind = list(seen)
+    sums = [
+        op
+        for op in behind
+        if axis in layouts[op.results[0]].partial and not communicates(op)
+        if not any(axis in layouts[each].partial for each in op.operands)
+    ]
+    users = [op for op in behind if any(each.producer is None for each in differing(op))]
+    causes = sums or users or [op for op in behind if not differing(op)]
+    if not causes:
+        what = value_name(value)
+        return f"{what} is sharded over {axis}: put an all_gather over {axis} behind {what}"
+    op = causes[-1]
+    layout = layouts[op.results[0]]
+    known = "all_reduce" if axis in layout.partial else "all_gather"
+    remedy = known if axis in layout.partial | layout.placed else "all_reduce or all_gather"
+    return f"{named(op)} {_reason(op, axis, differing(op))}: put an {remedy} over {axis} behind it"
 
 
-def _kind(op: Op, axis: str, layouts: Mapping[Value, Layout]) -> int | None:
-    """How relevant an operation is to the message, 0 first; None for not at all."""
-    differing = _differing(op, axis, layouts)
-    if communicates(op) or not op.operands:
-        return None if differing else 2
-    if axis in layouts[op.results[0]].partial and not any(
-        axis in layouts[v].partial for v in differing
-    ):
-        return 0
-    return 1 if any(v.producer is None for v in differing) else None
-
-
-def _differing(op: Op, axis: str, layouts: Mapping[Value, Layout]) -> Sequence[Value]:
-    return [value for value in op.operands if axis in layouts[value].axes]
-
-
-def _reason(op: Op, axis: str, layouts: Mapping[Value, Layout]) -> str:
-    if isinstance(op, Call):
-        return f"returns another value on every rank of {axis}"
-    given = [v for v in _differing(op, axis, layouts) if v.producer is None]
-    for value in sorted(given, key=lambda value: not isinstance(value, Weight)):
+def _reason(op: Op, axis: str, differing: Sequence[Value]) -> str:
+    given = [value for value in differing if value.producer is None]
+    if given:
+        value = next((each for each in given if isinstance(each, Weight)), given[0])
         return f"uses {value_name(value)}, which is sharded over {axis}"
     if not op.operands:
         return f"differs on every rank of {axis}"
     if communicates(op):
         return f"leaves something else on every rank of {axis}"
     return f"sums over a dimension that is sharded over {axis}"
-
-
-def _remedy(op: Op, axis: str, layouts: Mapping[Value, Layout]) -> str:
-    layout = layouts[op.results[0]]
-    if axis in layout.partial:
-        return f"an all_reduce over {axis}"
-    return f"an all_gather over {axis}" if axis in layout.placed else "an all_reduce or all_gather"

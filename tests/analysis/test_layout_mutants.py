@@ -28,7 +28,7 @@ def outcome(sample: Sample, what: str, module: object) -> str:
     except Error as error:
         assert error.op is None or error.op.loc is None or ".py:" in str(error), error
         return "refused"
-    check(module, sample.inputs, sample.wanted, f"{sample.name}: {what}", 1e-3)
+    check(module, sample.inputs, sample.wanted, f"{sample.name}: {what}", sample.tolerance)
     return "equal"
 
 

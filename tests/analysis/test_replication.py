@@ -90,7 +90,7 @@ def test_calls_are_followed() -> None:
     found = {value: set(axes) for value, axes in replication(module).items()}
     assert found[module.functions["block"].args[0]] == {"tp"}
     lost = parse_module(CALLS.replace("return %b", "return %a"))
-    with pytest.raises(Error, match=r"the call %a returns another value on every rank of tp"):
+    with pytest.raises(Error, match=r"the call %a uses %v, which is sharded over tp"):
         check_replication(lost)
     early = parse_module(CALLS.replace("%z = neg %y", "%z = tanh %y"))
     with pytest.raises(Error, match=r"the tanh %z takes as complete the partial sum over tp"):
@@ -112,7 +112,7 @@ module @m local mesh(tp=2) {
 
 def test_an_argument_that_a_call_returns() -> None:
     with pytest.raises(
-        Error, match=r"the call %a returns another value .*: put an all_gather over tp behind it"
+        Error, match=r"the call %a uses %v, .* over tp: put an all_gather over tp behind it"
     ):
         check_replication(parse_module(PASSED_ON))
 

@@ -11,7 +11,16 @@ from types import ModuleType
 
 import pytest
 
-from irc.analysis import deadlock, events, replication, spmd, stages
+from irc.analysis import (
+    deadlock,
+    events,
+    local_collectives,
+    local_operations,
+    local_rules,
+    replication,
+    spmd,
+    stages,
+)
 from irc.analysis.spmd import verify_spmd
 from irc.errors import Error
 from irc.frontends.models.llama import LLAMA
@@ -181,7 +190,10 @@ def failures() -> Iterator[Callable[[], object]]:
     yield lambda: events.sequences(changed(), "lost")
 
 
-@pytest.mark.parametrize("module", [replication, deadlock, events, stages])
+@pytest.mark.parametrize(
+    "module",
+    [replication, local_operations, local_rules, local_collectives, deadlock, events, stages],
+)
 def test_every_rule_has_a_failing_case(module: ModuleType) -> None:
     rules = {
         range(node.lineno, (node.end_lineno or node.lineno) + 1)
@@ -192,8 +204,11 @@ def test_every_rule_has_a_failing_case(module: ModuleType) -> None:
     for failure in failures():
         with pytest.raises(Error) as caught:
             failure()
-        frames = traceback.extract_tb(caught.value.__traceback__)
-        broken |= {f.lineno or 0 for f in frames if f.filename == module.__file__}
+        error: BaseException | None = caught.value
+        while error is not None:
+            frames = traceback.extract_tb(error.__traceback__)
+            broken |= {f.lineno or 0 for f in frames if f.filename == module.__file__}
+            error = error.__context__
     assert len(rules) > 1
     unseen = [lines.start for lines in rules if not broken.intersection(lines)]
     assert not unseen, f"no case fails at {unseen} of {module.__name__}"
