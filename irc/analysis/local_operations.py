@@ -30,7 +30,7 @@ from ..ops import (
     Split,
     Where,
 )
-from .layout import NONE, WHOLE, Layout, Mark, axes_of, joined, place_text, same
+from .layout import NONE, WHOLE, Layout, Mark, axes_of, joined, same
 from .local_rules import Layouts, Ruled, check_once
 from .reshaped import reshaped
 
