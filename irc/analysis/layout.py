@@ -19,8 +19,7 @@ from ..weights import ConcatRef, Cyclic, Ref, Shard, Slice, Transpose, Unsqueeze
 
 Names: TypeAlias = frozenset[str]  # mesh axes
 # One dimension, row by row: axes of the mesh, and local sizes between them. What follows the last
-# entry is local. ("tp",) is sharded over tp; (4, "tp") is 4 rows, each sharded over tp. One pair
-# (sizes, places) stands for shards that are joined, each with a place of its own.
+# entry is local. ("tp",) is sharded over tp; (4, "tp") is 4 rows, each sharded over tp.
 Place: TypeAlias = tuple[object, ...]
 NONE: Names = frozenset()
 WHOLE: Place = ()
@@ -32,6 +31,14 @@ class Mark(Enum):
     EVERY = 1  # all local elements: (EVERY, "tp") is the cyclic distribution
     QUEUES = 2  # behind the axes: every rank has blocks for all ranks, each at a place of its own
     REPLIES = 3  # every rank has the blocks that all ranks have for it
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The only entry of a place: shards one after the other, with their local sizes."""
+
+    sizes: tuple[DimLike | None, ...]
+    places: tuple[Place, ...]
 
 
 @dataclass(frozen=True)
@@ -84,16 +91,16 @@ class Layout:
         )
 
 
-def same(rank: int, **known: bool) -> Layout:
+def same(rank: int, local: bool = False, uniform: bool = False, zero: bool = False) -> Layout:
     """The layout of a replicated value of `rank` dimensions."""
-    return Layout((WHOLE,) * rank, **known)
+    return Layout((WHOLE,) * rank, local=local, uniform=uniform, zero=zero)
 
 
 def axes_of(place: Place) -> list[str]:
     """The mesh axes of a place, slowest first."""
-    if len(place) == 1 and isinstance(place[0], tuple):
-        inner: tuple[Place, ...] = place[0][1]
-        return list(dict.fromkeys(axis for part in inner for axis in axes_of(part)))
+    if place and isinstance(place[0], Joined):
+        every = [axis for part in place[0].places for axis in axes_of(part)]
+        return list(dict.fromkeys(every))
     return [entry for entry in place if isinstance(entry, str)]
 
 
@@ -104,7 +111,7 @@ def place_text(place: Place) -> str:
 
 def is_simple(place: Place) -> bool:
     """Whether a place is a row of axes and sizes."""
-    return not any(isinstance(entry, (Mark, tuple)) for entry in place)
+    return not any(isinstance(entry, (Mark, Joined)) for entry in place)
 
 
 def global_shape(shape: Shape, layout: Layout, mesh: Mesh) -> Shape:
@@ -177,4 +184,4 @@ def joined(sizes: Sequence[DimLike | None], places: Sequence[Place]) -> Place:
     """The place of shards of these local sizes one after the other."""
     if not any(places):
         return WHOLE
-    return places[0] if len(places) == 1 else ((tuple(sizes), tuple(places)),)
+    return places[0] if len(places) == 1 else (Joined(tuple(sizes), tuple(places)),)

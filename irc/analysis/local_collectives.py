@@ -85,9 +85,8 @@ def _replicated(x: Layout, axes: Axes) -> Layout:
 def _moved(op: Exchange, x: Layout, axes: Axes) -> Layout:
     """Dimensions that are gathered lose the axes, those that are scattered get them."""
     dims, rank = list(x.dims), len(x.dims)
-    gathered, scattered = (
-        getattr(op, name) % rank if name else None for name in (op.gathers, op.scatters)
-    )
+    gathered: int | None = getattr(op, op.gathers) % rank if op.gathers else None
+    scattered: int | None = getattr(op, op.scatters) % rank if op.scatters else None
     if gathered is not None and gathered == scattered:
         dims[gathered] = _blocks(x, dims[gathered], axes)
         return Layout(tuple(dims), x.partial)

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from ..errors import Error
 from ..ir.core import Op
+from ..ir.dims import DimLike
 from ..ir.dtypes import is_float
 from ..ir.mesh import Mesh
 from ..ir.types import Axes
@@ -30,7 +31,7 @@ from ..ops import (
     Split,
     Where,
 )
-from .layout import NONE, WHOLE, Layout, Mark, axes_of, joined, same
+from .layout import NONE, WHOLE, Joined, Layout, Mark, axes_of, joined, same
 from .local_rules import Layouts, Ruled, check_once
 from .reshaped import reshaped
 
@@ -50,9 +51,9 @@ def local_layouts(op: Op, operands: Layouts, mesh: Mesh) -> Layouts:
 
 
 def _plain(op: Op, operands: Layouts) -> Layouts:
-    uniform = isinstance(op, Full) or (isinstance(op, Constant) and len({*op.values}) == 1)
-    if uniform:
-        zero = not (op.value if isinstance(op, Full) else op.values[0])
+    values = [*op.values] if isinstance(op, Constant) else []
+    if isinstance(op, Full) or len({*values}) == 1:
+        zero = not (op.value if isinstance(op, Full) else values[0])
         return (same(op.results[0].type.ndim, local=True, uniform=True, zero=zero),)
     local = isinstance(op, Iota) or (bool(operands) and all(o.local for o in operands))
     uniform = local and bool(operands) and op.moves_data and all(o.uniform for o in operands)
@@ -62,12 +63,11 @@ def _plain(op: Op, operands: Layouts) -> Layouts:
     return tuple([same(result.type.ndim, **known) for result in op.results])
 
 
-def _on_root(op: Op, operands: Layouts, mesh: Mesh, roots: set[tuple[Axes, int] | None]) -> Layouts:
+def _on_root(op: Op, operands: Layouts, mesh: Mesh, roots: set[tuple[Axes, int]]) -> Layouts:
     """What the root computes from its values; zeros elsewhere stay a partial sum."""
     if len(roots) > 1:
         raise Error("its operands are on different roots")
     (root,) = roots
-    assert root is not None
     axes = {*root[0]}
     if all(axes <= layout.partial for layout in operands if layout.root):
         with suppress(Error):
@@ -106,7 +106,8 @@ def _concat(op: Op, operands: Layouts, mesh: Mesh) -> Layouts | None:
         return None
     rest = [replace(o, dims=(*o.dims[:at], WHOLE, *o.dims[at + 1 :])) for o in operands]
     (found,) = Ruled(op, tuple(rest), mesh).results()
-    place = joined([value.type.shape[at] for value in op.operands], places)
+    sizes: list[DimLike] = [value.type.shape[at] for value in op.operands]
+    place = joined(sizes, places)
     return (replace(found, dims=(*found.dims[:at], place, *found.dims[at + 1 :])),)
 
 
@@ -115,9 +116,9 @@ def _split(op: Op, operands: Layouts, mesh: Mesh) -> Layouts | None:
     (x,) = operands
     at = op.attributes["dim"] % op.operands[0].type.ndim
     place = x.dims[at]
-    if len(place) != 1 or not isinstance(place[0], tuple):
+    if not place or not isinstance(place[0], Joined):
         return None
-    sizes, inner = place[0]
+    sizes, inner = place[0].sizes, place[0].places
     if sizes != tuple(op.attributes["sizes"]):
         raise Error(f"it splits shards of {sizes} at other places")
     return tuple([replace(x, dims=(*x.dims[:at], each, *x.dims[at + 1 :])) for each in inner])

@@ -305,7 +305,11 @@ def _of_layouts(module: Module) -> Iterator[tuple[str, Callable[[Module], None]]
 
                 yield f"{name}: {layout} -> {other}", change
         if not name.startswith("%"):
-            yield f"{name} without layout", lambda copy, name=name: copy.main.layouts.pop(name)
+            yield f"{name} without layout", lambda copy, name=name: _without(copy, name)
+
+
+def _without(module: Module, name: str) -> None:
+    del module.main.layouts[name]
 
 
 def _with(axes: tuple[Any, ...], dim: int, place: tuple[str, ...]) -> tuple[Any, ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 from irc.analysis.replication import check_replication
 from irc.errors import Error
+from irc.ir.core import Module
 from irc.ir.verify import verify
 from irc.text import parse_module
 from tests.analysis.layout_mutants import Sample, mutants, samples
@@ -17,7 +19,7 @@ COUNT = 12  # samples of a session
 EACH = 40  # mutants of a sample
 
 
-def outcome(sample: Sample, what: str, module: object) -> str:
+def outcome(sample: Sample, what: str, module: Module) -> str:
     """`ill-typed`, `refused` or `equal`; an AssertionError where accepted results are wrong."""
     try:
         verify(module)
@@ -34,7 +36,7 @@ def outcome(sample: Sample, what: str, module: object) -> str:
 
 def test_mutants_are_equal_or_refused(tmp_path: Path) -> None:
     rng = random.Random(session_seed())
-    counts = dict.fromkeys(("ill-typed", "refused", "equal"), 0)
+    counts: Counter[str] = Counter()
     for sample in samples(rng, tmp_path, COUNT):
         check_replication(parse_module(sample.text))
         for at, (what, module) in enumerate(mutants(sample, rng)):
