@@ -41,7 +41,7 @@ def _over(axes: Axes) -> str:
 
 def _from_root(op: Exchange, x: Layout, axes: Axes) -> Layout:
     """A value that only a root has, where the collective takes it from there."""
-    if x.root is None or not {*x.root[0]} & {*axes}:
+    if x.root is None or not (op.root_receives or {*x.root[0]} & {*axes}):
         return x
     if op.root_sends and x.root == (axes, op.attributes["root"]):
         return x.without(axes)

@@ -66,7 +66,8 @@ def _check_results(mesh: Mesh, frame: Frame, called: bool) -> None:
         names, function.returned, frame.returned, declared, strict=True
     ):
         wanted = layout_of_type(type, mesh)
-        if found.uniform or (called and name not in function.layouts) or _fits(found, wanted):
+        undeclared = called and name not in function.layouts
+        if undeclared or found.uniform or 0 in value.type.shape or _fits(found, wanted):
             continue
         producer = value.producer
         at = producer if producer is not None and producer.loc is not None else function.last

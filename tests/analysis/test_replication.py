@@ -17,6 +17,7 @@ from irc.ir.core import Module
 from irc.ir.verify import verify
 from irc.ops import Return
 from irc.text import parse_module
+from tests.analysis.layout_cases import WRONG
 from tests.analysis.local_modules import local_inputs, local_module
 from tests.analysis.replication_cases import ALLOWED, MLP, REFUSED
 from tests.analysis.test_mutations import EVERYWHERE, ON_ONE_RANK
@@ -44,9 +45,9 @@ def test_values_that_differ() -> None:
     }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REFUSED | WRONG)
 def test_rule(name: str) -> None:
-    changes, words, line = REFUSED[name]
+    changes, words, line = (REFUSED | WRONG)[name]
     module = changed(*changes)
     with pytest.raises(Error) as caught:
         check_replication(module)

@@ -30,6 +30,7 @@ from irc.ops import AllReduce
 from irc.pipeline import PASSES, Pass, Stats, register, run_pipeline
 from irc.text import parse_module
 from tests.analysis import test_deadlock
+from tests.analysis.layout_cases import WRONG
 from tests.analysis.replication_cases import MLP, REFUSED
 from tests.analysis.test_replication import changed
 from tests.sharded.test_speed import LLAMA_70B
@@ -172,7 +173,7 @@ def test_eighty_layers_take_no_time() -> None:
 
 def failures() -> Iterator[Callable[[], object]]:
     """Every failing case of this folder."""
-    for changes, _, _ in REFUSED.values():
+    for changes, _, _ in (REFUSED | WRONG).values():
         yield lambda changes=changes: replication.check_replication(changed(*changes))
     for modules, words in test_deadlock.MIXED.values():
         given = (
