@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 
@@ -110,12 +110,14 @@ def _named(weight: Weight, module: Module) -> Weight:
 
 def _finite(op: Op, dtype: str) -> dict[str, Any]:
     """The numbers among the attributes of an operation: finite ones stay finite in a dtype."""
-    most = float(ml_dtypes.finfo(numpy_dtype(dtype)).max)
+    most = float(cast("Any", ml_dtypes.finfo(numpy_dtype(dtype))).max)
 
     def limited(number: Any) -> Any:
         return min(max(number, -most), most) if math.isfinite(number) else number
 
-    found = {name: op.attributes.get(name) for name in ("value", "values", "low", "high")}
+    found: dict[str, Any] = {
+        name: op.attributes.get(name) for name in ("value", "values", "low", "high")
+    }
     return {
         name: tuple(map(limited, number)) if isinstance(number, tuple) else limited(number)
         for name, number in found.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, MutableMapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from irc.ir.core import Function, Module, Op, Result, Value
 from irc.ir.declare import types_of
@@ -41,9 +41,11 @@ def change(op: Op, **attributes: Any) -> None:
 
 def attribute_symbols(op: Op) -> set[str]:
     """The symbols in the attributes of an operation."""
-    values: Iterable[Any] = op.attributes.values()
-    items = [item for v in values for item in (v if isinstance(v, tuple) else (v,))]
-    return {name for item in items if isinstance(item, Dim) for name in item.symbols()}
+    found: set[str] = set()
+    for value in op.attributes.values():
+        items = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)
+        found.update(name for item in items if isinstance(item, Dim) for name in item.symbols())
+    return found
 
 
 def retype(op: Op) -> None:

@@ -13,7 +13,7 @@ import pytest
 import irc
 from irc.artifact.checksums import sampled, sha256
 from irc.artifact.folder import ArtifactFolder
-from irc.artifact.manifest import read_manifest, write_manifest
+from irc.artifact.manifest import Manifest, read_manifest, write_manifest
 from irc.driver import build
 from irc.errors import Error
 from irc.pipeline import run
@@ -23,7 +23,7 @@ FACTS: dict[str, Any] = dict.fromkeys(("mesh", "pipeline"), "") | {"dims": {}, "
 FACTS |= {"irc": "0", "backend": "onnx", "dtype": "f32"}
 
 
-def make(folder: Path, weights: dict[str, Path] | None = None, **files: bytes) -> dict[str, Any]:
+def make(folder: Path, weights: dict[str, Path] | None = None, **files: bytes) -> Manifest:
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
         (folder / name).write_bytes(data)
