@@ -115,14 +115,14 @@ def _finite(op: Op, dtype: str) -> dict[str, Any]:
     def limited(number: Any) -> Any:
         return min(max(number, -most), most) if math.isfinite(number) else number
 
-    found: dict[str, Any] = {
-        name: op.attributes.get(name) for name in ("value", "values", "low", "high")
-    }
-    return {
-        name: tuple(map(limited, number)) if isinstance(number, tuple) else limited(number)
-        for name, number in found.items()
-        if number is not None
-    }
+    changed: dict[str, Any] = {}
+    for name in ("value", "values", "low", "high"):
+        number = op.attributes.get(name)
+        if isinstance(number, tuple):
+            changed[name] = tuple(map(limited, cast("tuple[Any, ...]", number)))
+        elif number is not None:
+            changed[name] = limited(number)
+    return changed
 
 
 def _kept(function: Function, old: str) -> set[Op]:
