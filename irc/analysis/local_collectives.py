@@ -45,7 +45,7 @@ def _from_root(op: Exchange, x: Layout, axes: Axes) -> Layout:
         return x
     if op.root_sends and x.root == (axes, op.attributes["root"]):
         return x.without(axes)
-    if {*axes} <= x.partial and op.attributes.get("op") == "sum":
+    if {*x.root[0]} <= {*axes} <= x.partial and op.attributes.get("op") == "sum":
         return replace(x, root=None)
     raise Error(f"only rank {x.root[1]} of {_over(x.root[0])} has its operand")
 
@@ -89,7 +89,8 @@ def _moved(op: Exchange, x: Layout, axes: Axes) -> Layout:
     scattered: int | None = getattr(op, op.scatters) % rank if op.scatters else None
     if gathered is not None and gathered == scattered:
         dims[gathered] = _blocks(x, dims[gathered], axes)
-        return Layout(tuple(dims), x.partial)
+        numbered = tuple([axis for axis in x.numbered if axis not in axes])
+        return replace(x, dims=tuple(dims), numbered=numbered)
     numbered = x.numbered
     if gathered is not None:
         if numbered == axes:
