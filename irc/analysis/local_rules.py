@@ -24,7 +24,8 @@ class Ruled:
     def __init__(self, op: Op, operands: Layouts, mesh: Mesh) -> None:
         view = _global_view(op, operands, mesh)
         text = view.sharding_rule()
-        assert text is not None, f"{op.opname} has operands that are no layouts of one rank"
+        if text is None:
+            raise Error("it has no sharding rule, so its operands must be replicated")
         self.op, self.operands, self.rule = op, operands, parse_rule(text)
         named = operand_words(op, self.rule)
         self.names = [name for name, _ in named]

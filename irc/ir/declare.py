@@ -146,6 +146,8 @@ def operation(
     """
 
     def wrap(cls: OpClass) -> OpClass:
+        if not (name.isidentifier() and name.isascii()):
+            raise ValueError(f"operation {name!r}: a name is letters, digits and underscores")
         if name in REGISTRY:
             raise ValueError(f"operation {name!r} is declared twice")
         new = _build(cls, name, memo)

@@ -13,7 +13,9 @@ from irc.analysis.layout import WHOLE, Place
 from irc.analysis.replication import check_replication, entries, replication
 from irc.backends.reference import evaluate_ranks
 from irc.errors import Error
-from irc.ir.core import Module
+from irc.ir.core import Module, Op
+from irc.ir.declare import REGISTRY, Operand, operation
+from irc.ir.types import TensorType
 from irc.ir.verify import verify
 from irc.ops import Return
 from irc.text import parse_module
@@ -121,6 +123,31 @@ def test_an_argument_that_a_call_returns() -> None:
 def test_the_global_view_is_refused() -> None:
     with pytest.raises(Error, match=r"module @m is in the global view.*localize it first"):
         check_replication(parse_module("module @m { func @f() -> () { return } }"))
+
+
+def test_an_operation_without_a_rule_takes_replicated_values() -> None:
+    @operation("unruled")
+    class Unruled(Op):
+        """An operation without a sharding rule."""
+
+        x: Operand
+
+        def infer(self) -> TensorType:
+            return self.x.type
+
+    text = """module @m local mesh(tp=2) {{
+  func @f(%x: f32[4]) -> (y: f32[4]) layouts({layout}) {{
+    %y = unruled %x : f32[4] loc("f.py":3)
+    return %y
+  }}
+}}"""
+    try:
+        check_replication(parse_module(text.replace(" layouts({layout})", "").format()))
+        sharded = parse_module(text.format(layout="%x: f32[8@tp], y: f32[8@tp]"))
+        with pytest.raises(Error, match=r"the unruled at f\.py:3 has no sharding rule"):
+            check_replication(sharded)
+    finally:
+        assert REGISTRY.pop("unruled") is Unruled
 
 
 FUSED = """

@@ -6,8 +6,8 @@ import pytest
 
 from irc import ops
 from irc.errors import Error
-from irc.ir.core import Function, Value
-from irc.ir.declare import REGISTRY, types_of
+from irc.ir.core import Function, Op, Value
+from irc.ir.declare import REGISTRY, operation, types_of
 from irc.ir.types import TensorType
 from irc.text.cursor import Cursor
 from irc.text.literals import parse_type
@@ -94,3 +94,8 @@ def test_a_use_of_a_failed_operation_is_not_recorded() -> None:
     assert not x.users
     ops.Neg(x)
     assert len(x.users) == 1
+
+
+def test_a_name_that_no_text_can_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"my\.op.: a name is letters, digits and underscores"):
+        operation("my.op")(Op)
