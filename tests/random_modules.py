@@ -25,6 +25,7 @@ from irc.weights import (
     UnboundRef,
     Unsqueeze,
     ZerosRef,
+    check_steps,
     ref_dtype,
     ref_shape,
 )
@@ -84,10 +85,10 @@ class Generator:
             ref, type = self.ref(module), self.type(pending=False)
             try:
                 shape, dtype = ref_shape(ref, module.mesh), ref_dtype(ref)
+                type = type if shape is None else TensorType(type.dtype, shape)
+                check_steps(ref, type.ndim)
             except Error:
                 continue
-            if shape is not None:
-                type = TensorType(type.dtype, shape)
             return Weight(type.replace(dtype=dtype), name, ref)
 
     def ref(self, module: Module, depth: int = 0) -> Ref:
