@@ -92,7 +92,7 @@ def _localized(builder: Builder, function: Function, stats: Stats) -> Function:
     for op in function:
         _operation(builder, op)
     stats.count("operations", sum(1 for _ in new))
-    _set_layouts(function, new)
+    _set_layouts(function, builder)
     for op in reversed(function):
         op.erase()
     return new
@@ -128,12 +128,16 @@ def _check(builder: Builder, old: Value, new: Value) -> None:
         )
 
 
-def _set_layouts(function: Function, new: Function) -> None:
+def _set_layouts(function: Function, builder: Builder) -> None:
+    """Record the global types of sharded arguments and results."""
+    new = builder.function
     for arg in function.args:
         if arg.type.sharded:
             new.layouts[f"%{arg.name}"] = arg.type
     aliases = function.aliases()
     named = zip(function.result_names(), function.returned, strict=True)
     for i, (name, value) in enumerate(named):
-        if _complete(value, function).sharded and i not in aliases:
-            new.layouts[name] = value.type
+        complete = _complete(value, function)
+        type = builder.type(value) if isinstance(value, Weight) else complete
+        if type.sharded and i not in aliases:
+            new.layouts[name] = type

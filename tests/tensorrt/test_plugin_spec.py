@@ -283,7 +283,7 @@ def test_the_example_loads_once() -> None:
     [
         ("x = 1", "bad.py registers no plugin; call register"),
         ("x = 1\n1 / 0", "bad.py:2: ZeroDivisionError: division by zero"),
-        ("def f(:", "bad.py:1: not Python: invalid syntax"),
+        ("def f(:", r"bad.py:1:7: error: not Python: invalid syntax"),
         ("raise SystemExit", "bad.py:1: SystemExit"),
         ("", r"there is no file '.*bad\.py' to load"),
     ],
