@@ -277,3 +277,15 @@ def test_padding_of_an_outer_axis_stays_unknown(ops: str, axes: str) -> None:
     run_pipeline(module, "localize")
     assert any(op.opname == "where" for op in module.ops())
     check(module, given, wanted, ops)
+
+
+def test_a_sharded_weight_is_returned() -> None:
+    module = irc.parse("""module @m mesh(tp=3) {
+      weight @a : f32[4, 7@tp] = random("a", 1, 0.5)
+      func @forward(%x: f32[2]) -> (y: f32[4, 7@tp], f32[2]) {
+        return @a, %x
+      } }""")
+    given = {"x": fresh(33).standard_normal(2, np.float32)}
+    wanted = irc.evaluate(module, given)
+    irc.run_passes(module, "localize")
+    check(module, given, wanted, "over tp=3")
