@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from irc.analysis.replication import check_replication
+from irc.ir.core import Op
+from irc.ir.declare import REGISTRY, Operand, operation
+from irc.ir.types import TensorType
+from irc.text import parse_module
+
 MLP = """
 module @m local mesh(dp=2, tp=2) dims(B=1:2:4) {
   weight @up : f32[8, 4] = random("up", 7, 0.5, [16, 4]).shard(0, tp)
@@ -23,6 +29,31 @@ module @m local mesh(dp=2, tp=2) dims(B=1:2:4) {
   }
 }
 """
+
+
+def check_unruled(layouts: str = "") -> None:
+    """Check a module with an operation that has no sharding rule."""
+
+    @operation("unruled")
+    class Unruled(Op):
+        """An operation without a sharding rule."""
+
+        x: Operand
+
+        def infer(self) -> TensorType:
+            return self.x.type
+
+    text = """module @m local mesh(tp=2) {
+  func @f(%x: f32[4]) -> (y: f32[4]) layouts(LAYOUTS) {
+    %y = unruled %x : f32[4] loc("f.py":3)
+    return %y
+  }
+}"""
+    text = text.replace(" layouts(LAYOUTS)", f" layouts({layouts})" if layouts else "")
+    try:
+        check_replication(parse_module(text))
+    finally:
+        assert REGISTRY.pop("unruled") is Unruled
 
 
 class Case(NamedTuple):

@@ -13,15 +13,13 @@ from irc.analysis.layout import WHOLE, Place
 from irc.analysis.replication import check_replication, entries, replication
 from irc.backends.reference import evaluate_ranks
 from irc.errors import Error
-from irc.ir.core import Module, Op
-from irc.ir.declare import REGISTRY, Operand, operation
-from irc.ir.types import TensorType
+from irc.ir.core import Module
 from irc.ir.verify import verify
 from irc.ops import Return
 from irc.text import parse_module
 from tests.analysis.layout_cases import WRONG
 from tests.analysis.local_modules import local_inputs, local_module
-from tests.analysis.replication_cases import ALLOWED, MLP, REFUSED
+from tests.analysis.replication_cases import ALLOWED, MLP, REFUSED, check_unruled
 from tests.analysis.test_mutations import EVERYWHERE, ON_ONE_RANK
 from tests.fresh import session_seed
 
@@ -126,28 +124,9 @@ def test_the_global_view_is_refused() -> None:
 
 
 def test_an_operation_without_a_rule_takes_replicated_values() -> None:
-    @operation("unruled")
-    class Unruled(Op):
-        """An operation without a sharding rule."""
-
-        x: Operand
-
-        def infer(self) -> TensorType:
-            return self.x.type
-
-    text = """module @m local mesh(tp=2) {{
-  func @f(%x: f32[4]) -> (y: f32[4]) layouts({layout}) {{
-    %y = unruled %x : f32[4] loc("f.py":3)
-    return %y
-  }}
-}}"""
-    try:
-        check_replication(parse_module(text.replace(" layouts({layout})", "").format()))
-        sharded = parse_module(text.format(layout="%x: f32[8@tp], y: f32[8@tp]"))
-        with pytest.raises(Error, match=r"the unruled at f\.py:3 has no sharding rule"):
-            check_replication(sharded)
-    finally:
-        assert REGISTRY.pop("unruled") is Unruled
+    check_unruled()
+    with pytest.raises(Error, match=r"the unruled at f\.py:3 has no sharding rule"):
+        check_unruled("%x: f32[8@tp], y: f32[8@tp]")
 
 
 FUSED = """

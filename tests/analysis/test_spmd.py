@@ -31,7 +31,7 @@ from irc.pipeline import PASSES, Pass, Stats, register, run_pipeline
 from irc.text import parse_module
 from tests.analysis import test_deadlock
 from tests.analysis.layout_cases import WRONG
-from tests.analysis.replication_cases import MLP, REFUSED
+from tests.analysis.replication_cases import MLP, REFUSED, check_unruled
 from tests.analysis.test_replication import changed
 from tests.sharded.test_speed import LLAMA_70B
 
@@ -189,6 +189,7 @@ def failures() -> Iterator[Callable[[], object]]:
     whole = parse_module("module @g mesh(tp=2) { func @f() -> () { return } }")
     yield lambda: replication.check_replication(whole)
     yield lambda: events.sequences(changed(), "lost")
+    yield lambda: check_unruled("%x: f32[8@tp], y: f32[8@tp]")
 
 
 @pytest.mark.parametrize(
