@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from irc.analysis.places import value_name
 from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.dims import exact_divide
@@ -88,5 +90,7 @@ def _name(value: Value, suffix: str) -> str | None:
     """The name of a value that holds more or less of another."""
     if value.name is None:
         return None
-    base = "_".join(value.name.split(".")[-2:]) if isinstance(value, Weight) else value.name
+    base = value.name
+    if isinstance(value, Weight):
+        base = re.sub(r"^[^A-Za-z]+", "", "_".join(base.split(".")[-2:])) or "weight"
     return f"{base.removesuffix('_full').removesuffix('_part')}_{suffix}"

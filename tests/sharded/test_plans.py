@@ -167,6 +167,23 @@ def test_a_table_of_any_name_is_vocabulary_parallel() -> None:
     assert types(sharded("ep=2,tp=2", text=TABLES))["users"] == "f32[7@ep.tp, 4]"
 
 
+def test_names_of_shards_of_weights_in_a_list_can_be_written(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, "layers.0.weight 0@tp", "layers.0.bias replicated")
+    module = sharded("tp=2", plan, LISTED)
+    assert str(irc.parse(str(module))) == str(module)
+    assert "bias_part" in {value.name for op in module.ops() for value in op.results}
+
+
+LISTED = """module @m dims(B=1:2:8) {
+  weight @layers.0.weight : f32[4, 4] = random("w", 1, 0.5)
+  weight @layers.0.bias : f32[4] = random("b", 1, 0.5)
+  func @forward(%x: f32[B, 4]) -> (f32[B, 4]) {
+    %y = linear %x, @layers.0.weight, bias=@layers.0.bias : f32[B, 4]
+    return %y
+  }
+}"""
+
+
 def test_an_axis_that_splits_nothing_is_an_error_or_noted() -> None:
     fixed = MODULE.replace("[B", "[5").replace("[T", "[3")
     assert "begins with a symbolic dimension" in fails("dp=2,tp=2", text=fixed)
