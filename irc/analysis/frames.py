@@ -153,7 +153,9 @@ class Dataflow:
 
 def _key(op: Op, inputs: Layouts) -> object:
     """What determines the layouts of results; a gather depends on how its operands were made."""
-    return op if isinstance(op, (Call, Gather)) else (op.type_key(), inputs)
+    if isinstance(op, Call):
+        return op
+    return (op if isinstance(op, Gather) else op.type_key()), inputs
 
 
 def _open_choices(frame: Frame, chosen: Choices) -> Iterator[tuple[object, Layouts]]:

@@ -98,6 +98,28 @@ def test_calls_are_followed() -> None:
         check_replication(early)
 
 
+TAKEN_TWICE = """
+module @m local mesh(tp=2) {
+  func @take(%x: f32[4, 2], %i: i32[3]) -> (f32[3, 2]) {
+    %y = gather %x, %i : f32[3, 2]
+    return %y
+  }
+  func @forward(%x: f32[4, 2], %v: f32[4, 2], %i: i32[3]) -> (a: f32[3, 2], b: f32[3, 2])
+    layouts(%v: f32[4, 4@tp], b: f32[3, 4@tp]) {
+    %a = call %x, %i {callee=@take} : f32[3, 2]
+    %b = call %v, %i {callee=@take} : f32[3, 2]
+    return %a, %b
+  }
+}
+"""
+
+
+def test_a_gather_in_a_function_with_two_calls() -> None:
+    check_replication(parse_module(TAKEN_TWICE))
+    with pytest.raises(Error, match="the result b of @forward may differ between the ranks of tp"):
+        check_replication(parse_module(TAKEN_TWICE.replace(", b: f32[3, 4@tp]", "")))
+
+
 PASSED_ON = """
 module @m local mesh(tp=2) {
   func @same(%x: f32[4]) -> (f32[4]) {
