@@ -132,8 +132,10 @@ def _gather(op: Op, operands: Layouts, mesh: Mesh) -> Layouts | None:
         return None
     at, shape = op.attributes["dim"] % op.operands[0].type.ndim, op.operands[0].type.shape
     group_size = mesh.group_size(index.numbered)
-    whole = isinstance(cut, Reshape) and cut.operands[0].type.shape[at : at + 1]
-    if not whole or at + 1 == len(shape) or shape[at] * shape[at + 1] != whole[0]:
+    if not isinstance(cut, Reshape) or at + 1 == len(shape):
+        return None
+    whole = cut.operands[0].type.shape[at : at + 1]  # another where reshapes were merged
+    if shape[at] != group_size and (not whole or shape[at] * shape[at + 1] != whole[0]):
         return None
     outer, inner = x.dims[at : at + 2]
     if shape[at] != group_size or inner or not all(isinstance(axis, str) for axis in outer):

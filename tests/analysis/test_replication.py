@@ -120,6 +120,26 @@ def test_a_gather_in_a_function_with_two_calls() -> None:
         check_replication(parse_module(TAKEN_TWICE.replace(", b: f32[3, 4@tp]", "")))
 
 
+MERGED = """
+module @m local mesh(dp=2, tp=2) {
+  func @forward(%x: f32[6, 4]) -> (y: f32[2, 3, 2])
+    layouts(%x: f32[12@dp, 4], y: f32[4@dp, 3, 4@tp]) {
+    %a = reshape %x {shape=[2, 3, 2, 2]} : f32[2, 3, 2, 2]
+    %rank = rank {axis="tp"} : i32[]
+    %y = gather %a, %rank {dim=2} : f32[2, 3, 2]
+    return %y
+  }
+}
+"""
+
+
+def test_a_shard_of_what_was_reshaped_before() -> None:
+    check_replication(parse_module(MERGED))
+    other = MERGED.replace("4@dp, 3, 4@tp", "4@dp, 6@tp, 2")
+    with pytest.raises(Error, match="a dimension is replicated instead of sharded over tp"):
+        check_replication(parse_module(other))
+
+
 PASSED_ON = """
 module @m local mesh(tp=2) {
   func @same(%x: f32[4]) -> (f32[4]) {
