@@ -117,8 +117,8 @@ def word_of(*known: str) -> Callable[[str], str]:
     return convert
 
 
-def whole_number(least: int = 0) -> Callable[[str], int]:
-    """The type of an option whose value is an integer of at least `least`."""
+def whole_number(least: int = 0, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option whose value is an integer from `least` to `most`."""
 
     def convert(text: str) -> int:
         try:
@@ -127,6 +127,8 @@ def whole_number(least: int = 0) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"{value} is more than {most}")
         return value
 
     return convert
@@ -269,7 +271,7 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--backend", metavar="NAME", help="reference: run module.irc in numpy")
     what = "threads of one operation (default: the physical cores)"
-    add("--threads", metavar="N", type=whole_number(1), help=what)
+    add("--threads", metavar="N", type=whole_number(1, 1024), help=what)
     what = "read weights from their files: loads at once, runs about a fifth slower"
     add("--low-memory", action="store_true", help=what)
     add("--no-self-test", action="store_true", help="do not test engines when they are loaded")

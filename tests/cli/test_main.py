@@ -83,6 +83,7 @@ def test_the_version() -> None:
         (["compile", "x"], "no artifact folder: give -o DIR, or --dry-run"),
         (["generate", "x"], "the following arguments are required: --prompt"),
         (["generate", "x", "--prompt", "a", "--max-new-tokens", "0"], "0 is less than 1"),
+        (["run", "x", "--random", "0", "--threads", "1025"], "1025 is more than 1024"),
         (["generate", "x", "--prompt", "a", "--max-new-tokens", "x"], "'x' is not a whole number"),
         (["run", "x", "--outputs", "a"], "one of the arguments --inputs --random is required"),
         (["run", "x", "--inputs", "a", "--random", "1"], "not allowed with argument --inputs"),
