@@ -55,12 +55,22 @@ def _plain(op: Op, operands: Layouts) -> Layouts:
     if isinstance(op, Full) or len({*values}) == 1:
         zero = not (op.value if isinstance(op, Full) else values[0])
         return (same(op.results[0].type.ndim, local=True, uniform=True, zero=zero),)
-    local = isinstance(op, Iota) or (bool(operands) and all(o.local for o in operands))
+    local = (
+        isinstance(op, Iota)
+        or _is_folded_iota(values)
+        or (bool(operands) and all(o.local for o in operands))
+    )
     uniform = local and bool(operands) and op.moves_data and all(o.uniform for o in operands)
     uniform &= not isinstance(op, Pad)
     zero = uniform and all(layout.zero for layout in operands)
     known = {"local": local, "uniform": uniform, "zero": zero}
     return tuple([same(result.type.ndim, **known) for result in op.results])
+
+
+def _is_folded_iota(values: list[bool | int | float]) -> bool:
+    return len(values) > 1 and all(
+        type(value) is int and value == values[0] + i for i, value in enumerate(values)
+    )
 
 
 def _on_root(op: Op, operands: Layouts, mesh: Mesh, roots: set[tuple[Axes, int]]) -> Layouts:

@@ -140,6 +140,24 @@ def test_a_shard_of_what_was_reshaped_before() -> None:
         check_replication(parse_module(other))
 
 
+FOLDED = """
+module @m local mesh(tp=2) {
+  func @forward(%x: i32[2]) -> (y: bool[2]) layouts(%x: i32[4@tp], y: bool[4@tp]) {
+    %spare = constant {values=[2, 3], shape=[2], dtype="i32"} : i32[2]
+    %z = maximum %x, %spare : i32[2]
+    %y = lt %z, %spare : bool[2]
+    return %y
+  }
+}
+"""
+
+
+def test_a_constant_that_was_an_iota_counts_in_every_shard() -> None:
+    check_replication(parse_module(FOLDED))
+    with pytest.raises(Error, match="sharded over tp in x and replicated in y"):
+        check_replication(parse_module(FOLDED.replace("[2, 3]", "[2, 4]")))
+
+
 PASSED_ON = """
 module @m local mesh(tp=2) {
   func @same(%x: f32[4]) -> (f32[4]) {
