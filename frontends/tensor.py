@@ -347,4 +347,5 @@ def kind_name(item: Any) -> str:
         return f"{item}, which has no value while tracing"
     if type(item).__module__ == "torch":
         return "a tensor of PyTorch (use a Parameter for data)"
-    return f"a {type(item).__name__}"
+    name = type(item).__name__
+    return f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"

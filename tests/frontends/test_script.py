@@ -162,6 +162,7 @@ RAISES = [
     ),
     ("def build(): pass\n", "build of {path} returned None, not a traced module"),
     ("def build(): return Module()\n", "returned a Module, not a traced module"),
+    ("def build(): return 3\n", "returned an int, not a traced module"),
 ]
 
 

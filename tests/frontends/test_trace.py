@@ -104,7 +104,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (traced(dims={"B": "4"}), "the range of B is '4'; give (min, typical, max), or one number"),
     (traced(dims={"B": (4, 2, 8)}), "the range B=4:2:8 must rise"),
     (traced(model=lambda x: None), "the result is None; return a tensor"),
-    (traced(model=lambda x: {"y": 3}), "the result is a int"),
+    (traced(model=lambda x: {"y": 3}), "the result is an int"),
     (traced(model=lambda x: ()), "returns no tensors"),
     (traced(model=lambda x: (x, [x])), "result 1 is a list"),
     (aliased("ou", "x"), "there is no result 'ou'; did you mean 'out'?"),
