@@ -1,0 +1,1 @@
+"""Quantization: formats, the sites of a module, statistics of calibration and reports."""
