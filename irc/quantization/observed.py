@@ -1,0 +1,102 @@
+"""`Observed`: what is remembered of an observed value, in memory that does not grow with the data.
+
+The histogram counts |x| in equal bins from 0 to a power of two above the largest |x|. A larger
+value doubles the range until it fits, which adds neighbouring bins, so the counts are those of all
+data at once, whatever the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..errors import Error
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+BINS = 4096
+_LOWEST = -64  # the exponent of the first range of a histogram
+_PIECE = 1 << 20  # elements that are counted together
+
+
+def exponent_above(largest: float) -> int:
+    """The exponent of the range of a histogram: the next power of two above the largest |x|."""
+    return max(int(np.frexp(np.float32(largest))[1]), _LOWEST)
+
+
+class Observed:
+    """Extremes, means and a histogram of rows of K numbers, and their gram matrix if asked for."""
+
+    def __init__(self, width: int, gram: bool = False) -> None:
+        self.rows = 0
+        self.range = np.zeros(2)
+        self.largest = np.zeros(width, np.float32)
+        self.total = np.zeros(width)
+        self.exponent = _LOWEST
+        self.counts = np.zeros(BINS, np.int64)
+        self.products = np.zeros((width, width), np.float32) if gram else None
+
+    def add(self, values: Array) -> None:
+        """Add rows of numbers [..., K]; an Error where one is not finite."""
+        rows = np.asarray(values, np.float32).reshape(-1, self.largest.size)
+        if not np.isfinite(rows).all():
+            raise Error("it has NaN or infinity")
+        step = max(1, _PIECE // self.largest.size)
+        for begin in range(0, len(rows), step):
+            self._add(rows[begin : begin + step])
+        self.rows += len(rows)
+
+    def _add(self, rows: Array) -> None:
+        sizes = np.abs(rows)
+        np.maximum(self.largest, sizes.max(axis=0), out=self.largest)
+        self.total += sizes.sum(axis=0, dtype=np.float64)
+        self.range = np.array([min(self.range[0], rows.min()), max(self.range[1], rows.max())])
+        self._grow(exponent_above(self.largest.max()))
+        scale = np.float32(2.0 ** (BINS.bit_length() - 1 - self.exponent))
+        places = (sizes * scale).astype(np.int64)
+        self.counts += np.bincount(places.ravel(), minlength=BINS)
+        if self.products is not None:
+            self.products += rows.T @ rows
+
+    def _grow(self, exponent: int) -> None:
+        """Let the histogram reach to 2 ** exponent at least."""
+        if exponent <= self.exponent:
+            return
+        joined = min(1 << (exponent - self.exponent), BINS)
+        counts = self.counts.reshape(-1, joined).sum(axis=1)
+        self.counts = np.pad(counts, (0, BINS - counts.size))
+        self.exponent = exponent
+
+    def state(self) -> dict[str, Array]:
+        """Everything, as arrays; `restore` reads them."""
+        found = {
+            "numbers": np.array([self.rows, self.exponent], np.int64),
+            "range": self.range,
+            "largest": self.largest,
+            "total": self.total,
+            "counts": self.counts,
+        }
+        return found if self.products is None else {**found, "products": self.products}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Array]) -> Observed:
+        """The object whose `state` this is."""
+        self = cls(state["largest"].size)
+        self.rows, self.exponent = map(int, state["numbers"])
+        self.range, self.largest = state["range"].copy(), state["largest"].copy()
+        self.total, self.counts = state["total"].copy(), state["counts"].copy()
+        self.products = state["products"].copy() if "products" in state else None
+        return self
+
+    def summary(self) -> dict[str, Array]:
+        """What a calibration folder holds of it."""
+        rows = max(self.rows, 1)
+        found = {
+            "largest": self.largest,
+            "mean": (self.total / rows).astype(np.float32),
+            "range": self.range.astype(np.float32),
+            "histogram": self.counts,
+        }
+        return found if self.products is None else {**found, "gram": self.products / rows}

@@ -1,0 +1,58 @@
+"""Numpy arrays by name in a safetensors file: written completely or not at all, read one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..artifact.atomic import whole_file
+from ..errors import Error
+from ..ir.dtypes import DTYPES, numpy_dtype
+from ..weights.safetensors import lay_out, read_header
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Layout: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+def write_tensors(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays of the dtypes that irc has."""
+    names = {numpy_dtype(name): name for name in DTYPES}
+    layout = {key: (names[array.dtype], array.shape) for key, array in arrays.items()}
+    write_each(path, layout, arrays.__getitem__)
+
+
+def write_each(path: Path, layout: Layout, array: Callable[[str], Array]) -> None:
+    """Write the arrays that `array` returns by key, one at a time; `layout`: (dtype, shape)."""
+    header, placed = lay_out(layout)
+    with whole_file(path) as file:
+        file.write(header)
+        for key in placed:
+            file.write(np.ascontiguousarray(array(key)).tobytes())
+
+
+class Tensors(Mapping[str, Array]):
+    """The tensors of a safetensors file by key; each is read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.places = path, read_header(path)
+
+    def __getitem__(self, key: str) -> Array:
+        place = self.places[key]
+        try:
+            with self.path.open("rb") as file:
+                file.seek(place.offset)
+                data = file.read(place.nbytes)
+        except OSError as error:
+            raise Error(f"cannot read {self.path}: {error.strerror or error}") from None
+        if place.dtype not in DTYPES or len(data) != place.nbytes:
+            raise Error(f"{self.path}: the tensor {key!r} cannot be read; write the file again")
+        return np.frombuffer(data, numpy_dtype(place.dtype)).reshape(place.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
