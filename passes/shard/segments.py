@@ -6,20 +6,17 @@ A shard of a merged weight would hold elements of the first segment only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from irc.ir.core import Module, Op, Value, Weight
-from irc.ir.types import TensorType
 from irc.ops import Add, Linear, Matmul
 from irc.pipeline import Stats
 from irc.rewrite import erase_dead
-from irc.weights import Slice, pinned
 
-from ..shared.edit import free_name, insert_before
+from ..shared.edit import insert_before
+from ..shared.parameters import features, replace_weights
+from ..shared.segments import Segment, segments_of
 from .place import planned_axes
 from .rows import Row
-
-Segment = tuple[Value, int, int]  # what has it, its first feature, the end
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def cut_segments(module: Module, rows: list[Row], stats: Stats) -> dict[str, str
                 continue
             if not planned_axes(module, rows, projection.weight.name, projection.split):
                 continue
-            segments = _segments(projection.result)
+            segments = segments_of(projection.result)
             if segments is None:
                 continue
             _cut(module, projection, segments, cuts)
@@ -108,42 +105,8 @@ def cut_segments(module: Module, rows: list[Row], stats: Stats) -> dict[str, str
                 "mesh by itself"
             )
     if cuts:
-        _replace(module, cuts)
+        replace_weights(module, cuts)
     return {part.name: merged.name for merged, parts in cuts.items() for part in parts}
-
-
-def _segments(merged: Value) -> list[Segment] | None:
-    """The segments of the features of a value, if its uses take them apart."""
-    last = merged.type.ndim - 1
-    found: list[Segment] = []
-    for user in merged.users:
-        if user.opname not in ("split", "slice") or user.attributes["dim"] % (last + 1) != last:
-            return None
-        parts = _of_split(user) if user.opname == "split" else _of_slice(user)
-        if parts is None:
-            return None
-        found += parts
-    found.sort(key=lambda segment: segment[1])
-    apart = all(a[2] <= b[1] for a, b in pairwise(found))
-    return found if apart and len(found) > 1 else None
-
-
-def _of_split(op: Op) -> list[Segment] | None:
-    found: list[Segment] = []
-    at = 0
-    for value, size in zip(op.results, op.attributes["sizes"], strict=True):
-        if not isinstance(size, int):
-            return None
-        found.append((value, at, at + size))
-        at += size
-    return found
-
-
-def _of_slice(op: Op) -> list[Segment] | None:
-    start, stop, step = (op.attributes[name] for name in ("start", "stop", "step"))
-    if not isinstance(start, int) or not isinstance(stop, int) or step != 1:
-        return None
-    return [(op.result, start, stop)]
 
 
 def _cut(
@@ -154,7 +117,7 @@ def _cut(
     for number, (value, begin, end) in enumerate(segments):
         parts: list[Weight] = []
         for weight, dim in merged.parts:
-            parts.append(_features(module, weight, number, dim, begin, end))
+            parts.append(features(module, weight, number, dim, begin, end))
             cuts.setdefault(weight, []).append(parts[-1])
         value.replace_by(_projected(last, merged.source, parts, value.name))
     for user in list(merged.result.users):
@@ -173,23 +136,3 @@ def _projected(last: Op, source: Value, parts: list[Weight], name: str | None) -
             op = insert_before(Add(op.result, bias), last)
     op.result.name = name
     return op.result
-
-
-def _features(
-    module: Module, weight: Weight, number: int, dim: int, begin: int, end: int
-) -> Weight:
-    """A weight of some features of another, under its name and the number of the segment."""
-    shape = weight.type.shape
-    ranges = tuple((begin, end) if i == dim else None for i in range(len(shape)))
-    ref = pinned(weight.ref, shape, weight.type.dtype).then(Slice(ranges))
-    cut = TensorType(weight.type.dtype, (*shape[:dim], end - begin, *shape[dim + 1 :]))
-    return Weight(cut, free_name(f"{weight.name}.{number}", module.weights), ref)
-
-
-def _replace(module: Module, cuts: dict[Weight, list[Weight]]) -> None:
-    """Insert the new weights at the positions of the old ones."""
-    weights = list(module.weights.values())
-    module.weights.clear()
-    for weight in weights:
-        for kept in cuts.get(weight, [weight]):
-            module.add_weight(kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import cast, get_args
 
 from irc.ir.core import Module, Op, Value
 from irc.ops import GatedMlp
@@ -10,6 +10,12 @@ from irc.ops.mlp import Act
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import P, apply_rules, decline, rule
 
+from ..shared.parameters import same
+from .activations import ACTIVATIONS
+from .merged import separate_merged
+
+_NAME = "fuse-gated-mlp"
+_ACTS = frozenset(get_args(Act))
 _GATE = P.linear("x", "gate", bias=P.maybe("gate_bias"))
 _ACTIVATED = (
     P.silu(_GATE)
@@ -21,11 +27,19 @@ _ACTIVATED = (
 ).capture("activation")
 
 
-@rule(P.mul(_ACTIVATED, P.linear("x", "up", bias=P.maybe("up_bias"))))
+@rule(P.mul(_ACTIVATED, P.linear("y", "up", bias=P.maybe("up_bias"))))
 def gated_mlp(
-    x: Value, gate: Value, up: Value, gate_bias: Value | None, up_bias: Value | None, activation: Op
+    x: Value,
+    y: Value,
+    gate: Value,
+    up: Value,
+    gate_bias: Value | None,
+    up_bias: Value | None,
+    activation: Op,
 ) -> Op | None:
     """act(x · gate) * (x · up) is a gated_mlp, unless one side of the product broadcasts."""
+    if not same(x, y):
+        return decline(_difference(x, y))
     shapes = [f"[{', '.join(map(str, weight.type.shape))}]" for weight in (gate, up)]
     if shapes[0] != shapes[1]:
         return decline(f"the rule takes two weights of one shape, not {' and '.join(shapes)}")
@@ -35,9 +49,23 @@ def gated_mlp(
     return GatedMlp(x, gate, up, gate_bias=gate_bias, up_bias=up_bias, act=cast("Act", act))
 
 
-@register("fuse-gated-mlp")
+def _difference(x: Value, y: Value) -> str:
+    """Why gate and up have no common input."""
+    found = {v.producer.opname if v.producer is not None else "" for v in (x, y)}
+    if found == {"dequantize"}:
+        return "gate and up quantize their input by different scales; give both the same scale"
+    return "gate and up have different inputs"
+
+
+@register(_NAME)
 class FuseGatedMlp(Pass):
-    """act(x · gate) * (x · up) becomes one gated_mlp, biases included."""
+    """act(x · gate) * (x · up) becomes one gated_mlp, biases included.
+
+    Quantized weights keep their own scales. Activations written in simpler operations, such as
+    x * sigmoid(x), and linears of gate and up together are recognised.
+    """
 
     def run(self, module: Module, stats: Stats) -> None:
+        stats.update(apply_rules(module, ACTIVATIONS))
+        separate_merged(module, _NAME, _ACTS, stats)
         stats.update(apply_rules(module, [gated_mlp]))

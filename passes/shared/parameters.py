@@ -1,0 +1,135 @@
+"""Parameters of projections: weights, and weights that are dequantized by scales and zeros.
+
+Slicing and joining rows keeps every scale: those of codes are sliced and joined with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from irc.ir.core import Module, Op, Value, Weight
+from irc.ir.dims import DimLike, exact_divide
+from irc.ir.types import TensorType
+from irc.ops import Dequantize
+from irc.weights import Slice, pinned
+
+from .edit import free_name, insert_before
+
+_DEEPEST = 6  # operations that `same` compares, one behind the other
+
+
+def weights_of(parameter: Value) -> list[Weight] | None:
+    """The weights of a parameter, its elements or codes first; None if more computes it."""
+    if isinstance(parameter, Weight):
+        return [parameter]
+    op = parameter.producer
+    if not isinstance(op, Dequantize):
+        return None
+    found: list[Weight] = []
+    for operand in op.operands:
+        inner = weights_of(operand)
+        if inner is None:
+            return None
+        found += inner
+    return found
+
+
+def same(x: Value, y: Value, depth: int = _DEEPEST) -> bool:
+    """Whether two values are equal: one value, weights of one reference, or equal operations."""
+    if x is y:
+        return True
+    if isinstance(x, Weight) and isinstance(y, Weight):
+        return x.type is y.type and x.ref == y.ref
+    a, b = x.producer, y.producer
+    if a is None or b is None or type(a) is not type(b) or not a.pure or not depth:
+        return False
+    alike = (x.index, a.present, a.attributes) == (y.index, b.present, b.attributes)
+    pairs = list(zip(a.operands, b.operands, strict=False))
+    alike &= len(a.operands) == len(b.operands)
+    return alike and all(same(p, q, depth - 1) for p, q in pairs)
+
+
+def rows_of(weight: Weight, rows: DimLike) -> DimLike | None:
+    """How many rows of a parameter one row of this weight of it stands for."""
+    return exact_divide(rows, weight.type.shape[0])
+
+
+def is_shared(weight: Weight, rows: DimLike) -> bool:
+    """Whether all rows of a parameter have the scales of this weight."""
+    return weight.type.shape[0] == 1 != rows
+
+
+def in_use(weight: Weight) -> str | None:
+    """Why a weight cannot be replaced by others."""
+    if sum(weight.users.values()) > 1:
+        return f"@{weight.name} has other uses"
+    if weight.type.sharded:
+        return f"@{weight.name} is {weight.type}; fuse before sharding or after localize"
+    return None
+
+
+def slice_refusal(parameter: Value, cuts: Sequence[tuple[int, int]]) -> str | None:
+    """Why a parameter cannot be sliced into these rows; None if it can."""
+    weights, rows = weights_of(parameter), parameter.type.shape[0]
+    if weights is None:
+        return "the weight is computed"
+    for weight in weights:
+        if is_shared(weight, rows):
+            continue
+        refusal = in_use(weight)
+        if refusal is not None:
+            return refusal
+        block = rows_of(weight, rows)
+        if not isinstance(block, int) or any(at % block for cut in cuts for at in cut):
+            return f"a segment ends within {block} rows that share a scale in @{weight.name}"
+    return None
+
+
+class Slicer:
+    """Slices parameters by rows; `finish` gives the module the new weights for the old ones."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.parts: dict[Weight, list[Weight]] = {}
+
+    def rows(self, parameter: Value, cut: tuple[int, int], number: int, before: Op) -> Value:
+        """Some rows of a parameter, which `slice_refusal` allows."""
+        return self._rows(parameter, parameter.type.shape[0], cut, number, before)
+
+    def _rows(
+        self, value: Value, rows: DimLike, cut: tuple[int, int], number: int, before: Op
+    ) -> Value:
+        if not isinstance(value, Weight):
+            op = value.producer
+            assert op is not None
+            inner = [self._rows(operand, rows, cut, number, before) for operand in op.operands]
+            return insert_before(op.rebuilt(inner), before).result
+        if is_shared(value, rows):
+            return value
+        block = rows_of(value, rows)
+        assert isinstance(block, int)
+        part = features(self.module, value, number, 0, cut[0] // block, cut[1] // block)
+        self.parts.setdefault(value, []).append(part)
+        return part
+
+    def finish(self) -> None:
+        """Put the new weights in the places of the old ones."""
+        replace_weights(self.module, self.parts)
+
+
+def features(module: Module, weight: Weight, number: int, dim: int, begin: int, end: int) -> Weight:
+    """A weight of some features of another, under its name and the number of the segment."""
+    shape = weight.type.shape
+    ranges = tuple((begin, end) if i == dim else None for i in range(len(shape)))
+    ref = pinned(weight.ref, shape, weight.type.dtype).then(Slice(ranges))
+    cut = TensorType(weight.type.dtype, (*shape[:dim], end - begin, *shape[dim + 1 :]))
+    return Weight(cut, free_name(f"{weight.name}.{number}", module.weights), ref)
+
+
+def replace_weights(module: Module, parts: Mapping[Weight, Sequence[Weight]]) -> None:
+    """Insert new weights at the positions of the old ones."""
+    weights = list(module.weights.values())
+    module.weights.clear()
+    for weight in weights:
+        for kept in parts.get(weight, [weight]):
+            module.add_weight(kept)
