@@ -13,17 +13,20 @@ from irc.ir.types import TensorType
 from irc.ops import Dequantize
 from irc.weights import Slice, pinned
 
-from .edit import free_name, insert_before
+from .edit import free_name, insert_before, used_once
 
 _DEEPEST = 6  # operations that `same` compares, one behind the other
 
 
 def weights_of(parameter: Value) -> list[Weight] | None:
-    """The weights of a parameter, its elements or codes first; None if more computes it."""
+    """The weights of a parameter, its elements or codes first.
+
+    None where more computes it, or where what is dequantized has other uses.
+    """
     if isinstance(parameter, Weight):
         return [parameter]
     op = parameter.producer
-    if not isinstance(op, Dequantize):
+    if not isinstance(op, Dequantize) or not used_once(parameter):
         return None
     found: list[Weight] = []
     for operand in op.operands:
@@ -72,7 +75,7 @@ def slice_refusal(parameter: Value, cuts: Sequence[tuple[int, int]]) -> str | No
     """Why a parameter cannot be sliced into these rows; None if it can."""
     weights, rows = weights_of(parameter), parameter.type.shape[0]
     if weights is None:
-        return "the weight is computed"
+        return "the linear takes a computed or shared value for a weight"
     for weight in weights:
         if is_shared(weight, rows):
             continue
