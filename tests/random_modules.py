@@ -76,7 +76,7 @@ class Generator:
             count = rng.randint(0, len(free)) if rng.random() < 0.3 else 0
             axes.append(tuple(free.pop() for _ in range(count)))
         partial = tuple(free) if pending and rng.random() < 0.2 else ()
-        dtype = rng.choice(["f32", "bf16", "f16", "f8e4m3"])
+        dtype = rng.choice(["f32", "bf16", "f16", "f8e4m3", "f4e2m1", "f8e8m0"])
         return TensorType(dtype, shape, tuple(axes), partial)
 
     def weight(self, module: Module, name: str) -> Weight:

@@ -20,6 +20,7 @@ from irc.backends.onnx.storage import Form, Storage
 from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.dims import Dim, DimLike, Shape, linear, product
+from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import numpy_dtype
 from irc.ops.collective import Exchange
 from irc.weights import Ref, UnboundRef
@@ -75,9 +76,8 @@ class Emitter:
     def dtype(self, value: Value | str) -> str:
         """The dtype in which a value (or values of an IR dtype) are computed."""
         kind = value if isinstance(value, str) else value.type.dtype
-        if kind in ("bf16", "f16", "f8e4m3", "f8e5m2"):
-            return self.compute
-        return {"i4": "i8", "u4": "u8"}.get(kind, kind)
+        wider = dtype_called(kind).wider
+        return self.compute if wider == "f32" else wider or kind
 
     def emit(self) -> None:
         """Add the function: inputs, operations, outputs."""

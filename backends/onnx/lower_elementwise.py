@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import log
 
 import numpy as np
 
@@ -163,7 +164,7 @@ def where(e: Emitter, op: ops.Where) -> Lowered:
 def to_four_bits(op: Op) -> str | None:
     """Refuses what has no ONNX dtype to be computed in."""
     target = op.result.type.dtype
-    return f"makes {target}, which ONNX Runtime stores only" if target in ("i4", "u4") else None
+    return f"makes {target}, which ONNX Runtime stores only" if dtype(target).bits < 8 else None
 
 
 @TABLE.lower(ops.Cast, unless=to_four_bits)
@@ -176,7 +177,20 @@ def cast(e: Emitter, op: ops.Cast) -> Lowered:
         x = e.add("Cast", x, to=DTYPES[op.dtype], saturate=0)
         return result(e.add("Cast", x, to=DTYPES[target]))
     same = target == e.dtype(op.x)
+    if op.dtype == "f8e8m0" != op.x.type.dtype:
+        return result(_nearest_power(e, x if same else e.add("Cast", x, to=DTYPES[target])))
     return result(x if same else e.add("Cast", x, to=DTYPES[target]))
+
+
+def _nearest_power(e: Emitter, x: str) -> str:
+    """The nearest power of two, halves up; the rounded logarithm is right or one off."""
+    x = e.add("Max", x, e.number(2.0**-127, "f32"))
+    near = e.add("Round", e.add("Mul", e.add("Log", x), e.number(1 / log(2), "f32")))
+    power = e.add("Pow", e.number(2.0, "f32"), near)
+    for test, bound, factor in (("Less", 0.75, 0.5), ("GreaterOrEqual", 1.5, 2.0)):
+        off = e.add(test, x, e.add("Mul", power, e.number(bound, "f32")))
+        power = e.add("Where", off, e.add("Mul", power, e.number(factor, "f32")), power)
+    return power
 
 
 @TABLE.lower(ops.Constant)

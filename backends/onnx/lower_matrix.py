@@ -117,10 +117,13 @@ def dequantize(e: Emitter, op: ops.Dequantize) -> Lowered:
     elif blocks is not None:
         attributes = {"axis": blocks[0], "block_size": blocks[1]}
     x, *zero = _quantized(e, [op.x, *([op.zero] if op.zero is not None else [])])
-    shaped = [e.get(op.scale), *zero]
+    kind, made = e.dtype(op.scale), e.dtype(op.result)  # a node makes the dtype of its scales
+    scale = e.get(op.scale) if kind == made else e.cast(e.get(op.scale), "f32")
+    shaped = [scale, *zero]
     if scales is not None:
         shaped = [e.add("Reshape", name, e.shape(scales)) for name in shaped]
-    return e.add("DequantizeLinear", x, *shaped, **attributes)
+    found = e.add("DequantizeLinear", x, *shaped, **attributes)
+    return found if made in (kind, "f32") else e.cast(found, made)
 
 
 def _quantized(e: Emitter, values: list[Value]) -> list[str]:

@@ -27,9 +27,11 @@ from irc.ir.dtypes import dtype, is_float
 from irc.ir.mesh import Mesh
 from irc.weights import ConcatRef, Ref
 from irc.weights.checkpoint import Extent, Reader
-from irc.weights.steps import Pad, Slice
+from irc.weights.steps import Cast, Pad, Slice
 
 ALIGNMENT = 4096  # a page, so that every tensor can be mapped
+# What ONNX Runtime cannot hold, and the dtype that has all its numbers.
+_HELD_AS = {"f4e2m1": "f8e4m3", "f8e8m0": "f32"}
 OWN, SHARED = "rank{}.weights", "shared.weights"
 
 
@@ -224,6 +226,8 @@ class Storage:
 def _as_stored(weight: Weight, reader: Reader, compute: str) -> tuple[Weight | Ref, str]:
     """(the reference without a cast to `compute`, which the graph does instead, its dtype)."""
     kind = weight.type.dtype
+    if kind in _HELD_AS:
+        return reader.complete(weight).then(Cast(_HELD_AS[kind])), _HELD_AS[kind]
     ref = reader.narrowed(weight)
     narrow = reader.dtype(ref)
     if kind != compute or not is_float(narrow):

@@ -50,6 +50,7 @@ class DType:
 
 # fmt: off
 _F8E4M3, _F8E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+_F8E8M0, _F4E2M1 = ml_dtypes.float8_e8m0fnu, ml_dtypes.float4_e2m1fn
 _ROWS = (
     # name, bits, kind, numpy, onnx, onnx_name, safetensors, tensorrt, listing, nccl, wider
     ("f64", 64, "float", np.float64, 11, "double", "F64", "", "", 8),
@@ -58,6 +59,8 @@ _ROWS = (
     ("bf16", 16, "float", ml_dtypes.bfloat16, 16, "bfloat16", "BF16", "BF16", "BFloat16", 9, "f32"),
     ("f8e4m3", 8, "float", _F8E4M3, 17, "float8e4m3fn", "F8_E4M3", "FP8", "FP8", None, "f32"),
     ("f8e5m2", 8, "float", _F8E5M2, 19, "float8e5m2", "F8_E5M2", "", "", None, "f32"),
+    ("f8e8m0", 8, "float", _F8E8M0, 24, "float8e8m0", "F8_E8M0", "", "", None, "f32"),
+    ("f4e2m1", 4, "float", _F4E2M1, 23, "float4e2m1", "F4", "", "FP4", None, "f32"),
     ("i64", 64, "int", np.int64, 7, "int64", "I64", "INT64", "Int64", 4),
     ("i32", 32, "int", np.int32, 6, "int32", "I32", "INT32", "Int32", 2),
     ("i16", 16, "int", np.int16, 5, "int16", "I16", "", "", None),

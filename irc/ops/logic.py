@@ -119,9 +119,9 @@ class Where(Op):
 class Cast(Op):
     """x converted to `dtype`.
 
-    Between floats to the nearest, halves to even; from float to integer towards zero, undefined
-    where the integer cannot hold the value; between integers modulo 2 to the power of the width;
-    to bool as x != 0.
+    Between floats to the nearest, halves to even (up in f8e8m0); from float to integer towards
+    zero, undefined where the integer cannot hold the value; between integers modulo 2 to the power
+    of the width; to bool as x != 0.
     """
 
     x: Operand

@@ -1,25 +1,33 @@
-"""Quantized tensors: narrow numbers, and the scales that give them their size."""
+"""Quantized tensors: narrow numbers (codes), and the scales that give them their size."""
 
 from __future__ import annotations
 
-from typing import Any
+from math import log2
+from typing import Any, Literal
 
 import numpy as np
 
 from ..errors import Error
 from ..ir.core import Module, Op, Value
-from ..ir.declare import Operand, OptionalOperand, operation, optional
+from ..ir.declare import Operand, OptionalOperand, operation, operation_base, optional
 from ..ir.dims import Dim, DimLike, Shape, exact_divide
-from ..ir.dtypes import is_float
+from ..ir.dtypes import dtype as dtype_called
+from ..ir.dtypes import is_float, numpy_dtype
 from ..ir.mesh import Mesh
-from ..ir.types import TensorType
-from .elementwise import Mul, Sub
-from .logic import Cast
+from ..ir.types import Axes, TensorType
+from .control import Full
+from .elementwise import Abs, Add, Clip, Div, Maximum, Mul, Sub
+from .functions import Round
+from .logic import Cast, Eq, Where
+from .reduce import ReduceMax
 from .shape import Reshape
 from .shapes import dim_names, rule_text, shape_text
 
-QUANTIZED = ("i4", "u4", "i8", "u8", "f8e4m3", "f8e5m2")
-SCALES = ("f32", "f16", "bf16")
+QUANTIZED = ("i4", "u4", "i8", "u8", "f8e4m3", "f8e5m2", "f4e2m1")
+FLOATS = ("f32", "f16", "bf16")
+SCALES = (*FLOATS, "f8e8m0", "f8e4m3")
+# The largest code of each format that symmetric scales map the largest number to.
+LARGEST = {"i4": 7.0, "i8": 127.0, "f8e4m3": 448.0, "f8e5m2": 57344.0, "f4e2m1": 6.0}
 
 
 def block_sizes(shape: Shape, scales: Shape) -> tuple[DimLike | None, ...]:
@@ -33,43 +41,61 @@ def _block_size(size: DimLike, blocks: DimLike) -> DimLike | None:
     return size if blocks == 1 else exact_divide(size, blocks)
 
 
-@operation("dequantize")
-class Dequantize(Op):
-    """(x - zero) * scale, where each scale holds for a block of x; of the dtype of scale.
+def code_range(name: str) -> tuple[float, float]:
+    """The least and the largest code of a format, without infinities."""
+    kind = dtype_called(name)
+    if kind.is_float:
+        return -LARGEST[name], LARGEST[name]
+    if kind.kind == "uint":
+        return 0, 2**kind.bits - 1
+    return -(2 ** (kind.bits - 1)), 2 ** (kind.bits - 1) - 1
 
-    x [D0, D1, ...] is i4, u4, i8, u8, f8e4m3 or f8e5m2. scale has as many dimensions, and each
-    divides that of x: [1, 1] is one scale for all, [N, 1] one per row, [N, K/128] one per 128
-    elements of a row. zero, integers of x's dtype in the shape of scale, is 0 by default.
-    Computed in f32 and rounded once (ONNX DequantizeLinear). A shard must hold whole blocks.
-    """
 
+def check_blocks(op: Op, type: TensorType, blocks: Shape, mesh: Mesh) -> None:
+    """An Error where one rank's shard of a type cuts a block."""
+    sizes = block_sizes(type.shape, blocks)
+    for size, axes, count, block in zip(type.shape, type.axes, blocks, sizes, strict=True):
+        if not axes or count == 1 or isinstance(size, Dim) or not isinstance(block, int):
+            continue
+        part = -(-size // mesh.group_size(axes))
+        if part % block:
+            raise Error(_cut_block(op, size, axes, part, block), op)
+
+
+def _cut_block(op: Op, size: int, axes: Axes, part: int, block: int) -> str:
+    return (
+        f"{op.opname}: {size} over {'.'.join(axes)} makes shards of {part}, which cut a "
+        f"block of {block}; quantize in smaller blocks, or keep the dimension "
+        "replicated"
+    )
+
+
+@operation_base
+class Scaled(Op):
+    """Base of the operations between numbers and codes. Each scale holds for a block of x."""
+
+    __slots__ = ()
     x: Operand
     scale: Operand
     zero: OptionalOperand = optional()
 
-    def infer(self) -> TensorType:
+    def check_scales(self, codes: str) -> None:
+        """An Error unless scales divide x into blocks, and zero is of the dtype of the codes."""
         x, scale = self.x.type, self.scale.type
-        if x.dtype not in QUANTIZED:
-            raise Error(f"dequantize takes {', '.join(QUANTIZED)}, not {x}")
         if scale.dtype not in SCALES:
-            raise Error(f"dequantize takes scales of {', '.join(SCALES)}, not {scale}")
+            raise Error(f"{self.opname} takes scales of {', '.join(SCALES)}, not {scale}")
         if scale.ndim != x.ndim or None in block_sizes(x.shape, scale.shape):
             raise Error(
-                f"dequantize: scales {shape_text(scale.shape)} do not divide {shape_text(x.shape)} "
-                "into blocks; give as many dimensions, each a divisor"
+                f"{self.opname}: scales {shape_text(scale.shape)} do not divide "
+                f"{shape_text(x.shape)} into blocks; give as many dimensions, each a divisor"
             )
-        self._check_zero(x)
-        return TensorType(scale.dtype, x.shape)
-
-    def _check_zero(self, x: TensorType) -> None:
         if self.zero is None:
             return
         found = self.zero.type
-        alike = found.dtype == x.dtype and found.shape == self.scale.type.shape
-        if is_float(x.dtype) or not alike:
+        if is_float(codes) or found.dtype != codes or found.shape != scale.shape:
             raise Error(
-                f"dequantize: zero is {found}; it must be integers of the dtype of x ({x.dtype}) "
-                f"in the shape of scale, {shape_text(self.scale.type.shape)}"
+                f"{self.opname}: zero is {found}; it must be integers of the dtype of the codes "
+                f"({codes}) in the shape of scale, {shape_text(scale.shape)}"
             )
 
     def sharding_rule(self) -> str:
@@ -82,41 +108,51 @@ class Dequantize(Op):
         self.check_parts(module.mesh)
 
     def check_parts(self, mesh: Mesh) -> None:
-        """An Error where one rank's shard of x, cuts a block."""
-        x, scale = self.x.type, self.scale.type
-        sizes = block_sizes(x.shape, scale.shape)
-        for size, axes, blocks, block in zip(x.shape, x.axes, scale.shape, sizes, strict=True):
-            if not axes or blocks == 1 or isinstance(size, Dim) or not isinstance(block, int):
-                continue
-            part = -(-size // mesh.group_size(axes))
-            if part % block:
-                raise Error(
-                    f"dequantize: {size} over {'.'.join(axes)} makes shards of {part}, which cut a "
-                    f"block of {block}; quantize in smaller blocks, or keep the dimension "
-                    "replicated",
-                    self,
-                )
+        """An Error where one rank's shard of x cuts a block."""
+        check_blocks(self, self.x.type, self.scale.type.shape, mesh)
 
-    def expand(self) -> Op:
-        """Every dimension in blocks becomes two, [blocks, size of a block]."""
-        values: Op = Reshape(Cast(self.x, dtype="f32"), shape=self._apart(self.x.type.shape))
-        if self.zero is not None:
-            values = Sub(values, self._blocks(self.zero))
-        scaled = Mul(values, self._blocks(self.scale))
-        whole = Reshape(scaled, shape=self.x.type.shape)
-        return Cast(whole, dtype=self.scale.type.dtype)
-
-    def _blocks(self, value: Value) -> Op:
-        """Scales or zeros, so shaped that each meets its block."""
-        return Reshape(Cast(value, dtype="f32"), shape=self._apart(self.scale.type.shape))
+    def _wide(self, value: Value) -> Op:
+        """x, scales or zeros in f32, every dimension in blocks as two, so that they broadcast."""
+        return Reshape(Cast(value, dtype="f32"), shape=self._apart(value.type.shape))
 
     def _apart(self, shape: Shape) -> Shape:
-        """A shape with every dimension in blocks as two."""
+        """A shape with every dimension in blocks as two, [blocks, size of a block]."""
         parts: list[DimLike] = []
         for mine, size, blocks in zip(shape, self.x.type.shape, self.scale.type.shape, strict=True):
             cut = blocks not in (1, size)
             parts += [blocks, exact_divide(mine, blocks) or 1] if cut else [mine]
         return tuple(parts)
+
+
+@operation("dequantize")
+class Dequantize(Scaled):
+    """(x - zero) * scale, where each scale holds for a block of x; in `dtype`, that of scale if "".
+
+    x [D0, D1, ...] is i4, u4, i8, u8, f8e4m3, f8e5m2 or f4e2m1. scale has as many dimensions, and
+    each divides that of x: [1, 1] is one scale for all, [N, 1] one per row, [N, K/128] one per 128
+    elements of a row. Scales of f8e8m0 and f8e4m3 need a `dtype`. zero, integers of x's dtype in
+    the shape of scale, is 0 by default. Computed in f32 and rounded once (ONNX DequantizeLinear).
+    A shard must hold whole blocks.
+    """
+
+    dtype: Literal["", "f32", "f16", "bf16"] = ""
+
+    def infer(self) -> TensorType:
+        x = self.x.type
+        if x.dtype not in QUANTIZED:
+            raise Error(f"dequantize takes {', '.join(QUANTIZED)}, not {x}")
+        self.check_scales(x.dtype)
+        wanted = self.dtype or self.scale.type.dtype
+        if wanted not in FLOATS:
+            raise Error(f"dequantize: scales of {wanted} need a dtype; give dtype, such as f32")
+        return TensorType(wanted, x.shape)
+
+    def expand(self) -> Op:
+        values = self._wide(self.x)
+        if self.zero is not None:
+            values = Sub(values, self._wide(self.zero))
+        whole = Reshape(Mul(values, self._wide(self.scale)), shape=self.x.type.shape)
+        return Cast(whole, dtype=self.dtype or self.scale.type.dtype)
 
     @np.errstate(over="ignore", under="ignore", invalid="ignore")
     def evaluate(self, x: Any, scale: Any, zero: Any) -> Any:
@@ -124,6 +160,141 @@ class Dequantize(Op):
         if zero is not None:
             values = values - _spread(zero.astype(np.float32), x.shape)
         return values * _spread(scale.astype(np.float32), x.shape)
+
+
+@operation("quantize", bounded="always")
+class Quantize(Scaled):
+    """The codes of x: x / scale rounded to nearest even, plus zero, saturated; in `dtype`.
+
+    Each scale, a positive number, holds for a block of x, as in dequantize. zero, integers of
+    `dtype` in the shape of scale, is 0 by default. Divided in f32; integer codes of NaN are
+    undefined (ONNX QuantizeLinear). A shard must hold whole blocks.
+    """
+
+    dtype: Literal["i4", "u4", "i8", "u8", "f8e4m3", "f8e5m2", "f4e2m1"] = "i8"
+
+    def infer(self) -> TensorType:
+        x = self.x.type
+        if x.dtype not in FLOATS:
+            raise Error(f"quantize takes {', '.join(FLOATS)}, not {x}")
+        self.check_scales(self.dtype)
+        return TensorType(self.dtype, x.shape)
+
+    def expand(self) -> Op:
+        values: Op = Div(self._wide(self.x), self._wide(self.scale))
+        if not is_float(self.dtype):
+            values = Round(values)
+        if self.zero is not None:
+            values = Add(values, self._wide(self.zero))
+        low, high = code_range(self.dtype)
+        whole = Reshape(Clip(values, low=low, high=high), shape=self.x.type.shape)
+        return Cast(whole, dtype=self.dtype)
+
+    @np.errstate(all="ignore")
+    def evaluate(self, x: Any, scale: Any, zero: Any) -> Any:
+        values = x.astype(np.float32) / _spread(scale.astype(np.float32), x.shape)
+        if not is_float(self.dtype):
+            values = np.rint(values)
+        if zero is not None:
+            values = values + _spread(zero.astype(np.float32), x.shape)
+        kind = dtype_called(self.dtype)
+        codes = np.clip(values, *code_range(self.dtype))
+        return codes.astype(numpy_dtype(kind.name if kind.is_float else kind.wider or kind.name))
+
+
+@operation("dynamic_scale")
+class DynamicScale(Op):
+    """The scales that map x to codes of `dtype`: largest |x| of a block / largest code.
+
+    x [..., K] gives [..., 1], one scale per token, or [..., K/block]. In dtype `scale`; 1 where
+    that would be 0. f8e8m0 scales are powers of two, the exponent of the largest |x| less that of
+    the largest code (OCP MX). f8e4m3 scales are divided by tensor_scale, f32 [1, ..., 1] (NVFP4).
+    A shard must hold whole blocks.
+    """
+
+    x: Operand
+    tensor_scale: OptionalOperand = optional()
+    dtype: Literal["i4", "i8", "f8e4m3", "f8e5m2", "f4e2m1"] = "f8e4m3"
+    block: int = 0
+    scale: Literal["f32", "f16", "bf16", "f8e8m0", "f8e4m3"] = "f32"
+
+    def infer(self) -> TensorType:
+        x = self.x.type
+        if x.dtype not in FLOATS or not x.ndim:
+            raise Error(f"dynamic_scale takes {', '.join(FLOATS)} of 1 dimension or more, not {x}")
+        blocks = exact_divide(x.shape[-1], self.block) if self.block > 0 else 1
+        if blocks is None or self.block < 0:
+            raise Error(f"dynamic_scale: blocks of {self.block} do not divide {x.shape[-1]}")
+        self._check_tensor_scale()
+        return TensorType(self.scale, (*x.shape[:-1], blocks))
+
+    def _check_tensor_scale(self) -> None:
+        if (self.tensor_scale is None) == (self.scale == "f8e4m3"):
+            raise Error(
+                f"dynamic_scale: scales of {self.scale} "
+                f"{'need' if self.tensor_scale is None else 'take no'} tensor_scale"
+            )
+        wanted = TensorType("f32", (1,) * self.x.type.ndim)
+        if self.tensor_scale is not None and self.tensor_scale.type.replicated != wanted:
+            raise Error(f"dynamic_scale: tensor_scale is {self.tensor_scale.type}, not {wanted}")
+
+    def sharding_rule(self) -> str:
+        ndim = self.x.type.ndim
+        words = dim_names(ndim, () if self.block else (ndim - 1,))
+        result = [*words[:-1], words[-1] if self.block else "1"]
+        return rule_text([words, ["1"] * ndim], [result])
+
+    def verify(self, module: Module) -> None:
+        self.check_parts(module.mesh)
+
+    def check_parts(self, mesh: Mesh) -> None:
+        """An Error where one rank's shard of x cuts a block."""
+        check_blocks(self, self.x.type, self.results[0].type.shape, mesh)
+
+    def expand(self) -> Op:
+        x = self.x.type
+        most: Op = Abs(self.x)
+        if self.block:
+            blocks = exact_divide(x.shape[-1], self.block) or 0
+            most = Reshape(most, shape=(*x.shape[:-1], blocks, self.block))
+        most = ReduceMax(most, dims=(-1,), keep=not self.block)
+        most = Cast(Maximum(most, Full(value=0.0, dtype=x.dtype)), dtype="f32")
+        if self.scale == "f8e8m0":
+            powers = Mul(most, _number(_rounded_down(self.dtype)))
+            return Cast(Where(Eq(most, _number(0)), _number(1), powers), dtype=self.scale)
+        scales: Op = Div(most, _number(LARGEST[self.dtype]))
+        if self.tensor_scale is not None:
+            scales = Clip(Div(scales, self.tensor_scale), high=LARGEST["f8e4m3"])
+        found = Cast(scales, dtype=self.scale)
+        none = Eq(found, Full(value=0.0, dtype=self.scale))
+        return Where(none, Full(value=1.0, dtype=self.scale), found)
+
+    @np.errstate(all="ignore")
+    def evaluate(self, x: Any, tensor_scale: Any) -> Any:
+        most = np.abs(x.astype(np.float32))
+        if self.block:
+            most = most.reshape(*x.shape[:-1], x.shape[-1] // self.block, self.block)
+        most = np.max(most, axis=-1, keepdims=not self.block, initial=0)
+        if self.scale == "f8e8m0":
+            scales = np.where(most == 0, 1, most * np.float32(_rounded_down(self.dtype)))
+        else:
+            scales = most / np.float32(LARGEST[self.dtype])
+        if tensor_scale is not None:
+            scales = np.minimum(scales / tensor_scale, np.float32(LARGEST["f8e4m3"]))
+        rounded = scales.astype(numpy_dtype(self.scale)).astype(np.float32)
+        return np.where(rounded == 0, np.float32(1), rounded)
+
+
+def _rounded_down(codes: str) -> float:
+    """The factor that makes the nearest power of two the largest one below, less that of codes.
+
+    Of x from 2 ** e, the nearest power to 3/4 * x is 2 ** e, since halves are rounded up.
+    """
+    return 0.75 / 2 ** int(log2(LARGEST[codes]))
+
+
+def _number(value: float) -> Op:
+    return Full(value=float(value), dtype="f32")
 
 
 def _spread(blocks: Any, shape: tuple[int, ...]) -> Any:

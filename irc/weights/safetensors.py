@@ -29,10 +29,8 @@ _STORED: dict[str, tuple[str, int]] = {
     "U32": ("u32", 32),
     "U16": ("u16", 16),
     "C64": ("c64", 64),
-    "F8_E8M0": ("f8e8m0", 8),
     "F6_E2M3": ("f6e2m3", 6),
     "F6_E3M2": ("f6e3m2", 6),
-    "F4": ("f4", 4),
 }
 
 
@@ -95,8 +93,8 @@ def lay_out(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, 
 
 
 def holds(dtype: str) -> bool:
-    """Whether the format has an element type for an irc dtype."""
-    return dtype in DTYPES and bool(DTYPES[dtype].safetensors)
+    """Whether a written file can have tensors of an irc dtype: whole bytes only."""
+    return dtype in DTYPES and bool(DTYPES[dtype].safetensors) and DTYPES[dtype].bits >= 8
 
 
 def _alignment(size: int) -> int:

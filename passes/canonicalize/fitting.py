@@ -32,8 +32,10 @@ def unsharded(*values: Value) -> bool:
 def lossless(source: str, target: str) -> bool:
     """Whether every value of dtype `source`, NaN and infinities too, is one of `target`."""
     a, b = dtype(source), dtype(target)
-    if a is b or a.kind == "bool":
+    if a is b:
         return True
+    if a.kind == "bool":
+        return b.name != "f8e8m0"  # which has no zero
     if b.kind == "bool":
         return False
     if a.is_float:
@@ -53,8 +55,8 @@ def _range(kind: DType) -> tuple[int, int]:
 
 
 def _floats_in_floats(a: DType, b: DType) -> bool:
-    if b.name == "f8e4m3":  # has no infinities
-        return False
+    if b.name in ("f8e4m3", "f8e8m0", "f4e2m1") and (a.name, b.name) != ("f4e2m1", "f8e4m3"):
+        return False  # they have no infinities, and f4e2m1 not even NaN
     mantissa, largest, smallest = _limits(a)
     more, larger, smaller = _limits(b)
     return mantissa <= more and largest <= larger and smallest >= smaller

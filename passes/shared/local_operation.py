@@ -11,8 +11,9 @@ from irc.ir.dims import product
 from irc.ir.layouts import local_shape, local_type
 from irc.ir.mesh import Mesh
 from irc.ir.types import TensorType
-from irc.ops import Dequantize, Reshape
+from irc.ops import DynamicScale, Reshape
 from irc.ops.factors import factor_groups
+from irc.ops.quant import Scaled
 
 
 def local_attributes(op: Op, mesh: Mesh) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def local_attributes(op: Op, mesh: Mesh) -> dict[str, Any]:
     """
     if isinstance(op, Reshape):
         _check_reshape(op, mesh)
-    if isinstance(op, Dequantize):
+    if isinstance(op, (Scaled, DynamicScale)):
         op.check_parts(mesh)
     return op.localized(tuple(_part(result.type, mesh) for result in op.results))
 

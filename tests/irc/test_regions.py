@@ -23,7 +23,9 @@ assert_equal = np.testing.assert_array_equal
 
 
 def drawn(kind: str, *shape: int) -> np.ndarray:
-    """Random numbers of a dtype, with its smallest and its largest."""
+    """Random numbers of a dtype, integers with the smallest and the largest."""
+    if kind == "f4e2m1":
+        return fresh(sum(shape)).standard_normal(shape).astype(DTYPES[kind].numpy)
     low, high = (-8, 8) if kind == "i4" else (0, 16)
     array = fresh(sum(shape)).integers(low, high, shape)
     array.flat[:2] = low, high - 1
@@ -32,7 +34,8 @@ def drawn(kind: str, *shape: int) -> np.ndarray:
 
 def by_hand(array: np.ndarray) -> bytes:
     """The bytes of four-bit numbers in ONNX: the first of two in the low half."""
-    numbers = [int(each) & 15 for each in array.astype(np.int32).flat]
+    bits = array.view(np.uint8) if array.dtype == DTYPES["f4e2m1"].numpy else array.astype(np.int32)
+    numbers = [int(each) & 15 for each in bits.flat]
     pairs = zip(numbers[::2], [*numbers[1::2], 0], strict=False)
     return bytes(low + 16 * high for low, high in pairs)
 
@@ -54,7 +57,7 @@ def region(kind: str, *shape: int) -> Ref:
     return BytesRef("f", OFFSET, kind, shape)
 
 
-@pytest.mark.parametrize("kind", ["i4", "u4"])
+@pytest.mark.parametrize("kind", ["i4", "u4", "f4e2m1"])
 def test_bytes_are_those_of_onnx(kind: str) -> None:
     for shape in ((6, 8), (3, 5), (1,)):
         array = drawn(kind, *shape) if shape != (1,) else drawn(kind, 2)[:1]
@@ -65,7 +68,7 @@ def test_bytes_are_those_of_onnx(kind: str) -> None:
     assert_equal(found, rows)
 
 
-@pytest.mark.parametrize("kind", ["i4", "u4"])
+@pytest.mark.parametrize("kind", ["i4", "u4", "f4e2m1"])
 def test_any_region_is_read(kind: str, tmp_path: Path) -> None:
     rng = fresh(5)
     array = drawn(kind, 9, 14)
@@ -76,7 +79,7 @@ def test_any_region_is_read(kind: str, tmp_path: Path) -> None:
         cut = whole.then(Slice(((int(rows[0]), int(rows[1])), (int(columns[0]), int(columns[1])))))
         want = array[slice(*rows), slice(*columns)]
         assert_equal(found.read(cut), want)
-        assert_equal(found.read(cut.then(Transpose((1, 0))).then(Cast("i32"))), want.T)
+        assert_equal(found.read(cut.then(Transpose((1, 0))).then(Cast("f32"))), want.T)
         assert_equal(found.read(ConcatRef((cut, cut), 1)), np.concatenate([want, want], 1))
         if want.shape[1] % 3 == 0:
             cyclic = np.concatenate([want[:, first::3] for first in range(3)], 1)

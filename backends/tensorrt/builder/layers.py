@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from irc.backends.tensorrt.builder.report import Layer, Tensor
 from irc.ir.dtypes import DTYPES
 
-# The log's names of dtypes; irc has no type for FP4.
-_DTYPES = {each.listing: name for name, each in DTYPES.items() if each.listing} | {"FP4": "f4e2m1"}
+# The log's names of dtypes.
+_DTYPES = {each.listing: name for name, each in DTYPES.items() if each.listing}
 _LAYER = re.compile(
     r"Name: (?P<name>.*?), LayerType: (?P<kind>[^,]*), Inputs: \[(?P<inputs>.*?)\]"
     r"(?:, Constants: \[.*?\])?, Outputs: \[(?P<outputs>.*?)\]"

@@ -144,7 +144,8 @@ def padded_dequantize(e: TensorRTEmitter, op: ops.Dequantize) -> Lowered:
     is_weight = all(isinstance(u, ops.Linear) and u.x is not op.result for u in op.result.users)
     if x is None or scale is None or dim not in (-1, 0) or not is_weight or not _is_odd(x):
         return dequantize(e, op)
-    if x.type.dtype not in ("i8", "f8e4m3") or x.type.ndim != 2:
+    same = scale.type.dtype == op.result.type.dtype
+    if x.type.dtype not in ("i8", "f8e4m3") or x.type.ndim != 2 or not same:
         return dequantize(e, op)
     stored, shape = e.aligned(x, NARROW_ALIGNMENT)
     if dim < 0:

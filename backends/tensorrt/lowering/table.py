@@ -99,6 +99,8 @@ _UNKNOWN = {
     "u4": "is in u4, which TensorRT does not have",
     "f8e5m2": "is in f8e5m2, which TensorRT does not have",
     "f8e4m3": "is in f8e4m3, which TensorRT takes from quantization and constants only",
+    "f4e2m1": "is in f4e2m1, which TensorRT takes from quantization and constants only",
+    "f8e8m0": "is in f8e8m0, which TensorRT takes as scales only",
 }
 
 
