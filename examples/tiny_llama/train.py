@@ -90,19 +90,19 @@ def corpus():
     return [*documents, codecs.decode(zen, "rot13").split("\n\n")[1]]
 
 
-def train_tokenizer(documents):
-    """A byte-level BPE tokenizer of `VOCAB_SIZE` tokens. It adds no special token by itself."""
+def train_tokenizer(documents, size=VOCAB_SIZE):
+    """A byte-level BPE tokenizer of `size` tokens. It adds no special token by itself."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     settings = {"special_tokens": [END], "initial_alphabet": alphabet, "show_progress": False}
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, **settings)
+    trainer = trainers.BpeTrainer(vocab_size=size, **settings)
     tokenizer.train_from_iterator(documents, trainer)
     return tokenizer
 
 
-def train(model, tokenizer, documents, steps, device):
+def train(model, tokenizer, documents, steps, device, tokens=TOKENS_PER_STEP):
     """Train `model` in place and return its mean loss over the last 100 steps."""
     stream = tokenizer.encode(END.join(["", *documents, ""]), add_special_tokens=False).ids
     breaks = {tokenizer.token_to_id(END), *tokenizer.encode("\n").ids}
@@ -121,10 +121,10 @@ def train(model, tokenizer, documents, steps, device):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * rate
         window = WINDOWS[step % len(WINDOWS)]
-        first = torch.randint(size, (TOKENS_PER_STEP // window,))
+        first = torch.randint(size, (tokens // window,))
         first[::2] = starts[torch.randint(len(starts), first[::2].shape)]  # paragraphs' starts
         batch = data[first[:, None] + torch.arange(window)].to(device)
-        noise = torch.randint_like(batch, VOCAB_SIZE)
+        noise = torch.randint_like(batch, model.config.vocab_size)
         noisy = torch.where(torch.rand(batch.shape, device=device) < NOISE, noise, batch)
         with torch.autocast(device, torch.bfloat16):
             loss = model(input_ids=noisy, labels=batch, use_cache=False).loss
