@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .backends.reference import evaluate, evaluate_ranks
+    from .calibration import calibrate
     from .driver import Artifact, compile, load, run_passes
     from .errors import Error
     from .frontends.trace import Spec, trace
@@ -39,6 +40,7 @@ __all__ = [
     "Weight",
     "__version__",
     "apply_rules",
+    "calibrate",
     "compile",
     "evaluate",
     "evaluate_ranks",
@@ -55,6 +57,7 @@ __all__ = [
 # The public names by the module that defines them.
 _DEFINED_IN = {
     ".backends.reference": ("evaluate", "evaluate_ranks"),
+    ".calibration": ("calibrate",),
     ".ir.core": ("Function", "Module", "Op", "Value", "Weight"),
     ".ir.declare": ("Operand", "Operands", "OptionalOperand", "operation", "optional"),
     ".driver": ("Artifact", "compile", "load", "run_passes"),

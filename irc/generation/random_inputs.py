@@ -30,7 +30,7 @@ def random_inputs(module: Module, seed: int) -> Arrays:
         s for p in ports.inputs for dim in p.shape if isinstance(dim, Dim) for s in dim.symbols()
     }
     sizes = LocalSizes(module.mesh, dict.fromkeys(symbols, 1) | typical_sizes(module))
-    rows = _rows(module)
+    rows = table_rows(module)
     is_language_model = "input_ids" in {port.name for port in ports.inputs} and bool(ports.states)
     if is_language_model:
         rows["input_ids"] = vocabulary(ports) or rows.get("input_ids", 2)
@@ -53,8 +53,8 @@ def random_inputs(module: Module, seed: int) -> Arrays:
     return found
 
 
-def _rows(module: Module) -> dict[str, int]:
-    """The fewest rows of the tables in which an input is looked up."""
+def table_rows(module: Module) -> dict[str, int]:
+    """By input, the fewest rows of the tables in which it is looked up."""
     found: dict[str, int] = {}
     for op in module.main:
         if op.opname == "embedding" and op.operands[0] in module.main.args:

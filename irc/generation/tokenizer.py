@@ -36,9 +36,16 @@ class Tokenizer:
         engine.no_truncation()
         self._engine = engine
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text`, with the special tokens that the tokenizer adds."""
-        return list(self._engine.encode(text).ids)
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """The ids of `text`, with the `special` tokens that the tokenizer adds around it."""
+        return list(self._engine.encode(text, add_special_tokens=special).ids)
+
+    def begin(self) -> list[int]:
+        """The special tokens that the tokenizer adds before a text."""
+        found: Any = self._engine.encode("a")
+        marks = found.special_tokens_mask
+        count = next((i for i, special in enumerate(marks) if not special), 0)
+        return list(found.ids)[:count]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens."""

@@ -92,11 +92,26 @@ class Observed:
 
     def summary(self) -> dict[str, Array]:
         """What a calibration folder holds of it."""
-        rows = max(self.rows, 1)
-        found = {
-            "largest": self.largest,
-            "mean": (self.total / rows).astype(np.float32),
-            "range": self.range.astype(np.float32),
-            "histogram": self.counts,
-        }
-        return found if self.products is None else {**found, "gram": self.products / rows}
+        state = self.state()
+        return {what: summarized(state, what) for what in summaries(self.products is not None)}
+
+
+def summaries(gram: bool) -> tuple[str, ...]:
+    """The names of what a calibration folder holds of a value."""
+    return ("largest", "mean", "range", "histogram", *(("gram",) if gram else ()))
+
+
+def summarized(state: Mapping[str, Array], what: str) -> Array:
+    """One of the `summaries` of the object whose `state` this is."""
+    rows = max(int(state["numbers"][0]), 1)
+    match what:
+        case "mean":
+            return (state["total"] / rows).astype(np.float32)
+        case "range":
+            return state["range"].astype(np.float32)
+        case "histogram":
+            return state["counts"]
+        case "gram":
+            return state["products"] / np.float32(rows)
+        case _:
+            return state[what]

@@ -38,13 +38,14 @@ STATISTICS, FACTS = "statistics.safetensors", "calibration.json"
 class Facts:
     """How a folder was made. `sites`: the name under which the values of a site are stored.
 
-    `key` is a checksum of the module, the data and the options.
+    `key` is a checksum of the module, the data and the options. `gram`: of all sites.
     """
 
     model: str = ""
     tokens: int = 0
     batches: int = 0
     key: str = ""
+    gram: bool = False
     sites: dict[str, str] = field(default_factory=dict[str, str])
 
 
