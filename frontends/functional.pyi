@@ -10,6 +10,8 @@ from .tensor import Operand, SizeLike, Tensor
 # ruff: noqa: E501
 def abs(x: Operand) -> Tensor: """|x|."""
 def add(x: Operand, y: Operand) -> Tensor: """x + y."""
+def add_layer_norm(x: Operand, residual: Operand, *, weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-05) -> Tensor: """The sum of x and the residual, and its layer_norm: (normed, sum), as x both."""
+def add_rms_norm(x: Operand, residual: Operand, weight: Operand, *, eps: float = 1e-06, offset: float = 0.0) -> Tensor: """The sum of x and the residual, and its rms_norm: (normed, sum), as x both."""
 def all_gather(x: Operand, axis: str, dim: int, *, group_size: int = 0) -> Tensor: """The operands of all ranks joined along `dim`, on every rank."""
 def all_reduce(x: Operand, axis: str, *, op: Literal['sum', 'max', 'min', 'prod'] = 'sum', group_size: int = 0) -> Tensor: """The operands of all ranks combined elementwise, on every rank."""
 def all_reduce_rms_norm(x: Operand, residual: Operand, weight: Operand, axis: str, *, eps: float = 1e-06, offset: float = 0.0, group_size: int = 0) -> Tensor: """The complete sum of x plus the residual, and its rms_norm: (normed, sum), as x both."""

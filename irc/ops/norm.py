@@ -13,6 +13,7 @@ from ..ir.declare import Operand, OptionalOperand, operation, optional
 from ..ir.dims import DimLike, exact_divide
 from ..ir.facts import Bound
 from ..ir.types import TensorType
+from .elementwise import Add
 from .shapes import float_operand, rule_text
 
 
@@ -122,6 +123,63 @@ class GroupNorm(Normalization):
             weight.reshape(channels) if weight is not None else None,
             bias.reshape(channels) if bias is not None else None,
         )
+
+
+class AddNormalization(Op):
+    """Base of the norms of a sum. Their results are the norm and the sum."""
+
+    __slots__ = ()
+    x: Operand
+    residual: Operand
+    eps: float
+
+    def bound(self, result: int) -> Bound:
+        """The sum may overflow; its norm is bounded as that of any other value."""
+        return "always" if result == 0 and self.eps > 0 else "no"
+
+    def total(self) -> Value:
+        """x + residual; an Error where one of them would broadcast."""
+        x, residual = self.x.type, self.residual.type
+        if x.shape != residual.shape:
+            raise Error(f"{self.opname}: residual is {residual}, but x {x}")
+        return Add(self.x, self.residual).result
+
+
+@operation("add_rms_norm", sharding="... n!, ... n, n -> ... n, ... n")
+class AddRmsNorm(AddNormalization):
+    """The sum of x and the residual, and its rms_norm: (normed, sum), as x both.
+
+    x and residual [..., N], weight [N]. Attributes as of rms_norm.
+    """
+
+    x: Operand
+    residual: Operand
+    weight: Operand
+    eps: float = 1e-6
+    offset: float = 0.0
+
+    def expand(self) -> tuple[Value, ...]:
+        total = self.total()
+        normed = RmsNorm(total, self.weight, eps=self.eps, offset=self.offset)
+        return normed.result, total
+
+
+@operation("add_layer_norm", sharding="... n!, ... n, n, n -> ... n, ... n")
+class AddLayerNorm(AddNormalization):
+    """The sum of x and the residual, and its layer_norm: (normed, sum), as x both.
+
+    x and residual [..., N], weight and bias [N]. Attributes as of layer_norm.
+    """
+
+    x: Operand
+    residual: Operand
+    weight: OptionalOperand = optional()
+    bias: OptionalOperand = optional()
+    eps: float = 1e-5
+
+    def expand(self) -> tuple[Value, ...]:
+        total = self.total()
+        return LayerNorm(total, weight=self.weight, bias=self.bias, eps=self.eps).result, total
 
 
 def _standard(x: Any, eps: float) -> Any:

@@ -11,7 +11,7 @@ from irc.ops.collective import Collective
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import P, Rule, apply_rules, decline, erase_dead, permit, rule
 
-from ..shared.edit import insert_before, merge_equal, used_once
+from ..shared.edit import insert_before, known_before, merge_equal, used_once
 from .join_sums import join_sums
 
 _NAME = "fuse-collectives"
@@ -129,7 +129,7 @@ def _fuse_norms(function: Function, stats: Stats) -> None:
         if not isinstance(op, ops.RmsNorm) or op.parent is None or not isinstance(total, ops.Add):
             continue
         found = _reduced(total)
-        if found is None or not _known_before(op.weight, total) or not permit(_NAME, op):
+        if found is None or not known_before(op.weight, total) or not permit(_NAME, op):
             continue
         reduced, residual, bias = found
         if bias is not None:
@@ -164,13 +164,3 @@ def _reduced(total: ops.Add) -> tuple[ops.AllReduce, Value, Value | None] | None
             if isinstance(first, ops.AllReduce) and first.op == "sum" and isinstance(bias, Weight):
                 return first, other, bias
     return None
-
-
-def _known_before(value: Value, op: Op) -> bool:
-    """Whether a value is defined before an operation, at whose position it will be used."""
-    later = op.next
-    while value.producer is not None and later is not None:
-        if later is value.producer:
-            return False
-        later = later.next
-    return True

@@ -23,6 +23,16 @@ def insert_before(new: Made, op: Op) -> Made:
     return new
 
 
+def known_before(value: Value, op: Op) -> bool:
+    """Whether a value is defined before an operation, at whose position it will be used."""
+    later = op.next
+    while value.producer is not None and later is not None:
+        if later is value.producer:
+            return False
+        later = later.next
+    return True
+
+
 def only_user(value: Value) -> Op | None:
     """The operation that uses a value once, where nothing else uses it; else None."""
     return next(iter(value.users)) if sum(value.users.values()) == 1 else None

@@ -41,6 +41,23 @@ NORMS = [
         ),
     ),
     Example("layer_norm", (Arg((3, 8)),), {"eps": 1e-3}),
+    Example(
+        "add_rms_norm",
+        (ROWS, ROWS, Arg((16,))),
+        {"eps": 1e-5, "offset": 1.0},
+        sizes=SIZES,
+        bad=(
+            Bad("but x", (Arg((2, 16)), Arg((16,)), Arg((16,)))),
+            Bad("the 16 features of x", (Arg((2, 16)), Arg((2, 16)), Arg((15,)))),
+        ),
+    ),
+    Example(
+        "add_layer_norm",
+        (ROWS, ROWS, Arg((16,), name="weight"), Arg((16,), name="bias")),
+        sizes=SIZES,
+        bad=(Bad("but x", (Arg((16,)), Arg((2, 16)))),),
+    ),
+    Example("add_layer_norm", (Arg((3, 8)), Arg((3, 8))), {"eps": 1e-3}),
     Example("layer_norm", (Arg((3, 8)), Arg((8,), name="bias"))),
     Example(
         "group_norm",
