@@ -111,6 +111,18 @@ def test_a_tensor_of_another_dtype_is_an_error_only_when_it_is_read(tmp_path: Pa
 # -- reading
 
 
+def test_numbers_of_four_bits_and_powers_of_two_are_read(tmp_path: Path) -> None:
+    """F4 has two elements in a byte, the first in the low half; F8_E8M0 has exponents."""
+    header = {
+        "codes": {"dtype": "F4", "shape": [3, 2], "data_offsets": [0, 3]},
+        "scales": {"dtype": "F8_E8M0", "shape": [3], "data_offsets": [3, 6]},
+    }
+    written(tmp_path / "a", header, bytes([0x21, 0xF7, 0x80, 126, 127, 130]))
+    reader = reader_of(tmp_path, "a")
+    codes, scales = (reader.read(FileRef("f", key)).astype(np.float32) for key in header)
+    assert codes.tolist() == [[0.5, 1], [6, -6], [0, -0.0]] and scales.tolist() == [0.5, 1, 8]
+
+
 def reader_of(folder: Path, file: str = "m.safetensors", mesh: str = "tp=4") -> Reader:
     module = Module("m", Mesh.parse(mesh))
     module.files["f"] = file

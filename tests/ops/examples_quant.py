@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from irc.ir.dims import symbol
+from irc.ir.dims import Shape, symbol
 from tests.ops.example import FLOATS, Arg, Bad, Example
 
 B = symbol("B")
@@ -37,14 +37,14 @@ def _eighths(random: np.random.Generator, shape: tuple[int, ...]) -> Any:
     return random.integers(-100, 100, shape) / 8 + 1 / 16
 
 
-def _quantize(x: tuple[int, ...], *scale: int, zero: bool = False, dtype: str = "i8") -> Example:
+def _quantize(x: Shape, *scale: int, zero: bool = False, dtype: str = "i8") -> Example:
     """Halves between codes never arise, since scales are powers of two."""
     args = [Arg(x, draw=_eighths), Arg(scale, draw=_powers)]
     args += [_zero(scale, dtype)] if zero else []
     return Example("quantize", tuple(args), {"dtype": dtype}, sizes={"B": 2} if B in x else {})
 
 
-def _dynamic(x: tuple[int, ...], dtypes: tuple[str, ...] = FLOATS, **attributes: Any) -> Example:
+def _dynamic(x: Shape, dtypes: tuple[str, ...] = FLOATS, **attributes: Any) -> Example:
     sizes = {"B": 2} if B in x else {}
     args = [Arg(x, low=-900, high=900)]
     if attributes.get("scale") == "f8e4m3":
