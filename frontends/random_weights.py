@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..ir.core import Module, Weight
-from ..weights import Cast, ConcatRef, RandomRef, Ref, UnboundRef
+from ..weights import Cast, RandomRef, Ref, UnboundRef
 
 
 def random_weights(module: Module, seed: int) -> Module:
@@ -21,8 +19,8 @@ def random_weights(module: Module, seed: int) -> Module:
 
 
 def _filled(ref: Ref, seed: int, scale: float, dtype: str) -> Ref:
-    if isinstance(ref, ConcatRef):
-        return replace(ref, parts=tuple(_filled(part, seed, scale, dtype) for part in ref.parts))
+    if ref.inputs:
+        return ref.with_inputs([_filled(each, seed, scale, dtype) for each in ref.inputs])
     if not isinstance(ref, UnboundRef):
         return ref
     if ref.shape is None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from ...errors import Error, did_you_mean
 from ...ir.core import Module, Weight
 from ...ir.dims import Shape
 from ...ir.types import TensorType
-from ...weights import Cast, ConcatRef, FileRef, Ref, UnboundRef
+from ...weights import Cast, FileRef, Ref, UnboundRef
 from .files import Checkpoint
 
 # Tensors of old checkpoints that no model reads: tables that are computed anew.
@@ -168,8 +167,8 @@ class _Files:
 
     def bound(self, ref: Ref, dtype: str) -> Ref:
         """`ref` with files instead of unbound sources, cast right after the source."""
-        if isinstance(ref, ConcatRef):
-            return replace(ref, parts=tuple(self.bound(part, dtype) for part in ref.parts))
+        if ref.inputs:
+            return ref.with_inputs([self.bound(each, dtype) for each in ref.inputs])
         if not isinstance(ref, UnboundRef):
             return ref
         stored = self._checkpoint.tensor(ref.key).dtype

@@ -106,9 +106,8 @@ def _by_file(module: Module) -> list[tuple[str, str, str]]:
     found: dict[str, list[int]] = {}
     for weight in module.weights.values():
         names = list(dict.fromkeys(weight.ref.files()))
-        place = ", ".join(module.files[name] for name in names) or _NO_FILE.get(
-            type(weight.ref), "(no file)"
-        )
+        kinds = [_NO_FILE[type(each)] for each in weight.ref.sources() if type(each) in _NO_FILE]
+        place = ", ".join(module.files[name] for name in names) or (*kinds, "(no file)")[0]
         found.setdefault(place, []).append(_bytes(weight))
     return [(place, str(len(sizes)), f"{sum(sizes):,}") for place, sizes in found.items()]
 

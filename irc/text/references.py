@@ -13,6 +13,8 @@ from ..weights import (
     Cyclic,
     FileRef,
     Pad,
+    ProductRef,
+    QuantizedRef,
     RandomRef,
     Ref,
     Shard,
@@ -50,13 +52,18 @@ def _source(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
         return _bytes(c, files)
     if c.accept("concat"):
         return _concat(c, files, depth)
+    if c.accept("quantized"):
+        return _quantized(c, files, depth)
+    if c.accept("multiply"):
+        return _multiply(c, files, depth)
     if c.accept("random"):
         arguments = _arguments(c, c.string, c.integer, lambda: _number(c), optional=_shape)
         return RandomRef(*arguments)
     if c.accept("zeros"):
         return ZerosRef(*_arguments(c, lambda: _shape(c), c.word))
     if not c.accept("unbound"):
-        c.fail(f"expected @file[...], bytes, concat, zeros, random or unbound, found {c.shown}")
+        kinds = "@file[...], bytes, concat, multiply, quantized, random, unbound or zeros"
+        c.fail(f"expected {kinds}, found {c.shown}")
     return UnboundRef(*_arguments(c, c.string, optional=_shape))
 
 
@@ -91,10 +98,7 @@ def _bytes(c: Cursor, files: Mapping[str, str]) -> Ref:
         return type.dtype, sizes
 
     file, offset, (dtype, sizes) = _arguments(c, lambda: _file(c, files), c.integer, tensor)
-    try:
-        return BytesRef(file, offset, dtype, sizes)
-    except Error as error:
-        c.fail(error.message, back=1)
+    return _checked(c, BytesRef, file, offset, dtype, sizes)
 
 
 def _concat(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
@@ -106,6 +110,38 @@ def _concat(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
     dim = c.integer()
     c.expect(")")
     return ConcatRef(tuple(parts), dim)
+
+
+def _multiply(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
+    c.expect("(")
+    source = parse_ref(c, files, depth + 1)
+    c.expect(",")
+    factor = parse_ref(c, files, depth + 1)
+    c.expect(";")
+    dim = c.integer()
+    c.expect(")")
+    return _checked(c, ProductRef, source, factor, dim)
+
+
+def _quantized(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
+    c.expect("(")
+    arguments: list[Any] = [parse_ref(c, files, depth + 1)]
+    for read in (c.string, c.string, lambda: _shape(c)):
+        c.expect(",")
+        arguments.append(read())
+    for read in (c.string, c.word):
+        if c.accept(","):
+            arguments.append(read())
+    c.expect(")")
+    return _checked(c, QuantizedRef, *arguments)
+
+
+def _checked(c: Cursor, kind: type[Ref], *arguments: Any) -> Ref:
+    """A reference that checks its arguments; its Error gets the place in the text."""
+    try:
+        return kind(*arguments)
+    except Error as error:
+        c.fail(error.message, back=1)
 
 
 def _shape(c: Cursor) -> tuple[int, ...]:

@@ -1,9 +1,13 @@
 """Weight references: a source of bytes, such as a tensor of a file, and steps that transform it.
 
-A source is a tensor in a file, bytes of a file, joined references, zeros, seeded random numbers, or
-an unbound name. A reference never holds the bytes; `irc.weights.checkpoint` reads them.
+A source is a tensor in a file, bytes of a file, joined references, a tensor computed from others,
+zeros, seeded random numbers, or an unbound name. A reference never holds the bytes;
+`irc.weights.checkpoint` reads them.
 """
 
+from .computed import ComputedRef as ComputedRef
+from .computed import ProductRef as ProductRef
+from .computed import QuantizedRef as QuantizedRef
 from .shapes import check_steps as check_steps
 from .shapes import ref_dtype as ref_dtype
 from .shapes import ref_shape as ref_shape

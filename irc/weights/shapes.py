@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from ..errors import Error
 from ..ir.mesh import Mesh
+from .computed import ComputedRef
 from .sources import BytesRef, ConcatRef, RandomRef, Ref, UnboundRef, ZerosRef
 from .steps import Cast, Cyclic, Pad, Shard, Slice, Transpose, Unsqueeze, step_shape
 
@@ -39,8 +40,9 @@ def shape_before(shape: Sequence[int], ref: Ref) -> Sizes | None:
 def check_steps(ref: Ref, rank: int) -> None:
     """An Error where a step does not fit the dimensions of a reference of `rank` at its end."""
     rank -= sum(isinstance(step, Unsqueeze) for step in ref.steps)
-    for part in ref.parts if isinstance(ref, ConcatRef) else ():
-        check_steps(part, rank)
+    ndims = ref.input_ndims(rank) if isinstance(ref, ComputedRef) else [rank] * len(ref.inputs)
+    for each, ndim in zip(ref.inputs, ndims, strict=True):
+        check_steps(each, ndim)
     for step in ref.steps:
         match step:
             case Shard(dim) | Cyclic(dim) | Pad(dim):
@@ -81,6 +83,8 @@ def ref_dtype(ref: Ref, known: Known = stated) -> str | None:
     for step in reversed(ref.steps):
         if isinstance(step, Cast):
             return step.dtype
+    if isinstance(ref, ComputedRef):
+        return ref.result_dtype([ref_dtype(each, known) for each in ref.inputs])
     if not isinstance(ref, ConcatRef):
         return known(ref)[1]
     dtypes = {ref_dtype(part, known) for part in ref.parts}
@@ -91,14 +95,16 @@ def ref_dtype(ref: Ref, known: Known = stated) -> str | None:
 
 
 def _source_shape(ref: Ref, mesh: Mesh, known: Known) -> Sizes | None:
-    if not isinstance(ref, ConcatRef):
+    if not isinstance(ref, (ConcatRef, ComputedRef)):
         return known(ref)[0]
     shapes: list[Sizes] = []
-    for part in ref.parts:
-        shape = ref_shape(part, mesh, known)
+    for each in ref.inputs:
+        shape = ref_shape(each, mesh, known)
         if shape is None:
             return None
         shapes.append(shape)
+    if isinstance(ref, ComputedRef):
+        return ref.result_shape(shapes)
     rest = {(len(s), *s[: ref.dim], *s[ref.dim + 1 :]) for s in shapes}
     if len(rest) != 1 or not 0 <= ref.dim < len(shapes[0]):
         raise Error(f"{ref} joins tensors of shapes {', '.join(map(str, shapes))}")

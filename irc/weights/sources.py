@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import Error
@@ -28,12 +28,26 @@ class Ref(ABC):
         """The names of the files that are read, in order, with duplicates."""
         return (s.file for s in self.sources() if isinstance(s, (FileRef, BytesRef)))
 
+    @property
+    def inputs(self) -> tuple[Ref, ...]:
+        """The references that this one joins or is computed from."""
+        return ()
+
+    def with_inputs(self, inputs: Sequence[Ref]) -> Ref:
+        """This reference with other inputs."""
+        return self
+
     def sources(self) -> Iterator[Ref]:
-        """The references that this one joins, or itself."""
-        yield self
+        """The sources of the inputs, or this reference if it has none."""
+        if not self.inputs:
+            yield self
+        for each in self.inputs:
+            yield from each.sources()
 
     def every_step(self) -> Iterator[Step]:
-        """The steps of the references that this one joins, then its own."""
+        """The steps of the inputs, then its own."""
+        for each in self.inputs:
+            yield from each.every_step()
         yield from self.steps
 
     @abstractmethod
@@ -83,14 +97,12 @@ class ConcatRef(Ref):
     parts: tuple[Ref, ...]
     dim: int
 
-    def sources(self) -> Iterator[Ref]:
-        for part in self.parts:
-            yield from part.sources()
+    @property
+    def inputs(self) -> tuple[Ref, ...]:
+        return self.parts
 
-    def every_step(self) -> Iterator[Step]:
-        for part in self.parts:
-            yield from part.every_step()
-        yield from self.steps
+    def with_inputs(self, inputs: Sequence[Ref]) -> Ref:
+        return replace(self, parts=tuple(inputs))
 
     def source_text(self) -> str:
         return f"concat({', '.join(map(str, self.parts))}; {self.dim})"

@@ -9,14 +9,17 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from irc.ir.core import Module
-from irc.ir.dtypes import DTYPES, numpy_dtype
+from irc.ir.dtypes import DTYPES, dtype_of, numpy_dtype
 from irc.ir.mesh import Mesh
+from irc.quantization.formats import FORMATS, METHODS, encode
 from irc.weights import (
     Cast,
     ConcatRef,
     Cyclic,
     FileRef,
     Pad,
+    ProductRef,
+    QuantizedRef,
     RandomRef,
     Ref,
     Shard,
@@ -66,6 +69,17 @@ def meaning(ref: Ref, arrays: Arrays, mesh: Mesh, rank: int) -> Array:
             array = arrays[ref.key]
         case ConcatRef():
             array = np.concatenate([meaning(p, arrays, mesh, rank) for p in ref.parts], ref.dim)
+        case QuantizedRef():
+            values = meaning(ref.source, arrays, mesh, rank)
+            kind = ref.scale_dtype or dtype_of(values)
+            encoded = encode(values, ref.format, ref.block, kind, ref.method)
+            array = getattr(encoded, ref.part)
+        case ProductRef():
+            values, factor = (meaning(each, arrays, mesh, rank) for each in ref.inputs)
+            wide = np.moveaxis(
+                np.moveaxis(values.astype("f4"), ref.dim, -1) * factor.astype("f4"), -1, ref.dim
+            )
+            array = wide.astype(values.dtype)
         case ZerosRef():
             array = np.zeros(ref.shape, numpy_dtype(ref.dtype))
         case _:
@@ -119,6 +133,8 @@ class References:
     def draw(self, depth: int = 0, steps: int = 6) -> Ref:
         """A source with a few steps, or a concatenation of others."""
         ref = self.source()
+        if depth < 3 and self.rng.random() < 0.3:
+            ref = self.computed(ref)
         if depth < 3 and self.rng.random() < 0.5:
             ref = self.concat(depth)
         for _ in range(int(self.rng.integers(steps + 1))):
@@ -139,6 +155,27 @@ class References:
         if kind < 0.4:
             return RandomRef("k", int(self.rng.integers(9)), 3.0, shape)
         return FileRef("f", self.chosen(self.keys))
+
+    def computed(self, ref: Ref) -> Ref:
+        """A part of a quantized reference, also times a vector."""
+        for _ in range(int(self.rng.integers(3))):
+            after = ref.then(self.step(ref, shards=False))
+            ref = after if np.prod(self.shape(after)) < self.bound else ref
+        ref = ref.then(Cast(self.chosen(("f32", "bf16", "f16"))))
+        shape = self.shape(ref)
+        if shape and self.rng.random() < 0.3:
+            dim = int(self.rng.integers(len(shape)))
+            ref = ProductRef(ref, RandomRef("s", 1, 2.0, (shape[dim],)), dim)
+            if self.rng.random() < 0.5:
+                return ref
+        block = tuple(self.chosen([0, *(n for n in range(1, s + 1) if s % n == 0)]) for s in shape)
+        format = FORMATS[self.chosen(list(FORMATS))]
+        parts = ["codes", "codes", "scales"]
+        parts += ["zeros"] * bool(format.zeros) + ["tensor_scale"] * format.tensor_scale
+        scale = self.chosen(("", "", "f32", "bf16"))
+        return QuantizedRef(
+            ref, self.chosen(parts), format.name, block, self.chosen(METHODS), scale
+        )
 
     def concat(self, depth: int) -> Ref:
         """A concatenation of slices of one reference, zeros and other references."""
@@ -181,7 +218,7 @@ class References:
         alike = len(found) == len(shape) and rest
         return alike and ref_dtype(ref, self.reader.known) == dtype
 
-    def step(self, ref: Ref) -> Step:
+    def step(self, ref: Ref, shards: bool = True) -> Step:
         shape = self.shape(ref)
         kind = self.rng.random()
         if kind < 0.15:
@@ -195,7 +232,7 @@ class References:
             return Pad(dim, int(self.rng.integers(4)))
         if kind < 0.55:
             return Cyclic(dim, int(self.rng.integers(1, 5)))
-        if kind < 0.75 and self.mesh.names:
+        if kind < 0.75 and self.mesh.names and shards:
             axes = list(self.mesh.names)
             self.rng.shuffle(axes)
             return Shard(dim, tuple(axes[: int(self.rng.integers(1, len(axes) + 1))]))

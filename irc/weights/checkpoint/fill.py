@@ -8,16 +8,16 @@ from typing import TypeAlias
 import numpy as np
 
 from ...ir.dtypes import numpy_dtype, widened
-from .. import BytesRef, FileRef, RandomRef
+from .. import BytesRef, FileRef, Ref
 from ..safetensors import Tensor
 from .files import Array, File
-from .numbers import Numbers
 from .pieces import Piece
 
 GROUP = 8 << 20  # bytes of rows that are copied at a time
 TILE = 64  # rows that are transposed at a time, so that they stay in the cache
 
 Opened: TypeAlias = Callable[[FileRef | BytesRef], tuple[File, Tensor]]
+Elements: TypeAlias = Callable[[Ref, tuple[range, ...]], Array]
 
 
 def convert(array: Array, dtype: str) -> Array:
@@ -42,8 +42,11 @@ def mapped(piece: Piece, opened: Opened) -> Array:
     return array[tuple(np.newaxis if i is None else slice(None) for i in piece.order)]
 
 
-def fill(out: Array, pieces: Iterable[Piece], opened: Opened, numbers: Numbers) -> None:
-    """Write pieces to their boxes of an array, whose dtype is that after all casts."""
+def fill(out: Array, pieces: Iterable[Piece], opened: Opened, other: Elements) -> None:
+    """Write pieces to their boxes of an array, whose dtype is that after all casts.
+
+    `opened` opens sources in files, `other` has the elements of any other source.
+    """
     for piece in pieces:
         box = tuple(slice(*part) for part in piece.box)
         if piece.source is None:
@@ -55,8 +58,8 @@ def fill(out: Array, pieces: Iterable[Piece], opened: Opened, numbers: Numbers) 
         target = target.transpose([kept.index(i) for i in range(len(kept))])
         if isinstance(piece.source, (FileRef, BytesRef)):
             _copy(target, piece, *opened(piece.source))
-        elif isinstance(piece.source, RandomRef):
-            target[...] = _cast(numbers.region(piece.source, piece.picks), piece)
+        else:
+            target[...] = _cast(other(piece.source, piece.picks), piece)
 
 
 def _copy(target: Array, piece: Piece, file: File, tensor: Tensor) -> None:

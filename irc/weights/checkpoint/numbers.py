@@ -37,6 +37,11 @@ class Numbers:
             at = last
         return out
 
+    def clear(self) -> None:
+        """Forget all blocks."""
+        self._kept.clear()
+        self._nbytes = 0
+
     def _block(self, ref: RandomRef, block: int) -> Array:
         found = self._kept.pop((ref, block), None)
         if found is None:

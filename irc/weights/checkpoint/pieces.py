@@ -49,12 +49,14 @@ class Piece:
         return replace(self, box=tuple(box), picks=tuple(picks))
 
 
-def pieces_of(ref: Ref, mesh: Mesh, rank: int, shapes: Shapes) -> tuple[Piece, ...]:
-    """The pieces of one rank's tensor; none if it has no elements."""
-    shape = shapes(ref)[-1]
-    sizes = tuple(map(range, shape))
-    box = tuple((0, size) for size in shape)
-    request = _Request(box, sizes, tuple(range(len(shape))), ())
+def pieces_of(
+    ref: Ref, mesh: Mesh, rank: int, shapes: Shapes, picks: Sequence[range] | None = None
+) -> tuple[Piece, ...]:
+    """The pieces of one rank's tensor, or of its elements at `picks`; none if there are none."""
+    if picks is None:
+        picks = tuple(map(range, shapes(ref)[-1]))
+    box = tuple((0, len(pick)) for pick in picks)
+    request = _Request(box, tuple(picks), tuple(range(len(picks))), ())
     return _merged(_Search(mesh, rank, shapes).of(ref, request))
 
 

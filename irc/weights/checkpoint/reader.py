@@ -14,13 +14,15 @@ from ...errors import Error, did_you_mean
 from ...ir.core import Module, Weight
 from ...ir.dtypes import dtype as dtype_called
 from ...ir.dtypes import numpy_dtype, packed
-from .. import BytesRef, Cast, ConcatRef, FileRef, RandomRef, Ref, UnboundRef, ZerosRef
+from .. import BytesRef, Cast, ComputedRef, ConcatRef, FileRef, RandomRef, Ref, UnboundRef, ZerosRef
+from ..computed import AT_ONCE
 from ..safetensors import Tensor
 from ..shapes import ref_dtype, shape_before, shapes_of, stated
 from .files import Array, Extent, File
 from .fill import fill, mapped
 from .numbers import Numbers
 from .pieces import Piece, Range, pieces_of
+from .results import SMALL, Results
 
 STORED = (FileRef, BytesRef)  # sources in a file
 BLOCK = 8 << 20  # bytes that a stream holds at a time, for all ranks together
@@ -36,6 +38,8 @@ class Reader:
     def __init__(self, module: Module, base: str | os.PathLike[str] | None = None) -> None:
         self._module, self._base = module, os.fspath(base or "")
         self._files: dict[tuple[str, bool], File] = {}
+        self._numbers = Numbers(4 * BLOCK)
+        self._results = Results()
 
     def path(self, file: str) -> str:
         """The path of the file named `file` in the module."""
@@ -119,8 +123,17 @@ class Reader:
         if sole is not None and isinstance(sole.source, STORED) and self._is_view(sole):
             return mapped(sole, self._opened)
         found = np.empty([end - begin for begin, end in ranges], numpy_dtype(self.dtype(weight)))
-        self._fill(found, pieces, ranges, Numbers(0))
+        self._fill(found, pieces, ranges)
         self._release()
+        return found
+
+    def elements(self, ref: Ref, picks: tuple[range, ...]) -> Array:
+        """The elements of a reference without shards, at indices of every dimension."""
+        if isinstance(ref, ComputedRef) and not ref.steps:
+            return self._source_elements(ref, picks)
+        found = np.empty([*map(len, picks)], numpy_dtype(self.dtype(ref)))
+        pieces = pieces_of(ref, self._module.mesh, 0, self._shapes, picks)
+        fill(found, pieces, self._opened, self._source_elements)
         return found
 
     def stream_ranks(self, weight: Weight | Ref, ranks: Sequence[int]) -> Iterator[list[Array]]:
@@ -132,14 +145,15 @@ class Reader:
         every = [self.pieces(weight, rank) for rank in ranks]
         distinct = list(dict.fromkeys(every))
         places = [distinct.index(pieces) for pieces in every]
-        kind, numbers = numpy_dtype(self.dtype(weight)), Numbers(4 * BLOCK)
-        limit = max(1, BLOCK // kind.itemsize // max(1, len(distinct)))
+        kind = numpy_dtype(self.dtype(weight))
+        limit = BLOCK // kind.itemsize // max(1, len(distinct))
+        limit = max(1, min(limit, AT_ONCE // self._input_elements(self.complete(weight))))
         try:
             for ranges in _blocks(self.shape(weight), limit):
                 # one array for all ranks, whose memory the allocator reuses for the next block
                 blocks = np.empty([len(distinct), *(end - begin for begin, end in ranges)], kind)
                 for i, pieces in enumerate(distinct):
-                    self._fill(blocks[i, ...], pieces, ranges, numbers)
+                    self._fill(blocks[i, ...], pieces, ranges)
                 yield [blocks[place] for place in places]
         finally:
             self._release()
@@ -219,14 +233,29 @@ class Reader:
             )
         return file, Tensor(ref.dtype, ref.shape, ref.offset, size)
 
-    def _fill(
-        self, out: Array, pieces: Iterable[Piece], ranges: Sequence[Range], numbers: Numbers
-    ) -> None:
+    def _fill(self, out: Array, pieces: Iterable[Piece], ranges: Sequence[Range]) -> None:
         """Write a region of the tensor to `out`."""
         parts = (piece.within(ranges) for piece in pieces)
-        fill(out, filter(None, parts), self._opened, numbers)
+        fill(out, filter(None, parts), self._opened, self._source_elements)
+
+    def _source_elements(self, source: Ref, picks: tuple[range, ...]) -> Array:
+        """The elements of a source that is in no file."""
+        if isinstance(source, RandomRef):
+            return self._numbers.region(source, picks)
+        assert isinstance(source, ComputedRef)
+        if prod(map(len, picks)) > SMALL:
+            return source.compute(self, picks)
+        return self._results.get((source, picks), lambda: source.compute(self, picks))
+
+    def _input_elements(self, ref: Ref) -> int:
+        """About how many elements are read to compute one."""
+        most = max(map(self._input_elements, ref.inputs), default=1)
+        if not isinstance(ref, ComputedRef):
+            return most
+        return most * max(1, ref.input_elements([self.shape(each) for each in ref.inputs]))
 
     def _release(self) -> None:
+        self._numbers.clear()
         for file in self._files.values():
             file.release()
 
