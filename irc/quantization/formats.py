@@ -84,6 +84,8 @@ def check_method(name: str) -> None:
 
 def block_sizes(shape: Sequence[int], block: Sequence[int]) -> tuple[int, ...]:
     """The size of a block per dimension, where 0 is the complete dimension."""
+    if not shape:
+        raise Error("a tensor without dimensions has no blocks to quantize")
     if len(shape) != len(block):
         raise Error(f"the block {[*block]} has not the {len(shape)} dimensions of {[*shape]}")
     sizes = tuple(part or max(size, 1) for size, part in zip(shape, block, strict=True))
@@ -260,7 +262,7 @@ def _reduced(function: np.ufunc, values: Array, grid: Sequence[int]) -> Array:
 def _tiled(values: Array, grid: Sequence[int]) -> Iterator[tuple[Place, Place]]:
     """(a region that fits the cache, its blocks in the grid)."""
     sizes = [size // max(1, count) or 1 for size, count in zip(values.shape, grid, strict=True)]
-    return tiles(values.shape, sizes, TILE)
+    return tiles(values.shape, sizes, TILE) if values.size else iter(())
 
 
 def _steps(scales: Array, tensor_scale: Array | None) -> Array:

@@ -62,7 +62,7 @@ def _source(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
     if c.accept("zeros"):
         return ZerosRef(*_arguments(c, lambda: _shape(c), c.word))
     if not c.accept("unbound"):
-        kinds = "@file[...], bytes, concat, multiply, quantized, random, unbound or zeros"
+        kinds = "@file[...], bytes, concat, zeros, random, unbound, quantized or multiply"
         c.fail(f"expected {kinds}, found {c.shown}")
     return UnboundRef(*_arguments(c, c.string, optional=_shape))
 

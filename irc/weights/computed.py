@@ -174,6 +174,8 @@ class QuantizedRef(ComputedRef):
         return (1,) * len(grid) if self.part == "tensor_scale" else grid
 
     def result_dtype(self, dtypes: Sequence[str | None]) -> str | None:
+        if dtypes[0] not in (None, *COMPUTED):
+            raise Error(f"{self} quantizes {dtypes[0]}; expected {', '.join(COMPUTED)}")
         return self._part_dtype(dtypes[0])
 
     def _part_dtype(self, source: str | None) -> str | None:
@@ -207,7 +209,7 @@ class QuantizedRef(ComputedRef):
             grid = [size // part for size, part in zip(shape, sizes, strict=True)]
             parts = self._parts(read, sizes, tuple(map(range, grid)))
             return find_tensor_scale(parts, self.kind, len(shape))
-        dense = tuple(range(pick.start, pick.stop) for pick in picks)
+        dense = tuple(range(pick[0], pick[-1] + 1) for pick in picks)
         scales, zeros = self._scales(read, self._parts(read, sizes, dense), dense)
         found = zeros if self.part == "zeros" else scales
         assert found is not None
@@ -230,13 +232,11 @@ class QuantizedRef(ComputedRef):
         if region is picks:
             return codes
         pairs = zip(picks, cover, strict=True)
-        return codes[tuple(slice(p.start - c.start, p.stop - c.start, p.step) for p, c in pairs)]
+        return codes[tuple(slice(p[0] - c[0], p[-1] - c[0] + 1, p.step) for p, c in pairs)]
 
     def _scales(self, read: Elements, parts: Parts, blocks: Picks) -> tuple[Array, Array | None]:
         """(scales, zeros) at some blocks, whose values are in `parts`."""
         kind = self.scale_dtype or read.dtype(self.source)
-        if kind not in COMPUTED:
-            raise Error(f"its dtype is {kind}; expected {', '.join(COMPUTED)}")
         grid = tuple(map(len, blocks))
         return find_scales(parts, grid, self.kind, kind, self.method, self._tensor_scale(read))
 
@@ -262,7 +262,7 @@ class QuantizedRef(ComputedRef):
 
 def _blocks_of(picks: range, size: int) -> range:
     """The blocks that hold the elements at `picks`."""
-    return picks if size == 1 else range(picks.start // size, (picks.stop - 1) // size + 1)
+    return picks if size == 1 else range(picks[0] // size, picks[-1] // size + 1)
 
 
 def _covered(blocks: range, size: int) -> range:
@@ -272,5 +272,6 @@ def _covered(blocks: range, size: int) -> range:
 
 def _fits(picks: range, size: int) -> bool:
     """Whether picks are complete blocks, or inside of one, so that scales spread evenly."""
-    inside = size == 1 or picks.start // size == (picks.stop - 1) // size
-    return inside or (picks.step == 1 and not picks.start % size and not picks.stop % size)
+    first, end = picks[0], picks[-1] + 1
+    inside = size == 1 or first // size == picks[-1] // size
+    return inside or (len(picks) == end - first and not first % size and not end % size)

@@ -37,7 +37,7 @@ from irc.weights.safetensors import holds
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 MESHES = ("", "tp=2", "tp=3", "tp=4", "ep=2, tp=2", "dp=1, tp=3")
-KINDS = tuple(DTYPES)
+KINDS = tuple(kind for kind in DTYPES if kind != "f8e8m0")  # which has no 0 to pad with
 FILE_KINDS = tuple(kind for kind in KINDS if holds(kind))
 
 
@@ -168,14 +168,16 @@ class References:
             ref = ProductRef(ref, RandomRef("s", 1, 2.0, (shape[dim],)), dim)
             if self.rng.random() < 0.5:
                 return ref
+        if not shape:
+            return ref
         block = tuple(self.chosen([0, *(n for n in range(1, s + 1) if s % n == 0)]) for s in shape)
         format = FORMATS[self.chosen(list(FORMATS))]
         parts = ["codes", "codes", "scales"]
         parts += ["zeros"] * bool(format.zeros) + ["tensor_scale"] * format.tensor_scale
         scale = self.chosen(("", "", "f32", "bf16"))
-        return QuantizedRef(
-            ref, self.chosen(parts), format.name, block, self.chosen(METHODS), scale
-        )
+        part, method = self.chosen(parts), self.chosen(METHODS)
+        found = QuantizedRef(ref, part, format.name, block, method, scale)
+        return found.then(Cast("f32")) if self.reader.dtype(found) == "f8e8m0" else found
 
     def concat(self, depth: int) -> Ref:
         """A concatenation of slices of one reference, zeros and other references."""

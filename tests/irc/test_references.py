@@ -89,7 +89,7 @@ def test_any_reference_on_every_rank(
         try:
             same(reader, ref, wanted)
             some_region(reader, ref, wanted, rng)
-        except AssertionError as error:
+        except Exception as error:
             error.add_note(f"{ref} on the mesh ({mesh})")
             raise
 

@@ -14,7 +14,7 @@ from irc.ir.types import TensorType
 from irc.ir.verify import verify
 from irc.ops import Add, Call, Concat, Neg, Return  # noqa: F401
 from irc.text import parse_module
-from irc.weights import FileRef, Pad, Shard, Slice, ZerosRef  # noqa: F401
+from irc.weights import FileRef, Pad, ProductRef, QuantizedRef, Ref, Shard, Slice, ZerosRef  # noqa: F401
 
 TEXT = """
 module @m mesh(tp=2) dims(B=1:2:4) {
@@ -47,6 +47,20 @@ CASES = [
     (
         "w.ref = ZerosRef((4, 8), 'f32').then(Pad(1, 1))",
         r"@w is f32\[B, 8\], but zeros\(\[4, 8\], f32\).pad\(1, 1\) is f32\[4, 9\]",
+    ),
+    (
+        "w.ref = quantized('scales', 'int4', 0, 3)",
+        r"@w: blocks of \[0, 3\] do not divide .*\[4, 8\]",
+    ),
+    (
+        "w.ref = quantized('codes', 'int4', 0, 4)",
+        r"@w is f32\[B, 8\], but quantized.* is i4\[4, 8\]",
+    ),
+    ("w.ref = quantized('codes', 'int4', 0, 0, 'i8')", "quantizes i8; expected f32, f16, bf16"),
+    ("w.ref = quantized('codes', 'int4', 0)", r"\[0\] has not the 2 dimensions of \[4, 8\]"),
+    (
+        "w.ref = ProductRef(ZerosRef((4, 8), 'f32'), ZerosRef((4,), 'f32'), 1)",
+        r"has a factor of \[4\] for \[4, 8\]; expected a number per element of dimension 1",
     ),
     ("w.type = w.type.replace(partial=('tp',))", "stored bytes are never a partial sum"),
     ("f.name = 'other'", "function @other is filed under the name 'forward'"),
@@ -105,6 +119,13 @@ CASES = [
     ("add_callers(m, 40, 2)", r"the calls of @f\d+ run \d+ operations; at most 250000"),
     ("f.insert(Concat([x] * 10_001, dim=1), a)", "concat has 10001 operands; at most 10000"),
 ]
+
+
+def quantized(part: str, format: str, *block: int | str) -> Ref:
+    """A part of quantized zeros [4, 8]; behind the block there may be the dtype of the zeros."""
+    sizes = tuple(size for size in block if isinstance(size, int))
+    kind = next((each for each in block if isinstance(each, str)), "f32")
+    return QuantizedRef(ZerosRef((4, 8), kind), part, format, sizes)
 
 
 def add_callers(module: Module, count: int, calls: int) -> None:

@@ -10,6 +10,12 @@ WEIGHT = '  file @ckpt = "w.safetensors"\n  weight @w : f32[6, 8] = @ckpt["w"]\n
 FUNC = "  func @forward(%x: f32[B, 8]) -> (f32[B, 8]) {\n"
 
 
+def quantized(arguments: str, source: str = "") -> str:
+    """A module of a weight that is a part of a quantized one."""
+    source = f"zeros([4], f32){source}"
+    return f"module @m mesh(tp=2) {{ weight @w : f32[4] = quantized({source}, {arguments}) }}"
+
+
 def body(*lines: str) -> str:
     ops = "".join(f"    {line}\n" for line in lines)
     return f"{HEAD}{WEIGHT}{FUNC}{ops}    return %x\n  }}\n}}\n"
@@ -36,6 +42,10 @@ CASES = {
     'module @m { weight @w : f32[4, 4] = unbound("w").shard(2, tp) }': "1:61: error: .shard(2, tp)",
     'module @m { weight @w : f32[4, 4] = unbound("w").transpose(1, 0, 2) }': "does not fit 2",
     'module @m { weight @w : f32[4] = concat(unbound("w")[0:2, :]; 0) }': "does not fit 1",
+    quantized('"codes", "int3", [0]'): "no format called 'int3'; did you",
+    quantized('"zeros", "int4", [0]'): "'int4' has no part called 'zeros'",
+    quantized('"scales", "int4", [0], "best"'): "no method called 'best'",
+    quantized('"scales", "int4", [0]', source=".shard(0, tp)"): "belongs behind",
     'module @m { weight @w : f32[4] = unbound("w) }': "does not end in its line",
     'module @m { file @a = "\\q" }': "cannot read the string",
     'module @m { weight @w : f32[4] = unbound("\\ud800") }': "cannot read the string",

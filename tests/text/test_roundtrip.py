@@ -41,6 +41,9 @@ def test_every_dtype_mesh_and_step_in_one_text() -> None:
   file @ckpt = "a \\"b\\" \\\\ c.safetensors"
   weight @w.0 : i4[8, 4] = @ckpt["w"][0:8, :].transpose(1, 0).shard(0, dp.tp).cast(i4)
   weight @v : u8[2] = concat(@ckpt["a"], random("b", 3, 0.02).cast(u8); 0)[0:2]
+  weight @q : u4[4, 8] = quantized(@ckpt["w"].cast(f32), "codes", "uint4", [1, 4])[0:4, :]
+  weight @p : f16[4] = multiply(@ckpt["w"], @ckpt["s"][0:4]; 0)
+  weight @i : bf16[1, 1] = quantized(@ckpt["w"], "scales", "int8", [0, 0], "mse", bf16).pad(0, 0)
   weight @u : f64[] = unbound("u")
   weight @r : f32[4, 8] = random("k", 7, 0.02, [8, 8])[0:4, :]
   weight @z : f32[1, 9] = zeros([6, 9], f32).pad(0, 1).cyclic(0, 2).shard(0, dp.tp)[0:1, :]

@@ -50,7 +50,7 @@ def fill(out: Array, pieces: Iterable[Piece], opened: Opened, other: Elements) -
     for piece in pieces:
         box = tuple(slice(*part) for part in piece.box)
         if piece.source is None:
-            out[box] = 0
+            out[box] = np.zeros((), out.dtype)  # a 0 of bits: f8e8m0 has no number 0
             continue
         target = out[(*box, ...)]
         target = target[(*(0 if i is None else slice(None) for i in piece.order), ...)]
