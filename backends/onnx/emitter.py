@@ -7,7 +7,6 @@ and runs f16 through f32 anyway. Narrow weights stay narrow in their file and ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +16,9 @@ from irc.backends.lowering import Lowering, expansion
 from irc.backends.onnx.graph import COLLECTIVE, DTYPES, Graph, tensor, value_info
 from irc.backends.onnx.kernels import MISSING
 from irc.backends.onnx.storage import Form, Storage
+from irc.backends.onnx.values import Flat as Flat
+from irc.backends.onnx.values import Later as Later
+from irc.backends.onnx.values import Place, printed_names
 from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.dims import Dim, DimLike, Shape, linear, product
@@ -25,23 +27,7 @@ from irc.ir.dtypes import numpy_dtype
 from irc.ops.collective import Exchange
 from irc.weights import Ref, UnboundRef
 
-
-@dataclass
-class Place:
-    """The names of a value: in its own shape, and flattened to a matrix of its last dimension."""
-
-    shaped: str | None = None
-    flat: str | None = None
-
-
-@dataclass(frozen=True)
-class Flat:
-    """A lowering's result as a matrix [everything else, last dimension]."""
-
-    name: str
-
-
-Lowered: TypeAlias = str | Flat | Sequence[str | Flat]
+Lowered: TypeAlias = str | Flat | Later | Sequence[str | Flat]
 Rule: TypeAlias = Callable[["Emitter", Any], Lowered]
 TABLE: Lowering[Rule] = Lowering("onnx")
 
@@ -65,7 +51,9 @@ class Emitter:
         self.graph = Graph()
         self.add = self.graph.add
         self.forms: dict[str, Form] = {}  # by initializer
+        self.bytes_of: dict[Weight, str] = {}  # the initializers of weights that are read as bytes
         self._places: dict[Value, Place] = {}
+        self._later: dict[Value, Callable[[], str]] = {}
         self._same: dict[Value, Value] = {}
         self._fixed: set[str] = set()  # names of inputs, weights and outputs
         self._named: set[str] = set()  # names of values as printed
@@ -84,7 +72,7 @@ class Emitter:
         function, graph = self.function, self.graph
         results = self._output_names()
         graph.taken |= dict.fromkeys([*(str(a.name) for a in function.args), *results], 0)
-        self._names = _printed_names(function)
+        self._names = printed_names(function)
         for arg in function.args:
             name = str(arg.name)
             graph.inputs.append(value_info(name, self.dtype(arg), arg.type.shape))
@@ -127,12 +115,15 @@ class Emitter:
             return self._call(op)
         rule = self.table.find(op)
         if rule is None:
-            return self._expand(op)
+            return self.expand(op)
         self._locate(op)
         try:
             lowered = rule(self, op)
         except Error as error:
             raise error.at(op) from error.__cause__
+        if isinstance(lowered, Later):
+            self._later[op.result] = lowered.make
+            return None
         outs = [lowered] if isinstance(lowered, (str, Flat)) else list(lowered)
         for value, out in zip(op.results, outs, strict=True):
             self.bind(value, out)
@@ -176,7 +167,8 @@ class Emitter:
                 self._places.pop(value, None)
         self._cache = before
 
-    def _expand(self, op: Op) -> None:
+    def expand(self, op: Op) -> None:
+        """Add the nodes of what an operation consists of."""
         self._locate(op)
         inside = expansion(op)
         self._same |= zip(inside.operands, op.operands, strict=True)
@@ -200,6 +192,8 @@ class Emitter:
         value = self.root(value)
         if isinstance(value, Weight) and value not in self._places:
             self._places[value] = Place(self._widened(value))
+        if value not in self._places:
+            self.bind(value, self._later[value]())
         return self._places[value]
 
     def get(self, value: Value) -> str:
@@ -243,6 +237,8 @@ class Emitter:
 
     def held(self, weight: Weight) -> Ref:
         """How the text of the module refers to the initializer (or input) of a weight."""
+        if weight in self.bytes_of and weight not in self._stored:
+            return UnboundRef(self.bytes_of[weight])
         return UnboundRef(self.stored(weight)[0])
 
     def _widened(self, weight: Weight) -> str:
@@ -384,15 +380,3 @@ class Emitter:
         """A tensor of one number, infinite where the dtype has no such number."""
         one = tensor(np.asarray([value]).astype(self.numpy(dtype)))
         return self.add("ConstantOfShape", self.sizes(shape), value=one)
-
-
-def _printed_names(function: Function) -> dict[Value, str]:
-    """The names that values have in the printed text, without the percent sign."""
-    names: dict[Value, str] = {}
-    counts: dict[str, int] = {}
-    for value in (*function.args, *(r for op in function for r in op.results)):
-        base = value.name or ""
-        n = counts.get(base, 0)
-        counts[base] = n + 1
-        names[value] = (f"{base}.{n}" if n else base) if base else str(n)
-    return names

@@ -226,7 +226,7 @@ class Storage:
 def _as_stored(weight: Weight, reader: Reader, compute: str) -> tuple[Weight | Ref, str]:
     """(the reference without a cast to `compute`, which the graph does instead, its dtype)."""
     kind = weight.type.dtype
-    if kind in _HELD_AS:
+    if kind in _HELD_AS and compute == "f32":
         return reader.complete(weight).then(Cast(_HELD_AS[kind])), _HELD_AS[kind]
     ref = reader.narrowed(weight)
     narrow = reader.dtype(ref)

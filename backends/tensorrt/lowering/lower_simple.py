@@ -6,8 +6,9 @@ from __future__ import annotations
 from irc import ops
 from irc.backends.onnx.emitter import Flat, Lowered
 from irc.backends.onnx.lower_collective import rank as constant_rank
-from irc.backends.onnx.lower_matrix import dequantize, matmul, per_index, scales_refusal
 from irc.backends.onnx.lower_matrix import linear as plain_linear
+from irc.backends.onnx.lower_matrix import matmul
+from irc.backends.onnx.lower_quantized import dequantized, per_index, scales_refusal
 from irc.backends.onnx.lower_shape import known_rows
 from irc.backends.tensorrt.lowering.emitter import ALIGNMENT, NARROW_ALIGNMENT, TensorRTEmitter
 from irc.backends.tensorrt.lowering.table import CHOICES
@@ -143,10 +144,10 @@ def padded_dequantize(e: TensorRTEmitter, op: ops.Dequantize) -> Lowered:
     x, scale, dim = e.weight(op.x), e.weight(op.scale), per_index(op)
     is_weight = all(isinstance(u, ops.Linear) and u.x is not op.result for u in op.result.users)
     if x is None or scale is None or dim not in (-1, 0) or not is_weight or not _is_odd(x):
-        return dequantize(e, op)
+        return dequantized(e, op)
     same = scale.type.dtype == op.result.type.dtype
     if x.type.dtype not in ("i8", "f8e4m3") or x.type.ndim != 2 or not same:
-        return dequantize(e, op)
+        return dequantized(e, op)
     stored, shape = e.aligned(x, NARROW_ALIGNMENT)
     if dim < 0:
         factors = e.add("Reshape", e.get(op.scale), e.shape(()))
