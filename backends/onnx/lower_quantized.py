@@ -28,7 +28,7 @@ from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Later, Lowered
 from irc.backends.onnx.lower_matrix import linear as plain_linear
 from irc.ir.core import Op, Value, Weight
 from irc.ir.dims import Shape
-from irc.ir.dtypes import is_float, numpy_dtype
+from irc.ir.dtypes import dtype, is_float, numpy_dtype
 from irc.ops.quant import block_sizes
 
 _BLOCKS = (128, 64, 32, 16)  # sizes of blocks, powers of two, which MatMulNBits needs
@@ -193,10 +193,15 @@ def in_blocks(op: ops.Dequantize) -> tuple[int, int] | None:
     return (dim, size) if isinstance(size, int) else None
 
 
+def _four_bit_zero(op: ops.Dequantize) -> bool:
+    """Whether zero points cannot get another shape, for which ONNX Runtime has no kernel."""
+    return isinstance(op.zero, Weight) and dtype(op.zero.type.dtype).bits < 8
+
+
 def scales_refusal(op: Op) -> str | None:
     """Why the scales fit no form of DequantizeLinear."""
     assert isinstance(op, ops.Dequantize)
-    if per_index(op) is not None or in_blocks(op) is not None:
+    if in_blocks(op) is not None or (per_index(op) is not None and not _four_bit_zero(op)):
         return None
     return "has blocks along several dimensions, which DequantizeLinear does not have"
 
@@ -226,7 +231,7 @@ def dequantized(e: Emitter, op: ops.Dequantize) -> str:
     dim, blocks = per_index(op), in_blocks(op)
     scales: Shape | None = None
     attributes: dict[str, int] = {}
-    if dim is not None:
+    if dim is not None and not _four_bit_zero(op):
         scales = () if dim < 0 else (op.scale.type.shape[dim],)
         attributes = {} if dim < 0 else {"axis": dim}
     elif blocks is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from irc.errors import Error
@@ -55,6 +56,10 @@ def stored_module(model: ModelProto, files: Files, bound: Mapping[str, Data]) ->
 def _bind(weight: Weight, data: Data, files: Files) -> None:
     """Refer to the bytes of a weight, with a cast where they are stored in another dtype."""
     padded = weight.ref.shape if isinstance(weight.ref, UnboundRef) else None
+    if data.dtype == "u8" and data.shape != weight.type.shape:  # codes that a node reads as bytes
+        sizes = tuple(int(str(size)) for size in weight.type.shape)
+        viewed = replace(data, dtype=weight.type.dtype, shape=sizes)
+        data = viewed if viewed.nbytes == data.nbytes else data
     if data.shape != (padded or weight.type.shape):
         raise Error(f"the weight {weight.name} is {weight.type} and its tensor {list(data.shape)}")
     ref = files.ref(data) if data.count else ZerosRef(data.shape, data.dtype)

@@ -1,0 +1,128 @@
+"""Products with quantized weights on ONNX Runtime: which nodes they become, and their results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import irc
+import irc.passes
+from irc.backends.reference import evaluate
+from irc.frontends.onnx import import_onnx
+from irc.ir.core import Module
+from tests.fresh import fresh
+
+assert irc.passes
+N, K = 24, 160
+LARGEST = {"i4": 8.0, "u4": 16.0, "i8": 128.0, "u8": 256.0, "f4e2m1": 7.0, "f8e4m3": 50.0}
+
+
+def module(
+    kind: str,
+    scales: tuple[int, int],
+    zero: bool = False,
+    *,
+    folder: Path | None = None,
+    body: str = "%y = linear %x, %w, bias=@b",
+) -> Module:
+    """x [B, 2, K] times a quantized weight [N, K], plus a bias.
+
+    In a `folder`, scales are powers of two, f8e8m0.
+    """
+    made, count = ("f32", 'random("s", 1, 0.01)'), scales[0] * scales[1]
+    file = ""
+    if folder is not None:
+        path = folder / "scales"
+        path.write_bytes(fresh(1).integers(120, 126, count).astype(np.uint8).tobytes())
+        made = "f8e8m0", f"bytes(@f, 0, f8e8m0{list(scales)})"
+        file = f'file @f = "{path}"'
+    given = ", zero=@z" if zero else ""
+    zeros = f'weight @z : {kind}{list(scales)} = random("z", 1, 7.0)' if zero else ""
+    return irc.parse(f"""module @m dims(B=1:2:4) {{
+      {file}
+      weight @w : {kind}[{N}, {K}] = random("w", 1, {LARGEST[kind]})
+      weight @s : {made[0]}{list(scales)} = {made[1]}
+      weight @b : f32[{N}] = random("b", 1, 1.0)
+      {zeros}
+      func @forward(%x: f32[B, 2, {K}]) -> (y: f32[B, 2, {N}]) {{
+        %w = dequantize @w, @s{given} {{dtype="f32"}} : f32[{N}, {K}]
+        {body} : f32[B, 2, {N}]
+        return %y
+      }}
+    }}""")
+
+
+def run(made: Module, folder: Path, **options: str) -> tuple[list[str], float]:
+    """(the operators of the model, the largest error relative to the largest result)."""
+    x = fresh(3).standard_normal((3, 2, K)).astype(np.float32)
+    x[..., 3] *= 50  # an outlier channel
+    wanted = evaluate(made, {"x": x})["y"]
+    found = irc.compile(made, folder, **options).run({"x": x})["y"]
+    graph = onnx.load(folder / "rank0.onnx", load_external_data=False).graph
+    error = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+    return [node.op_type for node in graph.node], error
+
+
+CASES = [
+    ("i4", (N, K // 32), False),
+    ("i4", (N, 1), True),
+    ("u4", (N, K // 32), True),
+    ("u4", (1, 1), False),
+    ("i8", (N, 1), False),
+    ("i8", (N // 3, K // 80), True),
+    ("u8", (N, K // 16), True),
+    ("f4e2m1", (N, K // 32), False),
+    ("f4e2m1", (1, K // 16), False),
+]
+
+
+def limit(kind: str) -> float:
+    """Activations are multiplied in f32 by codes of four bits, else in two parts of 8 bits: one of
+    8 bits alone would be off by 0.006."""
+    return 1e-5 if kind in ("i4", "u4") else 1e-3
+
+
+@pytest.mark.parametrize(("kind", "scales", "zero"), CASES)
+def test_a_product_reads_the_codes(
+    kind: str, scales: tuple[int, int], zero: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path if kind == "f4e2m1" else None
+    nodes, error = run(module(kind, scales, zero, folder=folder), tmp_path / "out")
+    assert nodes.count("MatMulNBits") == 1 and "DequantizeLinear" not in nodes
+    assert error < limit(kind)
+
+
+@pytest.mark.parametrize(("kind", "scales", "zero"), CASES)
+def test_other_users_get_the_numbers(
+    kind: str, scales: tuple[int, int], zero: bool, tmp_path: Path
+) -> None:
+    """A matmul, which has no form for codes; the linear beside it still reads them."""
+    body = f"""%t = transpose %w {{order=[1, 0]}} : f32[{K}, {N}]
+        %m = matmul %x, %t : f32[B, 2, {N}]
+        %l = linear %x, %w, bias=@b : f32[B, 2, {N}]
+        %y = add %m, %l"""
+    folder = tmp_path if kind == "f4e2m1" else None
+    made = module(kind, scales, zero, folder=folder, body=body)
+    nodes, error = run(made, tmp_path / "out", pipeline="inline")
+    assert nodes.count("MatMulNBits") == 1 and "MatMul" in nodes
+    assert error < limit(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scales"), [("i4", (N, K)), ("i8", (N, K // 20)), ("f8e4m3", (N // 3, K // 80))]
+)
+def test_blocks_that_matmulnbits_lacks(kind: str, scales: tuple[int, int], tmp_path: Path) -> None:
+    nodes, error = run(module(kind, scales), tmp_path)
+    assert "MatMulNBits" not in nodes
+    assert error < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["i4", "u4", "i8"])
+def test_the_model_is_read_back(kind: str, tmp_path: Path) -> None:
+    made = module(kind, (N, K // 32), kind == "u4")
+    irc.compile(made, tmp_path)
+    again, x = import_onnx(tmp_path / "rank0.onnx"), {"x": np.ones((1, 2, K), np.float32)}
+    np.testing.assert_array_equal(evaluate(again, x)["y"], evaluate(made, x)["y"])
