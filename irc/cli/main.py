@@ -22,6 +22,7 @@ COMMANDS = {
     "calibrate": "gather statistics of activations for quantization: runs a model on data",
     "run": "run an artifact on given or random arrays, and compare the results",
     "generate": "continue a prompt with a compiled language model",
+    "quality": "measure the perplexity of a language model, and its difference from another",
     "opt": "run passes over a module: text in, text out",
     "show": "print the module of a file or an artifact, or one scope of it",
     "diff": "compare two modules",
