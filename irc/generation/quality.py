@@ -70,7 +70,8 @@ def measure_quality(
     windows = [ids[at : at + length] for at in range(0, len(ids), length)]
     windows = [each for each in windows if len(each) > 1]
     if not windows:
-        raise Error(f"the text has {len(ids)} tokens; expected at least 2 to predict one")
+        count = f"{len(ids)} token" + "s" * (len(ids) != 1)
+        raise Error(f"the text has {count}; expected at least 2, to predict one of them")
     sums = np.zeros(4)  # negative log-likelihoods of both, divergence, agreements
     for at, window in enumerate(windows):
         progress(at / len(windows))
