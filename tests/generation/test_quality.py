@@ -1,6 +1,7 @@
 """Perplexity, divergence and agreement of language models, against their definitions."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def test_figures_are_those_of_the_definitions(length: int) -> None:
     mine[3] = other[3]
     ids = fresh(length).integers(0, VOCABULARY, 151).tolist()
     found = measure_quality(model(Bigram(mine)), model(Bigram(other)), ids, length)
-    pairs = [(a, b) for i, (a, b) in enumerate(zip(ids, ids[1:], strict=False), 1) if i % length]
+    pairs = [(a, b) for i, (a, b) in enumerate(pairwise(ids), 1) if i % length]
     p = np.exp(mine.astype(float)) / np.exp(mine.astype(float)).sum(1, keepdims=True)
     q = np.exp(other.astype(float)) / np.exp(other.astype(float)).sum(1, keepdims=True)
     assert found.tokens == len(pairs)
