@@ -23,7 +23,8 @@ assert irc.passes  # importing it registers the passes
 Arrays = dict[str, np.ndarray]
 BEFORE = "inline, canonicalize, cse"
 FUSE = "fuse-collectives{norm=true}"
-AFTER = ("fuse-gated-mlp", FUSE, "localize", FUSE, "cse", "canonicalize", "fold", "dce")
+LOCAL = (FUSE, "fuse-norm", "fuse-qkv", "cse", "canonicalize", "fold", "dce")
+AFTER = ("fuse-gated-mlp", FUSE, "localize", *LOCAL)
 
 
 def spread(

@@ -197,7 +197,7 @@ def test_caches_are_sharded_over_batch_and_heads() -> None:
 def test_a_plan_with_replicated_queries_keeps_the_heads(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, "q_proj.weight replicated", "v_proj.weight 0@tp")
     module = irc.parse(attention(PLAIN))
-    stats = spread(module, drawn(module, fresh(17)), "tp=2", plan=plan)
+    stats = spread(module, drawn(module, fresh(17)), "tp=2", plan=plan, after=["localize"])
     assert not stats["heads"]
     assert str(module.weights["q_proj.weight"].type) == "f32[12, 6]"
 

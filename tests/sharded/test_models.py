@@ -18,7 +18,7 @@ from tests.sharded.models import MODELS, logits, prompt_of
 assert irc.passes
 MESHES = ("tp=2", "pp=2,tp=2", "tp=3", "dp=2,tp=2", "tp=4", "pp=3", "tp=6", "ep=2,tp=2", "tp=8")
 BEFORE = "inline, canonicalize, cse"
-AFTER = ("fuse-collectives{norm=true}", "cse, fold, dce")
+AFTER = ("fuse-collectives{norm=true}", "fuse-norm, fuse-qkv, cse, fold, dce")
 
 
 def passes(mesh: str, sequence: bool = False, plan: Path | None = None) -> list[str]:
