@@ -69,7 +69,7 @@ def _separate(found: Merged, slicer: Slicer) -> None:
     x = linear.x
     for number, (value, begin, end) in enumerate(found.halves):
         weight, *bias = [
-            slicer.rows(parameter, (begin, end), number, linear)
+            slicer.features(parameter, (begin, end), number, linear)
             for parameter in linear.operands[1:]
         ]
         new = insert_before(Linear(x, weight, bias=bias[0] if bias else None), linear)

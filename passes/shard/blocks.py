@@ -47,7 +47,7 @@ class Path:
     def give(self, slots: Heads, done: set[Weight | Op]) -> None:
         """Make the projection give other heads, and adapt the operations behind it."""
         for weight, dim in self.projection.parts:
-            if weight not in done:
+            if isinstance(weight, Weight) and weight not in done:
                 _rearrange(weight, dim, self.heads, slots)
                 done.add(weight)
         for op in self.ops:
@@ -71,6 +71,8 @@ def path_of(value: Value, user: Op, heads: int) -> Path | None:
             return None
         projection = Projection.of(value) if value.type.ndim == 3 else None
         if projection is not None:
+            if not all(isinstance(part, Weight) for part, _ in projection.parts):
+                return None
             return Path(projection, tuple(ops), heads)
         if op is None or not _by_head(op, heads):
             return None

@@ -13,7 +13,7 @@ from irc.pipeline import Stats
 from irc.rewrite import erase_dead
 
 from ..shared.edit import insert_before
-from ..shared.parameters import features, replace_weights
+from ..shared.parameters import Slicer, slice_refusal, weights_of
 from ..shared.segments import Segment, segments_of
 from .place import planned_axes
 from .rows import Row
@@ -28,12 +28,12 @@ class Projection:
 
     result: Value
     source: Value
-    parts: tuple[tuple[Weight, int], ...]
+    parts: tuple[tuple[Value, int], ...]
 
     @property
     def weight(self) -> Weight:
-        """The matrix."""
-        return self.parts[0][0]
+        """The matrix, or its codes."""
+        return (weights_of(self.parts[0][0]) or [])[0]
 
     @property
     def split(self) -> int:
@@ -59,14 +59,13 @@ class Projection:
 
 
 def _of_linear(op: Linear) -> Projection | None:
-    weights = [v for v in op.operands[1:] if isinstance(v, Weight)]
-    if len(weights) < len(op.operands) - 1:
+    if any(weights_of(value) is None for value in op.operands[1:]):
         return None
-    return Projection(op.result, op.x, tuple((weight, 0) for weight in weights))
+    return Projection(op.result, op.x, tuple((value, 0) for value in op.operands[1:]))
 
 
 def _of_matmul(op: Matmul) -> Projection | None:
-    if not isinstance(op.y, Weight) or op.y.type.ndim != 2:
+    if op.y.type.ndim != 2 or weights_of(op.y) is None:
         return None
     return Projection(op.result, op.x, ((op.y, 1),))
 
@@ -87,45 +86,46 @@ def cut_segments(module: Module, rows: list[Row], stats: Stats) -> dict[str, str
 
     Returns the names of the new weights, and the old weight of each.
     """
-    cuts: dict[Weight, list[Weight]] = {}
+    slicer = Slicer(module)
     for function in module.functions.values():
         for op in list(function):
             projection = Projection.of(op.results[0]) if len(op.results) == 1 else None
             if op.parent is None or projection is None:
                 continue
-            if not planned_axes(module, rows, projection.weight.name, projection.split):
+            name = projection.weight.name
+            if not planned_axes(module, rows, name, projection.split):
                 continue
             segments = segments_of(projection.result)
             if segments is None:
                 continue
-            _cut(module, projection, segments, cuts)
+            ranges = [(begin, end) for _, begin, end in segments]
+            refusals = (slice_refusal(part, ranges, dim) for part, dim in projection.parts)
+            refusal = next(filter(None, refusals), None)
+            if refusal is not None:
+                stats.explain(f"the segments of @{name} stay together: {refusal}")
+                continue
+            _cut(projection, segments, slicer)
             stats.count("segments", len(segments))
             stats.explain(
-                f"@{projection.weight.name} holds {len(segments)} segments; each is cut over the "
-                "mesh by itself"
+                f"@{name} holds {len(segments)} segments; each is cut over the mesh by itself"
             )
-    if cuts:
-        replace_weights(module, cuts)
-    return {part.name: merged.name for merged, parts in cuts.items() for part in parts}
+    slicer.finish()
+    return {part.name: merged.name for merged, parts in slicer.parts.items() for part in parts}
 
 
-def _cut(
-    module: Module, merged: Projection, segments: list[Segment], cuts: dict[Weight, list[Weight]]
-) -> None:
+def _cut(merged: Projection, segments: list[Segment], slicer: Slicer) -> None:
     last = merged.result.producer
     assert last is not None
     for number, (value, begin, end) in enumerate(segments):
-        parts: list[Weight] = []
-        for weight, dim in merged.parts:
-            parts.append(features(module, weight, number, dim, begin, end))
-            cuts.setdefault(weight, []).append(parts[-1])
+        cut = (begin, end)
+        parts = [slicer.features(part, cut, number, last, dim) for part, dim in merged.parts]
         value.replace_by(_projected(last, merged.source, parts, value.name))
     for user in list(merged.result.users):
         user.erase()
     erase_dead(last)
 
 
-def _projected(last: Op, source: Value, parts: list[Weight], name: str | None) -> Value:
+def _projected(last: Op, source: Value, parts: list[Value], name: str | None) -> Value:
     """The projection of some of the features."""
     weight, bias = parts[0], parts[1] if len(parts) > 1 else None
     if isinstance(last, Linear):

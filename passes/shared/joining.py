@@ -10,7 +10,7 @@ from irc.ir.types import TensorType
 from irc.weights import ConcatRef, pinned
 
 from .edit import free_name, insert_before
-from .parameters import in_use, is_shared, rows_of, weights_of
+from .parameters import in_use, is_shared, per_index, weights_of
 
 
 def join_refusal(parts: list[Value]) -> str | None:
@@ -48,7 +48,7 @@ def _refusal(group: list[Weight], rows: list[DimLike]) -> str | None:
         refusal = in_use(weight)
         if refusal is not None:
             return refusal
-    blocks = {rows_of(weight, size) for weight, size in zip(group, rows, strict=True)}
+    blocks = {per_index(weight, size) for weight, size in zip(group, rows, strict=True)}
     if len(blocks) > 1 or len(set(group)) < len(group):
         names = ", ".join(f"@{weight.name}" for weight in group)
         return f"{names} hold for different numbers of rows"

@@ -5,7 +5,7 @@ Slicing and joining rows keeps every scale: those of codes are sliced and joined
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.dims import DimLike, exact_divide
@@ -52,14 +52,14 @@ def same(x: Value, y: Value, depth: int = _DEEPEST) -> bool:
     return alike and all(same(p, q, depth - 1) for p, q in pairs)
 
 
-def rows_of(weight: Weight, rows: DimLike) -> DimLike | None:
-    """How many rows of a parameter one row of this weight of it stands for."""
-    return exact_divide(rows, weight.type.shape[0])
+def per_index(weight: Weight, size: DimLike, dim: int = 0) -> DimLike | None:
+    """How many indices of a parameter of this size share one of this weight of it."""
+    return exact_divide(size, weight.type.shape[dim])
 
 
-def is_shared(weight: Weight, rows: DimLike) -> bool:
-    """Whether all rows of a parameter have the scales of this weight."""
-    return weight.type.shape[0] == 1 != rows
+def is_shared(weight: Weight, size: DimLike, dim: int = 0) -> bool:
+    """Whether all indices of a dimension of a parameter have the scales of this weight."""
+    return weight.type.shape[dim] == 1 != size
 
 
 def in_use(weight: Weight) -> str | None:
@@ -71,68 +71,63 @@ def in_use(weight: Weight) -> str | None:
     return None
 
 
-def slice_refusal(parameter: Value, cuts: Sequence[tuple[int, int]]) -> str | None:
-    """Why a parameter cannot be sliced into these rows; None if it can."""
-    weights, rows = weights_of(parameter), parameter.type.shape[0]
+def slice_refusal(parameter: Value, cuts: Sequence[tuple[int, int]], dim: int = 0) -> str | None:
+    """Why a parameter cannot be sliced into these ranges; None if it can."""
+    weights, size = weights_of(parameter), parameter.type.shape[dim]
     if weights is None:
-        return "the linear takes a computed or shared value for a weight"
+        return "the weight is computed, or shared by several operations"
     for weight in weights:
-        if is_shared(weight, rows):
+        if is_shared(weight, size, dim):
             continue
         refusal = in_use(weight)
         if refusal is not None:
             return refusal
-        block = rows_of(weight, rows)
+        block = per_index(weight, size, dim)
         if not isinstance(block, int) or any(at % block for cut in cuts for at in cut):
-            return f"a segment ends within {block} rows that share a scale in @{weight.name}"
+            return f"a segment ends within {block} features that share a scale in @{weight.name}"
     return None
 
 
 class Slicer:
-    """Slices parameters by rows; `finish` gives the module the new weights for the old ones."""
+    """Slices parameters; `finish` gives the module the new weights for the old ones."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
         self.parts: dict[Weight, list[Weight]] = {}
 
-    def rows(self, parameter: Value, cut: tuple[int, int], number: int, before: Op) -> Value:
-        """Some rows of a parameter, which `slice_refusal` allows."""
-        return self._rows(parameter, parameter.type.shape[0], cut, number, before)
-
-    def _rows(
-        self, value: Value, rows: DimLike, cut: tuple[int, int], number: int, before: Op
+    def features(
+        self, parameter: Value, cut: tuple[int, int], number: int, before: Op, dim: int = 0
     ) -> Value:
-        if not isinstance(value, Weight):
-            op = value.producer
-            assert op is not None
-            inner = [self._rows(operand, rows, cut, number, before) for operand in op.operands]
-            return insert_before(op.rebuilt(inner), before).result
-        if is_shared(value, rows):
-            return value
-        block = rows_of(value, rows)
-        assert isinstance(block, int)
-        part = features(self.module, value, number, 0, cut[0] // block, cut[1] // block)
-        self.parts.setdefault(value, []).append(part)
-        return part
+        """A range of a parameter, which `slice_refusal` allows, under the number of the segment."""
+        size = parameter.type.shape[dim]
+
+        def sliced(value: Value) -> Value:
+            if not isinstance(value, Weight):
+                op = value.producer
+                assert op is not None
+                new = op.rebuilt([sliced(operand) for operand in op.operands])
+                return insert_before(new, before).result
+            if is_shared(value, size, dim):
+                return value
+            block = per_index(value, size, dim)
+            assert isinstance(block, int)
+            part = self._part(value, number, dim, cut[0] // block, cut[1] // block)
+            self.parts.setdefault(value, []).append(part)
+            return part
+
+        return sliced(parameter)
+
+    def _part(self, weight: Weight, number: int, dim: int, begin: int, end: int) -> Weight:
+        shape = weight.type.shape
+        ranges = tuple((begin, end) if i == dim else None for i in range(len(shape)))
+        ref = pinned(weight.ref, shape, weight.type.dtype).then(Slice(ranges))
+        cut = TensorType(weight.type.dtype, (*shape[:dim], end - begin, *shape[dim + 1 :]))
+        return Weight(cut, free_name(f"{weight.name}.{number}", self.module.weights), ref)
 
     def finish(self) -> None:
         """Put the new weights in the places of the old ones."""
-        replace_weights(self.module, self.parts)
-
-
-def features(module: Module, weight: Weight, number: int, dim: int, begin: int, end: int) -> Weight:
-    """A weight of some features of another, under its name and the number of the segment."""
-    shape = weight.type.shape
-    ranges = tuple((begin, end) if i == dim else None for i in range(len(shape)))
-    ref = pinned(weight.ref, shape, weight.type.dtype).then(Slice(ranges))
-    cut = TensorType(weight.type.dtype, (*shape[:dim], end - begin, *shape[dim + 1 :]))
-    return Weight(cut, free_name(f"{weight.name}.{number}", module.weights), ref)
-
-
-def replace_weights(module: Module, parts: Mapping[Weight, Sequence[Weight]]) -> None:
-    """Insert new weights at the positions of the old ones."""
-    weights = list(module.weights.values())
-    module.weights.clear()
-    for weight in weights:
-        for kept in parts.get(weight, [weight]):
-            module.add_weight(kept)
+        weights = list(self.module.weights.values())
+        self.module.weights.clear()
+        for weight in weights:
+            for kept in self.parts.get(weight, [weight]):
+                self.module.add_weight(kept)

@@ -1,0 +1,87 @@
+"""Fusions over ranks: merged and quantized projections, norms of sums, one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+import irc
+from irc.ir.core import Module
+from irc.pipeline import Stats
+from tests.fresh import fresh
+from tests.sharded.cases import drawn
+from tests.sharded.checking import FUSE, spread
+
+ALONE = ("fuse-gated-mlp", FUSE, "localize", "fuse-qkv", "fuse-norm", "cse, canonicalize, dce")
+FEATURES = 24
+
+
+def weight(name: str, shape: str, codes: str, group: int) -> str:
+    """The declarations of a quantized weight; `group` 0 is one scale per row."""
+    rows, columns = map(int, shape.split(", "))
+    groups = columns // group if group else 1
+    most = {"i4": 3.0, "i8": 40.0, "f8e4m3": 100.0}[codes]
+    return f"""
+      weight @{name}.weight : {codes}[{shape}] = random("{name}", 1, {most})
+      weight @{name}.scales : f32[{rows}, {groups}] = random("{name}.s", 1, {0.3 / most})"""
+
+
+def dequantized(name: str, shape: str) -> str:
+    return f"%{name} = dequantize @{name}.weight, @{name}.scales : f32[{shape}] "
+
+
+def block(codes: str, group: int, act: str) -> Module:
+    """Attention and a feed-forward, quantized; gate and up are merged in one weight."""
+    f = FEATURES
+    wide = f"f32[B, S, {4 * f}]"
+    square, merged, down = f"{f}, {f}", f"{8 * f}, {f}", f"{f}, {4 * f}"
+    shapes = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), square)
+    shapes |= {"gate_up_proj": merged, "down_proj": down}
+    return irc.parse(f"""module @m dims(B=1:2:4, S=1:6:16) {{
+      {"".join(weight(name, shape, codes, group) for name, shape in shapes.items())}
+      weight @norm : f32[{f}] = random("n", 1, 1.0)
+      func @forward(%x: f32[B, S, {f}]) -> (y: f32[B, S, {f}], z: f32[B, S, {f}]) {{
+        {"".join(dequantized(name, shape) for name, shape in shapes.items())}
+        %n = rms_norm %x, @norm : f32[B, S, {f}]
+        %q = linear %n, %q_proj : f32[B, S, {f}]
+        %k = linear %n, %k_proj : f32[B, S, {f}]
+        %v = linear %n, %v_proj : f32[B, S, {f}]
+        %a = attention %q, %k, %v {{head_dim=4, causal}} : f32[B, S, {f}]
+        %o = linear %a, %o_proj : f32[B, S, {f}]
+        %r = add %x, %o : f32[B, S, {f}]
+        %m = rms_norm %r, @norm : f32[B, S, {f}]
+        %h = linear %m, %gate_up_proj : f32[B, S, {8 * f}]
+        %g, %u = split %h {{dim=2, sizes=[{4 * f}, {4 * f}]}} : {wide}, {wide}
+        %s = {act} %g : {wide}
+        %p = mul %s, %u : {wide}
+        %d = linear %p, %down_proj : f32[B, S, {f}]
+        %t = add %r, %d : f32[B, S, {f}]
+        %y = layer_norm %t, weight=@norm : f32[B, S, {f}]
+        return %y, %t
+      }}
+    }}""")
+
+
+def count(module: Module) -> Stats:
+    found = Stats()
+    for op in module.ops():
+        found.count(op.opname)
+    return found
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=3"])
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(
+    ("codes", "group", "act"), [("i4", 4, "silu"), ("i8", 0, "gelu"), ("f8e4m3", 0, "relu")]
+)
+def test_a_quantized_block_is_fused(
+    codes: str, group: int, act: str, norm: bool, mesh: str
+) -> None:
+    module = block(codes, group, act)
+    inputs = drawn(module, fresh(5))
+    passes = [text for text in ALONE if norm or text != FUSE]
+    spread(module, inputs, mesh, after=passes, tolerance=1e-5)
+    found = count(module)
+    assert (found["gated_mlp"], found["split"], found["linear"]) == (1, 1, 3)
+    assert (found["all_reduce_rms_norm"], found["add_layer_norm"]) == (norm, 1)
+    assert (found["add_rms_norm"], found["all_gather"]) == (not norm, 0)
+    assert found["dequantize"] == 5  # qkv, o, gate, up, down: each has its own scales
