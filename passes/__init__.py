@@ -17,5 +17,6 @@ from . import inline as inline
 from . import localize as localize
 from . import next_tokens as next_tokens
 from . import pipeline_parallel as pipeline_parallel
+from . import quantize as quantize
 from . import shard as shard
 from . import static_capacity as static_capacity

@@ -222,12 +222,40 @@ def add_compilation(parser: argparse.ArgumentParser, backend: str) -> None:
     what = "out-of-range ids of embeddings: zero, clamp, row:k, error"
     add("--outside", metavar="POLICY", default="", help=what)
     add("--next-tokens", action="store_true", help="return the likeliest tokens, not logits")
+    add_quantization(parser)
+
+
+def add_quantization(parser: argparse.ArgumentParser) -> None:
+    """How weights, inputs of layers and caches are quantized."""
+    add = parser.add_argument_group("quantization").add_argument
+    what = "w8a16, w4a16, fp8, ... (irc passes quantize), auto, or a JSON table of scopes"
+    add("--quantize", metavar="SCHEME", default="", help=what)
+    what = "inputs of a weight that share a scale (default: as the scheme says)"
+    add("--group", metavar="N", type=whole_number(), default=0, help=what)
+    what = "a glob of layers to quantize; may be repeated (default: all)"
+    add("--include", metavar="GLOB", action="append", help=what)
+    what = "a glob of layers to keep; may be repeated (default: the head, routers; '' is none)"
+    add("--exclude", metavar="GLOB", action="append", help=what)
+    add("--kv-cache", metavar="KIND", default="", help="keep KV caches in int8 or fp8")
+    what = "statistics of irc calibrate, or the data for them: .txt, .npz or a folder of such"
+    add("--calibration", metavar="PATH", default="", help=what)
+    add("--budget", metavar="TEXT", default="", help='for auto: "4.5 bits" per weight, or "30 dB"')
+
+
+def quantization_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `add_quantization` that have values."""
+    names = ("quantize", "group", "include", "exclude", "kv_cache", "calibration", "budget")
+    found = {name: getattr(args, name) for name in names}
+    if found["exclude"] is not None:
+        found["exclude"] = [glob for glob in found["exclude"] if glob]
+    return {name: value for name, value in found.items() if value not in ("", 0, None)}
 
 
 def compilation_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `add_compilation` but those of `parallel_options`."""
     found = {"dims": args.dims, "backend": args.backend, "pipeline": args.pipeline}
-    return script_options(args) | {k: v for k, v in found.items() if v not in (None, {})}
+    given = {k: v for k, v in found.items() if v not in (None, {})}
+    return script_options(args) | given | quantization_options(args)
 
 
 def parallel_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from ..text.printer import print_module
 from ..weights import UnboundRef
 from .load import Artifact
 from .options import Options, backend_of, selected
-from .pipelines import Parallel, chosen_pipeline
+from .pipelines import chosen_pipeline
 from .sources import SOURCE_OPTIONS, PathLike, Source, artifact_of, find_source
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
     verify(module)
     _check_bound(module)
     progress("running passes", 0.0)
-    pipeline = chosen_pipeline(backend, source, Parallel.of(options), options.get("pipeline"))
+    pipeline = chosen_pipeline(backend, source, options)
     steps = run_passes(module, pipeline, options.get("instruments"), verified=True)
     check_supported(backend, module)
     return Prepared(source, backend, pipeline, steps)

@@ -13,7 +13,7 @@ from ..errors import Error
 from ..ir.core import Module
 from .build import run_passes
 from .options import Options, selected
-from .pipelines import Parallel, chosen_pipeline
+from .pipelines import chosen_pipeline
 from .sources import SOURCE_OPTIONS, PathLike, Source, find_source
 
 # The symbols in the inputs of language models, see frontends/models/language_model.py.
@@ -48,7 +48,7 @@ def forecast(
     module = source.module
     runs = _runs(module, typical_sizes(module), tokens)
     backend = get(options.get("backend") or "onnx")
-    chosen = chosen_pipeline(backend, source, Parallel.of(options), options.get("pipeline"))
+    chosen = chosen_pipeline(backend, source, options)
     run_passes(module, chosen, ())
     stored = _stored_dtype(source)
     phases: list[Phase] = []

@@ -21,14 +21,15 @@ class Options(TypedDict, total=False):
     """The options of a compilation; all have defaults.
 
     `mesh`: axes of ranks, as in "tp=2" or {"tp": 2}; `plan`, `sequence`, `embedding`, `outside` and
-    `next_tokens` shard a module over them, see `Parallel`. `backend`: by default that of an
-    artifact, else "onnx". `checkpoint`: the folder of a script's weights. `pipeline`: the passes as
-    text, by default those of the backend. `dtype`: f32, f16 or bf16. `settings`: keyword arguments
-    of a script's factory. `engine`: options of TensorRT engines, see `EngineOptions` in
-    irc.backends.tensorrt.options, by default those of an artifact. `dims`: ranges (min, typical,
-    max) of symbols. `random_weights`: a seed, in place of a checkpoint. `instruments` observe the
-    passes; without them the module is verified after each. `progress` is called with each stage and
-    the fraction done.
+    `next_tokens` shard a module over them, see `Parallel`. `quantize`, `group`, `include`,
+    `exclude`, `kv_cache`, `calibration` and `budget` quantize it, see `Quantization`. `backend`: by
+    default that of an artifact, else "onnx". `checkpoint`: the folder of a script's weights.
+    `pipeline`: the passes as text, by default those of the backend. `dtype`: f32, f16 or bf16.
+    `settings`: keyword arguments of a script's factory. `engine`: options of TensorRT engines, see
+    `EngineOptions` in irc.backends.tensorrt.options, by default those of an artifact. `dims`:
+    ranges (min, typical, max) of symbols. `random_weights`: a seed, in place of a checkpoint.
+    `instruments` observe the passes; without them the module is verified after each. `progress` is
+    called with each stage and the fraction done.
     """
 
     mesh: str | Mapping[str, int]
@@ -37,6 +38,13 @@ class Options(TypedDict, total=False):
     embedding: str
     outside: str
     next_tokens: bool
+    quantize: PathLike | Mapping[str, Any]
+    group: int
+    include: Sequence[str] | None
+    exclude: Sequence[str] | None
+    kv_cache: str
+    calibration: PathLike
+    budget: str
     backend: str
     checkpoint: PathLike | None
     pipeline: str | None

@@ -12,6 +12,7 @@ from ..errors import Error
 from ..ir.core import Module
 from ..ir.mesh import Mesh
 from .options import selected
+from .quantization import Quantization, with_quantization
 from .sources import Source
 
 if TYPE_CHECKING:
@@ -56,20 +57,20 @@ class Parallel:
         return cls(**found)
 
 
-def chosen_pipeline(
-    backend: Backend, source: Source, parallel: Parallel, pipeline: str | None
-) -> str:
+def chosen_pipeline(backend: Backend, source: Source, options: Mapping[str, Any]) -> str:
     """The text of the passes to run; the module gets the mesh of the options."""
     from .. import passes  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
     from ..pipeline import Pipeline, parse_pipeline
 
-    module = source.module
+    module, pipeline = source.module, options.get("pipeline")
+    parallel, quantization = Parallel.of(options), Quantization.of(options)
     if parallel.mesh:
         mesh = Mesh.parse(parallel.mesh)
         if module.mesh.axes and module.mesh != mesh:
             raise Error(f"the module is for the mesh ({module.mesh}), not for ({mesh})")
         module.mesh = mesh
     _check_effect(module, parallel, pipeline)
+    quantization.check_effect(module, pipeline)
     if pipeline is not None:
         return pipeline
     if module.local:
@@ -84,6 +85,9 @@ def chosen_pipeline(
             _filled(each, source, parallel) for each in parse_pipeline(backend.sharded_pipeline)
         ]
         chosen = tuple(filter(None, found))
+    if quantization.wanted:
+        plan = parallel.plan or _plan_of(source)
+        chosen = with_quantization(chosen, quantization.as_pass(plan))
     if parallel.next_tokens:
         chosen = _behind_inline(chosen, "next-tokens")
     return str(Pipeline(chosen))

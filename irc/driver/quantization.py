@@ -1,0 +1,111 @@
+"""The options of a compilation about quantization, as the pass `quantize`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ..argument_checks import check_kind, check_path
+from ..errors import Error
+from ..ir.core import Module
+from .options import selected
+
+if TYPE_CHECKING:
+    from ..pipeline import Pass
+
+_CLEANERS = ("inline", "canonicalize", "cse")  # what the pass follows where nothing is sharded
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How a module is quantized; without `quantize` and `kv_cache` not at all.
+
+    `quantize`: the name of a scheme, auto, a JSON file of scopes and schemes, or a mapping of them.
+    `group`: inputs that share a scale, 0 for the scheme's number. `include`, `exclude`: globs on
+    scopes. `kv_cache`: int8 or fp8. `calibration`: a folder of `irc calibrate`. `budget`: of auto,
+    such as "4.5 bits".
+    """
+
+    quantize: str | os.PathLike[str] | Mapping[str, Any] = ""
+    group: int = 0
+    include: Sequence[str] | None = None
+    exclude: Sequence[str] | None = None
+    kv_cache: str = ""
+    calibration: str | os.PathLike[str] = ""
+    budget: str = ""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Quantization:
+        """The options of a compilation that are about quantization; an Error about a wrong one."""
+        found = cls(**selected(options, *(field.name for field in fields(cls))))
+        wanted = "the name of a scheme, the path of a JSON file, or a mapping of globs and schemes"
+        check_kind("quantize", found.quantize, (str, os.PathLike, Mapping), wanted)
+        for name in ("include", "exclude"):
+            globs = getattr(found, name)
+            check_kind(name, [] if globs is None else globs, (list, tuple), "a list of globs")
+            for glob in globs or ():
+                check_kind(f"an entry of {name}", glob, str, 'a glob, such as "*.lm_head"')
+        check_kind("group", found.group, int, "a number of inputs, such as 128")
+        check_kind("kv_cache", found.kv_cache, str, "int8 or fp8")
+        check_kind("budget", found.budget, str, 'bits per weight or decibels, such as "4.5 bits"')
+        check_path("calibration", found.calibration)
+        if not (found.quantize or found.kv_cache):
+            found._check_unused()
+        return found
+
+    def _check_unused(self) -> None:
+        """An Error about an option that has no effect without a scheme."""
+        for field in fields(self):
+            if getattr(self, field.name) != field.default:
+                option = f"--{field.name.replace('_', '-')}"
+                raise Error(f"{option} has no effect without --quantize SCHEME")
+
+    def check_effect(self, module: Module, pipeline: str | None) -> None:
+        """An Error where the options have no effect."""
+        if not self.wanted:
+            return
+        option = "--quantize" if self.quantize else "--kv-cache"
+        if pipeline is not None:
+            why = "--pipeline names the passes"
+            raise Error(f"{why}, so {option} has no effect; write quantize{{scheme=...}} there")
+        if module.local or any(value.type.sharded for op in module.ops() for value in op.results):
+            why = "the module is sharded already"
+            raise Error(f"{why}, so {option} has no effect; compile its source anew")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything is quantized."""
+        return bool(self.quantize or self.kv_cache)
+
+    def as_pass(self, plan: str = "") -> Pass:
+        """The pass; `plan` shards the weights afterwards."""
+        from ..passes.quantize import QuantizeModule
+
+        names = {"scheme": self.quantize}
+        if isinstance(self.quantize, Mapping):
+            names = {"table": json.dumps(dict(self.quantize))}
+        elif os.fspath(self.quantize).endswith(".json"):
+            names = {"table": os.fspath(self.quantize)}
+        return QuantizeModule(
+            **cast("dict[str, Any]", names),
+            include=None if self.include is None else list(self.include),
+            exclude=None if self.exclude is None else list(self.exclude),
+            group=self.group,
+            kv=self.kv_cache,
+            calibration=str(Path(self.calibration)) if self.calibration else "",
+            budget=self.budget,
+            **({"plan": plan} if plan else {}),
+        )
+
+
+def with_quantization(chosen: tuple[Pass, ...], added: Pass) -> tuple[Pass, ...]:
+    """The passes of a backend with `quantize` among them: before `shard`, behind the cleaners."""
+    names = [each.name for each in chosen]
+    at = names.index("shard") if "shard" in names else 0
+    if not at and set(_CLEANERS) & set(names):
+        at = 1 + max(names.index(name) for name in _CLEANERS if name in names)
+    return (*chosen[:at], added, *chosen[at:])

@@ -1,0 +1,180 @@
+"""`quantize`: weights become codes and scales, and inputs and caches are rounded as schemes say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from irc.errors import Error
+from irc.ir.core import Module, Value, Weight
+from irc.ops import Dequantize
+from irc.pipeline import Pass, Stats, register
+from irc.quantization.sites import Site, by_input, find_sites
+from irc.rewrite import permit
+
+from ..shard.notes import grouped
+from ..shard.plan import megatron, read_plan
+from ..shared.edit import free_name
+from .activations import Activation, activation_of, quantize_input
+from .algorithms import CHOOSE, RESCALE, Array, Context, check_algorithms
+from .assignment import Assigner, Assignment
+from .caches import quantize_caches
+from .schemes import scheme_called
+from .selection import Selection
+from .table import Row, read_table
+from .weights import quantize_weight, use_weight
+
+AUTO = "auto"
+
+
+@register("quantize")
+class QuantizeModule(Pass):
+    """Quantizes the linears of a module, and with `kv` (int8 or fp8) its caches.
+
+    `scheme` is a name of schemes.py, or auto, which chooses one per site for a `budget` such as
+    "4.5 bits" or "30 dB". `table` maps globs on scopes to schemes: a JSON file, or its text.
+    `include` and `exclude` are globs; without `exclude` the head, routers and tied weights are left
+    out, with [] nothing is. `group` inputs of a weight share a scale, 0 is the scheme's number.
+    `calibration` is a folder of irc calibrate, and `observer` how it gives ranges. No shard that
+    `plan` makes of a weight cuts a group.
+    """
+
+    scheme: str = ""
+    include: list[str] | None = None
+    exclude: list[str] | None = None
+    group: int = 0
+    kv: str = ""
+    calibration: str = ""
+    table: str = ""
+    budget: str = ""
+    observer: str = "min-max"
+    plan: str = "megatron"
+
+    def run(self, module: Module, stats: Stats) -> None:
+        if not (self.scheme or self.table or self.kv):
+            return
+        _check_view(module)
+        found = Stats()
+        context = Context(module, found, self.calibration, self.observer, self.budget)
+        if self.scheme or self.table:
+            self._quantize(context)
+        if self.kv:
+            found.count("caches", quantize_caches(self.kv, context))
+        found.notes = grouped(found.notes)
+        stats.update(found)
+
+    def _quantize(self, context: Context) -> None:
+        """Quantize the weights of the chosen sites, and the inputs where their schemes say so."""
+        assigned = self._assigned(context)
+        check_algorithms(assigned, context)
+        factors = _rescale(assigned, context)
+        for weight in _by_weight(assigned):
+            quantize_weight(weight, context)
+        inputs: dict[tuple[Value, Activation], list[Assignment]] = {}
+        for each in assigned:
+            activation = activation_of(each, context)
+            if activation is not None:
+                key = each.site.op.operands[0], activation
+                inputs.setdefault(key, []).append(each)
+        for (_, activation), group in inputs.items():
+            quantize_input(group, activation, factors.get(group[0].site.name), context)
+        context.stats.count("products", len(assigned))
+        context.stats.count("inputs", len(inputs))
+
+    def _assigned(self, context: Context) -> list[Assignment]:
+        """The sites to quantize, each with its scheme and blocks."""
+        module, stats = context.module, context.stats
+        sites = find_sites(module)
+        if not sites and not any(isinstance(op, Dequantize) for op in module.ops()):
+            raise Error("quantize: the module has no product of activations and a float weight")
+        selection = self._selection()
+        rows = selection.rows(sites, list(module.weights))
+        for site in sites:
+            if site.name not in rows:
+                kept = f"{site.name} stays {site.weight.type.dtype}"
+                stats.explain(f"{kept}: {selection.why_not(site)}")
+        if self.scheme == AUTO:
+            open = [site for site in sites if site.name in rows and rows[site.name].scheme is None]
+            rows |= _chosen(open, context)
+        plan = megatron() if self.plan == "megatron" else read_plan(self.plan)
+        assigner = Assigner(module, plan, stats)
+        found: list[Assignment] = []
+        for site in _apart([site for site in sites if site.name in rows], module):
+            row = rows[site.name]
+            if row.scheme is not None and permit(self.name, site.op):
+                found.append(assigner.assign(site, row.scheme, row.group))
+        return found
+
+    def _selection(self) -> Selection:
+        if self.group < 0:
+            raise Error(f"quantize: group is {self.group}; give a number of inputs, such as 128")
+        if bool(self.budget) != (self.scheme == AUTO):
+            raise Error('quantize: scheme "auto" and a budget such as "4.5 bits" belong together')
+        scheme = scheme_called(self.scheme) if self.scheme not in ("", AUTO) else None
+        table = read_table(self.table) if self.table else []
+        base = Row("*", scheme, self.group) if self.scheme else None
+        return Selection(base, self.include, self.exclude, table)
+
+
+def _check_view(module: Module) -> None:
+    if module.local:
+        raise Error("the module is in the local view already; quantize comes before shard")
+    if any(value.type.sharded for op in module.ops() for value in op.results):
+        raise Error("the module is sharded already; quantize comes before shard")
+
+
+def _chosen(sites: list[Site], context: Context) -> dict[str, Row]:
+    """The rows that the algorithm of `auto` chooses."""
+    if AUTO not in CHOOSE:
+        raise Error("quantize: no algorithm chooses schemes; name one")
+    found = CHOOSE[AUTO](sites, context)
+    return {
+        name: Row(name, scheme_called(scheme) if scheme else None) for name, scheme in found.items()
+    }
+
+
+def _apart(sites: list[Site], module: Module) -> list[Site]:
+    """The sites with weights of their own: one that others read too is two from now on."""
+    ops = {site.op for site in sites}
+    copies: dict[Weight, Weight] = {}
+    found: list[Site] = []
+    for site in sites:
+        old = site.weight
+        if old not in copies and not _readers(old) <= ops:
+            name = free_name(f"{site.name}.copy", module.weights)
+            copies[old] = module.add_weight(Weight(old.type, name, old.ref))
+        if old in copies:
+            use_weight(site, copies[old])
+            operand = site.op.operands[1]
+            site = replace(site, weight=copies[old], weight_operand=operand)
+        found.append(site)
+    return found
+
+
+def _readers(weight: Weight) -> set[object]:
+    """The operations that read a weight, as it is or transposed."""
+    found: set[object] = set()
+    for op in weight.users:
+        found |= set(op.result.users) if op.opname == "transpose" else {op}
+    return found
+
+
+def _rescale(assigned: list[Assignment], context: Context) -> dict[str, Array]:
+    """The factors by which the inputs of sites were divided, by name."""
+    by_site = {each.site.op: each for each in assigned if each.scheme.algorithm in RESCALE}
+    factors: dict[str, Array] = {}
+    for sites in by_input(each.site for each in by_site.values()):
+        group = [by_site[site.op] for site in sites]
+        for algorithm in dict.fromkeys(each.scheme.algorithm for each in group):
+            same = [each for each in group if each.scheme.algorithm == algorithm]
+            found = RESCALE[algorithm](same, context)
+            if found is not None:
+                factors |= {each.site.name: found for each in same}
+    return factors
+
+
+def _by_weight(assigned: Iterable[Assignment]) -> list[list[Assignment]]:
+    groups: dict[Weight, list[Assignment]] = {}
+    for each in assigned:
+        groups.setdefault(each.site.weight, []).append(each)
+    return list(groups.values())

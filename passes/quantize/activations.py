@@ -1,0 +1,114 @@
+"""Quantizes the inputs of products, each value once for all products that take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from irc.ir.core import Op, Value
+from irc.ops import Dequantize, DynamicScale, Full, Quantize
+from irc.quantization.formats import FORMATS, Format
+
+from ..shared.edit import insert_before
+from .algorithms import Array, Context
+from .assignment import Assignment
+
+
+@dataclass(frozen=True)
+class Activation:
+    """How a value is quantized: its format, elements per scale (0 is a token), static or not."""
+
+    format: Format
+    block: int = 0
+    static: bool = False
+
+
+def activation_of(assigned: Assignment, context: Context) -> Activation | None:
+    """How the inputs of a site are quantized, if they are."""
+    scheme = assigned.scheme
+    if not scheme.activation:
+        return None
+    format = FORMATS[scheme.activation_format]
+    if scheme.activation == "block":
+        return Activation(format, assigned.inputs_block)
+    if scheme.activation == "token":
+        return Activation(format)
+    if context.statistics is None and format.name == "fp8":
+        context.stats.explain(
+            f"{scheme.name} without calibration: inputs have a scale per token, computed when the "
+            "model runs; with --calibration they have one per tensor"
+        )
+        return Activation(format)
+    context.calibrated(scheme.name)
+    return Activation(format, static=True)
+
+
+def quantize_input(
+    group: Sequence[Assignment], activation: Activation, factors: Array | None, context: Context
+) -> None:
+    """Quantize the value that some sites multiply; `factors` of its channels divided it."""
+    first = min((each.site.op for each in group), key=_order)
+    x = first.operands[0]
+    limit = _limit(group, activation, factors, context)
+    new = _rounded(x, activation, limit, first)
+    for each in group:
+        op = each.site.op
+        op.set_operands((new, *op.operands[1:]))
+
+
+def _order(op: Op) -> int:
+    """The position of an operation in its function."""
+    assert op.parent is not None
+    return next(i for i, each in enumerate(op.parent) if each is op)
+
+
+def _limit(
+    group: Sequence[Assignment], activation: Activation, factors: Array | None, context: Context
+) -> float | None:
+    """The largest magnitude to represent, by the calibration; None where nothing asks for it."""
+    statistics = context.statistics
+    if statistics is None or not (activation.static or activation.format.tensor_scale):
+        return None
+    name = group[0].site.name
+    if factors is not None:
+        return float((statistics.largest(name) / factors).max())
+    return statistics.scale_range(name, context.observer, activation.format.codes)
+
+
+def _rounded(x: Value, activation: Activation, limit: float | None, before: Op) -> Value:
+    """The value x, rounded to what codes and scales represent."""
+    format = activation.format
+    codes: Any = format.codes
+    kind: Any = x.type.dtype
+    if activation.static:
+        scale = constant_scale(_scale(limit, format.largest), x.type.ndim, before)
+    else:
+        scale = _dynamic(x, activation, limit, before)
+    quantized = insert_before(Quantize(x, scale, dtype=codes), before)
+    found = insert_before(Dequantize(quantized, scale, dtype=kind), before)
+    found.result.name = f"{x.name}_{format.name}" if x.name else None
+    return found.result
+
+
+def _dynamic(x: Value, activation: Activation, limit: float | None, before: Op) -> Value:
+    """Scales that are computed from x."""
+    format = activation.format
+    block = activation.block
+    options: Any = {"dtype": format.codes, "block": block, "scale": format.scales or "f32"}
+    if not format.tensor_scale:
+        return insert_before(DynamicScale(x, **options), before).result
+    largest = format.largest * FORMATS["fp8"].largest
+    tensor_scale = constant_scale(_scale(limit, largest), x.type.ndim, before)
+    scale = insert_before(DynamicScale(x, tensor_scale=tensor_scale, **options), before)
+    return insert_before(Dequantize(scale, tensor_scale, dtype="f32"), before).result
+
+
+def _scale(limit: float | None, largest: float) -> float:
+    """The scale that maps a limit to the largest code; 1 where the limit is 0 or not known."""
+    return limit / largest if limit else 1.0
+
+
+def constant_scale(value: float, ndim: int, before: Op) -> Value:
+    """One scale for a complete tensor."""
+    return insert_before(Full(value=value, shape=(1,) * ndim, dtype="f32"), before).result

@@ -1,0 +1,135 @@
+"""`Assignment`: a site with its scheme, and the sizes of its blocks, which fit its weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from irc.errors import Error
+from irc.ir.core import Module, Weight
+from irc.ops import Attention
+from irc.pipeline import Stats
+from irc.quantization.formats import FORMATS, Format
+from irc.quantization.sites import Site
+
+from ..shard.blocks import Block as AttentionBlock
+from ..shard.place import planned_axes
+from ..shard.rows import Row as PlanRow
+from .schemes import Scheme
+
+SMALLEST = 16  # elements of a group; smaller ones cost more in scales than they save
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A site, its scheme, and per dimension of its weight the block that shares a scale."""
+
+    site: Site
+    scheme: Scheme
+    block: tuple[int, ...]
+
+    @property
+    def format(self) -> Format:
+        """The format of the weight."""
+        return FORMATS[self.scheme.weight[0]]
+
+    @property
+    def inputs_block(self) -> int:
+        """How many inputs share a scale; 0 is all of them."""
+        return self.block[self.site.inputs]
+
+    @property
+    def kind(self) -> str:
+        """The scales of the weight in words."""
+        outputs, inputs = self.block[self.site.outputs], self.inputs_block
+        if not inputs:
+            return "per channel" if outputs == 1 else "per tensor"
+        return f"blocks of {outputs}x{inputs}" if outputs != 1 else f"groups of {inputs}"
+
+
+class Assigner:
+    """Finds blocks that divide weights, and the shards that the rows of a plan make of them."""
+
+    def __init__(self, module: Module, rows: list[PlanRow], stats: Stats) -> None:
+        self.module, self.rows, self.stats = module, rows, stats
+        self.heads = _head_sizes(module)
+
+    def assign(self, site: Site, scheme: Scheme, group: int = 0) -> Assignment:
+        """The blocks of a scheme at a site, with another group where one is given."""
+        outputs, inputs = scheme.weight[1]
+        if group:
+            inputs = _group(scheme, group)
+        block = [1] * len(site.shape)
+        block[site.outputs] = self._fitted(site, site.outputs, outputs, scheme)
+        block[site.inputs] = self._fitted(site, site.inputs, inputs, scheme)
+        return Assignment(site, scheme, tuple(block))
+
+    def _fitted(self, site: Site, dim: int, wanted: int, scheme: Scheme) -> int:
+        """The largest block of at most `wanted` elements that no shard cuts, or a default."""
+        size = site.shape[dim]
+        shard = self._shard(site.weight, dim, size)
+        common = gcd(size, shard)
+        if wanted < 2 or common % wanted == 0:
+            return wanted
+        what = f"{site.name}: {'outputs' if dim == site.outputs else 'inputs'}"
+        where = f"{size}" if shard == size else f"{size}, in shards of {shard},"
+        if FORMATS[scheme.weight[0]].scales:
+            raise Error(
+                f"{what}: blocks of {wanted}, which {scheme.name} requires, do not divide {where}; "
+                "exclude the layer, choose another scheme such as w8a16, or another mesh"
+            )
+        found = max(n for n in range(1, wanted + 1) if common % n == 0)
+        default = 0 if dim == site.inputs else 1
+        if found < min(SMALLEST, wanted):
+            found = default
+        how = f"blocks of {found}" if found > 1 else "one scale per row"
+        self.stats.explain(f"{what}: blocks of {wanted} do not divide {where}; {how}")
+        return found
+
+    def _shard(self, weight: Weight, dim: int, size: int) -> int:
+        """The elements of a dimension that a rank gets; of a head, where heads are rearranged."""
+        axes = planned_axes(self.module, self.rows, weight.name, dim)
+        count = self.module.mesh.group_size(axes) if axes else 1
+        head, kv_heads = self.heads.get((weight, dim), (size, count))
+        uneven = size // head % count or kv_heads % count
+        return head if uneven and (weight, dim) in self.heads else -(-size // count)
+
+
+def _group(scheme: Scheme, group: int) -> int:
+    """The number of inputs of a block of another size than the scheme's."""
+    format, (_, inputs) = scheme.weight
+    if FORMATS[format].scales:
+        raise Error(f"{scheme.name} has blocks of {inputs} by definition; leave the group out")
+    if scheme.weight[1] == (0, 0):
+        raise Error(f"{scheme.name} has one scale per tensor; leave the group out")
+    return group
+
+
+def _head_sizes(module: Module) -> dict[tuple[Weight, int], tuple[int, int]]:
+    """(size of a head, key-value heads) of the dimensions of weights that hold heads."""
+    found: dict[tuple[Weight, int], tuple[int, int]] = {}
+    for op in module.ops():
+        if not isinstance(op, Attention):
+            continue
+        features, kv_heads = op.q.type.shape[2], op.key_heads
+        if not isinstance(features, int) or not isinstance(kv_heads, int):
+            continue
+        block = AttentionBlock.of(op, features // op.head_dim, kv_heads)
+        if block is None:
+            continue
+        for path in block.paths:
+            for weight, dim in path.projection.parts:
+                found[weight, dim] = _size_of_head(weight, dim, path.heads), kv_heads
+        heads = features // op.head_dim
+        found[block.output, block.inputs] = (
+            _size_of_head(block.output, block.inputs, heads),
+            kv_heads,
+        )
+    return found
+
+
+def _size_of_head(weight: Weight, dim: int, heads: int) -> int:
+    """The features of a head in a dimension of a weight."""
+    size = weight.type.shape[dim]
+    assert isinstance(size, int)
+    return size // heads

@@ -1,0 +1,66 @@
+"""KV caches of narrow numbers: new keys and values are quantized, and dequantized to be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from irc.errors import Error, did_you_mean
+from irc.ops import CacheUpdate, Dequantize, Quantize
+from irc.quantization.formats import FORMATS
+from irc.quantization.sites import CacheSite, find_caches
+from irc.rewrite import permit
+
+from ..shared.edit import insert_before, retype
+from .activations import constant_scale
+from .algorithms import Context
+
+KINDS = ("int8", "fp8")
+
+
+def quantize_caches(kind: str, context: Context) -> int:
+    """Store all caches as int8 or fp8, with a scale per cache; returns how many there were.
+
+    An FP8 cache has the scale 1 without calibration: its numbers keep their exponents.
+    """
+    if kind not in KINDS:
+        known = " or ".join(KINDS)
+        raise Error(f"no format of caches called {kind!r}{did_you_mean(kind, KINDS)}; give {known}")
+    sites = [site for site in find_caches(context.module) if permit("quantize", site.op)]
+    for site in sites:
+        _quantize(site, kind, _scale(site, kind, context))
+    return len(sites)
+
+
+def _scale(site: CacheSite, kind: str, context: Context) -> float:
+    if kind == "fp8" and context.statistics is None:
+        return 1.0
+    statistics = context.calibrated(f"a cache in {kind}")
+    format = FORMATS[kind]
+    limit = statistics.scale_range(site.name, context.observer, format.codes)
+    return limit / format.largest if limit else 1.0
+
+
+def _quantize(site: CacheSite, kind: str, scale: float) -> None:
+    op = site.op
+    codes: Any = FORMATS[kind].codes
+    cache = op.cache
+    float_type = cache.type.dtype
+    written = constant_scale(scale, op.new.type.ndim, op)
+    new = insert_before(Quantize(op.new, written, dtype=codes), op)
+    cache.type = cache.type.replace(dtype=codes)
+    op.set_operands((cache, new.result, *op.operands[2:]))
+    retype(op)
+    _read(op, scale, float_type)
+
+
+def _read(op: CacheUpdate, scale: float, float_type: str) -> None:
+    """Dequantize a cache for everything that reads it; results of the function keep the codes."""
+    users = [user for user in op.result.users if user.opname != "return"]
+    if not users:
+        return
+    assert op.next is not None
+    scales = constant_scale(scale, op.result.type.ndim, op.next)
+    kind: Any = float_type
+    read = insert_before(Dequantize(op.result, scales, dtype=kind), op.next).result
+    for user in users:
+        user.set_operands(tuple(read if v is op.result else v for v in user.operands))

@@ -1,0 +1,98 @@
+"""Replaces the weights of sites by codes and scales, which a `dequantize` multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from irc.ir.core import Module, Op, Value, Weight
+from irc.ir.dtypes import dtype
+from irc.ir.types import TensorType
+from irc.ops import Dequantize, Transpose
+from irc.quantization.formats import grid_shape
+from irc.quantization.sites import Site
+from irc.rewrite import erase_dead
+from irc.weights import QuantizedRef, Ref, pinned
+
+from ..shared.edit import free_name, insert_before
+from .algorithms import ENCODE, Context
+from .assignment import Assignment
+
+
+def quantize_weight(assigned: list[Assignment], context: Context) -> None:
+    """Quantize the weight that some sites share; all of them use the same codes."""
+    first = assigned[0]
+    parts = ENCODE.get(first.scheme.algorithm, _rounded)(first, context)
+    weights = _add_weights(context.module, first, parts)
+    for each in assigned:
+        found = insert_before(_dequantized(weights, first), each.site.op)
+        found.result.name = f"{each.site.name.rpartition('.')[2]}_weight"
+        use_weight(each.site, found.result)
+
+
+def _rounded(assigned: Assignment, context: Context) -> dict[str, Ref]:
+    """References that round every weight to the nearest code when they are read."""
+    weight, format = assigned.site.weight, assigned.format
+    source = pinned(weight.ref, weight.type.shape, weight.type.dtype)
+    parts = ["codes", "scales"] + ["zeros"] * bool(format.zeros)
+    parts += ["tensor_scale"] * format.tensor_scale
+    return {part: QuantizedRef(source, part, format.name, assigned.block) for part in parts}
+
+
+def _add_weights(
+    module: Module, assigned: Assignment, parts: Mapping[str, Ref]
+) -> dict[str, Weight]:
+    """The new weights by part. Codes have the name of the weight, so that plans match them."""
+    site, format = assigned.site, assigned.format
+    grid, ones = grid_shape(site.shape, assigned.block), (1,) * len(site.shape)
+    old = site.weight
+    types = {
+        "codes": TensorType(format.codes, old.type.shape),
+        "scales": TensorType(format.scales or old.type.dtype, grid),
+        "zeros": TensorType(format.zeros or format.codes, grid),
+        "tensor_scale": TensorType("f32", ones),
+    }
+    names = {"codes": old.name, "scales": f"{site.name}.scale", "zeros": f"{site.name}.zero"}
+    new = {
+        part: Weight(types[part], free_name(names.get(part, f"{site.name}.{part}"), []), ref)
+        for part, ref in parts.items()
+    }
+    _replace(module, old, list(new.values()))
+    return new
+
+
+def _replace(module: Module, old: Weight, new: list[Weight]) -> None:
+    """Put new weights at the place of an old one."""
+    weights = list(module.weights.values())
+    module.weights.clear()
+    for weight in weights:
+        for each in new if weight is old else [weight]:
+            each.name = free_name(each.name, module.weights)
+            module.add_weight(each)
+
+
+def _dequantized(parts: Mapping[str, Weight], assigned: Assignment) -> Op:
+    kind = assigned.site.weight.type.dtype
+    scales: Value = parts["scales"]
+    if "tensor_scale" in parts:
+        scales = Dequantize(scales, parts["tensor_scale"], dtype="f32").result
+    asked: dict[str, Any] = {} if scales.type.dtype == kind else {"dtype": kind}
+    return Dequantize(parts["codes"], scales, zero=parts.get("zeros"), **asked)
+
+
+def use_weight(site: Site, new: Value) -> None:
+    """Multiply by a new value in place of the weight, transposed as that was."""
+    transposed = site.weight_operand.producer
+    if isinstance(transposed, Transpose):
+        new = insert_before(Transpose(new, order=transposed.order), site.op).result
+    operands = (site.op.operands[0], new, *site.op.operands[2:])
+    site.op.set_operands(operands)
+    if transposed is not None and not transposed.result.users:
+        erase_dead(transposed)
+
+
+def bytes_of(weight: Weight) -> int:
+    """The bytes of a weight."""
+    sizes = [size for size in weight.type.shape if isinstance(size, int)]
+    return dtype(weight.type.dtype).nbytes(prod(sizes))
