@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from irc.errors import Error
-from irc.ir.core import Module, Weight
+from irc.ir.core import Module, Value, Weight
 from irc.ops import Attention
 from irc.pipeline import Stats
 from irc.quantization.formats import FORMATS, Format
@@ -105,9 +105,9 @@ def _group(scheme: Scheme, group: int) -> int:
     return group
 
 
-def _head_sizes(module: Module) -> dict[tuple[Weight, int], tuple[int, int]]:
+def _head_sizes(module: Module) -> dict[tuple[Value, int], tuple[int, int]]:
     """(size of a head, key-value heads) of the dimensions of weights that hold heads."""
-    found: dict[tuple[Weight, int], tuple[int, int]] = {}
+    found: dict[tuple[Value, int], tuple[int, int]] = {}
     for op in module.ops():
         if not isinstance(op, Attention):
             continue
@@ -117,18 +117,14 @@ def _head_sizes(module: Module) -> dict[tuple[Weight, int], tuple[int, int]]:
         block = AttentionBlock.of(op, features // op.head_dim, kv_heads)
         if block is None:
             continue
-        for path in block.paths:
-            for weight, dim in path.projection.parts:
-                found[weight, dim] = _size_of_head(weight, dim, path.heads), kv_heads
-        heads = features // op.head_dim
-        found[block.output, block.inputs] = (
-            _size_of_head(block.output, block.inputs, heads),
-            kv_heads,
-        )
+        parts = [(part, path.heads) for path in block.paths for part in path.projection.parts]
+        parts.append(((block.output, block.inputs), features // op.head_dim))
+        for (weight, dim), heads in parts:
+            found[weight, dim] = _size_of_head(weight, dim, heads), kv_heads
     return found
 
 
-def _size_of_head(weight: Weight, dim: int, heads: int) -> int:
+def _size_of_head(weight: Value, dim: int, heads: int) -> int:
     """The features of a head in a dimension of a weight."""
     size = weight.type.shape[dim]
     assert isinstance(size, int)

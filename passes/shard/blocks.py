@@ -26,7 +26,9 @@ from irc.ops import (
 from irc.weights import ConcatRef, Ref, ZerosRef, pinned
 from irc.weights import Slice as SliceStep
 
-from ..shared.edit import change, insert_before
+from ..shared.edit import change, insert_before, used_once
+from ..shared.parameters import is_shared, weights_of
+from ..shared.quantized import has_one_scale, rounded
 from .head_layout import Heads, Layout
 from .segments import Projection
 
@@ -46,10 +48,11 @@ class Path:
 
     def give(self, slots: Heads, done: set[Weight | Op]) -> None:
         """Make the projection give other heads, and adapt the operations behind it."""
-        for weight, dim in self.projection.parts:
-            if isinstance(weight, Weight) and weight not in done:
-                _rearrange(weight, dim, self.heads, slots)
-                done.add(weight)
+        for parameter, dim in self.projection.parts:
+            for weight in _in_heads(parameter, dim, self.heads) or ():
+                if weight not in done:
+                    _rearrange(weight, dim, self.heads, slots)
+                    done.add(weight)
         for op in self.ops:
             if isinstance(op, Reshape) and op not in done:
                 size = op.shape[2]
@@ -71,13 +74,24 @@ def path_of(value: Value, user: Op, heads: int) -> Path | None:
             return None
         projection = Projection.of(value) if value.type.ndim == 3 else None
         if projection is not None:
-            if not all(isinstance(part, Weight) for part, _ in projection.parts):
-                return None
-            return Path(projection, tuple(ops), heads)
+            found = [_in_heads(parameter, dim, heads) for parameter, dim in projection.parts]
+            return Path(projection, tuple(ops), heads) if None not in found else None
         if op is None or not _by_head(op, heads):
             return None
         ops.append(op)
         user, value = op, op.new if isinstance(op, CacheUpdate) else op.operands[0]
+
+
+def _in_heads(parameter: Value, dim: int, heads: int) -> list[Weight] | None:
+    """The weights of a parameter that have numbers of every head in a dimension.
+
+    None where heads share some, or a weight has other uses.
+    """
+    size, weights = parameter.type.shape[dim], weights_of(parameter)
+    own = [weight for weight in weights or () if not is_shared(weight, size, dim)]
+    sizes = [weight.type.shape[dim] for weight in own]
+    whole = all(isinstance(size, int) and size % heads == 0 for size in sizes)
+    return own if own and whole and all(map(used_once, own)) else None
 
 
 def _keeps(op: Op | None, value: Value, user: Op) -> bool:
@@ -105,7 +119,7 @@ def _by_head(op: Op, heads: int) -> bool:
         case Rope():
             return op.x.type.shape[2] == heads * op.head_dim
         case _:
-            return isinstance(op, Cast)
+            return isinstance(op, Cast) or has_one_scale(op)
 
 
 @dataclass(frozen=True)
@@ -114,26 +128,26 @@ class Block:
 
     op: Attention
     paths: tuple[Path, Path, Path]
-    output: Weight
+    output: Value
     inputs: int  # the dimension of the output projection that has the heads
 
     @staticmethod
     def of(op: Attention, heads: int, kv_heads: int) -> Block | None:
         """The block around an attention, if it can be rewritten."""
-        user = next(iter(op.result.users), None)
-        if len(op.result.users) != 1 or not isinstance(user, (Linear, Matmul)):
+        mixed = rounded(op.result)
+        user = next(iter(mixed.users), None)
+        if len(mixed.users) != 1 or not isinstance(user, (Linear, Matmul)):
             return None
-        output = user.operands[1]
-        if not isinstance(output, Weight) or output.type.ndim != 2 or len(output.users) > 1:
-            return None
-        if user.operands[0] is not op.result:
+        x, output, *_ = user.operands
+        inputs = 1 if isinstance(user, Linear) else 0
+        if x is not mixed or output.type.ndim != 2 or _in_heads(output, inputs, heads) is None:
             return None
         counts = (heads, kv_heads, kv_heads)
         values = (op.q, op.k, op.v)
         q, k, v = (path_of(v, op, n) for v, n in zip(values, counts, strict=True))
         if q is None or k is None or v is None or not _complete((q, k, v), op):
             return None
-        return Block(op, (q, k, v), output, 1 if isinstance(user, Linear) else 0)
+        return Block(op, (q, k, v), output, inputs)
 
     @property
     def query(self) -> Projection:
@@ -151,7 +165,9 @@ class Block:
         new = (layout.queries, layout.keys, layout.keys)
         for path, slots in zip(self.paths, new, strict=True):
             path.give(slots, done)
-        _rearrange(self.output, self.inputs, self.paths[0].heads, layout.queries)
+        heads = self.paths[0].heads
+        for weight in _in_heads(self.output, self.inputs, heads) or ():
+            _rearrange(weight, self.inputs, heads, layout.queries)
         for scores in (self.op.mask, self.op.bias):
             if scores is not None and scores.type.shape[1] != 1:
                 _select(self.op, scores, layout.queries)
