@@ -28,7 +28,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = dict[str, Array]
 
 MASK, IDS, KINDS = "attention_mask", "input_ids", "token_type_ids"
-_LENGTH, _ROWS = 512, 8  # by default
+_LENGTH, _WINDOWS, _ROWS = 512, 1, 8  # by default: tokens and rows of text, rows of arrays
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Data:
         ports = ports_of(module.main)
         longest = min(_most(module, tokens), cache_capacity(ports.states, module.dims) or _LENGTH)
         length = tokens if isinstance(tokens, int) else self.length or min(_LENGTH, longest)
-        rows = batch if isinstance(batch, int) else self.rows or min(_ROWS, _most(module, batch))
+        rows = batch if isinstance(batch, int) else self.rows or _WINDOWS
         return replace(self, length=length, rows=rows)
 
     def batches(self, module: Module, tokenizer: Path | None) -> Iterator[Batch]:
@@ -214,6 +214,8 @@ def _without_padding(module: Module, arrays: Arrays) -> Iterator[tuple[Arrays, A
     if others := arrays.keys() - {MASK, IDS}:
         raise Error(f"{MASK} goes with {IDS} alone, not with {', '.join(sorted(others))}")
     lengths = counts.sum(axis=1)
+    if not counts.any():
+        raise Error(f"{MASK} is 0 everywhere; expected 1 for the tokens that count")
     if (
         np.abs(np.diff(np.pad(counts, ((0, 0), (1, 1))).astype(int), axis=1)).sum(axis=1) > 2
     ).any():

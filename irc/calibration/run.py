@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..argument_checks import check_count, check_path
+from ..artifact.atomic import PART
 from ..artifact.checksums import sampled, sha256
 from ..artifact.locks import locked
 from ..artifact.manifest import Progress, silent
@@ -49,7 +49,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 MEMORY = 2048  # MiB
 _EVERY = 8  # batches between two savings
-_PARTIAL = "partial-"
+_PARTIAL, _PROGRAM = "partial-", "program"
 
 
 def calibrate(
@@ -140,9 +140,11 @@ class _Work:
         chosen = groups(targets, first.runs[0].sizes, self.memory)
         text = f"{key} {self.gram} {chosen}"
         folder = self.output / f"{_PARTIAL}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        for other in self.output.glob(f"{_PARTIAL}*"):
-            if other != folder:
+        for other in (*self.output.glob(f"{_PARTIAL}*"), folder / _PROGRAM):
+            if other != folder and other.exists():
                 shutil.rmtree(other)
+        for orphan in self.output.glob(f".*{PART}"):  # of a process that was killed
+            orphan.unlink()
         folder.mkdir(exist_ok=True)
         parts = [folder / f"{i}.safetensors" for i in range(len(chosen))]
         for i, part in enumerate(parts):
@@ -159,24 +161,22 @@ class _Work:
         if before.complete:
             return
         text = print_module(self.module)
-        with tempfile.TemporaryDirectory(dir=path.parent) as program:
-            observer = Observer(text, chosen, self.gram, Path(program), self.progress)
-            observer.observed |= before.observed
-            state = _State(before.batches, before.rows, False, observer.observed)
-            for batch in islice(self._batches(), before.batches, None):
-                done = max(batch.done, state.batches / self.limit if self.limit else 0.0)
-                self.progress("calibrating", (index + done) / count)
-                for run in batch.runs:
-                    try:
-                        observer.add(run)
-                    except Error as error:
-                        raise Error(f"{batch.place}: {error}") from None
-                    state.rows += run.rows
-                state.batches += 1
-                if state.batches % _EVERY == 0:
-                    state.write(path)
-            state.complete = True
-            state.write(path)
+        program = path.parent / _PROGRAM
+        program.mkdir()
+        observer = Observer(text, chosen, self.gram, program, self.progress)
+        observer.observed |= before.observed
+        state = _State(before.batches, before.rows, False, observer.observed)
+        for batch in islice(self._batches(), before.batches, None):
+            done = max(batch.done, state.batches / self.limit if self.limit else 0.0)
+            self.progress("calibrating", (index + done) / count)
+            observer.add(batch)
+            state.rows += sum(run.rows for run in batch.runs)
+            state.batches += 1
+            if state.batches % _EVERY == 0:
+                state.write(path)
+        state.complete = True
+        state.write(path)
+        shutil.rmtree(program)
 
     def _write(self, targets: list[Target], parts: Mapping[Path, list[int]], key: str) -> None:
         """Write the statistics from the files of all groups."""

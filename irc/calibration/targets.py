@@ -20,7 +20,7 @@ from ..passes.shared.edit import set_results
 from ..quantization.observed import BINS, Observed
 from ..quantization.sites import find_caches, find_sites
 from ..text import parse_module
-from .batches import Run
+from .batches import Batch, Run
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -71,7 +71,7 @@ def groups(targets: Sequence[Target], sizes: Mapping[str, int], memory: int) -> 
     found: list[list[int]] = [[]]
     free = memory
     for i, target in enumerate(targets):
-        need = _bytes(target, sizes)
+        need = needed(target, sizes)
         if need > free and found[-1]:
             found.append([])
             free = memory
@@ -80,7 +80,7 @@ def groups(targets: Sequence[Target], sizes: Mapping[str, int], memory: int) -> 
     return found
 
 
-def _bytes(target: Target, sizes: Mapping[str, int]) -> int:
+def needed(target: Target, sizes: Mapping[str, int]) -> int:
     """The bytes of the statistics and of the observed values of a batch."""
     shapes = [[bind(dim, sizes) for dim in value.type.shape] for value in target.values]
     numbers = sum(math.prod(dim for dim in s if isinstance(dim, int)) for s in shapes)
@@ -108,18 +108,19 @@ class Observer:
         emitted = backend.emit(module, folder, base=folder, progress=progress)
         self.program: Program = backend.load(folder, dict(emitted.facts))
 
-    def add(self, run: Run) -> None:
+    def add(self, batch: Batch) -> None:
         """Run the program, and count what it computes; an Error names a site that has NaN."""
-        found = self.program.run(run.arrays)
-        for i, j, _ in _numbered(self.targets):
-            target, array = self.targets[i], found.pop(f"x{i}_{j}")
-            try:
-                self.observed[i].add(_rows(array, run, target.sparse))
-            except Error as error:
-                raise Error(
-                    f"the input of {target.names[0]} cannot be calibrated: {error.message}; "
-                    "f16 overflows above 65504, where --dtype f32 or bf16 helps"
-                ) from None
+        for run in batch.runs:
+            found = self.program.run(run.arrays)
+            for i, j, _ in _numbered(self.targets):
+                target = self.targets[i]
+                try:
+                    self.observed[i].add(_rows(found.pop(f"x{i}_{j}"), run, target.sparse))
+                except Error as error:
+                    raise Error(
+                        f"{batch.place}: the input of {target.names[0]} cannot be calibrated, "
+                        f"{error.message}; f16 overflows above 65504, where --dtype f32 helps"
+                    ) from None
 
 
 def _numbered(targets: Mapping[int, Target]) -> Iterator[tuple[int, int, Value]]:

@@ -28,7 +28,7 @@ def configure(parser: ArgumentParser) -> None:
     what = "gather gram matrices too, which the algorithms of AWQ, GPTQ and auto need"
     add("--gram", action="store_true", help=what)
     add("--batches", metavar="N", type=whole_number(1), default=0, help="at most so many")
-    what = "rows of a batch (default: up to 8)"
+    what = "rows of a batch (default: 1 of text, 8 of arrays)"
     add("--batch-size", metavar="N", type=whole_number(1), default=0, help=what)
     what = "tokens of a row of text (default: up to 512)"
     add("--length", metavar="N", type=whole_number(1), default=0, help=what)

@@ -18,6 +18,6 @@ def write_folder(
         observed[site] = Observed(values.shape[-1], gram)
         observed[site].add(values)
     tokens = max((each.rows for each in observed.values()), default=0)
-    facts = Facts(model, tokens, 1, "", {site: site for site in inputs})
+    facts = Facts(model, tokens, 1, gram=gram, sites={site: site for site in inputs})
     write_statistics(folder, observed, facts)
     return Statistics(folder)

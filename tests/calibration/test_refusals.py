@@ -1,0 +1,194 @@
+"""What calibration refuses, each with a sentence; and the command irc calibrate."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+from irc.calibration.run import calibrate
+from irc.calibration.text import token_windows
+from irc.errors import Error
+from irc.generation.tokenizer import Tokenizer
+from irc.quantization.statistics import Statistics
+from tests.calibration.test_calibrate import MASKED, TWO, files, saved
+from tests.cli.runner import refused, works
+from tests.fresh import fresh
+from tests.sharded.models import tiny_llama
+from tests.tiny_checkpoint import write_checkpoint, write_tokenizer
+
+SHARDED = TWO.replace("@two", "@two mesh(tp=2)").replace("f32[3", "f32[3@tp").replace("3]", "3@tp]")
+X, SHIFT = np.ones((4, 4)), np.zeros(4)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({}, "has no arrays; expected one per input of the model"),
+        ({"x": X}, "batch 1: the inputs lack shift; the model takes x, shift"),
+        ({"x": X, "shift": SHIFT, "shfit": SHIFT}, "no input 'shfit'; did you mean 'shift'"),
+        (
+            {"x": X[:, :3], "shift": SHIFT},
+            r"batch 1: the input x has the shape \[2, 3\], but it must be",
+        ),
+        (
+            {"x": X[None, None], "shift": SHIFT},
+            r"batch 1: the input x has the shape \[1, 1, 4, 4\]",
+        ),
+        ({"x": X[:0], "shift": SHIFT}, "has an empty array; expected at least one row"),
+        ({"x": X * [[1], [1], [np.nan], [1]], "shift": SHIFT}, "batch 2: x has NaN or infinity"),
+        ({"x": X, "shift": SHIFT + np.inf}, "batch 1: shift has NaN or infinity"),
+        ({"x": X.astype(str), "shift": SHIFT}, "has an array of <U32; expected numbers"),
+        ({"x": np.asfortranarray(X), "shift": SHIFT}, "Fortran order; save numpy.ascontiguous"),
+        ({"x": X[None], "shift": np.zeros((2, 4))}, "batches: x 1, shift 2; expected one"),
+        (
+            {"x": X * 3e38, "shift": SHIFT + 3e38},
+            "batch 1: the input of a cannot be calibrated, it has",
+        ),
+        ({"x": np.ones((600, 1, 4))[:, 0], "shift": SHIFT}, r"has B=600.*B=1 to 512"),
+    ],
+)
+def test_arrays_that_do_not_fit(arrays: Any, message: str, tmp_path: Path) -> None:
+    data = saved(tmp_path / "data.npz", **arrays)
+    size = 600 if "600" in message else 2
+    with pytest.raises(Error, match=message):
+        calibrate(irc.parse(TWO), data, tmp_path / "out", batch_size=size)
+    assert not (tmp_path / "out" / "calibration.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"input_ids": [[1, 36, 37]]}, "the token 37, but the model has 37 tokens"),
+        ({"input_ids": [[1, -1]]}, "the token -1, but the model has 37 tokens"),
+        ({"input_ids": [[1.5, 2]]}, "input_ids is float64, but it must be i32"),
+        ({"input_ids": [1, 2]}, r"input_ids has the shape \[2\], but it must be \[B, S\]"),
+        ({"input_ids": [[1] * 33]}, "33 tokens per row, but the cache of this model holds 32"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1, 1, 1]]}, r"the shape \[1, 3\]; expected"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[0, 0]]}, "attention_mask is 0 everywhere"),
+        ({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 0, 1]]}, "tokens after padding"),
+        (
+            {"input_ids": [[1]], "attention_mask": [[1]], "positions": [[0]]},
+            "goes with input_ids alone, not with positions",
+        ),
+    ],
+)
+def test_tokens_that_do_not_fit(arrays: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(Error, match=message):
+        calibrate(tiny_llama(), saved(tmp_path / "data.npz", **arrays), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data.txt", b"", "data.txt has no text; expected some sentences"),
+        ("data.txt", b"a\xff", "data.txt is not text in UTF-8"),
+        ("data.csv", b"a", "is no data: expected a .txt or .npz file, or a folder of such"),
+        ("data.npz", b"a", "is no .npz archive of plain arrays"),
+        ("none", None, "there is no .*none; data is a .txt or .npz file"),
+        ("both", ("a.txt", "b.npz"), "has both .txt and .npz files; keep one kind"),
+        ("empty", (), "is no data: expected"),
+    ],
+)
+def test_files_that_are_no_data(name: str, content: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        path.mkdir()
+        for each in content:
+            (path / each).write_text("a")
+    checkpoint = write_checkpoint(tmp_path / "model")
+    with pytest.raises(Error, match=message):
+        irc.calibrate(checkpoint, path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "options", "message"),
+    [
+        (TWO, "a.txt", {}, r"text needs a model with the input input_ids \[B, S\], .* x, shift"),
+        (MASKED, "a.txt", {}, "text needs a tokenizer"),
+        (TWO, "a.npz", {"length": 3}, "the length is for text"),
+        (TWO, "a.npz", {"batches": -1}, "batches is -1; give a whole number of at least 0"),
+        (TWO, "a.npz", {"memory": 0}, "memory is 0; give a whole number of at least 1"),
+        (SHARDED, "a.npz", {}, "sharded already; calibrate the source that it was made from"),
+        (
+            "module @m {\n  func @f(%x: f32[2]) -> (f32[2]) {\n    return %x\n  }\n}",
+            "a.npz",
+            {},
+            "no linear with a float weight, so there is nothing to calibrate",
+        ),
+    ],
+)
+def test_what_cannot_be_calibrated(
+    text: str, data: str, options: Any, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("some text")
+    saved(tmp_path / "a.npz", x=np.ones(2))
+    with pytest.raises(Error, match=message):
+        calibrate(irc.parse(text), tmp_path / data, tmp_path / "out", **options)
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    data = saved(tmp_path / "data.npz", x=X, shift=SHIFT)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("")
+    with pytest.raises(Error, match="is no calibration, so it is left alone; choose another"):
+        calibrate(irc.parse(TWO), data, tmp_path / "out")
+    assert [*files(tmp_path / "out")] == ["thesis.tex"]
+
+
+def test_windows_are_the_tokens_of_the_text(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Engine
+    from tokenizers.processors import TemplateProcessing
+
+    write_tokenizer(tmp_path)
+    engine: Any = Engine.from_file(str(tmp_path / "tokenizer.json"))
+    end = engine.token_to_id("<|end|>")
+    engine.post_processor = TemplateProcessing("<|end|> $A", None, [("<|end|>", end)])
+    engine.save(str(tmp_path / "tokenizer.json"))
+    words = fresh(3).choice(["the", "other", "naïve", "日本", "\n", " "], 9_000)
+    text = " ".join(words.tolist()) + " end"
+    parts = [text[:7], text[7:30_000], text[30_000:]]
+    paths = [tmp_path / f"{i}.txt" for i in range(3)]
+    for path, part in zip(paths, parts, strict=True):
+        path.write_text(part, encoding="utf-8", newline="")
+    tokenizer = Tokenizer(tmp_path)
+    windows = [window for window, _ in token_windows(paths, tokenizer, 100)]
+    assert {len(window) for window in windows[:-1]} == {100}
+    assert {window[0] for window in windows} == {end}
+    found = [token for window in windows for token in window[1:]]
+    assert found == [t for part in parts for t in tokenizer.encode(part, special=False)]
+    with pytest.raises(Error, match="no room for text after 1 special tokens"):
+        next(token_windows(paths, tokenizer, 1))
+
+
+def test_the_command(tmp_path: Path) -> None:
+    (tmp_path / "m.irc").write_text(TWO)
+    x = fresh(4).standard_normal((6, 4))
+    data = saved(tmp_path / "data.npz", x=x, shift=SHIFT)
+    words: list[str | Path] = ["calibrate", tmp_path / "m.irc", "--data", data, "-o"]
+    facts = works(*words, tmp_path / "a", "--batch-size", "2", "--gram", "--json").json
+    assert (facts["tokens"], facts["batches"], facts["gram"]) == (6, 3, True)
+    assert facts["largest"]["a"] == pytest.approx(np.abs(x).max(), rel=1e-6)
+    assert Statistics(tmp_path / "a").sites() == ["a", "b"]
+    shown = works(*words, tmp_path / "b", "--batches", "1", "--batch-size", "4").out
+    assert re.match(r"two: 4 tokens in 1 batches, 2 sites; largest input \S+ at \w\nwrote", shown)
+    assert "choose another folder" in refused(*words, tmp_path)
+    assert "has no option --bach" in refused(*words, tmp_path, "--bach", "1", status=2)
+
+
+def test_a_checkpoint_folder_by_the_command(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "model")
+    (tmp_path / "data.txt").write_text("the other " * 300)
+    words: list[str | Path] = ["calibrate", checkpoint, "--data", tmp_path / "data.txt"]
+    facts = works(*words, "-o", tmp_path / "a", "--length", "50", "--json").json
+    tokens = len(Tokenizer(checkpoint).encode("the other " * 300))
+    assert facts["tokens"] == tokens
+    assert {"k0", "v1", "lm_head", "model.layers.1.mlp.down_proj"} <= facts["largest"].keys()
+    # a range of S that leaves no room for the last, shorter window
+    dims = ["--dims", "S=64:64:64", "--batch-size", "2"]
+    facts = works(*words, "-o", tmp_path / "b", *dims, "--json").json
+    assert facts["tokens"] == tokens // 64 * 64
