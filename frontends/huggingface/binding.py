@@ -11,6 +11,7 @@ from ...ir.core import Module, Weight
 from ...ir.dims import Shape
 from ...ir.types import TensorType
 from ...weights import Cast, FileRef, Ref, UnboundRef
+from . import quantized
 from .files import Checkpoint
 
 # Tensors of old checkpoints that no model reads: tables that are computed anew.
@@ -37,7 +38,8 @@ def bind(
 
     A tensor stored in another float dtype than the weight's is cast when it is read. A weight that
     lacks tensors takes its reference in `alternatives`, if the folder has those tensors; a folder
-    with both must have the same values there. `ignore` holds patterns, such as "vision_tower.*", of
+    with both must have the same values there. A weight that the folder has quantized becomes a
+    `dequantize` operation. `ignore` holds patterns, such as "vision_tower.*", of
     tensors that the model does not use. An Error lists everything that does not fit and leaves the
     module as it was.
     """
@@ -53,11 +55,18 @@ def bind(
                 f"{tensors(alternatives[name])} with different values, but in the model "
                 f"@{module.name} both are the weight {name}"
             )
-    allowed = {source.key for ref in alternatives.values() for source in _unbound(ref)}
-    _check(module, refs, checkpoint, allowed, (*BUFFERS, *ignore))
     files = _Files(module, checkpoint)
-    for name, weight in module.weights.items():
-        weight.ref = files.bound(refs[name], weight.type.dtype)
+    stored = quantized.Tensors(checkpoint, files.name)
+    layers = quantized.find_layers(module, refs, stored, quantized.read_method(folder))
+    plain = {name: ref for name, ref in refs.items() if name not in layers}
+    allowed = {source.key for ref in alternatives.values() for source in _unbound(ref)}
+    ignore = (*BUFFERS, *quantized.cache_scales(checkpoint), *ignore)
+    _check(module, plain, checkpoint, allowed | stored.used, ignore)
+    for name, ref in plain.items():
+        weight = module.weights[name]
+        weight.ref = files.bound(ref, weight.type.dtype)
+    module.files.update(files.paths)
+    quantized.insert(module, layers)
     return module
 
 
@@ -106,10 +115,10 @@ def _check(
     ]
     misfits = [
         line
-        for name, weight in module.weights.items()
-        for source in _unbound(refs[name])
+        for name, ref in refs.items()
+        for source in _unbound(ref)
         if source.key in checkpoint
-        for line in _misfit(weight, refs[name], source, checkpoint)
+        for line in _misfit(module.weights[name], ref, source, checkpoint)
     ]
     groups = [
         (
@@ -159,10 +168,10 @@ def _misfit(weight: Weight, ref: Ref, source: UnboundRef, checkpoint: Checkpoint
 
 
 class _Files:
-    """References to the files of a checkpoint, which the module declares when they are needed."""
+    """References to the files of a checkpoint; `paths` are the files that a module declares."""
 
     def __init__(self, module: Module, checkpoint: Checkpoint) -> None:
-        self._module, self._checkpoint = module, checkpoint
+        self.paths, self._checkpoint = dict(module.files), checkpoint
         self._names = {path: name for name, path in module.files.items()}
 
     def bound(self, ref: Ref, dtype: str) -> Ref:
@@ -173,16 +182,16 @@ class _Files:
             return ref
         stored = self._checkpoint.tensor(ref.key).dtype
         cast = () if stored == dtype else (Cast(dtype),)
-        return FileRef(self._file(ref.key), ref.key, steps=(*cast, *ref.steps))
+        return FileRef(self.name(ref.key), ref.key, steps=(*cast, *ref.steps))
 
-    def _file(self, key: str) -> str:
+    def name(self, key: str) -> str:
         """The name of the file that holds `key` in the module: `ckpt`, `ckpt_1`, `ckpt_2`, ..."""
         path = (self._checkpoint.folder / self._checkpoint.file(key)).as_posix()
         if path not in self._names:
             name, count = "ckpt", 0
-            while name in self._module.files:
+            while name in self.paths:
                 count += 1
                 name = f"ckpt_{count}"
-            self._module.files[name] = path
+            self.paths[name] = path
             self._names[path] = name
         return self._names[path]

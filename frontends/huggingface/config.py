@@ -14,6 +14,7 @@ from ...ir.dtypes import DTYPES
 from ...json_files import read_object
 from ...weights import Ref
 from ..models.family import Dims, Family, find_family
+from .quantized import KEYS, method_of
 
 _DTYPES = {str(DTYPES[name].numpy): name for name in ("f32", "f16", "bf16")}  # torch's names
 
@@ -36,7 +37,12 @@ class Model:
 
 
 def model_of(config: Mapping[str, Any], ignore: Sequence[str] = ()) -> Model:
-    """The model that a config describes; an Error names every key that irc does not support."""
+    """The model that a config describes; an Error names every key that irc does not support.
+
+    How its checkpoint is quantized is no property of the model.
+    """
+    method_of({key: config[key] for key in KEYS if key in config and key not in ignore})
+    config = {key: value for key, value in config.items() if key not in KEYS}
     family = find_family(config, ignore)
     return Model(family, family.read_config(config, ignore))
 

@@ -16,12 +16,15 @@ from ..weights import (
     ProductRef,
     QuantizedRef,
     RandomRef,
+    ReciprocalRef,
     Ref,
+    RepeatedRef,
     Shard,
     Slice,
     Step,
     Transpose,
     UnboundRef,
+    UnpackedRef,
     Unsqueeze,
     ZerosRef,
 )
@@ -48,6 +51,10 @@ def _source(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
         key = c.string()
         c.expect("]")
         return FileRef(file, key)
+
+    def inner() -> Ref:
+        return parse_ref(c, files, depth + 1)
+
     if c.accept("bytes"):
         return _bytes(c, files)
     if c.accept("concat"):
@@ -56,13 +63,20 @@ def _source(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
         return _quantized(c, files, depth)
     if c.accept("multiply"):
         return _multiply(c, files, depth)
+    if c.accept("unpacked"):
+        return _unpacked(c, inner)
+    if c.accept("repeated"):
+        return RepeatedRef(*_arguments(c, inner, lambda: _shape(c), lambda: _shape(c)))
+    if c.accept("reciprocal"):
+        return ReciprocalRef(*_arguments(c, inner))
     if c.accept("random"):
         arguments = _arguments(c, c.string, c.integer, lambda: _number(c), optional=_shape)
         return RandomRef(*arguments)
     if c.accept("zeros"):
         return ZerosRef(*_arguments(c, lambda: _shape(c), c.word))
     if not c.accept("unbound"):
-        kinds = "@file[...], bytes, concat, zeros, random, unbound, quantized or multiply"
+        kinds = "@file[...], bytes, concat, zeros, random, unbound, quantized, multiply, unpacked, "
+        kinds += "repeated or reciprocal"
         c.fail(f"expected {kinds}, found {c.shown}")
     return UnboundRef(*_arguments(c, c.string, optional=_shape))
 
@@ -89,16 +103,20 @@ def _file(c: Cursor, files: Mapping[str, str]) -> str:
 
 
 def _bytes(c: Cursor, files: Mapping[str, str]) -> Ref:
-    def tensor() -> tuple[str, tuple[int, ...]]:
-        type = parse_type(c)
-        sizes = tuple(size for size in type.shape if isinstance(size, int))
-        if type.sharded or len(sizes) != type.ndim:
-            c.fail(f"{type} is no dtype with sizes, such as f32[8, 16]")
-        c.advance()
-        return type.dtype, sizes
-
-    file, offset, (dtype, sizes) = _arguments(c, lambda: _file(c, files), c.integer, tensor)
+    file, offset, (dtype, sizes) = _arguments(
+        c, lambda: _file(c, files), c.integer, lambda: _tensor(c)
+    )
     return _checked(c, BytesRef, file, offset, dtype, sizes)
+
+
+def _tensor(c: Cursor) -> tuple[str, tuple[int, ...]]:
+    """(dtype, sizes) of a type."""
+    type = parse_type(c)
+    sizes = tuple(size for size in type.shape if isinstance(size, int))
+    if type.sharded or len(sizes) != type.ndim:
+        c.fail(f"{type} is no dtype with sizes, such as f32[8, 16]")
+    c.advance()
+    return type.dtype, sizes
 
 
 def _concat(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
@@ -134,6 +152,11 @@ def _quantized(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
             arguments.append(read())
     c.expect(")")
     return _checked(c, QuantizedRef, *arguments)
+
+
+def _unpacked(c: Cursor, inner: Callable[[], Ref]) -> Ref:
+    source, packing, (dtype, sizes) = _arguments(c, inner, c.string, lambda: _tensor(c))
+    return _checked(c, UnpackedRef, source, packing, dtype, sizes)
 
 
 def _checked(c: Cursor, kind: type[Ref], *arguments: Any) -> Ref:

@@ -8,6 +8,9 @@ zeros, seeded random numbers, or an unbound name. A reference never holds the by
 from .computed import ComputedRef as ComputedRef
 from .computed import ProductRef as ProductRef
 from .computed import QuantizedRef as QuantizedRef
+from .imported import ReciprocalRef as ReciprocalRef
+from .imported import RepeatedRef as RepeatedRef
+from .imported import UnpackedRef as UnpackedRef
 from .shapes import check_steps as check_steps
 from .shapes import ref_dtype as ref_dtype
 from .shapes import ref_shape as ref_shape

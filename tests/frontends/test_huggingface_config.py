@@ -95,7 +95,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": None, "architectures": None}, "no model_type and no architectures"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "expected one of LlamaForCausalLM"),
     ({"residual_multiplier": 0.2}, "sets residual_multiplier=0.2, which irc does not support"),
-    ({"quantization_config": {"bits": 4, "a": 1}}, "quantization_config={bits, a}"),
+    ({"quantization_config": {"quant_method": "quip"}}, "quant_method='quip'"),
     ({"sliding_window": 128}, "sets sliding_window=128"),
     ({"logit_scale": 0}, "sets logit_scale=0"),
     ({"a_factor": 2, "b_kind": "x"}, "sets a_factor=2, b_kind='x', which"),

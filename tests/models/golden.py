@@ -41,8 +41,9 @@ def write_checkpoint(folder: Path, name: str) -> Path:
 
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """f32, f16 and i32 arrays as a safetensors file."""
-    kinds = {"float32": "F32", "float16": "F16", "int32": "I32"}
+    """Arrays as a safetensors file."""
+    kinds = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3"}
+    kinds |= {"int64": "I64", "int32": "I32", "int8": "I8", "uint8": "U8"}
     header: dict[str, object] = {}
     at = 0
     for key, array in tensors.items():

@@ -1,0 +1,143 @@
+"""Checkpoints that are already quantized: their weights become `dequantize` operations.
+
+`quantization_config` of config.json names the method; a file here per method reads its tensors. The
+bytes stay in the checkpoint wherever their layout is one of irc's.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from ....errors import Error, did_you_mean
+from ....ir.core import Module
+from ....json_files import read_object
+from ....weights import ConcatRef, Ref, UnboundRef, Unsqueeze
+from ...models.config_reader import ConfigReader
+from ..files import Checkpoint
+from .awq import Awq
+from .compressed_tensors import CompressedTensors
+from .fp8 import Fp8
+from .gptq import Gptq
+from .graph import insert as insert
+from .method import Method
+from .modelopt import ModelOpt
+from .parts import Layer as Layer
+from .parts import Tensors as Tensors
+from .parts import stacked
+
+METHODS: Mapping[str, type[Method]] = {
+    "awq": Awq,
+    "gptq": Gptq,
+    "compressed-tensors": CompressedTensors,
+    "modelopt": ModelOpt,
+    "fp8": Fp8,
+}
+KEYS = ("quantization_config", "compression_config")  # in config.json
+_CACHE = (".k_scale", ".v_scale", ".q_scale", ".k_proj.output_scale", ".v_proj.output_scale")
+_MARKS = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "weight.absmax")
+
+
+def read_method(folder: str | os.PathLike[str]) -> Method | None:
+    """The method of a checkpoint folder; None if it is not quantized."""
+    values: dict[str, Any] = {}
+    for name in ("config.json", "hf_quant_config.json"):
+        path = Path(folder) / name
+        values |= read_object(path) if path.exists() else {}
+    return method_of(values)
+
+
+def method_of(config: Mapping[str, Any]) -> Method | None:
+    """The method that a config.json, or the hf_quant_config.json of ModelOpt, describes."""
+    found: Any = next((config[key] for key in KEYS if config.get(key)), None)
+    if found is None and "quantization" in config:
+        found = {"quantization": config["quantization"]}
+    if not found:
+        return None
+    if not isinstance(found, dict):
+        raise Error(f"quantization_config is {found!r}; expected an object")
+    values = cast("dict[str, Any]", found)
+    values = {**values, **values.get("quantization", {})}  # ModelOpt nests its own
+    title = "quantization_config"
+    values.setdefault("quant_method", "modelopt" if "quant_algo" in values else None)
+    name = ConfigReader(values, title).word("quant_method")
+    known = ", ".join(METHODS)
+    if name == "bitsandbytes":
+        raise Error(
+            f"{title} sets quant_method='bitsandbytes', whose codes are indices into tables that "
+            f"irc has no operation for; compile the original checkpoint with --quantize, or one of "
+            f"{known}"
+        )
+    if name not in METHODS:
+        hint = did_you_mean(str(name), METHODS)
+        raise Error(f"{title} sets quant_method={name!r}{hint}; irc reads {known}")
+    return METHODS[name](ConfigReader(values, title))
+
+
+def find_layers(
+    module: Module, refs: Mapping[str, Ref], tensors: Tensors, method: Method | None
+) -> dict[str, Layer]:
+    """Weight -> the tensors of its layer, for the weights that a checkpoint has quantized."""
+    found: dict[str, Layer] = {}
+    for name, ref in refs.items():
+        sources = [source for source in ref.sources() if isinstance(source, UnboundRef)]
+        quantized = [source for source in sources if _is_quantized(source.key, tensors, method)]
+        if not quantized:
+            continue
+        assert method is not None
+        if len(quantized) < len(sources) or not _is_stack(ref):
+            raise Error(
+                f"the weight {name} is {ref}, of which {quantized[0].key} is quantized; irc reads "
+                "complete weights, and stacks of them"
+            )
+        shape = tuple(size for size in module.weights[name].type.shape if isinstance(size, int))
+        layers = [method.layer(_layer_name(s.key), tensors, shape[-2:]) for s in quantized]
+        found[name] = stacked(layers) if isinstance(ref, ConcatRef) else layers[0]
+    return found
+
+
+def cache_scales(checkpoint: Checkpoint) -> list[str]:
+    """The scales of quantized KV caches, with a warning that they are not used."""
+    found = [key for key in checkpoint if key.endswith(_CACHE)]
+    if found:
+        warnings.warn(
+            f"{checkpoint.folder}: {found[0]} is the scale of a quantized KV cache; the caches "
+            "stay in the compute dtype. --kv-cache quantizes them with scales of a calibration",
+            stacklevel=4,
+        )
+    return found
+
+
+def _is_stack(ref: Ref) -> bool:
+    """Whether a reference is a tensor, or tensors along a new first dimension."""
+    if not isinstance(ref, ConcatRef):
+        return not ref.steps
+    return ref.dim == 0 and all(part.steps == (Unsqueeze(0),) for part in ref.parts)
+
+
+def _layer_name(key: str) -> str:
+    return key.removesuffix(".weight")
+
+
+def _is_quantized(key: str, tensors: Tensors, method: Method | None) -> bool:
+    """Whether a weight is quantized in the checkpoint; an Error where the config differs."""
+    name = _layer_name(key)
+    marks = [mark for mark in _MARKS if f"{name}.{mark}" in tensors]
+    if not marks:
+        return False
+    tensor = f"{name}.{marks[0]}"
+    if method is None:
+        raise Error(f"the checkpoint has {tensor}, but config.json has no quantization_config")
+    if not set(marks) <= set(method.marks):
+        raise Error(
+            f"the checkpoint mixes formats: {tensor} is none of {', '.join(method.marks)}, the "
+            "tensors of its quant_method"
+        )
+    if method.ignores(name):
+        raise Error(f"quantization_config leaves {name} as it was, but the checkpoint has {tensor}")
+    if key in tensors and marks[0] in ("qweight", "weight_packed"):
+        raise Error(f"the checkpoint mixes formats: it has both {key} and {tensor}")
+    return True

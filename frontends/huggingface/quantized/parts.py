@@ -1,0 +1,169 @@
+"""The tensors of a quantized layer, as references to the files of its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf, prod
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ....errors import Error
+from ....files import open_file
+from ....ir.dtypes import dtype as dtype_called
+from ....ir.dtypes import numpy_dtype
+from ....ir.types import TensorType
+from ....quantization.activations import Activation
+from ....quantization.words import packing, per_word
+from ....weights import BytesRef, Cast, ConcatRef, FileRef, Ref, Transpose, UnpackedRef, Unsqueeze
+from ....weights.safetensors import Tensor
+from ..files import Checkpoint
+
+Sizes: TypeAlias = tuple[int, ...]
+FLOATS = ("f32", "f16", "bf16")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of a layer: where its bytes are, and what they are."""
+
+    ref: Ref
+    dtype: str
+    shape: Sizes
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(self.dtype, self.shape)
+
+    def transposed(self) -> Part:
+        """The matrix with rows and columns exchanged."""
+        return Part(self.ref.then(Transpose((1, 0))), self.dtype, self.shape[::-1])
+
+    def of_rank(self, ndim: int) -> Part:
+        """The tensor with dimensions of size 1 in front."""
+        found = self
+        while len(found.shape) < ndim:
+            found = replace(found, ref=found.ref.then(Unsqueeze(0)), shape=(1, *found.shape))
+        return found
+
+    def cast(self, dtype: str) -> Part:
+        """The tensor in another dtype."""
+        if self.dtype == dtype:
+            return self
+        return replace(self, ref=self.ref.then(Cast(dtype)), dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A quantized weight [N, K]: dequantize(codes, scales, zeros), and the input's quantization.
+
+    With a `tensor_scale` the scales are themselves codes, dequantized by it.
+    """
+
+    codes: Part
+    scales: Part
+    zeros: Part | None = None
+    tensor_scale: Part | None = None
+    activation: Activation | None = None
+
+    def parts(self) -> dict[str, Part | None]:
+        """The tensors by what is added to the name of the weight."""
+        return {
+            "": self.codes,
+            "scale": self.scales,
+            "zero": self.zeros,
+            "tensor_scale": self.tensor_scale,
+        }
+
+
+def stacked(layers: Sequence[Layer]) -> Layer:
+    """The layers of experts as one, along a new first dimension, with the largest input scales."""
+    columns = zip(*(layer.parts().values() for layer in layers), strict=True)
+    codes, scales, zeros, tensor_scale = map(_stack, columns)
+    assert codes is not None and scales is not None
+    inputs = [layer.activation for layer in layers]
+    if len({each and replace(each, scale=None, tensor_scale=None) for each in inputs}) != 1:
+        raise _unequal()
+    largest = max(inputs, key=lambda each: (each and (each.scale or each.tensor_scale)) or 0.0)
+    return Layer(codes, scales, zeros, tensor_scale, largest)
+
+
+def _unequal() -> Error:
+    return Error("the experts of a layer are quantized differently; irc stacks equal ones")
+
+
+def _stack(parts: tuple[Part | None, ...]) -> Part | None:
+    """Tensors of one type along a new first dimension; None if there are none."""
+    present = [part for part in parts if part is not None]
+    if not present:
+        return None
+    if len(present) < len(parts) or len({part.type for part in present}) != 1:
+        raise _unequal()
+    ref = ConcatRef(tuple(part.ref.then(Unsqueeze(0)) for part in present), 0)
+    return Part(ref, present[0].dtype, (len(present), *present[0].shape))
+
+
+class Tensors:
+    """The tensors of a checkpoint; `used` has the keys of those that were taken."""
+
+    def __init__(self, checkpoint: Checkpoint, file: Callable[[str], str]) -> None:
+        self.checkpoint, self._file = checkpoint, file
+        self.used: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.checkpoint
+
+    def info(self, key: str) -> Tensor:
+        """dtype and shape of a tensor, which counts as used."""
+        if key not in self.checkpoint:
+            raise Error(f"{self.checkpoint.folder} lacks the tensor {key}, which a layer needs")
+        self.used.add(key)
+        return self.checkpoint.tensor(key)
+
+    def take(self, key: str, *dtypes: str) -> Part:
+        """A tensor as it is; an Error where it has none of the dtypes."""
+        found = self.info(key)
+        if found.dtype not in dtypes:
+            raise Error(f"{key} is {_shown(found)}; expected {' or '.join(dtypes)}")
+        return Part(FileRef(self._file(key), key), found.dtype, found.shape)
+
+    def view(self, key: str, dtype: str, shape: Sizes) -> Part:
+        """The bytes of a tensor as another type."""
+        found, wanted = self.info(key), TensorType(dtype, shape)
+        if (found.dtype, found.shape) == (dtype, shape):
+            return self.take(key, dtype)
+        if found.nbytes != dtype_called(dtype).nbytes(prod(shape)):
+            raise Error(f"{key} is {_shown(found)}; expected the bytes of {wanted}")
+        return Part(BytesRef(self._file(key), found.offset, dtype, shape), dtype, shape)
+
+    def number(self, key: str) -> float:
+        """The number in a tensor of one positive element."""
+        found = self.info(key)
+        if prod(found.shape) != 1 or found.dtype not in FLOATS:
+            raise Error(f"{key} is {_shown(found)}; expected one number")
+        value = float(self.read(key).reshape(()))
+        if not 0 < value < inf:
+            raise Error(f"{key} is {value}; a scale is positive and finite")
+        return value
+
+    def words(self, key: str, layout: str, dtype: str, shape: Sizes) -> Part:
+        """Elements that are packed in words of 32 bits."""
+        part, wanted = self.take(key, "i32"), list(shape)
+        dim = packing(layout).dim
+        wanted[dim] = -(-shape[dim] // per_word(dtype))
+        if part.shape != tuple(wanted):
+            raise Error(f"{key} is {part.type}; expected i32{wanted} for {dtype}{list(shape)}")
+        return Part(UnpackedRef(part.ref, layout, dtype, shape), dtype, shape)
+
+    def read(self, key: str) -> Any:
+        """The values of a small tensor."""
+        found = self.info(key)
+        with open_file(self.checkpoint.folder / self.checkpoint.file(key)) as file:
+            file.seek(found.offset)
+            values = np.frombuffer(file.read(found.nbytes), numpy_dtype(found.dtype))
+        return values.reshape(found.shape)
+
+
+def _shown(found: Tensor) -> str:
+    return f"{found.dtype}[{', '.join(map(str, found.shape))}]"

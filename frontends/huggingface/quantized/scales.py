@@ -1,0 +1,46 @@
+"""Scales and zeros of a layer, in shapes whose blocks `dequantize` can spread."""
+
+from __future__ import annotations
+
+from math import gcd, prod
+
+from ....errors import Error
+from ....weights import RepeatedRef
+from .parts import FLOATS, Part, Sizes, Tensors
+
+
+def take_scales(
+    tensors: Tensors, key: str, shape: Sizes, block: Sizes | None = None, dtype: str = ""
+) -> Part:
+    """The scales `key` of codes [N, K]: of the tensor, of its rows, or of blocks.
+
+    `block` is the size of a block, which need not divide the codes; without it the scales are one,
+    one per row, or groups that divide a row. `dtype` is how the bytes are read.
+    """
+    found = tensors.info(key)
+    kind = dtype or found.dtype
+    if kind not in (*FLOATS, dtype):
+        raise Error(f"{key} has scales of {found.dtype}; expected {', '.join(FLOATS)}")
+    count, rows = prod(found.shape), shape[0]
+    if count == 1:
+        return tensors.view(key, kind, (1, 1))
+    if block is not None:
+        blocks = tuple(-(-size // each) for size, each in zip(shape, block, strict=True))
+        return spread(tensors.view(key, kind, blocks), shape, block)
+    if count % rows or shape[1] % (count // rows):
+        shown = f"{found.dtype}[{', '.join(map(str, found.shape))}]"
+        raise Error(f"{key} is {shown}, which does not divide a weight {list(shape)} into blocks")
+    return tensors.view(key, kind, (rows, count // rows))
+
+
+def spread(part: Part, shape: Sizes, block: Sizes) -> Part:
+    """Scales whose last block may be cut off, as scales of smaller blocks that divide the codes."""
+    wanted, counts = list[int](), list[int]()
+    for blocks, size, each in zip(part.shape, shape, block, strict=True):
+        common = each if blocks == 1 or size % each == 0 else gcd(size, each)
+        counts.append(each // common)
+        wanted.append(blocks if common == each else size // common)
+    if tuple(wanted) == part.shape:
+        return part
+    ref = RepeatedRef(part.ref, tuple(counts), tuple(wanted))
+    return Part(ref, part.dtype, tuple(wanted))

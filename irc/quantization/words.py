@@ -1,0 +1,70 @@
+"""Integers of 4 or 8 bits packed in words of 32 bits, as checkpoints of other libraries have them.
+
+A packing says along which dimension the elements of a word follow each other, and in which order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import Error, did_you_mean
+from ..ir.dtypes import dtype as dtype_called
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Element i of a word along `dim` is at place `places[i]`, the lowest bits being place 0.
+
+    `plus` is added to every code, modulo the number of codes.
+    """
+
+    dim: int
+    places: tuple[int, ...] = tuple(range(8))
+    plus: int = 0
+
+
+PACKINGS = {
+    "rows": Packing(0),  # GPTQ's qweight [K/8, N], the zero points of compressed-tensors
+    "columns": Packing(1),  # weight_packed of compressed-tensors [N, K/8], the zeros of GPTQ 2
+    "columns-less-1": Packing(1, plus=1),  # the zeros of GPTQ 1, stored less 1
+    "awq": Packing(1, places=(0, 4, 1, 5, 2, 6, 3, 7)),  # qweight [K, N/8] and qzeros of AWQ
+}
+
+
+def packing(name: str) -> Packing:
+    """The packing called `name`; an Error names the nearest one."""
+    found = PACKINGS.get(name)
+    if found is None:
+        known = ", ".join(PACKINGS)
+        raise Error(f"no packing called {name!r}{did_you_mean(name, PACKINGS)}; there are {known}")
+    return found
+
+
+def per_word(dtype: str) -> int:
+    """The number of elements in a word."""
+    return 32 // dtype_called(dtype).bits
+
+
+def unpack(words: Any, first: int, picks: range, packed: Packing, dtype: str) -> Any:
+    """The elements at `picks` of the packed dimension, from the words that begin with `first`.
+
+    Codes of i4 and i8 are stored plus 8 and 128.
+    """
+    kind = dtype_called(dtype)
+    count = per_word(dtype)
+    index = np.arange(picks.start, picks.stop, picks.step)
+    shifts = np.uint32(kind.bits) * np.array(packed.places, np.uint32)[index % count]
+    shape = (1,) * packed.dim + (-1,) + (1,) * (words.ndim - packed.dim - 1)
+    chosen = np.take(words.view(np.uint32), index // count - first, axis=packed.dim)
+    chosen >>= shifts.reshape(shape)
+    if packed.plus:
+        chosen += np.uint32(packed.plus)
+    codes = chosen.astype(np.uint8)  # the lowest eight bits
+    if kind.bits < 8:
+        codes &= np.uint8((1 << kind.bits) - 1)
+    if kind.kind == "int":
+        codes -= np.uint8(1 << (kind.bits - 1))  # modulo 256, so the bits of a signed number
+    return codes.view(kind.numpy)

@@ -1,0 +1,181 @@
+"""Layers quantized at random in the layouts of other libraries, each packed as its source does.
+
+A packer takes the shape [N, K] of a weight and gives its tensors, without the name of the layer,
+and the weight that they stand for. `Packed.inputs` is what the layer makes of its input.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+F8, F4 = ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn
+
+
+@dataclass
+class Packed:
+    tensors: dict[str, Array]
+    weight: Array
+    inputs: Callable[[Array], Array] = field(default=lambda x: x)
+
+
+def spread(blocks: Array, shape: tuple[int, ...], size: tuple[int, ...]) -> Array:
+    """Every element over its block, the last ones cut off."""
+    for dim, count in enumerate(size):
+        blocks = np.repeat(blocks, count, axis=dim)
+    return blocks[tuple(map(slice, shape))]
+
+
+def packed_words(codes: Array, bits: int, dim: int) -> Array:
+    """pack_to_int32 of compressed-tensors: words along `dim`, the first element in the low bits."""
+    codes = np.moveaxis(codes, dim, -1).astype(np.uint32)
+    count = 32 // bits
+    codes = np.pad(codes, ((0, 0), (0, -codes.shape[1] % count)))
+    words = np.zeros((codes.shape[0], codes.shape[1] // count), np.uint32)
+    for i in range(count):
+        words |= codes[:, i::count] << np.uint32(bits * i)
+    return np.ascontiguousarray(np.moveaxis(words, -1, dim)).view(np.int32)
+
+
+def scales_like(rng: Any, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
+    return (rng.random(shape) / 16 + 1 / 64).astype(dtype)
+
+
+def awq(rng: Any, n: int, k: int, group: int) -> Packed:
+    """WQLinear_GEMM.from_linear of AutoAWQ (awq/modules/linear/gemm.py)."""
+    codes, zeros = rng.integers(0, 16, (k, n)), rng.integers(0, 16, (k // group, n))
+    scales = scales_like(rng, (k // group, n), np.float16)
+
+    def pack(codes: Array) -> Array:
+        words = np.zeros((codes.shape[0], n // 8), np.uint32)
+        for col in range(n // 8):
+            for i, at in enumerate([0, 2, 4, 6, 1, 3, 5, 7]):
+                words[:, col] |= codes[:, col * 8 + at].astype(np.uint32) << np.uint32(4 * i)
+        return words.view(np.int32)
+
+    weight = (codes - np.repeat(zeros, group, 0)) * np.repeat(scales, group, 0).astype(np.float32)
+    tensors = {"qweight": pack(codes), "qzeros": pack(zeros), "scales": scales}
+    return Packed(tensors, weight.T)
+
+
+def gptq(
+    rng: Any, n: int, k: int, group: int, bits: int = 4, sym: bool = False, less: int = 1
+) -> Packed:
+    """QuantLinear.pack of AutoGPTQ (auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py)."""
+    middle, groups = 1 << (bits - 1), -(-k // group)
+    codes = rng.integers(0, 2 * middle, (k, n))
+    zeros = rng.integers(1, 2 * middle, (groups, n)) if not sym else np.full((groups, n), middle)
+    scales, g_idx = scales_like(rng, (groups, n), np.float16), np.arange(k) // group
+    weight = (codes - zeros[g_idx]) * scales.astype(np.float32)[g_idx]
+    tensors = {
+        "qweight": packed_words(codes, bits, 0),
+        "qzeros": packed_words(zeros - less, bits, 1),
+        "scales": scales,
+        "g_idx": g_idx.astype(np.int32),
+    }
+    return Packed(tensors, weight.T)
+
+
+def pack_quantized(rng: Any, n: int, k: int, group: int, bits: int = 4, sym: bool = True) -> Packed:
+    """PackedQuantizationCompressor of compressed-tensors."""
+    middle = 1 << (bits - 1)
+    codes = rng.integers(-middle, middle, (n, k))
+    zeros = rng.integers(-middle, middle, (n, k // group)) * (not sym)
+    scales = scales_like(rng, (n, k // group), ml_dtypes.bfloat16)
+    weight = (codes - spread(zeros, (n, k), (1, group))) * spread(
+        scales.astype(np.float32), (n, k), (1, group)
+    )
+    tensors = {
+        "weight_packed": packed_words(codes + middle, bits, 1),
+        "weight_scale": scales,
+        "weight_shape": np.array([n, k]),
+    }
+    if not sym:
+        tensors["weight_zero_point"] = packed_words(zeros + middle, bits, 0)
+    return Packed(tensors, weight)
+
+
+def int_quantized(rng: Any, n: int, k: int, static: bool) -> Packed:
+    """int-quantized of compressed-tensors: i8 with a scale per row, inputs per token or tensor."""
+    codes, scales = rng.integers(-128, 128, (n, k)).astype(np.int8), scales_like(rng, (n, 1))
+    tensors = {"weight": codes, "weight_scale": scales}
+    if not static:
+        inputs = by_token(np.int8, 127)
+    else:
+        tensors["input_scale"] = scales_like(rng, (1,))
+        inputs = by_tensor(tensors["input_scale"], np.int8, 127)
+    return Packed(tensors, codes * scales, inputs)
+
+
+def rounded(x: Array, scale: Array, kind: Any, largest: float) -> Array:
+    """x as codes of a format, and back."""
+    scaled = np.clip(x / scale, -largest - (kind is np.int8), largest)
+    return (np.rint(scaled) if kind is np.int8 else scaled.astype(kind)).astype(np.float32) * scale
+
+
+def by_tensor(scale: Array, kind: Any, largest: float) -> Callable[[Array], Array]:
+    return lambda x: rounded(x, scale, kind, largest)
+
+
+def by_token(kind: Any, largest: float) -> Callable[[Array], Array]:
+    def inputs(x: Array) -> Array:
+        return rounded(x, np.abs(x).max(-1, keepdims=True) / np.float32(largest), kind, largest)
+
+    return inputs
+
+
+def by_block(block: int, kind: Any, largest: float) -> Callable[[Array], Array]:
+    """Inputs with a scale per `block` elements."""
+
+    def inputs(x: Array) -> Array:
+        apart = x.reshape(*x.shape[:-1], -1, block)
+        return by_token(kind, largest)(apart).reshape(x.shape)
+
+    return inputs
+
+
+def float8(rng: Any, n: int, k: int, scale: str, blocks: tuple[int, int], **more: Any) -> Packed:
+    """f8e4m3 with a tensor of scales called `scale`, one per block."""
+    codes = rng.standard_normal((n, k)).astype(np.float32).astype(F8)
+    shape = tuple(-(-size // block) for size, block in zip((n, k), blocks, strict=True))
+    scales = scales_like(rng, shape)
+    weight = codes.astype(np.float32) * spread(scales, (n, k), blocks)
+    return Packed({"weight": codes, scale: scales}, weight, **more)
+
+
+def static8(rng: Any, n: int, k: int) -> Packed:
+    """FP8 of ModelOpt (modelopt/torch/export): scalars weight_scale and input_scale."""
+    made = float8(rng, n, k, "weight_scale", (n, k))
+    made.tensors["weight_scale"] = made.tensors["weight_scale"].reshape(())
+    made.tensors["input_scale"] = scale = scales_like(rng, ())
+    made.inputs = by_tensor(scale, F8, 448)
+    return made
+
+
+def nvfp4(rng: Any, n: int, k: int, library: str, inputs: bool = True) -> Packed:
+    """NVFP4 of ModelOpt (scales multiply) and of compressed-tensors (the global one divides)."""
+    codes = (rng.standard_normal((n, k)) * 3).astype(np.float32).astype(F4)
+    halves = codes.view(np.uint8) & 15
+    scales = (rng.random((n, k // 16)) * 200 + 1).astype(np.float32).astype(F8)
+    whole, level = (np.float32(2.0 ** rng.integers(-9, -6)) for _ in range(2))
+    weight = codes.astype(np.float32) * np.repeat(scales.astype(np.float32) * whole, 16, 1)
+    packed = halves[:, ::2] | halves[:, 1::2] << 4
+    if library == "modelopt":
+        tensors = {"weight": packed, "weight_scale": scales, "weight_scale_2": whole}
+        tensors |= {"input_scale": level} if inputs else {}
+    else:
+        tensors = {"weight_packed": packed, "weight_scale": scales}
+        tensors["weight_global_scale"] = np.array([1 / whole])
+        tensors |= {"input_global_scale": np.array([1 / level])} if inputs else {}
+    arrays = {key: np.asarray(value) for key, value in tensors.items()}
+
+    def quantized(x: Array) -> Array:
+        apart = x.reshape(*x.shape[:-1], -1, 16)
+        found = np.abs(apart).max(-1, keepdims=True) / np.float32(6) / level
+        found = np.minimum(found, 448).astype(F8).astype(np.float32)
+        return rounded(apart, np.where(found == 0, 1, found) * level, F4, 6).reshape(x.shape)
+
+    return Packed(arrays, weight, quantized if inputs else lambda x: x)
