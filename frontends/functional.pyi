@@ -93,6 +93,7 @@ def round(x: Operand) -> Tensor: """The nearest integer, halves to the even one:
 def rsqrt(x: Operand) -> Tensor: """1 / sqrt(x); infinity for 0, NaN for negative x."""
 def scatter_elements(x: Operand, indices: Operand, updates: Operand, dim: int, *, reduction: Literal['none', 'add', 'mul', 'max', 'min'] = 'none') -> Tensor: """x with updates[place] put in at `indices[place]` along `dim`, for every place of indices."""
 def shard_slice(x: Operand, axis: str, dim: int, *, group_size: int = 0) -> Tensor: """Every rank's shard along `dim` of a value that all hold; nothing is sent."""
+def sharded_max(x: Operand, axis: str, *, dim: int = -1) -> Tensor: """The largest element along `dim`, which is sharded over `axis`; NaN where there is one."""
 def sharded_topk(x: Operand, k: int, axis: str, *, dim: int = -1) -> tuple[Tensor, ...]: """topk along `dim`, which is sharded over `axis`: only k candidates of each rank are sent."""
 def sigmoid(x: Operand) -> Tensor: """1 / (1 + exp(-x))."""
 def sign(x: Operand) -> Tensor: """-1, 0 or 1 as x is negative, zero or positive; NaN for NaN."""

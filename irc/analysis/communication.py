@@ -15,6 +15,8 @@ from .fused import collectives, communicates
 from .sizes import LocalSizes
 from .topology import KINDS, Topology, sent
 
+_CANDIDATES = {"sharded_topk": "all_gather", "sharded_max": "all_reduce"}
+
 
 @dataclass(frozen=True)
 class Message:
@@ -49,14 +51,14 @@ def messages(function: Function, sizes: LocalSizes, topology: Topology) -> list[
     """Every collective of one run of the function, in order; of either view.
 
     Operations of the global view that localize lowers to several, such as cyclic_embedding, are
-    counted in the local view only; of sharded_topk the gathers of its candidates are known.
+    counted in the local view only; of sharded_topk and sharded_max it is known what is sent.
     """
     found: list[Message] = []
     for op in operations(function):
         if communicates(op):
             found += [_of(part, sizes, topology) for part in collectives(op) if kind_of(part)]
-        elif op.opname == "sharded_topk":
-            found += _of_topk(op, sizes, topology)
+        elif op.opname in _CANDIDATES:
+            found += _of_candidates(op, sizes, topology)
     return found
 
 
@@ -65,10 +67,10 @@ def _of(op: Collective, sizes: LocalSizes, topology: Topology) -> Message:
     return message(kind, op.axes, sizes.bytes(op.operands[0].type), sizes.mesh, topology, op.loc)
 
 
-def _of_topk(op: Op, sizes: LocalSizes, topology: Topology) -> list[Message]:
-    axes = mesh_axes(op.opname, op.attributes["axis"])
+def _of_candidates(op: Op, sizes: LocalSizes, topology: Topology) -> list[Message]:
+    axes, kind = mesh_axes(op.opname, op.attributes["axis"]), _CANDIDATES[op.opname]
     candidates = [sizes.bytes(result.type) for result in op.results]
-    return [message("all_gather", axes, n, sizes.mesh, topology, op.loc) for n in candidates]
+    return [message(kind, axes, n, sizes.mesh, topology, op.loc) for n in candidates]
 
 
 def message(

@@ -31,6 +31,7 @@ class Mark(Enum):
     EVERY = 1  # all local elements: (EVERY, "tp") is the cyclic distribution
     QUEUES = 2  # behind the axes: every rank has blocks for all ranks, each at a place of its own
     REPLIES = 3  # every rank has the blocks that all ranks have for it
+    LARGEST = 4  # behind the axes: every rank has the largest element of its shard
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,9 @@ def _from_root(op: Exchange, x: Layout, axes: Axes) -> Layout:
 def _reduced(x: Layout, axes: Axes, kind: str, group_size: int) -> Layout:
     """The layout of the operand when it is combined over the axes."""
     over = frozenset(axes)
+    if kind == "max" and (*axes, Mark.LARGEST) in x.dims:
+        largest = (*axes, Mark.LARGEST)
+        return replace(x, dims=tuple([WHOLE if d == largest else d for d in x.dims]))
     if x.numbered and over >= {*x.numbered}:
         x, over = replace(x, numbered=()), over - {*x.numbered}
     if over & (x.placed | {*x.numbered}):

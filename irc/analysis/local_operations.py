@@ -26,6 +26,7 @@ from ..ops import (
     Iota,
     MoeDispatch,
     Pad,
+    ReduceMax,
     Reshape,
     ScatterElements,
     Split,
@@ -45,6 +46,10 @@ def local_layouts(op: Op, operands: Layouts, mesh: Mesh) -> Layouts:
     roots = {layout.root for layout in operands if layout.root}
     if roots:
         return _on_root(op, operands, mesh, roots)
+    if not op.moves_data and any(Mark.LARGEST in place for x in operands for place in x.dims):
+        raise Error(
+            "its operand is the largest of each shard, not of all: an all_reduce is missing"
+        )
     special = _SPECIAL.get(type(op))
     found = special(op, operands, mesh) if special else None
     return Ruled(op, operands, mesh).results() if found is None else found
@@ -203,12 +208,29 @@ def _dispatch(op: Op, operands: Layouts, mesh: Mesh) -> Layouts | None:
     return (found,)
 
 
+def _reduce_max(op: Op, operands: Layouts, mesh: Mesh) -> Layouts | None:
+    """The largest of a shard, in its place; an all_reduce makes it the largest of all."""
+    (x,) = operands
+    over = [dim % len(x.dims) for dim in op.attributes["dims"]]
+    placed = [dim for dim in over if x.dims[dim]]
+    if not op.attributes["keep"] or len(placed) != 1:
+        return None
+    place = x.dims[placed[0]]
+    if not all(isinstance(entry, str) for entry in place):
+        return None
+    dims = [WHOLE if dim == placed[0] else each for dim, each in enumerate(x.dims)]
+    (found,) = Ruled(op, (replace(x, dims=tuple(dims)),), mesh).results()
+    dims = [(*place, Mark.LARGEST) if dim == placed[0] else d for dim, d in enumerate(found.dims)]
+    return (replace(found, dims=tuple(dims)),)
+
+
 _SPECIAL: dict[type[Op], Special] = {
     Reshape: _reshape,
     Where: _where,
     Concat: _concat,
     Split: _split,
     Gather: _gather,
+    ReduceMax: _reduce_max,
     Embedding: _embedding,
     ScatterElements: _scatter,
     MoeDispatch: _dispatch,

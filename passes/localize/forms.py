@@ -120,6 +120,21 @@ def _sharded_topk(builder: Builder, op: Op) -> tuple[Value, ...]:
     return best, builder.add(ops.GatherElements(places, chosen, dim=dim))
 
 
+def _sharded_max(builder: Builder, op: Op) -> tuple[Value, ...]:
+    """The largest of this rank, then of all ranks."""
+    assert isinstance(op, ops.ShardedMax)
+    type, axes, x = op.x.type, op.axes, builder.local(op.x)
+    dim, group_size = op.dim % type.ndim, builder.mesh.group_size(axes)
+    size = type.shape[dim]
+    smallest = isinstance(op.x.producer, ops.Abs) and builder.padding.state(op.x, dim) == "zero"
+    if isinstance(size, int) and size % group_size and not smallest:
+        x = builder.masked(x, dim, size, axes, _lowest(type.dtype))
+    largest = builder.add(ops.ReduceMax(x, dims=(dim,), keep=True))
+    if group_size == 1:
+        return (largest,)
+    return builder.add_all(ops.AllReduce(largest, axis=op.axis, op="max", group_size=group_size))
+
+
 def _lowest(dtype: str) -> float:
     """The least value of a dtype."""
     kind = dtype_called(dtype)
@@ -152,6 +167,7 @@ def _return(builder: Builder, op: Op) -> tuple[Value, ...]:
 _FORMS: dict[str, Form] = {
     "shard_slice": _shard_slice,
     "sharded_topk": _sharded_topk,
+    "sharded_max": _sharded_max,
     "embedding": embedding,
     "cyclic_embedding": cyclic_embedding,
     "all_reduce_rms_norm": _reduce_norm,

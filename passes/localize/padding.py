@@ -15,7 +15,9 @@ from irc.ir.declare import placeholder
 from irc.ir.dtypes import is_float
 from irc.ir.sharding import operand_words, parse_rule, result_words
 from irc.ir.types import TensorType
+from irc.ops import DynamicScale, Quantize
 from irc.ops.collective import Exchange
+from irc.ops.quant import Scaled
 
 from ..shared.bounds import is_bounded
 
@@ -53,6 +55,8 @@ class Padding:
         """The state of a result, from the operands' by the sharding rule and the facts."""
         if isinstance(op, Exchange):
             return self._communicated(op, dim)
+        if isinstance(op, Scaled) and self._scales_zeros(op, dim):
+            return "zero"
         floats = [is_float(operand.type.dtype) for operand in op.operands]
         if any(floats) and not is_float(value.type.dtype):
             return "unknown"  # NaN becomes any integer
@@ -86,6 +90,17 @@ class Padding:
             return "zero"
         local = rule.is_elementwise or op.moves_data
         return "finite" if local and op.bound(value.index) != "no" else "unknown"
+
+    def _scales_zeros(self, op: Scaled, dim: int) -> bool:
+        """Whether x is zero, and the zero point if any; scales are finite, and positive if real."""
+        axes = op.results[0].type.axes[dim]
+        for part in (op.x, op.zero):
+            if part is None:
+                continue
+            if self._type(part).axes[dim] != axes or self.state(part, dim) != "zero":
+                return False
+        divides = isinstance(op, Quantize) and not isinstance(op.scale.producer, DynamicScale)
+        return not (divides and self._type(op.scale).axes[dim])
 
     def _beside(self, operand: Value, at: int | None, axes: tuple[str, ...]) -> State:
         """What an operand has beside the padding of the result: padding, or true elements."""

@@ -1,9 +1,20 @@
-"""Lookups, argmax and topk whose ids or values are sharded like the table."""
+"""Lookups, argmax, topk and scales per token, whose ids or values are sharded."""
 
 from __future__ import annotations
 
 from irc.ir.core import Function, Op, Value
-from irc.ops import AllToAll, Argmax, Embedding, ReduceScatter, ShardedTopk, Squeeze, Topk
+from irc.ops import (
+    Abs,
+    AllToAll,
+    Argmax,
+    DynamicScale,
+    Embedding,
+    ReduceScatter,
+    ShardedMax,
+    ShardedTopk,
+    Squeeze,
+    Topk,
+)
 from irc.pipeline import Stats
 
 from ..shared.edit import insert_before, retype
@@ -56,4 +67,19 @@ def choose_across(op: Argmax | Topk, stats: Stats) -> bool:
     op.erase()
     stats.count("sharded_topk")
     stats.explain(f"{op.opname} over {'.'.join(axes)} exchanges {k} candidates per rank")
+    return True
+
+
+def scale_across(op: DynamicScale, stats: Stats) -> bool:
+    """A scale per token of sharded features follows from the largest of every rank."""
+    axes = op.x.type.axes[-1]
+    if op.block or not axes:
+        return False
+    sizes = insert_before(Abs(op.x), op)
+    most = insert_before(ShardedMax(sizes, axis=".".join(axes)), op)
+    new = insert_before(op.rebuilt([most.result, *op.operands[1:]]), op)
+    op.result.replace_by(new.result)
+    op.erase()
+    stats.count("sharded_max")
+    stats.explain(f"scales per token over {'.'.join(axes)} exchange the largest of each rank")
     return True

@@ -15,14 +15,14 @@ from irc.ir.declare import placeholder, types_of
 from irc.ir.layouts import uneven
 from irc.ir.sharding import Words, operand_words, parse_rule, passed_sums
 from irc.ir.types import Axes
-from irc.ops import Add, Argmax, Embedding, Linear, MoeSlots, Topk
+from irc.ops import Add, Argmax, DynamicScale, Embedding, Linear, MoeSlots, Topk
 from irc.pipeline import Stats
 
 from ..shared.bounds import keeps_finite_sums
 from ..shared.edit import insert_before, retype, used_once
 from ..shared.local_operation import fits
 from .chosen import chosen_axes
-from .lookups import choose_across, look_up_parts
+from .lookups import choose_across, look_up_parts, scale_across
 from .place import BATCH, Placement
 from .routing import queue_apart
 from .transfers import Transfers
@@ -89,6 +89,9 @@ class Solver:
             case Argmax() | Topk():
                 self._finish(op, 0)
                 return choose_across(op, self.stats)
+            case DynamicScale():
+                self._finish(op, 0)
+                return scale_across(op, self.stats)
             case Linear():
                 return op.bias is not None and self._bias_after_sum(op, op.bias)
             case _:

@@ -222,12 +222,31 @@ REFUSED = cases_of("""
 + %s = all_gather %t1 {tp, dim=0} : f32[2, B, 4]
 - add %x, %s => reduce_sum %s {dims=[0]}
 !4 its operand is a partial sum over tp, which only a reduction completes
-# a maximum of shards
+# a minimum of shards
 - %s = all_reduce %t
-+9 %w = reduce_max %a {dims=[1], keep=true} : f32[B, 1]
-+ %w1 = all_reduce %w {tp, op="max"} : f32[B, 1]
++9 %w = reduce_min %a {dims=[1], keep=true} : f32[B, 1]
++ %w1 = all_reduce %w {tp, op="min"} : f32[B, 1]
 + %s = all_reduce %t
 - add %x, %s => add %w1, %s
+!9 the reduce_min at model.py:9 needs a dimension replicated that is sharded over tp
+# a maximum of each shard
+- %s = all_reduce %t
++ %w = reduce_max %a {dims=[1], keep=true} : f32[B, 1]
++ %w1 = cast %w {dtype="f32"} : f32[B, 1]
++9 %w2 = div %a, %w1 : f32[B, 8]
++ %s = all_reduce %t
+!9 the div at model.py:9 has a wrong operand
+# a minimum of maxima
+- %s = all_reduce %t
++ %w = reduce_max %a {dims=[1], keep=true} : f32[B, 1]
++9 %w1 = all_reduce %w {tp, op="min"} : f32[B, 1]
++ %s = all_reduce %t
+!9 the all_reduce at model.py:9
+! takes the min of different shards
+# a maximum without its dimension
+- %s = all_reduce %t
++9 %w = reduce_max %a {dims=[1]} : f32[B]
++ %s = all_reduce %t
 !9 the reduce_max at model.py:9 needs a dimension replicated that is sharded over tp
 # angles of the positions of a rank
 - %s = all_reduce %t
@@ -276,6 +295,12 @@ for op in ("max", "min", "prod"):
 
 ALLOWED = cases_of("""
 # as it is
+# a maximum of shards
+- %s = all_reduce %t
++9 %w = reduce_max %a {dims=[1], keep=true} : f32[B, 1]
++ %w1 = all_reduce %w {tp, op="max"} : f32[B, 1]
++ %s = all_reduce %t
+- add %x, %s => add %w1, %s
 # a maximum of a replicated value
 - all_reduce %t {axis="tp" => all_reduce %x {axis="tp", op="max"
 # a sharded result with its layout

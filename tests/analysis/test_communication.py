@@ -116,15 +116,28 @@ def test_fused_collectives_count() -> None:
     assert summary(all_of(module)) == [("all_reduce", 2, 192)]
 
 
-def test_sharded_topk_sends_the_candidates_only() -> None:
-    text = """module @m mesh(tp=4) {
-  func @forward(%x: f32[3, 40@tp]) -> (f32[3, 2], i32[3, 2]) {
-    %v, %i = sharded_topk %x {k=2, axis="tp"} : f32[3, 2], i32[3, 2]
-    return %v, %i
-  }
-}"""
+@pytest.mark.parametrize(
+    ("line", "results", "found"),
+    [
+        (
+            '%v, %i = sharded_topk %x {k=2, axis="tp"} : f32[3, 2], i32[3, 2]',
+            "f32[3, 2], i32[3, 2]",
+            [("all_gather", 4, 4 * 3 * 2 * 4)] * 2,
+        ),
+        ('%v = sharded_max %x {axis="tp"} : f32[3, 1]', "f32[3, 1]", [("all_reduce", 4, 3 * 4)]),
+    ],
+)
+def test_candidates_only_are_sent(
+    line: str, results: str, found: list[tuple[str, int, int]]
+) -> None:
+    text = f"""module @m mesh(tp=4) {{
+  func @forward(%x: f32[3, 40@tp]) -> ({results}) {{
+    {line}
+    return {line.partition(" = ")[0]}
+  }}
+}}"""
     module = parse_module(text)
     before = all_of(module)
-    assert summary(before) == [("all_gather", 4, 4 * 3 * 2 * 4)] * 2
+    assert summary(before) == found
     run_pipeline(module, "localize")
     assert sum(each.sent for each in all_of(module)) == sum(each.sent for each in before)

@@ -69,6 +69,21 @@ CHOICES = [
         "tp=2",
     ),
     Example("sharded_topk", (Arg((5, 3), axes=(TP, NONE)),), FIRST, mesh="tp=4"),
+    Example(
+        "sharded_max",
+        (Arg((B, 9), axes=(NONE, TP)),),
+        {"axis": "tp"},
+        (
+            Bad("must be sharded over it", (Arg((4, 6)),), {"axis": "tp"}),
+            Bad("nothing partial", (Arg((4,), partial=TP),), {"axis": "tp"}),
+            Bad("no dimension 2", (SPLIT,), {"axis": "tp", "dim": 2}),
+            Bad("takes numbers", (Arg((6,), "bool", axes=(TP,)),), {"axis": "tp"}),
+        ),
+        (*FLOATS, "i32"),
+        {"B": 3},
+        "tp=2",
+    ),
+    Example("sharded_max", (Arg((5, 3), axes=(TP, NONE)),), {"axis": "tp", "dim": 0}, mesh="tp=4"),
 ]
 
 

@@ -27,7 +27,7 @@ from tests.ops.examples import EXAMPLES
 NEVER_WRONG = {"return"}  # takes any values; the verifier checks its position
 WITHOUT_MEANING = {"return", "call"}  # the executor walks these itself
 # they name the axis, and type their results
-OWN_SPLITS = {"sharded_topk", "cyclic_embedding", "all_reduce_rms_norm"}
+OWN_SPLITS = {"sharded_topk", "sharded_max", "cyclic_embedding", "all_reduce_rms_norm"}
 CASES = [
     pytest.param(example, dtype, id=f"{example}-{dtype}")
     for examples in EXAMPLES.values()

@@ -22,6 +22,7 @@ from tests.ops.examples import EXAMPLES
 GLOBAL_VIEW = {
     "shard_slice",
     "sharded_topk",
+    "sharded_max",
     "cyclic_embedding",
 }  # localize writes them in other operations
 

@@ -31,7 +31,7 @@ REFUSED = {
     ("dequantize", ""): "",  # see test_quantized_weights_that_tensorrt_lacks
 }
 RNG = fresh(70)
-GLOBAL_VIEW = ("shard_slice", "sharded_topk", "cyclic_embedding")
+GLOBAL_VIEW = ("shard_slice", "sharded_topk", "sharded_max", "cyclic_embedding")
 
 
 def modules(op: str) -> Iterator[tuple[Example, str, Module]]:
