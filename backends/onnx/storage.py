@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -206,21 +206,24 @@ class Storage:
                     if each.file not in files:
                         files[each.file] = Writer(path)
                         stack.enter_context(files[each.file].file)
-                for group in self._shards():
-                    self._write_shards(group, files)
-                    done += sum(each.form.nbytes for each in group)
+                for block in self._write_blocks(files):
+                    done += block
                     progress("writing the weights", done / total)
                 return {name: file.hash for name, file in files.items() if file.hash}
         except OSError as error:
             raise Error(f"cannot write {path}: {error.strerror or error}") from error
 
-    def _write_shards(self, shards: list[_Converted], files: Mapping[str, Writer]) -> None:
-        """Write the shards of one weight in lockstep, since all come from the same rows."""
-        ends = [each.offset for each in shards]
-        ranks = [each.ranks[0] for each in shards]
-        for blocks in self.reader.stream_bytes(shards[0].form.ref, ranks):
-            for i, (each, block) in enumerate(zip(shards, blocks, strict=True)):
-                ends[i] += files[each.file].write(ends[i], block.data)
+    def _write_blocks(self, files: Mapping[str, Writer]) -> Iterator[int]:
+        """Write a block of every shard of one weight at a time, since all come from the same rows;
+        the number of bytes after each."""
+        groups = self._shards()
+        ends = [[each.offset for each in group] for group in groups]
+        tensors = [(group[0].form.ref, [each.ranks[0] for each in group]) for group in groups]
+        for number, blocks in self.reader.stream(tensors, as_bytes=True):
+            group = groups[number]
+            for i, (each, block) in enumerate(zip(group, blocks, strict=True)):
+                ends[number][i] += files[each.file].write(ends[number][i], block.data)
+            yield sum(block.nbytes for block in blocks)
 
 
 def _as_stored(weight: Weight, reader: Reader, compute: str) -> tuple[Weight | Ref, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass
 from math import prod
+from threading import Lock
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,6 +36,7 @@ class File:
     def __init__(self, path: str, checkpoint: bool = True) -> None:
         self.path = path
         self.tensors = read_header(path) if checkpoint else {}
+        self._lock = Lock()
         self._touched: dict[tuple[int, int], None] = {}
         self._count = 0  # bytes in all touched ranges
         try:
@@ -63,19 +65,21 @@ class File:
 
         Not at once, since the next rank may read its shard of the same rows.
         """
-        self._touched[begin, end] = None
-        self._count += end - begin
-        if self._count > RESIDENT:
-            self.release()
+        with self._lock:
+            self._touched[begin, end] = None
+            self._count += end - begin
+            if self._count <= RESIDENT:
+                return
+        self.release()
 
     def release(self) -> None:
         """Release the pages of all touched ranges to the system."""
-        for begin, end in self._touched if hasattr(mmap, "MADV_DONTNEED") else ():
+        with self._lock:
+            touched, self._touched, self._count = self._touched, {}, 0
+        for begin, end in touched if hasattr(mmap, "MADV_DONTNEED") else ():
             first = begin // mmap.PAGESIZE * mmap.PAGESIZE
             if end > first:
                 self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
-        self._touched.clear()
-        self._count = 0
 
 
 def _packed_rows(packed: Array, tensor: Tensor, picks: tuple[range, ...]) -> Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from math import prod
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from .. import RandomRef
 from .files import Array
+from .results import Results
 
 ROWS = 64  # rows of a block, which has its own generator, so that a slice needs few blocks
 
@@ -19,8 +19,7 @@ class Numbers:
     """Regions of random references. Keeps the last `limit` bytes of blocks for other ranks."""
 
     def __init__(self, limit: int) -> None:
-        self._limit, self._nbytes = limit, 0
-        self._kept: OrderedDict[tuple[RandomRef, int], Array] = OrderedDict()
+        self._kept = Results(limit)
 
     def region(self, ref: RandomRef, picks: Sequence[range]) -> Array:
         """f32 normal numbers times the scale, at indices of every dimension."""
@@ -40,17 +39,9 @@ class Numbers:
     def clear(self) -> None:
         """Forget all blocks."""
         self._kept.clear()
-        self._nbytes = 0
 
     def _block(self, ref: RandomRef, block: int) -> Array:
-        found = self._kept.pop((ref, block), None)
-        if found is None:
-            found = _generate(ref, block)
-            self._nbytes += found.nbytes
-        self._kept[ref, block] = found
-        while self._nbytes > self._limit and len(self._kept) > 1:
-            self._nbytes -= self._kept.popitem(last=False)[1].nbytes
-        return found
+        return self._kept.get((ref, block), lambda: _generate(ref, block))
 
 
 def _generate(ref: RandomRef, block: int) -> Array:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product as combinations
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -22,10 +22,12 @@ from .files import Array, Extent, File
 from .fill import fill, mapped
 from .numbers import Numbers
 from .pieces import Piece, Range, pieces_of
-from .results import SMALL, Results
+from .results import Results
+from .streams import ahead, regions
 
 STORED = (FileRef, BytesRef)  # sources in a file
-BLOCK = 8 << 20  # bytes that a stream holds at a time, for all ranks together
+BLOCK = 4 << 20  # bytes in one item of a stream, for all ranks together
+SMALL = 1 << 18  # elements of a computed result that is kept
 
 
 class Reader:
@@ -39,7 +41,7 @@ class Reader:
         self._module, self._base = module, os.fspath(base or "")
         self._files: dict[tuple[str, bool], File] = {}
         self._numbers = Numbers(4 * BLOCK)
-        self._results = Results()
+        self._results = Results(4 * BLOCK)
 
     def path(self, file: str) -> str:
         """The path of the file named `file` in the module."""
@@ -137,42 +139,53 @@ class Reader:
         return found
 
     def stream_ranks(self, weight: Weight | Ref, ranks: Sequence[int]) -> Iterator[list[Array]]:
-        """The elements in row-major order: each item has the next block of every rank.
+        """The elements in row-major order: each item has the next block of every rank."""
+        return (blocks for _, blocks in self.stream([(weight, ranks)]))
+
+    def stream(
+        self, tensors: Iterable[tuple[Weight | Ref, Sequence[int]]], as_bytes: bool = False
+    ) -> Iterator[tuple[int, list[Array]]]:
+        """(number of the tensor, its next block of every rank), tensor by tensor, in row-major
+        order; threads compute the next blocks meanwhile.
 
         Shards of the same rows are read together. The blocks of one item have about BLOCK bytes in
-        total; ranks with equal tensors get the same array.
+        total; ranks with equal tensors get the same array. `as_bytes`: as the bytes of a file,
+        where a byte holds two elements of four bits.
         """
-        every = [self.pieces(weight, rank) for rank in ranks]
-        distinct = list(dict.fromkeys(every))
-        places = [distinct.index(pieces) for pieces in every]
-        kind = numpy_dtype(self.dtype(weight))
-        limit = BLOCK // kind.itemsize // max(1, len(distinct))
-        limit = max(1, min(limit, AT_ONCE // self._input_elements(self.complete(weight))))
         try:
-            for ranges in _blocks(self.shape(weight), limit):
-                # one array for all ranks, whose memory the allocator reuses for the next block
-                blocks = np.empty([len(distinct), *(end - begin for begin, end in ranges)], kind)
-                for i, pieces in enumerate(distinct):
-                    self._fill(blocks[i, ...], pieces, ranges)
-                yield [blocks[place] for place in places]
+            yield from ahead(
+                task
+                for number, (weight, ranks) in enumerate(tensors)
+                for task in self._tasks(number, weight, ranks, as_bytes)
+            )
         finally:
             self._release()
 
-    def stream_bytes(self, weight: Weight | Ref, ranks: Sequence[int]) -> Iterator[list[Array]]:
-        """`stream_ranks` as the bytes of a file, where a byte holds two elements of four bits."""
-        is_packed = dtype_called(self.dtype(weight)).bits < 8
-        odd: list[Array] = []
-        for blocks in self.stream_ranks(weight, ranks):
-            flat = [block.reshape(-1) for block in blocks]
-            if not is_packed:
-                yield [block.view(np.uint8) for block in flat]
-                continue
-            flat = [np.concatenate(both) for both in zip(odd, flat, strict=True)] if odd else flat
-            even = flat[0].size // 2 * 2
-            odd = [block[even:].copy() for block in flat]
-            yield [packed(block[:even]) for block in flat]
-        if odd and odd[0].size:
-            yield [packed(block) for block in odd]
+    def _tasks(
+        self, number: int, weight: Weight | Ref, ranks: Sequence[int], as_bytes: bool
+    ) -> Iterator[Callable[[], tuple[int, list[Array]]]]:
+        """What computes each block of a tensor."""
+        every = [self.pieces(weight, rank) for rank in ranks]
+        distinct = list(dict.fromkeys(every))
+        places = [distinct.index(pieces) for pieces in every]
+        name = self.dtype(weight)
+        kind, is_packed = numpy_dtype(name), as_bytes and dtype_called(name).bits < 8
+        limit = BLOCK // kind.itemsize // max(1, len(distinct))
+        limit = max(1, min(limit, AT_ONCE // self._input_elements(self.complete(weight))))
+
+        def task(ranges: list[Range]) -> tuple[int, list[Array]]:
+            # one array for all ranks, whose memory the allocator reuses for the next block
+            blocks = np.empty([len(distinct), *(end - begin for begin, end in ranges)], kind)
+            for i, pieces in enumerate(distinct):
+                self._fill(blocks[i, ...], pieces, ranges)
+            found = list(blocks)
+            if as_bytes:
+                found = [each.reshape(-1) for each in blocks]
+                found = [packed(each) if is_packed else each.view(np.uint8) for each in found]
+            return number, [found[place] for place in places]
+
+        for ranges in regions(self.shape(weight), limit, is_packed):
+            yield partial(task, ranges)
 
     def extent(self, weight: Weight | Ref, rank: int = 0) -> Extent | None:
         """The bytes in a file of one rank's tensor, None if scattered or converted."""
@@ -328,17 +341,3 @@ def _first(box: Sequence[Range], shape: tuple[int, ...]) -> int:
     for (begin, _), size in zip(box, shape, strict=True):
         at = at * size + begin
     return at
-
-
-def _blocks(shape: tuple[int, ...], limit: int) -> Iterator[list[Range]]:
-    """Regions of at most `limit` elements that cover a shape in row-major order."""
-    if not shape:
-        yield []
-        return
-    cut = next((i for i in range(len(shape)) if prod(shape[i + 1 :]) <= limit), len(shape) - 1)
-    step = max(1, limit // max(1, prod(shape[cut + 1 :])))
-    inner = [(0, size) for size in shape[cut + 1 :]]
-    for place in combinations(*map(range, shape[:cut])):
-        for begin in range(0, shape[cut], step):
-            here = (begin, min(begin + step, shape[cut]))
-            yield [*[(i, i + 1) for i in place], here, *inner]

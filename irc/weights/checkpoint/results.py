@@ -1,4 +1,4 @@
-"""`Results`: small computed tensors, such as scales, which several regions need."""
+"""`Results`: arrays that several regions need, such as scales, each computed once."""
 
 from __future__ import annotations
 
@@ -8,31 +8,50 @@ from threading import Lock
 
 from .files import Array
 
-COUNT = 64  # results that are kept
-SMALL = 1 << 18  # elements of a result that is worth keeping
-
 
 class Results:
-    """Keeps the last results. A thread that needs one in work waits for the thread that has it."""
+    """Keeps the last `limit` bytes of results. A thread that needs one in work waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit, self._nbytes = limit, 0
         self._lock = Lock()
         self._kept: dict[Hashable, Future[Array]] = {}
 
     def get(self, key: Hashable, compute: Callable[[], Array]) -> Array:
         """The result of a key, computed at first use."""
         with self._lock:
-            found = self._kept.get(key)
+            found = self._kept.pop(key, None)
             known = found is not None
-            if found is None:
-                found = self._kept[key] = Future()
-            if len(self._kept) > COUNT:
-                self._kept.pop(next(iter(self._kept)))
+            self._kept[key] = found = found or Future()
         if known:
             return found.result()
         try:
             found.set_result(compute())
         except BaseException as error:
             found.set_exception(error)
+            self._drop(key)
             raise
+        self._keep(key, found)
         return found.result()
+
+    def clear(self) -> None:
+        """Forget all results."""
+        with self._lock:
+            self._kept.clear()
+            self._nbytes = 0
+
+    def _drop(self, key: Hashable) -> None:
+        with self._lock:
+            self._kept.pop(key, None)
+
+    def _keep(self, key: Hashable, found: Future[Array]) -> None:
+        """Count a result, and forget the oldest ones beyond the limit."""
+        with self._lock:
+            if self._kept.get(key) is not found:
+                return
+            self._nbytes += found.result().nbytes
+            for each in [each for each in self._kept if each != key]:
+                if self._nbytes <= self._limit:
+                    break
+                if self._kept[each].done():
+                    self._nbytes -= self._kept.pop(each).result().nbytes
