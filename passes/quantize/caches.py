@@ -58,9 +58,10 @@ def _read(op: CacheUpdate, scale: float, float_type: str) -> None:
     users = [user for user in op.result.users if user.opname != "return"]
     if not users:
         return
-    assert op.next is not None
-    scales = constant_scale(scale, op.result.type.ndim, op.next)
+    behind = op.next
+    assert behind is not None
+    scales = constant_scale(scale, op.result.type.ndim, behind)
     kind: Any = float_type
-    read = insert_before(Dequantize(op.result, scales, dtype=kind), op.next).result
+    read = insert_before(Dequantize(op.result, scales, dtype=kind), behind).result
     for user in users:
         user.set_operands(tuple(read if v is op.result else v for v in user.operands))

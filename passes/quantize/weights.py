@@ -26,9 +26,9 @@ def quantize_weight(assigned: list[Assignment], context: Context) -> None:
     parts = ENCODE.get(first.scheme.algorithm, _rounded)(first, context)
     weights = _add_weights(context.module, first, parts)
     for each in assigned:
-        found = insert_before(_dequantized(weights, first), each.site.op)
-        found.result.name = f"{each.site.name.rpartition('.')[2]}_weight"
-        use_weight(each.site, found.result)
+        found = _dequantized(weights, first, each.site.op)
+        found.name = f"{each.site.name.rpartition('.')[2]}_weight"
+        use_weight(each.site, found)
 
 
 def _rounded(assigned: Assignment, context: Context) -> dict[str, Ref]:
@@ -72,13 +72,16 @@ def _replace(module: Module, old: Weight, new: list[Weight]) -> None:
             module.add_weight(each)
 
 
-def _dequantized(parts: Mapping[str, Weight], assigned: Assignment) -> Op:
+def _dequantized(parts: Mapping[str, Weight], assigned: Assignment, before: Op) -> Value:
+    """The weight as codes and scales represent it."""
     kind = assigned.site.weight.type.dtype
     scales: Value = parts["scales"]
     if "tensor_scale" in parts:
-        scales = Dequantize(scales, parts["tensor_scale"], dtype="f32").result
+        wide = Dequantize(scales, parts["tensor_scale"], dtype="f32")
+        scales = insert_before(wide, before).result
     asked: dict[str, Any] = {} if scales.type.dtype == kind else {"dtype": kind}
-    return Dequantize(parts["codes"], scales, zero=parts.get("zeros"), **asked)
+    found = Dequantize(parts["codes"], scales, zero=parts.get("zeros"), **asked)
+    return insert_before(found, before).result
 
 
 def use_weight(site: Site, new: Value) -> None:

@@ -179,8 +179,10 @@ def _split(module: Module, value: Value, row: Row, stats: Stats) -> None:
 
 def planned_axes(module: Module, rows: list[Row], name: str, dim: int) -> Axes:
     """The axes of the mesh over which the plan shards a dimension of the weights of a name."""
-    row = find_row(rows, name)
-    return mesh_axes(module, dict(row.splits).get(dim, ()) if row is not None else ())
+    row, used = find_row(rows, name), dict[int, Axes]()
+    for at, wanted in row.splits if row is not None else ():
+        used[at] = mesh_axes(module, wanted, list(used.values()))
+    return used.get(dim, ())
 
 
 def mesh_axes(module: Module, wanted: Axes, used: Sequence[Axes] = ()) -> Axes:
