@@ -17,7 +17,7 @@ from ..ir.core import Module, Result, Value
 from ..ir.dims import bind
 from ..ops import Matmul
 from ..passes.shared.edit import set_results
-from ..quantization.observed import BINS, Observed
+from ..quantization.observed import BINS, GRAM_BLOCK, Observed
 from ..quantization.sites import find_caches, find_sites
 from ..text import parse_module
 from .batches import Batch, Run
@@ -84,7 +84,7 @@ def needed(target: Target, sizes: Mapping[str, int]) -> int:
     """The bytes of the statistics and of the observed values of a batch."""
     shapes = [[bind(dim, sizes) for dim in value.type.shape] for value in target.values]
     numbers = sum(math.prod(dim for dim in s if isinstance(dim, int)) for s in shapes)
-    sums = 2 * target.width**2 if target.gram else 0  # and the products of a batch
+    sums = target.width * (target.width + GRAM_BLOCK) if target.gram else 0
     return 4 * (numbers + sums) + 12 * target.width + 8 * BINS
 
 

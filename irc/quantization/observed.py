@@ -18,6 +18,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 BINS = 4096
 _LOWEST = -64  # the exponent of the first range of a histogram
+GRAM_BLOCK = 1024  # rows of a gram matrix that are computed together
 _PIECE = 1 << 20  # elements that are counted together
 
 
@@ -27,7 +28,10 @@ def exponent_above(largest: float) -> int:
 
 
 class Observed:
-    """Extremes, means and a histogram of rows of K numbers, and their gram matrix if asked for."""
+    """Extremes, means and a histogram of rows of K numbers, and their gram matrix if asked for.
+
+    Below the diagonal, `products` is not complete.
+    """
 
     def __init__(self, width: int, gram: bool = False) -> None:
         self.rows = 0
@@ -46,6 +50,10 @@ class Observed:
         step = max(1, _PIECE // self.largest.size)
         for begin in range(0, len(rows), step):
             self._add(rows[begin : begin + step])
+        if self.products is not None:
+            for begin in range(0, rows.shape[1], GRAM_BLOCK):
+                end = begin + GRAM_BLOCK
+                self.products[begin:end, begin:] += rows[:, begin:end].T @ rows[:, begin:]
         self.rows += len(rows)
 
     def _add(self, rows: Array) -> None:
@@ -57,8 +65,6 @@ class Observed:
         scale = np.float32(2.0 ** (BINS.bit_length() - 1 - self.exponent))
         places = (sizes * scale).astype(np.int64)
         self.counts += np.bincount(places.ravel(), minlength=BINS)
-        if self.products is not None:
-            self.products += rows.T @ rows
 
     def _grow(self, exponent: int) -> None:
         """Let the histogram reach to 2 ** exponent at least."""
@@ -85,9 +91,9 @@ class Observed:
         """The object whose `state` this is."""
         self = cls(state["largest"].size)
         self.rows, self.exponent = map(int, state["numbers"])
-        self.range, self.largest = state["range"].copy(), state["largest"].copy()
-        self.total, self.counts = state["total"].copy(), state["counts"].copy()
-        self.products = state["products"].copy() if "products" in state else None
+        self.range, self.largest = state["range"], state["largest"]
+        self.total, self.counts = state["total"], state["counts"]
+        self.products = state.get("products")
         return self
 
     def summary(self) -> dict[str, Array]:
@@ -101,6 +107,16 @@ def summaries(gram: bool) -> tuple[str, ...]:
     return ("largest", "mean", "range", "histogram", *(("gram",) if gram else ()))
 
 
+def _mirrored(matrix: Array) -> Array:
+    """The matrix, with what is above the diagonal below it too."""
+    for begin in range(0, len(matrix), GRAM_BLOCK):
+        end = begin + GRAM_BLOCK
+        block = np.triu(matrix[begin:end, begin:end])
+        matrix[begin:end, begin:end] = block + np.triu(block, 1).T
+        matrix[end:, begin:end] = matrix[begin:end, end:].T
+    return matrix
+
+
 def summarized(state: Mapping[str, Array], what: str) -> Array:
     """One of the `summaries` of the object whose `state` this is."""
     rows = max(int(state["numbers"][0]), 1)
@@ -112,6 +128,6 @@ def summarized(state: Mapping[str, Array], what: str) -> Array:
         case "histogram":
             return state["counts"]
         case "gram":
-            return state["products"] / np.float32(rows)
+            return _mirrored(state["products"] / np.float32(rows))
         case _:
             return state[what]

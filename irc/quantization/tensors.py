@@ -18,8 +18,8 @@ Layout: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def write_tensors(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays of the dtypes that irc has."""
-    names = {numpy_dtype(name): name for name in DTYPES}
+    """Write arrays of the dtypes that irc has, from 8 bits on."""
+    names = {numpy_dtype(name): name for name, each in DTYPES.items() if each.bits >= 8}
     layout = {key: (names[array.dtype], array.shape) for key, array in arrays.items()}
     write_each(path, layout, arrays.__getitem__)
 
@@ -30,7 +30,7 @@ def write_each(path: Path, layout: Layout, array: Callable[[str], Array]) -> Non
     with whole_file(path) as file:
         file.write(header)
         for key in placed:
-            file.write(np.ascontiguousarray(array(key)).tobytes())
+            file.write(np.ascontiguousarray(array(key)).reshape(-1).view(np.uint8).data)
 
 
 class Tensors(Mapping[str, Array]):
@@ -41,15 +41,16 @@ class Tensors(Mapping[str, Array]):
 
     def __getitem__(self, key: str) -> Array:
         place = self.places[key]
+        data = np.empty(place.nbytes, np.uint8)
         try:
             with self.path.open("rb") as file:
                 file.seek(place.offset)
-                data = file.read(place.nbytes)
+                count = file.readinto(data.data)
         except OSError as error:
             raise Error(f"cannot read {self.path}: {error.strerror or error}") from None
-        if place.dtype not in DTYPES or len(data) != place.nbytes:
+        if place.dtype not in DTYPES or count != place.nbytes:
             raise Error(f"{self.path}: the tensor {key!r} cannot be read; write the file again")
-        return np.frombuffer(data, numpy_dtype(place.dtype)).reshape(place.shape)
+        return data.view(numpy_dtype(place.dtype)).reshape(place.shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.places)
