@@ -11,6 +11,7 @@ from . import expand as expand
 from . import fold as fold
 from . import fuse_collectives as fuse_collectives
 from . import fuse_gated_mlp as fuse_gated_mlp
+from . import fuse_linears as fuse_linears
 from . import fuse_norm as fuse_norm
 from . import fuse_qkv as fuse_qkv
 from . import inline as inline

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from irc.ir.core import Module, Op, Value
-from irc.ops import LayerNorm, Linear, RmsNorm, Rope, Split
+from irc.ops import LayerNorm, RmsNorm, Rope
 from irc.pipeline import Pass, Stats, register
-from irc.rewrite import erase_dead, permit, report_failure
+from irc.rewrite import permit, report_failure
 
-from .shared.edit import insert_before
-from .shared.joining import join_refusal, joined
+from .shared.joining import fuse_linears, join_refusal, parameters_of
 from .shared.parameters import same, weights_of
 
 _NAME = "fuse-qkv"
@@ -36,13 +35,10 @@ def _fuse_before(module: Module, attention: Op, stats: Stats) -> None:
     if isinstance(found, str):
         report_failure(_NAME, attention, found)
     elif permit(_NAME, attention):
-        _fuse(module, attention, found)
+        assert attention.parent is not None
+        first = next(op for op in attention.parent if op in found)
+        fuse_linears(module, found, "qkv", first)
         stats.count("fused")
-
-
-def _parameters(linears: list[Op]) -> list[list[Value]]:
-    """The weights of all linears, then their biases, if any."""
-    return [list(each) for each in zip(*(op.operands[1:] for op in linears), strict=True)]
 
 
 def _linears(attention: Op) -> list[Op] | str:
@@ -60,7 +56,7 @@ def _linears(attention: Op) -> list[Op] | str:
         return "the linears of q, k and v have different inputs"
     if len({op.present for op in linears}) > 1:
         return "some of the linears of q, k and v have a bias and some have none"
-    groups = _parameters(linears)
+    groups = parameters_of(linears)
     if any(weights_of(value) is None for group in groups for value in group):
         return "a linear of q, k or v takes a computed or shared value for a weight"
     return next(filter(None, map(join_refusal, groups)), linears)
@@ -72,19 +68,3 @@ def _source(value: Value) -> Op | None:
     while op is not None and (op.moves_data or isinstance(op, (Rope, RmsNorm, LayerNorm))):
         op = op.operands[1 if op.in_place else 0].producer
     return op
-
-
-def _fuse(module: Module, attention: Op, linears: list[Op]) -> None:
-    function = attention.parent
-    assert function is not None
-    first = next(op for op in function if op in linears)
-    weight, *bias = [joined(module, group, "qkv", first) for group in _parameters(linears)]
-    linear = Linear(first.operands[0], weight, bias=bias[0] if bias else None)
-    linear.result.name = "qkv"
-    sizes = tuple(op.operands[1].type.shape[0] for op in linears)
-    split = Split(linear, dim=linear.result.type.ndim - 1, sizes=sizes)
-    for new in (linear, split):
-        insert_before(new, first)
-    for old, new in zip(linears, split.results, strict=True):
-        old.result.replace_by(new)
-        erase_dead(old)

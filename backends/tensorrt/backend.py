@@ -22,6 +22,8 @@ from irc.errors import Error
 from irc.ir.core import Module, Op
 
 _CLEANERS = "inline, static-capacity, canonicalize, cse"
+# The builder joins products of one input itself where their weights are not quantized.
+_PRODUCTS = 'fuse-linears{codes=["i4", "u4"]}, fuse-gated-mlp{merged=false}'
 
 
 class TensorRTBackend(Backend):
@@ -31,10 +33,10 @@ class TensorRTBackend(Backend):
     """
 
     facts = EngineFacts
-    default_pipeline = f"{_CLEANERS}, fuse-gated-mlp, fold, dce"
+    default_pipeline = f"{_CLEANERS}, {_PRODUCTS}, fold, dce"
     sharded_pipeline = (
-        f"{_CLEANERS}, shard, rewrite-embeddings, fuse-collectives, fuse-gated-mlp, pipeline, "
-        "localize, fuse-collectives{norm=true}, cse, fold, dce"
+        f"{_CLEANERS}, shard, rewrite-embeddings, fuse-collectives, pipeline, localize, "
+        f"fuse-collectives{{norm=true}}, {_PRODUCTS}, cse, fold, dce"
     )
 
     def __init__(self, flavour: Flavour, options: EngineOptions | None = None) -> None:

@@ -62,10 +62,13 @@ class FuseGatedMlp(Pass):
     """act(x · gate) * (x · up) becomes one gated_mlp, biases included.
 
     Quantized weights keep their own scales. Activations written in simpler operations, such as
-    x * sigmoid(x), and linears of gate and up together are recognised.
+    x * sigmoid(x), and with `merged` linears of gate and up together are recognised.
     """
+
+    merged: bool = True
 
     def run(self, module: Module, stats: Stats) -> None:
         stats.update(apply_rules(module, ACTIVATIONS))
-        separate_merged(module, _NAME, _ACTS, stats)
+        if self.merged:
+            separate_merged(module, _NAME, _ACTS, stats)
         stats.update(apply_rules(module, [gated_mlp]))

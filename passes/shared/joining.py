@@ -1,21 +1,44 @@
-"""Joins parameters by rows, each scale with the rows that it belongs to."""
+"""Joins linears of one input, and their parameters by rows, each scale with its rows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import takewhile
 
 from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.dims import DimLike
 from irc.ir.types import TensorType
+from irc.ops import Linear, Split
+from irc.rewrite import erase_dead
 from irc.weights import ConcatRef, pinned
 
 from .edit import free_name, insert_before
 from .parameters import in_use, is_shared, per_index, weights_of
 
 
+def parameters_of(linears: Sequence[Op]) -> list[list[Value]]:
+    """The weights of linears that all have a bias or none, then their biases, if any."""
+    return [list(each) for each in zip(*(op.operands[1:] for op in linears), strict=True)]
+
+
+def fuse_linears(module: Module, linears: Sequence[Op], word: str, first: Op) -> None:
+    """One linear and a split in place of several of one input, of which `first` comes first.
+
+    `join_refusal` allows all parameters. The new weights have `word` where the names differ.
+    """
+    weight, *bias = [joined(module, group, word, first) for group in parameters_of(linears)]
+    linear = insert_before(Linear(first.operands[0], weight, bias=bias[0] if bias else None), first)
+    linear.result.name = word if word.isidentifier() else None
+    sizes = tuple(op.operands[1].type.shape[0] for op in linears)
+    split = insert_before(Split(linear, dim=linear.result.type.ndim - 1, sizes=sizes), first)
+    for old, new in zip(linears, split.results, strict=True):
+        old.result.replace_by(new)
+        erase_dead(old)
+
+
 def join_refusal(parts: list[Value]) -> str | None:
     """Why parameters cannot be joined along their first dimension; None if they can."""
-    forms = {_form(part) for part in parts}
+    forms = {form_of(part) for part in parts}
     if len(forms) > 1:
         return f"the weights have different formats: {' and '.join(sorted(forms))}"
     rows = [part.type.shape[0] for part in parts]
@@ -26,14 +49,14 @@ def join_refusal(parts: list[Value]) -> str | None:
     return None
 
 
-def _form(part: Value) -> str:
+def form_of(part: Value) -> str:
     """The operations and the types, but for rows, of a parameter."""
     if isinstance(part, Weight):
         type = part.type
         return f"{type.dtype}[{', '.join(map(str, ('N', *type.shape[1:])))}]"
     op = part.producer
     assert op is not None
-    inner = (f"{name}={_form(value)}" for name, value in op.named_operands())
+    inner = (f"{name}={form_of(value)}" for name, value in op.named_operands())
     attributes = (f"{name}={value}" for name, value in op.attributes.items())
     return f"{op.opname}({', '.join((*inner, *attributes))})"
 
@@ -80,9 +103,22 @@ def joined(module: Module, parts: list[Value], name: str, before: Op) -> Value:
 
 def _name(names: list[str], word: str, module: Module) -> str:
     """`attn.qkv_proj.weight` from `attn.q_proj.weight`, `attn.k_proj.weight`, ... and qkv."""
+    head, _, tail = _divided(names)
+    return free_name(f"{head}{word}{tail}", module.weights)
+
+
+def differing(parts: list[Value]) -> str:
+    """`qkv` from `q_proj.weight`, `k_proj.weight`, `v_proj.weight`; `gate_up` from longer words."""
+    names = [weights[0].name for weights in map(weights_of, parts) if weights]
+    words = _divided(names)[1]
+    return ("_" if any(len(word) > 1 for word in words) else "").join(words)
+
+
+def _divided(names: list[str]) -> tuple[str, list[str], str]:
+    """What all names begin with, what differs, and what all of them end in."""
     head = _common_start(names)
     tail = _common_start([name[len(head) :][::-1] for name in names])[::-1]
-    return free_name(f"{head}{word}{tail}", module.weights)
+    return head, [name[len(head) : len(name) - len(tail)] for name in names], tail
 
 
 def _common_start(names: list[str]) -> str:

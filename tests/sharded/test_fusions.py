@@ -85,3 +85,14 @@ def test_a_quantized_block_is_fused(
     assert (found["all_reduce_rms_norm"], found["add_layer_norm"]) == (norm, 1)
     assert (found["add_rms_norm"], found["all_gather"]) == (not norm, 0)
     assert found["dequantize"] == 5  # qkv, o, gate, up, down: each has its own scales
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=3"])
+def test_linears_of_one_input_are_joined_on_every_rank(mesh: str) -> None:
+    """The segments of a merged weight too, which shard separated."""
+    module = block("i4", 4, "silu")
+    inputs = drawn(module, fresh(5))
+    joined = 'fuse-linears{codes=["i4"]}'
+    spread(module, inputs, mesh, after=[FUSE, "localize", joined, "dce"], tolerance=1e-5)
+    found = count(module)
+    assert (found["linear"], found["split"], found["dequantize"]) == (4, 2, 4)
