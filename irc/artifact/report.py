@@ -48,8 +48,9 @@ def page(
     module: Module,
     manifest: Mapping[str, Any] | None = None,
     timings: Sequence[tuple[str, str]] = (),
+    quantization: Sequence[Sequence[str]] = ((),),
 ) -> str:
-    """The HTML page. `timings` are (pass, its counts) in order."""
+    """The HTML page. `timings` are (pass, its counts) in order, `quantization` a table."""
     stats = statistics(module)
     parts = [f"<h1>{escape(module.name)}</h1>"]
     facts = [(k, str(v)) for k, v in (manifest or {}).items() if isinstance(v, (str, int))]
@@ -65,6 +66,8 @@ def page(
             rows = zip(names, (str(value.type) for value in values), strict=True)
             parts.append(_section(title, rows, ("name", "type")))
     parts.append(_section("Pipeline", timings, ("pass", "changes")))
+    header, *quantized = quantization
+    parts.append(_section("Quantization", quantized, header))
     totals = [(key, str(value)) for key, value in stats.items() if not isinstance(value, dict)]
     parts.append(_section("Size", totals, ("", "")))
     parts.append(_section("Operations by scope", _by_scope(module), ("scope", "operations", "")))

@@ -30,6 +30,7 @@ EXAMPLES = """
   irc compile Meta-Llama-3-8B -o build/llama --dtype bf16 --dims B=1:1:4,C=1:4096:8192
   irc compile Meta-Llama-3-8B -o build/llama --mesh tp=2,pp=2 --explain
   irc compile Meta-Llama-3-8B -o build/llama --mesh tp=2 --backend tensorrt-rtx --dtype bf16
+  irc compile Meta-Llama-3-8B -o build/llama --quantize w4a16 --weight-errors
   irc compile model.onnx -o build/model --dims batch=1:1:8
   irc compile model.irc -o build/model --pipeline "cse, dce" --dump-dir dumps
   irc compile my_model.py:build_small --set layers=2 --random-weights 0 --dry-run
@@ -49,6 +50,8 @@ def configure(parser: ArgumentParser) -> None:
     what = "run the passes and, for engines, the linter over their graphs; write nothing"
     add("--dry-run", action="store_true", help=what)
     add("--explain", action="store_true", help="print what the passes decided, and why")
+    what = "measure and print the error of every quantized weight, which reads all of them"
+    add("--weight-errors", action="store_true", help=what)
     add_passes(parser)
     add_json(parser)
     add_engine(parser)
@@ -72,6 +75,7 @@ def run(args: Namespace) -> int:
             **compilation_options(args),
             engine=engine_options(args),
             random_weights=args.random_weights,
+            weight_errors=args.weight_errors,
             instruments=[*pass_instruments(args, [*args.load, *args.plugin]), timing],
             progress=progress,
         )
@@ -84,10 +88,14 @@ def run(args: Namespace) -> int:
     seconds = time.perf_counter() - began
     facts = _facts(output, prepared, timing, seconds, args.explain)
     facts["notes"] = notes
+    facts["quantization"] = prepared.quantization.as_json()
     if args.json:
         print_json(facts)
     else:
         _print(facts)
+        if args.weight_errors and prepared.quantization.rows:
+            header, *rows = prepared.quantization.table()
+            print(table(rows, header))
     return 0
 
 

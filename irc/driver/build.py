@@ -33,6 +33,8 @@ from ..ir.core import Module
 from ..ir.dtypes import is_float
 from ..ir.types import TensorType
 from ..ir.verify import verify
+from ..pipeline.run import VerifyEach
+from ..quantization.report import QuantizationReport
 from ..text.printer import print_module
 from ..weights import UnboundRef
 from .load import Artifact
@@ -53,6 +55,7 @@ class Prepared:
     backend: Backend
     pipeline: str
     steps: list[Step] = field(default_factory=list["Step"])
+    quantization: QuantizationReport = field(default_factory=QuantizationReport)
 
     @property
     def module(self) -> Module:
@@ -91,9 +94,12 @@ def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
     _check_bound(module)
     progress("running passes", 0.0)
     pipeline = chosen_pipeline(backend, source, options)
-    steps = run_passes(module, pipeline, options.get("instruments"), verified=True)
+    report = QuantizationReport(errors=options.get("weight_errors", False))
+    given = options.get("instruments")
+    instruments = [*([VerifyEach()] if given is None else given), report]
+    steps = run_passes(module, pipeline, instruments, verified=True)
     check_supported(backend, module)
-    return Prepared(source, backend, pipeline, steps)
+    return Prepared(source, backend, pipeline, steps, report)
 
 
 def check(prepared: Prepared) -> list[str]:
@@ -150,7 +156,8 @@ def _emit(prepared: Prepared, folder: Path, progress: Progress) -> Emitted:
     (folder / MODULE).write_text(print_module(module, locs=True), encoding="utf-8")
     _copy_tokenizer(prepared.source.folder, folder)
     rows = [(str(step), str(step.stats)) for step in prepared.steps]
-    (folder / REPORT).write_text(page(module, _facts(prepared), rows), encoding="utf-8")
+    text = page(module, _facts(prepared), rows, prepared.quantization.table())
+    (folder / REPORT).write_text(text, encoding="utf-8")
     return emitted
 
 

@@ -22,14 +22,15 @@ class Options(TypedDict, total=False):
 
     `mesh`: axes of ranks, as in "tp=2" or {"tp": 2}; `plan`, `sequence`, `embedding`, `outside` and
     `next_tokens` shard a module over them, see `Parallel`. `quantize`, `group`, `include`,
-    `exclude`, `kv_cache`, `calibration` and `budget` quantize it, see `Quantization`. `backend`: by
-    default that of an artifact, else "onnx". `checkpoint`: the folder of a script's weights.
-    `pipeline`: the passes as text, by default those of the backend. `dtype`: f32, f16 or bf16.
-    `settings`: keyword arguments of a script's factory. `engine`: options of TensorRT engines, see
-    `EngineOptions` in irc.backends.tensorrt.options, by default those of an artifact. `dims`:
-    ranges (min, typical, max) of symbols. `random_weights`: a seed, in place of a checkpoint.
-    `instruments` observe the passes; without them the module is verified after each. `progress` is
-    called with each stage and the fraction done.
+    `exclude`, `kv_cache`, `calibration` and `budget` quantize it, see `Quantization`; with
+    `weight_errors` the report has the error of every weight. `backend`: by default that of an
+    artifact, else "onnx". `checkpoint`: the folder of a script's weights. `pipeline`: the passes as
+    text, by default those of the backend. `dtype`: f32, f16 or bf16. `settings`: keyword arguments
+    of a script's factory. `engine`: options of TensorRT engines, see `EngineOptions` in
+    irc.backends.tensorrt.options, by default those of an artifact. `dims`: ranges (min, typical,
+    max) of symbols. `random_weights`: a seed, in place of a checkpoint. `instruments` observe the
+    passes; without them the module is verified after each. `progress` is called with each stage and
+    the fraction done.
     """
 
     mesh: str | Mapping[str, int]
@@ -45,6 +46,7 @@ class Options(TypedDict, total=False):
     kv_cache: str
     calibration: PathLike
     budget: str
+    weight_errors: bool
     backend: str
     checkpoint: PathLike | None
     pipeline: str | None

@@ -1,0 +1,85 @@
+"""The report of `quantize`: its rows, and the errors of weights, against outputs of the model."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import irc
+import irc.passes
+from irc.backends.reference import evaluate
+from irc.pipeline import run_pipeline
+from irc.quantization import report
+from irc.quantization.report import QuantizationReport
+
+assert irc.passes
+TEXT = """module @m {
+  weight @a.weight : f32[160, 256] = random("a", 3, 0.1)
+  weight @b.weight : f32[48, 256] = random("b", 3, 0.1)
+  func @forward(%x: f32[256, 256]) -> (a: f32[256, 160], b: f32[256, 48]) {
+    %a = linear %x, @a.weight : f32[256, 160]
+    %b = linear %x, @b.weight : f32[256, 48]
+    return %a, %b
+  }
+}"""
+
+
+def measured(options: str) -> tuple[irc.Module, QuantizationReport]:
+    module, found = irc.parse(TEXT), QuantizationReport(errors=True)
+    run_pipeline(module, f"quantize{{{options}}}", [found])
+    return module, found
+
+
+@pytest.mark.parametrize(
+    ("scheme", "words", "after"),
+    [
+        ("w8a16", "i8 per channel", 256 + 4),
+        ("w4a16", "i4 in groups of 128", 128 + 8),
+        ("w4a16_asym", "u4 in groups of 128, zero points", 128 + 8 + 1),
+        ("w8a16_fp8", "f8e4m3 per channel", 256 + 4),
+        ("w4a16_mxfp4", "f4e2m1 in groups of 32", 128 + 8),
+    ],
+)
+@pytest.mark.parametrize("block", [1 << 22, 1000])
+def test_errors_are_those_of_the_outputs_for_unit_inputs(
+    scheme: str, words: str, after: float, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "_BLOCK", block)
+    module, found = measured(f'scheme="{scheme}"')
+    unit = {"x": np.eye(256, dtype=np.float32)}
+    wanted, outputs = evaluate(irc.parse(TEXT), unit), evaluate(module, unit)
+    assert [row.site for row in found.rows] == ["a", "b"]
+    for row in found.rows:
+        error = outputs[row.site] - wanted[row.site]
+        sqnr = 10 * np.log10((wanted[row.site] ** 2).sum() / (error**2).sum())
+        assert row.sqnr == pytest.approx(sqnr, abs=0.01)
+        assert row.largest == pytest.approx(np.abs(error).max(), rel=1e-4)
+        assert row.weight == words and row.input == ""
+        rows = 160 if row.site == "a" else 48
+        assert (row.before, row.after) == (rows * 256 * 4, rows * after)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "weight", "entering"),
+    [
+        ("fp8_rowwise", "f8e4m3 per channel", "f8e4m3 per token"),
+        ("fp8", "f8e4m3 per tensor", "f8e4m3 per token"),
+        ("mxfp8", "f8e4m3 in groups of 32", "f8e4m3 in groups of 32"),
+    ],
+)
+def test_inputs_are_listed(scheme: str, weight: str, entering: str) -> None:
+    _, found = measured(f'scheme="{scheme}"')
+    assert {(row.weight, row.input) for row in found.rows} == {(weight, entering)}
+
+
+def test_products_that_stay_are_not_listed() -> None:
+    _, found = measured('scheme="w8a16", exclude=["a"]')
+    assert [row.site for row in found.rows] == ["b"]
+
+
+def test_an_artifact_has_the_table(tmp_path: Path) -> None:
+    irc.compile(irc.parse(TEXT), tmp_path / "out", quantize="w4a16", weight_errors=True)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Quantization" in page and "i4 in groups of 128" in page and " dB" in page
+    irc.compile(irc.parse(TEXT), tmp_path / "plain")
+    assert "Quantization" not in (tmp_path / "plain" / "report.html").read_text()
