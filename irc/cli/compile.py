@@ -71,6 +71,7 @@ def run(args: Namespace) -> int:
     with Progress() as progress:
         prepared = prepare(
             args.source,
+            output,
             **parallel_options(args),
             **compilation_options(args),
             engine=engine_options(args),

@@ -40,6 +40,7 @@ from ..weights import UnboundRef
 from .load import Artifact
 from .options import Options, backend_of, selected
 from .pipelines import chosen_pipeline
+from .quantization import Quantization
 from .sources import SOURCE_OPTIONS, PathLike, Source, artifact_of, find_source
 
 if TYPE_CHECKING:
@@ -72,14 +73,16 @@ def compile(
     are copied into the folder, which then needs no other file. `Options` has the rest.
     """
     check_path("the folder to write", output)
-    prepared = prepare(src, **options)
+    prepared = prepare(src, output, **options)
     return write(prepared, output, bundle=bundle, progress=options.get("progress"))
 
 
-def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
+def prepare(
+    src: PathLike | Module, output: PathLike | None = None, **options: Unpack[Options]
+) -> Prepared:
     """Source and passes: the module, its weights bound, verified, all passes run.
 
-    Nothing is written.
+    Nothing is written but a calibration, beside the folder `output`.
     """
     from ..backends.base import check_supported
 
@@ -92,6 +95,10 @@ def prepare(src: PathLike | Module, **options: Unpack[Options]) -> Prepared:
     module = source.module
     verify(module)
     _check_bound(module)
+    quantization = Quantization.of(options)
+    quantization.check_effect(module, options.get("pipeline"))
+    if (folder := quantization.calibrated(source, output, progress)) is not None:
+        options["calibration"] = folder
     progress("running passes", 0.0)
     pipeline = chosen_pipeline(backend, source, options)
     report = QuantizationReport(errors=options.get("weight_errors", False))

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 from ..argument_checks import check_kind, check_path
 from ..errors import Error
 from ..ir.core import Module
+from ..quantization.statistics import is_calibrated
 from .options import selected
 
 if TYPE_CHECKING:
+    from ..artifact.manifest import Progress
+    from ..passes.quantize import QuantizeModule
     from ..pipeline import Pass
+    from .sources import PathLike, Source
 
 _CLEANERS = ("inline", "canonicalize", "cse")  # what the pass follows where nothing is sharded
 
@@ -26,8 +30,8 @@ class Quantization:
 
     `quantize`: the name of a scheme, auto, a JSON file of scopes and schemes, or a mapping of them.
     `group`: inputs that share a scale, 0 for the scheme's number. `include`, `exclude`: globs on
-    scopes. `kv_cache`: int8 or fp8. `calibration`: a folder of `irc calibrate`. `budget`: of auto,
-    such as "4.5 bits".
+    scopes. `kv_cache`: int8 or fp8. `calibration`: a folder of `irc calibrate`, or data for it.
+    `budget`: of auto, such as "4.5 bits".
     """
 
     quantize: str | os.PathLike[str] | Mapping[str, Any] = ""
@@ -75,6 +79,37 @@ class Quantization:
         if module.local or any(value.type.sharded for op in module.ops() for value in op.results):
             why = "the module is sharded already"
             raise Error(f"{why}, so {option} has no effect; compile its source anew")
+
+    def calibrated(
+        self, source: Source, output: PathLike | None, progress: Progress
+    ) -> Path | None:
+        """The folder of a calibration, if there is one; data are run into OUTPUT.calibration."""
+        from ..calibration import calibrate
+
+        if not self.calibration or is_calibrated(Path(self.calibration)):
+            return Path(self.calibration) if self.calibration else None
+        if output is None:
+            raise Error(
+                "the data of --calibration is run into DIR.calibration; give -o DIR, or the folder "
+                "of irc calibrate"
+            )
+        folder = Path(f"{Path(output)}.calibration")
+        gram = self._needs_gram()
+        calibrate(source, self.calibration, folder, gram=gram, progress=progress)
+        return folder
+
+    def _needs_gram(self) -> bool:
+        """Whether an algorithm needs gram matrices; an Error where a scheme is not known."""
+        from ..passes.quantize import AUTO
+        from ..passes.quantize.schemes import scheme_called
+        from ..passes.quantize.table import read_table
+
+        chosen = cast("QuantizeModule", self.as_pass())
+        if chosen.scheme == AUTO:
+            return True
+        found = [row.scheme for row in read_table(chosen.table)] if chosen.table else []
+        found += [scheme_called(chosen.scheme)] if chosen.scheme else []
+        return any(scheme.algorithm in ("awq", "gptq") for scheme in found if scheme is not None)
 
     @property
     def wanted(self) -> bool:

@@ -1,0 +1,93 @@
+"""`--calibration DATA` of a compilation: the data is run first, and its statistics are used."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+from irc.artifact.manifest import silent
+from irc.driver.quantization import Quantization
+from irc.driver.sources import find_source
+from irc.errors import Error
+from irc.quantization.statistics import Statistics
+from tests.calibration.test_calibrate import TWO, saved
+from tests.cli.runner import refused, works
+from tests.fresh import fresh
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path, np.ndarray]:
+    """A module, data for it, and the data's array."""
+    (tmp_path / "m.irc").write_text(TWO)
+    x = fresh(4).standard_normal((6, 4))
+    return tmp_path / "m.irc", saved(tmp_path / "data.npz", x=x, shift=np.zeros(4)), x
+
+
+def static_scales(module: irc.Module) -> list[float]:
+    """The scales of the quantized inputs."""
+    scales = [op.operands[1].producer for op in module.ops() if op.opname == "quantize"]
+    return [op.attributes["value"] for op in scales if op is not None and op.opname == "full"]
+
+
+def test_the_data_is_run_beside_the_artifact(
+    two: tuple[Path, Path, np.ndarray], tmp_path: Path
+) -> None:
+    module, data, x = two
+    options: dict[str, Any] = {"quantize": "fp8", "calibration": data}
+    artifact = irc.compile(module, tmp_path / "out", **options)
+    statistics = Statistics(tmp_path / "out.calibration")
+    assert not statistics.facts.gram
+    scales = static_scales(artifact.module)
+    assert scales[0] == pytest.approx(np.abs(x).max() / 448, rel=1e-6)
+    assert scales == pytest.approx([statistics.scale_range(s) / 448 for s in ("a", "b")])
+
+    stages: list[str] = []
+    options["progress"] = lambda stage, fraction: stages.append(stage)
+    irc.compile(module, tmp_path / "out", **options)
+    assert "calibrating" not in stages
+    options["calibration"] = tmp_path / "out.calibration"
+    again = irc.compile(module, tmp_path / "other", **options)
+    assert static_scales(again.module) == scales
+    assert not (tmp_path / "other.calibration").exists()
+
+
+@pytest.mark.parametrize(
+    ("quantize", "gram"),
+    [
+        ("w4a16_awq", True),
+        ("int4_gptq", True),
+        ("auto", True),
+        ("w8a8_sq", False),
+        ({"*a": "w8a16", "*": "int4_awq"}, True),
+        ({"*a": None, "*": "fp8"}, False),
+        ("", False),
+    ],
+)
+def test_algorithms_get_the_gram_matrices_that_they_need(
+    quantize: Any, gram: bool, two: tuple[Path, Path, np.ndarray], tmp_path: Path
+) -> None:
+    module, data, _ = two
+    options = Quantization(quantize, kv_cache="int8", calibration=data)
+    folder = options.calibrated(find_source(module), tmp_path / "out", silent)
+    assert folder == tmp_path / "out.calibration"
+    assert Statistics(folder).facts.gram == gram
+
+
+def test_the_command_and_its_refusals(two: tuple[Path, Path, np.ndarray], tmp_path: Path) -> None:
+    module, data, _ = two
+    words: list[str | Path] = ["compile", module, "--quantize", "fp8", "--calibration"]
+    works(*words, data, "-o", tmp_path / "out")
+    assert Statistics(tmp_path / "out.calibration").sites() == ["a", "b"]
+    works(*words, tmp_path / "out.calibration", "--dry-run")
+    assert "run into DIR.calibration; give -o DIR" in refused(*words, data, "--dry-run")
+    assert "there is no" in refused(*words, tmp_path / "none.npz", "-o", tmp_path / "new")
+    other = TWO.replace("@a.weight", "@c.weight").replace("@two", "@other")
+    with pytest.raises(Error, match=r"no statistics of c.*made from another model, two: calibrate"):
+        irc.compile(
+            irc.parse(other),
+            tmp_path / "x",
+            quantize="fp8",
+            calibration=tmp_path / "out.calibration",
+        )
