@@ -1,19 +1,19 @@
 """Quantized tensors as ONNX nodes, and their products as MatMulNBits of ONNX Runtime.
 
 MatMulNBits reads weights in 4 or 8 bits; DequantizeLinear in front of a product widens all of them
-at every run. Milliseconds of a product with [8192, 2048] for 1 and for 128 rows, and the error
-relative to f32 (ONNX Runtime 1.32, 2 cores with AVX-512 VNNI):
+at every run. Milliseconds of one thread for a product with [8192, 2048] of 1 and of 128 rows, and
+the error relative to f32 (ONNX Runtime 1.32, AVX-512 VNNI, blocks of 128):
 
 | weights | nodes | 1 row | 128 rows | error |
 |---|---|---|---|---|
-| f32 | Gemm | 1.8 | 16.5 | 3e-7 |
-| 4 bits | DequantizeLinear, Gemm | 19 | 30 | 3e-7 |
-| 4 bits | MatMulNBits, accuracy level 4 (activations in i8) | 0.3 | 5.7 | 6e-3 |
-| 4 bits | MatMulNBits, accuracy level 1 (activations in f32) | 0.4 | 10.5 | 8e-7 |
-| 8 bits | MatMulNBits, accuracy level 1 | 42 | 53 | 3e-7 |
-| 8 bits | MatMulNBits, accuracy level 4 | 0.5 | 5.8 | 7e-3 |
-| 8 bits | the same, of both parts of the activations (`_in_two_parts`) | 0.5 | 12 | 3e-5 |
-| 8 bits, activations in i8 | QGemm (Q/DQ, fused) | 4.4 | 16 | 3e-7 |
+| f32 | Gemm | 2.2 | 22 | 3e-7 |
+| 4 bits | DequantizeLinear, Gemm | 20 | 48 | 3e-7 |
+| 4 bits | MatMulNBits, accuracy level 1: activations in f32 | 0.8 | 21 | 8e-7 |
+| 4 bits | MatMulNBits, accuracy level 4: activations rounded to 8 bits | 0.4 | 12 | 6e-3 |
+| 4 bits | the same, of both parts of the activations (`_in_two_parts`) | 0.4 | 24 | 3e-5 |
+| 8 bits | MatMulNBits, accuracy level 1 | 79 | 99 | 3e-7 |
+| 8 bits | MatMulNBits, accuracy level 4, of both parts | 0.7 | 23 | 3e-5 |
+| 8 bits, activations of 8 bits | QGemm | 5.6 | 26 | 3e-7 |
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from onnx.onnx_ml_pb2 import TensorProto
 
 from irc import ops
 from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Later, Lowered
+from irc.backends.onnx.graph import DTYPES
 from irc.backends.onnx.lower_matrix import linear as plain_linear
 from irc.ir.core import Op, Value, Weight
 from irc.ir.dims import Shape
 from irc.ir.dtypes import dtype, is_float, numpy_dtype
-from irc.ops.quant import block_sizes
+from irc.ops.quant import Scaled, block_sizes
 
 _BLOCKS = (128, 64, 32, 16)  # sizes of blocks, powers of two, which MatMulNBits needs
 _OFFSETS = {"i4": 8, "u4": 0, "i8": 128, "u8": 0, "f4e2m1": 128}  # of its codes, which are unsigned
-_FLOATS, _INTEGERS = 1, 4  # accuracy levels: in what the activations are multiplied
+_INTEGERS = 4  # the accuracy level of activations that are rounded to 8 bits
 
 
 @dataclass(frozen=True)
@@ -71,19 +72,17 @@ def linear(e: Emitter, op: ops.Linear) -> Lowered:
     found = packed(e.root(op.weight).producer)
     if found is None:
         return plain_linear(e, op)
-    x, is_wide = e.flat(op.x), found.bits == 8
     product = e.add(
         "com.microsoft::MatMulNBits",
-        _in_two_parts(e, x, op.x.type.shape, found.size) if is_wide else x,
+        _in_two_parts(e, e.flat(op.x), op.x.type.shape, found.size),
         *e.cached((found.op, "packed"), lambda: _stored(e, found)),
         N=found.shape[0],
         K=found.shape[1] * found.size,
         bits=found.bits,
         block_size=found.size,
-        accuracy_level=_INTEGERS if is_wide else _FLOATS,
+        accuracy_level=_INTEGERS,
     )
-    if is_wide:
-        product = e.add("Add", *e.graph.several(2, "Split", product, axis=0, num_outputs=2))
+    product = e.add("Add", *e.graph.several(2, "Split", product, axis=0, num_outputs=2))
     return Flat(product if op.bias is None else e.add("Add", product, e.get(op.bias)))
 
 
@@ -173,7 +172,7 @@ def _zeros(e: Emitter, found: Packed) -> list[str]:
     return [e.cast(name, "u8")]
 
 
-def per_index(op: ops.Dequantize) -> int | None:
+def per_index(op: Scaled) -> int | None:
     """The only dimension whose indices have different scales, -1 if all have the same."""
     own = [dim for dim, blocks in enumerate(op.scale.type.shape) if blocks != 1]
     if not own:
@@ -210,7 +209,27 @@ def _refusal(op: Op) -> str | None:
     kind = op.operands[0].type.dtype
     if packed(op) is not None:
         return None
+    if isinstance(op.operands[0].producer, ops.Quantize):
+        return "would become a QGemm, whose sums overflow in 16 bits on processors without VNNI"
     return f"takes {kind}, which is f32 by then" if is_float(kind) else scales_refusal(op)
+
+
+def _not_native(op: Op) -> str | None:
+    assert isinstance(op, ops.Quantize)
+    fits = op.dtype in ("i8", "u8") and per_index(op) is not None
+    return None if fits else "has codes or blocks without a fast kernel"
+
+
+@TABLE.lower(ops.Quantize, unless=_not_native)
+def quantize(e: Emitter, op: ops.Quantize) -> Lowered:
+    """QuantizeLinear."""
+    dim = per_index(op)
+    assert dim is not None
+    shaped = [e.get(op.scale), *([e.get(op.zero)] if op.zero is not None else [])]
+    scales: Shape = () if dim < 0 else (op.scale.type.shape[dim],)
+    shaped = [e.add("Reshape", name, e.shape(scales)) for name in shaped]
+    along = {} if dim < 0 else {"axis": dim}
+    return e.add("QuantizeLinear", e.get(op.x), *shaped, output_dtype=DTYPES[op.dtype], **along)
 
 
 @TABLE.lower(ops.Dequantize, unless=_refusal)

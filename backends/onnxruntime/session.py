@@ -48,8 +48,9 @@ def open_parts(
     path = folder / entry["model"]
     base, files, own = facts["base"], entry["files"], entry["weights"]
     _check_files([path, *(folder / name for name in own), *(Path(base, f) for f in files)])
-    options = session_options(threads, low_memory)
     data = path.read_bytes()
+    # MatMulNBits is about 50 times slower without its own layout of the weights
+    options = session_options(threads, low_memory and b"MatMulNBits" not in data)
     root, beside = os.path.realpath(base if files else folder), os.path.realpath(folder)
     try:
         if files and own:
