@@ -37,7 +37,8 @@ def _rounded(assigned: Assignment, context: Context) -> dict[str, Ref]:
     source = pinned(weight.ref, weight.type.shape, weight.type.dtype)
     parts = ["codes", "scales"] + ["zeros"] * bool(format.zeros)
     parts += ["tensor_scale"] * format.tensor_scale
-    return {part: QuantizedRef(source, part, format.name, assigned.block) for part in parts}
+    method = "mse" if dtype(format.codes).bits < 8 else "absmax"
+    return {part: QuantizedRef(source, part, format.name, assigned.block, method) for part in parts}
 
 
 def _add_weights(
