@@ -38,14 +38,6 @@ class Assignment:
         """How many inputs share a scale; 0 is all of them."""
         return self.block[self.site.inputs]
 
-    @property
-    def kind(self) -> str:
-        """The scales of the weight in words."""
-        outputs, inputs = self.block[self.site.outputs], self.inputs_block
-        if not inputs:
-            return "per channel" if outputs == 1 else "per tensor"
-        return f"blocks of {outputs}x{inputs}" if outputs != 1 else f"groups of {inputs}"
-
 
 class Assigner:
     """Finds blocks that divide weights, and the shards that the rows of a plan make of them."""

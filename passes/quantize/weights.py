@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 from irc.ir.core import Module, Op, Value, Weight
@@ -94,9 +93,3 @@ def use_weight(site: Site, new: Value) -> None:
     site.op.set_operands(operands)
     if transposed is not None and not transposed.result.users:
         erase_dead(transposed)
-
-
-def bytes_of(weight: Weight) -> int:
-    """The bytes of a weight."""
-    sizes = [size for size in weight.type.shape if isinstance(size, int)]
-    return dtype(weight.type.dtype).nbytes(prod(sizes))
