@@ -5,6 +5,7 @@ from __future__ import annotations
 from irc.ir.core import Op, Value, Weight
 from irc.ir.sharding import Rule, Words
 from irc.ir.types import Axes
+from irc.ops import Dequantize
 
 
 def chosen_axes(op: Op, rule: Rule, words: list[Words], placed: set[Value]) -> dict[str, Axes]:
@@ -35,10 +36,11 @@ def chosen_axes(op: Op, rule: Rule, words: list[Words], placed: set[Value]) -> d
 
 
 def _is_planned(value: Value, placed: set[Value]) -> bool:
-    """Whether a value is a weight that the plan shards, as it is or moved."""
+    """Whether a value is a weight that the plan shards, as it is, moved or dequantized."""
     while not isinstance(value, Weight):
         op = value.producer
-        if op is None or not op.moves_data or len(op.operands) != 1:
+        moved = op is not None and op.moves_data and len(op.operands) == 1
+        if op is None or not (moved or isinstance(op, Dequantize)):
             return False
         value = op.operands[0]
     return value in placed
