@@ -15,6 +15,7 @@ from ..shared.edit import insert_before, known_before, merge_equal, used_once
 from .join_sums import join_sums
 
 _NAME = "fuse-collectives"
+_CODES = "i8"
 
 
 @rule(P.shard_slice(P.all_reduce("x").capture("reduced")).capture("part"))
@@ -62,6 +63,44 @@ def send_after_narrowing(x: Value, moved: Op, to: ops.Cast) -> Op | None:
     return moved.rebuilt([ops.Cast(x, dtype=to.dtype).result])
 
 
+@rule(
+    P.all_gather(
+        P.dequantize("codes", "scale", zero=P.maybe("zero"), shared=True).capture("numbers")
+    ).capture("gathered")
+)
+def gather_codes(
+    codes: Value, scale: Value, zero: Value | None, numbers: Op, gathered: ops.AllGather
+) -> Op | None:
+    """Communicate the codes of quantized values, with their scales where these are per index."""
+    if codes.type.dtype != _CODES:
+        return decline(f"the collectives of all backends take codes of {_CODES} only")
+    dim = gathered.dim % codes.type.ndim
+    given = [codes, scale, *([zero] if zero is not None else [])]
+    sizes = {value.type.shape[dim] for value in given}
+    if not sizes <= {1, codes.type.shape[dim]}:
+        return decline("the gathered dimension is in blocks")
+    alone = [value.type.shape[dim] != codes.type.shape[dim] for value in given]
+    moved = [
+        v if same else gathered.rebuilt([v]).result for v, same in zip(given, alone, strict=True)
+    ]
+    return numbers.rebuilt(moved)
+
+
+@rule(
+    P.quantize(
+        P.all_gather("x").capture("gathered"), "scale", zero=P.maybe("zero"), dtype=_CODES
+    ).capture("codes")
+)
+def quantize_before_gather(
+    x: Value, scale: Value, zero: Value | None, gathered: ops.AllGather, codes: Op
+) -> Op | None:
+    """Quantize what is gathered by one scale before communicating it."""
+    if scale.type.shape[gathered.dim % x.type.ndim] != 1:
+        return decline("the gathered dimension has several scales")
+    given = [x, scale, *([zero] if zero is not None else [])]
+    return gathered.rebuilt([codes.rebuilt(given).result])
+
+
 def _reduce_what_is_chosen(module: Module) -> list[Rule]:
     """The rule about selections; none where the module has none."""
     chosen = [op for op in module.ops() if isinstance(op, ops.GatherElements)]
@@ -97,8 +136,9 @@ class FuseCollectives(Pass):
 
     Equal ones are done once; sums that are added become one; a sum or gather of which each rank
     keeps a part becomes a reduce_scatter or all_to_all; a sum moves behind a selection, a gather
-    before a cast to more bits and behind one to less. With `norm`, an all_reduce with the residual
-    addition and the rms_norm after it becomes one operation of both results.
+    before a cast to more bits and behind one to less, before dequantize and behind quantize. With
+    `norm`, an all_reduce with the residual addition and the rms_norm after it becomes one operation
+    of both results.
     """
 
     norm: bool = False
@@ -109,6 +149,7 @@ class FuseCollectives(Pass):
             join_sums(function, _NAME, stats)
         rules = [scatter_for_slice, slice_of_gathered, reduce_what_is_cut]
         rules += [send_before_widening, send_after_narrowing]
+        rules += [gather_codes, quantize_before_gather]
         stats.update(apply_rules(module, rules + _reduce_what_is_chosen(module)))
         if self.norm:
             for function in module.functions.values():

@@ -29,7 +29,21 @@ def dequantized(name: str, shape: str) -> str:
     return f"%{name} = dequantize @{name}.weight, @{name}.scales : f32[{shape}] "
 
 
-def block(codes: str, group: int, act: str) -> Module:
+def quantized(kind: str) -> str:
+    """The input of the feed-forward, quantized by one scale, a scale per token, or not at all."""
+    x, codes = f"f32[B, S, {FEATURES}]", f"i8[B, S, {FEATURES}]"
+    scale = {
+        "tensor": "full {value=0.05, shape=[1, 1, 1]} : f32[1, 1, 1]",
+        "token": 'dynamic_scale %m {dtype="i8"} : f32[B, S, 1]',
+    }
+    if not kind:
+        return f"%mq = neg %m : {x}"
+    return f"""%scale = {scale[kind]}
+        %c = quantize %m, %scale : {codes}
+        %mq = dequantize %c, %scale : {x}"""
+
+
+def block(codes: str, group: int, act: str, inputs: str = "") -> Module:
     """Attention and a feed-forward, quantized; gate and up are merged in one weight."""
     f = FEATURES
     wide = f"f32[B, S, {4 * f}]"
@@ -49,7 +63,8 @@ def block(codes: str, group: int, act: str) -> Module:
         %o = linear %a, %o_proj : f32[B, S, {f}]
         %r = add %x, %o : f32[B, S, {f}]
         %m = rms_norm %r, @norm : f32[B, S, {f}]
-        %h = linear %m, %gate_up_proj : f32[B, S, {8 * f}]
+        {quantized(inputs)}
+        %h = linear %mq, %gate_up_proj : f32[B, S, {8 * f}]
         %g, %u = split %h {{dim=2, sizes=[{4 * f}, {4 * f}]}} : {wide}, {wide}
         %s = {act} %g : {wide}
         %p = mul %s, %u : {wide}
@@ -96,3 +111,16 @@ def test_linears_of_one_input_are_joined_on_every_rank(mesh: str) -> None:
     spread(module, inputs, mesh, after=[FUSE, "localize", joined, "dce"], tolerance=1e-5)
     found = count(module)
     assert (found["linear"], found["split"], found["dequantize"]) == (4, 2, 4)
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=3"])
+@pytest.mark.parametrize("inputs", ["tensor", "token"])
+def test_codes_travel_between_sharded_tokens(inputs: str, mesh: str) -> None:
+    """A code may be rounded to its neighbour, since sums over ranks are in another order."""
+    module = block("i8", 0, "silu", inputs)
+    given = drawn(module, fresh(5), S=6)
+    spread(module, given, mesh, sequence=True, after=ALONE, tolerance=0.03)
+    sent = [op.operands[0].type.dtype for op in module.ops() if op.opname == "all_gather"]
+    scales = ["f32"] if inputs == "token" else []
+    assert sorted(sent) == sorted(["i8", *scales, "f32", "f32"])  # and both results
+    assert count(module)["gated_mlp"] == 1
