@@ -198,7 +198,11 @@ def check_supported(backend: Backend, module: Module) -> None:
 def report(unsupported: Sequence[Unsupported], backend: str) -> Error:
     """The Error about operations that a backend cannot run."""
     error = Error(f"the backend {backend} cannot run this module")
+    reasons: dict[str, list[Op]] = {}
     for each in unsupported:
-        where = f"{each.op.loc.where()}: " if each.op.loc is not None else ""
-        error.add_note(f"{where}{each.op.opname}: {each.reason}")
+        reasons.setdefault(f"{each.op.opname}: {each.reason}", []).append(each.op)
+    for reason, (first, *others) in reasons.items():
+        where = f"{first.loc.where()}: " if first.loc is not None else ""
+        more = f" ({len(others)} more like it)" if others else ""
+        error.add_note(f"{where}{reason}{more}")
     return error

@@ -105,7 +105,11 @@ def prepare(
     given = options.get("instruments")
     instruments = [*([VerifyEach()] if given is None else given), report]
     steps = run_passes(module, pipeline, instruments, verified=True)
-    check_supported(backend, module)
+    try:
+        check_supported(backend, module)
+    except Error as error:
+        quantization.explain_refusal(error, backend, module)
+        raise
     return Prepared(source, backend, pipeline, steps, report)
 
 

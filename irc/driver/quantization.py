@@ -12,15 +12,24 @@ from typing import TYPE_CHECKING, Any, cast
 from ..argument_checks import check_kind, check_path
 from ..errors import Error
 from ..ir.core import Module
+from ..pipeline import run_pipeline
+from ..quantization.sites import FLOATS
 from ..quantization.statistics import is_calibrated
+from ..text.parser import parse_module
 from .options import selected
 
 if TYPE_CHECKING:
     from ..artifact.manifest import Progress
+    from ..backends.base import Backend
     from ..passes.quantize import QuantizeModule
     from ..pipeline import Pass
     from .sources import PathLike, Source
 
+_LINEAR = """module @m dims(B=1:1:2) {
+  weight @w.weight : f32[256, 256] = random("w", 0, 0.1)
+  func @forward(%x: f32[B, 2, 256]) -> (y: f32[B, 2, 256]) {
+    %y = linear %x, @w.weight : f32[B, 2, 256]
+    return %y } }"""
 _CLEANERS = ("inline", "canonicalize", "cse")  # what the pass follows where nothing is sharded
 
 
@@ -111,6 +120,15 @@ class Quantization:
         found += [scheme_called(chosen.scheme)] if chosen.scheme else []
         return any(scheme.algorithm in ("awq", "gptq") for scheme in found if scheme is not None)
 
+    def explain_refusal(self, error: Error, backend: Backend, module: Module) -> None:
+        """Add the schemes that a backend can run to its Error about operations that it cannot."""
+        kinds = {each.op.opname for each in backend.unsupported(module)}
+        if self.wanted and kinds & {"quantize", "dequantize", "dynamic_scale"}:
+            dtypes = [weight.type.dtype for weight in module.weights.values()]
+            dtype = next((each for each in dtypes if each in FLOATS), "f32")
+            names = ", ".join(runnable_schemes(backend, dtype)) or "none"
+            error.add_note(f"schemes that {backend.name} can run: {names}")
+
     @property
     def wanted(self) -> bool:
         """Whether anything is quantized."""
@@ -144,3 +162,20 @@ def with_quantization(chosen: tuple[Pass, ...], added: Pass) -> tuple[Pass, ...]
     if not at and set(_CLEANERS) & set(names):
         at = 1 + max(names.index(name) for name in _CLEANERS if name in names)
     return (*chosen[:at], added, *chosen[at:])
+
+
+def runnable_schemes(backend: Backend, dtype: str) -> list[str]:
+    """The names of the schemes without calibration with which a backend runs a linear."""
+    from ..passes.quantize import QuantizeModule
+    from ..passes.quantize.schemes import SCHEMES
+
+    found: list[str] = []
+    for name in SCHEMES:
+        module = parse_module(_LINEAR.replace("f32", dtype))
+        try:
+            run_pipeline(module, [QuantizeModule(scheme=name)])
+        except Error:  # its algorithm needs calibration
+            continue
+        if not backend.unsupported(module):
+            found.append(name)
+    return found
