@@ -16,8 +16,7 @@ from numpy.lib import format as npy
 from ..errors import Error
 from ..ir.dims import Shape, linear
 
-Array: TypeAlias = np.ndarray[Any, Any]
-Arrays: TypeAlias = dict[str, Array]
+Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass
@@ -28,15 +27,10 @@ class _Member:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def read(self, rows: int) -> Array:
-        """The next rows."""
-        shape = (rows, *self.shape[1:])
+    def read(self, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """The next elements."""
         data = self.file.read(math.prod(shape) * self.dtype.itemsize)
         return np.frombuffer(data, self.dtype).reshape(shape)
-
-    def whole(self) -> Array:
-        data = self.file.read(math.prod(self.shape) * self.dtype.itemsize)
-        return np.frombuffer(data, self.dtype).reshape(self.shape)
 
 
 def npz_batches(
@@ -44,10 +38,9 @@ def npz_batches(
 ) -> Iterator[tuple[Arrays, float]]:
     """The batches of a file, and the fraction of it that has been read.
 
-    `shapes` are those of the model's inputs. Arrays with one dimension more hold a batch per
-    element of the first. Otherwise, arrays whose first dimension is the symbol of the batch are cut
-    into batches of `rows`, or are one batch where they have different lengths. An array without
-    that dimension is part of every batch.
+    `shapes` are those of the model's inputs. Arrays whose first dimension is the symbol of the
+    first input are cut into batches of `rows`; the others are part of every batch. Arrays of
+    different lengths, or of a model without such a symbol, are one batch.
     """
     try:
         with zipfile.ZipFile(path) as archive, ExitStack() as stack:
@@ -78,39 +71,17 @@ def _opened(file: IO[bytes], path: Path) -> _Member:
 def _batches(
     path: Path, members: Mapping[str, _Member], shapes: Mapping[str, Shape], rows: int
 ) -> Iterator[tuple[Arrays, float]]:
-    if not members:
-        raise Error(f"{path} has no arrays; expected one per input of the model")
-    known = {name: len(shapes.get(name, m.shape)) for name, m in members.items()}
-    stacked = [name for name, m in members.items() if len(m.shape) == known[name] + 1]
-    factors = dict.fromkeys(stacked, 0) or _leading(members, shapes)
-    counts = {name: members[name].shape[0] // max(factors[name], 1) for name in factors}
-    if stacked and len(set(counts.values())) > 1:
-        raise Error(f"{path} has different numbers of batches: {_listed(counts)}; expected one")
-    if 0 in counts.values() or any(0 in m.shape for m in members.values()):
-        raise Error(f"{path} has an empty array; expected at least one row")
-    if len(set(counts.values())) != 1:
-        yield {name: member.whole() for name, member in members.items()}, 1.0
-        return
-    fixed = {name: member.whole() for name, member in members.items() if name not in factors}
-    count = next(iter(counts.values()))
-    step = 1 if stacked else rows
-    for begin in range(0, count, step):
-        size = min(step, count - begin)
-        arrays = {name: members[name].read(size * max(factors[name], 1)) for name in factors}
-        found = {name: array[0] if stacked else array for name, array in arrays.items()}
-        yield found | fixed, (begin + size) / count
-
-
-def _leading(members: Mapping[str, _Member], shapes: Mapping[str, Shape]) -> dict[str, int]:
-    """The arrays whose first dimension is that of the batch, times a factor, by that factor."""
+    if not members or any(0 in member.shape for member in members.values()):
+        raise Error(f"{path} has no arrays or an empty one; expected a row at least for each input")
     firsts = {name: linear(shapes[name][0]) for name in members if shapes.get(name)}
     symbol = next((found[0] for found in firsts.values() if found is not None), None)
-    return {
-        name: found[1]
-        for name, found in firsts.items()
-        if found is not None and found[0] == symbol and not found[2]
-    }
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items())
+    factors = {n: f[1] for n, f in firsts.items() if f is not None and (f[0], f[2]) == (symbol, 0)}
+    counts = {members[name].shape[0] // factor for name, factor in factors.items()}
+    cut = factors if len(counts) == 1 else {}
+    fixed = {n: member.read(member.shape) for n, member in members.items() if n not in cut}
+    count = counts.pop() if cut else 1
+    for begin in range(0, count, rows):
+        size = min(rows, count - begin)
+        shapes_now = {n: (size * factor, *members[n].shape[1:]) for n, factor in cut.items()}
+        arrays = {name: members[name].read(shape) for name, shape in shapes_now.items()}
+        yield arrays | fixed, (begin + size) / count

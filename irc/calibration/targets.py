@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,52 +14,53 @@ from ..backends.base import Program
 from ..errors import Error
 from ..ir.core import Module, Result, Value
 from ..ir.dims import bind
-from ..ops import Matmul
 from ..passes.shared.edit import set_results
 from ..quantization.observed import BINS, GRAM_BLOCK, Observed
 from ..quantization.sites import find_caches, find_sites
-from ..text import parse_module
-from .batches import Batch, Run
-
-Array: TypeAlias = np.ndarray[Any, Any]
+from ..text.parser import parse_module
+from .batches import Batch
 
 
 @dataclass(frozen=True)
 class Target:
-    """Values whose rows are observed together: those that the same sites multiply.
+    """Values whose rows are observed together: those that the sites of these names multiply.
 
     `sparse`: rows of zeros are empty slots of experts, which do not count.
     """
 
     names: tuple[str, ...]
     values: tuple[Value, ...]
-    gram: bool
-    sparse: bool
+    gram: bool = False
+    sparse: bool = False
 
     @property
     def width(self) -> int:
         """The number of channels."""
         return int(str(self.values[0].type.shape[-1]))
 
+    def needed(self, sizes: Mapping[str, int]) -> int:
+        """The bytes of the statistics, and of the values for a batch with these sizes."""
+        shapes = [[bind(dim, sizes) for dim in value.type.shape] for value in self.values]
+        numbers = sum(math.prod(dim for dim in s if isinstance(dim, int)) for s in shapes)
+        sums = self.width * (self.width + GRAM_BLOCK) if self.gram else 0
+        return 4 * (numbers + sums) + 12 * self.width + 8 * BINS
+
 
 def find_targets(module: Module, gram: bool) -> list[Target]:
     """The targets of a module, in the order of its operations; copies have the same ones."""
     values: dict[str, dict[Value, None]] = {}
-    sparse: set[Value] = set()
+    sparse: set[str] = set()
     for site in find_sites(module):
         values.setdefault(site.name, {})[site.x] = None
-        if isinstance(site.op, Matmul) and len(site.shape) > 2:
-            sparse.add(site.x)
+        if len(site.shape) > 2:
+            sparse.add(site.name)
     names: dict[tuple[Value, ...], list[str]] = {}
     for name, each in values.items():
         names.setdefault(tuple(each), []).append(name)
-    found = [
-        Target(tuple(same), each, gram, not sparse.isdisjoint(each)) for each, same in names.items()
-    ]
-    caches = [Target((cache.name,), (cache.new,), False, False) for cache in find_caches(module)]
-    if not found:
+    if not names:
         raise Error("the model has no linear with a float weight, so there is nothing to calibrate")
-    return [*found, *caches]
+    found = [Target(tuple(n), v, gram, n[0] in sparse) for v, n in names.items()]
+    return found + [Target((cache.name,), (cache.new,)) for cache in find_caches(module)]
 
 
 def groups(targets: Sequence[Target], sizes: Mapping[str, int], memory: int) -> list[list[int]]:
@@ -71,7 +71,7 @@ def groups(targets: Sequence[Target], sizes: Mapping[str, int], memory: int) -> 
     found: list[list[int]] = [[]]
     free = memory
     for i, target in enumerate(targets):
-        need = needed(target, sizes)
+        need = target.needed(sizes)
         if need > free and found[-1]:
             found.append([])
             free = memory
@@ -80,58 +80,43 @@ def groups(targets: Sequence[Target], sizes: Mapping[str, int], memory: int) -> 
     return found
 
 
-def needed(target: Target, sizes: Mapping[str, int]) -> int:
-    """The bytes of the statistics and of the observed values of a batch."""
-    shapes = [[bind(dim, sizes) for dim in value.type.shape] for value in target.values]
-    numbers = sum(math.prod(dim for dim in s if isinstance(dim, int)) for s in shapes)
-    sums = target.width * (target.width + GRAM_BLOCK) if target.gram else 0
-    return 4 * (numbers + sums) + 12 * target.width + 8 * BINS
-
-
 class Observer:
-    """A program that computes some of the targets of a module, and their statistics so far."""
+    """A program that computes the targets of these numbers, and what is known of them so far.
+
+    `module` is the text of the module. The program is written into `folder`.
+    """
 
     def __init__(
-        self, text: str, chosen: Sequence[int], gram: bool, folder: Path, progress: Progress
+        self, module: str, chosen: Sequence[int], gram: bool, folder: Path, progress: Progress
     ) -> None:
         from ..backends import get
         from ..pipeline import run_pipeline
 
-        module = parse_module(text)
-        every = find_targets(module, gram)
+        copy = parse_module(module)
+        every = find_targets(copy, gram)
         self.targets = {i: every[i] for i in chosen}
         self.observed = {i: Observed(each.width, each.gram) for i, each in self.targets.items()}
-        self.results = {f"x{i}_{j}": v for i, j, v in _numbered(self.targets)}
-        set_results(module.main, [*self.results.values()], [Result(name) for name in self.results])
-        run_pipeline(module, "dce", ())
+        values = dict.fromkeys(v for target in self.targets.values() for v in target.values)
+        self.results = {value: f"x{i}" for i, value in enumerate(values)}
+        set_results(copy.main, [*self.results], [*map(Result, self.results.values())])
+        run_pipeline(copy, "dce", ())
         backend = get("onnx")
-        emitted = backend.emit(module, folder, base=folder, progress=progress)
+        emitted = backend.emit(copy, folder, base=folder, progress=progress)
         self.program: Program = backend.load(folder, dict(emitted.facts))
 
     def add(self, batch: Batch) -> None:
         """Run the program, and count what it computes; an Error names a site that has NaN."""
-        for run in batch.runs:
-            found = self.program.run(run.arrays)
-            for i, j, _ in _numbered(self.targets):
-                target = self.targets[i]
-                try:
-                    self.observed[i].add(_rows(found.pop(f"x{i}_{j}"), run, target.sparse))
-                except Error as error:
+        found = self.program.run(batch.arrays)
+        for i, target in self.targets.items():
+            for value in target.values:
+                array = found[self.results[value]]
+                rows = array.reshape(-1, array.shape[-1])
+                if batch.mask is not None and len(rows) == batch.mask.size:
+                    rows = rows[batch.mask.ravel()]
+                rows = rows[rows.any(axis=1)] if target.sparse else rows
+                if not np.isfinite(rows).all():
                     raise Error(
-                        f"{batch.place}: the input of {target.names[0]} cannot be calibrated, "
-                        f"{error.message}; f16 overflows above 65504, where --dtype f32 helps"
-                    ) from None
-
-
-def _numbered(targets: Mapping[int, Target]) -> Iterator[tuple[int, int, Value]]:
-    for i, target in targets.items():
-        for j, value in enumerate(target.values):
-            yield i, j, value
-
-
-def _rows(array: Array, run: Run, sparse: bool) -> Array:
-    """The rows [N, K] of an observed value that count."""
-    rows = array.reshape(-1, array.shape[-1])
-    if run.mask is not None and len(rows) == run.mask.size:
-        rows = rows[run.mask.ravel()]
-    return rows[rows.any(axis=1)] if sparse else rows
+                        f"{batch.place}: the input of {target.names[0]} has NaN or infinity; "
+                        "f16 overflows above 65504, where --dtype f32 helps"
+                    )
+                self.observed[i].add(rows)

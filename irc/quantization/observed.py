@@ -7,12 +7,10 @@ data at once, whatever the order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-
-from ..errors import Error
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -43,10 +41,8 @@ class Observed:
         self.products = np.zeros((width, width), np.float32) if gram else None
 
     def add(self, values: Array) -> None:
-        """Add rows of numbers [..., K]; an Error where one is not finite."""
+        """Add rows of finite numbers [..., K]."""
         rows = np.asarray(values, np.float32).reshape(-1, self.largest.size)
-        if not np.isfinite(rows).all():
-            raise Error("it has NaN or infinity")
         step = max(1, _PIECE // self.largest.size)
         for begin in range(0, len(rows), step):
             self._add(rows[begin : begin + step])
@@ -82,7 +78,7 @@ class Observed:
             "range": self.range,
             "largest": self.largest,
             "total": self.total,
-            "counts": self.counts,
+            "histogram": self.counts,
         }
         return found if self.products is None else {**found, "products": self.products}
 
@@ -92,19 +88,35 @@ class Observed:
         self = cls(state["largest"].size)
         self.rows, self.exponent = map(int, state["numbers"])
         self.range, self.largest = state["range"], state["largest"]
-        self.total, self.counts = state["total"], state["counts"]
+        self.total, self.counts = state["total"], state["histogram"]
         self.products = state.get("products")
         return self
 
-    def summary(self) -> dict[str, Array]:
-        """What a calibration folder holds of it."""
-        state = self.state()
-        return {what: summarized(state, what) for what in summaries(self.products is not None)}
+
+def summaries(width: int, gram: bool) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """By name, dtype and shape of what a calibration folder holds of a value with so many channels.
+
+    See irc/quantization/statistics.py.
+    """
+    found: dict[str, tuple[str, tuple[int, ...]]] = {
+        "largest": ("f32", (width,)),
+        "mean": ("f32", (width,)),
+        "range": ("f32", (2,)),
+        "histogram": ("i64", (BINS,)),
+    }
+    return {**found, "gram": ("f32", (width, width))} if gram else found
 
 
-def summaries(gram: bool) -> tuple[str, ...]:
-    """The names of what a calibration folder holds of a value."""
-    return ("largest", "mean", "range", "histogram", *(("gram",) if gram else ()))
+def summarized(state: Callable[[str], Array], what: str) -> Array:
+    """One of the `summaries` of the object whose `state` this is, by key."""
+    if what in ("largest", "histogram"):
+        return state(what)
+    if what == "range":
+        return state(what).astype(np.float32)
+    rows = np.float32(max(int(state("numbers")[0]), 1))
+    if what == "mean":
+        return (state("total") / rows).astype(np.float32)
+    return _mirrored(state("products") / rows)
 
 
 def _mirrored(matrix: Array) -> Array:
@@ -115,19 +127,3 @@ def _mirrored(matrix: Array) -> Array:
         matrix[begin:end, begin:end] = block + np.triu(block, 1).T
         matrix[end:, begin:end] = matrix[begin:end, end:].T
     return matrix
-
-
-def summarized(state: Mapping[str, Array], what: str) -> Array:
-    """One of the `summaries` of the object whose `state` this is."""
-    rows = max(int(state["numbers"][0]), 1)
-    match what:
-        case "mean":
-            return (state["total"] / rows).astype(np.float32)
-        case "range":
-            return state["range"].astype(np.float32)
-        case "histogram":
-            return state["counts"]
-        case "gram":
-            return _mirrored(state["products"] / np.float32(rows))
-        case _:
-            return state[what]

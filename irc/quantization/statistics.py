@@ -14,7 +14,6 @@ Sites with the same input share the statistics of one of them. A cache has the n
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,9 +24,9 @@ import numpy as np
 from ..artifact.atomic import whole_file
 from ..errors import Error, did_you_mean
 from ..schema import read_json
-from .observed import Observed, exponent_above
+from .observed import exponent_above
 from .ranges import Histogram, chosen_range
-from .tensors import Tensors, write_tensors
+from .tensors import Tensors
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -131,18 +130,6 @@ class Statistics:
 def is_calibrated(folder: Path) -> bool:
     """Whether a folder holds a complete calibration."""
     return (folder / FACTS).is_file()
-
-
-def write_statistics(folder: Path, observed: Mapping[str, Observed], facts: Facts) -> None:
-    """Write a calibration folder of values by name, all in memory."""
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays = {
-        f"{name}/{key}": array
-        for name, each in observed.items()
-        for key, array in each.summary().items()
-    }
-    write_tensors(folder / STATISTICS, arrays)
-    write_facts(folder, facts)
 
 
 def write_facts(folder: Path, facts: Facts) -> None:

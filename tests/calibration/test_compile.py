@@ -72,7 +72,7 @@ def test_algorithms_get_the_gram_matrices_that_they_need(
     options = Quantization(quantize, kv_cache="int8", calibration=data)
     folder = options.calibrated(find_source(module), tmp_path / "out", silent)
     assert folder == tmp_path / "out.calibration"
-    assert Statistics(folder).facts.gram == gram
+    assert Statistics(tmp_path / "out.calibration").facts.gram == gram
 
 
 def test_the_command_and_its_refusals(two: tuple[Path, Path, np.ndarray], tmp_path: Path) -> None:

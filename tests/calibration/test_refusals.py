@@ -26,7 +26,7 @@ X, SHIFT = np.ones((4, 4)), np.zeros(4)
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({}, "has no arrays; expected one per input of the model"),
+        ({}, "has no arrays or an empty one; expected a row at least for each input"),
         ({"x": X}, "batch 1: the inputs lack shift; the model takes x, shift"),
         ({"x": X, "shift": SHIFT, "shfit": SHIFT}, "no input 'shfit'; did you mean 'shift'"),
         (
@@ -37,15 +37,14 @@ X, SHIFT = np.ones((4, 4)), np.zeros(4)
             {"x": X[None, None], "shift": SHIFT},
             r"batch 1: the input x has the shape \[1, 1, 4, 4\]",
         ),
-        ({"x": X[:0], "shift": SHIFT}, "has an empty array; expected at least one row"),
+        ({"x": X[:0], "shift": SHIFT}, "has no arrays or an empty one; expected a row at least"),
         ({"x": X * [[1], [1], [np.nan], [1]], "shift": SHIFT}, "batch 2: x has NaN or infinity"),
         ({"x": X, "shift": SHIFT + np.inf}, "batch 1: shift has NaN or infinity"),
         ({"x": X.astype(str), "shift": SHIFT}, "has an array of <U32; expected numbers"),
         ({"x": np.asfortranarray(X), "shift": SHIFT}, "Fortran order; save numpy.ascontiguous"),
-        ({"x": X[None], "shift": np.zeros((2, 4))}, "batches: x 1, shift 2; expected one"),
         (
             {"x": X * 3e38, "shift": SHIFT + 3e38},
-            "batch 1: the input of a cannot be calibrated, it has",
+            "batch 1: the input of a has NaN or infinity; f16",
         ),
         ({"x": np.ones((600, 1, 4))[:, 0], "shift": SHIFT}, r"has B=600.*B=1 to 512"),
     ],
@@ -68,7 +67,6 @@ def test_arrays_that_do_not_fit(arrays: Any, message: str, tmp_path: Path) -> No
         ({"input_ids": [[1] * 33]}, "33 tokens per row, but the cache of this model holds 32"),
         ({"input_ids": [[1, 2]], "attention_mask": [[1, 1, 1]]}, r"the shape \[1, 3\]; expected"),
         ({"input_ids": [[1, 2]], "attention_mask": [[0, 0]]}, "attention_mask is 0 everywhere"),
-        ({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 0, 1]]}, "tokens after padding"),
         (
             {"input_ids": [[1]], "attention_mask": [[1]], "positions": [[0]]},
             "goes with input_ids alone, not with positions",
