@@ -11,7 +11,7 @@ from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.dims import DimLike, exact_divide
 from irc.ir.types import TensorType
 from irc.ops import Dequantize
-from irc.weights import Slice, pinned
+from irc.weights import Shard, Slice, pinned
 
 from .edit import free_name, insert_before, used_once
 
@@ -80,6 +80,8 @@ def slice_refusal(parameter: Value, cuts: Sequence[tuple[int, int]], dim: int = 
         if is_shared(weight, size, dim):
             continue
         refusal = in_use(weight)
+        if any(isinstance(step, Shard) for step in weight.ref.every_step()):
+            refusal = f"@{weight.name} is a rank's shard; fuse before localize"
         if refusal is not None:
             return refusal
         block = per_index(weight, size, dim)
