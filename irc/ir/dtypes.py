@@ -113,10 +113,11 @@ def widened(array: np.ndarray) -> np.ndarray:
 
 def packed(array: np.ndarray) -> np.ndarray:
     """Elements of four bits as bytes, two in each, the first in the low half (ONNX, TensorRT)."""
-    halves = array.reshape(-1).view(np.uint8) & 0xF
+    halves = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if halves.size % 2:
         halves = np.append(halves, np.uint8(0))
-    return halves[::2] | halves[1::2] << 4
+    pairs = halves.view("<u2") & 0x0F0F
+    return (pairs | pairs >> 4).astype(np.uint8)
 
 
 def unpacked(halves: np.ndarray, name: str) -> np.ndarray:

@@ -148,7 +148,8 @@ def codes_of(
     found = np.empty(values.shape, np.uint8)
     steps = _steps(scales, tensor_scale)
     for place, index in _tiled(values, scales.shape):
-        scaled = apart(as_f32(values[place]), steps[index].shape) / _spread(steps[index])
+        with np.errstate(over="ignore", under="ignore"):
+            scaled = apart(as_f32(values[place]), steps[index].shape) / _spread(steps[index])
         zero = None if zeros is None else _spread(zeros[index])
         found[place] = rounded_codes(scaled, format.codes, zero).reshape(found[place].shape)
     return found.view(numpy_dtype(format.codes))
@@ -160,7 +161,8 @@ def find_tensor_scale(parts: Parts, format: Format, ndim: int) -> Array:
     for _, values in parts():
         np.maximum(most, _ends(values, most.shape, False)[1], out=most)
     largest = np.float32(format.largest * float(_facts(numpy_dtype(format.scales)).max))
-    return np.where(most > 0, most / largest, np.float32(1))
+    found = most / largest
+    return np.where(found > 0, found, np.float32(1))
 
 
 def find_scales(
@@ -243,7 +245,8 @@ def _errors(
             step = _spread(here)
             zero = None if zeros is None else _spread(zeros[index][at])
             cut = apart(wide, here.shape)
-            less = rounded(cut / step, format.codes, zero)
+            with np.errstate(over="ignore", under="ignore"):
+                less = rounded(cut / step, format.codes, zero)
             less *= step
             less -= cut
             less *= less

@@ -33,7 +33,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Sizes: TypeAlias = tuple[int, ...]
 Picks: TypeAlias = tuple[range, ...]  # indices of every dimension
 
-AT_ONCE = 1 << 22  # elements of an input that are read at a time
+AT_ONCE = 1 << 20  # elements of an input that are read at a time
 COMPUTED = ("f32", "f16", "bf16")
 
 

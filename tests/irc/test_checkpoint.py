@@ -21,6 +21,8 @@ from irc.weights import (
     Cyclic,
     FileRef,
     Pad,
+    ProductRef,
+    QuantizedRef,
     RandomRef,
     Ref,
     Shard,
@@ -233,15 +235,36 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("step", [None, *STEPS], ids=str)
-def test_a_stream_holds_a_block_at_a_time(tmp_path: Path, step: Step | None, ranks: int) -> None:
-    rows, columns = 30_000, 2000  # 120 MB
+@pytest.fixture
+def large(tmp_path: Path) -> Ref:
+    """A tensor of 120 MB."""
+    rows, columns = 30_000, 2000
     header = {"x": {"dtype": "BF16", "shape": [rows, columns], "data_offsets": [0, rows * 4000]}}
     path = written(tmp_path / "m.safetensors", header, b"")
     os.truncate(path, path.stat().st_size + rows * 4000)
-    ref = FileRef("f", "x")
-    check_memory(reader_of(tmp_path), ref if step is None else ref.then(step), ranks)
+    return FileRef("f", "x")
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("step", [None, *STEPS], ids=str)
+def test_a_stream_holds_a_block_at_a_time(
+    tmp_path: Path, large: Ref, step: Step | None, ranks: int
+) -> None:
+    check_memory(reader_of(tmp_path), large if step is None else large.then(step), ranks)
+
+
+@pytest.mark.parametrize("part", ["codes", "scales"])
+@pytest.mark.parametrize("block", [(1, 100), (1, 0), (0, 1), (0, 0), (200, 200)], ids=str)
+@pytest.mark.parametrize("format", ["int4", "uint8", "nvfp4"])
+def test_quantized_weights_are_made_a_block_at_a_time(
+    tmp_path: Path, large: Ref, part: str, block: tuple[int, int], format: str
+) -> None:
+    if format == "uint8":
+        large = ProductRef(large, ZerosRef((2000,), "f32"), 1)
+        part = part.replace("scales", "zeros")
+    ref = QuantizedRef(large, part, format, block)
+    check_memory(reader_of(tmp_path), ref, 1)
+    check_memory(reader_of(tmp_path), ref.then(Shard(0, ("tp",))), 4)
 
 
 def test_random_numbers_are_made_a_block_at_a_time(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from irc.weights import (
     ZerosRef,
     pinned,
 )
+from irc.weights import computed as computed_module
 from irc.weights.checkpoint import Reader, convert, numbers
 from irc.weights.checkpoint import fill as fill_module
 from irc.weights.checkpoint import reader as reader_module
@@ -83,6 +84,8 @@ def test_any_reference_on_every_rank(
     draw = References(rng, arrays, reader, Mesh.parse(mesh))
     for _ in range(COUNT):
         monkeypatch.setattr(reader_module, "BLOCK", int(rng.choice([1, 40, 300, 1 << 20])))
+        monkeypatch.setattr(reader_module, "SMALL", int(rng.choice([0, 10, 1 << 20])))
+        monkeypatch.setattr(computed_module, "AT_ONCE", int(rng.choice([1, 30, 1 << 20])))
         monkeypatch.setattr(fill_module, "GROUP", int(rng.choice([1, 40, 1 << 20])))
         ref = draw.draw()
         wanted = [meaning(ref, arrays, draw.mesh, rank) for rank in range(draw.mesh.ranks)]
