@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import Error
-from ..ir.core import Module, Op, Value
+from ..ir.core import Module, Op, Value, Weight
 from ..ir.declare import Operand, OptionalOperand, operation, operation_base, optional
 from ..ir.dims import Dim, DimLike, Shape, exact_divide
 from ..ir.dtypes import dtype as dtype_called
@@ -51,22 +51,32 @@ def code_range(name: str) -> tuple[float, float]:
     return -(2 ** (kind.bits - 1)), 2 ** (kind.bits - 1) - 1
 
 
-def check_blocks(op: Op, type: TensorType, blocks: Shape, mesh: Mesh) -> None:
-    """An Error where one rank's shard of a type cuts a block."""
+def check_blocks(op: Op, blocks: Shape, mesh: Mesh, over: tuple[Axes, ...] | None = None) -> None:
+    """An Error where one rank's shard of the first operand cuts a block.
+
+    `over` are the axes of its dimensions, those of its type by default.
+    """
+    type = op.operands[0].type
     sizes = block_sizes(type.shape, blocks)
-    for size, axes, count, block in zip(type.shape, type.axes, blocks, sizes, strict=True):
+    for size, axes, count, block in zip(type.shape, over or type.axes, blocks, sizes, strict=True):
         if not axes or count == 1 or isinstance(size, Dim) or not isinstance(block, int):
             continue
-        part = -(-size // mesh.group_size(axes))
-        if part % block:
-            raise Error(_cut_block(op, size, axes, part, block), op)
+        if -(-size // mesh.group_size(axes)) % block:
+            raise Error(_cut_block(op, size, axes, mesh.group_size(axes), block), op)
 
 
-def _cut_block(op: Op, size: int, axes: Axes, part: int, block: int) -> str:
+def _cut_block(op: Op, size: int, axes: Axes, group_size: int, block: int) -> str:
+    """The message about shards that cut a block, with the choices."""
+    x, part = op.operands[0], -(-size // group_size)
+    name = f"@{x.name}" if isinstance(x, Weight) else f"%{x.name or '_'}"
+    counts = [str(n) for n in range(2, 2 * group_size + 1) if -(-size // n) % block == 0]
+    ranks = f"{' or '.join(counts)} ranks" if counts else "one rank"
+    fitting = [n for n in range(2, block) if size % n == 0 and part % n == 0]
+    groups = f"quantize it in blocks of {fitting[-1]} or with" if fitting else "quantize it with"
     return (
-        f"{op.opname}: {size} over {'.'.join(axes)} makes shards of {part}, which cut a "
-        f"block of {block}; quantize in smaller blocks, or keep the dimension "
-        "replicated"
+        f"{op.opname} of {name}: {size} over {'.'.join(axes)} makes shards of {part}, which cut a "
+        f"block of {block}; {groups} one scale per row, use {ranks} along {'.'.join(axes)}, or "
+        "exclude it from quantization"
     )
 
 
@@ -107,9 +117,9 @@ class Scaled(Op):
     def verify(self, module: Module) -> None:
         self.check_parts(module.mesh)
 
-    def check_parts(self, mesh: Mesh) -> None:
-        """An Error where one rank's shard of x cuts a block."""
-        check_blocks(self, self.x.type, self.scale.type.shape, mesh)
+    def check_parts(self, mesh: Mesh, over: tuple[Axes, ...] | None = None) -> None:
+        """An Error where one rank's shard of x, sharded over `over`, cuts a block."""
+        check_blocks(self, self.scale.type.shape, mesh, over)
 
     def _wide(self, value: Value) -> Op:
         """x, scales or zeros in f32, every dimension in blocks as two, so that they broadcast."""
@@ -247,9 +257,9 @@ class DynamicScale(Op):
     def verify(self, module: Module) -> None:
         self.check_parts(module.mesh)
 
-    def check_parts(self, mesh: Mesh) -> None:
-        """An Error where one rank's shard of x cuts a block."""
-        check_blocks(self, self.x.type, self.results[0].type.shape, mesh)
+    def check_parts(self, mesh: Mesh, over: tuple[Axes, ...] | None = None) -> None:
+        """An Error where one rank's shard of x, sharded over `over`, cuts a block."""
+        check_blocks(self, self.results[0].type.shape, mesh, over)
 
     def expand(self) -> Op:
         x = self.x.type

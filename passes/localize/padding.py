@@ -15,11 +15,12 @@ from irc.ir.declare import placeholder
 from irc.ir.dtypes import is_float
 from irc.ir.sharding import operand_words, parse_rule, result_words
 from irc.ir.types import TensorType
-from irc.ops import DynamicScale, Quantize
+from irc.ops import Dequantize, DynamicScale, Quantize
 from irc.ops.collective import Exchange
 from irc.ops.quant import Scaled
 
 from ..shared.bounds import is_bounded
+from ..shared.parameters import weights_of
 
 State: TypeAlias = Literal["zero", "finite", "unknown"]
 
@@ -57,6 +58,8 @@ class Padding:
             return self._communicated(op, dim)
         if isinstance(op, Scaled) and self._scales_zeros(op, dim):
             return "zero"
+        if isinstance(op, Dequantize) and weights_of(value):
+            return "finite"
         floats = [is_float(operand.type.dtype) for operand in op.operands]
         if any(floats) and not is_float(value.type.dtype):
             return "unknown"  # NaN becomes any integer

@@ -8,6 +8,7 @@ from irc.ir.core import Module
 from irc.ir.mesh import Mesh
 from irc.pipeline import Pass, Stats, register
 
+from .even_blocks import even_blocks
 from .heads import even_heads
 from .notes import grouped
 from .place import place
@@ -42,6 +43,7 @@ class ShardModule(Pass):
         found = Stats()
         origins = cut_segments(module, rows, found)
         even_heads(module, rows, origins, found)
+        even_blocks(module, rows, origins, found)
         placement = place(module, rows, origins, found)
         even_symbols(module, found, self.sequence)
         for function in module.functions.values():

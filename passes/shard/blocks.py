@@ -13,6 +13,7 @@ from irc.ops import (
     CacheUpdate,
     Cast,
     Concat,
+    DynamicScale,
     LayerNorm,
     Linear,
     Matmul,
@@ -142,6 +143,8 @@ class Block:
         inputs = 1 if isinstance(user, Linear) else 0
         if x is not mixed or output.type.ndim != 2 or _in_heads(output, inputs, heads) is None:
             return None
+        if not _rounds_heads(op):
+            return None
         counts = (heads, kv_heads, kv_heads)
         values = (op.q, op.k, op.v)
         q, k, v = (path_of(v, op, n) for v, n in zip(values, counts, strict=True))
@@ -171,6 +174,12 @@ class Block:
         for scores in (self.op.mask, self.op.bias):
             if scores is not None and scores.type.shape[1] != 1:
                 _select(self.op, scores, layout.queries)
+
+
+def _rounds_heads(attention: Attention) -> bool:
+    """Whether no block of the result with a scale of its own holds parts of two heads."""
+    scales = [user for user in attention.result.users if isinstance(user, DynamicScale)]
+    return all(op.block == 0 or attention.head_dim % op.block == 0 for op in scales)
 
 
 def _complete(paths: tuple[Path, ...], attention: Attention) -> bool:
