@@ -12,7 +12,7 @@ from tests.ops.examples import EXAMPLES
 from tests.random_modules import random_module
 
 SMALL = {"layers": "1"}
-PIPELINE = "fuse-gated-mlp, fuse-qkv"
+PIPELINE = "fuse-gated-mlp, fuse-qkv, fuse-norm"
 
 
 def corpus(rng: random.Random) -> list[list[str]]:

@@ -23,7 +23,10 @@ from irc.text.cursor import tokenize
 from tests.fuzz.corpus import corpus
 
 SECONDS = 2  # CPU time to read one text of a few kilobytes
-PASSES = "inline, canonicalize, cse, fuse-gated-mlp, fuse-qkv, fold, expand, dce"
+PASSES = (
+    "inline, canonicalize, cse, fuse-gated-mlp, fuse-qkv, fuse-linears, fuse-norm, "
+    "fold, expand, dce"
+)
 SPLICES = (*("", " ", "\n", "//", "\x00"), *'"{}[]%@-é', "9" * 40, "(" * 50)
 VALUES = (
     *("0", "1", "-1", "2", "3", "17", "0.5", "-0.0", "1e-320", "1e300", "inf", "-inf", "nan"),

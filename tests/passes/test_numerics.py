@@ -22,7 +22,7 @@ assert irc.passes
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 EXACT = ("canonicalize", "cse", "dce", "inline", "fold")  # the same bits
-ROUNDING = ("expand", "fuse-gated-mlp", "fuse-qkv")
+ROUNDING = ("expand", "fuse-gated-mlp", "fuse-linears", "fuse-norm", "fuse-qkv")
 SEEDS = range(40)
 EVERYTHING = "inline, canonicalize, cse, fuse-gated-mlp, fold, canonicalize, dce, expand, cse, dce"
 
@@ -71,7 +71,7 @@ def test_all_passes_together(dtype: str) -> None:
     assert set(done) >= {"canonicalize", "cse", "fuse-gated-mlp", "fold", "dce", "expand"}
 
 
-@pytest.mark.parametrize("name", ["canonicalize", "cse", "dce", "fold", "fuse-gated-mlp", "expand"])
+@pytest.mark.parametrize("name", [*EXACT, *ROUNDING])
 def test_a_second_run_finds_nothing(name: str) -> None:
     for seed in SEEDS:
         module = random_graph(seed)
