@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, groupby
+from math import prod
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,9 +16,9 @@ from ..errors import Error
 from ..ir.core import Module, Weight
 from ..ir.dtypes import dtype
 from ..ir.mesh import Mesh
-from ..weights import Cast, FileRef, Ref, Shard, Step
+from ..weights import BytesRef, Cast, FileRef, Ref, Shard, Step
 from ..weights.checkpoint import Extent, Reader
-from ..weights.safetensors import holds, lay_out
+from ..weights.safetensors import Tensor, holds, lay_out
 
 FILE = "weights"  # what the module calls the file
 COPY = 1 << 20  # bytes in one block
@@ -29,9 +32,10 @@ def bundled(module: Module, path: Path, advance: Advance = lambda done: None) ->
 
     Yields the file's `sha256:...`, or "" for a module without weights, which gets no file.
 
-    Keys are the names of the weights. What a cast widens is written in the narrow dtype of the
-    checkpoint, and cast when it is read. The shards of the ranks are written one after the other,
-    each in one piece.
+    Keys are the names of the weights. The format lacks integers of four bits: they are bytes there,
+    to which the module refers by their offset. What a cast widens is written in the narrow dtype of
+    the checkpoint, and cast when it is read. The shards of the ranks are written one after the
+    other, each in one piece.
     """
     if not module.weights:
         yield ""
@@ -39,11 +43,14 @@ def bundled(module: Module, path: Path, advance: Advance = lambda done: None) ->
     files, refs = module.files, {weight: weight.ref for weight in module.weights.values()}
     reader = Reader(module)
     sources = {weight.name: _source(weight, module.mesh, reader) for weight in refs}
-    hash = _write(path, reader, sources, advance)
+    header, placed = lay_out({name: source.stored for name, source in sources.items()})
+    hash = _write(
+        path, header, placed, _blocks(reader, {key: sources[key] for key in placed}), advance
+    )
     try:
         module.files = {FILE: path.name}
         for weight in refs:
-            weight.ref = FileRef(FILE, weight.name, steps=sources[weight.name].steps)
+            weight.ref = sources[weight.name].written(weight.name, placed[weight.name].offset)
         yield hash
     finally:
         module.files = files
@@ -55,61 +62,82 @@ def bundled(module: Module, path: Path, advance: Advance = lambda done: None) ->
 class _Source:
     """What is written of a weight: the shards of `ranks`, joined along the first dimension.
 
-    Without ranks it is the same on all. `steps` recover every rank's weight from it.
+    Without ranks it is the same on all. `dtype` and `shape` are those of what is written, `steps`
+    recover every rank's weight from it.
     """
 
     ref: Ref
     ranks: tuple[int, ...]
+    dtype: str
+    shape: tuple[int, ...]
     steps: tuple[Step, ...]
+
+    @property
+    def stored(self) -> tuple[str, tuple[int, ...]]:
+        """(dtype, shape) in the file."""
+        if holds(self.dtype):
+            return self.dtype, self.shape
+        return "u8", (dtype(self.dtype).nbytes(prod(self.shape)),)
+
+    def written(self, key: str, offset: int) -> Ref:
+        """The reference to it in the file."""
+        if holds(self.dtype):
+            return FileRef(FILE, key, steps=self.steps)
+        return BytesRef(FILE, offset, self.dtype, self.shape, steps=self.steps)
 
 
 def _source(weight: Weight, mesh: Mesh, reader: Reader) -> _Source:
     reader.check(weight)
     kind = dtype(weight.type.dtype)
-    if not holds(kind.name):
-        raise Error(
-            f"weight @{weight.name} is {kind.name}, which a safetensors file cannot hold; "
-            "leave out --bundle"
-        )
     narrowed = reader.narrowed(weight)
     ref = narrowed if holds(reader.dtype(narrowed)) else reader.complete(weight)
-    steps: list[Step] = [] if reader.dtype(ref) == kind.name else [Cast(kind.name)]
+    found = dtype(reader.dtype(ref))
+    steps: list[Step] = [] if found == kind else [Cast(kind.name)]
     shards = [step for step in ref.every_step() if isinstance(step, Shard)]
     axes = tuple(name for name in mesh.names if any(name in step.axes for step in shards))
+    shape = reader.shape(ref)
     if mesh.group_size(axes) == 1:
-        return _Source(ref, (), tuple(steps))
-    return _Source(ref, tuple(mesh.groups(axes)[0]), (Shard(0, axes), *steps))
+        return _Source(ref, (), found.name, shape, tuple(steps))
+    if prod(shape) * found.bits % 8:
+        raise Error(
+            f"weight @{weight.name} is {weight.type}, whose shards end within a byte; "
+            "leave out --bundle"
+        )
+    ranks = tuple(mesh.groups(axes)[0])
+    joined = (shape[0] * len(ranks), *shape[1:])
+    return _Source(ref, ranks, found.name, joined, (Shard(0, axes), *steps))
 
 
-def _write(path: Path, reader: Reader, sources: Mapping[str, _Source], advance: Advance) -> str:
+def _write(
+    path: Path,
+    header: bytes,
+    placed: Mapping[str, Tensor],
+    blocks: Iterable[bytes | memoryview],
+    advance: Advance,
+) -> str:
     """Write the file; its `sha256:...`, computed as the bytes are written."""
-    entries: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for key, source in sources.items():
-        shape = reader.shape(source.ref)
-        if source.ranks:
-            shape = (shape[0] * len(source.ranks), *shape[1:])
-        entries[key] = (reader.dtype(source.ref), shape)
-    header, placed = lay_out(entries)
     size = sum((tensor.nbytes for tensor in placed.values()), len(header))
-    digest = hashlib.sha256(header)
+    digest, done = hashlib.sha256(), 0
     with open(path, "wb") as out:
-        out.write(header)
-        for key, tensor in placed.items():
-            for block in _blocks(reader, sources[key]):
-                out.write(block)
-                digest.update(block)
-            advance((tensor.offset + tensor.nbytes) / size)
+        for block in chain([header], blocks):
+            done += out.write(block)
+            digest.update(block)
+            advance(done / size)
     return f"sha256:{digest.hexdigest()}"
 
 
-def _blocks(reader: Reader, source: _Source) -> Iterator[bytes | memoryview]:
-    """The bytes of a tensor in blocks: the shard of each rank after the other."""
-    for rank in source.ranks or (0,):
-        extent = reader.extent(source.ref, rank)
+def _blocks(reader: Reader, sources: Mapping[str, _Source]) -> Iterator[bytes | memoryview]:
+    """The bytes of all tensors in blocks: of each the shard of one rank after the other."""
+    shards = [
+        (s, rank, reader.extent(s.ref, rank)) for s in sources.values() for rank in s.ranks or (0,)
+    ]
+    computed = [(source.ref, [rank]) for source, rank, extent in shards if extent is None]
+    stream = groupby(reader.stream(computed, as_bytes=True), itemgetter(0))
+    for source, _, extent in shards:
         if extent is not None:
             yield from _read(extent)
-        else:
-            yield from (block.tobytes() for (block,) in reader.stream_ranks(source.ref, [rank]))
+        elif prod(source.shape):
+            yield from (block.data for _, (block,) in next(stream)[1])
 
 
 def _read(extent: Extent) -> Iterator[memoryview]:

@@ -143,17 +143,30 @@ def test_blocks_of_odd_rows_end_at_whole_bytes(
     assert np.concatenate(blocks).tobytes() == by_hand(array[:, :5])
 
 
-def test_a_bundle_has_regions_but_no_dtype_of_four_bits(tmp_path: Path) -> None:
+def test_a_bundle_has_regions_and_packed_integers(tmp_path: Path) -> None:
     array = floats(tmp_path)
-    module = Module("m")
+    module = Module("m", Mesh.parse("tp=2"))
     module.files["f"] = str(tmp_path / "data.bin")
     module.add_weight(Weight(TensorType("f32", (6, 5)), "w", FLOATS))
     with bundled(module, tmp_path / "all.safetensors"):
         assert_equal(Reader(module, tmp_path).read(module.weights["w"]), array)
     del module.weights["w"]
-    open_file(tmp_path, drawn("i4", 6, 8))
-    module.add_weight(Weight(TensorType("i4", (6, 8)), "v", region("i4", 6, 8)))
-    with pytest.raises(Error, match="i4"), bundled(module, tmp_path / "all.safetensors"):
+    array = drawn("i4", 6, 7)
+    open_file(tmp_path, array)
+    module.add_weight(Weight(TensorType("i4", (6, 7)), "v", region("i4", 6, 7)))
+    cut = region("i4", 6, 7).then(Slice((None, (0, 4)))).then(Shard(0, ("tp",)))
+    module.add_weight(Weight(TensorType("i4", (3, 4)), "cut", cut))
+    with bundled(module, tmp_path / "all.safetensors"):
+        reader = Reader(module, tmp_path)
+        assert_equal(reader.read(module.weights["v"]), array)
+        for rank in range(2):
+            assert_equal(reader.read(module.weights["cut"], rank), array[3 * rank :][:3, :4])
+    odd = region("i4", 6, 7).then(Shard(0, ("tp",)))
+    module.weights["cut"].ref, module.weights["cut"].type = odd, TensorType("i4", (3, 7))
+    with (
+        pytest.raises(Error, match="end within a byte"),
+        bundled(module, tmp_path / "all.safetensors"),
+    ):
         pass
 
 
