@@ -25,6 +25,11 @@ class Packing:
     places: tuple[int, ...] = tuple(range(8))
     plus: int = 0
 
+    def words(self, picks: range, dtype: str) -> range:
+        """The words that hold the elements at `picks`."""
+        count = _per_word(dtype)
+        return range(picks[0] // count, picks[-1] // count + 1)
+
 
 PACKINGS = {
     "rows": Packing(0),  # GPTQ's qweight [K/8, N], the zero points of compressed-tensors
@@ -43,8 +48,15 @@ def packing(name: str) -> Packing:
     return found
 
 
-def per_word(dtype: str) -> int:
-    """The number of elements in a word."""
+def words_shape(name: str, dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the words of a matrix, of which the last ones may be partly empty."""
+    if dtype not in ("i4", "u4", "i8", "u8") or len(shape) != 2:
+        raise Error(f"words of 32 bits hold matrices of i4, u4, i8 or u8, not {dtype}{[*shape]}")
+    count, dim = _per_word(dtype), packing(name).dim
+    return tuple(-(-size // count) if i == dim else size for i, size in enumerate(shape))
+
+
+def _per_word(dtype: str) -> int:
     return 32 // dtype_called(dtype).bits
 
 
@@ -54,14 +66,12 @@ def unpack(words: Any, first: int, picks: range, packed: Packing, dtype: str) ->
     Codes of i4 and i8 are stored plus 8 and 128.
     """
     kind = dtype_called(dtype)
-    count = per_word(dtype)
-    index = np.arange(picks.start, picks.stop, picks.step)
+    count = _per_word(dtype)
+    index = np.array(picks)
     shifts = np.uint32(kind.bits) * np.array(packed.places, np.uint32)[index % count]
-    shape = (1,) * packed.dim + (-1,) + (1,) * (words.ndim - packed.dim - 1)
     chosen = np.take(words.view(np.uint32), index // count - first, axis=packed.dim)
-    chosen >>= shifts.reshape(shape)
-    if packed.plus:
-        chosen += np.uint32(packed.plus)
+    chosen >>= shifts if packed.dim else shifts[:, None]
+    chosen += np.uint32(packed.plus)
     codes = chosen.astype(np.uint8)  # the lowest eight bits
     if kind.bits < 8:
         codes &= np.uint8((1 << kind.bits) - 1)

@@ -21,7 +21,9 @@ from ..weights import (
     RepeatedRef,
     Shard,
     Slice,
+    SortingRef,
     Step,
+    TakenRef,
     Transpose,
     UnboundRef,
     UnpackedRef,
@@ -60,15 +62,19 @@ def _source(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
     if c.accept("concat"):
         return _concat(c, files, depth)
     if c.accept("quantized"):
-        return _quantized(c, files, depth)
+        return _quantized(c, inner)
     if c.accept("multiply"):
-        return _multiply(c, files, depth)
+        return _along(c, ProductRef, inner)
+    if c.accept("taken"):
+        return _along(c, TakenRef, inner)
     if c.accept("unpacked"):
         return _unpacked(c, inner)
     if c.accept("repeated"):
         return RepeatedRef(*_arguments(c, inner, lambda: _shape(c), lambda: _shape(c)))
     if c.accept("reciprocal"):
         return ReciprocalRef(*_arguments(c, inner))
+    if c.accept("sorting"):
+        return SortingRef(*_arguments(c, inner))
     if c.accept("random"):
         arguments = _arguments(c, c.string, c.integer, lambda: _number(c), optional=_shape)
         return RandomRef(*arguments)
@@ -76,7 +82,7 @@ def _source(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
         return ZerosRef(*_arguments(c, lambda: _shape(c), c.word))
     if not c.accept("unbound"):
         kinds = "@file[...], bytes, concat, zeros, random, unbound, quantized, multiply, unpacked, "
-        kinds += "repeated or reciprocal"
+        kinds += "repeated, reciprocal, sorting or taken"
         c.fail(f"expected {kinds}, found {c.shown}")
     return UnboundRef(*_arguments(c, c.string, optional=_shape))
 
@@ -130,20 +136,21 @@ def _concat(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
     return ConcatRef(tuple(parts), dim)
 
 
-def _multiply(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
+def _along(c: Cursor, kind: type[Ref], inner: Callable[[], Ref]) -> Ref:
+    """A reference of two others and a dimension."""
     c.expect("(")
-    source = parse_ref(c, files, depth + 1)
+    source = inner()
     c.expect(",")
-    factor = parse_ref(c, files, depth + 1)
+    other = inner()
     c.expect(";")
     dim = c.integer()
     c.expect(")")
-    return _checked(c, ProductRef, source, factor, dim)
+    return _checked(c, kind, source, other, dim)
 
 
-def _quantized(c: Cursor, files: Mapping[str, str], depth: int) -> Ref:
+def _quantized(c: Cursor, inner: Callable[[], Ref]) -> Ref:
     c.expect("(")
-    arguments: list[Any] = [parse_ref(c, files, depth + 1)]
+    arguments: list[Any] = [inner()]
     for read in (c.string, c.string, lambda: _shape(c)):
         c.expect(",")
         arguments.append(read())

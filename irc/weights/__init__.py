@@ -10,6 +10,8 @@ from .computed import ProductRef as ProductRef
 from .computed import QuantizedRef as QuantizedRef
 from .imported import ReciprocalRef as ReciprocalRef
 from .imported import RepeatedRef as RepeatedRef
+from .imported import SortingRef as SortingRef
+from .imported import TakenRef as TakenRef
 from .imported import UnpackedRef as UnpackedRef
 from .shapes import check_steps as check_steps
 from .shapes import ref_dtype as ref_dtype

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any, Protocol, TypeAlias
 
@@ -60,13 +60,24 @@ class ComputedRef(Ref):
             if isinstance(step, Shard):
                 raise Error(f"{self}: {step} belongs behind what is computed, not inside")
 
-    @abstractmethod
-    def result_shape(self, shapes: Sequence[Sizes]) -> Sizes:
-        """The shape, by those of the inputs."""
+    @property
+    def inputs(self) -> tuple[Ref, ...]:
+        return tuple(getattr(self, name) for name in self._input_names())
 
-    @abstractmethod
+    def with_inputs(self, inputs: Sequence[Ref]) -> Ref:
+        return replace(self, **dict(zip(self._input_names(), inputs, strict=True)))
+
+    def _input_names(self) -> list[str]:
+        """The fields that are references."""
+        return [each.name for each in fields(self) if isinstance(getattr(self, each.name), Ref)]
+
+    def result_shape(self, shapes: Sequence[Sizes]) -> Sizes:
+        """The shape, by those of the inputs; that of the first by default."""
+        return shapes[0]
+
     def result_dtype(self, dtypes: Sequence[str | None]) -> str | None:
         """The dtype, by those of the inputs; None where it depends on an unknown one."""
+        return dtypes[0]
 
     def input_ndims(self, ndim: int) -> Sequence[int]:
         """The number of dimensions of every input, for a result of `ndim`."""
@@ -92,13 +103,6 @@ class ProductRef(ComputedRef):
     factor: Ref
     dim: int
 
-    @property
-    def inputs(self) -> tuple[Ref, ...]:
-        return self.source, self.factor
-
-    def with_inputs(self, inputs: Sequence[Ref]) -> Ref:
-        return replace(self, source=inputs[0], factor=inputs[1])
-
     def source_text(self) -> str:
         return f"multiply({self.source}, {self.factor}; {self.dim})"
 
@@ -110,9 +114,6 @@ class ProductRef(ComputedRef):
                 f"{self} has {found}; expected a number per element of dimension {self.dim}"
             )
         return shape
-
-    def result_dtype(self, dtypes: Sequence[str | None]) -> str | None:
-        return dtypes[0]
 
     def input_ndims(self, ndim: int) -> Sequence[int]:
         return ndim, 1
@@ -153,13 +154,6 @@ class QuantizedRef(ComputedRef):
     def kind(self) -> Format:
         """The row of the format."""
         return format_called(self.format)
-
-    @property
-    def inputs(self) -> tuple[Ref, ...]:
-        return (self.source,)
-
-    def with_inputs(self, inputs: Sequence[Ref]) -> Ref:
-        return replace(self, source=inputs[0])
 
     def source_text(self) -> str:
         block = f"[{', '.join(map(str, self.block))}]"

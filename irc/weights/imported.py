@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from ..errors import Error
 from ..ir.string_literals import quote
 from ..ir.types import TensorType
 from ..quantization.rounding import as_f32
-from ..quantization.words import packing, per_word, unpack
+from ..quantization.words import packing, unpack, words_shape
 from .computed import Array, ComputedRef, Elements, Picks, Sizes
 from .sources import Ref
 
@@ -30,72 +30,48 @@ class UnpackedRef(ComputedRef):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        packing(self.packing)
-        if self.dtype not in ("i4", "u4", "i8", "u8"):
-            raise Error(f"words of 32 bits hold i4, u4, i8 or u8, not {self.dtype}")
-
-    @property
-    def inputs(self) -> tuple[Ref, ...]:
-        return (self.source,)
-
-    def with_inputs(self, inputs: Sequence[Ref]) -> Ref:
-        return replace(self, source=inputs[0])
+        words_shape(self.packing, self.dtype, self.shape)
 
     def source_text(self) -> str:
         type = TensorType(self.dtype, self.shape)
         return f"unpacked({self.source}, {quote(self.packing)}, {type})"
 
     def result_shape(self, shapes: Sequence[Sizes]) -> Sizes:
-        wanted, dim = list(self.shape), packing(self.packing).dim
-        wanted[dim] = -(-wanted[dim] // per_word(self.dtype))
-        if list(shapes[0]) != wanted:
-            raise Error(f"{self} needs words {wanted}, but {self.source} has {list(shapes[0])}")
+        wanted = words_shape(self.packing, self.dtype, self.shape)
+        if shapes[0] != wanted:
+            raise Error(f"{self} needs words {[*wanted]}, but {self.source} has {[*shapes[0]]}")
         return self.shape
 
     def result_dtype(self, dtypes: Sequence[str | None]) -> str | None:
         return self.dtype
 
     def compute(self, read: Elements, picks: Picks) -> Array:
-        packed, count = packing(self.packing), per_word(self.dtype)
-        pick = picks[packed.dim]
-        words = range(pick[0] // count, pick[-1] // count + 1)
-        region = (*picks[: packed.dim], words, *picks[packed.dim + 1 :])
-        found = np.ascontiguousarray(read.elements(self.source, region))
-        return unpack(found, words[0], pick, packed, self.dtype)
+        row = packing(self.packing)
+        words = row.words(picks[row.dim], self.dtype)
+        found = read.elements(self.source, (*picks[: row.dim], words, *picks[row.dim + 1 :]))
+        return unpack(np.ascontiguousarray(found), words[0], picks[row.dim], row, self.dtype)
 
 
 @dataclass(frozen=True)
 class RepeatedRef(ComputedRef):
     """`repeated(@ckpt["l.scale"], [2, 1], [9, 56])`: every element several times in a row.
 
-    The shape cuts the last of them off: element i is element i // count of the source.
+    The shape may cut off the last of them: element i is element i // count of the source.
     """
 
     source: Ref
     counts: Sizes
     shape: Sizes
 
-    @property
-    def inputs(self) -> tuple[Ref, ...]:
-        return (self.source,)
-
-    def with_inputs(self, inputs: Sequence[Ref]) -> Ref:
-        return replace(self, source=inputs[0])
-
     def source_text(self) -> str:
-        return f"repeated({self.source}, {list(self.counts)}, {list(self.shape)})"
+        return f"repeated({self.source}, {[*self.counts]}, {[*self.shape]})"
 
     def result_shape(self, shapes: Sequence[Sizes]) -> Sizes:
-        fits = len(self.counts) == len(self.shape) == len(shapes[0])
-        if not fits or any(
-            count < 1 or -(-size // count) != found
-            for size, count, found in zip(self.shape, self.counts, shapes[0], strict=True)
-        ):
-            raise Error(f"{self} does not fit {self.source}, which has {list(shapes[0])}")
+        pairs = zip(self.shape, self.counts, strict=False)
+        found = tuple(-(-size // max(1, count)) for size, count in pairs)
+        if found != shapes[0] or len(self.shape) != len(self.counts) or 0 in self.counts:
+            raise Error(f"{self} does not fit {self.source}, which has {[*shapes[0]]}")
         return self.shape
-
-    def result_dtype(self, dtypes: Sequence[str | None]) -> str | None:
-        return dtypes[0]
 
     def compute(self, read: Elements, picks: Picks) -> Array:
         index = [np.array(pick) // count for pick, count in zip(picks, self.counts, strict=True)]
@@ -109,22 +85,61 @@ class ReciprocalRef(ComputedRef):
 
     source: Ref
 
-    @property
-    def inputs(self) -> tuple[Ref, ...]:
-        return (self.source,)
-
-    def with_inputs(self, inputs: Sequence[Ref]) -> Ref:
-        return replace(self, source=inputs[0])
-
     def source_text(self) -> str:
         return f"reciprocal({self.source})"
 
+    def compute(self, read: Elements, picks: Picks) -> Array:
+        values = read.elements(self.source, picks)
+        with np.errstate(divide="ignore", over="ignore"):
+            return (1 / as_f32(values)).astype(values.dtype, copy=False)
+
+
+@dataclass(frozen=True)
+class SortingRef(ComputedRef):
+    """`sorting(@ckpt["l.g_idx"])`: the indices that sort a vector, equal elements in order; i32."""
+
+    source: Ref
+
+    def source_text(self) -> str:
+        return f"sorting({self.source})"
+
     def result_shape(self, shapes: Sequence[Sizes]) -> Sizes:
+        if len(shapes[0]) != 1:
+            raise Error(f"{self} has {[*shapes[0]]}; expected a vector")
         return shapes[0]
 
     def result_dtype(self, dtypes: Sequence[str | None]) -> str | None:
-        return dtypes[0]
+        return "i32"
 
     def compute(self, read: Elements, picks: Picks) -> Array:
-        values = read.elements(self.source, picks)
-        return (1 / as_f32(values)).astype(values.dtype, copy=False)
+        (size,) = read.shape(self.source)
+        values = read.elements(self.source, (range(size),))
+        return np.argsort(values, kind="stable").astype(np.int32)[np.array(picks[0])]
+
+
+@dataclass(frozen=True)
+class TakenRef(ComputedRef):
+    """`taken(@ckpt["w"], sorting(@ckpt["g_idx"]); 0)`: slices of a dimension at some indices."""
+
+    source: Ref
+    indices: Ref
+    dim: int
+
+    def source_text(self) -> str:
+        return f"taken({self.source}, {self.indices}; {self.dim})"
+
+    def result_shape(self, shapes: Sequence[Sizes]) -> Sizes:
+        shape, indices = shapes
+        if not 0 <= self.dim < len(shape) or len(indices) != 1:
+            raise Error(f"{self} takes {[*indices]} of {[*shape]}; expected a vector of indices")
+        return (*shape[: self.dim], *indices, *shape[self.dim + 1 :])
+
+    def input_ndims(self, ndim: int) -> Sequence[int]:
+        return ndim, 1
+
+    def compute(self, read: Elements, picks: Picks) -> Array:
+        index = read.elements(self.indices, (picks[self.dim],))
+        first = int(index.min())
+        region = range(first, int(index.max()) + 1)
+        values = read.elements(self.source, (*picks[: self.dim], region, *picks[self.dim + 1 :]))
+        return np.take(values, index - first, self.dim)

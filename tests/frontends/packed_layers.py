@@ -62,13 +62,24 @@ def awq(rng: Any, n: int, k: int, group: int) -> Packed:
 
 
 def gptq(
-    rng: Any, n: int, k: int, group: int, bits: int = 4, sym: bool = False, less: int = 1
+    rng: Any,
+    n: int,
+    k: int,
+    group: int,
+    bits: int = 4,
+    sym: bool = False,
+    less: int = 1,
+    ordered: bool = True,
 ) -> Packed:
-    """QuantLinear.pack of AutoGPTQ (auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py)."""
+    """QuantLinear.pack of AutoGPTQ (auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py).
+
+    Not `ordered`, its desc_act: groups are made of features that are not adjacent.
+    """
     middle, groups = 1 << (bits - 1), -(-k // group)
     codes = rng.integers(0, 2 * middle, (k, n))
     zeros = rng.integers(1, 2 * middle, (groups, n)) if not sym else np.full((groups, n), middle)
     scales, g_idx = scales_like(rng, (groups, n), np.float16), np.arange(k) // group
+    g_idx = g_idx if ordered else rng.permutation(g_idx)
     weight = (codes - zeros[g_idx]) * scales.astype(np.float32)[g_idx]
     tensors = {
         "qweight": packed_words(codes, bits, 0),

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import irc
+import irc.passes
 from irc.frontends import huggingface
 from irc.frontends.layers import Linear
 from irc.frontends.module import Module, StackedParameter
+from irc.pipeline import run_pipeline
 
 from ..fresh import fresh
 from ..models.golden import write_safetensors
@@ -30,6 +32,7 @@ from .packed_layers import (
     static8,
 )
 
+assert irc.passes
 Packer = Callable[[Any, int, int], Packed]
 
 
@@ -59,6 +62,7 @@ CASES: dict[str, tuple[dict[str, Any], Packer]] = {
     "gptq-sym": (GPTQ | {"sym": True}, lambda r, n, k: gptq(r, n, k, 16, sym=True)),
     "gptq-8": (GPTQ | {"bits": 8, "sym": True}, lambda r, n, k: gptq(r, n, k, 16, 8, True)),
     "gptq-rows": (GPTQ | {"group_size": -1}, lambda r, n, k: gptq(r, n, k, k)),
+    "gptq-order": (GPTQ | {"desc_act": True}, lambda r, n, k: gptq(r, n, k, 16, ordered=False)),
     "pack": (group(**INTS), lambda r, n, k: pack_quantized(r, n, k, 16)),
     "pack-asym": (
         group(**INTS | {"symmetric": False}),
@@ -224,7 +228,7 @@ def inputs_of(module: irc.Module, rng: Any, rows: int = 2) -> dict[str, np.ndarr
     return found
 
 
-WEIGHT_ONLY = ["awq", "gptq-sym", "pack", "ct-nvfp4a16"]
+WEIGHT_ONLY = ["awq", "gptq-sym", "gptq-order", "pack", "ct-nvfp4a16"]
 
 
 def check_logits(path: Path) -> None:
@@ -242,7 +246,9 @@ def test_a_model_has_the_logits_of_its_dequantized_weights(name: str, tmp_path: 
     check_logits(write_model(tmp_path, name))
 
 
-@pytest.mark.parametrize("name", ["awq", "pack-asym", "fp8", "modelopt-fp8", "int-token"])
+@pytest.mark.parametrize(
+    "name", ["awq", "gptq-order", "pack-asym", "fp8", "modelopt-fp8", "int-token"]
+)
 def test_a_compiled_model_on_two_ranks(name: str, tmp_path: Path) -> None:
     write_model(tmp_path, name)
     module = huggingface.load(tmp_path / "quantized")
@@ -253,7 +259,7 @@ def test_a_compiled_model_on_two_ranks(name: str, tmp_path: Path) -> None:
     assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("name", WEIGHT_ONLY)
+@pytest.mark.parametrize("name", ["awq", "gptq-sym", "pack", "ct-nvfp4a16"])
 def test_a_mixture_of_experts(name: str, tmp_path: Path) -> None:
     mixtral = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
     more = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 1}
@@ -283,6 +289,18 @@ def test_inputs_of_experts(name: str, tmp_path: Path) -> None:
     wanted = np.stack([widest.inputs(x)[i] @ p.weight.T for i, p in enumerate(packed)])
     found = irc.evaluate(module, {"x": x})["result0"]
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_shards_hold_their_codes_and_scales(tmp_path: Path) -> None:
+    write_model(tmp_path, "awq", intermediate_size=64)
+    module = huggingface.load(tmp_path / "quantized")
+    run_pipeline(module, 'shard{mesh="tp=2"}')
+    types = {name: str(weight.type) for name, weight in module.weights.items()}
+    assert types["model.layers.0.mlp.up_proj.weight"] == "u4[64@tp, 32]"
+    assert types["model.layers.0.mlp.up_proj.scale"] == "f32[64@tp, 2]"
+    assert types["model.layers.0.mlp.down_proj.weight"] == "u4[32, 64@tp]"
+    assert types["model.layers.0.mlp.down_proj.zero"] == "u4[32, 4@tp]"
+    assert types["model.layers.0.self_attn.o_proj.weight"] == "u4[32, 32@tp]"
 
 
 def test_an_input_is_quantized_once(tmp_path: Path) -> None:
@@ -333,9 +351,9 @@ def changed(packed: Packed, **tensors: np.ndarray | None) -> Packed:
 
 def test_refused_tensors(tmp_path: Path) -> None:
     packed = gptq(fresh(), 24, 32, 16)
-    shuffled = np.array([1, 0] * 16, np.int32)
+    uneven = np.array([1, 0, 0, 0] * 8, np.int32)
     for tensors, message in (
-        ({"g_idx": shuffled}, r"proj.g_idx mixes input features .*desc_act=true"),
+        ({"g_idx": uneven}, r"proj.g_idx has groups of unequal sizes, expected 16"),
         ({"scales": None}, "lacks the tensor proj.scales"),
         (
             {"qweight": np.zeros((5, 24), np.int32)},

@@ -6,12 +6,15 @@ every input feature. The format "gptq" stores zeros less 1, "gptq_v2" as they ar
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ....errors import Error
+from ....weights import SortingRef, TakenRef
 from ...models.config_reader import ConfigReader
 from .method import Method
-from .parts import FLOATS, Layer, Sizes, Tensors
+from .parts import FLOATS, Layer, Part, Sizes, Tensors
 from .scales import spread
 
 _ZEROS = {"gptq": "columns-less-1", "gptq_v2": "columns"}
@@ -30,6 +33,7 @@ class Gptq(Method):
         if form not in _ZEROS:
             raise config.error("checkpoint_format", f"irc reads {' and '.join(_ZEROS)}")
         self.zeros = _ZEROS[form]
+        self.orders: dict[bytes, Part] = {}
         if any(not key.startswith("-:") for key in config.inner("dynamic")):
             raise config.error("dynamic", "irc reads one number of bits for all layers")
 
@@ -37,21 +41,27 @@ class Gptq(Method):
         n, k = shape
         scales = tensors.take(f"{name}.scales", *FLOATS).transposed()
         size = self.group if self.group > 0 else k
-        self._check_order(name, tensors, k, size)
         kind = f"{'i' if self.symmetric else 'u'}{self.bits}"
-        codes = tensors.words(f"{name}.qweight", "rows", kind, (k, n)).transposed()
+        codes = tensors.words(f"{name}.qweight", "rows", kind, (k, n))
+        order = self._order(f"{name}.g_idx", tensors, k, size)
+        if order is not None:
+            codes = replace(codes, ref=TakenRef(codes.ref, order.ref, 0))
         stored = tensors.words(f"{name}.qzeros", self.zeros, kind, (scales.shape[1], n))
         zeros = None if self.symmetric else spread(stored.transposed(), shape, (1, size))
-        return Layer(codes, spread(scales, shape, (1, size)), zeros)
+        scales = spread(scales, shape, (1, size))
+        return Layer(codes.transposed(), scales, zeros, order=order)
 
-    @staticmethod
-    def _check_order(name: str, tensors: Tensors, k: int, size: int) -> None:
-        """An Error unless the groups of a layer are consecutive input features."""
-        key = f"{name}.g_idx"
+    def _order(self, key: str, tensors: Tensors, k: int, size: int) -> Part | None:
+        """The order in which groups are adjacent; None if they are. Equal ones are one part."""
         if key not in tensors:
-            return
-        if not np.array_equal(tensors.read(key), np.arange(k) // size):
+            return None
+        groups = tensors.read(key)
+        if np.array_equal(groups, np.arange(k) // size):
+            return None
+        if not np.array_equal(np.sort(groups), np.arange(k) // size) or k % size:
             raise Error(
-                f"{key} mixes input features of different groups (desc_act=true), which irc does "
-                "not read; quantize with desc_act=false, or the original checkpoint with --quantize"
+                f"{key} has groups of unequal sizes, expected {size} input features in each; irc "
+                "reads those of desc_act=true only where group_size divides the input features"
             )
+        ref = SortingRef(tensors.take(key, "i32").ref)
+        return self.orders.setdefault(groups.tobytes(), Part(ref, "i32", (k,)))

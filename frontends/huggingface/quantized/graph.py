@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ....errors import Error
 from ....ir.core import Module, Op, Value, Weight
-from ....ops import Dequantize
+from ....ops import Dequantize, Gather
 from ....quantization.activations import insert_before
 from ....quantization.sites import Site, find_sites, site_name
+from ....weights import Cast
 from .parts import Layer, Part
 
 
@@ -19,6 +21,12 @@ def insert(module: Module, layers: Mapping[str, Layer]) -> None:
     An input that several layers quantize alike is quantized once.
     """
     sites = {site.op: site for site in find_sites(module) if site.weight.name in layers}
+    for name, layer in layers.items():
+        if layer.order is not None and not sites.keys() >= module.weights[name].users.keys():
+            raise Error(
+                f"{name} has its input features in another order (desc_act=true); irc reads "
+                "that only in weights of linear"
+            )
     editor = _Editor(module, layers)
     for op in list(module.ops()):
         operands = tuple(editor.weight(op, value) for value in op.operands)
@@ -49,13 +57,19 @@ class _Editor:
 
     def input(self, site: Site) -> Value:
         """The input of a site, quantized and dequantized as its layer says."""
-        activation = self.layers[site.weight.name].activation
-        x = site.x
+        layer, x, op = self.layers[site.weight.name], site.x, site.op
+        if layer.order is not None:
+            key = op.parent, x, layer.order
+            if key not in self.values:
+                order = self._declare(site.weight, "order", layer.order)
+                self.values[key] = insert_before(Gather(x, order, dim=-1), op, x.name)
+            x = self.values[key]
+        activation = layer.activation
         if activation is None or site.shape[site.inputs] % (activation.block or 1):
             return x
-        key = site.op.parent, x, activation
+        key = op.parent, x, activation
         if key not in self.values:
-            self.values[key] = activation.apply(x, site.op)
+            self.values[key] = activation.apply(x, op)
         return self.values[key]
 
     def replace_weights(self) -> None:
@@ -69,7 +83,8 @@ class _Editor:
     def _dequantized(self, op: Op, weight: Weight, layer: Layer) -> Value:
         kind: Any = weight.type.dtype
         if kind == "f32" and layer.scales.dtype in ("f16", "bf16"):
-            layer = replace(layer, scales=layer.scales.cast(kind))  # which loses nothing
+            wide = replace(layer.scales, ref=layer.scales.ref.then(Cast(kind)), dtype=kind)
+            layer = replace(layer, scales=wide)
         parts = {
             name: self._declare(weight, name, part.of_rank(weight.type.ndim))
             for name, part in layer.parts().items()

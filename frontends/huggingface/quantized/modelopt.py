@@ -16,7 +16,7 @@ from .method import Method
 from .parts import Layer, Sizes, Tensors
 from .scales import take_scales
 
-_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4")
+_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "W8A16", "NVFP4", "W4A16_NVFP4")
 
 
 class ModelOpt(Method):
@@ -25,7 +25,7 @@ class ModelOpt(Method):
     def __init__(self, config: ConfigReader) -> None:
         self.ignored = [*config.words("ignore"), *config.words("exclude_modules")]
         self.layers: Mapping[str, Any] = config.inner("quantized_layers")
-        self.algorithm = config.word("quant_algo")
+        self.algorithm = config.word("quant_algo").upper()
         if not self.layers and self.algorithm not in _ALGORITHMS:
             raise config.error("quant_algo", f"irc reads {', '.join(_ALGORITHMS)}")
 
@@ -37,7 +37,7 @@ class ModelOpt(Method):
             raise Error(f"{name}.pre_quant_scale scales the input of a layer; irc does not read it")
         if "NVFP4" in algorithm:
             return _nvfp4(name, tensors, shape, algorithm == "NVFP4")
-        codes = tensors.view(f"{name}.weight", "f8e4m3", shape)
+        codes = tensors.view(f"{name}.weight", "i8" if algorithm == "W8A16" else "f8e4m3", shape)
         block = (128, 128) if algorithm == "FP8_PB_WO" else None
         scales = take_scales(tensors, f"{name}.weight_scale", shape, block)
         activation = None

@@ -15,8 +15,8 @@ from ....ir.dtypes import dtype as dtype_called
 from ....ir.dtypes import numpy_dtype
 from ....ir.types import TensorType
 from ....quantization.activations import Activation
-from ....quantization.words import packing, per_word
-from ....weights import BytesRef, Cast, ConcatRef, FileRef, Ref, Transpose, UnpackedRef, Unsqueeze
+from ....quantization.words import words_shape
+from ....weights import BytesRef, ConcatRef, FileRef, Ref, Transpose, UnpackedRef, Unsqueeze
 from ....weights.safetensors import Tensor
 from ..files import Checkpoint
 
@@ -47,18 +47,13 @@ class Part:
             found = replace(found, ref=found.ref.then(Unsqueeze(0)), shape=(1, *found.shape))
         return found
 
-    def cast(self, dtype: str) -> Part:
-        """The tensor in another dtype."""
-        if self.dtype == dtype:
-            return self
-        return replace(self, ref=self.ref.then(Cast(dtype)), dtype=dtype)
-
 
 @dataclass(frozen=True)
 class Layer:
     """A quantized weight [N, K]: dequantize(codes, scales, zeros), and the input's quantization.
 
-    With a `tensor_scale` the scales are themselves codes, dequantized by it.
+    With a `tensor_scale` the scales are themselves codes, dequantized by it. `order` i32[K] are the
+    input features in the order in which the weight has them.
     """
 
     codes: Part
@@ -66,6 +61,7 @@ class Layer:
     zeros: Part | None = None
     tensor_scale: Part | None = None
     activation: Activation | None = None
+    order: Part | None = None
 
     def parts(self) -> dict[str, Part | None]:
         """The tensors by what is added to the name of the weight."""
@@ -83,7 +79,8 @@ def stacked(layers: Sequence[Layer]) -> Layer:
     codes, scales, zeros, tensor_scale = map(_stack, columns)
     assert codes is not None and scales is not None
     inputs = [layer.activation for layer in layers]
-    if len({each and replace(each, scale=None, tensor_scale=None) for each in inputs}) != 1:
+    kinds = {each and replace(each, scale=None, tensor_scale=None) for each in inputs}
+    if len(kinds) != 1 or any(layer.order for layer in layers):
         raise _unequal()
     largest = max(inputs, key=lambda each: (each and (each.scale or each.tensor_scale)) or 0.0)
     return Layer(codes, scales, zeros, tensor_scale, largest)
@@ -149,11 +146,9 @@ class Tensors:
 
     def words(self, key: str, layout: str, dtype: str, shape: Sizes) -> Part:
         """Elements that are packed in words of 32 bits."""
-        part, wanted = self.take(key, "i32"), list(shape)
-        dim = packing(layout).dim
-        wanted[dim] = -(-shape[dim] // per_word(dtype))
-        if part.shape != tuple(wanted):
-            raise Error(f"{key} is {part.type}; expected i32{wanted} for {dtype}{list(shape)}")
+        part, wanted = self.take(key, "i32"), words_shape(layout, dtype, shape)
+        if part.shape != wanted:
+            raise Error(f"{key} is {part.type}; expected i32{[*wanted]} for {dtype}{[*shape]}")
         return Part(UnpackedRef(part.ref, layout, dtype, shape), dtype, shape)
 
     def read(self, key: str) -> Any:
