@@ -73,8 +73,7 @@ def unpack(words: Any, first: int, picks: range, packed: Packing, dtype: str) ->
     chosen >>= shifts if packed.dim else shifts[:, None]
     chosen += np.uint32(packed.plus)
     codes = chosen.astype(np.uint8)  # the lowest eight bits
-    if kind.bits < 8:
-        codes &= np.uint8((1 << kind.bits) - 1)
     if kind.kind == "int":
-        codes -= np.uint8(1 << (kind.bits - 1))  # modulo 256, so the bits of a signed number
+        codes -= np.uint8(1 << (kind.bits - 1))  # modulo 256, which gives the bits of a signed code
+    codes &= np.uint8((1 << kind.bits) - 1)
     return codes.view(kind.numpy)

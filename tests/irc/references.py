@@ -12,6 +12,7 @@ from irc.ir.core import Module
 from irc.ir.dtypes import DTYPES, dtype_of, numpy_dtype
 from irc.ir.mesh import Mesh
 from irc.quantization.formats import FORMATS, METHODS, encode
+from irc.quantization.words import PACKINGS
 from irc.weights import (
     Cast,
     ConcatRef,
@@ -21,11 +22,16 @@ from irc.weights import (
     ProductRef,
     QuantizedRef,
     RandomRef,
+    ReciprocalRef,
     Ref,
+    RepeatedRef,
     Shard,
     Slice,
+    SortingRef,
     Step,
+    TakenRef,
     Transpose,
+    UnpackedRef,
     Unsqueeze,
     ZerosRef,
     ref_dtype,
@@ -50,6 +56,7 @@ def checkpoint(folder: Path, rng: np.random.Generator) -> dict[str, Array]:
             if rng.random() < 0.5:
                 numbers = rng.integers(-5 if kind[0] != "u" else 0, 6, shape)
                 arrays[f"{kind}.{i}"] = numbers.astype(numpy_dtype(kind))
+    arrays["words"] = rng.integers(-(2**31), 2**31, (5, 3)).astype(np.int32)
     arrays["w"] = rng.standard_normal((7, 6)).astype(ml_dtypes.bfloat16)
     save_file(arrays, folder / "m.safetensors")
     return arrays
@@ -80,6 +87,23 @@ def meaning(ref: Ref, arrays: Arrays, mesh: Mesh, rank: int) -> Array:
                 np.moveaxis(values.astype("f4"), ref.dim, -1) * factor.astype("f4"), -1, ref.dim
             )
             array = wide.astype(values.dtype)
+        case UnpackedRef():
+            array = _unpacked(meaning(ref.source, arrays, mesh, rank), ref)
+        case RepeatedRef():
+            array = meaning(ref.source, arrays, mesh, rank)
+            for dim, count in enumerate(ref.counts):
+                array = np.repeat(array, count, dim)
+            array = array[tuple(map(slice, ref.shape))]
+        case ReciprocalRef():
+            values = meaning(ref.source, arrays, mesh, rank)
+            with np.errstate(divide="ignore"):
+                array = (np.float32(1) / values.astype("f4")).astype(values.dtype)
+        case SortingRef():
+            keys = meaning(ref.source, arrays, mesh, rank).tolist()
+            array = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int32)
+        case TakenRef():
+            source, indices = (meaning(each, arrays, mesh, rank) for each in ref.inputs)
+            array = source.take(indices, ref.dim)
         case ZerosRef():
             array = np.zeros(ref.shape, numpy_dtype(ref.dtype))
         case _:
@@ -87,6 +111,21 @@ def meaning(ref: Ref, arrays: Arrays, mesh: Mesh, rank: int) -> Array:
     for step in ref.steps:
         array = _stepped(array, step, mesh, rank)
     return array
+
+
+def _unpacked(words: Array, ref: UnpackedRef) -> Array:
+    """The elements of words, one by one."""
+    bits, along = DTYPES[ref.dtype].bits, ref.packing == "rows"
+    middle = 1 << (bits - 1) if ref.dtype[0] == "i" else 0
+    array = np.empty(ref.shape, np.int64)
+    for place in np.ndindex(*ref.shape):
+        at, index = list(place), place[0] if along else place[1]
+        word, i = divmod(index, 32 // bits)
+        at[0 if along else 1] = word
+        i = [0, 4, 1, 5, 2, 6, 3, 7][i] if ref.packing == "awq" else i
+        code = int(words[tuple(at)]) % 2**32 // 2 ** (bits * i)
+        array[place] = (code + (ref.packing == "columns-less-1")) % 2**bits - middle
+    return array.astype(numpy_dtype(ref.dtype))
 
 
 def _stepped(array: Array, step: Step, mesh: Mesh, rank: int) -> Array:
@@ -124,7 +163,8 @@ class References:
     """Draws valid references of fewer than `bound` elements."""
 
     def __init__(self, rng: np.random.Generator, arrays: Arrays, reader: Reader, mesh: Mesh):
-        self.rng, self.keys, self.reader, self.mesh = rng, list(arrays), reader, mesh
+        self.rng, self.reader, self.mesh = rng, reader, mesh
+        self.keys = [key for key in arrays if key != "words"]  # which f16 cannot represent
         self.bound = 3000
 
     def chosen(self, many: Any) -> Any:
@@ -154,7 +194,30 @@ class References:
             return ZerosRef(shape, self.chosen(KINDS))
         if kind < 0.4:
             return RandomRef("k", int(self.rng.integers(9)), 3.0, shape)
+        if kind < 0.5:
+            return self.unpacked()
         return FileRef("f", self.chosen(self.keys))
+
+    def unpacked(self) -> Ref:
+        """Elements of all the words, of the last ones not all."""
+        packing = self.chosen(list(PACKINGS))
+        dtype = self.chosen(("i4", "u4") if packing == "awq" else ("i4", "u4", "i8", "u8"))
+        count, shape = 32 // DTYPES[dtype].bits, [5, 3]
+        shape[PACKINGS[packing].dim] *= count
+        shape[PACKINGS[packing].dim] -= int(self.rng.integers(count))
+        return UnpackedRef(FileRef("f", "words"), packing, dtype, (shape[0], shape[1]))
+
+    def rearranged(self, ref: Ref, shape: tuple[int, ...]) -> Ref:
+        """Repeated, reciprocal, or in the order of random numbers."""
+        dim = int(self.rng.integers(len(shape)))
+        order = SortingRef(RandomRef("o", int(self.rng.integers(9)), 1.0, (shape[dim],)))
+        counts = tuple(self.rng.integers(1, 4, len(shape)).tolist())
+        sizes = [size * count for size, count in zip(shape, counts, strict=True)]
+        cut = [self.rng.integers(count) * (size > 0) for size, count in zip(sizes, counts, strict=True)]
+        whole = tuple(int(size - less) for size, less in zip(sizes, cut, strict=True))
+        return self.chosen(
+            [TakenRef(ref, order, dim), RepeatedRef(ref, counts, whole), ReciprocalRef(ref)]
+        )
 
     def computed(self, ref: Ref) -> Ref:
         """A part of a quantized reference, also times a vector."""
@@ -163,6 +226,8 @@ class References:
             ref = after if np.prod(self.shape(after)) < self.bound else ref
         ref = ref.then(Cast(self.chosen(("f32", "bf16", "f16"))))
         shape = self.shape(ref)
+        if shape and self.rng.random() < 0.3:
+            return self.rearranged(ref, shape)
         if shape and self.rng.random() < 0.3:
             dim = int(self.rng.integers(len(shape)))
             ref = ProductRef(ref, RandomRef("s", 1, 2.0, (shape[dim],)), dim)
