@@ -1,7 +1,6 @@
-"""Quantized Hugging Face folders: every layout against its packer, models, ranks and refusals."""
+"""Layers of quantized Hugging Face folders: every layout against its packer, and refusals."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,125 +8,23 @@ import numpy as np
 import pytest
 
 import irc
-import irc.passes
 from irc.frontends import huggingface
-from irc.frontends.layers import Linear
-from irc.frontends.module import Module, StackedParameter
-from irc.pipeline import run_pipeline
 
 from ..fresh import fresh
-from ..models.golden import write_safetensors
-from ..tiny_checkpoint import CONFIG
-from .packed_layers import (
-    F8,
-    Packed,
-    awq,
-    by_block,
-    by_token,
-    float8,
-    gptq,
-    int_quantized,
-    nvfp4,
-    pack_quantized,
-    static8,
+from .packed_layers import Packed, awq, float8, gptq, pack_quantized, static8
+from .quantized_folders import (
+    AWQ,
+    CASES,
+    FP8,
+    GPTQ,
+    INTS,
+    MODELOPT,
+    TENSOR,
+    TOKEN,
+    Layer,
+    bound,
+    group,
 )
-
-assert irc.passes
-Packer = Callable[[Any, int, int], Packed]
-
-
-def group(**weights: Any) -> dict[str, Any]:
-    """The quantization_config of compressed-tensors for one group."""
-    inputs = weights.pop("inputs", None)
-    scheme = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
-    own = {"quant_method": "compressed-tensors", "ignore": ["lm_head"]}
-    return own | {"config_groups": {"group_0": scheme}}
-
-
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "version": "gemm", "zero_point": True}
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": False, "desc_act": False}
-FP8 = {"quant_method": "fp8", "weight_block_size": [16, 16], "activation_scheme": "dynamic"}
-MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
-INTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16, "symmetric": True}
-TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
-TENSOR = TOKEN | {"strategy": "tensor", "dynamic": False}
-FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
-FP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
-
-# name -> (quantization_config, packer); N and K must fit the groups and words of the layout
-CASES: dict[str, tuple[dict[str, Any], Packer]] = {
-    "awq": (AWQ, lambda r, n, k: awq(r, n, k, 16)),
-    "gptq": (GPTQ, lambda r, n, k: gptq(r, n, k, 16)),
-    "gptq2": (GPTQ | {"checkpoint_format": "gptq_v2"}, lambda r, n, k: gptq(r, n, k, 16, less=0)),
-    "gptq-sym": (GPTQ | {"sym": True}, lambda r, n, k: gptq(r, n, k, 16, sym=True)),
-    "gptq-8": (GPTQ | {"bits": 8, "sym": True}, lambda r, n, k: gptq(r, n, k, 16, 8, True)),
-    "gptq-rows": (GPTQ | {"group_size": -1}, lambda r, n, k: gptq(r, n, k, k)),
-    "gptq-order": (GPTQ | {"desc_act": True}, lambda r, n, k: gptq(r, n, k, 16, ordered=False)),
-    "pack": (group(**INTS), lambda r, n, k: pack_quantized(r, n, k, 16)),
-    "pack-asym": (
-        group(**INTS | {"symmetric": False}),
-        lambda r, n, k: pack_quantized(r, n, k, 16, sym=False),
-    ),
-    "pack-8": (group(**INTS | {"num_bits": 8}), lambda r, n, k: pack_quantized(r, n, k, 16, 8)),
-    "int-token": (
-        group(num_bits=8, type="int", strategy="channel", inputs=TOKEN),
-        lambda r, n, k: int_quantized(r, n, k, False),
-    ),
-    "int-static": (
-        group(num_bits=8, type="int", strategy="channel", inputs=TENSOR),
-        lambda r, n, k: int_quantized(r, n, k, True),
-    ),
-    "float-rows": (
-        group(**FLOAT, strategy="channel", inputs=TOKEN | {"type": "float"}),
-        lambda r, n, k: float8(r, n, k, "weight_scale", (1, k), inputs=by_token(F8, 448)),
-    ),
-    "float-block": (
-        group(
-            **FLOAT,
-            strategy="block",
-            block_structure=[16, 16],
-            inputs=TOKEN | {"type": "float", "strategy": "group", "group_size": 16},
-        ),
-        lambda r, n, k: float8(r, n, k, "weight_scale", (16, 16), inputs=by_block(16, F8, 448)),
-    ),
-    "ct-nvfp4": (
-        group(**FP4, inputs=FP4 | {"dynamic": "local"}),
-        lambda r, n, k: nvfp4(r, n, k, "compressed-tensors"),
-    ),
-    "ct-nvfp4a16": (group(**FP4), lambda r, n, k: nvfp4(r, n, k, "compressed-tensors", False)),
-    "modelopt-fp8": (MODELOPT, static8),
-    "modelopt-nvfp4": (
-        MODELOPT | {"quant_algo": "NVFP4"},
-        lambda r, n, k: nvfp4(r, n, k, "modelopt"),
-    ),
-    "fp8": (
-        FP8,
-        lambda r, n, k: float8(r, n, k, "weight_scale_inv", (16, 16), inputs=by_block(16, F8, 448)),
-    ),
-}
-
-
-class Layer(Module):
-    def __init__(self, n: int, k: int) -> None:
-        self.proj = Linear(k, n, bias=False)
-
-    def forward(self, x: Any) -> Any:
-        return self.proj(x)
-
-
-def folder(path: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:
-    path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps({"quantization_config": config}))
-    write_safetensors(path / "model.safetensors", tensors)
-    return path
-
-
-def bound(path: Path, config: dict[str, Any], packed: Packed, **more: np.ndarray) -> irc.Module:
-    """y = x · weightᵀ over x f32 [B, K], bound to a folder with the packed layer."""
-    tensors = {f"proj.{key}": array for key, array in packed.tensors.items()} | more
-    n, k = packed.weight.shape
-    module = irc.trace(Layer(n, k), {"x": irc.Spec("f32", ("B", k))})
-    return huggingface.bind(module, folder(path, config, tensors))
 
 
 def check(module: irc.Module, packed: Packed) -> None:
@@ -183,132 +80,6 @@ def test_references(name: str, tmp_path: Path) -> None:
     assert IN_PLACE[name] in str(bound(tmp_path / "m", config, packer(fresh(), 24, 32)))
 
 
-# Models
-
-
-def write_model(path: Path, name: str, **changes: Any) -> Path:
-    """Two folders: path/quantized, and path/float with the weights that it stands for."""
-    quantization, packer = CASES[name]
-    rng = fresh()
-    module = huggingface.model_of(CONFIG | changes).trace("f32")
-    stored: dict[str, np.ndarray] = {}
-    plain: dict[str, np.ndarray] = {}
-    for weight in module.weights.values():
-        keys = [source.key for source in weight.ref.sources()]  # type: ignore[attr-defined]
-        for key in keys:
-            shape = tuple(int(str(size)) for size in weight.type.shape)[-2:]
-            if len(shape) == 2 and ("proj" in key or ".experts." in key):
-                packed = packer(rng, *shape)
-                plain[key] = np.ascontiguousarray(packed.weight, np.float32)
-                layer = key.removesuffix(".weight")
-                stored |= {f"{layer}.{each}": array for each, array in packed.tensors.items()}
-            else:
-                values = rng.standard_normal(shape).astype(np.float32) * 0.3
-                plain[key] = stored[key] = values if len(shape) == 2 else np.ones_like(values)
-    for kind, tensors in (("float", plain), ("quantized", stored)):
-        own = {"quantization_config": quantization} if kind == "quantized" else {}
-        (path / kind).mkdir()
-        (path / kind / "config.json").write_text(json.dumps(CONFIG | changes | own))
-        write_safetensors(path / kind / "model.safetensors", tensors)
-    return path
-
-
-def inputs_of(module: irc.Module, rng: Any, rows: int = 2) -> dict[str, np.ndarray]:
-    """A prompt of five tokens with empty caches."""
-    found: dict[str, np.ndarray] = {}
-    sizes = {"B": rows, "S": 5, "T": 1, "C": 16}
-    for arg in module.main.args:
-        shape = [
-            sizes[str(size)] if str(size) in sizes else int(str(size)) for size in arg.type.shape
-        ]
-        found[str(arg.name)] = np.zeros(shape, np.int32 if arg.type.dtype == "i32" else np.float32)
-    found["input_ids"][...] = rng.integers(0, 256, found["input_ids"].shape)
-    found["positions"][...] = np.arange(5)
-    found["logit_positions"][...] = 4
-    return found
-
-
-WEIGHT_ONLY = ["awq", "gptq-sym", "gptq-order", "pack", "ct-nvfp4a16"]
-
-
-def check_logits(path: Path) -> None:
-    """The logits of path/quantized are those of path/float."""
-    module = huggingface.load(path / "quantized")
-    assert " = dequantize " in str(module)
-    inputs = inputs_of(module, fresh())
-    wanted = irc.evaluate(huggingface.load(path / "float"), inputs)["logits"]
-    found = irc.evaluate(module, inputs)["logits"]
-    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
-
-
-@pytest.mark.parametrize("name", WEIGHT_ONLY)
-def test_a_model_has_the_logits_of_its_dequantized_weights(name: str, tmp_path: Path) -> None:
-    check_logits(write_model(tmp_path, name))
-
-
-@pytest.mark.parametrize(
-    "name", ["awq", "gptq-order", "pack-asym", "fp8", "modelopt-fp8", "int-token"]
-)
-def test_a_compiled_model_on_two_ranks(name: str, tmp_path: Path) -> None:
-    write_model(tmp_path, name)
-    module = huggingface.load(tmp_path / "quantized")
-    inputs = inputs_of(module, fresh())
-    wanted = irc.evaluate(module, inputs)["logits"]
-    artifact = irc.compile(str(tmp_path / "quantized"), tmp_path / "out", mesh="tp=2")
-    found = artifact.run(inputs)["logits"]
-    assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
-
-
-@pytest.mark.parametrize("name", ["awq", "gptq-sym", "pack", "ct-nvfp4a16"])
-def test_a_mixture_of_experts(name: str, tmp_path: Path) -> None:
-    mixtral = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
-    more = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 1}
-    write_model(tmp_path, name, **mixtral, **more)
-    check_logits(tmp_path)
-
-
-class Experts(Module):
-    def __init__(self, n: int, k: int) -> None:
-        self.up = StackedParameter(3, (n, k), "w1.weight")
-
-    def forward(self, x: Any) -> Any:
-        return x @ self.up.transpose(1, 2)
-
-
-@pytest.mark.parametrize("name", ["fp8", "modelopt-fp8", "modelopt-nvfp4", "int-token", "awq"])
-def test_inputs_of_experts(name: str, tmp_path: Path) -> None:
-    """Static scales are those of the expert with the largest inputs."""
-    config, packer = CASES[name]
-    packed = [packer(fresh(i), 24, 32) for i in range(3)]
-    tensors = {f"{i}.w1.{key}": a for i, p in enumerate(packed) for key, a in p.tensors.items()}
-    path = folder(tmp_path / "m", config, tensors)
-    module = irc.trace(Experts(24, 32), {"x": irc.Spec("f32", (3, "B", 32))})
-    huggingface.bind(module, path)
-    x = fresh(5).standard_normal((3, 4, 32)).astype(np.float32)
-    widest = max(packed, key=lambda each: float(each.tensors.get("input_scale", 0)))
-    wanted = np.stack([widest.inputs(x)[i] @ p.weight.T for i, p in enumerate(packed)])
-    found = irc.evaluate(module, {"x": x})["result0"]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
-
-
-def test_shards_hold_their_codes_and_scales(tmp_path: Path) -> None:
-    write_model(tmp_path, "awq", intermediate_size=64)
-    module = huggingface.load(tmp_path / "quantized")
-    run_pipeline(module, 'shard{mesh="tp=2"}')
-    types = {name: str(weight.type) for name, weight in module.weights.items()}
-    assert types["model.layers.0.mlp.up_proj.weight"] == "u4[64@tp, 32]"
-    assert types["model.layers.0.mlp.up_proj.scale"] == "f32[64@tp, 2]"
-    assert types["model.layers.0.mlp.down_proj.weight"] == "u4[32, 64@tp]"
-    assert types["model.layers.0.mlp.down_proj.zero"] == "u4[32, 4@tp]"
-    assert types["model.layers.0.self_attn.o_proj.weight"] == "u4[32, 32@tp]"
-
-
-def test_an_input_is_quantized_once(tmp_path: Path) -> None:
-    write_model(tmp_path, "int-token", num_hidden_layers=1)
-    module = huggingface.load(tmp_path / "quantized")
-    assert str(module).count(" = quantize ") == 4  # of q, k, v; o; gate, up; down
-
-
 def test_hf_quant_config_of_modelopt(tmp_path: Path) -> None:
     packed = static8(fresh(), 24, 32)
     path = tmp_path / "m"
@@ -320,8 +91,6 @@ def test_hf_quant_config_of_modelopt(tmp_path: Path) -> None:
     assert str(huggingface.bind(again, path)) == str(module)
 
 
-# Refusals
-
 REFUSED = {
     "bitsandbytes": ({"quant_method": "bitsandbytes"}, "codes are indices into tables"),
     "unknown": ({"quant_method": "quip"}, "quant_method='quip'.*irc reads awq, gptq"),
@@ -331,6 +100,8 @@ REFUSED = {
     "marlin": (GPTQ | {"checkpoint_format": "marlin"}, "irc reads gptq and gptq_v2"),
     "modelopt": (MODELOPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo='W4A8_AWQ': irc reads FP8"),
     "sparse": (group(**INTS) | {"format": "marlin-24"}, "format='marlin-24': irc reads pack-q"),
+    "rotated": (group(**INTS) | {"transform_config": {"config_groups": {}}}, "does not rotate"),
+    "2:4": (group(**INTS) | {"sparsity_config": {"format": "sparse-24"}}, "dense weights only"),
     "ignored": (AWQ | {"modules_to_not_convert": ["proj"]}, "leaves proj as it was"),
     "mixed": (FP8, "mixes formats: proj.qweight is none of weight_scale_inv, weight_scale"),
 }
@@ -341,6 +112,25 @@ def test_refused_configs(name: str, tmp_path: Path) -> None:
     config, message = REFUSED[name]
     with pytest.raises(irc.Error, match=message):
         bound(tmp_path / "m", config, awq(fresh(), 24, 32, 16))
+
+
+REFUSED_GROUPS = (
+    ({"num_bits": 3}, None, "proj: weights sets num_bits=3: irc reads integers of 4 and 8 bits"),
+    ({"actorder": "group"}, None, "actorder='group': irc reads groups of consecutive input"),
+    ({}, TOKEN | {"symmetric": False}, "symmetric=False: irc finds dynamic scales of symmetric"),
+    ({}, TENSOR | {"dynamic": True}, "strategy='tensor': irc finds dynamic scales per token and"),
+    ({}, TENSOR | {"num_bits": 6}, "num_bits=6: irc quantizes inputs to int8, FP8 and FP4"),
+)
+
+
+@pytest.mark.parametrize(("weights", "inputs", "message"), REFUSED_GROUPS)
+def test_refused_groups(weights: Any, inputs: Any, message: str, tmp_path: Path) -> None:
+    config = group(**INTS | weights, inputs=inputs)
+    with pytest.raises(irc.Error, match=message):
+        bound(tmp_path / "m", config, pack_quantized(fresh(), 24, 32, 16))
+    config["config_groups"]["group_0"]["targets"] = ["Embedding", "re:lm_head"]
+    with pytest.raises(irc.Error, match="have no target for proj"):
+        bound(tmp_path / "m", config, pack_quantized(fresh(), 24, 32, 16))
 
 
 def changed(packed: Packed, **tensors: np.ndarray | None) -> Packed:

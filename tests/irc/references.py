@@ -212,9 +212,10 @@ class References:
         dim = int(self.rng.integers(len(shape)))
         order = SortingRef(RandomRef("o", int(self.rng.integers(9)), 1.0, (shape[dim],)))
         counts = tuple(self.rng.integers(1, 4, len(shape)).tolist())
-        sizes = [size * count for size, count in zip(shape, counts, strict=True)]
-        cut = [self.rng.integers(count) * (size > 0) for size, count in zip(sizes, counts, strict=True)]
-        whole = tuple(int(size - less) for size, less in zip(sizes, cut, strict=True))
+        pairs = zip(shape, counts, strict=True)
+        whole = tuple(
+            size and size * count - int(self.rng.integers(count)) for size, count in pairs
+        )
         return self.chosen(
             [TakenRef(ref, order, dim), RepeatedRef(ref, counts, whole), ReciprocalRef(ref)]
         )

@@ -40,9 +40,10 @@ class CompressedTensors(Method):
         self._check_format(config)
         for group in self.groups:
             self._check_format(group)
-        sparsity = config.inner("sparsity_config").get("format", "dense")
-        if sparsity != "dense":
+        if config.inner("sparsity_config").get("format", "dense") != "dense":
             raise config.error("sparsity_config", "irc reads dense weights only")
+        if config.inner("transform_config"):
+            raise config.error("transform_config", "irc does not rotate weights and inputs")
 
     @staticmethod
     def _check_format(config: ConfigReader) -> None:

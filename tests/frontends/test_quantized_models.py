@@ -1,0 +1,144 @@
+"""Models in quantized Hugging Face folders: logits, ranks, experts, shared inputs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+import irc.passes
+from irc.frontends import huggingface
+from irc.frontends.module import Module, StackedParameter
+from irc.pipeline import run_pipeline
+
+from ..fresh import fresh
+from ..models.golden import write_safetensors
+from ..tiny_checkpoint import CONFIG
+from .quantized_folders import CASES, folder
+
+assert irc.passes
+
+
+def write_model(path: Path, name: str, **changes: Any) -> Path:
+    """Two folders: path/quantized, and path/float with the weights that it stands for."""
+    quantization, packer = CASES[name]
+    rng = fresh()
+    module = huggingface.model_of(CONFIG | changes).trace("f32")
+    stored: dict[str, np.ndarray] = {}
+    plain: dict[str, np.ndarray] = {}
+    for weight in module.weights.values():
+        keys = [source.key for source in weight.ref.sources()]  # type: ignore[attr-defined]
+        for key in keys:
+            shape = tuple(int(str(size)) for size in weight.type.shape)[-2:]
+            if len(shape) == 2 and ("proj" in key or ".experts." in key):
+                packed = packer(rng, *shape)
+                plain[key] = np.ascontiguousarray(packed.weight, np.float32)
+                layer = key.removesuffix(".weight")
+                stored |= {f"{layer}.{each}": array for each, array in packed.tensors.items()}
+            else:
+                values = rng.standard_normal(shape).astype(np.float32) * 0.3
+                plain[key] = stored[key] = values if len(shape) == 2 else np.ones_like(values)
+    for kind, tensors in (("float", plain), ("quantized", stored)):
+        own = {"quantization_config": quantization} if kind == "quantized" else {}
+        (path / kind).mkdir()
+        (path / kind / "config.json").write_text(json.dumps(CONFIG | changes | own))
+        write_safetensors(path / kind / "model.safetensors", tensors)
+    return path
+
+
+def inputs_of(module: irc.Module, rng: Any, rows: int = 2) -> dict[str, np.ndarray]:
+    """A prompt of five tokens with empty caches."""
+    found: dict[str, np.ndarray] = {}
+    sizes = {"B": rows, "S": 5, "T": 1, "C": 16}
+    for arg in module.main.args:
+        shape = [
+            sizes[str(size)] if str(size) in sizes else int(str(size)) for size in arg.type.shape
+        ]
+        found[str(arg.name)] = np.zeros(shape, np.int32 if arg.type.dtype == "i32" else np.float32)
+    found["input_ids"][...] = rng.integers(0, 256, found["input_ids"].shape)
+    found["positions"][...] = np.arange(5)
+    found["logit_positions"][...] = 4
+    return found
+
+
+WEIGHT_ONLY = ["awq", "gptq-sym", "gptq-order", "pack", "ct-nvfp4a16"]
+
+
+def check_logits(path: Path) -> None:
+    """The logits of path/quantized are those of path/float."""
+    module = huggingface.load(path / "quantized")
+    assert " = dequantize " in str(module)
+    inputs = inputs_of(module, fresh())
+    wanted = irc.evaluate(huggingface.load(path / "float"), inputs)["logits"]
+    found = irc.evaluate(module, inputs)["logits"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", WEIGHT_ONLY)
+def test_a_model_has_the_logits_of_its_dequantized_weights(name: str, tmp_path: Path) -> None:
+    check_logits(write_model(tmp_path, name))
+
+
+@pytest.mark.parametrize(
+    "name", ["awq", "gptq-order", "pack-asym", "fp8", "modelopt-fp8", "int-token"]
+)
+def test_a_compiled_model_on_two_ranks(name: str, tmp_path: Path) -> None:
+    write_model(tmp_path, name)
+    module = huggingface.load(tmp_path / "quantized")
+    inputs = inputs_of(module, fresh())
+    wanted = irc.evaluate(module, inputs)["logits"]
+    artifact = irc.compile(str(tmp_path / "quantized"), tmp_path / "out", mesh="tp=2")
+    found = artifact.run(inputs)["logits"]
+    assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq-sym", "pack", "ct-nvfp4a16"])
+def test_a_mixture_of_experts(name: str, tmp_path: Path) -> None:
+    mixtral = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+    more = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 1}
+    write_model(tmp_path, name, **mixtral, **more)
+    check_logits(tmp_path)
+
+
+class Experts(Module):
+    def __init__(self, n: int, k: int) -> None:
+        self.up = StackedParameter(3, (n, k), "w1.weight")
+
+    def forward(self, x: Any) -> Any:
+        return x @ self.up.transpose(1, 2)
+
+
+@pytest.mark.parametrize("name", ["fp8", "modelopt-fp8", "modelopt-nvfp4", "int-token", "awq"])
+def test_inputs_of_experts(name: str, tmp_path: Path) -> None:
+    """Static scales are those of the expert with the largest inputs."""
+    config, packer = CASES[name]
+    packed = [packer(fresh(i), 24, 32) for i in range(3)]
+    tensors = {f"{i}.w1.{key}": a for i, p in enumerate(packed) for key, a in p.tensors.items()}
+    path = folder(tmp_path / "m", config, tensors)
+    module = irc.trace(Experts(24, 32), {"x": irc.Spec("f32", (3, "B", 32))})
+    huggingface.bind(module, path)
+    x = fresh(5).standard_normal((3, 4, 32)).astype(np.float32)
+    widest = max(packed, key=lambda each: float(each.tensors.get("input_scale", 0)))
+    wanted = np.stack([widest.inputs(x)[i] @ p.weight.T for i, p in enumerate(packed)])
+    found = irc.evaluate(module, {"x": x})["result0"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_shards_hold_their_codes_and_scales(tmp_path: Path) -> None:
+    write_model(tmp_path, "awq", intermediate_size=64)
+    module = huggingface.load(tmp_path / "quantized")
+    run_pipeline(module, 'shard{mesh="tp=2"}')
+    types = {name: str(weight.type) for name, weight in module.weights.items()}
+    assert types["model.layers.0.mlp.up_proj.weight"] == "u4[64@tp, 32]"
+    assert types["model.layers.0.mlp.up_proj.scale"] == "f32[64@tp, 2]"
+    assert types["model.layers.0.mlp.down_proj.weight"] == "u4[32, 64@tp]"
+    assert types["model.layers.0.mlp.down_proj.zero"] == "u4[32, 4@tp]"
+    assert types["model.layers.0.self_attn.o_proj.weight"] == "u4[32, 32@tp]"
+
+
+def test_an_input_is_quantized_once(tmp_path: Path) -> None:
+    write_model(tmp_path, "int-token", num_hidden_layers=1)
+    module = huggingface.load(tmp_path / "quantized")
+    assert str(module).count(" = quantize ") == 4  # of q, k, v; o; gate, up; down
