@@ -85,7 +85,8 @@ def test_a_model_has_the_logits_of_its_dequantized_weights(name: str, tmp_path: 
     "name", ["awq", "gptq-order", "pack-asym", "fp8", "modelopt-fp8", "int-token"]
 )
 def test_a_compiled_model_on_two_ranks(name: str, tmp_path: Path) -> None:
-    write_model(tmp_path, name)
+    sizes = {"intermediate_size": 64} if name == "gptq-order" else {}  # 48 would cut a group
+    write_model(tmp_path, name, **sizes)
     module = huggingface.load(tmp_path / "quantized")
     inputs = inputs_of(module, fresh())
     wanted = irc.evaluate(module, inputs)["logits"]
