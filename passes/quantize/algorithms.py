@@ -71,7 +71,7 @@ def check_algorithms(assigned: Sequence[Assignment], context: Context) -> None:
     for scheme in {each.scheme.name: each.scheme for each in assigned}.values():
         if scheme.algorithm == "round":
             continue
+        context.calibrated(scheme.name)
         if scheme.algorithm not in (*RESCALE, *ENCODE):
             known = ", ".join(("round", *RESCALE, *ENCODE))
             raise Error(f"{scheme.name}: no algorithm called {scheme.algorithm}; known are {known}")
-        context.calibrated(scheme.name)

@@ -64,7 +64,7 @@ class Assigner:
         if wanted < 2 or common % wanted == 0:
             return wanted
         what = f"{site.name}: {'outputs' if dim == site.outputs else 'inputs'}"
-        where = f"{size}" if shard == size else f"{size}, in shards of {shard},"
+        where = f"{size}" if shard == size else f"{size} in shards of {shard}"
         if FORMATS[scheme.weight[0]].scales:
             raise Error(
                 f"{what}: blocks of {wanted}, which {scheme.name} requires, do not divide {where}; "
