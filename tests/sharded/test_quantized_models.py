@@ -59,7 +59,7 @@ def test_ranks_give_the_same_logits(scheme: Scheme, mesh: str) -> None:
         worst = np.abs(logits(module, ids) - wanted).max()
         assert worst <= tolerance(scheme) * np.abs(wanted).max(), f"after {text}: off by {worst}"
     assert module.local
-    gathered = {op.x.type.shape[-1] for op in module.ops() if op.opname == "all_gather"}
+    gathered = {op.operands[0].type.shape[-1] for op in module.ops() if op.opname == "all_gather"}
     assert all(size != 192 for size in gathered), "no features are gathered to be quantized"
 
 

@@ -1,0 +1,149 @@
+"""`irc compile --quantize` and its options, on folders of Llamas with odd sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc as api
+from irc.driver import find_source
+from tests.cli.runner import irc
+from tests.fresh import fresh
+from tests.models.golden import write_safetensors
+from tests.tiny_checkpoint import write_checkpoint
+
+ODD: dict[str, Any] = {"hidden_size": 120, "intermediate_size": 331, "num_key_value_heads": 1}
+LIMITS = {"w8a16": 0.02, "w4a16": 0.25, "fp8": 0.12}
+
+
+@pytest.fixture(scope="module", params=[6, 10], ids=["heads_of_20", "heads_of_12"])
+def folder(request: Any, tmp_path_factory: Any) -> Path:
+    """A Llama of random weights, as transformers initializes them."""
+    path = tmp_path_factory.mktemp("odd") / "llama"
+    sizes = ODD | {"num_attention_heads": request.param}
+    write_checkpoint(path, **sizes)
+    rng = fresh(request.param)
+    tensors: dict[str, np.ndarray] = {}
+    for name, weight in find_source(path).module.weights.items():
+        shape = tuple(int(str(size)) for size in weight.type.shape)
+        values = 0.02 * rng.standard_normal(shape, np.float32)
+        tensors[name] = values if len(shape) > 1 else np.ones(shape, np.float32)
+    write_safetensors(path / "model.safetensors", tensors)
+    return path
+
+
+def logits(artifact: Path, ids: np.ndarray) -> np.ndarray:
+    return api.load(artifact).run({"input_ids": ids})["logits"]
+
+
+@pytest.mark.parametrize("more", [(), ("--kv-cache", "fp8")], ids=["", "kv"])
+def test_logits_of_odd_llamas(folder: Path, more: tuple[str, ...], tmp_path: Path) -> None:
+    ids = fresh(1).integers(0, 299, (2, 40)).astype(np.int32)
+    assert irc("compile", folder, "-o", tmp_path / "base").status == 0
+    base = logits(tmp_path / "base", ids)
+    for scheme, limit in LIMITS.items():
+        found = irc("compile", folder, "-o", tmp_path / scheme, "--quantize", scheme, *more)
+        assert found.status == 0, found.err
+        error = np.linalg.norm(logits(tmp_path / scheme, ids) - base) / np.linalg.norm(base)
+        assert 0 < error < max(limit, 0.05 if more else 0), f"{scheme}: {error}"
+
+
+def test_generation_with_narrow_caches(folder: Path, tmp_path: Path) -> None:
+    """The same tokens in numpy as on ONNX Runtime."""
+    out = tmp_path / "out"
+    options = ("--quantize", "w8a16", "--kv-cache", "fp8", "--dims", "C=1:64:64")
+    assert irc("compile", folder, "-o", out, *options).status == 0
+    words = ("generate", out, "--raw-ids", "--prompt", "5 6 7", "--max-new-tokens", "4")
+    found = irc(*words)
+    assert found.status == 0 and len(found.out.split()) == 4
+    assert irc(*words, "--backend", "reference").out.split()[0] == found.out.split()[0]
+
+
+def test_options_of_the_command(folder: Path, tmp_path: Path) -> None:
+    table = tmp_path / "mixed.json"
+    table.write_text(json.dumps({"*.mlp.*": "w4a16", "*": "w8a16"}))
+    words = ("compile", folder, "--dry-run", "--json", "--explain")
+    found = irc(*words, "--quantize", table, "--group", "60", "--exclude", "*.v_proj").json
+    (row,) = [row for row in found["passes"] if row["pass"].startswith("quantize")]
+    assert row["pass"] == (f'quantize{{exclude=["*.v_proj"], group=60, table="{table}"}}')
+    assert row["did"].startswith("products: 13")  # six of each of two layers, and the head
+    assert any("exclude" in note for note in row["notes"])
+    plain = irc(*words).json
+    assert not any(row["pass"].startswith("quantize") for row in plain["passes"])
+    assert found["weight_bytes"] < 0.5 * plain["weight_bytes"]
+    every = irc(*words, "--quantize", "w8a16", "--exclude", "").json
+    assert any("exclude=[]" in row["pass"] for row in every["passes"])
+
+
+def test_a_table_in_python(folder: Path, tmp_path: Path) -> None:
+    table = {"*.mlp.*": {"scheme": "w4a16", "group": 60}, "*": None}
+    artifact = api.compile(folder, tmp_path / "out", quantize=table)
+    kinds = {name: w.type.dtype for name, w in artifact.module.weights.items()}
+    assert kinds["model.layers.0.mlp.up_proj.weight"] == "i4"
+    assert kinds["model.layers.0.self_attn.q_proj.weight"] == "f32"
+
+
+def test_forecast_and_show(folder: Path, tmp_path: Path) -> None:
+    """Weights take less memory, and dequantizing them next to a product takes no kernel."""
+    words = ("forecast", folder, "--json", "--mesh", "tp=2")
+    plain, quantized = irc(*words).json, irc(*words, "--quantize", "w4a16").json
+    sizes = [each["phases"][0]["memory"][0]["weights"] for each in (plain, quantized)]
+    assert sizes[1] < 0.6 * sizes[0]
+    out = tmp_path / "out"
+    assert irc("compile", folder, "-o", out, "--quantize", "nvfp4", "--dry-run").status in (0, 1)
+    assert irc("compile", folder, "-o", out, "--quantize", "w4a16").status == 0
+    assert "quantized(@ckpt[" in irc("show", out).out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--group", "64"), "--group has no effect without --quantize SCHEME"),
+        (("--exclude", "*"), "--exclude has no effect without --quantize SCHEME"),
+        (("--calibration", "x"), "--calibration has no effect without --quantize SCHEME"),
+        (("--quantize", "w3"), "no quantization scheme 'w3'; known are w8a16, w4a16"),
+        (("--kv-cache", "int8"), "a cache in int8 needs statistics"),
+        (("--quantize", "int8_sq"), "w8a8_sq_per_channel needs statistics"),
+        (("--quantize", "fp8", "--pipeline", "cse"), "--pipeline names the passes, so --quantize"),
+        (("--quantize", "mxfp4"), "blocks of 32, which mxfp4 requires, do not divide 120"),
+        (("--quantize", "none.json"), "cannot read the table of schemes none.json"),
+        (("--quantize", "auto"), 'scheme "auto" and a budget such as "4.5 bits" belong together'),
+    ],
+)
+def test_refusals(folder: Path, words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    found = irc("compile", folder, "-o", tmp_path / "out", *words)
+    assert found.status == 1 and message in found.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_scheme_that_the_target_cannot_run(folder: Path) -> None:
+    words = ("compile", folder, "--dry-run", "--dtype", "bf16", "--backend", "tensorrt-rtx")
+    found = irc(*words, "--quantize", "w4a16_asym")
+    assert found.status == 1 and "u4, which TensorRT does not have" in found.err
+    assert "schemes that tensorrt-rtx can run: w8a16, w4a16" in found.err
+    assert len(found.reports) < 6, "layers alike are counted, not listed"
+
+
+def test_an_artifact_is_not_quantized_again(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert irc("compile", folder, "-o", out, "--mesh", "tp=2", "--quantize", "w8a16").status == 0
+    found = irc("compile", out, "-o", tmp_path / "again", "--quantize", "w4a16")
+    assert found.status == 1 and "the module is sharded already" in found.err
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"quantize": 8}, "quantize is 8; give the name of a scheme"),
+        ({"quantize": "w8a16", "exclude": "*.mlp"}, "exclude is .*give a list of globs"),
+        ({"quantize": "w8a16", "include": [3]}, "an entry of include is 3; give a glob"),
+        ({"quantize": "w8a16", "group": "64"}, "group is '64'; give a number of inputs"),
+    ],
+)
+def test_wrong_types(folder: Path, option: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(api.Error, match=message):
+        api.compile(folder, tmp_path / "out", **option)
