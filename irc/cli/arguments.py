@@ -239,13 +239,15 @@ def add_quantization(parser: argparse.ArgumentParser) -> None:
     add("--kv-cache", metavar="KIND", default="", help="keep KV caches in int8 or fp8")
     what = "statistics of irc calibrate, or the data for them: .txt, .npz or a folder of such"
     add("--calibration", metavar="PATH", default="", help=what)
+    what = "range of a static scale: min-max, percentile[:99.9], entropy or mse (default: mse)"
+    add("--observer", metavar="NAME", default="", help=what)
     add("--budget", metavar="TEXT", default="", help='for auto: "4.5 bits" per weight, or "30 dB"')
 
 
 def quantization_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of `add_quantization` that have values."""
-    names = ("quantize", "group", "include", "exclude", "kv_cache", "calibration", "budget")
-    found = {name: getattr(args, name) for name in names}
+    texts = ("quantize", "kv_cache", "calibration", "observer", "budget")
+    found = {name: getattr(args, name) for name in (*texts, "group", "include", "exclude")}
     if found["exclude"] is not None:
         found["exclude"] = [glob for glob in found["exclude"] if glob]
     return {name: value for name, value in found.items() if value not in ("", 0, None)}

@@ -10,7 +10,7 @@ from .arguments import add_json, add_script, disjoint, ranges, script_options, w
 from .console import Progress, print_json
 
 EXAMPLES = """
-  irc calibrate examples/tiny_llama --data text.txt -o build/calibration
+  irc calibrate examples/outlier_llama --data text.txt -o build/calibration
   irc calibrate Meta-Llama-3-8B --data texts/ -o build/calibration --gram --batches 64
   irc calibrate model.onnx --data inputs.npz -o build/calibration --batch-size 32
   irc compile Meta-Llama-3-8B -o build/llama --quantize fp8 --calibration build/calibration

@@ -22,8 +22,8 @@ class Options(TypedDict, total=False):
 
     `mesh`: axes of ranks, as in "tp=2" or {"tp": 2}; `plan`, `sequence`, `embedding`, `outside` and
     `next_tokens` shard a module over them, see `Parallel`. `quantize`, `group`, `include`,
-    `exclude`, `kv_cache`, `calibration` and `budget` quantize it, see `Quantization`; with
-    `weight_errors` the report has the error of every weight. `backend`: by default that of an
+    `exclude`, `kv_cache`, `calibration`, `observer` and `budget` quantize it, see `Quantization`;
+    with `weight_errors` the report has the error of every weight. `backend`: by default that of an
     artifact, else "onnx". `checkpoint`: the folder of a script's weights. `pipeline`: the passes as
     text, by default those of the backend. `dtype`: f32, f16 or bf16. `settings`: keyword arguments
     of a script's factory. `engine`: options of TensorRT engines, see `EngineOptions` in
@@ -45,6 +45,7 @@ class Options(TypedDict, total=False):
     exclude: Sequence[str] | None
     kv_cache: str
     calibration: PathLike
+    observer: str
     budget: str
     weight_errors: bool
     backend: str

@@ -13,6 +13,7 @@ from ..argument_checks import check_kind, check_path
 from ..errors import Error
 from ..ir.core import Module
 from ..pipeline import run_pipeline
+from ..quantization.ranges import check_observer
 from ..quantization.sites import FLOATS
 from ..quantization.statistics import is_calibrated
 from ..text.parser import parse_module
@@ -40,7 +41,8 @@ class Quantization:
     `quantize`: the name of a scheme, auto, a JSON file of scopes and schemes, or a mapping of them.
     `group`: inputs that share a scale, 0 for the scheme's number. `include`, `exclude`: globs on
     scopes. `kv_cache`: int8 or fp8. `calibration`: a folder of `irc calibrate`, or data for it.
-    `budget`: of auto, such as "4.5 bits".
+    `observer`: how its statistics give the ranges of static scales: min-max, percentile,
+    percentile:99.9, entropy or mse. `budget`: of auto, such as "4.5 bits".
     """
 
     quantize: str | os.PathLike[str] | Mapping[str, Any] = ""
@@ -49,6 +51,7 @@ class Quantization:
     exclude: Sequence[str] | None = None
     kv_cache: str = ""
     calibration: str | os.PathLike[str] = ""
+    observer: str = "mse"
     budget: str = ""
 
     @classmethod
@@ -66,6 +69,8 @@ class Quantization:
         check_kind("kv_cache", found.kv_cache, str, "int8 or fp8")
         check_kind("budget", found.budget, str, 'bits per weight or decibels, such as "4.5 bits"')
         check_path("calibration", found.calibration)
+        check_kind("observer", found.observer, str, "min-max, percentile, entropy or mse")
+        check_observer(found.observer)
         if not (found.quantize or found.kv_cache):
             found._check_unused()
         return found
@@ -150,6 +155,7 @@ class Quantization:
             group=self.group,
             kv=self.kv_cache,
             calibration=str(Path(self.calibration)) if self.calibration else "",
+            observer=self.observer,
             budget=self.budget,
             **({"plan": plan} if plan else {}),
         )

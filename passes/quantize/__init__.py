@@ -47,7 +47,7 @@ class QuantizeModule(Pass):
     calibration: str = ""
     table: str = ""
     budget: str = ""
-    observer: str = "min-max"
+    observer: str = "mse"
     plan: str = "megatron"
 
     def run(self, module: Module, stats: Stats) -> None:

@@ -30,7 +30,7 @@ class Context:
     module: Module
     stats: Stats
     calibration: str = ""
-    observer: str = "min-max"
+    observer: str = "mse"
     budget: str = ""
 
     @cached_property

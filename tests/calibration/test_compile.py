@@ -35,7 +35,7 @@ def test_the_data_is_run_beside_the_artifact(
     two: tuple[Path, Path, np.ndarray], tmp_path: Path
 ) -> None:
     module, data, x = two
-    options: dict[str, Any] = {"quantize": "fp8", "calibration": data}
+    options: dict[str, Any] = {"quantize": "fp8", "calibration": data, "observer": "min-max"}
     artifact = irc.compile(module, tmp_path / "out", **options)
     statistics = Statistics(tmp_path / "out.calibration")
     assert not statistics.facts.gram
@@ -50,6 +50,10 @@ def test_the_data_is_run_beside_the_artifact(
     options["calibration"] = tmp_path / "out.calibration"
     again = irc.compile(module, tmp_path / "other", **options)
     assert static_scales(again.module) == scales
+    del options["observer"]
+    best = [statistics.scale_range(s, "mse", "f8e4m3") / 448 for s in ("a", "b")]
+    least = irc.compile(module, tmp_path / "other", **options)
+    assert static_scales(least.module) == pytest.approx(best)
     assert not (tmp_path / "other.calibration").exists()
 
 
@@ -82,6 +86,8 @@ def test_the_command_and_its_refusals(two: tuple[Path, Path, np.ndarray], tmp_pa
     assert Statistics(tmp_path / "out.calibration").sites() == ["a", "b"]
     works(*words, tmp_path / "out.calibration", "--dry-run")
     assert "run into DIR.calibration; give -o DIR" in refused(*words, data, "--dry-run")
+    message = refused(*words, data, "--observer", "kl", "--dry-run")
+    assert "no observer called 'kl'; there are min-max, percentile" in message
     assert "there is no" in refused(*words, tmp_path / "none.npz", "-o", tmp_path / "new")
     other = TWO.replace("@a.weight", "@c.weight").replace("@two", "@other")
     with pytest.raises(Error, match=r"no statistics of c.*made from another model, two: calibrate"):
