@@ -190,3 +190,22 @@ def nvfp4(rng: Any, n: int, k: int, library: str, inputs: bool = True) -> Packed
         return rounded(apart, np.where(found == 0, 1, found) * level, F4, 6).reshape(x.shape)
 
     return Packed(arrays, weight, quantized if inputs else lambda x: x)
+
+
+def mx(rng: Any, n: int, k: int, kind: Any) -> Packed:
+    """MXFP4 and MXFP8 of compressed-tensors: exponents plus 127 as bytes, per 32 (OCP MX 1.0)."""
+    codes = (rng.standard_normal((n, k)) * 3).astype(np.float32).astype(kind)
+    powers = rng.integers(120, 126, (n, k // 32)).astype(np.uint8)
+    weight = codes.astype(np.float32) * np.repeat(2.0 ** (powers.astype(np.float32) - 127), 32, 1)
+    halves = codes.view(np.uint8) & 15
+    packed = {"weight_packed": halves[:, ::2] | halves[:, 1::2] << 4}
+    largest, most = (6, 2) if kind is F4 else (448, 8)
+
+    def inputs(x: Array) -> Array:
+        apart = x.reshape(*x.shape[:-1], -1, 32)
+        exponent = np.floor(np.log2(np.abs(apart).max(-1, keepdims=True))) - most
+        return rounded(apart, np.exp2(exponent), kind, largest).reshape(x.shape)
+
+    return Packed(
+        (packed if kind is F4 else {"weight": codes}) | {"weight_scale": powers}, weight, inputs
+    )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from irc.frontends.module import Module
 
 from ..models.golden import write_safetensors
 from .packed_layers import (
+    F4,
     F8,
     Packed,
     awq,
@@ -22,6 +24,7 @@ from .packed_layers import (
     float8,
     gptq,
     int_quantized,
+    mx,
     nvfp4,
     pack_quantized,
     static8,
@@ -47,6 +50,8 @@ TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "sy
 TENSOR = TOKEN | {"strategy": "tensor", "dynamic": False}
 FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
 FP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+MX = {"type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+MX_INPUTS = MX | {"dynamic": True}
 
 # name -> (quantization_config, packer); N and K must fit the groups and words of the layout
 CASES: dict[str, tuple[dict[str, Any], Packer]] = {
@@ -89,6 +94,12 @@ CASES: dict[str, tuple[dict[str, Any], Packer]] = {
         lambda r, n, k: nvfp4(r, n, k, "compressed-tensors"),
     ),
     "ct-nvfp4a16": (group(**FP4), lambda r, n, k: nvfp4(r, n, k, "compressed-tensors", False)),
+    "mxfp4": (group(**MX, num_bits=4, inputs=MX_INPUTS | {"num_bits": 4}), partial(mx, kind=F4)),
+    "mxfp8": (group(**MX, num_bits=8, inputs=MX_INPUTS | {"num_bits": 8}), partial(mx, kind=F8)),
+    "modelopt-token": (
+        MODELOPT | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+        lambda r, n, k: float8(r, n, k, "weight_scale", (1, k), inputs=by_token(F8, 448)),
+    ),
     "modelopt-fp8": (MODELOPT, static8),
     "modelopt-nvfp4": (
         MODELOPT | {"quant_algo": "NVFP4"},

@@ -37,7 +37,7 @@ def check(module: irc.Module, packed: Packed) -> None:
     assert str(irc.parse(str(module))) == str(module)
 
 
-@pytest.mark.parametrize("shape", [(24, 32), (40, 48)])
+@pytest.mark.parametrize("shape", [(24, 32), (40, 96)])
 @pytest.mark.parametrize("name", CASES)
 def test_a_layer(name: str, shape: tuple[int, int], tmp_path: Path) -> None:
     config, packer = CASES[name]
@@ -155,6 +155,11 @@ def test_refused_tensors(tmp_path: Path) -> None:
         with pytest.raises(irc.Error, match=message):
             bound(tmp_path / "m", GPTQ, changed(packed, **tensors))
     static = static8(fresh(), 24, 32)
+    turned = changed(static, weight=np.ascontiguousarray(static.tensors["weight"].T))
+    with pytest.raises(
+        irc.Error, match=r"f8e4m3\[32, 24\]; expected the bytes of f8e4m3\[24, 32\]"
+    ):
+        bound(tmp_path / "m", MODELOPT, turned)
     for value in (0.0, -1.0, np.inf, np.nan):
         scale = np.array(value, np.float32)
         with pytest.raises(irc.Error, match="a scale is positive and finite"):

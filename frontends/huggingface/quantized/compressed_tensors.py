@@ -9,6 +9,7 @@ rows; int-quantized and float-quantized have `weight` i8 or f8e4m3; nvfp4-pack-q
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ....errors import Error
@@ -16,7 +17,7 @@ from ....quantization.activations import Activation
 from ....weights import ReciprocalRef
 from ...models.config_reader import ConfigReader
 from .method import Method, names
-from .parts import Layer, Part, Sizes, Tensors
+from .parts import Layer, Sizes, Tensors
 from .scales import take_scales
 
 _FORMATS = (
@@ -55,6 +56,8 @@ class CompressedTensors(Method):
         if group.inner("output_activations"):
             raise group.error("output_activations", "irc does not quantize outputs of layers")
         weights = ConfigReader(group.inner("weights"), f"{name}: weights")
+        unread = ("weight_shape", "weight_zero_point", "input_zero_point")  # where symmetric
+        tensors.used.update(f"{name}.{each}" for each in unread)
         activation = _activation(name, tensors, group.inner("input_activations"))
         if f"{name}.weight_packed" not in tensors:
             return _plain(name, tensors, shape, weights, activation)
@@ -79,17 +82,11 @@ def _plain(
     """Codes of eight bits under the name of the weight."""
     kind = "i8" if args.word("type", "int") == "int" else "f8e4m3"
     codes = tensors.view(f"{name}.weight", kind, shape)
-    zeros = None
-    if args.word("strategy", "") == "block":
-        block = tuple(map(int, args.numbers("block_structure")))
-        scales = take_scales(tensors, f"{name}.weight_scale", shape, block)
+    block = tuple(map(int, args.numbers("block_structure"))) or None
+    scales = take_scales(tensors, f"{name}.weight_scale", shape, block)
+    if args.flag("symmetric", True):
         return Layer(codes, scales, activation=activation)
-    is_power = tensors.info(f"{name}.weight_scale").dtype in ("u8", "f8e8m0")
-    dtype = "f8e8m0" if is_power else ""
-    scales = take_scales(tensors, f"{name}.weight_scale", shape, dtype=dtype)
-    key = f"{name}.weight_zero_point"
-    if key in tensors and not args.flag("symmetric", True):
-        zeros = tensors.view(key, kind, scales.shape)
+    zeros = tensors.view(f"{name}.weight_zero_point", kind, scales.shape)
     return Layer(codes, scales, zeros, activation=activation)
 
 
@@ -108,7 +105,6 @@ def _words(
         codes = tensors.words(key, "columns", kind, shape)
     else:
         codes = tensors.view(key, kind, shape)
-    tensors.used.add(f"{name}.weight_shape")
     scales = take_scales(tensors, f"{name}.weight_scale", shape)
     if symmetric:
         return Layer(codes, scales, activation=activation)
@@ -119,13 +115,10 @@ def _words(
 def _floats(name: str, tensors: Tensors, shape: Sizes, activation: Activation | None) -> Layer:
     """Codes of four bits in bytes, with scales of one level (MXFP4) or two (NVFP4)."""
     codes = tensors.view(f"{name}.weight_packed", "f4e2m1", shape)
-    key = f"{name}.weight_global_scale"
-    if key not in tensors:
-        scales = take_scales(tensors, f"{name}.weight_scale", shape, dtype="f8e8m0")
-        return Layer(codes, scales, activation=activation)
-    scales = take_scales(tensors, f"{name}.weight_scale", shape, dtype="f8e4m3")
-    divisor = tensors.view(key, "f32", (1, 1))
-    whole = Part(ReciprocalRef(divisor.ref), "f32", (1, 1))
+    scales, whole = take_scales(tensors, f"{name}.weight_scale", shape), None
+    if f"{name}.weight_global_scale" in tensors:
+        divisor = tensors.view(f"{name}.weight_global_scale", "f32", (1, 1))
+        whole = replace(divisor, ref=ReciprocalRef(divisor.ref))
     return Layer(codes, scales, tensor_scale=whole, activation=activation)
 
 

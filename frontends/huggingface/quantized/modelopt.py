@@ -51,7 +51,7 @@ class ModelOpt(Method):
 def _nvfp4(name: str, tensors: Tensors, shape: Sizes, inputs: bool) -> Layer:
     """Codes of four bits with scales of two levels, which multiply."""
     codes = tensors.view(f"{name}.weight", "f4e2m1", shape)
-    scales = take_scales(tensors, f"{name}.weight_scale", shape, dtype="f8e4m3")
+    scales = take_scales(tensors, f"{name}.weight_scale", shape)
     whole = tensors.view(f"{name}.weight_scale_2", "f32", (1, 1))
     activation = None
     if inputs:

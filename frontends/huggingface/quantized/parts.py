@@ -126,12 +126,14 @@ class Tensors:
         return Part(FileRef(self._file(key), key), found.dtype, found.shape)
 
     def view(self, key: str, dtype: str, shape: Sizes) -> Part:
-        """The bytes of a tensor as another type."""
-        found, wanted = self.info(key), TensorType(dtype, shape)
+        """The bytes of a tensor as another type, also with other dimensions of size 1."""
+        found = self.info(key)
         if (found.dtype, found.shape) == (dtype, shape):
             return self.take(key, dtype)
-        if found.nbytes != dtype_called(dtype).nbytes(prod(shape)):
-            raise Error(f"{key} is {_shown(found)}; expected the bytes of {wanted}")
+        outer, wanted = ([n for n in sizes if n != 1][:-1] for sizes in (found.shape, shape))
+        if found.nbytes != dtype_called(dtype).nbytes(prod(shape)) or outer != wanted:
+            type = TensorType(dtype, shape)
+            raise Error(f"{key} is {_shown(found)}; expected the bytes of {type}")
         return Part(BytesRef(self._file(key), found.offset, dtype, shape), dtype, shape)
 
     def number(self, key: str) -> float:

@@ -5,22 +5,21 @@ from __future__ import annotations
 from math import gcd, prod
 
 from ....errors import Error
+from ....ops.quant import SCALES
 from ....weights import RepeatedRef
-from .parts import FLOATS, Part, Sizes, Tensors
+from .parts import Part, Sizes, Tensors
 
 
-def take_scales(
-    tensors: Tensors, key: str, shape: Sizes, block: Sizes | None = None, dtype: str = ""
-) -> Part:
+def take_scales(tensors: Tensors, key: str, shape: Sizes, block: Sizes | None = None) -> Part:
     """The scales `key` of codes [N, K]: of the tensor, of its rows, or of blocks.
 
     `block` is the size of a block, which need not divide the codes; without it the scales are one,
-    one per row, or groups that divide a row. `dtype` is how the bytes are read.
+    one per row, or groups that divide a row. Scales in bytes are powers of two.
     """
     found = tensors.info(key)
-    kind = dtype or found.dtype
-    if kind not in (*FLOATS, dtype):
-        raise Error(f"{key} has scales of {found.dtype}; expected {', '.join(FLOATS)}")
+    kind = "f8e8m0" if found.dtype == "u8" else found.dtype
+    if kind not in SCALES:
+        raise Error(f"{key} has scales of {found.dtype}; expected {', '.join(SCALES)}")
     count, rows = prod(found.shape), shape[0]
     if count == 1:
         return tensors.view(key, kind, (1, 1))
@@ -28,8 +27,7 @@ def take_scales(
         blocks = tuple(-(-size // each) for size, each in zip(shape, block, strict=True))
         return spread(tensors.view(key, kind, blocks), shape, block)
     if count % rows or shape[1] % (count // rows):
-        shown = f"{found.dtype}[{', '.join(map(str, found.shape))}]"
-        raise Error(f"{key} is {shown}, which does not divide a weight {list(shape)} into blocks")
+        raise Error(f"{key} has {count} scales, which do not divide {[*shape]} into blocks")
     return tensors.view(key, kind, (rows, count // rows))
 
 
