@@ -16,9 +16,9 @@ from irc.frontends.onnx.rules import MICROSOFT, Made, Rule, made_by, reads
 from irc.frontends.onnx.tensors import DTYPES
 from irc.ir.core import Op
 from irc.ir.dtypes import dtype as dtype_called
-from irc.ir.dtypes import is_float, numpy_dtype
+from irc.ir.dtypes import is_float, largest, numpy_dtype
 
-_LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0}  # what saturating casts stop at
+_SATURATED = ("f8e4m3", "f8e5m2", "f4e2m1")
 _VARIADIC: dict[str, type[Op]] = {
     "Min": ops.Minimum,
     "Max": ops.Maximum,
@@ -163,8 +163,8 @@ def _converted(b: Builder, node: Node, target: str) -> Made:
         return x
     if x.data is not None and x.data.inline is None and _keeps_values(x.dtype, target):
         return b.entry(b.tensor(x.data, target))
-    if target in _LARGEST and node.integer("saturate", 1) and is_float(x.dtype):
-        top = _LARGEST[target]
+    if target in _SATURATED and node.integer("saturate", 1) and is_float(x.dtype):
+        top = largest(target)
         x = b.op(ops.Clip, x, low=-top, high=top)
     return b.cast(x, target)
 

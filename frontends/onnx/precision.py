@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
 
-import ml_dtypes
-
 from irc import ops
 from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Value, Weight
-from irc.ir.dtypes import is_float, numpy_dtype
+from irc.ir.dtypes import is_float, largest
 from irc.weights import Cast
 
 _LARGE = 1 << 16  # elements of a weight; the tables of frequencies are smaller
@@ -110,7 +108,7 @@ def _named(weight: Weight, module: Module) -> Weight:
 
 def _finite(op: Op, dtype: str) -> dict[str, Any]:
     """The numbers among the attributes of an operation: finite ones stay finite in a dtype."""
-    most = float(cast("Any", ml_dtypes.finfo(numpy_dtype(dtype))).max)
+    most = largest(dtype)
 
     def limited(number: Any) -> Any:
         return min(max(number, -most), most) if math.isfinite(number) else number

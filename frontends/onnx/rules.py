@@ -82,10 +82,9 @@ def refusal(node: Node, table: Table = TABLE) -> str | None:
     return reading.refuses(node) if reading.refuses is not None else None
 
 
-_QUANTIZED = "; quantize weights only, for DequantizeLinear, and leave activations floats"
+_QUANTIZED = "; quantize in the form of QuantizeLinear and DequantizeLinear (QDQ)"
 _HINTS = dict.fromkeys(
-    ["QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QLinearMatMul", "MatMulNBits"],
-    _QUANTIZED,
+    ["DynamicQuantizeLinear", "MatMulInteger", "QLinearMatMul", "MatMulNBits"], _QUANTIZED
 )
 
 

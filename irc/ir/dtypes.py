@@ -94,6 +94,13 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
     return dtype(name).numpy
 
 
+def largest(name: str) -> float:
+    """The largest finite number of `name`; of integers no number is larger."""
+    kind = dtype(name)
+    finfo: Any = ml_dtypes.finfo
+    return float(finfo(kind.numpy).max) if kind.is_float else 2.0**kind.bits
+
+
 def dtype_of(array: np.ndarray) -> str:
     """The name of a numpy array's element type."""
     found = _BY_NUMPY.get(array.dtype)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..ir.core import Op
 from ..ir.declare import Operand, operation
-from ..ir.dtypes import dtype, numpy_dtype
+from ..ir.dtypes import dtype, is_float, largest, numpy_dtype
 from ..ir.facts import Bound
 from ..ir.types import TensorType
 from .elementwise import Binary, Check, Unary
@@ -132,8 +132,9 @@ class Cast(Op):
         return TensorType(self.dtype, self.x.type.shape)
 
     def bound(self, result: int) -> Bound:
-        """A narrower float may overflow."""
-        return "operands" if dtype(self.dtype).bits >= dtype(self.x.type.dtype).bits else "no"
+        """A float with smaller numbers than the operand's may overflow."""
+        fits = largest(self.dtype) >= largest(self.x.type.dtype) or not is_float(self.dtype)
+        return "operands" if fits else "no"
 
     @np.errstate(all="ignore")
     def evaluate(self, x: Any) -> Any:

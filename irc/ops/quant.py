@@ -12,7 +12,7 @@ from ..ir.core import Module, Op, Value, Weight
 from ..ir.declare import Operand, OptionalOperand, operation, operation_base, optional
 from ..ir.dims import Dim, DimLike, Shape, exact_divide
 from ..ir.dtypes import dtype as dtype_called
-from ..ir.dtypes import is_float, numpy_dtype
+from ..ir.dtypes import is_float, largest, numpy_dtype
 from ..ir.mesh import Mesh
 from ..ir.types import Axes, TensorType
 from .control import Full
@@ -23,11 +23,14 @@ from .reduce import ReduceMax
 from .shape import Reshape
 from .shapes import dim_names, rule_text, shape_text
 
-QUANTIZED = ("i4", "u4", "i8", "u8", "f8e4m3", "f8e5m2", "f4e2m1")
+FLOAT_CODES = ("f8e4m3", "f8e5m2", "f4e2m1")
+QUANTIZED = ("i4", "u4", "i8", "u8", *FLOAT_CODES)
 FLOATS = ("f32", "f16", "bf16")
 SCALES = (*FLOATS, "f8e8m0", "f8e4m3")
-# The largest code of each format that symmetric scales map the largest number to.
-LARGEST = {"i4": 7.0, "i8": 127.0, "f8e4m3": 448.0, "f8e5m2": 57344.0, "f4e2m1": 6.0}
+# The code that symmetric scales map the largest number to.
+LARGEST = {"i4": 7.0, "i8": 127.0} | {
+    name: largest(name) for name in ("f8e4m3", "f8e5m2", "f4e2m1")
+}
 
 
 def block_sizes(shape: Shape, scales: Shape) -> tuple[DimLike | None, ...]:

@@ -1,4 +1,4 @@
-"""DequantizeLinear of other tools' files, against what ONNX Runtime makes of them."""
+"""QuantizeLinear and DequantizeLinear of other tools' files, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ KINDS = {
     "i4": (ml_dtypes.int4, -8, 8),
     "u4": (ml_dtypes.uint4, 0, 16),
 }
+
+ONNX_KINDS = {"f8e4m3": TensorProto.FLOAT8E4M3FN, "f8e5m2": TensorProto.FLOAT8E5M2}
 
 
 def drawn(kind: str, shape: tuple[int, ...], least: int = -128) -> np.ndarray[Any, Any]:
@@ -119,10 +121,37 @@ def with_other_zeros() -> Any:
     return made
 
 
-def with_quantized_activations() -> Any:
+@pytest.mark.parametrize("kind", [*KINDS, "f8e4m3", "f8e5m2"])
+@pytest.mark.parametrize(
+    ("scales", "words"), [((), {}), ((6,), {"axis": 0}), ((6, 4), {"axis": 1, "block_size": 3})]
+)
+def test_quantized_activations(
+    kind: str, scales: tuple[int, ...], words: dict[str, Any], tmp_path: Path
+) -> None:
+    """Codes, and the numbers that they stand for, as ONNX Runtime has them."""
+    scale = 2.0 ** fresh(4).integers(-3, 3, scales).astype(np.float32)
+    zero = drawn(kind, scales, 1) if kind in KINDS else None
+    stored = {"s": scale} if zero is None else {"s": scale, "z": zero}
+    more: Any = {"output_dtype": ONNX_KINDS[kind]} if zero is None else {}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", *stored], ["q"], **words, **more),
+        helper.make_node("DequantizeLinear", ["q", *stored], ["y"], **words),
+    ]
+    path = saved(model(nodes, {"x": ("f32", (6, 12))}, ["y"], stored), tmp_path)
+    x = (fresh(5).standard_normal((6, 12)) * 30).astype(np.float32)
+    module = import_onnx(path)
+    assert [op.attributes["dtype"] for op in module.ops() if op.opname == "quantize"] == [kind]
+    wanted: Any = as_written(path).run(None, {"x": x})[0]
+    np.testing.assert_array_equal(evaluate(module, {"x": x})["y"], wanted)
+    if kind in ("i4", "u4"):  # ONNX Runtime has no values of four bits
+        return
+    artifact = irc.compile(path, tmp_path / "out")
+    np.testing.assert_array_equal(artifact.run({"x": x})["y"], wanted)
+
+
+def with_words(kind: str, *inputs: str, **words: Any) -> Any:
     made = product("i8", (12, 10), (), None)
-    made.graph.node.append(helper.make_node("QuantizeLinear", ["y", "s", "q0"], ["q"]))
-    made.graph.initializer.append(numpy_helper.from_array(np.zeros((), np.int8), "q0"))
+    made.graph.node.append(helper.make_node(kind, ["y", *inputs], ["q"], **words))
     made.graph.output[0].name = "q"
     return made
 
@@ -131,7 +160,12 @@ def with_quantized_activations() -> Any:
     ("make", "message"),
     [
         (with_other_zeros, "zero points"),
-        (with_quantized_activations, "no operation for it; quantize weights only"),
+        (lambda: with_words("MatMulInteger", "x"), "no operation for it; quantize in the form"),
+        (
+            lambda: with_words("QuantizeLinear", "s", output_dtype=TensorProto.INT16),
+            "makes i16; there is i4, u4",
+        ),
+        (lambda: with_words("QuantizeLinear", "s", saturate=0), "saturate=0 is not supported"),
         (
             lambda: product("i8", (10, 4), (4, 4), None, axis=0, block_size=3),
             "blocks must divide the axis",

@@ -13,7 +13,7 @@ from irc.ir.declare import REGISTRY, operation
 from irc.ir.dtypes import numpy_dtype
 from irc.ir.facts import facts_text
 from irc.ir.sharding import operand_words, parse_rule, result_words
-from irc.ops import Exp, Pad, Relu, Reshape
+from irc.ops import Cast, Exp, Pad, Relu, Reshape
 from tests.cli.runner import works
 from tests.ops.example import Example, inputs_of, module_of
 from tests.ops.example import operation as operation_of
@@ -148,6 +148,12 @@ def test_facts_of_attributes() -> None:
     x = value("f32[2]")
     assert Pad(x, before=(1,), after=(0,)).bound(0) == "operands"
     assert Pad(x, before=(1,), after=(0,), value=np.inf).bound(0) == "no"
+    for source, target, bound in (
+        *(("f32", "f64", "operands"), ("f32", "f16", "no"), ("bf16", "f16", "no")),
+        *(("f16", "bf16", "operands"), ("i64", "f16", "no"), ("i32", "f32", "operands")),
+        *(("f8e8m0", "f8e5m2", "no"), ("f32", "i8", "operands")),
+    ):
+        assert Cast(value(f"{source}[2]"), dtype=target).bound(0) == bound, (source, target)
 
 
 def test_facts_are_checked_and_shown() -> None:
