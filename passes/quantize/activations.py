@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from irc.ir.core import Op, Value
-from irc.ops import Dequantize, DynamicScale, Full, Quantize
+from irc.ir.core import Op
+from irc.quantization.activations import FakeQuantize
 from irc.quantization.formats import FORMATS, Format
 
-from ..shared.edit import insert_before
 from .algorithms import Array, Context
 from .assignment import Assignment
 
@@ -51,7 +49,7 @@ def quantize_input(
     first = min((each.site.op for each in group), key=_order)
     x = first.operands[0]
     limit = _limit(group, activation, factors, context)
-    new = _rounded(x, activation, limit, first)
+    new = _rounding(activation, limit).apply(x, first)
     for each in group:
         op = each.site.op
         op.set_operands((new, *op.operands[1:]))
@@ -76,39 +74,18 @@ def _limit(
     return statistics.scale_range(name, context.observer, activation.format.codes)
 
 
-def _rounded(x: Value, activation: Activation, limit: float | None, before: Op) -> Value:
-    """The value x, rounded to what codes and scales represent."""
+def _rounding(activation: Activation, limit: float | None) -> FakeQuantize:
+    """The rounding of values up to a limit."""
     format = activation.format
-    codes: Any = format.codes
-    kind: Any = x.type.dtype
     if activation.static:
-        scale = constant_scale(_scale(limit, format.largest), x.type.ndim, before)
-    else:
-        scale = _dynamic(x, activation, limit, before)
-    quantized = insert_before(Quantize(x, scale, dtype=codes), before)
-    found = insert_before(Dequantize(quantized, scale, dtype=kind), before)
-    found.result.name = f"{x.name}_{format.name}" if x.name else None
-    return found.result
-
-
-def _dynamic(x: Value, activation: Activation, limit: float | None, before: Op) -> Value:
-    """Scales that are computed from x."""
-    format = activation.format
-    block = activation.block
-    options: Any = {"dtype": format.codes, "block": block, "scale": format.scales or "f32"}
-    if not format.tensor_scale:
-        return insert_before(DynamicScale(x, **options), before).result
-    largest = format.largest * FORMATS["fp8"].largest
-    tensor_scale = constant_scale(_scale(limit, largest), x.type.ndim, before)
-    scale = insert_before(DynamicScale(x, tensor_scale=tensor_scale, **options), before)
-    return insert_before(Dequantize(scale, tensor_scale, dtype="f32"), before).result
+        return FakeQuantize(format.codes, _scale(limit, format.largest))
+    whole = None
+    if format.tensor_scale:
+        whole = _scale(limit, format.largest * FORMATS["fp8"].largest)
+    scales = format.scales or "f32"
+    return FakeQuantize(format.codes, block=activation.block, scales=scales, tensor_scale=whole)
 
 
 def _scale(limit: float | None, largest: float) -> float:
     """The scale that maps a limit to the largest code; 1 where the limit is 0 or not known."""
     return limit / largest if limit else 1.0
-
-
-def constant_scale(value: float, ndim: int, before: Op) -> Value:
-    """One scale for a complete tensor."""
-    return insert_before(Full(value=value, shape=(1,) * ndim, dtype="f32"), before).result

@@ -6,12 +6,12 @@ from typing import Any
 
 from irc.errors import Error, did_you_mean
 from irc.ops import CacheUpdate, Dequantize, Quantize
+from irc.quantization.activations import constant
 from irc.quantization.formats import FORMATS
 from irc.quantization.sites import CacheSite, find_caches
 from irc.rewrite import permit
 
 from ..shared.edit import insert_before, retype
-from .activations import constant_scale
 from .algorithms import Context
 
 KINDS = ("int8", "fp8")
@@ -45,7 +45,7 @@ def _quantize(site: CacheSite, kind: str, scale: float) -> None:
     codes: Any = FORMATS[kind].codes
     cache = op.cache
     float_type = cache.type.dtype
-    written = constant_scale(scale, op.new.type.ndim, op)
+    written = constant(scale, op.new.type.ndim, op)
     new = insert_before(Quantize(op.new, written, dtype=codes), op)
     cache.type = cache.type.replace(dtype=codes)
     op.set_operands((cache, new.result, *op.operands[2:]))
@@ -60,7 +60,7 @@ def _read(op: CacheUpdate, scale: float, float_type: str) -> None:
         return
     behind = op.next
     assert behind is not None
-    scales = constant_scale(scale, op.result.type.ndim, behind)
+    scales = constant(scale, op.result.type.ndim, behind)
     kind: Any = float_type
     read = insert_before(Dequantize(op.result, scales, dtype=kind), behind).result
     for user in users:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ....errors import Error
-from ....quantization.activations import Activation
+from ....quantization.activations import FakeQuantize
 from ....weights import ReciprocalRef
 from ...models.config_reader import ConfigReader
 from .method import Method, names
@@ -77,7 +77,7 @@ class CompressedTensors(Method):
 
 
 def _plain(
-    name: str, tensors: Tensors, shape: Sizes, args: ConfigReader, activation: Activation | None
+    name: str, tensors: Tensors, shape: Sizes, args: ConfigReader, activation: FakeQuantize | None
 ) -> Layer:
     """Codes of eight bits under the name of the weight."""
     kind = "i8" if args.word("type", "int") == "int" else "f8e4m3"
@@ -91,7 +91,7 @@ def _plain(
 
 
 def _words(
-    name: str, tensors: Tensors, shape: Sizes, args: ConfigReader, activation: Activation | None
+    name: str, tensors: Tensors, shape: Sizes, args: ConfigReader, activation: FakeQuantize | None
 ) -> Layer:
     """Integers in words of 32 bits, in place where rows end with a word and zeros are stored."""
     bits, symmetric = args.integer("num_bits"), args.flag("symmetric", True)
@@ -112,7 +112,7 @@ def _words(
     return Layer(codes, scales, zeros, activation=activation)
 
 
-def _floats(name: str, tensors: Tensors, shape: Sizes, activation: Activation | None) -> Layer:
+def _floats(name: str, tensors: Tensors, shape: Sizes, activation: FakeQuantize | None) -> Layer:
     """Codes of four bits in bytes, with scales of one level (MXFP4) or two (NVFP4)."""
     codes = tensors.view(f"{name}.weight_packed", "f4e2m1", shape)
     scales, whole = take_scales(tensors, f"{name}.weight_scale", shape), None
@@ -122,7 +122,7 @@ def _floats(name: str, tensors: Tensors, shape: Sizes, activation: Activation | 
     return Layer(codes, scales, tensor_scale=whole, activation=activation)
 
 
-def _activation(name: str, tensors: Tensors, values: Mapping[str, Any]) -> Activation | None:
+def _activation(name: str, tensors: Tensors, values: Mapping[str, Any]) -> FakeQuantize | None:
     """How the inputs of a layer are quantized."""
     if not values:
         return None
@@ -135,14 +135,14 @@ def _activation(name: str, tensors: Tensors, values: Mapping[str, Any]) -> Activ
     if strategy == "tensor_group":
         scale = 1 / tensors.number(f"{name}.input_global_scale")
         block = args.integer("group_size", 16)
-        return Activation(dtype, block=block, scales="f8e4m3", tensor_scale=scale)
+        return FakeQuantize(dtype, block=block, scales="f8e4m3", tensor_scale=scale)
     if not values.get("dynamic"):
         zero = 0 if symmetric else int(tensors.read(f"{name}.input_zero_point").reshape(()))
-        return Activation(dtype, tensors.number(f"{name}.input_scale"), zero)
+        return FakeQuantize(dtype, tensors.number(f"{name}.input_scale"), zero)
     if not symmetric:
         raise args.error("symmetric", "irc finds dynamic scales of symmetric codes only")
     if strategy not in ("token", "group"):
         raise args.error("strategy", "irc finds dynamic scales per token and per group")
     block = args.integer("group_size") if strategy == "group" else 0
     is_power = str(values.get("scale_dtype")).endswith("uint8")
-    return Activation(dtype, block=block, scales="f8e8m0" if is_power else "f32")
+    return FakeQuantize(dtype, block=block, scales="f8e8m0" if is_power else "f32")

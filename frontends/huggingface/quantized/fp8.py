@@ -5,7 +5,7 @@ Also without blocks, as AutoFP8 does: `weight_scale`, and `input_scale` if stati
 
 from __future__ import annotations
 
-from ....quantization.activations import Activation
+from ....quantization.activations import FakeQuantize
 from ...models.config_reader import ConfigReader
 from .method import Method
 from .parts import Layer, Sizes, Tensors
@@ -32,7 +32,7 @@ class Fp8(Method):
         scales = take_scales(tensors, key, shape, self.block)
         return Layer(codes, scales, activation=self._activation(name, tensors))
 
-    def _activation(self, name: str, tensors: Tensors) -> Activation:
+    def _activation(self, name: str, tensors: Tensors) -> FakeQuantize:
         if self.static:
-            return Activation("f8e4m3", tensors.number(f"{name}.input_scale"))
-        return Activation("f8e4m3", block=self.block[1] if self.block else 0)
+            return FakeQuantize("f8e4m3", tensors.number(f"{name}.input_scale"))
+        return FakeQuantize("f8e4m3", block=self.block[1] if self.block else 0)

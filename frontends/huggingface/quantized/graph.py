@@ -9,7 +9,7 @@ from typing import Any
 from ....errors import Error
 from ....ir.core import Module, Op, Value, Weight
 from ....ops import Dequantize, Gather
-from ....quantization.activations import insert_before
+from ....quantization.activations import result_before
 from ....quantization.sites import Site, find_sites, site_name
 from ....weights import Cast
 from .parts import Layer, Part
@@ -62,7 +62,7 @@ class _Editor:
             key = op.parent, x, layer.order
             if key not in self.values:
                 order = self._declare(site.weight, "order", layer.order)
-                self.values[key] = insert_before(Gather(x, order, dim=-1), op, x.name)
+                self.values[key] = result_before(Gather(x, order, dim=-1), op, x.name)
             x = self.values[key]
         activation = layer.activation
         if activation is None or site.shape[site.inputs] % (activation.block or 1):
@@ -93,9 +93,9 @@ class _Editor:
         scale: Value = parts["scale"]
         if "tensor_scale" in parts:
             levels = Dequantize(scale, parts["tensor_scale"], dtype="f32")
-            scale = insert_before(levels, op, "scales")
+            scale = result_before(levels, op, "scales")
         values = Dequantize(parts[""], scale, zero=parts.get("zero"), dtype=kind)
-        return insert_before(values, op, f"{site_name(weight).rpartition('.')[2]}_weight")
+        return result_before(values, op, f"{site_name(weight).rpartition('.')[2]}_weight")
 
     def _declare(self, weight: Weight, name: str, part: Part) -> Weight:
         """A new weight of the module; codes have the name of the old one, so that plans fit."""

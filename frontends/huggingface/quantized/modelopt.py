@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ....errors import Error
-from ....quantization.activations import Activation
+from ....quantization.activations import FakeQuantize
 from ...models.config_reader import ConfigReader
 from .method import Method
 from .parts import Layer, Sizes, Tensors
@@ -42,9 +42,9 @@ class ModelOpt(Method):
         scales = take_scales(tensors, f"{name}.weight_scale", shape, block)
         activation = None
         if algorithm == "FP8":
-            activation = Activation("f8e4m3", tensors.number(f"{name}.input_scale"))
+            activation = FakeQuantize("f8e4m3", tensors.number(f"{name}.input_scale"))
         elif algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
-            activation = Activation("f8e4m3")
+            activation = FakeQuantize("f8e4m3")
         return Layer(codes, scales, activation=activation)
 
 
@@ -57,5 +57,5 @@ def _nvfp4(name: str, tensors: Tensors, shape: Sizes, inputs: bool) -> Layer:
     if inputs:
         scale = tensors.number(f"{name}.input_scale")
         block = shape[1] // scales.shape[1]
-        activation = Activation("f4e2m1", block=block, scales="f8e4m3", tensor_scale=scale)
+        activation = FakeQuantize("f4e2m1", block=block, scales="f8e4m3", tensor_scale=scale)
     return Layer(codes, scales, tensor_scale=whole, activation=activation)

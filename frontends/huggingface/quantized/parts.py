@@ -14,7 +14,7 @@ from ....files import open_file
 from ....ir.dtypes import dtype as dtype_called
 from ....ir.dtypes import numpy_dtype
 from ....ir.types import TensorType
-from ....quantization.activations import Activation
+from ....quantization.activations import FakeQuantize
 from ....quantization.words import words_shape
 from ....weights import BytesRef, ConcatRef, FileRef, Ref, Transpose, UnpackedRef, Unsqueeze
 from ....weights.safetensors import Tensor
@@ -60,7 +60,7 @@ class Layer:
     scales: Part
     zeros: Part | None = None
     tensor_scale: Part | None = None
-    activation: Activation | None = None
+    activation: FakeQuantize | None = None
     order: Part | None = None
 
     def parts(self) -> dict[str, Part | None]:
