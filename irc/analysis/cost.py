@@ -1,7 +1,8 @@
 """The cost of operations on one rank: arithmetic, bytes to and from memory, kernels, and time.
 
 The time of an operation is that of its arithmetic or of its bytes, whichever is longer, plus the
-start of its kernel. Caches are updated in place; each operation is a kernel of its own.
+start of its kernel. Caches are updated in place; each operation is a kernel of its own, but for
+those that dequantize what products read: these read the codes.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import numpy as np
 
 from ..ir.core import Function, Op, Value
 from ..ir.expansion import expansion
-from ..ops import Attention, Constant, GatedMlp, Linear, Matmul, Return, Transpose
+from ..ops import Attention, Constant, Dequantize, GatedMlp, Linear, Matmul, Return, Transpose
 from ..ops.collective import Collective
 from .sizes import LocalSizes
 from .topology import Device
 
+_NARROW = {"i8", "f8e4m3"}  # dtypes of products of codes
 _ARITHMETIC = "f32"  # the dtype of all arithmetic but matrix products
 
 
@@ -105,7 +107,32 @@ def _product(op: Op, sizes: LocalSizes) -> Cost:
     """Two operations per element of the result and summand; `gated_mlp` has two products."""
     x, products = op.operands[0].type, 2 if isinstance(op, GatedMlp) else 1
     flops = 2 * products * sizes.count(op.result.type) * sizes.shape(x)[-1]
-    return Cost(flops, _moved(op, sizes), dtype=x.dtype)
+    read = dict.fromkeys(stored for value in op.operands for stored in _stored(value))
+    codes = {next(_stored(value)).type.dtype for value in op.operands[:2]}
+    kind = codes.pop() if len(codes) == 1 and codes < _NARROW else x.dtype
+    return Cost(flops, _bytes(read, sizes) + _bytes(op.results, sizes), dtype=kind)
+
+
+def _stored(value: Value) -> Iterator[Value]:
+    """What a product reads from memory: a value, or the codes and scales that it stands for."""
+    op = value.producer
+    if isinstance(op, Transpose):
+        yield from _stored(op.x)
+    elif isinstance(op, Dequantize) and _in_products(op):
+        for operand in op.operands:
+            yield from _stored(operand)
+    else:
+        yield value
+
+
+def _in_products(op: Op) -> bool:
+    """Whether only products read a result, as it is, transposed, or to scale what they read."""
+    users = op.results[0].users
+    return bool(users) and all(
+        isinstance(user, (Linear, Matmul, GatedMlp))
+        or (isinstance(user, (Transpose, Dequantize)) and _in_products(user))
+        for user in users
+    )
 
 
 def visible_pairs(op: Attention, tokens: int, keys: int, past: int) -> tuple[int, int]:
@@ -145,8 +172,10 @@ def is_view(op: Op, sizes: LocalSizes) -> bool:
     """Whether the result is the memory of the first operand, read in another way.
 
     A transpose is one if it moves dimensions of one element only, or if it is that of matrices
-    that are multiplied: products read either order.
+    that are multiplied: products read either order. They read codes as well.
     """
+    if isinstance(op, Dequantize):
+        return _in_products(op)
     if not isinstance(op, Transpose):
         return op.is_view
     shape = sizes.shape(op.x.type)

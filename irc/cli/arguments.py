@@ -228,7 +228,7 @@ def add_compilation(parser: argparse.ArgumentParser, backend: str) -> None:
 def add_quantization(parser: argparse.ArgumentParser) -> None:
     """How weights, inputs of layers and caches are quantized."""
     add = parser.add_argument_group("quantization").add_argument
-    what = "w8a16, w4a16, fp8, ... (irc passes quantize), auto, or a JSON table of scopes"
+    what = "w8a16, w4a16, fp8, ... (irc passes quantize has all), auto, or a JSON table of scopes"
     add("--quantize", metavar="SCHEME", default="", help=what)
     what = "inputs of a weight that share a scale (default: as the scheme says)"
     add("--group", metavar="N", type=whole_number(), default=0, help=what)

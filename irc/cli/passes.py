@@ -67,6 +67,7 @@ def described(cls: type[Pass]) -> dict[str, Any]:
         "summary": text.partition("\n")[0],
         "text": text,
         "options": options,
+        "values": cls.known_values(),
         "module": origin(cls),
     }
 
@@ -77,3 +78,6 @@ def _print_one(found: dict[str, Any]) -> None:
         print_options("options", found["options"])
     else:
         print("\nIt has no options.")
+    for option, values in found["values"].items():
+        print(f"\n{option}:")
+        print(table((f"  {name}", what) for name, what in values.items()))

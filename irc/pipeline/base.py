@@ -34,6 +34,11 @@ class Pass(ABC):
     def run(self, module: Module, stats: Stats) -> None:
         """Transform the module in place and count changes in `stats`."""
 
+    @classmethod
+    def known_values(cls) -> dict[str, dict[str, str]]:
+        """For options that take names: the names, and what each means."""
+        return {}
+
     def __str__(self) -> str:
         options = [
             f"{field.name.replace('_', '-')}={literal(getattr(self, field.name))}"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ..extensions.user_files import run
 
-_KINDS = ("pass", "operation", "plugin", "model")
+_KINDS = ("pass", "operation", "plugin", "model", "scheme")
 _NOTHING = (
-    "registers no pass, operation, plugin, model family or lowering; "
+    "registers no pass, operation, plugin, model family, scheme or lowering; "
     'put @register("name") or @operation("name") above a class'
 )
 
@@ -16,9 +16,9 @@ _NOTHING = (
 def load_file(path: str | Path) -> list[str]:
     """Run a Python file of the user once per process.
 
-    Returns the names of its passes, operations, plugins and model families; it may also register
-    lowerings for TensorRT. What the file prints goes to standard error. An Error names the line at
-    which the file fails; then it registers nothing.
+    Returns the names of its passes, operations, plugins, model families and quantization schemes;
+    it may also register lowerings for TensorRT. What the file prints goes to standard error. An
+    Error names the line at which the file fails; then it registers nothing.
     """
     found = run(path, (*_KINDS, "lowering"), _NOTHING).registered
     keys = [key for kind in _KINDS for key in found.get(kind, ())]

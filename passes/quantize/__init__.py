@@ -19,7 +19,9 @@ from .activations import Activation, activation_of, quantize_input
 from .algorithms import CHOOSE, RESCALE, Array, Context, check_algorithms
 from .assignment import Assigner, Assignment
 from .caches import quantize_caches
-from .schemes import scheme_called
+from .schemes import SCHEMES, scheme_called
+from .schemes import Scheme as Scheme
+from .schemes import register_scheme as register_scheme
 from .selection import Selection
 from .table import Row, read_table
 from .weights import quantize_weight, use_weight
@@ -31,7 +33,7 @@ AUTO = "auto"
 class QuantizeModule(Pass):
     """Quantizes the linears of a module, and with `kv` (int8 or fp8) its caches.
 
-    `scheme` is a name of schemes.py, or auto, which chooses one per site for a `budget` such as
+    `scheme` is one of those below, or auto, which chooses one per site for a `budget` such as
     "4.5 bits" or "30 dB". `table` maps globs on scopes to schemes: a JSON file, or its text.
     `include` and `exclude` are globs; without `exclude` the head, routers and tied weights are left
     out, with [] nothing is. `group` inputs of a weight share a scale, 0 is the scheme's number.
@@ -49,6 +51,10 @@ class QuantizeModule(Pass):
     budget: str = ""
     observer: str = "mse"
     plan: str = "megatron"
+
+    @classmethod
+    def known_values(cls) -> dict[str, dict[str, str]]:
+        return {"scheme": {scheme.name: scheme.doc for scheme in SCHEMES.values()}}
 
     def run(self, module: Module, stats: Stats) -> None:
         if not (self.scheme or self.table or self.kv):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
 from irc.errors import Error, did_you_mean
+from irc.extensions.user_files import watch
+from irc.quantization.formats import format_called
 
 Granularity = Literal["", "tensor", "token", "block"]
 Block = tuple[int, int]  # outputs and inputs of a weight that share a scale; 0 is all of them
@@ -20,7 +23,7 @@ class Scheme:
     `weight` is a format of irc.quantization.formats and the block that shares a scale. Inputs have
     one scale each by calibration ("tensor"), or scales computed when the model runs: per "token",
     or per "block" of as many inputs as the weight. `algorithm` says how codes are found: "round"
-    to nearest, or a name of algorithms.py.
+    to nearest, or a name of algorithms.py. `aliases` are other names, with spaces between them.
     """
 
     name: str
@@ -29,28 +32,36 @@ class Scheme:
     activation_format: str = ""
     algorithm: str = "round"
     doc: str = ""
+    aliases: str = ""
+
+    @property
+    def keys(self) -> set[str]:
+        """The names, spelled alike."""
+        return {_key(name) for name in (self.name, *self.aliases.split())}
 
 
 SCHEMES: dict[str, Scheme] = {}
-ALIASES: dict[str, str] = {}
+_MODULES: dict[str, str] = {}  # by scheme, the module that registered it
+watch("scheme", SCHEMES, lambda scheme: {_MODULES[scheme.name]})
 
 
-def register_scheme(scheme: Scheme, aliases: str = "") -> Scheme:
-    """Add a scheme, also under other names; an Error where one is taken."""
-    for name in (scheme.name, *aliases.split()):
-        key = _key(name)
-        if key in SCHEMES or key in ALIASES:
+def register_scheme(scheme: Scheme) -> Scheme:
+    """Add a scheme; an Error where one of its names is taken, or a format is not known."""
+    for format in filter(None, (scheme.weight[0], scheme.activation_format)):
+        format_called(format)
+    for known in SCHEMES.values():
+        for name in known.keys & scheme.keys:
             raise Error(f"a quantization scheme called {name!r} is registered already")
-        ALIASES[key] = scheme.name
-    SCHEMES[scheme.name] = scheme
-    return scheme
+    _MODULES[scheme.name] = str(sys._getframe(1).f_globals.get("__name__", ""))
+    return SCHEMES.setdefault(scheme.name, scheme)
 
 
 def scheme_called(name: str) -> Scheme:
     """The scheme of a name, or of one of TensorRT-LLM's; an Error names the nearest one."""
     key = _key(name)
-    if key in ALIASES:
-        return SCHEMES[ALIASES[key]]
+    found = next((scheme for scheme in SCHEMES.values() if key in scheme.keys), None)
+    if found is not None:
+        return found
     if key in _REFUSED:
         raise Error(f"no quantization scheme {name}: {_REFUSED[key]}")
     known = ", ".join(SCHEMES)
@@ -124,6 +135,4 @@ _ROWS: tuple[tuple[str, str, Block, Granularity, str, str, str, str], ...] = (
 )  # fmt: skip
 
 for _name, _format, _block, _per, _inputs, _algorithm, _aliases, _doc in _ROWS:
-    register_scheme(
-        Scheme(_name, (_format, _block), _per, _inputs, _algorithm, _doc), aliases=_aliases
-    )
+    register_scheme(Scheme(_name, (_format, _block), _per, _inputs, _algorithm, _doc, _aliases))

@@ -29,6 +29,34 @@ def op_of(text: str, args: str, mesh: str = "") -> Op:
     return next(iter(module.main))
 
 
+QUANTIZED = """module @m {
+  func @forward(%x: bf16[3, 64], %w: CODES[32, 64], %s: bf16[32, BLOCKS], %t: f32[3, 1])
+      -> (bf16[3, 32]) {
+    %q = quantize %x, %t {dtype="CODES"} : CODES[3, 64]
+    %v = dequantize %q, %t {dtype="bf16"} : bf16[3, 64]
+    %d = dequantize %w, %s : bf16[32, 64]
+    %y = linear USED, %d : bf16[3, 32]
+    return %y } }"""
+
+
+@pytest.mark.parametrize(
+    ("codes", "blocks", "used", "nbytes", "kind"),
+    [
+        ("i8", 1, "%v", 3 * 64 + 3 * 4 + 32 * 64 + 32 * 2, "i8"),
+        ("f8e4m3", 1, "%v", 3 * 64 + 3 * 4 + 32 * 64 + 32 * 2, "f8e4m3"),
+        ("i8", 1, "%x", 3 * 64 * 2 + 32 * 64 + 32 * 2, "bf16"),
+        ("i4", 4, "%x", 3 * 64 * 2 + 32 * 64 // 2 + 32 * 4 * 2, "bf16"),
+    ],
+)
+def test_products_read_codes(codes: str, blocks: int, used: str, nbytes: int, kind: str) -> None:
+    text = QUANTIZED.replace("CODES", codes).replace("BLOCKS", str(blocks)).replace("USED", used)
+    module = parse_module(text)
+    sizes = LocalSizes(module.mesh, {})
+    *before, product = list(module.main)[:-1]
+    assert [cost_of(op, sizes).kernels for op in before] == [1, int(used == "%x"), 0]
+    assert cost_of(product, sizes) == Cost(2 * 3 * 32 * 64, nbytes + 3 * 32 * 2, 1, kind)
+
+
 @pytest.mark.parametrize(
     ("text", "args", "cost"),
     [

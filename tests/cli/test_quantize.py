@@ -147,3 +147,9 @@ def test_an_artifact_is_not_quantized_again(folder: Path, tmp_path: Path) -> Non
 def test_wrong_types(folder: Path, option: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(api.Error, match=message):
         api.compile(folder, tmp_path / "out", **option)
+
+
+def test_schemes_are_listed() -> None:
+    found = irc("passes", "quantize")
+    assert "  w4a16  " in found.out and "4-bit weights in groups" in found.out
+    assert "nvfp4" in irc("passes", "quantize", "--json").json["values"]["scheme"]

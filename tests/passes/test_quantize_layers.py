@@ -11,11 +11,13 @@ import pytest
 import irc
 import irc.passes
 from irc.errors import Error
+from irc.extensions.user_files import forget, name_of
 from irc.ir.core import Module
 from irc.ir.mesh import Mesh
 from irc.ops import Dequantize
+from irc.passes.quantize import Scheme, register_scheme
 from irc.passes.quantize.schemes import scheme_called
-from irc.pipeline import run_pipeline
+from irc.pipeline import load_file, run_pipeline
 from tests.fresh import fresh
 from tests.passes.quantize_lab import GATED, linear, quantized
 from tests.sharded.models import logits, mixtral, prompt_of, tiny_llama
@@ -244,3 +246,29 @@ def test_what_comes_too_late_or_has_nothing_to_do() -> None:
         run_pipeline(module, passes)
         with pytest.raises(Error, match=message):
             quantized(module, "scheme=fp8")
+
+
+SCHEME = """'''A scheme of a user.'''
+from irc.passes.quantize import Scheme, register_scheme
+
+register_scheme(Scheme("w4a8", ("int4", (1, 32)), "token", "int8", aliases="mine"))
+"""
+
+
+def test_one_file_adds_a_scheme(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(SCHEME)
+    assert load_file(path) == ["w4a8"]
+    try:
+        module = linear()
+        quantized(module, "scheme=MINE")
+        assert module.weights["fc.scale"].type.shape == (256, 8)
+        assert {op.opname for op in module.ops()} >= {"dynamic_scale", "quantize"}
+        with pytest.raises(Error, match="called 'w4a8' is registered already"):
+            register_scheme(Scheme("W4A8", ("int4", (1, 0))))
+    finally:
+        forget(name_of(path))
+    with pytest.raises(Error, match="no quantization scheme 'mine'"):
+        quantized(linear(), "scheme=mine")
+    with pytest.raises(Error, match="no format called 'int5'; did you mean 'int"):
+        register_scheme(Scheme("w5", ("int5", (1, 0))))
