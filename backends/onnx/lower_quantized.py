@@ -125,7 +125,7 @@ def _bytes(e: Emitter, weight: Weight, shape: tuple[int, ...]) -> str:
     name = e.graph.fresh(weight.name)
     e.forms[name] = replace(e.storage.form(weight, weight.type.dtype), dtype="u8", shape=shape)
     e.graph.initializers[name] = TensorProto(name=name)  # per_rank.py fills it in
-    e.bytes_of.setdefault(weight, name)
+    e.other_forms.setdefault(weight, name)
     return name
 
 

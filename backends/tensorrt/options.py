@@ -10,7 +10,7 @@ from typing import Any, Literal
 from irc.artifact.report import weight_bytes
 from irc.backends.tensorrt.lowering.collectives import Collectives
 from irc.errors import Error, did_you_mean
-from irc.ir.core import Module
+from irc.ir.core import Module, Weight
 
 _FLAGS = ("weight_streaming", "refit", "strip")
 # Independent of the machine, so recompiling an artifact keeps them.
@@ -22,7 +22,7 @@ LARGE = 2_000_000_000  # bytes of weights above which they are outside by defaul
 class EngineOptions:
     """`target`: the text of a Target; default: that of the installed library. `weights`: constants
     "inside" the engines, or "outside": inputs bound at run time straight from the checkpoint;
-    default: outside for several ranks or over 2 GB, unless some weights are i4. `collectives`:
+    default: outside for several ranks or over 2 GB, unless some are quantized. `collectives`:
     "native" or "plugin" in place of the table's choice. `workspace`: the largest memory of one
     kernel in bytes. `cache`: the folder of cached engines; `caching` False uses none. `build`:
     False writes ONNX only. `plugins`: files that register plugins. `self_test`: whether to store
@@ -73,6 +73,10 @@ class EngineOptions:
             raise Error(f"{reason}; give --weights inside")
         if reason or self.weights is not None:
             return not reason and self.weights == "outside"
+        if any(
+            op.opname == "dequantize" and isinstance(op.operands[0], Weight) for op in module.ops()
+        ):
+            return False  # products of codes need constant scales
         return module.mesh.ranks > 1 or weight_bytes(module) > LARGE
 
     def _inside(self, module: Module) -> str:
@@ -81,8 +85,10 @@ class EngineOptions:
             if getattr(self, name):
                 return f"--{name.replace('_', '-')} applies to weights inside the engine"
         for weight in module.weights.values():
-            if weight.type.dtype == "i4":
-                return f"the weight @{weight.name} is i4, which TensorRT takes as a constant only"
+            if (kind := weight.type.dtype) in ("i4", "f4e2m1", "f8e8m0"):
+                return (
+                    f"the weight @{weight.name} is {kind}, which TensorRT takes as a constant only"
+                )
         return ""
 
 

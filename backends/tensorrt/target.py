@@ -26,8 +26,8 @@ DEFAULT_ARCHITECTURES: dict[Flavour, tuple[int, ...]] = {
 BUILDER = "layer dump of the TensorRT-RTX 1.7.1.116 builder on CPU"
 # The oldest architecture with a dtype.
 FLOORS: dict[Flavour, dict[str, int]] = {
-    "tensorrt": {"bf16": 80, "f8e4m3": 89, "f4e2m1": 100},
-    "tensorrt-rtx": {"bf16": 80, "i4": 80, "f8e4m3": 89, "f4e2m1": 120},
+    "tensorrt": {"bf16": 80, "f8e4m3": 89, "f4e2m1": 100, "f8e8m0": 100},
+    "tensorrt-rtx": {"bf16": 80, "i4": 80, "f8e4m3": 89, "f4e2m1": 120, "f8e8m0": 120},
 }
 
 _TEXT = re.compile(

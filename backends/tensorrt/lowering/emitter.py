@@ -7,6 +7,7 @@ a rank, are inputs of the network, so that one graph serves all ranks of a stage
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from onnx.onnx_ml_pb2 import TensorProto
 
@@ -24,7 +25,7 @@ from irc.ir.types import Axes
 from irc.ops import AllReduceRmsNorm
 from irc.ops.collective import Exchange
 from irc.weights import Ref, UnboundRef
-from irc.weights.steps import Slice
+from irc.weights.steps import Cast, Slice
 
 # What an odd size of a product's weight is padded to a multiple of, that of i8 and f8e4m3 last.
 ALIGNMENT, NARROW_ALIGNMENT = 8, 16
@@ -59,6 +60,7 @@ class TensorRTEmitter(Emitter):
         self.scalars: dict[str, Axes] = {}
         self.in_place: set[str] = set()
         self.natives = self.plugins = 0
+        self.codes: dict[Op, str] = {}  # of values, by the operation that computes their scales
         self._rows: dict[Weight, str] = {}
         self.padded: dict[Value, tuple[str, tuple[int, ...]]] = {}
         self._aligned: dict[Weight, tuple[str, tuple[int, ...]]] = {}
@@ -120,6 +122,21 @@ class TensorRTEmitter(Emitter):
             form = self.storage.padded(self.storage.form(weight, self.compute), unit, repeat)
             self._aligned[weight] = self._input(form, weight.name), form.shape
         return self._aligned[weight]
+
+    def stored_as(self, weight: Weight, dtype: str) -> str:
+        """The initializer or input of a weight converted to a dtype, or as u8 of its bytes."""
+        if weight.type.dtype == dtype:
+            return self.stored(weight)[0]
+
+        def make() -> str:
+            form = self.storage.form(weight, self.compute)
+            if dtype != "u8":
+                form = replace(form, ref=self.storage.reader.complete(form.ref).then(Cast(dtype)))
+            name = self._input(replace(form, dtype=dtype), weight.name)
+            self.other_forms.setdefault(weight, name)
+            return name
+
+        return self.cached(("as", weight, dtype), make)
 
     def held(self, weight: Weight) -> Ref:
         """See Emitter; of a padded weight, the part before the padding."""
@@ -212,3 +229,8 @@ class TensorRTEmitter(Emitter):
             root=str(root),
             **more,
         )
+
+
+def is_odd(weight: Weight) -> bool:
+    """Whether TensorRT would copy the weight of a product."""
+    return any(int(str(size)) % 2 and int(str(size)) > ALIGNMENT for size in weight.type.shape)

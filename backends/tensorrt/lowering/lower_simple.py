@@ -6,11 +6,10 @@ from __future__ import annotations
 from irc import ops
 from irc.backends.onnx.emitter import Flat, Lowered
 from irc.backends.onnx.lower_collective import rank as constant_rank
-from irc.backends.onnx.lower_matrix import linear as plain_linear
 from irc.backends.onnx.lower_matrix import matmul
-from irc.backends.onnx.lower_quantized import dequantized, per_index, scales_refusal
 from irc.backends.onnx.lower_shape import known_rows
-from irc.backends.tensorrt.lowering.emitter import ALIGNMENT, NARROW_ALIGNMENT, TensorRTEmitter
+from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter, is_odd
+from irc.backends.tensorrt.lowering.lower_quantized import product_input, scaled_rows
 from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
 from irc.backends.tensorrt.target import BUILDER
@@ -47,19 +46,26 @@ def _integer_product(op: Op) -> str | None:
     source=BUILDER,
 )
 def linear(e: TensorRTEmitter, op: ops.Linear) -> Lowered:
-    """Gemm on matrices; with a padded weight between Pad and Slice of the other operands."""
+    """Gemm on matrices, times the scales of its rows where they are per token; with a padded weight
+    between Pad and Slice of the other operands."""
+    x, scale = product_input(e, op.x, op.weight)
     found = _padded_weight(e, op)
-    if found is None:
-        return plain_linear(e, op)
-    weight, (rows, columns) = found
-    sizes = [int(str(size)) for size in op.weight.type.shape]
-    x = e.flat(op.x)
-    if columns != sizes[1]:
-        x = e.add("Pad", x, e.ints(0, 0, 0, columns - sizes[1]), e.number(0, op.x.type.dtype))
+    weight, rows = (e.get(op.weight) if found is None else found[0]), None
+    if found is not None:
+        sizes = [int(str(size)) for size in op.weight.type.shape]
+        rows = sizes[0] if sizes[0] != found[1][0] else None
+        if sizes[1] != found[1][1]:
+            more = e.ints(0, 0, 0, found[1][1] - sizes[1])
+            x = e.add("Pad", x, more, e.number(0, op.x.type.dtype))
+    bias = [e.get(op.bias)] if op.bias is not None else []
+    if rows is None and scale is None:
+        return Flat(e.add("Gemm", x, weight, *bias, transB=1))
     y = e.add("Gemm", x, weight, transB=1)
-    if rows != sizes[0]:
-        y = e.add("Slice", y, e.ints(0), e.ints(sizes[0]), e.ints(1))
-    return Flat(y if op.bias is None else e.add("Add", y, e.get(op.bias)))
+    if rows is not None:
+        y = e.add("Slice", y, e.ints(0), e.ints(rows), e.ints(1))
+    if scale is not None:
+        y = scaled_rows(e, y, scale, op.result.type.dtype)
+    return Flat(e.add("Add", y, *bias) if bias else y)
 
 
 def _padded_weight(e: TensorRTEmitter, op: ops.Linear) -> tuple[str, tuple[int, ...]] | None:
@@ -67,12 +73,7 @@ def _padded_weight(e: TensorRTEmitter, op: ops.Linear) -> tuple[str, tuple[int, 
     root = e.root(op.weight)
     if root in e.padded:
         return e.padded[root]
-    return e.aligned(root) if isinstance(root, Weight) and e.outside and _is_odd(root) else None
-
-
-def _is_odd(weight: Weight) -> bool:
-    """Whether TensorRT would copy the weight of a product."""
-    return any(int(str(size)) % 2 and int(str(size)) > ALIGNMENT for size in weight.type.shape)
+    return e.aligned(root) if isinstance(root, Weight) and e.outside and is_odd(root) else None
 
 
 CHOICES.lower(
@@ -112,49 +113,6 @@ def _reduction(op: Op) -> str | None:
 def scatter_elements(e: TensorRTEmitter, op: ops.ScatterElements) -> Lowered:
     """`x` with `updates` written at `indices` along one dimension."""
     return e.add("ScatterElements", e.get(op.x), e.get(op.indices), e.get(op.updates), axis=op.dim)
-
-
-def _quantization(op: Op) -> str | None:
-    """Refuses zero points, and i4 that is no constant."""
-    assert isinstance(op, ops.Dequantize)
-    if op.zero is not None:
-        return "has zero points, and TensorRT's scales are symmetric; center the values at 0"
-    if op.x.type.dtype == "i4" and not isinstance(op.x, Weight):
-        return "takes i4 that is no weight, and TensorRT has i4 in constants only"
-    return scales_refusal(op)
-
-
-def _cannot_cast(op: Op) -> bool:
-    """Whether the expansion, which casts x, is no alternative: TensorRT cannot cast these."""
-    return isinstance(op.operands[0], Weight) or op.operands[0].type.dtype != "i8"
-
-
-@CHOICES.lower(
-    ops.Dequantize,
-    choice="DequantizeLinear",
-    reason="one kernel with the product behind it, for blocks of i4 constants along the sum and "
-    "for a scale per tensor or row of i8 and f8e4m3",
-    source=BUILDER,
-    unless=_quantization,
-    takes=("i4", "f8e4m3"),
-    alone=_cannot_cast,
-)
-def padded_dequantize(e: TensorRTEmitter, op: ops.Dequantize) -> Lowered:
-    """DequantizeLinear; with padding behind odd sizes of what only products read."""
-    x, scale, dim = e.weight(op.x), e.weight(op.scale), per_index(op)
-    is_weight = all(isinstance(u, ops.Linear) and u.x is not op.result for u in op.result.users)
-    if x is None or scale is None or dim not in (-1, 0) or not is_weight or not _is_odd(x):
-        return dequantized(e, op)
-    same = scale.type.dtype == op.result.type.dtype
-    if x.type.dtype not in ("i8", "f8e4m3") or x.type.ndim != 2 or not same:
-        return dequantized(e, op)
-    stored, shape = e.aligned(x, NARROW_ALIGNMENT)
-    if dim < 0:
-        factors = e.add("Reshape", e.get(op.scale), e.shape(()))
-        return e.padded_as(op.result, e.add("DequantizeLinear", stored, factors), shape)
-    factors, sizes = e.aligned(scale, NARROW_ALIGNMENT, repeat=True)
-    factors = e.add("Reshape", factors, e.ints(sizes[0]))
-    return e.padded_as(op.result, e.add("DequantizeLinear", stored, factors, axis=0), shape)
 
 
 @CHOICES.lower(

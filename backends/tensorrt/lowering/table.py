@@ -131,7 +131,7 @@ def _refusal_of(target: Target, takes: tuple[str, ...], unless: Refusal | None) 
 
 def lowerings(target: Target) -> Lowering[Rule]:
     """The lowerings for a target, including those of users' files loaded so far."""
-    for name in ("attention", "simple"):  # fill CHOICES
+    for name in ("attention", "quantized", "simple"):  # fill CHOICES
         import_module(f"irc.backends.tensorrt.lowering.lower_{name}")
     users = ((REGISTRY.get(name), made) for (name, _), made in CHOICES.users.items())
     return _lowerings(target, tuple((cls, made) for cls, made in users if cls is not None))
