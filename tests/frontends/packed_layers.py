@@ -90,20 +90,23 @@ def gptq(
     return Packed(tensors, weight.T)
 
 
-def pack_quantized(rng: Any, n: int, k: int, group: int, bits: int = 4, sym: bool = True) -> Packed:
-    """PackedQuantizationCompressor of compressed-tensors."""
+def pack_quantized(
+    rng: Any, n: int, k: int, group: int, bits: int = 4, sym: bool = True, ordered: bool = True
+) -> Packed:
+    """PackedQuantizationCompressor of compressed-tensors; not `ordered`, with its weight_g_idx."""
     middle = 1 << (bits - 1)
     codes = rng.integers(-middle, middle, (n, k))
     zeros = rng.integers(-middle, middle, (n, k // group)) * (not sym)
     scales = scales_like(rng, (n, k // group), ml_dtypes.bfloat16)
-    weight = (codes - spread(zeros, (n, k), (1, group))) * spread(
-        scales.astype(np.float32), (n, k), (1, group)
-    )
+    g_idx = np.arange(k) // group if ordered else rng.permutation(np.arange(k) // group)
+    weight = (codes - zeros[:, g_idx]) * scales.astype(np.float32)[:, g_idx]
     tensors = {
         "weight_packed": packed_words(codes + middle, bits, 1),
         "weight_scale": scales,
         "weight_shape": np.array([n, k]),
     }
+    if not ordered:
+        tensors["weight_g_idx"] = g_idx.astype(np.int32)
     if not sym:
         tensors["weight_zero_point"] = packed_words(zeros + middle, bits, 0)
     return Packed(tensors, weight)

@@ -67,6 +67,10 @@ CASES: dict[str, tuple[dict[str, Any], Packer]] = {
         group(**INTS | {"symmetric": False}),
         lambda r, n, k: pack_quantized(r, n, k, 16, sym=False),
     ),
+    "pack-order": (
+        group(**INTS | {"symmetric": False, "actorder": "group"}),
+        lambda r, n, k: pack_quantized(r, n, k, 16, sym=False, ordered=False),
+    ),
     "pack-8": (group(**INTS | {"num_bits": 8}), lambda r, n, k: pack_quantized(r, n, k, 16, 8)),
     "int-token": (
         group(num_bits=8, type="int", strategy="channel", inputs=TOKEN),

@@ -116,7 +116,6 @@ def test_refused_configs(name: str, tmp_path: Path) -> None:
 
 REFUSED_GROUPS = (
     ({"num_bits": 3}, None, "proj: weights sets num_bits=3: irc reads integers of 4 and 8 bits"),
-    ({"actorder": "group"}, None, "actorder='group': irc reads groups of consecutive input"),
     ({}, TOKEN | {"symmetric": False}, "symmetric=False: irc finds dynamic scales of symmetric"),
     ({}, TENSOR | {"dynamic": True}, "strategy='tensor': irc finds dynamic scales per token and"),
     ({}, TENSOR | {"num_bits": 6}, "num_bits=6: irc quantizes inputs to int8, FP8 and FP4"),
@@ -164,6 +163,14 @@ def test_refused_tensors(tmp_path: Path) -> None:
         scale = np.array(value, np.float32)
         with pytest.raises(irc.Error, match="a scale is positive and finite"):
             bound(tmp_path / "m", MODELOPT, changed(static, input_scale=scale))
+
+
+def test_biases_of_zeros_need_no_model_that_adds_them(tmp_path: Path) -> None:
+    packed = gptq(fresh(), 24, 32, 16)
+    check(bound(tmp_path / "m", GPTQ, changed(packed, bias=np.zeros(24, np.float16))), packed)
+    bias = np.eye(1, 24, dtype=np.float16)[0]
+    with pytest.raises(irc.Error, match=r"the model does not use them:\n *proj.bias"):
+        bound(tmp_path / "m", GPTQ, changed(packed, bias=bias))
 
 
 def test_a_config_is_needed(tmp_path: Path) -> None:

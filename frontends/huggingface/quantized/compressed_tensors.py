@@ -18,7 +18,7 @@ from ....weights import ReciprocalRef
 from ...models.config_reader import ConfigReader
 from .method import Method, names
 from .parts import Layer, Sizes, Tensors
-from .scales import take_scales
+from .scales import in_groups, take_scales
 
 _FORMATS = (
     "pack-quantized",
@@ -97,8 +97,6 @@ def _words(
     bits, symmetric = args.integer("num_bits"), args.flag("symmetric", True)
     if bits not in (4, 8):
         raise args.error("num_bits", "irc reads integers of 4 and 8 bits")
-    if args.word("actorder", "") in ("group", "dynamic"):
-        raise args.error("actorder", "irc reads groups of consecutive input features only")
     kind = f"{'i' if symmetric else 'u'}{bits}"
     key = f"{name}.weight_packed"
     if symmetric or shape[1] % (32 // bits):
@@ -106,10 +104,12 @@ def _words(
     else:
         codes = tensors.view(key, kind, shape)
     scales = take_scales(tensors, f"{name}.weight_scale", shape)
-    if symmetric:
-        return Layer(codes, scales, activation=activation)
-    zeros = tensors.words(f"{name}.weight_zero_point", "rows", kind, scales.shape)
-    return Layer(codes, scales, zeros, activation=activation)
+    group = shape[1] // scales.shape[1]
+    codes, order = in_groups(tensors, f"{name}.weight_g_idx", codes, group)
+    zeros = None
+    if not symmetric:
+        zeros = tensors.words(f"{name}.weight_zero_point", "rows", kind, scales.shape)
+    return Layer(codes, scales, zeros, activation=activation, order=order)
 
 
 def _floats(name: str, tensors: Tensors, shape: Sizes, activation: FakeQuantize | None) -> Layer:

@@ -6,16 +6,10 @@ every input feature. The format "gptq" stores zeros less 1, "gptq_v2" as they ar
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
-
-from ....errors import Error
-from ....weights import SortingRef, TakenRef
 from ...models.config_reader import ConfigReader
 from .method import Method
-from .parts import FLOATS, Layer, Part, Sizes, Tensors
-from .scales import spread
+from .parts import FLOATS, Layer, Sizes, Tensors
+from .scales import in_groups, spread
 
 _ZEROS = {"gptq": "columns-less-1", "gptq_v2": "columns"}
 
@@ -33,35 +27,19 @@ class Gptq(Method):
         if form not in _ZEROS:
             raise config.error("checkpoint_format", f"irc reads {' and '.join(_ZEROS)}")
         self.zeros = _ZEROS[form]
-        self.orders: dict[bytes, Part] = {}
         if any(not key.startswith("-:") for key in config.inner("dynamic")):
             raise config.error("dynamic", "irc reads one number of bits for all layers")
 
     def layer(self, name: str, tensors: Tensors, shape: Sizes) -> Layer:
         n, k = shape
+        bias = f"{name}.bias"
+        if bias in tensors and tensors.read(bias).any():
+            tensors.used.discard(bias)  # zeros, which AutoGPTQ adds, need no model that adds them
         scales = tensors.take(f"{name}.scales", *FLOATS).transposed()
-        size = self.group if self.group > 0 else k
+        block = (1, self.group if self.group > 0 else k)
         kind = f"{'i' if self.symmetric else 'u'}{self.bits}"
-        codes = tensors.words(f"{name}.qweight", "rows", kind, (k, n))
-        order = self._order(f"{name}.g_idx", tensors, k, size)
-        if order is not None:
-            codes = replace(codes, ref=TakenRef(codes.ref, order.ref, 0))
+        codes = tensors.words(f"{name}.qweight", "rows", kind, (k, n)).transposed()
+        codes, order = in_groups(tensors, f"{name}.g_idx", codes, block[1])
         stored = tensors.words(f"{name}.qzeros", self.zeros, kind, (scales.shape[1], n))
-        zeros = None if self.symmetric else spread(stored.transposed(), shape, (1, size))
-        scales = spread(scales, shape, (1, size))
-        return Layer(codes.transposed(), scales, zeros, order=order)
-
-    def _order(self, key: str, tensors: Tensors, k: int, size: int) -> Part | None:
-        """The order in which groups are adjacent; None if they are. Equal ones are one part."""
-        if key not in tensors:
-            return None
-        groups = tensors.read(key)
-        if np.array_equal(groups, np.arange(k) // size):
-            return None
-        if not np.array_equal(np.sort(groups), np.arange(k) // size) or k % size:
-            raise Error(
-                f"{key} has groups of unequal sizes, expected {size} input features in each; irc "
-                "reads those of desc_act=true only where group_size divides the input features"
-            )
-        ref = SortingRef(tensors.take(key, "i32").ref)
-        return self.orders.setdefault(groups.tobytes(), Part(ref, "i32", (k,)))
+        zeros = None if self.symmetric else spread(stored.transposed(), shape, block)
+        return Layer(codes, spread(scales, shape, block), zeros, order=order)

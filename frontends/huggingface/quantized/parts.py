@@ -107,6 +107,7 @@ class Tensors:
     def __init__(self, checkpoint: Checkpoint, file: Callable[[str], str]) -> None:
         self.checkpoint, self._file = checkpoint, file
         self.used: set[str] = set()
+        self.orders: dict[bytes, Part] = {}  # of input features, by their groups
 
     def __contains__(self, key: str) -> bool:
         return key in self.checkpoint

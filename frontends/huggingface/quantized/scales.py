@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd, prod
+
+import numpy as np
 
 from ....errors import Error
 from ....ops.quant import SCALES
-from ....weights import RepeatedRef
+from ....weights import RepeatedRef, SortingRef, TakenRef
 from .parts import Part, Sizes, Tensors
 
 
@@ -42,3 +45,24 @@ def spread(part: Part, shape: Sizes, block: Sizes) -> Part:
         return part
     ref = RepeatedRef(part.ref, tuple(counts), tuple(wanted))
     return Part(ref, part.dtype, tuple(wanted))
+
+
+def in_groups(tensors: Tensors, key: str, codes: Part, size: int) -> tuple[Part, Part | None]:
+    """(codes [N, K] whose groups are adjacent, the order of the input features that makes them so).
+
+    The tensor `key`, if there is one, has the group of every feature; the order is None where they
+    are adjacent already.
+    """
+    k = codes.shape[1]
+    groups = tensors.read(key) if key in tensors else np.arange(0)
+    adjacent = np.arange(k) // size
+    if not groups.size or groups.max() < 0 or np.array_equal(groups, adjacent):
+        return codes, None
+    if k % size or not np.array_equal(np.sort(groups), adjacent):
+        raise Error(
+            f"{key} has groups of unequal sizes, expected {size} input features in each; irc reads "
+            "an order of activations only where group_size divides the input features"
+        )
+    found = Part(SortingRef(tensors.take(key, "i32").ref), "i32", (k,))
+    order = tensors.orders.setdefault(groups.tobytes(), found)
+    return replace(codes, ref=TakenRef(codes.ref, order.ref, 1)), order
