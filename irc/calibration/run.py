@@ -1,7 +1,7 @@
 """`calibrate`: statistics of a model on data, resumable, in memory that no data set exceeds.
 
-Until the folder is complete it has a folder `partial-KEY` with a file per group of observed values:
-what has been counted, and after how many batches.
+The folder has a file KEY-I.safetensors per group of observed values: what has been counted, and
+after how many batches. It is complete with its calibration.json.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,16 +25,9 @@ from ..artifact.manifest import Progress, silent
 from ..errors import Error
 from ..ir.core import Module
 from ..ir.mesh import Mesh
-from ..quantization.observed import Observed, summaries, summarized
-from ..quantization.statistics import (
-    FACTS,
-    STATISTICS,
-    Facts,
-    Statistics,
-    is_calibrated,
-    write_facts,
-)
-from ..quantization.tensors import Tensors, write_each, write_tensors
+from ..quantization.observed import Observed
+from ..quantization.statistics import FACTS, Facts, Statistics, is_calibrated
+from ..quantization.tensors import Tensors, write_tensors
 from ..text.parser import parse_module
 from ..text.printer import print_module
 from .batches import Batch, Data, data_files
@@ -42,10 +36,8 @@ from .targets import Observer, find_targets, groups
 if TYPE_CHECKING:
     from ..driver.sources import PathLike, Source
 
-Array: TypeAlias = np.ndarray[Any, Any]
-
 _EVERY = 8  # batches between two savings
-_PARTIAL = "partial-"
+_PROGRAM = "program"  # the folder of the program that runs
 
 
 def calibrate(
@@ -125,14 +117,14 @@ def _hash(facts: Any) -> str:
 def _check_replaceable(output: Path) -> None:
     """An Error where the folder has anything but a calibration."""
     names = os.listdir(output) if output.is_dir() else ["a file"] * output.exists()
-    own = {name for name in names if name.startswith((".", _PARTIAL)) or name == STATISTICS}
-    if FACTS not in names and {*names} - own:
+    others = [name for name in names if not re.fullmatch(r"[.].*|program|.*\.safetensors", name)]
+    if others and FACTS not in names:
         raise Error(f"{output} is no calibration, so it is left alone; choose another folder")
 
 
 @dataclass
 class _State:
-    """What has been counted of a group of targets, after how many batches and rows."""
+    """After how many batches and rows a group of targets has been counted so far."""
 
     batches: int
     rows: int
@@ -145,9 +137,11 @@ class _State:
         batches, rows, complete = map(int, found)
         return cls(batches, rows, bool(complete))
 
-    def write(self, path: Path, observed: dict[int, Observed]) -> None:
+    def write(self, path: Path, observed: Mapping[str, Observed]) -> None:
         """Replace the file."""
-        arrays = {f"{i}/{k}": v for i, each in observed.items() for k, v in each.state().items()}
+        arrays = {
+            f"{name}/{k}": v for name, each in observed.items() for k, v in each.state.items()
+        }
         progress = np.array([self.batches, self.rows, self.complete], np.int64)
         write_tensors(path, {"progress": progress, **arrays})
 
@@ -163,69 +157,48 @@ class _Work:
     progress: Progress
 
     def run(self, key: str, memory: int) -> None:
-        """Compute what is missing, and write the statistics."""
+        """Compute what is missing, and write the facts."""
         targets = find_targets(self.data.module, self.gram)
         chosen = groups(targets, next(self._batches()).sizes, memory)
-        folder = self.output / f"{_PARTIAL}{_hash([key, self.gram, chosen])[:16]}"
-        folder.mkdir(parents=True, exist_ok=True)
-        for other in self.output.glob(f"{_PARTIAL}*"):
-            if other != folder:
-                shutil.rmtree(other)
-        parts = {folder / f"{i}.safetensors": group for i, group in enumerate(chosen)}
-        for i, (path, group) in enumerate(parts.items()):
-            self._observe(group, path, i, len(parts))
-        self._write(parts, key)
-        shutil.rmtree(folder)
+        prefix = _hash([key, self.gram, chosen])[:16]
+        self.output.mkdir(parents=True, exist_ok=True)
+        (self.output / FACTS).unlink(missing_ok=True)
+        for other in self.output.glob("*.safetensors*"):
+            if not other.name.startswith(prefix):  # of other data, or of a killed process
+                other.unlink()
+        paths = [self.output / f"{prefix}-{i}.safetensors" for i in range(len(chosen))]
+        for i, path in enumerate(paths):
+            stage = f"calibrating, part {i + 1} of {len(paths)}" if i else "calibrating"
+            self._observe(chosen[i], path, stage)
+        end = _State.read(paths[0])
+        sites = {name: target.names[0] for target in targets for name in target.names}
+        name, files = self.data.module.name, [path.name for path in paths]
+        Facts(name, end.rows, end.batches, key, self.gram, files, sites).write(self.output)
 
     def _batches(self) -> Iterator[Batch]:
         return islice(self.data.batches(), self.limit or None)
 
-    def _observe(self, chosen: list[int], path: Path, index: int, count: int) -> None:
+    def _observe(self, chosen: list[int], path: Path, stage: str) -> None:
         """Run all batches for a group of targets; what has been counted is in the file `path`."""
         state = _State.read(path)
         if state.complete:
             return
-        program = path.with_name("program")
+        program = self.output / _PROGRAM
         shutil.rmtree(program, ignore_errors=True)
         program.mkdir()
         text = print_module(self.data.module)
         observer = Observer(text, chosen, self.gram, program, self.progress)
         if state.batches:
             kept = Tensors(path)
-            for i in chosen:
-                part = {key: kept[f"{i}/{key}"] for key in observer.observed[i].state()}
-                observer.observed[i] = Observed.restored(part)
+            for name, each in observer.observed.items():
+                each.state = {key: kept[f"{name}/{key}"] for key in each.state}
         for batch in islice(self._batches(), state.batches, None):
-            done = max(batch.done, state.batches / self.limit if self.limit else 0.0)
-            self.progress("calibrating", (index + done) / count)
+            done = state.batches / self.limit if self.limit else 0.0
+            self.progress(stage, max(batch.done, done))
             observer.add(batch)
             state.batches, state.rows = state.batches + 1, state.rows + batch.rows
             if state.batches % _EVERY == 0:
                 state.write(path, observer.observed)
         state.complete = True
         state.write(path, observer.observed)
-
-    def _write(self, parts: dict[Path, list[int]], key: str) -> None:
-        """Write the statistics from the files of all groups."""
-        files = {i: (Tensors(path), f"{i}/") for path, group in parts.items() for i in group}
-        layout: dict[str, tuple[str, tuple[int, ...]]] = {}
-        found: dict[str, tuple[int, str]] = {}
-        targets = find_targets(self.data.module, self.gram)
-        for i, target in enumerate(targets):
-            for what, (kind, shape) in summaries(target.width, target.gram).items():
-                name = f"{target.names[0]}/{what}"
-                layout[name], found[name] = (kind, shape), (i, what)
-
-        def array(name: str) -> Array:
-            i, what = found[name]
-            tensors, prefix = files[i]
-            return summarized(lambda key: tensors[prefix + key], what)
-
-        (self.output / FACTS).unlink(missing_ok=True)
-        first = next(iter(parts))
-        write_each(first.with_name(STATISTICS), layout, array)
-        first.with_name(STATISTICS).replace(self.output / STATISTICS)
-        end = _State.read(first)
-        sites = {name: target.names[0] for target in targets for name in target.names}
-        name = self.data.module.name
-        write_facts(self.output, Facts(name, end.rows, end.batches, key, self.gram, sites))
+        shutil.rmtree(program)

@@ -94,9 +94,9 @@ class Observer:
 
         copy = parse_module(module)
         every = find_targets(copy, gram)
-        self.targets = {i: every[i] for i in chosen}
-        self.observed = {i: Observed(each.width, each.gram) for i, each in self.targets.items()}
-        values = dict.fromkeys(v for target in self.targets.values() for v in target.values)
+        self.targets = [every[i] for i in chosen]
+        self.observed = {each.names[0]: Observed(each.width, each.gram) for each in self.targets}
+        values = dict.fromkeys(value for target in self.targets for value in target.values)
         self.results = {value: f"x{i}" for i, value in enumerate(values)}
         set_results(copy.main, [*self.results], [*map(Result, self.results.values())])
         run_pipeline(copy, "dce", ())
@@ -107,7 +107,7 @@ class Observer:
     def add(self, batch: Batch) -> None:
         """Run the program, and count what it computes; an Error names a site that has NaN."""
         found = self.program.run(batch.arrays)
-        for i, target in self.targets.items():
+        for target in self.targets:
             for value in target.values:
                 array = found[self.results[value]]
                 rows = array.reshape(-1, array.shape[-1])
@@ -119,4 +119,4 @@ class Observer:
                         f"{batch.place}: the input of {target.names[0]} has NaN or infinity; "
                         "f16 overflows above 65504, where --dtype f32 helps"
                     )
-                self.observed[i].add(rows)
+                self.observed[target.names[0]].add(rows)

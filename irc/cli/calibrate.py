@@ -67,7 +67,7 @@ def run(args: Namespace) -> int:
     facts: dict[str, Any] = {
         "folder": args.output,
         "model": found.facts.model,
-        "tokens": found.tokens,
+        "tokens": found.facts.tokens,
         "batches": found.facts.batches,
         "gram": found.facts.gram,
         "largest": ranges,
@@ -78,7 +78,7 @@ def run(args: Namespace) -> int:
         return 0
     largest = max(ranges, key=lambda site: ranges[site])
     print(
-        f"{found.facts.model}: {found.tokens:,} tokens in {found.facts.batches} batches, "
+        f"{found.facts.model}: {found.facts.tokens:,} tokens in {found.facts.batches} batches, "
         f"{len(ranges)} sites; largest input {ranges[largest]:.4g} at {largest}"
     )
     print(f"wrote {args.output} in {seconds:.1f} s")

@@ -1,14 +1,9 @@
 """`Statistics`: reads a calibration folder, which holds statistics of the inputs of linears.
 
-    statistics.safetensors   per observed value NAME, with K channels
-      NAME/largest f32[K]    max |x| per channel
-      NAME/mean f32[K]       mean |x| per channel
-      NAME/range f32[2]      the least and the largest x
-      NAME/histogram i64[N]  counts of |x| in N equal bins from 0 to the next power of two above max
-      NAME/gram f32[K, K]    the mean of x xᵀ over all rows, if it was asked for
-    calibration.json         Facts; its presence means that the calibration is complete
-
-Sites with the same input share the statistics of one of them. A cache has the name of its argument.
+`calibration.json` has the `Facts`; its presence means that the calibration is complete. For every
+observed value NAME, a safetensors file has the tensors NAME/rows, NAME/largest and so on, see
+`Observed`. Sites with the same input share the value of one of them. A cache has the name of its
+argument.
 """
 
 from __future__ import annotations
@@ -24,20 +19,21 @@ import numpy as np
 from ..artifact.atomic import whole_file
 from ..errors import Error, did_you_mean
 from ..schema import read_json
-from .observed import exponent_above
+from .observed import exponent_above, gram_of
 from .ranges import Histogram, chosen_range
 from .tensors import Tensors
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-STATISTICS, FACTS = "statistics.safetensors", "calibration.json"
+FACTS = "calibration.json"
 
 
 @dataclass(frozen=True)
 class Facts:
     """How a folder was made. `sites`: the name under which the values of a site are stored.
 
-    `key` is a checksum of the module, the data and the options. `gram`: of all sites.
+    `key` is a checksum of the module, the data and the options. `gram`: of all sites. `tokens` are
+    rows for models without tokens.
     """
 
     model: str = ""
@@ -45,7 +41,18 @@ class Facts:
     batches: int = 0
     key: str = ""
     gram: bool = False
+    files: list[str] = field(default_factory=list[str])
     sites: dict[str, str] = field(default_factory=dict[str, str])
+
+    def write(self, folder: Path) -> None:
+        """Write the file that makes a calibration folder complete."""
+        with whole_file(folder / FACTS) as file:
+            file.write(json.dumps(asdict(self), indent=1).encode())
+
+
+def is_calibrated(folder: Path) -> bool:
+    """Whether a folder holds a complete calibration."""
+    return (folder / FACTS).is_file()
 
 
 class Statistics:
@@ -61,13 +68,10 @@ class Statistics:
         self.facts = read_json(self.folder / FACTS, Facts)
 
     @cached_property
-    def _tensors(self) -> Tensors:
-        return Tensors(self.folder / STATISTICS)
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens (for other models: rows) of the data."""
-        return self.facts.tokens
+    def _files(self) -> dict[str, Tensors]:
+        """The file of each tensor."""
+        every = [Tensors(self.folder / name) for name in self.facts.files]
+        return {key: tensors for tensors in every for key in tensors}
 
     def sites(self) -> list[str]:
         """The names of all sites and caches."""
@@ -75,7 +79,7 @@ class Statistics:
 
     def has_gram(self, site: str) -> bool:
         """Whether there is a gram matrix of a site."""
-        return f"{self._stored(site)}/gram" in self._tensors
+        return self._key(site, "products") in self._files
 
     def largest(self, site: str) -> Array:
         """max |x| per channel, f32 [K]."""
@@ -83,16 +87,14 @@ class Statistics:
 
     def mean(self, site: str) -> Array:
         """mean |x| per channel, f32 [K]."""
-        return self._array(site, "mean")
+        rows = max(int(self._array(site, "rows")[0]), 1)
+        return (self._array(site, "total") / rows).astype(np.float32)
 
     def gram(self, site: str) -> Array:
         """The mean of x xᵀ over all tokens, f32 [K, K]; an Error where it was not asked for."""
-        return self._array(site, "gram")
-
-    def range(self, site: str) -> tuple[float, float]:
-        """The least and the largest x."""
-        low, high = self._array(site, "range").tolist()
-        return low, high
+        if not self.has_gram(site):
+            raise Error(f"{self.folder} has no gram matrix of {site}; calibrate with --gram")
+        return gram_of({what: self._array(site, what) for what in ("products", "rows")})
 
     def histogram(self, site: str) -> Histogram:
         """The histogram of |x|."""
@@ -106,7 +108,7 @@ class Statistics:
         """
         return chosen_range(self.histogram(site), observer, dtype)
 
-    def _stored(self, site: str) -> str:
+    def _key(self, site: str, what: str) -> str:
         stored = self.facts.sites.get(site)
         if stored is None:
             near = did_you_mean(site, self.facts.sites)
@@ -114,25 +116,11 @@ class Statistics:
                 f"{self.folder} has no statistics of {site}{near}; it was made from another model, "
                 f"{self.facts.model}: calibrate this one"
             )
-        return stored
+        return f"{stored}/{what}"
 
     def _array(self, site: str, what: str) -> Array:
-        key = f"{self._stored(site)}/{what}"
-        if key not in self._tensors:
-            hint = "; calibrate with --gram" if what == "gram" else "; calibrate again"
-            raise Error(f"{self.folder} has no {what} of {site}{hint}")
-        array = self._tensors[key]
+        key = self._key(site, what)
+        array = self._files[key][key] if key in self._files else np.zeros(0)
         if not array.size or not np.isfinite(array).all():
             raise Error(f"{self.folder}: {key} is empty or has NaN or infinity; calibrate again")
         return array
-
-
-def is_calibrated(folder: Path) -> bool:
-    """Whether a folder holds a complete calibration."""
-    return (folder / FACTS).is_file()
-
-
-def write_facts(folder: Path, facts: Facts) -> None:
-    """Write the file that makes a calibration folder complete."""
-    with whole_file(folder / FACTS) as file:
-        file.write(json.dumps(asdict(facts), indent=1).encode())

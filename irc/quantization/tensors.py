@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -10,27 +10,19 @@ import numpy as np
 
 from ..artifact.atomic import whole_file
 from ..errors import Error
-from ..ir.dtypes import DTYPES, numpy_dtype
+from ..ir.dtypes import DTYPES, dtype_of, numpy_dtype
 from ..weights.safetensors import lay_out, read_header
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Layout: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def write_tensors(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write arrays of the dtypes that irc has, from 8 bits on."""
-    names = {numpy_dtype(name): name for name, each in DTYPES.items() if each.bits >= 8}
-    layout = {key: (names[array.dtype], array.shape) for key, array in arrays.items()}
-    write_each(path, layout, arrays.__getitem__)
-
-
-def write_each(path: Path, layout: Layout, array: Callable[[str], Array]) -> None:
-    """Write the arrays that `array` returns by key, one at a time; `layout`: (dtype, shape)."""
-    header, placed = lay_out(layout)
+    header, placed = lay_out({key: (dtype_of(array), array.shape) for key, array in arrays.items()})
     with whole_file(path) as file:
         file.write(header)
         for key in placed:
-            file.write(np.ascontiguousarray(array(key)).reshape(-1).view(np.uint8).data)
+            file.write(np.ascontiguousarray(arrays[key]).reshape(-1).view(np.uint8).data)
 
 
 class Tensors(Mapping[str, Array]):
@@ -42,12 +34,9 @@ class Tensors(Mapping[str, Array]):
     def __getitem__(self, key: str) -> Array:
         place = self.places[key]
         data = np.empty(place.nbytes, np.uint8)
-        try:
-            with self.path.open("rb") as file:
-                file.seek(place.offset)
-                count = file.readinto(data.data)
-        except OSError as error:
-            raise Error(f"cannot read {self.path}: {error.strerror or error}") from None
+        with self.path.open("rb") as file:
+            file.seek(place.offset)
+            count = file.readinto(data.data)
         if place.dtype not in DTYPES or count != place.nbytes:
             raise Error(f"{self.path}: the tensor {key!r} cannot be read; write the file again")
         return data.view(numpy_dtype(place.dtype)).reshape(place.shape)

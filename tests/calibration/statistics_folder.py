@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from irc.quantization.observed import Observed, summaries, summarized
-from irc.quantization.statistics import STATISTICS, Facts, Statistics, write_facts
+from irc.quantization.observed import Observed
+from irc.quantization.statistics import Facts, Statistics
 from irc.quantization.tensors import write_tensors
+
+FILE = "statistics.safetensors"
 
 
 def write_folder(
@@ -19,16 +21,10 @@ def write_folder(
     for site, values in inputs.items():
         observed = Observed(values.shape[-1], gram)
         observed.add(values)
-        arrays |= {f"{site}/{key}": array for key, array in summary(observed).items()}
-        tokens = max(tokens, observed.rows)
+        arrays |= {f"{site}/{key}": array for key, array in observed.state.items()}
+        tokens = max(tokens, int(observed.state["rows"][0]))
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / STATISTICS, arrays)
-    write_facts(folder, Facts(model, tokens, 1, gram=gram, sites={site: site for site in inputs}))
+    write_tensors(folder / FILE, arrays)
+    sites = {site: site for site in inputs}
+    Facts(model, tokens, 1, gram=gram, files=[FILE], sites=sites).write(folder)
     return Statistics(folder)
-
-
-def summary(observed: Observed) -> dict[str, np.ndarray]:
-    """What a calibration folder holds of a value."""
-    state = observed.state()
-    found = summaries(len(observed.largest), observed.products is not None)
-    return {what: summarized(state.__getitem__, what) for what in found}

@@ -21,7 +21,7 @@ from irc.generation.inputs import complete
 from irc.generation.tokenizer import Tokenizer
 from irc.ir.core import Module, Result, Weight
 from irc.passes.shared.edit import set_results
-from irc.quantization.statistics import FACTS, STATISTICS, Statistics
+from irc.quantization.statistics import Statistics
 from irc.text import parse_module, print_module
 from tests.fresh import fresh
 from tests.layout import ROOT
@@ -88,7 +88,6 @@ def check(found: Statistics, wanted: Mapping[str, Any], gram: bool = True) -> No
         if site[1:].isdecimal():
             continue
         np.testing.assert_allclose(found.mean(site), np.abs(rows).mean(0), 1e-4, 1e-6)
-        np.testing.assert_allclose(found.range(site), (min(0, rows.min()), rows.max()), 1e-4)
         counts = found.histogram(site).counts
         assert counts.sum() == rows.size
         edges = np.arange(1, counts.size + 1) * found.histogram(site).width
@@ -125,9 +124,9 @@ def test_a_language_model_equals_numpy_on_all_data(build: Any, tmp_path: Path) -
         if "experts" in name
     }
     check(found, {**wanted, **experts})
-    assert (found.tokens, found.facts.batches) == (60, 3)
+    assert (found.facts.tokens, found.facts.batches) == (60, 3)
     assert print_module(module) == before
-    assert sorted(files(tmp_path / "out")) == [FACTS, STATISTICS]
+    assert len(files(tmp_path / "out")) == 2
 
 
 def test_tiny_llama_on_text(tmp_path: Path) -> None:
@@ -146,7 +145,7 @@ def test_tiny_llama_on_text(tmp_path: Path) -> None:
         name: [part[name].reshape(-1, part[name].shape[-1]) for part in parts] for name in parts[0]
     }
     check(found, {name: np.concatenate(arrays) for name, arrays in flat.items()}, gram=False)
-    assert found.tokens == sum(map(len, windows))
+    assert found.facts.tokens == sum(map(len, windows))
     assert not found.has_gram(found.sites()[0])
 
 
@@ -188,7 +187,7 @@ def test_padding_does_not_count(side: str, tmp_path: Path) -> None:
         }
     found = calibrate(module, data, tmp_path / "out", gram=True, batch_size=5)
     check(found, wanted)
-    assert found.tokens == sum(lengths)
+    assert found.facts.tokens == sum(lengths)
 
 
 class Interrupt:
@@ -199,7 +198,7 @@ class Interrupt:
 
     def __call__(self, stage: str, fraction: float) -> None:
         assert 0 <= fraction <= 1
-        self.count += stage == "calibrating"
+        self.count += stage.startswith("calibrating")
         if self.at and self.count == self.at:
             raise KeyboardInterrupt
 
@@ -229,10 +228,11 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
     with subprocess.Popen([*command, str(tmp_path / "out")], cwd=ROOT) as process:
         end = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < end:
-            if any((tmp_path / "out").glob("partial-*/*.safetensors")):
+            if any((tmp_path / "out").glob("*.safetensors")):
                 process.send_signal(signal.SIGKILL)
                 break
             time.sleep(0.002)
+    (tmp_path / "out" / ".0.safetensors.1a2b.part").touch()  # as if killed while it writes
     for name in ("out", "whole"):
         subprocess.run([*command, str(tmp_path / name)], cwd=ROOT, check=True, capture_output=True)
     assert files(tmp_path / "out") == files(tmp_path / "whole")

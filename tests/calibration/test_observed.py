@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from irc.errors import Error
-from irc.quantization.observed import BINS, Observed
+from irc.quantization import observed as module
+from irc.quantization.observed import BINS, Observed, exponent_above, gram_of
 from irc.quantization.ranges import Histogram, chosen_range
 from irc.quantization.statistics import FACTS, Statistics
 from irc.quantization.tensors import Tensors, write_tensors
-from tests.calibration.statistics_folder import summary, write_folder
+from tests.calibration.statistics_folder import write_folder
 from tests.fresh import fresh
 
 
@@ -38,35 +39,33 @@ def test_pieces_in_any_order_are_all_data_at_once() -> None:
     cuts = np.sort(fresh(3).integers(0, 700, 6))
     pieces = np.split(data, cuts)
     fresh(4).shuffle(pieces)
-    one, many = observed(data), observed(*pieces)
-    assert (one.counts == many.counts).all()
-    assert (one.rows, one.exponent) == (many.rows, many.exponent) == (700, one.exponent)
-    found = summary(many)
-    edges = np.linspace(0, 2.0**one.exponent, BINS + 1)
-    assert (found["histogram"] == np.histogram(np.abs(data).astype(float), edges)[0]).all()
-    assert (found["largest"] == np.abs(data).max(0)).all()
-    assert found["range"].tolist() == [data.min(), data.max()]
-    np.testing.assert_allclose(found["mean"], np.abs(data.astype(float)).mean(0), rtol=1e-5)
+    one, many = observed(data).state, observed(*pieces).state
+    assert (one["histogram"] == many["histogram"]).all()
+    edges = np.linspace(0, 2.0 ** exponent_above(np.abs(data).max()), BINS + 1)
+    counts = np.histogram(np.abs(data).astype(float), edges)[0]
+    assert (many["histogram"] == counts).all()
+    assert (many["largest"] == np.abs(data).max(0)).all()
+    assert one["rows"] == many["rows"] == 700
+    np.testing.assert_allclose(many["total"], np.abs(data.astype(float)).sum(0), rtol=1e-5)
     gram = data.astype(float).T @ data / 700
-    np.testing.assert_allclose(found["gram"], gram, atol=1e-5 * np.abs(gram).max())
+    np.testing.assert_allclose(gram_of(many), gram, atol=1e-5 * np.abs(gram).max())
+
+
+def test_gram_matrices_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRAM_BLOCK", 3)
+    data = long_tailed(50, 8)
+    found = gram_of(observed(data[:20], data[20:]).state)
+    np.testing.assert_allclose(found, data.T @ data / 50, rtol=1e-4, atol=1e-4)
+    assert (found == found.T).all()
 
 
 def test_the_range_doubles_only_as_far_as_needed() -> None:
     found = observed(np.array([[0.75]], np.float32), np.zeros((3, 1), np.float32))
-    assert 2.0**found.exponent == 1
-    assert (found.counts[0], found.counts[BINS * 3 // 4]) == (3, 1)
-    found.add(np.array([[1.0]], np.float32))  # a power of two is inside the next range
-    assert 2.0**found.exponent == 2
-    assert (found.counts[BINS * 3 // 8], found.counts[BINS // 2]) == (1, 1)
-
-
-def test_the_state_restores_everything() -> None:
-    data = long_tailed(64, 3)
-    whole = observed(data[:20], data[20:])
-    resumed = Observed.restored(observed(data[:20]).state())
-    resumed.add(data[20:])
-    for key, array in whole.state().items():
-        assert array.tobytes() == resumed.state()[key].tobytes(), key
+    counts = found.state["histogram"]
+    assert (counts[0], counts[BINS * 3 // 4]) == (3, 1)  # the range is 1
+    found.add(np.array([[1.0]], np.float32))  # a power of two is inside the next range, 2
+    counts = found.state["histogram"]
+    assert (counts[BINS * 3 // 8], counts[BINS // 2]) == (1, 1)
 
 
 def quantized(x: np.ndarray, limit: float, dtype: str) -> np.ndarray:
@@ -160,8 +159,8 @@ def test_the_reader_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(Error, match=r"holds no complete calibration.*irc calibrate SRC"):
         Statistics(tmp_path)
     found = write_folder(tmp_path, {"a.b": np.ones((4, 3), np.float32)}, gram=False)
-    assert (found.sites(), found.tokens, found.has_gram("a.b")) == (["a.b"], 4, False)
-    with pytest.raises(Error, match=r"no gram of a.b; calibrate with --gram"):
+    assert (found.sites(), found.facts.tokens, found.has_gram("a.b")) == (["a.b"], 4, False)
+    with pytest.raises(Error, match=r"no gram matrix of a.b; calibrate with --gram"):
         found.gram("a.b")
     with pytest.raises(
         Error, match=r"no statistics of a.c; did you mean 'a.b'\?.*another model, m"
