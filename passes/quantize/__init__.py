@@ -15,6 +15,7 @@ from irc.rewrite import permit
 from ..shard.notes import grouped
 from ..shard.plan import megatron, read_plan
 from ..shared.edit import free_name
+from . import auto, awq, gptq, smoothquant  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from .activations import Activation, activation_of, quantize_input
 from .algorithms import CHOOSE, RESCALE, Array, Context, check_algorithms
 from .assignment import Assigner, Assignment

@@ -7,9 +7,10 @@ from math import gcd
 
 from irc.errors import Error
 from irc.ir.core import Module, Value, Weight
+from irc.ir.dtypes import dtype
 from irc.ops import Attention
 from irc.pipeline import Stats
-from irc.quantization.formats import FORMATS, Format
+from irc.quantization.formats import FORMATS, Format, grid_shape
 from irc.quantization.sites import Site
 
 from ..shard.blocks import Block as AttentionBlock
@@ -37,6 +38,26 @@ class Assignment:
     def inputs_block(self) -> int:
         """How many inputs share a scale; 0 is all of them."""
         return self.block[self.site.inputs]
+
+    @property
+    def method(self) -> str:
+        """How scales of the weight are found."""
+        return "mse" if dtype(self.format.codes).bits < 8 else "absmax"
+
+    @property
+    def parts(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """(dtype, shape) of codes, scales, and zeros and tensor_scale where there are some."""
+        site, format = self.site, self.format
+        grid = grid_shape(site.shape, self.block)
+        found = {
+            "codes": (format.codes, site.shape),
+            "scales": (format.scales or site.weight.type.dtype, grid),
+        }
+        if format.zeros:
+            found["zeros"] = format.zeros, grid
+        if format.tensor_scale:
+            found["tensor_scale"] = "f32", (1,) * len(grid)
+        return found
 
 
 class Assigner:

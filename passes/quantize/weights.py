@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from irc.ir.core import Module, Op, Value, Weight
-from irc.ir.dtypes import dtype
 from irc.ir.types import TensorType
 from irc.ops import Dequantize, Transpose
-from irc.quantization.formats import grid_shape
 from irc.quantization.sites import Site
 from irc.rewrite import erase_dead
 from irc.weights import QuantizedRef, Ref, pinned
@@ -22,7 +20,7 @@ from .assignment import Assignment
 def quantize_weight(assigned: list[Assignment], context: Context) -> None:
     """Quantize the weight that some sites share; all of them use the same codes."""
     first = assigned[0]
-    parts = ENCODE.get(first.scheme.algorithm, _rounded)(first, context)
+    parts = ENCODE.get(first.scheme.algorithm, _round)(first, context)
     weights = _add_weights(context.module, first, parts)
     for each in assigned:
         found = _dequantized(weights, first, each.site.op)
@@ -30,29 +28,25 @@ def quantize_weight(assigned: list[Assignment], context: Context) -> None:
         use_weight(each.site, found)
 
 
-def _rounded(assigned: Assignment, context: Context) -> dict[str, Ref]:
+def _round(assigned: Assignment, context: Context) -> Mapping[str, Ref]:
+    return rounded_parts(assigned)
+
+
+def rounded_parts(assigned: Assignment) -> dict[str, Ref]:
     """References that round every weight to the nearest code when they are read."""
-    weight, format = assigned.site.weight, assigned.format
+    weight, format, method = assigned.site.weight, assigned.format.name, assigned.method
     source = pinned(weight.ref, weight.type.shape, weight.type.dtype)
-    parts = ["codes", "scales"] + ["zeros"] * bool(format.zeros)
-    parts += ["tensor_scale"] * format.tensor_scale
-    method = "mse" if dtype(format.codes).bits < 8 else "absmax"
-    return {part: QuantizedRef(source, part, format.name, assigned.block, method) for part in parts}
+    return {
+        part: QuantizedRef(source, part, format, assigned.block, method) for part in assigned.parts
+    }
 
 
 def _add_weights(
     module: Module, assigned: Assignment, parts: Mapping[str, Ref]
 ) -> dict[str, Weight]:
     """The new weights by part. Codes have the name of the weight, so that plans match them."""
-    site, format = assigned.site, assigned.format
-    grid, ones = grid_shape(site.shape, assigned.block), (1,) * len(site.shape)
-    old = site.weight
-    types = {
-        "codes": TensorType(format.codes, old.type.shape),
-        "scales": TensorType(format.scales or old.type.dtype, grid),
-        "zeros": TensorType(format.zeros or format.codes, grid),
-        "tensor_scale": TensorType("f32", ones),
-    }
+    site, old = assigned.site, assigned.site.weight
+    types = {part: TensorType(*each) for part, each in assigned.parts.items()}
     names = {"codes": old.name, "scales": f"{site.name}.scale", "zeros": f"{site.name}.zero"}
     new = {
         part: Weight(types[part], free_name(names.get(part, f"{site.name}.{part}"), []), ref)

@@ -1,0 +1,150 @@
+"""The choice of a scheme per site for a budget of bits or of error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf, log10, prod
+
+from irc.errors import Error
+from irc.ir.dtypes import dtype
+from irc.pipeline import Stats
+from irc.quantization.sites import Site
+
+from ..shard.plan import megatron
+from .algorithms import CHOOSE, Context
+from .assignment import Assigner, Assignment
+from .awq import output_error, sampled
+from .schemes import scheme_called
+
+SCHEMES = ("w4a16", "w8a16")  # and the weights as they are
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A scheme for a site ("" leaves it as it is), the bits of all its weights, and its noise.
+
+    `noise` is the power of the error of the outputs, relative to that of the outputs.
+    """
+
+    scheme: str
+    bits: float
+    noise: float
+
+
+@dataclass(frozen=True)
+class Budget:
+    """At most `bits` per weight, or at least `decibels` between the outputs and their noise."""
+
+    bits: float = inf
+    decibels: float = -inf
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """A budget such as "4.5 bits", "30 dB" or "sqnr 30 dB"."""
+        found = re.fullmatch(r"\s*(?:sqnr\s+)?(\d+(?:\.\d+)?)\s*(bits?|db)\s*", text, re.IGNORECASE)
+        if found is None:
+            raise Error(f'no budget: {text!r}; write bits per weight, as in "4.5 bits", or "30 dB"')
+        number = float(found[1])
+        return cls(decibels=number) if found[2].lower() == "db" else cls(bits=number)
+
+    def __str__(self) -> str:
+        return f"{self.decibels:g} dB" if self.bits == inf else f"{self.bits:g} bits"
+
+
+def choose(
+    sites: Mapping[str, Sequence[Choice]], weights: int, budget: Budget
+) -> dict[str, Choice]:
+    """One choice per site, within the budget for so many weights in all sites.
+
+    All sites begin with their cheapest choice. Better ones are taken in the order of the noise that
+    they save per bit: as long as the bits suffice, or until the mean noise is low enough. An Error
+    names the reachable range.
+    """
+    ladders = {name: _frontier(choices) for name, choices in sites.items()}
+    lowest = {name: ladder[0] for name, ladder in ladders.items()}
+    highest = {name: ladder[-1] for name, ladder in ladders.items()}
+    if mean_bits(lowest, weights) > budget.bits or decibels(highest) < budget.decibels:
+        raise Error(
+            f"the budget of {budget} cannot be met: {mean_bits(lowest, weights):.3f} to "
+            f"{mean_bits(highest, weights):.3f} bits per weight give "
+            f"{decibels(lowest):.1f} to {decibels(highest):.1f} dB"
+        )
+    steps = [(name, *pair) for name, ladder in ladders.items() for pair in pairwise(ladder)]
+    chosen, closed = lowest, set[str]()
+    for name, _, after in sorted(steps, key=lambda step: -_saving(*step[1:])):
+        if decibels(chosen) >= budget.decibels > -inf:
+            break
+        if name in closed or mean_bits(chosen | {name: after}, weights) > budget.bits:
+            closed.add(name)
+        else:
+            chosen[name] = after
+    return chosen
+
+
+def mean_bits(chosen: Mapping[str, Choice], weights: int) -> float:
+    """The bits per weight."""
+    return sum(choice.bits for choice in chosen.values()) / weights
+
+
+def decibels(chosen: Mapping[str, Choice]) -> float:
+    """The mean noise of the outputs of all sites, as a signal-to-noise ratio."""
+    noise = sum(choice.noise for choice in chosen.values()) / len(chosen)
+    return -10 * log10(noise) if noise else inf
+
+
+def _frontier(choices: Sequence[Choice]) -> list[Choice]:
+    """The choices by rising bits of which each next one saves less noise per bit."""
+    kept: list[Choice] = []
+    for choice in sorted(choices, key=lambda each: (each.bits, each.noise)):
+        if kept and choice.noise >= kept[-1].noise:
+            continue
+        while len(kept) > 1 and _saving(kept[-1], choice) >= _saving(*kept[-2:]):
+            kept.pop()
+        kept.append(choice)
+    return kept
+
+
+def _saving(before: Choice, after: Choice) -> float:
+    """The noise that a better choice saves per bit."""
+    return (before.noise - after.noise) / (after.bits - before.bits)
+
+
+def _choose(sites: Sequence[Site], context: Context) -> Mapping[str, str]:
+    """The scheme of every site by its name, for the budget of the pass."""
+    budget = Budget.parse(context.budget)
+    assigner = Assigner(context.module, megatron(), Stats())
+    distinct = {site.name: site for site in sites}
+    if not distinct:
+        raise Error("auto: no site is left to choose a scheme for")
+    choices = {name: _choices(site, assigner, context) for name, site in distinct.items()}
+    weights = sum(prod(site.shape) for site in distinct.values())
+    chosen = choose(choices, weights, budget)
+    bits, noise = mean_bits(chosen, weights), decibels(chosen)
+    context.stats.explain(f"auto: {bits:.3f} bits per weight, {noise:.1f} dB")
+    return {name: choice.scheme for name, choice in chosen.items()}
+
+
+def _choices(site: Site, assigner: Assigner, context: Context) -> list[Choice]:
+    """The schemes of a site, and none, with what each costs."""
+    kind = dtype(site.weight.type.dtype)
+    found = [Choice("", prod(site.shape) * kind.bits, 0.0)]
+    known = context.statistics
+    gram = known.gram(site.name) if known and known.has_gram(site.name) else None
+    for scheme in SCHEMES:
+        assigned = assigner.assign(site, scheme_called(scheme))
+        weights = sampled(assigned, context)
+        noise = output_error(weights.error(), gram)
+        signal = output_error(weights.values, gram)
+        found.append(Choice(scheme, _bits(assigned), noise / signal if noise else 0.0))
+    return found
+
+
+def _bits(assigned: Assignment) -> float:
+    """The bits of codes and scales."""
+    return sum(dtype(kind).bits * prod(shape) for kind, shape in assigned.parts.values())
+
+
+CHOOSE["auto"] = _choose

@@ -1,0 +1,91 @@
+"""AWQ: factors of the inputs of linears that make the rounding error of their outputs least.
+
+Lin et al., 2023. The factors are a power of the mean magnitude of each input. The power is the one
+of a grid whose rounded weights have the least error of the outputs, which the gram matrix of the
+inputs gives exactly: tr(E G Eᵀ) for an error E of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from irc.quantization.formats import Format, decode, encode
+
+from .algorithms import RESCALE, Array, Context
+from .assignment import Assignment
+from .factors import rescale
+from .rows import sample
+
+GRID = 20  # powers 0, 1/20, ..., 19/20
+ONE = np.float32(1)
+SMALLEST = 1e-4  # of the largest mean; inputs below it get the factor of this mean
+
+
+def output_error(error: Array, gram: Array | None) -> float:
+    """The mean squared error of the outputs, summed over them, for an error [N, K] of weights.
+
+    Without a gram matrix inputs are taken as independent.
+    """
+    return float(np.vdot(error if gram is None else error @ gram, error))
+
+
+def search(weights: Sequence[Weights], mean: Array, gram: Array) -> tuple[Array, float]:
+    """(factors [K], the error with them), for the weights of linears of one input."""
+    best, least = np.ones_like(mean), np.inf
+    for step in range(GRID):
+        factors = powers(mean, step / GRID)
+        found = sum(output_error(each.error(factors), gram) for each in weights)
+        if found < least:
+            best, least = factors, found
+    return best, least
+
+
+def powers(mean: Array, exponent: float) -> Array:
+    """mean ** exponent, so scaled that the largest and the smallest factor are reciprocal."""
+    floor = SMALLEST * mean.max()
+    if not floor:
+        return np.ones_like(mean)
+    factors = np.maximum(mean, floor) ** np.float32(exponent)
+    return factors / np.sqrt(factors.max() * factors.min())
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights [N, K], with the format, block and dtype of scales that they are rounded with."""
+
+    values: Array
+    format: Format
+    block: tuple[int, int]
+    scale_dtype: str = "f32"
+    method: str = "absmax"
+
+    def error(self, factors: Array | np.float32 = ONE) -> Array:
+        """What rounding changes if it rounds the weights times factors [K]."""
+        scaled = self.values * factors
+        found = encode(scaled, self.format, self.block, self.scale_dtype, self.method)
+        return decode(found) / factors - self.values
+
+
+def _rescale(group: Sequence[Assignment], context: Context) -> Array | None:
+    name = group[0].site.name
+    statistics = context.calibrated(group[0].scheme.name)
+
+    def find() -> Array:
+        weights = [sampled(each, context) for each in group]
+        return search(weights, statistics.mean(name), statistics.gram(name))[0]
+
+    return rescale(group, context, GRID, find)
+
+
+def sampled(assigned: Assignment, context: Context) -> Weights:
+    """Some rows of a site's weight, as its scheme rounds them."""
+    site, block = assigned.site, assigned.block
+    sizes = block[site.outputs], block[site.inputs]
+    values = sample(context.reader, site)
+    return Weights(values, assigned.format, sizes, site.weight.type.dtype, assigned.method)
+
+
+RESCALE["awq"] = _rescale
