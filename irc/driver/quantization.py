@@ -104,8 +104,8 @@ class Quantization:
             return Path(self.calibration) if self.calibration else None
         if output is None:
             raise Error(
-                "the data of --calibration is run into DIR.calibration; give -o DIR, or the folder "
-                "of irc calibrate"
+                "--calibration names data, and a dry run writes no statistics of it; give the "
+                "folder of irc calibrate, or -o DIR without --dry-run"
             )
         folder = Path(f"{Path(output)}.calibration")
         gram = self._needs_gram()

@@ -85,7 +85,9 @@ def test_the_command_and_its_refusals(two: tuple[Path, Path, np.ndarray], tmp_pa
     works(*words, data, "-o", tmp_path / "out")
     assert Statistics(tmp_path / "out.calibration").sites() == ["a", "b"]
     works(*words, tmp_path / "out.calibration", "--dry-run")
-    assert "run into DIR.calibration; give -o DIR" in refused(*words, data, "--dry-run")
+    assert "give the folder of irc calibrate, or -o DIR without --dry-run" in refused(
+        *words, data, "--dry-run"
+    )
     message = refused(*words, data, "--observer", "kl", "--dry-run")
     assert "no observer called 'kl'; there are min-max, percentile" in message
     assert "there is no" in refused(*words, tmp_path / "none.npz", "-o", tmp_path / "new")

@@ -10,6 +10,7 @@ import pytest
 import irc
 from irc.calibration.run import calibrate
 from irc.calibration.text import token_windows
+from irc.driver.sources import Source
 from irc.errors import Error
 from irc.generation.tokenizer import Tokenizer
 from irc.quantization.statistics import Statistics
@@ -161,6 +162,16 @@ def test_windows_are_the_tokens_of_the_text(tmp_path: Path) -> None:
     assert found == [t for part in parts for t in tokenizer.encode(part, special=False)]
     with pytest.raises(Error, match="no room for text after 1 special tokens"):
         next(token_windows(paths, tokenizer, 1))
+
+
+def test_an_encoder_takes_text_without_a_mask(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    text = MASKED.replace("f32[9, 4]", "f32[300, 4]").replace("B=1:2:8", "B=2:2:2")
+    (tmp_path / "data.txt").write_text("the other " * 40)
+    tokens = Tokenizer(tmp_path).encode("the other " * 40)
+    found = calibrate(Source(irc.parse(text), tmp_path), tmp_path / "data.txt", tmp_path / "out")
+    assert found.facts.tokens == len(tokens) // 32 * 32  # rows of 16 tokens, two at a time
+    assert found.facts.batches == len(tokens) // 32
 
 
 def test_the_command(tmp_path: Path) -> None:

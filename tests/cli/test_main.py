@@ -61,7 +61,7 @@ def test_the_version() -> None:
         (["--bogus"], "no option called '--bogus'"),
         (["show", "m.irc", "--stat"], "irc show has no option --stat; did you mean '--stats'?"),
         (["show", "m.irc", "--stat=1"], "irc show has no option --stat; did you mean '--stats'?"),
-        (["compile", "m.irc", "--quantize"], "irc compile has no option --quantize\n"),
+        (["compile", "m.irc", "--serve"], "irc compile has no option --serve\n"),
         (
             ["run", "m.irc", "--outptus"],
             "irc run has no option --outptus; did you mean '--outputs'",
@@ -116,7 +116,7 @@ def test_a_repeated_option_adds_to_the_first(
 @pytest.mark.parametrize(
     ("message", "lines"),
     [
-        ("give --dims B=4", ["--dims is an option of irc compile, irc forecast"]),
+        ("give --dims B=4", ["--dims is an option of irc compile, irc calibrate, irc forecast"]),
         ("give --dims B=4 to irc forecast", []),
         ("give --locs, or use pip install --upgrade", []),
     ],
