@@ -114,7 +114,8 @@ def pack_quantized(
 
 def int_quantized(rng: Any, n: int, k: int, static: bool) -> Packed:
     """int-quantized of compressed-tensors: i8 with a scale per row, inputs per token or tensor."""
-    codes, scales = rng.integers(-128, 128, (n, k)).astype(np.int8), scales_like(rng, (n, 1))
+    codes = rng.integers(-128, 128, (n, k)).astype(np.int8)
+    scales = scales_like(rng, (n, 1)) / np.float32(64)
     tensors = {"weight": codes, "weight_scale": scales}
     if not static:
         inputs = by_token(np.int8, 127)

@@ -81,18 +81,24 @@ def test_a_model_has_the_logits_of_its_dequantized_weights(name: str, tmp_path: 
     check_logits(write_model(tmp_path, name))
 
 
+# every shard holds complete groups and heads
+SIZES = {"hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 192}
+MESHES = {"tp=2": {"num_key_value_heads": 2}, "tp=3": {"num_key_value_heads": 3}}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize(
     "name", ["awq", "gptq-order", "pack-asym", "fp8", "modelopt-fp8", "int-token"]
 )
-def test_a_compiled_model_on_two_ranks(name: str, tmp_path: Path) -> None:
-    sizes = {"intermediate_size": 64} if name == "gptq-order" else {}  # 48 would cut a group
-    write_model(tmp_path, name, **sizes)
+def test_a_compiled_model_over_ranks(name: str, mesh: str, tmp_path: Path) -> None:
+    """Sums in another order may round an input to another code, which few logits show."""
+    write_model(tmp_path, name, **SIZES, **MESHES[mesh])
     module = huggingface.load(tmp_path / "quantized")
     inputs = inputs_of(module, fresh())
     wanted = irc.evaluate(module, inputs)["logits"]
-    artifact = irc.compile(str(tmp_path / "quantized"), tmp_path / "out", mesh="tp=2")
+    artifact = irc.compile(str(tmp_path / "quantized"), tmp_path / "out", mesh=mesh)
     found = artifact.run(inputs)["logits"]
-    assert np.abs(found - wanted).max() < 0.03 * np.abs(wanted).max()
+    assert np.linalg.norm(found - wanted) < 0.1 * np.linalg.norm(wanted)
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq-sym", "pack", "ct-nvfp4a16"])
