@@ -71,7 +71,8 @@ def _limit(
     name = group[0].site.name
     if factors is not None:
         return float((statistics.largest(name) / factors).max())
-    return statistics.scale_range(name, context.observer, activation.format.codes)
+    observer = context.observer if activation.static else "min-max"  # blocks have their own scales
+    return statistics.scale_range(name, observer, activation.format.codes)
 
 
 def _rounding(activation: Activation, limit: float | None) -> FakeQuantize:

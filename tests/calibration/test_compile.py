@@ -57,6 +57,18 @@ def test_the_data_is_run_beside_the_artifact(
     assert not (tmp_path / "other.calibration").exists()
 
 
+def test_the_second_level_of_scales_covers_the_largest_input(tmp_path: Path) -> None:
+    x = fresh(5).standard_t(2, (50, 16)).astype(np.float32)
+    data = saved(tmp_path / "data.npz", x=x, shift=np.zeros(16))
+    module = irc.parse(TWO.replace("4]", "16]"))
+    artifact = irc.compile(module, tmp_path / "out", quantize={"a": "nvfp4"}, calibration=data)
+    scales = [
+        op.operands[1].producer for op in artifact.module.ops() if op.opname == "dynamic_scale"
+    ]
+    assert scales[0] is not None
+    assert scales[0].attributes["value"] == pytest.approx(np.abs(x).max() / 448 / 6)
+
+
 @pytest.mark.parametrize(
     ("quantize", "gram"),
     [
