@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from irc.ir.core import Function, Module
-from irc.ops import Linear
+from irc.ir.core import Function, Module, Value
+from irc.ops import Dequantize, Linear
 from irc.pipeline import Pass, Stats, register
 from irc.rewrite import permit, report_failure
 
@@ -17,12 +17,11 @@ _NAME = "fuse-linears"
 class FuseLinears(Pass):
     """Linears of one input, whose weights have one format, become one linear and a split.
 
-    Such as q, k and v, or gate and up. With `codes`, only those whose weights, or the codes of
-    whose quantized weights, have one of these dtypes: the builder of TensorRT joins the products
-    of plain weights itself, but not those of quantized ones.
+    Such as q, k and v, or gate and up. With `blocks`, only those whose weights are quantized in
+    blocks of their inputs: the builder of TensorRT joins other products itself where that helps.
     """
 
-    codes: tuple[str, ...] = ()
+    blocks: bool = False
 
     def run(self, module: Module, stats: Stats) -> None:
         for function in module.functions.values():
@@ -39,9 +38,15 @@ class FuseLinears(Pass):
         """The linears that have an input and the formats of parameters in common."""
         found: dict[object, list[Linear]] = {}
         for op in function:
-            if isinstance(op, Linear) and all(weights_of(value) for value in op.operands[1:]):
-                codes = (weights_of(op.weight) or [])[0].type.dtype
-                if not self.codes or codes in self.codes:
-                    forms = tuple(form_of(value) for value in op.operands[1:])
-                    found.setdefault((op.x, forms), []).append(op)
+            if not isinstance(op, Linear) or (self.blocks and not _in_blocks(op.weight)):
+                continue
+            if all(weights_of(value) for value in op.operands[1:]):
+                forms = tuple(form_of(value) for value in op.operands[1:])
+                found.setdefault((op.x, forms), []).append(op)
         return [linears for linears in found.values() if len(linears) > 1]
+
+
+def _in_blocks(weight: Value) -> bool:
+    """Whether the inputs of a row have several scales."""
+    op = weight.producer
+    return isinstance(op, Dequantize) and op.scale.type.shape[-1] != 1

@@ -22,8 +22,8 @@ from irc.errors import Error
 from irc.ir.core import Module, Op
 
 _CLEANERS = "inline, static-capacity, canonicalize, cse"
-# The builder joins products of one input itself where their weights are not quantized.
-_PRODUCTS = 'fuse-linears{codes=["i4", "u4"]}, fuse-gated-mlp{merged=false}'
+# The builder joins products of one input itself, but not of weights that have blocks of scales.
+_PRODUCTS = "fuse-linears{blocks}, fuse-gated-mlp{merged=false}"
 
 
 class TensorRTBackend(Backend):

@@ -107,8 +107,8 @@ def test_linears_of_one_input_are_joined_on_every_rank(mesh: str) -> None:
     """The segments of a merged weight too, which shard separated."""
     module = block("i4", 4, "silu")
     inputs = drawn(module, fresh(5))
-    joined = 'fuse-linears{codes=["i4"]}'
-    spread(module, inputs, mesh, after=[FUSE, "localize", joined, "dce"], tolerance=1e-5)
+    after = [FUSE, "localize", "fuse-linears{blocks}", "dce"]
+    spread(module, inputs, mesh, after=after, tolerance=1e-5)
     found = count(module)
     assert (found["linear"], found["split"], found["dequantize"]) == (4, 2, 4)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 import irc
 from irc.backends.tensorrt.builder.report import Layer, Report
 
@@ -42,6 +44,7 @@ def layers(folder: Path, pipeline: str | None = None) -> tuple[Layer, ...]:
     return Report.from_json(json.loads((folder / stage["report"]).read_text())).layers
 
 
+@pytest.mark.needs_rtx
 def test_products_of_one_input_are_one_kernel(tmp_path: Path) -> None:
     found = layers(tmp_path / "joined")
     apart = layers(tmp_path / "apart", "inline, static-capacity, fuse-gated-mlp, dce")
