@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
 
 from irc.errors import Error
 from irc.ir.core import Module, Value, Weight
 from irc.ir.dtypes import dtype
-from irc.ops import Attention
+from irc.ops import Attention, Linear
 from irc.pipeline import Stats
 from irc.quantization.formats import FORMATS, Format, grid_shape
 from irc.quantization.sites import Site
 
 from ..shard.blocks import Block as AttentionBlock
+from ..shard.even_blocks import can_pad
 from ..shard.place import planned_axes
 from ..shard.rows import Row as PlanRow
 from .schemes import Scheme
 
+MOST_ZEROS = 8  # features to each zero that makes blocks whole, at least
 SMALLEST = 16  # elements of a group; smaller ones cost more in scales than they save
 
 
@@ -79,19 +80,25 @@ class Assigner:
 
     def _fitted(self, site: Site, dim: int, wanted: int, scheme: Scheme) -> int:
         """The largest block of at most `wanted` elements that no shard cuts, or a default."""
-        size = site.shape[dim]
+        if wanted < 2:
+            return wanted
+        size, fixed = site.shape[dim], bool(FORMATS[scheme.weight[0]].scales)
         shard = self._shard(site.weight, dim, size)
-        common = gcd(size, shard)
-        if wanted < 2 or common % wanted == 0:
+        ranks, zeros = self._ranks(site.weight, dim), self._zeros(site, dim, fixed)
+
+        def fits(block: int) -> bool:
+            return size % block == 0 and (shard % block == 0 or -size % (block * ranks) <= zeros)
+
+        found = max(n for n in range(1, wanted + 1) if fits(n))
+        if found == wanted:
             return wanted
         what = f"{site.name}: {'outputs' if dim == site.outputs else 'inputs'}"
         where = f"{size}" if shard == size else f"{size} in shards of {shard}"
-        if FORMATS[scheme.weight[0]].scales:
+        if fixed:
             raise Error(
                 f"{what}: blocks of {wanted}, which {scheme.name} requires, do not divide {where}; "
                 "exclude the layer, choose another scheme such as w8a16, or another mesh"
             )
-        found = max(n for n in range(1, wanted + 1) if common % n == 0)
         default = 0 if dim == site.inputs else 1
         if found < min(SMALLEST, wanted):
             found = default
@@ -99,10 +106,19 @@ class Assigner:
         self.stats.explain(f"{what}: blocks of {wanted} do not divide {where}; {how}")
         return found
 
+    def _zeros(self, site: Site, dim: int, fixed: bool) -> int:
+        """How many features `shard` may add to make blocks whole; -1 where it cannot add any."""
+        if (site.weight, dim) in self.heads or not isinstance(site.op, Linear):
+            return -1
+        size = site.shape[dim]
+        return (size if fixed else size // MOST_ZEROS) if can_pad(site.op, dim) else -1
+
+    def _ranks(self, weight: Weight, dim: int) -> int:
+        return self.module.mesh.group_size(planned_axes(self.module, self.rows, weight.name, dim))
+
     def _shard(self, weight: Weight, dim: int, size: int) -> int:
         """The elements of a dimension that a rank gets; of a head, where heads are rearranged."""
-        axes = planned_axes(self.module, self.rows, weight.name, dim)
-        count = self.module.mesh.group_size(axes) if axes else 1
+        count = self._ranks(weight, dim)
         head, kv_heads = self.heads.get((weight, dim), (size, count))
         uneven = size // head % count or kv_heads % count
         return head if uneven and (weight, dim) in self.heads else -(-size // count)

@@ -36,6 +36,12 @@ def even_blocks(module: Module, rows: list[Row], origins: dict[str, str], stats:
                 _even(function, op, dim, module.mesh.group_size(axes), stats)
 
 
+def can_pad(op: Linear, dim: int) -> bool:
+    """Whether the features along a dimension of the weight of a linear may get zeros."""
+    size = op.weight.type.shape[dim]
+    return isinstance(size, int) and Features(size).follow(op.x if dim else op.result)
+
+
 def _even(function: Function, op: Linear, dim: int, group_size: int, stats: Stats) -> None:
     size, block = op.weight.type.shape[dim], _block(op.weight, dim)
     if not isinstance(size, int) or -(-size // group_size) % block == 0:
@@ -79,7 +85,7 @@ class Features:
         if value in self.values:
             return True
         op = value.producer
-        if value.type.shape[-1] != self.size or op is None:
+        if value.type.shape[-1:] != (self.size,) or op is None:
             return False
         self.values.add(value)
         return self._source(op) and all(self._use(user, value) for user in value.users)
@@ -100,7 +106,7 @@ class Features:
             return not user.block or all(isinstance(op, Scaled) for op in user.result.users)
         if isinstance(user, Scaled) and user.x is not value:
             return False
-        return self.follow(user.results[0])
+        return len(user.results) == 1 and self.follow(user.results[0])
 
     def _scales(self, scale: Value) -> bool:
         """Whether a scale is one for all features, or computed for each block of them."""

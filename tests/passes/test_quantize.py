@@ -96,8 +96,6 @@ def test_both_branches_of_a_gated_mlp_keep_their_scales(scheme: str, passes: str
     wanted = evaluate(irc.parse(GATED), x)["y"]
     module = irc.parse(GATED)
     quantized(module, f"scheme={scheme}")
-    if scheme == "nvfp4":
-        passes = "fuse-gated-mlp"  # blocks of 16 in shards of 16 only over three ranks
     run_pipeline(module, f"{passes}, cse, fold, dce")
     assert any(op.opname == "gated_mlp" for op in module.ops())
     found = evaluate(module, x)["y"]

@@ -12,13 +12,14 @@ import irc.passes
 from irc.backends.reference import evaluate
 from irc.errors import Error
 from irc.ir.core import Module, Op, Weight
+from irc.ir.mesh import Mesh
 from irc.ir.verify import verify
 from irc.ops.collective import Exchange
 from irc.passes.shared.parameters import weights_of
 from irc.pipeline import run_pipeline
 from tests.fresh import fresh
 from tests.sharded.checking import spread
-from tests.sharded.models import MODELS, mixtral
+from tests.sharded.models import MODELS, tiny_llama
 from tests.sharded.test_models import check
 
 assert irc.passes
@@ -213,11 +214,19 @@ def test_models_of_quantized_weights(scheme: str, name: str, mesh: str) -> None:
     assert not touched_weights(module)
 
 
-@pytest.mark.parametrize("mesh", ["ep=2", "tp=3", "ep=2,tp=2"])
-def test_mixtures_of_quantized_experts(mesh: str) -> None:
-    module = mixtral()
-    run_pipeline(module, 'inline, quantize{scheme="w4a16", group=4}')
-    check(module, mesh)
+@pytest.mark.parametrize(
+    ("scheme", "features", "block", "added"),
+    [("w4a16", 352, 44, 44), ("mxfp4", 352, 32, 32), ("nvfp4", 80, 16, 16), ("w4a16", 160, 20, 20)],
+)
+def test_blocks_are_chosen_for_features_with_zeros(
+    scheme: str, features: int, block: int, added: int
+) -> None:
+    """The largest that adds at most an eighth, or those of the format."""
+    module = tiny_llama(hidden_size=32, intermediate_size=features, head_dim=32)
+    module.mesh = Mesh.parse("tp=3")
+    run_pipeline(module, f"inline, quantize{{scheme={scheme}}}, shard")
+    down = next(w for name, w in module.weights.items() if name.endswith("down_proj.scale"))
+    assert down.type.shape == (32, (features + added) // block)
 
 
 def test_a_block_that_cannot_be_padded_is_never_cut() -> None:
