@@ -21,7 +21,8 @@ _PIECE = 1 << 20  # elements that are counted together
 
 def exponent_above(largest: float) -> int:
     """The exponent of the range of a histogram: the next power of two above the largest |x|."""
-    return max(int(np.frexp(np.float32(largest))[1]), _LOWEST)
+    exponent = int(np.frexp(np.float32(largest))[1])
+    return max(exponent, _LOWEST) if largest else _LOWEST
 
 
 class Observed:

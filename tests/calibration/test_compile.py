@@ -61,7 +61,8 @@ def test_the_second_level_of_scales_covers_the_largest_input(tmp_path: Path) -> 
     x = fresh(5).standard_t(2, (50, 16)).astype(np.float32)
     data = saved(tmp_path / "data.npz", x=x, shift=np.zeros(16))
     module = irc.parse(TWO.replace("4]", "16]"))
-    artifact = irc.compile(module, tmp_path / "out", quantize={"a": "nvfp4"}, calibration=data)
+    options: dict[str, Any] = {"quantize": {"a": "nvfp4"}, "calibration": data}
+    artifact = irc.compile(module, tmp_path / "out", backend="reference", **options)
     scales = [
         op.operands[1].producer for op in artifact.module.ops() if op.opname == "dynamic_scale"
     ]
