@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from irc.errors import Error
 from irc.ir.core import Module, Value, Weight
-from irc.ops import Dequantize
+from irc.ops import Dequantize, GatedMlp
 from irc.pipeline import Pass, Stats, register
 from irc.quantization.sites import Site, by_input, find_sites
 from irc.rewrite import permit
@@ -126,8 +126,14 @@ class QuantizeModule(Pass):
 def _check_view(module: Module) -> None:
     if module.local:
         raise Error("the module is in the local view already; quantize comes before shard")
-    if any(value.type.sharded for op in module.ops() for value in op.results):
-        raise Error("the module is sharded already; quantize comes before shard")
+    for op in module.ops():
+        if any(value.type.sharded for value in op.results):
+            raise Error("the module is sharded already; quantize comes before shard")
+        if isinstance(op, GatedMlp) and isinstance(op.gate, Weight):
+            raise Error(
+                "the gated feed-forwards are fused already; quantize comes before fuse-gated-mlp, "
+                'or behind expand{ops=["gated_mlp"]}'
+            ).at(op)
 
 
 def _chosen(sites: list[Site], context: Context) -> dict[str, Row]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from irc.ir.core import Op
 from irc.quantization.activations import FakeQuantize
 from irc.quantization.formats import FORMATS, Format
 
@@ -45,20 +44,14 @@ def activation_of(assigned: Assignment, context: Context) -> Activation | None:
 def quantize_input(
     group: Sequence[Assignment], activation: Activation, factors: Array | None, context: Context
 ) -> None:
-    """Quantize the value that some sites multiply; `factors` of its channels divided it."""
-    first = min((each.site.op for each in group), key=_order)
+    """Quantize the value that some sites in order multiply, which was divided by `factors`."""
+    first = group[0].site.op
     x = first.operands[0]
     limit = _limit(group, activation, factors, context)
     new = _rounding(activation, limit).apply(x, first)
     for each in group:
         op = each.site.op
         op.set_operands((new, *op.operands[1:]))
-
-
-def _order(op: Op) -> int:
-    """The position of an operation in its function."""
-    assert op.parent is not None
-    return next(i for i, each in enumerate(op.parent) if each is op)
 
 
 def _limit(

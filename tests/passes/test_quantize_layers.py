@@ -241,6 +241,7 @@ def test_what_comes_too_late_or_has_nothing_to_do() -> None:
     for passes, message in (
         ('shard{mesh="tp=2"}', "sharded already; quantize comes before shard"),
         ('shard{mesh="tp=2"}, localize', "in the local view already"),
+        ("fuse-gated-mlp", "gated feed-forwards are fused already"),
     ):
         module = irc.parse(GATED)
         run_pipeline(module, passes)
