@@ -60,7 +60,7 @@ class Observed:
         np.maximum(state["largest"], sizes.max(axis=0), out=state["largest"])
         state["total"] += sizes.sum(axis=0, dtype=np.float64)
         exponent = exponent_above(state["largest"].max())
-        joined = min(1 << (exponent - before), BINS)
+        joined = min(1 << max(exponent - before, 0), BINS)  # zeros before are in bin 0
         counts = state["histogram"].reshape(-1, joined).sum(axis=1)
         places = (sizes * np.float32(2.0 ** (BINS.bit_length() - 1 - exponent))).astype(np.int64)
         counts = np.pad(counts, (0, BINS - counts.size))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from irc.errors import Error
 from irc.ir.core import Module, Value, Weight
-from irc.ops import Dequantize, GatedMlp
+from irc.ops import Dequantize, Embedding, GatedMlp
 from irc.pipeline import Pass, Stats, register
 from irc.quantization.sites import Site, by_input, find_sites
 from irc.rewrite import permit
@@ -25,9 +24,10 @@ from .schemes import Scheme as Scheme
 from .schemes import register_scheme as register_scheme
 from .selection import Selection
 from .table import Row, read_table
-from .weights import quantize_weight, use_weight
+from .weights import quantize_weights, use_weight
 
 AUTO = "auto"
+HEAD = "lm_head.weight"  # the name by which plans find the weight of a head
 
 
 @register("quantize")
@@ -75,8 +75,7 @@ class QuantizeModule(Pass):
         assigned = self._assigned(context)
         check_algorithms(assigned, context)
         factors = _rescale(assigned, context)
-        for weight in _by_weight(assigned):
-            quantize_weight(weight, context)
+        quantize_weights(assigned, context)
         inputs: dict[tuple[Value, Activation], list[Assignment]] = {}
         for each in assigned:
             activation = activation_of(each, context)
@@ -138,12 +137,9 @@ def _check_view(module: Module) -> None:
 
 def _chosen(sites: list[Site], context: Context) -> dict[str, Row]:
     """The rows that the algorithm of `auto` chooses."""
-    if AUTO not in CHOOSE:
-        raise Error("quantize: no algorithm chooses schemes; name one")
     found = CHOOSE[AUTO](sites, context)
-    return {
-        name: Row(name, scheme_called(scheme) if scheme else None) for name, scheme in found.items()
-    }
+    names = {name: scheme for name, scheme in found.items() if scheme}
+    return {name: Row(name, scheme_called(scheme)) for name, scheme in names.items()}
 
 
 def _apart(sites: list[Site], module: Module) -> list[Site]:
@@ -154,7 +150,9 @@ def _apart(sites: list[Site], module: Module) -> list[Site]:
     for site in sites:
         old = site.weight
         if old not in copies and not _readers(old) <= ops:
-            name = free_name(f"{site.name}.copy", module.weights)
+            tied = any(isinstance(user, Embedding) for user in old.users)
+            name = HEAD if tied else f"{site.name}.copy.weight"
+            name = free_name(name, module.weights)
             copies[old] = module.add_weight(Weight(old.type, name, old.ref))
         if old in copies:
             use_weight(site, copies[old])
@@ -184,10 +182,3 @@ def _rescale(assigned: list[Assignment], context: Context) -> dict[str, Array]:
             if found is not None:
                 factors |= {each.site.name: found for each in same}
     return factors
-
-
-def _by_weight(assigned: Iterable[Assignment]) -> list[list[Assignment]]:
-    groups: dict[Weight, list[Assignment]] = {}
-    for each in assigned:
-        groups.setdefault(each.site.weight, []).append(each)
-    return list(groups.values())

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.types import TensorType
 from irc.ops import Dequantize, Transpose
-from irc.quantization.sites import Site
+from irc.quantization.sites import Site, site_name
 from irc.rewrite import erase_dead
 from irc.weights import QuantizedRef, Ref, pinned
 
 from ..shared.edit import free_name, insert_before
+from ..shared.parameters import replace_weights
 from .algorithms import ENCODE, Context
 from .assignment import Assignment
 
 
-def quantize_weight(assigned: list[Assignment], context: Context) -> None:
-    """Quantize the weight that some sites share; all of them use the same codes."""
+def quantize_weights(assigned: Sequence[Assignment], context: Context) -> None:
+    """Quantize the weights of all sites; those that share a weight use the same codes."""
+    groups: dict[Weight, list[Assignment]] = {}
+    for each in assigned:
+        groups.setdefault(each.site.weight, []).append(each)
+    parts = {old: _quantized(group, context) for old, group in groups.items()}
+    replace_weights(context.module, parts)
+
+
+def _quantized(assigned: Sequence[Assignment], context: Context) -> list[Weight]:
+    """The weights that take the place of the one that some sites share."""
     first = assigned[0]
     parts = ENCODE.get(first.scheme.algorithm, _round)(first, context)
-    weights = _add_weights(context.module, first, parts)
+    weights = _new_weights(context.module, first, parts)
     for each in assigned:
         found = _dequantized(weights, first, each.site.op)
         found.name = f"{each.site.name.rpartition('.')[2]}_weight"
         use_weight(each.site, found)
+    return list(weights.values())
 
 
 def _round(assigned: Assignment, context: Context) -> Mapping[str, Ref]:
@@ -41,29 +52,18 @@ def rounded_parts(assigned: Assignment) -> dict[str, Ref]:
     }
 
 
-def _add_weights(
+def _new_weights(
     module: Module, assigned: Assignment, parts: Mapping[str, Ref]
 ) -> dict[str, Weight]:
     """The new weights by part. Codes have the name of the weight, so that plans match them."""
-    site, old = assigned.site, assigned.site.weight
-    types = {part: TensorType(*each) for part, each in assigned.parts.items()}
-    names = {"codes": old.name, "scales": f"{site.name}.scale", "zeros": f"{site.name}.zero"}
-    new = {
-        part: Weight(types[part], free_name(names.get(part, f"{site.name}.{part}"), []), ref)
-        for part, ref in parts.items()
-    }
-    _replace(module, old, list(new.values()))
-    return new
-
-
-def _replace(module: Module, old: Weight, new: list[Weight]) -> None:
-    """Put new weights at the place of an old one."""
-    weights = list(module.weights.values())
-    module.weights.clear()
-    for weight in weights:
-        for each in new if weight is old else [weight]:
-            each.name = free_name(each.name, module.weights)
-            module.add_weight(each)
+    old = assigned.site.weight
+    scope, endings = site_name(old), {"scales": "scale", "zeros": "zero"}
+    found: dict[str, Weight] = {}
+    for part, ref in parts.items():
+        name = free_name(f"{scope}.{endings.get(part, part)}", module.weights)
+        name = old.name if part == "codes" else name
+        found[part] = Weight(TensorType(*assigned.parts[part]), name, ref)
+    return found
 
 
 def _dequantized(parts: Mapping[str, Weight], assigned: Assignment, before: Op) -> Value:

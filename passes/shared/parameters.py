@@ -5,7 +5,7 @@ Slicing and joining rows keeps every scale: those of codes are sliced and joined
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.dims import DimLike, exact_divide
@@ -128,8 +128,13 @@ class Slicer:
 
     def finish(self) -> None:
         """Put the new weights in the places of the old ones."""
-        weights = list(self.module.weights.values())
-        self.module.weights.clear()
-        for weight in weights:
-            for kept in self.parts.get(weight, [weight]):
-                self.module.add_weight(kept)
+        replace_weights(self.module, self.parts)
+
+
+def replace_weights(module: Module, parts: Mapping[Weight, Sequence[Weight]]) -> None:
+    """Put new weights in the places of old ones."""
+    weights = list(module.weights.values())
+    module.weights.clear()
+    for weight in weights:
+        for kept in parts.get(weight, [weight]):
+            module.add_weight(kept)
