@@ -134,7 +134,8 @@ def test_calibration_gives_static_scales(scheme: str, largest: int, tmp_path: Pa
     module = linear()
     x = fresh(6).standard_normal((2, 3, 256)).astype(np.float32)
     write_folder(tmp_path, {"fc": x})
-    quantized(module, f"scheme={scheme}, calibration={json.dumps(str(tmp_path))}")
+    more = 'observer="min-max"'
+    quantized(module, f"scheme={scheme}, {more}, calibration={json.dumps(str(tmp_path))}")
     scale: Any = next(op.value for op in module.ops() if isinstance(op, Full))
     assert scale == pytest.approx(np.abs(x).max() / largest, rel=0.01)
     assert all(op.opname != "dynamic_scale" for op in module.ops())
