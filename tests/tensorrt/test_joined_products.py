@@ -1,14 +1,16 @@
-"""Kernels that the builder of TensorRT-RTX makes of quantized products of one input."""
+"""Kernels of quantized products that share an input or get it from other ranks."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import irc
 from irc.backends.tensorrt.builder.report import Layer, Report
+from tests.sharded import test_fusions
 
 K, F = 256, 384
 SHAPES = {"q": (K, K), "k": (K, K), "v": (K, K), "o": (K, K), "g": (F, K), "u": (F, K), "d": (K, F)}
@@ -38,17 +40,26 @@ def block() -> irc.Module:
         return %y }} }}""")
 
 
-def layers(folder: Path, pipeline: str | None = None) -> tuple[Layer, ...]:
-    artifact = irc.compile(block(), folder, backend="tensorrt-rtx", pipeline=pipeline)
+def layers(folder: Path, module: irc.Module, **options: Any) -> tuple[Layer, ...]:
+    artifact = irc.compile(module, folder, backend="tensorrt-rtx", **options)
     (stage,) = artifact.manifest["program"]["stages"]
     return Report.from_json(json.loads((folder / stage["report"]).read_text())).layers
 
 
 @pytest.mark.needs_rtx
 def test_products_of_one_input_are_one_kernel(tmp_path: Path) -> None:
-    found = layers(tmp_path / "joined")
-    apart = layers(tmp_path / "apart", "inline, static-capacity, fuse-gated-mlp, dce")
+    found = layers(tmp_path / "joined", block())
+    pipeline = "inline, static-capacity, fuse-gated-mlp, dce"
+    apart = layers(tmp_path / "apart", block(), pipeline=pipeline)
     products = [[layer for layer in each if "Fc" in layer.name] for each in (found, apart)]
     assert [len(each) for each in products] == [4, len(SHAPES)]
     assert not any(layer.kind in ("signal", "wait") for layer in found)
     assert len(found) < len(apart)
+
+
+@pytest.mark.needs_rtx
+@pytest.mark.parametrize("inputs", ["tensor", "token"])
+def test_codes_from_other_ranks_are_multiplied(inputs: str, tmp_path: Path) -> None:
+    module = test_fusions.block("i8", 0, "silu", inputs)
+    found = layers(tmp_path, module, mesh="tp=2", sequence=True)
+    assert "i8" in [layer.inputs[0].dtype for layer in found if layer.kind == "gemm"]

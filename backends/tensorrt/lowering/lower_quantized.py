@@ -45,6 +45,14 @@ def _source(scale: Value) -> Op | None:
     return made
 
 
+def _quantizer(codes: Value) -> Op | None:
+    """What computes codes, which may have come from other ranks."""
+    made = codes.producer
+    while isinstance(made, ops.AllGather):
+        made = made.x.producer
+    return made
+
+
 def _is_number(value: Value) -> bool:
     """Whether a value is one number that is known now."""
     is_known = isinstance(value, Weight) or isinstance(value.producer, (ops.Full, ops.Constant))
@@ -144,7 +152,7 @@ def _apart(size: object, scales: object) -> tuple[Shape, Shape]:
 def _refusal(op: Op) -> str | None:
     """Refuses zero points, and narrow codes that are no constants."""
     assert isinstance(op, ops.Dequantize)
-    kind, made = op.x.type.dtype, op.x.producer
+    kind, made = op.x.type.dtype, _quantizer(op.x)
     if op.zero is not None:
         return "has zero points, and TensorRT's scales are symmetric; center the values at 0"
     if kind == "i4" and not isinstance(op.x, Weight):
@@ -179,7 +187,7 @@ def _cannot_cast(op: Op) -> bool:
 )
 def dequantize(e: TensorRTEmitter, op: ops.Dequantize) -> Lowered:
     """The numbers; nothing where all that follows reads codes and scales."""
-    made = op.x.producer
+    made = _quantizer(op.x)
     if any(isinstance(user, Scaled) and user.scale is op.result for user in op.result.users):
         return Later(lambda: _level(e, op, op.result.type.dtype))
     if isinstance(made, ops.Quantize):
@@ -249,7 +257,7 @@ def product_input(e: TensorRTEmitter, x: Value, weight: Value) -> tuple[str, Val
     for both and fails.
     """
     op = e.root(x).producer
-    made = op.x.producer if isinstance(op, ops.Dequantize) else None
+    made = _quantizer(op.x) if isinstance(op, ops.Dequantize) else None
     if not isinstance(op, ops.Dequantize) or not isinstance(made, ops.Quantize):
         return e.flat(x), None
     codes = e.root(weight).producer
