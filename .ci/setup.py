@@ -1,7 +1,8 @@
 """Installs one group of packages into .venv: base, test or benchmarks.
 
 The group `test` includes the oracle (torch and transformers) where the package index offers torch
-without CUDA, and TensorRT-RTX, which builds engines without a GPU, where it supports this machine.
+without CUDA, with libraries that write quantized checkpoints, and TensorRT-RTX, which builds
+engines without a GPU, where it supports this machine.
 """
 
 import json
@@ -42,6 +43,9 @@ def test() -> None:
     if reason is None:
         say("installing the oracle: torch for CPU, transformers")
         install("-e", ".[oracle]")
+        say("installing the libraries that write quantized checkpoints")
+        if pip("install", "--quiet", "-e", ".[quantized]").returncode != 0:
+            say("they are not available; their tests are skipped")
     else:
         say(f"the oracle is not available: {reason}; tests marked oracle are skipped")
     say("installing TensorRT-RTX, the builder of engines")
