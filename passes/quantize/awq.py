@@ -8,7 +8,7 @@ inputs gives exactly: tr(E G Eᵀ) for an error E of the weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -74,7 +74,8 @@ def _rescale(group: Sequence[Assignment], context: Context) -> Array | None:
     statistics = context.calibrated(group[0].scheme.name)
 
     def find() -> Array:
-        weights = [sampled(each, context) for each in group]
+        # The best power is the same as with the search for scales that follows, which takes longer.
+        weights = [replace(sampled(each, context), method="absmax") for each in group]
         return search(weights, statistics.mean(name), statistics.gram(name))[0]
 
     return rescale(group, context, GRID, find)

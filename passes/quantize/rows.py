@@ -15,7 +15,7 @@ from .algorithms import Array
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # begin and end per dimension of the weight
 ELEMENTS = 16 << 20  # of a block
-RUNS, LENGTH = 4, 128  # runs of rows in a sample, and the rows of each
+RUNS, LENGTH = 2, 128  # runs of rows in a sample, and the rows of each
 
 
 def row_blocks(reader: Reader, site: Site) -> Iterator[tuple[Ranges, Array]]:
