@@ -51,7 +51,7 @@ class Emitter:
         self.graph = Graph()
         self.add = self.graph.add
         self.forms: dict[str, Form] = {}  # by initializer
-        self.other_forms: dict[Weight, str] = {}  # initializers of converted weights
+        self.other_forms: dict[Weight, Ref] = {}  # converted weights, from their initializers
         self._places: dict[Value, Place] = {}
         self._later: dict[Value, Callable[[], str]] = {}
         self._same: dict[Value, Value] = {}
@@ -238,7 +238,7 @@ class Emitter:
     def held(self, weight: Weight) -> Ref:
         """How the text of the module refers to the initializer (or input) of a weight."""
         if weight in self.other_forms and weight not in self._stored:
-            return UnboundRef(self.other_forms[weight])
+            return self.other_forms[weight]
         return UnboundRef(self.stored(weight)[0])
 
     def _widened(self, weight: Weight) -> str:

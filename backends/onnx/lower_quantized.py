@@ -31,6 +31,7 @@ from irc.ir.core import Op, Value, Weight
 from irc.ir.dims import Shape
 from irc.ir.dtypes import dtype, is_float, numpy_dtype
 from irc.ops.quant import Scaled, block_sizes
+from irc.weights import UnboundRef
 
 _BLOCKS = (128, 64, 32, 16)  # sizes of blocks, powers of two, which MatMulNBits needs
 _OFFSETS = {"i4": 8, "u4": 0, "i8": 128, "u8": 0, "f4e2m1": 128}  # of its codes, which are unsigned
@@ -125,7 +126,7 @@ def _bytes(e: Emitter, weight: Weight, shape: tuple[int, ...]) -> str:
     name = e.graph.fresh(weight.name)
     e.forms[name] = replace(e.storage.form(weight, weight.type.dtype), dtype="u8", shape=shape)
     e.graph.initializers[name] = TensorProto(name=name)  # per_rank.py fills it in
-    e.other_forms.setdefault(weight, name)
+    e.other_forms.setdefault(weight, UnboundRef(name))
     return name
 
 

@@ -25,7 +25,7 @@ from irc.ir.types import Axes
 from irc.ops import AllReduceRmsNorm
 from irc.ops.collective import Exchange
 from irc.weights import Ref, UnboundRef
-from irc.weights.steps import Cast, Slice
+from irc.weights.steps import Cast, Slice, Step, Transpose
 
 # What an odd size of a product's weight is padded to a multiple of, that of i8 and f8e4m3 last.
 ALIGNMENT, NARROW_ALIGNMENT = 8, 16
@@ -127,16 +127,30 @@ class TensorRTEmitter(Emitter):
         """The initializer or input of a weight converted to a dtype, or as u8 of its bytes."""
         if weight.type.dtype == dtype:
             return self.stored(weight)[0]
+        steps = () if dtype == "u8" else (Cast(dtype),)
+        return self.cached(("as", weight, dtype), lambda: self._converted(weight, steps, dtype))
 
-        def make() -> str:
-            form = self.storage.form(weight, self.compute)
-            if dtype != "u8":
-                form = replace(form, ref=self.storage.reader.complete(form.ref).then(Cast(dtype)))
-            name = self._input(replace(form, dtype=dtype), weight.name)
-            self.other_forms.setdefault(weight, name)
-            return name
+    def stored_turned(self, weight: Weight) -> str:
+        """The initializer or input of a matrix, stored as its transpose."""
+        steps = (Transpose((1, 0)),)
+        return self.cached(("turned", weight), lambda: self._converted(weight, steps, steps=steps))
 
-        return self.cached(("as", weight, dtype), make)
+    def _converted(
+        self, weight: Weight, made: Sequence[Step], dtype: str = "", steps: Sequence[Step] = ()
+    ) -> str:
+        """A new initializer or input of a weight after the steps `made`; `steps` lead back."""
+        form = self.storage.form(weight, self.compute)
+        ref = self.storage.reader.complete(form.ref)
+        for step in made:
+            ref = ref.then(step)
+        shape = self.storage.reader.shape(ref)
+        form = replace(form, ref=ref, dtype=dtype or form.dtype, shape=shape)
+        name = self._input(form, weight.name)
+        back: Ref = UnboundRef(name, shape if steps else None)
+        for step in steps:
+            back = back.then(step)
+        self.other_forms.setdefault(weight, back)
+        return name
 
     def held(self, weight: Weight) -> Ref:
         """See Emitter; of a padded weight, the part before the padding."""

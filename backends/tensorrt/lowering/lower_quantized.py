@@ -12,7 +12,7 @@ import numpy as np
 from irc import ops
 from irc.backends.onnx.emitter import Flat, Later, Lowered
 from irc.backends.onnx.graph import DTYPES
-from irc.backends.onnx.lower_quantized import dequantized, per_index, scales_refusal
+from irc.backends.onnx.lower_quantized import dequantized, in_blocks, per_index, scales_refusal
 from irc.backends.tensorrt.lowering.emitter import NARROW_ALIGNMENT, TensorRTEmitter, is_odd
 from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.target import BUILDER
@@ -190,6 +190,8 @@ def dequantize(e: TensorRTEmitter, op: ops.Dequantize) -> Lowered:
     made = _quantizer(op.x)
     if any(isinstance(user, Scaled) and user.scale is op.result for user in op.result.users):
         return Later(lambda: _level(e, op, op.result.type.dtype))
+    if _is_turned(op):
+        return Later(lambda: dequantized(e, op))
     if isinstance(made, ops.Quantize):
         return Later(lambda: e.reshape(_activation(e, op, made), op.x.type.shape))
     if op.scale.type.dtype == "f8e8m0" and op.x.type.dtype == "f8e4m3":
@@ -248,6 +250,30 @@ def _activation(e: TensorRTEmitter, op: ops.Dequantize, made: ops.Quantize, dtyp
         return e.add("DequantizeLinear", x, _number(e, op.scale, dtype))
     found = _scaled(e, "Mul", op, e.add("DequantizeLinear", x, e.number(1, "f32")), "f32")
     return found if dtype == "f32" else e.cast(found, dtype)
+
+
+def _is_turned(op: Op | None) -> bool:
+    """Whether products read the transpose of a weight of i4: builds take less memory then."""
+    if not isinstance(op, ops.Dequantize) or not isinstance(op.x, Weight):
+        return False
+    same = op.scale.type.dtype == op.result.type.dtype and isinstance(op.scale, Weight)
+    found = in_blocks(op) if op.x.type.ndim == 2 and same else None
+    return op.x.type.dtype == "i4" and found is not None and found[0] == 1
+
+
+def turned(e: TensorRTEmitter, weight: Value) -> str | None:
+    """A dequantized weight [K, N] of a product, where it is stored so."""
+    op = e.root(weight).producer
+    if not isinstance(op, ops.Dequantize) or not _is_turned(op):
+        return None
+    _, size = block_sizes(op.x.type.shape, op.scale.type.shape)
+
+    def make() -> str:
+        assert isinstance(op.x, Weight) and isinstance(op.scale, Weight)
+        codes, scales = e.stored_turned(op.x), e.stored_turned(op.scale)
+        return e.add("DequantizeLinear", codes, scales, axis=0, block_size=int(str(size)))
+
+    return e.cached(("turned", op), make)
 
 
 def product_input(e: TensorRTEmitter, x: Value, weight: Value) -> tuple[str, Value | None]:

@@ -9,7 +9,7 @@ from irc.backends.onnx.lower_collective import rank as constant_rank
 from irc.backends.onnx.lower_matrix import matmul
 from irc.backends.onnx.lower_shape import known_rows
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter, is_odd
-from irc.backends.tensorrt.lowering.lower_quantized import product_input, scaled_rows
+from irc.backends.tensorrt.lowering.lower_quantized import product_input, scaled_rows, turned
 from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
 from irc.backends.tensorrt.target import BUILDER
@@ -50,17 +50,18 @@ def linear(e: TensorRTEmitter, op: ops.Linear) -> Lowered:
     between Pad and Slice of the other operands."""
     x, scale = product_input(e, op.x, op.weight)
     found = _padded_weight(e, op)
-    weight, rows = (e.get(op.weight) if found is None else found[0]), None
+    other = turned(e, op.weight) if found is None else None
+    weight, rows = other or (e.get(op.weight) if found is None else found[0]), None
     if found is not None:
         sizes = [int(str(size)) for size in op.weight.type.shape]
         rows = sizes[0] if sizes[0] != found[1][0] else None
         if sizes[1] != found[1][1]:
             more = e.ints(0, 0, 0, found[1][1] - sizes[1])
             x = e.add("Pad", x, more, e.number(0, op.x.type.dtype))
-    bias = [e.get(op.bias)] if op.bias is not None else []
+    bias, way = [e.get(op.bias)] if op.bias is not None else [], {} if other else {"transB": 1}
     if rows is None and scale is None:
-        return Flat(e.add("Gemm", x, weight, *bias, transB=1))
-    y = e.add("Gemm", x, weight, transB=1)
+        return Flat(e.add("Gemm", x, weight, *bias, **way))
+    y = e.add("Gemm", x, weight, **way)
     if rows is not None:
         y = e.add("Slice", y, e.ints(0), e.ints(rows), e.ints(1))
     if scale is not None:

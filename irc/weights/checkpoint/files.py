@@ -58,6 +58,8 @@ class File:
         if dtype(tensor.dtype).bits >= 8:
             return self.view(tensor)[cuts]
         packed = np.frombuffer(self._map, np.uint8, tensor.nbytes, tensor.offset)
+        if len(picks) == 2 and tensor.shape[1] % 2 == 0:
+            return _packed_region(packed, tensor, picks)
         return _packed_rows(packed, tensor, picks)[(..., *cuts[1:])]
 
     def touched(self, begin: int, end: int) -> None:
@@ -80,6 +82,15 @@ class File:
             first = begin // mmap.PAGESIZE * mmap.PAGESIZE
             if end > first:
                 self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
+def _packed_region(packed: Array, tensor: Tensor, picks: tuple[range, ...]) -> Array:
+    """A region of a matrix whose rows begin with a byte."""
+    rows, columns = picks
+    begin, end = columns.start // 2, -(-columns.stop // 2)
+    halves = packed.reshape(tensor.shape[0], -1)[rows.start : rows.stop : rows.step, begin:end]
+    found = unpacked(halves, tensor.dtype)
+    return found[:, columns.start - 2 * begin : columns.stop - 2 * begin : columns.step]
 
 
 def _packed_rows(packed: Array, tensor: Tensor, picks: tuple[range, ...]) -> Array:
