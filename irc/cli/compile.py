@@ -31,6 +31,7 @@ EXAMPLES = """
   irc compile Meta-Llama-3-8B -o build/llama --mesh tp=2,pp=2 --explain
   irc compile Meta-Llama-3-8B -o build/llama --mesh tp=2 --backend tensorrt-rtx --dtype bf16
   irc compile Meta-Llama-3-8B -o build/llama --quantize w4a16 --weight-errors
+  irc compile Meta-Llama-3-8B -o build/llama --quantize w4a16 --group 64 --kv-cache fp8
   irc compile model.onnx -o build/model --dims batch=1:1:8
   irc compile model.irc -o build/model --pipeline "cse, dce" --dump-dir dumps
   irc compile my_model.py:build_small --set layers=2 --random-weights 0 --dry-run

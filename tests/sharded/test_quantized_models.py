@@ -16,11 +16,14 @@ from irc.ir.core import Module
 from irc.ir.mesh import Mesh
 from irc.passes.quantize.schemes import SCHEMES, Scheme
 from irc.pipeline import run_pipeline
+from irc.quantization.sites import find_sites
+from tests.calibration.statistics_folder import write_folder
 from tests.fresh import fresh
 from tests.sharded.models import logits, mixtral, prompt_of, tiny_llama
 
 assert irc.passes
 ROUND = [scheme for scheme in SCHEMES.values() if scheme.algorithm == "round"]
+CALIBRATED = [scheme for scheme in SCHEMES.values() if scheme not in ROUND]
 BEFORE, AFTER = "inline, canonicalize, cse", ("fuse-collectives{norm=true}", "cse, fold, dce")
 SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 32, "num_hidden_layers": 2}
 
@@ -61,6 +64,30 @@ def test_ranks_give_the_same_logits(scheme: Scheme, mesh: str) -> None:
     assert module.local
     gathered = {op.operands[0].type.shape[-1] for op in module.ops() if op.opname == "all_gather"}
     assert all(size != 192 for size in gathered), "no features are gathered to be quantized"
+
+
+@pytest.mark.parametrize("scheme", CALIBRATED, ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "ep=2", "pp=2"])
+def test_ranks_of_calibrated_schemes(scheme: Scheme, mesh: str, tmp_path: Path) -> None:
+    module = experts() if "ep" in mesh else llama()
+    rng = fresh(11)
+    spread = 10 ** rng.uniform(-1, 1, 512)  # some channels are much larger than others
+    inputs = {
+        site.name: rng.standard_normal((64, size)) * spread[:size]
+        for site in find_sites(module)
+        for size in [site.shape[site.inputs]]
+    }
+    write_folder(tmp_path, {name: x.astype(np.float32) for name, x in inputs.items()})
+    module.mesh = Mesh.parse(mesh)
+    ids = prompt_of(module, fresh(12))
+    where = json.dumps(str(tmp_path))
+    run_pipeline(module, f"{BEFORE}, quantize{{scheme={scheme.name}, calibration={where}}}")
+    wanted = logits(module, ids)
+    stages = ", pipeline" if "pp" in mesh else ""
+    for text in (f'shard{{mesh="{mesh}"}}, fuse-gated-mlp{stages}', "localize", *AFTER):
+        run_pipeline(module, text)
+    worst = np.abs(logits(module, ids) - wanted).max()
+    assert worst <= tolerance(scheme) * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "tp=4"])
