@@ -99,9 +99,7 @@ REFUSED = {
     "3 bits": (GPTQ | {"bits": 3}, "bits=3: irc reads GPTQ with 4 and 8 bits"),
     "marlin": (GPTQ | {"checkpoint_format": "marlin"}, "irc reads gptq and gptq_v2"),
     "modelopt": (MODELOPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo='W4A8_AWQ': irc reads FP8"),
-    "sparse": (group(**INTS) | {"format": "marlin-24"}, "format='marlin-24': irc reads pack-q"),
     "rotated": (group(**INTS) | {"transform_config": {"config_groups": {}}}, "does not rotate"),
-    "2:4": (group(**INTS) | {"sparsity_config": {"format": "sparse-24"}}, "dense weights only"),
     "ignored": (AWQ | {"modules_to_not_convert": ["proj"]}, "leaves proj as it was"),
     "mixed": (FP8, "mixes formats: proj.qweight is none of weight_scale_inv, weight_scale"),
 }

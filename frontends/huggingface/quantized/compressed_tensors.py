@@ -20,17 +20,6 @@ from .method import Method, names
 from .parts import Layer, Sizes, Tensors
 from .scales import in_groups, take_scales
 
-_FORMATS = (
-    "pack-quantized",
-    "int-quantized",
-    "float-quantized",
-    "naive-quantized",
-    "nvfp4-pack-quantized",
-    "mxfp4-pack-quantized",
-    "mxfp8-quantized",
-    "mixed-precision",
-)
-
 
 class CompressedTensors(Method):
     marks = ("weight_packed", "weight_scale")
@@ -38,18 +27,8 @@ class CompressedTensors(Method):
     def __init__(self, config: ConfigReader) -> None:
         self.ignored = config.words("ignore")
         self.groups = [ConfigReader(group) for group in config.inner("config_groups").values()]
-        self._check_format(config)
-        for group in self.groups:
-            self._check_format(group)
-        if config.inner("sparsity_config").get("format", "dense") != "dense":
-            raise config.error("sparsity_config", "irc reads dense weights only")
         if config.inner("transform_config"):
             raise config.error("transform_config", "irc does not rotate weights and inputs")
-
-    @staticmethod
-    def _check_format(config: ConfigReader) -> None:
-        if config.word("format", _FORMATS[0]) not in _FORMATS:
-            raise config.error("format", f"irc reads {', '.join(_FORMATS)}")
 
     def layer(self, name: str, tensors: Tensors, shape: Sizes) -> Layer:
         group = self._group(name)
@@ -67,13 +46,12 @@ class CompressedTensors(Method):
 
     def _group(self, name: str) -> ConfigReader:
         """The group whose targets name a layer, or else its class."""
-        for group in self.groups:
-            if any(names(target, name) for target in group.words("targets")):
-                return group
-        for group in self.groups:
-            if "Linear" in group.words("targets"):
-                return group
-        raise Error(f"config_groups of the quantization_config have no target for {name}")
+        targets = [(group, group.words("targets")) for group in self.groups]
+        named = [group for group, words in targets if any(names(word, name) for word in words)]
+        found = named or [group for group, words in targets if "Linear" in words]
+        if not found:
+            raise Error(f"config_groups of the quantization_config have no target for {name}")
+        return found[0]
 
 
 def _plain(

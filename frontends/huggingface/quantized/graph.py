@@ -20,86 +20,68 @@ def insert(module: Module, layers: Mapping[str, Layer]) -> None:
 
     An input that several layers quantize alike is quantized once.
     """
-    sites = {site.op: site for site in find_sites(module) if site.weight.name in layers}
+    places = {op: i for i, op in enumerate(module.ops())}
+    sites = [site for site in find_sites(module) if site.weight.name in layers]
+    new: dict[str, list[Weight]] = {name: [] for name in layers}
     for name, layer in layers.items():
-        if layer.order is not None and not sites.keys() >= module.weights[name].users.keys():
+        weight = module.weights[name]
+        users = sorted(weight.users, key=places.__getitem__)
+        if len({op.parent for op in users}) > 1:
+            raise Error(f"{name} is quantized, and several functions use it; put inline before")
+        if layer.order is not None and not {site.op for site in sites} >= {*users}:
             raise Error(
                 f"{name} has its input features in another order (desc_act=true); irc reads "
                 "that only in weights of linear"
             )
-    editor = _Editor(module, layers)
-    for op in list(module.ops()):
-        operands = tuple(editor.weight(op, value) for value in op.operands)
-        site = sites.get(op)
-        if site is not None:
-            operands = (editor.input(site), *operands[1:])
-        if operands != op.operands:
-            op.set_operands(operands)
-    editor.replace_weights()
+        if users:
+            weight.replace_by(_dequantized(users[0], weight, layer, new[name]))
+    inputs: dict[Any, Value] = {}
+    for site in sites:
+        x = _input(site, layers[site.weight.name], inputs, new[site.weight.name])
+        site.op.set_operands((x, *site.op.operands[1:]))
+    weights = [each for w in module.weights.values() for each in new.get(w.name, [w])]
+    module.weights.clear()
+    for weight in weights:
+        module.add_weight(weight)
 
 
-class _Editor:
-    """The operations and weights that are put in, each once per function."""
+def _dequantized(op: Op, weight: Weight, layer: Layer, new: list[Weight]) -> Value:
+    """The weight from its codes, which take its name, so that plans of sharding fit."""
+    kind: Any = weight.type.dtype
+    if kind == "f32" and layer.scales.dtype in ("f16", "bf16"):
+        wide = replace(layer.scales, ref=layer.scales.ref.then(Cast(kind)), dtype=kind)
+        layer = replace(layer, scales=wide)
+    parts = {
+        name: _declared(weight, name, part.of_rank(weight.type.ndim), new)
+        for name, part in layer.parts().items()
+        if part is not None
+    }
+    scale: Value = parts["scale"]
+    if "tensor_scale" in parts:
+        scale = result_before(Dequantize(scale, parts["tensor_scale"], dtype="f32"), op, "scales")
+    values = Dequantize(parts[""], scale, zero=parts.get("zero"), dtype=kind)
+    return result_before(values, op, f"{site_name(weight).rpartition('.')[2]}_weight")
 
-    def __init__(self, module: Module, layers: Mapping[str, Layer]) -> None:
-        self.module, self.layers = module, layers
-        self.values: dict[Any, Value] = {}  # by function and what is computed
-        self.weights: dict[str, list[Weight]] = {}  # by the weight that they replace
 
-    def weight(self, op: Op, value: Value) -> Value:
-        """The dequantized codes of a weight that `op` uses; any other value is returned."""
-        if not isinstance(value, Weight) or value.name not in self.layers:
-            return value
-        key = op.parent, value
-        if key not in self.values:
-            self.values[key] = self._dequantized(op, value, self.layers[value.name])
-        return self.values[key]
+def _declared(weight: Weight, name: str, part: Part, new: list[Weight]) -> Weight:
+    """One of the weights that replace a weight."""
+    new.append(Weight(part.type, f"{site_name(weight)}.{name}" if name else weight.name, part.ref))
+    return new[-1]
 
-    def input(self, site: Site) -> Value:
-        """The input of a site, quantized and dequantized as its layer says."""
-        layer, x, op = self.layers[site.weight.name], site.x, site.op
-        if layer.order is not None:
-            key = op.parent, x, layer.order
-            if key not in self.values:
-                order = self._declare(site.weight, "order", layer.order)
-                self.values[key] = result_before(Gather(x, order, dim=-1), op, x.name)
-            x = self.values[key]
-        activation = layer.activation
-        if activation is None or site.shape[site.inputs] % (activation.block or 1):
-            return x
-        key = op.parent, x, activation
-        if key not in self.values:
-            self.values[key] = activation.apply(x, op)
-        return self.values[key]
 
-    def replace_weights(self) -> None:
-        """Declare the new weights of the module in the places of the old ones."""
-        weights = list(self.module.weights.values())
-        self.module.weights.clear()
-        for weight in weights:
-            for each in self.weights.get(weight.name, [weight]):
-                self.module.add_weight(each)
-
-    def _dequantized(self, op: Op, weight: Weight, layer: Layer) -> Value:
-        kind: Any = weight.type.dtype
-        if kind == "f32" and layer.scales.dtype in ("f16", "bf16"):
-            wide = replace(layer.scales, ref=layer.scales.ref.then(Cast(kind)), dtype=kind)
-            layer = replace(layer, scales=wide)
-        parts = {
-            name: self._declare(weight, name, part.of_rank(weight.type.ndim))
-            for name, part in layer.parts().items()
-            if part is not None
-        }
-        scale: Value = parts["scale"]
-        if "tensor_scale" in parts:
-            levels = Dequantize(scale, parts["tensor_scale"], dtype="f32")
-            scale = result_before(levels, op, "scales")
-        values = Dequantize(parts[""], scale, zero=parts.get("zero"), dtype=kind)
-        return result_before(values, op, f"{site_name(weight).rpartition('.')[2]}_weight")
-
-    def _declare(self, weight: Weight, name: str, part: Part) -> Weight:
-        """A new weight of the module; codes have the name of the old one, so that plans fit."""
-        called = f"{site_name(weight)}.{name}" if name else weight.name
-        new = Weight(part.type, called, part.ref)
-        self.weights.setdefault(weight.name, []).append(new)
-        return new
+def _input(site: Site, layer: Layer, done: dict[Any, Value], new: list[Weight]) -> Value:
+    """The input of a site, in the order of its layer, and quantized as that says."""
+    x, op = site.x, site.op
+    if layer.order is not None:
+        key = op.parent, x, layer.order
+        if key not in done:
+            order = _declared(site.weight, "order", layer.order, new)
+            done[key] = result_before(Gather(x, order, dim=-1), op, x.name)
+        x = done[key]
+    activation = layer.activation
+    if activation is None or site.shape[site.inputs] % (activation.block or 1):
+        return x
+    key = op.parent, x, activation
+    if key not in done:
+        done[key] = activation.apply(x, op)
+    return done[key]
