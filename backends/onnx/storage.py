@@ -12,26 +12,29 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, groupby
 from math import prod
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from onnx.onnx_ml_pb2 import TensorProto
 
+from irc import __version__
 from irc.artifact.manifest import Progress, silent
 from irc.backends.onnx.graph import DTYPES, entries
+from irc.backends.onnx.weight_files import Unfinished, Writer
 from irc.errors import Error
 from irc.ir.core import Weight
 from irc.ir.dtypes import dtype, is_float
 from irc.ir.mesh import Mesh
-from irc.weights import ConcatRef, Ref
+from irc.weights import ConcatRef, Ref, is_computed
 from irc.weights.checkpoint import Extent, Reader
 from irc.weights.steps import Cast, Pad, Slice
 
 ALIGNMENT = 4096  # a page, so that every tensor can be mapped
 # What ONNX Runtime cannot hold, and the dtype that has all its numbers.
 _HELD_AS = {"f4e2m1": "f8e4m3", "f8e8m0": "f32"}
+RESUMED = 256 << 20  # bytes of computed weights that are kept if their writer is interrupted
 OWN, SHARED = "rank{}.weights", "shared.weights"
 
 
@@ -63,31 +66,6 @@ class _Converted:
     def file(self) -> str:
         """The name of the file that holds them."""
         return OWN.format(self.ranks[0]) if len(set(self.ranks)) == 1 else SHARED
-
-
-class Writer:
-    """A file of weights, and the hash of its bytes as long as they are written in order."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = path.open("wb")
-        self._digest: Any = hashlib.sha256()
-        self._end = 0
-
-    def write(self, offset: int, block: memoryview) -> int:
-        """Write bytes at an offset; their number. Bytes that nothing is written to are zeros."""
-        if offset < self._end:  # shards of one weight, in turns
-            self._digest = None
-        if self._digest is not None:
-            self._digest.update(bytes(offset - self._end))
-            self._digest.update(block)
-        self._end = offset + block.nbytes
-        self.file.seek(offset)
-        return self.file.write(block)
-
-    @property
-    def hash(self) -> str:
-        """`sha256:...`, empty where it is not known."""
-        return "" if self._digest is None else f"sha256:{self._digest.hexdigest()}"
 
 
 @dataclass(frozen=True)
@@ -196,34 +174,84 @@ class Storage:
 
     def _write_own(self, folder: Path, progress: Progress) -> dict[str, str]:
         """Write the files; their hashes, as far as they are known."""
-        total, done = sum(each.form.nbytes for each in self._converted.values()), 0
-        path = folder
-        try:
-            with ExitStack() as stack:
-                files: dict[str, Writer] = {}
-                for each in self._converted.values():
-                    path = folder / each.file
-                    if each.file not in files:
-                        files[each.file] = Writer(path)
-                        stack.enter_context(files[each.file].file)
-                for block in self._write_blocks(files):
-                    done += block
-                    progress("writing the weights", done / total)
-                return {name: file.hash for name, file in files.items() if file.hash}
-        except OSError as error:
-            raise Error(f"cannot write {path}: {error.strerror or error}") from error
-
-    def _write_blocks(self, files: Mapping[str, Writer]) -> Iterator[int]:
-        """Write a block of every shard of one weight at a time, since all come from the same rows;
-        the number of bytes after each."""
         groups = self._shards()
-        ends = [[each.offset for each in group] for group in groups]
+        kept = self._unfinished(groups, folder)
+        try:
+            hashes = self._write_groups(groups, folder, kept, progress)
+            if kept is not None:
+                kept.move_to(folder)
+            return hashes
+        except (Error, OSError) as error:  # but not ctrl-C: the next compilation continues
+            if kept is not None:
+                kept.remove()
+            if isinstance(error, Error):
+                raise
+            where = error.filename or folder
+            raise Error(f"cannot write {where}: {error.strerror or error}") from error
+
+    def _unfinished(self, groups: list[list[_Converted]], folder: Path) -> Unfinished | None:
+        """What an earlier compilation has finished; None where little is computed."""
+        refs = [self.reader.complete(group[0].form.ref) for group in groups]
+        pairs = zip(groups, refs, strict=True)
+        computed = [each.form.nbytes for group, ref in pairs if is_computed(ref) for each in group]
+        if sum(computed) < RESUMED:
+            return None
+        text = [__version__, str(self.mesh)]
+        for path in sorted({self.reader.path(name) for ref in refs for name in ref.files()}):
+            facts = os.stat(path)
+            text.append(f"{os.path.realpath(path)} {facts.st_size} {facts.st_mtime_ns}")
+        for group, ref in zip(groups, refs, strict=True):
+            text.append(f"{ref} {group[0].form.dtype} {group[0].form.shape}")
+            text += [f"{each.file} {each.offset} {each.ranks}" for each in group]
+        return Unfinished(folder, hashlib.sha256("\n".join(text).encode()).hexdigest())
+
+    def _write_groups(
+        self,
+        groups: list[list[_Converted]],
+        folder: Path,
+        kept: Unfinished | None,
+        progress: Progress,
+    ) -> dict[str, str]:
+        """Write all weights that are not finished."""
+        if kept is not None:
+            folder = kept.folder
+        first = 0 if kept is None else kept.count
+        ends = dict.fromkeys((each.file for each in chain(*groups)), 0)
+        for each in chain(*groups[:first]):
+            ends[each.file] = max(ends[each.file], each.offset + each.form.nbytes)
+        with ExitStack() as stack:
+            files = {name: Writer(folder / name, end) for name, end in ends.items()}
+            for each in files.values():
+                stack.enter_context(each.file)
+            for count in self._write_from(first, groups, files, progress):
+                for each in files.values():
+                    each.file.flush()
+                if kept is not None:
+                    kept.record(count)
+            return {name: file.hash for name, file in files.items() if file.hash}
+
+    def _write_from(
+        self,
+        first: int,
+        groups: list[list[_Converted]],
+        files: Mapping[str, Writer],
+        progress: Progress,
+    ) -> Iterator[int]:
+        """Write the weights from number `first` on, a block of every shard of one weight at a time,
+        since all come from the same rows; the number of finished weights after each."""
+        sizes = [sum(each.form.nbytes for each in group) for group in groups]
+        total, done = sum(sizes), sum(sizes[:first])
         tensors = [(group[0].form.ref, [each.ranks[0] for each in group]) for group in groups]
-        for number, blocks in self.reader.stream(tensors, as_bytes=True):
-            group = groups[number]
-            for i, (each, block) in enumerate(zip(group, blocks, strict=True)):
-                ends[number][i] += files[each.file].write(ends[number][i], block.data)
-            yield sum(block.nbytes for block in blocks)
+        stream = self.reader.stream(tensors[first:], as_bytes=True)
+        for number, items in groupby(stream, itemgetter(0)):
+            group = groups[first + number]
+            ends = [each.offset for each in group]
+            for _, blocks in items:
+                for i, (each, block) in enumerate(zip(group, blocks, strict=True)):
+                    ends[i] += files[each.file].write(ends[i], block.data)
+                done += sum(block.nbytes for block in blocks)
+                progress("writing the weights", done / total)
+            yield first + number + 1
 
 
 def _as_stored(weight: Weight, reader: Reader, compute: str) -> tuple[Weight | Ref, str]:

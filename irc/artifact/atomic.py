@@ -27,9 +27,9 @@ def whole_folder(output: Path, replaceable: Callable[[Path], bool]) -> Generator
     """A temporary sibling of `output` that is renamed to it when the block ends without an error.
 
     After an error, a full disk and ctrl-C included, the sibling and the parent folders made for it
-    are removed. Siblings that a killed process left are removed at the start. An existing folder is
-    replaced only if it is empty or `replaceable`, at the start and at the end. One process at a
-    time writes a folder.
+    are removed; an `unfinished_folder` stays. Siblings that a killed process left are removed at
+    the start. An existing folder is replaced only if it is empty or `replaceable`, at the start and
+    at the end. One process at a time writes a folder.
     """
     output = Path(os.path.realpath(output))
     with ExitStack() as stack:
@@ -43,6 +43,7 @@ def whole_folder(output: Path, replaceable: Callable[[Path], bool]) -> Generator
         try:
             yield part
             _replace(part, output, replaceable)
+            shutil.rmtree(unfinished_folder(part), ignore_errors=True)
         finally:
             with _uninterrupted():
                 if part.exists():
@@ -64,9 +65,16 @@ def whole_file(path: Path) -> Generator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
+def unfinished_folder(part: Path) -> Path:
+    """A sibling of an output, given by the temporary folder of its writer, that outlives an
+    interrupted writer: the next one continues with what it holds, and removes it."""
+    name = re.fullmatch(rf"\.(.*)\.irc-\w{{8}}{re.escape(PART)}", part.name)
+    return part.with_name(f"{_prefix(Path(name[1] if name else part.name))}unfinished")
+
+
 def orphaned_folders(output: Path) -> list[Path]:
     """The siblings that killed writers of `output` left; none while a process writes it."""
-    found = _siblings(output)
+    found = [*_siblings(output), *filter(Path.is_dir, [unfinished_folder(output)])]
     with suppress(Error, OSError):
         if found:
             with _locked(output) as alone:

@@ -8,6 +8,7 @@ zeros, seeded random numbers, or an unbound name. A reference never holds the by
 from .computed import ComputedRef as ComputedRef
 from .computed import ProductRef as ProductRef
 from .computed import QuantizedRef as QuantizedRef
+from .computed import is_computed as is_computed
 from .imported import ReciprocalRef as ReciprocalRef
 from .imported import RepeatedRef as RepeatedRef
 from .imported import SortingRef as SortingRef

@@ -92,6 +92,11 @@ class ComputedRef(Ref):
         """The elements at `picks`."""
 
 
+def is_computed(ref: Ref) -> bool:
+    """Whether any element is computed, not only moved or cast."""
+    return isinstance(ref, ComputedRef) or any(map(is_computed, ref.inputs))
+
+
 @dataclass(frozen=True)
 class ProductRef(ComputedRef):
     """`multiply(@ckpt["w"], @stats["s"]; 1)`: `source` times a vector along a dimension.

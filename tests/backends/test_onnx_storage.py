@@ -16,7 +16,7 @@ import pytest
 import irc
 from irc.artifact.checksums import sha256
 from irc.backends.onnx import backend
-from irc.backends.onnx.storage import Writer
+from irc.backends.onnx.weight_files import Writer
 from irc.backends.reference import evaluate
 from irc.errors import Error
 from irc.ir.core import Module
