@@ -19,7 +19,6 @@ from pathlib import Path
 
 from onnx.onnx_ml_pb2 import TensorProto
 
-from irc import __version__
 from irc.artifact.manifest import Progress, silent
 from irc.backends.onnx.graph import DTYPES, entries
 from irc.backends.onnx.weight_files import Unfinished, Writer
@@ -196,7 +195,7 @@ class Storage:
         computed = [each.form.nbytes for group, ref in pairs if is_computed(ref) for each in group]
         if sum(computed) < RESUMED:
             return None
-        text = [__version__, str(self.mesh)]
+        text = [str(self.mesh)]
         for path in sorted({self.reader.path(name) for ref in refs for name in ref.files()}):
             facts = os.stat(path)
             text.append(f"{os.path.realpath(path)} {facts.st_size} {facts.st_mtime_ns}")

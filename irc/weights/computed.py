@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any, Protocol, TypeAlias
@@ -31,6 +31,7 @@ from .steps import Shard
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Sizes: TypeAlias = tuple[int, ...]
+Arrays: TypeAlias = tuple[Array, ...]
 Picks: TypeAlias = tuple[range, ...]  # indices of every dimension
 
 AT_ONCE = 1 << 20  # elements of an input that are read at a time
@@ -40,12 +41,13 @@ COMPUTED = ("f32", "f16", "bf16")
 class Elements(Protocol):
     """Reads references without shards: inputs, or computed ones that a result depends on.
 
-    Small computed results are kept, so that asking again is cheap.
+    Small computed results are kept, so that asking again is cheap. `once` keeps others by a key.
     """
 
     def shape(self, weight: Ref, /) -> Sizes: ...
     def dtype(self, weight: Ref, /) -> str: ...
     def elements(self, ref: Ref, picks: Picks, /) -> Array: ...
+    def once(self, key: Hashable, compute: Callable[[], Arrays], /) -> Arrays: ...
 
 
 @dataclass(frozen=True)
@@ -209,9 +211,7 @@ class QuantizedRef(ComputedRef):
             parts = self._parts(read, sizes, tuple(map(range, grid)))
             return find_tensor_scale(parts, self.kind, len(shape))
         dense = tuple(range(pick[0], pick[-1] + 1) for pick in picks)
-        scales, zeros = self._scales(read, self._parts(read, sizes, dense), dense)
-        found = zeros if self.part == "zeros" else scales
-        assert found is not None
+        found = self._scales(read, sizes, dense)[self.part == "zeros"]
         return found[tuple(slice(None, None, pick.step) for pick in picks)]
 
     def _codes(self, read: Elements, sizes: Sizes, picks: Picks) -> Array:
@@ -220,32 +220,33 @@ class QuantizedRef(ComputedRef):
         cover = tuple(map(_covered, blocks, sizes))
         region = picks if all(map(_fits, picks, sizes)) else cover
         values = read.elements(self.source, region)
-        if values.size == prod(map(len, cover)):
+        if self.method == "absmax" and values.size == prod(map(len, cover)):
             every = tuple(slice(0, len(block)) for block in blocks)
-            scales, zeros = self._scales(read, lambda: [(every, values)], blocks)
+            scales = self._found(read, lambda: [(every, values)], blocks)
         else:
-            scales, zeros = self._part("scales", read, blocks), None
-            if self.kind.zeros:
-                zeros = self._part("zeros", read, blocks)
-        codes = codes_of(values, self.kind, scales, zeros, self._tensor_scale(read))
+            scales = self._scales(read, sizes, blocks)
+        codes = codes_of(values, self.kind, *scales, tensor_scale=self._tensor_scale(read))
         if region is picks:
             return codes
         pairs = zip(picks, cover, strict=True)
         return codes[tuple(slice(p[0] - c[0], p[-1] - c[0] + 1, p.step) for p, c in pairs)]
 
-    def _scales(self, read: Elements, parts: Parts, blocks: Picks) -> tuple[Array, Array | None]:
-        """(scales, zeros) at some blocks, whose values are in `parts`."""
+    def _scales(self, read: Elements, sizes: Sizes, blocks: Picks) -> Arrays:
+        """(scales,) or (scales, zeros) of some blocks, found once for all parts."""
+        key = "scales and zeros", replace(self, part="codes", steps=()), blocks
+        return read.once(key, lambda: self._found(read, self._parts(read, sizes, blocks), blocks))
+
+    def _found(self, read: Elements, parts: Parts, blocks: Picks) -> Arrays:
         kind = self.scale_dtype or read.dtype(self.source)
-        grid = tuple(map(len, blocks))
-        return find_scales(parts, grid, self.kind, kind, self.method, self._tensor_scale(read))
+        grid, tensor_scale = tuple(map(len, blocks)), self._tensor_scale(read)
+        scales, zeros = find_scales(parts, grid, self.kind, kind, self.method, tensor_scale)
+        return (scales,) if zeros is None else (scales, zeros)
 
     def _tensor_scale(self, read: Elements) -> Array | None:
         if not self.kind.tensor_scale:
             return None
-        return self._part("tensor_scale", read, (range(1),) * len(self.block))
-
-    def _part(self, part: str, read: Elements, picks: Picks) -> Array:
-        return read.elements(replace(self, part=part, steps=()), picks)
+        one = (range(1),) * len(self.block)
+        return read.elements(replace(self, part="tensor_scale", steps=()), one)
 
     def _parts(self, read: Elements, sizes: Sizes, blocks: Picks) -> Parts:
         """The values of adjacent blocks, a part at a time."""

@@ -41,7 +41,7 @@ class Numbers:
         self._kept.clear()
 
     def _block(self, ref: RandomRef, block: int) -> Array:
-        return self._kept.get((ref, block), lambda: _generate(ref, block))
+        return self._kept.get((ref, block), lambda: (_generate(ref, block),))[0]
 
 
 def _generate(ref: RandomRef, block: int) -> Array:

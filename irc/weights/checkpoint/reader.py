@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -138,6 +138,10 @@ class Reader:
         fill(found, pieces, self._opened, self._source_elements)
         return found
 
+    def once(self, key: Hashable, compute: Callable[[], tuple[Array, ...]]) -> tuple[Array, ...]:
+        """Arrays that several regions need, computed by the first of them."""
+        return self._results.get(key, compute)
+
     def stream_ranks(self, weight: Weight | Ref, ranks: Sequence[int]) -> Iterator[list[Array]]:
         """The elements in row-major order: each item has the next block of every rank."""
         return (blocks for _, blocks in self.stream([(weight, ranks)]))
@@ -258,7 +262,7 @@ class Reader:
         assert isinstance(source, ComputedRef)
         if prod(map(len, picks)) > SMALL:
             return source.compute(self, picks)
-        return self._results.get((source, picks), lambda: source.compute(self, picks))
+        return self.once((source, picks), lambda: (source.compute(self, picks),))[0]
 
     def _input_elements(self, ref: Ref) -> int:
         """About how many elements are read to compute one."""

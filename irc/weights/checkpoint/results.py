@@ -15,9 +15,9 @@ class Results:
     def __init__(self, limit: int) -> None:
         self._limit, self._nbytes = limit, 0
         self._lock = Lock()
-        self._kept: dict[Hashable, Future[Array]] = {}
+        self._kept: dict[Hashable, Future[tuple[Array, ...]]] = {}
 
-    def get(self, key: Hashable, compute: Callable[[], Array]) -> Array:
+    def get(self, key: Hashable, compute: Callable[[], tuple[Array, ...]]) -> tuple[Array, ...]:
         """The result of a key, computed at first use."""
         with self._lock:
             found = self._kept.pop(key, None)
@@ -44,14 +44,18 @@ class Results:
         with self._lock:
             self._kept.pop(key, None)
 
-    def _keep(self, key: Hashable, found: Future[Array]) -> None:
+    def _keep(self, key: Hashable, found: Future[tuple[Array, ...]]) -> None:
         """Count a result, and forget the oldest ones beyond the limit."""
         with self._lock:
             if self._kept.get(key) is not found:
                 return
-            self._nbytes += found.result().nbytes
+            self._nbytes += _nbytes(found)
             for each in [each for each in self._kept if each != key]:
                 if self._nbytes <= self._limit:
                     break
                 if self._kept[each].done():
-                    self._nbytes -= self._kept.pop(each).result().nbytes
+                    self._nbytes -= _nbytes(self._kept.pop(each))
+
+
+def _nbytes(found: Future[tuple[Array, ...]]) -> int:
+    return sum(each.nbytes for each in found.result())
