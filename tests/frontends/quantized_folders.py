@@ -98,6 +98,7 @@ CASES: dict[str, tuple[dict[str, Any], Packer]] = {
         lambda r, n, k: nvfp4(r, n, k, "compressed-tensors"),
     ),
     "ct-nvfp4a16": (group(**FP4), lambda r, n, k: nvfp4(r, n, k, "compressed-tensors", False)),
+    "fp8-static": (FP8 | {"weight_block_size": None, "activation_scheme": "static"}, static8),
     "mxfp4": (group(**MX, num_bits=4, inputs=MX_INPUTS | {"num_bits": 4}), partial(mx, kind=F4)),
     "mxfp8": (group(**MX, num_bits=8, inputs=MX_INPUTS | {"num_bits": 8}), partial(mx, kind=F8)),
     "modelopt-token": (

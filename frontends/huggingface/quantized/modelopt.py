@@ -35,27 +35,19 @@ class ModelOpt(Method):
             raise Error(f"{name} has quant_algo={algorithm}; irc reads {', '.join(_ALGORITHMS)}")
         if f"{name}.pre_quant_scale" in tensors:
             raise Error(f"{name}.pre_quant_scale scales the input of a layer; irc does not read it")
-        if "NVFP4" in algorithm:
-            return _nvfp4(name, tensors, shape, algorithm == "NVFP4")
-        codes = tensors.view(f"{name}.weight", "i8" if algorithm == "W8A16" else "f8e4m3", shape)
+        fp4 = "NVFP4" in algorithm
+        kind = "f4e2m1" if fp4 else "i8" if algorithm == "W8A16" else "f8e4m3"
+        codes = tensors.view(f"{name}.weight", kind, shape)
         block = (128, 128) if algorithm == "FP8_PB_WO" else None
         scales = take_scales(tensors, f"{name}.weight_scale", shape, block)
+        whole = tensors.view(f"{name}.weight_scale_2", "f32", (1, 1)) if fp4 else None
         activation = None
-        if algorithm == "FP8":
-            activation = FakeQuantize("f8e4m3", tensors.number(f"{name}.input_scale"))
-        elif algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
-            activation = FakeQuantize("f8e4m3")
-        return Layer(codes, scales, activation=activation)
-
-
-def _nvfp4(name: str, tensors: Tensors, shape: Sizes, inputs: bool) -> Layer:
-    """Codes of four bits with scales of two levels, which multiply."""
-    codes = tensors.view(f"{name}.weight", "f4e2m1", shape)
-    scales = take_scales(tensors, f"{name}.weight_scale", shape)
-    whole = tensors.view(f"{name}.weight_scale_2", "f32", (1, 1))
-    activation = None
-    if inputs:
-        scale = tensors.number(f"{name}.input_scale")
-        block = shape[1] // scales.shape[1]
-        activation = FakeQuantize("f4e2m1", block=block, scales="f8e4m3", tensor_scale=scale)
-    return Layer(codes, scales, tensor_scale=whole, activation=activation)
+        if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
+            activation = FakeQuantize(kind)
+        elif algorithm in ("FP8", "NVFP4"):
+            level = tensors.number(f"{name}.input_scale")
+            activation = FakeQuantize(kind, level)
+            if fp4:
+                size = shape[1] // scales.shape[1]
+                activation = FakeQuantize(kind, block=size, scales="f8e4m3", tensor_scale=level)
+        return Layer(codes, scales, tensor_scale=whole, activation=activation)

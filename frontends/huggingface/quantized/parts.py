@@ -75,19 +75,20 @@ class Layer:
 
 def stacked(layers: Sequence[Layer]) -> Layer:
     """The layers of experts as one, along a new first dimension, with the largest input scales."""
+    first, inputs = layers[0], [layer.activation for layer in layers]
+    if any(layer.order or _kinds(layer) != _kinds(first) for layer in layers):
+        raise Error("the experts of a layer are quantized differently; irc stacks equal ones")
     columns = zip(*(layer.parts().values() for layer in layers), strict=True)
     codes, scales, zeros, tensor_scale = map(_stack, columns)
     assert codes is not None and scales is not None
-    inputs = [layer.activation for layer in layers]
-    kinds = {each and replace(each, scale=None, tensor_scale=None) for each in inputs}
-    if len(kinds) != 1 or any(layer.order for layer in layers):
-        raise _unequal()
     largest = max(inputs, key=lambda each: (each and (each.scale or each.tensor_scale)) or 0.0)
     return Layer(codes, scales, zeros, tensor_scale, largest)
 
 
-def _unequal() -> Error:
-    return Error("the experts of a layer are quantized differently; irc stacks equal ones")
+def _kinds(layer: Layer) -> tuple[object, ...]:
+    """What layers have in common that can be stacked."""
+    inputs = layer.activation and replace(layer.activation, scale=None, tensor_scale=None)
+    return inputs, *(part and part.type for part in layer.parts().values())
 
 
 def _stack(parts: tuple[Part | None, ...]) -> Part | None:
@@ -95,8 +96,6 @@ def _stack(parts: tuple[Part | None, ...]) -> Part | None:
     present = [part for part in parts if part is not None]
     if not present:
         return None
-    if len(present) < len(parts) or len({part.type for part in present}) != 1:
-        raise _unequal()
     ref = ConcatRef(tuple(part.ref.then(Unsqueeze(0)) for part in present), 0)
     return Part(ref, present[0].dtype, (len(present), *present[0].shape))
 
