@@ -134,28 +134,28 @@ WHY = """module @m dims(B=1:2:4, S=1:8:64) {
     %q = linear %x, @q : f32[B, S, 8]
     %k = linear KEY : f32[B, S, 8]
     %v = linear %x, @v : f32[B, S, 8]
-    %y = attention Q, %k, %v {head_dim=4} : f32[B, S, 8] loc("a.py":4)
+    %y = attention QKV {head_dim=4} : f32[B, S, 8] loc("a.py":4)
     return %y
   }
 }"""
 
 
 @pytest.mark.parametrize(
-    ("q", "key", "reason"),
+    ("qkv", "key", "reason"),
     [
-        ("%q", "%m, @k", "the linears of q, k and v have different inputs"),
+        ("%q, %k, %v", "%m, @k", "the linears of q, k and v have different inputs"),
         (
-            "%q",
+            "%q, %k, %v",
             "%x, @k, bias=@b",
             "some of the linears of q, k and v have a bias and some have none",
         ),
-        ("%q", "%x, @q", "@q has other uses"),
-        ("%k", "%x, @k", "q, k and v of attention share a linear"),
-        ("%m", "%x, @k", "q of attention comes from no operation, not from a linear"),
+        ("%q, %k, %v", "%x, @q", "@q has other uses"),
+        ("%k, %k, %k", "%x, @k", "q, k and v of attention come from one linear already"),
+        ("%m, %k, %v", "%x, @k", "q of attention comes from no operation, not from a linear"),
     ],
 )
-def test_why_not_fuse_qkv(q: str, key: str, reason: str) -> None:
-    module = parse_module(WHY.replace("KEY", key).replace("Q,", f"{q},"))
+def test_why_not_fuse_qkv(qkv: str, key: str, reason: str) -> None:
+    module = parse_module(WHY.replace("KEY", key).replace("QKV", qkv))
     before, why = str(module), WhyNot("fuse-qkv")
     run_pipeline(module, "fuse-qkv", [VerifyEach(), why])
     assert str(why) == f"a.py:4: {reason}"
