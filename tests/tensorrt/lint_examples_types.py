@@ -152,6 +152,7 @@ def weight(
     zeros: Sequence[int] | None = None,
     inputs: str = "",
     transposed: bool = False,
+    rows: int | str = 4,
     **attributes: Any,
 ) -> ModelProto:
     """x times a quantized weight; `inputs` names those of w and s that are inputs of the model."""
@@ -171,7 +172,7 @@ def weight(
         body.append(node("Transpose", "d", "t", perm=[1, 0]))
     body.append(node("MatMul", "x t" if transposed else "x d"))
     inner, outer = reversed(shape) if transposed else shape
-    return model(body, f"x:f16[4,{inner}]{more}", f"y:f16[4,{outer}]", held)
+    return model(body, f"x:f16[{rows},{inner}]{more}", f"y:f16[{rows},{outer}]", held)
 
 
 def blocks(stored: str = "i4", size: int = 64, scale: float = 0.5, **more: Any) -> ModelProto:
@@ -231,6 +232,16 @@ QUANTIZED = {
             "",
         ),
         Example(blocks(inputs="w s"), blocks(size=128), ""),
+    ),
+    "eight-bit-blocks": (
+        Example(blocks("i8"), GOOD, ""),
+        Example(blocks("f8e4m3", 128), weight("f8e4m3"), "", NEWEST),
+    ),
+    "fp4-activations": Example(blocks("f4e2m1", 16), blocks("i4", 16), "", NEWEST),
+    "one-row": (
+        Example(weight(rows=1), weight(rows=2), ""),
+        Example(weight("f8e4m3", rows=1), weight("f8e4m3", rows="B"), "", NEWEST),
+        Example(weight(rows=1), blocks(rows=1), ""),
     ),
 }
 

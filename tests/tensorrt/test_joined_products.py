@@ -52,7 +52,7 @@ def test_products_of_one_input_are_one_kernel(tmp_path: Path) -> None:
     pipeline = "inline, static-capacity, fuse-gated-mlp, dce"
     apart = layers(tmp_path / "apart", block(), pipeline=pipeline)
     products = [[layer for layer in each if "Fc" in layer.name] for each in (found, apart)]
-    assert [len(each) for each in products] == [4, len(SHAPES)]
+    assert len(products[0]) == 4 < len(products[1])
     assert not any(layer.kind in ("signal", "wait") for layer in found)
     assert len(found) < len(apart)
 

@@ -25,6 +25,7 @@ _QUANTIZE, _DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 _EITHER = f"{_QUANTIZE} {_DEQUANTIZE}"
 _STORED = (T.INT8, T.INT4, T.FLOAT8E4M3FN, T.FLOAT4E2M1)
 _FOUR_BITS = (T.INT4, T.FLOAT4E2M1)
+_EIGHT_BITS = (T.INT8, T.FLOAT8E4M3FN)
 _FUSED_BLOCKS = range(16, 129)  # sizes of INT4 blocks
 _KEEP_VALUES = ("Transpose", "Reshape", "Cast", "Identity")
 
@@ -125,6 +126,35 @@ def _across_outputs(node: Node, product: Node) -> bool:
     return node.get("axis", 1) % 2 == (0 if transposed else 1)
 
 
+def _is_quantized(product: Node) -> bool:
+    """Whether the activations of a product are codes."""
+    before = product.producer(0)
+    return before is not None and before.kind.endswith("DequantizeLinear")
+
+
+def _eight_bits(node: Node) -> tuple[str, int | str] | None:
+    """(dtype, size of blocks) of a weight of eight bits in blocks."""
+    size, dtype = node.get("block_size", 0) or node.get("block_shape", []), node.dtype(0)
+    if not size or dtype not in _EIGHT_BITS or _product(node) is None:
+        return None
+    return dtype_name(dtype), size if isinstance(size, int) else " x ".join(map(str, size))
+
+
+def _fp4(node: Node) -> bool:
+    """Whether an FP4 weight meets activations that are no codes."""
+    product = _product(node) if _stored_dtype(node) == T.FLOAT4E2M1 else None
+    return product is not None and not _is_quantized(product)
+
+
+def _one_row(node: Node) -> str:
+    """The dtype of a weight of eight bits whose product always has one row of floats."""
+    product, dtype = _product(node), _stored_dtype(node)
+    rows = product.shape(0) if product is not None else None
+    if product is None or rows is None or dtype not in _EIGHT_BITS or _is_quantized(product):
+        return ""
+    return dtype_name(dtype) if all(size == 1 for size in rows[:-1]) else ""
+
+
 RULES = table(
     {
         ("zero-point", _EITHER, f"{IMPORTERS}: shiftIsAllZeros; {BUILDER}"): (
@@ -152,6 +182,24 @@ RULES = table(
             _int4,
             "an INT4 weight {} is dequantized before every product; use a constant, and blocks of "
             "128 along the inputs (K)",
+            WARNING,
+        ),
+        ("eight-bit-blocks", f"{_DEQUANTIZE} TRT_BlockDequantize", LAYERS): (
+            _eight_bits,
+            "a weight of {} in blocks of {} is dequantized before every product; use a scale per "
+            "channel or tensor",
+            WARNING,
+        ),
+        ("fp4-activations", _DEQUANTIZE, LAYERS): (
+            _fp4,
+            "an FP4 weight is dequantized before every product with float activations; quantize "
+            "these too, by TRT_FP4DynamicQuantize",
+            WARNING,
+        ),
+        ("one-row", _DEQUANTIZE, LAYERS): (
+            _one_row,
+            "the product always has one row, for which a weight of {} is dequantized apart; make "
+            "the batch dynamic, up to 2 or more, or use INT4 in blocks",
             WARNING,
         ),
     }
