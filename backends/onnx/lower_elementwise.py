@@ -163,8 +163,9 @@ def where(e: Emitter, op: ops.Where) -> Lowered:
 
 def to_four_bits(op: Op) -> str | None:
     """Refuses what has no ONNX dtype to be computed in."""
-    target = op.result.type.dtype
-    return f"makes {target}, which ONNX Runtime stores only" if dtype(target).bits < 8 else None
+    target = dtype(op.result.type.dtype)
+    is_stored = target.bits < 8 and not target.is_float
+    return f"makes {target.name}, which ONNX Runtime stores only" if is_stored else None
 
 
 @TABLE.lower(ops.Cast, unless=to_four_bits)
@@ -179,7 +180,19 @@ def cast(e: Emitter, op: ops.Cast) -> Lowered:
     same = target == e.dtype(op.x)
     if op.dtype == "f8e8m0" != op.x.type.dtype:
         return result(_nearest_power(e, x if same else e.add("Cast", x, to=DTYPES[target])))
-    return result(x if same else e.add("Cast", x, to=DTYPES[target]))
+    x = x if same else e.add("Cast", x, to=DTYPES[target])
+    return result(_nearest_f4(e, x) if op.dtype == "f4e2m1" != op.x.type.dtype else x)
+
+
+def _nearest_f4(e: Emitter, x: str) -> str:
+    """The nearest number of f4e2m1, halves to even codes: its steps are 0.5, from 2 on 1, from 4 on
+    2."""
+    size, step = e.add("Abs", x), e.number(2.0, "f32")
+    for bound, finer in ((4.0, 1.0), (2.0, 0.5)):
+        below = e.add("Less", size, e.number(bound, "f32"))
+        step = e.add("Where", below, e.number(finer, "f32"), step)
+    found = e.add("Mul", e.add("Round", e.add("Div", x, step)), step)
+    return e.add("Clip", found, e.number(-6.0, "f32"), e.number(6.0, "f32"))
 
 
 def _nearest_power(e: Emitter, x: str) -> str:
