@@ -172,6 +172,8 @@ def _readers(weight: Weight) -> set[object]:
 
 def _rescale(assigned: list[Assignment], context: Context) -> dict[str, Array]:
     """The factors by which the inputs of sites were divided, by name."""
+    if context.statistics is None:
+        return {}
     by_site = {each.site.op: each for each in assigned if each.scheme.algorithm in RESCALE}
     factors: dict[str, Array] = {}
     for sites in by_input(each.site for each in by_site.values()):

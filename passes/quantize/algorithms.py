@@ -71,6 +71,12 @@ def check_algorithms(assigned: Sequence[Assignment], context: Context) -> None:
     for scheme in {each.scheme.name: each.scheme for each in assigned}.values():
         if scheme.algorithm == "round":
             continue
+        if scheme.optional and context.statistics is None:
+            context.stats.explain(
+                f"{scheme.name} without calibration: codes are rounded to nearest; with "
+                f"--calibration {scheme.algorithm} moves outliers of inputs into the weights"
+            )
+            continue
         context.calibrated(scheme.name)
         if scheme.algorithm not in (*RESCALE, *ENCODE):
             known = ", ".join(("round", *RESCALE, *ENCODE))

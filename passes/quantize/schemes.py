@@ -23,7 +23,8 @@ class Scheme:
     `weight` is a format of irc.quantization.formats and the block that shares a scale. Inputs have
     one scale each by calibration ("tensor"), or scales computed when the model runs: per "token",
     or per "block" of as many inputs as the weight. `algorithm` says how codes are found: "round"
-    to nearest, or a name of algorithms.py. `aliases` are other names, with spaces between them.
+    to nearest, or a name of algorithms.py, which needs a calibration unless it is `optional`: then
+    codes are rounded to nearest without one. `aliases` are other names, with spaces between them.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Scheme:
     algorithm: str = "round"
     doc: str = ""
     aliases: str = ""
+    optional: bool = False
 
     @property
     def keys(self) -> set[str]:
@@ -122,17 +124,21 @@ _ROWS: tuple[tuple[str, str, Block, Granularity, str, str, str, str], ...] = (
      "fp8_block_scales fp8_1x128_128x128 fp8_pb_wo", "FP8 in blocks"),
     ("w8a16_fp8", "fp8", ROW, "", "", "round", "fp8_wo", "FP8 weights"),
     ("mxfp8", "mxfp8", (1, 32), "block", "mxfp8", "round", "", "MXFP8 weights and inputs"),
-    ("mxfp4", "mxfp4", (1, 32), "block", "mxfp4", "round", "", "MXFP4 weights and inputs"),
+    ("mxfp4", "mxfp4", (1, 32), "block", "mxfp4", "smoothquant", "",
+     "MXFP4 weights and inputs, SmoothQuant if calibrated"),
     ("w4a16_mxfp4", "mxfp4", (1, 32), "", "", "round", "", "MXFP4 weights"),
     ("w4a8_mxfp4_mxfp8", "mxfp4", (1, 32), "block", "mxfp8", "round", "",
      "MXFP4 weights, MXFP8 inputs"),
     ("w4a8_mxfp4_fp8", "mxfp4", (1, 32), "tensor", "fp8", "round", "",
      "MXFP4 weights, FP8 inputs"),
-    ("nvfp4", "nvfp4", (1, 16), "block", "nvfp4", "round", "", "NVFP4 weights and inputs"),
+    ("nvfp4", "nvfp4", (1, 16), "block", "nvfp4", "smoothquant", "",
+     "NVFP4 weights and inputs, SmoothQuant if calibrated"),
     ("w4a16_nvfp4", "nvfp4", (1, 16), "", "", "round", "", "NVFP4 weights"),
     ("w4a8_nvfp4_fp8", "nvfp4", (1, 16), "tensor", "fp8", "round", "",
      "NVFP4 weights, FP8 inputs"),
 )  # fmt: skip
 
 for _name, _format, _block, _per, _inputs, _algorithm, _aliases, _doc in _ROWS:
-    register_scheme(Scheme(_name, (_format, _block), _per, _inputs, _algorithm, _doc, _aliases))
+    _optional = _name in ("mxfp4", "nvfp4")
+    _rest = (_algorithm, _doc, _aliases, _optional)
+    register_scheme(Scheme(_name, (_format, _block), _per, _inputs, *_rest))

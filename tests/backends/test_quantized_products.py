@@ -121,3 +121,22 @@ def test_the_model_is_read_back(kind: str, tmp_path: Path) -> None:
     irc.compile(made, tmp_path)
     again, x = import_onnx(tmp_path / "rank0.onnx"), {"x": np.ones((1, 2, K), np.float32)}
     np.testing.assert_array_equal(evaluate(again, x)["y"], evaluate(made, x)["y"])
+
+
+def test_activations_of_four_bits_are_rounded_to_even(tmp_path: Path) -> None:
+    """f4e2m1 has 0, 0.5, 1, 1.5, 2, 3, 4 and 6; of two equally near ones the even code is taken."""
+    text = """module @m dims(B=1:3:4000) {
+      func @forward(%x: f32[B]) -> (y: f32[B]) {
+        %c = cast %x {dtype="f4e2m1"} : f4e2m1[B]
+        %y = cast %c {dtype="f32"} : f32[B]
+        return %y
+      }
+    }"""
+    rng = fresh(4)
+    x = np.concatenate([np.arange(-8, 8, 1 / 64), rng.standard_normal(500) * 3]).astype(np.float32)
+    found = irc.compile(irc.parse(text), tmp_path / "out").run({"x": x})["y"]
+    codes = np.array([0, 1, 2, 3, 4, 5, 6, 7])
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    distance = np.abs(np.abs(x)[:, None].astype(float) - values)
+    nearest = (distance + 1e-9 * (codes % 2)).argmin(1)
+    np.testing.assert_array_equal(found, values[nearest] * np.sign(x))

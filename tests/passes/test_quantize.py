@@ -25,7 +25,7 @@ from tests.passes.quantize_lab import GATED, linear, quantized
 from tests.sharded.models import logits, prompt_of, tiny_llama
 
 assert irc.passes
-ROUND = [scheme for scheme in SCHEMES.values() if scheme.algorithm == "round"]
+ROUND = [each for each in SCHEMES.values() if each.algorithm == "round" or each.optional]
 
 
 # what schemes compute
@@ -141,14 +141,16 @@ def test_calibration_gives_static_scales(scheme: str, largest: int, tmp_path: Pa
     assert all(op.opname != "dynamic_scale" for op in module.ops())
 
 
-def test_nvfp4_has_two_levels_of_scales(tmp_path: Path) -> None:
+def test_nvfp4_has_two_levels_of_scales_and_smooth_inputs(tmp_path: Path) -> None:
     module = linear()
+    weights = np.abs(Reader(module).read(module.weights["fc.weight"])).max(0)
     x = 0.001 * fresh(7).standard_normal((2, 3, 256)).astype(np.float32)
     write_folder(tmp_path, {"fc": x})
     wanted = evaluate(module, {"x": x})["y"]
     quantized(module, f"scheme=nvfp4, calibration={json.dumps(str(tmp_path))}")
     scale: Any = next(op.value for op in module.ops() if isinstance(op, Full))
-    assert scale == pytest.approx(np.abs(x).max() / 448 / 6, rel=0.01)
+    smooth = np.sqrt(np.abs(x).max((0, 1)) * weights)  # of inputs over factors, and of weights
+    assert scale == pytest.approx(smooth.max() / 448 / 6, rel=0.01)
     found = evaluate(module, {"x": x})["y"]
     assert np.linalg.norm(found - wanted) < 0.25 * np.linalg.norm(wanted)
 
