@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 from irc.errors import Error
 from irc.ir.core import Function, Module, Op, Result, Value, Weight
@@ -10,6 +11,7 @@ from irc.ir.dims import DimLike, symbol
 from irc.ir.mesh import Mesh
 from irc.ir.types import Axes, TensorType
 from irc.ops import Add, Call, Cast, Constant, Full, Gelu, Linear, Mul, Neg, Reshape, Return, Silu
+from irc.quantization.formats import FORMATS, METHODS
 from irc.source import Loc
 from irc.weights import (
     BytesRef,
@@ -17,6 +19,8 @@ from irc.weights import (
     Cyclic,
     FileRef,
     Pad,
+    ProductRef,
+    QuantizedRef,
     RandomRef,
     Ref,
     Shard,
@@ -107,6 +111,9 @@ class Generator:
         if depth < 2 and rng.random() < 0.3:
             parts = tuple(self.ref(module, depth + 1) for _ in range(rng.randint(1, 3)))
             ref = ConcatRef(parts, rng.randint(0, 2))
+        if depth < 2 and rng.random() < 0.2:
+            with suppress(Error):  # shards inside
+                ref = self.computed(ref, module, depth)
         for _ in range(rng.randint(0, 2)):
             steps = [Slice((None, (0, 4))), Transpose((1, 0)), CastStep("bf16"), Slice(((2, 3),))]
             steps += [Unsqueeze(rng.randint(0, 2)), Cyclic(rng.randint(0, 1), rng.randint(1, 3))]
@@ -115,6 +122,15 @@ class Generator:
                 steps.append(Shard(rng.randint(0, 1), names[rng.randrange(len(names)) :]))
             ref = ref.then(rng.choice(steps))
         return ref
+
+    def computed(self, ref: Ref, module: Module, depth: int) -> Ref:
+        """A product with a vector, or a part of a quantized reference."""
+        rng = self.rng
+        if rng.random() < 0.5:
+            return ProductRef(ref, self.ref(module, depth + 1), rng.randint(0, 1))
+        block = tuple(rng.randint(0, 2) for _ in range(rng.randint(1, 2)))
+        kinds = rng.choice(["codes", "scales", "zeros", "tensor_scale"]), rng.choice([*FORMATS])
+        return QuantizedRef(ref, *kinds, block, rng.choice(METHODS), rng.choice(["", "f32"]))
 
     def function(self, module: Module, name: str) -> None:
         rng = self.rng
