@@ -39,8 +39,8 @@ def npz_batches(
     """The batches of a file, and the fraction of it that has been read.
 
     `shapes` are those of the model's inputs. Arrays whose first dimension is the symbol of the
-    first input are cut into batches of `rows`; the others are part of every batch. Arrays of
-    different lengths, or of a model without such a symbol, are one batch.
+    first input, or a fixed number of rows, are cut into batches; the others are part of every
+    batch. Arrays of different lengths are one batch.
     """
     try:
         with zipfile.ZipFile(path) as archive, ExitStack() as stack:
@@ -73,11 +73,14 @@ def _batches(
 ) -> Iterator[tuple[Arrays, float]]:
     if not members or any(0 in member.shape for member in members.values()):
         raise Error(f"{path} has no arrays or an empty one; expected a row at least for each input")
-    firsts = {name: linear(shapes[name][0]) for name in members if shapes.get(name)}
+    dims = {name: shapes[name][0] for name, m in members.items() if shapes.get(name) and m.shape}
+    firsts = {name: ("", d, 0) if isinstance(d, int) else linear(d) for name, d in dims.items()}
     symbol = next((found[0] for found in firsts.values() if found is not None), None)
-    factors = {n: f[1] for n, f in firsts.items() if f is not None and (f[0], f[2]) == (symbol, 0)}
-    counts = {members[name].shape[0] // factor for name, factor in factors.items()}
-    cut = factors if len(counts) == 1 else {}
+    cut = {n: f[1] for n, f in firsts.items() if f is not None and (f[0], f[2]) == (symbol, 0)}
+    if symbol == "":  # the model has a fixed number of rows
+        cut, rows = {n: size for n, size in cut.items() if members[n].shape[0] != size}, 1
+    counts = {members[name].shape[0] // max(factor, 1) for name, factor in cut.items()}
+    cut = cut if len(counts) == 1 else {}
     fixed = {n: member.read(member.shape) for n, member in members.items() if n not in cut}
     count = counts.pop() if cut else 1
     for begin in range(0, count, rows):

@@ -149,20 +149,21 @@ def test_tiny_llama_on_text(tmp_path: Path) -> None:
     assert not found.has_gram(found.sites()[0])
 
 
-@pytest.mark.parametrize("layout", ["rows", "files"])
+@pytest.mark.parametrize("layout", ["rows", "files", "fixed"])
 def test_any_model_takes_arrays_by_name(layout: str, tmp_path: Path) -> None:
     random = fresh(7)
     x, shift = random.standard_normal((24, 4)), random.standard_normal(4)
     data = tmp_path / "data"
     data.mkdir()
-    for i in range(1 if layout == "rows" else 6):
-        part = x if layout == "rows" else x[i::6]
+    for i in range(6 if layout == "files" else 1):
+        part = x[i::6] if layout == "files" else x
         saved(data / f"{i}.npz", x=part, shift=shift)
-    (tmp_path / "m.irc").write_text(TWO)
+    text = TWO.replace("[B,", "[3,").replace(" dims(B=1:2:512)", "") if layout == "fixed" else TWO
+    (tmp_path / "m.irc").write_text(text)
     found = irc.calibrate(tmp_path / "m.irc", data, tmp_path / "out", gram=True, batch_size=5)
     results = irc.evaluate(irc.parse(TWO), {"x": x.astype("f4"), "shift": shift.astype("f4")})
     check(found, {"a": results["a"], "b": results["b"]})
-    assert found.facts.batches == {"rows": 5, "files": 6}[layout]
+    assert found.facts.batches == {"rows": 5, "files": 6, "fixed": 8}[layout]
 
 
 @pytest.mark.parametrize("side", ["left", "right", "left, taken by the model"])
