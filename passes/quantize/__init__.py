@@ -130,8 +130,8 @@ def _check_view(module: Module) -> None:
             raise Error("the module is sharded already; quantize comes before shard")
         if isinstance(op, GatedMlp) and isinstance(op.gate, Weight):
             raise Error(
-                "the gated feed-forwards are fused already; quantize comes before fuse-gated-mlp, "
-                'or behind expand{ops=["gated_mlp"]}'
+                "the gated feed-forwards are fused already; compile the source anew, or put "
+                'expand{ops=["gated_mlp"]} before quantize'
             ).at(op)
 
 
