@@ -246,8 +246,8 @@ def _made(e: Emitter, op: ops.Dequantize) -> str:
     return e.get(op.result)
 
 
-def dequantized(e: Emitter, op: ops.Dequantize) -> str:
-    """DequantizeLinear."""
+def dequantized(e: Emitter, op: ops.Dequantize, scale: str = "") -> str:
+    """DequantizeLinear; `scale` names the scales in the dtype of the result, where that differs."""
     dim, blocks = per_index(op), in_blocks(op)
     scales: Shape | None = None
     attributes: dict[str, int] = {}
@@ -258,7 +258,8 @@ def dequantized(e: Emitter, op: ops.Dequantize) -> str:
         attributes = {"axis": blocks[0], "block_size": blocks[1]}
     x, *zero = _quantized(e, [op.x, *([op.zero] if op.zero is not None else [])])
     kind, made = e.dtype(op.scale), e.dtype(op.result)  # a node makes the dtype of its scales
-    scale = e.get(op.scale) if kind == made else e.cast(e.get(op.scale), "f32")
+    kind = made if scale else kind
+    scale = scale or (e.get(op.scale) if kind == made else e.cast(e.get(op.scale), "f32"))
     shaped = [scale, *zero]
     if scales is not None:
         shaped = [e.add("Reshape", name, e.shape(scales)) for name in shaped]

@@ -101,6 +101,16 @@ def test_a_compiled_model_over_ranks(name: str, mesh: str, tmp_path: Path) -> No
     assert np.linalg.norm(found - wanted) < 0.1 * np.linalg.norm(wanted)
 
 
+@pytest.mark.needs_rtx
+def test_an_engine_takes_scales_of_another_dtype(tmp_path: Path) -> None:
+    """The scales of weights are f32; the builder wants those of weights and inputs in one dtype."""
+    write_model(tmp_path, "int-static", num_hidden_layers=1)
+    dims = {"B": (1, 1, 1), "S": (1, 4, 8), "T": (1, 1, 8), "C": (8, 8, 8)}
+    folder = str(tmp_path / "quantized")
+    irc.compile(folder, tmp_path / "out", backend="tensorrt-rtx", dtype="f16", dims=dims)
+    assert (tmp_path / "out" / "rank0.engine").is_file()
+
+
 @pytest.mark.parametrize("name", ["awq", "gptq-sym", "pack", "ct-nvfp4a16"])
 def test_a_mixture_of_experts(name: str, tmp_path: Path) -> None:
     mixtral = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}

@@ -311,13 +311,17 @@ def scaled_rows(e: TensorRTEmitter, y: str, scale: Value, dtype: str) -> str:
 
 
 def _padded(e: TensorRTEmitter, op: ops.Dequantize) -> str:
-    """DequantizeLinear; with padding behind odd sizes of what only products read."""
+    """DequantizeLinear; with padding behind odd sizes of what only products read.
+
+    Scales of weights are converted to the dtype of the numbers: kernels take one dtype of scales.
+    """
     x, scale, dim = e.weight(op.x), e.weight(op.scale), per_index(op)
+    if x is not None and scale is not None and scale.type.dtype != op.result.type.dtype:
+        return dequantized(e, op, _scales(e, op, op.result.type.dtype))
     is_weight = all(isinstance(u, ops.Linear) and u.x is not op.result for u in op.result.users)
     if x is None or scale is None or dim not in (-1, 0) or not is_weight or not is_odd(x):
         return dequantized(e, op)
-    same = scale.type.dtype == op.result.type.dtype
-    if x.type.dtype not in ("i8", "f8e4m3") or x.type.ndim != 2 or not same:
+    if x.type.dtype not in ("i8", "f8e4m3") or x.type.ndim != 2:
         return dequantized(e, op)
     stored, shape = e.aligned(x, NARROW_ALIGNMENT)
     if dim < 0:
