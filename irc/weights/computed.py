@@ -199,7 +199,10 @@ class QuantizedRef(ComputedRef):
         try:
             return self._computed(read, picks)
         except Error as error:
-            raise Error(f"cannot quantize {self.source}: {error.message}") from None
+            prefix = f"cannot quantize {self.source}: "
+            if error.message.startswith(prefix):  # the tensor_scale was computed for other parts
+                raise
+            raise Error(f"{prefix}{error.message}") from None
 
     def _computed(self, read: Elements, picks: Picks) -> Array:
         shape = read.shape(self.source)

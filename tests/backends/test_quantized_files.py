@@ -133,6 +133,22 @@ def test_after_an_error_nothing_stays(
     assert not orphaned_folders(folder / "out")
 
 
+@pytest.mark.parametrize("format", ["int4", "nvfp4"])
+def test_weights_that_no_scale_represents(folder: Path, format: str) -> None:
+    values = np.ones((4, 4, 16), np.float32)
+    values[1, 2, 3] = np.inf
+    write(folder / "m.safetensors", {"w": values})
+    kind, block = ("i4", "[1, 1, 0]") if format == "int4" else ("f4e2m1", "[1, 1, 16]")
+    m = irc.parse(f"""module @m {{
+      file @f = "m.safetensors"
+      weight @codes : {kind}[4, 4, 16] = quantized(@f["w"], "codes", "{format}", {block})
+      func @forward() -> ({kind}[4, 4, 16]) {{ return @codes }}
+    }}""")
+    expected = r'^cannot quantize @f\["w"\]: the values have NaN or infinities, which no scale'
+    with pytest.raises(Error, match=expected):
+        irc.evaluate(m, {})
+
+
 def test_ranks_share_the_bytes_that_they_have_in_common(folder: Path) -> None:
     made = irc.compile(module("dp=2"), folder / "out", pipeline="localize")
     names = [path.name for path in made.folder.glob("*.weights")]
