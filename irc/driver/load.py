@@ -98,8 +98,9 @@ def load(folder: PathLike | ArtifactFolder, **options: Any) -> Artifact:
 
     Options are the backend's. For `onnx`: `threads` of an operation (default: physical cores);
     `low_memory=True` reads weights from their files, which loads f32 weights at once and runs about
-    a fifth slower; for several ranks, `timeout`, the seconds (60) without progress after which they
-    fail, or `communicator`, where this process is one of them (see backends/README.md).
+    a fifth slower (no effect where weights have 4 or 8 bits); for several ranks, `timeout`, the
+    seconds (60) without progress after which they fail, or `communicator`, where this process is
+    one of them (see backends/README.md).
     """
     if not isinstance(folder, ArtifactFolder):
         check_path("the artifact", folder)
