@@ -23,6 +23,7 @@ from irc.ir.core import Module, Result, Weight
 from irc.passes.shared.edit import set_results
 from irc.quantization.statistics import Statistics
 from irc.text import parse_module, print_module
+from tests.choices import settled
 from tests.fresh import fresh
 from tests.layout import ROOT
 from tests.sharded.models import mixtral, tiny_llama
@@ -113,8 +114,13 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("build", [tiny_llama, mixtral])
 def test_a_language_model_equals_numpy_on_all_data(build: Any, tmp_path: Path) -> None:
-    module, tokens = build(), ids(5, 12)
+    module, random = build(), fresh(5)
     before = print_module(module)
+    tokens = settled(
+        lambda: random.integers(0, 37, (5, 12)),
+        module,
+        lambda drawn: products(module, {"input_ids": drawn}),
+    )
     data = saved(tmp_path / "data.npz", input_ids=tokens)
     found = calibrate(module, data, tmp_path / "out", gram=True, batch_size=2)
     wanted = products(module, {"input_ids": tokens})
