@@ -14,11 +14,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Run:
-    """One finished process. `peak_mb` is the largest resident set of it and its children, in MB."""
+    """One finished process. `peak_mb` is the largest resident set of it and its children, in MB;
+    `cpu_seconds` is the time that all its threads computed."""
 
     seconds: float
     peak_mb: float
     output: str
+    cpu_seconds: float
 
 
 def measure(command: Sequence[str], environment: dict[str, str] | None = None) -> Run:
@@ -35,7 +37,8 @@ def measure(command: Sequence[str], environment: dict[str, str] | None = None) -
         text = output.read().decode(errors="replace")
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{text[-3000:]}")
-    return Run(seconds, usage.ru_maxrss * 1024 / 1e6, text)
+    cpu = usage.ru_utime + usage.ru_stime
+    return Run(seconds, usage.ru_maxrss * 1024 / 1e6, text, cpu)
 
 
 def python(module: str, *arguments: str | Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Checkpoint folder to 4-bit weights: seconds and peak memory, compared with peers.
+"""Checkpoint folder to 4-bit weights: seconds, also of all cores, and memory, beside peers.
 
     python -m benchmarks.quantize [--work FOLDER] [--peers PYTHON] [--skip-peers] [--shapes 1b 8b]
 
@@ -85,9 +85,9 @@ def main() -> None:
         rows += irc_rows(checkpoint, work, shape)
         if shape != "8b" and not options.skip_peers:
             rows += peer_rows(checkpoint, work, shape, options.peers)
-    print(f"{'on ' + str(os.cpu_count()) + ' CPUs':44s}{'seconds':>9s}{'peak MB':>9s}")
+    print(f"{'on ' + str(os.cpu_count()) + ' CPUs':44s}{'seconds':>9s}{'CPU s':>9s}{'peak MB':>9s}")
     for name, run in rows:
-        print(f"{name:44s}{run.seconds:9.1f}{run.peak_mb:9.0f}")
+        print(f"{name:44s}{run.seconds:9.1f}{run.cpu_seconds:9.1f}{run.peak_mb:9.0f}")
     for name, run in rows:
         if "8b" in name and (run.seconds > MOST_SECONDS or run.peak_mb > MOST_MB):
             raise SystemExit(f"{name} takes more than {MOST_SECONDS} s or {MOST_MB} MB")
