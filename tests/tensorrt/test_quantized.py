@@ -152,3 +152,17 @@ def test_quantized_weights_are_constants_by_default(quantized: bool) -> None:
         return %y }} }}""")
     assert EngineOptions().outside(module) is not quantized
     assert EngineOptions(weights="outside").outside(module)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("i8", None), ("f8e4m3", "is in f8e4m3, which TensorRT takes from")]
+)
+def test_caches_of_codes(kind: str, reason: str | None) -> None:
+    module = irc.parse(f"""module @m {{
+      func @forward(%q: {kind}[B, S, 64], %k: {kind}[B, 2, 64, 32], %past: i32[B])
+        -> (k: {kind}[B, 2, 64, 32] aliases %k) {{
+        %k.1 = cache_update %k, %q, %past : {kind}[B, 2, 64, 32]
+        return %k.1 }} }}""")
+    missing = lowerings(Target.parse("tensorrt-rtx/sm_89")).unsupported(module)
+    found = [each.reason for each in missing]
+    assert not found if reason is None else found[0].startswith(reason)
