@@ -20,19 +20,22 @@ from ..ir.types import Axes
 from ..ops import (
     Concat,
     Constant,
+    Dequantize,
     Embedding,
     Full,
     Gather,
     Iota,
     MoeDispatch,
     Pad,
+    Quantize,
     ReduceMax,
     Reshape,
     ScatterElements,
     Split,
     Where,
 )
-from .layout import NONE, WHOLE, Joined, Layout, Mark, axes_of, joined, same
+from ..ops.quant import block_sizes
+from .layout import NONE, WHOLE, Joined, Layout, Mark, Place, axes_of, joined, same
 from .local_rules import Layouts, Ruled, check_once
 from .reshaped import reshaped
 
@@ -224,6 +227,25 @@ def _reduce_max(op: Op, operands: Layouts, mesh: Mesh) -> Layouts | None:
     return (replace(found, dims=tuple(dims)),)
 
 
+def _scaled(op: Op, operands: Layouts, mesh: Mesh) -> Layouts | None:
+    """Scales of shards that were joined are joined as their blocks are."""
+    shape = op.operands[0].type.shape
+    known: list[Layout] = []
+    for value, layout in zip(op.operands, operands, strict=True):
+        sizes = block_sizes(shape, value.type.shape)
+        dims = [_in_elements(p, size) for p, size in zip(layout.dims, sizes, strict=True)]
+        known.append(replace(layout, dims=tuple(dims)))
+    return Ruled(op, tuple(known), mesh).results()
+
+
+def _in_elements(place: Place, block: DimLike | None) -> Place:
+    """The place of elements from that of their blocks."""
+    if not place or not isinstance(place[0], Joined) or not isinstance(block, int):
+        return place
+    sizes = tuple([None if size is None else size * block for size in place[0].sizes])
+    return (Joined(sizes, tuple([_in_elements(p, block) for p in place[0].places])),)
+
+
 _SPECIAL: dict[type[Op], Special] = {
     Reshape: _reshape,
     Where: _where,
@@ -231,6 +253,8 @@ _SPECIAL: dict[type[Op], Special] = {
     Split: _split,
     Gather: _gather,
     ReduceMax: _reduce_max,
+    Dequantize: _scaled,
+    Quantize: _scaled,
     Embedding: _embedding,
     ScatterElements: _scatter,
     MoeDispatch: _dispatch,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from irc.errors import Error
 from irc.ir.core import Module, Value, Weight
 from irc.ir.dtypes import dtype
-from irc.ops import Attention, Linear
+from irc.ops import Attention
 from irc.pipeline import Stats
 from irc.quantization.formats import FORMATS, Format, grid_shape
 from irc.quantization.sites import Site
@@ -108,7 +108,7 @@ class Assigner:
 
     def _zeros(self, site: Site, dim: int, fixed: bool) -> int:
         """How many features `shard` may add to make blocks whole; -1 where it cannot add any."""
-        if (site.weight, dim) in self.heads or not isinstance(site.op, Linear):
+        if (site.weight, dim) in self.heads:
             return -1
         size = site.shape[dim]
         return (size if fixed else size // MOST_ZEROS) if can_pad(site.op, dim) else -1

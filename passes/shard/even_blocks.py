@@ -1,4 +1,4 @@
-"""Pads features with zeros where the shards of quantized weights would cut a block."""
+"""Pads features with zeros where shards would cut a block, or rounded values would be masked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import lcm
 from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ir.sharding import parse_rule
 from irc.ir.types import TensorType
-from irc.ops import Dequantize, DynamicScale, Linear
+from irc.ops import Dequantize, DynamicScale, Linear, Matmul, Transpose
 from irc.ops.quant import Scaled
 from irc.pipeline import Stats
 from irc.weights import Pad, pinned
@@ -19,45 +19,85 @@ from .place import planned_axes
 from .rows import Row
 
 
-def even_blocks(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
-    """Make the features between linears a multiple of whole blocks for each rank.
+@dataclass(frozen=True)
+class Product:
+    """A linear, or a matmul by a weight or its transpose, with the dimensions of the weight."""
 
-    Features that more than linears, elementwise operations and quantization compute stay; shards
-    of them that cut a block are an Error of `shard`.
+    op: Linear | Matmul
+    parameter: Value
+    inputs: int
+    outputs: int
+
+    @staticmethod
+    def of(op: Op) -> Product | None:
+        """The operation as a product with a weight, if it is one."""
+        if isinstance(op, Linear):
+            return Product(op, op.weight, 1, 0) if weights_of(op.weight) else None
+        if not isinstance(op, Matmul) or op.y.type.ndim < 2:
+            return None
+        last, turned = op.y.type.ndim - 1, op.y.producer
+        swapped = (*range(last - 1), last, last - 1)
+        if isinstance(turned, Transpose) and turned.order == swapped and used_once(op.y):
+            return Product(op, turned.x, last, last - 1) if weights_of(turned.x) else None
+        return Product(op, op.y, last - 1, last) if weights_of(op.y) else None
+
+    @property
+    def name(self) -> str:
+        """The name of the weight, or of its codes."""
+        return next(weight.name for weight in weights_of(self.parameter) or ())
+
+    def features(self, dim: int) -> Value | None:
+        """The value that has the features of a dimension of the weight."""
+        if dim not in (self.inputs, self.outputs):
+            return None
+        return self.op.x if dim == self.inputs else self.op.result
+
+
+def even_blocks(module: Module, rows: list[Row], origins: dict[str, str], stats: Stats) -> None:
+    """Make the features between products a multiple of whole blocks for each rank.
+
+    Rounded features become a multiple of the ranks: kernels multiply codes only where nothing is
+    between them and the product. Features that more than products, elementwise operations and
+    quantization compute stay; shards of them that cut a block are an Error of `shard`.
     """
     for function in module.functions.values():
         for op in function:
-            weights = weights_of(op.weight) if isinstance(op, Linear) else None
-            if not isinstance(op, Linear) or not weights:
+            product = Product.of(op)
+            if product is None:
                 continue
-            name = origins.get(weights[0].name, weights[0].name)
-            for dim in (0, 1):
+            name = origins.get(product.name, product.name)
+            for dim in (product.inputs, product.outputs):
                 axes = planned_axes(module, rows, name, dim)
-                _even(function, op, dim, module.mesh.group_size(axes), stats)
+                _even(function, product, dim, module.mesh.group_size(axes), stats)
 
 
-def can_pad(op: Linear, dim: int) -> bool:
-    """Whether the features along a dimension of the weight of a linear may get zeros."""
-    size = op.weight.type.shape[dim]
-    return isinstance(size, int) and Features(size).follow(op.x if dim else op.result)
+def can_pad(op: Op, dim: int) -> bool:
+    """Whether the features along a dimension of the weight of a product may get zeros."""
+    product = Product.of(op)
+    value = product.features(dim) if product is not None else None
+    size = value.type.shape[-1] if value is not None else None
+    return value is not None and isinstance(size, int) and Features(size).follow(value)
 
 
-def _even(function: Function, op: Linear, dim: int, group_size: int, stats: Stats) -> None:
-    size, block = op.weight.type.shape[dim], _block(op.weight, dim)
-    if not isinstance(size, int) or -(-size // group_size) % block == 0:
+def _even(function: Function, product: Product, dim: int, group_size: int, stats: Stats) -> None:
+    parameter, value = product.parameter, product.features(dim)
+    size, block = parameter.type.shape[dim], _block(parameter, dim)
+    if not isinstance(size, int) or value is None or group_size == 1:
+        return
+    whole = -(-size // group_size) % block == 0
+    if whole and size % group_size == 0:
         return
     features = Features(size)
-    if not features.follow(op.x if dim else op.result):
+    if not features.follow(value) or (whole and not features.rounded):
         return
-    unit = lcm(*features.blocks) * group_size
-    features.pad(-size % unit)
+    more = -size % (lcm(*features.blocks) * group_size)
+    features.pad(more)
     for each in function:
         retype(each)
     stats.count("blocks")
-    stats.explain(
-        f"{size} features get {-size % unit} of zeros, so that no block of {block} is cut over "
-        f"{group_size} ranks"
-    )
+    why = "no padding is masked behind" if whole else f"no block of {block} is cut over"
+    what = "rounded values" if whole else f"{group_size} ranks"
+    stats.explain(f"{size} features get {more} of zeros, so that {why} {what}")
 
 
 def _block(parameter: Value, dim: int) -> int:
@@ -72,10 +112,11 @@ class Features:
     """The values and weights that have the same features, of which there are `size`.
 
     `parts` are the weights, each with the dimension of the features; `blocks` are the numbers of
-    features that have a scale together.
+    features that have a scale together; `rounded` says that some of the values are codes.
     """
 
     size: int
+    rounded: bool = False
     values: set[Value] = field(default_factory=set[Value])
     parts: dict[Weight, int] = field(default_factory=dict[Weight, int])
     blocks: list[int] = field(default_factory=lambda: [1])
@@ -91,16 +132,20 @@ class Features:
         return self._source(op) and all(self._use(user, value) for user in value.users)
 
     def _source(self, op: Op) -> bool:
-        if isinstance(op, Linear):
-            return all(self._parameter(parameter, 0) for parameter in op.operands[1:])
+        product = Product.of(op)
+        if product is not None:
+            biases = all(self._parameter(bias, 0) for bias in op.operands[2:])
+            return biases and self._parameter(product.parameter, product.outputs)
         if isinstance(op, Scaled):
+            self.rounded = True
             return self._scales(op.scale) and op.zero is None and self.follow(op.x)
         wide = [v for v in op.operands if v.type.ndim and v.type.shape[-1] != 1]
         return _is_finite_at_zero(op) and all(map(self.follow, wide))
 
     def _use(self, user: Op, value: Value) -> bool:
-        if isinstance(user, Linear):
-            return user.x is value and self._parameter(user.weight, 1)
+        product = Product.of(user)
+        if product is not None:
+            return user.operands[0] is value and self._parameter(product.parameter, product.inputs)
         if isinstance(user, DynamicScale):
             self.blocks.append(user.block or 1)
             return not user.block or all(isinstance(op, Scaled) for op in user.result.users)

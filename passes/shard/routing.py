@@ -47,24 +47,25 @@ def _users(slots: MoeSlots) -> list[Routed] | None:
             return None
         if op.chosen is not slots.chosen or op.parts != 1:
             return None
-        if isinstance(op, MoeDispatch) and (op.capacity != 0 or not _combined(op.result, slots)):
+        if isinstance(op, MoeDispatch) and (op.capacity != 0 or not _combined(op, slots)):
             return None
         found.append(op)
     return found
 
 
-def _combined(buffer: Value, slots: MoeSlots) -> bool:
+def _combined(dispatch: MoeDispatch, slots: MoeSlots) -> bool:
     """Whether every place of a buffer is treated separately until places are added up."""
-    inside = [buffer]
-    for value in inside:  # which grows meanwhile
-        for op in value.users:
-            if isinstance(op, MoeCombine) and op.buffer is value:
-                if op.slots is not slots.result:
-                    return False
-            elif not _by_place(op, inside):
+    inside = [dispatch.result]
+    op = dispatch.next
+    while op is not None:
+        if isinstance(op, MoeCombine) and op.buffer in inside:
+            if op.slots is not slots.result:
                 return False
-            else:
-                inside += [result for result in op.results if result not in inside]
+        elif any(value in inside for value in op.operands):
+            if not _by_place(op, inside):
+                return False
+            inside += op.results
+        op = op.next
     return True
 
 

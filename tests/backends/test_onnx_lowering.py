@@ -273,3 +273,19 @@ def test_all_64_bits_of_integers_count(line: str, rows: int, tmp_path: Path) -> 
     near = np.array([-(2**32), -(2**31), 0, 2**31, 2**32, 2**40, -(2**62)])
     drawn = [RNG.choice(near, (rows, 5)) + RNG.integers(-2, 3, (rows, 5)) for _ in "xy"]
     agrees(m, dict(zip("xy", drawn, strict=True)), tmp_path)
+
+
+def test_a_cast_to_powers_of_two_is_rounded(tmp_path: Path) -> None:
+    """f8e8m0 has powers of two only: the nearest, halves up."""
+    powers = np.ldexp(np.float32(1), np.arange(-126, 126))
+    half = powers * np.float32(1.5)
+    below = np.nextafter(half, np.float32(0))
+    x = np.concatenate([powers, half, below])
+    m = module(
+        f"%x: f32[{len(x)}]",
+        f'%1 = cast %x {{dtype="f8e8m0"}} : f8e8m0[{len(x)}]; '
+        f'%2 = cast %1 {{dtype="f32"}} : f32[{len(x)}]; return %2',
+        f"f32[{len(x)}]",
+    )
+    (found,) = loaded(m, tmp_path).run({"x": x}).values()
+    np.testing.assert_array_equal(found, np.concatenate([powers, powers * 2, powers]))

@@ -14,12 +14,14 @@ from irc.errors import Error
 from irc.ir.core import Module, Op, Weight
 from irc.ir.mesh import Mesh
 from irc.ir.verify import verify
+from irc.ops import Dequantize
 from irc.ops.collective import Exchange
 from irc.passes.shared.parameters import weights_of
 from irc.pipeline import run_pipeline
+from irc.pipeline.instruments import VerifyEach
 from tests.fresh import fresh
 from tests.sharded.checking import spread
-from tests.sharded.models import MODELS, tiny_llama
+from tests.sharded.models import MODELS, mixtral, tiny_llama
 from tests.sharded.test_models import check
 
 assert irc.passes
@@ -161,7 +163,9 @@ def test_rounded_activations_have_the_scales_of_all_ranks(
     spread(module, x, mesh)
     sent = [op.attributes["op"] for op in module.ops() if isinstance(op, Exchange)]
     assert sent == ["max"] * scheme.endswith("token") + ["sum"]
+    masked = [v for op in module.ops() if op.opname == "where" for v in op.operands]
     assert not touched_weights(module)
+    assert not any(isinstance(value.producer, Dequantize) for value in masked)
     if "f4e2m1" not in str(module):
         artifact = irc.compile(rounded_mlp(scheme, ffn), tmp_path / "out", mesh=mesh)
         found = artifact.run(x)["y"]
@@ -171,6 +175,7 @@ def test_rounded_activations_have_the_scales_of_all_ranks(
 @pytest.mark.parametrize("mesh", ["ep=2", "tp=2", "tp=3", "ep=2,tp=3", "ep=4,tp=2"])
 @pytest.mark.parametrize("block", [0, 4])
 def test_rounded_experts(mesh: str, block: int) -> None:
+    """36 features get zeros where 9 blocks do not divide."""
     of = f'quantized(random("d", 1, 0.5, [4, 24, 36]), PART, "int8", [1, 1, {block}])'
     scale = f"""%s = dynamic_scale %h {{dtype="i8", block={block}}}
         : f32[4, T, {36 // block if block else 1}]"""
@@ -195,10 +200,6 @@ def test_rounded_experts(mesh: str, block: int) -> None:
       }}
     }}""")
     x = {"x": fresh(36).integers(-4, 5, (3, 24)).astype(np.float32)}
-    if block and "tp=2" in mesh:
-        with pytest.raises(Error, match=r"36 over .*tp makes shards of 18, which cut a block of 4"):
-            spread(module, x, mesh)
-        return
     spread(module, x, mesh)
     names = {op.opname for op in module.ops()}
     assert not names & {"all_gather", "all_to_all"}
@@ -227,6 +228,23 @@ def test_blocks_are_chosen_for_features_with_zeros(
     run_pipeline(module, f"inline, quantize{{scheme={scheme}}}, shard")
     down = next(w for name, w in module.weights.items() if name.endswith("down_proj.scale"))
     assert down.type.shape == (32, (features + added) // block)
+
+
+def test_joined_projections_have_the_scales_of_their_blocks() -> None:
+    """The codes and scales of heads that are padded, and of queries, keys and values, are joined
+    in other sizes."""
+    module = tiny_llama(hidden_size=64, head_dim=32, num_hidden_layers=1)
+    module.mesh = Mesh.parse("tp=2")
+    run_pipeline(module, "inline, quantize{scheme=fp8_block}, shard, localize")
+    (done,) = run_pipeline(module, "fuse-qkv", [VerifyEach()])
+    assert done.stats["fused"] == 1
+
+
+@pytest.mark.parametrize("scheme", ["fp8_rowwise", "mxfp8", "nvfp4"])
+def test_rounded_tokens_go_to_experts_from_their_rank(scheme: str) -> None:
+    module = mixtral(4, hidden_size=64, intermediate_size=64, head_dim=32, num_hidden_layers=1)
+    run_pipeline(module, f'inline, quantize{{scheme={scheme}}}, shard{{mesh="dp=2"}}')
+    assert not any(op.opname == "all_gather" for op in module.ops())
 
 
 def test_a_block_that_cannot_be_padded_is_never_cut() -> None:
