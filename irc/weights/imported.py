@@ -139,7 +139,10 @@ class TakenRef(ComputedRef):
 
     def compute(self, read: Elements, picks: Picks) -> Array:
         index = read.elements(self.indices, (picks[self.dim],))
-        first = int(index.min())
-        region = range(first, int(index.max()) + 1)
+        first, last = int(index.min()), int(index.max())
+        size = read.shape(self.source)[self.dim]
+        if not 0 <= first <= last < size:
+            raise Error(f"{self} has the indices {first} to {last}; expected 0 to {size - 1}")
+        region = range(first, last + 1)
         values = read.elements(self.source, (*picks[: self.dim], region, *picks[self.dim + 1 :]))
         return np.take(values, index - first, self.dim)
