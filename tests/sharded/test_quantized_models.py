@@ -22,8 +22,8 @@ from tests.fresh import fresh
 from tests.sharded.models import logits, mixtral, prompt_of, tiny_llama
 
 assert irc.passes
-ROUND = [scheme for scheme in SCHEMES.values() if scheme.algorithm == "round"]
-CALIBRATED = [scheme for scheme in SCHEMES.values() if scheme not in ROUND]
+ROUND = [each for each in SCHEMES.values() if each.algorithm == "round" or each.optional]
+CALIBRATED = [each for each in SCHEMES.values() if each.algorithm != "round"]
 BEFORE, AFTER = "inline, canonicalize, cse", ("fuse-collectives{norm=true}", "cse, fold, dce")
 SIZES: dict[str, Any] = {"hidden_size": 64, "head_dim": 32, "num_hidden_layers": 2}
 
