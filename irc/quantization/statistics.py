@@ -93,7 +93,7 @@ class Statistics:
     def gram(self, site: str) -> Array:
         """The mean of x xᵀ over all tokens, f32 [K, K]; an Error where it was not asked for."""
         if not self.has_gram(site):
-            raise Error(f"{self.folder} has no gram of {site}; calibrate with --gram")
+            raise Error(f"{self.folder} has no gram matrix of {site}; calibrate with --gram")
         return gram_of({what: self._array(site, what) for what in ("products", "rows")})
 
     def histogram(self, site: str) -> Histogram:

@@ -165,7 +165,7 @@ def test_the_reader_names_what_is_missing(tmp_path: Path) -> None:
         Statistics(tmp_path)
     found = write_folder(tmp_path, {"a.b": np.ones((4, 3), np.float32)}, gram=False)
     assert (found.sites(), found.facts.tokens, found.has_gram("a.b")) == (["a.b"], 4, False)
-    with pytest.raises(Error, match=r"no gram of a.b; calibrate with --gram"):
+    with pytest.raises(Error, match=r"no gram matrix of a.b; calibrate with --gram"):
         found.gram("a.b")
     with pytest.raises(
         Error, match=r"no statistics of a.c; did you mean 'a.b'\?.*another model, m"
