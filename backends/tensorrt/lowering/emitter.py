@@ -130,10 +130,12 @@ class TensorRTEmitter(Emitter):
         steps = () if dtype == "u8" else (Cast(dtype),)
         return self.cached(("as", weight, dtype), lambda: self._converted(weight, steps, dtype))
 
-    def stored_turned(self, weight: Weight) -> str:
+    def stored_transposed(self, weight: Weight) -> str:
         """The initializer or input of a matrix, stored as its transpose."""
         steps = (Transpose((1, 0)),)
-        return self.cached(("turned", weight), lambda: self._converted(weight, steps, steps=steps))
+        return self.cached(
+            ("transposed", weight), lambda: self._converted(weight, steps, steps=steps)
+        )
 
     def _converted(
         self, weight: Weight, made: Sequence[Step], dtype: str = "", steps: Sequence[Step] = ()

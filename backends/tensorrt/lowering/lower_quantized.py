@@ -190,7 +190,7 @@ def dequantize(e: TensorRTEmitter, op: ops.Dequantize) -> Lowered:
     made = _quantizer(op.x)
     if any(isinstance(user, Scaled) and user.scale is op.result for user in op.result.users):
         return Later(lambda: _level(e, op, op.result.type.dtype))
-    if _is_turned(op):
+    if _is_transposed(op):
         return Later(lambda: dequantized(e, op))
     if isinstance(made, ops.Quantize):
         return Later(lambda: e.reshape(_activation(e, op, made), op.x.type.shape))
@@ -252,7 +252,7 @@ def _activation(e: TensorRTEmitter, op: ops.Dequantize, made: ops.Quantize, dtyp
     return found if dtype == "f32" else e.cast(found, dtype)
 
 
-def _is_turned(op: Op | None) -> bool:
+def _is_transposed(op: Op | None) -> bool:
     """Whether products read the transpose of a weight of i4: builds take less memory then."""
     if not isinstance(op, ops.Dequantize) or not isinstance(op.x, Weight):
         return False
@@ -261,19 +261,19 @@ def _is_turned(op: Op | None) -> bool:
     return op.x.type.dtype == "i4" and found is not None and found[0] == 1
 
 
-def turned(e: TensorRTEmitter, weight: Value) -> str | None:
+def transposed_weight(e: TensorRTEmitter, weight: Value) -> str | None:
     """A dequantized weight [K, N] of a product, where it is stored so."""
     op = e.root(weight).producer
-    if not isinstance(op, ops.Dequantize) or not _is_turned(op):
+    if not isinstance(op, ops.Dequantize) or not _is_transposed(op):
         return None
     _, size = block_sizes(op.x.type.shape, op.scale.type.shape)
 
     def make() -> str:
         assert isinstance(op.x, Weight) and isinstance(op.scale, Weight)
-        codes, scales = e.stored_turned(op.x), e.stored_turned(op.scale)
+        codes, scales = e.stored_transposed(op.x), e.stored_transposed(op.scale)
         return e.add("DequantizeLinear", codes, scales, axis=0, block_size=int(str(size)))
 
-    return e.cached(("turned", op), make)
+    return e.cached(("transposed", op), make)
 
 
 def product_input(e: TensorRTEmitter, x: Value, weight: Value) -> tuple[str, Value | None]:

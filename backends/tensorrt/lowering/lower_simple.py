@@ -9,7 +9,11 @@ from irc.backends.onnx.lower_collective import rank as constant_rank
 from irc.backends.onnx.lower_matrix import matmul
 from irc.backends.onnx.lower_shape import known_rows
 from irc.backends.tensorrt.lowering.emitter import TensorRTEmitter, is_odd
-from irc.backends.tensorrt.lowering.lower_quantized import product_input, scaled_rows, turned
+from irc.backends.tensorrt.lowering.lower_quantized import (
+    product_input,
+    scaled_rows,
+    transposed_weight,
+)
 from irc.backends.tensorrt.lowering.table import CHOICES
 from irc.backends.tensorrt.nodes import COLLECTIVE_PLUGIN
 from irc.backends.tensorrt.target import BUILDER
@@ -50,7 +54,7 @@ def linear(e: TensorRTEmitter, op: ops.Linear) -> Lowered:
     between Pad and Slice of the other operands."""
     x, scale = product_input(e, op.x, op.weight)
     found = _padded_weight(e, op)
-    other = turned(e, op.weight) if found is None else None
+    other = transposed_weight(e, op.weight) if found is None else None
     weight, rows = other or (e.get(op.weight) if found is None else found[0]), None
     if found is not None:
         sizes = [int(str(size)) for size in op.weight.type.shape]
