@@ -11,7 +11,6 @@ from irc.artifact.manifest import silent
 from irc.driver.quantization import Quantization
 from irc.driver.sources import find_source
 from irc.errors import Error
-from irc.passes.quantize import schemes
 from irc.quantization.statistics import Statistics
 from irc.weights.checkpoint import Reader
 from tests.calibration.test_calibrate import TWO, saved
@@ -59,16 +58,11 @@ def test_the_data_is_run_beside_the_artifact(
     assert not (tmp_path / "other.calibration").exists()
 
 
-def test_the_second_level_of_scales_covers_the_largest_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("SCHEMES", "ALIASES"):
-        monkeypatch.setattr(schemes, name, dict(getattr(schemes, name)))
-    schemes.register_scheme(schemes.Scheme("plain_nvfp4", ("nvfp4", (1, 16)), "block", "nvfp4"))
+def test_the_second_level_of_scales_covers_the_largest_input(tmp_path: Path) -> None:
     x = fresh(5).standard_t(2, (50, 16)).astype(np.float32)
     data = saved(tmp_path / "data.npz", x=x, shift=np.zeros(16))
     module = irc.parse(TWO.replace("4]", "16]"))
-    options: dict[str, Any] = {"quantize": {"a": "plain_nvfp4"}, "calibration": data}
+    options: dict[str, Any] = {"quantize": {"a": "nvfp4"}, "calibration": data}
     artifact = irc.compile(module, tmp_path / "out", backend="reference", **options)
     scales = [
         op.operands[1].producer for op in artifact.module.ops() if op.opname == "dynamic_scale"
