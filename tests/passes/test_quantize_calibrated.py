@@ -180,8 +180,8 @@ def test_gptq_survives_a_second_pass_and_the_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scheme", "gram", "message"),
     [
-        ("w4a16_gptq", False, "has no gram matrix of w; calibrate with --gram"),
-        ("w4a16_awq", False, "has no gram matrix of w; calibrate with --gram"),
+        ("w4a16_gptq", False, "has no gram.* of w; calibrate with --gram"),
+        ("w4a16_awq", False, "has no gram.* of w; calibrate with --gram"),
         ("auto", True, r"the budget of 2 bits cannot be met: 6\.\d+ to 32\.000 bits per weight"),
     ],
 )
