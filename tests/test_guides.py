@@ -16,6 +16,7 @@ import pytest
 import irc
 import irc.passes
 from irc.backends.base import Backend
+from irc.extensions.user_files import forget, name_of
 from irc.frontends import layers
 from irc.ir.core import Function
 from irc.ir.types import TensorType
@@ -178,6 +179,18 @@ def test_the_lowering_of_the_guide_is_used(tmp_path: Path) -> None:
         for version, chosen in (("11.4", True), ("11.1", False)):
             rows = works("ops", "gelu", "--target", f"tensorrt-{version}/sm_90", "--load", path).out
             assert ("one kernel with the product before it" in rows) == chosen
+
+
+def test_the_scheme_of_the_guide(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", guide("passes/quantize"), re.S)
+    path, module = tmp_path / "my_scheme.py", irc.parse(LAYER)
+    path.write_text(block)
+    load_file(path)
+    try:
+        irc.run_passes(module, 'quantize{scheme="w4a8", group=8}, dce')
+    finally:
+        forget(name_of(path))
+    assert {weight.type.dtype for weight in module.weights.values()} == {"i4", "f32"}
 
 
 def test_the_passes_that_the_guide_lists_are_those_that_are_registered() -> None:
