@@ -105,6 +105,7 @@ def prepare(
     given = options.get("instruments")
     instruments = [*([VerifyEach()] if given is None else given), report]
     steps = run_passes(module, pipeline, instruments, verified=True)
+    quantization.check_done(module, report)
     try:
         check_supported(backend, module)
     except Error as error:

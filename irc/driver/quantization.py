@@ -14,6 +14,7 @@ from ..errors import Error
 from ..ir.core import Module
 from ..pipeline import run_pipeline
 from ..quantization.ranges import check_observer
+from ..quantization.report import QuantizationReport
 from ..quantization.sites import FLOATS
 from ..quantization.statistics import is_calibrated
 from ..text.parser import parse_module
@@ -93,6 +94,18 @@ class Quantization:
         if module.local or any(value.type.sharded for op in module.ops() for value in op.results):
             why = "the module is sharded already"
             raise Error(f"{why}, so {option} has no effect; compile its source anew")
+
+    def check_done(self, module: Module, report: QuantizationReport) -> None:
+        """An Error where no layer was quantized though a scheme was given."""
+        if not self.quantize or report.rows:
+            return
+        if any(op.opname == "dequantize" for op in module.ops()):
+            why = "the weights of the model are quantized already"
+            raise Error(f"{why}; leave --quantize out, or compile the checkpoint it was made from")
+        raise Error(
+            "--quantize quantized no layer: all are excluded, or not included; --exclude '' "
+            "excludes none"
+        )
 
     def calibrated(
         self, source: Source, output: PathLike | None, progress: Progress

@@ -79,7 +79,10 @@ class Assigner:
         return Assignment(site, scheme, tuple(block))
 
     def _fitted(self, site: Site, dim: int, wanted: int, scheme: Scheme) -> int:
-        """The largest block of at most `wanted` elements that no shard cuts, or a default."""
+        """The largest block of at most `wanted` elements that no shard cuts, or a default.
+
+        Multiples of 16 come first, which products with quantized weights need.
+        """
         if wanted < 2:
             return wanted
         size, fixed = site.shape[dim], bool(FORMATS[scheme.weight[0]].scales)
@@ -89,7 +92,8 @@ class Assigner:
         def fits(block: int) -> bool:
             return size % block == 0 and (shard % block == 0 or -size % (block * ranks) <= zeros)
 
-        found = max(n for n in range(1, wanted + 1) if fits(n))
+        fitting = [n for n in range(1, wanted + 1) if fits(n)]
+        found = max([n for n in fitting if n % SMALLEST == 0] or fitting)
         if found == wanted:
             return wanted
         what = f"{site.name}: {'outputs' if dim == site.outputs else 'inputs'}"

@@ -83,3 +83,11 @@ def test_an_artifact_has_the_table(tmp_path: Path) -> None:
     assert "Quantization" in page and "i4 in groups of 128" in page and " dB" in page
     irc.compile(irc.parse(TEXT), tmp_path / "plain")
     assert "Quantization" not in (tmp_path / "plain" / "report.html").read_text()
+
+
+def test_a_compilation_that_quantizes_nothing_is_refused(tmp_path: Path) -> None:
+    once, _ = measured('scheme="w8a16"')
+    with pytest.raises(irc.Error, match="quantized already; leave --quantize out, or compile"):
+        irc.compile(once, tmp_path / "out", quantize="w8a16")
+    with pytest.raises(irc.Error, match="quantized no layer: all are excluded"):
+        irc.compile(irc.parse(TEXT), tmp_path / "out", quantize="w8a16", exclude=["a", "b"])

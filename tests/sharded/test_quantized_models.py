@@ -48,6 +48,14 @@ def tolerance(scheme: Scheme) -> float:
     return 0.2 if "4" in scheme.activation_format else 0.03
 
 
+def error(module: Module, ids: np.ndarray, wanted: np.ndarray, scheme: Scheme) -> float:
+    """The largest error of a logit relative to the largest logit; the median over the tokens where
+    inputs of experts are rounded, since another code may make a router choose another expert."""
+    errors = np.abs(logits(module, ids) - wanted).max(-1) / np.abs(wanted).max()
+    routed = scheme.activation and any(op.opname == "moe_slots" for op in module.ops())
+    return float(np.median(errors) if routed else errors.max())
+
+
 @pytest.mark.parametrize("scheme", ROUND, ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "ep=2", "pp=2"])
 def test_ranks_give_the_same_logits(scheme: Scheme, mesh: str) -> None:
@@ -59,8 +67,8 @@ def test_ranks_give_the_same_logits(scheme: Scheme, mesh: str) -> None:
     stages = ", pipeline" if "pp" in mesh else ""
     for text in (f'shard{{mesh="{mesh}"}}, fuse-gated-mlp{stages}', "localize", *AFTER):
         run_pipeline(module, text)
-        worst = np.abs(logits(module, ids) - wanted).max()
-        assert worst <= tolerance(scheme) * np.abs(wanted).max(), f"after {text}: off by {worst}"
+        worst = error(module, ids, wanted, scheme)
+        assert worst <= tolerance(scheme), f"after {text}: off by {worst}"
     assert module.local
     gathered = {op.operands[0].type.shape[-1] for op in module.ops() if op.opname == "all_gather"}
     assert all(size != 192 for size in gathered), "no features are gathered to be quantized"
@@ -86,8 +94,7 @@ def test_ranks_of_calibrated_schemes(scheme: Scheme, mesh: str, tmp_path: Path) 
     stages = ", pipeline" if "pp" in mesh else ""
     for text in (f'shard{{mesh="{mesh}"}}, fuse-gated-mlp{stages}', "localize", *AFTER):
         run_pipeline(module, text)
-    worst = np.abs(logits(module, ids) - wanted).max()
-    assert worst <= tolerance(scheme) * np.abs(wanted).max()
+    assert error(module, ids, wanted, scheme) <= tolerance(scheme)
 
 
 @pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "tp=4"])
