@@ -194,7 +194,7 @@ def find_scales(
 def _scales(
     low: Array, high: Array, factor: float, format: Format, tensor_scale: Array | None
 ) -> tuple[Array, Array | None]:
-    """Scales and zeros for `factor` of the range of every block; a range of 0 has scale 1."""
+    """Scales and zeros for `factor` of the range of every block; 1 where a scale would be 0."""
     low, high = low * np.float32(factor), high * np.float32(factor)
     width, kind = high - low, numpy_dtype(format.scales)
     steps = width / np.float32(format.largest)
@@ -204,11 +204,11 @@ def _scales(
     if tensor_scale is not None:
         steps = steps / tensor_scale
     with np.errstate(over="ignore", under="ignore"):
-        scales = np.where(width > 0, steps, np.float32(1)).astype(kind)
+        scales = steps.astype(kind)
     wide = as_f32(scales)
     if not np.isfinite(wide).all():
         raise Error(f"values up to {width.max()} need larger scales than {format.scales} has")
-    scales[wide == 0] = _facts(kind).smallest_subnormal
+    scales[(wide == 0) | (width == 0)] = 1
     if not format.zeros:
         return scales, None
     zeros = np.clip(np.rint(-low / as_f32(scales)), 0, format.largest)
