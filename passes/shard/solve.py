@@ -15,7 +15,7 @@ from irc.ir.declare import placeholder, types_of
 from irc.ir.layouts import uneven
 from irc.ir.sharding import Words, operand_words, parse_rule, passed_sums
 from irc.ir.types import Axes
-from irc.ops import Add, Argmax, DynamicScale, Embedding, Linear, MoeSlots, Topk
+from irc.ops import Add, Argmax, Dequantize, DynamicScale, Embedding, Linear, MoeSlots, Topk
 from irc.ops.quant import Scaled
 from irc.pipeline import Stats
 
@@ -231,6 +231,11 @@ class Solver:
     def _cut(self, op: Op, at: int, dim: int, axes: Axes) -> None:
         """Shard a replicated value: a weight or state at its source, another by a slice."""
         value = op.operands[at]
+        scales = value.producer
+        if isinstance(scales, Dequantize) and used_once(value) and self._scales_follow(scales, dim):
+            self._cut(scales, 0, dim, axes)
+            retype(scales)
+            return
         if not self._follows(value, dim):
             self._use(op, at, self._transfers.part(op, value, dim, axes))
             return
@@ -238,6 +243,11 @@ class Solver:
         groups[dim] = (*groups[dim], *axes)
         value.type = value.type.replace(axes=tuple(groups))
         self.stats.explain(f"{value_name(value)} is {value.type}: it follows {op.opname}")
+
+    def _scales_follow(self, op: Dequantize, dim: int) -> bool:
+        """Whether a weight that is dequantized by one scale may be sharded at its source."""
+        one = all(value.type.shape[dim] == 1 for value in op.operands[1:])
+        return one and isinstance(op.x, Weight) and self._follows(op.x, dim)
 
     def _follows(self, value: Value, dim: int) -> bool:
         """Whether a value may be sharded at its source: nothing has used it replicated."""

@@ -74,6 +74,18 @@ def test_ranks_give_the_same_logits(scheme: Scheme, mesh: str) -> None:
     assert all(size != 192 for size in gathered), "no features are gathered to be quantized"
 
 
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "ep=2"])
+def test_a_rank_has_its_shard_of_both_levels_of_scales(mesh: str) -> None:
+    module = experts() if "ep" in mesh else llama()
+    module.mesh = Mesh.parse(mesh)
+    run_pipeline(module, f'{BEFORE}, quantize{{scheme=w4a16_nvfp4}}, shard{{mesh="{mesh}"}}')
+    sharded = {name for name, each in module.weights.items() if each.type.sharded}
+    codes = {name for name in sharded if f"{name[:-6]}scale" in module.weights}
+    assert codes and {f"{name[:-6]}scale" for name in codes} <= sharded
+    sliced = [op.operands[0].producer for op in module.ops() if op.opname == "shard_slice"]
+    assert all(op is None or op.opname != "dequantize" for op in sliced)
+
+
 @pytest.mark.parametrize("scheme", CALIBRATED, ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "ep=2", "pp=2"])
 def test_ranks_of_calibrated_schemes(scheme: Scheme, mesh: str, tmp_path: Path) -> None:
