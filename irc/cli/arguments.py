@@ -239,7 +239,9 @@ def add_quantization(parser: argparse.ArgumentParser) -> None:
     add("--kv-cache", metavar="KIND", default="", help="keep KV caches in int8 or fp8")
     what = "statistics of irc calibrate, or the data for them: .txt, .npz or a folder of such"
     add("--calibration", metavar="PATH", default="", help=what)
-    what = "range of a static scale: min-max, percentile[:99.9], entropy or mse (default: mse)"
+    what = (
+        "range of a static scale: min-max (FP8's default), mse (INT8's), percentile[:99.9], entropy"
+    )
     add("--observer", metavar="NAME", default="", help=what)
     add("--budget", metavar="TEXT", default="", help='for auto: "4.5 bits" per weight, or "30 dB"')
 

@@ -43,7 +43,8 @@ class Quantization:
     `group`: inputs that share a scale, 0 for the scheme's number. `include`, `exclude`: globs on
     scopes. `kv_cache`: int8 or fp8. `calibration`: a folder of `irc calibrate`, or data for it.
     `observer`: how its statistics give the ranges of static scales: min-max, percentile,
-    percentile:99.9, entropy or mse. `budget`: of auto, such as "4.5 bits".
+    percentile:99.9, entropy or mse; by default mse for INT8 and min-max for FP8.
+    `budget`: of auto, such as "4.5 bits".
     """
 
     quantize: str | os.PathLike[str] | Mapping[str, Any] = ""
@@ -52,7 +53,7 @@ class Quantization:
     exclude: Sequence[str] | None = None
     kv_cache: str = ""
     calibration: str | os.PathLike[str] = ""
-    observer: str = "mse"
+    observer: str = ""
     budget: str = ""
 
     @classmethod
@@ -126,12 +127,13 @@ class Quantization:
         return folder
 
     def _needs_gram(self) -> bool:
-        """Whether an algorithm needs gram matrices; an Error where a scheme is not known."""
+        """Whether an algorithm needs gram matrices; an Error where an option is wrong."""
         from ..passes.quantize import AUTO
         from ..passes.quantize.schemes import scheme_called
         from ..passes.quantize.table import read_table
 
         chosen = cast("QuantizeModule", self.as_pass())
+        chosen.check()
         if chosen.scheme == AUTO:
             return True
         found = [row.scheme for row in read_table(chosen.table)] if chosen.table else []

@@ -10,6 +10,7 @@ import numpy as np
 from ml_dtypes import finfo
 
 from ..errors import Error, did_you_mean
+from ..ir.dtypes import dtype as dtype_called
 from ..ir.dtypes import numpy_dtype
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -31,6 +32,8 @@ class Histogram:
 
 def check_observer(observer: str) -> float:
     """The percentile of an observer, `PERCENTILE` where it has none; an Error for unknown ones."""
+    if not observer:
+        return PERCENTILE
     name, colon, number = observer.partition(":")
     if name not in OBSERVERS or (colon and name != "percentile"):
         hint = did_you_mean(name, OBSERVERS)
@@ -52,12 +55,14 @@ def chosen_range(histogram: Histogram, observer: str, dtype: str) -> float:
 
     min-max: the largest |x|. percentile: as many percent of |x| are at most that. mse: the least
     mean square error. entropy: the least Kullback-Leibler divergence of the distribution of codes
-    from that of |x|, as TensorRT does (Migacz, 8-bit Inference with TensorRT, GTC 2017).
+    from that of |x|, as TensorRT does (Migacz, 8-bit Inference with TensorRT, GTC 2017). Without an
+    observer: mse for integers, min-max for floats, whose steps are small near 0 in any range.
     """
     percent = check_observer(observer)
     if not histogram.largest:
         return 1.0
-    name = observer.partition(":")[0]
+    default = "min-max" if dtype_called(dtype).is_float else "mse"
+    name = observer.partition(":")[0] or default
     if name == "min-max":
         return histogram.largest
     if name == "percentile":

@@ -73,6 +73,15 @@ class Statistics:
         every = [Tensors(self.folder / name) for name in self.facts.files]
         return {key: tensors for tensors in every for key in tensors}
 
+    def check_width(self, site: str, width: object) -> None:
+        """An Error unless the values of a site have so many channels."""
+        found = self.largest(site).size
+        if found != width:
+            raise Error(
+                f"{self.folder} has statistics of {found} channels of {site}, not {width}; "
+                f"{self._other_model()}"
+            )
+
     def sites(self) -> list[str]:
         """The names of all sites and caches."""
         return list(self.facts.sites)
@@ -101,21 +110,22 @@ class Statistics:
         counts, largest = self._array(site, "histogram"), float(self.largest(site).max())
         return Histogram(counts, 2.0 ** exponent_above(largest) / counts.size, largest)
 
-    def scale_range(self, site: str, observer: str = "min-max", dtype: str = "i8") -> float:
+    def scale_range(self, site: str, observer: str = "", dtype: str = "i8") -> float:
         """The largest |x| to represent: the scale is that over the largest number of `dtype`.
 
-        Observers: "min-max", "percentile", "percentile:99.9", "entropy" and "mse".
+        Observers: "min-max", "percentile", "percentile:99.9", "entropy" and "mse"; by default "mse"
+        for integers and "min-max" for floats.
         """
         return chosen_range(self.histogram(site), observer, dtype)
+
+    def _other_model(self) -> str:
+        return f"it was made from another model, {self.facts.model}: calibrate this one"
 
     def _key(self, site: str, what: str) -> str:
         stored = self.facts.sites.get(site)
         if stored is None:
             near = did_you_mean(site, self.facts.sites)
-            raise Error(
-                f"{self.folder} has no statistics of {site}{near}; it was made from another model, "
-                f"{self.facts.model}: calibrate this one"
-            )
+            raise Error(f"{self.folder} has no statistics of {site}{near}; {self._other_model()}")
         return f"{stored}/{what}"
 
     def _array(self, site: str, what: str) -> Array:

@@ -8,6 +8,7 @@ from irc.errors import Error
 from irc.ir.core import Module, Value, Weight
 from irc.ops import Dequantize, Embedding, GatedMlp
 from irc.pipeline import Pass, Stats, register
+from irc.quantization.ranges import check_observer
 from irc.quantization.sites import Site, by_input, find_sites
 from irc.rewrite import permit
 
@@ -16,9 +17,9 @@ from ..shard.plan import megatron, read_plan
 from ..shared.edit import free_name
 from . import auto, awq, gptq, smoothquant  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from .activations import Activation, activation_of, quantize_input
-from .algorithms import CHOOSE, RESCALE, Array, Context, check_algorithms
+from .algorithms import CHOOSE, RESCALE, Array, Context, check_algorithms, check_statistics
 from .assignment import Assigner, Assignment
-from .caches import quantize_caches
+from .caches import check_kind, quantize_caches
 from .schemes import SCHEMES, scheme_called
 from .schemes import Scheme as Scheme
 from .schemes import register_scheme as register_scheme
@@ -38,8 +39,9 @@ class QuantizeModule(Pass):
     "4.5 bits" or "30 dB". `table` maps globs on scopes to schemes: a JSON file, or its text.
     `include` and `exclude` are globs; without `exclude` the head, routers and tied weights are left
     out, with [] nothing is. `group` inputs of a weight share a scale, 0 is the scheme's number.
-    `calibration` is a folder of irc calibrate, and `observer` how it gives ranges. No shard that
-    `plan` makes of a weight cuts a group.
+    `calibration` is a folder of irc calibrate, and `observer` how it gives the ranges of
+    static scales: by default mse for i8 and min-max for FP8. No shard that `plan` makes of a weight
+    cuts a group.
     """
 
     scheme: str = ""
@@ -50,7 +52,7 @@ class QuantizeModule(Pass):
     calibration: str = ""
     table: str = ""
     budget: str = ""
-    observer: str = "mse"
+    observer: str = ""
     plan: str = "megatron"
 
     @classmethod
@@ -58,6 +60,7 @@ class QuantizeModule(Pass):
         return {"scheme": {scheme.name: scheme.doc for scheme in SCHEMES.values()}}
 
     def run(self, module: Module, stats: Stats) -> None:
+        self.check()
         if not (self.scheme or self.table or self.kv):
             return
         _check_view(module)
@@ -70,10 +73,28 @@ class QuantizeModule(Pass):
         found.notes = grouped(found.notes)
         stats.update(found)
 
+    def check(self) -> None:
+        """An Error about options that are wrong, or that have no effect."""
+        if self.group < 0:
+            raise Error(f"quantize: group is {self.group}; give a number of inputs, such as 128")
+        if bool(self.budget) != (self.scheme == AUTO):
+            raise Error('quantize: scheme "auto" and a budget such as "4.5 bits" belong together')
+        if self.group and self.scheme in ("", AUTO):
+            why = "is for one scheme; rows of a table have their own, and auto takes 128"
+            raise Error(f"quantize: group has no effect here, it {why}")
+        if not (self.scheme or self.table) and (self.include or self.exclude) is not None:
+            raise Error("quantize: include and exclude have no effect without a scheme")
+        if self.budget:
+            auto.Budget.parse(self.budget)
+        check_observer(self.observer)
+        if self.kv:
+            check_kind(self.kv)
+
     def _quantize(self, context: Context) -> None:
         """Quantize the weights of the chosen sites, and the inputs where their schemes say so."""
         assigned = self._assigned(context)
         check_algorithms(assigned, context)
+        check_statistics(assigned, context)
         factors = _rescale(assigned, context)
         quantize_weights(assigned, context)
         inputs: dict[tuple[Value, Activation], list[Assignment]] = {}
@@ -112,10 +133,6 @@ class QuantizeModule(Pass):
         return found
 
     def _selection(self) -> Selection:
-        if self.group < 0:
-            raise Error(f"quantize: group is {self.group}; give a number of inputs, such as 128")
-        if bool(self.budget) != (self.scheme == AUTO):
-            raise Error('quantize: scheme "auto" and a budget such as "4.5 bits" belong together')
         scheme = scheme_called(self.scheme) if self.scheme not in ("", AUTO) else None
         table = read_table(self.table) if self.table else []
         base = Row("*", scheme, self.group) if self.scheme else None

@@ -30,7 +30,7 @@ class Context:
     module: Module
     stats: Stats
     calibration: str = ""
-    observer: str = "mse"
+    observer: str = ""
     budget: str = ""
 
     @cached_property
@@ -81,3 +81,11 @@ def check_algorithms(assigned: Sequence[Assignment], context: Context) -> None:
         if scheme.algorithm not in (*RESCALE, *ENCODE):
             known = ", ".join(("round", *RESCALE, *ENCODE))
             raise Error(f"{scheme.name}: no algorithm called {scheme.algorithm}; known are {known}")
+
+
+def check_statistics(assigned: Sequence[Assignment], context: Context) -> None:
+    """An Error where the statistics are those of other inputs."""
+    known = context.statistics
+    for site in {each.site.name: each.site for each in assigned}.values():
+        if known is not None and site.name in known.facts.sites:
+            known.check_width(site.name, site.shape[site.inputs])

@@ -123,6 +123,11 @@ def _choose(sites: Sequence[Site], context: Context) -> Mapping[str, str]:
     weights = sum(prod(site.shape) for site in distinct.values())
     chosen = choose(choices, weights, budget)
     bits, noise = mean_bits(chosen, weights), decibels(chosen)
+    if not any(choice.scheme for choice in chosen.values()):
+        raise Error(
+            f"auto: a budget of {budget} leaves all weights as they are; ask for fewer bits "
+            "or decibels"
+        )
     context.stats.explain(f"auto: {bits:.3f} bits per weight, {noise:.1f} dB")
     return {name: choice.scheme for name, choice in chosen.items()}
 

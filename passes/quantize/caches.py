@@ -17,14 +17,18 @@ from .algorithms import Context
 KINDS = ("int8", "fp8")
 
 
+def check_kind(kind: str) -> None:
+    """An Error unless caches can be stored so."""
+    if kind not in KINDS:
+        known = " or ".join(KINDS)
+        raise Error(f"no format of caches called {kind!r}{did_you_mean(kind, KINDS)}; give {known}")
+
+
 def quantize_caches(kind: str, context: Context) -> int:
     """Store all caches as int8 or fp8, with a scale per cache; returns how many there were.
 
     An FP8 cache has the scale 1 without calibration: its numbers keep their exponents.
     """
-    if kind not in KINDS:
-        known = " or ".join(KINDS)
-        raise Error(f"no format of caches called {kind!r}{did_you_mean(kind, KINDS)}; give {known}")
     sites = [site for site in find_caches(context.module) if permit("quantize", site.op)]
     for site in sites:
         _quantize(site, kind, _scale(site, kind, context))
@@ -35,6 +39,7 @@ def _scale(site: CacheSite, kind: str, context: Context) -> float:
     if kind == "fp8" and context.statistics is None:
         return 1.0
     statistics = context.calibrated(f"a cache in {kind}")
+    statistics.check_width(site.name, site.new.type.shape[-1])
     format = FORMATS[kind]
     limit = statistics.scale_range(site.name, context.observer, format.codes)
     return limit / format.largest if limit else 1.0

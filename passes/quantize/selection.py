@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from irc.errors import Error, did_you_mean
@@ -53,9 +53,7 @@ class Selection:
         asked = self.include is not None or (row is not None and row.glob != "*")
         if self.exclude is None and not asked and _usual_reason(site):
             return None
-        if row is None or self.base is None:
-            return row or self.base
-        return replace(row, group=row.group or self.base.group)
+        return row or self.base
 
     def _check_globs(self, sites: Sequence[Site], weights: Sequence[str]) -> None:
         """An Error about a glob that matches nothing."""

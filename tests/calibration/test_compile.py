@@ -36,13 +36,13 @@ def test_the_data_is_run_beside_the_artifact(
     two: tuple[Path, Path, np.ndarray], tmp_path: Path
 ) -> None:
     module, data, x = two
-    options: dict[str, Any] = {"quantize": "fp8", "calibration": data, "observer": "min-max"}
+    options: dict[str, Any] = {"quantize": "fp8", "calibration": data, "observer": "mse"}
     artifact = irc.compile(module, tmp_path / "out", **options)
     statistics = Statistics(tmp_path / "out.calibration")
     assert not statistics.facts.gram
     scales = static_scales(artifact.module)
-    assert scales[0] == pytest.approx(np.abs(x).max() / 448, rel=1e-6)
-    assert scales == pytest.approx([statistics.scale_range(s) / 448 for s in ("a", "b")])
+    best = [statistics.scale_range(s, "mse", "f8e4m3") / 448 for s in ("a", "b")]
+    assert scales == pytest.approx(best)
 
     stages: list[str] = []
     options["progress"] = lambda stage, fraction: stages.append(stage)
@@ -52,9 +52,9 @@ def test_the_data_is_run_beside_the_artifact(
     again = irc.compile(module, tmp_path / "other", **options)
     assert static_scales(again.module) == scales
     del options["observer"]
-    best = [statistics.scale_range(s, "mse", "f8e4m3") / 448 for s in ("a", "b")]
-    least = irc.compile(module, tmp_path / "other", **options)
-    assert static_scales(least.module) == pytest.approx(best)
+    largest = static_scales(irc.compile(module, tmp_path / "other", **options).module)
+    assert largest[0] == pytest.approx(np.abs(x).max() / 448, rel=1e-6)
+    assert largest[1] == pytest.approx(statistics.largest("b").max() / 448)
     assert not (tmp_path / "other.calibration").exists()
 
 
@@ -88,7 +88,8 @@ def test_algorithms_get_the_gram_matrices_that_they_need(
     quantize: Any, gram: bool, two: tuple[Path, Path, np.ndarray], tmp_path: Path
 ) -> None:
     module, data, _ = two
-    options = Quantization(quantize, kv_cache="int8", calibration=data)
+    budget = "9 bits" if quantize == "auto" else ""
+    options = Quantization(quantize, kv_cache="int8", calibration=data, budget=budget)
     folder = options.calibrated(find_source(module), tmp_path / "out", silent)
     assert folder == tmp_path / "out.calibration"
     assert Statistics(tmp_path / "out.calibration").facts.gram == gram
@@ -106,6 +107,18 @@ def test_the_command_and_its_refusals(two: tuple[Path, Path, np.ndarray], tmp_pa
     message = refused(*words, data, "--observer", "kl", "--dry-run")
     assert "no observer called 'kl'; there are min-max, percentile" in message
     assert "there is no" in refused(*words, tmp_path / "none.npz", "-o", tmp_path / "new")
+    new = (data, "-o", tmp_path / "new")
+    assert "give int8 or fp8" in refused(*words, *new, "--kv-cache", "int4")
+    assert "belong together" in refused(*words, *new, "--budget", "4 bits")
+    assert not (tmp_path / "new.calibration").exists(), "wrong options are refused before the run"
+    other = TWO.replace("4]", "6]").replace("[5, 4", "[5, 6")
+    with pytest.raises(Error, match=r"statistics of 4 channels of a, not 6; .*calibrate this one"):
+        irc.compile(
+            irc.parse(other),
+            tmp_path / "x",
+            quantize="fp8",
+            calibration=tmp_path / "out.calibration",
+        )
     other = TWO.replace("@a.weight", "@c.weight").replace("@two", "@other")
     with pytest.raises(Error, match=r"no statistics of c.*made from another model, two: calibrate"):
         irc.compile(

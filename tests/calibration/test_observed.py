@@ -92,6 +92,9 @@ def test_mse_is_the_best_range_for_the_data_itself(dtype: str, tmp_path: Path) -
     found = error(statistics.scale_range("a", "mse", dtype))
     assert found <= 1.25 * min(error(limit) for limit in np.linspace(0.1, 1, 40) * 12)
     assert statistics.scale_range("a", "min-max", dtype) == 12
+    assert statistics.scale_range("a", dtype=dtype) == statistics.scale_range(
+        "a", {"i8": "mse", "f8e4m3": "min-max"}[dtype], dtype
+    )
     assert dtype == "f8e4m3" or error(12) > 1.7 * found
 
 
@@ -141,7 +144,7 @@ def test_entropy_is_the_least_divergence() -> None:
 
 def test_zeros_have_the_range_1(tmp_path: Path) -> None:
     statistics = write_folder(tmp_path, {"a": np.zeros((4, 3), np.float32)})
-    for observer in ("min-max", "percentile", "entropy", "mse"):
+    for observer in ("", "min-max", "percentile", "entropy", "mse"):
         assert statistics.scale_range("a", observer) == 1
 
 

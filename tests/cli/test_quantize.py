@@ -67,9 +67,9 @@ def test_options_of_the_command(folder: Path, tmp_path: Path) -> None:
     table = tmp_path / "mixed.json"
     table.write_text(json.dumps({"*.mlp.*": "w4a16", "*": "w8a16"}))
     words = ("compile", folder, "--dry-run", "--json", "--explain")
-    found = irc(*words, "--quantize", table, "--group", "60", "--exclude", "*.v_proj").json
+    found = irc(*words, "--quantize", table, "--exclude", "*.v_proj").json
     (row,) = [row for row in found["passes"] if row["pass"].startswith("quantize")]
-    assert row["pass"] == (f'quantize{{exclude=["*.v_proj"], group=60, table="{table}"}}')
+    assert row["pass"] == (f'quantize{{exclude=["*.v_proj"], table="{table}"}}')
     assert row["did"].startswith("products: 13")  # six of each of two layers, and the head
     assert any("exclude" in note for note in row["notes"])
     plain = irc(*words).json
