@@ -21,6 +21,7 @@ from .tiles import TILE, Place, apart, tiles
 METHODS = ("absmax", "mse")
 CLIPPED = (1.0, 0.95, 0.91, 0.875, 0.84, 0.8, 0.75, 0.68)  # of the scale by "absmax", for "mse"
 POWERS = (1.0, 2.0, 0.5)  # the same for scales that are powers of two
+SAME = 1 + 2.0**-17  # errors up to this ratio are equal: sums in another order differ
 
 _facts: Any = ml_dtypes.finfo
 
@@ -184,7 +185,8 @@ def find_scales(
     tried = [_scales(low, high, factor, kind, tensor_scale) for factor in factors]
     if len(tried) == 1:
         return tried[0]
-    best = np.argmin(_errors(parts, kind, tried, tensor_scale), axis=0)[np.newaxis]
+    errors = _errors(parts, kind, tried, tensor_scale)
+    best = np.argmax(errors <= errors.min(axis=0) * SAME, axis=0)[np.newaxis]
     scales = np.stack([scales for scales, _ in tried])
     zeros = [zeros for _, zeros in tried if zeros is not None]
     chosen = np.take_along_axis(np.stack(zeros), best, 0)[0] if zeros else None

@@ -9,6 +9,7 @@ import pytest
 
 import irc
 from irc.frontends import huggingface
+from irc.ir.dtypes import numpy_dtype
 
 from ..fresh import fresh
 from .packed_layers import Packed, awq, float8, gptq, pack_quantized, static8
@@ -161,6 +162,23 @@ def test_refused_tensors(tmp_path: Path) -> None:
         scale = np.array(value, np.float32)
         with pytest.raises(irc.Error, match="a scale is positive and finite"):
             bound(tmp_path / "m", MODELOPT, changed(static, input_scale=scale))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.inf, np.nan])
+@pytest.mark.parametrize("name", ["awq", "gptq", "pack", "fp8", "ct-nvfp4", "modelopt-nvfp4"])
+def test_scales_of_weights_are_positive_and_finite(name: str, value: float, tmp_path: Path) -> None:
+    config, packer = CASES[name]
+    packed = packer(fresh(), 32, 64)
+    for key, scales in packed.tensors.items():
+        if "scale" not in key or "input" in key:
+            continue
+        bad = scales.copy()
+        bad.flat[-1] = value
+        if value == 0 and scales.dtype == numpy_dtype("f8e4m3"):  # a small one, rounded
+            bound(tmp_path / "m", config, changed(packed, **{key: bad}))
+            continue
+        with pytest.raises(irc.Error, match=f"proj.{key} has scales from .* positive and finite"):
+            bound(tmp_path / "m", config, changed(packed, **{key: bad}))
 
 
 def test_biases_of_zeros_need_no_model_that_adds_them(tmp_path: Path) -> None:

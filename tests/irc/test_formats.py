@@ -12,7 +12,7 @@ import pytest
 from irc.errors import Error
 from irc.ir.dtypes import numpy_dtype
 from irc.quantization import formats
-from irc.quantization.formats import FORMATS, Encoded, decode, encode
+from irc.quantization.formats import FORMATS, Encoded, decode, encode, find_scales
 from irc.quantization.rounding import rounded_codes
 from tests.fresh import fresh
 from tests.ops.test_codes import FLOATS, every_code, nearest
@@ -139,6 +139,18 @@ def test_mean_square_error_is_not_above_that_of_the_largest_value(name: str) -> 
         assert (sums[1] <= sums[0] * (1 + 1e-5)).all()
         if FORMATS[name].codes in ("i4", "u4") and block[0]:
             assert sums[1].sum() < sums[0].sum()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+@pytest.mark.parametrize("apart", [False, True])
+def test_equal_errors_choose_the_largest_scale(order: tuple[int, ...], apart: bool) -> None:
+    """7/8 of the scale has the code -8 for the largest value, and equal errors of the others."""
+    rows = [[-1.2421875, -0.0129394531, -0.0054931641], [0.0158691406, -0.8203125, 0.01953125]]
+    values = np.array(rows, np.float32)[:, order]
+    column = slice(0, 2), slice(0, 1)
+    parts = [(column, values[:, i : i + 1]) for i in range(3)] if apart else [(column, values)]
+    scales, _ = find_scales(lambda: parts, (2, 1), FORMATS["int4"], "f32", "mse")
+    assert scales.tolist() == encode(values, "int4", [1, 0]).scales.tolist()
 
 
 @pytest.mark.parametrize("name", FORMATS)

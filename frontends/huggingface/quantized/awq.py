@@ -26,6 +26,7 @@ class Awq(Method):
     def layer(self, name: str, tensors: Tensors, shape: Sizes) -> Layer:
         n, k = shape
         scales = tensors.take(f"{name}.scales", *FLOATS).transposed()
+        tensors.check_scales(f"{name}.scales")
         block = (1, self.group if self.group > 0 else k)
         codes = tensors.words(f"{name}.qweight", "awq", "u4", (k, n)).transposed()
         groups = (scales.shape[1], n)

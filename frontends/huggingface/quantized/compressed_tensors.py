@@ -95,6 +95,7 @@ def _floats(name: str, tensors: Tensors, shape: Sizes, activation: FakeQuantize 
     codes = tensors.view(f"{name}.weight_packed", "f4e2m1", shape)
     scales, whole = take_scales(tensors, f"{name}.weight_scale", shape), None
     if f"{name}.weight_global_scale" in tensors:
+        tensors.check_scales(f"{name}.weight_global_scale")
         divisor = tensors.view(f"{name}.weight_global_scale", "f32", (1, 1))
         whole = replace(divisor, ref=ReciprocalRef(divisor.ref))
     return Layer(codes, scales, tensor_scale=whole, activation=activation)

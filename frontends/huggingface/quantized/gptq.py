@@ -36,6 +36,7 @@ class Gptq(Method):
         if bias in tensors and tensors.read(bias).any():
             tensors.used.discard(bias)  # zeros, which AutoGPTQ adds, need no model that adds them
         scales = tensors.take(f"{name}.scales", *FLOATS).transposed()
+        tensors.check_scales(f"{name}.scales")
         block = (1, self.group if self.group > 0 else k)
         kind = f"{'i' if self.symmetric else 'u'}{self.bits}"
         codes = tensors.words(f"{name}.qweight", "rows", kind, (k, n)).transposed()

@@ -40,7 +40,10 @@ class ModelOpt(Method):
         codes = tensors.view(f"{name}.weight", kind, shape)
         block = (128, 128) if algorithm == "FP8_PB_WO" else None
         scales = take_scales(tensors, f"{name}.weight_scale", shape, block)
-        whole = tensors.view(f"{name}.weight_scale_2", "f32", (1, 1)) if fp4 else None
+        whole = None
+        if fp4:
+            tensors.check_scales(f"{name}.weight_scale_2")
+            whole = tensors.view(f"{name}.weight_scale_2", "f32", (1, 1))
         activation = None
         if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
             activation = FakeQuantize(kind)

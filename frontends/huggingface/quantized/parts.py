@@ -15,6 +15,7 @@ from ....ir.dtypes import dtype as dtype_called
 from ....ir.dtypes import numpy_dtype
 from ....ir.types import TensorType
 from ....quantization.activations import FakeQuantize
+from ....quantization.rounding import as_f32
 from ....quantization.words import words_shape
 from ....weights import BytesRef, ConcatRef, FileRef, Ref, Transpose, UnpackedRef, Unsqueeze
 from ....weights.safetensors import Tensor
@@ -145,6 +146,16 @@ class Tensors:
         if not 0 < value < inf:
             raise Error(f"{key} is {value}; a scale is positive and finite")
         return value
+
+    def check_scales(self, key: str) -> None:
+        """An Error unless all scales are positive and finite; f8e4m3 rounds small ones to 0."""
+        values = as_f32(self.read(key))
+        low, high = values.min(initial=1), values.max(initial=1)
+        if not ((low > 0 or (low == 0 and self.info(key).dtype == "f8e4m3")) and high < inf):
+            raise Error(
+                f"{key} has scales from {low} to {high}; expected positive and finite numbers, so "
+                "quantize the checkpoint again"
+            )
 
     def words(self, key: str, layout: str, dtype: str, shape: Sizes) -> Part:
         """Elements that are packed in words of 32 bits."""
