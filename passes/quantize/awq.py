@@ -37,10 +37,15 @@ def search(weights: Sequence[Weights], mean: Array, gram: Array) -> tuple[Array,
     best, least = np.ones_like(mean), np.inf
     for step in range(GRID):
         factors = powers(mean, step / GRID)
-        found = sum(output_error(each.error(factors), gram) for each in weights)
+        found = total_error(weights, gram, factors)
         if found < least:
             best, least = factors, found
     return best, least
+
+
+def total_error(weights: Sequence[Weights], gram: Array, factors: Array | np.float32) -> float:
+    """The error of the outputs of linears of one input whose weights are multiplied by factors."""
+    return sum(output_error(each.error(factors), gram) for each in weights)
 
 
 def powers(mean: Array, exponent: float) -> Array:
@@ -74,9 +79,13 @@ def _rescale(group: Sequence[Assignment], context: Context) -> Array | None:
     statistics = context.calibrated(group[0].scheme.name)
 
     def find() -> Array:
-        # The best power is the same as with the search for scales that follows, which takes longer.
-        weights = [replace(sampled(each, context), method="absmax") for each in group]
-        return search(weights, statistics.mean(name), statistics.gram(name))[0]
+        # The search has scales by absmax, which is faster, so it may end at factors
+        # that are worse than none with the scales that follow.
+        weights, gram = [sampled(each, context) for each in group], statistics.gram(name)
+        quick = [replace(each, method="absmax") for each in weights]
+        found = search(quick, statistics.mean(name), gram)[0]
+        better = total_error(weights, gram, found) < total_error(weights, gram, ONE)
+        return found if better else np.ones_like(found)
 
     return rescale(group, context, GRID, find)
 
