@@ -19,6 +19,7 @@ from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import is_float, largest, numpy_dtype
 
 _SATURATED = ("f8e4m3", "f8e5m2", "f4e2m1")
+_ROUND_MODES = {"up": 1.5 - 2.0**-23, "down": 0.75, "nearest": 1.0}
 _VARIADIC: dict[str, type[Op]] = {
     "Min": ops.Minimum,
     "Max": ops.Maximum,
@@ -163,10 +164,28 @@ def _converted(b: Builder, node: Node, target: str) -> Made:
         return x
     if x.data is not None and x.data.inline is None and _keeps_values(x.dtype, target):
         return b.entry(b.tensor(x.data, target))
+    if target == "f8e8m0":
+        return _power_of_two(b, node, x)
     if target in _SATURATED and node.integer("saturate", 1) and is_float(x.dtype):
         top = largest(target)
         x = b.op(ops.Clip, x, low=-top, high=top)
     return b.cast(x, target)
+
+
+def _power_of_two(b: Builder, node: Node, x: Entry) -> Made:
+    """A cast to f8e8m0 as `round_mode` says: a factor moves what irc rounds to the nearest power.
+
+    irc rounds numbers from 1.5 on up to 2, so what becomes 2 starts at 2 with the factor 0.75, and
+    right above 1 with the number of f32 before 1.5.
+    """
+    mode = node.text("round_mode", "up")
+    if mode not in _ROUND_MODES:
+        raise Error(f"round_mode is one of {', '.join(_ROUND_MODES)}, found {mode}")
+    x = b.cast(x, "f32")
+    if node.integer("saturate", 1):
+        x = b.op(ops.Clip, x, low=2.0**-128, high=2.0**127)
+    factor = _ROUND_MODES[mode]
+    return b.cast(x if factor == 1 else b.op(ops.Mul, x, factor), "f8e8m0")
 
 
 def _keeps_values(source: str, target: str) -> bool:

@@ -175,3 +175,23 @@ def with_words(kind: str, *inputs: str, **words: Any) -> Any:
 def test_what_is_refused(make: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(irc.Error, match=message):
         import_onnx(saved(make(), tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["up", "down", "nearest"])
+def test_casts_to_powers_of_two_round_as_the_file_says(tmp_path: Path, mode: str) -> None:
+    powers = np.array([2.0**n for n in (-126, -3, -1, 0, 1, 7, 126)], np.float32)
+    around = [
+        np.nextafter(each, side, dtype=np.float32)
+        for each in (powers, 1.5 * powers)
+        for side in (np.float32(0), np.float32(np.inf))
+    ]
+    x = np.concatenate([powers, *around, 10 ** fresh(6).uniform(-30, 30, 50)]).astype(np.float32)
+    attributes = {"round_mode": mode, "saturate": 1, "to": TensorProto.FLOAT8E8M0}
+    nodes = [
+        helper.make_node("Cast", ["x"], ["e"], **attributes),
+        helper.make_node("Cast", ["e"], ["y"], to=TensorProto.FLOAT),
+    ]
+    made = model(nodes, {"x": ("f32", x.shape)}, ["y"], {})
+    (found,) = evaluate(import_onnx(saved(made, tmp_path)), {"x": x}).values()
+    wanted = numpy_helper.to_float8e8m0(x, saturate=True, round_mode=mode).astype(np.float32)
+    np.testing.assert_array_equal(found, wanted)
