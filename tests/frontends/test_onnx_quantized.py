@@ -179,7 +179,7 @@ def test_what_is_refused(make: Any, message: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["up", "down", "nearest"])
 def test_casts_to_powers_of_two_round_as_the_file_says(tmp_path: Path, mode: str) -> None:
-    powers = np.array([2.0**n for n in (-126, -3, -1, 0, 1, 7, 126)], np.float32)
+    powers = np.array([2.0**n for n in (-120, -3, -1, 0, 1, 7, 126)], np.float32)
     around = [
         np.nextafter(each, side, dtype=np.float32)
         for each in (powers, 1.5 * powers)
