@@ -231,8 +231,7 @@ class QuantizedRef(ComputedRef):
         codes = codes_of(values, self.kind, *scales, tensor_scale=self._tensor_scale(read))
         if region is picks:
             return codes
-        pairs = zip(picks, cover, strict=True)
-        return codes[tuple(slice(p[0] - c[0], p[-1] - c[0] + 1, p.step) for p, c in pairs)]
+        return codes[tuple(map(_places, picks, cover))]
 
     def _scales(self, read: Elements, sizes: Sizes, blocks: Picks) -> Arrays:
         """(scales,) or (scales, zeros) of some blocks, found once for all parts."""
@@ -271,6 +270,11 @@ def _blocks_of(picks: range, size: int) -> range:
 def _covered(blocks: range, size: int) -> range:
     """The elements of some blocks."""
     return blocks if size == 1 else range(blocks.start * size, blocks.stop * size)
+
+
+def _places(picks: range, cover: range) -> slice:
+    """The places of picks in what covers them, which has the same step or 1."""
+    return slice(cover.index(picks[0]), cover.index(picks[-1]) + 1, picks.step // cover.step)
 
 
 def _fits(picks: range, size: int) -> bool:

@@ -18,8 +18,10 @@ from irc.text import parse_module
 from irc.weights import (
     Cast,
     ConcatRef,
+    Cyclic,
     FileRef,
     Pad,
+    QuantizedRef,
     RandomRef,
     Ref,
     Shard,
@@ -187,6 +189,14 @@ def test_slices_of_different_columns_are_not_merged(tmp_path: Path) -> None:
     w = FileRef("f", "w")
     ref = ConcatRef((w.then(Slice(((0, 2), (0, 2)))), w.then(Slice(((2, 4), (1, 3))))), 0)
     assert (reader.read(ref) == np.concatenate([arrays["w"][:2, :2], arrays["w"][2:4, 1:3]])).all()
+
+
+@pytest.mark.parametrize("rows", [3, 4, 7])
+def test_codes_of_rows_apart_in_columns_that_divide_blocks(tmp_path: Path, rows: int) -> None:
+    reader = reader_of(tmp_path, "")
+    source = QuantizedRef(RandomRef("k", 1, 3.0, (rows, 20)), "codes", "int4", (1, 5))
+    ref = source.then(Cyclic(0, 2)).then(Slice((None, (3, 14))))
+    same(reader, ref, [meaning(ref, {}, Mesh(), 0)])
 
 
 # -- narrowed references
