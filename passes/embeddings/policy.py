@@ -9,8 +9,7 @@ from typing import Literal, TypeAlias, cast
 from irc.errors import Error
 from irc.ir.core import Op, Value
 from irc.ops import And, Constant, Ge, Lt, SlotIds, Where
-
-from ..shared.table_rows import LARGEST
+from irc.ops.table_rows import LARGEST
 
 Kind: TypeAlias = Literal["zero", "clamp", "row", "error"]
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from irc import ops
 from irc.ir.core import Op, Value, Weight
 from irc.ir.dims import DimLike
+from irc.ops.table_rows import ROUND
 
-from ..shared.table_rows import ROUND
 from .sites import Layout, Site, Wanted
 
 LETTERS: dict[Layout, str] = {"replicated": "R", "rows": "R", "columns": "C", "cyclic": "K"}

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from irc.errors import Error
 from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.types import Axes, TensorType
+from irc.ops.table_rows import with_spare
 from irc.weights import Cyclic, Slice, pinned
 
 from ..shared.edit import free_name
-from ..shared.table_rows import with_spare
 from .schemes import piece_rows
 from .sites import Layout, layout_of
 
