@@ -100,6 +100,10 @@ REFUSED = {
     "3 bits": (GPTQ | {"bits": 3}, "bits=3: irc reads GPTQ with 4 and 8 bits"),
     "marlin": (GPTQ | {"checkpoint_format": "marlin"}, "irc reads gptq and gptq_v2"),
     "modelopt": (MODELOPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo='W4A8_AWQ': irc reads FP8"),
+    "a word": (
+        MODELOPT | {"quantized_layers": {"proj": "FP8"}},
+        "quantized_layers=.*: proj is 'FP8'; expected an object with quant_algo",
+    ),
     "rotated": (group(**INTS) | {"transform_config": {"config_groups": {}}}, "does not rotate"),
     "ignored": (AWQ | {"modules_to_not_convert": ["proj"]}, "leaves proj as it was"),
     "mixed": (FP8, "mixes formats: proj.qweight is none of weight_scale_inv, weight_scale"),
@@ -179,6 +183,15 @@ def test_scales_of_weights_are_positive_and_finite(name: str, value: float, tmp_
             continue
         with pytest.raises(irc.Error, match=f"proj.{key} has scales from .* positive and finite"):
             bound(tmp_path / "m", config, changed(packed, **{key: bad}))
+
+
+def test_scales_in_bytes_hold_no_nan(tmp_path: Path) -> None:
+    config, packer = CASES["mxfp8"]
+    packed = packer(fresh(), 32, 64)
+    bad = packed.tensors["weight_scale"].copy()
+    bad.flat[3] = 255
+    with pytest.raises(irc.Error, match="proj.weight_scale has scales from .* positive and finite"):
+        bound(tmp_path / "m", config, changed(packed, weight_scale=bad))
 
 
 def test_biases_of_zeros_need_no_model_that_adds_them(tmp_path: Path) -> None:

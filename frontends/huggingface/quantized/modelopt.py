@@ -26,6 +26,10 @@ class ModelOpt(Method):
         self.ignored = [*config.words("ignore"), *config.words("exclude_modules")]
         self.layers: Mapping[str, Any] = config.inner("quantized_layers")
         self.algorithm = config.word("quant_algo").upper()
+        for name, each in self.layers.items():
+            if not isinstance(each, dict):
+                why = f"{name} is {each!r}; expected an object with quant_algo"
+                raise config.error("quantized_layers", why)
         if not self.layers and self.algorithm not in _ALGORITHMS:
             raise config.error("quant_algo", f"irc reads {', '.join(_ALGORITHMS)}")
 

@@ -148,8 +148,12 @@ class Tensors:
         return value
 
     def check_scales(self, key: str) -> None:
-        """An Error unless all scales are positive and finite; f8e4m3 rounds small ones to 0."""
-        values = as_f32(self.read(key))
+        """An Error unless all scales are positive and finite; f8e4m3 rounds small ones to 0, and
+        bytes are f8e8m0, where 255 is NaN."""
+        values = self.read(key)
+        if values.dtype == np.uint8:
+            values = values.view(numpy_dtype("f8e8m0"))
+        values = as_f32(values)
         low, high = values.min(initial=1), values.max(initial=1)
         if not ((low > 0 or (low == 0 and self.info(key).dtype == "f8e4m3")) and high < inf):
             raise Error(

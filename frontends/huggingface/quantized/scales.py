@@ -23,8 +23,7 @@ def take_scales(tensors: Tensors, key: str, shape: Sizes, block: Sizes | None = 
     kind = "f8e8m0" if found.dtype == "u8" else found.dtype
     if kind not in SCALES:
         raise Error(f"{key} has scales of {found.dtype}; expected {', '.join(SCALES)}")
-    if found.dtype != "u8":
-        tensors.check_scales(key)
+    tensors.check_scales(key)
     count, rows = prod(found.shape), shape[0]
     if count == 1:
         return tensors.view(key, kind, (1, 1))
