@@ -190,7 +190,9 @@ def test_scales_in_bytes_hold_no_nan(tmp_path: Path) -> None:
     packed = packer(fresh(), 32, 64)
     bad = packed.tensors["weight_scale"].copy()
     bad.flat[3] = 255
-    with pytest.raises(irc.Error, match="proj.weight_scale has scales from .* positive and finite"):
+    with pytest.raises(
+        irc.Error, match=r"proj.weight_scale has scales from .* positive and finite"
+    ):
         bound(tmp_path / "m", config, changed(packed, weight_scale=bad))
 
 
