@@ -82,23 +82,26 @@ def mixtral(experts: int = 5, chosen: int = 2, **sizes: Any) -> Module:
     return random_weights(MIXTRAL.trace(config, "f32", name="tiny"), 4)
 
 
-def prompt_of(module: Module, rng: np.random.Generator) -> np.ndarray:
-    """Random ids for two rows."""
+def prompt_of(module: Module, rng: np.random.Generator, rows: int = 2) -> np.ndarray:
+    """Random ids [rows, PROMPT]; every row begins with another one, so that none repeats."""
     table = next(weight for name, weight in module.weights.items() if "embed_tokens" in name)
-    rows = int(table.type.shape[0])  # pyright: ignore[reportArgumentType]
-    return settled(
-        lambda: rng.integers(0, rows, (2, PROMPT)).astype(np.int32),
-        module,
-        lambda ids: logits(module, ids),
-    )
+    known = int(table.type.shape[0])  # pyright: ignore[reportArgumentType]
+
+    def drawn() -> np.ndarray:
+        first = rng.permutation(known)[:rows, None]
+        more = rng.integers(0, known, (rows, PROMPT - 1))
+        return np.concatenate([first, more], axis=1).astype(np.int32)
+
+    return settled(drawn, module, lambda ids: logits(module, ids))
 
 
 class Conversation:
     """A model on the reference backend: its prompt in one call, then tokens in another."""
 
-    def __init__(self, module: Module) -> None:
-        self.stream = ReferenceProgram(module).open({"B": 2, "B_dp": 1, "C": CAPACITY})
-        self.past = np.zeros(2, np.int32)
+    def __init__(self, module: Module, rows: int = 2) -> None:
+        sizes = {"B": rows, "B_dp": rows // 2, "C": CAPACITY}
+        self.stream = ReferenceProgram(module).open(sizes)
+        self.past = np.zeros(rows, np.int32)
 
     def step(self, ids: np.ndarray) -> Mapping[str, np.ndarray]:
         """The results of one call."""
@@ -115,8 +118,8 @@ class Conversation:
 
 
 def logits(module: Module, ids: np.ndarray, whole_calls: bool = False) -> np.ndarray:
-    """Logits [2, PROMPT, vocab]: two calls, so that the second reads what the first cached."""
-    talk = Conversation(module)
+    """Logits [rows, PROMPT, vocab]: two calls, so that the second reads what the first cached."""
+    talk = Conversation(module, len(ids))
     cut = PROMPT if whole_calls else PROMPT - 1
     parts = [ids[:, :cut], ids[:, cut:]]
     return np.concatenate([talk.step(part)["logits"] for part in parts if part.size], axis=1)
