@@ -50,7 +50,7 @@ def own_rows(
     else:
         start = first(kind)
         end = to.add(Add(start, to.constant(part, kind)))
-        if rows % group_size:  # the last ranks have less
+        if rows < part * group_size:  # the last ranks have less
             last = to.constant(rows, kind)
             end = to.add(Where(Lt(end, last), end, last))
         none = to.add(Add(start, to.constant(other, kind)))

@@ -1,0 +1,265 @@
+"""`Mapping`: which part of a model the ranks of a world hold, and the groups that communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Table
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import Error
+from ...ir.mesh import Mesh
+from ...source import here
+from .errors import ArgumentError
+
+_IGNORED = (
+    "auto_parallel",
+    "enable_attention_dp",
+    "moe_cluster_size",
+    "attn_tp_size",
+    "attn_cp_size",
+    "cp_config",
+)
+
+
+class _OfAxes:
+    """An attribute that follows from the axes of the groups of a name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def axes(self, mapping: Mapping) -> tuple[str, ...]:
+        return mapping.axes_of(self.name)
+
+
+class _Position(_OfAxes):
+    def __get__(self, mapping: Mapping, owner: object = None) -> int:
+        return mapping.mesh.index(mapping.rank, self.axes(mapping))
+
+
+class _Every(_OfAxes):
+    def __get__(self, mapping: Mapping, owner: object = None) -> list[list[int]]:
+        return mapping.mesh.groups(self.axes(mapping))
+
+
+class _Own(_OfAxes):
+    def __get__(self, mapping: Mapping, owner: object = None) -> list[int]:
+        return next(g for g in mapping.mesh.groups(self.axes(mapping)) if mapping.rank in g)
+
+
+class Mapping:
+    """The ranks of a world: pipeline stages slowest, then context, then tensor parallelism.
+
+    `gpus_per_node` says only which rank is on which host. The `tp_size` ranks of a group hold
+    experts as `moe_tp_size` shards of `moe_ep_size` sets of experts; one follows from the other,
+    and -1 is as many shards as there are. Unlike in TensorRT-LLM `pp_layers` leaves out no layer.
+
+    `tp_rank` is this rank's position in its group, `tp_group` the ranks of that group in order,
+    `tp_groups` all groups; alike for pp, cp, moe_tp and moe_ep.
+    """
+
+    tp_rank, pp_rank, cp_rank = _Position("tp"), _Position("pp"), _Position("cp")
+    moe_tp_rank, moe_ep_rank = _Position("moe_tp"), _Position("moe_ep")
+    tp_group, pp_group, cp_group = _Own("tp"), _Own("pp"), _Own("cp")
+    moe_tp_group, moe_ep_group = _Own("moe_tp"), _Own("moe_ep")
+    tp_groups, pp_groups, cp_groups = _Every("tp"), _Every("pp"), _Every("cp")
+    moe_tp_groups, moe_ep_groups = _Every("moe_tp"), _Every("moe_ep")
+
+    def __init__(
+        self,
+        world_size: int = 1,
+        rank: int = 0,
+        gpus_per_node: int = 8,
+        tp_size: int = 1,
+        pp_size: int = 1,
+        *,
+        cp_size: int = 1,
+        moe_tp_size: int = -1,
+        moe_ep_size: int = -1,
+        **ignored: Any,
+    ) -> None:
+        _check_ignored(ignored)
+        self.world_size, self.gpus_per_node = world_size, gpus_per_node
+        self.tp_size, self.pp_size, self.cp_size = tp_size, pp_size, cp_size
+        self.moe_tp_size, self.moe_ep_size = _moe_sizes(tp_size, moe_tp_size, moe_ep_size)
+        sizes = {"pp": pp_size, "cp": cp_size, "tp": tp_size}
+        if pp_size * cp_size * tp_size != world_size or min(sizes.values()) < 1:
+            raise ArgumentError(
+                f"world_size is {world_size}, but tp_size * pp_size * cp_size is "
+                f"{tp_size} * {pp_size} * {cp_size}; give sizes whose product it is",
+                loc=here(),
+            )
+        if self.moe_tp_size > 1 and self.moe_ep_size > 1:
+            sizes = sizes | {"tp": self.moe_tp_size, "ep": self.moe_ep_size}
+        self.mesh = Mesh(tuple(sizes.items()))
+        self.rank = rank
+
+    @property
+    def rank(self) -> int:
+        """This rank of the world."""
+        return self._rank
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise ArgumentError(
+                f"there is no rank {rank} in a world of {self.world_size}; ranks count from 0",
+                loc=here(),
+            )
+        self._rank = rank
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.to_dict().values()))
+
+    def __repr__(self) -> str:
+        return f"Mapping({', '.join(f'{name}={value}' for name, value in self.to_dict().items())})"
+
+    # -- axes of the mesh
+
+    def axes_of(self, kind: str) -> tuple[str, ...]:
+        """The mesh axes of the groups tp, pp, cp, moe_tp or moe_ep; () where each has one rank."""
+        both = self.moe_tp_size > 1 and self.moe_ep_size > 1
+        match kind:
+            case "tp":
+                return ("tp", "ep") if both else ("tp",)
+            case "moe_tp":
+                return ("tp",) if self.moe_tp_size > 1 else ()
+            case "moe_ep":
+                return () if self.moe_ep_size == 1 else ("ep",) if both else ("tp",)
+            case _:
+                return (kind,)
+
+    def axis_of(self, group: Sequence[int]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """The mesh axes whose ranks a group has, and which of them, counted along the axes, comes
+        where in the group; ((), (0,)) for a single rank. An Error where the group is no such."""
+        ranks = [int(rank) for rank in group]
+        if len(ranks) == 1:
+            return (), (0,)
+        for axes in self._choices():
+            for found in self.mesh.groups(axes):
+                if sorted(found) == sorted(ranks):
+                    return axes, tuple(found.index(rank) for rank in ranks)
+        known = "; ".join(f"{'.'.join(a)}: {self.mesh.groups(a)}" for a in self._choices())
+        raise Error(
+            f"the group {ranks} has the ranks of no axis of this world ({self.mesh}); expected one "
+            f"of {known or 'a single rank'}; take tp_group, pp_group, cp_group, moe_tp_group or "
+            "moe_ep_group of the Mapping",
+            loc=here(),
+        )
+
+    def _choices(self) -> list[tuple[str, ...]]:
+        """Consecutive axes with more than one rank, from the fastest."""
+        names = [name for name, size in self.mesh.axes if size > 1]
+        ends = range(len(names), 0, -1)
+        runs = [tuple(names[start:end]) for end in ends for start in range(end)]
+        return sorted(runs, key=lambda run: (len(run), -names.index(run[0])))
+
+    # -- stages, layers and experts
+
+    def is_first_pp_rank(self) -> bool:
+        """Whether this rank is in the first stage."""
+        return self.pp_rank == 0
+
+    def is_last_pp_rank(self) -> bool:
+        """Whether this rank is in the last stage."""
+        return self.pp_rank == self.pp_size - 1
+
+    def prev_pp_rank(self) -> int:
+        """The rank that sends to this one; that of the last stage for the first."""
+        return self.pp_group[self.pp_rank - 1]
+
+    def next_pp_rank(self) -> int:
+        """The rank that this one sends to; that of the first stage for the last."""
+        return self.pp_group[(self.pp_rank + 1) % self.pp_size]
+
+    def pp_layers(self, num_layers: int) -> list[int]:
+        """The layers of this stage; the first stages have one more where they are not even."""
+        return _part(num_layers, self.pp_size, self.pp_rank)
+
+    def ep_experts(self, num_experts: int) -> list[int]:
+        """The experts of this rank; their number must be a multiple of moe_ep_size."""
+        if num_experts % self.moe_ep_size:
+            raise ArgumentError(
+                f"{num_experts} experts cannot be distributed over moe_ep_size={self.moe_ep_size} "
+                "ranks; choose a divisor, or shard every expert with moe_tp_size",
+                loc=here(),
+            )
+        return _part(num_experts, self.moe_ep_size, self.moe_ep_rank)
+
+    # -- hosts
+
+    @property
+    def node_rank(self) -> int:
+        """The host of this rank."""
+        return self.get_node_rank(self.rank)
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's position on its host."""
+        return self.get_local_rank(self.rank)
+
+    def get_node_rank(self, rank: int) -> int:
+        """The host of a rank."""
+        return rank // self.gpus_per_node
+
+    def get_local_rank(self, rank: int) -> int:
+        """The position of a rank on its host."""
+        return rank % self.gpus_per_node
+
+    # -- config.json
+
+    @classmethod
+    def from_dict(cls, table: Table[str, Any]) -> Mapping:
+        """The mapping of a checkpoint's config.json."""
+        return cls(**table)
+
+    def to_dict(self) -> dict[str, int]:
+        """The sizes as config.json has them."""
+        return {
+            "world_size": self.world_size,
+            "rank": self.rank,
+            "gpus_per_node": self.gpus_per_node,
+            "cp_size": self.cp_size,
+            "tp_size": self.tp_size,
+            "pp_size": self.pp_size,
+            "moe_tp_size": self.moe_tp_size,
+            "moe_ep_size": self.moe_ep_size,
+        }
+
+
+def _check_ignored(given: dict[str, Any]) -> None:
+    """An Error about arguments that are not known, or that ask for what irc does not do."""
+    for name, value in given.items():
+        if name not in _IGNORED:
+            raise Error(f"Mapping has no argument called {name!r}", loc=here())
+        if value is True or value not in (False, None, -1, 1, {}):
+            raise Error(
+                f"Mapping: {name}={value} is not supported; leave it out, and let irc shard the "
+                "model by its mesh",
+                loc=here(),
+            )
+
+
+def _moe_sizes(tp_size: int, moe_tp_size: int, moe_ep_size: int) -> tuple[int, int]:
+    if moe_tp_size == -1 and moe_ep_size == -1:
+        return tp_size, 1
+    if moe_tp_size == -1:
+        moe_tp_size = tp_size // moe_ep_size
+    elif moe_ep_size == -1:
+        moe_ep_size = tp_size // moe_tp_size
+    if moe_tp_size * moe_ep_size != tp_size:
+        raise ArgumentError(
+            f"tp_size is {tp_size}, but moe_tp_size * moe_ep_size is {moe_tp_size} * "
+            f"{moe_ep_size}; give sizes whose product it is",
+            loc=here(),
+        )
+    return moe_tp_size, moe_ep_size
+
+
+def _part(count: int, parts: int, index: int) -> list[int]:
+    """The numbers below `count` of one of `parts` consecutive parts; the first are larger."""
+    size, more = divmod(count, parts)
+    start = index * size + min(index, more)
+    return list(range(start, start + size + (index < more)))

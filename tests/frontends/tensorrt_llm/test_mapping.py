@@ -1,0 +1,107 @@
+"""`Mapping`: ranks, groups, and layers of stages."""
+
+import itertools
+
+import pytest
+
+from irc.errors import Error
+from irc.frontends.tensorrt_llm.mapping import Mapping
+
+WORLDS = [
+    dict(zip(("pp_size", "cp_size", "tp_size", "moe_ep_size"), sizes, strict=True))
+    for sizes in itertools.product((1, 2, 3), (1, 2), (1, 2, 4), (1, 2, 4))
+    if sizes[2] % sizes[3] == 0
+]
+
+
+def worlds(sizes: dict[str, int]) -> list[Mapping]:
+    """The mapping of every rank of a world."""
+    count = sizes["pp_size"] * sizes["cp_size"] * sizes["tp_size"]
+    return [Mapping(count, rank, **sizes) for rank in range(count)]
+
+
+@pytest.mark.parametrize("sizes", WORLDS, ids=lambda sizes: "-".join(map(str, sizes.values())))
+def test_ranks_count_through_stages_then_contexts_then_shards(sizes: dict[str, int]) -> None:
+    tp, cp, ep = sizes["tp_size"], sizes["cp_size"], sizes["moe_ep_size"]
+    for rank, mapping in enumerate(worlds(sizes)):
+        place = rank % tp
+        assert (mapping.pp_rank, mapping.cp_rank) == (rank // (tp * cp), rank // tp % cp)
+        assert (mapping.tp_rank, mapping.moe_ep_rank) == (place, place % ep)
+        assert mapping.moe_tp_rank == place // ep
+        first = rank - place
+        assert mapping.tp_group == list(range(first, first + tp))
+        assert mapping.pp_group == list(range(rank % (tp * cp), mapping.world_size, tp * cp))
+        assert mapping.cp_group == [rank + (i - mapping.cp_rank) * tp for i in range(cp)]
+        assert mapping.moe_ep_group == [rank - place % ep + i for i in range(ep)]
+        assert mapping.moe_tp_group == [first + place % ep + i for i in range(0, tp, ep)]
+
+
+@pytest.mark.parametrize("sizes", WORLDS, ids=lambda sizes: "-".join(map(str, sizes.values())))
+def test_every_group_has_axes_and_an_order(sizes: dict[str, int]) -> None:
+    for mapping in worlds(sizes):
+        for kind in ("tp", "pp", "cp", "moe_tp", "moe_ep"):
+            group: list[int] = getattr(mapping, f"{kind}_group")
+            axes, order = mapping.axis_of(group[::-1])
+            if len(group) == 1:
+                assert (axes, order) == ((), (0,))
+                continue
+            assert mapping.mesh.group_size(axes) == len(group)
+            own = next(found for found in mapping.mesh.groups(axes) if mapping.rank in found)
+            assert [own[i] for i in order] == group[::-1]
+            assert group in getattr(mapping, f"{kind}_groups")
+
+
+def test_a_group_of_no_axis_names_those_there_are() -> None:
+    with pytest.raises(Error, match=r"\[0, 3\] has the ranks of no axis.*tp: \[\[0, 1\], \[2, 3\]"):
+        Mapping(4, 0, tp_size=2, pp_size=2).axis_of([0, 3])
+
+
+@pytest.mark.parametrize("layers", range(1, 12))
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_stages_keep_all_layers(layers: int, stages: int) -> None:
+    parts = [Mapping(stages, rank, pp_size=stages).pp_layers(layers) for rank in range(stages)]
+    assert [layer for part in parts for layer in part] == list(range(layers))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_stages_are_a_ring() -> None:
+    ranks = [Mapping(12, rank, tp_size=2, cp_size=2, pp_size=3) for rank in range(12)]
+    for mapping in ranks:
+        assert mapping.next_pp_rank() == (mapping.rank + 4) % 12
+        assert mapping.prev_pp_rank() == (mapping.rank - 4) % 12
+    assert [m.is_first_pp_rank() for m in ranks] == [True] * 4 + [False] * 8
+    assert [m.is_last_pp_rank() for m in ranks] == [False] * 8 + [True] * 4
+
+
+def test_experts_are_distributed() -> None:
+    ranks = [Mapping(4, rank, tp_size=4, moe_ep_size=2) for rank in range(4)]
+    assert [m.ep_experts(6) for m in ranks] == [[0, 1, 2], [3, 4, 5]] * 2
+    with pytest.raises(ValueError, match="7 experts cannot be distributed over moe_ep_size=2"):
+        ranks[0].ep_experts(7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"world_size": 4, "tp_size": 2}, "world_size is 4, but tp_size"),
+        ({"world_size": 2, "rank": 2, "tp_size": 2}, "no rank 2 in a world of 2"),
+        ({"world_size": 4, "tp_size": 4, "moe_tp_size": 3, "moe_ep_size": 2}, "is 3 \\* 2"),
+    ],
+)
+def test_impossible_worlds_are_a_value_error(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        Mapping(**arguments)
+    assert isinstance(caught.value, Error)
+
+
+def test_a_config_file_holds_it() -> None:
+    mapping = Mapping(8, 5, tp_size=2, pp_size=2, cp_size=2, moe_ep_size=2)
+    again = Mapping.from_dict(mapping.to_dict())
+    assert again == mapping and hash(again) == hash(mapping)
+    again.rank = 4
+    assert again != mapping and again.tp_rank == 0
+    assert (mapping.node_rank, mapping.local_rank, mapping.get_local_rank(9)) == (0, 5, 1)
+    with pytest.raises(Error, match="no argument called 'tpsize'"):
+        Mapping(tpsize=2)
+    with pytest.raises(Error, match="enable_attention_dp=True is not supported"):
+        Mapping(enable_attention_dp=True)

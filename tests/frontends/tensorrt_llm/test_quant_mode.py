@@ -1,0 +1,188 @@
+"""`QuantMode`, `QuantAlgo` and `QuantConfig`: flags, schemes, excluded modules."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from irc.errors import Error
+from irc.frontends.tensorrt_llm.quantization import QuantAlgo, QuantConfig, QuantMode
+from irc.passes.quantize.schemes import scheme_called
+
+# algorithm -> its flags, and irc's scheme or the start of the reason why there is none
+ALGOS = {
+    "NO_QUANT": ("", None),
+    "W8A16": ("INT8_WEIGHTS", "w8a16"),
+    "W4A16": ("INT4_WEIGHTS", "w4a16"),
+    "W4A16_AWQ": ("INT4_WEIGHTS|PER_GROUP", "w4a16_awq"),
+    "W4A8_AWQ": ("INT4_WEIGHTS|PER_GROUP", "w4a8_awq"),
+    "W4A16_GPTQ": ("INT4_WEIGHTS|PER_GROUP", "w4a16_gptq"),
+    "W8A16_GPTQ": ("INT8_WEIGHTS|PER_GROUP", "w8a16_gptq"),
+    "W8A8_SQ_PER_CHANNEL": ("INT8_WEIGHTS|ACTIVATIONS|PER_CHANNEL", "w8a8_sq_per_channel"),
+    "W8A8_SQ_PER_TENSOR_PLUGIN": ("INT8_WEIGHTS|ACTIVATIONS", "w8a8_sq"),
+    "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN": (
+        "INT8_WEIGHTS|ACTIVATIONS|PER_CHANNEL",
+        "w8a8_sq_per_channel",
+    ),
+    "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN": (
+        "INT8_WEIGHTS|ACTIVATIONS|PER_TOKEN",
+        "w8a8_sq_per_token",
+    ),
+    "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN": (
+        "INT8_WEIGHTS|ACTIVATIONS|PER_CHANNEL|PER_TOKEN",
+        "w8a8_sq_per_channel_per_token",
+    ),
+    "W4A8_QSERVE_PER_GROUP": (
+        "INT4_WEIGHTS|ACTIVATIONS|PER_GROUP|W4A8_QSERVE",
+        Error("its two-level scales"),
+    ),
+    "W4A8_QSERVE_PER_CHANNEL": (
+        "INT4_WEIGHTS|ACTIVATIONS|W4A8_QSERVE",
+        Error("its two-level scales"),
+    ),
+    "FP8": ("FP8_QDQ", "fp8"),
+    "FP8_PER_CHANNEL_PER_TOKEN": ("FP8_ROWWISE|PER_TOKEN|PER_CHANNEL", "fp8_rowwise"),
+    "FP8_BLOCK_SCALES": ("FP8_1x128_128x128", "fp8_block"),
+    "INT8": ("", Error("it is for KV caches")),
+    "MIXED_PRECISION": ("", Error("every layer has its own")),
+    "NVFP4": ("NVFP4", "nvfp4"),
+    "W4A8_NVFP4_FP8": ("W4A8_NVFP4_FP8", "w4a8_nvfp4_fp8"),
+    "W4A8_MXFP4_FP8": ("W4A8_MXFP4_FP8", "w4a8_mxfp4_fp8"),
+    "W4A8_MXFP4_MXFP8": ("W4A8_MXFP4_MXFP8", "w4a8_mxfp4_mxfp8"),
+    "W4A16_MXFP4": ("W4A16_MXFP4", "w4a16_mxfp4"),
+}
+
+
+def flags(text: str) -> QuantMode:
+    """A mode from the names of its flags."""
+    found = QuantMode(0)
+    for name in filter(None, text.split("|")):
+        found |= QuantMode[name]
+    return found
+
+
+def test_the_table_has_every_algorithm() -> None:
+    assert set(ALGOS) == set(QuantAlgo.__members__)
+
+
+@pytest.mark.parametrize("name", ALGOS)
+def test_algorithms_mean_flags_and_schemes(name: str) -> None:
+    text, scheme = ALGOS[name]
+    assert QuantMode.from_quant_algo(name) == flags(text)
+    config = QuantConfig(name)
+    if isinstance(scheme, Error):
+        with pytest.raises(Error, match=f"{name}: {scheme.message}"):
+            config.scheme()
+        return
+    assert config.scheme() == scheme
+    if scheme:
+        assert scheme_called(scheme).name == scheme
+
+
+@pytest.mark.parametrize(("cache", "flag"), [("INT8", "INT8_KV_CACHE"), ("FP8", "FP8_KV_CACHE")])
+def test_caches_add_a_flag(cache: str, flag: str) -> None:
+    mode = QuantMode.from_quant_algo("W8A16", cache)
+    assert mode == flags(f"INT8_WEIGHTS|{flag}") and mode.has_kv_cache_quant()
+    assert QuantMode.from_quant_algo(None, cache) == flags(flag)
+    assert not QuantMode.from_quant_algo(None, cache).has_any_quant(exclude_kv_cache=True)
+    with pytest.raises(ValueError, match="cannot be quantized as W8A16; expected INT8, FP8"):
+        QuantMode.from_quant_algo(None, "W8A16")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"quantize_activations": True},
+        {"per_token": True},
+        {"per_channel": True, "quantize_weights": True},
+    ],
+)
+def test_contradictions_are_a_value_error(arguments: dict[str, bool]) -> None:
+    with pytest.raises(ValueError, match="need"):
+        QuantMode.from_description(**arguments)
+
+
+# predicate -> the algorithms for which it holds
+PREDICATES = {
+    "is_weight_only": "W8A16 W4A16 W4A16_AWQ W4A8_AWQ W4A16_GPTQ W8A16_GPTQ",
+    "is_int8_weight_only": "W8A16 W8A16_GPTQ",
+    "is_int4_weight_only": "W4A16 W4A16_AWQ W4A8_AWQ W4A16_GPTQ",
+    "is_int4_weight_only_per_group": "W4A16_AWQ W4A8_AWQ W4A16_GPTQ",
+    "is_int8_weight_only_per_group": "W8A16_GPTQ",
+    "is_qserve_w4a8": "W4A8_QSERVE_PER_GROUP W4A8_QSERVE_PER_CHANNEL",
+    "has_act_and_weight_quant": (
+        "W8A8_SQ_PER_CHANNEL W8A8_SQ_PER_TENSOR_PLUGIN W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN "
+        "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"
+    ),
+    "has_per_token_dynamic_scaling": (
+        "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN "
+        "FP8_PER_CHANNEL_PER_TOKEN"
+    ),
+    "has_per_channel_scaling": (
+        "W8A8_SQ_PER_CHANNEL W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN "
+        "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN FP8_PER_CHANNEL_PER_TOKEN"
+    ),
+    "has_per_group_scaling": "W4A16_AWQ W4A8_AWQ W4A16_GPTQ W8A16_GPTQ W4A8_QSERVE_PER_GROUP",
+    "has_fp8_qdq": "FP8",
+    "has_fp8_rowwise": "FP8_PER_CHANNEL_PER_TOKEN",
+    "has_nvfp4": "NVFP4",
+}
+
+
+@pytest.mark.parametrize("name", PREDICATES)
+def test_predicates(name: str) -> None:
+    holds = [a for a in ALGOS if getattr(QuantMode.from_quant_algo(a), name)()]
+    assert sorted(holds) == sorted(PREDICATES[name].split())
+
+
+def test_any_quantization() -> None:
+    plain = {algo for algo in ALGOS if not QuantMode.from_quant_algo(algo).has_any_quant()}
+    assert plain == {"NO_QUANT", "INT8", "MIXED_PRECISION"}
+    assert not QuantMode.PER_CHANNEL.has_any_quant()
+    assert QuantMode.INT8_KV_CACHE.has_any_quant()
+
+
+def test_numbers_are_those_of_0_16() -> None:
+    names = "INT4_WEIGHTS INT8_WEIGHTS ACTIVATIONS PER_CHANNEL PER_TOKEN PER_GROUP INT8_KV_CACHE "
+    names += "FP8_KV_CACHE FP8_QDQ FP8_ROWWISE W4A8_QSERVE"
+    assert [QuantMode[name].value for name in names.split()] == [1 << i for i in range(11)]
+    mode = QuantMode(0).set_int8_kv_cache().set_fp8_qdq()
+    assert mode == QuantMode.INT8_KV_CACHE | QuantMode.FP8_QDQ
+    assert QuantMode(0).set_fp8_kv_cache().has_fp8_kv_cache()
+    assert QuantMode(0).set_fp8_rowwise() == QuantMode.from_quant_algo("FP8_PER_CHANNEL_PER_TOKEN")
+
+
+def test_to_dict() -> None:
+    found = QuantMode.from_quant_algo("W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", "INT8").to_dict()
+    on = {name for name, value in found.items() if value is True}
+    assert on == {"use_smooth_quant", "per_channel", "per_token", "int8_kv_cache"}
+
+
+@pytest.mark.parametrize(
+    ("excluded", "name", "found"),
+    [
+        (None, "transformer.lm_head", True),
+        (None, "transformer.layers.0.mlp.router", True),
+        (None, "transformer.layers.0.mlp.fc", False),
+        ([], "lm_head", False),  # an empty list excludes nothing, also not the default
+        (["*.mlp.*"], "lm_head", False),
+        (["*.mlp.*"], "layers.0.mlp.fc", True),
+    ],
+)
+def test_excluded_modules(excluded: list[str] | None, name: str, found: bool) -> None:
+    config = QuantConfig("W8A16", exclude_modules=excluded)
+    assert config.is_module_excluded_from_quantization(name) is found
+
+
+def test_config_files() -> None:
+    config = QuantConfig("W4A16", "INT8", group_size=64, exclude_modules=[])
+    text = json.dumps(config.to_dict() | {"unknown": 1})
+    assert QuantConfig.from_dict(json.loads(text)) == config
+    assert json.loads(text)["quant_algo"] == "W4A16"
+    assert asdict(config) == config.to_dict()
+    assert QuantConfig("W4A16", has_zero_point=True).scheme() == "w4a16_asym"
+    assert config.layer_quant_mode == QuantMode.INT4_WEIGHTS | QuantMode.INT8_KV_CACHE
+    needed = {algo for algo in ALGOS if QuantConfig(algo).requires_calibration}
+    assert needed == set(ALGOS) - {"NO_QUANT", "W8A16", "W4A16"}
+    with pytest.raises(ValueError, match="no QuantAlgo 'W4A16_AQW'; did you mean 'W4A16_AWQ'"):
+        QuantConfig("W4A16_AQW")
