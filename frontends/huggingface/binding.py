@@ -120,21 +120,28 @@ def _check(
         if source.key in checkpoint
         for line in _misfit(module.weights[name], ref, source, checkpoint)
     ]
-    groups = [
-        (
-            f"the model @{module.name} needs these tensors, which are missing",
-            _suggested(absent, checkpoint),
-        ),
-        (
-            "these tensors are in the checkpoint, but the model does not use them",
-            _suggested(unused, absent),
-        ),
-        ("these tensors do not fit the model", misfits),
-    ]
-    if not any(lines for _, lines in groups):
+    check_fits(
+        f"the checkpoint {checkpoint.folder}",
+        module,
+        suggested(absent, checkpoint),
+        suggested(unused, absent),
+        misfits,
+    )
+
+
+def check_fits(
+    checkpoint: str, module: Module, absent: list[str], unused: list[str], misfits: list[str]
+) -> None:
+    """Raise one Error with these lines about tensors that do not fit, unless there are none."""
+    groups = {
+        f"the model @{module.name} needs these tensors, which are missing": absent,
+        "these tensors are in the checkpoint, but the model does not use them": unused,
+        "these tensors do not fit the model": misfits,
+    }
+    if not any(groups.values()):
         return
-    error = Error(f"the checkpoint {checkpoint.folder} does not fit the model @{module.name}")
-    for title, lines in groups:
+    error = Error(f"{checkpoint} does not fit the model @{module.name}")
+    for title, lines in groups.items():
         if lines:
             error.add_note(f"{title}:")
             more = [f"... and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
@@ -148,7 +155,7 @@ def _check(
     raise error
 
 
-def _suggested(keys: list[str], known: Iterable[str]) -> list[str]:
+def suggested(keys: list[str], known: Iterable[str]) -> list[str]:
     """The keys; those that are shown have the most similar known one, which takes long to find."""
     shown = [f"{key}{did_you_mean(key, known)}" for key in keys[:_MOST_LINES]]
     return [*shown, *keys[_MOST_LINES:]]

@@ -161,15 +161,20 @@ def _checkpoint(
     unbound: bool,
 ) -> Source:
     from ..frontends import huggingface
+    from ..frontends.tensorrt_llm import checkpoint as tensorrt_llm
 
     _check_own(f"{path} is a checkpoint itself", checkpoint)
 
     for name in settings.keys() - {"ignore"}:
         raise Error(f"a checkpoint folder has no setting {name!r}; it takes ignore=key,key")
     ignored = [key.strip() for key in str(settings.get("ignore", "")).split(",") if key.strip()]
+    config = huggingface.read_config(path)
+    if tensorrt_llm.is_checkpoint_config(config):
+        if unbound:
+            return Source(tensorrt_llm.trace(config, dtype, ignored), path)
+        return Source(tensorrt_llm.load(path, dtype, ignore=ignored), path)
     if not unbound:
         return Source(huggingface.load(path, dtype, ignore=ignored), path)
-    config = huggingface.read_config(path)
     model = huggingface.model_of(config, ignored)
     return Source(model.trace(dtype or huggingface.checkpoint_dtype(config)), path)
 
