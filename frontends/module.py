@@ -92,10 +92,10 @@ class Module:
                 loc=here(),
             )
         path = tracer.paths.get(self, type(self).__name__)
-        with scope(_relative(path, current_scope())):
+        with scope(relative_path(path, current_scope())):
             results = forward(*args, **kwargs)
         inputs = {x.value for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
-        for tensor, name in _named_results(results, _hint(path)):
+        for tensor, name in _named_results(results, result_hint(path)):
             if name and tensor.value not in inputs:
                 tracer.suggest(tensor.value, name)
         return results
@@ -108,13 +108,13 @@ class Module:
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """(path, module) of this module, whose path is empty, and of all below it, each once."""
-        for path, part in _walk(self, prefix, set()):
+        for path, part in walk(self, prefix, set()):
             if isinstance(part, Module):
                 yield path, part
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """(path, parameter) of all parameters, each once, under its first path."""
-        for path, part in _walk(self, prefix, set()):
+        for path, part in walk(self, prefix, set()):
             if isinstance(part, Parameter):
                 yield path, part
 
@@ -160,9 +160,8 @@ class ModuleList(Module, Generic[Part]):
         return self._items[index]
 
 
-def _walk(
-    module: Module, path: str, seen: set[Module | Parameter]
-) -> Iterator[tuple[str, Module | Parameter]]:
+def walk(module: Module, path: str, seen: set[Any]) -> Iterator[tuple[str, Any]]:
+    """(path, part) of a module and of all modules and parameters below it that are not `seen`."""
     if module in seen:
         return
     seen.add(module)
@@ -170,18 +169,18 @@ def _walk(
     for name, part in module.children():
         inner = f"{path}.{name}" if path else name
         if isinstance(part, Module):
-            yield from _walk(part, inner, seen)
+            yield from walk(part, inner, seen)
         elif part not in seen:
             seen.add(part)
             yield inner, part
 
 
-def _relative(path: str, outer: str) -> str:
+def relative_path(path: str, outer: str) -> str:
     """`path` relative to the scope `outer`."""
     return path[len(outer) + 1 :] if outer and path.startswith(outer + ".") else path
 
 
-def _hint(path: str) -> str:
+def result_hint(path: str) -> str:
     """The name of a module's result: `layers_0` for `model.layers.0`, empty for the root."""
     last, _, name = path.rpartition(".")
     return f"{last.rpartition('.')[2]}_{name}".lstrip("_") if name.isdecimal() else name

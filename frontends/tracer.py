@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -79,3 +80,13 @@ def current(what: str) -> Tracer:
 def begin(tracer: Tracer) -> None:
     """Make `tracer` the trace in progress in this context; it ends with the context."""
     _current.set(tracer)
+
+
+@contextmanager
+def tracing(tracer: Tracer) -> Generator[None]:
+    """Make `tracer` the trace in progress for a block, and then the one before again."""
+    token = _current.set(tracer)
+    try:
+        yield
+    finally:
+        _current.reset(token)

@@ -1,1 +1,22 @@
-"""Scripts written for TensorRT-LLM, traced into irc: the names of both of its dialects."""
+"""The API of TensorRT-LLM's TensorRT workflow, traced into irc."""
+
+from .context import Session as Session
+from .context import current_session as current_session
+from .context import new_session as new_session
+from .dtypes import DataType as DataType
+from .dtypes import str_dtype_to_np as str_dtype_to_np
+from .dtypes import str_dtype_to_torch as str_dtype_to_torch
+from .dtypes import str_dtype_to_trt as str_dtype_to_trt
+from .dtypes import trt_dtype_to_np as trt_dtype_to_np
+from .dtypes import trt_dtype_to_torch as trt_dtype_to_torch
+from .merge import merge as merge
+from .module import Module as Module
+from .module import ModuleList as ModuleList
+from .module import Parameter as Parameter
+from .network import Network as Network
+from .network import PluginConfig as PluginConfig
+from .network import default_net as default_net
+from .network import default_trtnet as default_trtnet
+from .network import net_guard as net_guard
+from .network import precision as precision
+from .tensor import Tensor as Tensor

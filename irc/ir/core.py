@@ -219,9 +219,8 @@ class Function(Displayed):
 
     Order is kept because collectives must run in the same order on every rank. `results` says,
     per returned value, under which name callers get it and which argument's memory it may reuse.
-    In the local view `layouts` holds the global type of every argument (under `%name`) and result
-    (under its name) that is sharded; all others are replicated. A result that overwrites an
-    argument has the layout of that argument.
+    In the local view `layouts` holds the global type of every sharded argument (under `%name`) and
+    result (under its name). A result that overwrites an argument has the layout of that argument.
     """
 
     def __init__(self, name: str, args: Iterable[tuple[str, TensorType]] = ()) -> None:
@@ -246,6 +245,11 @@ class Function(Displayed):
             before = op.prev
             yield op
             op = before
+
+    def add_argument(self, name: str, type: TensorType) -> Value:
+        """A new argument, the last one; nothing calls the function yet."""
+        self.args += (Value(type, self, len(self.args), name),)
+        return self.args[-1]
 
     def arg(self, name: str) -> Value:
         """The argument called `name`."""
@@ -342,8 +346,8 @@ class Module(Displayed):
     """Functions over shared weights, with the mesh and the ranges of the symbolic dims.
 
     `dims` maps a symbol to (min, typical, max). `files` maps a short name to the path of a
-    checkpoint file. `local` tells the view: in the global view shapes are global and types carry
-    axes; in the local view they are one rank's.
+    checkpoint file. In the global view types carry axes; in the `local` view shapes are those of
+    one rank. An `explicit` local module is the localization of no global one.
     """
 
     def __init__(
@@ -352,8 +356,9 @@ class Module(Displayed):
         mesh: Mesh | None = None,
         dims: Mapping[str, tuple[int, int, int]] | None = None,
         local: bool = False,
+        explicit: bool = False,
     ) -> None:
-        self.name, self.mesh, self.local = name, mesh or Mesh(), local
+        self.name, self.mesh, self.local, self.explicit = name, mesh or Mesh(), local, explicit
         self.dims: dict[str, tuple[int, int, int]] = dict(dims or {})
         self.files: dict[str, str] = {}
         self.weights: dict[str, Weight] = {}

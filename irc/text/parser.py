@@ -54,6 +54,7 @@ class _Parser:
         c.expect("module")
         module = Module(c.symbol())
         module.local = c.accept("local")
+        module.explicit = module.local and c.accept("explicit")
         if c.accept("mesh"):
             module.mesh = Mesh(tuple(self._pairs(c.integer).items()))
         if c.accept("dims"):

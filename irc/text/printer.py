@@ -16,7 +16,7 @@ def print_module(module: Module, locs: bool = False, scope: str | None = None) -
     `scope` keeps only the operations of one module path and the paths below it; that text does not
     parse.
     """
-    local = " local" if module.local else ""
+    local = " local" * module.local + " explicit" * module.explicit
     mesh = f" mesh({module.mesh})" if module.mesh.axes else ""
     dims = ", ".join(
         f"{n}={low}:{typical}:{high}" for n, (low, typical, high) in module.dims.items()

@@ -102,9 +102,9 @@ def quantize_before_gather(
 
 
 def _reduce_what_is_chosen(module: Module) -> list[Rule]:
-    """The rule about selections; none where the module has none."""
+    """The rule about selections; none where there are none, or layouts are not known."""
     chosen = [op for op in module.ops() if isinstance(op, ops.GatherElements)]
-    if not any(isinstance(op.x.producer, ops.AllReduce) for op in chosen):
+    if module.explicit or not any(isinstance(op.x.producer, ops.AllReduce) for op in chosen):
         return []
     differing = replication(module) if module.local else {}
 

@@ -1,0 +1,51 @@
+"""A file for the arrays of a script, which weights of a module refer to."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ...errors import Error
+from ...ir.core import Module
+from ...ir.dtypes import dtype_of
+from ...weights import FileRef, Ref
+from ...weights.safetensors import holds, lay_out
+
+Array: TypeAlias = np.ndarray[Any, Any]
+_NUMBERS = count()
+
+
+class ArrayFile:
+    """Arrays by key, written as one safetensors file; equal objects are stored once."""
+
+    def __init__(self, folder: Path, title: str) -> None:
+        self.path = folder / f"{title}-{next(_NUMBERS)}.safetensors"
+        self.arrays: dict[str, Array] = {}
+        self._known: dict[int, str] = {}
+
+    def add(self, key: str, array: Array) -> Ref:
+        """The reference of an array, under a key of its own."""
+        known = self._known.get(id(array))
+        if known is not None and self.arrays[known] is array:
+            return FileRef("arrays", known)
+        kind = dtype_of(array)
+        if not holds(kind):
+            raise Error(f"the array of {key} is {kind}, which a weight file cannot hold; pack it")
+        assert key not in self.arrays, key
+        self.arrays[key] = array
+        self._known[id(array)] = key
+        return FileRef("arrays", key)
+
+    def write(self, module: Module) -> None:
+        """Write the file, if there are arrays, and declare it in the module."""
+        if not self.arrays:
+            return
+        header, places = lay_out({k: (dtype_of(a), a.shape) for k, a in self.arrays.items()})
+        with open(self.path, "wb") as file:
+            file.write(header)
+            for key in sorted(places, key=lambda key: places[key].offset):
+                file.write(np.ascontiguousarray(self.arrays[key]).tobytes())
+        module.files["arrays"] = str(self.path)

@@ -1,0 +1,165 @@
+"""What one run of a script collects, the network that it builds, and arguments by dialect."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+from ...errors import Error, did_you_mean
+from ...source import here
+
+if TYPE_CHECKING:
+    from .network import Network
+
+Dialect = Literal["A", "B"]  # keyword constructors (0.5 to 0.7.1), config objects (0.8 and later)
+Made = TypeVar("Made", bound=Callable[..., Any])
+
+
+@dataclass
+class Session:
+    """What one run of a script collects.
+
+    `networks` holds the finished networks by the name of the engine and the rank. `notes` say what
+    was accepted and has no effect, each once. `sorted_groups` gives collectives their groups in
+    ascending order, as TensorRT-LLM did, instead of the order that the script states.
+    """
+
+    dialect: Dialect = "B"
+    sorted_groups: bool = False
+    networks: dict[str, dict[int, Network]] = field(default_factory=dict[str, "dict[int, Network]"])
+    mapping: Any = None  # the last Mapping that the script made
+    notes: list[str] = field(default_factory=list[str])
+    _folder: Path | None = None
+
+    def note(self, text: str) -> None:
+        """Add a note, with the line of the script, unless it is there."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def add(self, engine: str, rank: int, network: Network) -> None:
+        """Keep the network of one rank of an engine."""
+        ranks = self.networks.setdefault(engine, {})
+        if rank in ranks and ranks[rank] is not network:
+            raise Error(f"engine {engine!r} has two networks for rank {rank}", loc=here())
+        ranks[rank] = network
+
+    @property
+    def folder(self) -> Path:
+        """A folder for arrays of the script, which is removed with the session."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="irc-session-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        return self._folder
+
+
+_session: ContextVar[Session | None] = ContextVar("irc_trt_llm_session", default=None)
+_network: ContextVar[Network | None] = ContextVar("irc_trt_llm_network", default=None)
+
+
+def current_session() -> Session:
+    """The session in progress; one begins where there is none."""
+    found = _session.get()
+    if found is None:
+        found = Session()
+        _session.set(found)
+    return found
+
+
+@contextmanager
+def new_session(dialect: Dialect = "B", **options: Any) -> Generator[Session]:
+    """A session of its own for the block."""
+    token = _session.set(Session(dialect, **options))
+    try:
+        yield current_session()
+    finally:
+        _session.reset(token)
+
+
+def dialect() -> Dialect:
+    """The dialect of the session in progress."""
+    return current_session().dialect
+
+
+def active_network() -> Network | None:
+    """The network in progress, if there is one."""
+    return _network.get()
+
+
+def current_network() -> Network:
+    """The network in progress; an Error says that there is none."""
+    network = _network.get()
+    if network is None:
+        raise Error(
+            "expected a network in progress; write this inside `with net_guard(network):`",
+            loc=here(),
+        )
+    return network
+
+
+@contextmanager
+def building(network: Network) -> Generator[None]:
+    """Make a network the one in progress for the block."""
+    token = _network.set(network)
+    try:
+        yield
+    finally:
+        _network.reset(token)
+
+
+def signatures(*, a: str, b: str) -> Callable[[Made], Made]:
+    """Bind positional arguments in the order of the session's dialect.
+
+    `a` and `b` list parameter names, separated by commas. The function gets keywords only. A name
+    that neither the lists nor the function have is an Error.
+    """
+    orders: dict[str, list[str]] = {"A": _names(a), "B": _names(b)}
+
+    def decorate(function: Made) -> Made:
+        parameters = list(inspect.signature(function).parameters.values())
+        bound = int(bool(parameters) and parameters[0].name in ("self", "cls"))
+        own = [p for p in parameters[bound:] if p.kind is not p.VAR_KEYWORD]
+        needed = [p.name for p in own if p.default is p.empty]
+        known = {p.name for p in own}
+        takes_any = len(own) < len(parameters) - bound
+        for name in {*orders["A"], *orders["B"]} - known if not takes_any else ():
+            raise TypeError(f"{function.__qualname__} does not take {name}")
+        title = function.__qualname__.removesuffix(".__init__")
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            order, given = orders[dialect()], args[bound:]
+            if len(given) > len(order):
+                raise Error(
+                    f"{title}: expected at most {len(order)} positional arguments "
+                    f"({', '.join(order)}), found {len(given)}",
+                    loc=here(),
+                )
+            for name in kwargs:
+                if name not in known and not takes_any:
+                    guess = did_you_mean(name, known)
+                    raise Error(f"{title} has no argument {name!r}{guess}", loc=here())
+            for name, value in zip(order, given, strict=False):
+                if name in kwargs:
+                    raise Error(f"{title}: the argument {name} is given twice", loc=here())
+                kwargs[name] = value
+            missing = [name for name in needed if name not in kwargs]
+            if missing:
+                raise Error(f"{title}: expected the argument {missing[0]}, found none", loc=here())
+            return function(*args[:bound], **kwargs)
+
+        return cast("Made", call)
+
+    return decorate
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -1,0 +1,227 @@
+"""Element types by the names of TensorRT, PyTorch and numpy, and conversions between them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ...errors import Error, did_you_mean
+from ...ir.dtypes import DTYPES, numpy_dtype
+from ...ir.dtypes import dtype as dtype_row
+from ...source import here
+
+
+class DataType(Enum):
+    """The element types of TensorRT, with its numbers."""
+
+    FLOAT = 0
+    HALF = 1
+    INT8 = 2
+    INT32 = 3
+    BOOL = 4
+    UINT8 = 5
+    FP8 = 6
+    BF16 = 7
+    INT64 = 8
+    INT4 = 9
+    FP4 = 10
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element, at least one."""
+        return max(1, dtype_row(irc_dtype(self)).bits // 8)
+
+
+_IRC = {
+    DataType.FLOAT: "f32",
+    DataType.HALF: "f16",
+    DataType.INT8: "i8",
+    DataType.INT32: "i32",
+    DataType.BOOL: "bool",
+    DataType.UINT8: "u8",
+    DataType.FP8: "f8e4m3",
+    DataType.BF16: "bf16",
+    DataType.INT64: "i64",
+    DataType.INT4: "i4",
+    DataType.FP4: "f4e2m1",
+}
+_DATA_TYPES = {name: member for member, name in _IRC.items()}
+# the names that scripts use, beside those of irc, of numpy and of the enum
+_NAMES = {
+    "float32": "f32",
+    "fp32": "f32",
+    "float": "f32",
+    "float16": "f16",
+    "half": "f16",
+    "fp16": "f16",
+    "bfloat16": "bf16",
+    "float64": "f64",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "int4": "i4",
+    "uint8": "u8",
+    "bool": "bool",
+    "fp8": "f8e4m3",
+    "float8_e4m3fn": "f8e4m3",
+    "nvfp4": "f4e2m1",
+    "fp4": "f4e2m1",
+}
+# the first name of each type in TensorRT-LLM
+_STR = {
+    **{irc: name for name, irc in reversed(_NAMES.items())},
+    "f32": "float32",
+    "f16": "float16",
+    "f8e4m3": "fp8",
+    "f4e2m1": "nvfp4",
+}
+
+
+def irc_dtype(dtype: Any) -> str:
+    """The name in irc of a DataType, a name such as "float16", a dtype of numpy or of PyTorch."""
+    if isinstance(dtype, DataType):
+        return _IRC[dtype]
+    if type(dtype).__module__ == "torch":
+        dtype = str(dtype).removeprefix("torch.")
+    if isinstance(dtype, str):
+        found = _NAMES.get(dtype.lower(), dtype)
+        if found in DTYPES:
+            return found
+        known = [*_NAMES, *DTYPES]
+        raise Error(
+            f"expected a dtype such as 'float16', found {dtype!r}{did_you_mean(dtype, known)}",
+            loc=here(),
+        )
+    try:
+        kind = np.dtype(dtype)
+    except TypeError:
+        raise Error(
+            f"expected a dtype such as 'float16' or trt.float16, found {dtype!r}", loc=here()
+        ) from None
+    names = [name for name, row in DTYPES.items() if row.numpy == kind]
+    if not names:
+        raise Error(f"arrays of {kind} have no dtype in irc; convert them first", loc=here())
+    return names[0]
+
+
+def data_type(dtype: Any) -> DataType:
+    """The DataType of anything that `irc_dtype` takes."""
+    name = irc_dtype(dtype)
+    if name not in _DATA_TYPES:
+        raise Error(f"TensorRT has no type for {name}; cast it to another first", loc=here())
+    return _DATA_TYPES[name]
+
+
+def str_dtype(dtype: Any) -> str:
+    """The name in TensorRT-LLM of a dtype, such as "float16"."""
+    name = irc_dtype(dtype)
+    return _STR.get(name, name)
+
+
+def numpy_of(dtype: Any) -> np.dtype[Any]:
+    """The numpy dtype of anything that `irc_dtype` takes."""
+    return numpy_dtype(irc_dtype(dtype))
+
+
+def torch_of(dtype: Any) -> Any:
+    """The dtype of PyTorch, which the script must have imported."""
+    return getattr(_torch(), {"fp8": "float8_e4m3fn"}.get(name := str_dtype(dtype), name))
+
+
+def as_array(values: Any) -> np.ndarray[Any, Any]:
+    """A numpy array of a number, a list, an array, or a tensor of PyTorch."""
+    if type(values).__module__.partition(".")[0] != "torch":
+        return np.asarray(values)
+    tensor, kind = values.detach().cpu().contiguous(), str(values.dtype)
+    if kind == "torch.bfloat16":
+        return tensor.view(_torch().int16).numpy().view(ml_dtypes.bfloat16)
+    if kind == "torch.float8_e4m3fn":
+        return tensor.view(_torch().uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    return tensor.numpy()
+
+
+def numpy_to_torch(array: np.ndarray[Any, Any]) -> Any:
+    """A tensor of PyTorch with the numbers of an array."""
+    torch = _torch()
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _torch() -> Any:
+    if "torch" not in sys.modules:
+        raise Error("PyTorch is not imported; expected `import torch` in the script", loc=here())
+    return sys.modules["torch"]
+
+
+def numpy_to_dtype(array: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    """An array converted to a dtype."""
+    return as_array(array).astype(numpy_of(dtype))
+
+
+def fp32_array(values: Any) -> np.ndarray[Any, Any]:
+    """An array of f32."""
+    return np.array(values, np.float32)
+
+
+def fp16_array(values: Any) -> np.ndarray[Any, Any]:
+    """An array of f16."""
+    return np.array(values, np.float16)
+
+
+def bf16_array(values: Any) -> np.ndarray[Any, Any]:
+    """An array of bf16."""
+    return np.array(values, ml_dtypes.bfloat16)
+
+
+def int32_array(values: Any) -> np.ndarray[Any, Any]:
+    """An array of i32."""
+    return np.array(values, np.int32)
+
+
+def int64_array(values: Any) -> np.ndarray[Any, Any]:
+    """An array of i64."""
+    return np.array(values, np.int64)
+
+
+def bool_array(values: Any) -> np.ndarray[Any, Any]:
+    """An array of bool."""
+    return np.array(values, np.bool_)
+
+
+def dim_resolve_negative(dim: int | Sequence[int], ndim: int) -> tuple[int, ...]:
+    """Dimensions counted from the front, of a tensor with `ndim` of them."""
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    for each in dims:
+        if not -ndim <= each < ndim:
+            raise Error(
+                f"expected a dimension from {-ndim} to {ndim - 1}, found {each}", loc=here()
+            )
+    return tuple(each % ndim for each in dims)
+
+
+def dim_to_trt_axes(dim: int | Sequence[int]) -> int:
+    """Dimensions as a mask of bits."""
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    return sum(1 << each for each in dims)
+
+
+def trt_axes_to_dim(axes: int) -> list[int]:
+    """The dimensions of a mask of bits."""
+    return [dim for dim in range(axes.bit_length()) if axes >> dim & 1]
+
+
+# The names of tensorrt_llm._utils for these conversions.
+str_dtype_to_trt = np_dtype_to_trt = torch_dtype_to_trt = data_type
+trt_dtype_to_str = torch_dtype_to_str = np_dtype_to_str = str_dtype
+trt_dtype_to_np = str_dtype_to_np = torch_dtype_to_np = numpy_of
+trt_dtype_to_torch = str_dtype_to_torch = np_dtype_to_torch = torch_of
+torch_to_numpy = as_array
+np_bfloat16 = np.dtype(ml_dtypes.bfloat16)
+np_float8 = np.dtype(ml_dtypes.float8_e4m3fn)

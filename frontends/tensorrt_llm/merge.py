@@ -1,0 +1,211 @@
+"""`merge`: the networks of all ranks as one module of irc in the local view."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import Error
+from ...ir.core import Function, Module, Result, Value
+from ...ir.mesh import Mesh
+from ...ir.types import TensorType
+from ...ir.verify import verify
+from ...ops import Call, Return
+from .arrays import ArrayFile
+from .context import current_session
+from .network import Network, Transfer
+from .same_stage import Stage
+
+_CACHE = re.compile(r"(past|present)_key_value_\d+")  # [B, 2, KV heads, length, head size]
+
+
+def merge(networks: Mapping[int, Network], mapping: Any, name: str = "network") -> Module:
+    """One module in the local view that computes, on every rank, what its network says.
+
+    The networks of the ranks of a pipeline stage must be the same but for numbers and arrays.
+    Numbers that differ become lookups by rank, arrays become shards of their concatenation. What
+    one stage sends is an input of the next. With one rank the module is in the global view.
+    """
+    sizes = {"pp": mapping.pp_size, "cp": getattr(mapping, "cp_size", 1), "tp": mapping.tp_size}
+    mesh = Mesh.parse({axis: size for axis, size in sizes.items() if size > 1})
+    missing = [str(rank) for rank in range(mesh.ranks) if rank not in networks]
+    if missing:
+        raise Error(
+            f"expected a network for every rank of {mesh or 'one rank'}, found none for rank "
+            f"{', '.join(missing)}; build every rank before the engine is used"
+        )
+    parallel = mesh.ranks > 1
+    title = re.sub(r"\W", "_", name) or "network"
+    module = Module(title, mesh, _dims(networks), local=parallel, explicit=parallel)
+    arrays = ArrayFile(current_session().folder, title)
+    count = mesh.ranks // mapping.pp_size
+    stages = [
+        Stage(module, arrays, {r: networks[r] for r in range(at * count, (at + 1) * count)}, at)
+        for at in range(mapping.pp_size)
+    ]
+    if len(stages) == 1:
+        _single(module, stages[0])
+    else:
+        _pipeline(module, stages)
+    arrays.write(module)
+    verify(module)
+    return module
+
+
+def _dims(networks: Mapping[int, Network]) -> dict[str, tuple[int, int, int]]:
+    """The ranges of all symbols, which are the same on all ranks."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for rank, network in networks.items():
+        for name, bounds in network.dims.items():
+            if found.setdefault(name, bounds) != bounds:
+                raise Error(
+                    f"the dimension {name!r} is {bounds} on rank {rank} and {found[name]} before; "
+                    "give all ranks the same ranges"
+                )
+    return found
+
+
+def _single(module: Module, stage: Stage) -> None:
+    """The module of networks without pipeline stages."""
+    for transfer in (*stage.first.sent, *stage.first.received):
+        raise Error("a send or recv without pipeline stages", loc=transfer.loc)
+    _finish(module, stage, dict(stage.results), "forward")
+
+
+def _finish(module: Module, stage: Stage, results: dict[str, Value], name: str) -> Function:
+    """The function of a stage, with its results and layouts."""
+    function, first = stage.function, stage.first
+    if not results:
+        raise Error(f"the network of rank {stage.ranks[0]} has no outputs; call mark_output()")
+    function.name = name
+    types = {str(arg.name): arg.type for arg in function.args}
+    declared: list[Result] = []
+    for key, value in results.items():
+        state = first.outputs[key].reuses if key in first.outputs else ""
+        declared.append(Result(key, state if types.get(state) is value.type else None))
+    function.results = tuple(declared)
+    function.append(Return(list(results.values())))
+    function.layouts = {}
+    aliases = {result.name for result in declared if result.alias}
+    values = {f"%{arg}": type for arg, type in types.items()}
+    values |= {key: value.type for key, value in results.items() if key not in aliases}
+    for key, type in values.items():
+        layout = _layout(module, first, key, type)
+        if layout is not None:
+            function.layouts[key] = layout
+    module.add_function(function)
+    return function
+
+
+def _layout(module: Module, network: Network, key: str, type: TensorType) -> TensorType | None:
+    """The global type of an argument or result that the ranks share; None of any other."""
+    found = network.layouts.get(key)
+    if found is None and _CACHE.fullmatch(key.lstrip("%")) and type.ndim == 5:
+        found = 2, ("tp",)
+    if found is None or not module.local:
+        return None
+    dim, axes = found[0], tuple(axis for axis in found[1] if axis in module.mesh.names)
+    if not axes:
+        return None
+    shape = list(type.shape)
+    shape[dim] = shape[dim] * module.mesh.group_size(axes)
+    over = tuple(axes if i == dim else () for i in range(type.ndim))
+    return TensorType(type.dtype, tuple(shape), over)
+
+
+def _pipeline(module: Module, stages: list[Stage]) -> None:
+    """A function per stage, and @forward, which calls them."""
+    handed: list[dict[str, Value]] = []  # what every stage sends, by name
+    for at, stage in enumerate(stages):
+        sent = _sent(stages, at)
+        handed.append(sent)
+        results = {n: v for n, v in stage.results.items() if not _is_handed(v, sent)}
+        _finish(module, stage, results | sent, f"stage{at}")
+    main = Function("forward")
+    known: dict[str, Value] = {}
+    returned: dict[str, tuple[Value, str | None]] = {}
+    for at, stage in enumerate(stages):
+        function = stage.function
+        operands = [known.get(str(arg.name)) or _argument(main, arg) for arg in function.args]
+        call = Call(operands, callee=function, stage=at)
+        main.append(call)
+        known = {}
+        for value, result in zip(call.results, function.results, strict=True):
+            name = value.name = str(result.name)
+            if name in handed[at]:
+                known[name] = value
+            elif name in returned:
+                raise Error(f"two pipeline stages have an output called {name!r}; rename one")
+            else:
+                returned[name] = value, result.alias
+        for key, layout in function.layouts.items():
+            if key.lstrip("%") not in (h for each in handed for h in each):
+                main.layouts[key] = layout
+    if not returned:
+        raise Error("no pipeline stage has an output; call mark_output() on the last one")
+    main.append(Return([value for value, _ in returned.values()]))
+    main.results = tuple(Result(name, alias) for name, (_, alias) in returned.items())
+    module.add_function(main)
+
+
+def _argument(main: Function, arg: Value) -> Value:
+    """The argument of the main function for that of a stage."""
+    for known in main.args:
+        if known.name == arg.name:
+            if known.type is not arg.type:
+                raise Error(
+                    f"the input {arg.name} is {known.type} in one pipeline stage and {arg.type} "
+                    "in another; give it one shape"
+                )
+            return known
+    return main.add_argument(str(arg.name), arg.type)
+
+
+def _sent(stages: list[Stage], at: int) -> dict[str, Value]:
+    """What a stage sends, by the names that the next stage takes it under, which are set here."""
+    stage = stages[at]
+    sent = stage.first.sent
+    received = stages[at + 1].first.received if at + 1 < len(stages) else []
+    if len(sent) != len(received):
+        some = (*sent, *received)
+        raise Error(
+            f"pipeline stage {at} sends {len(sent)} tensors, and stage {at + 1} receives "
+            f"{len(received)}; expected one recv() per send()",
+            loc=some[0].loc,
+        )
+    found: dict[str, Value] = {}
+    for number, (source, target) in enumerate(zip(sent, received, strict=True)):
+        _check_ranks(stages, at, source, target)
+        value, arg = stage.merged(source.value), stages[at + 1].merged(target.value)
+        if value.type is not arg.type:
+            raise Error(
+                f"pipeline stage {at} sends {value.type}, but {arg.name}, which stage {at + 1} "
+                f"receives at {target.loc.where()}, is {arg.type}",
+                loc=source.loc,
+            )
+        name = f"handed_{at}" + (f"_{number}" if number else "")
+        arg.name = name
+        found[name] = value
+    return found
+
+
+def _check_ranks(stages: list[Stage], at: int, source: Transfer, target: Transfer) -> None:
+    here, there = stages[at].ranks[0], stages[at + 1].ranks[0]
+    if source.rank != there:
+        raise Error(
+            f"rank {here} sends to rank {source.rank}; expected {there}, the same place in the "
+            "next pipeline stage",
+            loc=source.loc,
+        )
+    if target.rank != here:
+        raise Error(
+            f"rank {there} receives from rank {target.rank}; expected {here}", loc=target.loc
+        )
+
+
+def _is_handed(value: Value, sent: Mapping[str, Value]) -> bool:
+    """Whether an output is what the stage sends, perhaps in another dtype."""
+    maker = value.producer
+    source = maker.operands[0] if maker is not None and maker.opname == "cast" else value
+    return any(each is value or each is source for each in sent.values())

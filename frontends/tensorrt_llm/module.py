@@ -1,0 +1,261 @@
+"""`Module`, `ModuleList` and `Parameter` as scripts of TensorRT-LLM use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from ...errors import Error
+from ...ir.dtypes import dtype_of, numpy_dtype
+from ...ir.mesh import Mesh
+from ...ir.types import TensorType
+from ...source import current_scope, here, scope
+from ...weights import Cast, Ref, Shard, UnboundRef, ref_dtype, ref_shape
+from .. import module as base
+from ..tensor import Tensor as Inner
+from ..tensor import one
+from .context import current_network, current_session
+from .dtypes import DataType, as_array, data_type, irc_dtype
+from .tensor import Tensor, known, wrap
+
+
+class Weight(base.Parameter):
+    """irc's parameter under a Parameter of the dialect; its reference is made at the end."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, shape: Sequence[int], dtype: str, owner: Parameter) -> None:
+        super().__init__(shape, dtype)
+        self.owner = owner
+
+
+class Parameter:
+    """A trained tensor, whose shape is that on one rank.
+
+    `value` is set to an array of numpy or PyTorch, or to a weight reference of irc, and read as the
+    Tensor of the network in progress. A parameter without a value stays unbound: the build says so
+    by its name. `sharded` is (dim, mesh axes) where the ranks hold different parts of one tensor;
+    it determines how an unbound parameter is read from a checkpoint.
+    """
+
+    def __init__(
+        self,
+        value: Any = None,
+        shape: Sequence[int] | None = None,
+        dtype: Any = None,
+        is_buffer: bool = False,
+        prefer_managed: bool = True,
+    ) -> None:
+        array = None if value is None or isinstance(value, Ref) else as_array(value)
+        if shape is None and array is None:
+            raise Error("a parameter needs a value or a shape", loc=here())
+        found = "f32" if array is None else dtype_of(array)
+        kind = found if dtype is None else irc_dtype(dtype)
+        sizes = tuple(int(size) for size in (shape if array is None else array.shape) or ())
+        self.inner = Weight(sizes, kind, self)
+        self.is_buffer, self.prefer_managed = is_buffer, prefer_managed
+        self.sharded: tuple[int, tuple[str, ...]] | None = None
+        self.bound: np.ndarray[Any, Any] | Ref | None = None
+        self.name = ""
+        if value is not None:
+            self.value = value
+
+    @property
+    def type(self) -> TensorType:
+        """dtype and shape on one rank."""
+        return self.inner.type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape on one rank."""
+        return cast("tuple[int, ...]", self.type.shape)
+
+    @property
+    def dtype(self) -> DataType:
+        """The element type, as a member of DataType."""
+        return data_type(self.type.dtype)
+
+    @property
+    def value(self) -> Any:
+        """The tensor of the parameter in the network in progress."""
+        current_network().use_parameter(self)
+        return wrap(self.inner)
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        if isinstance(value, Ref):
+            self.bound = value
+            return
+        array = as_array(value)
+        if array.shape != self.shape:
+            raise Error(
+                f"the parameter {self.name or ''} has the shape {list(self.shape)}, but its new "
+                f"value has {list(array.shape)}; expected the part of one rank",
+                loc=here(),
+            )
+        if dtype_of(array) != self.type.dtype:
+            current_session().note(
+                f"values of {dtype_of(array)} are converted to {self.type.dtype}, the dtype of "
+                "their parameter"
+            )
+            array = array.astype(numpy_dtype(self.type.dtype))
+        self.bound = array
+
+    @property
+    def raw_value(self) -> np.ndarray[Any, Any]:
+        """The array that was set; an Error where there is none."""
+        if not isinstance(self.bound, np.ndarray):
+            raise Error(f"the parameter {self.name or self.shape} has no array", loc=here())
+        return self.bound
+
+    def is_inited(self) -> bool:
+        """Whether a value was set."""
+        return self.bound is not None
+
+    def set_value_or_dummy(self, value: Any) -> None:
+        """Set the value; one of another shape, as in a pruned checkpoint, is left out."""
+        if as_array(value).shape == self.shape:
+            self.value = value
+
+    def set_name(self, name: str, network: Any = None) -> bool:
+        """Name it in messages and in the module."""
+        self.name = name
+        return True
+
+    def reference(self, name: str, mesh: Mesh) -> Ref:
+        """Its weight reference on this rank, where no array was set."""
+        if isinstance(self.bound, Ref):
+            kind = ref_dtype(self.bound)
+            found = (
+                self.bound
+                if kind in (None, self.type.dtype)
+                else self.bound.then(Cast(self.type.dtype))
+            )
+            shape = ref_shape(found, mesh)
+            if shape is not None and shape != self.type.shape:
+                raise Error(
+                    f"the parameter {name} is {self.type}, but {self.bound} has the shape "
+                    f"{list(shape)} on one rank"
+                )
+            return found
+        axes = [a for a in (self.sharded or (0, ()))[1] if a in mesh.names]
+        if not axes or self.sharded is None:
+            return UnboundRef(name)
+        dim, size = self.sharded[0] % len(self.shape), mesh.group_size(tuple(axes))
+        whole = tuple(n * size if i == dim else n for i, n in enumerate(self.shape))
+        return UnboundRef(name, whole).then(Shard(dim, tuple(axes)))
+
+    def __repr__(self) -> str:
+        return f"<parameter {self.type}>"
+
+
+class Module(base.Module):
+    """A component of a model; parameters and modules are attributes, `forward` builds."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        network = current_network()
+        path = network.path_of(self)
+        with scope(base.relative_path(path, current_scope())):
+            results = cast("Any", self).forward(*args, **kwargs)
+        first = results[0] if isinstance(results, tuple) and results else results
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if isinstance(first, Tensor) and not any(first is x for x in given):
+            network.suggest(first, base.result_hint(path))
+        return results
+
+    def children(self) -> Iterator[tuple[str, Any]]:
+        """(attribute, module or parameter), in the order of assignment."""
+        for name, part in vars(self).items():
+            if isinstance(part, (base.Module, Parameter)):
+                yield name, part
+
+    def named_children(self) -> Iterator[tuple[str, Any]]:
+        """(attribute, module)."""
+        return ((n, part) for n, part in self.children() if isinstance(part, base.Module))
+
+    def named_modules(
+        self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Any]]:
+        """(path, module) of this module and of all below it, each once."""
+        found = base.walk(self, prefix, set())
+        return ((path, part) for path, part in found if isinstance(part, base.Module))
+
+    def modules(self) -> Iterator[Any]:
+        """This module and all below it, each once."""
+        return (module for _, module in self.named_modules())
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Any]]:
+        """(path, parameter), each once, under its first path."""
+        for path, part in base.walk(self, prefix, set()):
+            inside = path[len(prefix) :].lstrip(".") if prefix else path
+            if isinstance(part, Parameter) and (recurse or "." not in inside):
+                yield path, part
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+        """All parameters, each once."""
+        return (parameter for _, parameter in self.named_parameters(recurse=recurse))
+
+    def register_parameter(self, name: str, param: Parameter | None) -> None:
+        """Assign a parameter, or None for one that this layer does without."""
+        setattr(self, name, param)
+
+    def update_parameters(self, torch_module: Any) -> None:
+        """Set the values from a module of PyTorch that has the same paths."""
+        own, values = dict(self.named_parameters()), dict(torch_module.named_parameters())
+        for name, parameter in own.items():
+            if name not in values:
+                raise Error(f"expected the parameter {name}, found none of that name", loc=here())
+            parameter.value = values[name]
+
+    def register_network_output(self, name: str, value: Tensor) -> None:
+        """Keep a tensor for debugging; `named_network_outputs` lists those of all modules."""
+        vars(self).setdefault("_network_outputs", {})[name] = value
+
+    def named_network_outputs(self) -> Iterator[tuple[str, Tensor]]:
+        """(path, tensor) of every tensor that a module registered."""
+        for path, module in self.named_modules():
+            for name, value in vars(module).get("_network_outputs", {}).items():
+                yield (f"{path}.{name}" if path else name), value
+
+    def apply(self, function: Any) -> Any:
+        """Call a function on every module below this one, and on this one last."""
+        for module in reversed(list(self.modules())):
+            function(module)
+        return self
+
+
+class ModuleList(base.ModuleList[Any], Module):
+    """A list of modules, named by their index."""
+
+    def __init__(self, modules: Iterable[Any] = ()) -> None:
+        super().__init__(modules)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return ModuleList(found) if isinstance(index, slice) else found
+
+
+def constant_tensor(values: Any, dtype: Any = None) -> Tensor:
+    """The tensor of an array; more than 16 different numbers become a weight."""
+    array = as_array(values)
+    kind = irc_dtype(dtype) if dtype is not None else dtype_of(array)
+    array = array.astype(numpy_dtype(kind))
+    if array.ndim < 2 and kind in ("i32", "i64"):
+        numbers = [int(each) for each in array.reshape(-1)]
+        return known(numbers if array.ndim else numbers[0], kind)
+    return wrap(_constant(array, kind))
+
+
+def _constant(array: np.ndarray[Any, Any], kind: str) -> Inner:
+    if array.size and (array == array.flat[0]).all():
+        return one("full", value=array.flat[0].item(), shape=array.shape, dtype=kind)
+    if array.size <= 16:
+        values = tuple(each.item() for each in array.reshape(-1))
+        return one("constant", values=values, shape=array.shape, dtype=kind)
+    parameter = Parameter(array, dtype=kind, is_buffer=True)
+    current_network().use_parameter(parameter)
+    return parameter.inner

@@ -1,0 +1,356 @@
+"""`Network`: the graph of one rank that a script builds, with its inputs and outputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from ...errors import Error
+from ...ir.core import Function, Op, Value
+from ...ir.dims import DimLike, symbol
+from ...ir.types import TensorType
+from ...ops import Return
+from ...source import Loc, here
+from ..tensor import Tensor as Inner
+from ..tensor import one
+from ..tracer import Tracer, tracing
+from .context import building, current_network, current_session
+from .dimensions import Range, Ranges, ranges_of
+from .dtypes import irc_dtype
+
+if TYPE_CHECKING:
+    from .module import Module, Parameter
+    from .tensor import Tensor
+
+
+class Output(NamedTuple):
+    """A marked output: its value, and the input whose memory it overwrites."""
+
+    value: Value
+    reuses: str = ""
+
+
+class Transfer(NamedTuple):
+    """A value sent to, or an argument received from, another rank."""
+
+    value: Value
+    rank: int
+    loc: Loc
+
+
+class Network:
+    """The graph of one rank: a function of irc in progress.
+
+    `inputs` and `outputs` are in order. `layouts` says of an input (`%name`) or output which
+    dimension the ranks share, and over which axes. `sent` and `received` are the ends of this
+    pipeline stage.
+    """
+
+    def __init__(self) -> None:
+        self.function = Function("forward")
+        self._keys: dict[Any, str] = {}
+        self.tracer = Tracer(self.function, {}, self._keys)
+        self.inputs: dict[str, Tensor] = {}
+        self.outputs: dict[str, Output] = {}
+        self.layouts: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self.sent: list[Transfer] = []
+        self.received: list[Transfer] = []
+        self.removed: set[Op] = set()
+        self.dims: dict[str, tuple[int, int, int]] = {}
+        self.parameters: dict[str, Parameter] = {}  # those that the script named
+        self.plugin_config = PluginConfig()
+        self.strongly_typed = True
+        self.trt_network = TrtNetwork(self)
+        self._sizes: dict[tuple[str, str], Inner] = {}
+        self._ranges: dict[str, tuple[Ranges, str]] = {}
+        self._paths: dict[Any, str] = {}
+        self._found: dict[Any, str] = {}  # the paths of parameters that the script did not name
+
+    # -- inputs and outputs
+
+    def add_input(
+        self, name: str, dtype: str, shape: Sequence[int], dim_range: Any = None
+    ) -> Inner:
+        """A new argument; -1 in `shape` is a symbol with the name and ranges of `dim_range`."""
+        if name in self.inputs:
+            raise Error(f"the network has two inputs called {name!r}; rename one", loc=here())
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise Error(f"{name!r} is no name for an input; use letters, digits, _", loc=here())
+        sizes = self._sizes_of(name, [int(size) for size in shape], dim_range)
+        value = self.function.add_argument(name, TensorType(dtype, sizes))
+        self.tracer.named.add(value)
+        return Inner(value, self.tracer)
+
+    def _sizes_of(self, name: str, shape: list[int], dim_range: Any) -> tuple[DimLike, ...]:
+        rows = ranges_of(name, shape, dim_range)
+        sizes: list[DimLike] = []
+        for size, row in zip(shape, rows, strict=True):
+            if row is not None:
+                self._check_range(row, f"{name}: shape {shape}")
+            if size >= 0:
+                sizes.append(size)
+                continue
+            assert row is not None
+            self.dims[row.name] = row.merged
+            sizes.append(symbol(row.name))
+        return tuple(sizes)
+
+    def _check_range(self, row: Range, what: str) -> None:
+        """An Error where another input gives a dimension of this name other ranges."""
+        known, other = self._ranges.setdefault(row.name, (row.profiles, what))
+        if known == row.profiles:
+            return
+        raise Error(
+            f"the dimension {row.name!r} has different ranges (min, opt, max):\n"
+            f"  {other}, {row.name} in {', '.join(map(str, known))}\n"
+            f"  {what}, {row.name} in {', '.join(map(str, row.profiles))}\n"
+            "give sizes that are equal one range, and others another name",
+            loc=here(),
+        )
+
+    def mark_output(self, tensor: Tensor, name: str | None = None, dtype: Any = None) -> None:
+        """Make a tensor an output, converted to `dtype`."""
+        chosen = re.sub(r"\W", "_", name or tensor.name or f"output_{len(self.outputs)}")
+        if chosen in self.outputs:
+            raise Error(f"the network has two outputs called {chosen!r}; rename one", loc=here())
+        inner = tensor.inner if dtype is None else tensor.inner.cast(irc_dtype(dtype))
+        self.outputs[chosen] = Output(inner.value, tensor.reuses)
+        self.suggest(tensor, chosen)
+
+    def replace_output(self, old: Value, new: Value) -> None:
+        """Return `new` where `old` is an output."""
+        for name, output in self.outputs.items():
+            if output.value is old:
+                self.outputs[name] = output._replace(value=new)
+
+    def share(self, name: str, dim: int, axes: Sequence[str] = ("tp",)) -> None:
+        """The ranks over `axes` hold parts of an input (`%name`) or output along `dim`."""
+        self.layouts[name] = dim, tuple(axes)
+
+    def is_input(self, tensor: Tensor) -> bool:
+        """Whether a tensor is an input."""
+        return tensor.inner.value.owner is self.function
+
+    def is_output(self, tensor: Tensor) -> bool:
+        """Whether a tensor is an output."""
+        return any(output.value is tensor.inner.value for output in self.outputs.values())
+
+    # -- pipeline stages
+
+    def send(self, tensor: Tensor, rank: int) -> Tensor:
+        """Hand a tensor to another rank; returns it."""
+        self.sent.append(Transfer(tensor.inner.value, rank, here()))
+        return tensor
+
+    def receive(self, tensor: Tensor, rank: int) -> Tensor:
+        """The input `tensor`, which is received from another rank."""
+        value = tensor.inner.value
+        if value.owner is not self.function:
+            raise Error(
+                "expected recv() of an input of the network, which gives the shape and dtype, "
+                f"found the result of {value.producer.opname if value.producer else 'a weight'}",
+                loc=here(),
+            )
+        self.received.append(Transfer(value, rank, here()))
+        return tensor
+
+    # -- names
+
+    def set_named_parameters(self, named: Iterable[tuple[str, Parameter]]) -> None:
+        """Name the weights; a parameter that is not named gets the path of its attribute."""
+        for name, parameter in named:
+            self.parameters[name] = parameter
+            parameter.set_name(name, self)
+
+    def use_parameter(self, parameter: Parameter) -> None:
+        """Let operations use a parameter; its weight is named at the end."""
+        self._keys.setdefault(parameter.inner, f"parameter_{len(self._keys)}")
+
+    def path_of(self, module: Module) -> str:
+        """The path of a module below the one that the script called."""
+        if module not in self._paths:
+            for path, part in module.named_modules():
+                self._paths.setdefault(part, path)
+            for path, parameter in module.named_parameters():
+                self._found.setdefault(parameter, path)
+        return self._paths[module]
+
+    def suggest(self, tensor: Tensor, name: str) -> None:
+        """Name a tensor in dumps, unless it has no operations yet or the user named it."""
+        if name and tensor.content is None:
+            self.tracer.suggest(tensor.inner.value, name)
+
+    def weight_names(self) -> dict[Value, tuple[str, Parameter]]:
+        """The name and the parameter of every weight that operations use."""
+        given = {parameter: name for name, parameter in self.parameters.items()}
+        names: dict[Value, tuple[str, Parameter]] = {}
+        taken: set[str] = set()
+        for inner, weight in self.tracer.weights.items():
+            parameter: Parameter = cast("Any", inner).owner
+            wanted = given.get(parameter) or self._found.get(parameter) or "constant"
+            base = name = re.sub(r"[^\w.]", "_", wanted).strip(".")
+            count = 0
+            while name in taken:
+                count += 1
+                name = f"{base}_{count}"
+            taken.add(name)
+            names[weight] = name, parameter
+        return names
+
+    # -- operations
+
+    def symbol_value(self, name: str, dtype: str) -> Inner:
+        """The size called `name` as a scalar."""
+        known = self._sizes.get((name, dtype))
+        if known is None:
+            ones = one("full", value=1, shape=(symbol(name),), dtype=dtype)
+            known = self._sizes[name, dtype] = one("reduce_sum", ones, dims=(0,), keep=False)
+        return known
+
+    def ordered(self) -> list[Op]:
+        """The operations, each behind those that it uses; rewriting may have appended some."""
+        found: dict[Op, None] = {}
+        for root in self.function:
+            if isinstance(root, Return) or root in self.removed:
+                continue
+            waiting = [root]
+            while waiting:
+                makers = [v.producer for v in waiting[-1].operands]
+                missing = [op for op in makers if op is not None and op not in found]
+                if missing:
+                    waiting += reversed(missing)
+                else:
+                    found.setdefault(waiting.pop())
+        return list(found)
+
+    def __repr__(self) -> str:
+        return f"<network of {', '.join(self.inputs)}, operations: {sum(1 for _ in self.function)}>"
+
+
+@contextmanager
+def net_guard(network: Network) -> Generator[Network]:
+    """Build into a network for the block."""
+    with building(network), tracing(network.tracer):
+        yield network
+
+
+default_net = current_network
+
+
+def default_trtnet() -> TrtNetwork:
+    """The stand-in for TensorRT's network of the one in progress."""
+    return current_network().trt_network
+
+
+@contextmanager
+def precision(dtype: Any) -> Generator[None]:
+    """Accepted: irc computes in the dtypes of the tensors."""
+    current_session().note(
+        f"precision({dtype!r}) has no effect: operations compute in the dtypes of their tensors"
+    )
+    yield
+
+
+class TrtNetwork:
+    """What scripts read of TensorRT's network; adding layers through it is an Error."""
+
+    def __init__(self, network: Network) -> None:
+        self._owner = network
+        self.name = "network"
+
+    @property
+    def num_inputs(self) -> int:
+        """The number of inputs."""
+        return len(self._owner.inputs)
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of outputs."""
+        return len(self._owner.outputs)
+
+    @property
+    def num_layers(self) -> int:
+        """The number of operations."""
+        return sum(1 for _ in self._owner.function)
+
+    def get_input(self, index: int) -> Tensor:
+        """An input."""
+        return list(self._owner.inputs.values())[index]
+
+    def __getattr__(self, name: str) -> Any:
+        raise Error(
+            f"{name} of TensorRT's network does not exist in irc; write the operation with "
+            "tensorrt_llm.functional",
+            loc=here(),
+        )
+
+
+_PLUGINS: Mapping[str, Any] = {
+    "bert_attention_plugin": "auto", "gpt_attention_plugin": "auto", "gemm_plugin": None,
+    "gemm_swiglu_plugin": None, "fp8_rowwise_gemm_plugin": None, "nccl_plugin": "auto",
+    "lookup_plugin": None, "lora_plugin": None, "moe_plugin": "auto", "identity_plugin": None,
+    "mamba_conv1d_plugin": "auto", "low_latency_gemm_plugin": None, "layernorm_plugin": None,
+    "rmsnorm_plugin": None, "smooth_quant_gemm_plugin": None, "quantize_per_token_plugin": False,
+    "quantize_tensor_plugin": False, "weight_only_quant_matmul_plugin": None,
+    "weight_only_groupwise_quant_matmul_plugin": None, "layernorm_quantization_plugin": None,
+    "rmsnorm_quantization_plugin": None, "attention_qk_half_accumulation": False,
+    "low_latency_gemm_swiglu_plugin": None, "context_fmha": True,
+    "context_fmha_type": 1, "bert_context_fmha_fp32_acc": False, "remove_input_padding": True,
+    "paged_kv_cache": None, "tokens_per_block": 64, "use_paged_context_fmha": True,
+    "use_fp8_context_fmha": False, "use_custom_all_reduce": False, "multi_block_mode": True,
+    "enable_xqa": True, "multiple_profiles": False, "paged_state": True, "streamingllm": False,
+    "reduce_fusion": False, "user_buffer": False, "use_fused_mlp": True, "manage_weights": False,
+    "pp_reduce_scatter": False, "fuse_fp4_quant": False, "norm_quant_fusion": False,
+    "use_fp8": False, "dtype": "float16",
+}  # fmt: skip
+
+
+class PluginConfig:
+    """The switches of plugins: attributes, `set_NAME(value)`, `enable_NAME()`, `disable_NAME()`.
+
+    irc chooses kernels itself, so that most have no effect; `gpt_attention_plugin` says whether KV
+    caches have a fixed capacity.
+    """
+
+    def __init__(self) -> None:
+        self.to_legacy_setting()
+        vars(self).update(_PLUGINS)
+
+    def __getattr__(self, name: str) -> Any:
+        kind, _, rest = name.partition("_")
+        if kind in ("set", "enable", "disable") and rest:
+            return partial(self._set, rest, kind)
+        raise AttributeError(f"PluginConfig has no switch called {name!r}")
+
+    def _set(self, name: str, kind: str, *args: Any, **kwargs: Any) -> PluginConfig:
+        defaults = {"set": "float16", "enable": True, "disable": False}
+        value = args[0] if args else kwargs.pop("dtype", defaults[kind])
+        setattr(self, name, value)
+        vars(self).update(kwargs)
+        return self
+
+    def to_legacy_setting(self) -> None:
+        """Every plugin off, as in dialect A."""
+        for name, value in _PLUGINS.items():
+            setattr(self, name, False if isinstance(value, bool) else None)
+        self.tokens_per_block = 64
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> PluginConfig:
+        """A config with these switches."""
+        found = cls()
+        found.update_from_dict(config)
+        return found
+
+    from_arguments = from_dict
+
+    def update_from_dict(self, config: Mapping[str, Any]) -> None:
+        """Set these switches."""
+        vars(self).update(config)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every switch."""
+        return dict(vars(self))

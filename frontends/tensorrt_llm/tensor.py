@@ -1,0 +1,368 @@
+"""`Tensor` as scripts of TensorRT-LLM use it, over a tensor of irc, with known sizes folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+
+import numpy as np
+
+from ...errors import Error
+from ...ir.core import Op, Value
+from ...ir.dims import Dim, DimLike
+from ...ir.dtypes import dtype as dtype_row
+from ...ir.types import TensorType
+from ...source import here
+from ..tensor import Tensor as Inner
+from ..tensor import one
+from .contents import Content, fold, materialized
+from .context import current_network
+from .dtypes import DataType, data_type, irc_dtype
+
+if TYPE_CHECKING:
+    from .network import Network
+
+Operand: TypeAlias = Any  # a Tensor, a Parameter, or a number
+
+
+class Tensor:
+    """A tensor of the network in progress; with a name, dtype and shape it is a new input.
+
+    `shape` has -1 for a dynamic size, whose name and ranges `dim_range` gives: dimension name ->
+    one range per profile, a number or (min, opt, max). Sizes of one name are one symbol of irc.
+    `content` holds the elements of an integer scalar or vector that is made of sizes and numbers;
+    operations for it are appended only when it is used as data. `inner` is irc's tensor. `reuses`
+    names the input whose memory the tensor overwrites when it is marked as an output.
+    """
+
+    __array_priority__ = 1
+
+    def __init__(
+        self,
+        name: str | None = None,
+        dtype: Any = None,
+        shape: Sequence[int] | None = None,
+        dim_range: Any = None,
+        is_network_input: bool = True,
+        location: Any = None,
+        network: Network | None = None,
+    ) -> None:
+        if not is_network_input or name is None or dtype is None or shape is None:
+            raise Error(
+                "an input needs a name, a dtype and a shape, as in "
+                "Tensor(name='x', dtype=trt.float16, shape=[-1, 64], dim_range=...)",
+                loc=here(),
+            )
+        owner = network or current_network()
+        self._inner: Inner | None = owner.add_input(name, irc_dtype(dtype), shape, dim_range)
+        self.type = self._inner.type
+        self.content: Content | None = None
+        self.location, self.network, self.reuses = location, owner, ""
+        self.dim_range = dim_range
+        owner.inputs[name] = self
+
+    @classmethod
+    def make(cls, inner: Inner | None, type: TensorType, content: Content | None = None) -> Tensor:
+        """A tensor that is no input; without `inner` its content is known."""
+        self = cls.__new__(cls)
+        self._inner, self.type, self.content = inner, type, content
+        self.location, self.reuses, self.dim_range = None, "", None
+        self.network = current_network()
+        return self
+
+    @property
+    def inner(self) -> Inner:
+        """irc's tensor; a known content becomes operations here."""
+        if self._inner is None:
+            assert self.content is not None
+            self._inner = materialized(self.network, self.content, self.type)
+        return self._inner
+
+    @property
+    def name(self) -> str:
+        """The name in dumps; of an input, its name."""
+        return self.inner.value.name or ""
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self.inner.named(name)
+
+    @property
+    def dtype(self) -> DataType:
+        """The element type, as a member of DataType."""
+        return data_type(self.type.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes, -1 where they are dynamic; `type.shape` has their symbols."""
+        return tuple(size if isinstance(size, int) else -1 for size in self.type.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        """One size, or all; -1 for a dynamic one."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return self.type.ndim
+
+    ndim = rank
+
+    def is_dynamic(self, dim: int | None = None) -> bool:
+        """Whether a size, or any, is dynamic."""
+        return -1 in self.shape if dim is None else self.shape[dim] == -1
+
+    def mark_output(self, name: str | None = None, dtype: Any = None) -> None:
+        """Make it an output of the network in progress, converted to `dtype`."""
+        current_network().mark_output(self, name, dtype)
+
+    def get_parent(self) -> Layer | None:
+        """The operation that makes it; None for an input."""
+        producer = self.inner.value.producer
+        return None if producer is None else Layer(producer, self.network)
+
+    def get_users(self) -> list[Layer]:
+        """The operations that use it."""
+        return [Layer(op, self.network) for op in self.inner.value.users]
+
+    def replace_all_uses_with(self, new: Tensor) -> None:
+        """Use `new` wherever this tensor is used, but in the operations that make `new`."""
+        old, value = self.inner.value, new.inner.value
+        if value.type is not old.type:
+            raise Error(f"expected a replacement of {old.type}, found {value.type}", loc=here())
+        kept = _makers(value)
+        for user in [op for op in old.users if op not in kept]:
+            user.set_operands(tuple(value if each is old else each for each in user.operands))
+        self.network.replace_output(old, new)
+
+    # -- operators
+
+    def __eq__(self, other: object) -> Any:
+        return binary("eq", self, other) if _is_operand(other) else NotImplemented
+
+    def __ne__(self, other: object) -> Any:
+        return binary("ne", self, other) if _is_operand(other) else NotImplemented
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __bool__(self) -> bool:
+        if self.type.dtype == "bool":
+            raise Error(
+                "a comparison of tensors has no truth value while a network is built; choose "
+                "elements with where(), and compare with None by `is`",
+                loc=here(),
+            )
+        return True
+
+    def _no_value(self, *args: Any) -> NoReturn:
+        raise Error(
+            "a tensor has no value while a network is built; its static sizes are in .shape, "
+            "others in shape(x, dim)",
+            loc=here(),
+        )
+
+    __int__ = __float__ = __index__ = __array__ = __iter__ = __len__ = _no_value
+
+    def __repr__(self) -> str:
+        return f"<tensor {self.type}>"
+
+    if TYPE_CHECKING:  # the methods that `attach` adds
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def _operator(self, other: Any) -> Tensor: ...
+
+        __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = _operator
+        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = _operator
+        __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __matmul__ = _operator
+        __rpow__ = __rand__ = __ror__ = _operator
+
+
+class Layer:
+    """One operation of a network, as graph rewriting sees it."""
+
+    def __init__(self, op: Op, network: Network) -> None:
+        self.op, self.network = op, network
+
+    @property
+    def name(self) -> str:
+        """The name of its first result, or its kind."""
+        return (self.op.results[0].name if self.op.results else None) or self.op.opname
+
+    @property
+    def type(self) -> str:
+        """The kind of operation, by irc's name."""
+        return self.op.opname
+
+    def get_inputs(self, *indices: int) -> list[Tensor]:
+        """Its operands, or those at `indices`."""
+        return self._tensors(self.op.operands, indices)
+
+    def get_outputs(self, *indices: int) -> list[Tensor]:
+        """Its results, or those at `indices`."""
+        return self._tensors(self.op.results, indices)
+
+    def as_layer(self) -> Layer:
+        """Itself; its attributes are in `op`."""
+        return self
+
+    def is_removed(self) -> bool:
+        """Whether the operation is marked as removed."""
+        return self.op in self.network.removed
+
+    def mark_as_removed(self) -> None:
+        """Leave the operation out; its results must have no users and be no outputs."""
+        self.network.removed.add(self.op)
+
+    def _tensors(self, values: Sequence[Value], indices: tuple[int, ...]) -> list[Tensor]:
+        chosen = [values[i] for i in indices] if indices else values
+        return [wrap(Inner(value, self.network.tracer)) for value in chosen]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layer) and other.op is self.op
+
+    def __hash__(self) -> int:
+        return hash(self.op)
+
+
+# -- between tensors of the dialect and of irc
+
+
+def wrap(inner: Inner, content: Content | None = None) -> Tensor:
+    """The tensor of the dialect over one of irc; `content` are its elements where known."""
+    return Tensor.make(inner, inner.type, content)
+
+
+def unwrap(x: Operand) -> Any:
+    """irc's tensor under a Tensor or a Parameter; numbers and None are returned unchanged."""
+    return x if isinstance(x, Inner) else getattr(x, "inner", x)
+
+
+def type_of(x: Operand) -> TensorType:
+    """The type of a Tensor or a Parameter, without appending operations."""
+    return x.type if isinstance(x, Tensor) else unwrap(x).type
+
+
+with_content = wrap
+
+
+def known(content: Sequence[DimLike] | DimLike, dtype: str = "i32") -> Tensor:
+    """A tensor of sizes and numbers: a scalar of one, a vector of several. Nothing is appended."""
+    if isinstance(content, (int, Dim)):
+        return Tensor.make(None, TensorType(dtype, ()), (content,))
+    return Tensor.make(None, TensorType(dtype, (len(content),)), tuple(content))
+
+
+def content_of(x: Operand) -> Content | None:
+    """The elements of an integer, of a Tensor of known content, or of a list of these."""
+    if isinstance(x, (bool, np.bool_)):
+        return None
+    if isinstance(x, (int, np.integer)):
+        return (int(x),)
+    if isinstance(x, Dim):
+        return (x,)
+    if isinstance(x, Tensor):
+        return x.content
+    if isinstance(x, np.ndarray) and x.dtype.kind in "iu" and x.ndim < 2:
+        return tuple(int(each) for each in x.reshape(-1))
+    if not isinstance(x, (list, tuple)):
+        return None
+    parts = [content_of(each) for each in cast("Sequence[Any]", x)]
+    if any(part is None for part in parts):
+        return None
+    return tuple(size for part in parts for size in part or ())
+
+
+def shape_of(sizes: Operand) -> Content:
+    """A target shape, in which one size may be -1; an Error where a size comes from data."""
+    found = content_of(sizes)
+    if found is None:
+        raise Error(
+            f"expected a shape made of numbers and of sizes such as shape(x, 0), found {sizes!r}; "
+            "a shape cannot depend on the elements of a tensor",
+            loc=here(),
+        )
+    return found
+
+
+def attach(**methods: Callable[..., Any]) -> None:
+    """Make functions of the dialect methods of Tensor."""
+    for name, function in methods.items():
+        setattr(Tensor, name, function)
+
+
+# -- arithmetic
+
+
+def binary(op: str, x: Operand, y: Operand) -> Tensor:
+    """`x op y` by irc's name of the operation, elementwise with broadcasting.
+
+    Of integers, `div` truncates towards zero. Known contents are computed, and appended only when
+    they are used.
+    """
+    folded = _folded(op, x, y)
+    if folded is not None:
+        return folded
+    a, b = unwrap(x), unwrap(y)
+    if op == "div" and all(_is_integer(each) for each in (a, b)):
+        quotient = one("floor_div", *(one("abs", _tensor(each, a, b)) for each in (a, b)))
+        signs = one("mul", *(one("sign", _tensor(each, a, b)) for each in (a, b)))
+        return wrap(one("mul", quotient, signs))
+    return wrap(one(op, a, b))
+
+
+def _tensor(x: Any, a: Any, b: Any) -> Any:
+    """An operand as a tensor; a number has the dtype of the other."""
+    if isinstance(x, Inner):
+        return x
+    other = a if isinstance(a, Inner) else b
+    return one("full", value=int(x), dtype=other.dtype)
+
+
+def _is_integer(x: Any) -> bool:
+    if isinstance(x, Inner):
+        return dtype_row(x.dtype).is_integer
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+
+
+def _folded(op: str, x: Operand, y: Operand) -> Tensor | None:
+    """The result where both contents are known; else None."""
+    tensors = [each for each in (x, y) if isinstance(each, Tensor)]
+    if not tensors or len({each.type.dtype for each in tensors}) > 1:
+        return None
+    if not all(isinstance(each, (Tensor, int, np.integer)) for each in (x, y)):
+        return None
+    a, b = content_of(x), content_of(y)
+    sizes = None if a is None or b is None else fold(op, a, b)
+    if sizes is None:
+        return None
+    scalar = all(each.type.ndim == 0 for each in tensors)
+    return known(sizes[0] if scalar else sizes, tensors[0].type.dtype)
+
+
+def _makers(value: Value) -> set[Op]:
+    """The operations that a value depends on."""
+    found: set[Op] = set()
+    waiting = [value]
+    while waiting:
+        op = waiting.pop().producer
+        if op is not None and op not in found:
+            found.add(op)
+            waiting += op.operands
+    return found
+
+
+def _is_operand(x: object) -> bool:
+    return isinstance(x, (Tensor, int, float, np.generic)) or hasattr(x, "inner")
+
+
+def _operator(op: str, swapped: bool) -> Callable[[Tensor, Any], Tensor]:
+    return lambda x, y: binary(op, y, x) if swapped else binary(op, x, y)
+
+
+for _name, _op in {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_div",
+    "mod": "mod", "pow": "pow", "and": "and", "or": "or", "matmul": "matmul",
+}.items():  # fmt: skip
+    attach(**{f"__{_name}__": _operator(_op, False), f"__r{_name}__": _operator(_op, True)})
+attach(**{f"__{_op}__": _operator(_op, False) for _op in ("lt", "le", "gt", "ge")})
