@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping as Table
 
 from ...errors import Error
 from ...ir.core import Function, Module, Result, Value
@@ -14,21 +13,21 @@ from ...ir.verify import verify
 from ...ops import Call, Return
 from .arrays import ArrayFile
 from .context import current_session
+from .mapping import Mapping
 from .network import Network, Transfer
 from .same_stage import Stage
 
 _CACHE = re.compile(r"(past|present)_key_value_\d+")  # [B, 2, KV heads, length, head size]
 
 
-def merge(networks: Mapping[int, Network], mapping: Any, name: str = "network") -> Module:
+def merge(networks: Table[int, Network], mapping: Mapping, name: str = "network") -> Module:
     """One module in the local view that computes, on every rank, what its network says.
 
     The networks of the ranks of a pipeline stage must be the same but for numbers and arrays.
     Numbers that differ become lookups by rank, arrays become shards of their concatenation. What
     one stage sends is an input of the next. With one rank the module is in the global view.
     """
-    sizes = {"pp": mapping.pp_size, "cp": getattr(mapping, "cp_size", 1), "tp": mapping.tp_size}
-    mesh = Mesh.parse({axis: size for axis, size in sizes.items() if size > 1})
+    mesh = Mesh(tuple((axis, size) for axis, size in mapping.mesh.axes if size > 1))
     missing = [str(rank) for rank in range(mesh.ranks) if rank not in networks]
     if missing:
         raise Error(
@@ -53,7 +52,7 @@ def merge(networks: Mapping[int, Network], mapping: Any, name: str = "network") 
     return module
 
 
-def _dims(networks: Mapping[int, Network]) -> dict[str, tuple[int, int, int]]:
+def _dims(networks: Table[int, Network]) -> dict[str, tuple[int, int, int]]:
     """The ranges of all symbols, which are the same on all ranks."""
     found: dict[str, tuple[int, int, int]] = {}
     for rank, network in networks.items():
@@ -204,7 +203,7 @@ def _check_ranks(stages: list[Stage], at: int, source: Transfer, target: Transfe
         )
 
 
-def _is_handed(value: Value, sent: Mapping[str, Value]) -> bool:
+def _is_handed(value: Value, sent: Table[str, Value]) -> bool:
     """Whether an output is what the stage sends, perhaps in another dtype."""
     maker = value.producer
     source = maker.operands[0] if maker is not None and maker.opname == "cast" else value

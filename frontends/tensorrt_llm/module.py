@@ -127,12 +127,9 @@ class Parameter:
     def reference(self, name: str, mesh: Mesh) -> Ref:
         """Its weight reference on this rank, where no array was set."""
         if isinstance(self.bound, Ref):
-            kind = ref_dtype(self.bound)
-            found = (
-                self.bound
-                if kind in (None, self.type.dtype)
-                else self.bound.then(Cast(self.type.dtype))
-            )
+            found, kind = self.bound, ref_dtype(self.bound)
+            if kind not in (None, self.type.dtype):
+                found = found.then(Cast(self.type.dtype))
             shape = ref_shape(found, mesh)
             if shape is not None and shape != self.type.shape:
                 raise Error(
