@@ -17,3 +17,6 @@ from .mlp import activation as activation
 from .moe import Experts as Experts
 from .moe import MixtureOfExperts as MixtureOfExperts
 from .rope import Rope as Rope
+from .tables import Table as Table
+from .tables import export_table as export_table
+from .tables import import_table as import_table

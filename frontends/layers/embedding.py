@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
 
 from ...errors import Error
 from ...source import here
 from .. import functional as F
 from ..module import Module, Parameter
 from ..tensor import Tensor
-from .index import FrozenIndex
+from .index import RESERVED, FrozenIndex, frozen_levels
+from .tables import Array, Table
+
+KEY_DTYPES = (None, "i32", "i64", "int32", "int64", "uint32")
+Combiner = Literal["sum", "mean"]
 
 
 class SlotEmbedding(Module):
@@ -32,9 +40,15 @@ class All2AllDenseEmbedding(Module):
     """The layer of SparseOperationKit 1 with its parameters, for inference.
 
     The table has `max_vocabulary_size_per_gpu` * `gpu_num` rows; the pass rewrite-embeddings
-    distributes them over ranks. Without `use_hashtable` keys are row indices. With it a FrozenIndex
-    of as many keys as rows maps keys to rows, which are in the order of the keys; unknown keys give
-    zeros. `embedding_initializer` is ignored: it is for training.
+    distributes them over ranks. Without `use_hashtable` keys are row numbers. With it a FrozenIndex
+    maps the keys of a Table to rows; `arrays` makes the weights. `key_dtype` uint32 takes keys in
+    i64, or in i32 of the same bits. `embedding_initializer` has no effect: it is for training.
+
+    `unseen` is the result of a key without a row: `zero`; `row:5`, that row; `oov:100`, row
+    key % 100 of 100 more rows behind the table; `flag`, zeros, and a second result, bool of the
+    shape of the keys, which keys have rows. `combiner` sums or averages the vectors of a slot, in
+    f32. A `padding_key` gives zeros and does not count in the mean. With `by_frequency` the rows of
+    the most frequent keys come first.
     """
 
     def __init__(
@@ -50,24 +64,150 @@ class All2AllDenseEmbedding(Module):
         *,
         gpu_num: int = 1,
         dtype: str = "f32",
+        unseen: str = "zero",
+        combiner: Combiner | None = None,
+        padding_key: int | None = None,
+        by_frequency: bool = False,
     ) -> None:
-        if key_dtype not in (None, "i32", "i64", "int64", "uint32"):
-            raise Error(f"key_dtype is {key_dtype!r}, but it must be i32, i64, int64", loc=here())
-        rows = max_vocabulary_size_per_gpu * gpu_num
+        if key_dtype not in KEY_DTYPES:
+            known = ", ".join(filter(None, KEY_DTYPES))
+            raise Error(f"key_dtype is {key_dtype!r}, but it must be one of {known}", loc=here())
+        if combiner not in (None, "sum", "mean"):
+            raise Error(f"combiner is {combiner!r}, but it must be sum or mean", loc=here())
+        if dynamic_input and combiner:
+            raise Error("with dynamic_input there are no slots to combine; leave combiner out")
+        if by_frequency and not use_hashtable:
+            raise Error("by_frequency needs use_hashtable, which maps keys to rows in any order")
+        if embedding_initializer is not None:
+            warnings.warn(
+                "embedding_initializer has no effect: only training inserts keys; say by unseen "
+                "what a key without a row gives",
+                stacklevel=2,
+            )
+        self.rows = max_vocabulary_size_per_gpu * gpu_num
         self.slot_num, self.nnz_per_slot = slot_num, nnz_per_slot
-        self.dynamic_input = dynamic_input
-        self.weight = Parameter((rows, embedding_vec_size), dtype)
-        self.index = FrozenIndex(rows) if use_hashtable else None
+        self.dynamic_input, self.key_dtype = dynamic_input, key_dtype
+        self.combiner, self.padding_key = combiner, padding_key
+        self.unseen, self.unseen_row = _unseen(unseen, self.rows)
+        more = self.unseen_row if self.unseen == "oov" else 0
+        self.weight = Parameter((self.rows + more, embedding_vec_size), dtype)
+        self.index = FrozenIndex(self.rows, permuted=by_frequency) if use_hashtable else None
 
-    def forward(self, keys: Tensor, training: bool = False) -> Tensor:
-        """keys [B, slot_num, nnz_per_slot] to [B, slot_num, nnz_per_slot, vec]; with dynamic_input
-        keys [N] to [N, vec]."""
+    def forward(self, keys: Tensor, training: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """keys [B, slot_num, nnz_per_slot] to [B, slot_num, nnz_per_slot, vec], with a combiner to
+        [B, slot_num, vec]; with dynamic_input keys [N] to [N, vec]."""
         if training:
             raise Error("irc is for inference and inserts no keys; leave training out", loc=here())
-        shape = keys.shape
-        wanted = (self.slot_num, self.nnz_per_slot)
+        self._check(keys)
+        if self.key_dtype == "uint32" and keys.dtype == "i32":
+            wide = F.cast(keys, "i64")
+            keys = F.where(F.lt(wide, F.full(0, dtype="i64")), wide + 2**32, wide)
+        row = keys if self.index is None else self.index(keys)
+        found = self._combined(keys, self._resolved(keys, row))
+        return (found, self._known(row)) if self.unseen == "flag" else found
+
+    def _resolved(self, keys: Tensor, row: Tensor) -> Tensor:
+        """The row numbers, with those of unseen keys."""
+        if self.unseen == "row":
+            return F.where(self._known(row), row, F.full(self.unseen_row, dtype=row.dtype))
+        if self.unseen == "oov":
+            other = F.mod(keys, F.full(self.unseen_row, dtype=keys.dtype)).cast(row.dtype)
+            return F.where(self._known(row), row, other + self.rows)
+        return row
+
+    def _check(self, keys: Tensor) -> None:
+        shape, wanted = keys.shape, (self.slot_num, self.nnz_per_slot)
         if self.dynamic_input and len(shape) != 1:
             raise Error(f"with dynamic_input keys are [N], not {list(shape)}", loc=here())
         if not self.dynamic_input and tuple(shape[1:]) != wanted:
             raise Error(f"keys are [B, {wanted[0]}, {wanted[1]}], not {list(shape)}", loc=here())
-        return F.embedding(self.index(keys) if self.index is not None else keys, self.weight)
+
+    def _known(self, row: Tensor) -> Tensor:
+        """Which row numbers are those of keys that have rows."""
+        least = F.ge(row, F.full(0, dtype=row.dtype))
+        if self.index is not None:
+            return least
+        return least & F.lt(row, F.full(self.rows, dtype=row.dtype))
+
+    def _combined(self, keys: Tensor, row: Tensor) -> Tensor:
+        """The rows of the table, and of each slot their sum or mean."""
+        present = None
+        if self.padding_key is not None:
+            present = F.ne(keys, F.full(self.padding_key, dtype=keys.dtype))
+            row = F.where(present, row, F.full(-1, dtype=row.dtype))
+        found = F.embedding(row, self.weight)
+        if present is not None:  # whatever the policy for out-of-range row numbers
+            found = F.where(present.unsqueeze(-1), found, F.full(0, dtype=found.dtype))
+        if self.combiner is None:
+            return found
+        total = F.reduce_sum(found.cast("f32"), dims=(-2,))
+        if self.combiner == "mean" and present is None:
+            total = total / self.nnz_per_slot
+        elif self.combiner == "mean" and present is not None:
+            count = F.reduce_sum(present.cast("f32"), dims=(-1,)).unsqueeze(-1)
+            total = total / F.maximum(count, F.full(1, dtype="f32"))
+        return total.cast(found.dtype)
+
+    def arrays(
+        self, table: Table, counts: Array | None = None, *, oov: Array | None = None
+    ) -> dict[str, Array]:
+        """The weights of the layer, by name, for the keys and rows of a table.
+
+        `counts`, how often each key occurs, are for `by_frequency`; `oov` are the rows for unseen
+        keys. Rows without a key are zeros.
+        """
+        size, width = self.weight.type.shape
+        if table.rows.shape[1] != width:
+            raise Error(f"the layer has vectors of {width}, the table {table.rows.shape[1]}")
+        weight = np.zeros((size, width), table.rows.dtype)
+        if (self.unseen == "oov") != (oov is not None):
+            raise Error("expected `oov` rows for unseen='oov:M', and for no other")
+        if oov is not None:
+            weight[self.rows :] = oov
+        if self.index is None:
+            return {"weight": _placed(weight, table, table.keys, self.rows)}
+        if (counts is not None) != (self.index.rows is not None):
+            raise Error("expected counts for by_frequency, and for no other layer")
+        order = np.argsort(table.keys, kind="stable")
+        levels = frozen_levels(table.keys, self.index.branching, self.rows)
+        named = {f"index.levels.{i}.keys": level for i, level in enumerate(levels)}
+        rank = np.empty(len(order), np.int64)  # the row of every key of the table
+        rank[order if counts is None else np.argsort(-counts, kind="stable")] = np.arange(len(rank))
+        if self.index.rows is not None:
+            rows = np.zeros(self.rows, np.int32)
+            rows[: len(rank)] = rank[order]
+            named["index.rows"] = rows
+        return {"weight": _placed(weight, table, rank, self.rows), **named}
+
+    def table(self, arrays: Mapping[str, Array]) -> Table:
+        """The keys and rows of the weights of the layer, in the order of the keys."""
+        weight = arrays["weight"]
+        if self.index is None:
+            return Table(np.arange(self.rows, dtype=np.int64), weight[: self.rows])
+        keys = arrays["index.levels.0.keys"].reshape(-1)
+        keys = keys[keys != RESERVED]
+        rows = arrays["index.rows"] if self.index.rows is not None else np.arange(len(keys))
+        return Table(keys, weight[rows[: len(keys)]])
+
+
+def _unseen(text: str, rows: int) -> tuple[str, int]:
+    """(kind, its number) of `zero`, `flag`, `row:5` or `oov:100`."""
+    match = re.fullmatch(r"(?:(zero|flag)|(row|oov):(\d{1,18}))", text)
+    if match is None or (match[2] == "oov" and int(match[3]) < 1):
+        raise Error(f"unseen is {text!r}, but it must be zero, flag, row:N or oov:N", loc=here())
+    if match[2] == "row" and int(match[3]) >= rows:
+        raise Error(f"unseen is {text!r}, but the table has {rows} rows", loc=here())
+    return match[1] or match[2], int(match[3] or 0)
+
+
+def _placed(weight: Array, table: Table, rows: Array, limit: int) -> Array:
+    """The weight with the rows of a table at these row numbers, which are below a limit."""
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < limit:
+        raise Error(
+            f"the keys of the table are {table.keys.min()} to {table.keys.max()}, but without "
+            f"use_hashtable they must be row numbers below {limit}"
+        )
+    if len(rows) and np.bincount(rows).max() > 1:
+        raise Error("expected distinct keys, found some of them twice")
+    weight[rows] = table.rows
+    return weight

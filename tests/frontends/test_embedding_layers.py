@@ -7,8 +7,14 @@ import pytest
 
 import irc
 from irc.errors import Error
-from irc.frontends import Module, layers
-from irc.frontends.layers import All2AllDenseEmbedding, FrozenIndex, SlotEmbedding, frozen_levels
+from irc.frontends import Module
+from irc.frontends.layers import (
+    All2AllDenseEmbedding,
+    FrozenIndex,
+    SlotEmbedding,
+    Table,
+    frozen_levels,
+)
 from tests.fresh import fresh
 
 RESERVED = 2**63 - 1
@@ -72,25 +78,84 @@ def traced(shape: tuple[object, ...], **options: Any) -> Any:
         (lambda: frozen_levels([1, 1]), "all distinct and below"),
         (lambda: frozen_levels([]), "expected at least one key"),
         (lambda: frozen_levels([RESERVED]), f"below {RESERVED}"),
-        (lambda: FrozenIndex(0), "an index has at least 1 key"),
-        (lambda: FrozenIndex(4, 1), "nodes of at least 2 children"),
-        (lambda: All2AllDenseEmbedding(4, 2, 1, 1, key_dtype="f32"), "key_dtype is 'f32'"),
-        (lambda: traced(("B", 2, 1)), r"keys are \[B, 3, 1\], not"),
-        (lambda: traced(("B", 3, 1), dynamic_input=True), r"with dynamic_input keys are \[N\]"),
+        (lambda: frozen_levels([1, 2], 2, 1), "expected at most 1 keys, found 2"),
+        (lambda: FrozenIndex(0), "an index needs at least 1 key"),
+        (lambda: FrozenIndex(4, 1), "a branching of at least 2"),
+        (lambda: FrozenIndex(2**31), "expected at most 2147483647 keys of an index"),
+        (lambda: made(key_dtype="f32"), "key_dtype is 'f32'"),
+        (lambda: made(combiner="max"), "combiner is 'max', but it must be sum or mean"),
+        (lambda: made(combiner="sum", dynamic_input=True), "there are no slots to combine"),
+        (lambda: made(by_frequency=True, use_hashtable=False), "by_frequency needs use_hashtable"),
+        (lambda: made(unseen="clamp"), "unseen is 'clamp', but it must be zero, flag, row:N"),
+        (lambda: made(unseen="oov:0"), "unseen is 'oov:0', but it must be"),
+        (lambda: made(unseen="row:4"), "unseen is 'row:4', but the table has 4 rows"),
+        (lambda: made().arrays(TABLE), "the layer has vectors of 2, the table 3"),
+        (lambda: made(3).arrays(TABLE, np.ones(2)), "expected counts for by_frequency"),
+        (lambda: made(3, by_frequency=True).arrays(TABLE), "expected counts for by_frequency"),
+        (lambda: made(3, unseen="oov:2").arrays(TABLE), "expected `oov` rows for unseen='oov:M'"),
+        (lambda: made(3).arrays(TABLE, oov=np.ones(3)), "expected `oov` rows for unseen='oov:M'"),
+        (lambda: made(3, use_hashtable=False).arrays(TABLE), "must be row numbers below 4"),
+        (lambda: made(3, use_hashtable=False).arrays(TWICE), "expected distinct keys"),
+        (lambda: traced(("B", 2, 1)), "keys are [B, 3, 1], not"),
+        (lambda: traced(("B", 3, 1), dynamic_input=True), "with dynamic_input keys are [N]"),
     ],
 )
 def test_wrong_arguments(make: Any, message: str) -> None:
-    with pytest.raises(Error, match=message):
+    with pytest.raises(Error) as caught:
         make()
+    assert message in caught.value.message
+
+
+TABLE = Table(np.array([-1, 2]), np.ones((2, 3), np.float32))
+TWICE = Table(np.array([2, 2]), np.ones((2, 3), np.float32))
+
+
+def made(width: int = 2, **options: Any) -> All2AllDenseEmbedding:
+    return All2AllDenseEmbedding(4, width, 1, 1, **options)
 
 
 def test_inserting_keys_is_refused() -> None:
     class Training(Module):
         def __init__(self) -> None:
-            self.layer = layers.All2AllDenseEmbedding(4, 2, 1, 1)
+            self.layer = made()
 
         def forward(self, keys: Any) -> Any:
             return self.layer(keys, training=True)
 
-    with pytest.raises(Error, match="irc is for inference and inserts no keys; leave training out"):
+    with pytest.raises(Error) as caught:
         irc.trace(Training(), {"keys": irc.Spec("i64", ("B", 1, 1))})
+    assert "inserts no keys; leave training out" in caught.value.message
+
+
+def test_an_initializer_is_ignored_with_a_reason() -> None:
+    with pytest.warns(UserWarning, match="has no effect: only training inserts keys"):
+        made(embedding_initializer="ones")
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_keys_of_32_bits_without_a_sign(hashed: bool) -> None:
+    """An i32 has the bits of the key; an i64 the key itself. Without uint32 i32 keeps its sign."""
+    keys = np.array([2**32 - 1, 7, 2**31, -1] if hashed else [1, 0, 2, 3])
+    pairs = Table(keys, table(4, 3))
+    for key_dtype in ("uint32", "int64"):
+        layer = All2AllDenseEmbedding(4, 3, 1, 1, True, use_hashtable=hashed, key_dtype=key_dtype)
+        arrays = {n.replace(".", "__"): a for n, a in layer.arrays(pairs).items()}
+        asked = np.array([2**32 - 1, 7, 2**31, 1], np.uint32)
+        wide = results(layer, irc.Spec("i64", ("N",)), asked.astype(np.int64), **arrays)
+        bits = results(layer, irc.Spec("i32", ("N",)), asked.view(np.int32), **arrays)
+        rows = dict(zip(keys.tolist(), pairs.rows, strict=True))
+        wanted = [rows.get(key, np.zeros(3)) for key in asked.tolist()]
+        assert np.array_equal(wide, wanted)
+        signed = [rows.get(key, np.zeros(3)) for key in asked.view(np.int32).tolist()]
+        assert np.array_equal(bits, wanted if key_dtype == "uint32" else signed)
+
+
+def test_frequent_keys_have_the_first_rows() -> None:
+    rng = fresh(3)
+    keys, counts = rng.permutation(50) * 10**15, rng.permutation(50)
+    layer = All2AllDenseEmbedding(60, 2, 1, 1, dynamic_input=True, by_frequency=True)
+    arrays = layer.arrays(Table(keys, table(50, 2)), counts)
+    assert np.array_equal(arrays["weight"][:50], table(50, 2)[np.argsort(-counts)])
+    named = {name.replace(".", "__"): array for name, array in arrays.items()}
+    found = results(layer, irc.Spec("i64", ("N",)), np.append(keys, 5), **named)
+    assert np.array_equal(found, np.append(table(50, 2), [[0, 0]], 0))

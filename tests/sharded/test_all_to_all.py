@@ -1,0 +1,189 @@
+"""All2AllDenseEmbedding over ranks against a plain dictionary: keys, policies, capacity, slots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+from irc.errors import Error
+from irc.frontends.layers import All2AllDenseEmbedding, Table, export_table, import_table
+from irc.passes.embeddings.tables import table_shape
+from tests.fresh import fresh
+from tests.sharded.key_tables import Array, asked, bound, drawn, layer_for, looked_up, spread
+
+RANKS = range(1, 9)
+
+
+def same(found: Array, wanted: Array, what: object) -> None:
+    """Raise unless all bits agree."""
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape, what
+    assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32)), what
+
+
+@pytest.mark.parametrize("scheme", ["kd", "cd", "rsd", "r"])
+def test_keys_find_their_rows_on_any_number_of_ranks(scheme: str, tmp_path: Path) -> None:
+    rng = fresh(40)
+    table = drawn(rng, 700, 8)
+    for ranks in RANKS:
+        layer = layer_for(table, ranks)
+        module = spread(bound(layer, layer.arrays(table), tmp_path), ranks, scheme)
+        keys = asked(rng, table, 840)
+        found = irc.evaluate(module, {"keys": keys})["result0"]
+        wanted = looked_up(table, keys)
+        assert not wanted.all() and wanted.any(), "both unseen keys and others"
+        if scheme == "rsd":  # sums, and -0.0 + 0.0 is 0.0
+            found, wanted = found + np.float32(0), wanted + np.float32(0)
+        same(found, wanted, ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_onnx_runtime_finds_the_same_rows(ranks: int, tmp_path: Path) -> None:
+    rng = fresh(41)
+    table = drawn(rng, 300, 5)
+    layer = layer_for(table, ranks, unseen="row:7", by_frequency=True)
+    counts = rng.integers(0, 1000, len(table.keys))
+    arrays = layer.arrays(table, counts)
+    module = spread(bound(layer, arrays, tmp_path), ranks)
+    irc.compile(module, tmp_path / "out")
+    keys = asked(rng, table, 120)
+    found = irc.load(tmp_path / "out").run({"keys": keys})["result0"]
+    same(found, looked_up(table, keys, arrays["weight"][7]), ranks)
+
+
+def unseen_rows(policy: str, arrays: dict[str, Array], rows: int) -> Any:
+    """What a dictionary gives for unseen keys."""
+    kind, _, number = policy.partition(":")
+    if kind == "row":
+        return arrays["weight"][int(number)]
+    if kind == "oov":
+        return lambda key: arrays["weight"][rows + key % int(number)]
+    return 0.0
+
+
+@pytest.mark.parametrize("unseen", ["zero", "flag", "row:3", "oov:11"])
+@pytest.mark.parametrize("hashed", [True, False])
+def test_unseen_keys_follow_the_policy_on_any_number_of_ranks(
+    unseen: str, hashed: bool, tmp_path: Path
+) -> None:
+    rng = fresh(42)
+    table = drawn(rng, 90, 4)
+    if not hashed:
+        table = Table(rng.permutation(90), table.rows)
+    for ranks in (1, 2, 3, 5, 8):
+        layer = layer_for(table, ranks, unseen=unseen, use_hashtable=hashed)
+        oov = rng.standard_normal((11, 4)).astype(np.float32) if "oov" in unseen else None
+        arrays = layer.arrays(table, oov=oov)
+        module = spread(bound(layer, arrays, tmp_path), ranks)
+        keys = asked(rng, table, 120)
+        keys[:5] = (-1, layer.rows, -(2**63), 2**32 + 5, 2**63 - 1)
+        found = irc.evaluate(module, {"keys": keys})
+        # without a hashtable every row number of the table is a key
+        full = table if hashed else Table(np.arange(layer.rows), arrays["weight"][: layer.rows])
+        same(
+            found["result0"], looked_up(full, keys, unseen_rows(unseen, arrays, layer.rows)), ranks
+        )
+        if unseen == "flag":
+            assert np.array_equal(found["result1"], np.isin(keys, full.keys))
+
+
+def combined(rows: Array, present: Array, combiner: str | None) -> Array:
+    """The rows [B, slots, nnz, D] of each slot, their sum, or their mean over present keys."""
+    rows = np.where(present[..., None], rows, 0)
+    if combiner is None:
+        return rows
+    count = np.maximum(present.sum(-1), 1) if combiner == "mean" else np.ones(present.shape[:-1])
+    return rows.astype(np.float64).sum(2) / count[..., None]
+
+
+@pytest.mark.parametrize("combiner", [None, "sum", "mean"])
+@pytest.mark.parametrize("padding", [None, 2**40])
+def test_slots_are_combined(combiner: Any, padding: int | None, tmp_path: Path) -> None:
+    rng = fresh(43)
+    table = drawn(rng, 60, 4)
+    keys = asked(rng, table, 12 * 3 * 5).reshape(12, 3, 5)
+    present = np.ones(keys.shape, bool)
+    if padding is not None:
+        table.keys[0] = padding  # a key that pads has no row, though the table has one
+        present = rng.random(keys.shape) < 0.6
+        present[0, 0] = False
+        keys[~present] = padding
+        present = keys != padding
+    for ranks in (1, 2, 3):
+        for unseen in ("zero", "row:2"):
+            options = {"combiner": combiner, "padding_key": padding, "unseen": unseen}
+            layer = layer_for(table, ranks, (3, 5), **options)
+            arrays = layer.arrays(table)
+            module = bound(layer, arrays, tmp_path, irc.Spec("i64", ("B", 3, 5)))
+            found = irc.evaluate(spread(module, ranks), {"keys": keys})["result0"]
+            rows = looked_up(table, keys, unseen_rows(unseen, arrays, layer.rows))
+            wanted = combined(rows, present, combiner)
+            np.testing.assert_allclose(found, wanted, rtol=1e-6, err_msg=f"{ranks} {unseen}")
+
+
+def test_narrow_floats_are_summed_in_f32(tmp_path: Path) -> None:
+    table = Table(np.arange(3), np.array([[2048], [1], [-2048]], np.float16))
+    layer = All2AllDenseEmbedding(3, 1, 1, 3, use_hashtable=False, combiner="sum", dtype="f16")
+    module = bound(layer, layer.arrays(table), tmp_path, irc.Spec("i64", ("B", 1, 3)))
+    assert irc.evaluate(module, {"keys": np.array([[[0, 1, 2]]])})["result0"].item() == 1
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_hot_keys_beyond_the_capacity_take_the_exact_function(ranks: int, tmp_path: Path) -> None:
+    rng = fresh(44)
+    table = drawn(rng, 200, 4)
+    layer = layer_for(table, ranks)
+    module = spread(bound(layer, layer.arrays(table), tmp_path), ranks, options=", capacity=20")
+    few, keys = table.keys[: 6 * ranks], asked(rng, table, 120 * ranks)
+    assert irc.evaluate(module, {"keys": few})["capacity_overflow"] == 0
+    assert irc.evaluate(module, {"keys": keys})["capacity_overflow"] > 0
+    exact = irc.evaluate(module, {"keys": keys}, function="exact")["result0"]
+    same(exact, looked_up(table, keys), ranks)
+    irc.compile(module, tmp_path / "out")
+    artifact = irc.load(tmp_path / "out")
+    for given in (few, keys):
+        same(artifact.run({"keys": given})["result0"], looked_up(table, given), ranks)
+
+
+@pytest.mark.parametrize("form", ["sok1", "sok2", "numpy"])
+@pytest.mark.parametrize("hashed", [True, False])
+def test_a_dump_of_some_gpus_runs_on_other_ranks(form: Any, hashed: bool, tmp_path: Path) -> None:
+    rng = fresh(45)
+    table = drawn(rng, 101, 3)
+    if not hashed:
+        table = Table(rng.permutation(101), table.rows)
+    for gpus, ranks in ((1, 3), (4, 1), (3, 2), (5, 8)):
+        export_table(table, tmp_path / f"{gpus}", "emb", form, gpus)
+        read = import_table(tmp_path / f"{gpus}")
+        layer = layer_for(table, ranks, use_hashtable=hashed)
+        arrays = layer.arrays(read)
+        keys = asked(rng, table, 840)
+        module = spread(bound(layer, arrays, tmp_path), ranks)
+        same(irc.evaluate(module, {"keys": keys})["result0"], looked_up(table, keys), gpus)
+        export_table(layer.table(arrays), tmp_path / "again", "emb", form, gpus)
+        again = layer.arrays(import_table(tmp_path / "again"))
+        assert all(np.array_equal(again[name], array) for name, array in arrays.items())
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize(("rows", "width", "hashed"), [(10**8, 128, True), (3 * 10**9, 16, False)])
+def test_tables_beyond_32_bits_are_split(ranks: int, rows: int, width: int, hashed: bool) -> None:
+    """Types and numbers of rows only: nothing is allocated."""
+    layer = All2AllDenseEmbedding(
+        rows // ranks, width, 1, 1, dynamic_input=True, use_hashtable=hashed, gpu_num=ranks
+    )
+    module = irc.trace(layer, {"keys": irc.Spec("i64", ("N",))}, {"N": (1, 840, 8400)})
+    spread(module, ranks)
+    held = [table_shape(weight) for weight in module.weights.values()]
+    assert all(rows * width < 2**31 for rows, width in held)
+    pieces, least = sum(n == width for _, n in held), layer.rows * width / ranks / 2**31
+    assert least < pieces < least + 1, held
+
+
+def test_an_index_of_more_than_31_bits_is_refused() -> None:
+    with pytest.raises(Error) as caught:
+        All2AllDenseEmbedding(2**30, 1, 1, 1, gpu_num=2)
+    assert "expected at most 2147483647 keys of an index" in caught.value.message
