@@ -38,6 +38,7 @@ class Session:
     networks: dict[str, dict[int, Network]] = field(default_factory=dict[str, "dict[int, Network]"])
     mapping: Any = None  # the last Mapping that the script made
     notes: list[str] = field(default_factory=list[str])
+    files: dict[str, str] = field(default_factory=dict[str, str])  # of weight references, by name
     _folder: Path | None = None
 
     def note(self, text: str) -> None:

@@ -61,8 +61,8 @@ def _range(name: str, shape: Sequence[int], size: int, key: str, row: Any) -> Ra
 
 
 def _profile(name: str, shape: Sequence[int], key: str, given: Any) -> tuple[int, int, int]:
-    sizes = given if isinstance(given, (list, tuple)) else [given]
-    sizes = [int(each) for each in cast("Sequence[Any]", sizes)]
+    listed = cast("Sequence[Any]", given) if isinstance(given, (list, tuple)) else [given]
+    sizes = [int(each) for each in listed]
     sizes = sizes * 3 if len(sizes) == 1 else sizes
     if len(sizes) != 3 or not 0 <= sizes[0] <= sizes[1] <= sizes[2]:
         raise _error(name, shape, f"(min, opt, max) in rising order for {key}, found {given}")

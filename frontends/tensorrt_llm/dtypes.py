@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -37,50 +38,20 @@ class DataType(Enum):
         return max(1, dtype_row(irc_dtype(self)).bits // 8)
 
 
-_IRC = {
-    DataType.FLOAT: "f32",
-    DataType.HALF: "f16",
-    DataType.INT8: "i8",
-    DataType.INT32: "i32",
-    DataType.BOOL: "bool",
-    DataType.UINT8: "u8",
-    DataType.FP8: "f8e4m3",
-    DataType.BF16: "bf16",
-    DataType.INT64: "i64",
-    DataType.INT4: "i4",
-    DataType.FP4: "f4e2m1",
-}
+_IRC = {DataType[row.tensorrt]: name for name, row in DTYPES.items() if row.tensorrt}
+_IRC[DataType.FP4] = "f4e2m1"
 _DATA_TYPES = {name: member for member, name in _IRC.items()}
-# the names that scripts use, beside those of irc, of numpy and of the enum
-_NAMES = {
-    "float32": "f32",
-    "fp32": "f32",
+# the names that scripts use: those of numpy, and some more
+_NAMES = {str(row.numpy): name for name, row in DTYPES.items()} | {
     "float": "f32",
-    "float16": "f16",
+    "fp32": "f32",
     "half": "f16",
     "fp16": "f16",
-    "bfloat16": "bf16",
-    "float64": "f64",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "int4": "i4",
-    "uint8": "u8",
-    "bool": "bool",
     "fp8": "f8e4m3",
-    "float8_e4m3fn": "f8e4m3",
-    "nvfp4": "f4e2m1",
     "fp4": "f4e2m1",
+    "nvfp4": "f4e2m1",
 }
-# the first name of each type in TensorRT-LLM
-_STR = {
-    **{irc: name for name, irc in reversed(_NAMES.items())},
-    "f32": "float32",
-    "f16": "float16",
-    "f8e4m3": "fp8",
-    "f4e2m1": "nvfp4",
-}
+_STR = {name: str(row.numpy) for name, row in DTYPES.items()} | {"f8e4m3": "fp8", "f4e2m1": "nvfp4"}
 
 
 def irc_dtype(dtype: Any) -> str:
@@ -104,10 +75,7 @@ def irc_dtype(dtype: Any) -> str:
         raise Error(
             f"expected a dtype such as 'float16' or trt.float16, found {dtype!r}", loc=here()
         ) from None
-    names = [name for name, row in DTYPES.items() if row.numpy == kind]
-    if not names:
-        raise Error(f"arrays of {kind} have no dtype in irc; convert them first", loc=here())
-    return names[0]
+    return irc_dtype(str(kind))
 
 
 def data_type(dtype: Any) -> DataType:
@@ -165,34 +133,12 @@ def numpy_to_dtype(array: Any, dtype: Any) -> np.ndarray[Any, Any]:
     return as_array(array).astype(numpy_of(dtype))
 
 
-def fp32_array(values: Any) -> np.ndarray[Any, Any]:
-    """An array of f32."""
-    return np.array(values, np.float32)
-
-
-def fp16_array(values: Any) -> np.ndarray[Any, Any]:
-    """An array of f16."""
-    return np.array(values, np.float16)
-
-
-def bf16_array(values: Any) -> np.ndarray[Any, Any]:
-    """An array of bf16."""
-    return np.array(values, ml_dtypes.bfloat16)
-
-
-def int32_array(values: Any) -> np.ndarray[Any, Any]:
-    """An array of i32."""
-    return np.array(values, np.int32)
-
-
-def int64_array(values: Any) -> np.ndarray[Any, Any]:
-    """An array of i64."""
-    return np.array(values, np.int64)
-
-
-def bool_array(values: Any) -> np.ndarray[Any, Any]:
-    """An array of bool."""
-    return np.array(values, np.bool_)
+fp32_array = partial(np.array, dtype=np.float32)
+fp16_array = partial(np.array, dtype=np.float16)
+bf16_array = partial(np.array, dtype=ml_dtypes.bfloat16)
+int32_array = partial(np.array, dtype=np.int32)
+int64_array = partial(np.array, dtype=np.int64)
+bool_array = partial(np.array, dtype=np.bool_)
 
 
 def dim_resolve_negative(dim: int | Sequence[int], ndim: int) -> tuple[int, ...]:

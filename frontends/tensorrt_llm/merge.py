@@ -48,6 +48,9 @@ def merge(networks: Table[int, Network], mapping: Mapping, name: str = "network"
     else:
         _pipeline(module, stages)
     arrays.write(module)
+    known = current_session().files
+    used = {file for weight in module.weights.values() for file in weight.ref.files()}
+    module.files |= {file: known[file] for file in sorted(used & known.keys())}
     verify(module)
     return module
 

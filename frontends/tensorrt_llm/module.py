@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -151,12 +151,14 @@ class Parameter:
 class Module(base.Module):
     """A component of a model; parameters and modules are attributes, `forward` builds."""
 
+    network_outputs: Mapping[str, Tensor] = {}  # those that this module registered
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         network = current_network()
         path = network.path_of(self)
         with scope(base.relative_path(path, current_scope())):
             results = cast("Any", self).forward(*args, **kwargs)
-        first = results[0] if isinstance(results, tuple) and results else results
+        first = _first(results)
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if isinstance(first, Tensor) and not any(first is x for x in given):
             network.suggest(first, base.result_hint(path))
@@ -173,7 +175,7 @@ class Module(base.Module):
         return ((n, part) for n, part in self.children() if isinstance(part, base.Module))
 
     def named_modules(
-        self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True
+        self, prefix: str = "", memo: Any = None, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Any]]:
         """(path, module) of this module and of all below it, each once."""
         found = base.walk(self, prefix, set())
@@ -210,12 +212,12 @@ class Module(base.Module):
 
     def register_network_output(self, name: str, value: Tensor) -> None:
         """Keep a tensor for debugging; `named_network_outputs` lists those of all modules."""
-        vars(self).setdefault("_network_outputs", {})[name] = value
+        self.network_outputs = {**self.network_outputs, name: value}
 
     def named_network_outputs(self) -> Iterator[tuple[str, Tensor]]:
         """(path, tensor) of every tensor that a module registered."""
         for path, module in self.named_modules():
-            for name, value in vars(module).get("_network_outputs", {}).items():
+            for name, value in module.network_outputs.items():
                 yield (f"{path}.{name}" if path else name), value
 
     def apply(self, function: Any) -> Any:
@@ -223,6 +225,11 @@ class Module(base.Module):
         for module in reversed(list(self.modules())):
             function(module)
         return self
+
+
+def _first(results: Any) -> object:
+    """The only or first result of a module."""
+    return next(iter(results), None) if isinstance(results, tuple) else results
 
 
 class ModuleList(base.ModuleList[Any], Module):

@@ -20,10 +20,10 @@ from ..tracer import Tracer, tracing
 from .context import building, current_network, current_session
 from .dimensions import Range, Ranges, ranges_of
 from .dtypes import irc_dtype
+from .tensor import Layer, Tensor, wrap
 
 if TYPE_CHECKING:
     from .module import Module, Parameter
-    from .tensor import Tensor
 
 
 class Output(NamedTuple):
@@ -129,6 +129,20 @@ class Network:
     def share(self, name: str, dim: int, axes: Sequence[str] = ("tp",)) -> None:
         """The ranks over `axes` hold parts of an input (`%name`) or output along `dim`."""
         self.layouts[name] = dim, tuple(axes)
+
+    _mark_output = mark_output
+
+    def get_layers(self) -> list[Layer]:
+        """Every operation, in order."""
+        return [Layer(op, self) for op in self.function if op not in self.removed]
+
+    def get_inputs(self) -> list[Tensor]:
+        """Every input."""
+        return list(self.inputs.values())
+
+    def get_outputs(self) -> list[Tensor]:
+        """Every output."""
+        return [wrap(Inner(output.value, self.tracer)) for output in self.outputs.values()]
 
     def is_input(self, tensor: Tensor) -> bool:
         """Whether a tensor is an input."""
@@ -262,23 +276,13 @@ class TrtNetwork:
         self.name = "network"
 
     @property
-    def num_inputs(self) -> int:
-        """The number of inputs."""
-        return len(self._owner.inputs)
-
-    @property
-    def num_outputs(self) -> int:
-        """The number of outputs."""
-        return len(self._owner.outputs)
-
-    @property
     def num_layers(self) -> int:
         """The number of operations."""
-        return sum(1 for _ in self._owner.function)
+        return len(self._owner.get_layers())
 
-    def get_input(self, index: int) -> Tensor:
-        """An input."""
-        return list(self._owner.inputs.values())[index]
+    def mark_output(self, tensor: Tensor) -> None:
+        """Make a tensor an output, by its name."""
+        self._owner.mark_output(tensor)
 
     def __getattr__(self, name: str) -> Any:
         raise Error(
@@ -289,54 +293,42 @@ class TrtNetwork:
 
 
 _PLUGINS: Mapping[str, Any] = {
-    "bert_attention_plugin": "auto", "gpt_attention_plugin": "auto", "gemm_plugin": None,
-    "gemm_swiglu_plugin": None, "fp8_rowwise_gemm_plugin": None, "nccl_plugin": "auto",
-    "lookup_plugin": None, "lora_plugin": None, "moe_plugin": "auto", "identity_plugin": None,
-    "mamba_conv1d_plugin": "auto", "low_latency_gemm_plugin": None, "layernorm_plugin": None,
-    "rmsnorm_plugin": None, "smooth_quant_gemm_plugin": None, "quantize_per_token_plugin": False,
-    "quantize_tensor_plugin": False, "weight_only_quant_matmul_plugin": None,
-    "weight_only_groupwise_quant_matmul_plugin": None, "layernorm_quantization_plugin": None,
-    "rmsnorm_quantization_plugin": None, "attention_qk_half_accumulation": False,
-    "low_latency_gemm_swiglu_plugin": None, "context_fmha": True,
-    "context_fmha_type": 1, "bert_context_fmha_fp32_acc": False, "remove_input_padding": True,
-    "paged_kv_cache": None, "tokens_per_block": 64, "use_paged_context_fmha": True,
-    "use_fp8_context_fmha": False, "use_custom_all_reduce": False, "multi_block_mode": True,
-    "enable_xqa": True, "multiple_profiles": False, "paged_state": True, "streamingllm": False,
-    "reduce_fusion": False, "user_buffer": False, "use_fused_mlp": True, "manage_weights": False,
-    "pp_reduce_scatter": False, "fuse_fp4_quant": False, "norm_quant_fusion": False,
-    "use_fp8": False, "dtype": "float16",
-}  # fmt: skip
+    "gpt_attention_plugin": "auto",
+    "bert_attention_plugin": "auto",
+    "nccl_plugin": "auto",
+    "moe_plugin": "auto",
+    "context_fmha": True,
+    "remove_input_padding": True,
+    "paged_kv_cache": True,
+    "tokens_per_block": 64,
+    "use_fused_mlp": True,
+}
 
 
 class PluginConfig:
     """The switches of plugins: attributes, `set_NAME(value)`, `enable_NAME()`, `disable_NAME()`.
 
     irc chooses kernels itself, so that most have no effect; `gpt_attention_plugin` says whether KV
-    caches have a fixed capacity.
+    caches have a fixed capacity. A switch that was not set is None.
     """
 
     def __init__(self) -> None:
-        self.to_legacy_setting()
         vars(self).update(_PLUGINS)
 
     def __getattr__(self, name: str) -> Any:
         kind, _, rest = name.partition("_")
-        if kind in ("set", "enable", "disable") and rest:
-            return partial(self._set, rest, kind)
-        raise AttributeError(f"PluginConfig has no switch called {name!r}")
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return partial(self._set, rest, kind) if kind in _DEFAULTS and rest else None
 
     def _set(self, name: str, kind: str, *args: Any, **kwargs: Any) -> PluginConfig:
-        defaults = {"set": "float16", "enable": True, "disable": False}
-        value = args[0] if args else kwargs.pop("dtype", defaults[kind])
-        setattr(self, name, value)
+        setattr(self, name, args[0] if args else kwargs.pop("dtype", _DEFAULTS[kind]))
         vars(self).update(kwargs)
         return self
 
     def to_legacy_setting(self) -> None:
         """Every plugin off, as in dialect A."""
-        for name, value in _PLUGINS.items():
-            setattr(self, name, False if isinstance(value, bool) else None)
-        self.tokens_per_block = 64
+        vars(self).update(dict.fromkeys(_PLUGINS) | {"tokens_per_block": 64})
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> PluginConfig:
@@ -352,5 +344,8 @@ class PluginConfig:
         vars(self).update(config)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every switch."""
+        """Every switch that is set."""
         return dict(vars(self))
+
+
+_DEFAULTS: Mapping[str, Any] = {"set": "float16", "enable": True, "disable": False}

@@ -333,6 +333,13 @@ def _all_equal(arrays: Sequence[Array]) -> bool:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray):
-        return a is b or (a.shape == b.shape and a.tobytes() == b.tobytes())
-    return a == b and type(a) is type(b)
+    if a is b:
+        return True
+    if not isinstance(a, np.ndarray):
+        return type(a) is type(b) and bool(a == b)
+    return np.array_equal(_bits(cast("Array", a)), _bits(cast("Array", b)))
+
+
+def _bits(array: Array) -> Array:
+    """The bytes of an array, so that NaN equals itself."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

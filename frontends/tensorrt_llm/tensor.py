@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
@@ -85,7 +86,12 @@ class Tensor:
 
     @name.setter
     def name(self, name: str) -> None:
-        self.inner.named(name)
+        self.inner.named(re.sub(r"\W", "_", name))
+
+    @property
+    def trt_tensor(self) -> Tensor:
+        """Itself: there is no TensorRT below."""
+        return self
 
     @property
     def dtype(self) -> DataType:
@@ -132,7 +138,7 @@ class Tensor:
         kept = _makers(value)
         for user in [op for op in old.users if op not in kept]:
             user.set_operands(tuple(value if each is old else each for each in user.operands))
-        self.network.replace_output(old, new)
+        self.network.replace_output(old, value)
 
     # -- operators
 
@@ -258,13 +264,14 @@ def content_of(x: Operand) -> Content | None:
     if isinstance(x, (bool, np.bool_)):
         return None
     if isinstance(x, (int, np.integer)):
-        return (int(x),)
+        return (int(cast("int", x)),)
     if isinstance(x, Dim):
         return (x,)
     if isinstance(x, Tensor):
         return x.content
-    if isinstance(x, np.ndarray) and x.dtype.kind in "iu" and x.ndim < 2:
-        return tuple(int(each) for each in x.reshape(-1))
+    if isinstance(x, np.ndarray):
+        array = cast("np.ndarray[Any, Any]", x)
+        return tuple(array.reshape(-1).tolist()) if array.dtype.kind in "iu" else None
     if not isinstance(x, (list, tuple)):
         return None
     parts = [content_of(each) for each in cast("Sequence[Any]", x)]
