@@ -1,0 +1,229 @@
+"""`aliases`: modules named tensorrt_llm and tensorrt, for as long as a script is traced."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from enum import Enum
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from ...errors import Error, did_you_mean
+from ...source import here
+from .context import current_session
+from .names import ROOT, Name, alternative, look_up, modules, table
+
+VERSIONS = {"A": "0.7.1", "B": "0.16.0"}  # of each dialect
+_TENSORRT = "tensorrt"
+
+
+@contextmanager
+def aliases() -> Generator[None]:
+    """Let `import tensorrt_llm` and `import tensorrt` in the block find irc.
+
+    Modules of these names that are imported already are put aside, and put back at the end, when
+    those of the block are removed. Nothing that is installed is read or changed.
+    """
+    before = _taken_out()
+    sys.modules[_TENSORRT] = _tensorrt()
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        _taken_out()
+        sys.modules.update(before)
+
+
+def _taken_out() -> dict[str, ModuleType]:
+    """The modules called tensorrt_llm or tensorrt, which are removed from sys.modules."""
+    names = [name for name in sys.modules if name.partition(".")[0] in (ROOT, _TENSORRT)]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Makes the modules of the API that are known; of others says that there are none."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        root, _, module = fullname.partition(".")
+        if root not in (ROOT, _TENSORRT):
+            return None
+        if root == ROOT and (not module or alternative(module) is not None):
+            return ModuleSpec(fullname, self, is_package=True)
+        near = did_you_mean(module, modules()) if root == ROOT else ""
+        raise ModuleNotFoundError(f"irc has no module {fullname}{near}", name=fullname)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Alias(spec.name.partition(".")[2])
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Names are found when they are used."""
+
+
+class _Alias(ModuleType):
+    """A module of TensorRT-LLM, whose names are found when they are first used."""
+
+    def __init__(self, module: str) -> None:
+        path = f"{ROOT}.{module}" if module else ROOT
+        super().__init__(path, f"{path} for irc: see `irc lint`.")
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__version__" and not self._module:
+            return VERSIONS[current_session().dialect]
+        inner = f"{self._module}.{name}".lstrip(".")
+        if inner in modules():
+            return import_module(f"{ROOT}.{inner}")
+        found = look_up(self._module, name)
+        if found is None or name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        value = _object(found)
+        setattr(self, name, value)
+        return value
+
+    @property
+    def __all__(self) -> list[str]:
+        """The supported names, for `from tensorrt_llm.functional import *`."""
+        return [
+            name
+            for (module, name), each in table().items()
+            if module == self._module and each.kind == "supported" and not name.startswith("__")
+        ]
+
+
+def _object(name: Name) -> Any:
+    if name.kind == "unsupported":
+        return unsupported(name.path, name.why)
+    try:
+        return name.find()
+    except AttributeError:
+        if name.kind == "supported":
+            raise
+        return WithoutEffect(name)
+
+
+class WithoutEffect:
+    """An object that can be called, entered and asked for attributes, and does nothing."""
+
+    def __init__(self, name: Name) -> None:
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> WithoutEffect:
+        current_session().note(f"{self._name.path} has no effect: {self._name.why}")
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __enter__(self) -> WithoutEffect:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class _Unsupported(type):
+    """The class of unsupported names: scripts may import them, annotate with them, and ask for
+    their instances; any other use is an Error."""
+
+    refusal: str
+
+    def _refuse(cls, *args: Any, **kwargs: Any) -> Any:
+        raise Error(cls.refusal, loc=here())
+
+    __call__ = __iter__ = __getitem__ = _refuse
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls._refuse()
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return False
+
+
+def unsupported(path: str, why: str) -> type:
+    """A class that raises an Error with the alternative when it is used."""
+
+    def refuse(cls: Any, **_: Any) -> None:
+        raise Error(cls.refusal, loc=here())
+
+    refusal = f"{path} is not supported: {why}"
+    body = {"refusal": refusal, "__init_subclass__": classmethod(refuse)}
+    return _Unsupported(path.rpartition(".")[2], (), body)
+
+
+class _Level(Enum):
+    """The severities of TensorRT's logger."""
+
+    INTERNAL_ERROR = 0
+    ERROR = 1
+    WARNING = 2
+    INFO = 3
+    VERBOSE = 4
+
+
+class _Logger:
+    """TensorRT's logger, which has no effect: irc reports errors itself."""
+
+    Severity = _Level
+    INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = _Level
+
+    def __init__(self, min_severity: _Level = _Level.WARNING) -> None:
+        self.min_severity = min_severity
+
+    def log(self, severity: _Level, text: str) -> None:
+        """Print a message of the script to standard error."""
+        if severity.value <= self.min_severity.value:
+            print(text, file=sys.stderr)
+
+
+_TENSORRT_TYPES = {
+    "float32": "FLOAT",
+    "float16": "HALF",
+    "bfloat16": "BF16",
+    "int8": "INT8",
+    "int32": "INT32",
+    "int64": "INT64",
+    "int4": "INT4",
+    "uint8": "UINT8",
+    "bool": "BOOL",
+    "fp8": "FP8",
+    "fp4": "FP4",
+}
+
+
+class _TensorrtAlias(ModuleType):
+    """`tensorrt`: dtypes, the logger, and enumerations; other names are refused when used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module 'tensorrt' has no attribute {name!r}")
+        if name.isupper() or name[0].islower():
+            raise AttributeError(f"irc has no tensorrt.{name}; use tensorrt_llm.functional")
+        why = "irc builds its own network; use tensorrt_llm.functional and tensorrt_llm.Builder"
+        return unsupported(f"{_TENSORRT}.{name}", why)
+
+
+def _tensorrt() -> ModuleType:
+    from .dtypes import DataType, numpy_of
+
+    module = _TensorrtAlias(_TENSORRT, "The dtypes and the logger of TensorRT, for irc.")
+    module.__spec__ = ModuleSpec(_TENSORRT, None, is_package=True)
+    module.__path__ = []
+    values: dict[str, Any] = {
+        "DataType": DataType,
+        "Logger": _Logger,
+        "nptype": numpy_of,
+        "__version__": "10.7.0",
+        **{name: getattr(DataType, member) for name, member in _TENSORRT_TYPES.items()},
+    }
+    vars(module).update(values)
+    return module

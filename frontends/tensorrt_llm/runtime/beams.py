@@ -1,0 +1,114 @@
+"""`Beams`: beam search for one prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from irc.generation.sampling import Sampling, Words, adjusted, ends_with_any, log_probabilities
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class Hypothesis(NamedTuple):
+    """A sequence with its log-probabilities; `score` ranks it."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    score: float
+
+
+class Beams:
+    """The running beams of a prompt and its finished sequences, best first in `results`.
+
+    A sequence ends with an end token or a stop word. Its score is the sum of its log-probabilities
+    over its new tokens to the power `length_penalty`. The search is over when there are `width`
+    finished sequences and, unless `early` is set, no running beam can do better.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        width: int,
+        limit: int,
+        sampling: Sampling,
+        ends: Collection[int],
+        length_penalty: float = 1.0,
+        early: bool = True,
+        stop: Words = (),
+        bad: Words = (),
+    ) -> None:
+        self.prompt, self.width, self.limit = list(prompt), width, limit
+        self.sampling, self.ends, self.stop, self.bad = sampling, ends, stop, bad
+        self.length_penalty, self.early = length_penalty, early
+        self.running = [Hypothesis(self.prompt, [], 0.0)]
+        self.finished: list[Hypothesis] = []
+        self.done = limit == 0
+
+    def advance(self, logits: Array) -> list[int]:
+        """One token for every beam; returns the beam that each of `width` beams continues."""
+        candidates = self._candidates(logits)
+        running: list[tuple[int, Hypothesis]] = []
+        for rank, (origin, each) in enumerate(candidates):
+            new = each.tokens[len(self.prompt) :]
+            if new[-1] in self.ends or ends_with_any(new, self.stop):
+                if rank < self.width:
+                    self._finish(each)
+            elif len(running) < self.width:
+                running.append((origin, each))
+        order = [origin for origin, _ in running]
+        self.running = [each for _, each in running]
+        self.done = self._is_done()
+        return order + [0] * (self.width - len(order))
+
+    @property
+    def tokens(self) -> list[int]:
+        """The last token of each beam, for the next call."""
+        last = [each.tokens[-1] for each in self.running]
+        return last + [0] * (self.width - len(last))
+
+    @property
+    def results(self) -> list[Hypothesis]:
+        """The best `width` sequences, those that run counted as they are."""
+        found = self.finished + [self._scored(each) for each in self.running if not self.done]
+        found = found or [self._scored(each) for each in self.running]
+        best = sorted(found, key=lambda each: -each.score)[: self.width]
+        return best + best[-1:] * (self.width - len(best))
+
+    def _candidates(self, logits: Array) -> list[tuple[int, Hypothesis]]:
+        scores: list[Array] = []
+        for row, beam in zip(logits, self.running, strict=False):
+            args = (self.sampling, beam.tokens, len(self.prompt), self.ends, self.bad)
+            scores.append(beam.score + log_probabilities(adjusted(row, *args)))
+        every = np.stack(scores)
+        best = np.argsort(-every, axis=None, kind="stable")[: (1 + len(self.stop) + 1) * self.width]
+        found: list[tuple[int, Hypothesis]] = []
+        for at in best.tolist():
+            origin, token = divmod(at, every.shape[1])
+            beam, total = self.running[origin], float(every[origin, token])
+            if np.isfinite(total):
+                probs = [*beam.log_probs, total - beam.score]
+                found.append((origin, Hypothesis([*beam.tokens, token], probs, total)))
+        return found
+
+    def _scored(self, each: Hypothesis) -> Hypothesis:
+        length = max(len(each.log_probs), 1)
+        return each._replace(score=each.score / length**self.length_penalty)
+
+    def _finish(self, each: Hypothesis) -> None:
+        self.finished.append(self._scored(each))
+        self.finished.sort(key=lambda each: -each.score)
+        del self.finished[self.width :]
+
+    def _is_done(self) -> bool:
+        if not self.running:
+            return True
+        if len(self.running[0].log_probs) == self.limit:
+            for each in self.running:
+                self._finish(each)
+            return True
+        if len(self.finished) < self.width:
+            return False
+        return self.early or self._scored(self.running[0]).score <= self.finished[-1].score

@@ -1,0 +1,198 @@
+"""`SamplingConfig` and `ModelConfig`: the settings of a generation, with TensorRT-LLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from irc.errors import Error, did_you_mean
+from irc.generation.sampling import Sampling
+from irc.source import here
+
+Words: TypeAlias = list[list[int]]
+
+# Fields with their defaults. Values of the numeric ones may be given per row, as arrays.
+_HONOURED: dict[str, Any] = {
+    "max_new_tokens": 20,
+    "num_beams": 1,
+    "output_sequence_lengths": False,
+    "return_dict": False,
+    "stop_words_list": None,
+    "bad_words_list": None,
+    "temperature": 1.0,
+    "top_k": 1,
+    "top_p": 0.0,
+    "length_penalty": 1.0,
+    "early_stopping": 1,
+    "repetition_penalty": 1.0,
+    "min_length": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "no_repeat_ngram_size": 0,
+    "random_seed": 0,
+    "output_cum_log_probs": False,
+    "output_log_probs": False,
+}
+# Fields that have no effect here, or that have one only at other values: these are refused.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "use_beam_hyps": (True, "finished beams are always kept as hypotheses"),
+    "max_attention_window_size": (None, "the window of an engine is set where it is built"),
+    "sink_token_length": (None, "sink tokens are not supported; keep the whole context"),
+    "num_return_sequences": (None, "give the prompt once per sequence, with a random_seed each"),
+    "top_p_decay": (None, "top_p is the same for all tokens"),
+    "top_p_min": (None, "top_p is the same for all tokens"),
+    "top_p_reset_ids": (None, "top_p is the same for all tokens"),
+    "beam_search_diversity_rate": (0.0, "beams are ranked by probability alone"),
+}
+_KNOWN = {"end_id": None, "pad_id": None} | _HONOURED | {k: v for k, (v, _) in _FIXED.items()}
+_PER_ROW = ("temperature", "top_k", "top_p", "repetition_penalty", "min_length")
+_PER_ROW += ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
+
+
+class SamplingConfig:
+    """How tokens are chosen. An unknown field, or one that would not be honoured, is an Error.
+
+    `end_id` ends a sequence (-1: none does), `pad_id` is accepted: outputs are filled with end_id.
+    """
+
+    def __init__(self, end_id: int | None, pad_id: int | None = None, **fields: Any) -> None:
+        self.__dict__.update(_KNOWN)
+        self.end_id, self.pad_id = end_id, pad_id
+        for name, value in fields.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _KNOWN:
+            near = did_you_mean(name, _KNOWN)
+            raise Error(f"SamplingConfig has no field {name!r}{near}", loc=here())
+        if name in _FIXED:
+            default, why = _FIXED[name]
+            if value is not None and not np.all(as_array(value) == default) and value != 0:
+                raise Error(f"SamplingConfig: {name}={value} is not supported: {why}", loc=here())
+        self.__dict__[name] = default_of(name) if value is None else value
+
+    def update(self, **fields: Any) -> dict[str, Any]:
+        """Set the fields that there are; returns the others."""
+        for name in fields.keys() & _KNOWN.keys():
+            setattr(self, name, fields[name])
+        return {name: value for name, value in fields.items() if name not in _KNOWN}
+
+    def of_row(self, row: int) -> Sampling:
+        """The sampling of one row of the batch."""
+        values = {name: _at(getattr(self, name), row) for name in _PER_ROW}
+        return Sampling(**{n: type(_KNOWN[n])(value) for n, value in values.items()})
+
+    def random(self, row: int) -> np.random.Generator:
+        """The random numbers of one row; the same for one seed, whatever the other rows are."""
+        return np.random.default_rng([int(_at(self.random_seed, row)) % 2**64, row])
+
+    def ends(self) -> tuple[int, ...]:
+        """The token that ends a sequence, if there is one."""
+        return () if self.end_id is None or self.end_id < 0 else (int(self.end_id),)
+
+    def __getattr__(self, name: str) -> Any:
+        raise Error(f"SamplingConfig has no field {name!r}{did_you_mean(name, _KNOWN)}", loc=here())
+
+
+def default_of(name: str) -> Any:
+    """The default of a field."""
+    return _KNOWN[name]
+
+
+class ModelConfig:
+    """What a script says about its engine: `vocab_size` is used, to leave out padded tokens.
+
+    All other fields are accepted, because the artifact states them.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        self.vocab_size: int | None = fields.pop("vocab_size", None)
+        self.fields = fields
+
+    def __getattr__(self, name: str) -> Any:
+        fields: Mapping[str, Any] = self.__dict__.get("fields", {})
+        if name not in fields:
+            raise AttributeError(f"this ModelConfig was made without {name}")
+        return fields[name]
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """A numpy array of a tensor of PyTorch, on any device, or of anything else."""
+    detach = getattr(value, "detach", None)
+    return np.asarray(detach().cpu().numpy() if detach is not None else value)
+
+
+def _at(value: Any, row: int) -> Any:
+    array = as_array(value).reshape(-1)
+    return array[min(row, len(array) - 1)].item()
+
+
+def words_of(given: Any, rows: int) -> list[Words]:
+    """The token sequences of stop or bad words, by row.
+
+    Either lists of lists of tokens, for all rows or per row, or an array [rows, 2, n] or [2, n]:
+    tokens, and behind them the ends of the words, filled with -1.
+    """
+    if given is None:
+        return [[] for _ in range(rows)]
+    if not isinstance(given, (list, tuple)) or _is_flat(given):
+        array = as_array(given)
+        array = array[None] if array.ndim == 2 else array
+        words = [_split(*each.tolist()) for each in array]
+    elif given and all(_is_words(each) for each in given):
+        words = [[list(map(int, word)) for word in each] for each in given]
+    elif _is_words(given):
+        words = [[list(map(int, word)) for word in given]]
+    else:
+        raise Error("expected stop and bad words as lists of tokens per row, or an array [B, 2, n]")
+    if len(words) not in (1, rows):
+        raise Error(f"there are words for {len(words)} rows, but the batch has {rows}")
+    return words * rows if len(words) == 1 else words
+
+
+def _is_flat(given: Sequence[Any]) -> bool:
+    """Whether a list holds arrays, as a batch of `to_word_list_format` may."""
+    return bool(given) and all(hasattr(each, "shape") for each in given)
+
+
+def _is_words(given: Any) -> bool:
+    """Whether this is a list of lists of tokens."""
+    return isinstance(given, (list, tuple)) and all(
+        isinstance(word, (list, tuple)) and all(isinstance(t, (int, np.integer)) for t in word)
+        for word in given
+    )
+
+
+def _split(tokens: list[int], ends: list[int]) -> Words:
+    found = [end for end in ends if end > 0]
+    return [tokens[a:b] for a, b in zip([0, *found], found, strict=False)]
+
+
+def to_word_list_format(
+    word_dict: Sequence[Sequence[Any]], tokenizer: Any = None, add_special_tokens: bool = False
+) -> np.ndarray[Any, Any]:
+    """i32 [B, 2, n] of the words of each row; texts are encoded by `tokenizer`."""
+    rows: list[list[list[int]]] = []
+    for words in word_dict:
+        texts = [w.decode() if isinstance(w, bytes) else w for w in words]
+        # A row may be one text in CSV, as in the first versions.
+        texts = texts[0].split(",") if len(texts) == 1 and isinstance(texts[0], str) else texts
+        rows.append([_encoded(word, tokenizer, add_special_tokens) for word in texts])
+    width = max([1, *(sum(map(len, words)) for words in rows)])
+    array = np.zeros((len(rows), 2, width), np.int32)
+    array[:, 1] = -1
+    for row, words in enumerate(rows):
+        tokens = [token for word in words for token in word]
+        array[row, 0, : len(tokens)] = tokens
+        array[row, 1, : len(words)] = np.cumsum([len(word) for word in words])
+    return array
+
+
+def _encoded(word: Any, tokenizer: Any, special: bool) -> list[int]:
+    if not isinstance(word, str):
+        return list(word)
+    if tokenizer is None:
+        raise Error("to_word_list_format got texts but no tokenizer; give one", loc=here())
+    return list(tokenizer.encode(word, add_special_tokens=special))

@@ -1,0 +1,211 @@
+"""`Rows`: the sequences of a batch in a compiled language model, their lengths and caches.
+
+Two signatures are served by the names of their ports: irc's own language models (`positions`,
+`past_lengths`, `logit_positions`, caches `k0` [B, heads, C, D]), and networks of TensorRT-LLM
+(`position_ids`, `last_token_ids`, `past_key_value_0` [B, 2, heads, C, D], ...), whose caches are
+either states of capacity C, or grow by concatenation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from irc.backends.base import Port, Program, Stream
+from irc.errors import Error
+from irc.generation.checks import checked
+from irc.generation.inputs import check_ranges, converted, multiple_of
+from irc.ir.dims import Dim, bind
+from irc.ir.dtypes import numpy_dtype
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Arrays: TypeAlias = dict[str, Array]
+
+
+class Rows:
+    """The rows of a batch. `slots` is the capacity of their caches in tokens.
+
+    `extra` are inputs that the caller gives, as arrays with a first dimension of rows or without
+    one. Where rows are `movable`, their caches are arrays between steps, as beam search needs.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        dims: Mapping[str, Any],
+        prompts: Sequence[Sequence[int]],
+        slots: int,
+        extra: Mapping[str, Array] | None = None,
+        movable: bool = False,
+    ) -> None:
+        self.program, self.dims = program, dims
+        self.prompts, self.slots, self.extra = prompts, slots, dict(extra or {})
+        ports = program.ports
+        self.growing = [port for port in ports.inputs if port.name.startswith("past_key_value")]
+        self.inputs = [port for port in ports.inputs if port not in self.growing]
+        self.past = np.zeros(len(prompts), np.int64)
+        self.mask = np.zeros((len(prompts), 0), np.int64)  # 1: a token, 0: padding
+        self.caches: Arrays = {port.name: self._zeros(port, 0) for port in self.growing}
+        self.stream: Stream | None = None
+        if movable:
+            self.caches |= {port.name: self._zeros(port, slots) for port in ports.states}
+        else:
+            self.stream = program.open(self._sizes(ports.states, slots))
+        _check_names(self.inputs, self.extra)
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return len(self.past)
+
+    def start(self) -> Array:
+        """The logits [rows, V] of the token after each prompt."""
+        return self.step(self.prompts)
+
+    def step(self, tokens: Sequence[Sequence[int]]) -> Array:
+        """The logits [rows, V] of the token after `tokens` of each row, which join its caches."""
+        call = _Call(self, tokens)
+        inputs = {port.name: call.value(port) for port in self.inputs}
+        check_ranges(self.inputs, inputs, self.dims)
+        results = self._run(inputs)
+        self.past += call.counts
+        if self.growing:
+            self.mask = call.mask
+        return self._last(results, call)
+
+    def select(self, order: Sequence[int]) -> None:
+        """Let row i continue what row `order[i]` has done."""
+        chosen = np.asarray(order, np.int64)
+        self.past, self.mask = self.past[chosen], self.mask[chosen]
+        self.prompts = [self.prompts[at] for at in order]
+        self.caches = {name: array[chosen] for name, array in self.caches.items()}
+
+    def _run(self, inputs: Arrays) -> Arrays:
+        every = {**inputs, **self.caches}
+        stream = self.stream
+        results = self.program.run(every) if stream is None else stream.step(every)
+        results = checked(self.program, results, inputs)
+        for name in self.caches:
+            result = name if name in results else name.replace("past_", "present_")
+            if result not in results:
+                outputs = ", ".join(results)
+                raise Error(f"the engine returns no {result} for {name}, only {outputs}")
+            self.caches[name] = results.pop(result)
+        return results
+
+    def _last(self, results: Arrays, call: _Call) -> Array:
+        if "logits" not in results:
+            raise Error(
+                f"the engine returns no logits, only {', '.join(results) or 'nothing'}; mark them "
+                "as an output, and compile without --next-tokens"
+            )
+        logits = results["logits"]
+        if logits.ndim == 2:
+            return logits
+        at = np.zeros(self.count, np.int64) if logits.shape[1] == 1 else call.counts - 1
+        return logits[np.arange(self.count), at]
+
+    def _sizes(self, ports: Sequence[Port], slots: int) -> dict[str, int]:
+        """The symbols in the shapes of caches: rows first, then the capacity."""
+        sizes: dict[str, int] = {}
+        for port in ports:
+            for at, dim in enumerate(port.shape):
+                found = multiple_of(dim)
+                if found is not None:
+                    sizes.setdefault(found[0], (slots if at else self.count) // found[1])
+        return sizes
+
+    def _zeros(self, port: Port, slots: int) -> Array:
+        sizes = self._sizes([port], slots)
+        shape = [bind(dim, sizes) if isinstance(dim, Dim) else dim for dim in port.shape]
+        if any(isinstance(size, Dim) for size in shape):
+            raise Error(
+                f"the cache {port.name} has the shape {list(port.shape)}, with sums of "
+                "symbols; expected one symbol for the rows and one for the capacity"
+            )
+        return np.zeros(tuple(map(int, map(str, shape))), numpy_dtype(port.dtype))
+
+
+class _Call:
+    """One call: the tokens of every row, padded to the longest, and what follows from them."""
+
+    def __init__(self, rows: Rows, tokens: Sequence[Sequence[int]]) -> None:
+        self.rows = rows
+        self.counts = np.array([len(each) for each in tokens], np.int64)
+        (port,) = [port for port in rows.inputs if port.name == "input_ids"]
+        found = multiple_of(port.shape[1])
+        multiple = found[1] if found is not None else 1
+        self.width = -(-int(self.counts.max()) // multiple) * multiple
+        self.ids = np.zeros((len(tokens), self.width), np.int64)
+        for row, each in enumerate(tokens):
+            self.ids[row, : len(each)] = each
+        places = np.arange(self.width)
+        self.valid = (places < self.counts[:, None]).astype(np.int64)
+        self.positions = rows.past[:, None] + np.minimum(places, self.counts[:, None] - 1)
+        self.mask = np.concatenate([rows.mask, self.valid], 1)
+        self.first = not rows.past.any()
+
+    def value(self, port: Port) -> Array:
+        """The array for an input, by its name."""
+        given = self.rows.extra.get(port.name)
+        if given is not None:
+            return converted(port, given)
+        base = port.name.rstrip("0123456789").rstrip("_")
+        return converted(port, _VALUES[base](self, port))
+
+    def prompts(self) -> Array:
+        """The lengths of the prompts."""
+        return np.array([len(each) for each in self.rows.prompts])
+
+    def whole(self, port: Port, value: int) -> Array:
+        """An array of one value whose symbols are the rows, and the capacity behind them."""
+        sizes = self.rows._sizes([port], self.rows.slots)  # pyright: ignore[reportPrivateUsage]
+        shape = [bind(dim, sizes) if isinstance(dim, Dim) else dim for dim in port.shape]
+        return np.full(tuple(int(str(size)) for size in shape), value)
+
+
+_Value: TypeAlias = Callable[[_Call, Port], Array]
+_VALUES: dict[str, _Value] = {
+    "input_ids": lambda call, port: call.ids,
+    "position_ids": lambda call, port: call.positions,
+    "positions": lambda call, port: call.positions,
+    "last_token_ids": lambda call, port: call.counts,
+    "logit_positions": lambda call, port: call.counts[:, None] - 1,
+    "past_lengths": lambda call, port: call.rows.past,
+    "host_past_key_value_lengths": lambda call, port: call.rows.past,
+    "sequence_length": lambda call, port: call.rows.past + call.counts,
+    "context_lengths": lambda call, port: call.prompts(),
+    "host_context_lengths": lambda call, port: call.prompts(),
+    "host_request_types": lambda call, port: call.whole(port, int(not call.first)),
+    "attention_mask": lambda call, port: call.mask if call.rows.growing else call.valid,
+    "host_max_attention_window_sizes": lambda call, port: call.whole(port, call.rows.slots),
+    "host_max_attention_window_size": lambda call, port: call.whole(port, call.rows.slots),
+    "host_sink_token_length": lambda call, port: call.whole(port, 0),
+    "host_runtime_perf_knobs": lambda call, port: call.whole(port, -1),
+    "host_context_progress": lambda call, port: call.whole(port, 0),
+    "cache_indirection": lambda call, port: call.whole(port, 0),
+    "all_reduce_workspace": lambda call, port: call.whole(port, 0),
+    "tasks": lambda call, port: call.whole(port, 0),
+}
+
+
+def _check_names(ports: Sequence[Port], extra: Mapping[str, Array]) -> None:
+    """An Error that names the inputs that neither the caller nor the runtime gives."""
+    names = [port.name for port in ports]
+    if "input_ids" not in names:
+        raise Error(
+            f"this engine is no language model with the input input_ids: its inputs are "
+            f"{', '.join(names)}; run it with runtime.Session"
+        )
+    unknown = [
+        name
+        for name in names
+        if name not in extra and name.rstrip("0123456789").rstrip("_") not in _VALUES
+    ]
+    if unknown:
+        raise Error(
+            f"the runtime has no value for {', '.join(unknown)}; give arrays by name to decode, "
+            "as in decode(..., inputs={...})"
+        )

@@ -1,0 +1,98 @@
+"""`Session`: any engine on arrays by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from irc.errors import Error
+from irc.ir.dims import Dim, bind, linear
+from irc.ir.dtypes import numpy_dtype
+
+from .configs import as_array
+from .generation import like, open_engine
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Name, dtype and shape of an input or output."""
+
+    name: str
+    dtype: Any
+    shape: tuple[int, ...]
+
+    def numel(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def squeeze(self, dim: int) -> TensorInfo:
+        """This without the dimension `dim`, whose size is one."""
+        at = dim % len(self.shape)
+        kept = self.shape[:at] + self.shape[at + 1 :]
+        return TensorInfo(self.name, self.dtype, kept if self.shape[at] == 1 else self.shape)
+
+
+class Session:
+    """The program of an artifact: `run` takes all inputs, and returns or fills the outputs."""
+
+    def __init__(self, engine: Any) -> None:
+        self.artifact = open_engine(engine)
+
+    @classmethod
+    def from_artifact(cls, folder: Any) -> Session:
+        """The session of an artifact folder."""
+        return cls(folder)
+
+    from_serialized_engine = from_engine = from_artifact
+
+    def infer_shapes(self, inputs: Sequence[TensorInfo], context: Any = None) -> list[TensorInfo]:
+        """The outputs for inputs of these shapes, states included in neither."""
+        ports, sizes = self.artifact.program.ports, dict[str, int]()
+        shapes = {each.name: each.shape for each in inputs}
+        for port in (*ports.inputs, *ports.states):
+            for dim, size in zip(port.shape, shapes.get(port.name, ()), strict=False):
+                found = linear(dim)
+                if found is not None:
+                    sizes[found[0]] = (size - found[2]) // found[1]
+        outputs: list[TensorInfo] = []
+        for port in ports.outputs:
+            shape = [bind(dim, sizes) for dim in port.shape]
+            unknown = [dim for dim in shape if isinstance(dim, Dim)]
+            if unknown:
+                raise Error(
+                    f"the output {port.name} has the size {unknown[0]}, which the inputs "
+                    f"{', '.join(shapes)} do not determine; give all inputs"
+                )
+            outputs.append(TensorInfo(port.name, port.dtype, tuple(map(int, map(str, shape)))))
+        return outputs
+
+    def set_shapes(self, tensor_dict: Mapping[str, Any], context: Any = None) -> None:
+        """Check that shapes are known to the engine; `run` sets them itself."""
+        self.infer_shapes([TensorInfo(n, None, tuple(t.shape)) for n, t in tensor_dict.items()])
+
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any] | None = None,
+        stream: Any = None,
+        context: Any = None,
+    ) -> Any:
+        """Run once over all inputs. True, with `outputs` filled; without them, all results."""
+        program = self.artifact.program
+        dtypes = {p.name: p.dtype for p in (*program.ports.inputs, *program.ports.states)}
+        arrays = {
+            n: as_array(x).astype(numpy_dtype(dtypes[n])) if n in dtypes else as_array(x)
+            for n, x in inputs.items()
+        }
+        results = program.run(arrays)
+        first = next(iter(inputs.values()), None)
+        if outputs is None:
+            return {name: like(array, first) for name, array in results.items()}
+        for name, buffer in outputs.items():
+            if name not in results:
+                raise Error(f"the engine has no output {name!r}; it has {', '.join(results)}")
+            buffer[...] = like(results[name], buffer)
+        return True

@@ -1,0 +1,306 @@
+"""Sessions and runners of TensorRT-LLM over artifacts: tokens, beams, stop words, streams."""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc.errors import Error
+from irc.frontends.tensorrt_llm.runtime import (
+    GenerationSession,
+    ModelConfig,
+    ModelRunner,
+    SamplingConfig,
+    Session,
+    TensorInfo,
+    to_word_list_format,
+)
+from irc.generation.sampling import log_probabilities
+from tests.fresh import fresh, session_seed
+from tests.frontends.tensorrt_llm.decoders import HEADS, SIZE, VOCAB, Oracle, artifact
+
+SEED = session_seed()
+KINDS = ("own", "fixed", "growing")
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Oracle:
+    return Oracle(SEED)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def folder(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = artifact(kind, SEED, tmp_path_factory.mktemp(kind) / "engine")
+        return made[kind]
+
+    return folder
+
+
+@pytest.fixture
+def runner(folders: Callable[[str], Path]) -> ModelRunner:
+    return ModelRunner.from_dir(folders("fixed"))
+
+
+def prompts(count: int = 3) -> list[list[int]]:
+    random = fresh(1)
+    return [random.integers(0, VOCAB, random.integers(1, 6)).tolist() for _ in range(count)]
+
+
+def new(row: np.ndarray, prompt: list[int]) -> list[int]:
+    return row[len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_of_every_signature(
+    kind: str, folders: Callable[[str], Path], oracle: Oracle
+) -> None:
+    batch = prompts()
+    ids = ModelRunner.from_dir(folders(kind)).generate(batch, end_id=-1, max_new_tokens=5)
+    assert ids.shape == (len(batch), 1, max(map(len, batch)) + 5)
+    for row, prompt in zip(ids[:, 0], batch, strict=True):
+        assert row[: len(prompt) + 5].tolist() == oracle.greedy(prompt, 5)
+
+
+def test_onnx_and_padded_rows(tmp_path: Path, oracle: Oracle) -> None:
+    session = GenerationSession(
+        ModelConfig(vocab_size=VOCAB), artifact("fixed", SEED, tmp_path / "engine", "onnx")
+    )
+    batch = prompts()
+    lengths = [len(prompt) for prompt in batch]
+    padded = np.zeros((len(batch), max(lengths)), np.int32)
+    for row, prompt in enumerate(batch):
+        padded[row, : len(prompt)] = prompt
+    session.setup(len(batch), max(lengths), 3)
+    ids = session.decode(padded, lengths, SamplingConfig(end_id=-1, pad_id=0))
+    wanted = [oracle.greedy(prompt, 3) for prompt in batch]
+    assert [row[: len(each)].tolist() for row, each in zip(ids[:, 0], wanted, strict=True)] == wanted
+
+
+def best_by_hand(oracle: Oracle, prompt: list[int], count: int) -> list[tuple[float, list[int]]]:
+    """All continuations of `count` tokens with their log-probabilities, best first."""
+    found: list[tuple[float, list[int]]] = []
+    tables = {(): log_probabilities(oracle.logits(prompt))}
+    for tokens in product(range(VOCAB), repeat=count):
+        total = 0.0
+        for at, token in enumerate(tokens):
+            before = tokens[:at]
+            if before not in tables:
+                tables[before] = log_probabilities(oracle.logits([*prompt, *before]))
+            total += float(tables[before][token])
+        found.append((total, list(tokens)))
+    return sorted(found, key=lambda each: -each[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_beams_as_wide_as_the_vocabulary_find_the_best_sequences(
+    kind: str, folders: Callable[[str], Path], oracle: Oracle
+) -> None:
+    prompt = prompts(1)[0]
+    found = ModelRunner.from_dir(folders(kind)).generate(
+        [prompt], end_id=-1, max_new_tokens=2, num_beams=VOCAB, **REPORT
+    )
+    wanted = best_by_hand(oracle, prompt, 2)[:VOCAB]
+    sums = found["cum_log_probs"][0]
+    np.testing.assert_allclose(sums, [total for total, _ in wanted], rtol=1e-4, atol=1e-5)
+    totals = dict((tuple(tokens), total) for total, tokens in best_by_hand(oracle, prompt, 2))
+    for row, total in zip(found["output_ids"][0], sums, strict=True):
+        tokens = tuple(new(row, prompt)[:2])
+        np.testing.assert_allclose(total, totals[tokens], rtol=1e-4, atol=1e-5)
+
+
+REPORT: dict[str, Any] = {
+    "return_dict": True,
+    "output_sequence_lengths": True,
+    "output_cum_log_probs": True,
+    "output_log_probs": True,
+}
+
+
+def test_beams_of_a_batch_are_those_of_each_prompt(runner: ModelRunner) -> None:
+    batch = prompts()
+    settings: dict[str, Any] = {"end_id": 3, "num_beams": 4, "max_new_tokens": 6, **REPORT}
+    every = runner.generate(batch, **settings)
+    for row, prompt in enumerate(batch):
+        alone = runner.generate([prompt], **settings)
+        lengths = alone["sequence_lengths"][0].tolist()
+        assert every["sequence_lengths"][row].tolist() == lengths
+        for beam, length in enumerate(lengths):
+            ids = every["output_ids"][row, beam, :length].tolist()
+            assert ids == alone["output_ids"][0, beam, :length].tolist()
+        np.testing.assert_allclose(
+            every["cum_log_probs"][row], alone["cum_log_probs"][0], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_beams_are_those_of_transformers(oracle: Oracle, runner: ModelRunner) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    wanted, end = beams_of_transformers(torch, transformers, oracle, prompt := prompts(1)[0])
+    found = runner.generate(
+        [prompt], end_id=end, num_beams=3, max_new_tokens=6, early_stopping=0, **REPORT
+    )
+    lengths = found["sequence_lengths"][0].tolist()
+    rows = [row[:n].tolist() for row, n in zip(found["output_ids"][0], lengths, strict=True)]
+    assert rows == wanted
+
+
+def beams_of_transformers(torch: Any, transformers: Any, oracle: Oracle, prompt: list[int]):
+    """(Sequences of a search with 3 beams, the end token), with the oracle as the model."""
+    likely = oracle.greedy(prompt, 3)
+    end = likely[-1]
+
+    class Model(transformers.PreTrainedModel, transformers.GenerationMixin):
+        config_class = transformers.PretrainedConfig
+
+        def __init__(self) -> None:
+            super().__init__(transformers.PretrainedConfig(vocab_size=VOCAB, is_decoder=True))
+            self.unused = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, input_ids: Any, **_: Any) -> Any:
+            rows = np.stack([oracle.logits(row) for row in input_ids.tolist()])
+            logits = torch.from_numpy(rows)[:, None]
+            return transformers.modeling_outputs.CausalLMOutput(logits=logits)
+
+        def prepare_inputs_for_generation(self, input_ids: Any, **_: Any) -> Any:
+            return {"input_ids": input_ids}
+
+    found = Model().generate(
+        torch.tensor([prompt]),
+        num_beams=3,
+        num_return_sequences=3,
+        max_new_tokens=6,
+        eos_token_id=end,
+        pad_token_id=VOCAB,
+        do_sample=False,
+        use_cache=False,
+        early_stopping=False,
+        length_penalty=1.0,
+        trust_remote_code=False,
+    )
+    return [[token for token in row if token != VOCAB] for row in found.tolist()], end
+
+
+def test_a_sampled_token_is_as_likely_as_the_model_says(
+    runner: ModelRunner, oracle: Oracle
+) -> None:
+    prompt = prompts(1)[0]
+    config = SamplingConfig(-1, top_k=4, top_p=0.9, temperature=1.5, random_seed=SEED)
+    draws = runner.generate([prompt] * 16, config, max_new_tokens=1)[:, 0, len(prompt)]
+    assert runner.generate([prompt] * 16, config, max_new_tokens=1)[:, 0, len(prompt)].tolist() == (
+        draws.tolist()
+    )
+    logits = oracle.logits(prompt) / 1.5
+    order = np.argsort(-logits)[:4]
+    chances = np.exp(log_probabilities(logits[order]))
+    kept = order[(np.cumsum(chances) - chances) < 0.9]
+    assert set(draws.tolist()) <= set(kept.tolist())
+
+
+def test_the_end_token_stops_a_row(runner: ModelRunner, oracle: Oracle) -> None:
+    prompt = prompts(1)[0]
+    answer = oracle.greedy(prompt, 6)[len(prompt) :]
+    end = answer[2]
+    found = runner.generate([prompt], end_id=end, max_new_tokens=6, **REPORT)
+    count = answer.index(end) + 1
+    assert found["sequence_lengths"].tolist() == [[len(prompt) + count]]
+    assert new(found["output_ids"][0, 0], prompt) == answer[:count] + [end] * (6 - count)
+    assert (found["log_probs"][0, 0] != 0).sum() == count
+
+
+@pytest.mark.parametrize("form", ["lists", "array"])
+def test_stop_and_bad_words(form: str, runner: ModelRunner, oracle: Oracle) -> None:
+    prompt = prompts(1)[0]
+    answer = oracle.greedy(prompt, 6)[len(prompt) :]
+    words: Any = [[answer[1:3]]]
+    if form == "array":
+        words = to_word_list_format(words)
+    stopped = runner.generate([prompt], end_id=-1, max_new_tokens=6, stop_words_list=words, **REPORT)
+    at = next(i for i in range(2, 7) if answer[i - 2 : i] == answer[1:3])
+    assert stopped["sequence_lengths"].tolist() == [[len(prompt) + at]]
+    other = runner.generate([prompt], end_id=-1, max_new_tokens=6, bad_words_list=words)
+    changed = new(other[0, 0], prompt)
+    assert all(changed[i : i + 2] != answer[1:3] for i in range(5))
+    assert changed[:2] == answer[:2]
+
+
+def test_streaming_gives_one_result_per_token(runner: ModelRunner, oracle: Oracle) -> None:
+    prompt = prompts(1)[0]
+    wanted = oracle.greedy(prompt, 4)
+    found: Iterator[Any] = runner.generate([prompt], end_id=-1, max_new_tokens=4, streaming=True)
+    for count, ids in enumerate(found, 1):
+        assert ids[0, 0, : len(prompt) + count].tolist() == wanted[: len(prompt) + count]
+    assert count == 4
+
+
+def test_hooks_see_and_change_the_tokens(runner: ModelRunner) -> None:
+    prompt, seen = prompts(1)[0], list[int]()
+
+    def processor(step: int, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        seen.append(step)
+        logits = logits.copy()
+        logits[:, (step * 5 + 1) % VOCAB] = 1e4
+        return logits
+
+    ids = runner.generate(
+        [prompt],
+        end_id=-1,
+        max_new_tokens=5,
+        logits_processor=processor,
+        stopping_criteria=lambda step, ids, logits: step == 3,
+    )
+    assert seen == [0, 1, 2]
+    assert new(ids[0, 0], prompt)[:3] == [1, 6, 11]
+
+
+def test_results_are_tensors_where_the_prompts_are(runner: ModelRunner, oracle: Oracle) -> None:
+    torch = pytest.importorskip("torch")
+    batch = prompts()
+    ids = runner.generate([torch.tensor(each) for each in batch], end_id=-1, max_new_tokens=2)
+    assert isinstance(ids, torch.Tensor)
+    assert ids[0, 0, : len(batch[0]) + 2].tolist() == oracle.greedy(batch[0], 2)
+
+
+def test_a_session_runs_any_engine_on_arrays(
+    folders: Callable[[str], Path], oracle: Oracle
+) -> None:
+    prompt = prompts(1)[0]
+    count = len(prompt)
+    inputs = {
+        "input_ids": np.array([prompt], np.int32),
+        "position_ids": np.arange(count, dtype=np.int32)[None],
+        "last_token_ids": np.array([count], np.int32),
+        "attention_mask": np.ones((1, count), np.int32),
+        "past_key_value_0": np.zeros((1, 2, HEADS, 0, SIZE), np.float32),
+    }
+    session = Session.from_artifact(folders("growing"))
+    infos = session.infer_shapes([TensorInfo(n, x.dtype, x.shape) for n, x in inputs.items()])
+    outputs = {info.name: np.empty(info.shape, np.float32) for info in infos}
+    assert outputs["present_key_value_0"].shape == (1, 2, HEADS, count, SIZE)
+    assert session.run(inputs, outputs)
+    np.testing.assert_allclose(outputs["logits"][0], oracle.logits(prompt), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda r: SamplingConfig(1, top_q=3), "no field 'top_q'; did you mean 'top_p'"),
+        (lambda r: SamplingConfig(1, beam_search_diversity_rate=0.5), "ranked by probability"),
+        (lambda r: r.generate([[]], end_id=1), "an empty prompt"),
+        (lambda r: r.generate([[1]], end_id=1, max_tokens=3), "no argument 'max_tokens'"),
+        (lambda r: r.generate([[1]], end_id=1, temperature=0.0), "temperature is 0.0; expected"),
+        (lambda r: r.generate([[1]], end_id=1, lora_uids=["0"]), "merge the adapters"),
+        (lambda r: r.generate([[1] * 30], end_id=1, max_new_tokens=9), "caches of this engine hold"),
+        (lambda r: r.session.decode([[1, 2]], [3], SamplingConfig(1)), "prompts of these lengths"),
+    ],
+)
+def test_errors(use: Callable[[ModelRunner], Any], message: str, runner: ModelRunner) -> None:
+    runner.session.setup(1, 4, 4)
+    with pytest.raises(Error, match=message):
+        use(runner)
