@@ -135,15 +135,15 @@ class _Unsupported(type):
 
     refusal: str
 
-    def _refuse(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         raise Error(cls.refusal, loc=here())
 
-    __call__ = __iter__ = __getitem__ = _refuse
+    __iter__ = __getitem__ = __call__
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return cls._refuse()
+        return cls()
 
     def __instancecheck__(cls, instance: object) -> bool:
         return False

@@ -153,7 +153,7 @@ def _status(path: str) -> tuple[Status, str, str]:
         depth += 1
     module = ".".join(parts[:depth])
     if depth == len(parts):
-        why = alternative(module) if module else ""
+        why = (alternative(module) or "") if module else ""
         return ("unsupported" if why else "supported"), why, path
     name = parts[depth]
     shown = ".".join(filter(None, (ROOT, module, name)))

@@ -216,8 +216,9 @@ _UNSUPPORTED = {
         CLIPVisionTransformer CogVLMConfig CogVLMForCausalLM CohereForCausalLM DbrxConfig
         DbrxForCausalLM DeepseekForCausalLM DeepseekV2ForCausalLM DecoderModel DiT EncoderModel
         FalconConfig FalconForCausalLM FalconModel GemmaConfig GemmaForCausalLM GPTConfig
-        GPTForCausalLM GPTJConfig GPTJForCausalLM GPTJModel GPTLMHeadModel GPTModel GPTNeoXForCausalLM GPTNeoXModel
-        InternLMForCausalLM MambaConfig MambaForCausalLM MLLaMAForCausalLM MPTForCausalLM MPTModel
+        GPTForCausalLM GPTJConfig GPTJForCausalLM GPTJModel GPTLMHeadModel GPTModel
+        GPTNeoXForCausalLM GPTNeoXModel InternLMForCausalLM MambaConfig MambaForCausalLM
+        MLLaMAForCausalLM MPTForCausalLM MPTModel
         OPTForCausalLM OPTModel Phi3Config Phi3ForCausalLM Phi3Model PhiConfig PhiForCausalLM
         PhiModel QWenConfig QWenForCausalLM QWenModel RecurrentGemmaForCausalLM RobertaModel
         SkyworkForCausalLM WhisperEncoder""": _FAMILIES,

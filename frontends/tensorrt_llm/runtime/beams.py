@@ -86,7 +86,7 @@ class Beams:
         best = np.argsort(-every, axis=None, kind="stable")[: (1 + len(self.stop) + 1) * self.width]
         found: list[tuple[int, Hypothesis]] = []
         for at in best.tolist():
-            origin, token = divmod(at, every.shape[1])
+            origin, token = divmod(int(at), every.shape[1])
             beam, total = self.running[origin], float(every[origin, token])
             if np.isfinite(total):
                 probs = [*beam.log_probs, total - beam.score]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from irc.errors import Error, did_you_mean
 from irc.generation.sampling import Sampling
 from irc.source import here
+
+from ..dtypes import as_array
 
 Words: TypeAlias = list[list[int]]
 
@@ -47,8 +49,11 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "beam_search_diversity_rate": (0.0, "beams are ranked by probability alone"),
 }
 _KNOWN = {"end_id": None, "pad_id": None} | _HONOURED | {k: v for k, (v, _) in _FIXED.items()}
-_PER_ROW = ("temperature", "top_k", "top_p", "repetition_penalty", "min_length")
-_PER_ROW += ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
+_PER_ROW: dict[str, type] = {
+    **dict.fromkeys(("top_k", "min_length", "no_repeat_ngram_size"), int),
+    **dict.fromkeys(("temperature", "top_p", "repetition_penalty"), float),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), float),
+}
 
 
 class SamplingConfig:
@@ -81,8 +86,7 @@ class SamplingConfig:
 
     def of_row(self, row: int) -> Sampling:
         """The sampling of one row of the batch."""
-        values = {name: _at(getattr(self, name), row) for name in _PER_ROW}
-        return Sampling(**{n: type(_KNOWN[n])(value) for n, value in values.items()})
+        return Sampling(**{n: kind(_at(getattr(self, n), row)) for n, kind in _PER_ROW.items()})
 
     def random(self, row: int) -> np.random.Generator:
         """The random numbers of one row; the same for one seed, whatever the other rows are."""
@@ -118,12 +122,6 @@ class ModelConfig:
         return fields[name]
 
 
-def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """A numpy array of a tensor of PyTorch, on any device, or of anything else."""
-    detach = getattr(value, "detach", None)
-    return np.asarray(detach().cpu().numpy() if detach is not None else value)
-
-
 def _at(value: Any, row: int) -> Any:
     array = as_array(value).reshape(-1)
     return array[min(row, len(array) - 1)].item()
@@ -137,14 +135,14 @@ def words_of(given: Any, rows: int) -> list[Words]:
     """
     if given is None:
         return [[] for _ in range(rows)]
-    if not isinstance(given, (list, tuple)) or _is_flat(given):
+    items = list(cast("Sequence[Any]", given)) if isinstance(given, (list, tuple)) else []
+    if not items or hasattr(items[0], "shape"):  # an array, or one per row
         array = as_array(given)
-        array = array[None] if array.ndim == 2 else array
-        words = [_split(*each.tolist()) for each in array]
-    elif given and all(_is_words(each) for each in given):
-        words = [[list(map(int, word)) for word in each] for each in given]
-    elif _is_words(given):
-        words = [[list(map(int, word)) for word in given]]
+        words = [_split(*each.tolist()) for each in (array[None] if array.ndim == 2 else array)]
+    elif _is_words(items):
+        words = [_as_words(items)]
+    elif all(_is_words(each) for each in items):
+        words = [_as_words(each) for each in items]
     else:
         raise Error("expected stop and bad words as lists of tokens per row, or an array [B, 2, n]")
     if len(words) not in (1, rows):
@@ -152,17 +150,21 @@ def words_of(given: Any, rows: int) -> list[Words]:
     return words * rows if len(words) == 1 else words
 
 
-def _is_flat(given: Sequence[Any]) -> bool:
-    """Whether a list holds arrays, as a batch of `to_word_list_format` may."""
-    return bool(given) and all(hasattr(each, "shape") for each in given)
-
-
 def _is_words(given: Any) -> bool:
     """Whether this is a list of lists of tokens."""
-    return isinstance(given, (list, tuple)) and all(
-        isinstance(word, (list, tuple)) and all(isinstance(t, (int, np.integer)) for t in word)
-        for word in given
-    )
+    kinds = (list, tuple)
+    if not isinstance(given, kinds):
+        return False
+    words = cast("Sequence[Any]", given)
+    return all(isinstance(word, kinds) and _is_tokens(cast("Any", word)) for word in words)
+
+
+def _is_tokens(word: Sequence[Any]) -> bool:
+    return all(isinstance(token, (int, np.integer)) for token in word)
+
+
+def _as_words(given: Sequence[Any]) -> Words:
+    return [list(map(int, word)) for word in given]
 
 
 def _split(tokens: list[int], ends: list[int]) -> Words:

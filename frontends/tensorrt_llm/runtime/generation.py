@@ -17,8 +17,9 @@ from irc.generation.inputs import multiple_of, rounded
 from irc.generation.sampling import adjusted, draw, ends_with_any, log_probabilities
 from irc.ir.dims import Dim
 
+from ..dtypes import as_array
 from .beams import Beams
-from .configs import ModelConfig, SamplingConfig, as_array, words_of
+from .configs import ModelConfig, SamplingConfig, words_of
 from .rows import Rows
 
 Array: TypeAlias = np.ndarray[Any, Any]

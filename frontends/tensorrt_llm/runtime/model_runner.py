@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from irc.errors import Error, did_you_mean
 from irc.source import here
 
-from .configs import ModelConfig, SamplingConfig, as_array
+from ..dtypes import as_array
+from .configs import ModelConfig, SamplingConfig
 from .generation import GenerationSession
 
 
@@ -95,7 +97,7 @@ def _prompt_table(given: Any) -> dict[str, Any]:
     """The inputs of a table [tasks, tokens, hidden], or of the .npy file of one."""
     import numpy as np
 
-    table = np.load(given) if isinstance(given, (str, PathLike)) else as_array(given)
+    table = np.load(str(given)) if isinstance(given, (str, Path)) else as_array(given)
     if table.ndim != 3:
         raise Error(f"prompt_table has the shape {list(table.shape)}; expected [tasks, tokens, H]")
     flat = table.reshape(-1, table.shape[-1])

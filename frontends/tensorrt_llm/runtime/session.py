@@ -12,7 +12,7 @@ from irc.errors import Error
 from irc.ir.dims import Dim, bind, linear
 from irc.ir.dtypes import numpy_dtype
 
-from .configs import as_array
+from ..dtypes import as_array
 from .generation import like, open_engine
 
 

@@ -46,7 +46,10 @@ class Decoder(Module):
     def attend_own(self, q: Tensor, k: Tensor, v: Tensor, more: dict[str, Tensor]):
         past = more["past_lengths"]
         keys, values = (F.cache_update(more[n], x, past) for n, x in (("k0", k), ("v0", v)))
-        return F.attention(q, keys, values, SIZE, past=past, causal=True), {"k0": keys, "v0": values}
+        return F.attention(q, keys, values, SIZE, past=past, causal=True), {
+            "k0": keys,
+            "v0": values,
+        }
 
     def attend_fixed(self, q: Tensor, k: Tensor, v: Tensor, more: dict[str, Tensor]):
         past = more["host_past_key_value_lengths"]
@@ -96,7 +99,12 @@ ALIASES = {"own": {"k0": "k0", "v0": "v0"}, "fixed": {"present_key_value_0": "pa
 def decoder(kind: str, seed: int) -> irc.Module:
     """The model with a kind of cache; those of one seed have the same weights."""
     inputs = {"input_ids": irc.Spec("i32", ("B", "S")), **INPUTS[kind]}
-    used = {s for spec in inputs.values() for dim in spec.type.shape for s in getattr(dim, "symbols", list)()}
+    used = {
+        s
+        for spec in inputs.values()
+        for dim in spec.type.shape
+        for s in getattr(dim, "symbols", list)()
+    }
     dims = {name: DIMS[name] for name in DIMS if name in used}
     model = irc.trace(Decoder(kind), inputs, dims, aliases=ALIASES.get(kind))
     return random_weights(model, seed)

@@ -80,13 +80,15 @@ def test_onnx_and_padded_rows(tmp_path: Path, oracle: Oracle) -> None:
     session.setup(len(batch), max(lengths), 3)
     ids = session.decode(padded, lengths, SamplingConfig(end_id=-1, pad_id=0))
     wanted = [oracle.greedy(prompt, 3) for prompt in batch]
-    assert [row[: len(each)].tolist() for row, each in zip(ids[:, 0], wanted, strict=True)] == wanted
+    assert [
+        row[: len(each)].tolist() for row, each in zip(ids[:, 0], wanted, strict=True)
+    ] == wanted
 
 
 def best_by_hand(oracle: Oracle, prompt: list[int], count: int) -> list[tuple[float, list[int]]]:
     """All continuations of `count` tokens with their log-probabilities, best first."""
     found: list[tuple[float, list[int]]] = []
-    tables = {(): log_probabilities(oracle.logits(prompt))}
+    tables: dict[tuple[int, ...], Any] = {(): log_probabilities(oracle.logits(prompt))}
     for tokens in product(range(VOCAB), repeat=count):
         total = 0.0
         for at, token in enumerate(tokens):
@@ -109,7 +111,7 @@ def test_beams_as_wide_as_the_vocabulary_find_the_best_sequences(
     wanted = best_by_hand(oracle, prompt, 2)[:VOCAB]
     sums = found["cum_log_probs"][0]
     np.testing.assert_allclose(sums, [total for total, _ in wanted], rtol=1e-4, atol=1e-5)
-    totals = dict((tuple(tokens), total) for total, tokens in best_by_hand(oracle, prompt, 2))
+    totals = {tuple(tokens): total for total, tokens in best_by_hand(oracle, prompt, 2)}
     for row, total in zip(found["output_ids"][0], sums, strict=True):
         tokens = tuple(new(row, prompt)[:2])
         np.testing.assert_allclose(total, totals[tokens], rtol=1e-4, atol=1e-5)
@@ -221,7 +223,9 @@ def test_stop_and_bad_words(form: str, runner: ModelRunner, oracle: Oracle) -> N
     words: Any = [[answer[1:3]]]
     if form == "array":
         words = to_word_list_format(words)
-    stopped = runner.generate([prompt], end_id=-1, max_new_tokens=6, stop_words_list=words, **REPORT)
+    stopped = runner.generate(
+        [prompt], end_id=-1, max_new_tokens=6, stop_words_list=words, **REPORT
+    )
     at = next(i for i in range(2, 7) if answer[i - 2 : i] == answer[1:3])
     assert stopped["sequence_lengths"].tolist() == [[len(prompt) + at]]
     other = runner.generate([prompt], end_id=-1, max_new_tokens=6, bad_words_list=words)
@@ -234,9 +238,10 @@ def test_streaming_gives_one_result_per_token(runner: ModelRunner, oracle: Oracl
     prompt = prompts(1)[0]
     wanted = oracle.greedy(prompt, 4)
     found: Iterator[Any] = runner.generate([prompt], end_id=-1, max_new_tokens=4, streaming=True)
-    for count, ids in enumerate(found, 1):
+    for count in range(1, 5):
+        ids = next(found)
         assert ids[0, 0, : len(prompt) + count].tolist() == wanted[: len(prompt) + count]
-    assert count == 4
+    assert next(found, None) is None
 
 
 def test_hooks_see_and_change_the_tokens(runner: ModelRunner) -> None:
@@ -296,7 +301,10 @@ def test_a_session_runs_any_engine_on_arrays(
         (lambda r: r.generate([[1]], end_id=1, max_tokens=3), "no argument 'max_tokens'"),
         (lambda r: r.generate([[1]], end_id=1, temperature=0.0), "temperature is 0.0; expected"),
         (lambda r: r.generate([[1]], end_id=1, lora_uids=["0"]), "merge the adapters"),
-        (lambda r: r.generate([[1] * 30], end_id=1, max_new_tokens=9), "caches of this engine hold"),
+        (
+            lambda r: r.generate([[1] * 30], end_id=1, max_new_tokens=9),
+            "caches of this engine hold",
+        ),
         (lambda r: r.session.decode([[1, 2]], [3], SamplingConfig(1)), "prompts of these lengths"),
     ],
 )
