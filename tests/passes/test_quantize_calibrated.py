@@ -22,6 +22,7 @@ from irc.pipeline import run_pipeline
 from irc.weights.checkpoint import Reader
 from tests.calibration.statistics_folder import write_folder
 from tests.fresh import fresh
+from tests.rows import row_error
 
 assert irc.passes
 FOLDER = Path(__file__).parents[2] / "examples" / "outlier_llama"
@@ -72,7 +73,7 @@ def test_sharded_is_unsharded(scheme: str, compiled: Compile) -> None:
     ids = fresh(1).integers(0, 2048, (1, 20)).astype(np.int32)
     one = compiled(scheme, group=32).run({"input_ids": ids})["logits"]
     two = compiled(scheme, group=32, mesh="tp=2").run({"input_ids": ids})["logits"]
-    np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-4 * np.abs(one).max())
+    assert row_error(two, one, rounded=False) < 1e-3  # MatMulNBits has 16 bits of its inputs
 
 
 def experts(order: str) -> Module:
