@@ -49,7 +49,8 @@ class RewriteEmbeddings(Pass):
     ids. A table with other uses, such as a tied lm_head, is unchanged unless `copy` allows a second
     one. With `sentinel` tables get rows of zeros for foreign ids, and are then not read in place
     from a checkpoint. `capacity` limits cyclic schemes to so many rows per pair of ranks (0: no
-    limit); ids beyond it are counted in a result, and the function @exact has no limit. `memory` is
+    limit); ids beyond it are counted in a result, and the function @exact has no limit. Every rank
+    has the first `hot` rows of a table; lookups of them need no capacity. `memory` is
     the most GB per rank of a table, `price` the cost of a GB in microseconds per call, `topology` a
     file with the machine's constants.
     """
@@ -60,6 +61,7 @@ class RewriteEmbeddings(Pass):
     copy: bool = False
     sentinel: bool = True
     capacity: int = 0
+    hot: int = 0
     memory: float | None = None
     price: float = 35.0
     topology: str = ""
@@ -80,6 +82,8 @@ class _Rewriting:
         self.asked = Requests(rows, checked_scheme(options.scheme))
         if options.capacity < 0:
             raise Error("capacity cannot be negative; 0 is no limit")
+        if options.hot < 0:
+            raise Error("hot cannot be negative; it is the number of rows that every rank has")
         if options.memory is not None and not options.memory >= 0:
             raise Error("memory cannot be negative; it is the most GB per rank of a table")
         if not options.price >= 0:
@@ -192,7 +196,7 @@ class _Rewriting:
         if layout is not None:
             self.asked.met(asked)
         tied = shared(table, [site.op for site in sites])
-        versions = Versions(self.module, table, first.axes, tied)
+        versions = Versions(self.module, table, first.axes, tied, self.options.hot)
         options = self._candidates(sites, versions, tied)
         chosen = layout or cheapest(options, self.prices, first.layout)
         reason = "it costs least" if layout is None else REQUESTED
@@ -232,7 +236,8 @@ class _Rewriting:
         pieces = versions.rows(layout)
         own = versions.keep and layout == versions.layout
         sentinel = self.options.sentinel and layout != "replicated" and not own
-        same = layout == versions.layout and len(pieces) == 1
+        hot = versions.hot(layout)
+        same = layout == versions.layout and len(pieces) == 1 and hot is None
         if same and (site.op.sentinel == sentinel or (site.op.inside and layout != "rows")):
             return
         function = site.op.parent
@@ -248,6 +253,7 @@ class _Rewriting:
             sentinel=sentinel,
             capacity=self.options.capacity,
             queues=self._queues(site),
+            hot=hot,
         )
         value, lost = written(lookup)
         if lookup.keeps_end:

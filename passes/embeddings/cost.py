@@ -173,7 +173,9 @@ def candidate(
         count = len(found.messages) * pieces
         us.append(pieces * _time(found, setting))
         bytes_sent.append(pieces * sum(sent(k, setting.group_size, n) for k, n in found.messages))
-    memory = rank_bytes(layout, shape, setting.group_size, item, spare)
+    hot = table.hot_rows(layout)
+    cold = (shape[0] - hot, shape[1])
+    memory = rank_bytes(layout, cold, setting.group_size, item, spare) + hot * shape[1] * item
     name = scheme_name(layout, site.wanted)
     extra = 0 if own else memory
     return Candidate(name, layout, tuple(us), tuple(bytes_sent), count, memory, extra)

@@ -42,7 +42,7 @@ class Lookup:
 
     `inside` says that all ids are in range; `sentinel` that rows of zeros may follow the table.
     `capacity` and `queues` are those of cyclic_embedding, `group_size` the number of ranks over the
-    axes.
+    axes. `hot` are the first rows, which every rank has, so that the pieces begin behind them.
     """
 
     site: Site
@@ -55,12 +55,13 @@ class Lookup:
     sentinel: bool = False
     capacity: int = 0
     queues: tuple[int, ...] = ()
+    hot: Weight | None = None
 
     @property
     def keeps_end(self) -> bool:
         """Whether the collective of the site completes the rows as before."""
         adds = isinstance(self.site.end, (ops.AllReduce, ops.ReduceScatter))
-        return self.layout == "rows" and adds
+        return self.layout == "rows" and adds and self.hot is None
 
 
 def written(lookup: Lookup) -> tuple[Value, list[Value]]:
@@ -68,17 +69,30 @@ def written(lookup: Lookup) -> tuple[Value, list[Value]]:
     site, lost = lookup.site, list[Value]()
     if lookup.keeps_end:
         return _pieced(lookup, site.op.ids, lost), lost
+    if lookup.hot is None:
+        return _complete(lookup, lookup.ids, lost), lost
+    count = lookup.hot.type.shape[0]
+    assert isinstance(count, int)
+    cold, ids = _behind(lookup.ids, count)
+    rows = _complete(lookup, ids, lost)
+    ids, cold = _placed(lookup, lookup.ids), _placed(lookup, cold.result)
+    hot = ops.Embedding(ids, lookup.hot)
+    return ops.Where(ops.Unsqueeze(cold, dims=(-1,)), rows, hot).result, lost
+
+
+def _complete(lookup: Lookup, ids: Value, lost: list[Value]) -> Value:
+    """The rows that the ranks need, by the collectives of the scheme."""
+    site, wanted = lookup.site, lookup.site.wanted
     if lookup.layout == "cyclic":
-        return _pieced(lookup, lookup.ids, lost), lost
-    ids, wanted = lookup.ids, site.wanted
+        return _pieced(lookup, ids, lost)
     if lookup.layout == "replicated":
         if wanted == "scattered":
             ids = ops.ShardSlice(ids, axis=site.axis, dim=site.dim).result
-        return _pieced(lookup, ids, lost), lost
+        return _pieced(lookup, ids, lost)
     if wanted == "sharded":
         ids = ops.AllGather(ids, axis=site.axis, dim=site.dim).result
     rows = _pieced(lookup, ids, lost)
-    return _finished(rows, site, lookup.layout).result, lost
+    return _finished(rows, site, lookup.layout).result
 
 
 def completed(site: Site, value: Value) -> Value:
@@ -110,30 +124,38 @@ def _pieced(lookup: Lookup, ids: Value, lost: list[Value]) -> Value:
     found = _rows(lookup, 0, ids, lost)
     begin = lookup.rows[0]
     for number in range(1, len(lookup.pieces)):
-        start = ops.Constant(values=(begin,), dtype=ids.type.dtype)
-        here = ops.Ge(ids, start)
-        # ids before the piece become -1, since a subtraction could overflow
-        before = ops.Constant(values=(begin - 1,), dtype=ids.type.dtype)
-        own = ops.Sub(ops.Where(here, ids, before), start)
-        rows = _rows(lookup, number, own.result, lost)
-        found = ops.Where(ops.Unsqueeze(_placed(lookup, here), dims=(-1,)), rows, found).result
+        here, own = _behind(ids, begin)
+        rows = _rows(lookup, number, own, lost)
+        place = here.result
+        if lookup.layout == "cyclic":
+            place = _placed(lookup, place)
+        found = ops.Where(ops.Unsqueeze(place, dims=(-1,)), rows, found).result
         begin += lookup.rows[number]
     return found
 
 
-def _placed(lookup: Lookup, here: Op) -> Value:
-    """Which ids are in a piece, sharded as the rows are."""
+def _behind(ids: Value, begin: int) -> tuple[Op, Value]:
+    """(which ids are rows from `begin` on, the ids relative to it, -1 for all before)."""
+    start = ops.Constant(values=(begin,), dtype=ids.type.dtype)
+    here = ops.Ge(ids, start)
+    # ids before the piece become -1, since a subtraction could overflow
+    before = ops.Constant(values=(begin - 1,), dtype=ids.type.dtype)
+    return here, ops.Sub(ops.Where(here, ids, before), start).result
+
+
+def _placed(lookup: Lookup, value: Value) -> Value:
+    """What is known per id, sharded as the rows are."""
     site = lookup.site
-    if lookup.layout == "cyclic" and site.wanted == "scattered":
-        return ops.ShardSlice(here, axis=site.axis, dim=site.dim).result
-    return here.result
+    if site.wanted == "scattered":
+        return ops.ShardSlice(value, axis=site.axis, dim=site.dim).result
+    return value
 
 
 def _rows(lookup: Lookup, number: int, ids: Value, lost: list[Value]) -> Value:
     table = lookup.pieces[number]
     if lookup.layout != "cyclic":
         # a piece gets the ids of all pieces
-        inside = lookup.inside and len(lookup.pieces) == 1
+        inside = lookup.inside and len(lookup.pieces) == 1 and lookup.hot is None
         sentinel = lookup.sentinel and not (inside and lookup.layout != "rows")
         result = ops.Embedding(ids, table, inside=inside, sentinel=sentinel).result
         result.name = lookup.site.op.result.name

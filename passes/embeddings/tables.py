@@ -39,10 +39,11 @@ def shared(table: Weight, lookups: list[Op]) -> bool:
 class Versions:
     """The weights of one table, per layout, each in pieces of fewer than LIMIT elements a rank.
 
-    `keep` leaves the weight as it is for its other users.
+    `keep` leaves the weight as it is for its other users. The first `hot` rows are a weight of
+    their own, which every rank has, where the others are sharded and only lookups use the table.
     """
 
-    def __init__(self, module: Module, table: Weight, axes: Axes, keep: bool) -> None:
+    def __init__(self, module: Module, table: Weight, axes: Axes, keep: bool, hot: int = 0) -> None:
         self.module, self.table, self.axes, self.keep = module, table, axes, keep
         self.group_size = module.mesh.group_size(axes)
         self.layout = layout_of(table)
@@ -50,12 +51,28 @@ class Versions:
         self.type = table.type.replicated
         self.ref = pinned(table.ref, self.type.shape, self.type.dtype)
         self._known: dict[Layout, tuple[Weight, ...]] = {}
+        self._hot: Weight | None = None
+        self._most_hot = 0 if keep or hot >= self.shape[0] else hot
+
+    def hot_rows(self, layout: Layout) -> int:
+        """How many rows every rank has besides the pieces of a layout."""
+        return 0 if layout == "replicated" else self._most_hot
+
+    def hot(self, layout: Layout) -> Weight | None:
+        """The weight of these rows."""
+        count = self.hot_rows(layout)
+        if not count:
+            return None
+        if self._hot is None:
+            self._hot = self._slice(0, count, "hot")
+        return self._hot
 
     def rows(self, layout: Layout) -> tuple[int, ...]:
         """The rows of every piece of a layout; a table with other users stays in one."""
         if self.keep and layout == self.layout:
             return self.shape[:1]
-        return _cut(layout, self.shape, self.group_size)
+        rows, width = self.shape
+        return _cut(layout, (rows - self.hot_rows(layout), width), self.group_size)
 
     def pieces(self, layout: Layout) -> tuple[Weight, ...]:
         """The weights of a layout."""
@@ -64,23 +81,27 @@ class Versions:
         return self._known[layout]
 
     def _made(self, layout: Layout) -> Iterator[Weight]:
-        rows = self.rows(layout)
-        if len(rows) == 1 and (layout == self.layout or not self.keep):
+        rows, begin = self.rows(layout), self.hot_rows(layout)
+        if len(rows) == 1 and not begin and (layout == self.layout or not self.keep):
             if layout != self.layout:
                 self._lay_out(self.table, layout)
             yield self.table
             return
-        begin = 0
         for number, count in enumerate(rows):
-            ref, name = self.ref, f"{self.table.name}.{layout}"
-            if len(rows) > 1:
-                ref = ref.then(Slice(((begin, begin + count), None)))
-                name = f"{name}.{number}"
-            type = self.type.replace(shape=(count, self.shape[1]))
-            weight = Weight(type, free_name(name, self.module.weights), ref)
-            self._lay_out(self.module.add_weight(weight), layout)
+            name = layout if len(rows) == 1 else f"{layout}.{number}"
+            weight = self._slice(begin, count, name)
+            self._lay_out(weight, layout)
             begin += count
             yield weight
+
+    def _slice(self, begin: int, count: int, name: str) -> Weight:
+        """A new weight of some rows, which all ranks have."""
+        ref = self.ref
+        if count < self.shape[0]:
+            ref = ref.then(Slice(((begin, begin + count), None)))
+        type = self.type.replace(shape=(count, self.shape[1]))
+        name = free_name(f"{self.table.name}.{name}", self.module.weights)
+        return self.module.add_weight(Weight(type, name, ref))
 
     def _lay_out(self, weight: Weight, layout: Layout) -> None:
         type = weight.type.replicated

@@ -57,6 +57,26 @@ def test_every_scheme_finds_the_rows_of_the_table(wanted: str, scheme: str, tmp_
             assert_same(evaluate(local, {"ids": same})["y"], want, (lab, "same"), scheme)
 
 
+@pytest.mark.parametrize(("wanted", "scheme"), PAIRS)
+def test_hot_rows_are_on_every_rank(wanted: str, scheme: str, tmp_path: Path) -> None:
+    rng = fresh(2)
+    for rows, hot in ((7, 1), (37, 9), (12, 11), (5, 5), (3, 8)):
+        for group_size in GROUP_SIZES:
+            lab = Lab(tmp_path, distinct(rows, 3), (4, 8), wanted, group_size, "i64")
+            ids = drawn(rng, rows, (4, 8), "i64")
+            module, _ = lab.rewritten(scheme, f", hot={hot}")
+            split = hot < rows and scheme != "R"
+            assert ("t.hot" in module.weights) == split, "no larger than the table"
+            assert not split or module.weights["t.hot"].type.shape == (hot, 3)
+            want = looked_up(lab.table, ids)
+            assert_same(evaluate(module, {"ids": ids})["y"], want, (lab, "global"))
+            assert_same(evaluate(localized(module), {"ids": ids})["y"], want, lab, scheme)
+            if split and scheme[0] == "K":
+                module = lab.local(scheme, f", hot={hot}, capacity=1")
+                found = evaluate(module, {"ids": np.where(ids < hot, ids, -1)})
+                assert not found["capacity_overflow"], "hot rows need no slots"
+
+
 def strange_ids(rows: int, group_size: int, index: str) -> Array:
     part = -(-rows // group_size)
     found = [-1, 0, rows - 1, rows, group_size * part - 1, group_size * part]

@@ -148,6 +148,24 @@ def test_hot_keys_beyond_the_capacity_take_the_exact_function(ranks: int, tmp_pa
         same(artifact.run({"keys": given})["result0"], looked_up(table, given), ranks)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_hot_rows_need_no_capacity(ranks: int, tmp_path: Path) -> None:
+    """The ten keys of most lookups have the first rows, which every rank has."""
+    rng = fresh(46)
+    table = drawn(rng, 400, 4)
+    layer = layer_for(table, ranks, by_frequency=True)
+    counts = rng.permutation(len(table.keys))
+    arrays = layer.arrays(table, counts)
+    keys = rng.choice(table.keys[counts >= len(counts) - 10], 840)
+    keys[:: 840 // 8] = rng.choice(table.keys, 8)
+    for hot, options in ((10, ", capacity=8, hot=10"), (0, ", capacity=8")):
+        module = spread(bound(layer, arrays, tmp_path), ranks, options=options)
+        found = irc.evaluate(module, {"keys": keys})
+        assert bool(found["capacity_overflow"]) == (hot == 0)
+        if hot:
+            same(found["result0"], looked_up(table, keys), ranks)
+
+
 @pytest.mark.parametrize("form", ["sok1", "sok2", "numpy"])
 @pytest.mark.parametrize("hashed", [True, False])
 def test_a_dump_of_some_gpus_runs_on_other_ranks(form: Any, hashed: bool, tmp_path: Path) -> None:
