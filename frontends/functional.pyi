@@ -29,6 +29,7 @@ def collective_gather(x: Operand, axis: str, dim: int, *, root: int = 0, group_s
 def collective_scatter(x: Operand, axis: str, dim: int, *, root: int = 0, group_size: int = 0) -> Tensor: """Shard i along `dim` of the operand of rank `root`, on rank i."""
 def concat(values: Iterable[Operand], dim: int) -> Tensor: """The operands one after the other along dimension `dim`; all else is equal in them."""
 def constant(values: Sequence[float], *, shape: Sequence[int] = (), dtype: str = 'f32') -> Tensor: """At most 16 numbers, in row-major order, as a tensor of `shape`."""
+def conv(x: Operand, weight: Operand, *, bias: Operand | None = None, strides: Sequence[int] = (), before: Sequence[int] = (), after: Sequence[int] = (), dilations: Sequence[int] = (), groups: int = 1) -> Tensor: """x [B, C, ...] with weight [O, C/groups, ...] moved over its positions, is [B, O, ...]."""
 def cos(x: Operand) -> Tensor: """The cosine of x in radians."""
 def cumsum(x: Operand, *, dim: int = -1, exclusive: bool = False) -> Tensor: """Running sums along `dim`: with this element, or without it where `exclusive`."""
 def cyclic_embedding(ids: Operand, table: Operand, rows: int, parts: int, axis: str, *, scatter: int = -1, capacity: int = 0, queues: Sequence[int] = ()) -> tuple[Tensor, ...]: """Rows of a table that is distributed cyclically over `axis`, and how many ids overflowed."""

@@ -48,6 +48,17 @@ def layer_norm(e: Emitter, op: ops.LayerNorm) -> Lowered:
     return Flat(e.add("LayerNormalization", e.flat(op.x), scale, *bias, axis=-1, epsilon=op.eps))
 
 
+@TABLE.lower(ops.Conv, unless=needs_f32)
+def conv(e: Emitter, op: ops.Conv) -> Lowered:
+    """Conv."""
+    strides, before, after, dilations, _ = zip(*op.windows(), strict=True)
+    operands = [e.get(value) for value in op.operands]
+    pads = (*before, *after)
+    return e.add(
+        "Conv", *operands, strides=strides, pads=pads, dilations=dilations, group=op.groups
+    )
+
+
 @TABLE.lower(ops.GroupNorm, unless=needs_f32)
 def group_norm(e: Emitter, op: ops.GroupNorm) -> Lowered:
     """InstanceNormalization with one instance per group: no kernel has GroupNormalization."""

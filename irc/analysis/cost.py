@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import cast
 
 import numpy as np
 
 from ..ir.core import Function, Op, Value
 from ..ir.expansion import expansion
-from ..ops import Attention, Constant, Dequantize, GatedMlp, Linear, Matmul, Return, Transpose
+from ..ops import Attention, Constant, Conv, Dequantize, GatedMlp, Linear, Matmul, Return, Transpose
 from ..ops.collective import Collective
 from .sizes import LocalSizes
 from .topology import Device
@@ -106,7 +107,10 @@ def _moved(op: Op, sizes: LocalSizes) -> int:
 def _product(op: Op, sizes: LocalSizes) -> Cost:
     """Two operations per element of the result and summand; `gated_mlp` has two products."""
     x, products = op.operands[0].type, 2 if isinstance(op, GatedMlp) else 1
-    flops = 2 * products * sizes.count(op.result.type) * sizes.shape(x)[-1]
+    summands = sizes.shape(x)[-1:]
+    if isinstance(op, Conv):
+        summands = sizes.shape(op.weight.type)[1:]
+    flops = 2 * products * sizes.count(op.result.type) * prod(summands)
     read = dict.fromkeys(stored for value in op.operands for stored in _stored(value))
     codes = {next(_stored(value)).type.dtype for value in op.operands[:2]}
     kind = codes.pop() if len(codes) == 1 and codes < _NARROW else x.dtype
@@ -192,5 +196,6 @@ _PRODUCTS: dict[type[Op], Callable[[Op, LocalSizes], Cost]] = {
     Matmul: _product,
     Linear: _product,
     GatedMlp: _product,
+    Conv: _product,
     Attention: _attention,
 }

@@ -8,6 +8,7 @@ from .activation import *
 from .attention import *
 from .collective import *
 from .control import *
+from .convolution import *
 from .cyclic import *
 from .distributed import *
 from .elementwise import *

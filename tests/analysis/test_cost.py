@@ -76,6 +76,11 @@ def test_products_read_codes(codes: str, blocks: int, used: str, nbytes: int, ki
             "%x: bf16[5, 16@tp], %w: bf16[7, 16@tp]",
             Cost(2 * 5 * 7 * 6, 2 * (5 * 6 + 7 * 6 + 5 * 7), 1, "bf16"),
         ),
+        (
+            "conv %x, %w {groups=2} : f32[3, 6, 5]",
+            "%x: f32[3, 4, 7], %w: f32[6, 2, 3]",
+            Cost(2 * 3 * 6 * 5 * 2 * 3, 4 * (3 * 4 * 7 + 6 * 2 * 3 + 3 * 6 * 5)),
+        ),
         # an operand that is used twice is read once; of a table only the rows of the ids are
         ("mul %x, %x : f32[7]", "%x: f32[7]", Cost(7, 2 * 28)),
         (

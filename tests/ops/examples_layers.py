@@ -74,6 +74,35 @@ NORMS = [
     Example("group_norm", (Arg((2, 4)), Arg((4,), name="weight")), {"groups": 1}),
 ]
 
+
+def _image(*shape: int) -> tuple[Arg, ...]:
+    return Arg((2, 4, 5, 7)), Arg((6, *shape))
+
+
+CONVOLUTIONS = [
+    Example(
+        "conv",
+        (Arg((B, 4, S)), Arg((6, 4, 3)), Arg((6,), name="bias")),
+        {"before": (2,), "after": (1,)},
+        sizes={"B": 2, "S": 5},
+        bad=(
+            Bad("x [batch, channels, positions...]", (Arg((2, 4)), Arg((6, 4)))),
+            Bad("cannot make 4 groups of 6", _image(1, 3, 3), {"groups": 4}),
+            Bad("has 4 channels", _image(2, 3, 3)),
+            Bad("expected [6]", (*_image(4, 3, 3), Arg((5,), name="bias"))),
+            Bad("before is [1]", _image(4, 3, 3), {"before": (1,)}),
+            Bad("strides is [1, 0]", _image(4, 3, 3), {"strides": (1, 0)}),
+            Bad("in 5 elements", _image(4, 6, 3)),
+            Bad("its positions need sizes", (Arg((2, 4, 5)), Arg((6, 4, S)))),
+            Bad("multiple of the stride 2", (Arg((2, 4, S)), Arg((6, 4, 3))), {"strides": (2,)}),
+            Bad("takes floating-point", (Arg((2, 4, 5), "i32"), Arg((6, 4, 3), "i32"))),
+        ),
+    ),
+    Example("conv", _image(4, 3, 2), {"strides": (2, 1), "dilations": (1, 3), "after": (1, 0)}),
+    Example("conv", _image(2, 2, 2), {"groups": 2}),
+    Example("conv", (Arg((2, 2, 2 * S + 1)), Arg((3, 2, 4))), {"strides": (2,)}, sizes={"S": 3}),
+]
+
 _LONG = {"original_positions": 16, "factor": 4.0}
 
 
@@ -261,4 +290,4 @@ COLLECTIVES = [
     Example("rank", (), TP, mesh="tp=2", local=True, bad=(Bad("no mesh axis", (), {"axis": ""}),)),
 ]
 
-EXAMPLES = [*NORMS, *ROPES, *ATTENTIONS, *UPDATES, *MLPS, *COLLECTIVES]
+EXAMPLES = [*NORMS, *CONVOLUTIONS, *ROPES, *ATTENTIONS, *UPDATES, *MLPS, *COLLECTIVES]
