@@ -19,7 +19,8 @@ from tests.layout import package_files
 PARTS = {
     "top": (
         *("irc.calibration", "irc.cli", "irc.driver", "irc.generation", "irc.__main__"),
-        "irc.frontends.tensorrt_llm.runtime",  # sessions over artifacts, which nothing imports
+        # what compiles and runs artifacts, which no other frontend imports
+        *(f"irc.frontends.tensorrt_llm.{name}" for name in ("builder", "engines", "runtime")),
     ),
     "backends": ("irc.backends",),
     "passes": ("irc.passes",),

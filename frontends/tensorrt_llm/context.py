@@ -35,6 +35,9 @@ class Session:
 
     dialect: Dialect = "B"
     sorted_groups: bool = False
+    output: Path | None = None  # the folder of artifacts, one per engine
+    options: dict[str, Any] = field(default_factory=dict[str, Any])  # of their compilation
+    artifacts: dict[str, Path] = field(default_factory=dict[str, Path])  # those written, by engine
     networks: dict[str, dict[int, Network]] = field(default_factory=dict[str, "dict[int, Network]"])
     mapping: Any = None  # the last Mapping that the script made
     notes: list[str] = field(default_factory=list[str])

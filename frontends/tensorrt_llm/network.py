@@ -62,6 +62,7 @@ class Network:
         self.dims: dict[str, tuple[int, int, int]] = {}
         self.parameters: dict[str, Parameter] = {}  # those that the script named
         self.plugin_config = PluginConfig()
+        self.mapping: Any = None  # of the ranks of its engine, once it is built
         self.strongly_typed = True
         self.trt_network = TrtNetwork(self)
         self._sizes: dict[tuple[str, str], Inner] = {}

@@ -19,9 +19,10 @@ from ....weights import Ref
 from ...huggingface.binding import check_fits, suggested
 from ...huggingface.config import checkpoint_dtype, read_config
 from ...models.family import Dims
-from .config import Quantized, layout_of, transformers_model
+from ..quantization import QuantConfig
 from .config import is_checkpoint_config as is_checkpoint_config
-from .quantized import SCHEMES, Joined, quantize
+from .config import layout_of, transformers_model
+from .quantized import Joined, quantize
 from .ranks import Ranks
 from .weights import Weights
 
@@ -52,7 +53,7 @@ def load(
     tied = "lm_head.weight" not in ranks.of_stage(ranks.layout.pp - 1)[0]
     model = transformers_model(config, tied, ignore)
     module = model.trace(_compute_dtype(config, dtype), dims)
-    weights = Weights(ranks, model.config, Quantized.of(config))
+    weights = Weights(ranks, model.config, QuantConfig.from_dict(config.get("quantization") or {}))
     found = {name: weights.find(weight) for name, weight in module.weights.items()}
     _check(module, weights, ignore)
     for name, ref in found.items():
@@ -100,16 +101,16 @@ def _used_files(module: Module, ranks: Ranks) -> dict[str, str]:
 def _note_quantization(weights: Weights, has_layers: bool) -> None:
     """Warn where config.json asks for a quantization that this module does not have."""
     quantized, folder = weights.quantized, weights.ranks.folder
-    if quantized.algorithm and not has_layers:
-        scheme = SCHEMES.get(quantized.algorithm, "auto")
+    if quantized.quant_algo is not None and not has_layers:
         warnings.warn(
-            f"{folder}: config.json has quant_algo={quantized.algorithm}, but the weights are "
-            f"floats; give --quantize {scheme} to quantize them",
+            f"{folder}: config.json has quant_algo={quantized.quant_algo}, but the weights are "
+            f"floats; give --quantize {quantized.scheme()} to quantize them",
             stacklevel=4,
         )
-    if quantized.kv_cache:
+    if quantized.kv_cache_quant_algo is not None:
         warnings.warn(
-            f"{folder}: config.json has kv_cache_quant_algo={quantized.kv_cache}; the caches stay "
-            "in the compute dtype. --kv-cache quantizes them with scales of a calibration",
+            f"{folder}: config.json has kv_cache_quant_algo={quantized.kv_cache_quant_algo}; the "
+            "caches stay in the compute dtype. --kv-cache quantizes them with scales of a "
+            "calibration",
             stacklevel=4,
         )

@@ -67,27 +67,6 @@ class Layout:
         return self.tp * self.pp
 
 
-@dataclass(frozen=True)
-class Quantized:
-    """The section `quantization`: the algorithm ("" for none), and its options."""
-
-    algorithm: str = ""
-    kv_cache: str = ""
-    group: int = 128
-    plain_int8: bool = False
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Quantized:
-        """The section of a config."""
-        reader = ConfigReader(config.get("quantization") or {}, "config.json: quantization")
-        return cls(
-            reader.word("quant_algo", ""),
-            reader.word("kv_cache_quant_algo", ""),
-            reader.integer("group_size", 128),
-            bool(config.get("disable_weight_only_quant_plugin")),
-        )
-
-
 def is_checkpoint_config(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a TensorRT-LLM checkpoint."""
     return "architecture" in config and "architectures" not in config

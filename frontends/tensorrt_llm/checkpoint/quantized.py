@@ -22,23 +22,12 @@ from ....weights import Cast, ConcatRef, Cyclic, RepeatedRef, Slice
 from ...huggingface.quantized import Layer, Tensors, insert
 from ...huggingface.quantized.parts import FLOATS, Part
 from ...huggingface.quantized.scales import spread
-from .config import Quantized
+from ..quantization import QuantConfig
 
 if TYPE_CHECKING:
     from .weights import Place
 
 Sizes = tuple[int, ...]
-# Algorithm -> the scheme of --quantize with the same result
-SCHEMES = {
-    "W8A16": "w8a16",
-    "W4A16": "w4a16",
-    "W4A16_AWQ": "w4a16_awq",
-    "W4A8_AWQ": "w4a8_awq",
-    "W4A16_GPTQ": "w4a16_gptq",
-    "W8A16_GPTQ": "w8a16",
-    "FP8": "fp8",
-    "NVFP4": "nvfp4",
-}
 
 
 @dataclass(frozen=True)
@@ -62,10 +51,10 @@ class Joined:
 
 
 def read_layer(
-    place: Place, ranks: Sequence[Tensors], shape: Sizes, quantized: Quantized
+    place: Place, ranks: Sequence[Tensors], shape: Sizes, quantized: QuantConfig
 ) -> Joined | None:
     """The quantized layer at a place; None where its weights are floats, or missing."""
-    name, algorithm = place.key, quantized.algorithm
+    name, algorithm = place.key, str(quantized.quant_algo)
     marks = ("weights_scaling_factor", "per_channel_scale", "activation_scaling_factor")
     present = [f"{name}.{mark}" for mark in marks if f"{name}.{mark}" in ranks[0]]
     if not present or f"{name}.weight" not in ranks[0]:
@@ -83,7 +72,7 @@ def read_layer(
     if read is None:
         near = did_you_mean(algorithm, _READERS)
         raise Error(
-            f"{present[0]} is a scale, but config.json has quant_algo={algorithm or None!r}{near}; "
+            f"{present[0]} is a scale, but config.json has quant_algo={algorithm}{near}; "
             f"irc reads {', '.join(_READERS)}. Compile the original checkpoint with --quantize"
         )
     found = [read(tensors, name, (local[0], local[1]), quantized) for tensors in ranks]
@@ -157,20 +146,20 @@ def _equal(place: Place, parts: Sequence[Part], ranks: Sequence[Tensors]) -> boo
     return all(tensors.read(key).tobytes() == first for tensors in ranks[1:])
 
 
-def _float8(tensors: Tensors, name: str, shape: Sizes, quantized: Quantized) -> Local:
+def _float8(tensors: Tensors, name: str, shape: Sizes, quantized: QuantConfig) -> Local:
     codes = tensors.view(f"{name}.weight", "f8e4m3", shape)
     level = tensors.number(f"{name}.activation_scaling_factor")
     return Local(codes, _of_tensor(tensors, name), FakeQuantize("f8e4m3", level))
 
 
-def _float8_rows(tensors: Tensors, name: str, shape: Sizes, quantized: Quantized) -> Local:
+def _float8_rows(tensors: Tensors, name: str, shape: Sizes, quantized: QuantConfig) -> Local:
     codes = tensors.view(f"{name}.weight", "f8e4m3", shape)
     return Local(
         codes, _of_rows(tensors, f"{name}.per_channel_scale", shape), FakeQuantize("f8e4m3")
     )
 
 
-def _int8_rows(tensors: Tensors, name: str, shape: Sizes, quantized: Quantized) -> Local:
+def _int8_rows(tensors: Tensors, name: str, shape: Sizes, quantized: QuantConfig) -> Local:
     """SmoothQuant as ModelOpt stores it: static scales of inputs, which factors multiply."""
     codes = tensors.view(f"{name}.weight", "i8", shape)
     level = tensors.number(f"{name}.activation_scaling_factor")
@@ -178,26 +167,26 @@ def _int8_rows(tensors: Tensors, name: str, shape: Sizes, quantized: Quantized) 
     return Local(codes, scales, FakeQuantize("i8", level), factors=_factors(tensors, name, shape))
 
 
-def _int4_groups(tensors: Tensors, name: str, shape: Sizes, quantized: Quantized) -> Local:
+def _int4_groups(tensors: Tensors, name: str, shape: Sizes, quantized: QuantConfig) -> Local:
     """AWQ as ModelOpt stores it: a byte has the codes of two rows, the even one in its low half."""
     n, k = shape
     stored = tensors.info(f"{name}.weight")
     if stored.dtype not in ("i8", "u8") or stored.shape != (n // 2, k):
-        _refuse_interleaved(f"{name}.weight", TensorType(stored.dtype, stored.shape), quantized)
+        _interleaved(tensors, name, shape, quantized)
     pairs = tensors.view(f"{name}.weight", "i4", (n // 2, 2 * k)).ref.then(Cyclic(1, 2))
     halves = (pairs.then(Slice((None, (0, k)))), pairs.then(Slice((None, (k, 2 * k)))))
     codes = Part(ConcatRef(halves, 0).then(Cyclic(0, n // 2)), "i4", shape)
     scales = tensors.take(f"{name}.weights_scaling_factor", *FLOATS)
     tensors.check_scales(f"{name}.weights_scaling_factor")
-    scales = spread(scales, shape, (1, quantized.group if quantized.group > 0 else k))
+    scales = spread(scales, shape, (1, quantized.group_size if quantized.group_size > 0 else k))
     activation = None
-    if quantized.algorithm == "W4A8_AWQ":
+    if quantized.quant_algo == "W4A8_AWQ":
         activation = FakeQuantize("f8e4m3", tensors.number(f"{name}.activation_scaling_factor"))
         tensors.used.add(f"{name}.weights_scaling_factor_2")  # the range of scales in FP8
     return Local(codes, scales, activation, factors=_factors(tensors, name, shape))
 
 
-def _float4(tensors: Tensors, name: str, shape: Sizes, quantized: Quantized) -> Local:
+def _float4(tensors: Tensors, name: str, shape: Sizes, quantized: QuantConfig) -> Local:
     n, k = shape
     codes = tensors.view(f"{name}.weight", "f4e2m1", shape)
     scales = tensors.view(f"{name}.weights_scaling_factor", "f8e4m3", (n, k // 16))
@@ -208,26 +197,22 @@ def _float4(tensors: Tensors, name: str, shape: Sizes, quantized: Quantized) -> 
     return Local(codes, scales, activation, number, whole)
 
 
-def _int8_weights(tensors: Tensors, name: str, shape: Sizes, quantized: Quantized) -> Local:
-    """8-bit weights [K, N], as they are where no plugin is to multiply them."""
-    stored, (n, k) = tensors.info(f"{name}.weight"), shape
-    if not quantized.plain_int8:
-        _refuse_interleaved(f"{name}.weight", TensorType(stored.dtype, stored.shape), quantized)
-    codes = tensors.view(f"{name}.weight", "i8", (k, n)).transposed()
-    return Local(codes, _of_rows(tensors, f"{name}.per_channel_scale", shape))
+def _int8_weights(tensors: Tensors, name: str, shape: Sizes, quantized: QuantConfig) -> Local:
+    """8-bit weights [N, K] as ModelOpt stores them, which names the scales otherwise."""
+    scales = f"{name}.weights_scaling_factor"
+    if scales not in tensors:
+        _interleaved(tensors, name, shape, quantized)
+    codes = tensors.view(f"{name}.weight", "i8", shape)
+    return Local(codes, _of_rows(tensors, scales, shape))
 
 
-def _interleaved(tensors: Tensors, name: str, shape: Sizes, quantized: Quantized) -> NoReturn:
+def _interleaved(tensors: Tensors, name: str, shape: Sizes, quantized: QuantConfig) -> NoReturn:
     stored = tensors.info(f"{name}.weight")
-    _refuse_interleaved(f"{name}.weight", TensorType(stored.dtype, stored.shape), quantized)
-
-
-def _refuse_interleaved(key: str, type: TensorType, quantized: Quantized) -> NoReturn:
-    scheme = SCHEMES[quantized.algorithm]
     raise Error(
-        f"{key} is {type}: codes of {quantized.algorithm} in the order that the GEMM plugin of one "
-        "kind of GPU reads, which the checkpoint does not name. Convert the original checkpoint "
-        f"without quantization, or compile it as it is, and give irc --quantize {scheme}"
+        f"{name}.weight is {TensorType(stored.dtype, stored.shape)}: codes of "
+        f"{quantized.quant_algo} in the order that the GEMM plugin of one kind of GPU reads, which "
+        "the checkpoint does not name. Convert the original checkpoint without quantization, or "
+        f"compile it as it is, and give irc --quantize {quantized.scheme()}"
     )
 
 
@@ -250,7 +235,7 @@ def _factors(tensors: Tensors, name: str, shape: Sizes) -> Part | None:
     return tensors.view(key, tensors.info(key).dtype, (shape[1],))
 
 
-Read = Callable[[Tensors, str, Sizes, Quantized], Local]
+Read = Callable[[Tensors, str, Sizes, QuantConfig], Local]
 _READERS: Mapping[str, Read] = {
     "FP8": _float8,
     "FP8_PER_CHANNEL_PER_TOKEN": _float8_rows,

@@ -12,7 +12,8 @@ from ....weights import Cast, ConcatRef, Ref, Slice
 from ...huggingface.quantized import Tensors
 from ...huggingface.quantized.parts import FLOATS, Part
 from ...models.decoder import DecoderConfig
-from .config import Layout, Quantized
+from ..quantization import QuantConfig
+from .config import Layout
 from .quantized import Joined, read_layer
 from .ranks import Ranks
 
@@ -72,7 +73,7 @@ class Weights:
     `missing` has the ranks without a tensor by its key.
     """
 
-    def __init__(self, ranks: Ranks, config: DecoderConfig, quantized: Quantized) -> None:
+    def __init__(self, ranks: Ranks, config: DecoderConfig, quantized: QuantConfig) -> None:
         self.ranks, self.config, self.quantized = ranks, config, quantized
         self.missing: dict[str, list[str]] = {}
         self.misfits: list[str] = []

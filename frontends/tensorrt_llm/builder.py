@@ -1,0 +1,138 @@
+"""`Builder`, `BuildConfig` and `build`: from a network or a model to an engine of irc."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ...errors import Error
+from ...source import here
+from .build_config import BuildConfig as BuildConfig
+from .build_config import EngineConfig as EngineConfig
+from .build_config import KVCacheType as KVCacheType
+from .context import current_session
+from .engines import Engine as Engine
+from .engines import EngineBuffer, register
+from .network import Network, net_guard
+
+
+class BuilderConfig:
+    """The fields that `create_builder_config` was called with, as attributes."""
+
+    def __init__(self, **given: Any) -> None:
+        self.plugin_config: Any = None
+        vars(self).update(given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `save_config` writes it."""
+        own = {name: value for name, value in vars(self).items() if name != "plugin_config"}
+        plugins: Any = {} if self.plugin_config is None else self.plugin_config.to_dict()
+        return {"builder_config": own, "plugin_config": plugins}
+
+    to_legacy_dict = to_dict
+
+
+class Builder:
+    """Makes networks, and engines of them."""
+
+    strongly_typed = True
+
+    def create_network(self) -> Network:
+        """An empty network."""
+        return Network()
+
+    def create_builder_config(
+        self,
+        precision: str = "float32",
+        timing_cache: Any = None,
+        tensor_parallel: int = 1,
+        use_refit: bool = False,
+        int8: bool = False,
+        strongly_typed: bool = True,
+        **more: Any,
+    ) -> BuilderConfig:
+        """A config; `precision` and timing caches have no effect, because operations compute in the
+        dtypes of their tensors, and irc keeps engines instead (`irc cache`)."""
+        if timing_cache is not None:
+            current_session().note("timing_cache has no effect: irc keeps whole engines")
+        return BuilderConfig(
+            precision=precision,
+            tensor_parallel=tensor_parallel,
+            use_refit=use_refit,
+            int8=int8,
+            strongly_typed=strongly_typed,
+            **more,
+        )
+
+    def build_engine(
+        self, network: Network, builder_config: BuilderConfig, managed_weights: Any = None
+    ) -> EngineBuffer:
+        """Bytes that name the engine of this rank; its artifact is compiled with the last rank."""
+        if not network.outputs:
+            raise Error(
+                "expected a network with outputs, found none; call mark_output() on a tensor",
+                loc=here(),
+            )
+        builder_config.plugin_config = network.plugin_config
+        return register(network, builder_config, str(getattr(builder_config, "name", "")))
+
+    def refit_engine(self, *args: Any, **more: Any) -> NoReturn:
+        """An Error: engines of irc take weights from the checkpoint."""
+        raise Error(
+            "refit_engine is not supported; compile the script again, which keeps engines whose "
+            "weights are outside (--weights outside), or give irc compile --refit",
+            loc=here(),
+        )
+
+    @staticmethod
+    def save_timing_cache(builder_config: BuilderConfig, out_path: Any) -> bool:
+        """Without effect: irc keeps whole engines."""
+        current_session().note("save_timing_cache has no effect: irc keeps whole engines")
+        return True
+
+    @staticmethod
+    def save_config(builder_config: BuilderConfig, config_path: str | os.PathLike[str]) -> None:
+        """Write the fields of the config, and the switches of plugins, as JSON."""
+        path = Path(config_path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(builder_config.to_dict(), indent=2, default=str)
+        path.write_text(text, encoding="utf-8")
+
+
+def build(model: Any, build_config: BuildConfig | None = None) -> Engine | None:
+    """Trace a model of this rank with the inputs that the config asks for; None in a dry run.
+
+    `save` of the last rank's engine compiles the artifact.
+    """
+    config = build_config or BuildConfig()
+    if config.max_seq_len is None:
+        limit = getattr(model.config, "max_position_embeddings", None)
+        config.max_seq_len = limit or config.max_input_len
+    network = Network()
+    network.plugin_config = config.plugin_config
+    network.mapping = model.config.mapping
+    with net_guard(network):
+        network.set_named_parameters(model.named_parameters())
+        model(**model.prepare_inputs(**_input_options(model.prepare_inputs, config)))
+        if config.enable_debug_output:
+            for name, tensor in model.named_network_outputs():
+                tensor.mark_output(name)
+    if config.dry_run:
+        return None
+    name = str(getattr(model.config, "architecture", type(model).__name__))
+    return Engine(EngineConfig(model.config, config), register(network, config, name))
+
+
+def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
+    """The fields of a config that a model's `prepare_inputs` takes."""
+    found = {each.name: getattr(config, each.name) for each in fields(config)}
+    found["use_cache"] = config.kv_cache_type is not KVCacheType.DISABLED
+    found["prompt_embedding_table_size"] = config.max_prompt_embedding_table_size
+    found["max_position_embeddings"] = config.max_seq_len
+    parameters = inspect.signature(prepare).parameters.values()
+    names = {parameter.name for parameter in parameters}
+    return {name: value for name, value in found.items() if name in names}

@@ -1,0 +1,171 @@
+"""`Builder`, `build` and `Engine`: scripts per rank leave one artifact per engine."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+from irc.frontends.tensorrt_llm.builder import BuildConfig, Builder, Engine, KVCacheType, build
+from irc.frontends.tensorrt_llm.context import Session, current_session, new_session
+from irc.frontends.tensorrt_llm.engines import compile_engines, find_artifact
+from irc.frontends.tensorrt_llm.mapping import Mapping
+from irc.frontends.tensorrt_llm.module import Module, Parameter
+from irc.frontends.tensorrt_llm.network import net_guard
+from irc.frontends.tensorrt_llm.tensor import Tensor
+from tests.fresh import fresh
+
+BACKEND: dict[str, Any] = {"backend": "reference"}
+
+
+@pytest.fixture(autouse=True)
+def session(tmp_path: Path) -> Iterator[Session]:
+    """A session of its own, whose artifacts come into `out`."""
+    with new_session("A", output=tmp_path / "out", options=BACKEND) as found:
+        yield found
+
+
+class Scale(Module):
+    """x [B, 4] times the factors of the rank."""
+
+    def __init__(self, factors: np.ndarray, mapping: Mapping) -> None:
+        self.factors = Parameter(factors)
+        self.config = SimpleNamespace(mapping=mapping, architecture="Scale", to_dict=dict)
+
+    def prepare_inputs(self, max_batch_size: int) -> dict[str, Any]:
+        return {"x": x_input(max_batch_size)}
+
+    def forward(self, x: Tensor) -> None:
+        y = x * self.factors.value
+        self.register_network_output("product", y)
+        (y + 1.0).mark_output("y", "float32")
+
+
+def x_input(most: int) -> Tensor:
+    """An input [B, 4] of up to `most` rows."""
+    ranges = OrderedDict([("B", [[1, 1, most]]), ("width", [4])])
+    return Tensor("x", "float32", [-1, 4], ranges)
+
+
+def old_script(folder: Path, factors: np.ndarray, ranks: int = 1, count: int = 1) -> None:
+    """What build.py of dialect A does, for some ranks of a world."""
+    builder = Builder()
+    for rank in range(count):
+        mapping = Mapping(ranks, rank, tp_size=ranks)
+        config = builder.create_builder_config(
+            name="scale", precision="float32", tensor_parallel=ranks, num_layers=3
+        )
+        network = builder.create_network()
+        network.trt_network.name = f"scale_float32_tp{ranks}_rank{rank}.engine"
+        network.plugin_config.set_nccl_plugin("float32")
+        model = Scale(factors * (rank + 1), mapping)
+        with net_guard(network):
+            network.set_named_parameters(model.named_parameters())
+            model(x_input(5))
+        engine = builder.build_engine(network, config)
+        if rank == 0:
+            builder.save_config(config, folder / "config.json")
+        (folder / f"rank{rank}.engine").write_bytes(bytearray(engine))
+
+
+def test_engine_files_of_an_old_script_name_the_artifact(tmp_path: Path) -> None:
+    factors, x = fresh().random(4, np.float32), fresh(1).random((2, 4), np.float32)
+    old_script(tmp_path, factors)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["builder_config"]["num_layers"] == 3
+    assert saved["plugin_config"]["nccl_plugin"] == "float32"
+    (artifact,) = compile_engines().values()
+    assert artifact.folder == tmp_path / "out" / "scale_float32_tp1"
+    assert artifact.manifest["dims"] == {"B": [1, 1, 5]}
+    for source in (tmp_path / "rank0.engine", (tmp_path / "rank0.engine").read_bytes()):
+        found = find_artifact(source).run({"x": x})["y"]
+        np.testing.assert_allclose(found, x * factors + 1, rtol=1e-5)
+
+
+def test_ranks_become_one_artifact(tmp_path: Path) -> None:
+    old_script(tmp_path, np.ones(4, np.float32), ranks=2, count=2)
+    (artifact,) = compile_engines().values()
+    assert artifact.module.mesh.ranks == 2
+    assert "B" in str(artifact.module) and artifact.module.local
+
+
+def test_a_rank_is_missing(tmp_path: Path) -> None:
+    old_script(tmp_path, np.ones(4, np.float32), ranks=2, count=1)
+    with pytest.raises(irc.Error, match="found none for rank 1"):
+        compile_engines()
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_build_and_save(debug: bool, tmp_path: Path) -> None:
+    factors, x = fresh().random(4, np.float32), fresh(1).random((3, 4), np.float32)
+    config = BuildConfig.from_dict({"max_batch_size": 7, "enable_debug_output": debug})
+    engine = build(Scale(factors, Mapping()), config)
+    assert engine is not None
+    engine.save(tmp_path / "engine")
+    found = json.loads((tmp_path / "engine" / "config.json").read_text())
+    assert found["build_config"]["max_batch_size"] == 7
+    with new_session():  # another process
+        again = Engine.from_dir(tmp_path / "engine")
+        assert again.config.build_config.max_batch_size == 7
+        assert list(again.artifact.manifest["dims"]["B"]) == [1, 1, 7]
+        results = again.artifact.run({"x": x})
+        np.testing.assert_allclose(results["y"], x * factors + 1, rtol=1e-5)
+        assert set(results) == ({"y", "product"} if debug else {"y"})
+        buffer = (tmp_path / "engine" / "rank0.engine").read_bytes()
+        assert Engine.from_buffer(buffer).artifact.folder == again.artifact.folder
+
+
+def test_engines_of_ranks_are_saved_together(tmp_path: Path) -> None:
+    for rank in range(2):
+        engine = build(Scale(np.ones(4, np.float32), Mapping(2, rank, tp_size=2)))
+        assert engine is not None
+        engine.save(tmp_path / "engine")
+        assert (tmp_path / "engine" / "artifact").is_dir() == (rank == 1)
+    assert irc.load(tmp_path / "engine" / "artifact").module.mesh.ranks == 2
+
+
+def test_two_models_of_one_architecture_are_two_engines() -> None:
+    for _ in range(2):
+        build(Scale(np.ones(4, np.float32), Mapping()))
+    assert list(compile_engines()) == ["Scale", "Scale_2"]
+
+
+def test_a_dry_run_builds_nothing() -> None:
+    assert build(Scale(np.ones(4, np.float32), Mapping()), BuildConfig(dry_run=True)) is None
+    assert not current_session().networks
+
+
+def test_build_config_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "build.json"
+    text = {"max_input_len": 3, "kv_cache_type": "PAGED", "plugin_config": {"paged_state": False}}
+    path.write_text(json.dumps(text))
+    config = BuildConfig.from_json_file(path)
+    assert config.kv_cache_type is KVCacheType.PAGED and config.max_input_len == 3
+    assert config.plugin_config.paged_state is False
+    assert BuildConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+
+
+REFUSED = {
+    "a field": (lambda: BuildConfig.from_dict({"max_batchsize": 3}), "did you mean 'max_batch_s"),
+    "bytes": (lambda: find_artifact(b"ftrt1234"), "is no engine of irc but 8 bytes"),
+    "a folder": (lambda: Engine.from_dir("nowhere"), "rank0.engine, which Engine.save writes"),
+    "refit": (lambda: Builder().refit_engine(None, None), "compile the script again"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    call, message = REFUSED[name]
+    with pytest.raises(irc.Error, match=message):
+        call()
+
+
+def test_a_network_without_outputs() -> None:
+    builder = Builder()
+    with pytest.raises(irc.Error, match="expected a network with outputs"):
+        builder.build_engine(builder.create_network(), builder.create_builder_config())
