@@ -7,10 +7,13 @@ from typing import NamedTuple
 from ...errors import Error
 from ...source import here
 from .. import functional as F
-from ..module import Module
+from ..module import Module, Parameter
 from ..tensor import Tensor
 from .basic import Linear, RmsNorm
+from .masks import BlockSparse
+from .positions import RelativePositions, alibi_slopes, logn_scale, query_positions
 from .rope import Rope
+from .scores import attend
 
 
 class Cache(NamedTuple):
@@ -27,6 +30,10 @@ class Attention(Module):
     `scale` None is 1/sqrt(head_dim). With `memory_size` keys and values come from
     another sequence of that many features (cross attention), which is never causal. `qk_norm` is
     the eps of a norm of every head's queries and keys, before rope; None means no norm.
+
+    `clip` > 0 bounds queries, keys and values. `alibi` > 0 is the largest exponent of the slopes of
+    ALiBi, usually 8. `relative` adds learned biases, the weight `relative_table` [heads, buckets].
+    `logn` > 0 is the length from which queries grow with the logarithm of their position.
     """
 
     def __init__(
@@ -45,6 +52,11 @@ class Attention(Module):
         softcap: float = 0.0,
         scale: float | None = None,
         memory_size: int | None = None,
+        clip: float = 0.0,
+        alibi: float = 0.0,
+        relative: RelativePositions | None = None,
+        logn: int = 0,
+        block_sparse: BlockSparse | None = None,
         dtype: str = "f32",
     ) -> None:
         kv_heads = kv_heads or heads
@@ -62,6 +74,9 @@ class Attention(Module):
         self.head_dim, self.rope, self.cross = head_dim, rope, memory_size is not None
         self.causal = causal and not self.cross
         self.window, self.softcap, self.scale = window, softcap, scale
+        self.heads, self.clip, self.alibi, self.logn = heads, clip, alibi, logn
+        self.relative, self.block_sparse = relative, block_sparse
+        self.relative_table = relative and Parameter((heads, relative.buckets), dtype)
 
     def forward(
         self,
@@ -74,38 +89,49 @@ class Attention(Module):
         lengths: Tensor | None = None,
         mask: Tensor | None = None,
         bias: Tensor | None = None,
+        prefix: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Cache]:
         """x [B, S, hidden_size] to the same; with a cache, to (the same, the new cache).
 
         `positions` i32 [B, S] are required with rope. The keys and values of this call are written
         to `cache` after its `past` i32 [B] tokens. `lengths` i32 [B] are the numbers of keys
-        without padding; `mask` (true = visible) and
-        `bias` are [B|1, heads|1, S, T].
+        without padding; `mask` (true = visible) and `bias` are [B|1, heads|1, S, T]. The first
+        `prefix` i32 [B|1] keys are visible to every query.
         """
         self._check(positions, cache, past, memory)
         source = x if memory is None else memory
         q, k, v = self.q_proj(x), self.k_proj(source), self.v_proj(source)
+        if self.clip:
+            q, k, v = (F.clip(each, low=-self.clip, high=self.clip) for each in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self._per_head(self.q_norm, q), self._per_head(self.k_norm, k)
         if self.rope is not None and positions is not None:
             q = self.rope(q, positions, self.head_dim).named("q")
             k = self.rope(k, positions, self.head_dim).named("k")
+        if self.logn:
+            queries = query_positions(x.shape[1], 0 if past is None else past)
+            q = q * logn_scale(queries, self.logn).cast(q.dtype)
         if cache is not None and past is not None:
             k = F.cache_update(cache.keys, k, past).named("keys")
             v = F.cache_update(cache.values, v, past).named("values")
-        mixed = F.attention(
+        mixed = attend(
             q,
             k,
             v,
-            bias=bias,
-            mask=mask,
+            self.head_dim,
             past=past,
             lengths=lengths,
-            head_dim=self.head_dim,
+            mask=mask,
+            bias=bias,
             causal=self.causal,
             window=self.window,
             scale=self.scale,
             softcap=self.softcap,
+            slopes=alibi_slopes(self.heads, self.alibi) if self.alibi else None,
+            relative=self.relative,
+            table=self.relative_table,
+            prefix=prefix,
+            block_sparse=self.block_sparse,
         )
         out = self.o_proj(mixed.named("mixed"))
         return out if cache is None else (out, Cache(k, v))

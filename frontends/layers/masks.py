@@ -1,0 +1,60 @@
+"""Masks of attention beyond `causal`, `window` and `lengths`: bool, true where a key is visible.
+
+`queries` are positions i32 [B|1, S] (`positions.query_positions`), `keys` the number of keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...errors import Error
+from ...ir.dims import DimLike
+from .. import functional as F
+from ..tensor import Tensor
+
+
+def _places(queries: Tensor, keys: DimLike) -> tuple[Tensor, Tensor]:
+    """The positions of queries [B|1, 1, S, 1] and keys [1, 1, 1, keys]."""
+    batch, tokens = queries.shape
+    return queries.reshape(batch, 1, tokens, 1), F.iota(keys).reshape(1, 1, 1, keys)
+
+
+def prefix_mask(queries: Tensor, keys: DimLike, prefix: Tensor) -> Tensor:
+    """The first `prefix` (i32 [B|1]) keys, and by causality those behind: [B|1, 1, S, keys]."""
+    query, key = _places(queries, keys)
+    return F.le(key, query) | F.lt(key, prefix.reshape(-1, 1, 1, 1))
+
+
+def window_mask(queries: Tensor, keys: DimLike, window: Tensor) -> Tensor:
+    """The `window` (i32 [1]) keys up to the query, itself included: [B|1, 1, S, keys]."""
+    query, key = _places(queries, keys)
+    return F.le(key, query) & F.gt(key, query - window.reshape(1, 1, 1, 1))
+
+
+@dataclass(frozen=True)
+class BlockSparse:
+    """Causal attention to some blocks of `block` keys (Abdin et al., 2024: Phi-3-small).
+
+    A query sees its own and the `local` - 1 blocks before, and every block b with
+    (b + 1 + step * head) % `stride` == 0; step is max(1, stride // heads), or 0 where `alike`.
+    """
+
+    block: int = 64
+    local: int = 16
+    stride: int = 8
+    alike: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.block, self.local, self.stride) < 1:
+            raise Error(f"block-sparse attention: expected sizes of at least 1, found {self}")
+
+    def mask(
+        self, queries: Tensor, keys: DimLike, heads: int, first: int = 0, count: int = 0
+    ) -> Tensor:
+        """[B|1, count, S, keys], of `count` (0: all) of `heads` heads beginning with `first`."""
+        query, key = _places(queries, keys)
+        query_block, key_block = query // self.block, key // self.block
+        step = 0 if self.alike else max(1, self.stride // heads)
+        head = (F.iota(1 if self.alike else count or heads) + first).reshape(1, -1, 1, 1)
+        strided = F.eq((key_block + head * step + 1) % self.stride, 0)
+        return F.le(key, query) & (F.lt(query_block - key_block, self.local) | strided)
