@@ -9,7 +9,7 @@ import pytest
 
 import irc
 from irc.errors import Error
-from irc.frontends import Tensor, random_weights
+from irc.frontends import Module, Tensor, random_weights
 from irc.frontends.layers import Attention, BlockSparse, Cache, RelativePositions
 from irc.frontends.layers.masks import prefix_mask, window_mask
 from irc.frontends.layers.positions import alibi_slopes, logn_scale, query_positions, rotated
@@ -165,7 +165,7 @@ def test_options_of_attention(option: str) -> None:
 def stepped(layer: Attention, step: Any, specs: Any) -> irc.Module:
     """A module of `step` with the weights that `layer` has alone."""
 
-    class Step(irc.frontends.Module):
+    class Step(Module):
         def __init__(self) -> None:
             for name, part in layer.children():
                 setattr(self, name, part)
