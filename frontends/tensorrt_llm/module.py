@@ -229,7 +229,9 @@ class Module(base.Module):
 
 def _first(results: Any) -> object:
     """The only or first result of a module."""
-    return next(iter(results), None) if isinstance(results, tuple) else results
+    return (
+        cast("tuple[object, ...]", (*results, None))[0] if isinstance(results, tuple) else results
+    )
 
 
 class ModuleList(base.ModuleList[Any], Module):

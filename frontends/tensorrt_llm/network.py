@@ -147,22 +147,22 @@ class Network:
 
     def is_input(self, tensor: Tensor) -> bool:
         """Whether a tensor is an input."""
-        return tensor.inner.value.owner is self.function
+        return tensor.ir.owner is self.function
 
     def is_output(self, tensor: Tensor) -> bool:
         """Whether a tensor is an output."""
-        return any(output.value is tensor.inner.value for output in self.outputs.values())
+        return any(output.value is tensor.ir for output in self.outputs.values())
 
     # -- pipeline stages
 
     def send(self, tensor: Tensor, rank: int) -> Tensor:
         """Hand a tensor to another rank; returns it."""
-        self.sent.append(Transfer(tensor.inner.value, rank, here()))
+        self.sent.append(Transfer(tensor.ir, rank, here()))
         return tensor
 
     def receive(self, tensor: Tensor, rank: int) -> Tensor:
         """The input `tensor`, which is received from another rank."""
-        value = tensor.inner.value
+        value = tensor.ir
         if value.owner is not self.function:
             raise Error(
                 "expected recv() of an input of the network, which gives the shape and dtype, "
@@ -196,7 +196,7 @@ class Network:
     def suggest(self, tensor: Tensor, name: str) -> None:
         """Name a tensor in dumps, unless it has no operations yet or the user named it."""
         if name and tensor.content is None:
-            self.tracer.suggest(tensor.inner.value, name)
+            self.tracer.suggest(tensor.ir, name)
 
     def weight_names(self) -> dict[Value, tuple[str, Parameter]]:
         """The name and the parameter of every weight that operations use."""

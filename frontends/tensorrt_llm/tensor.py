@@ -56,7 +56,7 @@ class Tensor:
             )
         owner = network or current_network()
         self._inner: Inner | None = owner.add_input(name, irc_dtype(dtype), shape, dim_range)
-        self.type = self._inner.type
+        self.type, self._value = self._inner.type, self._inner.value
         self.content: Content | None = None
         self.location, self.network, self.reuses = location, owner, ""
         self.dim_range = dim_range
@@ -67,6 +67,7 @@ class Tensor:
         """A tensor that is no input; without `inner` its content is known."""
         self = cls.__new__(cls)
         self._inner, self.type, self.content = inner, type, content
+        self._value = None if inner is None else inner.value
         self.location, self.reuses, self.dim_range = None, "", None
         self.network = current_network()
         return self
@@ -80,9 +81,14 @@ class Tensor:
         return self._inner
 
     @property
+    def ir(self) -> Value:
+        """The value in the graph, also outside net_guard."""
+        return self.inner.value if self._value is None else self._value
+
+    @property
     def name(self) -> str:
         """The name in dumps; of an input, its name."""
-        return self.inner.value.name or ""
+        return self.ir.name or ""
 
     @name.setter
     def name(self, name: str) -> None:
@@ -123,16 +129,16 @@ class Tensor:
 
     def get_parent(self) -> Layer | None:
         """The operation that makes it; None for an input."""
-        producer = self.inner.value.producer
+        producer = self.ir.producer
         return None if producer is None else Layer(producer, self.network)
 
     def get_users(self) -> list[Layer]:
         """The operations that use it."""
-        return [Layer(op, self.network) for op in self.inner.value.users]
+        return [Layer(op, self.network) for op in self.ir.users]
 
     def replace_all_uses_with(self, new: Tensor) -> None:
         """Use `new` wherever this tensor is used, but in the operations that make `new`."""
-        old, value = self.inner.value, new.inner.value
+        old, value = self.ir, new.ir
         if value.type is not old.type:
             raise Error(f"expected a replacement of {old.type}, found {value.type}", loc=here())
         kept = _makers(value)

@@ -1,0 +1,228 @@
+"""Networks, modules and arguments by dialect: names, scopes, source lines, guards."""
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+from irc.frontends import functional as F
+from irc.frontends.tensorrt_llm import (
+    Module,
+    ModuleList,
+    Network,
+    Parameter,
+    PluginConfig,
+    Tensor,
+    default_net,
+    default_trtnet,
+    merge,
+    net_guard,
+    precision,
+)
+from irc.frontends.tensorrt_llm.context import current_session, dialect, new_session, signatures
+from irc.frontends.tensorrt_llm.mapping import Mapping
+from irc.frontends.tensorrt_llm.tensor import unwrap, wrap
+from irc.weights import FileRef, UnboundRef
+
+from .traced import trace
+
+
+class Scale(Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = Parameter(shape=(size,), dtype="float32")
+        self.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * wrap(unwrap(self.weight.value))
+
+
+class Stack(Module):
+    def __init__(self, depth: int = 2, size: int = 4) -> None:
+        super().__init__()
+        self.layers = ModuleList([Scale(size) for _ in range(depth)])
+        self.last = Scale(size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            self.register_network_output("hidden", x)
+        return self.last(x)
+
+
+def source() -> Tensor:
+    return Tensor("x", "float32", [-1, 4], OrderedDict(b=[[1, 2, 3]], h=[4]))
+
+
+def test_guards_nest_and_end_also_after_an_exception() -> None:
+    first, second = Network(), Network()
+    with net_guard(first):
+        x = source()
+        with pytest.raises(ZeroDivisionError), net_guard(second):
+            assert default_net() is second
+            source()
+            raise ZeroDivisionError
+        assert default_net() is first
+        (x + 1.0).mark_output("y")
+    with pytest.raises(irc.Error, match="expected a network in progress"):
+        default_net()
+    assert "y" in first.outputs and not second.outputs
+    with net_guard(second), pytest.raises(irc.Error, match="belongs to another trace"):
+        _ = x + 1.0
+    with net_guard(first):  # a second time
+        x.mark_output("z")
+    assert [each.name for each in first.get_inputs()] == ["x"]
+    assert (
+        first.is_output(x) and [str(each.type) for each in first.get_outputs()] == ["f32[b, 4]"] * 2
+    )
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_weights_have_the_path_of_their_attribute(named: bool) -> None:
+    def build(_: Any) -> None:
+        model = Stack()
+        if named:
+            names = model.named_parameters("transformer")
+            default_net().set_named_parameters(names)
+        model(source()).mark_output("y")
+
+    module = trace(build)
+    prefix = "transformer." if named else ""
+    paths = ["layers.0.weight", "layers.1.weight", "last.weight"]
+    assert list(module.weights) == [prefix + path for path in paths]
+    for name, weight in module.weights.items():
+        assert weight.ref == UnboundRef(name)
+    scopes = [op.loc.scope for op in module.ops() if op.opname == "mul" and op.loc]
+    assert scopes == ["layers.0", "layers.1", "last"]
+    locs = [op.loc for op in module.ops() if op.opname == "mul"]
+    assert all(loc is not None and loc.file == "test_network.py" for loc in locs)
+
+
+def test_parameters_without_a_module_get_names_of_their_own() -> None:
+    def build(_: Any) -> None:
+        x = source()
+        for value in (2.0, 3.0):
+            x = x * Parameter(np.full(4, value, np.float32)).value
+        for layer in (Scale(4), Scale(4)):
+            x = layer(x)
+        x.mark_output("y")
+
+    names = list(trace(build).weights)
+    assert len(names) == len(set(names)) == 4
+
+
+def test_values_may_be_set_after_the_network_is_built() -> None:
+    network, model = Network(), Stack(1)
+    with net_guard(network):
+        model(source()).mark_output("y")
+    random = np.arange(4, dtype=np.float32)
+    for parameter in model.parameters():
+        parameter.value = random
+    with new_session() as session:
+        session.files["w"] = "w.safetensors"
+        model.last.weight.value = FileRef("w", "t")
+        module = merge({0: network}, Mapping())
+        assert module.weights["last.weight"].ref == FileRef("w", "t")
+        assert module.files["w"] == "w.safetensors"
+
+
+def test_modules_are_listed_by_path() -> None:
+    model = Stack()
+    wanted = ["", "layers", "layers.0", "layers.1", "last"]
+    assert [path for path, _ in model.named_modules()] == wanted
+    assert [name for name, _ in model.named_children()] == ["layers", "last"]
+    assert [path for path, _ in model.last.named_parameters("a")] == ["a.weight"]
+    assert [p for p, _ in model.named_parameters(recurse=False)] == []
+    assert len(model.layers[:1]) == 1 and isinstance(model.layers[:1], ModuleList)
+    seen: list[Any] = []
+    assert model.apply(seen.append) is model
+    assert seen[-1] is model and len(seen) == 5
+    with net_guard(Network()):
+        model(source())
+        ((path, hidden),) = model.named_network_outputs()
+        default_net()._mark_output(hidden, path, "float16")
+        assert str(default_net().get_outputs()[0].type) == "f16[b, 4]"
+
+
+def test_values_of_pytorch_are_set_by_path() -> None:
+    class Torch:
+        def named_parameters(self) -> Any:
+            return {"weight": np.ones(4, np.float32)}.items()
+
+    layer = Scale(4)
+    layer.update_parameters(Torch())
+    assert layer.weight.raw_value.tolist() == [1.0] * 4
+    with pytest.raises(irc.Error, match=r"expected the parameter layers.0.weight, found none"):
+        Stack().update_parameters(Torch())
+
+
+@signatures(a="size, width, bias", b="layer, size, width, bias")
+def described(size: int, width: int = 2, bias: bool = True, layer: int = -1) -> tuple[Any, ...]:
+    return size, width, bias, layer
+
+
+class Described:
+    @signatures(a="size, width", b="width, size")
+    def __init__(self, size: int, width: int) -> None:
+        self.sizes = size, width
+
+
+def test_positional_arguments_follow_the_dialect() -> None:
+    with new_session("A"):
+        assert dialect() == "A"
+        assert described(3, 4) == (3, 4, True, -1) and Described(1, 2).sizes == (1, 2)
+    with new_session("B"):
+        assert described(7, 3, 4, bias=False) == (3, 4, False, 7)
+        assert Described(1, 2).sizes == (2, 1)
+        assert described(size=3, layer=1) == (3, 2, True, 1)
+
+
+@pytest.mark.parametrize(
+    "args, kwargs, message",
+    [
+        ((1, 2, 3, 4, 5), {}, "described: expected at most 4 positional arguments (layer, size"),
+        ((1, 2), {"size": 3}, "described: the argument size is given twice"),
+        ((1, 2), {"widht": 3}, "described has no argument 'widht'; did you mean 'width'?"),
+        ((1,), {}, "described: expected the argument size, found none"),
+    ],
+)
+def test_wrong_arguments_name_the_function(args: Any, kwargs: Any, message: str) -> None:
+    with new_session("B"), pytest.raises(irc.Error) as error:
+        described(*args, **kwargs)
+    assert message in str(error.value) and "test_network.py" in str(error.value)
+
+
+def test_switches_of_plugins_are_kept() -> None:
+    config = PluginConfig()
+    assert config.gpt_attention_plugin == "auto" and config.gemm_plugin is None
+    config.to_legacy_setting()
+    assert config.gpt_attention_plugin is None and config.remove_input_padding is None
+    config.set_gpt_attention_plugin(dtype="float16").enable_remove_input_padding()
+    config.set_nccl_plugin("bfloat16", use_custom_all_reduce=True)
+    config.enable_paged_kv_cache().disable_context_fmha()
+    assert config.gpt_attention_plugin == "float16" and config.remove_input_padding is True
+    assert config.nccl_plugin == "bfloat16" and config.use_custom_all_reduce is True
+    assert config.paged_kv_cache is True and config.context_fmha is False
+    assert PluginConfig.from_dict({"gemm_plugin": "auto"}).to_dict()["gemm_plugin"] == "auto"
+
+
+def test_what_has_no_effect_is_noted_once() -> None:
+    with new_session() as session, net_guard(Network()):
+        for _ in range(2):
+            with precision("float32"):
+                source_ = default_net().inputs.get("x") or source()
+        assert len(session.notes) == 1 and "precision('float32')" in session.notes[0]
+        assert current_session() is session
+        (source_ + 1.0).name = "y"
+        assert default_trtnet().num_layers == 2
+        default_trtnet().mark_output(source_)
+        with pytest.raises(irc.Error, match="add_gather of TensorRT's network does not exist"):
+            default_trtnet().add_gather(source_)
+
+
+def test_lines_of_a_refused_operation_are_those_of_the_script() -> None:
+    with net_guard(Network()), pytest.raises(irc.Error) as error:
+        wrap(F.add(unwrap(source()), unwrap(Tensor("y", "int32", [3]))))
+    assert "test_network.py" in str(error.value)

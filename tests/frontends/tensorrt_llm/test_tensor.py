@@ -1,0 +1,333 @@
+"""Tensors of the dialects: inputs with ranges, operators, known sizes, graph edits."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+from irc.frontends import functional as F
+from irc.frontends.tensorrt_llm import DataType, Network, Parameter, Tensor, net_guard
+from irc.frontends.tensorrt_llm.contents import Content
+from irc.frontends.tensorrt_llm.dtypes import (
+    as_array,
+    data_type,
+    dim_resolve_negative,
+    dim_to_trt_axes,
+    irc_dtype,
+    str_dtype,
+    trt_axes_to_dim,
+)
+from irc.frontends.tensorrt_llm.module import constant_tensor
+from irc.frontends.tensorrt_llm.tensor import (
+    binary,
+    content_of,
+    known,
+    shape_of,
+    type_of,
+    unwrap,
+    wrap,
+)
+from irc.ir.dims import DimLike, symbol
+from tests.fresh import fresh
+
+from .traced import run, trace
+
+RANGES = OrderedDict(batch=[[1, 2, 6]], length=[[1, 3, 9]])
+
+
+def source(name: str = "x", dtype: Any = "int32") -> Tensor:
+    return Tensor(name, dtype, [-1, -1], RANGES)
+
+
+@pytest.mark.parametrize(
+    "dtype, name",
+    [
+        (DataType.HALF, "f16"),
+        (DataType.FP4, "f4e2m1"),
+        ("float16", "f16"),
+        ("half", "f16"),
+        ("bf16", "bf16"),
+        ("fp8", "f8e4m3"),
+        ("bool", "bool"),
+        (np.int64, "i64"),
+        (np.dtype("float32"), "f32"),
+    ],
+)
+def test_dtypes_have_one_name_in_irc(dtype: Any, name: str) -> None:
+    assert irc_dtype(dtype) == name
+    assert irc_dtype(data_type(dtype)) == name == irc_dtype(str_dtype(dtype))
+
+
+def test_dtypes_refuse_what_is_none() -> None:
+    with pytest.raises(irc.Error, match="expected a dtype such as 'float16', found 'flot16'; did"):
+        irc_dtype("flot16")
+    with pytest.raises(irc.Error, match="TensorRT has no type for f64"):
+        data_type("float64")
+    with pytest.raises(irc.Error, match="expected a dtype"):
+        irc_dtype(object())
+
+
+def test_axes_of_tensorrt_are_bits() -> None:
+    dims = dim_resolve_negative([-1, 0], 3)
+    assert dims == (2, 0) and dim_to_trt_axes(dims) == 5 and trt_axes_to_dim(5) == [0, 2]
+    with pytest.raises(irc.Error, match="expected a dimension from -2 to 1, found 2"):
+        dim_resolve_negative(2, 2)
+
+
+@pytest.mark.oracle
+def test_tensors_of_pytorch_are_arrays() -> None:
+    import torch
+
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.float8_e4m3fn):
+        tensor = torch.tensor([1.0, -2.5, 3.0]).to(dtype)
+        array = as_array(tensor)
+        assert irc_dtype(array.dtype) == irc_dtype(dtype)
+        assert array.astype(np.float32).tolist() == tensor.float().tolist()
+
+
+def test_dynamic_sizes_are_symbols_with_the_ranges_of_all_profiles() -> None:
+    network = Network()
+    with net_guard(network):
+        two = OrderedDict([("batch", [[1, 4, 8], [2, 3, 4]]), ("hidden", [16, 16])])
+        x = Tensor("x", DataType.HALF, [-1, 16], two)
+    assert str(x.type) == "f16[batch, 16]" and network.dims == {"batch": (1, 4, 8)}
+    assert x.shape == (-1, 16) and x.size(1) == 16 and x.rank() == x.ndim() == 2
+    assert x.is_dynamic() and x.is_dynamic(0) and not x.is_dynamic(1)
+    assert x.dtype is DataType.HALF and network.is_input(x) and not network.is_output(x)
+
+
+@pytest.mark.parametrize(
+    "shape, ranges, message",
+    [
+        ([-1], None, "expected a dim_range for the sizes that are -1, found none"),
+        ([-1, 4], OrderedDict(b=[[1, 2, 3]]), "expected a dim_range per dimension, found 1: b"),
+        ([-1], OrderedDict(b=[[3, 2, 1]]), "in rising order for b, found [3, 2, 1]"),
+        ([4], OrderedDict(h=[5]), "expected the size 4 in the range of h, found (5, 5, 5)"),
+        ([-1, -1], OrderedDict(b=[1], s=[1, 2]), "as many profiles in every range, found [1, 2]"),
+        ([-1], [(1, 2, 3)], "expected an OrderedDict as dim_range, found a list"),
+    ],
+)
+def test_ranges_that_do_not_fit_name_the_input(shape: Any, ranges: Any, message: str) -> None:
+    with net_guard(Network()), pytest.raises(irc.Error) as error:
+        Tensor("ids", "int32", shape, ranges)
+    assert f"the input ids of shape {shape}" in str(error.value) and message in str(error.value)
+    assert "test_tensor.py" in str(error.value)
+
+
+def test_one_dimension_has_one_range() -> None:
+    with net_guard(Network()), pytest.raises(irc.Error) as error:
+        source("x")
+        Tensor("mask", "int32", [-1, 7], OrderedDict(batch=[[1, 2, 5]], h=[7]))
+    assert "the dimension 'batch' has different ranges" in str(error.value)
+    assert "x: shape [-1, -1], batch in (1, 2, 6)" in str(error.value)
+    assert "mask: shape [-1, 7], batch in (1, 2, 5)" in str(error.value)
+
+
+def test_inputs_need_a_network_and_a_name_of_their_own() -> None:
+    with pytest.raises(irc.Error, match="expected a network in progress; write this inside"):
+        source()
+    with net_guard(Network()):
+        source()
+        with pytest.raises(irc.Error, match="two inputs called 'x'"):
+            source()
+        with pytest.raises(irc.Error, match="an input needs a name, a dtype and a shape"):
+            Tensor("y", "int32")
+        with pytest.raises(irc.Error, match="is no name for an input"):
+            Tensor("a.b", "int32", [1])
+
+
+OPERATORS: list[Callable[[Any, Any], Any]] = [
+    lambda x, y: x + y,
+    lambda x, y: x - 2 * y,
+    lambda x, y: 3 - x * y,
+    lambda x, y: x // y,
+    lambda x, y: x % y,
+    lambda x, y: x < y,
+    lambda x, y: x >= 2,
+    lambda x, y: x == y,
+    lambda x, y: x != 3,
+    lambda x, y: (x > y) & (y > 0) | (x == 1),
+]
+
+
+@pytest.mark.parametrize("compute", OPERATORS)
+def test_operators_are_those_of_numpy(compute: Callable[[Any, Any], Any]) -> None:
+    random = fresh()
+    x = random.integers(-9, 9, (3, 4)).astype(np.int32)
+    y = random.choice([-3, -2, -1, 1, 2, 3], (3, 4)).astype(np.int32)
+
+    def build(_: Any) -> None:
+        result = compute(source("x"), source("y"))
+        result.mark_output("z")
+
+    assert np.array_equal(run(build, {"x": x, "y": y})["z"], compute(x, y))
+
+
+def test_division_of_integers_truncates_and_that_of_floats_does_not() -> None:
+    x = fresh().integers(-99, 99, (2, 5)).astype(np.int32)
+
+    def build(_: Any) -> None:
+        a = source()
+        (a / 7).mark_output("whole")
+        (a / -7).mark_output("negative")
+        (wrap(F.cast(unwrap(a), "f32")) / 8.0).mark_output("real")
+
+    got = run(build, {"x": x})
+    assert np.array_equal(got["whole"], np.trunc(x / 7).astype(np.int32))
+    assert np.array_equal(got["negative"], np.trunc(x / -7).astype(np.int32))
+    assert np.array_equal(got["real"], x / np.float32(8))
+
+
+def test_tensors_compare_elements_and_none_by_identity() -> None:
+    with net_guard(Network()):
+        x, y = source("x"), source("y")
+        assert (x == None) is False and (x != None) is True  # noqa: E711
+        assert x in {x: 1} and bool(x)
+        with pytest.raises(irc.Error, match="a comparison of tensors has no truth value"):
+            bool(x == y)
+        with pytest.raises(irc.Error, match="a tensor has no value while a network is built"):
+            int(x)
+        with pytest.raises(irc.Error, match="has no value"):
+            list(x)
+
+
+B, S = symbol("batch"), symbol("length")
+
+
+@pytest.mark.parametrize(
+    "compute, wanted",
+    [
+        (lambda b, s: b + s * 2 - 1, (B + S * 2 - 1,)),
+        (lambda b, s: (b * 6) // 3, (B * 2,)),
+        (lambda b, s: (s * 8) / 4, (S * 2,)),
+        (lambda b, s: known([b.content[0], 4]) * 2, (B * 2, 8)),
+        (lambda b, s: known([7, 9]) // known([2, 3]), (3, 3)),
+        (lambda b, s: 1 - b, (1 - B,)),
+        (lambda b, s: binary("maximum", known(3), known(5)), (5,)),
+    ],
+)
+def test_sizes_are_computed_without_operations(compute: Any, wanted: Content) -> None:
+    network = Network()
+    with net_guard(network):
+        x = source()
+        b, s = (known(size) for size in x.type.shape)
+        assert compute(b, s).content == wanted
+        assert not network.get_layers()
+
+
+def test_known_sizes_become_data_where_they_are_used() -> None:
+    def build(_: Any) -> None:
+        x = source(dtype="int64")
+        b, s = (known(size, "i64") for size in x.type.shape)
+        (x + b * s * 3).mark_output("y")
+        known([b.content[0], 5, S - 1], "i64").mark_output("sizes")
+        (b // 2).mark_output("half")  # is no polynomial
+        (known([2, 3, 4], "i64") * 2).mark_output("numbers")
+
+    x = fresh().integers(0, 9, (4, 7))
+    got = run(build, {"x": x})
+    assert np.array_equal(got["y"], x + 4 * 7 * 3) and got["half"] == 2
+    assert got["sizes"].tolist() == [4, 5, 6] and got["numbers"].tolist() == [4, 6, 8]
+
+
+def test_shapes_are_made_of_numbers_and_known_sizes() -> None:
+    with net_guard(Network()):
+        x = source()
+        b = known(x.type.shape[0])
+        wanted: tuple[DimLike, ...] = (B, -1, 8)
+        assert shape_of([b, -1, 8]) == wanted == shape_of(known([B, -1, 8]))
+        assert shape_of((known([B, 2]), np.int64(3))) == (B, 2, 3)
+        assert content_of(x) is None and content_of(True) is None
+        with pytest.raises(irc.Error, match="a shape cannot depend on the elements of a tensor"):
+            shape_of([b, x])
+
+
+def test_constants_of_every_size() -> None:
+    random = fresh()
+    arrays = {
+        "scalar": np.float32(random.normal()),
+        "same": np.full((3, 5), 2.5, np.float16),
+        "few": random.normal(size=(2, 7)).astype(np.float32),
+        "many": random.normal(size=(5, 4)).astype(np.float32),
+        "whole": np.arange(6, dtype=np.int32),
+        "mask": random.random((3, 9)) < 0.5,
+    }
+
+    def build(_: Any) -> None:
+        for name, array in arrays.items():
+            constant_tensor(array).mark_output(name)
+
+    for name, got in run(build, {}).items():
+        assert got.dtype == arrays[name].dtype and np.array_equal(got, arrays[name]), name
+
+
+def test_uses_are_replaced_but_not_in_what_replaces() -> None:
+    x = fresh().normal(size=(2, 3)).astype(np.float32)
+
+    def build(_: Any) -> None:
+        given = Tensor("x", "float32", [2, 3])
+        old = wrap(F.relu(unwrap(given)))
+        after = old * 2.0
+        after.mark_output("y")
+        old.mark_output("z")
+        assert [layer.type for layer in old.get_users()] == ["mul"]
+        assert old.get_parent().get_inputs(0)[0].name == "x"  # pyright: ignore
+        new = old + 10.0
+        old.replace_all_uses_with(new)
+        with pytest.raises(
+            irc.Error, match=r"expected a replacement of f32\[2, 3\], found f32\[\]"
+        ):
+            new.replace_all_uses_with(constant_tensor(np.float32(1)))
+
+    got = run(build, {"x": x})
+    assert np.allclose(got["z"], np.maximum(x, 0) + 10)
+    assert np.allclose(got["y"], 2 * (np.maximum(x, 0) + 10))
+
+
+def test_removed_layers_are_left_out() -> None:
+    def build(_: Any) -> None:
+        x = Tensor("x", "float32", [2])
+        old = wrap(F.exp(unwrap(x)))
+        layer = old.get_parent()
+        assert layer is not None and layer.as_layer().get_outputs()[0].type is old.type
+        new = x * 3.0
+        old.replace_all_uses_with(new)
+        layer.mark_as_removed()
+        assert layer.is_removed()
+        new.mark_output("y")
+
+    assert [op.opname for op in trace(build).ops()] == ["full", "mul", "return"]
+
+
+def test_outputs_are_cast_and_named_once() -> None:
+    def build(_: Any) -> None:
+        x = source()
+        (x + 1).mark_output("y", "float16")
+        with pytest.raises(irc.Error, match="two outputs called 'y'"):
+            x.mark_output("y")
+        z = x * 2
+        z.name = "layers.0/z"
+        z.trt_tensor.mark_output()
+
+    got = run(build, {"x": np.ones((2, 2), np.int32)})
+    assert got["y"].dtype == np.float16 and got["layers_0_z"].tolist() == [[2, 2], [2, 2]]
+
+
+def test_parameters_hold_the_part_of_one_rank() -> None:
+    parameter = Parameter(shape=(2, 3), dtype="float16")
+    assert parameter.shape == (2, 3) and parameter.dtype is DataType.HALF
+    assert not parameter.is_inited()
+    with pytest.raises(irc.Error, match=r"has the shape \[2, 3\], but its new value has \[3, 2\]"):
+        parameter.value = np.zeros((3, 2))
+    with pytest.raises(irc.Error, match="has no array"):
+        _ = parameter.raw_value
+    parameter.set_value_or_dummy(np.zeros((9, 9)))
+    assert not parameter.is_inited()
+    parameter.value = np.full((2, 3), 1.5)
+    assert parameter.raw_value.dtype == np.float16
+    assert type_of(parameter) is parameter.type
+    with pytest.raises(irc.Error, match="a parameter needs a value or a shape"):
+        Parameter(dtype="float32")
