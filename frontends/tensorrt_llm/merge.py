@@ -179,7 +179,7 @@ def _sent(stages: list[Stage], at: int) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for number, (source, target) in enumerate(zip(sent, received, strict=True)):
         _check_ranks(stages, at, source, target)
-        value, arg = stage.merged(source.value), stages[at + 1].merged(target.value)
+        value, arg = stage.joined(source.value), stages[at + 1].joined(target.value)
         if value.type is not arg.type:
             raise Error(
                 f"pipeline stage {at} sends {value.type}, but {arg.name}, which stage {at + 1} "

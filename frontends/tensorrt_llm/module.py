@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from ...errors import Error
+from ...ir.core import Value
 from ...ir.dtypes import dtype_of, numpy_dtype
 from ...ir.mesh import Mesh
 from ...ir.types import TensorType
@@ -29,6 +30,12 @@ class Weight(base.Parameter):
     def __init__(self, shape: Sequence[int], dtype: str, owner: Parameter) -> None:
         super().__init__(shape, dtype)
         self.owner = owner
+
+    @property
+    def value(self) -> Value:
+        """The weight of the parameter in the network in progress."""
+        current_network().use_parameter(self.owner)
+        return super().value
 
 
 class Parameter:
@@ -80,7 +87,6 @@ class Parameter:
     @property
     def value(self) -> Any:
         """The tensor of the parameter in the network in progress."""
-        current_network().use_parameter(self)
         return wrap(self.inner)
 
     @value.setter
@@ -262,6 +268,4 @@ def _constant(array: np.ndarray[Any, Any], kind: str) -> Inner:
     if array.size <= 16:
         values = tuple(each.item() for each in array.reshape(-1))
         return one("constant", values=values, shape=array.shape, dtype=kind)
-    parameter = Parameter(array, dtype=kind, is_buffer=True)
-    current_network().use_parameter(parameter)
-    return parameter.inner
+    return Parameter(array, dtype=kind, is_buffer=True).inner

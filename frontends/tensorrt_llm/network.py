@@ -20,7 +20,7 @@ from ..tracer import Tracer, tracing
 from .context import building, current_network, current_session
 from .dimensions import Range, Ranges, ranges_of
 from .dtypes import irc_dtype
-from .tensor import Layer, Tensor, wrap
+from .tensor import Layer, Tensor
 
 if TYPE_CHECKING:
     from .module import Module, Parameter
@@ -39,6 +39,14 @@ class Transfer(NamedTuple):
     value: Value
     rank: int
     loc: Loc
+
+
+class Named(NamedTuple):
+    """A parameter and the name of its weight; one that is not `given` may differ by rank."""
+
+    name: str
+    parameter: Parameter
+    is_given: bool
 
 
 class Network:
@@ -143,7 +151,7 @@ class Network:
 
     def get_outputs(self) -> list[Tensor]:
         """Every output."""
-        return [wrap(Inner(output.value, self.tracer)) for output in self.outputs.values()]
+        return [Tensor.of(output.value, self) for output in self.outputs.values()]
 
     def is_input(self, tensor: Tensor) -> bool:
         """Whether a tensor is an input."""
@@ -198,21 +206,20 @@ class Network:
         if name and tensor.content is None:
             self.tracer.suggest(tensor.ir, name)
 
-    def weight_names(self) -> dict[Value, tuple[str, Parameter]]:
+    def weight_names(self) -> dict[Value, Named]:
         """The name and the parameter of every weight that operations use."""
-        given = {parameter: name for name, parameter in self.parameters.items()}
-        names: dict[Value, tuple[str, Parameter]] = {}
+        given = self._found | {parameter: name for name, parameter in self.parameters.items()}
+        names: dict[Value, Named] = {}
         taken: set[str] = set()
         for inner, weight in self.tracer.weights.items():
             parameter: Parameter = cast("Any", inner).owner
-            wanted = given.get(parameter) or self._found.get(parameter) or "constant"
-            base = name = re.sub(r"[^\w.]", "_", wanted).strip(".")
+            base = name = re.sub(r"[^\w.]", "_", given.get(parameter, "constant"))
             count = 0
             while name in taken:
                 count += 1
                 name = f"{base}_{count}"
             taken.add(name)
-            names[weight] = name, parameter
+            names[weight] = Named(name, parameter, parameter in given)
         return names
 
     # -- operations

@@ -56,20 +56,34 @@ class Tensor:
             )
         owner = network or current_network()
         self._inner: Inner | None = owner.add_input(name, irc_dtype(dtype), shape, dim_range)
-        self.type, self._value = self._inner.type, self._inner.value
+        self.type = self._inner.type
+        self._value: Value | None = self._inner.value
         self.content: Content | None = None
         self.location, self.network, self.reuses = location, owner, ""
         self.dim_range = dim_range
         owner.inputs[name] = self
 
     @classmethod
-    def make(cls, inner: Inner | None, type: TensorType, content: Content | None = None) -> Tensor:
+    def make(
+        cls,
+        inner: Inner | None,
+        type: TensorType,
+        content: Content | None = None,
+        network: Network | None = None,
+    ) -> Tensor:
         """A tensor that is no input; without `inner` its content is known."""
         self = cls.__new__(cls)
         self._inner, self.type, self.content = inner, type, content
-        self._value = None if inner is None else inner.value
+        self._value = None
         self.location, self.reuses, self.dim_range = None, "", None
-        self.network = current_network()
+        self.network = network or current_network()
+        return self
+
+    @classmethod
+    def of(cls, value: Value, network: Network) -> Tensor:
+        """The tensor of a value of a network, also outside net_guard."""
+        self = cls.make(Inner(value, network.tracer), value.type, network=network)
+        self._value = value
         return self
 
     @property
@@ -83,7 +97,9 @@ class Tensor:
     @property
     def ir(self) -> Value:
         """The value in the graph, also outside net_guard."""
-        return self.inner.value if self._value is None else self._value
+        if self._value is None:
+            self._value = self.inner.value
+        return self._value
 
     @property
     def name(self) -> str:
@@ -228,7 +244,7 @@ class Layer:
 
     def _tensors(self, values: Sequence[Value], indices: tuple[int, ...]) -> list[Tensor]:
         chosen = [values[i] for i in indices] if indices else values
-        return [wrap(Inner(value, self.network.tracer)) for value in chosen]
+        return [Tensor.of(value, self.network) for value in chosen]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layer) and other.op is self.op
@@ -242,7 +258,9 @@ class Layer:
 
 def wrap(inner: Inner, content: Content | None = None) -> Tensor:
     """The tensor of the dialect over one of irc; `content` are its elements where known."""
-    return Tensor.make(inner, inner.type, content)
+    found = Tensor.make(inner, inner.type, content)
+    _ = found.ir
+    return found
 
 
 def unwrap(x: Operand) -> Any:

@@ -174,7 +174,8 @@ def test_positional_arguments_follow_the_dialect() -> None:
         assert dialect() == "A"
         assert described(3, 4) == (3, 4, True, -1) and Described(1, 2).sizes == (1, 2)
     with new_session("B"):
-        assert described(7, 3, 4, bias=False) == (3, 4, False, 7)
+        three: Any = (7, 3, 4)
+        assert described(*three, bias=False) == (3, 4, False, 7)
         assert Described(1, 2).sizes == (2, 1)
         assert described(size=3, layer=1) == (3, 2, True, 1)
 
@@ -210,16 +211,17 @@ def test_switches_of_plugins_are_kept() -> None:
 
 def test_what_has_no_effect_is_noted_once() -> None:
     with new_session() as session, net_guard(Network()):
-        for _ in range(2):
-            with precision("float32"):
-                source_ = default_net().inputs.get("x") or source()
+        x = source()
+        with precision("float32"):
+            y = x + 1.0
+        with precision("float32"):
+            y = y + 1.0
         assert len(session.notes) == 1 and "precision('float32')" in session.notes[0]
         assert current_session() is session
-        (source_ + 1.0).name = "y"
-        assert default_trtnet().num_layers == 2
-        default_trtnet().mark_output(source_)
+        assert default_trtnet().num_layers == 4
+        default_trtnet().mark_output(y)
         with pytest.raises(irc.Error, match="add_gather of TensorRT's network does not exist"):
-            default_trtnet().add_gather(source_)
+            default_trtnet().add_gather(x)
 
 
 def test_lines_of_a_refused_operation_are_those_of_the_script() -> None:
