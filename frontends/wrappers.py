@@ -56,10 +56,10 @@ def signature(cls: type[Op], annotated: bool = False) -> list[str]:
 
 
 def returns(cls: type[Op]) -> str:
-    """The return annotation; a composite operation has one result."""
-    annotation = cls.infer.__annotations__.get("return", TensorType)
-    single = cls.composite or annotation in (TensorType, TensorType.__name__)
-    return "Tensor" if single else "tuple[Tensor, ...]"
+    """The return annotation: that of `infer`, or of the expansion that stands in for it."""
+    source = cls.expand if cls.composite and cls.infer is Op.infer else cls.infer
+    annotation = source.__annotations__.get("return", TensorType)
+    return "tuple[Tensor, ...]" if "tuple" in str(annotation) else "Tensor"
 
 
 def documentation(cls: type[Op]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import Error
 from ...ir.mesh import Mesh
 from ...source import here
+from .context import current_session
 from .errors import ArgumentError
 
 _IGNORED = (
@@ -92,6 +93,7 @@ class Mapping:
             sizes = sizes | {"tp": self.moe_tp_size, "ep": self.moe_ep_size}
         self.mesh = Mesh(tuple(sizes.items()))
         self.rank = rank
+        current_session().mapping = self
 
     @property
     def rank(self) -> int:

@@ -64,6 +64,7 @@ class Parameter:
         self.inner = Weight(sizes, kind, self)
         self.is_buffer, self.prefer_managed = is_buffer, prefer_managed
         self.sharded: tuple[int, tuple[str, ...]] | None = None
+        self.whole_size = 0  # of the sharded dimension, where the last shards have padding
         self.bound: np.ndarray[Any, Any] | Ref | None = None
         self.name = ""
         if value is not None:
@@ -147,7 +148,8 @@ class Parameter:
         if not axes or self.sharded is None:
             return UnboundRef(name)
         dim, size = self.sharded[0] % len(self.shape), mesh.group_size(tuple(axes))
-        whole = tuple(n * size if i == dim else n for i, n in enumerate(self.shape))
+        every = self.whole_size or self.shape[dim] * size
+        whole = tuple(every if i == dim else n for i, n in enumerate(self.shape))
         return UnboundRef(name, whole).then(Shard(dim, tuple(axes)))
 
     def __repr__(self) -> str:

@@ -67,6 +67,7 @@ class Network:
         self.sent: list[Transfer] = []
         self.received: list[Transfer] = []
         self.removed: set[Op] = set()
+        self.instance_ids: dict[int, Loc] = {}  # of collectives
         self.dims: dict[str, tuple[int, int, int]] = {}
         self.parameters: dict[str, Parameter] = {}  # those that the script named
         self.plugin_config = PluginConfig()

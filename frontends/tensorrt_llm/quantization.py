@@ -312,6 +312,8 @@ _ALGOS = {
     QuantAlgo.W4A8_MXFP4_MXFP8: _Algo(QuantMode.W4A8_MXFP4_MXFP8, "w4a8_mxfp4_mxfp8"),
     QuantAlgo.W4A16_MXFP4: _Algo(QuantMode.W4A16_MXFP4, "w4a16_mxfp4"),
 }
+QUANT_ALGO_LIST = [algo for algo in _ALGOS if algo is not QuantAlgo.INT8]
+KV_CACHE_QUANT_ALGO_LIST = [QuantAlgo.FP8, QuantAlgo.INT8]
 _CACHES = {QuantAlgo.INT8: QuantMode.INT8_KV_CACHE, QuantAlgo.FP8: QuantMode.FP8_KV_CACHE}
 
 DEFAULT_EXCLUDE = (

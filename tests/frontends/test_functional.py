@@ -56,6 +56,11 @@ def test_results_and_shapes() -> None:
     assert kinds == ["f32[3, 2]", "i32[3, 2]", "f32[3, 4]", "f32[B*S, 4]"]
 
 
+def test_operations_with_an_expansion_of_two_results_return_both() -> None:
+    module = traced(lambda x, w: F.add_rms_norm(x, x, w), x=("f32", (2, 4)), w=("f32", (4,)))
+    assert [str(value.type) for value in module.main.returned] == ["f32[2, 4]"] * 2
+
+
 def test_an_unknown_function_and_one_outside_a_trace() -> None:
     with pytest.raises(irc.Error, match=r"test_functional\.py.*no F\.sillu; did you mean 'silu'"):
         F.sillu  # noqa: B018  # pyright: ignore

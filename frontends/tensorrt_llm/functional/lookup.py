@@ -1,0 +1,121 @@
+"""`embedding`: lookup in a table that is replicated, or sharded by rows or columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ....errors import Error
+from ....ir.core import Op, Value
+from ....ops import Constant
+from ....ops.table_rows import own_rows
+from ....source import here
+from ... import functional as F
+from ...tensor import Tensor as Inner
+from ...tracer import Tracer, current
+from ..context import signatures
+from ..errors import ArgumentError
+from ..tensor import Tensor, unwrap, wrap
+from .collectives import allgather, allreduce, claim_instance
+
+
+@signatures(
+    a="input, weight, tp_size, tp_group, sharding_dim, tp_rank, workspace, instance_id",
+    b="input, weight, tp_size, tp_group, sharding_dim, tp_rank, per_token_scale, padding",
+)
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    tp_size: int = 1,
+    tp_group: Sequence[int] | None = None,
+    sharding_dim: int = 0,
+    tp_rank: int | None = None,
+    per_token_scale: Tensor | None = None,
+    padding: Tensor | None = None,
+    workspace: Tensor | None = None,
+    instance_id: int | None = None,
+    *,
+    vocab_size: int | None = None,
+) -> Tensor:
+    """Rows of a table for ids i32|i64 [...]: [..., H] on every rank, zeros for other ids.
+
+    weight [V, H], or with tp_size > 1 and a tp_group one rank's shard: rows from tp_rank * V on
+    [V, H] if sharding_dim is 0, columns [V, H/tp_size] if it is 1. An id below 0 or beyond all rows
+    gives zeros, whatever tp_size is. `vocab_size` are the rows of all ranks without padding.
+    `per_token_scale` has a factor per row of an i8 weight: of this rank's rows, or of all.
+    `workspace` and `padding`, which only aligns the weight, have no effect.
+    """
+    claim_instance(instance_id)
+    ids, table = unwrap(input), unwrap(weight)
+    if table.ndim != 2:
+        raise Error(f"embedding: expected a weight [rows, width], found {table.type}", loc=here())
+    scale = None if per_token_scale is None else unwrap(per_token_scale)
+    if tp_size == 1 or tp_group is None:
+        return wrap(_rows(ids, ids, table, scale))
+    if len(tp_group) != tp_size:
+        raise ArgumentError(
+            f"embedding: expected a tp_group of tp_size={tp_size} ranks, found {list(tp_group)}",
+            loc=here(),
+        )
+    if sharding_dim == 1:
+        return allgather(wrap(_rows(ids, ids, table, scale)), tp_group, gather_dim=-1)
+    if sharding_dim != 0:
+        raise ArgumentError(
+            "embedding: expected sharding_dim 0 (rows: the vocabulary) or 1 (columns: the hidden "
+            f"size), found {sharding_dim}",
+            loc=here(),
+        )
+    own = _own_rows(ids, table, tp_group, tp_rank, vocab_size)
+    return allreduce(wrap(_rows(ids, own, table, scale)), tp_group)
+
+
+def _rows(ids: Inner, own: Inner, table: Inner, scale: Inner | None) -> Inner:
+    """Rows of a table by their numbers in it, `own`, each times its factor."""
+    found = F.embedding(own, table)
+    if scale is None:
+        return found
+    factors = scale.reshape(-1, 1)
+    numbers = own if factors.shape[0] == table.shape[0] else ids
+    return found.cast(scale.dtype) * F.embedding(numbers, factors)
+
+
+def _own_rows(
+    ids: Inner, table: Inner, group: Sequence[int], tp_rank: int | None, vocab_size: int | None
+) -> Inner:
+    """ids as row numbers of this rank's shard, -1 for those of other ranks."""
+    if tp_rank is None:
+        raise ArgumentError(
+            "embedding: a table sharded by rows (sharding_dim=0) needs tp_rank, found None; give "
+            "mapping.tp_rank",
+            loc=here(),
+        )
+    size, part = len(group), table.shape[0]
+    if not isinstance(part, int) or not 0 <= tp_rank < size:
+        raise ArgumentError(
+            f"embedding: expected a table with a number of rows and a tp_rank from 0 to {size - 1},"
+            f" found {table.type} and {tp_rank}",
+            loc=here(),
+        )
+    to = _Appended(current("embedding"))
+    rows = part * size if vocab_size is None else vocab_size
+    begin = tp_rank * part  # differs by rank, which `merge` makes an operation
+    own = own_rows(to, ids.value, (rows, part), size, lambda kind: to.constant(begin, kind))
+    return Inner(own, to.tracer)
+
+
+@dataclass(frozen=True)
+class _Appended:
+    """Appends operations to the trace in progress, located at the line of the script."""
+
+    tracer: Tracer
+
+    def add(self, op: Op) -> Value:
+        for value in op.operands:
+            if value.producer is not None and value.producer.parent is None:
+                self.add(value.producer)
+        op.loc = here()
+        self.tracer.append(op)
+        return op.result
+
+    def constant(self, value: float, dtype: str) -> Value:
+        return self.add(Constant(values=(value,), dtype=dtype))

@@ -1,0 +1,204 @@
+"""Linear layers and feed-forwards on 1, 2 and 4 ranks, against torch on the complete weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc.errors import Error
+from irc.frontends.tensorrt_llm.context import Dialect, new_session
+from irc.frontends.tensorrt_llm.functional import AllReduceFusionOp, AllReduceParams
+from irc.frontends.tensorrt_llm.layers import ColumnLinear, Embedding, Linear, RowLinear
+from irc.frontends.tensorrt_llm.mapping import Mapping
+from irc.frontends.tensorrt_llm.module import Parameter
+from tests.fresh import fresh
+from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, shard
+
+torch: Any = pytest.importorskip("torch")
+pytestmark = pytest.mark.oracle
+
+WORLDS = (1, 2, 4)
+K, N = 24, 16
+any_row: Any = RowLinear
+
+
+def drawn(*shape: int) -> Array:
+    """Random numbers, other ones for every shape."""
+    return (fresh(sum(shape)).normal(size=shape) / np.sqrt(shape[-1])).astype("float32")
+
+
+def linear(x: Array, weight: Array, bias: Array | None) -> Array:
+    """torch's linear."""
+    parts = [torch.from_numpy(each) for each in (x, weight)]
+    extra = () if bias is None else (torch.from_numpy(bias),)
+    return torch.nn.functional.linear(*parts, *extra).numpy()
+
+
+def close(found: Array, want: Array) -> None:
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(5, K), (2, 3, K)], ids=["packed", "padded"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("gather", [True, False])
+@pytest.mark.parametrize("tp", WORLDS)
+def test_columns(tp: int, gather: bool, bias: bool, shape: tuple[int, ...]) -> None:
+    x, weight = drawn(*shape), drawn(N, K)
+    added = drawn(N) if bias else None
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        layer: Any = ColumnLinear(
+            K, N, bias, "float32", mapping.tp_group, mapping.tp_size, gather_output=gather
+        )
+        assert layer.weight.shape == (N // tp, K)
+        layer.weight.value = shard(weight, 0, mapping)
+        if added is not None:
+            layer.bias.value = shard(added, 0, mapping)
+        return layer(x)
+
+    want = linear(x, weight, added)
+    for rank, (found,) in enumerate(every_rank(build, {"x": x}, tp)):
+        close(found, want if gather else shard(want, -1, Mapping(tp, rank, tp_size=tp)))
+
+
+def row(mapping: Mapping, weight: Array, bias: Array | None, **more: Any) -> RowLinear:
+    """A RowLinear with this rank's part of a weight."""
+    layer = RowLinear(K, N, bias is not None, "float32", mapping.tp_group, mapping.tp_size, **more)
+    layer.weight.value = shard(weight, 1, mapping)
+    if layer.bias is not None:
+        layer.bias.value = bias
+    return layer
+
+
+def held(array: Array, mapping: Mapping) -> Any:
+    """This rank's features of an array, as a tensor."""
+    return Parameter(shard(array, -1, mapping)).value
+
+
+@pytest.mark.parametrize("dialect", ["A", "B"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tp", WORLDS)
+def test_rows_add_the_bias_once_after_the_sum(tp: int, bias: bool, dialect: Dialect) -> None:
+    x, weight = drawn(2, 3, K), drawn(N, K)
+    added = drawn(N) * 10 if bias else None
+
+    def build(mapping: Mapping) -> Any:
+        if dialect == "A":
+            return row(mapping, weight, added, instance_id=4)(held(x, mapping), None)
+        return row(mapping, weight, added)(held(x, mapping))
+
+    for (found,) in every_rank(build, {}, tp, dialect):
+        close(found, linear(x, weight, added))
+
+
+@pytest.mark.parametrize("tp", WORLDS)
+def test_experts_leave_the_sum_and_add_a_part_of_the_bias(tp: int) -> None:
+    x, weight, bias = drawn(3, K), drawn(N, K), drawn(N)
+
+    def build(mapping: Mapping) -> Any:
+        return row(mapping, weight, bias, is_expert=True)(held(x, mapping))
+
+    found = every_rank(build, {}, tp)
+    close(np.sum([each for (each,) in found], axis=0), linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tp", WORLDS)
+def test_rows_with_residual_and_norm(tp: int, bias: bool) -> None:
+    x, weight, residual = drawn(3, K), drawn(N, K), drawn(3, N)
+    norm, added = drawn(N), drawn(N) if bias else None
+    params: list[AllReduceParams] = []
+
+    def build(mapping: Mapping, residual: Any) -> Any:
+        params.append(
+            AllReduceParams(
+                fusion_op=AllReduceFusionOp.RESIDUAL_RMS_NORM,
+                residual=residual,
+                norm_weight=Parameter(norm).value,
+                eps=1e-4,
+            )
+        )
+        found = row(mapping, weight, added)(held(x, mapping), all_reduce_params=params[-1])
+        assert params[-1].bias is None  # the layer does not change what it is given
+        return found
+
+    total = linear(x, weight, added) + residual
+    normed = torch.nn.functional.rms_norm(
+        torch.from_numpy(total), (N,), torch.from_numpy(norm), eps=1e-4
+    )
+    for found in every_rank(build, {"residual": residual}, tp):
+        close(found[0], normed.numpy())
+        close(found[1], total)
+
+
+@pytest.mark.parametrize("tp", WORLDS)
+def test_two_layers_share_a_weight(tp: int) -> None:
+    x, weight = drawn(3, K), drawn(N, K)
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        first = Linear(K, N, False, "float32", mapping.tp_group, mapping.tp_size)
+        first.weight.value = shard(weight, 0, mapping)
+        group, size = mapping.tp_group, mapping.tp_size
+        second = Linear(K, N, False, "float32", group, size, True, first.weight)
+        return first(x), second(x)
+
+    for both in every_rank(build, {"x": x}, tp):
+        for found in both:
+            close(found, linear(x, weight, None))
+
+
+def test_the_weight_takes_the_dtype_of_x() -> None:
+    x, weight = drawn(3, K).astype("float16"), drawn(N, K)
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        layer = Linear(K, N, False, "float32", strict_dtype=True, pad_lda=8, pad_ldc=8, is_qkv=True)
+        layer.weight.value = weight
+        return layer(x)
+
+    ((found,),) = every_rank(build, {"x": x})
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, linear(x.astype("float32"), weight, None), atol=2e-2)
+
+
+def test_unset_weights_are_shards_of_the_checkpoint() -> None:
+    def build(mapping: Mapping, ids: Any) -> Any:
+        group, size = mapping.tp_group, mapping.tp_size
+        table = Embedding(5, K, "float32", size, group, 0, mapping.tp_rank)
+        column = Linear(K, N, True, "float32", group, size, gather_output=False)
+        return RowLinear(N, K, True, "float32", group, size)(column(table(ids)))
+
+    with new_session():
+        module = module_of(build, {"ids": np.zeros(3, "int32")}, 2)
+    shards = {str(weight.type): weight.ref for weight in module.weights.values()}
+    found = {
+        type: (getattr(ref, "shape", None), [str(step) for step in ref.steps])
+        for type, ref in shards.items()
+    }
+    assert found == {
+        "f32[3, 24]": ((5, 24), [".shard(0, tp)"]),  # of 5 rows
+        "f32[8, 24]": ((16, 24), [".shard(0, tp)"]),
+        "f32[8]": ((16,), [".shard(0, tp)"]),
+        "f32[24, 8]": ((24, 16), [".shard(1, tp)"]),
+        "f32[24]": (None, []),
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: Linear(K, 10, tp_group=m.tp_group, tp_size=4), "out_features=10 is no multiple"),
+        (lambda m: RowLinear(10, N, tp_group=m.tp_group, tp_size=4), "pad it to 12"),
+        (lambda m: any_row(K, N, biass=False), "no argument 'biass'; did you mean 'bias'"),
+        (lambda m: Linear(K, N)(held(drawn(3, K), m), lora_runtime_params=1), "LoRA weights at"),
+    ],
+)  # fmt: skip
+def test_messages(call: Any, message: str) -> None:
+    def build(mapping: Mapping, x: Any) -> Any:
+        call(mapping)
+        return x
+
+    with new_session(), pytest.raises(Error, match=message) as caught:
+        module_of(build, {"x": drawn(3, K)}, 4)
+    assert "test_linear_layers.py" in str(caught.value)

@@ -1,0 +1,60 @@
+"""Runs what a function builds on every rank of a world, with weights sharded by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import irc
+from irc.backends.reference.evaluate import evaluate_ranks
+from irc.frontends.tensorrt_llm.context import Dialect, new_session
+from irc.frontends.tensorrt_llm.mapping import Mapping as Ranks
+from irc.frontends.tensorrt_llm.tensor import Tensor
+from irc.ir.dtypes import dtype_of
+from tests.frontends.tensorrt_llm.traced import trace
+
+Array = np.ndarray[Any, Any]
+Build = Callable[..., Any]  # (mapping, one tensor per input) -> a tensor, or several
+
+
+def module_of(
+    build: Build, inputs: Mapping[str, Array], tp: int = 1, pp: int = 1, **sizes: int
+) -> irc.Module:
+    """The module of what `build` returns, whose outputs are out0, out1, ..."""
+
+    def make(rank: int, tp_size: int, pp_size: int, cp_size: int) -> Ranks:
+        return Ranks(tp_size * pp_size, rank, tp_size=tp_size, pp_size=pp_size, **sizes)
+
+    def one_rank(mapping: Ranks) -> None:
+        given = {
+            name: Tensor(name=name, dtype=dtype_of(array), shape=array.shape)
+            for name, array in inputs.items()
+        }
+        found = build(mapping, **given)
+        for i, tensor in enumerate(found if isinstance(found, tuple) else (found,)):
+            if tensor is not None:
+                tensor.mark_output(f"out{i}")
+
+    return trace(one_rank, tp, pp, make=make)
+
+
+def every_rank(
+    build: Build, inputs: Mapping[str, Array], tp: int = 1, dialect: Dialect = "B", **sizes: Any
+) -> list[list[Array]]:
+    """The outputs of every rank, which get the same inputs. `sorted_groups` is of the session."""
+    options = {"sorted_groups": sizes.pop("sorted_groups", False)}
+    with new_session(dialect, **options):
+        module = module_of(build, inputs, tp, **sizes)
+        if not module.local:
+            return [list(irc.evaluate(module, inputs).values())]
+        return [list(found.values()) for found in evaluate_ranks(module, inputs)]
+
+
+def shard(array: Array, dim: int, mapping: Ranks) -> Array:
+    """The shard of a rank, of ceil(n / tp) elements, padded with zeros."""
+    part = -(-array.shape[dim] // mapping.tp_size)
+    missing = part * mapping.tp_size - array.shape[dim]
+    widths = [(0, missing if i == dim % array.ndim else 0) for i in range(array.ndim)]
+    return np.split(np.pad(array, widths), mapping.tp_size, axis=dim)[mapping.tp_rank]
