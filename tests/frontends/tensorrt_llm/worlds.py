@@ -24,9 +24,6 @@ def module_of(
 ) -> irc.Module:
     """The module of what `build` returns, whose outputs are out0, out1, ..."""
 
-    def make(rank: int, tp_size: int, pp_size: int, cp_size: int) -> Ranks:
-        return Ranks(tp_size * pp_size, rank, tp_size=tp_size, pp_size=pp_size, **sizes)
-
     def one_rank(mapping: Ranks) -> None:
         given = {
             name: Tensor(name=name, dtype=dtype_of(array), shape=array.shape)
@@ -37,7 +34,7 @@ def module_of(
             if tensor is not None:
                 tensor.mark_output(f"out{i}")
 
-    return trace(one_rank, tp, pp, make=make)
+    return trace(one_rank, tp, pp, **sizes)
 
 
 def every_rank(
