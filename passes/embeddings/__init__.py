@@ -49,10 +49,11 @@ class RewriteEmbeddings(Pass):
     ids. A table with other uses, such as a tied lm_head, is unchanged unless `copy` allows a second
     one. With `sentinel` tables get rows of zeros for foreign ids, and are then not read in place
     from a checkpoint. `capacity` limits cyclic schemes to so many rows per pair of ranks (0: no
-    limit); ids beyond it are counted in a result, and the function @exact has no limit. Every rank
-    has the first `hot` rows of a table; lookups of them need no capacity. `memory` is
-    the most GB per rank of a table, `price` the cost of a GB in microseconds per call, `topology` a
-    file with the machine's constants.
+    limit); ids beyond it are counted in a result, and the function @exact has no limit. With
+    `distinct` equal ids of a rank need one row of it; all pairs of ids are compared. Every rank has
+    the first `hot` rows of a table; lookups of them need no capacity. `memory` is the most GB per
+    rank of a table, `price` the cost of a GB in microseconds per call, `topology` a file with the
+    machine's constants.
     """
 
     scheme: str = "auto"
@@ -61,6 +62,7 @@ class RewriteEmbeddings(Pass):
     copy: bool = False
     sentinel: bool = True
     capacity: int = 0
+    distinct: bool = False
     hot: int = 0
     memory: float | None = None
     price: float = 35.0
@@ -82,6 +84,8 @@ class _Rewriting:
         self.asked = Requests(rows, checked_scheme(options.scheme))
         if options.capacity < 0:
             raise Error("capacity cannot be negative; 0 is no limit")
+        if options.distinct and not options.capacity:
+            raise Error("distinct saves rows of a capacity, and there is none; set capacity")
         if options.hot < 0:
             raise Error("hot cannot be negative; it is the number of rows that every rank has")
         if options.memory is not None and not options.memory >= 0:
@@ -254,6 +258,7 @@ class _Rewriting:
             capacity=self.options.capacity,
             queues=self._queues(site),
             hot=hot,
+            distinct=self.options.distinct,
         )
         value, lost = written(lookup)
         if lookup.keeps_end:

@@ -89,7 +89,7 @@ def add_exact(module: Module, function: Function) -> Function:
     kept = [i for i, result in enumerate(results) if result.name != OVERFLOW]
     for op in function:
         if isinstance(op, CyclicEmbedding):
-            copy_before(op, new, None, values, capacity=0, queues=())
+            copy_before(op, new, None, values, capacity=0, queues=(), distinct=False)
         elif op.opname != "return":
             copy_before(op, new, None, values)
     end = Return([values.get(value, value) for value in map(function.returned.__getitem__, kept)])

@@ -41,8 +41,9 @@ class Lookup:
     """A lookup to write: the ids of the site, and the table in pieces of rows.
 
     `inside` says that all ids are in range; `sentinel` that rows of zeros may follow the table.
-    `capacity` and `queues` are those of cyclic_embedding, `group_size` the number of ranks over the
-    axes. `hot` are the first rows, which every rank has, so that the pieces begin behind them.
+    `capacity`, `queues` and `distinct` are those of cyclic_embedding, `group_size` the number of
+    ranks over the axes. `hot` are the first rows, which every rank has, so that the pieces begin
+    behind them.
     """
 
     site: Site
@@ -56,6 +57,7 @@ class Lookup:
     capacity: int = 0
     queues: tuple[int, ...] = ()
     hot: Weight | None = None
+    distinct: bool = False
 
     @property
     def keeps_end(self) -> bool:
@@ -170,6 +172,7 @@ def _rows(lookup: Lookup, number: int, ids: Value, lost: list[Value]) -> Value:
         scatter=site.dim if site.wanted == "scattered" else -1,
         capacity=lookup.capacity,
         queues=lookup.queues if lookup.capacity else (),
+        distinct=lookup.distinct,
     )
     if lookup.capacity:
         lost.append(found.results[1])

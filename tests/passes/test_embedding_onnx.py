@@ -48,8 +48,9 @@ def test_odd_sizes(wanted: str, scheme: str, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("once", ["false", "true"])
 @pytest.mark.parametrize(("wanted", "scheme"), CYCLIC)
-def test_capacity_overflow(wanted: str, scheme: str, tmp_path: Path) -> None:
+def test_capacity_overflow(wanted: str, scheme: str, once: str, tmp_path: Path) -> None:
     ids = drawn(fresh(31), 13, (4, 6))
     lab = Lab(tmp_path, distinct(13, 3), (4, 6), wanted, 2)
-    same_bits(lab.local(scheme, ", capacity=2"), ids, tmp_path)
+    same_bits(lab.local(scheme, f", capacity=2, distinct={once}"), ids, tmp_path)

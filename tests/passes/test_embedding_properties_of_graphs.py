@@ -42,32 +42,40 @@ from tests.passes.embedding_lab import (
 )
 
 
-def overflowing(ids: Array, rows: int, group_size: int, capacity: int, wanted: str) -> Array:
-    """Whether each id exceeds the capacity, counted one by one."""
+def overflowing(
+    ids: Array, rows: int, group_size: int, capacity: int, wanted: str, once: bool
+) -> Array:
+    """Whether each id exceeds the capacity; a repeated id counts `once`, or each time."""
     lost = np.zeros(ids.shape, bool)
     used: dict[tuple[int, int], int] = {}
+    known: dict[tuple[int, int], bool] = {}
     dim = {"replicated": None, "scattered": 1, "sharded": 0}[wanted]
     for place in np.ndindex(*ids.shape):
         if not 0 <= ids[place] < rows:
             continue
         part = 0 if dim is None else place[dim] // -(-ids.shape[dim] // group_size)
-        queue = part, int(ids[place]) % group_size
-        lost[place] = used.setdefault(queue, 0) >= capacity
+        queue, same = (part, int(ids[place]) % group_size), (part, int(ids[place]))
+        if once and same in known:
+            lost[place] = known[same]
+            continue
+        known[same] = lost[place] = used.setdefault(queue, 0) >= capacity
         used[queue] += 1
     return lost
 
 
+@pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize(("wanted", "scheme"), CYCLIC)
 def test_capacity_overflow_gives_zeros_and_is_counted(
-    wanted: str, scheme: str, tmp_path: Path
+    wanted: str, scheme: str, once: bool, tmp_path: Path
 ) -> None:
     rng = fresh(9)
     for group_size in GROUP_SIZES:
         for capacity in (1, 2, 5, 40):
             lab = Lab(tmp_path, distinct(13, 3), (5, 7), wanted, group_size)
             ids = drawn(rng, 13, (5, 7))
-            module, _ = lab.rewritten(scheme, f", capacity={capacity}")
-            lost = overflowing(ids, 13, group_size, capacity, wanted)
+            options = f", capacity={capacity}, distinct={str(once).lower()}"
+            module, _ = lab.rewritten(scheme, options)
+            lost = overflowing(ids, 13, group_size, capacity, wanted, once)
             want = np.where(lost[..., None], 0, looked_up(lab.table, ids))
             results = [evaluate(module, {"ids": ids})]
             results.append(evaluate(localized(module), {"ids": ids}))

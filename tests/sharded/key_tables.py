@@ -60,10 +60,15 @@ def layer_for(table: Table, gpus: int, slots: Sequence[int] = (), **options: Any
 
 def bound(layer: Any, arrays: dict[str, Array], folder: Path, spec: irc.Spec = KEYS) -> Module:
     """The traced layer, its weights in a file of the folder."""
-    folder.mkdir(exist_ok=True, parents=True)
-    write_tensors(folder / "model.safetensors", arrays)
     size = str(spec.shape[0])
-    return huggingface.bind(irc.trace(layer, {"keys": spec}, {size: (1, 840, 840 * 40)}), folder)
+    module = irc.trace(layer, {"keys": spec}, {size: (1, 840, 840 * 40)})
+    return bind(module, arrays, folder)
+
+
+def bind(module: Module, arrays: dict[str, Array], folder: Path) -> Module:
+    """The module with these weights, in a file of the folder."""
+    write_tensors(folder / "model.safetensors", arrays)
+    return huggingface.bind(module, folder)
 
 
 def spread(module: Module, ranks: int, scheme: str = "kd", options: str = "") -> Module:

@@ -10,10 +10,12 @@ import pytest
 
 import irc
 from irc.errors import Error
+from irc.frontends import Module, Tensor
+from irc.frontends import functional as F
 from irc.frontends.layers import All2AllDenseEmbedding, Table, export_table, import_table
 from irc.passes.embeddings.tables import table_shape
 from tests.fresh import fresh
-from tests.sharded.key_tables import Array, asked, bound, drawn, layer_for, looked_up, spread
+from tests.sharded.key_tables import Array, asked, bind, bound, drawn, layer_for, looked_up, spread
 
 RANKS = range(1, 9)
 
@@ -129,6 +131,44 @@ def test_narrow_floats_are_summed_in_f32(tmp_path: Path) -> None:
     layer = All2AllDenseEmbedding(3, 1, 1, 3, use_hashtable=False, combiner="sum", dtype="f16")
     module = bound(layer, layer.arrays(table), tmp_path, irc.Spec("i64", ("B", 1, 3)))
     assert irc.evaluate(module, {"keys": np.array([[[0, 1, 2]]])})["result0"].item() == 1
+
+
+class Unique(Module):
+    """The rows of distinct keys, gathered for all keys."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+
+    def forward(self, unique: Tensor, inverse: Tensor) -> Tensor:
+        return F.gather(self.layer(unique), inverse, dim=0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_unique_lookup_gather_is_the_lookup(ranks: int, tmp_path: Path) -> None:
+    rng = fresh(47)
+    table = drawn(rng, 80, 4)
+    layer = layer_for(table, ranks)
+    keys = asked(rng, table, 120)
+    unique, inverse = np.unique(keys, return_inverse=True)
+    unique = np.append(unique, np.full(-len(unique) % 6, 5))  # a multiple of the ranks
+    specs = {"unique": irc.Spec("i64", ("U",)), "inverse": irc.Spec("i64", ("N",))}
+    dims = {"U": (1, 60, 600), "N": (1, 120, 1200)}
+    named = {f"layer.{name}": array for name, array in layer.arrays(table).items()}
+    module = spread(bind(irc.trace(Unique(layer), specs, dims), named, tmp_path), ranks)
+    found = irc.evaluate(module, {"unique": unique, "inverse": inverse})["result0"]
+    same(found, looked_up(table, keys), ranks)
+
+
+def test_repeated_keys_share_a_row_of_the_capacity(tmp_path: Path) -> None:
+    rng = fresh(48)
+    table = drawn(rng, 200, 4)
+    layer = layer_for(table, 3)
+    module = bound(layer, layer.arrays(table), tmp_path)
+    spread(module, 3, options=", capacity=8, distinct=true")
+    keys = rng.choice(table.keys[:8], 360)
+    found = irc.evaluate(module, {"keys": keys})
+    assert found["capacity_overflow"] == 0, "a rank has eight keys, each fifteen times"
+    same(found["result0"], looked_up(table, keys), "distinct")
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
