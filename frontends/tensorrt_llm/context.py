@@ -41,11 +41,20 @@ class Session:
     networks: dict[str, dict[int, Network]] = field(default_factory=dict[str, "dict[int, Network]"])
     mapping: Any = None  # the last Mapping that the script made
     notes: list[str] = field(default_factory=list[str])
-    files: dict[str, str] = field(default_factory=dict[str, str])  # of weight references, by name
+    files: dict[str, Path] = field(default_factory=dict[str, Path])  # of weight references, by name
     _folder: Path | None = None
 
+    def add_file(self, name: str, path: Path) -> str:
+        """The name under which weight references read a file."""
+        known = next((each for each, other in self.files.items() if other == path), None)
+        if known is None:
+            count = sum(each.startswith(name) for each in self.files)
+            known = f"{name}_{count}" if count else name
+            self.files[known] = path
+        return known
+
     def note(self, text: str) -> None:
-        """Add a note, with the line of the script, unless it is there."""
+        """Add a note, unless it is there."""
         if text not in self.notes:
             self.notes.append(text)
 

@@ -50,7 +50,7 @@ def merge(networks: Table[int, Network], mapping: Mapping, name: str = "network"
     arrays.write(module)
     known = current_session().files
     used = {file for weight in module.weights.values() for file in weight.ref.files()}
-    module.files |= {file: known[file] for file in sorted(used & known.keys())}
+    module.files |= {file: str(known[file]) for file in sorted(used & known.keys())}
     verify(module)
     return module
 

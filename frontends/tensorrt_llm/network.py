@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ...errors import Error
 from ...ir.core import Function, Op, Value
-from ...ir.dims import DimLike, symbol
+from ...ir.dims import Dim, DimLike, symbol
 from ...ir.types import TensorType
 from ...ops import Return
 from ...source import Loc, here
@@ -82,14 +82,20 @@ class Network:
     # -- inputs and outputs
 
     def add_input(
-        self, name: str, dtype: str, shape: Sequence[int], dim_range: Any = None
+        self, name: str, dtype: str, shape: Sequence[Any], dim_range: Any = None
     ) -> Inner:
-        """A new argument; -1 in `shape` is a symbol with the name and ranges of `dim_range`."""
+        """A new argument; -1 in `shape` is a symbol with the name and ranges of `dim_range`.
+
+        A shape may also have sizes of other inputs, and then needs no `dim_range`.
+        """
         if name in self.inputs:
             raise Error(f"the network has two inputs called {name!r}; rename one", loc=here())
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise Error(f"{name!r} is no name for an input; use letters, digits, _", loc=here())
-        sizes = self._sizes_of(name, [int(size) for size in shape], dim_range)
+        if any(isinstance(size, Dim) for size in shape):
+            sizes = tuple(shape)
+        else:
+            sizes = self._sizes_of(name, [int(size) for size in shape], dim_range)
         value = self.function.add_argument(name, TensorType(dtype, sizes))
         self.tracer.named.add(value)
         return Inner(value, self.tracer)

@@ -42,7 +42,7 @@ class Tensor:
         self,
         name: str | None = None,
         dtype: Any = None,
-        shape: Sequence[int] | None = None,
+        shape: Sequence[DimLike] | None = None,
         dim_range: Any = None,
         is_network_input: bool = True,
         location: Any = None,

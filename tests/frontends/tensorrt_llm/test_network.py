@@ -1,6 +1,7 @@
 """Networks, modules and arguments by dialect: names, scopes, source lines, guards."""
 
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,11 +122,12 @@ def test_values_may_be_set_after_the_network_is_built() -> None:
     for parameter in model.parameters():
         parameter.value = random
     with new_session() as session:
-        session.files["w"] = "w.safetensors"
-        model.last.weight.value = FileRef("w", "t")
+        names = [session.add_file("w", Path(f"{i}.safetensors")) for i in (1, 2, 1)]
+        assert names == ["w", "w_1", "w"]
+        model.last.weight.value = FileRef("w_1", "t")
         module = merge({0: network}, Mapping())
-        assert module.weights["last.weight"].ref == FileRef("w", "t")
-        assert module.files["w"] == "w.safetensors"
+        assert module.weights["last.weight"].ref == FileRef("w_1", "t")
+        assert module.files["w_1"] == "2.safetensors" and "w" not in module.files
 
 
 def test_modules_are_listed_by_path() -> None:

@@ -117,6 +117,12 @@ def test_ranges_that_do_not_fit_name_the_input(shape: Any, ranges: Any, message:
     assert "test_tensor.py" in str(error.value)
 
 
+def test_shapes_may_have_the_sizes_of_other_inputs() -> None:
+    with net_guard(Network()):
+        batch, length = source().type.shape
+        assert str(Tensor("y", "int32", [length * 2, batch, 3]).type) == "i32[2*length, batch, 3]"
+
+
 def test_one_dimension_has_one_range() -> None:
     with net_guard(Network()), pytest.raises(irc.Error) as error:
         source("x")
