@@ -1,5 +1,6 @@
 """The API of TensorRT-LLM's TensorRT workflow, traced into irc."""
 
+from . import functional as functional
 from .context import Session as Session
 from .context import current_session as current_session
 from .context import new_session as new_session

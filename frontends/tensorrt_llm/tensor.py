@@ -11,12 +11,10 @@ import numpy as np
 from ...errors import Error
 from ...ir.core import Op, Value
 from ...ir.dims import Dim, DimLike
-from ...ir.dtypes import dtype as dtype_row
 from ...ir.types import TensorType
 from ...source import here
 from ..tensor import Tensor as Inner
-from ..tensor import one
-from .contents import Content, fold, materialized
+from .contents import Content, materialized
 from .context import current_network
 from .dtypes import DataType, data_type, irc_dtype
 
@@ -164,12 +162,6 @@ class Tensor:
 
     # -- operators
 
-    def __eq__(self, other: object) -> Any:
-        return binary("eq", self, other) if _is_operand(other) else NotImplemented
-
-    def __ne__(self, other: object) -> Any:
-        return binary("ne", self, other) if _is_operand(other) else NotImplemented
-
     def __hash__(self) -> int:
         return id(self)
 
@@ -197,6 +189,10 @@ class Tensor:
     if TYPE_CHECKING:  # the methods that `attach` adds
 
         def __getattr__(self, name: str) -> Any: ...
+
+        def __eq__(self, other: object) -> Any: ...
+
+        def __ne__(self, other: object) -> Any: ...
 
         def _operator(self, other: Any) -> Tensor: ...
 
@@ -322,55 +318,6 @@ def attach(**methods: Callable[..., Any]) -> None:
         setattr(Tensor, name, function)
 
 
-# -- arithmetic
-
-
-def binary(op: str, x: Operand, y: Operand) -> Tensor:
-    """`x op y` by irc's name of the operation, elementwise with broadcasting.
-
-    Of integers, `div` truncates towards zero. Known contents are computed, and appended only when
-    they are used.
-    """
-    folded = _folded(op, x, y)
-    if folded is not None:
-        return folded
-    a, b = unwrap(x), unwrap(y)
-    if op == "div" and all(_is_integer(each) for each in (a, b)):
-        quotient = one("floor_div", *(one("abs", _tensor(each, a, b)) for each in (a, b)))
-        signs = one("mul", *(one("sign", _tensor(each, a, b)) for each in (a, b)))
-        return wrap(one("mul", quotient, signs))
-    return wrap(one(op, a, b))
-
-
-def _tensor(x: Any, a: Any, b: Any) -> Any:
-    """An operand as a tensor; a number has the dtype of the other."""
-    if isinstance(x, Inner):
-        return x
-    other = a if isinstance(a, Inner) else b
-    return one("full", value=int(x), dtype=other.dtype)
-
-
-def _is_integer(x: Any) -> bool:
-    if isinstance(x, Inner):
-        return dtype_row(x.dtype).is_integer
-    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
-
-
-def _folded(op: str, x: Operand, y: Operand) -> Tensor | None:
-    """The result where both contents are known; else None."""
-    tensors = [each for each in (x, y) if isinstance(each, Tensor)]
-    if not tensors or len({each.type.dtype for each in tensors}) > 1:
-        return None
-    if not all(isinstance(each, (Tensor, int, np.integer)) for each in (x, y)):
-        return None
-    a, b = content_of(x), content_of(y)
-    sizes = None if a is None or b is None else fold(op, a, b)
-    if sizes is None:
-        return None
-    scalar = all(each.type.ndim == 0 for each in tensors)
-    return known(sizes[0] if scalar else sizes, tensors[0].type.dtype)
-
-
 def _makers(value: Value) -> set[Op]:
     """The operations that a value depends on."""
     found: set[Op] = set()
@@ -381,19 +328,3 @@ def _makers(value: Value) -> set[Op]:
             found.add(op)
             waiting += op.operands
     return found
-
-
-def _is_operand(x: object) -> bool:
-    return isinstance(x, (Tensor, int, float, np.generic)) or hasattr(x, "inner")
-
-
-def _operator(op: str, swapped: bool) -> Callable[[Tensor, Any], Tensor]:
-    return lambda x, y: binary(op, y, x) if swapped else binary(op, x, y)
-
-
-for _name, _op in {
-    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_div",
-    "mod": "mod", "pow": "pow", "and": "and", "or": "or", "matmul": "matmul",
-}.items():  # fmt: skip
-    attach(**{f"__{_name}__": _operator(_op, False), f"__r{_name}__": _operator(_op, True)})
-attach(**{f"__{_op}__": _operator(_op, False) for _op in ("lt", "le", "gt", "ge")})

@@ -1,5 +1,6 @@
 """Functions over the tensors of a network, by the names of TensorRT-LLM."""
 
+from .. import arithmetic as arithmetic
 from .collectives import AllReduceConfig as AllReduceConfig
 from .collectives import AllReduceFusionOp as AllReduceFusionOp
 from .collectives import AllReduceParams as AllReduceParams

@@ -1,0 +1,115 @@
+"""Arithmetic of tensors, parameters and numbers, in dtypes that agree; operators of Tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+
+from ...ir.dtypes import dtype as dtype_row
+from ...ir.dtypes import is_float
+from ..tensor import Tensor as Inner
+from ..tensor import one
+from .contents import fold
+from .module import Parameter, constant_tensor
+from .tensor import Operand, Tensor, attach, known, type_of, wrap
+
+_NUMBERS = (bool, int, float, np.generic)
+
+
+def tensor(x: Any, dtype: str | None = None) -> Tensor:
+    """A Tensor of a tensor, a parameter, or a number; a number is bool, i32, f32, or of `dtype`."""
+    if isinstance(x, Tensor):
+        return x
+    if isinstance(x, Inner):
+        return wrap(x)
+    if isinstance(x, Parameter):
+        return cast("Tensor", x.value)
+    number = x.item() if isinstance(x, np.generic) else x
+    kind = {bool: "bool", int: "i32", float: "f32"}.get(cast("Any", type(number)))
+    return constant_tensor(number, dtype or kind)
+
+
+def data(x: Any) -> Inner:
+    """irc's tensor of a tensor, a parameter, or a number."""
+    return tensor(x).inner
+
+
+def matched(*operands: Any) -> tuple[Tensor, ...]:
+    """The operands as tensors: a number takes the dtype of the tensors, and i32 becomes i64 where
+    another tensor is i64."""
+    kinds = [type_of(x).dtype for x in operands if not isinstance(x, _NUMBERS)]
+    first = kinds[0] if kinds else None
+    tensors = [tensor(x, _fitting(x, first)) for x in operands]
+    if "i64" in [x.type.dtype for x in tensors]:
+        return tuple(retyped(x, "i64") if x.type.dtype == "i32" else x for x in tensors)
+    return tuple(tensors)
+
+
+def _fitting(x: Any, kind: str | None) -> str | None:
+    """The dtype that a number takes beside tensors of `kind`; its own where that holds it not."""
+    number = x.item() if isinstance(x, np.generic) else x
+    if kind is None or not isinstance(number, (bool, int, float)):
+        return None
+    if kind == "bool" and number not in (0, 1):
+        return None
+    fits = is_float(kind) or not isinstance(number, float) or number.is_integer()
+    return kind if fits else None
+
+
+def retyped(x: Tensor, dtype: str) -> Tensor:
+    """x converted to `dtype`; known sizes stay known in integers."""
+    if x.type.dtype == dtype:
+        return x
+    if x.content is not None and dtype in ("i32", "i64"):
+        return known(x.content if x.type.ndim else x.content[0], dtype)
+    inner = x.inner.cast(dtype)
+    return Tensor.make(inner, inner.type)
+
+
+def binary(op: str, x: Operand, y: Operand) -> Tensor:
+    """`x op y` by irc's name of the operation, elementwise with broadcasting.
+
+    A number takes the dtype of the tensor; of i32 and i64 the result is i64. Of integers, `div`
+    truncates towards zero. Known contents are computed, and appended only when they are used.
+    """
+    x, y = matched(x, y)
+    if (folded := _folded(op, x, y)) is not None:
+        return folded
+    a, b = x.inner, y.inner
+    if op == "div" and dtype_row(a.dtype).is_integer:
+        quotient = one("floor_div", one("abs", a), one("abs", b))
+        return wrap(one("mul", quotient, one("mul", one("sign", a), one("sign", b))))
+    return wrap(one(op, a, b))
+
+
+def _folded(op: str, x: Tensor, y: Tensor) -> Tensor | None:
+    """The result where both contents are known; else None."""
+    sizes = None if x.content is None or y.content is None else fold(op, x.content, y.content)
+    if sizes is None:
+        return None
+    return known(sizes if x.type.ndim or y.type.ndim else sizes[0], x.type.dtype)
+
+
+def _compared(op: str) -> Callable[[Tensor, object], Any]:
+    """The operator `==` or `!=`, elementwise with operands alone."""
+
+    def compare(x: Tensor, y: object) -> Any:
+        is_operand = isinstance(y, (Tensor, Parameter, Inner, *_NUMBERS))
+        return binary(op, x, y) if is_operand else NotImplemented
+
+    return compare
+
+
+def _operator(op: str, swapped: bool = False) -> Callable[[Tensor, Any], Tensor]:
+    return lambda x, y: binary(op, y, x) if swapped else binary(op, x, y)
+
+
+for _name, _op in {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_div",
+    "mod": "mod", "pow": "pow", "and": "and", "or": "or", "matmul": "matmul",
+}.items():  # fmt: skip
+    attach(**{f"__{_name}__": _operator(_op), f"__r{_name}__": _operator(_op, swapped=True)})
+attach(**{f"__{_op}__": _operator(_op) for _op in ("lt", "le", "gt", "ge")})
+attach(__eq__=_compared("eq"), __ne__=_compared("ne"))
