@@ -11,10 +11,11 @@ import pytest
 import irc
 from irc.frontends import functional as F
 from irc.frontends.tensorrt_llm import Network, Parameter, Tensor, default_net, merge, net_guard
+from irc.frontends.tensorrt_llm.arithmetic import binary
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import constant_tensor
-from irc.frontends.tensorrt_llm.tensor import binary, unwrap, wrap
+from irc.frontends.tensorrt_llm.tensor import unwrap, wrap
 from irc.weights import UnboundRef, ZerosRef
 from tests.fresh import fresh
 

@@ -10,6 +10,7 @@ import pytest
 import irc
 from irc.frontends import functional as F
 from irc.frontends.tensorrt_llm import DataType, Network, Parameter, Tensor, net_guard
+from irc.frontends.tensorrt_llm.arithmetic import binary
 from irc.frontends.tensorrt_llm.contents import Content
 from irc.frontends.tensorrt_llm.dtypes import (
     as_array,
@@ -21,15 +22,7 @@ from irc.frontends.tensorrt_llm.dtypes import (
     trt_axes_to_dim,
 )
 from irc.frontends.tensorrt_llm.module import constant_tensor
-from irc.frontends.tensorrt_llm.tensor import (
-    binary,
-    content_of,
-    known,
-    shape_of,
-    type_of,
-    unwrap,
-    wrap,
-)
+from irc.frontends.tensorrt_llm.tensor import content_of, known, shape_of, type_of, unwrap, wrap
 from irc.ir.dims import DimLike, symbol
 from tests.fresh import fresh
 
