@@ -13,7 +13,11 @@ _ACCURACY = 5e-4  # relative: constants may have been rounded to f16
 
 def _near(number: float) -> Pattern:
     """The pattern of a constant of about this value."""
-    return P.constant(value=lambda found: math.isclose(found, number, rel_tol=_ACCURACY))
+
+    def near(found: float) -> bool:
+        return math.isclose(found, number, rel_tol=_ACCURACY)
+
+    return P.constant(value=near)
 
 
 def _checked(new: Op, root: Op) -> Op | None:

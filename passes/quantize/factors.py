@@ -89,6 +89,6 @@ def _scaling(value: Value, users: Collection[Op]) -> list[Weight]:
         case Mul():
             sides = (each for each in op.operands if each.type.shape == value.type.shape)
             found = (_scaling(each, {op}) for each in sides if used_once(each))
-            return next(filter(None, found), [])
+            return next(filter(None, found), list[Weight]())
         case _:
             return []

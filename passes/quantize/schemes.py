@@ -54,7 +54,8 @@ def register_scheme(scheme: Scheme) -> Scheme:
     for known in SCHEMES.values():
         for name in known.keys & scheme.keys:
             raise Error(f"a quantization scheme called {name!r} is registered already")
-    _MODULES[scheme.name] = str(sys._getframe(1).f_globals.get("__name__", ""))
+    caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    _MODULES[scheme.name] = str(caller.f_globals.get("__name__", ""))
     return SCHEMES.setdefault(scheme.name, scheme)
 
 
