@@ -56,19 +56,20 @@ def configure(parser: ArgumentParser) -> None:
     add_passes(parser)
     add_json(parser)
     add_engine(parser)
+    parser.set_defaults(limits={})  # of rewrites per pass, which irc build may set
 
 
 def run(args: Namespace) -> int:
     """Compile, and print a summary."""
     from ..driver import check, prepare, write
-    from ..pipeline.instruments import Timing
+    from ..pipeline.instruments import Limit, Timing
 
     output: str | None = None if args.dry_run else args.output
     if output is None and not args.dry_run:
         hint = "irc compile --help lists the options"
         raise Usage("no artifact folder: give -o DIR, or --dry-run", hint)
     began = time.perf_counter()
-    timing = Timing()
+    timing, limits = Timing(), [Limit(args.limits)] if args.limits else []
     with Progress() as progress:
         prepared = prepare(
             args.source,
@@ -78,7 +79,7 @@ def run(args: Namespace) -> int:
             engine=engine_options(args),
             random_weights=args.random_weights,
             weight_errors=args.weight_errors,
-            instruments=[*pass_instruments(args, [*args.load, *args.plugin]), timing],
+            instruments=[*pass_instruments(args, [*args.load, *args.plugin]), *limits, timing],
             progress=progress,
         )
         if output is None:

@@ -19,6 +19,7 @@ from .signals import INTERRUPTED, TERMINATED, Signals
 # Every command is the module of its name here, with EXAMPLES, configure(parser) and run(args).
 COMMANDS = {
     "compile": "write an artifact folder from a script, a checkpoint folder or a module",
+    "build": "compile a checkpoint folder with the flags of trtllm-build",
     "calibrate": "gather statistics of activations for quantization: runs a model on data",
     "run": "run an artifact on given or random arrays, and compare the results",
     "generate": "continue a prompt with a compiled language model",

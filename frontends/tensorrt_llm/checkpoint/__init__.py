@@ -66,6 +66,17 @@ def load(
     return module
 
 
+def scheme_of_floats(folder: str | os.PathLike[str]) -> str:
+    """The scheme of a folder whose float weights are to be quantized, "" for any other."""
+    config = read_config(folder)
+    quantized = QuantConfig.from_dict(config.get("quantization") or {})
+    if quantized.quant_algo not in ("W8A16", "W4A16") or not is_checkpoint_config(config):
+        return ""
+    ranks = Ranks(Path(folder), layout_of(config), int(config.get("num_hidden_layers", 0)))
+    scaled = any(key.endswith(".per_channel_scale") for key in ranks.unused())
+    return "" if scaled else quantized.scheme() or ""
+
+
 def trace(config: dict[str, Any], dtype: str | None = None, ignore: Sequence[str] = ()) -> Module:
     """The model of a config.json, its weights unbound."""
     model = transformers_model(config, bool(config.get("tie_word_embeddings")), ignore)
@@ -103,7 +114,7 @@ def _note_quantization(weights: Weights, has_layers: bool) -> None:
     quantized, folder = weights.quantized, weights.ranks.folder
     if quantized.quant_algo is not None and not has_layers:
         warnings.warn(
-            f"{folder}: config.json has quant_algo={quantized.quant_algo}, but the weights are "
+            f"config.json has quant_algo={quantized.quant_algo}, but the weights in {folder} are "
             f"floats; give --quantize {quantized.scheme()} to quantize them",
             stacklevel=4,
         )
