@@ -123,8 +123,8 @@ class _Request:
         if args.random_weights is not None:
             words += ["--random-weights", str(args.random_weights)]
         for name, value in self._quantization(source).items():
-            values: list[Any] = value if isinstance(value, list) else [value]
-            for each in values or [""]:
+            values: list[Any] = [value] if not isinstance(value, list) else [*value] or [""]
+            for each in values:
                 words += [f"--{name.replace('_', '-')}", str(each)]
         if self._has_engines():
             words += ["--strip"] if given.get("strip_plan") else []
