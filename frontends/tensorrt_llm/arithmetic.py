@@ -113,3 +113,4 @@ for _name, _op in {
     attach(**{f"__{_name}__": _operator(_op), f"__r{_name}__": _operator(_op, swapped=True)})
 attach(**{f"__{_op}__": _operator(_op) for _op in ("lt", "le", "gt", "ge")})
 attach(__eq__=_compared("eq"), __ne__=_compared("ne"))
+attach(__neg__=lambda x: binary("sub", 0, x))

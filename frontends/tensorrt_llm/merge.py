@@ -17,7 +17,7 @@ from .mapping import Mapping
 from .network import Network, Transfer
 from .same_stage import Stage
 
-_CACHE = re.compile(r"(past|present)_key_value_\d+")  # [B, 2, KV heads, length, head size]
+_CACHE = re.compile(r"(cross_)?(past|present)_key_value_\d+")  # [B, 2, KV heads, length, head size]
 
 
 def merge(networks: Table[int, Network], mapping: Mapping, name: str = "network") -> Module:

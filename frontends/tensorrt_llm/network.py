@@ -17,10 +17,10 @@ from ...source import Loc, here
 from ..tensor import Tensor as Inner
 from ..tensor import one
 from ..tracer import Tracer, tracing
-from .context import building, current_network, current_session
+from .context import building, current_network
 from .dimensions import Range, Ranges, ranges_of
 from .dtypes import irc_dtype
-from .tensor import Layer, Tensor
+from .tensor import Layer, Precision, Tensor
 
 if TYPE_CHECKING:
     from .module import Module, Parameter
@@ -72,6 +72,7 @@ class Network:
         self.parameters: dict[str, Parameter] = {}  # those that the script named
         self.plugin_config = PluginConfig()
         self.mapping: Any = None  # of the ranks of its engine, once it is built
+        self.precision: Precision | None = None  # of the block in progress
         self.strongly_typed = True
         self.trt_network = TrtNetwork(self)
         self._sizes: dict[tuple[str, str], Inner] = {}
@@ -276,11 +277,15 @@ def default_trtnet() -> TrtNetwork:
 
 @contextmanager
 def precision(dtype: Any) -> Generator[None]:
-    """Accepted: irc computes in the dtypes of the tensors."""
-    current_session().note(
-        f"precision({dtype!r}) has no effect: operations compute in the dtypes of their tensors"
-    )
-    yield
+    """Compute floats in at least `dtype` in the block; its results have their own dtype again."""
+    network = current_network()
+    outer, scope = network.precision, Precision(irc_dtype(dtype))
+    network.precision = scope
+    try:
+        yield
+    finally:
+        network.precision = outer
+    scope.end()
 
 
 class TrtNetwork:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
+from weakref import ref
 
 import numpy as np
 
 from ...errors import Error
 from ...ir.core import Op, Value
 from ...ir.dims import Dim, DimLike
+from ...ir.dtypes import DTYPES
 from ...ir.types import TensorType
 from ...source import here
 from ..tensor import Tensor as Inner
 from .contents import Content, materialized
-from .context import current_network
+from .context import active_network, current_network
 from .dtypes import DataType, data_type, irc_dtype
 
 if TYPE_CHECKING:
@@ -91,6 +93,11 @@ class Tensor:
             assert self.content is not None
             self._inner = materialized(self.network, self.content, self.type)
         return self._inner
+
+    def convert(self, dtype: str) -> None:
+        """Change the dtype in place."""
+        self._inner, self._value = self.inner.cast(dtype), None
+        self.type = self._inner.type
 
     @property
     def ir(self) -> Value:
@@ -201,6 +208,8 @@ class Tensor:
         __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __matmul__ = _operator
         __rpow__ = __rand__ = __ror__ = _operator
 
+        def __neg__(self) -> Tensor: ...
+
 
 class Layer:
     """One operation of a network, as graph rewriting sees it."""
@@ -256,17 +265,48 @@ def wrap(inner: Inner, content: Content | None = None) -> Tensor:
     """The tensor of the dialect over one of irc; `content` are its elements where known."""
     found = Tensor.make(inner, inner.type, content)
     _ = found.ir
+    scope = found.network.precision
+    if scope is not None and scope.narrow and inner.dtype == scope.dtype:
+        scope.made.append(ref(found))
     return found
 
 
 def unwrap(x: Operand) -> Any:
-    """irc's tensor under a Tensor or a Parameter; numbers and None are returned unchanged."""
-    return x if isinstance(x, Inner) else getattr(x, "inner", x)
+    """irc's tensor under a Tensor or a Parameter; numbers and None are returned unchanged.
+
+    In a block of `precision` a narrower float is converted.
+    """
+    inner = x if isinstance(x, Inner) else getattr(x, "inner", x)
+    network = active_network()
+    scope = None if network is None else network.precision
+    if scope is None or not isinstance(inner, Inner):
+        return inner
+    row = DTYPES[inner.dtype]
+    if not row.is_float or row.bits >= DTYPES[scope.dtype].bits:
+        return inner
+    scope.narrow = inner.dtype
+    return inner.cast(scope.dtype)
+
+
+class Precision:
+    """A block that computes floats in at least `dtype`.
+
+    What it makes of narrower floats is converted back to their dtype, `narrow`, at the end.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype, self.narrow = dtype, ""
+        self.made: list[ref[Tensor]] = []
+
+    def end(self) -> None:
+        """Convert the tensors that are still used."""
+        for tensor in filter(None, (each() for each in self.made)):
+            tensor.convert(self.narrow)
 
 
 def type_of(x: Operand) -> TensorType:
     """The type of a Tensor or a Parameter, without appending operations."""
-    return x.type if isinstance(x, Tensor) else unwrap(x).type
+    return getattr(x, "inner", x).type if not isinstance(x, Tensor) else x.type
 
 
 with_content = wrap

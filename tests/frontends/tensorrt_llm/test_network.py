@@ -26,8 +26,9 @@ from irc.frontends.tensorrt_llm.context import current_session, dialect, new_ses
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.tensor import unwrap, wrap
 from irc.weights import FileRef, UnboundRef
+from tests.fresh import fresh
 
-from .traced import trace
+from .traced import run, trace
 
 
 class Scale(Module):
@@ -211,19 +212,40 @@ def test_switches_of_plugins_are_kept() -> None:
     assert PluginConfig.from_dict({"gemm_plugin": "auto"}).to_dict()["gemm_plugin"] == "auto"
 
 
-def test_what_has_no_effect_is_noted_once() -> None:
-    with new_session() as session, net_guard(Network()):
+def test_precision_widens_floats_in_its_block() -> None:
+    x = fresh().normal(300, 20, (2, 4)).astype(np.float16)  # whose squares are infinite in f16
+
+    def build(_: Any) -> None:
+        given = Tensor("x", "float16", [2, 4])
+        with precision("float32"):
+            square = given * given
+            mean = wrap(F.reduce_mean(unwrap(square), dims=(1,), keep=True))
+            assert str(mean.type) == "f32[2, 1]"
+            y = given / wrap(F.sqrt(unwrap(mean)))
+        assert str(y.type) == "f16[2, 4]"
+        (y * given).mark_output("y")
+
+    wide = x.astype(np.float32)
+    wanted = wide * wide / np.sqrt((wide**2).mean(1, keepdims=True))
+    assert np.allclose(run(build, {"x": x})["y"], wanted, rtol=5e-3)
+
+
+def test_the_network_of_tensorrt_is_read_only() -> None:
+    with net_guard(Network()):
         x = source()
-        with precision("float32"):
-            y = x + 1.0
-        with precision("float32"):
-            y = y + 1.0
-        assert len(session.notes) == 1 and "precision('float32')" in session.notes[0]
-        assert current_session() is session
-        assert default_trtnet().num_layers == 4
+        y = x + 1.0
+        assert default_trtnet().num_layers == 2
         default_trtnet().mark_output(y)
         with pytest.raises(irc.Error, match="add_gather of TensorRT's network does not exist"):
             default_trtnet().add_gather(x)
+
+
+def test_notes_are_kept_once() -> None:
+    with new_session() as session:
+        assert current_session() is session
+        session.note("a")
+        session.note("a")
+        assert session.notes == ["a"]
 
 
 def test_lines_of_a_refused_operation_are_those_of_the_script() -> None:

@@ -141,7 +141,7 @@ def test_inputs_need_a_network_and_a_name_of_their_own() -> None:
 OPERATORS: list[Callable[[Any, Any], Any]] = [
     lambda x, y: x + y,
     lambda x, y: x - 2 * y,
-    lambda x, y: 3 - x * y,
+    lambda x, y: 3 - x * -y,
     lambda x, y: x // y,
     lambda x, y: x % y,
     lambda x, y: x < y,
