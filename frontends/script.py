@@ -7,7 +7,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from .huggingface import bind
 from .huggingface.binding import has_unbound
 from .settings import convert
 from .tensor import kind_name
+from .tensorrt_llm.aliases import aliases
 
 DEFAULT_FACTORY = "build"
 OPTIONS = ("checkpoint", "dtype")  # parameters that have command-line options
@@ -35,10 +36,10 @@ def load_script(
     `settings` (text is converted by its annotations), and with `checkpoint` and `dtype` if it has
     parameters of these names. Weights that it left unbound are bound to the checkpoint. An
     exception of the script becomes an Error with its line, whose cause it is. Output of the script
-    goes to standard error.
+    goes to standard error. `import tensorrt_llm` finds irc's frontend.
     """
     path, name = split_name(script)
-    with _imported(path) as namespace:
+    with _api_of(path), _imported(path) as namespace:
         factory = _factory(namespace, path, name)
         arguments = _arguments(factory, path, settings or {}, checkpoint, dtype)
         with blamed(path), redirect_stdout(sys.stderr):
@@ -61,36 +62,58 @@ def split_name(script: str) -> tuple[Path, str]:
     return Path(path), name or DEFAULT_FACTORY
 
 
+def _api_of(path: Path) -> AbstractContextManager[None]:
+    """`aliases` where a script mentions tensorrt_llm; others find what is installed."""
+    mentions = path.is_file() and b"tensorrt_llm" in path.read_bytes()
+    return aliases() if mentions else nullcontext()
+
+
 @contextmanager
 def _imported(path: Path) -> Generator[types.ModuleType]:
-    """The script as a module that is removed afterwards, with the sibling files it imported.
+    """The script as a module. A file that was loaded with --load is not run again.
 
-    A file that was loaded with --load is not run again. Registrations of an earlier run of the
-    script are removed.
+    Registrations of an earlier run of the script are removed.
     """
     known = loaded(path)
     if known is not None:
         yield known.module
         return
+    name = name_of(path)
+    forget(name)
+    with executed(path, name) as module:
+        yield module
+
+
+@contextmanager
+def executed(path: Path, name: str) -> Generator[types.ModuleType]:
+    """The script run as a module called `name`.
+
+    Afterwards it is removed, with the sibling files that it imported. A script that runs as
+    `__main__` may end by `sys.exit()`.
+    """
     try:
         source = path.read_bytes()
     except OSError as error:
         raise Error(f"cannot read the script {path}: {error.strerror or error}") from None
     folder = str(path.resolve().parent)
-    module = types.ModuleType(name_of(path))
+    module = types.ModuleType(name)
     module.__file__ = str(path)
     before = dict(sys.modules)
-    forget(module.__name__)
-    sys.modules[module.__name__] = module  # dataclasses and annotations look themselves up there
+    sys.modules[name] = module  # dataclasses and annotations look themselves up there
     sys.path.insert(0, folder)
     try:
         with blamed(path), redirect_stdout(sys.stderr):
             # not by the import system, whose cache compares whole seconds
-            exec(compile(source, str(path), "exec"), module.__dict__)
+            code = compile(source, str(path), "exec")
+            try:
+                exec(code, module.__dict__)
+            except SystemExit as end:
+                if name != "__main__" or end.code not in (None, 0):
+                    raise
         yield module
     finally:
         sys.path.remove(folder)
-        _forget(before, folder, module.__name__)
+        _forget(before, folder, name)
 
 
 def _forget(before: Mapping[str, types.ModuleType], folder: str, name: str) -> None:

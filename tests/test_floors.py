@@ -20,7 +20,10 @@ PARTS = {
     "top": (
         *("irc.calibration", "irc.cli", "irc.driver", "irc.generation", "irc.__main__"),
         # what compiles and runs artifacts, which no other frontend imports
-        *(f"irc.frontends.tensorrt_llm.{name}" for name in ("builder", "engines", "runtime")),
+        *(
+            f"irc.frontends.tensorrt_llm.{name}"
+            for name in ("builder", "engines", "runtime", "script")
+        ),
     ),
     "backends": ("irc.backends",),
     "passes": ("irc.passes",),

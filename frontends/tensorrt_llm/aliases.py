@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import Error, did_you_mean
 from ...source import here
 from .context import current_session
-from .names import ROOT, Name, alternative, look_up, modules, table
+from .names import ROOT, Name, alternative, look_up, modules, suggestion, table
 
 VERSIONS = {"A": "0.7.1", "B": "0.16.0"}  # of each dialect
 _TENSORRT = "tensorrt"
@@ -28,16 +28,43 @@ def aliases() -> Generator[None]:
     Modules of these names that are imported already are put aside, and put back at the end, when
     those of the block are removed. Nothing that is installed is read or changed.
     """
-    before = _taken_out()
-    sys.modules[_TENSORRT] = _tensorrt()
     finder = _Finder()
-    sys.meta_path.insert(0, finder)
-    try:
+    with _exchanged({_TENSORRT: _tensorrt()}, [finder]) as finder.aside:
         yield
+
+
+@contextmanager
+def originals() -> Generator[None]:
+    """Let imports in the block find what is installed, within `aliases` too."""
+    finder = next((each for each in sys.meta_path if isinstance(each, _Finder)), None)
+    with nullcontext() if finder is None else _exchanged(finder.aside, []):
+        yield
+
+
+@contextmanager
+def _exchanged(
+    modules: dict[str, ModuleType], finders: list[_Finder]
+) -> Generator[dict[str, ModuleType]]:
+    """Let tensorrt_llm and tensorrt be these modules, and others that the finders make.
+
+    Yields the modules that they replace.
+    """
+    before, replaced = _taken_out(), _replace_finders(finders)
+    sys.modules.update(modules)
+    try:
+        yield before
     finally:
-        sys.meta_path.remove(finder)
+        _replace_finders(replaced)
         _taken_out()
         sys.modules.update(before)
+
+
+def _replace_finders(finders: list[_Finder]) -> list[_Finder]:
+    """Search `finders` first, and no other of this class; returns those that were searched."""
+    replaced = [each for each in sys.meta_path if isinstance(each, _Finder)]
+    others = [each for each in sys.meta_path if not isinstance(each, _Finder)]
+    sys.meta_path[:] = [*finders, *others]
+    return replaced
 
 
 def _taken_out() -> dict[str, ModuleType]:
@@ -48,6 +75,8 @@ def _taken_out() -> dict[str, ModuleType]:
 
 class _Finder(MetaPathFinder, Loader):
     """Makes the modules of the API that are known; of others says that there are none."""
+
+    aside: dict[str, ModuleType]  # the installed modules that the block does not see
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         root, _, module = fullname.partition(".")
@@ -81,7 +110,8 @@ class _Alias(ModuleType):
             return import_module(f"{ROOT}.{inner}")
         found = look_up(self._module, name)
         if found is None or name.startswith("__"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            near = suggestion(self._module, name)
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{near}")
         value = _object(found)
         setattr(self, name, value)
         return value

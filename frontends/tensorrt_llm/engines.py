@@ -8,8 +8,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ...artifact.manifest import is_artifact
 from ...errors import Error, did_you_mean
+from ...ir.core import Module
 from ...source import here
+from .aliases import originals
 from .build_config import EngineConfig
 from .context import Session, current_session
 from .mapping import Mapping
@@ -124,16 +127,23 @@ def compiled(name: str, folder: Path | None = None, **options: Unpack[Options]) 
     folder = folder or session.artifacts.get(name) or place_of(session, name)
     if session.artifacts.get(name) == folder:
         return load(folder)
-    ranks = session.networks.get(name)
-    if ranks is None:
-        near = did_you_mean(name, session.networks)
-        raise Error(f"no engine called {name!r} was built in this process{near}", loc=here())
-    module = merge(ranks, ranks[min(ranks)].mapping, name)
+    module = merged(name)
     temporary = str(session.folder) in "".join(module.files.values())
     every: Any = {**session.options, **options}
-    artifact = compile(module, folder, bundle=temporary, **every)
+    with originals():  # the backend may import TensorRT
+        artifact = compile(module, folder, bundle=temporary, **every)
     session.artifacts[name] = folder
     return artifact
+
+
+def merged(name: str) -> Module:
+    """The module of all ranks of an engine of the session."""
+    networks = current_session().networks
+    ranks = networks.get(name)
+    if ranks is None:
+        near = did_you_mean(name, networks)
+        raise Error(f"no engine called {name!r} was built in this process{near}", loc=here())
+    return merge(ranks, ranks[min(ranks)].mapping, name)
 
 
 def find_artifact(source: Any) -> Artifact:
@@ -146,12 +156,15 @@ def find_artifact(source: Any) -> Artifact:
         own = (place_of(session, buffer.engine), session.artifacts.get(buffer.engine))
         if buffer.engine in session.networks and buffer.folder in own:
             return compiled(buffer.engine, buffer.folder)
-        if not buffer.folder.is_dir():
+        # an engine that is the only one of its script is compiled into the folder itself
+        places = (buffer.folder, buffer.folder.parent)
+        folder = next((each for each in places if is_artifact(each)), None)
+        if folder is None:
             raise Error(
                 f"the engine {buffer.engine!r} is in {buffer.folder}, which does not exist; run "
                 "its build script to the end with irc compile SCRIPT -o DIR"
             )
-        return load(buffer.folder)
+        return load(folder)
     path = Path(source)
     if path.is_file():
         return find_artifact(path.read_bytes())

@@ -59,6 +59,14 @@ def imported(tree: ast.Module) -> set[str]:
     return {path.partition(".")[0] for _, path in _bindings(tree)}
 
 
+def uses_api(path: str | Path) -> bool:
+    """Whether a path is a Python file that imports tensorrt_llm."""
+    path = Path(path)
+    if path.suffix != ".py" or not path.is_file() or ROOT.encode() not in path.read_bytes():
+        return False
+    return ROOT in imported(parse_script(path))
+
+
 def lint_script(path: str | Path) -> Report:
     """What every import, name, call and keyword argument of the API in a script is."""
     tree = parse_script(path)
@@ -111,6 +119,7 @@ class _Scan(ast.NodeVisitor):
             self._add(node, path)
 
     def visit_Call(self, node: ast.Call) -> None:
+        self.generic_visit(node)
         path, function = self._path(node.func), node.func
         method = methods().get(function.attr) if isinstance(function, ast.Attribute) else None
         if path is None and method is not None and isinstance(function, ast.Attribute):
@@ -123,7 +132,6 @@ class _Scan(ast.NodeVisitor):
                 if each.arg in KEYWORDS:
                     name, why = f"{each.arg}=", KEYWORDS[each.arg]
                     self.uses.append(Use(each.value.lineno, name, "without effect", why))
-        self.generic_visit(node)
 
     def _path(self, node: ast.AST) -> str | None:
         """The path that a name, or attributes of one, stand for; None for other expressions."""

@@ -107,6 +107,7 @@ _CONVERSIONS = """
     torch_dtype_to_str torch_to_numpy numpy_to_torch numpy_to_dtype fp16_array fp32_array
     bf16_array int32_array int64_array bool_array dim_resolve_negative dim_to_trt_axes
     trt_axes_to_dim np_bfloat16 np_float8 pad_vocab_size mpi_rank mpi_world_size
+    trt_version trt_gte to_dict to_json_string to_json_file release_gc
 """
 _LLAMA = "LLaMADecoderLayer LLaMAModel LLaMAForCausalLM"
 _CONFIGS = "PretrainedConfig PretrainedModel DecoderModelForCausalLM QuantConfig"
@@ -115,8 +116,8 @@ _SUPPORTED = {
     "": """
         Mapping Builder BuildConfig build Module Parameter Tensor constant default_net
         default_trtnet net_guard precision str_dtype_to_trt str_dtype_to_torch mpi_rank
-        mpi_world_size __version__ logger functional layers models quantization runtime network
-        mapping module parameter builder plugin profiler
+        mpi_world_size __version__ Network logger functional layers models quantization runtime
+        network mapping module parameter builder plugin profiler
     """,
     "_utils": _CONVERSIONS,
     "_common": "default_net default_trtnet precision",
@@ -130,7 +131,7 @@ _SUPPORTED = {
     "layers.mlp": "MLP GatedMLP FusedGatedMLP",
     "layers.moe": "MOE MoeConfig",
     "layers.normalization": "LayerNorm RmsNorm GroupNorm",
-    "logger": "logger",
+    "logger": "logger Logger",
     "mapping": "Mapping",
     "models": f"{_LLAMA} LLaMAConfig {_CONFIGS}",
     "models.generation_mixin": "GenerationMixin",
@@ -355,10 +356,10 @@ def alternative(module: str) -> str | None:
     listed = modules()
     if module in listed:
         return listed[module]
-    parent = module.rpartition(".")[0]
-    if parent == "models" or not parent:
-        return _FAMILIES if parent else None
-    return alternative(parent) or None
+    parent, _, own = module.rpartition(".")
+    if parent == "models":
+        return _FAMILIES if own.islower() else None
+    return alternative(parent) or None if parent else None
 
 
 def look_up(module: str, name: str) -> Name | None:

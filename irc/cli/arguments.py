@@ -66,7 +66,12 @@ class Switch(argparse.BooleanOptionalAction):
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of one command; `given` are the options with values that it has seen."""
+    """The parser of one command; `given` are the options with values that it has seen.
+
+    Where `takes_rest` is set, the words behind `--` are not parsed; they become `args.rest`.
+    """
+
+    takes_rest = False
 
     def __init__(self, command: str, summary: str, examples: str) -> None:
         super().__init__(
@@ -86,14 +91,17 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The arguments; Usage names the nearest option where one is unknown."""
-        known = self.options()
+        known, rest = self.options(), list[str]()
+        if self.takes_rest and "--" in words:
+            at = list(words).index("--")
+            words, rest = words[:at], list(words[at + 1 :])
         for word in takewhile(lambda word: word != "--", words):
             name = word.partition("=")[0]
             if name.startswith("--") and " " not in word and name not in known:
                 near = did_you_mean(name, known)
                 self.error(f"irc {self.command} has no option {name}{near}")
         args, extra = self.parse_known_args(words)
-        args.given = self.given
+        args.given, args.rest = self.given, rest
         if extra:
             is_option = extra[0].startswith("-")
             what = f"irc {self.command} has no option" if is_option else "one argument too many:"

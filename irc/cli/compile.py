@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..analysis.units import amount
+from ..errors import Error
+from ..ir.core import Module
 from .arguments import (
+    Parser,
     Usage,
     add_compilation,
     add_json,
@@ -17,12 +20,14 @@ from .arguments import (
     parallel_options,
     pass_instruments,
     whole_number,
+    word_of,
 )
 from .console import Progress, print_json, table
 from .engines import add_engine, engine_options
 
 if TYPE_CHECKING:
     from ..driver import Prepared
+    from ..frontends.tensorrt_llm.script import Run
     from ..pipeline.instruments import Timing
 
 EXAMPLES = """
@@ -35,15 +40,25 @@ EXAMPLES = """
   irc compile model.onnx -o build/model --dims batch=1:1:8
   irc compile model.irc -o build/model --pipeline "cse, dce" --dump-dir dumps
   irc compile my_model.py:build_small --set layers=2 --random-weights 0 --dry-run
+  irc compile tensorrt_llm_build.py -o build/llama -- --model_dir Llama-2-7b --tp_size 2
 """
 
 
-def configure(parser: ArgumentParser) -> None:
-    """The arguments of `irc compile`."""
+_HINT = "irc compile --help lists the options"
+
+
+def configure(parser: Parser) -> None:
+    """The arguments of `irc compile`; those behind -- are a script's."""
+    parser.takes_rest = True
     add = parser.add_argument
-    what = "script.py[:factory], a checkpoint folder, module.irc, model.onnx, or an artifact"
+    what = (
+        "script.py[:factory], a build script of TensorRT-LLM with its arguments behind --, "
+        "a checkpoint folder, module.irc, model.onnx, or an artifact"
+    )
     add("source", metavar="SRC", help=what)
     add("-o", "--output", metavar="DIR", help="the artifact folder; an older artifact is replaced")
+    what = "the version of a TensorRT-LLM script: A (0.5 to 0.7.1) or B (default: as it reads)"
+    add("--dialect", type=word_of("A", "B"), help=what)
     add("--random-weights", metavar="SEED", type=whole_number(), help="in place of a checkpoint")
     targets = "onnx, tensorrt-rtx, tensorrt, reference (default: that of an artifact, else onnx)"
     add_compilation(parser, f"what to compile for: {targets}")
@@ -60,19 +75,75 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Compile, and print a summary."""
+    """Compile, and print a summary of each artifact."""
+    from ..frontends.tensorrt_llm.script import is_build_script, run_script
+
+    output: str | None = None if args.dry_run else args.output
+    if is_build_script(args.source):
+        options = compilation_options(args) | {"engine": engine_options(args)}
+        options |= {"random_weights": args.random_weights}
+        place = Path(output) if output else None
+        script = run_script(args.source, args.rest, args.dialect, output=place, options=options)
+        return _build(args, script, output)
+    _check_unused(args)
+    if output is None and not args.dry_run:
+        raise Usage("no artifact folder: give -o DIR, or --dry-run", _HINT)
+    facts = _compile(args, args.source, output)
+    if args.json:
+        print_json(facts)
+    return 0
+
+
+def _build(args: Namespace, script: Run, output: str | None) -> int:
+    """Compile every engine of a script: into `output`, or a folder in it each of several.
+
+    Engines that the script itself has saved need no output.
+    """
+    saved = script.session.artifacts
+    missing = [name for name in script.engines if name not in saved]
+    if output is None and not args.dry_run and missing:
+        raise Usage(f"the script does not save the engine {missing[0]}: give -o DIR", _HINT)
+    found: list[dict[str, Any]] = []
+    for name, module in script.engines.items():
+        if output is None and not args.dry_run:
+            found.append({"artifact": str(saved[name]), "name": name})
+            continue
+        place = f"{output}/{name}" if len(script.engines) > 1 else output
+        found.append(_compile(args, module, output and place))
+    notes = script.session.notes
+    if args.json:
+        print_json({"engines": found, "notes": notes})
+        return 0
+    for facts in found if output is None and not args.dry_run else ():
+        print(f"{facts['name']}: the script wrote {facts['artifact']}")
+    for note in notes:
+        print(f"note: {note}")
+    return 0
+
+
+def _check_unused(args: Namespace) -> None:
+    """An Error about what only build scripts of TensorRT-LLM take."""
+    given = "--dialect" if args.dialect else f"-- {args.rest[0]}" if args.rest else ""
+    if given:
+        raise Error(
+            f"{given} is for a build script, which imports tensorrt_llm and not irc; "
+            f"{args.source} is none, so leave it out (--set gives arguments to a factory)"
+        )
+
+
+def _compile(args: Namespace, source: str | Module, output: str | None) -> dict[str, Any]:
+    """Compile one source into a folder, or check it where there is none, and print the facts.
+
+    A module refers to files of the script that traced it, so that its weights are copied.
+    """
     from ..driver import check, prepare, write
     from ..pipeline.instruments import Limit, Timing
 
-    output: str | None = None if args.dry_run else args.output
-    if output is None and not args.dry_run:
-        hint = "irc compile --help lists the options"
-        raise Usage("no artifact folder: give -o DIR, or --dry-run", hint)
     began = time.perf_counter()
     timing, limits = Timing(), [Limit(args.limits)] if args.limits else []
     with Progress() as progress:
         prepared = prepare(
-            args.source,
+            source,
             output,
             **parallel_options(args),
             **compilation_options(args),
@@ -86,20 +157,20 @@ def run(args: Namespace) -> int:
             progress("checking the graphs", 0.0)
             notes = check(prepared)
         else:
-            artifact = write(prepared, output, bundle=args.bundle, progress=progress)
+            bundle = args.bundle or isinstance(source, Module)
+            artifact = write(prepared, output, bundle=bundle, progress=progress)
             notes = artifact.notes
     seconds = time.perf_counter() - began
     facts = _facts(output, prepared, timing, seconds, args.explain)
     facts["notes"] = notes
     facts["quantization"] = prepared.quantization.as_json()
     if args.json:
-        print_json(facts)
-    else:
-        _print(facts)
-        if args.weight_errors and prepared.quantization.rows:
-            header, *rows = prepared.quantization.table()
-            print(table(rows, header))
-    return 0
+        return facts
+    _print(facts)
+    if args.weight_errors and prepared.quantization.rows:
+        header, *rows = prepared.quantization.table()
+        print(table(rows, header))
+    return facts
 
 
 def _facts(

@@ -1,4 +1,4 @@
-"""`irc lint`: what TensorRT would refuse, drop or miscompute in ONNX models."""
+"""`irc lint`: what TensorRT would refuse, drop or miscompute in ONNX models; names in scripts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ EXAMPLES = """
   irc lint model.onnx --plugin my_plugin.py
   irc lint model.onnx --ignore attention-causal-alignment --json
   irc lint --rules
+  irc lint tensorrt_llm_build.py
 """
 
 TARGET = "tensorrt-rtx"
+_WORK = ("unsupported", "unknown", "without effect")
 
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc lint`."""
     add = parser.add_argument
-    add("source", metavar="FILE|DIR", nargs="?", help="an ONNX model, or an artifact folder")
+    what = "an ONNX model, an artifact folder, or a Python script that uses TensorRT-LLM"
+    add("source", metavar="FILE|DIR", nargs="?", help=what)
     what = f"library, version and GPUs (default: that of the artifact, or {TARGET})"
     add("--target", metavar="T", help=what)
     add("--ignore", metavar="RULE", action="append", default=[], help="a rule to skip")
@@ -43,12 +46,15 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """0 if no model has an error, else 1."""
     from ..backends.tensorrt.plugins import load
+    from ..frontends.tensorrt_llm.lint import uses_api
 
     load(args.plugin)
     if args.rules:
         return _rules(args)
     if args.source is None:
-        raise Error("say which model: irc lint model.onnx, or irc lint DIR")
+        raise Error("say which model: irc lint model.onnx, irc lint DIR, or irc lint script.py")
+    if uses_api(args.source):
+        return _script(args)
     target = _target(args)
     found = {path: _findings(path, target, args.ignore) for path in models(Path(args.source))}
     errors = sum(each.severity == "error" for every in found.values() for each in every)
@@ -59,6 +65,27 @@ def run(args: Namespace) -> int:
     for path, every in found.items():
         _print(path, every, target, args.all)
     return int(errors > 0)
+
+
+def _script(args: Namespace) -> int:
+    """0 if irc takes every name of TensorRT-LLM in a script, else 1. The script is not run."""
+    from ..frontends.tensorrt_llm.lint import as_rows, lint_script
+
+    report = lint_script(args.source)
+    complete = report.score == 1
+    if args.json:
+        uses = [asdict(use) for use in report.uses]
+        print_json({"score": report.score, "ok": complete, "uses": uses})
+        return int(not complete)
+    shown = [(use, lines) for use, lines in as_rows(report) if args.all or use.status in _WORK]
+    for use, lines in shown:
+        where = f"{args.source}:{','.join(map(str, lines))}"
+        colour = {"supported": "green", "without effect": "yellow"}.get(use.status, "red")
+        print(f"{where}: {use.name}: {paint(use.status, colour)}" + f": {use.why}" * bool(use.why))
+    count = f"{len(report.uses)} uses of TensorRT-LLM" if report.uses else "no use of TensorRT-LLM"
+    hint = "" if args.all else "; --all lists the supported names too"
+    print(f"{args.source}: {count}, {report.score:.0%} taken{hint}")
+    return int(not complete)
 
 
 def _findings(path: Path, target: Target, ignore: list[str]) -> list[Finding]:

@@ -27,7 +27,7 @@ COMMANDS = {
     "opt": "run passes over a module: text in, text out",
     "show": "print the module of a file or an artifact, or one scope of it",
     "diff": "compare two modules",
-    "lint": "check ONNX models for what TensorRT refuses or miscomputes",
+    "lint": "check ONNX models for TensorRT, and scripts of TensorRT-LLM for irc",
     "ops": "list the operations and the backends that have them",
     "passes": "list the passes and their options",
     "plugins": "list the plugins of engines, or describe one",

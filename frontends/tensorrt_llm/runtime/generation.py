@@ -18,6 +18,7 @@ from irc.generation.sampling import adjusted, draw, ends_with_any, log_probabili
 from irc.ir.dims import Dim
 
 from ..dtypes import as_array
+from ..engines import find_artifact
 from .beams import Beams
 from .configs import ModelConfig, SamplingConfig, words_of
 from .rows import Rows
@@ -318,13 +319,11 @@ class _Job:
 
 
 def open_engine(source: Any) -> irc.Artifact:
-    """The artifact of an engine: itself, its folder, or an object with one in `artifact`."""
+    """The artifact of an engine: itself, an engine, its bytes or file, or a folder."""
     if isinstance(source, irc.Artifact):
         return source
     found = getattr(source, "artifact", None)
-    if found is not None:
-        return open_engine(found() if callable(found) else found)
-    return irc.load(source)
+    return find_artifact(source) if found is None else found
 
 
 def prompts_of(ids: Array, lengths: Sequence[int]) -> list[list[int]]:

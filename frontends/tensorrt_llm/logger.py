@@ -1,0 +1,53 @@
+"""`logger`: the messages of a script, on standard error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partialmethod
+
+from ...errors import Error, did_you_mean
+from ...source import here
+
+_LEVELS = ("internal_error", "error", "warning", "info", "verbose", "debug", "trace")
+
+
+class Logger:
+    """Prints messages of its level and of more severe ones.
+
+    The first level is that of the environment variable TLLM_LOG_LEVEL, else "warning".
+    """
+
+    def __init__(self) -> None:
+        level = os.environ.get("TLLM_LOG_LEVEL", "warning").lower()
+        self.level = level if level in _LEVELS else "warning"
+        self._said: set[str] = set()
+
+    def set_level(self, min_severity: str) -> None:
+        """Print messages from this severity on."""
+        if min_severity not in _LEVELS:
+            near = did_you_mean(min_severity, _LEVELS)
+            raise Error(f"no log level is called {min_severity!r}{near}", loc=here())
+        self.level = min_severity
+
+    def log(self, severity: str, *parts: object) -> None:
+        """Print a message of a severity."""
+        if _LEVELS.index(severity) <= _LEVELS.index(self.level):
+            print(f"[{severity}]", *parts, file=sys.stderr)
+
+    def log_once(self, severity: str, *parts: object, key: object = None) -> None:
+        """Print a message with this key, or text, at most once."""
+        text = str(parts if key is None else key)
+        if text not in self._said:
+            self._said.add(text)
+            self.log(severity, *parts)
+
+    error, critical = partialmethod(log, "error"), partialmethod(log, "internal_error")
+    warning, info = partialmethod(log, "warning"), partialmethod(log, "info")
+    verbose, debug = partialmethod(log, "verbose"), partialmethod(log, "debug")
+    trace = partialmethod(log, "trace")
+    warning_once, info_once = partialmethod(log_once, "warning"), partialmethod(log_once, "info")
+    error_once, debug_once = partialmethod(log_once, "error"), partialmethod(log_once, "debug")
+
+
+logger = Logger()

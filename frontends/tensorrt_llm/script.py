@@ -1,0 +1,158 @@
+"""`run_script`: runs a build script of TensorRT-LLM, and returns a module for each engine of it."""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+import re
+import sys
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ...errors import Error
+from ...ir.core import Module
+from ..script import executed
+from .aliases import aliases
+from .context import Dialect, Session, new_session
+from .dialects import find_dialect
+from .engines import merged
+from .lint import imported, parse_script, uses_api
+from .names import ROOT, suggestion
+
+
+@dataclass
+class Run:
+    """What a script built: a module per engine. The session keeps the arrays of the script."""
+
+    session: Session
+    engines: dict[str, Module]
+
+
+def is_build_script(path: str | Path) -> bool:
+    """Whether a file is a script that builds its engines: it imports tensorrt_llm, and not irc."""
+    return uses_api(path) and "irc" not in imported(parse_script(path))
+
+
+def run_script(
+    path: str | Path, arguments: Sequence[str] = (), dialect: Dialect | None = None, **options: Any
+) -> Run:
+    """Run a script as `python path arguments` would; the modules of its engines.
+
+    All ranks and worker processes run one after the other in this process. `dialect` is found in
+    the text by default. `options` are fields of the session.
+    """
+    path = Path(path)
+    tree = parse_script(path)
+    with new_session(dialect or find_dialect(tree), **options) as session, aliases():
+        argv, sys.argv = sys.argv, [str(path), *arguments]
+        try:
+            with _in_this_process(tree), executed(path, "__main__"):
+                pass
+        except Error as error:
+            _explain(error)
+            raise
+        finally:
+            sys.argv = argv
+        return Run(session, _modules(session, path))
+
+
+def _modules(session: Session, path: Path) -> dict[str, Module]:
+    if not session.networks:
+        raise Error(
+            f"{path} built no engine: expected Builder.build_engine(network, config) or "
+            "build(model, config); arguments of the script follow --, as in `irc compile "
+            f"{path.name} -o DIR -- --tp_size 2`"
+        )
+    return {name: merged(name) for name in session.networks}
+
+
+def _explain(error: Error) -> None:
+    """Add the nearest name of the API where a name cannot be imported."""
+    cause = error.__cause__
+    if not isinstance(cause, ImportError) or not (cause.name or "").startswith(ROOT):
+        return
+    found = re.match(r"cannot import name '(\w+)'", str(cause))
+    if found is not None:
+        module = str(cause.name).partition(".")[2]
+        near = suggestion(module, found[1]).lstrip("; ")
+        error.add_note(near or "irc knows no such name; `irc lint` lists the names of a script")
+
+
+@contextmanager
+def _in_this_process(tree: ast.Module) -> Generator[None]:
+    """Let worker processes run in turn here, and threads in the session, for the block."""
+    replaced: list[tuple[Any, str, Any]] = [
+        (ProcessPoolExecutor, "submit", _submit_in_turn),
+        (ThreadPoolExecutor, "submit", _in_context(ThreadPoolExecutor.submit)),
+        (multiprocessing, "set_start_method", _nothing),
+    ]
+    if "torch" in imported(tree):
+        try:
+            torch = import_module(next(name for name in imported(tree) if name == "torch"))
+            workers = import_module(f"{torch.__name__}.multiprocessing")
+        except ModuleNotFoundError:
+            pass  # the script's own import says so, with its line
+        else:
+            replaced += [(workers, "spawn", _spawn), (workers, "set_start_method", _nothing)]
+            if not torch.cuda.is_available():
+                replaced.append((torch.cuda, "set_device", _nothing))
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    try:
+        for owner, name, function in replaced:
+            setattr(owner, name, function)
+        yield
+    finally:
+        for owner, name, function in originals:
+            setattr(owner, name, function)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """What has no effect while a script is traced."""
+
+
+def _spawn(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> Any:
+    """As torch.multiprocessing.spawn, one worker after the other in this process."""
+    for rank in range(nprocs):
+        fn(rank, *args)
+    return None if join else SimpleNamespace(join=_joined)
+
+
+def _joined(timeout: float | None = None) -> bool:
+    """True: the workers are done."""
+    return True
+
+
+def _submit_in_turn(
+    executor: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Future[Any]:
+    """The finished future of a call in this process."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(fn(*args, **kwargs))
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def _in_context(submit: Callable[..., Any]) -> Callable[..., Any]:
+    """`submit` whose threads see the session."""
+
+    def call(executor: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return submit(executor, partial(copy_context().run, fn), *args, **kwargs)
+
+    return call

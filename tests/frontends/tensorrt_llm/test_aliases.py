@@ -1,0 +1,128 @@
+"""The modules that scripts import as tensorrt_llm and tensorrt, and the table of their names."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from irc.errors import Error
+from irc.frontends.script import load_script
+from irc.frontends.tensorrt_llm.aliases import aliases, originals
+from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.names import methods, table
+
+INSTALLED = ("tensorrt_llm", "tensorrt_llm.functional", "tensorrt")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+    """Modules in the place of a real installation that the process has imported."""
+    found = {name: ModuleType(name) for name in INSTALLED}
+    for name, module in found.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return found
+
+
+def run(text: str) -> dict[str, object]:
+    """The names of a script that runs with the aliases."""
+    names: dict[str, object] = {}
+    exec(compile(text, "old.py", "exec"), names)
+    return names
+
+
+def test_an_installation_is_put_aside_and_put_back(installed: dict[str, ModuleType]) -> None:
+    with pytest.raises(RuntimeError, match="in the block"), aliases():
+        found = run("import tensorrt, tensorrt_llm, tensorrt_llm.layers.attention as attention")
+        assert found["tensorrt_llm"] is not installed["tensorrt_llm"]
+        assert found["tensorrt"] is not installed["tensorrt"]
+        raise RuntimeError("in the block")
+    left = {name: module for name, module in sys.modules.items() if name.startswith("tensorrt")}
+    assert left.items() >= installed.items()
+    assert "tensorrt_llm.layers.attention" not in left
+
+
+def test_the_installation_is_found_where_the_block_says_so(
+    installed: dict[str, ModuleType],
+) -> None:
+    with aliases():
+        alias = run("import tensorrt_llm")["tensorrt_llm"]
+        with originals():
+            assert run("import tensorrt_llm")["tensorrt_llm"] is installed["tensorrt_llm"]
+        assert run("import tensorrt_llm")["tensorrt_llm"] is alias
+
+
+def test_without_an_installation_none_is_left() -> None:
+    before = list(sys.meta_path)
+    with aliases():
+        run("from tensorrt_llm.functional import Tensor\nimport tensorrt")
+        assert sys.meta_path != before
+    assert sys.meta_path == before
+    assert "tensorrt_llm.functional" not in sys.modules
+
+
+@pytest.mark.parametrize(("dialect", "version"), [("A", "0.7.1"), ("B", "0.16.0")])
+def test_names_that_scripts_use(dialect: str, version: str) -> None:
+    with new_session(dialect), aliases():  # pyright: ignore[reportArgumentType]
+        names = run(
+            "import tensorrt as trt\n"
+            "import tensorrt_llm, tensorrt_llm.network\n"
+            "from tensorrt_llm._utils import str_dtype_to_trt\n"
+            "from tensorrt_llm.parameter import Parameter\n"
+            "from tensorrt_llm.logger import logger\n"
+            "logger.set_level('error'); logger.warning('x')\n"
+            "version = tensorrt_llm.__version__\n"
+            "equal = str_dtype_to_trt('float16') == trt.float16 == trt.DataType.HALF\n"
+            "same = tensorrt_llm.Module is tensorrt_llm.module.Module\n"
+            "quiet = trt.Logger(trt.Logger.ERROR).min_severity == trt.Logger.Severity.ERROR\n"
+            "tensorrt_llm.profiler.start('x')\n"
+        )
+    assert names["version"] == version
+    assert names["equal"] is names["same"] is names["quiet"] is True
+
+
+UNSUPPORTED = (
+    "from tensorrt_llm.layers import Lora\nfrom tensorrt_llm.layers.lora import LoraParams\n"
+)
+
+
+def test_unsupported_names_may_be_imported() -> None:
+    with aliases():
+        names = run(
+            f"{UNSUPPORTED}from typing import Optional\n"
+            "def f(x: LoraParams | None = None, y: Optional[Lora] = None): pass\n"
+            "found = isinstance(f, Lora)\n"
+        )
+    assert names["found"] is False
+
+
+@pytest.mark.parametrize(
+    "use", ["Lora(3)", "Lora.from_config", "class Mine(Lora): pass", "[*Lora]"]
+)
+def test_an_unsupported_name_says_the_alternative_at_the_line_that_uses_it(
+    use: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "model.py"
+    script.write_text(f"{UNSUPPORTED}def build():\n    {use}\n")
+    with pytest.raises(Error, match=r"layers\.Lora is not supported: merge the adapters") as caught:
+        load_script(str(script))
+    assert f"model.py:4: {caught.value.message}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import tensorrt_llm.functionl", "no module tensorrt_llm.functionl; did you mean 'func"),
+        ("import tensorrt_llm\ntensorrt_llm.functional.emmbedding", "did you mean 'embedding'"),
+        ("import tensorrt\ntensorrt.Builder()", "tensorrt.Builder is not supported: irc builds"),
+    ],
+)
+def test_unknown_names(text: str, message: str) -> None:
+    with pytest.raises(Exception, match=message), aliases():
+        run(text)
+
+
+def test_names_without_effect_and_unsupported_ones_give_a_reason() -> None:
+    kinds = [(name.path, name.kind, name.why) for name in table().values()]
+    kinds += [(name, kind, why) for name, (kind, why) in methods().items()]
+    assert not [path for path, kind, why in kinds if (kind == "supported") == bool(why)]

@@ -1,0 +1,214 @@
+"""Build scripts of TensorRT-LLM run from top to bottom, by `irc compile` and in Python."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc
+from irc.cli.main import main
+from irc.frontends.script import load_script
+from irc.frontends.tensorrt_llm.engines import find_artifact
+from irc.frontends.tensorrt_llm.script import is_build_script, run_script
+from tests.fresh import fresh
+
+# A script of dialect A: y = x W^T, whose rows of W are shared by the ranks.
+HEAD = """
+import argparse
+from collections import OrderedDict
+from pathlib import Path
+import numpy as np
+import tensorrt as trt
+import tensorrt_llm
+from factors import FACTOR
+from tensorrt_llm.builder import Builder
+from tensorrt_llm.functional import Tensor
+from tensorrt_llm.mapping import Mapping
+from tensorrt_llm.network import net_guard
+
+class Scale(tensorrt_llm.Module):
+    def __init__(self, mapping):
+        super().__init__()
+        self.factor = tensorrt_llm.Parameter(
+            np.full((4,), FACTOR * (mapping.rank + 1), np.float32), dtype=trt.float32)
+
+    def forward(self, x):
+        (x * self.factor.value).mark_output("y", "float32")
+
+def build(rank, args):
+    print("building", rank)
+    mapping = Mapping(world_size=args.tp_size, rank=rank, tp_size=args.tp_size)
+    builder = Builder()
+    network = builder.create_network()
+    network.trt_network.name = f"{args.name}_rank{rank}.engine"
+    config = builder.create_builder_config(name=args.name, precision="float32", timing_cache="x")
+    network.plugin_config.set_gemm_plugin("float32")
+    model = Scale(mapping)
+    with net_guard(network):
+        network.set_named_parameters(model.named_parameters())
+        ranges = OrderedDict([("B", [[1, 2, 8]]), ("width", [4])])
+        model(Tensor(name="x", dtype=trt.float32, shape=[-1, 4], dim_range=ranges))
+    engine = builder.build_engine(network, config)
+    Path(args.output_dir, f"{args.name}_rank{rank}.engine").write_bytes(bytearray(engine))
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tp_size", type=int, default=1)
+    parser.add_argument("--name", default="scale")
+    parser.add_argument("--output_dir", default=".")
+    args = parser.parse_args()
+"""
+LOOPS = {
+    "loop": "    for rank in range(args.tp_size):\n        build(rank, args)\n",
+    "spawn": "    import torch.multiprocessing as mp\n    mp.set_start_method('spawn')\n"
+    "    mp.spawn(build, nprocs=args.tp_size, args=(args,))\n",
+    "processes": "    from concurrent.futures import ProcessPoolExecutor\n"
+    "    with ProcessPoolExecutor(2) as pool:\n"
+    "        [f.result() for f in [pool.submit(build, r, args) for r in range(args.tp_size)]]\n",
+    "threads": "    from concurrent.futures import ThreadPoolExecutor\n"
+    "    with ThreadPoolExecutor(1) as pool:\n"
+    "        list(pool.map(build, range(args.tp_size), [args] * args.tp_size))\n",
+}
+
+
+LOADED = ("factors", "tensorrt_llm", "tensorrt", "__main__")
+
+
+def write(folder: Path, text: str) -> Path:
+    """The script, beside a file that it imports."""
+    (folder / "factors.py").write_text("FACTOR = 3\n")
+    path = folder / "old.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return write(tmp_path, HEAD + LOOPS["loop"] + "    raise SystemExit(0)\n")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_ranks_of_a_script(
+    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if loop == "spawn":
+        pytest.importorskip("torch")
+    path = write(tmp_path, HEAD + LOOPS[loop])
+    monkeypatch.chdir(tmp_path)
+    before, argv = dict(sys.modules), list(sys.argv)
+    found = run_script(path, ["--tp_size", "2"])
+    assert found.session.dialect == "A"
+    assert sys.argv == argv
+    left = {name: module for name, module in sys.modules.items() if before.get(name) != module}
+    assert not {name for name in left if name.partition(".")[0] in LOADED}
+    out, err = capsys.readouterr()
+    assert (out, err.count("building")) == ("", 2)
+    (module,) = found.engines.values()
+    x = fresh().random((2, 4), np.float32)
+    results = irc.evaluate_ranks(module, {"x": x})
+    for rank in range(2):
+        np.testing.assert_allclose(results[rank]["y"], x * 3 * (rank + 1), rtol=1e-6)
+
+
+def test_the_command_compiles_the_engine(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["compile", str(script), "-o", str(out), "--backend", "reference"]
+    assert main([*command, "--", "--output_dir", str(tmp_path)]) == 0
+    assert f"wrote {out} for reference" in capsys.readouterr().out
+    x = fresh().random((2, 4), np.float32)
+    engine = tmp_path / "scale_rank0.engine"
+    for artifact in (irc.load(out), find_artifact(engine.read_bytes()), find_artifact(engine)):
+        np.testing.assert_allclose(artifact.run({"x": x})["y"], x * 3, rtol=1e-6)
+
+
+def test_several_engines_become_folders(script: Path, tmp_path: Path) -> None:
+    names = "    for args.name in ('one', 'two'):\n        build(0, args)\n"
+    script = write(tmp_path, HEAD + names)
+    out = tmp_path / "out"
+    command = ["compile", str(script), "-o", str(out), "--backend", "reference"]
+    assert main([*command, "--", "--output_dir", str(tmp_path)]) == 0
+    assert sorted(os.listdir(out)) == ["one", "two"]
+    x = np.ones((1, 4), np.float32)
+    assert irc.load(out / "two").run({"x": x})["y"].tolist() == [[3] * 4]
+    assert find_artifact(tmp_path / "one_rank0.engine").folder == out / "one"
+
+
+def test_what_the_command_prints(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["compile", str(script), "--dry-run", "--json", "--backend", "reference"]
+    assert main([*command, "--dialect", "B", "--", "--output_dir", str(tmp_path)]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert [each["ranks"] for each in found["engines"]] == [1]
+    assert any(note.startswith("timing_cache has no effect") for note in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["-o", "x", "--", "--tp_sise", "2"], 1, "SystemExit: 2"),
+        (["-o", "x", "--dtype", "f16", "--"], 1, "so --dtype f16 has no effect"),
+        (["--"], 2, "does not save the engine scale: give -o DIR"),
+        (["-o", "x", "--dialect", "C"], 2, "'C' is none of A, B"),
+    ],
+)
+def test_wrong_commands(
+    words: list[str],
+    status: int,
+    message: str,
+    script: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(script.parent)
+    assert main(["compile", str(script), *words]) == status
+    assert message in capsys.readouterr().err
+    assert not (script.parent / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("from tensorrt_llm.functional import alreduce\n", "did you mean 'allreduce'?"),
+        ("import tensorrt_llm\n", "built no engine"),
+        ("import tensorrt_llm\n\nx = 1 / 0\n", "old.py:3: ZeroDivisionError"),
+    ],
+)
+def test_errors_of_scripts(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(irc.Error) as caught:
+        run_script(write(tmp_path, text))
+    assert message in str(caught.value)
+
+
+def test_which_scripts_build_engines(script: Path, tmp_path: Path) -> None:
+    installed = sys.modules.get("tensorrt_llm")
+    assert is_build_script(script)
+    factory = tmp_path / "model.py"
+    factory.write_text(
+        "import irc\nfrom tensorrt_llm.mapping import Mapping\n"
+        "def build():\n"
+        "    from tensorrt_llm.quantization import QuantMode\n"
+        "    assert Mapping().world_size == 1 and not QuantMode(0)\n"
+        "    return irc.parse('module @m { func @forward(%x: f32[2]) -> (f32[2]) {'\n"
+        "                     'return %x } }')\n"
+    )
+    assert not is_build_script(factory)
+    assert not is_build_script(f"{script}:build")
+    assert load_script(str(factory)).main.args[0].name == "x"
+    assert sys.modules.get("tensorrt_llm") is installed
+
+
+def test_arguments_of_a_factory_are_no_words_of_a_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.py"
+    path.write_text("def build(): pass\n")
+    for words, given in ((["--", "--layers", "2"], "-- --layers"), (["--dialect", "A"], "--dia")):
+        assert main(["compile", str(path), "-o", str(tmp_path / "x"), *words]) == 1
+        assert f"{given}" in capsys.readouterr().err
