@@ -40,7 +40,7 @@ EXAMPLES = """
   irc compile model.onnx -o build/model --dims batch=1:1:8
   irc compile model.irc -o build/model --pipeline "cse, dce" --dump-dir dumps
   irc compile my_model.py:build_small --set layers=2 --random-weights 0 --dry-run
-  irc compile tensorrt_llm_build.py -o build/llama -- --model_dir Llama-2-7b --tp_size 2
+  irc compile tensorrt_llm_build.py -o build/llama -- Llama-2-7b
 """
 
 
