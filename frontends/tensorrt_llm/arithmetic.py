@@ -102,6 +102,10 @@ def _compared(op: str) -> Callable[[Tensor, object], Any]:
     return compare
 
 
+def _negated(x: Tensor) -> Tensor:
+    return binary("sub", 0, x)
+
+
 def _operator(op: str, swapped: bool = False) -> Callable[[Tensor, Any], Tensor]:
     return lambda x, y: binary(op, y, x) if swapped else binary(op, x, y)
 
@@ -112,5 +116,4 @@ for _name, _op in {
 }.items():  # fmt: skip
     attach(**{f"__{_name}__": _operator(_op), f"__r{_name}__": _operator(_op, swapped=True)})
 attach(**{f"__{_op}__": _operator(_op) for _op in ("lt", "le", "gt", "ge")})
-attach(__eq__=_compared("eq"), __ne__=_compared("ne"))
-attach(__neg__=lambda x: binary("sub", 0, x))
+attach(__eq__=_compared("eq"), __ne__=_compared("ne"), __neg__=_negated)

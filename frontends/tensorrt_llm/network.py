@@ -133,8 +133,8 @@ class Network:
         chosen = re.sub(r"\W", "_", name or tensor.name or f"output_{len(self.outputs)}")
         if chosen in self.outputs:
             raise Error(f"the network has two outputs called {chosen!r}; rename one", loc=here())
-        inner = tensor.inner if dtype is None else tensor.inner.cast(irc_dtype(dtype))
-        self.outputs[chosen] = Output(inner.value, tensor.reuses)
+        value = tensor.ir if dtype is None else tensor.inner.cast(irc_dtype(dtype)).value
+        self.outputs[chosen] = Output(value, tensor.reuses)
         self.suggest(tensor, chosen)
 
     def replace_output(self, old: Value, new: Value) -> None:

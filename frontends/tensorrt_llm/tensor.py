@@ -88,6 +88,10 @@ class Tensor:
 
     @property
     def inner(self) -> Inner:
+        """irc's tensor, converted in a block of `precision`."""
+        return _widened(self._made())
+
+    def _made(self) -> Inner:
         """irc's tensor; a known content becomes operations here."""
         if self._inner is None:
             assert self.content is not None
@@ -96,14 +100,14 @@ class Tensor:
 
     def convert(self, dtype: str) -> None:
         """Change the dtype in place."""
-        self._inner, self._value = self.inner.cast(dtype), None
+        self._inner, self._value = self._made().cast(dtype), None
         self.type = self._inner.type
 
     @property
     def ir(self) -> Value:
         """The value in the graph, also outside net_guard."""
         if self._value is None:
-            self._value = self.inner.value
+            self._value = self._made().value
         return self._value
 
     @property
@@ -272,17 +276,17 @@ def wrap(inner: Inner, content: Content | None = None) -> Tensor:
 
 
 def unwrap(x: Operand) -> Any:
-    """irc's tensor under a Tensor or a Parameter; numbers and None are returned unchanged.
-
-    In a block of `precision` a narrower float is converted.
-    """
+    """irc's tensor under a Tensor or a Parameter; numbers and None are returned unchanged."""
     inner = x if isinstance(x, Inner) else getattr(x, "inner", x)
+    return _widened(inner) if isinstance(inner, Inner) else inner
+
+
+def _widened(inner: Inner) -> Inner:
+    """A tensor as an operand: in a block of `precision` a narrower float is converted."""
     network = active_network()
     scope = None if network is None else network.precision
-    if scope is None or not isinstance(inner, Inner):
-        return inner
     row = DTYPES[inner.dtype]
-    if not row.is_float or row.bits >= DTYPES[scope.dtype].bits:
+    if scope is None or not row.is_float or row.bits >= DTYPES[scope.dtype].bits:
         return inner
     scope.narrow = inner.dtype
     return inner.cast(scope.dtype)
