@@ -19,24 +19,19 @@ _NUMBERS = count()
 
 
 class ArrayFile:
-    """Arrays by key, written as one safetensors file; equal objects are stored once."""
+    """Arrays by key, written as one safetensors file."""
 
     def __init__(self, folder: Path, title: str) -> None:
         self.path = folder / f"{title}-{next(_NUMBERS)}.safetensors"
         self.arrays: dict[str, Array] = {}
-        self._known: dict[int, str] = {}
 
     def add(self, key: str, array: Array) -> Ref:
         """The reference of an array, under a key of its own."""
-        known = self._known.get(id(array))
-        if known is not None and self.arrays[known] is array:
-            return FileRef("arrays", known)
         kind = dtype_of(array)
         if not holds(kind):
             raise Error(f"the array of {key} is {kind}, which a weight file cannot hold; pack it")
         assert key not in self.arrays, key
         self.arrays[key] = array
-        self._known[id(array)] = key
         return FileRef("arrays", key)
 
     def write(self, module: Module) -> None:

@@ -21,6 +21,8 @@ from .context import current_network, current_session
 from .dtypes import DataType, as_array, data_type, irc_dtype
 from .tensor import Tensor, known, wrap
 
+_MOST_NUMBERS = 16  # of the operation constant
+
 
 class Weight(base.Parameter):
     """irc's parameter under a Parameter of the dialect; its reference is made at the end."""
@@ -252,13 +254,16 @@ class ModuleList(base.ModuleList[Any], Module):
         found = super().__getitem__(index)
         return ModuleList(found) if isinstance(index, slice) else found
 
+    def __setitem__(self, index: int, module: Any) -> None:
+        self._items[index] = module
+
 
 def constant_tensor(values: Any, dtype: Any = None) -> Tensor:
     """The tensor of an array; more than 16 different numbers become a weight."""
     array = as_array(values)
     kind = irc_dtype(dtype) if dtype is not None else dtype_of(array)
     array = array.astype(numpy_dtype(kind))
-    if array.ndim < 2 and kind in ("i32", "i64"):
+    if array.ndim < 2 and array.size <= _MOST_NUMBERS and kind in ("i32", "i64"):
         numbers = [int(each) for each in array.reshape(-1)]
         return known(numbers if array.ndim else numbers[0], kind)
     return wrap(_constant(array, kind))
@@ -267,7 +272,7 @@ def constant_tensor(values: Any, dtype: Any = None) -> Tensor:
 def _constant(array: np.ndarray[Any, Any], kind: str) -> Inner:
     if array.size and (array == array.flat[0]).all():
         return one("full", value=array.flat[0].item(), shape=array.shape, dtype=kind)
-    if array.size <= 16:
+    if array.size <= _MOST_NUMBERS:
         values = tuple(each.item() for each in array.reshape(-1))
         return one("constant", values=values, shape=array.shape, dtype=kind)
     return Parameter(array, dtype=kind, is_buffer=True).inner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -218,16 +219,13 @@ class Network:
         """The name and the parameter of every weight that operations use."""
         given = self._found | {parameter: name for name, parameter in self.parameters.items()}
         names: dict[Value, Named] = {}
-        taken: set[str] = set()
+        counts = Counter[str]()
         for inner, weight in self.tracer.weights.items():
             parameter: Parameter = cast("Any", inner).owner
-            base = name = re.sub(r"[^\w.]", "_", given.get(parameter, "constant"))
-            count = 0
-            while name in taken:
-                count += 1
-                name = f"{base}_{count}"
-            taken.add(name)
-            names[weight] = Named(name, parameter, parameter in given)
+            name = re.sub(r"[^\w.]", "_", given.get(parameter, "constant"))
+            counts[name] += 1
+            unique = f"{name}_{counts[name] - 1}" if counts[name] > 1 else name
+            names[weight] = Named(unique, parameter, parameter in given)
         return names
 
     # -- operations

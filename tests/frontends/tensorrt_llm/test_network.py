@@ -139,6 +139,8 @@ def test_modules_are_listed_by_path() -> None:
     assert [path for path, _ in model.last.named_parameters("a")] == ["a.weight"]
     assert [p for p, _ in model.named_parameters(recurse=False)] == []
     assert len(model.layers[:1]) == 1 and isinstance(model.layers[:1], ModuleList)
+    model.layers[1] = Scale(4)
+    assert [path for path, _ in model.named_parameters("m")][1] == "m.layers.1.weight"
     seen: list[Any] = []
     assert model.apply(seen.append) is model
     assert seen[-1] is model and len(seen) == 5

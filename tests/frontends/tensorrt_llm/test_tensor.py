@@ -252,6 +252,7 @@ def test_constants_of_every_size() -> None:
         "few": random.normal(size=(2, 7)).astype(np.float32),
         "many": random.normal(size=(5, 4)).astype(np.float32),
         "whole": np.arange(6, dtype=np.int32),
+        "positions": np.arange(40, dtype=np.int64),
         "mask": random.random((3, 9)) < 0.5,
     }
 
