@@ -15,7 +15,7 @@ from tests.fresh import fresh
 from tests.layout import ROOT
 
 EXAMPLES = ROOT / "examples"
-pytestmark = pytest.mark.oracle
+SOURCE = EXAMPLES / "recommender.py", "--checkpoint", EXAMPLES / "recommender"
 
 
 @pytest.fixture
@@ -48,6 +48,7 @@ def in_torch(example: Any) -> Any:
     return net
 
 
+@pytest.mark.oracle
 def test_the_recommender_equals_torch_on_any_ranks(example: Any, tmp_path: Path) -> None:
     import torch
 
@@ -58,15 +59,15 @@ def test_the_recommender_equals_torch_on_any_ranks(example: Any, tmp_path: Path)
     with torch.no_grad():
         given = torch.from_numpy(dense), torch.from_numpy(ids)
         wanted = torch.sigmoid(in_torch(example)(*given)).numpy()
-    source = EXAMPLES / "recommender.py", "--checkpoint", EXAMPLES / "recommender"
     for ranks, options in ((1, ()), (2, ("--embedding", "cd")), (3, ("--embedding", "kd"))):
         mesh = ("--mesh", f"dp={ranks}", *options) if ranks > 1 else ()
         folder = tmp_path / f"{ranks}"
-        works("compile", *source, "-o", folder, *mesh)
+        works("compile", *SOURCE, "-o", folder, *mesh)
         found = run_arrays(folder, tmp_path, dense=dense, keys=keys)["click"]
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.oracle
 def test_the_weights_are_trained(example: Any) -> None:
     import torch
 
@@ -75,3 +76,11 @@ def test_the_weights_are_trained(example: Any) -> None:
         score = in_torch(example)(torch.from_numpy(dense), torch.from_numpy(ids)).numpy()
     right = ((score > 0) == clicked).mean()
     assert right > 0.8 > max(clicked.mean(), 1 - clicked.mean()) + 0.05, right
+
+
+@pytest.mark.needs_rtx
+@pytest.mark.parametrize("scheme", ["kd", "cd"])
+def test_the_recommender_builds_an_engine(scheme: str, tmp_path: Path) -> None:
+    mesh = ("--mesh", "dp=2", "--embedding", scheme, "--backend", "tensorrt-rtx")
+    works("compile", *SOURCE, "-o", tmp_path / "out", *mesh)
+    assert [path.name for path in tmp_path.glob("out/*.engine")]

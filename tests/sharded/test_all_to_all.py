@@ -14,6 +14,7 @@ from irc.frontends import Module, Tensor
 from irc.frontends import functional as F
 from irc.frontends.layers import All2AllDenseEmbedding, Table, export_table, import_table
 from irc.passes.embeddings.tables import table_shape
+from irc.pipeline import run_pipeline
 from tests.fresh import fresh
 from tests.sharded.key_tables import Array, asked, bind, bound, drawn, layer_for, looked_up, spread
 
@@ -90,6 +91,45 @@ def test_unseen_keys_follow_the_policy_on_any_number_of_ranks(
         )
         if unseen == "flag":
             assert np.array_equal(found["result1"], np.isin(keys, full.keys))
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_the_order_of_keys_does_not_matter(hashed: bool, tmp_path: Path) -> None:
+    """Sorted, reversed, strided by the number of ranks (all to one owner), and all equal."""
+    rng = fresh(49)
+    table = drawn(rng, 240, 4)
+    if not hashed:
+        table = Table(rng.permutation(240), table.rows)
+    row_order = np.sort(table.keys)
+    for ranks in (2, 3, 8):
+        layer = layer_for(table, ranks, use_hashtable=hashed)
+        module = spread(bound(layer, layer.arrays(table), tmp_path), ranks)
+        strided = np.tile(row_order[::ranks], ranks)[: 240 // ranks * ranks]
+        for keys in (row_order, row_order[::-1], strided, np.repeat(row_order[-1:], 240)):
+            found = irc.evaluate(module, {"keys": keys})["result0"]
+            same(found, looked_up(table, keys), ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_policy_of_the_pass_is_for_unseen_keys(ranks: int, tmp_path: Path) -> None:
+    """`error` counts them; `row:N` gives a row, but padding keys stay zeros."""
+    rng = fresh(50)
+    table = drawn(rng, 70, 4)
+    keys = asked(rng, table, 60).reshape(12, 1, 5)
+    keys[:, :, 0] = -7
+    for policy in ("error", "row:4"):
+        layer = layer_for(table, ranks, (1, 5), padding_key=-7)
+        arrays = layer.arrays(table)
+        module = bound(layer, arrays, tmp_path, irc.Spec("i64", ("B", 1, 5)))
+        if ranks == 1:
+            run_pipeline(module, f'rewrite-embeddings{{policy="{policy}"}}')
+        found = irc.evaluate(spread(module, ranks, options=f', policy="{policy}"'), {"keys": keys})
+        otherwise = arrays["weight"][4] if policy == "row:4" else 0.0
+        wanted = np.where((keys == -7)[..., None], 0, looked_up(table, keys, otherwise))
+        same(found["result0"], wanted.astype(np.float32), policy)
+        if policy == "error":
+            unseen = np.count_nonzero((keys == -7) | ~np.isin(keys, table.keys))
+            assert found["keys_out_of_range"] == unseen, "padding has no row either"
 
 
 def combined(rows: Array, present: Array, combiner: str | None) -> Array:
