@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .weights import Place
 
 Sizes = tuple[int, ...]
+_FACTORS = "prequant_scaling_factor"
+_BLOCK = 128  # inputs that share a scale where the ranks have different ones
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,14 @@ class Local:
 
 @dataclass(frozen=True)
 class Joined:
-    """A quantized layer of the model, and the factors [K] that multiply its input."""
+    """A quantized layer of the model, and the factors [K] that multiply its input.
+
+    `numbers` are the bytes of the factors: layers with the same ones share the product.
+    """
 
     layer: Layer
     factors: Part | None = None
+    numbers: bytes = b""
 
 
 def read_layer(
@@ -86,7 +93,7 @@ def quantize(module: Module, layers: Mapping[str, Joined]) -> None:
         found = layers.get(site.weight.name)
         if found is None or found.factors is None:
             continue
-        key = site.op.parent, site.x, found.factors.ref
+        key = site.op.parent, site.x, found.numbers
         if key not in done:
             done[key] = _multiplied(module, site.x, site.op, f"{site.name}.factors", found.factors)
         site.op.set_operands((done[key], *site.op.operands[1:]))
@@ -116,11 +123,14 @@ def _joined(place: Place, found: Sequence[Local], ranks: Sequence[Tensors], shap
         )
     scales = _scales(place, found, ranks, shape)
     layer = Layer(codes, scales, tensor_scale=first.whole, activation=activation)
-    parts = [each.factors for each in found if each.factors is not None]
-    if not parts or place.dim != 1:
-        return Joined(layer, first.factors)
+    if first.factors is None:
+        return Joined(layer)
+    used = ranks if place.dim == 1 else ranks[:1]
+    values = [tensors.read(f"{place.key}.{_FACTORS}").reshape(-1) for tensors in used]
+    parts = [each.factors for each in found[: len(used)] if each.factors is not None]
     ref = ConcatRef(tuple(part.ref for part in parts), 0) if len(parts) > 1 else parts[0].ref
-    return Joined(layer, Part(ref, parts[0].dtype, (shape[1],)))
+    factors = Part(ref, parts[0].dtype, (shape[1],))
+    return Joined(layer, factors, np.concatenate(values).tobytes())
 
 
 def _scales(place: Place, found: Sequence[Local], ranks: Sequence[Tensors], shape: Sizes) -> Part:
@@ -133,7 +143,13 @@ def _scales(place: Place, found: Sequence[Local], ranks: Sequence[Tensors], shap
         count = shape[0] // len(parts)
         ref = ConcatRef(tuple(part.ref for part in parts), 0)
         return Part(RepeatedRef(ref, (count, 1), (shape[0], 1)), parts[0].dtype, (shape[0], 1))
-    return place.joined(parts, shape)
+    joined = place.joined(parts, shape)
+    if place.dim == 1 and not per_block:  # of rows of a rank: in blocks that other meshes divide
+        width = shape[1] // len(parts)
+        count = width // gcd(width, _BLOCK)
+        sizes = joined.shape[0], count * len(parts)
+        joined = Part(RepeatedRef(joined.ref, (1, count), sizes), joined.dtype, sizes)
+    return joined
 
 
 def _equal(place: Place, parts: Sequence[Part], ranks: Sequence[Tensors]) -> bool:
@@ -227,7 +243,7 @@ def _of_rows(tensors: Tensors, key: str, shape: Sizes) -> Part:
 
 
 def _factors(tensors: Tensors, name: str, shape: Sizes) -> Part | None:
-    key = f"{name}.prequant_scaling_factor"
+    key = f"{name}.{_FACTORS}"
     if key not in tensors:
         return None
     if np.size(tensors.read(key)) != shape[1]:

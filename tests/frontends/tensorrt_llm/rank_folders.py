@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,24 @@ class Conversion:
     keep_head: bool = True
 
 
-def write_folder(folder: Path, config: Mapping[str, Any], tensors: Arrays, how: Conversion) -> Path:
-    """A folder with config.json and a file per rank, of a model of transformers."""
+def write_folder(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Arrays,
+    how: Conversion,
+    pack: Callable[[str, np.ndarray], Arrays] | None = None,
+    **changes: Any,
+) -> Path:
+    """A folder with config.json and a file per rank, of a model of transformers.
+
+    `pack` gives the tensors in place of one of a rank; `changes` are keys of config.json.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(dialect_config(config, how)))
+    (folder / "config.json").write_text(json.dumps(dialect_config(config, how) | changes))
     for rank in range(how.tp * how.pp):
         found = dict(_rank(config, tensors, how, *divmod(rank, how.tp)))
+        if pack is not None:
+            found = {k: v for key, array in found.items() for k, v in pack(key, array).items()}
         write_safetensors(folder / f"rank{rank}.safetensors", found)
     return folder
 

@@ -1,6 +1,7 @@
 """TensorRT-LLM checkpoint folders: every weight is the whole one, whatever the ranks held."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from irc.frontends.tensorrt_llm import checkpoint
 from irc.ir.core import Module
 from irc.weights import UnboundRef
 from irc.weights.checkpoint import Reader
+from irc.weights.safetensors import read_header
+from tests.cli.runner import works
 from tests.fresh import fresh
 from tests.models.golden import write_safetensors
 from tests.models.test_transformers import checkpoint as transformers_model
@@ -100,8 +103,11 @@ def test_weights(name: str, tmp_path: Path) -> None:
     module = checkpoint.load(write_folder(tmp_path / "ranks", config, tensors, how))
     check_weights(module, tmp_path / "whole", config, tensors)
     assert str(irc.parse(str(module))) == str(module)
-    has_head = "lm_head.weight" in module.weights
-    assert has_head == (how.keep_head or not config.get("tie_word_embeddings"))
+    head = module.weights.get("lm_head.weight")
+    assert (head is not None) == (how.keep_head or not config.get("tie_word_embeddings"))
+    if head is not None and config.get("tie_word_embeddings"):
+        found = Reader(module).read(head)
+        np.testing.assert_array_equal(found, tensors["model.embed_tokens.weight"])
 
 
 @pytest.mark.oracle
@@ -120,3 +126,118 @@ def test_tokens_on_other_meshes(case: str, how: Conversion, tmp_path: Path) -> N
         artifact = irc.compile(folder, out, mesh=mesh, backend="reference")
         found = artifact.model.generate_ids(prompt[0].tolist(), 12)
         assert list(found.tokens) == wanted, mesh
+
+
+def changed(folder: Path, rank: int, change: Callable[[Arrays], object]) -> None:
+    """Rewrite the file of a rank."""
+    path = folder / f"rank{rank}.safetensors"
+    tensors = {
+        key: np.fromfile(path, np.float32, info.nbytes // 4, offset=info.offset).reshape(info.shape)
+        for key, info in read_header(path).items()
+    }
+    change(tensors)
+    write_safetensors(path, tensors)
+
+
+FC, NORM = "transformer.layers.1.mlp.fc.weight", "transformer.layers.0.input_layernorm.weight"
+
+
+def misnamed(tensors: Arrays) -> None:
+    tensors[FC.replace(".fc.", ".fcc.")] = tensors.pop(FC)
+
+
+WRONG: dict[str, tuple[Callable[[Arrays], object], list[str]]] = {
+    "missing": (lambda t: t.pop(NORM), [f"which are missing:\n    {NORM} in rank0.safetensors"]),
+    "misnamed": (
+        misnamed,
+        [
+            f"{FC} in rank0.safetensors; did you mean 'transformer.layers.1.mlp.fcc.weight'?",
+            "transformer.layers.1.mlp.fcc.weight; did you mean",
+            "--set ignore=",
+        ],
+    ),
+    "unused": (
+        lambda t: t.update({"transformer.layers.0.mlp.router.weight": t[NORM]}),
+        ["the model does not use them:\n    transformer.layers.0.mlp.router.weight"],
+    ),
+    "shape": (
+        lambda t: t.update({FC: t[FC][1:]}),
+        [f"{FC}: found [19, 24] and [20, 24], expected [20, 24] on each of 2 ranks"],
+    ),
+    "vocabulary": (
+        lambda t: t.update({"lm_head.weight": t["lm_head.weight"][:3]}),
+        ["lm_head.weight: found [3, 24] and [27, 24], expected [27, 24] on each", "up [53, 24]"],
+    ),
+    "columns": (
+        lambda t: t.update({"transformer.layers.0.mlp.proj.weight": t[NORM][None]}),
+        ["mlp.proj.weight: found [1, 24] and [24, 20], expected [24, 20]"],
+    ),
+    "dtype": (
+        lambda t: t.update({FC: t[FC].astype(np.int32)}),
+        [f"{FC} is i32[20, 24], which does not convert to f32"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_tensors_that_do_not_fit(name: str, tmp_path: Path) -> None:
+    change, messages = WRONG[name]
+    folder = write_folder(tmp_path / "m", LLAMA, tensors_of(LLAMA), Conversion(tp=2))
+    changed(folder, 0, change)
+    with pytest.raises(irc.Error) as caught:
+        checkpoint.load(folder)
+    assert "does not fit the model @llama" in str(caught.value)
+    for message in messages:
+        assert message in str(caught.value)
+    if name == "unused":
+        checkpoint.load(folder, ignore=["*.router.weight"])
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "architecture": ({"architecture": "GPTForCausalLM"}, "irc reads LlamaForCausalLM, LLaMAForC"),
+    "multiplier": ({"embedding_multiplier": 12.0}, "embedding_multiplier=12.0: irc computes Llama"),
+    "positions": ({"position_embedding_type": "alibi"}, "irc's families have rope_gpt_neox"),
+    "an unknown key": ({"clip_qkv": 8.0}, "clip_qkv=8.0, which irc does not support"),
+    "ranks": ({"mapping": {"tp_size": 4, "world_size": 4}}, "lacks rank2.safetensors, rank3.safe"),
+    "fewer ranks": ({"mapping": {"tp_size": 1}}, "has rank1.safetensors, but config.json has tp_s"),
+    "world": ({"mapping": {"tp_size": 2, "world_size": 3}}, "world_size=3, but tp_size x pp_size"),
+    "layers": ({"num_hidden_layers": 4}, "has 3 layers in 1 pipeline stages, but num_hidden_layer"),
+    "heads": (
+        {"num_attention_heads": 5, "num_key_value_heads": 5},
+        "tp_size=2 does not fit 5 heads with 5 key and value",
+    ),
+    "experts": ({"moe": {"num_experts": 4}}, "irc has no experts in llama"),
+    "qwen": ({"architecture": "QWenForCausalLM", "qwen_type": "qwen"}, "irc has the architecture"),
+    "algorithm": ({"quantization": {"quant_algo": "W8A17"}}, "no QuantAlgo 'W8A17'; did you mean"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_that_are_refused(name: str, tmp_path: Path) -> None:
+    changes, message = CONFIGS[name]
+    tensors = tensors_of(LLAMA)
+    folder = write_folder(tmp_path / "m", LLAMA, tensors, Conversion(tp=2), **changes)
+    with pytest.raises(irc.Error, match=message):
+        checkpoint.load(folder)
+
+
+def test_gaps_between_layers(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", LLAMA, tensors_of(LLAMA), Conversion(pp=3))
+    key = "transformer.layers.0."
+
+    def renumber(tensors: Arrays) -> None:
+        for name in [name for name in tensors if name.startswith(key)]:
+            tensors[name.replace(key, "transformer.layers.7.")] = tensors.pop(name)
+
+    changed(folder, 1, renumber)
+    with pytest.raises(irc.Error, match=r"stage 1 are \[7\]; expected 0, 1, ... or 1, 2"):
+        checkpoint.load(folder)
+
+
+def test_the_command_line_takes_such_folders(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", LLAMA, tensors_of(LLAMA), Conversion(tp=4))
+    words = ("compile", folder, "--mesh", "tp=3", "--backend", "reference")
+    works(*words, "-o", tmp_path / "out", "--dtype", "bf16", "--dims", "B=1:1:2")
+    artifact = irc.load(tmp_path / "out")
+    assert artifact.manifest["dtype"] == "bf16" and artifact.module.mesh.ranks == 3
+    works(*words, "--dry-run", "--random-weights", "1")

@@ -1,0 +1,263 @@
+"""Quantized TensorRT-LLM folders: codes and scales of all ranks against the arrays they mean."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import irc
+from irc.frontends.tensorrt_llm import checkpoint
+from irc.ir.core import Module
+from irc.weights.checkpoint import Reader
+from tests.fresh import fresh
+
+from .rank_folders import Arrays, Conversion, write_folder
+from .test_checkpoint import LLAMA, tensors_of
+
+Array = np.ndarray
+F8, F4 = ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn
+CONFIG = LLAMA | {"hidden_size": 32, "intermediate_size": 512, "num_hidden_layers": 2}
+LINEAR = (".qkv.weight", ".dense.weight", ".fc.weight", ".gate.weight", ".proj.weight")
+GROUP = 8
+
+
+@dataclass
+class Packed:
+    """The tensors of a layer by the end of their keys, the weight that they mean, and factors."""
+
+    tensors: Arrays
+    weight: Array
+    factors: Array | None = None
+
+
+def _level() -> Arrays:
+    return {"activation_scaling_factor": np.array([0.125], np.float32)}
+
+
+def float8(w: Array, as_bytes: bool = False, same: bool = True) -> Packed:
+    scale = np.float32(0.02 if same else np.abs(w).max() / 448)
+    codes = (w / scale).astype(F8)
+    stored = codes.view(np.int8) if as_bytes else codes
+    tensors = {"weight": stored, "weights_scaling_factor": np.array([scale]), **_level()}
+    return Packed(tensors, codes.astype(np.float32) * scale)
+
+
+def float8_rows(w: Array) -> Packed:
+    scale = np.abs(w).max(1).astype(np.float32) / np.float32(448)
+    codes = (w / scale[:, None]).astype(F8)
+    return Packed(
+        {"weight": codes, "per_channel_scale": scale}, codes.astype(np.float32) * scale[:, None]
+    )
+
+
+def int8_rows(w: Array, smooth: bool = True) -> Packed:
+    scale = np.abs(w).max(1).astype(np.float32) / np.float32(127)
+    codes = np.rint(w / scale[:, None]).astype(np.int8)
+    tensors = {"weight": codes, "weights_scaling_factor": scale}
+    packed = Packed(tensors, codes.astype(np.float32) * scale[:, None])
+    return with_factors(packed, tensors | _level()) if smooth else packed
+
+
+def int4_groups(w: Array, level: bool = False) -> Packed:
+    """pack_int4_in_uint8 of ModelOpt: the even rows of a weight are the low halves of bytes."""
+    blocks = w.reshape(len(w), -1, GROUP)
+    scale = (np.abs(blocks).max(-1) / 7).astype(np.float32)
+    codes = np.clip(np.rint(blocks / scale[..., None]), -8, 7).astype(np.int8)
+    weight = (codes * scale[..., None]).reshape(w.shape)
+    codes = codes.reshape(w.shape)
+    stored = (codes[::2] & 15) | (codes[1::2] << 4)
+    tensors = {"weight": stored.astype(np.int8), "weights_scaling_factor": scale}
+    if level:
+        tensors |= {"weights_scaling_factor_2": np.array([0.5], np.float32), **_level()}
+    return with_factors(Packed(tensors, weight), tensors)
+
+
+def float4(w: Array) -> Packed:
+    whole, blocks = np.float32(2**-7), w.reshape(len(w), -1, 16)
+    scale = (np.abs(blocks).max(-1) / 6 / whole).astype(F8)
+    codes = (blocks / (scale.astype(np.float32) * whole)[..., None]).astype(F4)
+    weight = codes.astype(np.float32) * (scale.astype(np.float32) * whole)[..., None]
+    halves = codes.reshape(w.shape).view(np.uint8) & 15
+    tensors = {"weight": halves[:, ::2] | halves[:, 1::2] << 4, "weights_scaling_factor": scale}
+    tensors |= {"weights_scaling_factor_2": np.array([whole]), **_level()}
+    return Packed(tensors, weight.reshape(w.shape))
+
+
+def with_factors(packed: Packed, tensors: Arrays) -> Packed:
+    """The layer with factors of its input, which depend on the position only."""
+    k = packed.weight.shape[1]
+    factors = np.linspace(0.5, 2, k, dtype=np.float32)
+    return Packed(tensors | {"prequant_scaling_factor": factors}, packed.weight, factors)
+
+
+CASES: dict[str, tuple[str, Callable[[Array], Packed]]] = {
+    "fp8": ("FP8", float8),
+    "fp8 in bytes": ("FP8", lambda w: float8(w, as_bytes=True)),
+    "fp8, a scale per rank": ("FP8", lambda w: float8(w, same=False)),
+    "fp8 rows": ("FP8_PER_CHANNEL_PER_TOKEN", float8_rows),
+    "int8 rows": ("W8A8_SQ_PER_CHANNEL", int8_rows),
+    "int8 weights": ("W8A16", lambda w: int8_rows(w, smooth=False)),
+    "awq": ("W4A16_AWQ", int4_groups),
+    "awq with inputs in fp8": ("W4A8_AWQ", lambda w: int4_groups(w, level=True)),
+    "nvfp4": ("NVFP4", float4),
+}
+
+
+@dataclass
+class Folders:
+    """A quantized folder, and one with the weights that it means; `factors` by layer."""
+
+    quantized: Path
+    floats: Path
+    factors: dict[str, Array] = field(default_factory=dict[str, Array])
+
+
+def folders(path: Path, name: str, how: Conversion, fold: bool = False) -> Folders:
+    """Both folders of a case; with `fold` the factors are in the weights of the second."""
+    algorithm, packer = CASES[name]
+    found = Folders(path / "quantized", path / "floats")
+
+    def pack(key: str, array: Array) -> Arrays:
+        if not key.endswith(LINEAR):
+            return {key: array}
+        packed = packer(array)
+        return {key.removesuffix("weight") + end: x for end, x in packed.tensors.items()}
+
+    def unpack(key: str, array: Array) -> Arrays:
+        if not key.endswith(LINEAR):
+            return {key: array}
+        packed = packer(array)
+        factors = packed.factors if fold and packed.factors is not None else np.float32(1)
+        return {key: packed.weight * factors}
+
+    tensors = tensors_of(CONFIG)
+    more = {"quantization": {"quant_algo": algorithm, "group_size": GROUP}}
+    write_folder(found.quantized, CONFIG, tensors, how, pack, **more)
+    write_folder(found.floats, CONFIG, tensors, how, unpack)
+    return found
+
+
+def dequantized(module: Module, name: str) -> Array:
+    """The weight that codes and scales of a module stand for."""
+    read, site = Reader(module), name.removesuffix(".weight")
+    found = read.read(module.weights[name]).astype(np.float32)
+    for part in ("scale", "tensor_scale"):
+        if f"{site}.{part}" not in module.weights:
+            continue
+        scale = read.read(module.weights[f"{site}.{part}"]).astype(np.float32)
+        for dim in range(2):
+            scale = np.repeat(scale, found.shape[dim] // scale.shape[dim], dim)
+        found = found * scale
+    return found
+
+
+@pytest.mark.parametrize(
+    "how", [Conversion(), Conversion(tp=2), Conversion(tp=4, pp=2)], ids=["1", "2", "4x2"]
+)
+@pytest.mark.parametrize("name", CASES)
+def test_weights(name: str, how: Conversion, tmp_path: Path) -> None:
+    if name == "nvfp4" and how.tp == 4:
+        pytest.skip("its blocks of 16 inputs do not fit 8 inputs of a rank")
+    made = folders(tmp_path, name, how)
+    module, wanted = checkpoint.load(made.quantized), checkpoint.load(made.floats)
+    assert str(irc.parse(str(module))) == str(module)
+    for key, weight in wanted.weights.items():
+        expected = Reader(wanted).read(weight)
+        np.testing.assert_allclose(dequantized(module, key), expected, rtol=1e-6, err_msg=key)
+    quantizes = sum(op.opname == "quantize" for op in module.ops())
+    assert quantizes == (0 if CASES[name][0] in ("W8A16", "W4A16_AWQ") else 4 * 2)
+
+
+@pytest.mark.parametrize("how", [Conversion(), Conversion(tp=2)], ids=["1", "2"])
+@pytest.mark.parametrize("name", ["awq", "int8 weights"])
+def test_logits_on_any_mesh(name: str, how: Conversion, tmp_path: Path) -> None:
+    """Codes times factors give what the weights give into which the factors are folded."""
+    made = folders(tmp_path, name, how, fold=how.tp == 1)
+    module = checkpoint.load(made.quantized)
+    factors = {key for key in module.weights if key.endswith(".factors")}
+    assert len(factors) == (8 if name == "awq" else 0)
+    ids = fresh().integers(0, CONFIG["vocab_size"], (2, 6)).astype(np.int32)
+    found = [
+        irc.compile(made.quantized, tmp_path / f"out{mesh}", mesh=mesh, backend="reference")
+        for mesh in ("", "tp=2")
+    ]
+    logits = [artifact.run({"input_ids": ids})["logits"] for artifact in found]
+    if how.tp == 1:
+        floats = irc.compile(made.floats, tmp_path / "out_floats", backend="reference")
+        logits.append(floats.run({"input_ids": ids})["logits"])
+    for each in logits[1:]:
+        np.testing.assert_allclose(each, logits[0], rtol=1e-3, atol=1e-3 * np.abs(logits[0]).max())
+
+
+REFUSED = {
+    "int8 of a converter": ("W8A16", float8_rows, "order that the GEMM plugin .*--quantize w8a16"),
+    "gptq": ("W4A16_GPTQ", int4_groups, "weight is i8.*--quantize w4a16_gptq"),
+    "awq of one GPU": (
+        "W4A16_AWQ",
+        lambda w: Packed(int4_groups(w).tensors | {"weight": w.astype(np.float16)[:, ::4]}, w),
+        r"qkv.weight is f16\[64, 8\]: codes of W4A16_AWQ in the order",
+    ),
+    "another": ("FP8_BLOCK_SCALES", float8, "quant_algo=FP8_BLOCK_SCALES; irc reads FP8, FP8_PER"),
+    "none": (None, float8, "qkv.weights_scaling_factor is a scale, but config.json has quant_alg"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str, tmp_path: Path) -> None:
+    algorithm, packer, message = REFUSED[name]
+
+    def pack(key: str, array: Array) -> Arrays:
+        ends = packer(array).tensors if key.endswith(LINEAR) else {"weight": array}
+        return {key.removesuffix("weight") + end: x for end, x in ends.items()}
+
+    more: dict[str, Any] = {"quantization": {"quant_algo": algorithm, "group_size": GROUP}}
+    folder = write_folder(tmp_path / "m", CONFIG, tensors_of(CONFIG), Conversion(), pack, **more)
+    with pytest.raises(irc.Error, match=message):
+        checkpoint.load(folder)
+
+
+def test_excluded_layers_and_caches(tmp_path: Path) -> None:
+    """Scales of a layer that stayed in floats are not used, nor are those of caches."""
+
+    def pack(key: str, array: Array) -> Arrays:
+        if key.endswith(".dense.weight"):
+            name = key.removesuffix("weight")
+            scale = np.ones(1, np.float32)
+            more = {
+                f"{name}weights_scaling_factor": scale,
+                f"{name}activation_scaling_factor": scale,
+            }
+            cache = key.replace("dense.weight", "kv_cache_scaling_factor")
+            return {key: array, **more, cache: scale}
+        if key.endswith(LINEAR):
+            return {key.removesuffix("weight") + end: x for end, x in float8(array).tensors.items()}
+        return {key: array}
+
+    quantization = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    tensors = tensors_of(CONFIG)
+    folder = write_folder(
+        tmp_path / "m", CONFIG, tensors, Conversion(tp=2), pack, quantization=quantization
+    )
+    with pytest.warns(UserWarning, match="kv_cache_quant_algo=FP8; the caches stay"):
+        module = checkpoint.load(folder)
+    key = "model.layers.1.self_attn.o_proj.weight"
+    np.testing.assert_array_equal(Reader(module).read(module.weights[key]), tensors[key])
+
+
+def test_float_weights_to_quantize(tmp_path: Path) -> None:
+    folder = write_folder(
+        tmp_path / "m",
+        CONFIG,
+        tensors_of(CONFIG),
+        Conversion(tp=2),
+        quantization={"quant_algo": "W4A16"},
+    )
+    assert checkpoint.scheme_of_floats(folder) == "w4a16"
+    assert json.loads((folder / "config.json").read_text())["mapping"]["tp_size"] == 2
+    with pytest.warns(UserWarning, match="are floats; give --quantize w4a16"):
+        checkpoint.load(folder)
