@@ -27,8 +27,8 @@ Arrays: TypeAlias = dict[str, Array]
 class Rows:
     """The rows of a batch. `slots` is the capacity of their caches in tokens.
 
-    `extra` are inputs that the caller gives, as arrays with a first dimension of rows or without
-    one. Where rows are `movable`, their caches are arrays between steps, as beam search needs.
+    `extra` are inputs that the caller gives by name. Where rows are `movable`, their caches are
+    arrays between steps, as beam search needs.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Rows:
         ports = program.ports
         self.growing = [port for port in ports.inputs if port.name.startswith("past_key_value")]
         self.inputs = [port for port in ports.inputs if port not in self.growing]
+        self.origin = np.arange(len(prompts))  # the row of `extra` that each row has
         self.past = np.zeros(len(prompts), np.int64)
         self.mask = np.zeros((len(prompts), 0), np.int64)  # 1: a token, 0: padding
         self.caches: Arrays = {port.name: self._zeros(port, 0) for port in self.growing}
@@ -79,6 +80,7 @@ class Rows:
         """Let row i continue what row `order[i]` has done."""
         chosen = np.asarray(order, np.int64)
         self.past, self.mask = self.past[chosen], self.mask[chosen]
+        self.origin = self.origin[chosen]
         self.prompts = [self.prompts[at] for at in order]
         self.caches = {name: array[chosen] for name, array in self.caches.items()}
 
@@ -134,8 +136,8 @@ class _Call:
     def __init__(self, rows: Rows, tokens: Sequence[Sequence[int]]) -> None:
         self.rows = rows
         self.counts = np.array([len(each) for each in tokens], np.int64)
-        (port,) = [port for port in rows.inputs if port.name == "input_ids"]
-        found = multiple_of(port.shape[1])
+        (self.port,) = [port for port in rows.inputs if port.name == "input_ids"]
+        found = multiple_of(self.port.shape[1])
         multiple = found[1] if found is not None else 1
         self.width = -(-int(self.counts.max()) // multiple) * multiple
         self.ids = np.zeros((len(tokens), self.width), np.int64)
@@ -151,7 +153,11 @@ class _Call:
         """The array for an input, by its name."""
         given = self.rows.extra.get(port.name)
         if given is not None:
-            return converted(port, given)
+            if port.shape[:1] == self.port.shape[:1]:  # an entry per row
+                given = given[self.rows.origin]
+            return converted(
+                port, given.reshape(given.shape + (1,) * (len(port.shape) - given.ndim))
+            )
         base = port.name.rstrip("0123456789").rstrip("_")
         return converted(port, _VALUES[base](self, port))
 

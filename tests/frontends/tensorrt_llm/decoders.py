@@ -32,6 +32,8 @@ class Decoder(Module):
         q, k, v = F.linear(x, self.qkv).split(HIDDEN)
         mixed, caches = getattr(self, f"attend_{self.kind}")(q, k, v, more)
         logits = F.linear((x + mixed) * 8.0, self.head)
+        if "bias" in more:
+            logits = logits + more["bias"].unsqueeze(1)
         return {"logits": self.last(logits, more), **caches}
 
     def last(self, logits: Tensor, more: dict[str, Tensor]) -> Tensor:
@@ -96,9 +98,13 @@ INPUTS = {
 ALIASES = {"own": {"k0": "k0", "v0": "v0"}, "fixed": {"present_key_value_0": "past_key_value_0"}}
 
 
-def decoder(kind: str, seed: int) -> irc.Module:
-    """The model with a kind of cache; those of one seed have the same weights."""
+def decoder(kind: str, seed: int, biased: bool = False) -> irc.Module:
+    """The model with a kind of cache; those of one seed have the same weights.
+
+    A biased one has an input `bias` [B, VOCAB], which is added to the logits.
+    """
     inputs = {"input_ids": irc.Spec("i32", ("B", "S")), **INPUTS[kind]}
+    inputs |= {"bias": irc.Spec("f32", ("B", VOCAB))} if biased else {}
     used = {
         s
         for spec in inputs.values()
@@ -110,9 +116,11 @@ def decoder(kind: str, seed: int) -> irc.Module:
     return random_weights(model, seed)
 
 
-def artifact(kind: str, seed: int, folder: Path, backend: str = "reference") -> Path:
+def artifact(
+    kind: str, seed: int, folder: Path, backend: str = "reference", biased: bool = False
+) -> Path:
     """The model compiled into a folder."""
-    irc.compile(decoder(kind, seed), folder, backend=backend)
+    irc.compile(decoder(kind, seed, biased), folder, backend=backend)
     return folder
 
 

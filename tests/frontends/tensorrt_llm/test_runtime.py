@@ -292,6 +292,22 @@ def test_a_session_runs_any_engine_on_arrays(
     np.testing.assert_allclose(outputs["logits"][0], oracle.logits(prompt), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_inputs_that_the_caller_gives(beams: int, tmp_path: Path) -> None:
+    batch = prompts()
+    bias = np.zeros((3, VOCAB), np.float32)
+    bias[np.arange(3), (wanted := [4, 9, 2])] = 1e4  # which is the likeliest token of every beam
+    session = GenerationSession(None, artifact("fixed", SEED, tmp_path / "e", biased=True))
+    session.setup(3, 6, 2, beams)
+    config = SamplingConfig(-1, num_beams=beams)
+    ids = session.decode_batch(list(map(np.array, batch)), config, inputs={"bias": bias})
+    assert [new(row, prompt)[:2] for row, prompt in zip(ids[:, 0], batch, strict=True)] == [
+        [token, token] for token in wanted
+    ]
+    with pytest.raises(Error, match="no value for bias; give arrays by name"):
+        session.decode_batch(list(map(np.array, batch)), config)
+
+
 @pytest.mark.parametrize(
     ("use", "message"),
     [
