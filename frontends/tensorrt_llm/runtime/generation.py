@@ -14,13 +14,12 @@ import numpy as np
 import irc
 from irc.errors import Error
 from irc.generation.inputs import multiple_of, rounded
-from irc.generation.sampling import adjusted, draw, ends_with_any, log_probabilities
+from irc.generation.search import Beams, Draws, Rules
 from irc.ir.dims import Dim
 
 from ..dtypes import as_array
 from ..engines import find_artifact
-from .beams import Beams
-from .configs import ModelConfig, SamplingConfig, words_of
+from .configs import ModelConfig, SamplingConfig, Words, words_of
 from .rows import Rows
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -111,22 +110,21 @@ class GenerationSession:
         if no_repeat_ngram_size is not None:
             config.no_repeat_ngram_size = no_repeat_ngram_size
         prompts = prompts_of(as_array(input_ids), as_array(context_lengths).reshape(-1).tolist())
-        job = _Job(
-            self,
-            config,
-            prompts,
-            {name: as_array(value) for name, value in given.items() if value is not None},
-            words_of(_or(stop_words_list, config.stop_words_list), len(prompts)),
-            words_of(_or(bad_words_list, config.bad_words_list), len(prompts)),
-            stopping_criteria,
-            logits_processor,
-            lambda array: like(array, input_ids),
-        )
+        words = [
+            words_of(getattr(config, name) if given is None else given, len(prompts))
+            for name, given in (
+                ("stop_words_list", stop_words_list),
+                ("bad_words_list", bad_words_list),
+            )
+        ]
+        arrays = {name: as_array(value) for name, value in given.items() if value is not None}
+        job = _Job(self, config, prompts, words, arrays)
+        job.wrap = lambda array: like(array, input_ids)
+        job.criteria, job.processor = stopping_criteria, logits_processor
         as_dict = return_dict or config.return_dict
         with_lengths = output_sequence_lengths or config.output_sequence_lengths
-        results = (job.result(as_dict, with_lengths) for _ in job.steps())
         if streaming:
-            return results
+            return (job.result(as_dict, with_lengths) for _ in job.steps())
         for _ in job.steps():
             pass
         return job.result(as_dict, with_lengths)
@@ -158,143 +156,82 @@ class GenerationSession:
 
 
 class _Job:
-    """One call of decode: rows, their tokens so far, and what is returned of them."""
+    """One call of decode: the rows of the engine, and how each prompt is continued."""
+
+    wrap: Callable[[Array], Any]
+    criteria: Hook | None
+    processor: Hook | None
 
     def __init__(
         self,
         session: GenerationSession,
         config: SamplingConfig,
         prompts: list[list[int]],
+        words: list[list[Words]],
         extra: dict[str, Array],
-        stop: list[list[list[int]]],
-        bad: list[list[list[int]]],
-        criteria: Hook | None,
-        processor: Hook | None,
-        wrap: Callable[[Array], Any],
     ) -> None:
-        self.session, self.config, self.prompts = session, config, prompts
-        self.stop, self.bad, self.criteria, self.processor = stop, bad, criteria, processor
-        self.wrap, self.width = wrap, int(config.num_beams)
+        self.session, self.config, self.width = session, config, int(config.num_beams)
         if self.width != session.beam_width:
             raise Error(
                 f"num_beams is {self.width}, but setup was called with beam_width="
                 f"{session.beam_width}; give one number to both"
             )
-        longest = max(map(len, prompts)) + session.new_tokens
-        self.rows = Rows(
-            session.artifact.program,
-            session.artifact.manifest["dims"],
-            prompts,
-            session.capacity(longest),
-            extra,
-            movable=self.width > 1,
+        stop, bad = words
+        self.searches = [
+            self._search(row, prompt, stop[row], bad[row]) for row, prompt in enumerate(prompts)
+        ]
+        artifact, longest = session.artifact, max(map(len, prompts)) + session.new_tokens
+        dims, slots = artifact.manifest["dims"], session.capacity(longest)
+        movable = self.width > 1
+        self.rows = Rows(artifact.program, dims, prompts, slots, extra, movable)
+
+    def _search(self, row: int, prompt: list[int], stop: Words, bad: Words) -> Draws | Beams:
+        config = self.config
+        rules = Rules(config.of_row(row), self.session.new_tokens, config.ends(), stop, bad)
+        if self.width == 1:
+            return Draws(prompt, rules, config.random(row))
+        penalty, early = (
+            as_array(x).reshape(-1)[0] for x in (config.length_penalty, config.early_stopping)
         )
-        self.tokens = [[list(prompt)] * self.width for prompt in prompts]
-        self.log_probs: list[list[list[float]]] = [[[]] * self.width for _ in prompts]
+        return Beams(prompt, rules, self.width, float(penalty), bool(early))
 
     def steps(self) -> Generator[None]:
         """Decode; one step for each new token."""
-        return self._search() if self.width > 1 else self._sample()
-
-    def _sample(self) -> Generator[None]:
-        config, ends = self.config, self.config.ends()
-        sampling = [config.of_row(row) for row in range(len(self.prompts))]
-        random = [config.random(row) for row in range(len(self.prompts))]
-        done = [self.session.new_tokens == 0] * len(self.prompts)
-        logits = self.rows.start() if not all(done) else np.zeros(0)
-        step = 0
-        while not all(done):
-            logits = self._processed(step, logits)
-            for row, is_done in enumerate(done):
-                if is_done:
-                    continue
-                (tokens,), prompt = self.tokens[row], self.prompts[row]
-                args = (sampling[row], tokens, len(prompt), ends, self.bad[row])
-                scores = adjusted(logits[row], *args)
-                token = draw(scores, sampling[row], random[row])
-                tokens = [*tokens, token]
-                self.tokens[row] = [tokens]
-                chance = float(log_probabilities(logits[row])[token])
-                self.log_probs[row] = [[*self.log_probs[row][0], chance]]
-                new = tokens[len(prompt) :]
-                done[row] = token in ends or ends_with_any(new, self.stop[row])
-                done[row] |= len(new) == self.session.new_tokens
-            yield
-            step += 1
-            if self._is_stopped(step, logits):
-                return
-            if not all(done):
-                logits = self._cut(self.rows.step([each[0][-1:] for each in self.tokens]))
-
-    def _search(self) -> Generator[None]:
-        config, width = self.config, self.width
-        beams = [
-            Beams(
-                prompt,
-                width,
-                self.session.new_tokens,
-                config.of_row(row),
-                config.ends(),
-                float(as_array(config.length_penalty).reshape(-1)[0]),
-                bool(as_array(config.early_stopping).reshape(-1)[0]),
-                self.stop[row],
-                self.bad[row],
-            )
-            for row, prompt in enumerate(self.prompts)
-        ]
-        logits = self._cut(self.rows.start())
-        self.rows.select([row for row in range(len(beams)) for _ in range(width)])
-        logits = logits.repeat(width, 0)
-        step = 0
-        while not all(each.done for each in beams):
-            logits = self._processed(step, logits)
+        if all(each.done for each in self.searches):
+            return
+        width, step = self.width, 0
+        logits = self.rows.start().repeat(width, 0)
+        if width > 1:
+            self.rows.select([row for row in range(self.rows.count) for _ in range(width)])
+        while True:
+            logits = logits[:, : self.session.vocab_size]
+            if self.processor is not None:
+                logits = as_array(self.processor(step, self._sequences(), self.wrap(logits)))
             order: list[int] = []
-            for row, each in enumerate(beams):
-                first = row * width
-                if each.done:
-                    order += range(first, first + width)
-                    continue
-                order += [first + at for at in each.advance(logits[first : first + width])]
-            for row, each in enumerate(beams):
-                self.tokens[row] = [found.tokens for found in each.results]
-                self.log_probs[row] = [found.log_probs for found in each.results]
+            for first, each in zip(range(0, len(logits), width), self.searches, strict=True):
+                part = logits[first : first + width]
+                origin = range(width) if each.done else each.advance(part)
+                order += [first + at for at in origin]
             yield
             step += 1
-            if self._is_stopped(step, logits):
+            if self.criteria is not None and self.criteria(
+                step, self._sequences(), self.wrap(logits)
+            ):
                 return
-            if not all(each.done for each in beams):
+            if all(each.done for each in self.searches):
+                return
+            if width > 1:
                 self.rows.select(order)
-                tokens = [[token] for each in beams for token in each.tokens]
-                logits = self._cut(self.rows.step(tokens))
-
-    def _cut(self, logits: Array) -> Array:
-        return logits[:, : self.session.vocab_size]
-
-    def _processed(self, step: int, logits: Array) -> Array:
-        logits = self._cut(logits)
-        if self.processor is None:
-            return logits
-        return as_array(self.processor(step, self._sequences(), self.wrap(logits)))
-
-    def _is_stopped(self, step: int, logits: Array) -> bool:
-        if self.criteria is None:
-            return False
-        return bool(self.criteria(step, self._sequences(), self.wrap(logits)))
+            logits = self.rows.step([[token] for each in self.searches for token in each.tokens])
 
     def _sequences(self) -> Any:
-        return self.wrap(self._filled().reshape(len(self.prompts) * self.width, -1))
+        return self.wrap(self._filled().reshape(len(self.searches) * self.width, -1))
 
     def _filled(self) -> Array:
         """The tokens so far, with end_id (else pad_id) behind."""
         fill = next(iter([*self.config.ends(), self.config.pad_id or 0]))
-        length = self.session.context_length + self.session.new_tokens
-        longest = max(len(each) for rows in self.tokens for each in rows)
-        shape = (len(self.prompts), self.width, max(length, longest))
-        filled = np.full(shape, fill, np.int32)
-        for row, every in enumerate(self.tokens):
-            for beam, tokens in enumerate(every):
-                filled[row, beam, : len(tokens)] = tokens
-        return filled
+        tokens = [[each.tokens for each in search.results] for search in self.searches]
+        return filled(tokens, self.session.context_length + self.session.new_tokens, fill, np.int32)
 
     def result(self, as_dict: bool, with_lengths: bool) -> Any:
         """The tokens so far, in the form that was asked for."""
@@ -302,20 +239,25 @@ class _Job:
         if not as_dict:
             return ids
         found: dict[str, Any] = {"output_ids": ids}
+        every = [search.results for search in self.searches]
         if with_lengths:
-            lengths = [[len(each) for each in every] for every in self.tokens]
+            lengths = [[len(each.tokens) for each in results] for results in every]
             found["sequence_lengths"] = self.wrap(np.array(lengths, np.int32))
+        log_probs = [[each.log_probs for each in results] for results in every]
         if self.config.output_cum_log_probs:
-            sums = [[sum(each) for each in every] for every in self.log_probs]
+            sums = [[sum(each) for each in results] for results in log_probs]
             found["cum_log_probs"] = self.wrap(np.array(sums, np.float32))
         if self.config.output_log_probs:
-            shape = (len(self.prompts), self.width, self.session.new_tokens)
-            every = np.zeros(shape, np.float32)
-            for row, beams in enumerate(self.log_probs):
-                for beam, each in enumerate(beams):
-                    every[row, beam, : len(each)] = each
-            found["log_probs"] = self.wrap(every)
+            array = filled(log_probs, self.session.new_tokens, 0.0, np.float32)
+            found["log_probs"] = self.wrap(array)
         return found
+
+
+def filled(rows: Sequence[Sequence[Sequence[Any]]], width: int, fill: Any, dtype: Any) -> Array:
+    """[rows, beams, width or more] of lists of any lengths, with `fill` behind."""
+    longest = max([width, *(len(each) for beams in rows for each in beams)])
+    padded = [[[*each, *[fill] * (longest - len(each))] for each in beams] for beams in rows]
+    return np.array(padded, dtype)
 
 
 def open_engine(source: Any) -> irc.Artifact:
@@ -343,10 +285,6 @@ def prompts_of(ids: Array, lengths: Sequence[int]) -> list[list[int]]:
 def like(array: Array, given: Any) -> Any:
     """`array` as a tensor of PyTorch where `given` is one, on its device."""
     return given.new_tensor(array) if hasattr(given, "new_tensor") else array
-
-
-def _or(first: Any, second: Any) -> Any:
-    return second if first is None else first
 
 
 def _limit(shape: Sequence[Any], dims: Mapping[str, Sequence[int]]) -> int:

@@ -1,23 +1,68 @@
-"""`Beams`: beam search for one prompt."""
+"""How one prompt is continued: by drawn tokens (`Draws`), or by beam search (`Beams`)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from irc.generation.sampling import Sampling, Words, adjusted, ends_with_any, log_probabilities
+from .sampling import Sampling, Words, adjusted, draw, ends_with_any, log_probabilities
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class Hypothesis(NamedTuple):
-    """A sequence with its log-probabilities; `score` ranks it."""
+    """A sequence with the log-probabilities of its new tokens; `score` ranks it."""
 
     tokens: list[int]
     log_probs: list[float]
-    score: float
+    score: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What holds for one prompt: how tokens are chosen, which end it, and which are forbidden."""
+
+    sampling: Sampling
+    limit: int  # of new tokens
+    ends: Collection[int] = ()
+    stop: Words = ()
+    bad: Words = ()
+
+    def adjusted(self, logits: Array, tokens: Sequence[int], prompt: int) -> Array:
+        """The logits after `tokens`, of which the first `prompt` are the prompt."""
+        return adjusted(logits, self.sampling, tokens, prompt, self.ends, self.bad)
+
+    def is_end(self, new: Sequence[int]) -> bool:
+        """Whether new tokens end a sequence."""
+        return new[-1] in self.ends or ends_with_any(new, self.stop)
+
+
+class Draws:
+    """One token at a time, drawn by `random`."""
+
+    def __init__(self, prompt: Sequence[int], rules: Rules, random: np.random.Generator) -> None:
+        self.prompt, self.rules, self.random = len(prompt), rules, random
+        self.results = [Hypothesis(list(prompt), [])]
+        self.done = rules.limit == 0
+
+    def advance(self, logits: Array) -> list[int]:
+        """One token from logits [1, V]; [0], the beam that it continues."""
+        ((tokens, log_probs, _),) = self.results
+        scores = self.rules.adjusted(logits[0], tokens, self.prompt)
+        token = draw(scores, self.rules.sampling, self.random)
+        chance = float(log_probabilities(logits[0])[token])
+        self.results = [Hypothesis([*tokens, token], [*log_probs, chance])]
+        new = self.results[0].tokens[self.prompt :]
+        self.done = self.rules.is_end(new) or len(new) == self.rules.limit
+        return [0]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The last token, for the next call."""
+        return self.results[0].tokens[-1:]
 
 
 class Beams:
@@ -31,29 +76,23 @@ class Beams:
     def __init__(
         self,
         prompt: Sequence[int],
+        rules: Rules,
         width: int,
-        limit: int,
-        sampling: Sampling,
-        ends: Collection[int],
         length_penalty: float = 1.0,
         early: bool = True,
-        stop: Words = (),
-        bad: Words = (),
     ) -> None:
-        self.prompt, self.width, self.limit = list(prompt), width, limit
-        self.sampling, self.ends, self.stop, self.bad = sampling, ends, stop, bad
+        self.prompt, self.rules, self.width = len(prompt), rules, width
         self.length_penalty, self.early = length_penalty, early
-        self.running = [Hypothesis(self.prompt, [], 0.0)]
+        self.running = [Hypothesis(list(prompt), [])]
         self.finished: list[Hypothesis] = []
-        self.done = limit == 0
+        self.done = rules.limit == 0
 
     def advance(self, logits: Array) -> list[int]:
         """One token for every beam; returns the beam that each of `width` beams continues."""
         candidates = self._candidates(logits)
         running: list[tuple[int, Hypothesis]] = []
         for rank, (origin, each) in enumerate(candidates):
-            new = each.tokens[len(self.prompt) :]
-            if new[-1] in self.ends or ends_with_any(new, self.stop):
+            if self.rules.is_end(each.tokens[self.prompt :]):
                 if rank < self.width:
                     self._finish(each)
             elif len(running) < self.width:
@@ -80,10 +119,10 @@ class Beams:
     def _candidates(self, logits: Array) -> list[tuple[int, Hypothesis]]:
         scores: list[Array] = []
         for row, beam in zip(logits, self.running, strict=False):
-            args = (self.sampling, beam.tokens, len(self.prompt), self.ends, self.bad)
-            scores.append(beam.score + log_probabilities(adjusted(row, *args)))
-        every = np.stack(scores)
-        best = np.argsort(-every, axis=None, kind="stable")[: (1 + len(self.stop) + 1) * self.width]
+            adjusted = self.rules.adjusted(row, beam.tokens, self.prompt)
+            scores.append(beam.score + log_probabilities(adjusted))
+        every, ends = np.stack(scores), 1 + len(self.rules.stop)  # candidates that end a beam
+        best = np.argsort(-every, axis=None, kind="stable")[: (1 + ends) * self.width]
         found: list[tuple[int, Hypothesis]] = []
         for at in best.tolist():
             origin, token = divmod(int(at), every.shape[1])
@@ -105,7 +144,7 @@ class Beams:
     def _is_done(self) -> bool:
         if not self.running:
             return True
-        if len(self.running[0].log_probs) == self.limit:
+        if len(self.running[0].log_probs) == self.rules.limit:
             for each in self.running:
                 self._finish(each)
             return True
