@@ -7,15 +7,18 @@ from typing import Any, cast
 
 import numpy as np
 
+from ...errors import Error
+from ...ir.dims import Dim
 from ...ir.dtypes import dtype as dtype_row
 from ...ir.dtypes import is_float
+from ...source import here
 from ..tensor import Tensor as Inner
-from ..tensor import one
+from ..tensor import kind_name, one
 from .contents import fold
 from .module import Parameter, constant_tensor
 from .tensor import Operand, Tensor, attach, known, type_of, wrap
 
-_NUMBERS = (bool, int, float, np.generic)
+_NUMBERS = (bool, int, float, np.generic, Dim)
 
 
 def tensor(x: Any, dtype: str | None = None) -> Tensor:
@@ -26,9 +29,20 @@ def tensor(x: Any, dtype: str | None = None) -> Tensor:
         return wrap(x)
     if isinstance(x, Parameter):
         return cast("Tensor", x.value)
-    number = x.item() if isinstance(x, np.generic) else x
-    kind = {bool: "bool", int: "i32", float: "f32"}.get(cast("Any", type(number)))
+    if isinstance(x, Dim):
+        return known(x, dtype or "i32")
+    number = _number(x)
+    if number is None:
+        raise Error(f"expected a tensor or a number, found {kind_name(x)}", loc=here())
+    kind = "f32" if isinstance(number, float) else "i32"
+    kind = "bool" if isinstance(number, bool) else kind
     return constant_tensor(number, dtype or kind)
+
+
+def _number(x: Any) -> bool | int | float | None:
+    """A number of Python, of one of Python or numpy; None for anything else."""
+    found = cast("Any", x).item() if isinstance(x, np.generic) else x
+    return found if isinstance(found, (bool, int, float)) else None
 
 
 def data(x: Any) -> Inner:
@@ -49,9 +63,9 @@ def matched(*operands: Any) -> tuple[Tensor, ...]:
 
 def _fitting(x: Any, kind: str | None) -> str | None:
     """The dtype that a number takes beside tensors of `kind`; its own where that holds it not."""
-    number = x.item() if isinstance(x, np.generic) else x
-    if kind is None or not isinstance(number, (bool, int, float)):
-        return None
+    number = _number(x)
+    if kind is None or number is None:
+        return kind if isinstance(x, Dim) else None
     if kind == "bool" and number not in (0, 1):
         return None
     fits = is_float(kind) or not isinstance(number, float) or number.is_integer()
