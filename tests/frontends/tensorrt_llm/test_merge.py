@@ -198,14 +198,16 @@ def test_unset_parameters_stay_unbound() -> None:
     assert str(weight.ref) == 'unbound("fc.weight", [6, 6]).shard(0, tp)'
 
 
+PAST = OrderedDict(b=[[1, 2, 5]], two=[2], heads=[4], length=[[1, 4, 8]], d=[3])
+
+
+def past_input(name: str, m: Mapping) -> Tensor:
+    heads = 4 // m.tp_size
+    return Tensor(name, "float32", [-1, 2, heads, -1, 3], PAST | {"heads": [heads]})
+
+
 def cached(m: Mapping) -> None:
-    heads, sizes = 4 // m.tp_size, [("b", [[1, 2, 5]]), ("two", [2])]
-    past = Tensor(
-        "past_key_value_0",
-        "float32",
-        [-1, 2, heads, -1, 3],
-        OrderedDict([*sizes, ("heads", [heads]), ("length", [[1, 4, 8]]), ("d", [3])]),
-    )
+    past = past_input("past_key_value_0", m)
     present = past * (1.0 + m.tp_rank)
     present.reuses = past.name
     present.mark_output("present_key_value_0")
@@ -220,6 +222,34 @@ def test_caches_are_shared_by_heads_and_written_in_place() -> None:
     assert {n: str(t) for n, t in module.main.layouts.items()} == {"%past_key_value_0": layout}
     assert module.main.aliases() == {0: 0}
     assert np.array_equal(got, past * np.array([1, 1, 2, 2], np.float32)[:, None, None])
+
+
+def growing(m: Mapping) -> None:
+    """A cache per stage that grows by one token, which the stage hands on."""
+    past = past_input(f"past_key_value_{m.pp_rank}", m)
+    if m.is_first_pp_rank():
+        token = Tensor("token", "float32", [-1, 2, 4, 1, 3], PAST | {"heads": [4], "length": [1]})
+    else:
+        other = PAST | {"heads": [4], "length": [1]}
+        token = default_net().receive(Tensor("h", "float32", [-1, 2, 4, 1, 3], other), m.rank - 2)
+    heads = 4 // m.tp_size
+    first = heads * m.tp_rank
+    own = wrap(F.slice(unwrap(token), dim=2, start=first, stop=first + heads))
+    present = wrap(F.concat([unwrap(past), unwrap(own)], dim=3))
+    present.mark_output(f"present_key_value_{m.pp_rank}")
+    if not m.is_last_pp_rank():
+        default_net().send(token * 2.0, m.rank + 2).mark_output("hidden_states_output")
+
+
+def test_caches_of_stages_grow() -> None:
+    random = fresh()
+    caches = [random.normal(size=(2, 2, 4, 3, 3)).astype(np.float32) for _ in range(2)]
+    token = random.normal(size=(2, 2, 4, 1, 3)).astype(np.float32)
+    inputs = {"token": token, "past_key_value_0": caches[0], "past_key_value_1": caches[1]}
+    got = run(growing, inputs, 2, 2)
+    for i, cache in enumerate(caches):
+        wanted = np.concatenate([cache, token * 2**i], axis=3)
+        assert np.array_equal(got[f"present_key_value_{i}"], wanted)
 
 
 def test_other_inputs_and_outputs_may_be_shared_along_a_dimension() -> None:
