@@ -1,4 +1,4 @@
-"""The networks of all ranks, joined: numbers and arrays by rank, stages, and what is refused."""
+"""The networks of all ranks, joined: numbers and arrays by rank, pipeline stages, caches."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import pytest
 
 import irc
 from irc.frontends import functional as F
-from irc.frontends.tensorrt_llm import Network, Parameter, Tensor, default_net, merge, net_guard
+from irc.frontends.tensorrt_llm import Parameter, Tensor, default_net
 from irc.frontends.tensorrt_llm.arithmetic import binary
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping
@@ -19,13 +19,9 @@ from irc.frontends.tensorrt_llm.tensor import unwrap, wrap
 from irc.weights import UnboundRef, ZerosRef
 from tests.fresh import fresh
 
-from .traced import run, trace
+from .traced import run, source, trace
 
 Build = Callable[[Mapping], None]
-
-
-def source(name: str = "x", size: int = 6, dtype: str = "float32") -> Tensor:
-    return Tensor(name, dtype, [-1, size], OrderedDict([("b", [[1, 2, 5]]), (f"{name}s", [size])]))
 
 
 def linear(x: Tensor, weight: Parameter) -> Tensor:
@@ -261,152 +257,3 @@ def test_other_inputs_and_outputs_may_be_shared_along_a_dimension() -> None:
 
     x = fresh().normal(size=(3, 6)).astype(np.float32)
     assert np.array_equal(run(build, {"x": x}, 3)["y"], x * 2)
-
-
-def other_operation(m: Mapping) -> Tensor:
-    x = source()
-    return x + 1.0 if m.rank else x * 1.0
-
-
-def other_attribute(m: Mapping) -> Tensor:
-    return wrap(F.softmax(unwrap(source()), dim=m.rank))
-
-
-def other_operand(m: Mapping) -> Tensor:
-    x = source()
-    y = wrap(F.exp(unwrap(x)))
-    return (y if m.rank else x) * 2.0
-
-
-def other_count(m: Mapping) -> Tensor:
-    x = source() * 2.0
-    return wrap(F.exp(unwrap(x))) if m.rank else x
-
-
-def other_input(m: Mapping) -> Tensor:
-    return source(size=6 + m.rank) * 1.0
-
-
-def missing_input(m: Mapping) -> Tensor:
-    x = source("x" if m.rank else "z")
-    return x * 1.0
-
-
-def other_shape(m: Mapping) -> Tensor:
-    return Parameter(np.ones(2 + m.rank, np.float32)).value * 1.0
-
-
-def other_name(m: Mapping) -> Tensor:
-    weight = Parameter(np.ones(2, np.float32))
-    default_net().set_named_parameters([(f"w{m.rank}", weight)])
-    return weight.value * 1.0
-
-
-def array_on_one_rank(m: Mapping) -> Tensor:
-    weight = Parameter(shape=(2,))
-    if m.rank:
-        weight.value = np.ones(2)
-    return binary("mul", weight, 1.0)
-
-
-def other_range(m: Mapping) -> Tensor:
-    return Tensor("x", "int32", [-1], OrderedDict(b=[[1, 2, 3 + m.rank]])) * 2
-
-
-@pytest.mark.parametrize(
-    "build, message",
-    [
-        (other_operation, "rank 1 has add, and rank 0 has mul at "),
-        (other_attribute, "rank 1 has softmax with dim=1, and rank 0 has softmax with dim=0"),
-        (other_operand, "rank 1 has mul of exp as operand 0, and rank 0 has mul of %x"),
-        (other_count, "rank 1 has exp, and rank 0 has nothing"),
-        (other_input, "the input x is f32[b, 6] on rank 0 and f32[b, 7] on rank 1"),
-        (missing_input, "the input z is f32[b, 6] on rank 0 and missing on rank 1"),
-        (other_shape, "the weight constant is f32[3] on rank 1 and f32[2] on rank 0"),
-        (other_name, "the networks use the weight w0 in one place, where rank 1 uses w1"),
-        (array_on_one_rank, "the weight constant has an array on some ranks only"),
-        (other_range, "the dimension 'b' is (1, 2, 4) on rank 1"),
-    ],
-)
-def test_other_differences_are_refused(build: Callable[..., Tensor], message: str) -> None:
-    with new_session(), pytest.raises(irc.Error) as error:
-        trace(lambda m: build(m).mark_output("y"), 2)
-    assert message in str(error.value)
-
-
-def test_differences_show_the_lines_of_both_ranks() -> None:
-    def build(m: Mapping) -> None:
-        x = source()
-        y = wrap(F.exp(unwrap(x))) if m.rank else wrap(F.log(unwrap(x)))
-        y.mark_output("y")
-
-    with new_session(), pytest.raises(irc.Error) as error:
-        trace(build, 2)
-    assert str(error.value).count("test_merge.py") == 2
-
-
-def marks(m: Mapping) -> None:
-    (source() * 1.0).mark_output("y" if m.rank else "z")
-
-
-def sends_alone(m: Mapping) -> None:
-    default_net().send(source() * 1.0, 0).mark_output("y")
-
-
-def sends_too_far(m: Mapping) -> None:
-    x = source()
-    if m.rank == 0:
-        default_net().send(x * 2.0, 2)
-    elif m.rank == 1:
-        default_net().receive(x, 0)
-    (x * 1.0).mark_output(f"y{m.rank}")
-
-
-def sends_more(m: Mapping) -> None:
-    x = source()
-    if m.rank == 0:
-        default_net().send(x * 2.0, 1)
-    (x * 1.0).mark_output(f"y{m.rank}")
-
-
-def sends_another_shape(m: Mapping) -> None:
-    if m.rank == 0:
-        default_net().send(source("x", 5) * 1.0, 1).mark_output("hidden_states_output")
-    else:
-        default_net().receive(source("h"), 0).mark_output("y")
-
-
-def receives_a_result(m: Mapping) -> None:
-    default_net().receive(source() * 1.0, 0)
-
-
-def nothing(m: Mapping) -> None:
-    source()
-
-
-@pytest.mark.parametrize(
-    "build, sizes, message",
-    [
-        (marks, (2, 1), "only one of ranks 0 and 1 marks the output "),
-        (nothing, (1, 1), "the network of rank 0 has no outputs; call mark_output()"),
-        (sends_alone, (1, 1), "a send or recv without pipeline stages"),
-        (sends_too_far, (1, 3), "rank 0 sends to rank 2; expected 1, the same place in the next"),
-        (sends_more, (1, 2), "stage 0 sends 1 tensors, and stage 1 receives 0; expected one recv"),
-        (sends_another_shape, (1, 2), "stage 0 sends f32[b, 5], but h, which stage 1 receives at"),
-        (receives_a_result, (1, 2), "expected recv() of an input of the network"),
-    ],
-)
-def test_stages_and_outputs_must_fit(build: Build, sizes: tuple[int, int], message: str) -> None:
-    with new_session(), pytest.raises(irc.Error) as error:
-        trace(build, *sizes)
-    assert message in str(error.value)
-
-
-def test_every_rank_needs_a_network() -> None:
-    network = Network()
-    with net_guard(network):
-        (source() * 1.0).mark_output("y")
-    with pytest.raises(
-        irc.Error, match="expected a network for every rank of tp=3, found none for"
-    ):
-        merge({0: network}, Mapping(3, tp_size=3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,8 +11,14 @@ from irc.frontends.tensorrt_llm import mapping
 from irc.frontends.tensorrt_llm.context import Dialect, new_session
 from irc.frontends.tensorrt_llm.merge import merge
 from irc.frontends.tensorrt_llm.network import Network, net_guard
+from irc.frontends.tensorrt_llm.tensor import Tensor
 
 Build = Callable[[mapping.Mapping], object]
+
+
+def source(name: str = "x", size: int = 6, dtype: str = "float32") -> Tensor:
+    """An input [b, size]."""
+    return Tensor(name, dtype, [-1, size], OrderedDict([("b", [[1, 2, 5]]), (f"{name}s", [size])]))
 
 
 def trace(build: Build, tp: int = 1, pp: int = 1, cp: int = 1, **sizes: int) -> irc.Module:
