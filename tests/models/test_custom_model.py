@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def test_custom_model(parallel: bool, mesh: str, tmp_path: Path) -> None:
         max_position_embeddings=64,
         use_parallel_residual=parallel,
     )
-    model = GPTNeoXForCausalLM(config).eval()
+    model: Any = GPTNeoXForCausalLM(config).eval()
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, float("norm.w" in name), parameter.shape[-1] ** -0.5)
     model.save_pretrained(tmp_path / "model")
