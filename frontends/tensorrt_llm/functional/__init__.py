@@ -1,6 +1,14 @@
 """Functions over the tensors of a network, by the names of TensorRT-LLM."""
 
 from .. import arithmetic as arithmetic
+from ..enums import AttentionMaskType as AttentionMaskType
+from ..enums import LayerNormPositionType as LayerNormPositionType
+from ..enums import LayerNormType as LayerNormType
+from ..enums import MLPType as MLPType
+from ..enums import PositionEmbeddingType as PositionEmbeddingType
+from ..enums import RotaryScalingType as RotaryScalingType
+from .attention import bert_attention as bert_attention
+from .attention import gpt_attention as gpt_attention
 from .basic import ACT2FN as ACT2FN
 from .basic import GATED_ACT_2_ACT as GATED_ACT_2_ACT
 from .basic import Conditional as Conditional
@@ -80,6 +88,11 @@ from .indexing import scatter as scatter
 from .indexing import scatter_nd as scatter_nd
 from .indexing import select as select
 from .lookup import embedding as embedding
+from .masks import make_causal_mask as make_causal_mask
+from .positions import compute_relative_bias as compute_relative_bias
+from .positions import generate_alibi_biases as generate_alibi_biases
+from .positions import generate_alibi_slopes as generate_alibi_slopes
+from .positions import generate_logn_scaling as generate_logn_scaling
 from .reductions import argmax as argmax
 from .reductions import categorical_sample as categorical_sample
 from .reductions import cumsum as cumsum
@@ -96,6 +109,7 @@ from .reductions import rms_norm as rms_norm
 from .reductions import softmax as softmax
 from .reductions import sum as sum
 from .reductions import topk as topk
+from .rotary import RopeEmbeddingUtils as RopeEmbeddingUtils
 from .shapes import arange as arange
 from .shapes import broadcast_helper as broadcast_helper
 from .shapes import chunk as chunk

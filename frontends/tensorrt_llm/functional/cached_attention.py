@@ -1,0 +1,215 @@
+"""Attention of one rank: its heads, the rules of its scores, and the KV caches that it reads.
+
+Everything here is in terms of irc's tensors; it becomes `attention` and `cache_update`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ....errors import Error
+from ....source import here
+from ... import functional as F
+from ...layers import BlockSparse, RelativePositions
+from ...layers.positions import size_tensor
+from ...layers.scores import attend
+from ...tensor import Tensor as Inner
+from ..context import current_network
+from ..enums import AttentionMaskType
+from ..tensor import Tensor, unwrap, wrap
+from .masks import visible
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of one rank: query heads, key-value heads, features each, and which rank of how
+    many it is."""
+
+    query: int
+    kv: int
+    width: int
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The features of queries, keys and values."""
+        return self.query * self.width, self.kv * self.width, self.kv * self.width
+
+    def split(self, qkv: Inner) -> tuple[Inner, Inner, Inner]:
+        """[B, S, (query + 2 kv) * width] as queries, keys and values."""
+        if qkv.ndim != 3 or qkv.shape[2] != sum(self.sizes):
+            raise Error(
+                f"expected queries, keys and values [batch, tokens, {sum(self.sizes)}] of "
+                f"{self.query} + 2*{self.kv} heads of {self.width}, found {qkv.type}; sequences "
+                "without padding are [batch, tokens, features] in irc",
+                loc=here(),
+            )
+        q, k, v = qkv.split(self.sizes, 2)
+        return q, k, v
+
+    def by_head(self, x: Inner) -> Inner:
+        """Keys or values [B, S, kv*width] as [B, kv, S, width]."""
+        return x.reshape(*x.shape[:2], self.kv, self.width).permute(0, 2, 1, 3)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How scores are made, and what a query sees; `window` is a number or i32 [1]."""
+
+    mask_type: AttentionMaskType = AttentionMaskType.causal
+    scale: float | None = None
+    softcap: float = 0.0
+    window: int | Inner = 0
+    block_sparse: BlockSparse | None = None
+    slopes: Inner | None = None
+    relative: RelativePositions | None = None
+    table: Inner | None = None
+
+    @property
+    def by_length(self) -> bool:
+        """Whether a query may see later keys, so that padding behind the valid keys counts."""
+        return self.mask_type in (AttentionMaskType.padding, AttentionMaskType.custom_mask)
+
+    def attend(
+        self,
+        heads: Heads,
+        q: Inner,
+        k: Inner,
+        v: Inner,
+        *,
+        past: Inner | None = None,
+        lengths: Inner | None = None,
+        mask: Inner | None = None,
+        prompt: Inner | None = None,
+    ) -> Inner:
+        """Attention of q over tokens or caches k and v: [B, S, query heads * width]."""
+        keys = k.shape[2 if k.ndim == 4 else 1]
+        options = visible(
+            self.mask_type,
+            keys,
+            mask=mask,
+            prompt=prompt,
+            window=self.window,
+            block_sparse=self.block_sparse,
+        )
+        return attend(
+            q,
+            k,
+            v,
+            heads.width,
+            past=past,
+            lengths=lengths if self.by_length else None,
+            scale=self.scale,
+            softcap=self.softcap,
+            slopes=self.slopes,
+            relative=self.relative,
+            table=self.table,
+            heads=heads.query * heads.ranks,
+            first=heads.query * heads.rank,
+            **options,
+        )
+
+
+@dataclass(frozen=True)
+class CacheCodes:
+    """How a cache holds keys and values: codes of `dtype`, or themselves where `scale` is None."""
+
+    scale: Inner | None = None
+    dtype: str = ""
+
+    def encode(self, x: Inner) -> Inner:
+        """Values as the cache holds them."""
+        if self.scale is None:
+            return x
+        return F.quantize(x, self.scale.cast(x.dtype), dtype=self.dtype)  # pyright: ignore[reportArgumentType]
+
+    def decode(self, x: Inner, dtype: str) -> Inner:
+        """What the cache holds as values of `dtype`."""
+        if self.scale is None:
+            return x.cast(dtype)
+        return F.dequantize(x, self.scale.cast(dtype))
+
+
+def grow(
+    heads: Heads, past: Inner | None, k: Inner, v: Inner, codes: CacheCodes
+) -> tuple[Inner, Inner, Inner]:
+    """(cache, keys, values) with the new tokens behind `past` [B, 2, kv, P, width].
+
+    The cache is [B, 2, kv, P + S, width], keys and values are [B, kv, P + S, width].
+    """
+    new = F.stack([codes.encode(heads.by_head(each)) for each in (k, v)], dim=1)
+    cache = new if past is None else F.concat([past.cast(new.dtype), new], 3)
+    keys, values = (codes.decode(each.squeeze(1), k.dtype) for each in cache.split((1, 1), 1))
+    return cache, keys, values
+
+
+def write(
+    heads: Heads, past: Inner, lengths: Inner, k: Inner, v: Inner, codes: CacheCodes
+) -> tuple[Inner, Inner, Inner]:
+    """(cache, keys, values) with the new tokens written at `lengths` i32 [B].
+
+    `past` and the cache are [B, 2, kv, C, width], keys and values [B, kv, C, width].
+    """
+    batch, _, kv, capacity, width = past.shape
+    both = F.concat([codes.encode(each) for each in (k, v)], 2)
+    flat = past.reshape(batch, 2 * heads.kv, capacity, width)
+    cache = F.cache_update(flat, both.cast(past.dtype), lengths)
+    keys, values = (codes.decode(each, k.dtype) for each in cache.split((heads.kv, heads.kv), 1))
+    return cache.reshape(batch, 2, kv, capacity, width), keys, values
+
+
+def cached(
+    heads: Heads,
+    rules: Rules,
+    qkv: tuple[Inner, Inner, Inner],
+    past: Tensor | None,
+    lengths: Inner | None,
+    *,
+    codes: CacheCodes | None = None,
+    mask: Inner | None = None,
+    prompt: Inner | None = None,
+    use_cache: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """(context, cache) over a cache of a capacity, of which the first `lengths` keys are filled.
+
+    `prompt` i32 [B] is the number of tokens of the prompts. Without a cache, over the tokens of
+    the call; then the returned cache holds them.
+    """
+    q, k, v = qkv
+    codes = codes or CacheCodes()
+    if past is None:
+        found = rules.attend(heads, q, k, v, lengths=prompt, mask=mask, prompt=prompt)
+        return wrap(found), wrap(grow(heads, None, k, v, codes)[0]) if use_cache else None
+    if lengths is None:
+        raise Error("a KV cache needs host_past_key_value_lengths i32 [batch]", loc=here())
+    cache, keys, values = write(heads, unwrap(past), lengths, k, v, codes)
+    filled = None
+    if rules.by_length and prompt is not None:  # the padding behind the prompts is no key
+        filled = F.maximum(prompt, lengths + 1)
+    elif rules.by_length:
+        filled = lengths + size_tensor(q.shape[1])
+    found = rules.attend(
+        heads, q, keys, values, past=lengths, lengths=filled, mask=mask, prompt=prompt
+    )
+    present = wrap(cache)
+    if current_network().is_input(past):
+        present.reuses = past.name
+    return wrap(found), present
+
+
+def cross(
+    heads: Heads,
+    rules: Rules,
+    qkv: tuple[Inner, Inner, Inner],
+    lengths: Inner | None = None,
+    mask: Inner | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(context, cache) of queries over the keys and values of another sequence.
+
+    `lengths` i32 [B] are the lengths of that sequence; the cache [B, 2, kv, T, width] holds it.
+    """
+    q, k, v = qkv
+    rules = replace(rules, mask_type=AttentionMaskType.padding)
+    cache, keys, values = grow(heads, None, k, v, CacheCodes())
+    return wrap(rules.attend(heads, q, keys, values, lengths=lengths, mask=mask)), wrap(cache)
