@@ -95,10 +95,11 @@ class All2AllDenseEmbedding(Module):
 
     def forward(self, keys: Tensor, training: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         """keys [B, slot_num, nnz_per_slot] to [B, slot_num, nnz_per_slot, vec], with a combiner to
-        [B, slot_num, vec]; with dynamic_input keys [N] to [N, vec]."""
+        [B, slot_num, vec]; with dynamic_input keys [N] to [N, vec]. Keys may also be [B, slot_num *
+        nnz_per_slot]."""
         if training:
             raise Error("irc is for inference and inserts no keys; leave training out", loc=here())
-        self._check(keys)
+        keys = self._shaped(keys)
         if self.key_dtype == "uint32" and keys.dtype == "i32":
             wide = F.cast(keys, "i64")
             keys = F.where(F.lt(wide, F.full(0, dtype="i64")), wide + 2**32, wide)
@@ -115,12 +116,16 @@ class All2AllDenseEmbedding(Module):
             return F.where(self._known(row), row, other + self.rows)
         return row
 
-    def _check(self, keys: Tensor) -> None:
-        shape, wanted = keys.shape, (self.slot_num, self.nnz_per_slot)
+    def _shaped(self, keys: Tensor) -> Tensor:
+        """The keys as [B, slot_num, nnz_per_slot], or [N]."""
+        shape, slots, nnz = keys.shape, self.slot_num, self.nnz_per_slot
         if self.dynamic_input and len(shape) != 1:
             raise Error(f"with dynamic_input keys are [N], not {list(shape)}", loc=here())
-        if not self.dynamic_input and tuple(shape[1:]) != wanted:
-            raise Error(f"keys are [B, {wanted[0]}, {wanted[1]}], not {list(shape)}", loc=here())
+        if self.dynamic_input or tuple(shape[1:]) == (slots, nnz):
+            return keys
+        if tuple(shape[1:]) != (slots * nnz,):
+            raise Error(f"keys are [B, {slots}, {nnz}], not {list(shape)}", loc=here())
+        return keys.reshape(shape[0], slots, nnz)
 
     def _known(self, row: Tensor) -> Tensor:
         """Which row numbers are those of keys that have rows."""

@@ -44,6 +44,8 @@ def test_dense_rows_without_a_hashtable() -> None:
     ids = fresh(1).integers(0, 10, (6, 2, 4)).astype(np.int64)
     found = results(layer, irc.Spec("i64", ("B", 2, 4)), ids, weight=table(10, 3))
     assert np.array_equal(found, table(10, 3)[ids])
+    flat = results(layer, irc.Spec("i64", ("B", 8)), ids.reshape(6, 8), weight=table(10, 3))
+    assert np.array_equal(flat, found)
 
 
 def test_keys_of_a_hashtable() -> None:
