@@ -20,7 +20,7 @@ from ..tensor import Operand, Tensor, wrap
 Sizes = int | Sequence[int]
 
 
-def _several(sizes: Sizes, count: int) -> tuple[int, ...]:
+def several(sizes: Sizes, count: int) -> tuple[int, ...]:
     """A number per dimension."""
     return (sizes,) * count if isinstance(sizes, int) else tuple(sizes)
 
@@ -35,10 +35,10 @@ def _conv(
         F.unsqueeze(x, (0,)) if alone else x,
         weight,
         bias=None if bias is None else data(bias),
-        before=_several(before, count),
-        after=_several(after, count),
-        strides=_several(rest["stride"], count),
-        dilations=_several(rest["dilation"], count),
+        before=several(before, count),
+        after=several(after, count),
+        strides=several(rest["stride"], count),
+        dilations=several(rest["dilation"], count),
         groups=rest["groups"],
     )
     return wrap(F.squeeze(found, (0,)) if alone else found)
@@ -48,9 +48,9 @@ def conv1d(
     input: Operand,
     weight: Operand,
     bias: Operand = None,
-    stride: int = 1,
-    padding: int = 0,
-    dilation: int = 1,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
     groups: int = 1,
 ) -> Tensor:
     """x [B, C, L] with weight [O, C/groups, size, 1], or without the last dimension."""
@@ -110,15 +110,15 @@ def conv_transpose2d(
     channels, out, *sizes = (int(n) for n in kernel.shape)
     alone = len(x.shape) == 3
     x = F.unsqueeze(x, (0,)) if alone else x
-    steps, gaps = _several(stride, 2), _several(dilation, 2)
+    steps, gaps = several(stride, 2), several(dilation, 2)
     for i in range(2):
         x = _spread(x, 2 + i, steps[i])
     # groups of [C/groups, O/groups] become one weight [O, C/groups]
     kernel = F.reshape(kernel, (groups, channels // groups, out, *sizes)).permute(0, 2, 1, 3, 4)
     kernel = F.flip(F.reshape(kernel, (groups * out, channels // groups, *sizes)), (2, 3))
     reach = [gap * (int(size) - 1) for gap, size in zip(gaps, sizes, strict=True)]
-    before = [n - p for n, p in zip(reach, _several(padding, 2), strict=True)]
-    after = [n + p for n, p in zip(before, _several(output_padding, 2), strict=True)]
+    before = [n - p for n, p in zip(reach, several(padding, 2), strict=True)]
+    after = [n + p for n, p in zip(before, several(output_padding, 2), strict=True)]
     ends = [(min(0, a), min(0, b)) for a, b in zip(before, after, strict=True)]
     for i, (front, back) in enumerate(ends):  # padding beyond the reach removes elements
         if front or back:
@@ -150,9 +150,9 @@ def avg_pool2d(
     count_include_pad: bool = True,
 ) -> Tensor:
     """The means of windows of x [..., H, W], as in PyTorch; TensorRT-LLM ignores the padding."""
-    x, size = data(input), _several(kernel_size, 2)
-    steps = size if stride is None else _several(stride, 2)
-    ends = _several(padding, 2)
+    x, size = data(input), several(kernel_size, 2)
+    steps = size if stride is None else several(stride, 2)
+    ends = several(padding, 2)
     more = _beyond(x, size, steps, ends) if ceil_mode else (0, 0)
     pooled = _window_sums(x, size, steps, ends, more)
     if not any(more) and (count_include_pad or not any(ends)):
@@ -219,7 +219,7 @@ def interpolate(
             loc=here(),
         )
     if scale_factor is None:
-        wanted = _several(size or 0, count)
+        wanted = several(size or 0, count)
     else:
         one_factor = isinstance(scale_factor, (int, float))
         factors = [scale_factor] * count if one_factor else list(scale_factor)

@@ -8,8 +8,14 @@ from .attention_parameters import KeyValueCacheParams as KeyValueCacheParams
 from .attention_parameters import MropeParams as MropeParams
 from .attention_parameters import SpecDecodingParams as SpecDecodingParams
 from .bert_attention import BertAttention as BertAttention
+from .conv import Conv1d as Conv1d
+from .conv import Conv2d as Conv2d
+from .conv import ConvTranspose2d as ConvTranspose2d
 from .embedding import Embedding as Embedding
 from .embedding import PromptTuningEmbedding as PromptTuningEmbedding
 from .linear import ColumnLinear as ColumnLinear
 from .linear import Linear as Linear
 from .linear import RowLinear as RowLinear
+from .norms import GroupNorm as GroupNorm
+from .norms import LayerNorm as LayerNorm
+from .norms import RmsNorm as RmsNorm

@@ -1,0 +1,140 @@
+"""Norms and convolutions as layers, in both dialects, against PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from irc.errors import Error
+from irc.frontends.tensorrt_llm import functional, layers
+from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.tensor import Tensor
+from tests.frontends.tensorrt_llm.traced import run
+
+torch: Any = pytest.importorskip("torch")
+pytestmark = pytest.mark.oracle
+
+Shape = tuple[int, ...]
+IMAGE = (2, 4, 7, 9)
+Case = tuple[Callable[[], Any], Callable[[], Any], Shape]
+CASES: dict[str, Case] = {
+    "layer_norm": (lambda: layers.LayerNorm(6, 1e-3), lambda: torch.nn.LayerNorm(6, 1e-3), (2, 6)),
+    "layer_norm_two": (
+        lambda: layers.LayerNorm((3, 4), bias=False),
+        lambda: torch.nn.LayerNorm((3, 4), bias=False),
+        (2, 3, 4),
+    ),
+    "layer_norm_plain": (
+        lambda: layers.LayerNorm(6, elementwise_affine=False),
+        lambda: torch.nn.LayerNorm(6, elementwise_affine=False),
+        (2, 6),
+    ),
+    "rms_norm": (
+        lambda: layers.RmsNorm(normalized_shape=6, eps=1e-2),
+        lambda: torch.nn.RMSNorm(6, 1e-2),
+        (2, 3, 6),
+    ),
+    "rms_norm_plain": (
+        lambda: layers.RmsNorm(6, elementwise_affine=False),
+        lambda: torch.nn.RMSNorm(6, 1e-6, elementwise_affine=False),
+        (2, 6),
+    ),
+    "group_norm": (lambda: layers.GroupNorm(2, 4), lambda: torch.nn.GroupNorm(2, 4), IMAGE),
+    "conv1d": (
+        lambda: layers.Conv1d(4, 6, 3, 2, 1, groups=2),
+        lambda: torch.nn.Conv1d(4, 6, 3, 2, 1, groups=2),
+        (2, 4, 9),
+    ),
+    "conv2d": (
+        lambda: layers.Conv2d(4, 6, (3, 2), (2, 1), (1, 0), (1, 2), bias=False),
+        lambda: torch.nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 0), (1, 2), bias=False),
+        IMAGE,
+    ),
+    "conv_transpose2d": (
+        lambda: layers.ConvTranspose2d(4, 6, (3, 2), (2, 3), 1, (1, 2), groups=2),
+        lambda: torch.nn.ConvTranspose2d(4, 6, (3, 2), (2, 3), 1, (1, 2), groups=2),
+        IMAGE,
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", ["A", "B"])
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_layer(name: str, dialect: Literal["A", "B"], rng: np.random.Generator) -> None:
+    make, meaning, shape = CASES[name]
+    expected = meaning()
+    for value in expected.parameters():
+        value.data = torch.from_numpy(rng.standard_normal(value.shape).astype(np.float32))
+    x = rng.standard_normal(shape).astype(np.float32)
+
+    def build(mapping: Any) -> None:
+        layer = make()
+        named = dict(expected.named_parameters())
+        assert [name for name, _ in layer.named_parameters()] == list(named)
+        for key, value in named.items():
+            own: Any = getattr(layer, key)
+            own.value = value.data.reshape(own.shape)
+        layer(Tensor("x", "float32", shape)).mark_output("y")
+
+    found = run(build, {"x": x}, dialect=dialect)["y"]
+    wanted = expected(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_positional_arguments_of_rms_norm_depend_on_the_dialect() -> None:
+    make: Any = layers.RmsNorm
+    with new_session("A"):
+        assert make(6, 1e-2).eps == 1e-2
+    with new_session("B"):
+        layer = make(6, 3, 1e-2)
+    assert (layer.num_groups, layer.eps) == (3, 1e-2)
+
+
+def test_the_output_size_of_a_transposed_convolution(rng: np.random.Generator) -> None:
+    x = rng.standard_normal(IMAGE).astype(np.float32)
+
+    def build(mapping: Any) -> None:
+        layer: Any = layers.ConvTranspose2d(4, 2, 3, 2, 1, bias=False)
+        layer.weight.value = np.ones((4, 2, 3, 3), np.float32)
+        with pytest.raises(Error, match="expected an output size from 13 to 14, found 15"):
+            layer(Tensor("other", "float32", IMAGE), (15, 17))
+        layer(Tensor("x", "float32", IMAGE), (14, 18)).mark_output("y")
+
+    found = run(build, {"x": x, "other": x})["y"]
+    assert found.shape == (2, 2, 14, 18)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: layers.GroupNorm(3, 4), "expected groups that divide the 4 channels, found 3"),
+        (lambda: layers.Conv2d(4, 6, 3, groups=4), "divide 4 and 6 channels, found 4"),
+        (lambda: layers.Conv2d(4, 6, 3, padding_mode="same"), "padding_mode 'zeros', found 'same'"),
+    ],
+)
+def test_arguments_that_no_layer_has(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(Error, match=message):
+        make()
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_a_layer_norm_with_a_weight_per_rank(tp: int, rng: np.random.Generator) -> None:
+    weight, x = rng.standard_normal((8, 3)), rng.standard_normal((2, 8, 3))
+
+    def build(mapping: Any) -> None:
+        layer: Any = layers.LayerNorm((8 // tp, 3), bias=False, tp_size=tp, tp_dim=0)
+        layer.weight.value = np.split(weight, tp)[mapping.tp_rank].astype(np.float32)
+        first = functional.slice(
+            Tensor("x", "float32", x.shape), [0, mapping.tp_rank * (8 // tp), 0], [2, 8 // tp, 3]
+        )
+        functional.allgather(layer(first), mapping.tp_group, 1).mark_output("y")
+
+    found = run(build, {"x": x.astype(np.float32)}, tp)["y"]
+    parts = [
+        torch.nn.functional.layer_norm(torch.from_numpy(a), (8 // tp, 3), torch.from_numpy(w))
+        for a, w in zip(np.split(x, tp, 1), np.split(weight, tp), strict=True)
+    ]
+    np.testing.assert_allclose(found, torch.cat(parts, 1).numpy(), rtol=1e-4, atol=1e-4)
