@@ -13,6 +13,7 @@ from irc.frontends import functional as F
 from irc.frontends.tensorrt_llm import Parameter, Tensor, default_net
 from irc.frontends.tensorrt_llm.arithmetic import binary
 from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.functional import allreduce, matmul, recv, relu, send
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import constant_tensor
 from irc.frontends.tensorrt_llm.tensor import unwrap, wrap
@@ -26,12 +27,6 @@ Build = Callable[[Mapping], None]
 
 def linear(x: Tensor, weight: Parameter) -> Tensor:
     return wrap(F.linear(unwrap(x), unwrap(weight.value)))
-
-
-def reduced(x: Tensor, m: Mapping) -> Tensor:
-    if m.tp_size == 1:
-        return x
-    return wrap(F.all_reduce(unwrap(x), axis="tp", group_size=m.tp_size))
 
 
 def gathered(x: Tensor, axis: str, size: int) -> Tensor:
@@ -61,16 +56,16 @@ class Mlp:
         if m.is_first_pp_rank():
             x = source(size=5)
         else:
-            x = source("hidden_states_input", 5)
-            x = default_net().receive(x, m.prev_pp_rank())
+            x = recv(source("hidden_states_input", 5), m.prev_pp_rank())
         for i in m.pp_layers(len(self.up)):
-            y = linear(x, Parameter(rows(self.up[i], m)))
-            y = linear(wrap(F.relu(unwrap(y))), Parameter(columns(self.down[i], m)))
-            x = x + reduced(y, m) + Parameter(self.bias[i]).value
+            y = relu(matmul(x, Parameter(rows(self.up[i], m)).value, transb=True))
+            y = matmul(y, Parameter(columns(self.down[i], m)).value, transb=True)
+            y = allreduce(y, m.tp_group) if m.tp_size > 1 else y
+            x = x + y + Parameter(self.bias[i]).value
         if m.is_last_pp_rank():
             x.mark_output("y", "float32")
             return
-        x = default_net().send(x, m.next_pp_rank())
+        x = send(x, m.next_pp_rank())
         x.mark_output("hidden_states_output", "float32")
 
     def oracle(self, x: np.ndarray) -> np.ndarray:
