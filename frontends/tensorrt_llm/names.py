@@ -82,18 +82,18 @@ _ENUMS = (
 _ATTENTION = "Attention BertAttention AttentionParams KeyValueCacheParams AttentionMaskParams"
 _FUNCTIONAL = """
     ACT2FN GATED_ACT_2_ACT AllReduceConfig AllReduceFusionOp AllReduceParams AllReduceStrategy
-    DimRange RopeEmbeddingUtils Tensor abs activation add allgather allreduce arange
-    argmax assertion avg_pool2d bert_attention broadcast_helper cast chunk clip concat constant
-    constant_to_tensor_ constants_to_tensors_ conv1d conv2d conv_transpose2d cos cumsum
-    div einsum elementwise_binary embedding eq exp expand expand_dims expand_dims_like
-    expand_mask flatten flip floordiv gather gather_last_token_logits gather_nd gegelu geglu gelu
-    generate_alibi_biases generate_alibi_slopes generate_logn_scaling gpt_attention group_norm gt
-    identity index_select int_clip interpolate is_gated_activation layer_norm log log_softmax lt
-    masked_scatter matmul max maximum mean meshgrid2d min minimum modulo mul non_gated_version
-    not_op op_and op_or op_xor outer pad permute pow prod quick_gelu recv reduce reduce_scatter
-    relu repeat_interleave rms_norm round scatter scatter_nd select send shape sigmoid silu sin
-    slice softmax softplus split sqrt squared_relu squeeze stack sub sum swiglu tanh topk
-    transpose unary unbind unsqueeze view where
+    RopeEmbeddingUtils Tensor abs activation add allgather allreduce arange argmax avg_pool2d
+    bert_attention broadcast_helper cast categorical_sample chunk Conditional clip concat constant
+    constant_to_tensor_ constants_to_tensors_ conv1d conv2d conv3d conv_transpose2d cos cumsum div
+    einsum embedding eq exp expand expand_dims expand_dims_like expand_mask flatten flip floordiv
+    gather gather_last_token_logits gather_nd gegelu geglu gelu generate_alibi_biases
+    generate_alibi_slopes generate_logn_scaling gpt_attention group_norm gt identity index_select
+    int_clip interpolate is_gated_activation layer_norm log log_softmax lt masked_scatter matmul max
+    maximum mean meshgrid2d min minimum modulo mul non_gated_version not_op op_and op_or op_xor
+    outer pad permute pow prod quick_gelu recv reduce reduce_scatter relu repeat repeat_interleave
+    rms_norm round scatter scatter_nd select send shape sigmoid silu sin slice softmax softplus
+    split sqrt squared_relu squeeze stack sub sum swiglu tanh topk transpose unbind unsqueeze view
+    where
 """
 _LINEAR = "Linear ColumnLinear RowLinear"
 _LAYERS = f"""
@@ -104,10 +104,10 @@ _NETWORK = "Network net_guard default_net default_trtnet precision"
 _CONVERSIONS = """
     str_dtype_to_trt str_dtype_to_np str_dtype_to_torch trt_dtype_to_np trt_dtype_to_str
     trt_dtype_to_torch np_dtype_to_trt np_dtype_to_torch torch_dtype_to_trt torch_dtype_to_np
-    torch_dtype_to_str torch_to_numpy numpy_to_torch numpy_to_dtype fp16_array fp32_array
-    bf16_array int32_array int64_array bool_array dim_resolve_negative dim_to_trt_axes
-    trt_axes_to_dim np_bfloat16 np_float8 pad_vocab_size mpi_rank mpi_world_size
-    trt_version trt_gte to_dict to_json_string to_json_file release_gc
+    torch_dtype_to_str torch_to_numpy numpy_to_torch numpy_to_dtype fp16_array fp32_array bf16_array
+    int32_array int64_array bool_array dim_resolve_negative dim_to_trt_axes trt_axes_to_dim
+    np_bfloat16 np_float8 pad_vocab_size mpi_rank mpi_world_size trt_version trt_gte to_dict
+    to_json_string to_json_file release_gc
 """
 _LLAMA = "LLaMADecoderLayer LLaMAModel LLaMAForCausalLM"
 _CONFIGS = "PretrainedConfig PretrainedModel DecoderModelForCausalLM QuantConfig"
@@ -160,7 +160,10 @@ _WITHOUT_EFFECT = {
     "": {"mpi_barrier mpi_comm": _ONE_PROCESS},
     "_common": {"_init": "irc needs no initialization"},
     "_utils": {"mpi_barrier mpi_comm": _ONE_PROCESS},
-    "functional": {"cuda_stream_sync": "backends order their streams themselves"},
+    "functional": {
+        "assertion": "shapes are checked while a network is traced",
+        "cuda_stream_sync": "backends order their streams themselves",
+    },
     "plugin": {"ContextFMHAType": "backends choose the attention kernel"},
     "plugin.plugin": {"ContextFMHAType": "backends choose the attention kernel"},
     "profiler": {
@@ -189,16 +192,17 @@ _UNSUPPORTED = {
         "math_utils tools": "use Python's own functions",
     },
     "functional": {
-        "Conditional": "trace both branches and choose with where, or compile two engines",
         "SideStreamIDType": "backends choose their streams",
-        "categorical_sample rand": "sample at run time: runtime.SamplingConfig",
+        "rand": "give random numbers as an input of the network",
         "cp_split_plugin": "give Mapping a cp_size; irc shards the tokens",
         "create_allreduce_plugin": "use allreduce",
+        "DimRange": "give Tensor a dim_range: an OrderedDict of names and ranges",
         "dora_plugin lora_plugin": _LORA,
         "gemm_allreduce": "use matmul and allreduce; backends fuse them",
         "gemm_swiglu low_latency_gemm low_latency_gemm_swiglu": _PRODUCT,
         "mamba_conv1d selective_scan rg_lru": _SSM,
         "masked_select nonzero": _SIZES,
+        "elementwise_binary unary": "use the function of the operation, such as add or exp",
     },
     "layers": {
         "Lora LoraParams LoraRuntimeParams": _LORA,
@@ -219,10 +223,9 @@ _UNSUPPORTED = {
         FalconConfig FalconForCausalLM FalconModel GemmaConfig GemmaForCausalLM GPTConfig
         GPTForCausalLM GPTJConfig GPTJForCausalLM GPTJModel GPTLMHeadModel GPTModel
         GPTNeoXForCausalLM GPTNeoXModel InternLMForCausalLM MambaConfig MambaForCausalLM
-        MLLaMAForCausalLM MPTForCausalLM MPTModel
-        OPTForCausalLM OPTModel Phi3Config Phi3ForCausalLM Phi3Model PhiConfig PhiForCausalLM
-        PhiModel QWenConfig QWenForCausalLM QWenModel RecurrentGemmaForCausalLM RobertaModel
-        SkyworkForCausalLM WhisperEncoder""": _FAMILIES,
+        MLLaMAForCausalLM MPTForCausalLM MPTModel OPTForCausalLM OPTModel Phi3Config Phi3ForCausalLM
+        Phi3Model PhiConfig PhiForCausalLM PhiModel QWenConfig QWenForCausalLM QWenModel
+        RecurrentGemmaForCausalLM RobertaModel SkyworkForCausalLM WhisperEncoder""": _FAMILIES,
         """EagleForCausalLM MedusaConfig MedusaForCausalLm ReDrafterForLLaMALM ReDrafterForQWenLM
         SpeculativeDecodingMode""": _SPECULATIVE,
         "MODEL_MAP": "name the class itself",

@@ -10,7 +10,6 @@ from irc.errors import Error
 from irc.frontends.script import load_script
 from irc.frontends.tensorrt_llm.aliases import aliases, originals
 from irc.frontends.tensorrt_llm.context import new_session
-from irc.frontends.tensorrt_llm.names import methods, table
 
 INSTALLED = ("tensorrt_llm", "tensorrt_llm.functional", "tensorrt")
 
@@ -120,9 +119,3 @@ def test_an_unsupported_name_says_the_alternative_at_the_line_that_uses_it(
 def test_unknown_names(text: str, message: str) -> None:
     with pytest.raises(Exception, match=message), aliases():
         run(text)
-
-
-def test_names_without_effect_and_unsupported_ones_give_a_reason() -> None:
-    kinds = [(name.path, name.kind, name.why) for name in table().values()]
-    kinds += [(name, kind, why) for name, (kind, why) in methods().items()]
-    assert not [path for path, kind, why in kinds if (kind == "supported") == bool(why)]
