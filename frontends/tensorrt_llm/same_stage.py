@@ -8,6 +8,7 @@ from typing import cast
 from ... import ops
 from ...errors import Error
 from ...ir.core import Function, Module, Op, Value
+from ...source import Loc
 from .arrays import ArrayFile
 from .leaves import Leaves, is_leaf
 from .network import Network
@@ -27,6 +28,7 @@ class Stage:
         self.function = Function("forward")
         self._leaves = Leaves(module, self.function, arrays, networks, number)
         self._joined: list[dict[Value, Value]] = [{} for _ in self.networks]  # per rank
+        self._choices: dict[tuple[Op, tuple[int, ...]], Value] = {}
         self._join_inputs()
         self._join_operations()
         self.results = self._join_outputs()
@@ -91,13 +93,30 @@ class Stage:
                 found.append(self._leaves.value(values, row[0].loc))
                 continue
             joined = [known.get(v) for known, v in zip(self._joined, values, strict=True)]
-            for at, each in enumerate(joined):
-                if each is None or each is not joined[0]:
-                    names = [f"{row[0].opname} of {_title(v)}" for v in (values[at], values[0])]
-                    names[0] += f" as operand {place}"
-                    raise self._difference(names, at, row[at], row[0])
-            found.append(cast("Value", joined[0]))
+            at = next((i for i, v in enumerate(joined) if v is None or v is not joined[0]), None)
+            if at is None:
+                found.append(cast("Value", joined[0]))
+                continue
+            if (chosen := self._chosen(joined, row[0].loc)) is None:
+                names = [f"{row[0].opname} of {_title(v)}" for v in (values[at], values[0])]
+                names[0] += f" as operand {place}"
+                raise self._difference(names, at, row[at], row[0])
+            found.append(chosen)
         return found
+
+    def _chosen(self, values: list[Value | None], loc: Loc | None) -> Value | None:
+        """A result of an operation with several, such as split, by rank; None of other values."""
+        maker = values[0].producer if values[0] is not None else None
+        if maker is None or any(v is None or v.producer is not maker for v in values):
+            return None
+        if any(result.type is not maker.results[0].type for result in maker.results):
+            return None
+        places = tuple(value.index for value in values if value is not None)
+        if (maker, places) not in self._choices:
+            stacked = self._leaves.add(ops.Stack(list(maker.results)), loc)
+            place = self._leaves.start(places, loc)
+            self._choices[maker, places] = self._leaves.add(ops.Gather(stacked, place, dim=0), loc)
+        return self._choices[maker, places]
 
     def _check_attributes(self, row: list[Op]) -> None:
         first = row[0]
@@ -115,7 +134,7 @@ class Stage:
         return Error(
             f"rank {self.ranks[at]} has {texts[0]}, and rank {self.ranks[0]} has {texts[1]}{there};"
             " the ranks of one pipeline stage must build the same network but for numbers, the "
-            "starts of slices, and arrays",
+            "starts of slices, parts of a split, and arrays",
             loc=places[-1],
         )
 

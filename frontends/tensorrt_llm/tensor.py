@@ -313,9 +313,6 @@ def type_of(x: Operand) -> TensorType:
     return getattr(x, "inner", x).type if not isinstance(x, Tensor) else x.type
 
 
-with_content = wrap
-
-
 def known(content: Sequence[DimLike] | DimLike, dtype: str = "i32") -> Tensor:
     """A tensor of sizes and numbers: a scalar of one, a vector of several. Nothing is appended."""
     if isinstance(content, (int, Dim)):

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import irc
+from irc.analysis.spmd import verify_spmd
 from irc.frontends import functional as F
 from irc.frontends.tensorrt_llm import Parameter, Tensor, default_net
 from irc.frontends.tensorrt_llm.arithmetic import binary
 from irc.frontends.tensorrt_llm.context import new_session
-from irc.frontends.tensorrt_llm.functional import allreduce, matmul, recv, relu, send
+from irc.frontends.tensorrt_llm.functional import allreduce, chunk, matmul, recv, relu, send
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import constant_tensor
 from irc.frontends.tensorrt_llm.tensor import unwrap, wrap
@@ -91,6 +92,14 @@ def test_the_merged_module_compiles_and_runs(tmp_path: Path) -> None:
     assert np.allclose(artifact.run({"x": x})["y"], model.oracle(x), atol=1e-3)
 
 
+def test_layouts_of_explicit_modules_are_not_checked() -> None:
+    with new_session():
+        text = str(trace(Mlp(1), 2))  # the rows of `down` are stored one rank after the other
+    verify_spmd(irc.parse(text))
+    with pytest.raises(irc.Error, match="all_reduce"):
+        verify_spmd(irc.parse(text.replace(" local explicit ", " local ")))
+
+
 def test_equal_arrays_are_stored_once() -> None:
     with new_session():
         weights = trace(Mlp(1), 2).weights
@@ -151,6 +160,17 @@ def test_slices_may_begin_elsewhere_on_every_rank(step: int) -> None:
 
     wanted = [x[:, 4 * i : 4 * i + 4 : step] for i in range(3)]
     assert np.array_equal(run(build, {"x": x}, 3)["y"], wanted)
+
+
+def test_ranks_may_take_other_parts_of_a_split() -> None:
+    x = fresh().normal(size=(3, 12)).astype(np.float32)
+
+    def build(m: Mapping) -> None:
+        part = chunk(source(size=12), m.tp_size, dim=1)[m.tp_rank]
+        gathered(part * part, "tp", m.tp_size).mark_output("y")
+
+    wanted = np.square(np.split(x, 4, axis=1))
+    assert np.array_equal(run(build, {"x": x}, 4)["y"], wanted)
 
 
 def test_scalar_parameters_may_differ_by_rank() -> None:
