@@ -114,11 +114,6 @@ def register(network: Network, config: Any, name: str = "") -> EngineBuffer:
     return EngineBuffer(engine, rank, place_of(session, engine))
 
 
-def compile_engines(**options: Unpack[Options]) -> dict[str, Artifact]:
-    """The artifacts of all engines of the session by name, those that are missing compiled now."""
-    return {name: compiled(name, **options) for name in current_session().networks}
-
-
 def compiled(name: str, folder: Path | None = None, **options: Unpack[Options]) -> Artifact:
     """The artifact of an engine of the session, in `folder`; compiled unless it is there."""
     from ...driver import compile, load

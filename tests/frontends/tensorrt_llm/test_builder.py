@@ -13,7 +13,7 @@ import pytest
 import irc
 from irc.frontends.tensorrt_llm.builder import BuildConfig, Builder, Engine, KVCacheType, build
 from irc.frontends.tensorrt_llm.context import Session, current_session, new_session
-from irc.frontends.tensorrt_llm.engines import compile_engines, find_artifact
+from irc.frontends.tensorrt_llm.engines import compiled, find_artifact, merged
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Module, Parameter
 from irc.frontends.tensorrt_llm.network import net_guard
@@ -79,7 +79,7 @@ def test_engine_files_of_an_old_script_name_the_artifact(tmp_path: Path) -> None
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["builder_config"]["num_layers"] == 3
     assert saved["plugin_config"]["nccl_plugin"] == "float32"
-    (artifact,) = compile_engines().values()
+    artifact = compiled("scale_float32_tp1")
     assert artifact.folder == tmp_path / "out" / "scale_float32_tp1"
     assert artifact.manifest["dims"] == {"B": [1, 1, 5]}
     for source in (tmp_path / "rank0.engine", (tmp_path / "rank0.engine").read_bytes()):
@@ -89,7 +89,7 @@ def test_engine_files_of_an_old_script_name_the_artifact(tmp_path: Path) -> None
 
 def test_ranks_become_one_artifact(tmp_path: Path) -> None:
     old_script(tmp_path, np.ones(4, np.float32), ranks=2, count=2)
-    (artifact,) = compile_engines().values()
+    artifact = compiled("scale_float32_tp2")
     assert artifact.module.mesh.ranks == 2
     assert "B" in str(artifact.module) and artifact.module.local
 
@@ -97,7 +97,7 @@ def test_ranks_become_one_artifact(tmp_path: Path) -> None:
 def test_a_rank_is_missing(tmp_path: Path) -> None:
     old_script(tmp_path, np.ones(4, np.float32), ranks=2, count=1)
     with pytest.raises(irc.Error, match="found none for rank 1"):
-        compile_engines()
+        merged("scale_float32_tp2")
 
 
 @pytest.mark.parametrize("debug", [False, True])
@@ -132,7 +132,7 @@ def test_engines_of_ranks_are_saved_together(tmp_path: Path) -> None:
 def test_two_models_of_one_architecture_are_two_engines() -> None:
     for _ in range(2):
         build(Scale(np.ones(4, np.float32), Mapping()))
-    assert list(compile_engines()) == ["Scale", "Scale_2"]
+    assert list(current_session().networks) == ["Scale", "Scale_2"]
 
 
 def test_a_dry_run_builds_nothing() -> None:

@@ -156,13 +156,15 @@ def dequantized(module: Module, name: str) -> Array:
     return found
 
 
+RANKS = {"1": Conversion(), "2": Conversion(tp=2), "4 x 2": Conversion(tp=4, pp=2)}
+
+
 @pytest.mark.parametrize(
-    "how", [Conversion(), Conversion(tp=2), Conversion(tp=4, pp=2)], ids=["1", "2", "4x2"]
+    ("name", "ranks"),
+    [(name, ranks) for name in CASES for ranks in RANKS if (name, ranks) != ("nvfp4", "4 x 2")],
 )
-@pytest.mark.parametrize("name", CASES)
-def test_weights(name: str, how: Conversion, tmp_path: Path) -> None:
-    if name == "nvfp4" and how.tp == 4:
-        pytest.skip("its blocks of 16 inputs do not fit 8 inputs of a rank")
+def test_weights(name: str, ranks: str, tmp_path: Path) -> None:
+    how = RANKS[ranks]
     made = folders(tmp_path, name, how)
     module, wanted = checkpoint.load(made.quantized), checkpoint.load(made.floats)
     assert str(irc.parse(str(module))) == str(module)
@@ -192,6 +194,16 @@ def test_logits_on_any_mesh(name: str, how: Conversion, tmp_path: Path) -> None:
         logits.append(floats.run({"input_ids": ids})["logits"])
     for each in logits[1:]:
         np.testing.assert_allclose(each, logits[0], rtol=1e-3, atol=1e-3 * np.abs(logits[0]).max())
+
+
+@pytest.mark.needs_rtx
+@pytest.mark.parametrize("name", [name for name in CASES if name != "nvfp4"])
+def test_graphs_of_tensorrt(name: str, tmp_path: Path) -> None:
+    made = folders(tmp_path, name, Conversion(tp=2))
+    engine = {"build": False, "target": "tensorrt-rtx-1.7/sm_89"}
+    options: dict[str, Any] = {"backend": "tensorrt-rtx", "dtype": "bf16", "engine": engine}
+    artifact = irc.compile(made.quantized, tmp_path / "out", mesh="tp=2", **options)
+    assert artifact.module.mesh.ranks == 2
 
 
 REFUSED = {
