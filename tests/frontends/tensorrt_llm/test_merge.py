@@ -96,7 +96,7 @@ def test_layouts_of_explicit_modules_are_not_checked() -> None:
     with new_session():
         text = str(trace(Mlp(1), 2))  # the rows of `down` are stored one rank after the other
     verify_spmd(irc.parse(text))
-    with pytest.raises(irc.Error, match="all_reduce"):
+    with pytest.raises(irc.Error, match="sharded over tp in x and replicated in y"):
         verify_spmd(irc.parse(text.replace(" local explicit ", " local ")))
 
 
