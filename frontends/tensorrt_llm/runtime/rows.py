@@ -24,6 +24,9 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = dict[str, Array]
 
 
+_MASK = "attention_mask"  # i32 [B, past + S]: 1 for a token, 0 for padding
+
+
 class Rows:
     """The rows of a batch. `slots` is the capacity of their caches in tokens.
 
@@ -55,6 +58,13 @@ class Rows:
         else:
             self.stream = program.open(self._sizes(ports.states, slots))
         _check_names(self.inputs, self.extra)
+        lengths = {len(prompt) for prompt in prompts}
+        if self.growing and len(lengths) > 1 and not any(p.name == _MASK for p in self.inputs):
+            raise Error(
+                f"this engine has no {_MASK}, which tells padding from tokens, so that all prompts "
+                f"of a call must have one length, found {', '.join(map(str, sorted(lengths)))}; "
+                "call it with each prompt alone"
+            )
 
     @property
     def count(self) -> int:
@@ -185,7 +195,7 @@ _VALUES: dict[str, _Value] = {
     "context_lengths": lambda call, port: call.prompts(),
     "host_context_lengths": lambda call, port: call.prompts(),
     "host_request_types": lambda call, port: call.whole(port, int(not call.first)),
-    "attention_mask": lambda call, port: call.mask if call.rows.growing else call.valid,
+    _MASK: lambda call, port: call.mask if call.rows.growing else call.valid,
     "host_max_attention_window_sizes": lambda call, port: call.whole(port, call.rows.slots),
     "host_max_attention_window_size": lambda call, port: call.whole(port, call.rows.slots),
     "host_sink_token_length": lambda call, port: call.whole(port, 0),

@@ -67,7 +67,7 @@ class Decoder(Module):
         heads = [x.reshape("B", "S", HEADS, SIZE).permute(0, 2, 1, 3) for x in (k, v)]
         olds = [old.squeeze(1) for old in more["past_key_value_0"].split(1, dim=1)]
         keys, values = (F.concat([o, x], dim=2) for o, x in zip(olds, heads, strict=True))
-        mask = more["attention_mask"].unsqueeze(1, 2) > 0
+        mask = more["attention_mask"].unsqueeze(1, 2) > 0 if "attention_mask" in more else None
         mixed = F.attention(q, keys, values, SIZE, mask=mask, causal=True)
         return mixed, {"present_key_value_0": F.stack([keys, values], dim=1)}
 
@@ -98,13 +98,16 @@ INPUTS = {
 ALIASES = {"own": {"k0": "k0", "v0": "v0"}, "fixed": {"present_key_value_0": "past_key_value_0"}}
 
 
-def decoder(kind: str, seed: int, biased: bool = False) -> irc.Module:
+def decoder(kind: str, seed: int, biased: bool = False, unmasked: bool = False) -> irc.Module:
     """The model with a kind of cache; those of one seed have the same weights.
 
-    A biased one has an input `bias` [B, VOCAB], which is added to the logits.
+    A biased one has an input `bias` [B, VOCAB], which is added to the logits; an unmasked one has
+    no `attention_mask`.
     """
     inputs = {"input_ids": irc.Spec("i32", ("B", "S")), **INPUTS[kind]}
     inputs |= {"bias": irc.Spec("f32", ("B", VOCAB))} if biased else {}
+    if unmasked:
+        del inputs["attention_mask"]
     used = {
         s
         for spec in inputs.values()
@@ -117,10 +120,10 @@ def decoder(kind: str, seed: int, biased: bool = False) -> irc.Module:
 
 
 def artifact(
-    kind: str, seed: int, folder: Path, backend: str = "reference", biased: bool = False
+    kind: str, seed: int, folder: Path, backend: str = "reference", **options: bool
 ) -> Path:
     """The model compiled into a folder."""
-    irc.compile(decoder(kind, seed, biased), folder, backend=backend)
+    irc.compile(decoder(kind, seed, **options), folder, backend=backend)
     return folder
 
 

@@ -308,6 +308,15 @@ def test_inputs_that_the_caller_gives(beams: int, tmp_path: Path) -> None:
         session.decode_batch(list(map(np.array, batch)), config)
 
 
+def test_prompts_of_one_length_without_a_mask(tmp_path: Path, oracle: Oracle) -> None:
+    runner = ModelRunner.from_dir(artifact("growing", SEED, tmp_path / "e", unmasked=True))
+    batch = [[3, 1, 4], [1, 5, 9]]
+    ids = runner.generate(batch, end_id=-1, max_new_tokens=4)
+    assert ids[:, 0].tolist() == [oracle.greedy(prompt, 4) for prompt in batch]
+    with pytest.raises(Error, match="no attention_mask, which tells padding.* found 2, 3"):
+        runner.generate([[1, 2], [1, 2, 3]], end_id=-1)
+
+
 @pytest.mark.parametrize(
     ("use", "message"),
     [
