@@ -313,7 +313,7 @@ def test_prompts_of_one_length_without_a_mask(tmp_path: Path, oracle: Oracle) ->
     batch = [[3, 1, 4], [1, 5, 9]]
     ids = runner.generate(batch, end_id=-1, max_new_tokens=4)
     assert ids[:, 0].tolist() == [oracle.greedy(prompt, 4) for prompt in batch]
-    with pytest.raises(Error, match="no attention_mask, which tells padding.* found 2, 3"):
+    with pytest.raises(Error, match=r"no attention_mask, which tells padding.* found 2, 3"):
         runner.generate([[1, 2], [1, 2, 3]], end_id=-1)
 
 
