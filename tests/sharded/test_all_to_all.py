@@ -166,11 +166,12 @@ def test_slots_are_combined(combiner: Any, padding: int | None, tmp_path: Path) 
             np.testing.assert_allclose(found, wanted, rtol=1e-6, err_msg=f"{ranks} {unseen}")
 
 
-def test_narrow_floats_are_summed_in_f32(tmp_path: Path) -> None:
-    table = Table(np.arange(3), np.array([[2048], [1], [-2048]], np.float16))
-    layer = All2AllDenseEmbedding(3, 1, 1, 3, use_hashtable=False, combiner="sum", dtype="f16")
+def test_narrow_floats_are_averaged_in_f32(tmp_path: Path) -> None:
+    """The sum of the rows is above the largest f16."""
+    table = Table(np.arange(3), np.array([[60000], [50016], [40000]], np.float16))
+    layer = All2AllDenseEmbedding(3, 1, 1, 3, use_hashtable=False, combiner="mean", dtype="f16")
     module = bound(layer, layer.arrays(table), tmp_path, irc.Spec("i64", ("B", 1, 3)))
-    assert irc.evaluate(module, {"keys": np.array([[[0, 1, 2]]])})["result0"].item() == 1
+    assert irc.evaluate(module, {"keys": np.array([[[0, 1, 2]]])})["result0"].item() == 50016
 
 
 class Unique(Module):
@@ -244,6 +245,20 @@ def test_hot_rows_need_no_capacity(ranks: int, tmp_path: Path) -> None:
         assert bool(found["capacity_overflow"]) == (hot == 0)
         if hot:
             same(found["result0"], looked_up(table, keys), ranks)
+
+
+def test_padding_needs_no_capacity(tmp_path: Path) -> None:
+    """Even where the key that pads has a row."""
+    table = drawn(fresh(51), 50, 4)
+    padding = int(table.keys[9])
+    keys = np.full((12, 2, 5), padding)
+    keys[:, 0, 3] = table.keys[:12]
+    layer = layer_for(table, 2, (2, 5), padding_key=padding)
+    module = bound(layer, layer.arrays(table), tmp_path, irc.Spec("i64", ("B", 2, 5)))
+    found = irc.evaluate(spread(module, 2, options=", capacity=6"), {"keys": keys})
+    assert found["capacity_overflow"] == 0
+    wanted = np.where((keys == padding)[..., None], 0, looked_up(table, keys))
+    same(found["result0"], wanted.astype(np.float32), "padding")
 
 
 @pytest.mark.parametrize("form", ["sok1", "sok2", "numpy"])
