@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import Error
 from ...ir.core import Module
 from ...ir.dtypes import dtype_of
-from ...weights import FileRef, Ref
+from ...weights import Cast, FileRef, Ref
 from ...weights.safetensors import holds, lay_out
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -28,6 +28,8 @@ class ArrayFile:
     def add(self, key: str, array: Array) -> Ref:
         """The reference of an array, under a key of its own."""
         kind = dtype_of(array)
+        if kind in ("i4", "u4"):  # bytes in the file, and four bits in the weight
+            return self.add(key, array.astype(np.int8)).then(Cast(kind))
         if not holds(kind):
             raise Error(f"the array of {key} is {kind}, which a weight file cannot hold; pack it")
         assert key not in self.arrays, key

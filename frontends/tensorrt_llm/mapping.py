@@ -93,7 +93,9 @@ class Mapping:
             sizes = sizes | {"tp": self.moe_tp_size, "ep": self.moe_ep_size}
         self.mesh = Mesh(tuple(sizes.items()))
         self.rank = rank
-        current_session().mapping = self
+        session = current_session()
+        if session.mapping is None or world_size > 1:  # a default Mapping() says nothing
+            session.mapping = self
 
     @property
     def rank(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntFlag, StrEnum, auto
 from fnmatch import fnmatchcase
@@ -11,6 +11,11 @@ from typing import Any
 from ...errors import Error, did_you_mean
 from ...source import here
 from .errors import ArgumentError
+
+
+def _has(*names: str) -> Callable[[QuantMode], bool]:
+    """A method of QuantMode: whether it has one of the flags."""
+    return lambda mode: any(mode & QuantMode[name] for name in names)
 
 
 class QuantMode(IntFlag):
@@ -141,53 +146,24 @@ class QuantMode(IntFlag):
         """Weights in 4 bits with a scale per group of inputs."""
         return self.is_int4_weight_only() and self.has_per_group_scaling()
 
-    def is_qserve_w4a8(self) -> bool:
-        """The two-level scheme of QServe."""
-        return bool(self & self.W4A8_QSERVE)
-
     def has_act_and_weight_quant(self) -> bool:
         """Weights and inputs in 8 bits."""
         return self._weights_are(self.INT8_WEIGHTS | self.ACTIVATIONS)
 
-    def has_per_token_dynamic_scaling(self) -> bool:
-        """A scale per token, computed when the model runs."""
-        return bool(self & self.PER_TOKEN)
+    is_qserve_w4a8 = _has("W4A8_QSERVE")
+    has_per_token_dynamic_scaling = _has("PER_TOKEN")
+    has_per_channel_scaling = _has("PER_CHANNEL")
+    has_per_group_scaling = _has("PER_GROUP")
+    has_int8_kv_cache = _has("INT8_KV_CACHE")
+    has_fp8_kv_cache = _has("FP8_KV_CACHE")
+    has_kv_cache_quant = _has("INT8_KV_CACHE", "FP8_KV_CACHE")
+    has_fp8_qdq = _has("FP8_QDQ")
+    has_fp8_rowwise = _has("FP8_ROWWISE")
+    has_nvfp4 = _has("NVFP4")
 
     def has_act_static_scaling(self) -> bool:
         """Scales of inputs by calibration."""
         return not self & (self.PER_TOKEN | self.FP8_ROWWISE)
-
-    def has_per_channel_scaling(self) -> bool:
-        """A scale per output of a weight."""
-        return bool(self & self.PER_CHANNEL)
-
-    def has_per_group_scaling(self) -> bool:
-        """A scale per group of inputs of a weight."""
-        return bool(self & self.PER_GROUP)
-
-    def has_int8_kv_cache(self) -> bool:
-        """KV caches in 8-bit integers."""
-        return bool(self & self.INT8_KV_CACHE)
-
-    def has_fp8_kv_cache(self) -> bool:
-        """KV caches in 8-bit floats."""
-        return bool(self & self.FP8_KV_CACHE)
-
-    def has_kv_cache_quant(self) -> bool:
-        """Quantized KV caches."""
-        return self.has_int8_kv_cache() or self.has_fp8_kv_cache()
-
-    def has_fp8_qdq(self) -> bool:
-        """FP8 with a scale per tensor."""
-        return bool(self & self.FP8_QDQ)
-
-    def has_fp8_rowwise(self) -> bool:
-        """FP8 with a scale per output and per token."""
-        return bool(self & self.FP8_ROWWISE)
-
-    def has_nvfp4(self) -> bool:
-        """NVFP4 weights and inputs."""
-        return bool(self & self.NVFP4)
 
     def has_any_quant(self, exclude_kv_cache: bool = False) -> bool:
         """Whether anything is quantized."""

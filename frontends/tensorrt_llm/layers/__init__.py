@@ -16,6 +16,13 @@ from .embedding import PromptTuningEmbedding as PromptTuningEmbedding
 from .linear import ColumnLinear as ColumnLinear
 from .linear import Linear as Linear
 from .linear import RowLinear as RowLinear
+from .mlp import MLP as MLP
+from .mlp import FusedGatedMLP as FusedGatedMLP
+from .mlp import GatedMLP as GatedMLP
+from .moe import MOE as MOE
+from .moe import MixtureOfExperts as MixtureOfExperts
+from .moe import MoeConfig as MoeConfig
+from .moe import SharedMoE as SharedMoE
 from .norms import GroupNorm as GroupNorm
 from .norms import LayerNorm as LayerNorm
 from .norms import RmsNorm as RmsNorm

@@ -24,6 +24,8 @@ from ..functional.collectives import (
 from ..module import Module, Parameter
 from ..tensor import Tensor, unwrap, wrap
 
+_COMMON = "in_features, out_features, bias, dtype, tp_group, tp_size"
+
 
 def shard_size(layer: str, what: str, size: int, parts: int) -> int:
     """One rank's shard of `size` features; an Error where they cannot be divided evenly."""
@@ -58,9 +60,13 @@ def refuse_lora(*given: Any) -> None:
 
 
 class LinearBase(Module):
-    """What all linear layers have: sizes, tensor parallelism, and the product."""
+    """What all linear layers have: sizes, tensor parallelism, and the product.
 
-    weight: Parameter
+    The ranks hold shards of the weight [out_features, in_features] along `shard_dim`. As in
+    TensorRT-LLM the attributes `in_features` and `out_features` are those of one rank.
+    """
+
+    shard_dim = 0
 
     def __init__(
         self,
@@ -70,21 +76,34 @@ class LinearBase(Module):
         dtype: Any,
         tp_group: Sequence[int] | None,
         tp_size: int,
+        share_weight: Parameter | None = None,
     ) -> None:
         self.parallel = tp_size > 1 and tp_group is not None
         self.tp_group, self.tp_size = (tp_group if self.parallel else None), tp_size
+        self.parts = tp_size if self.parallel else 1
         self.dtype = irc_dtype(dtype) if dtype is not None else "f32"
+        name, cut = type(self).__name__, self.parts
+        if self.shard_dim == 0:
+            out_features = shard_size(name, "out_features", out_features, cut)
+        else:
+            in_features = shard_size(name, "in_features", in_features, cut)
         self.in_features, self.out_features = in_features, out_features
-        self.bias = self.make_bias() if bias else None
+        self.weight = share_weight if share_weight is not None else self.make_weight()
+        self.bias = self.make((out_features,), self.dtype, outputs=0) if bias else None
 
-    @property
-    def parts(self) -> int:
-        """Over how many ranks the weight is sharded."""
-        return self.tp_size if self.parallel else 1
+    def make_weight(self) -> Parameter:
+        """The weight of this rank; layers with further parameters set them here."""
+        return self.make((self.out_features, self.in_features), self.dtype, outputs=0, inputs=1)
 
-    def make_bias(self) -> Parameter:
-        """The bias [out_features] of this rank."""
-        raise NotImplementedError
+    def make(
+        self,
+        shape: Sequence[int],
+        dtype: str,
+        outputs: int | None = None,
+        inputs: int | None = None,
+    ) -> Parameter:
+        """A parameter of one rank, with the dimensions of it that are outputs and inputs."""
+        return sharded_parameter(shape, dtype, (outputs, inputs)[self.shard_dim], self.tp_group)
 
     def multiply(self, x: Inner) -> Inner:
         """x · weightᵀ."""
@@ -104,6 +123,11 @@ class Linear(LinearBase):
     `prefer_managed_weight`, `is_qkv` and `max_lora_rank` have no effect.
     """
 
+    @signatures(
+        a=f"{_COMMON}, gather_output, share_weight, strict_dtype, max_lora_rank",
+        b=f"{_COMMON}, gather_output, share_weight, strict_dtype, pad_lda, pad_ldc, "
+        "prefer_managed_weight, is_qkv",
+    )
     def __init__(
         self,
         in_features: int,
@@ -121,21 +145,8 @@ class Linear(LinearBase):
         is_qkv: bool = False,
         max_lora_rank: int | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias, dtype, tp_group, tp_size)
+        super().__init__(in_features, out_features, bias, dtype, tp_group, tp_size, share_weight)
         self.gather_output, self.is_qkv = gather_output, is_qkv
-        self.weight = share_weight if share_weight is not None else self.make_weight()
-
-    @property
-    def outputs(self) -> int:
-        """The outputs of this rank."""
-        return shard_size(type(self).__name__, "out_features", self.out_features, self.parts)
-
-    def make_weight(self) -> Parameter:
-        """The weight of this rank."""
-        return sharded_parameter((self.outputs, self.in_features), self.dtype, 0, self.tp_group)
-
-    def make_bias(self) -> Parameter:
-        return sharded_parameter((self.outputs,), self.dtype, 0, self.tp_group)
 
     def forward(
         self, x: Tensor, lora_runtime_params: Any = None, lora_hidden_state: Any = None
@@ -161,10 +172,11 @@ class RowLinear(LinearBase):
     effect.
     """
 
+    shard_dim = 1
+
     @signatures(
-        a="in_features, out_features, bias, dtype, tp_group, tp_size, instance_id, max_lora_rank",
-        b="in_features, out_features, bias, dtype, tp_group, tp_size, strict_dtype, pad_lda, "
-        "prefer_managed_weight, is_expert",
+        a=f"{_COMMON}, instance_id, max_lora_rank",
+        b=f"{_COMMON}, strict_dtype, pad_lda, prefer_managed_weight, is_expert",
     )
     def __init__(
         self,
@@ -183,19 +195,6 @@ class RowLinear(LinearBase):
     ) -> None:
         super().__init__(in_features, out_features, bias, dtype, tp_group, tp_size)
         self.is_expert, self.instance_id = is_expert, instance_id
-        self.weight = self.make_weight()
-
-    @property
-    def inputs(self) -> int:
-        """The inputs of this rank."""
-        return shard_size(type(self).__name__, "in_features", self.in_features, self.parts)
-
-    def make_weight(self) -> Parameter:
-        """The weight of this rank."""
-        return sharded_parameter((self.out_features, self.inputs), self.dtype, 1, self.tp_group)
-
-    def make_bias(self) -> Parameter:
-        return sharded_parameter((self.out_features,), self.dtype)
 
     @signatures(
         a="x, workspace, lora_runtime_params",

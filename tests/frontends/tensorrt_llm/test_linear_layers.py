@@ -10,7 +10,15 @@ import pytest
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.context import Dialect, new_session
 from irc.frontends.tensorrt_llm.functional import AllReduceFusionOp, AllReduceParams
-from irc.frontends.tensorrt_llm.layers import ColumnLinear, Embedding, Linear, RowLinear
+from irc.frontends.tensorrt_llm.layers import (
+    MLP,
+    ColumnLinear,
+    Embedding,
+    FusedGatedMLP,
+    GatedMLP,
+    Linear,
+    RowLinear,
+)
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Parameter
 from tests.fresh import fresh
@@ -202,3 +210,103 @@ def test_messages(call: Any, message: str) -> None:
     with new_session(), pytest.raises(Error, match=message) as caught:
         module_of(build, {"x": drawn(3, K)}, 4)
     assert "test_linear_layers.py" in str(caught.value)
+
+
+ACTIVATIONS: dict[str, Any] = {
+    "relu": torch.nn.functional.relu,
+    "silu": torch.nn.functional.silu,
+    "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+}
+
+
+def halves(name: str, y: Any) -> Any:
+    """An activation that halves the features."""
+    if name == "gegelu":
+        even, odd = y[..., ::2], y[..., 1::2]
+        return even * torch.sigmoid(1.702 * even) * (odd + 1)
+    first, second = y.chunk(2, -1)
+    return first * ACTIVATIONS[{"swiglu": "silu", "geglu": "gelu"}[name]](second)
+
+
+def set_columns(layer: Any, weight: Array, bias: Array | None, mapping: Mapping) -> None:
+    layer.weight.value = shard(weight, 0, mapping)
+    if bias is not None:
+        layer.bias.value = shard(bias, 0, mapping)
+
+
+def per_rank(parts: list[Array], mapping: Mapping) -> Array:
+    """The rows of this rank of several weights, one behind the other."""
+    return np.concatenate([shard(part, 0, mapping) for part in parts])
+
+
+M = 32  # features of the feed-forwards
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("act", ["relu", "gelu", "swiglu", "geglu", "gegelu"])
+@pytest.mark.parametrize("tp", WORLDS)
+def test_mlp(tp: int, act: str, norm: bool) -> None:
+    x, down, bias = drawn(2, 3, K), drawn(K, M), drawn(K)
+    ups, biases = [drawn(M, K), drawn(M, K)[::-1].copy()], [drawn(M), -drawn(M)]
+    scale, shift = drawn(M), drawn(M) / 3
+    double = act in ("swiglu", "geglu", "gegelu")
+
+    def rows(parts: list[Array], mapping: Mapping) -> Array:
+        if act != "gegelu":
+            return per_rank(parts if double else parts[:1], mapping)
+        mixed = np.stack(parts, 1).reshape(2 * M, *parts[0].shape[1:])
+        return shard(mixed, 0, mapping)
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        group, size = mapping.tp_group, mapping.tp_size
+        layer: Any = MLP(K, M, act, True, "float32", group, size, inner_layernorm=norm, eps=1e-3)
+        layer.fc.weight.value, layer.fc.bias.value = rows(ups, mapping), rows(biases, mapping)
+        layer.proj.weight.value, layer.proj.bias.value = shard(down, 1, mapping), bias
+        if norm:
+            layer.inner_layernorm.weight.value, layer.inner_layernorm.bias.value = scale, shift
+        return layer(x)
+
+    up = [torch.from_numpy(linear(x, w, b)) for w, b in zip(ups, biases, strict=True)]
+    if act == "gegelu":
+        inner = halves(act, torch.stack(up, -1).reshape(2, 3, 2 * M))
+    else:
+        inner = halves(act, torch.cat(up, -1)) if double else ACTIVATIONS[act](up[0])
+    if norm:
+        inner = torch.nn.functional.layer_norm(
+            inner, (M,), torch.from_numpy(scale), torch.from_numpy(shift), 1e-3
+        )
+    want = linear(inner.numpy(), down, bias)
+    for (found,) in every_rank(build, {"x": x}, tp):
+        close(found, want)
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", ["gated", "fused in A", "fused in B"])
+@pytest.mark.parametrize("tp", WORLDS)
+def test_gated_mlp(tp: int, kind: str, bias: bool, act: str) -> None:
+    """fc is the activated branch; the fused weight of a rank is its gate, then its fc."""
+    x, fc, gate, down = drawn(2, 3, K), drawn(M, K), drawn(M, K) * 2 + 0.1, drawn(K, M)
+    added = [drawn(M), drawn(M) * 3, drawn(K)] if bias else [None, None, None]
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        group, size = mapping.tp_group, mapping.tp_size
+        cls: Any = GatedMLP if kind == "gated" else FusedGatedMLP
+        layer = cls(K, M, act, bias, "float32", group, size)
+        if kind == "fused in B":
+            layer.fused_fc.weight.value = per_rank([gate, fc], mapping)
+            if bias:
+                layer.fused_fc.bias.value = per_rank([added[1], added[0]], mapping)  # type: ignore
+        else:
+            set_columns(layer.fc, fc, added[0], mapping)
+            set_columns(layer.gate, gate, added[1], mapping)
+        layer.proj.weight.value = shard(down, 1, mapping)
+        if bias:
+            layer.proj.bias.value = added[2]
+        return layer(x)
+
+    branches = linear(x, fc, added[0]), linear(x, gate, added[1])
+    inner = ACTIVATIONS[act](torch.from_numpy(branches[0])).numpy() * branches[1]
+    want = linear(inner, down, added[2])
+    for (found,) in every_rank(build, {"x": x}, tp, "A" if kind == "fused in A" else "B"):
+        close(found, want)

@@ -51,7 +51,11 @@ def every_rank(
 
 def shard(array: Array, dim: int, mapping: Ranks) -> Array:
     """The shard of a rank, of ceil(n / tp) elements, padded with zeros."""
-    part = -(-array.shape[dim] // mapping.tp_size)
-    missing = part * mapping.tp_size - array.shape[dim]
+    return part(array, dim, mapping.tp_size, mapping.tp_rank)
+
+
+def part(array: Array, dim: int, count: int, index: int) -> Array:
+    """One of `count` equal parts of an array, which is padded with zeros."""
+    missing = -array.shape[dim] % count
     widths = [(0, missing if i == dim % array.ndim else 0) for i in range(array.ndim)]
-    return np.split(np.pad(array, widths), mapping.tp_size, axis=dim)[mapping.tp_rank]
+    return np.split(np.pad(array, widths), count, axis=dim)[index]

@@ -1,0 +1,178 @@
+"""Mixtures of experts that are sharded, distributed, or both, against all experts in numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc.errors import Error
+from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.layers import MOE, MoeConfig, SharedMoE
+from irc.frontends.tensorrt_llm.layers.moe import ExpertScaleNormalizationMode, ParallelismMode
+from irc.frontends.tensorrt_llm.mapping import Mapping
+from irc.frontends.tensorrt_llm.quantization import QuantMode
+from tests.fresh import fresh
+from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, part, shard
+
+E, K, H, M = 4, 2, 8, 16
+WORLDS = [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4)]  # tp_size, moe_ep_size
+
+
+class Weights:
+    """The weights of all experts; with gated activations `linear` is the other branch."""
+
+    def __init__(self) -> None:
+        rng = fresh(21)
+
+        def drawn(*shape: int) -> Array:
+            return (rng.normal(size=shape) / np.sqrt(shape[-1])).astype("float32")
+
+        self.router = drawn(E, H) * 3
+        self.linear, self.fc, self.proj = drawn(E, M, H), drawn(E, M, H), drawn(E, H, M)
+        self.linear_bias, self.fc_bias, self.proj_bias = drawn(E, M), drawn(E, M), drawn(E, H)
+        self.shared = [drawn(M, H), drawn(M, H), drawn(H, M)]  # fc, gate, proj
+        self.shared_gate = drawn(1, H)
+
+
+def silu(x: Array) -> Array:
+    return x / (1 + np.exp(-x))
+
+
+def softmax(x: Array) -> Array:
+    power = np.exp(x - x.max(-1, keepdims=True))
+    return power / power.sum(-1, keepdims=True)
+
+
+def expected(w: Weights, x: Array, act: str, bias: bool, normalize: bool) -> Array:
+    """Every token through its best experts, one by one."""
+    scores = softmax(x.reshape(-1, H) @ w.router.T)
+    found = np.zeros((len(scores), H))
+    for row, (token, score) in enumerate(zip(x.reshape(-1, H), scores, strict=True)):
+        best = np.argsort(-score)[:K]
+        weights = score[best] / (score[best].sum() if normalize else 1)
+        for weight, e in zip(weights, best, strict=True):
+            inner = w.fc[e] @ token + (w.fc_bias[e] if bias else 0)
+            inner = np.maximum(inner, 0) if act == "relu" else silu(inner)
+            if act == "swiglu":
+                inner = inner * (w.linear[e] @ token + (w.linear_bias[e] if bias else 0))
+            found[row] += weight * (w.proj[e] @ inner + (w.proj_bias[e] if bias else 0))
+    return found.reshape(x.shape)
+
+
+def set_experts(
+    layer: Any, w: Weights, act: str, mapping: Mapping, by_expert: bool = False
+) -> None:
+    """This rank's part of the experts; with `by_expert` the ranks hold different ones."""
+    tp, ep = (1, mapping.tp_size) if by_expert else (mapping.moe_tp_size, mapping.moe_ep_size)
+    own = range(mapping.tp_rank % ep * E // ep, (mapping.tp_rank % ep + 1) * E // ep)
+    branches = [w.linear, w.fc] if act == "swiglu" else [w.fc]
+    biases = [w.linear_bias, w.fc_bias] if act == "swiglu" else [w.fc_bias]
+
+    def cut(array: Array, dim: int) -> Array:
+        return part(array[own], dim, tp, mapping.tp_rank // ep)
+
+    layer.router.weight.value = w.router
+    layer.fc.weight.value = np.concatenate([cut(branch, 1) for branch in branches], 1)
+    layer.proj.weight.value = cut(w.proj, 2)
+    if layer.fc.bias is not None:
+        layer.fc.bias.value = np.concatenate([cut(bias, 1) for bias in biases], 1)
+        layer.proj.bias.value = w.proj_bias[own]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("act", ["silu", "swiglu", "relu"])
+@pytest.mark.parametrize(("tp", "ep"), WORLDS)
+def test_experts_over_ranks(tp: int, ep: int, act: str, bias: bool) -> None:
+    w, x = Weights(), fresh(22).normal(size=(2, 5, H)).astype("float32")
+    normalize = act != "relu"
+    modes = ExpertScaleNormalizationMode
+    config = MoeConfig(E, 0, K, modes.RENORMALIZE if normalize else modes.NONE)
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        group, size = mapping.tp_group, mapping.tp_size
+        layer: Any = MOE(config, H, M, act, mapping, bias, "float32", group, size)
+        set_experts(layer, w, act, mapping)
+        return layer(x)
+
+    want = expected(w, x, act, bias, normalize)
+    for (found,) in every_rank(build, {"x": x}, tp, moe_ep_size=ep):
+        np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", list(ParallelismMode)[1:])
+def test_the_old_dialect_divides_by_tp_mode(mode: ParallelismMode) -> None:
+    w, x = Weights(), fresh(23).normal(size=(5, H)).astype("float32")
+    by_expert = mode == ParallelismMode.EXPERT_PARALLEL
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        config = MoeConfig(num_experts=E, top_k=K, tp_mode=mode)
+        group, size = mapping.tp_group, mapping.tp_size
+        sizes: Any = config, H, M, "swiglu", True, "float32", group, size, mapping.tp_rank
+        layer: Any = MOE(*sizes)
+        set_experts(layer, w, "swiglu", mapping, by_expert)
+        return layer(x)
+
+    want = expected(w, x, "swiglu", True, True)
+    for (found,) in every_rank(build, {"x": x}, 2, "A"):
+        np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_a_shared_expert(tp: int, gate: bool) -> None:
+    w, x = Weights(), fresh(24).normal(size=(5, H)).astype("float32")
+    config = MoeConfig(E, M, K)
+    fc, up, down = w.shared
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        layer: Any = SharedMoE(
+            config, H, M, "swiglu", mapping, False, "float32", mapping.tp_group, mapping.tp_size,
+            use_shared_gate=gate,
+        )  # fmt: skip
+        set_experts(layer, w, "swiglu", mapping)
+        shared = layer.shared_expert
+        both = [shard(up, 0, mapping), shard(fc, 0, mapping)]
+        shared.fc.weight.value = np.concatenate(both)
+        shared.proj.weight.value = shard(down, 1, mapping)
+        if gate:
+            layer.shared_expert_gate.weight.value = w.shared_gate
+        return layer(x)
+
+    factor = 1 / (1 + np.exp(-x @ w.shared_gate.T)) if gate else 1
+    want = expected(w, x, "swiglu", False, True)
+    want = want + factor * ((silu(x @ fc.T) * (x @ up.T)) @ down.T)
+    for (found,) in every_rank(build, {"x": x}, tp):
+        np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "message"),
+    [
+        (MoeConfig(4, 0, 5), {}, "found top_k=5, num_experts=4"),
+        (MoeConfig(4, 0, 0), {}, "found top_k=0, num_experts=4"),
+        (MoeConfig(4, 0, 2, 2), {}, "SPARSE_MIXER is not supported; use NONE"),
+        (MoeConfig(3, 0, 2), {"moe_ep_size": 2}, "3 experts cannot be distributed over 2 ranks"),
+        (MoeConfig(4, 0, 2), {"quant_mode": QuantMode.INT8_WEIGHTS}, "by the options of the build"),
+        (MoeConfig(4, 0, 2), {"hidden_act": "sillu"}, "no activation 'sillu'; did you mean 'silu'"),
+    ],
+)
+def test_messages(config: MoeConfig, more: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"hidden_act": "silu"} | more
+    sizes: dict[str, Any] = {"moe_ep_size": arguments.pop("moe_ep_size", 1)}
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        group, size = mapping.tp_group, mapping.tp_size
+        sizes: Any = {"moe_config": config, "hidden_size": H, "ffn_hidden_size": M}
+        return MOE(**sizes, **arguments, mapping=mapping, tp_group=group, tp_size=size)(x)
+
+    with new_session(), pytest.raises(Error, match=message) as caught:
+        module_of(build, {"x": np.zeros((3, H), "float32")}, 2, **sizes)
+    assert "test_moe.py" in str(caught.value)
+
+
+def test_a_config_file_holds_it() -> None:
+    config = MoeConfig(num_experts=E, top_k=K, shared_expert_intermediate_size=7)
+    assert MoeConfig.from_dict(config.to_dict() | {"unknown": 1}) == config and config.has_moe()
+    assert not MoeConfig().validate().has_moe()
