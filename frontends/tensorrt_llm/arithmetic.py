@@ -18,6 +18,7 @@ from .contents import fold
 from .module import Parameter, constant_tensor
 from .tensor import Operand, Tensor, attach, known, type_of, wrap
 
+_TENSORS = (Tensor, Parameter, Inner)
 _NUMBERS = (bool, int, float, np.generic, Dim)
 
 
@@ -53,7 +54,7 @@ def data(x: Any) -> Inner:
 def matched(*operands: Any) -> tuple[Tensor, ...]:
     """The operands as tensors: a number takes the dtype of the tensors, and i32 becomes i64 where
     another tensor is i64."""
-    kinds = [type_of(x).dtype for x in operands if not isinstance(x, _NUMBERS)]
+    kinds = [type_of(x).dtype for x in operands if isinstance(x, _TENSORS)]
     first = kinds[0] if kinds else None
     tensors = [tensor(x, _fitting(x, first)) for x in operands]
     if "i64" in [x.type.dtype for x in tensors]:
@@ -110,7 +111,7 @@ def _compared(op: str) -> Callable[[Tensor, object], Any]:
     """The operator `==` or `!=`, elementwise with operands alone."""
 
     def compare(x: Tensor, y: object) -> Any:
-        is_operand = isinstance(y, (Tensor, Parameter, Inner, *_NUMBERS))
+        is_operand = isinstance(y, (*_TENSORS, *_NUMBERS))
         return binary(op, x, y) if is_operand else NotImplemented
 
     return compare

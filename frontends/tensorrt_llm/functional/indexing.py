@@ -73,6 +73,8 @@ def gather_nd(input: Operand, indices: Operand, batch_dims: int = 1) -> Tensor:
     """
     places = data(indices)
     *outer, _ = places.shape
+    if not 0 <= batch_dims <= len(outer):
+        raise Error(f"expected batch_dims from 0 to {len(outer)}, found {batch_dims}", loc=here())
     for dim in reversed(range(batch_dims)):
         own = F.reshape(
             F.iota(outer[dim], dtype=places.dtype), (outer[dim], *[1] * (len(outer) - dim))

@@ -1,0 +1,166 @@
+"""The functions of TensorRT-LLM over primitives, against PyTorch on random inputs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc.errors import Error
+from irc.frontends.tensorrt_llm import functional as F
+from irc.frontends.tensorrt_llm import names
+from irc.frontends.tensorrt_llm.context import current_session, new_session
+from irc.frontends.tensorrt_llm.functional import basic, convolution, indexing, reductions, shapes
+from irc.frontends.tensorrt_llm.network import Network, net_guard
+from irc.frontends.tensorrt_llm.tensor import Tensor
+from tests.frontends.tensorrt_llm.function_cases import ELEMENTWISE, Arg, Case, torch
+from tests.frontends.tensorrt_llm.function_cases_shapes import SHAPES
+from tests.frontends.tensorrt_llm.function_cases_sums import SUMS
+from tests.frontends.tensorrt_llm.traced import run
+
+pytestmark = pytest.mark.oracle
+CASES = [*ELEMENTWISE, *SHAPES, *SUMS]
+MODULES = (basic, convolution, indexing, reductions, shapes)
+# refused below, or no functions of tensors
+OTHERS = {"nonzero", "masked_select", "is_gated_activation", "non_gated_version"}
+Array = np.ndarray[Any, Any]
+
+
+def test_every_function_has_a_case() -> None:
+    made = {
+        name
+        for module in MODULES
+        for name, found in vars(module).items()
+        if callable(found) and getattr(F, name, None) is found
+    }
+    assert made - OTHERS == {case.name for case in CASES}
+    assert set(F.ACT2FN.values()) <= {getattr(F, name) for name in made}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_function(case: Case, rng: np.random.Generator) -> None:
+    names = {size for arg in case.args for size in arg.shape if isinstance(size, str)}
+    sizes = {name: int(rng.integers(3, 7)) for name in sorted(names)}
+    arrays = {f"x{i}": _drawn(arg, sizes, rng) for i, arg in enumerate(case.args)}
+
+    def build(mapping: Any) -> None:
+        inputs = [_input(f"x{i}", arg) for i, arg in enumerate(case.args)]
+        for i, found in enumerate(_listed(case.call(*inputs))):
+            assert isinstance(found, Tensor)
+            found.mark_output(f"y{i}")
+
+    found = run(build, arrays, dialect=case.dialect)
+    wanted = _listed(case.meaning(*(torch.from_numpy(x) for x in arrays.values())))
+    assert len(found) == len(wanted)
+    for i, each in enumerate(wanted):
+        got, expected = found[f"y{i}"], each.numpy()
+        assert got.shape == expected.shape
+        if expected.dtype.kind != "f":
+            assert (got == expected).all()
+            continue
+        assert got.dtype == expected.dtype
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def _drawn(arg: Arg, sizes: dict[str, int], rng: np.random.Generator) -> Array:
+    shape = [sizes[size] if isinstance(size, str) else size for size in arg.shape]
+    if arg.dtype == "bool":
+        return rng.random(shape) < 0.5
+    if arg.dtype.startswith("int"):
+        return rng.integers(int(arg.low), int(arg.high), shape, arg.dtype)
+    count = int(np.prod(shape))
+    places = (rng.permutation(count) + rng.uniform(0.1, 0.9, count)) / count
+    return (arg.low + (arg.high - arg.low) * places.reshape(shape)).astype(arg.dtype)
+
+
+def _input(name: str, arg: Arg) -> Tensor:
+    ranges = OrderedDict(
+        (
+            size if isinstance(size, str) else f"{name}_{i}",
+            [(1, 4, 8) if isinstance(size, str) else size],
+        )
+        for i, size in enumerate(arg.shape)
+    )
+    shape = [-1 if isinstance(size, str) else size for size in arg.shape]
+    return Tensor(name, arg.dtype, shape, ranges)
+
+
+def _listed(found: Any) -> Sequence[Any]:
+    return found if isinstance(found, (list, tuple)) else [found]
+
+
+def test_known_sizes_make_no_operations() -> None:
+    network = Network()
+    with net_guard(network):
+        x = Tensor("x", "float32", [-1, 12], OrderedDict(B=[(1, 4, 8)], n=[12]))
+        rows = F.shape(x, 0) * 2
+        shape = F.concat([rows, F.shape(x, 1) / 2, 1])
+        first, second, _ = F.unbind(F.slice(shape, [0], [3]).view([-1]))
+        F.view(x, F.concat([F.squeeze(F.unsqueeze(first, 0)), F.select(shape, 0, 1)]))
+    assert [op.opname for op in network.function] == ["reshape"]
+    assert second.content == (6,)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: F.nonzero(x), "shape is known while the network is built, but that of nonzero"),
+        (lambda x: F.masked_select(x, x > 0.0), "of masked_select depends on the elements"),
+        (lambda x: F.categorical_sample(x), "expected rand_data"),
+        (lambda x: F.view(x, x), "a shape cannot depend on the elements"),
+        (lambda x: F.arange(0, F.max(x, (0, 1)), "int32"), "cannot depend on the elements"),
+        (lambda x: x + 0.5, "cast"),
+        (lambda x: F.split(x, 5, 1), "12 elements are no multiple of 5"),
+        (lambda x: F.chunk(x, 5, 1), "12 elements do not make 5 equal pieces"),
+        (lambda x: F.split(x, 2, 0), "B elements are no multiple of 2"),
+        (lambda x: F.transpose(x, 0, 2), "no dimensions 0 and 2"),
+        (lambda x: F.softmax(x, 2), "no dimension 2"),
+        (lambda x: F.flatten(x, 2), "expected a dimension from -2 to 1, found 2"),
+        (lambda x: F.slice(x, [0], [1]), "expected 2 starts, sizes and strides"),
+        (lambda x: F.slice(x, [0, 0], [1, 1], mode="FILL"), "expected no mode, found FILL"),
+        (lambda x: F.pad(x, (1,)), "expected two numbers for each padded dimension"),
+        (lambda x: F.pad(x, (1, 1), "reflect"), "expected the mode 'constant', found 'reflect'"),
+        (lambda x: F.int_clip(x, 3, 2), "expected lower <= upper, found 3 and 2"),
+        (lambda x: F.activation(x, "ELU"), "expected the activation relu, tanh, sigmoid"),
+        (lambda x: F.reduce(x, "NORM", 0), "expected the reduction SUM, PROD, MAX, MIN, AVG"),
+        (lambda x: F.Conditional(x > 0), r"expected one bool as the condition, found bool\[B, 12"),
+        (lambda x: F.concat([]), "expected at least one tensor, found none"),
+        (lambda x: F.layer_norm(x, 6), r"to end in the sizes \[6\]"),
+        (lambda x: F.rms_norm(x, 12, 5), "5 groups do not divide 12 features"),
+        (lambda x: F.gather_nd(x, F.constant([[0]]), 2), "batch_dims"),
+        (lambda x: F.add(x, None), "expected a tensor or a number, found None"),
+    ],
+)
+def test_what_is_refused(call: Any, message: str) -> None:
+    with net_guard(Network()), pytest.raises(Error, match=message) as caught:
+        call(Tensor("x", "int32", [-1, 12], OrderedDict(B=[(1, 4, 8)], n=[12])))
+    assert "test_functional.py" in str(caught.value)
+
+
+def test_branches_of_a_conditional_have_one_type() -> None:
+    with net_guard(Network()), pytest.raises(Error, match="results of one type in both branches"):
+        branch = F.Conditional(Tensor("c", "bool", [1]))
+        branch.add_output(Tensor("x", "float32", [1, 4]), Tensor("y", "float32", [3, 4]))
+
+
+def test_what_has_no_effect_is_noted() -> None:
+    with new_session(), net_guard(Network()):
+        F.assertion(Tensor("x", "bool", [1]), "sizes agree")
+        assert "assertion('sizes agree') has no effect" in current_session().notes[0]
+
+
+def test_names_of_activations() -> None:
+    assert F.is_gated_activation("swiglu") and not F.is_gated_activation("silu")
+    assert F.non_gated_version("geglu") == "gelu" and F.non_gated_version("relu") == "relu"
+
+
+def test_every_function_is_listed() -> None:
+    listed = {row.name: row.kind for row in names.table().values() if row.module == "functional"}
+    kinds = {case.name: listed.get(case.name) for case in CASES}
+    effectless = {"assertion", "cuda_stream_sync"}
+    assert {name for name, kind in kinds.items() if kind != "supported"} <= effectless
+    assert {listed[name] for name in effectless} == {"without effect"}
+    assert {listed[name] for name in ("nonzero", "masked_select")} == {"unsupported"}
