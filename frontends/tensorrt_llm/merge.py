@@ -104,7 +104,7 @@ def _layout(module: Module, network: Network, key: str, type: TensorType) -> Ten
     """The global type of an argument or result that the ranks share; None of any other."""
     found = network.layouts.get(key)
     if found is None and _CACHE.fullmatch(key.lstrip("%")) and type.ndim == 5:
-        found = 2, ("tp",)
+        found = 2, ("tp", "ep")  # with experts, tensor parallelism is over both
     if found is None or not module.local:
         return None
     dim, axes = found[0], tuple(axis for axis in found[1] if axis in module.mesh.names)
