@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 _BEGIN = b"irc engine "
 _FOLDER = "artifact"  # within the folder of Engine.save
+# What a script asks of TensorRT's builder, as options of irc compile.
+_OF_ENGINES = {
+    "use_refit": "--refit",
+    "use_strip_plan": "--strip",
+    "weight_streaming": "--weight-streaming",
+}
 
 
 class EngineBuffer(bytes):
@@ -101,6 +107,9 @@ def register(network: Network, config: Any, name: str = "") -> EngineBuffer:
     A title such as `llama_float16_tp2_rank1.engine` has both.
     """
     session, title = current_session(), str(network.trt_network.name)
+    for field, option in _OF_ENGINES.items():
+        if getattr(config, field, False):
+            session.note(f"{field} has no effect in the script; give irc compile {option}")
     title = title.removesuffix(".engine")
     match = re.fullmatch(r"(.+?)_?rank(\d+)", title)
     engine = match[1] if match else name or (title if title != "network" else "engine")

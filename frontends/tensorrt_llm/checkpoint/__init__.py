@@ -26,7 +26,7 @@ from .quantized import Joined, quantize
 from .ranks import Ranks
 from .weights import Weights
 
-_CACHE = "*.k*_scaling_factor"  # the scales of KV caches, which stay in the compute dtype here
+_CACHE = "*_cache*_scaling_factor"  # the scales of KV caches, which stay in the compute dtype here
 _BUFFERS = ("*.rotary_inv_freq", "*.embed_positions*", "*.kv_orig_quant_scale", "*.kv_quant_orig_*")
 
 

@@ -142,22 +142,28 @@ def _sizes(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _own(reader: ConfigReader, model_type: str) -> dict[str, Any]:
-    """The keys of one family."""
-    experts = reader.inner("moe")
-    count = experts.get("num_experts", 0) or reader.integer("moe_num_experts", 0)
-    chosen = experts.get("top_k", 0) or reader.integer("moe_top_k", 0)
-    if model_type != "mixtral" and count:
-        raise reader.error("moe", f"irc has no experts in {model_type}")
-    norm, mlp_bias = reader.flag("qk_layernorm"), reader.flag("mlp_bias")
-    if norm and model_type != "qwen3":
-        raise reader.error("qk_layernorm", f"irc has no norm of heads in {model_type}")
-    if model_type == "llama":
-        return {"attention_bias": reader.flag("attn_bias"), "mlp_bias": mlp_bias}
-    if mlp_bias or (reader.flag("attn_bias") and model_type in ("mistral", "mixtral")):
-        raise reader.error("mlp_bias" if mlp_bias else "attn_bias", f"{model_type} has no biases")
-    if model_type == "qwen2" or model_type == "qwen3":
-        return {}
-    window = {"sliding_window": reader.integer("sliding_window", None)}
-    if model_type == "mistral":
-        return window
-    return {**window, "num_local_experts": count or 8, "num_experts_per_tok": chosen or 2}
+    """The keys of one family; an Error about those that it does not have."""
+    moe = reader.inner("moe")
+    experts = moe.get("num_experts") or reader.integer("moe_num_experts", 0)
+    chosen = moe.get("top_k") or reader.integer("moe_top_k", 0)
+    bias, mlp_bias = reader.flag("attn_bias"), reader.flag("mlp_bias")
+    norm, window = reader.flag("qk_layernorm"), reader.integer("sliding_window", None)
+    families: dict[str, dict[str, Any]] = {
+        "llama": {"attention_bias": bias, "mlp_bias": mlp_bias},
+        "mistral": {"sliding_window": window},
+        "mixtral": {
+            "sliding_window": window,
+            "num_local_experts": experts or 8,
+            "num_experts_per_tok": chosen or 2,
+        },
+    }
+    unsupported = {
+        "moe": experts and model_type != "mixtral",
+        "qk_layernorm": norm and model_type != "qwen3",
+        "mlp_bias": mlp_bias and model_type != "llama",
+        "attn_bias": bias and model_type in ("mistral", "mixtral"),
+    }
+    for key, is_set in unsupported.items():
+        if is_set:
+            raise reader.error(key, f"irc's {model_type} has no such layer")
+    return families.get(model_type, {})

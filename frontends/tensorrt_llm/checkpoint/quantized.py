@@ -240,7 +240,7 @@ def _scales(place: Place, reader: _Reader, ranks: Sequence[Tensors], shape: Size
     if not shared:
         return joined
     if place.dim == 0:  # the same for all rows of a rank
-        repeats, sizes = (shape[0] // count, 1), (shape[0], 1)
+        repeats, sizes = (-(-shape[0] // count), 1), (shape[0], 1)
     else:  # the same for all inputs of a rank: in blocks that other meshes divide
         width = shape[1] // count
         blocks = gcd(width, _BLOCK)

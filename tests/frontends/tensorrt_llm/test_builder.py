@@ -135,6 +135,13 @@ def test_two_models_of_one_architecture_are_two_engines() -> None:
     assert list(current_session().networks) == ["Scale", "Scale_2"]
 
 
+def test_options_of_engines_are_noted(session: Session) -> None:
+    build(Scale(np.ones(4, np.float32), Mapping()), BuildConfig(weight_streaming=True))
+    assert session.notes == [
+        "weight_streaming has no effect in the script; give irc compile --weight-streaming"
+    ]
+
+
 def test_a_dry_run_builds_nothing() -> None:
     assert build(Scale(np.ones(4, np.float32), Mapping()), BuildConfig(dry_run=True)) is None
     assert not current_session().networks

@@ -206,7 +206,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {"num_attention_heads": 5, "num_key_value_heads": 5},
         "tp_size=2 does not fit 5 heads with 5 key and value",
     ),
-    "experts": ({"moe": {"num_experts": 4}}, "irc has no experts in llama"),
+    "experts": ({"moe": {"num_experts": 4}}, "irc's llama has no such layer"),
     "qwen": ({"architecture": "QWenForCausalLM", "qwen_type": "qwen"}, "irc has the architecture"),
     "algorithm": ({"quantization": {"quant_algo": "W8A17"}}, "no QuantAlgo 'W8A17'; did you mean"),
 }

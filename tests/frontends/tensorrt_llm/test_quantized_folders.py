@@ -98,7 +98,7 @@ def with_factors(packed: Packed, tensors: Arrays) -> Packed:
 CASES: dict[str, tuple[str, Callable[[Array], Packed]]] = {
     "fp8": ("FP8", float8),
     "fp8 in bytes": ("FP8", lambda w: float8(w, as_bytes=True)),
-    "fp8, a scale per rank": ("FP8", lambda w: float8(w, same=False)),
+    "fp8, a scale per rank, also of the head": ("FP8", lambda w: float8(w, same=False)),
     "fp8 rows": ("FP8_PER_CHANNEL_PER_TOKEN", float8_rows),
     "int8 rows": ("W8A8_SQ_PER_CHANNEL", int8_rows),
     "int8 weights": ("W8A16", lambda w: int8_rows(w, smooth=False)),
@@ -120,16 +120,17 @@ class Folders:
 def folders(path: Path, name: str, how: Conversion, fold: bool = False) -> Folders:
     """Both folders of a case; with `fold` the factors are in the weights of the second."""
     algorithm, packer = CASES[name]
+    linear = (*LINEAR, "lm_head.weight") if "head" in name else LINEAR
     found = Folders(path / "quantized", path / "floats")
 
     def pack(key: str, array: Array) -> Arrays:
-        if not key.endswith(LINEAR):
+        if not key.endswith(linear):
             return {key: array}
         packed = packer(array)
         return {key.removesuffix("weight") + end: x for end, x in packed.tensors.items()}
 
     def unpack(key: str, array: Array) -> Arrays:
-        if not key.endswith(LINEAR):
+        if not key.endswith(linear):
             return {key: array}
         packed = packer(array)
         factors = packed.factors if fold and packed.factors is not None else np.float32(1)
@@ -172,7 +173,7 @@ def test_weights(name: str, ranks: str, tmp_path: Path) -> None:
         expected = Reader(wanted).read(weight)
         np.testing.assert_allclose(dequantized(module, key), expected, rtol=1e-6, err_msg=key)
     quantizes = sum(op.opname == "quantize" for op in module.ops())
-    assert quantizes == (0 if CASES[name][0] in ("W8A16", "W4A16_AWQ") else 4 * 2)
+    assert quantizes == (0 if CASES[name][0] in ("W8A16", "W4A16_AWQ") else 8 + ("head" in name))
 
 
 @pytest.mark.parametrize("how", [Conversion(), Conversion(tp=2)], ids=["1", "2"])
