@@ -57,7 +57,7 @@ _HOMES = {
     "module": ("module",),
     "parameter": ("module",),
     "layers": ("layers", "enums", "functional"),
-    "layers.attention": ("layers.attention", "layers", "functional", "enums"),
+    "layers.attention": ("layers", "functional", "enums"),
     "plugin": ("network",),
     "models": ("models", "quantization"),
     "models.modeling_utils": ("models.config", "models.decoder", "models", "quantization"),
@@ -79,7 +79,10 @@ _ENUMS = (
     "AttentionMaskType PositionEmbeddingType RotaryScalingType MLPType LayerNormType "
     "LayerNormPositionType"
 )
-_ATTENTION = "Attention BertAttention AttentionParams KeyValueCacheParams AttentionMaskParams"
+_ATTENTION = (
+    "Attention BertAttention AttentionParams KeyValueCacheParams AttentionMaskParams "
+    "BlockSparseAttnParams MropeParams SpecDecodingParams"
+)
 _FUNCTIONAL = """
     ACT2FN GATED_ACT_2_ACT AllReduceConfig AllReduceFusionOp AllReduceParams AllReduceStrategy
     RopeEmbeddingUtils Tensor abs activation add allgather allreduce arange argmax avg_pool2d
@@ -124,7 +127,8 @@ _SUPPORTED = {
     "builder": "Builder BuilderConfig BuildConfig Engine EngineConfig build",
     "functional": _ENUMS + _FUNCTIONAL,
     "layers": _LAYERS,
-    "layers.attention": f"{_ENUMS} {_ATTENTION} RopeEmbeddingUtils",
+    "layers.attention": f"{_ENUMS} {_ATTENTION} RopeEmbeddingUtils compute_relative_bias "
+    "make_causal_mask",
     "layers.conv": "Conv1d Conv2d ConvTranspose2d",
     "layers.embedding": "Embedding PromptTuningEmbedding",
     "layers.linear": _LINEAR,
@@ -209,8 +213,6 @@ _UNSUPPORTED = {
         "Mamba Mamba2 Recurrent RgLru FusedRgLru GroupedLinear": _SSM,
         "CogVLMAttention": "use Attention with two ColumnLinear and where",
         "DeepseekV2Attention": _FAMILIES,
-        "SpecDecodingParams MropeParams": _SPECULATIVE,
-        "BlockSparseAttnParams": "give Attention block_sparse_params by keyword",
         "Conv3d AvgPool2d Mish Cast": "use functional",
         "LanguageAdapter LanguageAdapterConfig": "add the adapter as layers of your own",
         "SharedMoE": "add an MLP to the result of MOE",

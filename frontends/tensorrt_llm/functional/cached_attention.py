@@ -6,6 +6,7 @@ Everything here is in terms of irc's tensors; it becomes `attention` and `cache_
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ....errors import Error
 from ....source import here
@@ -66,11 +67,6 @@ class Rules:
     relative: RelativePositions | None = None
     table: Inner | None = None
 
-    @property
-    def by_length(self) -> bool:
-        """Whether a query may see later keys, so that padding behind the valid keys counts."""
-        return self.mask_type in (AttentionMaskType.padding, AttentionMaskType.custom_mask)
-
     def attend(
         self,
         heads: Heads,
@@ -99,7 +95,7 @@ class Rules:
             v,
             heads.width,
             past=past,
-            lengths=lengths if self.by_length else None,
+            lengths=lengths if self.mask_type is AttentionMaskType.padding else None,
             scale=self.scale,
             softcap=self.softcap,
             slopes=self.slopes,
@@ -122,13 +118,18 @@ class CacheCodes:
         """Values as the cache holds them."""
         if self.scale is None:
             return x
-        return F.quantize(x, self.scale.cast(x.dtype), dtype=self.dtype)  # pyright: ignore[reportArgumentType]
+        codes: Any = self.dtype
+        return F.quantize(x, self._scale_of(x, x.dtype), dtype=codes)
 
     def decode(self, x: Inner, dtype: str) -> Inner:
         """What the cache holds as values of `dtype`."""
         if self.scale is None:
             return x.cast(dtype)
-        return F.dequantize(x, self.scale.cast(dtype))
+        return F.dequantize(x, self._scale_of(x, dtype))
+
+    def _scale_of(self, x: Inner, dtype: str) -> Inner:
+        assert self.scale is not None
+        return self.scale.reshape((1,) * x.ndim).cast(dtype)
 
 
 def grow(
@@ -185,10 +186,10 @@ def cached(
         raise Error("a KV cache needs host_past_key_value_lengths i32 [batch]", loc=here())
     cache, keys, values = write(heads, unwrap(past), lengths, k, v, codes)
     filled = None
-    if rules.by_length and prompt is not None:  # the padding behind the prompts is no key
-        filled = F.maximum(prompt, lengths + 1)
-    elif rules.by_length:
+    if rules.mask_type is AttentionMaskType.padding and prompt is None:
         filled = lengths + size_tensor(q.shape[1])
+    elif rules.mask_type is AttentionMaskType.padding and prompt is not None:
+        filled = F.maximum(prompt, lengths + 1)  # the padding behind the prompts is no key
     found = rules.attend(
         heads, q, keys, values, past=lengths, lengths=filled, mask=mask, prompt=prompt
     )

@@ -21,6 +21,7 @@ from ..module import Module, Parameter
 from ..tensor import Tensor, unwrap, wrap
 from .attention_parameters import BlockSparseAttnParams, MropeParams
 from .linear import ColumnLinear, RowLinear, sharded_parameter
+from .norms import LayerNorm, RmsNorm
 
 
 def local_heads(heads: int, kv_heads: int | None, width: int, rank: int, ranks: int) -> Heads:
@@ -159,9 +160,11 @@ class AttentionBase(Module):
 
     def _normed(self, norm: Any, x: Inner) -> Inner:
         """x [B, S, heads*width] with every head normalized."""
-        heads = wrap(x.reshape(*x.shape[:2], -1, self.attention_head_size))
-        options = {} if self.layernorm_share else {"normalized_shape": self.attention_head_size}
-        return unwrap(norm(heads, **options)).reshape(*x.shape)
+        heads = x.reshape(*x.shape[:2], -1, self.attention_head_size)
+        if self.layernorm_share:
+            return unwrap(norm(wrap(heads))).reshape(*x.shape)
+        weight = unwrap(norm.weight.value).cast(x.dtype)
+        return (F.layer_norm(heads, eps=norm.eps) * weight).reshape(*x.shape)
 
     def _positioned(
         self,
@@ -237,4 +240,10 @@ def refuse(**conditions: tuple[bool, str]) -> None:
 
 
 def norm_class(kind: LayerNormType) -> Any:
-    raise Error(f"attention: {LayerNormType(kind).name} is not supported", loc=here())
+    """The class of a norm over the features."""
+    found = {LayerNormType.LayerNorm: LayerNorm, LayerNormType.RmsNorm: RmsNorm}.get(kind)
+    if found is None:
+        raise ArgumentError(
+            f"attention: expected LayerNorm or RmsNorm, found {LayerNormType(kind)}", loc=here()
+        )
+    return found

@@ -43,21 +43,21 @@ class Case:
     def layer(self, mapping: Mapping) -> Any:
         """The layer of one rank, with its part of the weights."""
         o, tp = self.oracle, mapping.tp_size
-        layer = any_attention(
-            hidden_size=self.hidden,
-            num_attention_heads=o.heads,
-            num_kv_heads=o.kv,
-            attention_head_size=o.width,
-            attention_mask_type=AttentionMaskType.from_string(o.mask),
-            position_embedding_type=PositionEmbeddingType.from_string(o.position),
-            bias=o.bias is not None,
-            dense_bias=o.o_bias is not None,
-            dtype="float32",
-            tp_group=mapping.tp_group,
-            tp_size=tp,
-            tp_rank=mapping.tp_rank,
-            **self.settings,
-        )
+        settings = {
+            "hidden_size": self.hidden,
+            "num_attention_heads": o.heads,
+            "num_kv_heads": o.kv,
+            "attention_head_size": o.width,
+            "attention_mask_type": AttentionMaskType.from_string(o.mask),
+            "position_embedding_type": PositionEmbeddingType.from_string(o.position),
+            "bias": o.bias is not None,
+            "dense_bias": o.o_bias is not None,
+            "dtype": "float32",
+            "tp_group": mapping.tp_group,
+            "tp_size": tp,
+            "tp_rank": mapping.tp_rank,
+        }
+        layer = any_attention(**{**settings, **self.settings})
         layer.qkv.weight.value = self.of_rank(o.qkv, mapping)
         if o.bias is not None:
             ends = np.cumsum([w.shape[0] for w in o.qkv])[:-1]

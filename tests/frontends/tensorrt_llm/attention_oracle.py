@@ -66,6 +66,11 @@ class Oracle:
         out = mixed.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1) @ self.o.T
         return out if self.o_bias is None else out + self.o_bias
 
+    def by_calls(self, x: Array, row: int, ends: list[int]) -> Array:
+        """One row [S, hidden] in calls up to each of `ends`: no query sees keys of later calls."""
+        pieces = zip([0, *ends], ends, strict=False)
+        return np.concatenate([self(x[:, :last])[row, first:last] for first, last in pieces])
+
     # -- masks
 
     def visible(self, shape: tuple[int, ...], cross: bool) -> Array:
@@ -93,7 +98,7 @@ class Oracle:
             strided = (j // size + 1 + head * step) % stride == 0
             seen &= (j <= i) & ((i // size - j // size < local) | strided)
         else:
-            seen &= self.more["custom"][:, None] != 0
+            seen &= self.more["custom"][:, None, :tokens, :keys] != 0
         return seen
 
     # -- positions
@@ -118,12 +123,12 @@ class Oracle:
         batch, _, tokens, width = x.shape
         places = np.broadcast_to(np.arange(tokens), (batch, tokens))
         if self.position == "chatglm":
-            rows, half = self.more["positions"], width // 2  # [B, 2, S]
+            rows, half = self.more["positions"][..., :tokens], width // 2  # [B, 2, S]
             parts = [rotated(x[..., :half], rows[:, 0], inverse(half))]
             parts.append(rotated(x[..., half:], rows[:, 1], inverse(half)))
             return np.concatenate(parts, -1)
         if self.position == "mrope":
-            rows, sections = self.more["positions"], self.more["sections"]  # [3, B, S]
+            rows, sections = self.more["positions"][..., :tokens], self.more["sections"]
             chosen = np.repeat(np.arange(3), sections)
             angles = rows[chosen].transpose(1, 2, 0) * inverse(width)
             return rotated(x, np.ones((batch, tokens)), angles[:, None])

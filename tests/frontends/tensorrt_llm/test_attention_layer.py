@@ -12,7 +12,7 @@ from tests.frontends.tensorrt_llm.attention_cases import Case
 from tests.frontends.tensorrt_llm.attention_oracle import Array, Oracle
 
 RANDOM = fresh(0)
-HIDDEN, WIDTH, TOKENS = 10, 6, 5
+HIDDEN, WIDTH, TOKENS = 10, 8, 5
 PROMPTS = np.array([3, 2], np.int32)
 
 

@@ -1,0 +1,399 @@
+"""Options of the attention layers against their definitions, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc import ops
+from irc.errors import Error
+from irc.frontends.tensorrt_llm.context import current_session, new_session
+from irc.frontends.tensorrt_llm.dtypes import irc_dtype
+from irc.frontends.tensorrt_llm.enums import LayerNormType, PositionEmbeddingType
+from irc.frontends.tensorrt_llm.layers import Attention, BertAttention
+from irc.frontends.tensorrt_llm.layers.attention_parameters import (
+    KeyValueCacheParams,
+    SpecDecodingParams,
+)
+from irc.frontends.tensorrt_llm.mapping import Mapping
+from irc.frontends.tensorrt_llm.network import default_net
+from irc.frontends.tensorrt_llm.quantization import QuantMode
+from irc.frontends.tensorrt_llm.tensor import Tensor
+from irc.ir.dtypes import numpy_dtype
+from tests.frontends.tensorrt_llm.attention_cases import Case, made
+from tests.frontends.tensorrt_llm.attention_oracle import Array, inverse
+from tests.frontends.tensorrt_llm.test_attention_layer import (
+    HIDDEN,
+    PROMPTS,
+    RANDOM,
+    TOKENS,
+    WIDTH,
+    close,
+    oracle,
+    tokens,
+)
+from tests.frontends.tensorrt_llm.traced import run, trace
+
+any_attention: Any = Attention
+any_bert: Any = BertAttention
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def llama3_frequencies() -> Array:
+    found = inverse(WIDTH)
+    turns = 64 * found / (2 * np.pi)
+    blend = np.clip((turns - 1) / 3, 0, 1)
+    return found * blend + found / 4 * (1 - blend)
+
+
+def dynamic_frequencies() -> Array:
+    """The NTK base of five tokens, where three positions were trained."""
+    base = 1e4 * (2.0 * TOKENS / 3 - 1.0) ** (WIDTH / (WIDTH - 2))
+    return inverse(WIDTH, base)
+
+
+# the arguments of Attention, and what the definition needs
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "clip_qkv": ({"clip_qkv": 0.4}, {"clip_qkv": 0.4}),
+    "q_scaling": ({"q_scaling": 0.5}, {"q_scaling": 0.5}),
+    "layers": (
+        {"q_scaling": 2.0, "apply_query_key_layer_scaling": True, "num_layers": 3},
+        {"q_scaling": 6.0},
+    ),
+    "tanh": ({"max_attn_value": 0.7}, {"max_attn_value": 0.7}),
+    "logn": ({"use_logn_scaling": True, "max_seqlen_for_logn_scaling": 3}, {"logn": 3}),
+    "linear": (
+        {"rotary_embedding_scaling": {"type": "linear", "factor": 4.0}},
+        {"position": "rope_gpt_neox", "frequencies": inverse(WIDTH) / 4},
+    ),
+    "llama3": (
+        {"rotary_embedding_scaling": LLAMA3},
+        {"position": "rope_gpt_neox", "frequencies": llama3_frequencies()},
+    ),
+    "local base": (
+        {"rotary_embedding_base_local": 50.0, "is_local": True},
+        {"position": "rope_gpt_neox", "base": 50.0},
+    ),
+    "explicit relative biases": (
+        {"relative_attention": True},
+        {"table": RANDOM.normal(size=(4, 9, 9))},
+    ),
+    "scale_alibi_bias": (  # an argument of dialect A
+        {"scale_alibi_bias": True, "position_embedding_type": PositionEmbeddingType.alibi},
+        {"position": "alibi_with_scale"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_options(tp: int, name: str) -> None:
+    settings, more = OPTIONS[name]
+    found = oracle(4, 2, biases=True, **more)
+    case, x = Case(found, settings), tokens()
+    wanted = found(x)
+    close(case.grown(x, tp, [3, 4, TOKENS]), wanted)
+    rows = case.written(x, tp, 3, TOKENS, PROMPTS, 7)
+    for row, each in enumerate(rows):
+        close(each, wanted[row, : len(each)])
+
+
+def test_dynamic_scaling_counts_the_tokens_of_the_call() -> None:
+    settings = {
+        "rotary_embedding_scaling": {"type": "dynamic", "factor": 2.0},
+        "max_position_embeddings": 3,
+    }
+    found = oracle(4, 2, position="rope_gpt_neox", frequencies=dynamic_frequencies())
+    x = tokens()
+    for plugin in (False, True):
+        close(Case(found, settings).whole(x, 2, plugin), found(x))
+
+
+def test_scales_of_long_rope_for_short_and_long_calls() -> None:
+    settings = {
+        "rope_scaling_short_factors": (1.0,) * 4,
+        "rope_scaling_long_factors": (2.0,) * 4,
+        "rope_scaling_short_mscale": 1.5,
+        "rope_scaling_long_mscale": 0.5,
+        "max_position_embeddings": 8,
+    }
+    x = tokens()
+    for original, factor, slowed in ((TOKENS, 1.5, 1.0), (TOKENS - 1, 0.5, 2.0)):
+        settings["original_max_position_embeddings"] = original
+        frequencies = inverse(WIDTH) / slowed
+        found = oracle(4, 2, position="long_rope", frequencies=frequencies, factor=factor)
+        close(Case(found, settings).whole(x, 2), found(x))
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("kind", ["LayerNorm", "RmsNorm"])
+@pytest.mark.parametrize("kv", [2, 4])
+def test_norms_of_queries_and_keys(kv: int, kind: str, share: bool) -> None:
+    """With as many key-value heads as heads, the features of a head follow each other in qkv."""
+    if kind == "RmsNorm" and not share:
+        with pytest.raises(Error, match="layernorm_share=False needs"):
+            any_attention(
+                hidden_size=8, num_attention_heads=2, qk_layernorm=True, layernorm_share=False,
+                layernorm_type=LayerNormType.RmsNorm,
+            )  # fmt: skip
+        return
+    scales = {"q": RANDOM.normal(size=(4, WIDTH)), "k": RANDOM.normal(size=(kv, WIDTH))}
+    if share:
+        scales = {name: np.tile(each[:1], (len(each), 1)) for name, each in scales.items()}
+
+    def norm(x: Array, name: str) -> Array:
+        centred = x - x.mean(-1, keepdims=True) if kind == "LayerNorm" else x
+        power = (centred**2).mean(-1, keepdims=True)
+        return centred / np.sqrt(power + 1e-3) * scales[name][:, None]
+
+    class Normed(Case):
+        def layer(self, mapping: Mapping) -> Any:
+            layer = super().layer(mapping)
+            for name, each in scales.items():
+                own = np.split(each, mapping.tp_size)[mapping.tp_rank] if not share else each[0]
+                norm = getattr(layer, f"{name}_layernorm")
+                norm.weight.value = own.astype(np.float32)
+                if share and kind == "LayerNorm":
+                    norm.bias.value = np.zeros(WIDTH, np.float32)
+            return layer
+
+    settings: dict[str, Any] = {"qk_layernorm": True, "layernorm_share": share, "eps": 1e-3}
+    settings["layernorm_type"] = LayerNormType.from_string(kind)
+    found = oracle(4, kv, position="rope_gpt_neox", norm=norm)
+    x = tokens()
+    close(Normed(found, settings, by_head=kv == 4).whole(x, 2), found(x))
+
+
+@pytest.mark.parametrize("mask", ["left", "right", "both"])
+def test_padding_masks_of_the_path_without_plugin(mask: str) -> None:
+    hidden = np.ones((2, TOKENS), np.int32)
+    if mask != "left":
+        hidden[0, 3:] = 0
+    if mask != "right":
+        hidden[1, :2] = 0
+    found, x = oracle(4, 2, key_mask=hidden), tokens()
+    case = Case(found, call=lambda first, last: {"attention_mask": hidden[:, :last]})
+    close(case.grown(x, 2, [4, TOKENS]), found(x))
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("relative", [False, True])
+def test_bert_attention(tp: int, relative: bool) -> None:
+    more: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    if relative:
+        more = {"table": RANDOM.normal(size=(4, 8)), "max_distance": 9, "bidirectional": True}
+        settings = {"relative_attention": True, "num_buckets": 8, "max_distance": 9}
+    found = oracle(4, 2, biases=True, mask="padding", prompts=PROMPTS, **more)
+    source, x = Case(found, {}), tokens()
+
+    def build(mapping: Mapping) -> None:
+        inputs = made(given)
+        layer = any_bert(
+            HIDDEN, 4, attention_head_size=WIDTH, num_kv_heads=2, dtype="float32",
+            tp_group=mapping.tp_group, tp_size=tp, tp_rank=mapping.tp_rank, **settings,
+        )  # fmt: skip
+        taken = Case(source.oracle, {"relative_attention": relative, "num_buckets": 8} | settings)
+        other = taken.layer(mapping)
+        layer.qkv, layer.dense = other.qkv, other.dense
+        if relative:
+            layer.rel_attn_table = other.rel_attn_table
+        layer(inputs["x"], input_lengths=inputs["lengths"]).mark_output("by_length")
+        layer(inputs["x"], attention_mask=inputs["mask"]).mark_output("by_mask")
+
+    lengths = (np.arange(TOKENS) < PROMPTS[:, None]).astype(np.int32)
+    given = {"x": x.astype(np.float32), "lengths": PROMPTS, "mask": lengths}
+    outs = run(build, given, tp)
+    close(outs["by_length"], found(x))
+    close(outs["by_mask"], found(x))
+
+
+@pytest.mark.parametrize("plugin", [False, True])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_cross_attention(tp: int, plugin: bool) -> None:
+    found = oracle(4, 2, mask="causal", position="learned_absolute", prompts=PROMPTS)
+    x, source = tokens()[:, :2], tokens()
+    hidden = (np.arange(TOKENS) < PROMPTS[:, None]).astype(np.int32)
+    reuse = RANDOM.normal(size=(2, TOKENS, 2 * 2 * WIDTH)).astype(np.float32)
+    given = {
+        "x": x.astype(np.float32),
+        "source": source.astype(np.float32),
+        "mask": np.repeat(hidden[:, None], 2, 1),
+        "reuse": reuse,
+        "generate": np.array([True]),
+        "keep": np.array([False]),
+    }
+
+    def build(mapping: Mapping) -> None:
+        default_net().plugin_config.set_gpt_attention_plugin("float32" if plugin else None)
+        rest = {n: a for n, a in given.items() if n != "reuse"}
+        inputs = made(rest)
+        shape = (2, TOKENS, 4 * WIDTH // tp)
+        inputs["reuse"] = Tensor(name="reuse", dtype="float32", shape=shape)
+        default_net().share("%reuse", 2)
+        layer = Case(found, {"cross_attention": True, "skip_cross_kv": True}).layer(mapping)
+        for name in ("generate", "keep"):
+            out, cache = layer(
+                inputs["x"], encoder_output=inputs["source"], attention_mask=inputs["mask"],
+                use_cache=True, cross_kv_cache_gen=inputs[name], cross_kv_reuse=inputs["reuse"],
+            )  # fmt: skip
+            out.mark_output(name)
+            cache.mark_output(f"present_key_value_{name == 'keep':d}")
+
+    outs = run(build, given, tp)
+    close(outs["generate"], found(x, source))
+    keys = source @ found.qkv[1].T
+    close(
+        outs["present_key_value_0"][:, 0], keys.reshape(2, TOKENS, 2, WIDTH).transpose(0, 2, 1, 3)
+    )
+    assert not np.allclose(outs["keep"], outs["generate"], atol=1e-2)
+    parts = np.split(reuse, tp, axis=2)  # per rank keys, then values
+    kept = np.concatenate([np.split(part, 2, 2)[0] for part in parts], 2)
+    close(
+        outs["present_key_value_1"][:, 0], kept.reshape(2, TOKENS, 2, WIDTH).transpose(0, 2, 1, 3)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("plugin", [False, True])
+def test_caches_of_codes(plugin: bool, dtype: str) -> None:
+    mode = QuantMode.INT8_KV_CACHE if dtype == "int8" else QuantMode.FP8_KV_CACHE
+    found, x = oracle(4, 2), tokens()
+    scale = 0.05
+
+    def build(mapping: Mapping) -> None:
+        default_net().plugin_config.set_gpt_attention_plugin("float32" if plugin else None)
+        inputs = made({"x": x.astype(np.float32), "filled": np.zeros(2, np.int32)})
+        length = TOKENS if plugin else 0
+        past = Tensor(name="past_key_value_0", dtype=dtype, shape=(2, 2, 2, length, WIDTH))
+        layer = Case(found, {"quant_mode": mode}).layer(mapping)
+        layer.kv_cache_scaling_factor.value = np.array([scale], np.float32)
+        params = KeyValueCacheParams([past], host_past_key_value_lengths=inputs["filled"])
+        out, present = layer(inputs["x"], use_cache=True, kv_cache_params=params)
+        out.mark_output("out")
+        present.mark_output("present_key_value_0")
+
+    past = np.zeros((2, 2, 2, TOKENS if plugin else 0, WIDTH), numpy_dtype(irc_dtype(dtype)))
+    given = {"x": x.astype(np.float32), "filled": np.zeros(2, np.int32), "past_key_value_0": past}
+    outs = run(build, given)
+    assert outs["present_key_value_0"].dtype == past.dtype
+    keys = (x @ found.qkv[1].T).reshape(2, TOKENS, 2, WIDTH).transpose(0, 2, 1, 3)
+    codes = outs["present_key_value_0"][:, 0].astype(np.float32)
+    np.testing.assert_allclose(codes * scale, keys, atol=scale, rtol=0.08)
+    np.testing.assert_allclose(outs["out"], found(x), atol=0.3)
+
+
+def test_dynamic_sizes_need_no_mask_of_all_positions() -> None:
+    """The causal mask of 2^17 positions is no constant, in either path."""
+    for plugin in (False, True):
+
+        def build(mapping: Mapping, plugin: bool = plugin) -> None:
+            default_net().plugin_config.set_gpt_attention_plugin("float32" if plugin else None)
+            sizes = {"batch": [(1, 2, 8)], "tokens": [(1, 64, 1 << 17)], "hidden": [HIDDEN]}
+            x = Tensor(name="x", dtype="float32", shape=(-1, -1, HIDDEN), dim_range=sizes)
+            held = {"batch": [(1, 2, 8)], "two": [2], "heads": [2], "past": [(0, 64, 1 << 17)]}
+            past = Tensor(
+                name="past_key_value_0", dtype="float32", shape=(-1, 2, 2, -1, WIDTH),
+                dim_range=held | {"width": [WIDTH]},
+            )  # fmt: skip
+            filled = Tensor(
+                name="filled", dtype="int32", shape=(-1,), dim_range={"batch": [(1, 2, 8)]}
+            )
+            case = Case(oracle(4, 2, position="rope_gpt_neox"))
+            case.settings["max_position_embeddings"] = 1 << 17
+            params = KeyValueCacheParams([past], host_past_key_value_lengths=filled)
+            out, present = case.layer(mapping)(x, use_cache=True, kv_cache_params=params)
+            out.mark_output("out")
+            present.mark_output("present_key_value_0")
+
+        with new_session():
+            module = trace(build)
+        assert {weight.type.ndim for weight in module.weights.values()} == {2}
+        alias = {str(r.name): r.alias for r in module.main.results}["present_key_value_0"]
+        assert alias == ("past_key_value_0" if plugin else None)
+        assert [op.causal for op in module.ops() if isinstance(op, ops.Attention)] == [True]
+        assert any(isinstance(op, ops.CacheUpdate) for op in module.ops()) == plugin
+
+
+def test_positional_arguments_of_dialect_a() -> None:
+    with new_session("A"):
+        layer = any_attention(24, 4, 2, 64)
+    assert (layer.hidden_size, layer.heads.query, layer.heads.kv) == (24, 4, 2)
+    assert layer.max_position_embeddings == 64
+    with new_session("B"):
+        layer = any_attention(3, 24, 4)
+    assert (layer.local_layer_idx, layer.hidden_size, layer.heads.query) == (3, 24, 4)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"num_kv_heads": 3}, "num_kv_heads=3: expected a divisor of 8 heads"),
+    ({"num_kv_heads": 4, "tp_size": 8, "num_attention_heads": 12}, "must be a multiple of tp_size"),
+    ({"num_kv_heads": 2, "tp_size": 3, "num_attention_heads": 6}, "a multiple or a divisor"),
+    ({"cp_size": 2}, "cp_size is not supported"),
+    ({"qk_layernorm": True, "layernorm_type": LayerNormType.GroupNorm}, "LayerNorm or RmsNorm"),
+    ({"position_embedding_type": "yarn"}, "yarn positions need a rotary_scaling"),
+    ({"position_embedding_type": "long_rope"}, "long_rope needs rope_scaling_short_factors"),
+    ({"rotary_embedding_scaling": {"factor": 2.0}, "position_embedding_type": "rope_gptj"}, "type"),
+    ({"hidden_sizes": 3}, "has no argument 'hidden_sizes'"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED)
+def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"hidden_size": 24, "num_attention_heads": 8, **settings}
+    if "position_embedding_type" in given:
+        name = given["position_embedding_type"]
+        given["position_embedding_type"] = PositionEmbeddingType.from_string(name)
+    with pytest.raises(Error, match=message):
+        any_attention(**given)
+
+
+def test_inputs_that_are_refused() -> None:
+    x = tokens().astype(np.float32)
+
+    def build(mapping: Mapping, **call: Any) -> None:
+        inputs = made({"x": x, "extra": np.ones(2, np.int32)})
+        layer = Case(oracle(4, 2)).layer(mapping)
+        more = {
+            name: inputs["extra"] if value == "extra" else value for name, value in call.items()
+        }
+        layer(inputs["x"], **more).mark_output("out")
+
+    cases = {
+        "attention_packed_mask is not supported": {"attention_packed_mask": "extra"},
+        "skip_attn is not supported": {"skip_attn": "extra"},
+        "LoRA weights": {"lora_layer_params": 1},
+    }
+    for message, call in cases.items():
+        with new_session(), pytest.raises(Error, match=message):
+            trace(lambda mapping, call=call: build(mapping, **call))
+    with pytest.raises(Error, match="speculative decoding is not supported"):
+        SpecDecodingParams(spec_decoding_max_generation_length=4)
+
+
+def test_a_window_counts_for_its_mask_type_only() -> None:
+    found, x = oracle(4, 2), tokens()
+    with new_session():
+        close(Case(found, window=2).whole(x, 1), found(x))
+    with new_session(), pytest.raises(Error, match="needs its window"):
+        found.mask = "sliding_window_causal"
+        Case(found).whole(x, 1)
+    with new_session():
+        trace(lambda mapping: window_input(mapping))
+        assert not current_session().notes
+
+
+def window_input(mapping: Mapping) -> None:
+    """A window per layer as an input."""
+    inputs = made({"x": tokens().astype(np.float32), "windows": np.full(3, 2, np.int32)})
+    layer = Case(oracle(4, 2, mask="sliding_window_causal"), {"local_layer_idx": 1}).layer(mapping)
+    params = KeyValueCacheParams(host_max_attention_window_sizes=inputs["windows"])
+    layer(inputs["x"], kv_cache_params=params).mark_output("out")
