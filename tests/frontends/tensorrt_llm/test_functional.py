@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import irc
 from irc.errors import Error
 from irc.frontends.tensorrt_llm import functional as F
 from irc.frontends.tensorrt_llm import names
@@ -16,10 +18,11 @@ from irc.frontends.tensorrt_llm.context import current_session, new_session
 from irc.frontends.tensorrt_llm.functional import basic, convolution, indexing, reductions, shapes
 from irc.frontends.tensorrt_llm.network import Network, net_guard
 from irc.frontends.tensorrt_llm.tensor import Tensor
+from tests.frontends.onnx_models import on_emitted
 from tests.frontends.tensorrt_llm.function_cases import ELEMENTWISE, Arg, Case, torch
 from tests.frontends.tensorrt_llm.function_cases_shapes import SHAPES
 from tests.frontends.tensorrt_llm.function_cases_sums import SUMS
-from tests.frontends.tensorrt_llm.traced import run
+from tests.frontends.tensorrt_llm.traced import trace
 
 pytestmark = pytest.mark.oracle
 CASES = [*ELEMENTWISE, *SHAPES, *SUMS]
@@ -41,7 +44,7 @@ def test_every_function_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_function(case: Case, rng: np.random.Generator) -> None:
+def test_a_function(case: Case, rng: np.random.Generator, tmp_path: Path) -> None:
     names = {size for arg in case.args for size in arg.shape if isinstance(size, str)}
     sizes = {name: int(rng.integers(3, 7)) for name in sorted(names)}
     arrays = {f"x{i}": _drawn(arg, sizes, rng) for i, arg in enumerate(case.args)}
@@ -52,17 +55,23 @@ def test_a_function(case: Case, rng: np.random.Generator) -> None:
             assert isinstance(found, Tensor)
             found.mark_output(f"y{i}")
 
-    found = run(build, arrays, dialect=case.dialect)
-    wanted = _listed(case.meaning(*(torch.from_numpy(x) for x in arrays.values())))
-    assert len(found) == len(wanted)
-    for i, each in enumerate(wanted):
-        got, expected = found[f"y{i}"], each.numpy()
-        assert got.shape == expected.shape
-        if expected.dtype.kind != "f":
+    wanted = [x.numpy() for x in _listed(case.meaning(*map(torch.from_numpy, arrays.values())))]
+    with new_session(case.dialect):
+        module = trace(build)
+        found = list(irc.evaluate(module, arrays).values())
+        _compare(found, wanted, 1e-4)
+        dtypes = [each.dtype for each in wanted if each.dtype.kind == "f"]
+        assert [each.dtype for each in found if each.dtype.kind == "f"] == dtypes
+        _compare(on_emitted(module, arrays, tmp_path), wanted, 1e-3)
+
+
+def _compare(found: Sequence[Array], wanted: Sequence[Array], close: float) -> None:
+    assert [each.shape for each in found] == [each.shape for each in wanted]
+    for got, expected in zip(found, wanted, strict=True):
+        if expected.dtype.kind == "f":
+            np.testing.assert_allclose(got, expected, rtol=close, atol=close)
+        else:
             assert (got == expected).all()
-            continue
-        assert got.dtype == expected.dtype
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def _drawn(arg: Arg, sizes: dict[str, int], rng: np.random.Generator) -> Array:
