@@ -154,8 +154,9 @@ class _Request:
         return {**found, "quantize": scheme} if scheme else found
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """(flag, requested, effective) of every flag that was given."""
-        return [(f"--{name}", str(x), self._effective(name)) for name, x in self.given.items()]
+        """(flag, requested, effective) of every flag that was given, and of the mesh."""
+        found = [(f"--{name}", str(x), self._effective(name)) for name, x in self.given.items()]
+        return [*found, ("--mesh", self.args.mesh or "as stored", self.mesh() or "one rank")]
 
     def store(self, folder: Path) -> None:
         """Write the rows into the artifact."""

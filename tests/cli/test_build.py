@@ -40,7 +40,7 @@ def test_sizes_become_ranges(folder: Path, tmp_path: Path) -> None:
     assert dims == {"B": (1, 2, 12), "S": (1, 9, 30), "T": (1, 1, 30), "C": (1, 48, 48)}
     why = "the largest batch; times max_beam_width the range of B"
     assert rows["--max_batch_size"] == ["6", f"B=1:2:12 ({why})"]
-    assert artifact.module.mesh.ranks == 2
+    assert artifact.module.mesh.ranks == 2 and rows["--mesh"] == ["as stored", "tp=2"]
 
 
 def test_another_mesh_and_no_fused_mlp(folder: Path, tmp_path: Path) -> None:
