@@ -138,7 +138,19 @@ class Oracle:
         return irc.evaluate(self.module, {"input_ids": ids})["logits"][0, -1]
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """The prompt with the most likely tokens behind it."""
         tokens = list(prompt)
         for _ in range(count):
             tokens.append(int(self.logits(tokens).argmax()))
         return tokens
+
+    def prompts(self, random: np.random.Generator, count: int) -> list[list[int]]:
+        """Prompts whose next six most likely tokens no rounding changes."""
+        found: list[list[int]] = []
+        while len(found) < count:
+            prompt = random.integers(0, VOCAB, random.integers(1, 6)).tolist()
+            tokens = self.greedy(prompt, 6)
+            every = [np.sort(self.logits(tokens[: len(prompt) + i])) for i in range(6)]
+            if min(logits[-1] - logits[-2] for logits in every) > 1e-2:
+                found.append(prompt)
+        return found

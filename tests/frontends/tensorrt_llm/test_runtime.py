@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import irc
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.runtime import (
     GenerationSession,
@@ -21,6 +22,7 @@ from irc.frontends.tensorrt_llm.runtime import (
 from irc.generation.sampling import log_probabilities
 from tests.fresh import fresh, session_seed
 from tests.frontends.tensorrt_llm.decoders import HEADS, SIZE, VOCAB, Oracle, artifact
+from tests.tiny_checkpoint import write_checkpoint
 
 SEED = session_seed()
 KINDS = ("own", "fixed", "growing")
@@ -48,9 +50,14 @@ def runner(folders: Callable[[str], Path]) -> ModelRunner:
     return ModelRunner.from_dir(folders("fixed"))
 
 
-def prompts(count: int = 3) -> list[list[int]]:
-    random = fresh(1)
-    return [random.integers(0, VOCAB, random.integers(1, 6)).tolist() for _ in range(count)]
+@pytest.fixture(scope="module")
+def batch(oracle: Oracle) -> list[list[int]]:
+    return oracle.prompts(fresh(1), 3)
+
+
+@pytest.fixture
+def prompt(batch: list[list[int]]) -> list[int]:
+    return batch[0]
 
 
 def new(row: np.ndarray, prompt: list[int]) -> list[int]:
@@ -59,20 +66,18 @@ def new(row: np.ndarray, prompt: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_of_every_signature(
-    kind: str, folders: Callable[[str], Path], oracle: Oracle
+    kind: str, folders: Callable[[str], Path], oracle: Oracle, batch: list[list[int]]
 ) -> None:
-    batch = prompts()
     ids = ModelRunner.from_dir(folders(kind)).generate(batch, end_id=-1, max_new_tokens=5)
     assert ids.shape == (len(batch), 1, max(map(len, batch)) + 5)
     for row, prompt in zip(ids[:, 0], batch, strict=True):
         assert row[: len(prompt) + 5].tolist() == oracle.greedy(prompt, 5)
 
 
-def test_onnx_and_padded_rows(tmp_path: Path, oracle: Oracle) -> None:
+def test_onnx_and_padded_rows(tmp_path: Path, oracle: Oracle, batch: list[list[int]]) -> None:
     session = GenerationSession(
         ModelConfig(vocab_size=VOCAB), artifact("fixed", SEED, tmp_path / "engine", "onnx")
     )
-    batch = prompts()
     lengths = [len(prompt) for prompt in batch]
     padded = np.zeros((len(batch), max(lengths)), np.int32)
     for row, prompt in enumerate(batch):
@@ -102,9 +107,8 @@ def best_by_hand(oracle: Oracle, prompt: list[int], count: int) -> list[tuple[fl
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_beams_as_wide_as_the_vocabulary_find_the_best_sequences(
-    kind: str, folders: Callable[[str], Path], oracle: Oracle
+    kind: str, folders: Callable[[str], Path], oracle: Oracle, prompt: list[int]
 ) -> None:
-    prompt = prompts(1)[0]
     found = ModelRunner.from_dir(folders(kind)).generate(
         [prompt], end_id=-1, max_new_tokens=2, num_beams=VOCAB, **REPORT
     )
@@ -125,8 +129,9 @@ REPORT: dict[str, Any] = {
 }
 
 
-def test_beams_of_a_batch_are_those_of_each_prompt(runner: ModelRunner) -> None:
-    batch = prompts()
+def test_beams_of_a_batch_are_those_of_each_prompt(
+    runner: ModelRunner, batch: list[list[int]]
+) -> None:
     settings: dict[str, Any] = {"end_id": 3, "num_beams": 4, "max_new_tokens": 6, **REPORT}
     every = runner.generate(batch, **settings)
     for row, prompt in enumerate(batch):
@@ -141,10 +146,12 @@ def test_beams_of_a_batch_are_those_of_each_prompt(runner: ModelRunner) -> None:
         )
 
 
-def test_beams_are_those_of_transformers(oracle: Oracle, runner: ModelRunner) -> None:
+def test_beams_are_those_of_transformers(
+    oracle: Oracle, runner: ModelRunner, prompt: list[int]
+) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    wanted, end = beams_of_transformers(torch, transformers, oracle, prompt := prompts(1)[0])
+    wanted, end = beams_of_transformers(torch, transformers, oracle, prompt)
     found = runner.generate(
         [prompt], end_id=end, num_beams=3, max_new_tokens=6, early_stopping=0, **REPORT
     )
@@ -190,9 +197,8 @@ def beams_of_transformers(torch: Any, transformers: Any, oracle: Oracle, prompt:
 
 
 def test_a_sampled_token_is_as_likely_as_the_model_says(
-    runner: ModelRunner, oracle: Oracle
+    runner: ModelRunner, oracle: Oracle, prompt: list[int]
 ) -> None:
-    prompt = prompts(1)[0]
     config = SamplingConfig(-1, top_k=4, top_p=0.9, temperature=1.5, random_seed=SEED)
     draws = runner.generate([prompt] * 16, config, max_new_tokens=1)[:, 0, len(prompt)]
     assert runner.generate([prompt] * 16, config, max_new_tokens=1)[:, 0, len(prompt)].tolist() == (
@@ -205,8 +211,7 @@ def test_a_sampled_token_is_as_likely_as_the_model_says(
     assert set(draws.tolist()) <= set(kept.tolist())
 
 
-def test_the_end_token_stops_a_row(runner: ModelRunner, oracle: Oracle) -> None:
-    prompt = prompts(1)[0]
+def test_the_end_token_stops_a_row(runner: ModelRunner, oracle: Oracle, prompt: list[int]) -> None:
     answer = oracle.greedy(prompt, 6)[len(prompt) :]
     end = answer[2]
     found = runner.generate([prompt], end_id=end, max_new_tokens=6, **REPORT)
@@ -217,8 +222,9 @@ def test_the_end_token_stops_a_row(runner: ModelRunner, oracle: Oracle) -> None:
 
 
 @pytest.mark.parametrize("form", ["lists", "array"])
-def test_stop_and_bad_words(form: str, runner: ModelRunner, oracle: Oracle) -> None:
-    prompt = prompts(1)[0]
+def test_stop_and_bad_words(
+    form: str, runner: ModelRunner, oracle: Oracle, prompt: list[int]
+) -> None:
     answer = oracle.greedy(prompt, 6)[len(prompt) :]
     words: Any = [[answer[1:3]]]
     if form == "array":
@@ -234,8 +240,9 @@ def test_stop_and_bad_words(form: str, runner: ModelRunner, oracle: Oracle) -> N
     assert changed[:2] == answer[:2]
 
 
-def test_streaming_gives_one_result_per_token(runner: ModelRunner, oracle: Oracle) -> None:
-    prompt = prompts(1)[0]
+def test_streaming_gives_one_result_per_token(
+    runner: ModelRunner, oracle: Oracle, prompt: list[int]
+) -> None:
     wanted = oracle.greedy(prompt, 4)
     found: Iterator[Any] = runner.generate([prompt], end_id=-1, max_new_tokens=4, streaming=True)
     for count in range(1, 5):
@@ -244,8 +251,8 @@ def test_streaming_gives_one_result_per_token(runner: ModelRunner, oracle: Oracl
     assert next(found, None) is None
 
 
-def test_hooks_see_and_change_the_tokens(runner: ModelRunner) -> None:
-    prompt, seen = prompts(1)[0], list[int]()
+def test_hooks_see_and_change_the_tokens(runner: ModelRunner, prompt: list[int]) -> None:
+    seen = list[int]()
 
     def processor(step: int, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
         seen.append(step)
@@ -264,18 +271,18 @@ def test_hooks_see_and_change_the_tokens(runner: ModelRunner) -> None:
     assert new(ids[0, 0], prompt)[:3] == [1, 6, 11]
 
 
-def test_results_are_tensors_where_the_prompts_are(runner: ModelRunner, oracle: Oracle) -> None:
+def test_results_are_tensors_where_the_prompts_are(
+    runner: ModelRunner, oracle: Oracle, batch: list[list[int]]
+) -> None:
     torch = pytest.importorskip("torch")
-    batch = prompts()
     ids = runner.generate([torch.tensor(each) for each in batch], end_id=-1, max_new_tokens=2)
     assert isinstance(ids, torch.Tensor)
     assert ids[0, 0, : len(batch[0]) + 2].tolist() == oracle.greedy(batch[0], 2)
 
 
 def test_a_session_runs_any_engine_on_arrays(
-    folders: Callable[[str], Path], oracle: Oracle
+    folders: Callable[[str], Path], oracle: Oracle, prompt: list[int]
 ) -> None:
-    prompt = prompts(1)[0]
     count = len(prompt)
     inputs = {
         "input_ids": np.array([prompt], np.int32),
@@ -293,8 +300,7 @@ def test_a_session_runs_any_engine_on_arrays(
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_inputs_that_the_caller_gives(beams: int, tmp_path: Path) -> None:
-    batch = prompts()
+def test_inputs_that_the_caller_gives(beams: int, tmp_path: Path, batch: list[list[int]]) -> None:
     bias = np.zeros((3, VOCAB), np.float32)
     bias[np.arange(3), (wanted := [4, 9, 2])] = 1e4  # which is the likeliest token of every beam
     session = GenerationSession(None, artifact("fixed", SEED, tmp_path / "e", biased=True))
@@ -306,6 +312,22 @@ def test_inputs_that_the_caller_gives(beams: int, tmp_path: Path) -> None:
     ]
     with pytest.raises(Error, match="no value for bias; give arrays by name"):
         session.decode_batch(list(map(np.array, batch)), config)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_an_artifact_of_several_ranks(beams: int, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "model", SEED)
+    settings: dict[str, Any] = {"end_id": -1, "max_new_tokens": 4, "num_beams": beams}
+    found: list[list[list[int]]] = []
+    for mesh in ("", "tp=2,pp=2"):
+        folder = tmp_path / f"engine{mesh}"
+        irc.compile(checkpoint, folder, mesh=mesh, backend="reference")
+        found.append(
+            ModelRunner.from_dir(folder)
+            .generate([[5, 7, 2], [250], [11, 12, 13, 14]], **settings)
+            .tolist()
+        )
+    assert found[0] == found[1]
 
 
 def test_prompts_of_one_length_without_a_mask(tmp_path: Path, oracle: Oracle) -> None:
