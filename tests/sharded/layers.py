@@ -163,7 +163,34 @@ class NormInside(Module):
         return x + self.fc2(opened)
 
 
+class Convolution(Module):
+    """A convolution over the tokens, with a bias."""
+
+    def __init__(self, ins: int, outs: int, groups: int = 1) -> None:
+        self.weight, self.bias = Parameter((outs, ins // groups, 3)), Parameter((outs,))
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Any:
+        ends: dict[str, Any] = {"before": (1,), "after": (1,)}
+        return F.conv(x, self.weight, bias=self.bias, groups=self.groups, **ends)
+
+
+class Convolutions(Module):
+    """Convolutions into other channels and back, with one of groups of channels between them."""
+
+    def __init__(self, width: int, groups: int = 0) -> None:
+        self.fc1, self.fc2 = Convolution(HIDDEN, width), Convolution(width, HIDDEN)
+        self.between = Convolution(width, width, groups) if groups else None
+
+    def forward(self, x: Tensor) -> Any:
+        opened = F.relu(self.fc1(x.transpose(1, 2)))
+        opened = opened if self.between is None else self.between(opened)
+        return x + self.fc2(opened).transpose(1, 2)
+
+
 LAYERS |= {
+    "convolutions": Case(lambda: Convolutions(11), X),
+    "grouped_convolutions": Case(lambda: Convolutions(12, 4), X),
     "group_norm": Case(lambda: NormInside(GroupNorm(4, 12), 12), X),
     "one_group": Case(lambda: NormInside(GroupNorm(1, 7), 7), X),
     "layer_norm": Case(lambda: NormInside(LayerNorm(10), 10), X),
