@@ -59,7 +59,7 @@ _HOMES = {
     "layers": ("layers", "enums", "functional"),
     "layers.attention": ("layers", "functional", "enums"),
     "plugin": ("network",),
-    "models": ("models", "quantization"),
+    "models": ("models", "quantization", "layers.quantized"),
     "models.modeling_utils": ("models.config", "models.decoder", "models", "quantization"),
     "top_model_mixin": ("models.generation_mixin",),
     "quantization": ("quantization", "layers.quantized"),
@@ -100,7 +100,7 @@ _FUNCTIONAL = """
 """
 _LINEAR = "Linear ColumnLinear RowLinear"
 _LAYERS = f"""
-    {_ENUMS} {_ATTENTION} {_LINEAR} MLP GatedMLP FusedGatedMLP MOE MoeConfig Embedding
+    {_ENUMS} {_ATTENTION} {_LINEAR} MLP GatedMLP FusedGatedMLP MOE MoeConfig SharedMoE Embedding
     PromptTuningEmbedding LayerNorm RmsNorm GroupNorm Conv1d Conv2d ConvTranspose2d
 """
 _NETWORK = "Network net_guard default_net default_trtnet precision"
@@ -133,11 +133,11 @@ _SUPPORTED = {
     "layers.embedding": "Embedding PromptTuningEmbedding",
     "layers.linear": _LINEAR,
     "layers.mlp": "MLP GatedMLP FusedGatedMLP",
-    "layers.moe": "MOE MoeConfig",
+    "layers.moe": "MOE MixtureOfExperts MoeConfig SharedMoE",
     "layers.normalization": "LayerNorm RmsNorm GroupNorm",
     "logger": "logger Logger",
     "mapping": "Mapping",
-    "models": f"{_LLAMA} LLaMAConfig {_CONFIGS}",
+    "models": f"{_LLAMA} LLaMAConfig {_CONFIGS} quantize_model",
     "models.generation_mixin": "GenerationMixin",
     "models.llama": "",
     "models.llama.config": "LLaMAConfig",
@@ -150,6 +150,14 @@ _SUPPORTED = {
     "plugin.plugin": "PluginConfig",
     "quantization": "QuantMode QuantAlgo QUANT_ALGO_LIST KV_CACHE_QUANT_ALGO_LIST",
     "quantization.mode": "QuantMode QuantAlgo QUANT_ALGO_LIST KV_CACHE_QUANT_ALGO_LIST",
+    "quantization.layers": """
+        FP8Linear FP8RowLinear Fp8RowwiseFusedGatedMLP Fp8RowwiseGatedMLP Fp8RowwiseLinear
+        Fp8RowwiseMLP Fp8RowwiseRowLinear Int8SmoothQuantLinear Int8SmoothQuantRowLinear
+        SmoothQuantGatedMLP SmoothQuantLinear SmoothQuantMLP SmoothQuantRowLinear
+        WeightOnlyGroupwiseQuantLinear WeightOnlyGroupwiseQuantRowLinear WeightOnlyQuantEmbedding
+        WeightOnlyQuantLinear WeightOnlyQuantRowLinear
+    """,
+    "quantization.quantize": "quantize",
     "runtime": """
         GenerationSession ModelConfig ModelRunner ModelRunnerCpp SamplingConfig Session TensorInfo
         to_word_list_format PYTHON_BINDINGS
@@ -215,7 +223,6 @@ _UNSUPPORTED = {
         "DeepseekV2Attention": _FAMILIES,
         "Conv3d AvgPool2d Mish Cast": "use functional",
         "LanguageAdapter LanguageAdapterConfig": "add the adapter as layers of your own",
-        "SharedMoE": "add an MLP to the result of MOE",
     },
     "models": {
         """BaichuanForCausalLM BertForQuestionAnswering BertForSequenceClassification BertModel
@@ -231,11 +238,15 @@ _UNSUPPORTED = {
         """EagleForCausalLM MedusaConfig MedusaForCausalLm ReDrafterForLLaMALM ReDrafterForQWenLM
         SpeculativeDecodingMode""": _SPECULATIVE,
         "MODEL_MAP": "name the class itself",
-        "quantize_model": "give PretrainedConfig a QuantConfig, or irc compile --quantize SCHEME",
     },
     "quantization": {
         "quantize_and_export": "irc compile --quantize SCHEME --calibration PATH",
         "utils": "irc compile --quantize SCHEME",
+    },
+    "quantization.layers": {
+        """FP4Linear FP4RowLinear Fp8RowwiseAttention Fp8RowwiseRmsNorm Fp8RowwiseLayerNorm
+        QServeW4A8ColumnLinear QServeW4A8Linear QServeW4A8RowLinear SmoothQuantAttention
+        SmoothQuantLayerNorm SmoothQuantRmsNorm""": "irc compile --quantize SCHEME"
     },
     "runtime": {
         "ChatGLMGenerationSession QWenForCausalLMGenerationSession": "use GenerationSession",
