@@ -20,6 +20,7 @@ from .binding import bind as bind
 from .binding import differ, tensors
 from .config import Model
 from .config import checkpoint_dtype as checkpoint_dtype
+from .config import is_of_tensorrt_llm as is_of_tensorrt_llm
 from .config import model_of as model_of
 from .config import read_config as read_config
 from .files import Checkpoint as Checkpoint

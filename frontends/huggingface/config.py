@@ -56,6 +56,11 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return read_object(path)
 
 
+def is_of_tensorrt_llm(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a TensorRT-LLM checkpoint: it names one architecture."""
+    return "architecture" in config and "architectures" not in config
+
+
 def checkpoint_dtype(config: Mapping[str, Any]) -> str:
     """The dtype that a config names, f32 by default."""
     name = config.get("dtype") or config.get("torch_dtype") or "float32"

@@ -161,7 +161,6 @@ def _checkpoint(
     unbound: bool,
 ) -> Source:
     from ..frontends import huggingface
-    from ..frontends.tensorrt_llm import checkpoint as tensorrt_llm
 
     _check_own(f"{path} is a checkpoint itself", checkpoint)
 
@@ -169,7 +168,9 @@ def _checkpoint(
         raise Error(f"a checkpoint folder has no setting {name!r}; it takes ignore=key,key")
     ignored = [key.strip() for key in str(settings.get("ignore", "")).split(",") if key.strip()]
     config = huggingface.read_config(path)
-    if tensorrt_llm.is_checkpoint_config(config):
+    if huggingface.is_of_tensorrt_llm(config):
+        from ..frontends.tensorrt_llm import checkpoint as tensorrt_llm
+
         if unbound:
             return Source(tensorrt_llm.trace(config, dtype, ignored), path)
         return Source(tensorrt_llm.load(path, dtype, ignore=ignored), path)

@@ -17,10 +17,9 @@ from ....errors import Error
 from ....ir.core import Module
 from ....weights import Ref
 from ...huggingface.binding import check_fits, suggested
-from ...huggingface.config import checkpoint_dtype, read_config
+from ...huggingface.config import checkpoint_dtype, is_of_tensorrt_llm, read_config
 from ...models.family import Dims
 from ..quantization import QuantConfig
-from .config import is_checkpoint_config as is_checkpoint_config
 from .config import layout_of, transformers_model
 from .quantized import Joined, quantize
 from .ranks import Ranks
@@ -28,12 +27,6 @@ from .weights import Weights
 
 _CACHE = "*_cache*_scaling_factor"  # the scales of KV caches, which stay in the compute dtype here
 _BUFFERS = ("*.rotary_inv_freq", "*.embed_positions*", "*.kv_orig_quant_scale", "*.kv_quant_orig_*")
-
-
-def is_checkpoint(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder is a TensorRT-LLM checkpoint, by its config.json."""
-    path = Path(folder)
-    return (path / "config.json").is_file() and is_checkpoint_config(read_config(path))
 
 
 def load(
@@ -70,7 +63,7 @@ def scheme_of_floats(folder: str | os.PathLike[str]) -> str:
     """The scheme of a folder whose float weights are to be quantized, "" for any other."""
     config = read_config(folder)
     quantized = QuantConfig.from_dict(config.get("quantization") or {})
-    if quantized.quant_algo not in ("W8A16", "W4A16") or not is_checkpoint_config(config):
+    if quantized.quant_algo not in ("W8A16", "W4A16") or not is_of_tensorrt_llm(config):
         return ""
     ranks = Ranks(Path(folder), layout_of(config), int(config.get("num_hidden_layers", 0)))
     scaled = any(key.endswith(".per_channel_scale") for key in ranks.unused())

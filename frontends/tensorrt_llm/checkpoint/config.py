@@ -66,11 +66,6 @@ class Layout:
         return self.tp * self.pp
 
 
-def is_checkpoint_config(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a TensorRT-LLM checkpoint."""
-    return "architecture" in config and "architectures" not in config
-
-
 def layout_of(config: Mapping[str, Any]) -> Layout:
     """The section `mapping`, and the sharding of the embedding."""
     mapping = ConfigReader(config.get("mapping") or {}, "config.json: mapping")

@@ -33,6 +33,8 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
+    "rms_norm_eps": 3e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
 }
 QWEN2 = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
 MISTRAL = LLAMA | {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
@@ -62,6 +64,10 @@ CASES: dict[str, tuple[dict[str, Any], Conversion]] = {
     "tied rows": (TIED, Conversion(tp=4, keep_head=False, table_dim=0)),
     "tied with head": (TIED, Conversion(tp=2)),
     "head_dim": (LLAMA | {"head_dim": 10}, Conversion(tp=2)),
+    "rope": (
+        LLAMA | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 5e5}},
+        Conversion(tp=2),
+    ),
     "qwen2": (QWEN2, Conversion(tp=4)),
     "qwen3": (
         LLAMA | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 6},
@@ -94,6 +100,14 @@ def check_weights(module: Module, folder: Path, config: dict[str, Any], tensors:
     for name, weight in wanted.weights.items():
         expected = Reader(wanted).read(weight.ref)
         np.testing.assert_array_equal(Reader(module).read(module.weights[name].ref), expected, name)
+    if wanted.weights.keys() == module.weights.keys():
+        assert graph(module) == graph(wanted)
+
+
+def graph(module: Module) -> str:
+    """The text of a module without its weights and files."""
+    lines = str(module).splitlines()
+    return "\n".join(line for line in lines if not line.startswith(("  weight ", "  file ")))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -108,6 +122,28 @@ def test_weights(name: str, tmp_path: Path) -> None:
     if head is not None and config.get("tie_word_embeddings"):
         found = Reader(module).read(head)
         np.testing.assert_array_equal(found, tensors["model.embed_tokens.weight"])
+
+
+SAME: dict[str, dict[str, Any]] = {
+    "an old name": {"architecture": "LLaMAForCausalLM", "hidden_act": "swiglu", "moe": None},
+    "what ModelOpt adds": {"rank": 0, "decoder": "llama", "rmsnorm": True, "moe_num_experts": 0},
+    "defaults": {"mapping": {}, "head_size": None, "quantization": None, "logits_dtype": "float16"},
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_other_ways_to_write_a_config(name: str, tmp_path: Path) -> None:
+    tensors = tensors_of(LLAMA)
+    plain = write_folder(tmp_path / "plain", LLAMA, tensors, Conversion())
+    other = write_folder(tmp_path / "other", LLAMA, tensors, Conversion(), **SAME[name])
+    assert graph(checkpoint.load(other)) == graph(checkpoint.load(plain))
+
+
+def test_qwen_under_its_own_architecture(tmp_path: Path) -> None:
+    tensors, own = tensors_of(QWEN2), {"architecture": "QWenForCausalLM", "qwen_type": "qwen2"}
+    more = {"seq_length": 8192, "attn_bias": True, "use_logn_attn": False}
+    folder = write_folder(tmp_path / "m", QWEN2, tensors, Conversion(tp=2), **own, **more)
+    check_weights(checkpoint.load(folder), tmp_path / "whole", QWEN2, tensors)
 
 
 @pytest.mark.oracle
