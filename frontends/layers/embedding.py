@@ -14,7 +14,7 @@ from ...source import here
 from .. import functional as F
 from ..module import Module, Parameter
 from ..tensor import Tensor
-from .index import RESERVED, FrozenIndex, frozen_levels
+from .index import MOST, RESERVED, FrozenIndex, frozen_levels
 from .tables import Array, Table
 
 KEY_DTYPES = (None, "i32", "i64", "int32", "int64", "uint32")
@@ -75,9 +75,11 @@ class All2AllDenseEmbedding(Module):
         if combiner not in (None, "sum", "mean"):
             raise Error(f"combiner is {combiner!r}, but it must be sum or mean", loc=here())
         if dynamic_input and combiner:
-            raise Error("with dynamic_input there are no slots to combine; leave combiner out")
+            message = "with dynamic_input there are no slots to combine; leave combiner out"
+            raise Error(message, loc=here())
         if by_frequency and not use_hashtable:
-            raise Error("by_frequency needs use_hashtable, which maps keys to rows in any order")
+            message = "by_frequency needs use_hashtable, which maps keys to rows in any order"
+            raise Error(message, loc=here())
         if embedding_initializer is not None:
             warnings.warn(
                 "embedding_initializer has no effect: only training inserts keys; say by unseen "
@@ -89,8 +91,8 @@ class All2AllDenseEmbedding(Module):
         self.dynamic_input, self.key_dtype = dynamic_input, key_dtype
         self.combiner, self.padding_key = combiner, padding_key
         self.unseen, self.unseen_row = _unseen(unseen, self.rows)
-        more = self.unseen_row if self.unseen == "oov" else 0
-        self.weight = Parameter((self.rows + more, embedding_vec_size), dtype)
+        self.size = self.rows + (self.unseen_row if self.unseen == "oov" else 0)
+        self.weight = Parameter((self.size, embedding_vec_size), dtype)
         self.index = FrozenIndex(self.rows, permuted=by_frequency) if use_hashtable else None
 
     def forward(self, keys: Tensor, training: bool = False) -> Tensor | tuple[Tensor, Tensor]:
@@ -104,6 +106,8 @@ class All2AllDenseEmbedding(Module):
             wide = F.cast(keys, "i64")
             keys = F.where(F.lt(wide, F.full(0, dtype="i64")), wide + 2**32, wide)
         row = keys if self.index is None else self.index(keys)
+        if row.dtype == "i32" and self.size > MOST:
+            row = F.cast(row, "i64")
         found = self._combined(keys, self._resolved(keys, row))
         return (found, self._known(row)) if self.unseen == "flag" else found
 
@@ -161,10 +165,10 @@ class All2AllDenseEmbedding(Module):
         `counts`, how often each key occurs, are for `by_frequency`; `oov` are the rows for unseen
         keys. Rows without a key are zeros.
         """
-        size, width = self.weight.type.shape
+        width = self.weight.shape[1]
         if table.rows.shape[1] != width:
             raise Error(f"the layer has vectors of {width}, the table {table.rows.shape[1]}")
-        weight = np.zeros((size, width), table.rows.dtype)
+        weight = np.zeros((self.size, int(width)), table.rows.dtype)
         if (self.unseen == "oov") != (oov is not None):
             raise Error("expected `oov` rows for unseen='oov:M', and for no other")
         if oov is not None:

@@ -161,3 +161,12 @@ def test_frequent_keys_have_the_first_rows() -> None:
     named = {name.replace(".", "__"): array for name, array in arrays.items()}
     found = results(layer, irc.Spec("i64", ("N",)), np.append(keys, 5), **named)
     assert np.array_equal(found, np.append(table(50, 2), [[0, 0]], 0))
+
+
+@pytest.mark.parametrize("unseen", ["zero", "flag", "row:2500000000", "oov:7"])
+def test_narrow_keys_of_more_rows_than_they_count(unseen: str) -> None:
+    """No number of a row overflows i32; only types are looked at."""
+    layer = All2AllDenseEmbedding(3 * 10**9, 1, 1, 1, True, use_hashtable=False, unseen=unseen)
+    module = irc.trace(layer, {"keys": irc.Spec("i32", ("N",))})
+    (lookup,) = [op for op in module.main if op.opname == "embedding"]
+    assert lookup.operands[0].type.dtype == "i64"
