@@ -159,7 +159,8 @@ def _gather(op: Op, operands: Layouts, mesh: Mesh) -> Layouts | None:
     if shape[at] != group_size or inner or not all(isinstance(axis, str) for axis in outer):
         raise Error(f"it takes a shard by the number of one of {group_size} ranks")
     place = (*outer, *index.numbered)
-    found = replace(x, dims=(*x.dims[:at], place, *x.dims[at + 2 :]))
+    dims = (*x.dims[:at], place, *x.dims[at + 2 :])
+    found = replace(x, dims=dims, local=x.local and x.uniform)
     check_once(found)
     return (found,)
 

@@ -82,8 +82,14 @@ class Ruled:
 
     def _counted(self) -> Names:
         """The names of dimensions of operands that are the numbers of their elements."""
-        pairs = zip(self.words, self.operands, strict=True)
-        return NONE.union(*[ws for ws, layout in pairs if layout.local and not layout.uniform])
+        rows = zip(self.words, self.op.operands, self.operands, strict=True)
+        return frozenset(
+            word
+            for words, value, layout in rows
+            if layout.local and not layout.uniform
+            for word, size in zip(words, value.type.shape, strict=True)
+            if size != 1  # one element, repeated along the dimension, is no number of elements
+        )
 
     def _along(self) -> Place:
         return self.where.get(next(iter(self.rule.replicated), ""), WHOLE)

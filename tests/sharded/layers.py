@@ -10,11 +10,13 @@ from irc.frontends import functional as F
 from irc.frontends.layers import (
     MLP,
     Attention,
+    BlockSparse,
     GatedMLP,
     GroupNorm,
     LayerNorm,
     Linear,
     MixtureOfExperts,
+    RelativePositions,
     RmsNorm,
     Rope,
 )
@@ -52,6 +54,11 @@ LAYERS |= {
         _attention(6, 3, rope=Rope(rotary_dim=2, interleaved=True)), X | POSITIONS
     ),
     "window": Case(_attention(6, 3, window=2, softcap=5.0, scale=0.3), X),
+    "slopes": Case(_attention(6, 3, alibi=8.0), X),
+    "slopes_of_5": Case(_attention(5, 5, alibi=8.0), X),
+    "relative_biases": Case(_attention(6, 3, relative=RelativePositions(8, 20)), X),
+    "clipped_logn": Case(_attention(24, 24, clip=0.5, logn=2), X),
+    "block_sparse": Case(_attention(6, 3, block_sparse=BlockSparse(1, 1, 2)), X),
 }
 
 
