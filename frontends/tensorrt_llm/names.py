@@ -101,7 +101,8 @@ _FUNCTIONAL = """
 _LINEAR = "Linear ColumnLinear RowLinear"
 _LAYERS = f"""
     {_ENUMS} {_ATTENTION} {_LINEAR} MLP GatedMLP FusedGatedMLP MOE MoeConfig SharedMoE Embedding
-    PromptTuningEmbedding LayerNorm RmsNorm GroupNorm Conv1d Conv2d ConvTranspose2d
+    PromptTuningEmbedding LayerNorm RmsNorm GroupNorm Conv1d Conv2d Conv3d ConvTranspose2d
+    AvgPool2d Mish Cast
 """
 _NETWORK = "Network net_guard default_net default_trtnet precision"
 _CONVERSIONS = """
@@ -127,13 +128,16 @@ _SUPPORTED = {
     "builder": "Builder BuilderConfig BuildConfig Engine EngineConfig build",
     "functional": _ENUMS + _FUNCTIONAL,
     "layers": _LAYERS,
+    "layers.activation": "Mish",
     "layers.attention": f"{_ENUMS} {_ATTENTION} RopeEmbeddingUtils compute_relative_bias "
     "make_causal_mask",
-    "layers.conv": "Conv1d Conv2d ConvTranspose2d",
+    "layers.cast": "Cast",
+    "layers.conv": "Conv1d Conv2d Conv3d ConvTranspose2d",
     "layers.embedding": "Embedding PromptTuningEmbedding",
     "layers.linear": _LINEAR,
     "layers.mlp": "MLP GatedMLP FusedGatedMLP",
     "layers.moe": "MOE MixtureOfExperts MoeConfig SharedMoE",
+    "layers.pooling": "AvgPool2d",
     "layers.normalization": "LayerNorm RmsNorm GroupNorm",
     "logger": "logger Logger",
     "mapping": "Mapping",
@@ -221,7 +225,6 @@ _UNSUPPORTED = {
         "Mamba Mamba2 Recurrent RgLru FusedRgLru GroupedLinear": _SSM,
         "CogVLMAttention": "use Attention with two ColumnLinear and where",
         "DeepseekV2Attention": _FAMILIES,
-        "Conv3d AvgPool2d Mish Cast": "use functional",
         "LanguageAdapter LanguageAdapterConfig": "add the adapter as layers of your own",
     },
     "models": {

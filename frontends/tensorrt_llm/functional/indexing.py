@@ -44,8 +44,8 @@ def gather(input: Operand, dim: int, indices: Operand) -> Tensor:
 
 
 def select(input: Operand, dim: int, index: Operand) -> Tensor:
-    """The slice of x at `index`, a number or a vector [1], without the dimension `dim`."""
-    found = index_select(input, dim, index if isinstance(index, Tensor) else [index])
+    """The slice of x at `index`, a number, a scalar or a vector [1], without `dim`."""
+    found = index_select(input, dim, flatten(index))
     return squeeze(found, dim_resolve_negative(dim, found.type.ndim)[0])
 
 
@@ -54,7 +54,7 @@ def index_select(input: Operand, dim: int, index: Operand) -> Tensor:
     x, chosen = tensor(input), content_of(index)
     if x.content is not None and chosen is not None and all(isinstance(i, int) for i in chosen):
         return known([x.content[cast("int", i)] for i in chosen], x.type.dtype)
-    places = known(chosen or ()) if isinstance(index, (list, tuple)) else tensor(index)
+    places = tensor(index)
     if places.type.ndim != 1:
         raise Error(f"expected a vector of indices, found {places.type}", loc=here())
     return wrap(F.gather(x.inner, places.inner, dim=dim))
@@ -163,6 +163,12 @@ def gather_last_token_logits(
     if last_token_ids is None:
         return hidden_states
     ids = last_token_ids
+    if hidden_states.type.ndim == 2 and not remove_input_padding:
+        raise Error(
+            f"expected padded states [batch, tokens, hidden], found {hidden_states.type}; give "
+            "remove_input_padding=True for packed ones",
+            loc=here(),
+        )
     if hidden_states.type.ndim == 2:
         return index_select(hidden_states, 0, ids - 1)
     batch, tokens, hidden = hidden_states.type.shape

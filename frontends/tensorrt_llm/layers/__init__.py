@@ -8,9 +8,13 @@ from .attention_parameters import KeyValueCacheParams as KeyValueCacheParams
 from .attention_parameters import MropeParams as MropeParams
 from .attention_parameters import SpecDecodingParams as SpecDecodingParams
 from .bert_attention import BertAttention as BertAttention
+from .conv import AvgPool2d as AvgPool2d
+from .conv import Cast as Cast
 from .conv import Conv1d as Conv1d
 from .conv import Conv2d as Conv2d
+from .conv import Conv3d as Conv3d
 from .conv import ConvTranspose2d as ConvTranspose2d
+from .conv import Mish as Mish
 from .embedding import Embedding as Embedding
 from .embedding import PromptTuningEmbedding as PromptTuningEmbedding
 from .linear import ColumnLinear as ColumnLinear

@@ -1,4 +1,4 @@
-"""Conv1d, Conv2d and ConvTranspose2d; their weights are the same on every rank."""
+"""Convolutions, whose weights are the same on every rank, and layers without weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ....errors import Error
 from ....source import here
-from ..functional import conv1d, conv2d, conv_transpose2d
+from ..functional import avg_pool2d, cast, conv1d, conv2d, conv3d, conv_transpose2d, softplus, tanh
 from ..functional.convolution import Sizes, several
 from ..module import Module, Parameter
 from ..tensor import Tensor
@@ -123,3 +123,53 @@ class ConvTranspose2d(Conv2d):
                 )
             found.append(wanted[i] - least)
         return tuple(found)
+
+
+class Conv3d(Conv2d):
+    """x [B, C, D, H, W] convolved with weight [O, C/groups, depth, height, width]."""
+
+    def kernel_shape(self) -> tuple[int, ...]:
+        """The last dimensions of the weight."""
+        return several(self.kernel_size, 3)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[B, O, ...]."""
+        rest = self.stride, self.padding, self.dilation, self.groups
+        return conv3d(input, *self._weights(), *rest)
+
+
+class AvgPool2d(Module):
+    """The means of windows of x [..., H, W], as in PyTorch; TensorRT-LLM ignores the padding."""
+
+    def __init__(
+        self,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        padding: Sizes = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ) -> None:
+        self.settings = kernel_size, stride, padding, ceil_mode, count_include_pad
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., H', W']."""
+        return avg_pool2d(input, *self.settings)
+
+
+class Mish(Module):
+    """x * tanh(softplus(x))."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Of the same shape."""
+        return input * tanh(softplus(input, beta=1.0, threshold=20.0))
+
+
+class Cast(Module):
+    """x converted to a dtype."""
+
+    def __init__(self, output_dtype: Any = "float32") -> None:
+        self.output_dtype = output_dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of the same shape."""
+        return cast(x, self.output_dtype)

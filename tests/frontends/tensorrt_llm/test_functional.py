@@ -140,6 +140,8 @@ def test_known_sizes_make_no_operations() -> None:
         (lambda x: F.layer_norm(x, 6), r"to end in the sizes \[6\]"),
         (lambda x: F.rms_norm(x, 12, 5), "5 groups do not divide 12 features"),
         (lambda x: F.gather_nd(x, F.constant([[0]]), 2), "batch_dims"),
+        (lambda x: F.gather_last_token_logits(x, x, False), r"expected padded states \[batch"),
+        (lambda x: F.index_select(x, 0, x), r"expected a vector of indices, found i32\[B, 12\]"),
         (lambda x: F.add(x, None), "expected a tensor or a number, found None"),
     ],
 )

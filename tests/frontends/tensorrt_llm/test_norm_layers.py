@@ -20,6 +20,13 @@ pytestmark = pytest.mark.oracle
 Shape = tuple[int, ...]
 IMAGE = (2, 4, 7, 9)
 Case = tuple[Callable[[], Any], Callable[[], Any], Shape]
+
+
+class _Int(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x.int()
+
+
 CASES: dict[str, Case] = {
     "layer_norm": (lambda: layers.LayerNorm(6, 1e-3), lambda: torch.nn.LayerNorm(6, 1e-3), (2, 6)),
     "layer_norm_two": (
@@ -53,6 +60,14 @@ CASES: dict[str, Case] = {
         lambda: torch.nn.Conv2d(4, 6, (3, 2), (2, 1), (1, 0), (1, 2), bias=False),
         IMAGE,
     ),
+    "conv3d": (lambda: layers.Conv3d(2, 3, 2), lambda: torch.nn.Conv3d(2, 3, 2), (2, 2, 5, 4, 3)),
+    "avg_pool2d": (
+        lambda: layers.AvgPool2d(3, 2, 1, True, False),
+        lambda: torch.nn.AvgPool2d(3, 2, 1, True, False),
+        IMAGE,
+    ),
+    "mish": (layers.Mish, torch.nn.Mish, IMAGE),
+    "cast": (lambda: layers.Cast("int32"), lambda: _Int(), IMAGE),
     "conv_transpose2d": (
         lambda: layers.ConvTranspose2d(4, 6, (3, 2), (2, 3), 1, (1, 2), groups=2),
         lambda: torch.nn.ConvTranspose2d(4, 6, (3, 2), (2, 3), 1, (1, 2), groups=2),
