@@ -151,8 +151,9 @@ def _own(reader: ConfigReader, model_type: str) -> dict[str, Any]:
             "num_experts_per_tok": chosen or 2,
         },
     }
+    normalized = moe.get("normalization_mode", 1) in (1, None)  # the chosen experts' weights
     unsupported = {
-        "moe": experts and model_type != "mixtral",
+        "moe": experts and (model_type != "mixtral" or not normalized),
         "qk_layernorm": norm and model_type != "qwen3",
         "mlp_bias": mlp_bias and model_type != "llama",
         "attn_bias": bias and model_type in ("mistral", "mixtral"),

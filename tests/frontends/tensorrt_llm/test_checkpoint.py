@@ -243,6 +243,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         "tp_size=2 does not fit 5 heads with 5 key and value",
     ),
     "experts": ({"moe": {"num_experts": 4}}, "irc's llama has no such layer"),
+    "routing": (
+        {"architecture": "MixtralForCausalLM", "moe": {"num_experts": 4, "normalization_mode": 0}},
+        "irc's mixtral has no such layer",
+    ),
     "qwen": ({"architecture": "QWenForCausalLM", "qwen_type": "qwen"}, "irc has the architecture"),
     "algorithm": ({"quantization": {"quant_algo": "W8A17"}}, "no QuantAlgo 'W8A17'; did you mean"),
 }
