@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ....errors import Error
 from ....ir.core import Op, Value
@@ -71,12 +72,17 @@ def embedding(
 
 def _rows(ids: Inner, own: Inner, table: Inner, scale: Inner | None) -> Inner:
     """Rows of a table by their numbers in it, `own`, each times its factor."""
-    found = F.embedding(own, table)
     if scale is None:
-        return found
+        return F.embedding(own, table)
+    # Some engines have no zeros of i8: codes are looked up in range, and their products masked.
+    rows: Any = table.shape[0]
+    first, last = (F.full(n, dtype=own.dtype) for n in (0, rows - 1))
+    known = F.and_(F.ge(own, first), F.le(own, last))
+    codes = F.embedding(F.where(known, own, first), table, inside=True)
     factors = scale.reshape(-1, 1)
     numbers = own if factors.shape[0] == table.shape[0] else ids
-    return found.cast(scale.dtype) * F.embedding(numbers, factors)
+    found = codes.cast(scale.dtype) * F.embedding(numbers, factors)
+    return F.where(known.unsqueeze(-1), found, F.full(0.0, dtype=scale.dtype))
 
 
 def _own_rows(
