@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import Error, TextError, did_you_mean
-from .names import KEYWORDS, ROOT, alternative, look_up, methods, modules, suggestion
+from .names import ROOT, alternative, keywords, look_up, methods, modules, suggestion
 
 Status = Literal["supported", "without effect", "unsupported", "unknown"]
 
@@ -129,8 +129,9 @@ class _Scan(ast.NodeVisitor):
             )
         if path is not None or method is not None:
             for each in node.keywords:
-                if each.arg in KEYWORDS:
-                    name, why = f"{each.arg}=", KEYWORDS[each.arg]
+                why = keywords().get(each.arg or "")
+                if why is not None:
+                    name = f"{each.arg}="
                     self.uses.append(Use(each.value.lineno, name, "without effect", why))
 
     def _path(self, node: ast.AST) -> str | None:
