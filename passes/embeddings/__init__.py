@@ -211,6 +211,8 @@ class _Rewriting:
             sizes = batch_sizes(site, self.module)
             for line in lines(site, sizes, shown, chosen, reason):
                 self.stats.explain(line)
+        if self.options.hot and chosen != "replicated":
+            self.stats.explain(_about_hot(versions, tied, versions.hot_rows(chosen)))
         if not permit("rewrite-embeddings", first.op):
             return
         for site in sites:
@@ -300,6 +302,15 @@ class _Rewriting:
 def _lookups(function: Function) -> list[Embedding]:
     """The lookups in weights, in order."""
     return [op for op in function if isinstance(op, Embedding) and isinstance(op.table, Weight)]
+
+
+def _about_hot(versions: Versions, tied: bool, count: int) -> str:
+    """A sentence about the rows that every rank has."""
+    name = f"@{versions.table.name}"
+    if count:
+        return f"{name}: its first {count} rows are on every rank"
+    why = "it has other uses" if tied else f"it has {versions.shape[0]} rows"
+    return f"{name}: hot has no effect, because {why}"
 
 
 def _axes_of_ids(lookups: Sequence[Embedding]) -> dict[Weight, Axes]:

@@ -14,11 +14,12 @@ from tests.fresh import fresh
 from ..layout import ROOT
 from ..models.runners import Runner, program, relative
 
-LLAMA, TOWERS = str(ROOT / "examples/llama.py"), str(ROOT / "examples/two_tower.py")
+NAMES = ("llama", "two_tower", "recommender")
+LLAMA, TOWERS, RECOMMENDER = (str(ROOT / f"examples/{name}.py") for name in NAMES)
 TINY = ROOT / "examples/tiny_llama"
 
 
-@pytest.mark.parametrize("path", [LLAMA, TOWERS])
+@pytest.mark.parametrize("path", [LLAMA, TOWERS, RECOMMENDER])
 def test_examples_round_trip(path: str) -> None:
     module = load_script(path)
     text = str(module)

@@ -64,8 +64,10 @@ def test_hot_rows_are_on_every_rank(wanted: str, scheme: str, tmp_path: Path) ->
         for group_size in GROUP_SIZES:
             lab = Lab(tmp_path, distinct(rows, 3), (4, 8), wanted, group_size, "i64")
             ids = drawn(rng, rows, (4, 8), "i64")
-            module, _ = lab.rewritten(scheme, f", hot={hot}")
+            module, step = lab.rewritten(scheme, f", hot={hot}")
             split = hot < rows and scheme != "R"
+            why = f"its first {hot} rows are on every rank" if split else "hot has no effect"
+            assert scheme == "R" or why in step.stats.notes[-1]
             assert ("t.hot" in module.weights) == split, "no larger than the table"
             assert not split or module.weights["t.hot"].type.shape == (hot, 3)
             want = looked_up(lab.table, ids)

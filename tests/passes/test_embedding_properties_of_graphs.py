@@ -176,7 +176,8 @@ def test_a_tied_table_is_stored_once_and_padding_is_never_chosen(tmp_path: Path)
             x = -np.abs(x) * 50 if negative else x
             held = np.abs(table) if negative else table
             module = tied(tmp_path, held, group_size, x.shape[1])
-            run_pipeline(module, "rewrite-embeddings, next-tokens{k=2}")
+            steps = run_pipeline(module, "rewrite-embeddings{hot=2}, next-tokens{k=2}")
+            assert any("it has other uses" in note for note in steps[0].stats.notes)
             found = evaluate(localized(module), {"ids": np.arange(rows, dtype=np.int32), "x": x})
             assert_same(found["rows"], held, "embed(i) is row i of lm_head", "RA")
             logits = x @ held.T
