@@ -9,13 +9,13 @@ import numpy as np
 
 from ...errors import Error
 from ...ir.dims import Dim
-from ...ir.dtypes import dtype as dtype_row
-from ...ir.dtypes import is_float
+from ...ir.dtypes import DTYPES, is_float
 from ...source import here
 from ..tensor import Tensor as Inner
 from ..tensor import kind_name, one
 from .contents import fold
-from .module import Parameter, constant_tensor
+from .context import current_network
+from .module import Parameter
 from .tensor import Operand, Tensor, attach, known, type_of, wrap
 
 _TENSORS = (Tensor, Parameter, Inner)
@@ -35,9 +35,11 @@ def tensor(x: Any, dtype: str | None = None) -> Tensor:
     number = _number(x)
     if number is None:
         raise Error(f"expected a tensor or a number, found {kind_name(x)}", loc=here())
-    kind = "f32" if isinstance(number, float) else "i32"
-    kind = "bool" if isinstance(number, bool) else kind
-    return constant_tensor(number, dtype or kind)
+    own = "i32" if isinstance(number, int) else "f32"
+    kind = dtype or ("bool" if isinstance(number, bool) else own)
+    if kind in ("i32", "i64"):
+        return known(int(number), kind)
+    return wrap(one("full", value=float(number) if is_float(kind) else number, dtype=kind))
 
 
 def _number(x: Any) -> bool | int | float | None:
@@ -55,11 +57,18 @@ def matched(*operands: Any) -> tuple[Tensor, ...]:
     """The operands as tensors: a number takes the dtype of the tensors, and i32 becomes i64 where
     another tensor is i64."""
     kinds = [type_of(x).dtype for x in operands if isinstance(x, _TENSORS)]
-    first = kinds[0] if kinds else None
+    first = _computed(kinds[0]) if kinds else None
     tensors = [tensor(x, _fitting(x, first)) for x in operands]
     if "i64" in [x.type.dtype for x in tensors]:
         return tuple(retyped(x, "i64") if x.type.dtype == "i32" else x for x in tensors)
     return tuple(tensors)
+
+
+def _computed(kind: str) -> str:
+    """The dtype that computes operands of a dtype: in a block of `precision` a wider one."""
+    scope = current_network().precision
+    narrow = scope is not None and is_float(kind) and DTYPES[kind].bits < DTYPES[scope.dtype].bits
+    return scope.dtype if scope is not None and narrow else kind
 
 
 def _fitting(x: Any, kind: str | None) -> str | None:
@@ -69,6 +78,8 @@ def _fitting(x: Any, kind: str | None) -> str | None:
         return kind if isinstance(x, Dim) else None
     if kind == "bool" and number not in (0, 1):
         return None
+    if kind == "i32" and isinstance(number, int) and not -(1 << 31) <= number < 1 << 31:
+        return "i64"
     fits = is_float(kind) or not isinstance(number, float) or number.is_integer()
     return kind if fits else None
 
@@ -93,7 +104,7 @@ def binary(op: str, x: Operand, y: Operand) -> Tensor:
     if (folded := _folded(op, x, y)) is not None:
         return folded
     a, b = x.inner, y.inner
-    if op == "div" and dtype_row(a.dtype).is_integer:
+    if op == "div" and DTYPES[a.dtype].is_integer:
         quotient = one("floor_div", one("abs", a), one("abs", b))
         return wrap(one("mul", quotient, one("mul", one("sign", a), one("sign", b))))
     return wrap(one(op, a, b))

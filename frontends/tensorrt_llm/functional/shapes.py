@@ -183,7 +183,7 @@ def slice(
 def _sliced(x: Tensor, dim: int, start: Any, size: DimLike, step: DimLike) -> Tensor:
     """`size` elements of a dimension from `start` on, a vector of which has one per dimension."""
     given = isinstance(start, Tensor)
-    if not given and (start, size, step) == (0, x.type.shape[dim], 1):
+    if (size, step) == (x.type.shape[dim], 1) and (given or start == 0):
         return x
     if isinstance(step, Dim):
         raise Error(f"slice: expected a number as stride, found {step}", loc=here())

@@ -112,6 +112,7 @@ ARITHMETIC = [
     Case("add", lambda x: F.add(x, 1) + 2.5, lambda x: x + 3.5, (X,)),
     Case("add", F.add, torch.add, (INTS, i(9, 7, dtype="int64"))),
     *(Case("add", lambda x: x + F.shape(x, 0), lambda x: x + len(x), (INTS,), d) for d in DIALECTS),
+    Case("add", lambda x: x + (1 << 40), lambda x: x.long() + (1 << 40), (INTS,)),
     Case("sub", lambda x: 2 - x, lambda x: 2 - x, (INTS,)),
     Case("sub", lambda x: -x, lambda x: -x, (X,)),
     same("div", torch.div, (X, f(6, low=1))),

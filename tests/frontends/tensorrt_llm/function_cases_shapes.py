@@ -54,6 +54,11 @@ def _window(x: Any, at: Any) -> Any:
     return x[at[0] : at[0] + 2, at[1] : at[1] + 3]
 
 
+def _columns(x: Any, at: Any) -> Any:
+    """The idiom of positions: a start that one dimension takes from the data."""
+    return F.slice(x, F.concat([0, at]), F.concat([V(x, 0), 2]))
+
+
 def _as_large(x: Any, y: Any) -> Any:
     return F.expand(x, F.concat([V(y, 0), 5, V(y, 2), 6]))
 
@@ -104,6 +109,7 @@ PARTS = [
     ),
     Case("slice", _every_second, lambda x: x[:, 1:4:2, :3], (f("B", 5, 6),)),
     Case("slice", lambda x, at: F.slice(x, at, [2, 3]), _window, (f(7, 6), i(3, 2))),
+    Case("slice", _columns, lambda x, at: x[:, at[0] : at[0] + 2], (f("B", 7), i(5, 1))),
     Case("slice", _reversed, lambda x: x[:, 2:5].flip(1), (f("B", 6),)),
     same("split", torch.split, HIDDEN, 4, dim=-1),
     same("split", torch.split, HIDDEN, [5, 7], 2),

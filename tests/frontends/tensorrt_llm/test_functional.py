@@ -16,7 +16,7 @@ from irc.frontends.tensorrt_llm import functional as F
 from irc.frontends.tensorrt_llm import names
 from irc.frontends.tensorrt_llm.context import current_session, new_session
 from irc.frontends.tensorrt_llm.functional import basic, convolution, indexing, reductions, shapes
-from irc.frontends.tensorrt_llm.network import Network, net_guard
+from irc.frontends.tensorrt_llm.network import Network, net_guard, precision
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.frontends.onnx_models import on_emitted
 from tests.frontends.tensorrt_llm.function_cases import ELEMENTWISE, Arg, Case, torch
@@ -111,6 +111,29 @@ def test_known_sizes_make_no_operations() -> None:
         F.view(x, F.concat([F.squeeze(F.unsqueeze(first, 0)), F.select(shape, 0, 1)]))
     assert [op.opname for op in network.function] == ["reshape"]
     assert second.content == (6,)
+
+
+def test_numbers_have_the_precision_of_their_block(rng: np.random.Generator) -> None:
+    x = rng.integers(1, 9, (4,)).astype(np.float16)
+
+    def build(mapping: Any) -> None:
+        given = Tensor("x", "float16", [4])
+        with precision("float32"):
+            ((given * 1e-7) * 1e7).mark_output("y")
+        (given * 1e-8).mark_output("zero")
+
+    with new_session():
+        found = irc.evaluate(trace(build), {"x": x})
+    np.testing.assert_allclose(found["y"], x, rtol=1e-3)
+    assert not found["zero"].any()
+
+
+def test_a_start_from_the_data_chooses_in_its_dimension_only() -> None:
+    network = Network()
+    with net_guard(network):
+        x, at = Tensor("x", "float32", [5, 7]), Tensor("at", "int32", [1])
+        F.slice(x, F.concat([0, at]), [5, 2])
+    assert [op.opname for op in network.function].count("gather") == 1
 
 
 @pytest.mark.parametrize(
