@@ -31,9 +31,8 @@ def gather(input: Operand, dim: int, indices: Operand) -> Tensor:
     """
     x = tensor(input)
     at = dim_resolve_negative(dim, x.type.ndim)[0]
-    chosen = content_of(indices)
-    if x.content is not None and chosen is not None and all(isinstance(i, int) for i in chosen):
-        return known([x.content[cast("int", i)] for i in chosen], x.type.dtype)
+    if (found := _known_elements(x, indices)) is not None:
+        return found
     places = tensor(indices)
     places = places if places.type.ndim else view(places, [1])
     sizes = places.type.shape
@@ -41,6 +40,17 @@ def gather(input: Operand, dim: int, indices: Operand) -> Tensor:
         kept = [x.type.shape[i] if i == at else size for i, size in enumerate(sizes)]
         x = slice(x, [0] * len(sizes), kept)
     return wrap(F.gather_elements(x.inner, places.inner, at))
+
+
+def _known_elements(x: Tensor, indices: Operand) -> Tensor | None:
+    """The elements of a vector at indices, where both are known."""
+    numbers = [i for i in content_of(indices) or () if isinstance(i, int)]
+    if x.content is None or not numbers or len(numbers) < len(content_of(indices) or ()):
+        return None
+    size = len(x.content)
+    if not -size <= min(numbers) <= max(numbers) < size:
+        raise Error(f"expected indices of a vector of {size}, found {numbers}", loc=here())
+    return known([x.content[i] for i in numbers], x.type.dtype)
 
 
 def select(input: Operand, dim: int, index: Operand) -> Tensor:
@@ -51,9 +61,9 @@ def select(input: Operand, dim: int, index: Operand) -> Tensor:
 
 def index_select(input: Operand, dim: int, index: Operand) -> Tensor:
     """The slices of x along `dim` at the indices of a vector, one after the other."""
-    x, chosen = tensor(input), content_of(index)
-    if x.content is not None and chosen is not None and all(isinstance(i, int) for i in chosen):
-        return known([x.content[cast("int", i)] for i in chosen], x.type.dtype)
+    x = tensor(input)
+    if (found := _known_elements(x, index)) is not None:
+        return found
     places = tensor(index)
     if places.type.ndim != 1:
         raise Error(f"expected a vector of indices, found {places.type}", loc=here())

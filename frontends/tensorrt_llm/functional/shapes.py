@@ -97,6 +97,8 @@ def expand_dims(input: Operand, dim: int | Sequence[int], shape_cast_dtype: Any 
     if not dims:
         return x
     places, sizes = dim_resolve_negative(dims, x.type.ndim + len(dims)), iter(x.type.shape)
+    if len(set(places)) < len(dims):
+        raise Error(f"expand_dims: expected different dimensions, found {dims}", loc=here())
     total = range(x.type.ndim + len(dims))
     return _reshaped(x, tuple(1 if i in places else next(sizes) for i in total))
 
@@ -239,7 +241,13 @@ def unbind(input: Operand, dim: int = 0) -> list[Tensor]:
 
 def repeat(input: Operand, sizes: Sequence[int]) -> Tensor:
     """x as many times along every dimension as `sizes` says; new dimensions are in front."""
-    x = expand_dims(input, range(len(sizes) - tensor(input).type.ndim))
+    x = tensor(input)
+    if len(sizes) < x.type.ndim:
+        raise Error(
+            f"repeat: expected {x.type.ndim} numbers or more for {x.type}, found {sizes}",
+            loc=here(),
+        )
+    x = expand_dims(x, range(len(sizes) - x.type.ndim))
     for dim, count in enumerate(sizes):
         x = concat([x] * count, dim=dim) if count != 1 else x
     return x

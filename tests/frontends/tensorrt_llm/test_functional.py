@@ -165,6 +165,10 @@ def test_a_start_from_the_data_chooses_in_its_dimension_only() -> None:
         (lambda x: F.gather_nd(x, F.constant([[0]]), 2), "batch_dims"),
         (lambda x: F.gather_last_token_logits(x, x, False), r"expected padded states \[batch"),
         (lambda x: F.index_select(x, 0, x), r"expected a vector of indices, found i32\[B, 12\]"),
+        (lambda x: F.gather(F.shape(x), 0, 2), r"indices of a vector of 2, found \[2\]"),
+        (lambda x: F.select(F.shape(x), 0, -3), r"indices of a vector of 2, found \[-3\]"),
+        (lambda x: F.expand_dims(x, [1, -3]), r"different dimensions, found \[1, -3\]"),
+        (lambda x: F.repeat(x, [2]), "expected 2 numbers or more"),
         (lambda x: F.add(x, None), "expected a tensor or a number, found None"),
     ],
 )
