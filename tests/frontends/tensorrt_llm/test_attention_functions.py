@@ -1,0 +1,320 @@
+"""`gpt_attention`, `bert_attention` and the functions of positions against the definitions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irc.errors import Error
+from irc.frontends.tensorrt_llm.context import current_session, new_session
+from irc.frontends.tensorrt_llm.enums import (
+    AttentionMaskType,
+    PositionEmbeddingType,
+    RotaryScalingType,
+)
+from irc.frontends.tensorrt_llm.functional import (
+    RopeEmbeddingUtils,
+    bert_attention,
+    compute_relative_bias,
+    generate_alibi_biases,
+    generate_alibi_slopes,
+    generate_logn_scaling,
+    gpt_attention,
+    make_causal_mask,
+)
+from irc.frontends.tensorrt_llm.mapping import Mapping
+from irc.frontends.tensorrt_llm.module import Parameter
+from tests.frontends.tensorrt_llm.attention_oracle import (
+    Array,
+    Oracle,
+    inverse,
+    rotated,
+    slopes_of,
+    t5_bucket,
+)
+from tests.frontends.tensorrt_llm.test_attention_layer import PROMPTS, RANDOM, TOKENS, WIDTH, close
+from tests.frontends.tensorrt_llm.test_attention_options import LLAMA3, llama3_frequencies
+from tests.frontends.tensorrt_llm.worlds import every_rank
+
+HEADS, KV = 4, 2
+FEATURES = (HEADS + 2 * KV) * WIDTH
+any_gpt: Any = gpt_attention
+Kinds = PositionEmbeddingType
+Utils = RopeEmbeddingUtils
+
+
+def attended(qkv: Array, position: str = "learned_absolute", **more: Any) -> Array:
+    """What queries, keys and values [B, S, features] give by the definition."""
+    rows = np.eye(FEATURES)
+    ends = [HEADS * WIDTH, (HEADS + KV) * WIDTH]
+    q, k, v = np.split(rows, ends)
+    known = {name: more.pop(name) for name in ("mask", "prompts") if name in more}
+    size = HEADS * WIDTH
+    return Oracle(HEADS, KV, WIDTH, (q, k, v), np.eye(size), position=position, more=more, **known)(
+        qkv
+    )
+
+
+def computed(qkv: Array, inputs: dict[str, Array] | None = None, /, **arguments: Any) -> Array:
+    """The context of one call; `inputs` become tensors, and arguments of gpt_attention."""
+    given = {"qkv": qkv.astype(np.float32), **(inputs or {})}
+
+    def build(mapping: Mapping, **tensors: Any) -> Any:
+        settings = {n: a() if callable(a) else a for n, a in arguments.items()}
+        context, present = any_gpt(
+            num_heads=HEADS, num_kv_heads=KV, hidden_size_per_head=WIDTH, **tensors, **settings
+        )
+        assert present is not None and present.shape == (2, 2, KV, TOKENS, WIDTH)
+        return context
+
+    return every_rank(build, given)[0][0]
+
+
+def drawn() -> Array:
+    return RANDOM.normal(size=(2, TOKENS, FEATURES))
+
+
+ROTARY: dict[str, Any] = {
+    "position_embedding_type": Kinds.rope_gpt_neox,
+    "rotary_embedding_dim": WIDTH,
+}
+
+
+def tables(scaling: dict[str, Any] | None, **more: Any) -> tuple[Array, Array]:
+    kind = RotaryScalingType.from_string((scaling or {}).get("rope_type", "none"))
+    return Utils.create_sinusoidal_positions_for_attention_plugin(
+        16,
+        WIDTH,
+        scale=float((scaling or {}).get("factor", 1.0)),
+        scale_type=kind,  # pyright: ignore[reportArgumentType]
+        rope_scaling_config=scaling,
+        **more,
+    )
+
+
+def test_rotation_by_numbers_and_by_tables() -> None:
+    qkv = drawn()
+    for kind, dim in ((Kinds.rope_gpt_neox, WIDTH), (Kinds.rope_gptj, WIDTH // 2)):
+        found = computed(
+            qkv, position_embedding_type=kind, rotary_embedding_dim=dim, rotary_embedding_base=100.0
+        )
+        close(found, attended(qkv, kind.name, base=100.0, percentage=dim / WIDTH))
+    linear: dict[str, Any] = {
+        "rotary_embedding_scale_type": RotaryScalingType.linear,
+        "rotary_embedding_scale": 4,
+    }
+    wanted = attended(qkv, "rope_gpt_neox", frequencies=inverse(WIDTH) / 4)
+    close(computed(qkv, **ROTARY, **linear), wanted)
+    wanted = attended(qkv, "rope_gpt_neox", frequencies=llama3_frequencies())
+    frequencies, sines = tables(LLAMA3)
+    close(frequencies, llama3_frequencies())
+    llama3: dict[str, Any] = {"rotary_embedding_scale_type": RotaryScalingType.llama3}
+    close(computed(qkv, rotary_cos_sin=sines, **ROTARY, **llama3), wanted)
+    close(computed(qkv, rotary_inv_freq=frequencies, **ROTARY, **llama3), wanted)
+    with pytest.raises(Error, match="llama3 needs rotary_cos_sin"):
+        computed(qkv, **ROTARY, **llama3)
+
+
+def test_tables_of_long_rope() -> None:
+    qkv = drawn()
+    short, long = tables(None)[1], tables(None, theta=50.0)[1]
+    known = ROTARY | {"rotary_cos_sin": short, "long_rope_rotary_cos_sin": long}
+    for original, base in ((TOKENS, 1e4), (TOKENS - 1, 50.0)):
+        found = computed(qkv, rotary_embedding_original_max_positions=original, **known)
+        close(found, attended(qkv, "rope_gpt_neox", base=base))
+
+
+def test_tables_of_mrope_hold_for_the_prompt_and_deltas_behind_it() -> None:
+    qkv, places = drawn(), RANDOM.integers(0, 9, size=(2, TOKENS))
+    angles = places[..., None] * inverse(WIDTH)
+    given = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(2, -1)
+    deltas = np.array([[2], [-1]], np.int32)
+    found = computed(
+        qkv,
+        {
+            "mrope_rotary_cos_sin": given.astype(np.float32),
+            "mrope_position_deltas": deltas,
+            "context_lengths": PROMPTS,
+        },
+        position_embedding_type=Kinds.mrope,
+        rotary_embedding_dim=WIDTH,
+    )
+    later = np.arange(TOKENS) + deltas
+    row = np.where(np.arange(TOKENS) < PROMPTS[:, None], places, later)
+    wanted = attended(qkv, "mrope", positions=np.stack([row] * 3), sections=[2, 1, 1])
+    close(found, wanted)
+
+
+def test_biases_of_scores() -> None:
+    qkv = drawn()
+    slopes = RANDOM.uniform(size=HEADS)
+    table, square = RANDOM.normal(size=(HEADS, 8)), RANDOM.normal(size=(HEADS, 9, 9))
+    away = np.arange(TOKENS) - np.arange(TOKENS)[:, None]
+    wanted = attended(qkv, table=slopes[:, None, None] * away)
+    own = slopes.astype(np.float32).reshape(1, HEADS, 1, 1)
+    close(computed(qkv, alibi_slopes=lambda: Parameter(own).value), wanted)
+    given = {"relative_attention_bias": table.astype(np.float32)}
+    close(computed(qkv, given, max_distance=9), attended(qkv, table=table, max_distance=9))
+    given = {"relative_attention_bias": square.astype(np.float32)}
+    close(computed(qkv, given), attended(qkv, table=square))
+
+
+def test_other_numbers_of_gpt_attention() -> None:
+    qkv = drawn()
+    bias = RANDOM.normal(size=FEATURES).astype(np.float32)
+    close(computed(qkv, {"qkv_bias": bias}), attended(qkv + bias))
+    close(computed(qkv, q_scaling=2.0), attended(qkv, q_scaling=2.0))
+    close(computed(qkv, qk_tanh_scale=0.5), attended(qkv, max_attn_value=0.5))
+    close(computed(qkv, attn_logit_softcapping_scale=0.5), attended(qkv, max_attn_value=0.5))
+    scales = generate_logn_scaling(3, 16)
+    close(scales, np.array([max(1.0, math.log(i, 3)) for i in range(1, 17)]))
+    close(computed(qkv, logn_scaling=scales), attended(qkv, logn=3))
+    found = computed(
+        qkv,
+        mask_type=AttentionMaskType.blocksparse,
+        block_sparse_block_size=2,
+        block_sparse_num_local_blocks=1,
+        block_sparse_vertical_stride=3,
+        block_sparse_homo_head_pattern=True,
+    )
+    close(found, attended(qkv, mask="blocksparse", blocks=(2, 1, 3, True)))
+    hidden = np.tril(RANDOM.integers(0, 2, size=(2, TOKENS, TOKENS))).astype(np.int32)
+    found = computed(qkv, {"attention_mask": hidden}, mask_type=AttentionMaskType.custom_mask)
+    close(found, attended(qkv, mask="custom_mask", custom=hidden))
+
+
+def test_cross_attention_of_gpt_attention() -> None:
+    qkv, source = drawn(), drawn()
+    keys = source[..., HEADS * WIDTH :]
+    rows = np.concatenate([qkv[..., : HEADS * WIDTH], keys], -1)
+    wanted = attended(rows, mask="padding", prompts=PROMPTS)
+    more = {"encoder_input_lengths": PROMPTS}
+    for name, given in (("cross_kv", keys), ("cross_qkv", source)):
+        inputs = {name: given.astype(np.float32), **more}
+        close(computed(qkv, inputs, do_cross_attention=True), wanted)
+    with pytest.raises(Error, match="cross attention needs cross_kv"):
+        computed(qkv, do_cross_attention=True)
+
+
+def test_bert_attention_sees_both_directions() -> None:
+    qkv, table = RANDOM.normal(size=(2, TOKENS, 3 * HEADS * WIDTH)), RANDOM.normal(size=(HEADS, 8))
+    inputs = {"qkv": qkv.astype(np.float32), "lengths": PROMPTS, "table": table.astype(np.float32)}
+
+    def build(mapping: Mapping, qkv: Any, lengths: Any, table: Any) -> Any:
+        return (
+            bert_attention(qkv, lengths, HEADS, WIDTH, 2.0),
+            bert_attention(qkv, lengths, HEADS, WIDTH, 2.0, True, table, 9),
+        )
+
+    size = HEADS * WIDTH
+    q, k, v = np.split(np.eye(3 * size), 3)
+    for found, more in zip(
+        every_rank(build, inputs)[0],
+        ({}, {"table": table, "max_distance": 9, "bidirectional": True}),
+        strict=True,
+    ):
+        wanted = Oracle(
+            HEADS, HEADS, WIDTH, (q, k, v), np.eye(size), mask="padding", prompts=PROMPTS,
+            more={"q_scaling": 2.0, **more},
+        )  # fmt: skip
+        close(found, wanted(qkv))
+
+
+def test_arguments_that_gpt_attention_ignores_or_refuses() -> None:
+    qkv = drawn()
+    with new_session():
+        plain = computed(qkv)
+    offsets = np.zeros((2, 3), np.int32)
+    close(computed(qkv, {"kv_cache_block_offsets": offsets}, max_context_length=4), plain)
+    with new_session():
+        build = {"num_heads": 1, "num_kv_heads": 1, "hidden_size_per_head": 8}
+        with pytest.raises(Error, match="has no argument 'layer_index'"):
+            any_gpt(qkv=None, layer_index=3, **build)
+        with pytest.raises(Error, match="expected the argument qkv"):
+            any_gpt(host_request_types=None, **build)
+        refused = {"skip_attn": 1, "is_mla_enabled_flag": True, "cp_size": 2, "vision_start": 3}
+        for name, value in refused.items():
+            with pytest.raises(Error, match=f"{name} is not supported"):
+                any_gpt(**build, **{name: value})
+        assert not current_session().notes
+    with pytest.raises(Error, match=r"expected queries, keys and values \[batch, tokens, 64\]"):
+        computed(qkv[..., 1:])
+
+
+# -- functions of positions
+
+
+@pytest.mark.parametrize("dialect", ["A", "B"])
+def test_slopes_and_biases_of_alibi(dialect: Any) -> None:
+    def build(mapping: Mapping, x: Any) -> Any:
+        made = generate_alibi_slopes(
+            6, tp_size=2, tp_rank=mapping.tp_rank, alibi_scale=0.5, alibi_bias_max=4
+        )
+        assert isinstance(made, np.ndarray) == (dialect == "B")
+        slopes = Parameter(made).value if dialect == "B" else made
+        return generate_alibi_biases(slopes, 5)
+
+    ranks = every_rank(build, {"x": np.zeros(1, np.float32)}, 2, dialect=dialect)
+    wanted = np.array(slopes_of(6, 4)).reshape(2, 1, 3, 1, 1) * 0.5 * np.arange(5)
+    for (found,), each in zip(ranks, wanted, strict=True):
+        close(found, each)
+
+
+def test_relative_biases_are_those_of_the_heads_of_a_rank() -> None:
+    table = RANDOM.normal(size=(8, 6)).astype(np.float32)  # [buckets, heads]
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        own = Parameter(np.split(table, 2, 1)[mapping.tp_rank]).value
+        return compute_relative_bias(
+            3, 5, 8, 9, True, own, tp_size=2, tp_group=mapping.tp_group, tp_rank=mapping.tp_rank
+        )
+
+    bucket = [[t5_bucket(j - i, True, 8, 9) for j in range(5)] for i in range(3)]
+    wanted = np.split(table[bucket].transpose(2, 0, 1), 2)
+    for (found,), each in zip(
+        every_rank(build, {"x": np.zeros(1, np.float32)}, 2), wanted, strict=True
+    ):
+        close(found[0], each)
+
+
+def test_causal_mask_behind_a_past() -> None:
+    found = every_rank(
+        lambda mapping, x: make_causal_mask(2, 3, 2, "float32"), {"x": np.zeros(1, np.float32)}
+    )[0][0]
+    seen = np.arange(5) <= np.arange(2, 5)[:, None]
+    assert np.array_equal(found, np.broadcast_to(np.where(seen, 0, -np.inf), (2, 1, 3, 5)))
+
+
+def test_rotations_of_scripts() -> None:
+    x = RANDOM.normal(size=(2, TOKENS, HEADS, WIDTH))
+    angles = np.arange(TOKENS)[:, None] * inverse(WIDTH)
+    cos, sin = (np.tile(f(angles), (2, 1, 1)).astype(np.float32) for f in (np.cos, np.sin))
+    half = np.arange(TOKENS)[:, None] * inverse(WIDTH // 2)
+    c, s = (np.tile(f(half), (2, 1, 2))[:, :, None].astype(np.float32) for f in (np.cos, np.sin))
+    inputs = {"x": x.astype(np.float32), "cos": cos, "sin": sin, "c": c, "s": s}
+
+    def build(mapping: Mapping, x: Any, cos: Any, sin: Any, c: Any, s: Any) -> Any:
+        return (
+            Utils.apply_rotary_pos_emb(x, [cos, sin], Kinds.rope_gpt_neox),
+            Utils.apply_rotary_pos_emb(x, [cos, sin], Kinds.rope_gptj),
+            Utils.apply_rotary_pos_emb(x, [c, c, s, s], Kinds.chatglm),
+            Utils.rotate_half(x),
+            Utils.rotate_every_two(x),
+        )
+
+    neox, gptj, chatglm, halves, pairs = every_rank(build, inputs)[0]
+    heads, places = x.transpose(0, 2, 1, 3), np.tile(np.arange(TOKENS), (2, 1))
+    close(neox.transpose(0, 2, 1, 3), rotated(heads, places, inverse(WIDTH)))
+    close(gptj.transpose(0, 2, 1, 3), rotated(heads, places, inverse(WIDTH), by_two=True))
+    parts = [rotated(each, places, inverse(WIDTH // 2)) for each in np.split(heads, 2, -1)]
+    close(chatglm.transpose(0, 2, 1, 3), np.concatenate(parts, -1))
+    a, b = np.split(x, 2, -1)
+    close(halves, np.concatenate([-b, a], -1))
+    close(pairs, np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape))
+    sines = Utils.create_sinusoidal_positions(TOKENS, WIDTH)
+    close(sines, np.concatenate([np.sin(angles), np.cos(angles)], 1)[None])
+    with pytest.raises(Error, match="expected positions that rotate, found alibi"):
+        Utils.apply_rotary_pos_emb(None, [], Kinds.alibi)  # pyright: ignore[reportArgumentType]
