@@ -16,6 +16,7 @@ from ..ir.result_names import NEXT_TOKENS
 from ..ops import Rope
 from .checks import checked
 from .inputs import cache_capacity, cache_sizes, multiple_of, rounded, vocabulary
+from .rows import Rows, has_engine_tensors, most_slots
 
 Stop: TypeAlias = Literal["end", "count", "capacity"]
 
@@ -65,10 +66,14 @@ def greedy(
     capacity = _checked_capacity(program, prompt, dims)
     step = _ids_dim(program, 1, "tokens")[1]
     slots = rounded(-(-(len(prompt) + max(most, 1)) // step) * step, capacity)
-    session = _Session(program, slots, dims)
-    piece = session.chunk
-    if len(prompt) > piece and module is not None and _by_length(module(), len(prompt)):
-        piece = session.piece_with_padding(len(prompt))
+    if has_engine_tensors(program.ports):
+        session = _Engine(program, slots, dims)
+        piece = len(prompt)
+    else:
+        session = _Session(program, slots, dims)
+        piece = session.chunk
+        if len(prompt) > piece and module is not None and _by_length(module(), len(prompt)):
+            piece = session.piece_with_padding(len(prompt))
     began = time.perf_counter()
     token = session.prefill(prompt, piece)
     first = time.perf_counter()
@@ -149,6 +154,26 @@ class _Session:
         return int(results["logits"][0, -1].argmax())
 
 
+class _Engine:
+    """One sequence in a network of TensorRT-LLM, whose prompt is one call."""
+
+    multiple = 1
+
+    def __init__(self, program: Program, slots: int, dims: Mapping[str, Any]) -> None:
+        self.program, self.dims, self.chunk = program, dims, slots
+        self.length = 0
+
+    def prefill(self, prompt: Sequence[int], piece: int) -> int:
+        """The token after the prompt."""
+        self.rows = Rows(self.program, self.dims, [prompt], self.chunk)
+        return self.step(prompt)
+
+    def step(self, ids: Sequence[int]) -> int:
+        """The most likely token after `ids`; the smallest of equally likely ones."""
+        self.length += len(ids)
+        return int(self.rows.step([ids])[0].argmax())
+
+
 _KNOWN = {"input_ids", "positions", "past_lengths", "logit_positions"}
 
 
@@ -158,21 +183,22 @@ def _checked_capacity(program: Program, prompt: Sequence[int], dims: Mapping[str
     names = [port.name for port in ports.inputs]
     outputs = [port.name for port in ports.outputs]
     has_tokens = "logits" in outputs or NEXT_TOKENS in outputs
-    if "input_ids" not in names or not has_tokens or not ports.states:
+    is_engine = has_engine_tensors(ports)
+    if "input_ids" not in names or not has_tokens or not (ports.states or is_engine):
         raise Error(
             "this model is no language model, which has the input input_ids, caches, and the "
             f"output logits: its inputs are {', '.join(names) or 'none'} and its outputs "
             f"{', '.join(outputs) or 'none'}; use irc run"
         )
     unknown = [name for name in names if name not in _KNOWN]
-    if unknown:
+    if unknown and not is_engine:
         raise Error(f"irc generate has no value for the input {', '.join(unknown)}; use irc run")
     if not prompt:
         raise Error("the prompt has no tokens; expected at least one")
     size = vocabulary(ports)
     if size is not None and max(prompt) >= size:
         raise Error(f"the prompt has the token {max(prompt)}, but the model has {size} tokens")
-    capacity = cache_capacity(ports.states, dims)
+    capacity = most_slots(ports, dims) if is_engine else cache_capacity(ports.states, dims)
     if capacity and len(prompt) > capacity:
         raise Error(
             f"the prompt has {len(prompt)} tokens, but the cache of this model holds {capacity}; "

@@ -13,14 +13,13 @@ import numpy as np
 
 import irc
 from irc.errors import Error
-from irc.generation.inputs import multiple_of, rounded
+from irc.generation.inputs import rounded
+from irc.generation.rows import Rows, most_slots
 from irc.generation.search import Beams, Draws, Rules
-from irc.ir.dims import Dim
 
 from ..dtypes import as_array
 from ..engines import find_artifact
 from .configs import ModelConfig, SamplingConfig, Words, words_of
-from .rows import Rows
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Hook: TypeAlias = Callable[..., Any]
@@ -142,18 +141,6 @@ class GenerationSession:
         """`decode` with streaming."""
         return self.decode(*args, **more, streaming=True)
 
-    def capacity(self, tokens: int) -> int:
-        """The capacity of caches for so many tokens; an Error where the engine allows fewer."""
-        ports, dims = self.artifact.program.ports, self.artifact.manifest["dims"]
-        limits = [most for port in ports.states if (most := _limit(port.shape, dims))]
-        most = min(limits, default=0)
-        if most and tokens > most:
-            raise Error(
-                f"prompt and new tokens are {tokens}, but the caches of this engine hold {most}; "
-                "ask for fewer, or build with a larger max_seq_len"
-            )
-        return rounded(tokens, most)
-
 
 class _Job:
     """One call of decode: the rows of the engine, and how each prompt is continued."""
@@ -181,7 +168,14 @@ class _Job:
             self._search(row, prompt, stop[row], bad[row]) for row, prompt in enumerate(prompts)
         ]
         artifact, longest = session.artifact, max(map(len, prompts)) + session.new_tokens
-        dims, slots = artifact.manifest["dims"], session.capacity(longest)
+        dims = artifact.manifest["dims"]
+        most = most_slots(artifact.program.ports, dims)
+        if most and longest > most:
+            raise Error(
+                f"prompt and new tokens are {longest}, but the caches of this engine hold {most}; "
+                "ask for fewer, or build with a larger max_seq_len"
+            )
+        slots = rounded(longest, most)
         movable = self.width > 1
         self.rows = Rows(artifact.program, dims, prompts, slots, extra, movable)
 
@@ -285,12 +279,3 @@ def prompts_of(ids: Array, lengths: Sequence[int]) -> list[list[int]]:
 def like(array: Array, given: Any) -> Any:
     """`array` as a tensor of PyTorch where `given` is one, on its device."""
     return given.new_tensor(array) if hasattr(given, "new_tensor") else array
-
-
-def _limit(shape: Sequence[Any], dims: Mapping[str, Sequence[int]]) -> int:
-    """The largest capacity of a cache: its second to last dimension; 0 where any will do."""
-    dim = shape[-2]
-    if not isinstance(dim, Dim):
-        return int(dim)
-    found = multiple_of(dim)
-    return int(dims[found[0]][2]) * found[1] if found and found[0] in dims else 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import irc
+from irc.cli.main import main
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.runtime import (
     GenerationSession,
@@ -72,6 +73,21 @@ def test_greedy_tokens_of_every_signature(
     assert ids.shape == (len(batch), 1, max(map(len, batch)) + 5)
     for row, prompt in zip(ids[:, 0], batch, strict=True):
         assert row[: len(prompt) + 5].tolist() == oracle.greedy(prompt, 5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_irc_generate(
+    kind: str,
+    folders: Callable[[str], Path],
+    oracle: Oracle,
+    prompt: list[int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--prompt", " ".join(map(str, prompt)), "--raw-ids", "--max-new-tokens", "5"]
+    assert main(["generate", str(folders(kind)), *words]) == 0
+    assert capsys.readouterr().out.split() == [
+        str(token) for token in oracle.greedy(prompt, 5)[len(prompt) :]
+    ]
 
 
 def test_onnx_and_padded_rows(tmp_path: Path, oracle: Oracle, batch: list[list[int]]) -> None:

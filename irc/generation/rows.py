@@ -13,17 +13,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from irc.backends.base import Port, Program, Stream
-from irc.errors import Error
-from irc.generation.checks import checked
-from irc.generation.inputs import check_ranges, converted, multiple_of
-from irc.ir.dims import Dim, bind
-from irc.ir.dtypes import numpy_dtype
+from ..backends.base import Port, Ports, Program, Stream
+from ..errors import Error
+from ..ir.dims import Dim, bind
+from ..ir.dtypes import numpy_dtype
+from .checks import checked
+from .inputs import check_ranges, converted, multiple_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = dict[str, Array]
 
 
+_PAST = "past_key_value"  # the begin of the names of caches
 _MASK = "attention_mask"  # i32 [B, past + S]: 1 for a token, 0 for padding
 
 
@@ -46,7 +47,7 @@ class Rows:
         self.program, self.dims = program, dims
         self.prompts, self.slots, self.extra = prompts, slots, dict(extra or {})
         ports = program.ports
-        self.growing = [port for port in ports.inputs if port.name.startswith("past_key_value")]
+        self.growing = [port for port in ports.inputs if port.name.startswith(_PAST)]
         self.inputs = [port for port in ports.inputs if port not in self.growing]
         self.origin = np.arange(len(prompts))  # the row of `extra` that each row has
         self.past = np.zeros(len(prompts), np.int64)
@@ -225,3 +226,21 @@ def _check_names(ports: Sequence[Port], extra: Mapping[str, Array]) -> None:
             f"the runtime has no value for {', '.join(unknown)}; give arrays by name to decode, "
             "as in decode(..., inputs={...})"
         )
+
+
+def has_engine_tensors(ports: Ports) -> bool:
+    """Whether a language model has the inputs of networks of TensorRT-LLM, not those of irc."""
+    return any(port.name.startswith(_PAST) for port in (*ports.inputs, *ports.states))
+
+
+def most_slots(ports: Ports, dims: Mapping[str, Any]) -> int:
+    """The largest capacity of the caches, which is their second to last size; 0 is any."""
+    limits: list[int] = []
+    for port in ports.states:
+        dim = port.shape[-2]
+        found = multiple_of(dim)
+        if not isinstance(dim, Dim):
+            limits.append(dim)
+        elif found is not None and found[0] in dims:
+            limits.append(int(dims[found[0]][2]) * found[1])
+    return min(limits, default=0)
