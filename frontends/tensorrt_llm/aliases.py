@@ -15,6 +15,7 @@ from typing import Any
 from ...errors import Error, did_you_mean
 from ...source import here
 from .context import current_session
+from .logger import logger
 from .names import ROOT, Name, alternative, look_up, modules, suggestion, table
 
 VERSIONS = {"A": "0.7.1", "B": "0.16.0"}  # of each dialect
@@ -108,6 +109,8 @@ class _Alias(ModuleType):
         inner = f"{self._module}.{name}".lstrip(".")
         if inner in modules():
             return import_module(f"{ROOT}.{inner}")
+        if self._module == "logger" and hasattr(logger, name):
+            return getattr(logger, name)  # tensorrt_llm.logger is the logger, and its module
         found = look_up(self._module, name)
         if found is None or name.startswith("__"):
             near = suggestion(self._module, name)

@@ -14,7 +14,7 @@ from ...source import here
 from .build_config import BuildConfig as BuildConfig
 from .build_config import EngineConfig as EngineConfig
 from .build_config import KVCacheType as KVCacheType
-from .context import current_session
+from .context import current_session, dialect
 from .engines import Engine as Engine
 from .engines import EngineBuffer, register
 from .network import Network, net_guard
@@ -42,8 +42,11 @@ class Builder:
     strongly_typed = True
 
     def create_network(self) -> Network:
-        """An empty network."""
-        return Network()
+        """An empty network; in dialect A its plugins are off until the script sets them."""
+        network = Network()
+        if dialect() == "A":
+            network.plugin_config.to_legacy_setting()
+        return network
 
     def create_builder_config(
         self,

@@ -48,11 +48,19 @@ def merge(networks: Table[int, Network], mapping: Mapping, name: str = "network"
     else:
         _pipeline(module, stages)
     arrays.write(module)
+    _add_files(module)
     known = current_session().files
     used = {file for weight in module.weights.values() for file in weight.ref.files()}
     module.files |= {file: str(known[file]) for file in sorted(used & known.keys())}
     verify(module)
     return module
+
+
+def _add_files(module: Module) -> None:
+    """Declare the checkpoint files that weights refer to."""
+    files = current_session().files
+    names = {name for weight in module.weights.values() for name in weight.ref.files()}
+    module.files.update({name: str(files[name]) for name in sorted(names & files.keys())})
 
 
 def _dims(networks: Table[int, Network]) -> dict[str, tuple[int, int, int]]:

@@ -45,8 +45,9 @@ class Name:
                 if error.name is None or not error.name.startswith("irc."):
                     raise
                 continue
-            if hasattr(module, self.name):
-                return getattr(module, self.name)
+            found = getattr(module, self.name, None)
+            if found is not None and str(getattr(found, "__module__", "irc")).startswith("irc"):
+                return found  # not what the module imports from elsewhere
         raise AttributeError(f"irc has no {self.path}")
 
 

@@ -1,0 +1,284 @@
+"""Language models of dialect B: a config, a transformer, and the head of the language model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping as Table
+from copy import copy
+from typing import Any, ClassVar
+
+from ....errors import Error, did_you_mean
+from ....source import here
+from ...models.language_model import at_positions
+from ..context import current_network
+from ..dtypes import irc_dtype
+from ..functional.collectives import recv, send
+from ..layers import AttentionParams, KeyValueCacheParams
+from ..mapping import Mapping
+from ..module import Module, ModuleList
+from ..tensor import Tensor, unwrap, wrap
+from .config import PretrainedConfig
+from .generation_mixin import GenerationMixin
+
+
+class DecoderLayerList(ModuleList):
+    """The decoder layers of this pipeline stage; `cls` is called with the config and an index."""
+
+    def __init__(self, cls: Any, config: PretrainedConfig) -> None:
+        self.layer_list = config.mapping.pp_layers(config.num_hidden_layers)
+        super().__init__(cls(config, index) for index in self.layer_list)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        use_cache: bool = False,
+        attention_mask: Tensor | None = None,
+        kv_cache_params: KeyValueCacheParams | None = None,
+        attention_params: AttentionParams | None = None,
+        **more: Any,
+    ) -> Any:
+        """hidden_states [B, S, hidden] through all layers; with `use_cache` (the same, caches)."""
+        given = {name: value for name, value in more.items() if value is not None}
+        presents: list[Any] = []
+        caches = layer_caches(kv_cache_params, len(self))
+        for layer, cache in zip(self, caches, strict=True):
+            found = layer(
+                hidden_states,
+                use_cache=use_cache,
+                attention_mask=attention_mask,
+                kv_cache_params=cache,
+                attention_params=attention_params,
+                **given,
+            )
+            if use_cache:
+                found, present = found
+                presents.append(present)
+            hidden_states = found
+        return (hidden_states, presents) if use_cache else hidden_states
+
+
+def layer_caches(params: KeyValueCacheParams | None, layers: int) -> list[Any]:
+    """The parameters of every layer, each with its own cache."""
+    if params is None:
+        return [None] * layers
+    caches = params.past_key_value
+    if caches is None or len(caches) != layers:
+        found = "none" if caches is None else len(caches)
+        raise Error(f"expected a KV cache for each of {layers} layers, found {found}", loc=here())
+    found = [copy(params) for _ in caches]
+    for each, cache in zip(found, caches, strict=True):
+        each.past_key_value = [cache]
+    return found
+
+
+def last_token(hidden_states: Tensor, last_token_ids: Tensor | None) -> Tensor:
+    """Of hidden_states [B, S, hidden] the rows whose logits are wanted.
+
+    last_token_ids i32 [B] are lengths, which give [B, hidden]; i32 [B, T] are positions, which give
+    [B, T, hidden]; None stands for all tokens.
+    """
+    if last_token_ids is None:
+        return hidden_states
+    hidden, ids = unwrap(hidden_states), unwrap(last_token_ids)
+    if ids.ndim == 2:
+        return wrap(at_positions(hidden, ids.cast("i32")))
+    return wrap(at_positions(hidden, (ids.cast("i32") - 1).unsqueeze(1)).squeeze(1))
+
+
+def from_stage_before(mapping: Mapping, hidden_states: Tensor | None) -> Tensor:
+    """What the pipeline stage before sends."""
+    if hidden_states is None:
+        raise Error("this pipeline stage needs the input hidden_states", loc=here())
+    return recv(hidden_states, mapping.prev_pp_rank())
+
+
+def to_stage_behind(mapping: Mapping, hidden_states: Tensor, dtype: Any) -> None:
+    """Send to the next pipeline stage, under the name of TensorRT-LLM's engines."""
+    sent = send(hidden_states, mapping.next_pp_rank())
+    sent.mark_output("hidden_states_output", dtype)
+
+
+def mark_caches(config: PretrainedConfig, presents: Any) -> None:
+    """Make the caches of this stage outputs."""
+    layers = config.mapping.pp_layers(config.num_hidden_layers)
+    for index, present in zip(layers, presents, strict=True):
+        present.mark_output(f"present_key_value_{index}", config.kv_dtype)
+
+
+class PretrainedModel(Module, GenerationMixin):
+    """A model made of a config, that loads checkpoints and makes its inputs."""
+
+    config_class: ClassVar[type[PretrainedConfig]] = PretrainedConfig
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        self.config = config
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of activations."""
+        return self.config.dtype
+
+    @classmethod
+    def from_config(cls, config: PretrainedConfig) -> Any:
+        """The model of a config, its parameters unset."""
+        return cls(config)
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        ckpt_dir: str | os.PathLike[str],
+        rank: int | None = None,
+        config: PretrainedConfig | None = None,
+        **_: Any,
+    ) -> Any:
+        """The model of one rank of a checkpoint folder in TensorRT-LLM's form."""
+        from .weights import load_rank
+
+        sizes: Any = config or cls.config_class.from_checkpoint(ckpt_dir)
+        if rank is not None:
+            sizes.set_rank(rank)
+        model = cls.from_config(sizes)
+        load_rank(model, ckpt_dir, sizes.mapping.rank)
+        return model
+
+    def load(self, weights: Table[str, Any], from_pruned: bool = False) -> None:
+        """Set parameters by name; an Error lists those that are missing."""
+        own = dict(self.named_parameters())
+        missing = [n for n in own if n not in weights and not own[n].is_inited()]
+        unknown = [name for name in weights if name not in own]
+        if missing:
+            listed = "\n".join(f"  {name}{did_you_mean(name, unknown)}" for name in missing)
+            raise Error(f"expected a weight for every parameter, found none for\n{listed}")
+        for name in own.keys() & weights.keys():
+            if from_pruned:
+                own[name].set_value_or_dummy(weights[name])
+            else:
+                own[name].value = weights[name]
+
+    def prepare_inputs(
+        self,
+        max_batch_size: int,
+        max_input_len: int,
+        max_seq_len: int,
+        max_num_tokens: int | None = None,
+        use_cache: bool = True,
+        max_beam_width: int = 1,
+        opt_num_tokens: int | None = None,
+        prompt_embedding_table_size: int = 0,
+        position_encoding_2d: bool = False,
+        max_draft_len: int = 0,
+        *,
+        gather_context_logits: bool = False,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """The arguments of `forward`, as inputs of the network in progress."""
+        config = self.config
+        plugin = bool(current_network().plugin_config.gpt_attention_plugin)
+        found = self.prepare_basic_inputs(
+            max_batch_size=max_batch_size,
+            max_beam_width=max_beam_width,
+            max_input_len=max_input_len,
+            max_seq_len=max_seq_len,
+            num_kv_heads=config.num_key_value_heads,
+            head_size=config.head_size,
+            num_layers=config.num_hidden_layers,
+            kv_dtype=config.kv_dtype,
+            dtype=config.dtype,
+            hidden_size=config.hidden_size,
+            mapping=config.mapping,
+            use_gpt_attention_plugin=plugin,
+            gather_context_logits=gather_context_logits,
+            prompt_embedding_table_size=prompt_embedding_table_size,
+            position_encoding_2d=position_encoding_2d,
+            max_draft_len=max_draft_len,
+            **more,
+        )
+        return {
+            "input_ids": found["input_ids"],
+            "position_ids": found["position_ids"],
+            "use_cache": use_cache,
+            "last_token_ids": found["last_token_ids"],
+            "attention_mask": found.get("attention_mask"),
+            **attention_arguments(found),
+            "hidden_states": found["hidden_states_input"],
+            "prompt_embedding_table": found["prompt_embedding_table"],
+            "prompt_tasks": found["tasks"],
+            "prompt_vocab_size": found["prompt_vocab_size"],
+        }
+
+
+def attention_arguments(found: dict[str, Any]) -> dict[str, Any]:
+    """kv_cache_params and attention_params of the inputs of `prepare_basic_inputs`."""
+    lengths = ["sequence_length", "context_lengths", "host_context_lengths", "host_request_types"]
+    holds = ["host_past_key_value_lengths", "cache_indirection", "host_sink_token_length"]
+    return {
+        "kv_cache_params": KeyValueCacheParams(
+            past_key_value=found["past_key_value"],
+            host_max_attention_window_sizes=found.get("host_max_attention_window_sizes"),
+            **{name: found.get(name) for name in holds},
+        ),
+        "attention_params": AttentionParams(**{name: found.get(name) for name in lengths}),
+    }
+
+
+class DecoderModelForCausalLM(PretrainedModel):
+    """A transformer and the head of the language model, over pipeline stages.
+
+    The first stage takes input_ids, others what the stage before sends; the last one has the output
+    `logits`, f32 unless `logits_dtype` says otherwise.
+    """
+
+    def __init__(self, config: PretrainedConfig, transformer: Any, lm_head: Any) -> None:
+        super().__init__(config)
+        self.transformer, self.lm_head = transformer, lm_head
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        use_cache: bool = False,
+        last_token_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        kv_cache_params: KeyValueCacheParams | None = None,
+        attention_params: AttentionParams | None = None,
+        mrope_params: Any = None,
+        hidden_states: Tensor | None = None,
+        prompt_embedding_table: Tensor | None = None,
+        prompt_tasks: Tensor | None = None,
+        prompt_vocab_size: Tensor | None = None,
+        lora_params: Any = None,
+        spec_decoding_params: Any = None,
+        **more: Any,
+    ) -> Any:
+        """Logits [B, V] of the last tokens ([B, S, V] of all without last_token_ids), or the hidden
+        states for the next stage; with `use_cache` (the same, caches)."""
+        given = {
+            "input_ids": input_ids,
+            "position_ids": position_ids,
+            "use_cache": use_cache,
+            "attention_mask": attention_mask,
+            "kv_cache_params": kv_cache_params,
+            "attention_params": attention_params,
+            "hidden_states": hidden_states,
+        }
+        prompt = {
+            "prompt_embedding_table": prompt_embedding_table,
+            "prompt_tasks": prompt_tasks,
+            "prompt_vocab_size": prompt_vocab_size,
+            "mrope_params": mrope_params,
+            "lora_params": lora_params,
+            "spec_decoding_params": spec_decoding_params,
+        }
+        given |= {name: value for name, value in {**prompt, **more}.items() if value is not None}
+        found = self.transformer(**given)
+        hidden, presents = found if use_cache else (found, list[Any]())
+        mapping = self.config.mapping
+        if mapping.is_last_pp_rank():
+            hidden = self.lm_head(last_token(hidden, last_token_ids))
+            hidden.mark_output("logits", irc_dtype(self.config.logits_dtype))
+        else:
+            to_stage_behind(mapping, hidden, self.config.dtype)
+        if not use_cache:
+            return hidden
+        mark_caches(self.config, presents)
+        return hidden, presents

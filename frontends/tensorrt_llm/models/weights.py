@@ -1,0 +1,165 @@
+"""Weights of LLaMA models as references to checkpoint folders, of either form."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ....errors import Error, did_you_mean
+from ....source import here
+from ....weights import ConcatRef, FileRef, Ref, Shard, Slice
+from ...huggingface.config import checkpoint_dtype, read_config
+from ...huggingface.files import Checkpoint
+from ..checkpoint.ranks import RankFile
+from ..context import current_session
+from ..dtypes import str_dtype
+from ..mapping import Mapping
+from ..module import Parameter
+
+_LAYER = {
+    "input_layernorm": "input_layernorm",
+    "post_layernorm": "post_attention_layernorm",
+    "attention.dense": "self_attn.o_proj",
+    "mlp.fc": "mlp.gate_proj",
+    "mlp.gate": "mlp.up_proj",
+    "mlp.proj": "mlp.down_proj",
+}
+# Concatenated over the output features, each sharded by itself.
+_JOINED = {
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.fused_fc": ("mlp.up_proj", "mlp.gate_proj"),
+}
+_BY_INPUTS = ("attention.dense", "mlp.proj")  # weights sharded over their inputs
+_OTHERS = {"vocab_embedding": "model.embed_tokens", "ln_f": "model.norm", "lm_head": "lm_head"}
+
+
+def load_rank(model: Any, folder: str | os.PathLike[str], rank: int) -> None:
+    """Bind every parameter to its tensor in the file of a rank of a TensorRT-LLM checkpoint."""
+    file = RankFile(Path(folder), rank)
+    alias = current_session().add_file(f"rank{rank}", Path(folder) / file.name)
+    for name, parameter in model.named_parameters():
+        if name not in file:
+            raise Error(
+                f"{Path(folder) / file.name} lacks {name}{did_you_mean(name, file)}", loc=here()
+            )
+        _check(name, file.tensor(name).shape, parameter)
+        parameter.value = FileRef(alias, name)
+
+
+def _check(name: str, shape: Any, parameter: Parameter) -> None:
+    if tuple(shape) != parameter.shape:
+        raise Error(
+            f"{name} is {list(shape)} in the checkpoint, but the model expects "
+            f"{list(parameter.shape)}; give the mapping of the checkpoint's config.json",
+            loc=here(),
+        )
+
+
+# -- Hugging Face
+
+
+def read_llama(folder: str | os.PathLike[str], dtype: Any = "auto") -> dict[str, Any]:
+    """The keywords of LLaMAConfig that the config.json of a folder says."""
+    config = read_config(folder)
+    kind = checkpoint_dtype(config) if dtype == "auto" else dtype
+    heads = config["num_attention_heads"]
+    rope: dict[str, Any] = config.get("rope_parameters") or {}
+    stretched = rope if rope.get("rope_type", "default") != "default" else None
+    scaling: dict[str, Any] | None = config.get("rope_scaling") or stretched
+    qwen = config.get("model_type") == "qwen2"
+    found: dict[str, Any] = {
+        "architecture": (config.get("architectures") or ["LlamaForCausalLM"])[0],
+        "dtype": str_dtype(kind),
+        "vocab_size": config["vocab_size"],
+        "hidden_size": config["hidden_size"],
+        "intermediate_size": config["intermediate_size"],
+        "num_hidden_layers": config["num_hidden_layers"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": config.get("num_key_value_heads", heads),
+        "head_size": config.get("head_dim"),
+        "hidden_act": config.get("hidden_act", "silu"),
+        "max_position_embeddings": config.get("max_position_embeddings", 2048),
+        "norm_epsilon": config.get("rms_norm_eps", 1e-6),
+        "rotary_base": rope.get("rope_theta", config.get("rope_theta", 10000.0)),
+        "rotary_scaling": scaling,
+        "attn_bias": config.get("attention_bias", qwen),
+        "mlp_bias": config.get("mlp_bias", False),
+    }
+    if config.get("num_local_experts"):
+        raise Error("experts: compile the folder itself with irc compile", loc=here())
+    return found
+
+
+def bind_llama(model: Any, folder: str | os.PathLike[str]) -> None:
+    """Bind every parameter of a LLaMA to references of a Hugging Face checkpoint, of which each
+    rank reads its shard."""
+    source = _Source(Checkpoint(folder), model.config)
+    for name, parameter in model.named_parameters():
+        parameter.value = source.of(name.removeprefix("transformer."))
+
+
+class _Source:
+    """The references of parameters in one checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, config: Any) -> None:
+        self.checkpoint, self.config = checkpoint, config
+        self.mapping: Mapping = config.mapping
+        self._layers = self.mapping.pp_layers(config.num_hidden_layers)
+
+    def of(self, name: str) -> Ref:
+        """The reference of a parameter, on this rank."""
+        module, _, kind = name.rpartition(".")
+        if not module.startswith("layers."):
+            return self._other(module, kind)
+        _, index, inside = module.split(".", 2)
+        scope = f"model.layers.{self._layers[int(index)]}."
+        if inside in _JOINED:
+            heads = inside == "attention.qkv"
+            parts = [self._shard(f"{scope}{key}.{kind}", 0, heads) for key in _JOINED[inside]]
+            return ConcatRef(tuple(parts), 0)
+        if inside not in _LAYER:
+            raise Error(f"no tensor of a LLaMA checkpoint belongs to {name}", loc=here())
+        key = f"{scope}{_LAYER[inside]}.{kind}"
+        if inside.endswith("layernorm") or (inside in _BY_INPUTS and kind == "bias"):
+            return self._ref(key)
+        return self._shard(key, int(inside in _BY_INPUTS))
+
+    def _other(self, module: str, kind: str) -> Ref:
+        config, key = self.config, f"{_OTHERS.get(module, module)}.{kind}"
+        if module == "lm_head":
+            found = key if key in self.checkpoint else "model.embed_tokens.weight"
+            return self._shard(found, 0)
+        if module == "vocab_embedding" and config.use_parallel_embedding:
+            return self._shard(key, config.embedding_sharding_dim)
+        return self._ref(key)
+
+    def _ref(self, key: str) -> Ref:
+        if key not in self.checkpoint:
+            guess = did_you_mean(key, self.checkpoint)
+            raise Error(f"{self.checkpoint.folder} lacks the tensor {key}{guess}", loc=here())
+        path = self.checkpoint.folder / self.checkpoint.file(key)
+        return FileRef(current_session().add_file("ckpt", path), key)
+
+    def _shard(self, key: str, dim: int, by_heads: bool = False) -> Ref:
+        """This rank's shard; of fewer key-value heads than ranks each several times."""
+        tp, found = self.mapping.tp_size, self._ref(key)
+        if tp == 1:
+            return found
+        kv = self.config.num_key_value_heads
+        if by_heads and ".q_proj." not in key and kv % tp:
+            found = self._repeated(found, self.checkpoint.tensor(key).shape, kv)
+        return found.then(Shard(dim, ("tp",)))
+
+    def _repeated(self, ref: Ref, shape: Any, heads: int) -> Ref:
+        """Every key-value head as often as its query heads are spread over ranks."""
+        tp = self.mapping.tp_size
+        if tp % heads:
+            raise Error(
+                f"{heads} key-value heads cannot be shared by tp_size={tp} ranks; choose a "
+                "multiple or a divisor",
+                loc=here(),
+            )
+        size, rest = shape[0] // heads, (None,) * (len(shape) - 1)
+        each = [ref.then(Slice(((i * size, (i + 1) * size), *rest))) for i in range(heads)]
+        return ConcatRef(tuple(part for part in each for _ in range(tp // heads)), 0)

@@ -1,0 +1,164 @@
+"""The scripts of examples/tensorrt_llm give what the same models give in PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import irc
+from irc.frontends.tensorrt_llm.runtime import GenerationSession, SamplingConfig
+from irc.frontends.tensorrt_llm.script import run_script
+from tests.fresh import fresh, session_seed
+from tests.frontends.tensorrt_llm import models
+
+pytestmark = pytest.mark.oracle
+SCRIPTS = Path(__file__).parents[3] / "examples" / "tensorrt_llm"
+STEPS = 32
+
+
+def compiled(script: str, folder: Path, *arguments: str) -> irc.Artifact:
+    """The artifact of the one engine that a script builds."""
+    run = run_script(SCRIPTS / script, [*arguments])
+    (module,) = run.engines.values()
+    return irc.compile(module, folder / "artifact", bundle=True)
+
+
+def continued(artifact: Any, prompts: list[list[int]]) -> np.ndarray[Any, Any]:
+    """The tokens [B, STEPS] that follow prompts, each with the largest logit."""
+    session = GenerationSession(None, artifact)
+    longest = max(map(len, prompts))
+    session.setup(len(prompts), longest, STEPS)
+    sampling = SamplingConfig(end_id=-1, pad_id=0)
+    padded = np.array([each + [0] * (longest - len(each)) for each in prompts], np.int32)
+    lengths = np.array([len(each) for each in prompts], np.int32)
+    found = session.decode(padded, lengths, sampling)[:, 0]
+    return np.stack([row[n : n + STEPS] for row, n in zip(found, lengths, strict=True)])
+
+
+def greedy(logits: Any, prompts: list[list[int]]) -> np.ndarray[Any, Any]:
+    """The same by a function from ids [1, S] to logits [1, S, V]."""
+    found: list[list[int]] = []
+    for prompt in prompts:
+        ids = list(prompt)
+        for _ in range(STEPS):
+            ids.append(int(logits(np.array([ids]))[0, -1].argmax()))
+        found.append(ids[len(prompt) :])
+    return np.array(found)
+
+
+def drawn_prompts(rng: np.random.Generator, vocab: int, *lengths: int) -> list[list[int]]:
+    return [rng.integers(0, vocab, n).tolist() for n in lengths]
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("script", ["dialect_a/gpt.py", "dialect_b/gpt.py"])
+def test_a_gpt_with_its_own_attention(script: str, tp: int, tmp_path: Path) -> None:
+    rng, old = fresh(tp), "_a/" in script
+    weights = models.drawn(rng, models.gpt_shapes(joined=old))
+    prompts = drawn_prompts(rng, 96, 5, 5)  # its own attention knows no padding
+    if old:
+        np.savez(tmp_path / "gpt.npz", allow_pickle=False, **weights)
+        options = ["--weights", str(tmp_path / "gpt.npz"), "--world_size", str(tp)]
+    else:
+        names = ("vocab_embedding", "position_embedding", "layers", "ln_f")
+        scoped = {f"transformer.{n}" if n.startswith(names) else n: x for n, x in weights.items()}
+        save_file(scoped, tmp_path / "gpt.safetensors")
+        options = ["--weights", str(tmp_path / "gpt.safetensors"), "--tp_size", str(tp)]
+    artifact = compiled(script, tmp_path, *options, "--output_dir", str(tmp_path / "engines"))
+    wanted = greedy(lambda ids: models.gpt(weights, ids), prompts)
+    np.testing.assert_array_equal(continued(artifact, prompts), wanted)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
+    """A LLaMA with random weights, and its folder."""
+    torch.manual_seed(session_seed())
+    config = LlamaConfig(
+        vocab_size=98,
+        hidden_size=32,
+        intermediate_size=44,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=80,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    folder = tmp_path_factory.mktemp("llama")
+    model.save_pretrained(folder)
+    return folder, model
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("plugin", [True, False], ids=["plugin", "plain"])
+@pytest.mark.parametrize("script", ["dialect_a/llama.py", "dialect_b/llama.py"])
+def test_llama(
+    script: str, plugin: bool, tp: int, pp: int, tmp_path: Path, llama: tuple[Path, Any]
+) -> None:
+    folder, model = llama
+    prompts = drawn_prompts(fresh(tp + 4 * pp), 98, 5, 3)
+    sizes = ["--tp_size", str(tp), "--pp_size", str(pp)]
+    options = ["--model_dir", str(folder), *sizes, "--output_dir", str(tmp_path / "engines")]
+    if "_a/" in script:
+        options += ["--world_size", str(tp * pp)] + ["--use_gpt_attention_plugin"] * plugin
+    else:
+        options += ["--gpt_attention_plugin", "auto" if plugin else ""]
+    artifact = compiled(script, tmp_path, *options)
+    with torch.no_grad():
+        wanted = greedy(lambda ids: model(torch.from_numpy(ids)).logits.numpy(), prompts)
+    np.testing.assert_array_equal(continued(artifact, prompts), wanted)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_the_encoder_of_dialect_a(tp: int, tmp_path: Path) -> None:
+    rng = fresh(tp)
+    weights = models.drawn(rng, models.bert_shapes())
+    np.savez(tmp_path / "bert.npz", allow_pickle=False, **weights)
+    options = ["--weights", str(tmp_path / "bert.npz"), "--world_size", str(tp)]
+    artifact = compiled("dialect_a/encoder.py", tmp_path, *options, "--output_dir", str(tmp_path))
+    ids, types = rng.integers(0, 120, (3, 7)), rng.integers(0, 2, (3, 7))
+    lengths = np.array([7, 2, 5])
+    found = artifact.run(
+        {
+            "input_ids": ids.astype(np.int32),
+            "position_ids": np.tile(np.arange(7, dtype=np.int32), (3, 1)),
+            "token_type_ids": types.astype(np.int32),
+            "input_lengths": lengths.astype(np.int32),
+        }
+    )
+    hidden, pooled = models.bert(weights, ids, types, lengths)
+    for row, length in enumerate(lengths):
+        kept = slice(0, int(length))
+        np.testing.assert_allclose(found["hidden_states"][row, kept], hidden[row, kept], atol=1e-4)
+    np.testing.assert_allclose(found["pooled"], pooled, atol=1e-4)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_the_encoder_of_dialect_b(tp: int, tmp_path: Path) -> None:
+    rng = fresh(tp)
+    weights = models.drawn(rng, models.encoder_shapes())
+    save_file(weights, tmp_path / "encoder.safetensors")
+    options = ["--weights", str(tmp_path / "encoder.safetensors"), "--tp_size", str(tp)]
+    artifact = compiled(
+        "dialect_b/encoder.py", tmp_path, *options, "--output", str(tmp_path / "engine")
+    )
+    ids, lengths = rng.integers(0, 120, (2, 9)), np.array([4, 9])
+    mask = np.arange(9)[None] < lengths[:, None]
+    found = artifact.run(
+        {
+            "input_ids": ids.astype(np.int32),
+            "position_ids": np.tile(np.arange(9, dtype=np.int32), (2, 1)),
+            "input_lengths": lengths.astype(np.int32),
+            "mask": mask.astype(np.float32),
+        }
+    )
+    np.testing.assert_allclose(found["embedding"], models.encoder(weights, ids, lengths), atol=1e-4)
