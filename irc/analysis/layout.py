@@ -115,6 +115,21 @@ def is_simple(place: Place) -> bool:
     return not any(isinstance(entry, (Mark, Joined)) for entry in place)
 
 
+def states_sizes(place: Place) -> bool:
+    """Whether all shards that are joined have known sizes; a tensor of a file states none."""
+    return not place or not isinstance(place[0], Joined) or None not in place[0].sizes
+
+
+def fits(place: Place, other: Place) -> bool:
+    """Whether two places may be the same: unknown sizes of joined shards fit any."""
+    one, two = (each[0] if each else None for each in (place, other))
+    if not isinstance(one, Joined) or not isinstance(two, Joined):
+        return place == other
+    if len(one.sizes) != len(two.sizes) or not all(map(fits, one.places, two.places)):
+        return False
+    return all(a == b or None in (a, b) for a, b in zip(one.sizes, two.sizes, strict=True))
+
+
 def global_shape(shape: Shape, layout: Layout, mesh: Mesh) -> Shape:
     """The sizes of the global value, padding of shards included."""
     pairs = zip(shape, layout.dims, strict=True)

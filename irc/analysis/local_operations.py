@@ -137,7 +137,9 @@ def _split(op: Op, operands: Layouts, mesh: Mesh) -> Layouts | None:
     if not place or not isinstance(place[0], Joined):
         return None
     sizes, inner = place[0].sizes, place[0].places
-    if sizes != tuple(op.attributes["sizes"]):
+    pairs = list(zip(sizes, op.attributes["sizes"], strict=False))
+    unlike = any(size not in (None, wanted) for size, wanted in pairs)
+    if unlike or len(sizes) != len(op.attributes["sizes"]):
         raise Error(f"it splits shards of {sizes} at other places")
     return tuple([replace(x, dims=(*x.dims[:at], each, *x.dims[at + 1 :])) for each in inner])
 

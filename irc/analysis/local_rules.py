@@ -13,7 +13,19 @@ from ..ir.sharding import operand_words, parse_rule, result_words
 from ..ir.types import Axes, TensorType
 from ..ops import Cast, Pad, Slice
 from ..ops.moe import Routed
-from .layout import NONE, WHOLE, Layout, Mark, Names, Place, axes_of, global_shape, place_text
+from .layout import (
+    NONE,
+    WHOLE,
+    Layout,
+    Mark,
+    Names,
+    Place,
+    axes_of,
+    fits,
+    global_shape,
+    place_text,
+    states_sizes,
+)
 
 Layouts: TypeAlias = tuple[Layout, ...]
 
@@ -46,14 +58,16 @@ class Ruled:
                     seen.setdefault(word, []).append((name, place, layout.numbered))
         for word, uses in seen.items():
             places = [place for _, place, _ in uses if place]
+            if not places:
+                continue
+            first = next(filter(states_sizes, places), places[0])
             for name, place, numbered in uses:
-                if not places or place == places[0] or (not place and _within(numbered, places[0])):
+                if fits(place, first) or (not place and _within(numbered, first)):
                     continue
-                other = next(n for n, p, _ in uses if p == places[0])
-                here, there = place_text(place), place_text(places[0])
+                other = next(n for n, p, _ in uses if p == first)
+                here, there = place_text(place), place_text(first)
                 raise Error(f"a dimension is {there} in {other} and {here} in {name}")
-            if places:
-                where[word] = places[0]
+            where[word] = first
         return where
 
     def results(self) -> Layouts:

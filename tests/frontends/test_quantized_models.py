@@ -64,6 +64,17 @@ def inputs_of(module: irc.Module, rng: Any, rows: int = 2) -> dict[str, np.ndarr
     return found
 
 
+@pytest.mark.needs_rtx
+@pytest.mark.parametrize("name", ["gptq-sym", "pack", "fp8", "mxfp8", "modelopt-nvfp4"])
+def test_graphs_of_tensorrt_on_two_ranks(name: str, tmp_path: Path) -> None:
+    """Weights of blocks, whose files do not state sizes, are joined there, and taken apart."""
+    path = write_model(tmp_path, name, hidden_size=64, intermediate_size=128, head_dim=16)
+    engine = {"build": False, "target": "tensorrt-rtx-1.7/sm_120"}
+    options: dict[str, Any] = {"backend": "tensorrt-rtx", "dtype": "bf16", "engine": engine}
+    artifact = irc.compile(path / "quantized", tmp_path / "out", mesh="tp=2", **options)
+    assert artifact.module.mesh.ranks == 2
+
+
 WEIGHT_ONLY = ["awq", "gptq-sym", "gptq-order", "pack", "ct-nvfp4a16"]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import gcd, prod
+from math import gcd
 from typing import TYPE_CHECKING, Literal
 
 from ....errors import Error
@@ -17,7 +17,7 @@ from ....ir.types import TensorType
 from ....ops import Mul
 from ....quantization.activations import FakeQuantize, result_before
 from ....quantization.sites import find_sites
-from ....weights import BytesRef, Cast, ConcatRef, Cyclic, FileRef, RepeatedRef, Slice
+from ....weights import Cast, ConcatRef, Cyclic, RepeatedRef, Slice
 from ...huggingface.quantized import Layer, Tensors, insert
 from ...huggingface.quantized.parts import FLOATS, Part
 from ...huggingface.quantized.scales import spread
@@ -175,13 +175,8 @@ class _Reader:
 
 
 def _numbers(tensors: Tensors, key: str, shape: Sizes) -> Part:
-    """Numbers of a rank in a shape of the same size, which their reference states."""
-    found = tensors.info(key)
-    if prod(found.shape) != prod(shape):
-        raise Error(f"{key} has the shape {[*found.shape]}; expected {[*shape]}")
-    source = tensors.take(key, *FLOATS, "f8e4m3").ref
-    assert isinstance(source, FileRef)
-    return Part(BytesRef(source.file, found.offset, found.dtype, shape), found.dtype, shape)
+    """Numbers of a rank in a shape of the same size."""
+    return tensors.view(key, tensors.info(key).dtype, shape)
 
 
 def quantize(module: Module, layers: Mapping[str, Joined]) -> None:
