@@ -367,3 +367,8 @@ def quantize(model: Module, quant_config: QuantConfig, **options: Any) -> Module
         use_w4a8_awq=quant_config.quant_algo == "W4A8_AWQ",
         **options,
     )
+
+
+# the names of older versions, for the kinds of QuantMode
+weight_only_quantize = weight_only_groupwise_quantize = quantize_model
+smooth_quantize = fp8_quantize = quantize_model

@@ -73,9 +73,12 @@ def layer(table: Array, dim: int, **more: Any) -> Any:
     return build
 
 
-def check(build: Any, ids: Array, want: Array, tp: int, dialect: Dialect = "B") -> None:
+def check(
+    build: Any, ids: Array, want: Array, tp: int, dialect: Dialect = "B", dynamic: int = 0
+) -> None:
     """Every rank has the rows, bit for bit but for the sign of zeros."""
-    for rank, (found,) in enumerate(every_rank(build, {"ids": ids}, tp, dialect)):
+    ranks = every_rank(build, {"ids": ids}, tp, dialect, dynamic=dynamic)
+    for rank, (found,) in enumerate(ranks):
         assert found.dtype == want.dtype
         np.testing.assert_array_equal(found, want, err_msg=f"rank {rank} of {tp}")
 
@@ -100,7 +103,8 @@ def test_columns_over_ranks(tp: int, dtype: str) -> None:
 def test_ids_of_any_shape(shape: tuple[int, ...], dim: int) -> None:
     table = table_of(7, 4, "float16")
     ids = fresh(4).integers(-3, 10, shape).astype("int32")
-    check(layer(table, dim), ids, expected(table, ids), 2)
+    for dynamic in {0, len(shape)}:
+        check(layer(table, dim), ids, expected(table, ids), 2, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

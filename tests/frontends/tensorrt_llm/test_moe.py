@@ -97,7 +97,7 @@ def test_experts_over_ranks(tp: int, ep: int, act: str, bias: bool) -> None:
         return layer(x)
 
     want = expected(w, x, act, bias, normalize)
-    for (found,) in every_rank(build, {"x": x}, tp, moe_ep_size=ep):
+    for (found,) in every_rank(build, {"x": x}, tp, moe_ep_size=ep, dynamic=2 * bias):
         np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5)
 
 

@@ -20,21 +20,37 @@ Build = Callable[..., Any]  # (mapping, one tensor per input) -> a tensor, or se
 
 
 def module_of(
-    build: Build, inputs: Mapping[str, Array], tp: int = 1, pp: int = 1, **sizes: int
+    build: Build,
+    inputs: Mapping[str, Array],
+    tp: int = 1,
+    pp: int = 1,
+    dynamic: int = 0,
+    **sizes: int,
 ) -> irc.Module:
-    """The module of what `build` returns, whose outputs are out0, out1, ..."""
+    """The module of what `build` returns, whose outputs are out0, out1, ...
+
+    The first `dynamic` dimensions of inputs are symbols.
+    """
 
     def one_rank(mapping: Ranks) -> None:
-        given = {
-            name: Tensor(name=name, dtype=dtype_of(array), shape=array.shape)
-            for name, array in inputs.items()
-        }
+        given = {name: _input(name, array, dynamic) for name, array in inputs.items()}
         found = build(mapping, **given)
         for i, tensor in enumerate(found if isinstance(found, tuple) else (found,)):
             if tensor is not None:
                 tensor.mark_output(f"out{i}")
 
     return trace(one_rank, tp, pp, **sizes)
+
+
+def _input(name: str, array: Array, dynamic: int) -> Tensor:
+    """An input of the network in progress."""
+    kind, shape = dtype_of(array), array.shape
+    if not dynamic:
+        return Tensor(name=name, dtype=kind, shape=shape)
+    ranges: dict[str, Any] = {f"dim{i}": [[0, n, 64]] for i, n in enumerate(shape[:dynamic])}
+    ranges |= {f"dim{i}": [n] for i, n in enumerate(shape) if i >= dynamic}
+    sizes = [-1 if i < dynamic else n for i, n in enumerate(shape)]
+    return Tensor(name=name, dtype=kind, shape=sizes, dim_range=ranges)
 
 
 def every_rank(
