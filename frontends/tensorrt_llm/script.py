@@ -26,6 +26,7 @@ from .dialects import find_dialect
 from .engines import merged
 from .lint import imported, parse_script, uses_api
 from .names import ROOT, suggestion
+from .utilities import process
 
 
 @dataclass
@@ -42,11 +43,15 @@ def is_build_script(path: str | Path) -> bool:
 
 
 def run_script(
-    path: str | Path, arguments: Sequence[str] = (), dialect: Dialect | None = None, **options: Any
+    path: str | Path,
+    arguments: Sequence[str] = (),
+    dialect: Dialect | None = None,
+    processes: int = 1,
+    **options: Any,
 ) -> Run:
-    """Run a script as `python path arguments` would; the modules of its engines.
+    """Run a script as `mpirun -n processes python path arguments` would; its engines' modules.
 
-    All ranks and worker processes run one after the other in this process. `dialect` is found in
+    All processes, ranks and workers run one after the other in this process. `dialect` is found in
     the text by default. `options` are fields of the session.
     """
     path = Path(path)
@@ -54,8 +59,9 @@ def run_script(
     with new_session(dialect or find_dialect(tree), **options) as session, aliases():
         argv, sys.argv = sys.argv, [str(path), *arguments]
         try:
-            with _in_this_process(tree), executed(path, "__main__"):
-                pass
+            for rank in range(processes):
+                with process(rank, processes), _in_this_process(tree), executed(path, "__main__"):
+                    pass
         except Error as error:
             _explain(error)
             raise

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,14 +16,27 @@ def pad_vocab_size(vocab_size: int, tp_size: int) -> int:
     return -(-vocab_size // tp_size) * tp_size
 
 
+_process: ContextVar[tuple[int, int]] = ContextVar("irc_trt_llm_process", default=(0, 1))
+
+
+@contextmanager
+def process(rank: int, count: int) -> Generator[None]:
+    """The block runs as one of several processes of a script."""
+    token = _process.set((rank, count))
+    try:
+        yield
+    finally:
+        _process.reset(token)
+
+
 def mpi_rank() -> int:
-    """0: one process traces all ranks."""
-    return 0
+    """The number of this process of the script."""
+    return _process.get()[0]
 
 
 def mpi_world_size() -> int:
-    """1: one process traces all ranks."""
-    return 1
+    """The number of processes of the script (irc compile --processes)."""
+    return _process.get()[1]
 
 
 def trt_version() -> str:

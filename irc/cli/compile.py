@@ -59,6 +59,8 @@ def configure(parser: Parser) -> None:
     add("-o", "--output", metavar="DIR", help="the artifact folder; an older artifact is replaced")
     what = "the version of a TensorRT-LLM script: A (0.5 to 0.7.1) or B (default: as it reads)"
     add("--dialect", type=word_of("A", "B"), help=what)
+    what = "run a TensorRT-LLM script N times, as mpirun -n N would (default: 1)"
+    add("--processes", metavar="N", type=whole_number(1), default=1, help=what)
     add("--random-weights", metavar="SEED", type=whole_number(), help="in place of a checkpoint")
     targets = "onnx, tensorrt-rtx, tensorrt, reference (default: that of an artifact, else onnx)"
     add_compilation(parser, f"what to compile for: {targets}")
@@ -83,7 +85,9 @@ def run(args: Namespace) -> int:
         options = compilation_options(args) | {"engine": engine_options(args)}
         options |= {"random_weights": args.random_weights}
         place = Path(output) if output else None
-        script = run_script(args.source, args.rest, args.dialect, output=place, options=options)
+        script = run_script(
+            args.source, args.rest, args.dialect, args.processes, output=place, options=options
+        )
         return _build(args, script, output)
     _check_unused(args)
     if output is None and not args.dry_run:
@@ -123,7 +127,8 @@ def _build(args: Namespace, script: Run, output: str | None) -> int:
 
 def _check_unused(args: Namespace) -> None:
     """An Error about what only build scripts of TensorRT-LLM take."""
-    given = "--dialect" if args.dialect else f"-- {args.rest[0]}" if args.rest else ""
+    given = "--dialect" if args.dialect else "--processes" if args.processes > 1 else ""
+    given = given or (f"-- {args.rest[0]}" if args.rest else "")
     if given:
         raise Error(
             f"{given} is for a build script, which imports tensorrt_llm and not irc; "

@@ -127,6 +127,23 @@ def test_the_command_compiles_the_engine(
         np.testing.assert_allclose(artifact.run({"x": x})["y"], x * 3, rtol=1e-6)
 
 
+def test_processes_of_mpi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    alone = (
+        "    args.tp_size = tensorrt_llm.mpi_world_size()\n"
+        "    build(tensorrt_llm.mpi_rank(), args)\n"
+    )
+    script = write(tmp_path, HEAD + alone)
+    (module,) = run_script(script, processes=2).engines.values()
+    assert module.mesh.ranks == 2
+    script.write_text(script.read_text().replace("tensorrt_llm.mpi_world_size()", "2"))
+    assert main(["compile", str(script), "--dry-run"]) == 1
+    assert "found none for rank 1" in capsys.readouterr().err
+    assert main(["compile", str(script), "--dry-run", "--processes", "2"]) == 0
+
+
 def test_several_engines_become_folders(script: Path, tmp_path: Path) -> None:
     names = "    for args.name in ('one', 'two'):\n        build(0, args)\n"
     script = write(tmp_path, HEAD + names)
@@ -209,6 +226,10 @@ def test_arguments_of_a_factory_are_no_words_of_a_script(
 ) -> None:
     path = tmp_path / "model.py"
     path.write_text("def build(): pass\n")
-    for words, given in ((["--", "--layers", "2"], "-- --layers"), (["--dialect", "A"], "--dia")):
+    for words, given in (
+        (["--", "--layers", "2"], "-- --layers"),
+        (["--dialect", "A"], "--dia"),
+        (["--processes", "2"], "--proc"),
+    ):
         assert main(["compile", str(path), "-o", str(tmp_path / "x"), *words]) == 1
         assert f"{given}" in capsys.readouterr().err
