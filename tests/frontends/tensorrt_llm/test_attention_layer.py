@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from irc.frontends.tensorrt_llm.layers import (
+    AttentionParams,
+    BlockSparseAttnParams,
+    KeyValueCacheParams,
+    MropeParams,
+)
+from irc.frontends.tensorrt_llm.mapping import Mapping
 from tests.fresh import fresh
-from tests.frontends.tensorrt_llm.attention_cases import Case
-from tests.frontends.tensorrt_llm.attention_oracle import Array, Oracle
+from tests.frontends.tensorrt_llm.attention_cases import Case, made
+from tests.frontends.tensorrt_llm.attention_oracle import Array, Oracle, inverse, rotated
+from tests.frontends.tensorrt_llm.traced import run
 
 RANDOM = fresh(0)
 HIDDEN, WIDTH, TOKENS = 10, 8, 5
@@ -59,3 +68,72 @@ def test_every_path_is_attention(tp: int, heads: int, kv: int) -> None:
     for row, (found, prompt) in enumerate(zip(rows, PROMPTS, strict=True)):
         assert len(found) == TOKENS - 3 + prompt
         close(found, wanted[row, : len(found)])
+
+
+def test_half_of_a_head_rotates_as_in_chatglm2() -> None:
+    """By positions [B, S], in pairs of neighbours; queries, keys and values are in sections."""
+    places = RANDOM.integers(0, 9, size=(2, TOKENS)).astype(np.int32)
+    found, x = oracle(4, 2, position="chatglm"), tokens()
+    rotate = rotated_half(places)
+    found.more = {"norm": lambda heads, name: rotate(heads)}
+    wanted = replace(found, position="learned_absolute")(x)
+    case = Case(found, call=lambda first, last: {"position_embedding": places[:, first:last]})
+    close(case.whole(x, 2), wanted)
+    close(case.grown(x, 2, [3, TOKENS]), wanted)
+
+
+def rotated_half(places: Array) -> Any:
+    """The rotation of the first half of the features of every head."""
+
+    def rotate(x: Array) -> Array:
+        half = x.shape[-1] // 2
+        turned = rotated(x[..., :half], places, inverse(half), by_two=True)
+        return np.concatenate([turned, x[..., half:]], -1)
+
+    return rotate
+
+
+def test_tables_of_mrope_in_the_layer() -> None:
+    places = RANDOM.integers(0, 9, size=(2, TOKENS))
+    angles = places[..., None] * inverse(WIDTH)
+    table = np.stack([np.cos(angles), np.sin(angles)], -1).reshape(2, -1).astype(np.float32)
+    deltas = np.array([[2], [-1]], np.int32)
+    row = np.where(np.arange(TOKENS) < PROMPTS[:, None], places, np.arange(TOKENS) + deltas)
+    more = {"positions": np.stack([row] * 3), "sections": [2, 1, 1]}
+    found, x = oracle(4, 2, position="mrope", **more), tokens()
+    given = {"x": x.astype(np.float32), "table": table, "deltas": deltas, "lengths": PROMPTS}
+
+    def build(mapping: Mapping) -> None:
+        inputs = made(given)
+        out = Case(found).layer(mapping)(
+            inputs["x"],
+            mrope_params=MropeParams(inputs["table"], inputs["deltas"]),
+            attention_params=AttentionParams(context_lengths=inputs["lengths"]),
+        )
+        out.mark_output("out")
+
+    close(run(build, given, 2)["out"], found(x))
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_windows_of_layers_may_be_an_input(tp: int) -> None:
+    found, x = oracle(4, 2, mask="sliding_window_causal", window=2), tokens()
+    given = {"x": x.astype(np.float32), "windows": np.array([4, 2, 1], np.int32)}
+
+    def build(mapping: Mapping) -> None:
+        inputs = made(given)
+        layer = Case(found, {"local_layer_idx": 1}).layer(mapping)
+        params = KeyValueCacheParams(host_max_attention_window_sizes=inputs["windows"])
+        layer(inputs["x"], kv_cache_params=params).mark_output("out")
+
+    close(run(build, given, tp)["out"], found(x))
+    close(Case(found, {"local_layer_idx": 1}, window=[4, 2]).whole(x, tp), found(x))
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_blocks_by_the_heads_of_all_ranks(alike: bool) -> None:
+    """More heads than the stride, on four ranks."""
+    params = BlockSparseAttnParams(1, alike, 1, 3)
+    found = oracle(8, 4, mask="blocksparse", blocks=(1, 1, 3, alike))
+    x = tokens()
+    close(Case(found, {"block_sparse_params": params}).whole(x, 4), found(x))

@@ -9,7 +9,7 @@ import pytest
 
 from irc import ops
 from irc.errors import Error
-from irc.frontends.tensorrt_llm.context import current_session, new_session
+from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.dtypes import irc_dtype
 from irc.frontends.tensorrt_llm.enums import LayerNormType, PositionEmbeddingType
 from irc.frontends.tensorrt_llm.layers import Attention, BertAttention
@@ -386,14 +386,3 @@ def test_a_window_counts_for_its_mask_type_only() -> None:
     with new_session(), pytest.raises(Error, match="needs its window"):
         found.mask = "sliding_window_causal"
         Case(found).whole(x, 1)
-    with new_session():
-        trace(lambda mapping: window_input(mapping))
-        assert not current_session().notes
-
-
-def window_input(mapping: Mapping) -> None:
-    """A window per layer as an input."""
-    inputs = made({"x": tokens().astype(np.float32), "windows": np.full(3, 2, np.int32)})
-    layer = Case(oracle(4, 2, mask="sliding_window_causal"), {"local_layer_idx": 1}).layer(mapping)
-    params = KeyValueCacheParams(host_max_attention_window_sizes=inputs["windows"])
-    layer(inputs["x"], kv_cache_params=params).mark_output("out")
