@@ -190,8 +190,9 @@ def _sliced(x: Tensor, dim: int, start: Any, size: DimLike, step: DimLike) -> Te
     if isinstance(step, Dim):
         raise Error(f"slice: expected a number as stride, found {step}", loc=here())
     if x.content is not None and isinstance(start, int) and isinstance(size, int):
-        end = start + size * step
-        return known(x.content[start : end if end >= 0 else None : step], x.type.dtype)
+        places = range(start, start + size * step, step)
+        if all(0 <= place < len(x.content) for place in places):
+            return known([x.content[place] for place in places], x.type.dtype)
     if not given and step > 0:
         stop = start + (size - 1) * step + 1
         return wrap(F.slice(x.inner, dim, start, stop, step=step))

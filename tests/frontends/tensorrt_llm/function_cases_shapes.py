@@ -110,6 +110,12 @@ PARTS = [
     Case("slice", _every_second, lambda x: x[:, 1:4:2, :3], (f("B", 5, 6),)),
     Case("slice", lambda x, at: F.slice(x, at, [2, 3]), _window, (f(7, 6), i(3, 2))),
     Case("slice", _columns, lambda x, at: x[:, at[0] : at[0] + 2], (f("B", 7), i(5, 1))),
+    Case(
+        "slice",
+        lambda x: F.slice(F.shape(x), [3], [2], [-2]),
+        lambda x: _sizes(x.shape[3], x.shape[1]),
+        (X,),
+    ),
     Case("slice", _reversed, lambda x: x[:, 2:5].flip(1), (f("B", 6),)),
     same("split", torch.split, HIDDEN, 4, dim=-1),
     same("split", torch.split, HIDDEN, [5, 7], 2),

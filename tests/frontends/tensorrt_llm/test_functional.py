@@ -152,6 +152,7 @@ def test_a_start_from_the_data_chooses_in_its_dimension_only() -> None:
         (lambda x: F.softmax(x, 2), "no dimension 2"),
         (lambda x: F.flatten(x, 2), "expected a dimension from -2 to 1, found 2"),
         (lambda x: F.slice(x, [0], [1]), "expected 2 starts, sizes and strides"),
+        (lambda x: F.slice(F.shape(x), [1], [2]), "stop 3 lies beyond 2"),
         (lambda x: F.slice(x, [0, 0], [1, 1], mode="FILL"), "expected no mode, found FILL"),
         (lambda x: F.pad(x, (1,)), "expected two numbers for each padded dimension"),
         (lambda x: F.pad(x, (1, 1), "reflect"), "expected the mode 'constant', found 'reflect'"),
