@@ -197,20 +197,12 @@ class Mapping:
     @property
     def node_rank(self) -> int:
         """The host of this rank."""
-        return self.get_node_rank(self.rank)
+        return self.rank // self.gpus_per_node
 
     @property
     def local_rank(self) -> int:
         """This rank's position on its host."""
-        return self.get_local_rank(self.rank)
-
-    def get_node_rank(self, rank: int) -> int:
-        """The host of a rank."""
-        return rank // self.gpus_per_node
-
-    def get_local_rank(self, rank: int) -> int:
-        """The position of a rank on its host."""
-        return rank % self.gpus_per_node
+        return self.rank % self.gpus_per_node
 
     # -- config.json
 

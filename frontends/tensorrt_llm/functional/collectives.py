@@ -11,10 +11,11 @@ from ....errors import Error
 from ....source import here
 from ... import functional as F
 from ...tensor import Tensor as Inner
+from ..arithmetic import data
 from ..context import current_network, current_session, signatures
 from ..errors import ArgumentError
 from ..mapping import Mapping
-from ..tensor import Tensor, unwrap, wrap
+from ..tensor import Tensor, wrap
 
 
 class AllReduceStrategy(IntEnum):
@@ -66,21 +67,6 @@ class AllReduceParams:
     scale: Tensor | None = None
     norm_pre_residual_weight: Tensor | None = None
     eps: float = 1e-6
-
-    def has_affine(self) -> bool:
-        """Whether the norm has a weight."""
-        return self.norm_weight is not None
-
-    def has_bias(self) -> bool:
-        """Whether a bias is added to the sum."""
-        return self.bias is not None
-
-    def has_scale(self) -> bool:
-        """Whether the result is quantized."""
-        return self.scale is not None
-
-    def update_strategy(self) -> None:
-        """Does nothing: see AllReduceStrategy."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +152,7 @@ def allreduce(
     effect.
     """
     claim_instance(instance_id)
-    over, x = group_of(group), unwrap(tensor)
+    over, x = group_of(group), data(tensor)
     params = all_reduce_params or AllReduceParams()
     fusion = AllReduceFusionOp(params.fusion_op)
     _check_fusion(params, fusion)
@@ -174,11 +160,11 @@ def allreduce(
         return _normalized(x, over, params)
     total = _sum(x, over)
     if params.bias is not None:
-        total = total + unwrap(params.bias)
+        total = total + data(params.bias)
     if fusion == AllReduceFusionOp.NONE:
         return wrap(total)
     weight = _norm_weight(total, params.norm_pre_residual_weight)
-    total = F.rms_norm(total, weight, eps=params.eps) + unwrap(params.residual)
+    total = F.rms_norm(total, weight, eps=params.eps) + data(params.residual)
     normed = F.rms_norm(total, _norm_weight(total, params.norm_weight), eps=params.eps)
     return wrap(normed), wrap(total)
 
@@ -201,20 +187,20 @@ def _sum(x: Inner, over: Group) -> Inner:
 
 def _normalized(x: Inner, over: Group, params: AllReduceParams) -> tuple[Tensor, Tensor]:
     """(rms_norm of the sum and the residual, that sum)."""
-    weight, residual = _norm_weight(x, params.norm_weight), unwrap(params.residual)
+    weight, residual = _norm_weight(x, params.norm_weight), data(params.residual)
     if params.bias is None and over.size > 1:
         normed, total = F.all_reduce_rms_norm(
             x, residual, weight, over.axis, eps=params.eps, group_size=over.size
         )
         return wrap(normed), wrap(total)
     total = _sum(x, over)
-    total = (total if params.bias is None else total + unwrap(params.bias)) + residual
+    total = (total if params.bias is None else total + data(params.bias)) + residual
     return wrap(F.rms_norm(total, weight, eps=params.eps)), wrap(total)
 
 
 def _norm_weight(x: Inner, weight: Tensor | None) -> Inner:
     if weight is not None:
-        return unwrap(weight)
+        return data(weight)
     return F.full(1.0, shape=(x.shape[-1],), dtype=x.dtype)
 
 
@@ -222,7 +208,7 @@ def allgather(tensor: Tensor, group: Sequence[int], gather_dim: int = 0) -> Tens
     """The tensors [..., n, ...] of a group joined along `gather_dim`, in the order of the group as
     it is given: [..., size*n, ...]. TensorRT-LLM joins in ascending order of ranks; see
     `sorted_groups` of the session."""
-    over, x = group_of(group), unwrap(tensor)
+    over, x = group_of(group), data(tensor)
     if over.size == 1:
         return wrap(x)
     dim = _checked_dim("allgather", x, gather_dim)
@@ -233,7 +219,7 @@ def allgather(tensor: Tensor, group: Sequence[int], gather_dim: int = 0) -> Tens
 def reduce_scatter(tensor: Tensor, group: Sequence[int]) -> Tensor:
     """Of the sum of the tensors [n, ...] of a group, the block [n/size, ...] whose number is this
     rank's position in the group. n must be a multiple of the size."""
-    over, x = group_of(group), unwrap(tensor)
+    over, x = group_of(group), data(tensor)
     if over.size == 1:
         return wrap(x)
     dim = _checked_dim("reduce_scatter", x, 0)

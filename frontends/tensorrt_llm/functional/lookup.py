@@ -14,9 +14,10 @@ from ....source import here
 from ... import functional as F
 from ...tensor import Tensor as Inner
 from ...tracer import Tracer, current
+from ..arithmetic import data
 from ..context import signatures
 from ..errors import ArgumentError
-from ..tensor import Tensor, unwrap, wrap
+from ..tensor import Tensor, wrap
 from .collectives import allgather, allreduce, claim_instance
 
 
@@ -47,10 +48,10 @@ def embedding(
     `workspace` and `padding`, which only aligns the weight, have no effect.
     """
     claim_instance(instance_id)
-    ids, table = unwrap(input), unwrap(weight)
+    ids, table = data(input), data(weight)
     if table.ndim != 2:
         raise Error(f"embedding: expected a weight [rows, width], found {table.type}", loc=here())
-    scale = None if per_token_scale is None else unwrap(per_token_scale)
+    scale = None if per_token_scale is None else data(per_token_scale)
     if tp_size == 1 or tp_group is None:
         return wrap(_rows(ids, ids, table, scale))
     if len(tp_group) != tp_size:

@@ -16,7 +16,10 @@ from ..module import Module
 from ..tensor import Tensor, unwrap, wrap
 from .linear import shard_size, sharded_parameter
 
-_A = "num_embeddings, embedding_dim, dtype, tp_size, tp_group, sharding_dim, tp_rank, instance_id"
+_NAMES = (
+    "num_embeddings, embedding_dim, dtype, tp_size, tp_group, sharding_dim, tp_rank, instance_id"
+)
+_PROMPT_NAMES = _NAMES.replace("dtype", "vocab_size, dtype")
 
 
 class Embedding(Module):
@@ -28,7 +31,7 @@ class Embedding(Module):
 
     codes = ""  # the dtype of the weight where that is not `dtype`
 
-    @signatures(a=_A, b=_A.removesuffix(", instance_id"))
+    @signatures(a=_NAMES, b=_NAMES)
     def __init__(
         self,
         num_embeddings: int,
@@ -84,34 +87,17 @@ class PromptTuningEmbedding(Embedding):
     Token vocab_size + i of a row with task t is row t * task_vocab_size + i of the prompt table.
     """
 
-    @signatures(
-        a="num_embeddings, embedding_dim, vocab_size, dtype, tp_size, tp_group, sharding_dim, "
-        "tp_rank, instance_id",
-        b="num_embeddings, embedding_dim, vocab_size, dtype, tp_size, tp_group, sharding_dim, "
-        "tp_rank",
-    )
+    @signatures(a=_PROMPT_NAMES, b=_PROMPT_NAMES)
     def __init__(
         self,
         num_embeddings: int,
         embedding_dim: int,
         vocab_size: int | None = None,
-        dtype: Any = None,
-        tp_size: int = 1,
-        tp_group: Sequence[int] | None = None,
-        sharding_dim: int = 0,
         tp_rank: int = 0,
-        instance_id: int | None = None,
+        **more: Any,
     ) -> None:
-        super().__init__(
-            num_embeddings=num_embeddings,
-            embedding_dim=embedding_dim,
-            dtype=dtype,
-            tp_size=tp_size,
-            tp_group=tp_group,
-            sharding_dim=sharding_dim,
-            tp_rank=tp_rank,
-            instance_id=instance_id,
-        )
+        sizes = {"num_embeddings": num_embeddings, "embedding_dim": embedding_dim}
+        super().__init__(**sizes, tp_rank=tp_rank, **more)
         self.vocab_size = num_embeddings if vocab_size is None else vocab_size
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -100,7 +100,7 @@ def test_a_config_file_holds_it() -> None:
     assert again == mapping and hash(again) == hash(mapping)
     again.rank = 4
     assert again != mapping and again.tp_rank == 0
-    assert (mapping.node_rank, mapping.local_rank, mapping.get_local_rank(9)) == (0, 5, 1)
+    assert (mapping.node_rank, mapping.local_rank) == (0, 5)
     with pytest.raises(Error, match="no argument called 'tpsize'"):
         Mapping(tpsize=2)
     with pytest.raises(Error, match="enable_attention_dp=True is not supported"):
