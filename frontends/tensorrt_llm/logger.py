@@ -51,3 +51,10 @@ class Logger:
 
 
 logger = Logger()
+
+# `tensorrt_llm.logger` is both this module and the logger.
+set_level, log, log_once = logger.set_level, logger.log, logger.log_once
+error, critical, warning, info = logger.error, logger.critical, logger.warning, logger.info
+verbose, debug, trace = logger.verbose, logger.debug, logger.trace
+warning_once, info_once = logger.warning_once, logger.info_once
+error_once, debug_once = logger.error_once, logger.debug_once

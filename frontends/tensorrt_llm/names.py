@@ -46,7 +46,8 @@ class Name:
                     raise
                 continue
             found = getattr(module, self.name, None)
-            if found is not None and str(getattr(found, "__module__", "irc")).startswith("irc"):
+            origin = str(getattr(found, "__module__", "irc")).partition(".")[0]
+            if found is not None and origin in ("irc", "functools"):
                 return found  # not what the module imports from elsewhere
         raise AttributeError(f"irc has no {self.path}")
 

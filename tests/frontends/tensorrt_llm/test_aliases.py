@@ -74,10 +74,11 @@ def test_names_that_scripts_use(dialect: str, version: str) -> None:
             "equal = str_dtype_to_trt('float16') == trt.float16 == trt.DataType.HALF\n"
             "same = tensorrt_llm.Module is tensorrt_llm.module.Module\n"
             "quiet = trt.Logger(trt.Logger.ERROR).min_severity == trt.Logger.Severity.ERROR\n"
-            "tensorrt_llm.profiler.start('x')\n"
+            "tensorrt_llm.profiler.start('x'); tensorrt_llm.logger.set_level('info')\n"
+            "chatty = logger.level == 'info'; logger.set_level('warning')\n"
         )
     assert names["version"] == version
-    assert names["equal"] is names["same"] is names["quiet"] is True
+    assert names["equal"] is names["same"] is names["quiet"] is names["chatty"] is True
 
 
 UNSUPPORTED = (

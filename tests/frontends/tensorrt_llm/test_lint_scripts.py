@@ -10,6 +10,7 @@ from irc.cli.main import main
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.dialects import find_dialect
 from irc.frontends.tensorrt_llm.lint import Use, as_rows, lint_script
+from tests.layout import ROOT
 
 SCRIPT = """\
 import tensorrt_llm
@@ -99,6 +100,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert Use(**found["uses"][0]) == lint_script(path).uses[0]
     path.write_text("from tensorrt_llm.functional import add\n")
     assert main(["lint", str(path)]) == 0
+
+
+EXAMPLES = sorted((ROOT / "examples" / "tensorrt_llm").glob("*/*.py"))
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_irc_takes_all_of_the_examples(script: Path) -> None:
+    report = lint_script(script)
+    assert report.score == 1, as_rows(report)[0]
+    assert len(report.uses) > 5
+    assert find_dialect(ast.parse(script.read_text())) == script.parent.name[-1].upper()
 
 
 def test_a_script_of_python_2(tmp_path: Path) -> None:
