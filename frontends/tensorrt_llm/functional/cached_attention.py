@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....errors import Error
+from ....ir.dtypes import is_float
 from ....source import here
 from ... import functional as F
 from ...layers import BlockSparse, RelativePositions
@@ -114,6 +115,19 @@ class CacheCodes:
     scale: Inner | None = None
     dtype: str = ""
 
+    def check(self, heads: Heads, cache: Inner) -> None:
+        """An Error unless a cache has the heads of the layer, and the dtype of its codes."""
+        dtype = self.dtype if self.scale is not None else ""
+        shape = cache.shape if cache.ndim == 5 else (0,) * 5
+        fits = (*shape[1:3], shape[4]) == (2, heads.kv, heads.width)
+        if fits and (cache.dtype == dtype or (not dtype and is_float(cache.dtype))):
+            return
+        raise Error(
+            f"expected a KV cache {dtype or 'of floats'} [batch, 2, {heads.kv}, length, "
+            f"{heads.width}] as of the layer's heads and quant_mode, found {cache.type}",
+            loc=here(),
+        )
+
     def encode(self, x: Inner) -> Inner:
         """Values as the cache holds them."""
         if self.scale is None:
@@ -139,8 +153,10 @@ def grow(
 
     The cache is [B, 2, kv, P + S, width], keys and values are [B, kv, P + S, width].
     """
-    new = F.stack([codes.encode(heads.by_head(each)) for each in (k, v)], dim=1)
-    cache = new if past is None else F.concat([past.cast(new.dtype), new], 3)
+    cache = F.stack([codes.encode(heads.by_head(each)) for each in (k, v)], dim=1)
+    if past is not None:
+        codes.check(heads, past)
+        cache = F.concat([past, cache.cast(past.dtype)], 3)
     keys, values = (codes.decode(each.squeeze(1), k.dtype) for each in cache.split((1, 1), 1))
     return cache, keys, values
 
@@ -152,6 +168,7 @@ def write(
 
     `past` and the cache are [B, 2, kv, C, width], keys and values [B, kv, C, width].
     """
+    codes.check(heads, past)
     batch, _, kv, capacity, width = past.shape
     both = F.concat([codes.encode(each) for each in (k, v)], 2)
     flat = past.reshape(batch, 2 * heads.kv, capacity, width)

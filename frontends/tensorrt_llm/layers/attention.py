@@ -10,7 +10,7 @@ from ....source import here
 from ... import functional as F
 from ...layers.positions import logn_scale, query_positions
 from ...tensor import Tensor as Inner
-from ..context import current_network, current_session, signatures
+from ..context import current_network, current_session, dialect, signatures
 from ..enums import AttentionMaskType, LayerNormType, PositionEmbeddingType
 from ..functional.attention import cache_codes, window_of
 from ..functional.cached_attention import CacheCodes, cached, cross, grow
@@ -161,11 +161,8 @@ class Attention(AttentionBase):
                 mscales=(rope_scaling_short_mscale, rope_scaling_long_mscale),
             )
         self.quant_mode = quant_mode or QuantMode(0)
-        if use_int8_kv_cache:
-            self.quant_mode |= QuantMode.INT8_KV_CACHE
         self.kv_cache_scaling_factor: Parameter | None = None
-        if self.quant_mode.has_kv_cache_quant():
-            self.kv_cache_scaling_factor = Parameter(shape=(1,), dtype="float32")
+        self.quantize_cache(QuantMode.INT8_KV_CACHE if use_int8_kv_cache else self.quant_mode)
         self.qk_layernorm, self.layernorm_share = qk_layernorm, layernorm_share
         if qk_layernorm:
             self.q_layernorm = self._norm(layernorm_type, heads.query, eps)
@@ -174,6 +171,16 @@ class Attention(AttentionBase):
         if inner_layernorm:
             made = norm_class(layernorm_type)
             self.inner_layernorm = made(hidden_size, dtype=dtype, eps=eps)
+
+    def quantize_cache(self, mode: QuantMode) -> None:
+        """Hold the KV cache as codes where `mode` says so, of the scale kv_cache_scaling_factor."""
+        if not mode.has_kv_cache_quant():
+            return
+        self.quant_mode |= mode
+        self.kv_cache_scaling_factor = Parameter(shape=(1,), dtype="float32")
+        if dialect() == "A":  # names of 0.5; the second, the reciprocal, is not used
+            self.kv_quant_orig_scale = self.kv_cache_scaling_factor
+            self.kv_orig_quant_scale = Parameter(shape=(1,), dtype="float32")
 
     @staticmethod
     def create_attention_const_params(model_cls: Any, config: Any) -> None:

@@ -21,6 +21,7 @@ from ...tensor import Tensor as Inner
 from ..module import Module, Parameter
 from ..quantization import QuantConfig, QuantMode
 from ..tensor import Tensor, unwrap
+from .attention import Attention
 from .embedding import Embedding
 from .linear import Linear, LinearBase, RowLinear
 from .mlp import MLP, FusedGatedMLP, GatedMLP
@@ -308,6 +309,9 @@ def quantize_model(model: Module, quant_mode: QuantMode, **options: Any) -> Modu
     """
     globs = options.pop("exclude_modules", None)
     config = QuantConfig(exclude_modules=globs)
+    for _, part in model.named_modules():
+        if isinstance(part, Attention):
+            part.quantize_cache(quant_mode)
     if not quant_mode.has_any_quant(exclude_kv_cache=True):
         return model
     column, row = _classes(quant_mode)

@@ -8,17 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from irc.errors import Error
+from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.layers import (
     AttentionParams,
     BlockSparseAttnParams,
     KeyValueCacheParams,
     MropeParams,
 )
+from irc.frontends.tensorrt_llm.layers.quantized import quantize_model
 from irc.frontends.tensorrt_llm.mapping import Mapping
+from irc.frontends.tensorrt_llm.module import ModuleList
+from irc.frontends.tensorrt_llm.network import default_net
+from irc.frontends.tensorrt_llm.quantization import QuantMode
+from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.fresh import fresh
 from tests.frontends.tensorrt_llm.attention_cases import Case, made
 from tests.frontends.tensorrt_llm.attention_oracle import Array, Oracle, inverse, rotated
-from tests.frontends.tensorrt_llm.traced import run
+from tests.frontends.tensorrt_llm.traced import run, trace
 
 RANDOM = fresh(0)
 HIDDEN, WIDTH, TOKENS = 10, 8, 5
@@ -137,3 +144,29 @@ def test_blocks_by_the_heads_of_all_ranks(alike: bool) -> None:
     found = oracle(8, 4, mask="blocksparse", blocks=(1, 1, 3, alike))
     x = tokens()
     close(Case(found, {"block_sparse_params": params}).whole(x, 4), found(x))
+
+
+def test_quantize_model_quantizes_caches_and_other_caches_are_refused() -> None:
+    found, x = oracle(4, 2), tokens()
+
+    def build(mapping: Mapping, dtype: str, heads: int, mode: QuantMode) -> None:
+        default_net().plugin_config.set_gpt_attention_plugin(None)
+        layer = Case(found).layer(mapping)
+        holder = ModuleList([layer])
+        quantize_model(holder, mode)
+        if mode:
+            layer.kv_cache_scaling_factor.value = np.full(1, 0.05, np.float32)
+        past = Tensor(name="past_key_value_0", dtype=dtype, shape=(2, 2, heads, 0, WIDTH))
+        inputs = made({"x": x.astype(np.float32)})
+        params = KeyValueCacheParams([past])
+        out, present = layer(inputs["x"], use_cache=True, kv_cache_params=params)
+        out.mark_output("out")
+        present.mark_output("present_key_value_0")
+
+    mode, none = QuantMode.INT8_KV_CACHE, QuantMode(0)
+    with new_session():
+        module = trace(lambda mapping: build(mapping, "int8", 2, mode))
+    assert module.main.returned[1].type.dtype == "i8"
+    for dtype, heads, given in (("float32", 2, mode), ("int8", 2, none), ("float32", 4, none)):
+        with new_session(), pytest.raises(Error, match=r"expected a KV cache .* 2, length, 8\]"):
+            trace(lambda mapping, row=(dtype, heads, given): build(mapping, *row))

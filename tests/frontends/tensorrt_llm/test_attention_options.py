@@ -325,7 +325,8 @@ def test_dynamic_sizes_need_no_mask_of_all_positions() -> None:
 
 def test_positional_arguments_of_dialect_a() -> None:
     with new_session("A"):
-        layer = any_attention(24, 4, 2, 64)
+        layer = any_attention(24, 4, 2, 64, use_int8_kv_cache=True)
+    assert layer.kv_quant_orig_scale is layer.kv_cache_scaling_factor is not None
     assert (layer.hidden_size, layer.heads.query, layer.heads.kv) == (24, 4, 2)
     assert layer.max_position_embeddings == 64
     with new_session("B"):
