@@ -151,7 +151,7 @@ def merged(name: str) -> Module:
 
 
 def find_artifact(source: Any) -> Artifact:
-    """The artifact of an engine: its bytes, a file of them, a folder of `save`, an artifact."""
+    """The artifact of an engine: its bytes, a file of them, a folder of such, an artifact."""
     from ...driver import load
 
     if isinstance(source, (bytes, bytearray)):
@@ -172,7 +172,10 @@ def find_artifact(source: Any) -> Artifact:
     path = Path(source)
     if path.is_file():
         return find_artifact(path.read_bytes())
-    return load(path / _FOLDER if (path / _FOLDER).is_dir() else path)
+    engines = sorted(path.glob("*.engine"))
+    if (path / _FOLDER).is_dir() or is_artifact(path) or not engines:
+        return load(path / _FOLDER if (path / _FOLDER).is_dir() else path)
+    return find_artifact(engines[0])
 
 
 def is_complete(session: Session, engine: str) -> bool:

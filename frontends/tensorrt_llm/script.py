@@ -67,7 +67,8 @@ def run_script(
             raise
         finally:
             sys.argv = argv
-        return Run(session, _modules(session, path))
+        asks_help = not session.networks and {"-h", "--help"} & {*arguments}
+        return Run(session, {} if asks_help else _modules(session, path))
 
 
 def _modules(session: Session, path: Path) -> dict[str, Module]:
@@ -75,7 +76,8 @@ def _modules(session: Session, path: Path) -> dict[str, Module]:
         raise Error(
             f"{path} built no engine: expected Builder.build_engine(network, config) or "
             "build(model, config); arguments of the script follow --, as in `irc compile "
-            f"{path.name} -o DIR -- --tp_size 2`"
+            f"{path.name} -o DIR -- --tp_size 2`. A script that runs engines is run by "
+            f"`python -m irc.frontends.tensorrt_llm {path.name}`"
         )
     return {name: merged(name) for name in session.networks}
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from irc.frontends.script import load_script
 from irc.frontends.tensorrt_llm.engines import find_artifact
 from irc.frontends.tensorrt_llm.script import is_build_script, run_script
 from tests.fresh import fresh
+from tests.layout import ROOT
 
 # A script of dialect A: y = x W^T, whose rows of W are shared by the ranks.
 HEAD = """
@@ -156,6 +158,32 @@ def test_several_engines_become_folders(script: Path, tmp_path: Path) -> None:
     assert find_artifact(tmp_path / "one_rank0.engine").folder == out / "one"
 
 
+USE = """
+import sys
+import numpy as np
+from tensorrt_llm.runtime import Session
+folder = sys.argv[1]
+file = folder + "/scale_rank0.engine"
+for buffer in (folder, file, open(file, "rb").read()):
+    session = Session.from_serialized_engine(buffer)
+    print(session.run({"x": np.ones((1, 4), np.float32)})["y"].tolist())
+if len(sys.argv) > 2:
+    session.infer_shapes([])
+"""
+
+
+def test_a_script_that_runs_an_engine(script: Path, tmp_path: Path) -> None:
+    command = ["compile", str(script), "-o", str(tmp_path / "out"), "--backend", "reference"]
+    assert main([*command, "--", "--output_dir", str(tmp_path)]) == 0
+    use = tmp_path / "use.py"
+    use.write_text(USE)
+    words = [sys.executable, "-m", "irc.frontends.tensorrt_llm", str(use), str(tmp_path)]
+    found = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout == "[[3.0, 3.0, 3.0, 3.0]]\n" * 3
+    found = subprocess.run([*words, "x"], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (found.returncode, found.stderr[:21]) == (1, "error: the output y h")
+
+
 def test_what_the_command_prints(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +229,11 @@ def test_errors_of_scripts(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(irc.Error) as caught:
         run_script(write(tmp_path, text))
     assert message in str(caught.value)
+
+
+def test_the_help_of_a_script(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", str(script), "-o", "x", "--", "--help"]) == 0
+    assert "--tp_size TP_SIZE" in capsys.readouterr().err
 
 
 def test_which_scripts_build_engines(script: Path, tmp_path: Path) -> None:
