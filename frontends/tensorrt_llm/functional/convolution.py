@@ -240,7 +240,6 @@ def _resized(x: Inner, dim: int, old: int, new: int, mode: str, align_corners: b
         source = places * ((old - 1) / max(1, new - 1))
     else:
         source = (places + 0.5) * (old / new) - 0.5
-    source = source if mode == "bicubic" else source.clip(0)
     weights = constant_tensor(_weights(source, old, mode == "bicubic"), x.dtype).inner
     last = len(x.shape) - 1
     return F.linear(x.transpose(dim, last), weights).transpose(dim, last)

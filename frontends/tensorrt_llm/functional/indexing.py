@@ -156,7 +156,7 @@ def masked_scatter(input: Operand, mask: Operand, source: Operand) -> Tensor:
     counted = retyped(flatten(expand(chosen, shape)), "i32")
     last = values.type.shape[0] - 1
     ends = F.minimum(F.cumsum(counted.inner) - 1, known(last).inner)
-    found = F.gather(values.inner, F.maximum(ends, 0))
+    found = F.gather(values.inner, ends)  # -1, before the first, is the last
     return where(chosen, wrap(F.reshape(found, shape)), x)
 
 

@@ -14,7 +14,8 @@ import irc
 from irc.errors import Error
 from irc.frontends.tensorrt_llm import functional as F
 from irc.frontends.tensorrt_llm import names
-from irc.frontends.tensorrt_llm.context import current_session, new_session
+from irc.frontends.tensorrt_llm.context import Dialect, current_session, new_session
+from irc.frontends.tensorrt_llm.dtypes import DataType
 from irc.frontends.tensorrt_llm.functional import basic, convolution, indexing, reductions, shapes
 from irc.frontends.tensorrt_llm.network import Network, net_guard, precision
 from irc.frontends.tensorrt_llm.tensor import Tensor
@@ -99,6 +100,12 @@ def _input(name: str, arg: Arg) -> Tensor:
 
 def _listed(found: Any) -> Sequence[Any]:
     return found if isinstance(found, (list, tuple)) else [found]
+
+
+@pytest.mark.parametrize(("dialect", "dtype"), [("A", "INT32"), ("B", "INT64")])
+def test_the_dtype_of_sizes(dialect: Dialect, dtype: str) -> None:
+    with new_session(dialect), net_guard(Network()):
+        assert F.shape(Tensor("x", "float32", [5, 7])).dtype is DataType[dtype]
 
 
 def test_known_sizes_make_no_operations() -> None:

@@ -141,6 +141,7 @@ def test_a_layer_norm_with_a_weight_per_rank(tp: int, rng: np.random.Generator) 
 
     def build(mapping: Any) -> None:
         layer: Any = layers.LayerNorm((8 // tp, 3), bias=False, tp_size=tp, tp_dim=0)
+        assert layer.weight.sharded == (0, ("tp",))
         layer.weight.value = np.split(weight, tp)[mapping.tp_rank].astype(np.float32)
         first = functional.slice(
             Tensor("x", "float32", x.shape), [0, mapping.tp_rank * (8 // tp), 0], [2, 8 // tp, 3]
