@@ -139,7 +139,7 @@ def claim_instance(instance_id: int | None) -> None:
 def allreduce(
     tensor: Tensor,
     group: Sequence[int],
-    all_reduce_params: AllReduceParams | None = None,
+    all_reduce_params: AllReduceParams | AllReduceStrategy | None = None,
     workspace: Tensor | None = None,
     instance_id: int | None = None,
     strategy: AllReduceStrategy | None = None,
@@ -153,7 +153,8 @@ def allreduce(
     """
     claim_instance(instance_id)
     over, x = group_of(group), data(tensor)
-    params = all_reduce_params or AllReduceParams()
+    is_strategy = isinstance(all_reduce_params, AllReduceStrategy)  # of 0.8 to 0.10
+    params = AllReduceParams() if not all_reduce_params or is_strategy else all_reduce_params
     fusion = AllReduceFusionOp(params.fusion_op)
     _check_fusion(params, fusion)
     if fusion == AllReduceFusionOp.RESIDUAL_RMS_NORM:

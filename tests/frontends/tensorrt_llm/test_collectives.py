@@ -86,6 +86,32 @@ def test_results_are_in_the_order_of_the_group(order: list[int]) -> None:
         np.testing.assert_array_equal(scattered, np.split(whole.sum(0), tp)[rank])
 
 
+def test_groups_of_both_axes_do_not_mix() -> None:
+    parts = parts_of(4, 2, 3)
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        own = Parameter(parts[mapping.rank]).value
+        sums = allreduce(own, mapping.tp_group), allreduce(own, mapping.cp_group)
+        return *sums, allgather(own, mapping.cp_group[::-1]), allreduce(own, [0, 1, 2, 3])
+
+    for rank, found in enumerate(every_rank(build, X, 2, cp=2)):
+        across = [rank % 2, rank % 2 + 2]  # the group over cp
+        np.testing.assert_array_equal(found[0], parts[rank // 2 * 2 :][:2].sum(0))
+        np.testing.assert_array_equal(found[1], parts[across].sum(0))
+        np.testing.assert_array_equal(found[2], np.concatenate(parts[across[::-1]]))
+        np.testing.assert_array_equal(found[3], parts.sum(0))
+
+
+def test_a_strategy_in_place_of_parameters() -> None:
+    parts = parts_of(2, 2, 3)
+
+    def build(mapping: Mapping, x: Any) -> Any:  # as versions 0.8 to 0.10 have it
+        return allreduce(held(parts, mapping), mapping.tp_group, AllReduceStrategy.AUTO)
+
+    for (found,) in every_rank(build, X, 2):
+        np.testing.assert_array_equal(found, parts.sum(0))
+
+
 @pytest.mark.parametrize("tp", WORLDS)
 def test_reduce_scatter(tp: int) -> None:
     parts = parts_of(tp, 8, 3)
