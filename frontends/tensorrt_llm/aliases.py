@@ -245,6 +245,11 @@ class _TensorrtAlias(ModuleType):
         return unsupported(f"{_TENSORRT}.{name}", why)
 
 
+def _no_plugins(logger: object = None, namespace: str = "") -> bool:
+    """True: irc registers the plugins of engines itself."""
+    return True
+
+
 def _tensorrt() -> ModuleType:
     from .dtypes import DataType, numpy_of
 
@@ -255,6 +260,7 @@ def _tensorrt() -> ModuleType:
         "DataType": DataType,
         "Logger": _Logger,
         "nptype": numpy_of,
+        "init_libnvinfer_plugins": _no_plugins,
         "__version__": "10.7.0",
         **{name: getattr(DataType, member) for name, member in _TENSORRT_TYPES.items()},
     }

@@ -69,6 +69,9 @@ def test_names_that_scripts_use(dialect: str, version: str) -> None:
             "from tensorrt_llm._utils import str_dtype_to_trt\n"
             "from tensorrt_llm.parameter import Parameter\n"
             "from tensorrt_llm.logger import logger\n"
+            "from tensorrt_llm.bindings import KVCacheType\n"
+            "paged = tensorrt_llm.builder.KVCacheType.PAGED is KVCacheType.PAGED\n"
+            "trt.init_libnvinfer_plugins(trt.Logger(), '')\n"
             "logger.set_level('error'); logger.warning('x')\n"
             "version = tensorrt_llm.__version__\n"
             "equal = str_dtype_to_trt('float16') == trt.float16 == trt.DataType.HALF\n"
@@ -78,7 +81,14 @@ def test_names_that_scripts_use(dialect: str, version: str) -> None:
             "chatty = logger.level == 'info'; logger.set_level('warning')\n"
         )
     assert names["version"] == version
-    assert names["equal"] is names["same"] is names["quiet"] is names["chatty"] is True
+    assert (
+        names["equal"]
+        is names["same"]
+        is names["quiet"]
+        is names["chatty"]
+        is names["paged"]
+        is True
+    )
 
 
 UNSUPPORTED = (
