@@ -106,6 +106,17 @@ def window_of(sizes: Any, layer: int, kind: AttentionMaskType) -> int | Inner:
     return F.slice(inner, 0, at, at + 1).cast("i32")
 
 
+def counted_mask(mask: Inner | None, kind: AttentionMaskType) -> Inner | None:
+    """The mask of attention over a cache of a capacity: only custom_mask has one."""
+    if mask is None or kind is AttentionMaskType.custom_mask:
+        return mask
+    current_session().note(
+        f"attention_mask has no effect on {kind} attention with gpt_attention_plugin; padding is on "
+        "the right, where no token attends to it"
+    )
+    return None
+
+
 def gpt_attention(
     *,
     qkv: Tensor | None = None,
@@ -226,7 +237,7 @@ def gpt_attention(
         past_key_value,
         lengths,
         codes=cache_codes(kv_cache_quant_mode, kv_quant_orig_scale),
-        mask=unwrap(attention_mask) if mask_type is AttentionMaskType.custom_mask else None,
+        mask=counted_mask(unwrap(attention_mask), mask_type),
         prompt=unwrap(context_lengths),
         use_cache=use_cache,
     )

@@ -12,7 +12,7 @@ from ...layers.positions import logn_scale, query_positions
 from ...tensor import Tensor as Inner
 from ..context import current_network, current_session, dialect, signatures
 from ..enums import AttentionMaskType, LayerNormType, PositionEmbeddingType
-from ..functional.attention import cache_codes, window_of
+from ..functional.attention import cache_codes, counted_mask, window_of
 from ..functional.cached_attention import CacheCodes, cached, cross, grow
 from ..functional.rotary import rotary
 from ..module import Parameter
@@ -36,6 +36,8 @@ class Attention(AttentionBase):
     as heads, queries, keys and values of a head follow each other. Unlike in TensorRT-LLM,
     `rotary_embedding_base` and `rotary_embedding_scaling` count in every path, relative tables
     belong to the heads of their rank, and causal masks are no constants. Sequences have padding.
+    Arguments about kernels and memory (`multi_block_mode`, `dense_context_fmha`, `reorder`,
+    `norm_before_bmm1`, `layer_idx_in_cache_pool`, `max_lora_rank`) have no effect.
     """
 
     @signatures(
@@ -268,7 +270,6 @@ class Attention(AttentionBase):
         )
         rules, codes = self._rules(window), self._codes()
         if plugin:
-            custom = mask if self.attention_mask_type is AttentionMaskType.custom_mask else None
             found, cache = cached(
                 self.heads,
                 rules,
@@ -276,7 +277,7 @@ class Attention(AttentionBase):
                 past,
                 filled,
                 codes=codes,
-                mask=custom,
+                mask=counted_mask(mask, self.attention_mask_type),
                 prompt=prompt,
                 use_cache=use_cache,
             )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from irc.frontends.tensorrt_llm.context import Dialect
+import irc
+from irc.frontends.tensorrt_llm.context import Dialect, new_session
 from irc.frontends.tensorrt_llm.enums import AttentionMaskType, PositionEmbeddingType
 from irc.frontends.tensorrt_llm.layers.attention import Attention
 from irc.frontends.tensorrt_llm.layers.attention_parameters import (
@@ -19,7 +21,7 @@ from irc.frontends.tensorrt_llm.network import default_net
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from irc.ir.dtypes import dtype_of
 from tests.frontends.tensorrt_llm.attention_oracle import Array, Oracle
-from tests.frontends.tensorrt_llm.traced import run
+from tests.frontends.tensorrt_llm.traced import run, trace
 
 any_attention: Any = Attention
 
@@ -109,24 +111,12 @@ class Case:
 
     def grown(self, x: Array, tp: int, ends: list[int]) -> Array:
         """The result of calls up to each of `ends`, with a cache that grows."""
-        heads = max(self.oracle.kv // tp, 1) * tp
-        past = np.zeros((len(x), 2, heads, 0, self.oracle.width), np.float32)
+        step = self.engine(tp, plugin=False)
+        past = self.cache(len(x), tp, 0)
         outs: list[Array] = []
         for first, last in zip([0, *ends], ends, strict=False):
-            given = {"x": x[:, first:last].astype(np.float32), **self.arguments(first, last)}
-
-            def build(mapping: Mapping, given: Any = given, past: Array = past) -> None:
-                default_net().plugin_config.set_gpt_attention_plugin(None)
-                inputs = made(given)
-                cache = cache_input(past, mapping)
-                params = KeyValueCacheParams([cache], host_max_attention_window_sizes=self.window)
-                out, present = self.layer(mapping)(
-                    inputs.pop("x"), use_cache=True, kv_cache_params=params, **inputs
-                )
-                out.mark_output("out")
-                present.mark_output("present_key_value_0")
-
-            found = run(build, {**given, "past_key_value_0": past}, tp, dialect=self.dialect)
+            given = {"x": x[:, first:last], **self.arguments(first, last)}
+            found = step({**given, "past_key_value_0": past})
             past = found["present_key_value_0"]
             outs.append(found["out"])
         assert past.shape[3] == ends[-1]
@@ -136,67 +126,94 @@ class Case:
         self, x: Array, tp: int, prompt: int, last: int, prompts: Array, capacity: int
     ) -> list[Array]:
         """The valid results per row, with a cache of a capacity; prompts have unequal lengths."""
-        batch = len(x)
-        heads = max(self.oracle.kv // tp, 1) * tp
-        cache = np.full((batch, 2, heads, capacity, self.oracle.width), np.nan, np.float32)
-        cache[:] = 7.0  # what is not filled must not count
-        filled = np.zeros(batch, np.int32)
-        rows: list[list[Array]] = [[] for _ in range(batch)]
+        step = self.engine(tp, plugin=True)
+        cache = self.cache(len(x), tp, capacity)
+        filled = np.zeros(len(x), np.int32)
+        rows: list[list[Array]] = [[] for _ in x]
         while filled.max() < last:
-            tokens = prompt if not filled.any() else 1
-            starts = filled
-            index = starts[:, None] + np.arange(tokens)
-            pieces = np.take_along_axis(x, np.minimum(index, x.shape[1] - 1)[..., None], 1)
-            given: dict[str, Any] = {
-                "x": pieces.astype(np.float32),
+            counts = np.ones(len(x), np.int32) if filled.any() else prompts
+            index = filled[:, None] + np.arange(1 if filled.any() else prompt)
+            given = {
+                "x": np.take_along_axis(x, np.minimum(index, x.shape[1] - 1)[..., None], 1),
                 "past_key_value_0": cache,
-                "host_past_key_value_lengths": starts,
+                "host_past_key_value_lengths": filled,
                 "context_lengths": prompts,
                 **(self.call(index, None) if self.call is not None else {}),
             }
-            found = run(
-                lambda mapping, given=given: self.capacity_step(mapping, given),
-                given,
-                tp,
-                dialect=self.dialect,
-            )
+            found = step(given)
             cache = found["present_key_value_0"]
-            counts = prompts if not filled.any() else np.ones(batch, np.int32)
-            for row in range(batch):
-                rows[row] += list(found["out"][row, : counts[row]])
+            for row, count in enumerate(counts):
+                rows[row] += list(found["out"][row, :count])
             filled = (filled + counts).astype(np.int32)
         return [np.stack(row) for row in rows]
 
-    def capacity_step(self, mapping: Mapping, given: dict[str, Any]) -> None:
-        """One call over a cache of a capacity."""
-        default_net().plugin_config.set_gpt_attention_plugin("float32")
-        rest = {n: a for n, a in given.items() if n != "past_key_value_0"}
-        inputs = made(rest)
-        cache = cache_input(given["past_key_value_0"], mapping)
-        lengths = inputs.pop("host_past_key_value_lengths")
-        params = AttentionParams(context_lengths=inputs.pop("context_lengths"))
+    def cache(self, batch: int, tp: int, length: int) -> Array:
+        """A cache of all ranks; what is not filled must not count."""
+        heads = max(self.oracle.kv // tp, 1) * tp
+        return np.full((batch, 2, heads, length, self.oracle.width), 7.0, np.float32)
+
+    def engine(self, tp: int, plugin: bool) -> Callable[[dict[str, Array]], dict[str, Array]]:
+        """Runs calls of one module of dynamic sizes, for prompts and single tokens alike."""
+        made_of: list[Any] = []  # the module, and the session that holds its weights
+
+        def step(given: dict[str, Array]) -> dict[str, Array]:
+            given = given | {"x": given["x"].astype(np.float32)}
+            if not made_of:
+                with new_session(self.dialect) as session:
+                    module = trace(lambda mapping: self.call_of(mapping, given, plugin), tp)
+                    made_of[:] = [module, session]
+            return irc.evaluate(made_of[0], given)
+
+        return step
+
+    def call_of(self, mapping: Mapping, given: dict[str, Array], plugin: bool) -> None:
+        """The network of one call with a cache."""
+        default_net().plugin_config.set_gpt_attention_plugin("float32" if plugin else None)
+        past = np.split(given["past_key_value_0"], mapping.tp_size, axis=2)[mapping.tp_rank]
+        inputs = made({**given, "past_key_value_0": past}, dynamic=True)
         out, present = self.layer(mapping)(
             inputs.pop("x"),
             use_cache=True,
             kv_cache_params=KeyValueCacheParams(
-                [cache],
-                host_past_key_value_lengths=lengths,
+                [inputs.pop("past_key_value_0")],
+                host_past_key_value_lengths=inputs.pop("host_past_key_value_lengths", None),
                 host_max_attention_window_sizes=self.window,
             ),
-            attention_params=params,
+            attention_params=AttentionParams(context_lengths=inputs.pop("context_lengths", None)),
             **inputs,
         )
         out.mark_output("out")
         present.mark_output("present_key_value_0")
 
 
-def made(given: dict[str, Array]) -> dict[str, Any]:
-    """An input per array."""
-    return {n: Tensor(name=n, dtype=dtype_of(a), shape=a.shape) for n, a in given.items()}
+BATCH, QUERIES = ("batch", (1, 2, 4)), ("tokens", (1, 3, 8))
+KEYS, HELD = ("keys", (1, 4, 16)), ("held", (0, 3, 16))
+# the dynamic sizes of inputs, None for others
+SIZES: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "x": ((BATCH, QUERIES, None),),
+    "position_embedding": ((BATCH, QUERIES), (BATCH, None, QUERIES)),
+    "position_ids": ((BATCH, QUERIES), (None, BATCH, QUERIES)),
+    "attention_mask": ((BATCH, KEYS), (BATCH, QUERIES, KEYS)),
+    "context_lengths": ((BATCH,),),
+    "host_past_key_value_lengths": ((BATCH,),),
+    "past_key_value_0": ((BATCH, None, None, HELD, None),),
+}
 
 
-def cache_input(past: Array, mapping: Mapping) -> Tensor:
-    """The cache of one rank."""
-    batch, two, heads, length, width = past.shape
-    shape = (batch, two, heads // mapping.tp_size, length, width)
-    return Tensor(name="past_key_value_0", dtype="float32", shape=shape)
+def made(given: dict[str, Array], dynamic: bool = False) -> dict[str, Any]:
+    """An input per array, with the dynamic sizes of SIZES if `dynamic`."""
+    found: dict[str, Any] = {}
+    for name, array in given.items():
+        static = (None,) * array.ndim
+        forms = SIZES.get(name, ()) if dynamic else ()
+        rows = next((form for form in forms if len(form) == array.ndim), static)
+        found[name] = Tensor(
+            name=name,
+            dtype=dtype_of(array),
+            shape=[n if row is None else -1 for n, row in zip(array.shape, rows, strict=True)],
+            dim_range=dict(
+                (f"size_{i}", [size]) if row is None else (row[0], [row[1]])
+                for i, (size, row) in enumerate(zip(array.shape, rows, strict=True))
+            ),
+        )
+    return found

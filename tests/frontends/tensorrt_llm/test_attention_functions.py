@@ -229,6 +229,7 @@ def test_arguments_that_gpt_attention_ignores_or_refuses() -> None:
         plain = computed(qkv)
     offsets = np.zeros((2, 3), np.int32)
     close(computed(qkv, {"kv_cache_block_offsets": offsets}, max_context_length=4), plain)
+    close(computed(qkv, {"attention_mask": np.zeros((2, TOKENS), np.int32)}), plain)
     with new_session():
         build = {"num_heads": 1, "num_kv_heads": 1, "hidden_size_per_head": 8}
         with pytest.raises(Error, match="has no argument 'layer_index'"):
