@@ -111,8 +111,8 @@ def counted_mask(mask: Inner | None, kind: AttentionMaskType) -> Inner | None:
     if mask is None or kind is AttentionMaskType.custom_mask:
         return mask
     current_session().note(
-        f"attention_mask has no effect on {kind} attention with gpt_attention_plugin; padding is on "
-        "the right, where no token attends to it"
+        f"attention_mask has no effect on {kind} attention with gpt_attention_plugin; padding is "
+        "on the right, where no token attends to it"
     )
     return None
 
