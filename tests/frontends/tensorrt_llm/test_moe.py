@@ -101,6 +101,16 @@ def test_experts_over_ranks(tp: int, ep: int, act: str, bias: bool) -> None:
         np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5)
 
 
+def test_scores_are_in_f32_in_a_model_of_f16() -> None:
+    def build(mapping: Mapping, x: Any) -> Any:
+        return MOE(MoeConfig(E, 0, K), H, M, "swiglu", mapping, dtype="float16")(x)
+
+    with new_session():
+        module = module_of(build, {"x": np.zeros((3, H), "float16")})
+    found = [op.operands[0].type.dtype for op in module.ops() if op.opname in ("softmax", "topk")]
+    assert found == ["f32", "f32"] and str(module.main.returned[0].type) == f"f16[3, {H}]"
+
+
 @pytest.mark.parametrize("mode", list(ParallelismMode)[1:])
 def test_the_old_dialect_divides_by_tp_mode(mode: ParallelismMode) -> None:
     w, x = Weights(), fresh(23).normal(size=(5, H)).astype("float32")
