@@ -14,7 +14,7 @@ from ..context import current_network, current_session, dialect, signatures
 from ..enums import AttentionMaskType, LayerNormType, PositionEmbeddingType
 from ..functional.attention import cache_codes, counted_mask, window_of
 from ..functional.cached_attention import CacheCodes, cached, cross, grow
-from ..functional.rotary import rotary
+from ..functional.rotary import rotary, scaling_type
 from ..module import Parameter
 from ..quantization import QuantMode
 from ..tensor import Tensor, unwrap, wrap
@@ -121,6 +121,7 @@ class Attention(AttentionBase):
             enable_qkv=(not enable_qkv, "Attention always has the projection qkv"),
             use_auto_parallel=(use_auto_parallel, "write one rank, and let `irc compile` shard it"),
             enable_pos_shift=(enable_pos_shift, "positions of a cache do not move in irc"),
+            inner_layernorm=(inner_layernorm and tp_size > 1, "it needs the heads of all ranks"),
         )
         width = attention_head_size or hidden_size // num_attention_heads
         heads = local_heads(num_attention_heads, num_kv_heads, width, tp_rank, tp_size)
@@ -148,12 +149,19 @@ class Attention(AttentionBase):
         sparse = block_sparse_params or BlockSparseAttnParams()
         self.block_sparse_params = sparse
         self.rotary_embedding_scaling = rotary_embedding_scaling
-        local_base = rotary_embedding_base_local if is_local else None
+        self.rotary_embedding_base = rotary_embedding_base
+        if is_local and rotary_embedding_base_local is not None:
+            self.rotary_embedding_base = rotary_embedding_base_local
+        # what scripts pass to gpt_attention, which have a forward of their own
+        self.rotary_embedding_scale_type = scaling_type(rotary_embedding_scaling)
+        self.rotary_embedding_scale = float((rotary_embedding_scaling or {}).get("factor", 1.0))
+        self.rotary_embedding_dim = 0
         if kind.is_rope():
+            self.rotary_embedding_dim = int(width * rotary_embedding_percentage)
             self.rotary = rotary(
                 kind,
                 width,
-                base=local_base or rotary_embedding_base,
+                base=self.rotary_embedding_base,
                 scaling=rotary_embedding_scaling,
                 percentage=rotary_embedding_percentage,
                 max_positions=max_position_embeddings,

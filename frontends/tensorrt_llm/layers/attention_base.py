@@ -12,6 +12,7 @@ from ... import functional as F
 from ...layers import BlockSparse
 from ...layers.positions import alibi_slopes, rotated
 from ...tensor import Tensor as Inner
+from ..context import dialect
 from ..enums import AttentionMaskType, LayerNormType, PositionEmbeddingType
 from ..errors import ArgumentError
 from ..functional.attention import relative_rule
@@ -69,8 +70,11 @@ class AttentionBase(Module):
         tp_group: Sequence[int] | None,
         instance_id: int | None = None,
     ) -> None:
+        if heads.ranks > 1 and tp_group is None:
+            raise ArgumentError(f"attention: tp_size={heads.ranks} needs a tp_group", loc=here())
         q, k, v = heads.sizes
-        self.heads, self.hidden_size, self.dtype = heads, hidden_size, dtype
+        self.heads, self.dtype = heads, dtype
+        self.hidden_size = hidden_size // (heads.ranks if dialect() == "A" else 1)
         self.tp_group, self.tp_size, self.tp_rank = tp_group, heads.ranks, heads.rank
         self.num_attention_heads, self.num_attention_kv_heads = heads.query, heads.kv
         self.attention_head_size, self.attention_hidden_size = heads.width, q

@@ -10,6 +10,7 @@ import pytest
 
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.functional import gpt_attention
 from irc.frontends.tensorrt_llm.layers import (
     AttentionParams,
     BlockSparseAttnParams,
@@ -32,7 +33,9 @@ HIDDEN, WIDTH, TOKENS = 10, 8, 5
 PROMPTS = np.array([3, 2], np.int32)
 
 
-def oracle(heads: int = 4, kv: int = 2, biases: bool = False, **more: Any) -> Oracle:
+def oracle(
+    heads: int = 4, kv: int = 2, biases: bool = False, hidden: int = HIDDEN, **more: Any
+) -> Oracle:
     """A layer with weights drawn at random."""
 
     def drawn(*shape: int) -> Array:
@@ -44,10 +47,10 @@ def oracle(heads: int = 4, kv: int = 2, biases: bool = False, **more: Any) -> Or
         heads,
         kv,
         WIDTH,
-        (drawn(sizes[0], HIDDEN), drawn(sizes[1], HIDDEN), drawn(sizes[2], HIDDEN)),
-        drawn(HIDDEN, sizes[0]),
+        (drawn(sizes[0], hidden), drawn(sizes[1], hidden), drawn(sizes[2], hidden)),
+        drawn(hidden, sizes[0]),
         bias=drawn(sum(sizes)) if biases else None,
-        o_bias=drawn(HIDDEN) if biases else None,
+        o_bias=drawn(hidden) if biases else None,
         more=more,
         **known,
     )
@@ -170,3 +173,51 @@ def test_quantize_model_quantizes_caches_and_other_caches_are_refused() -> None:
     for dtype, heads, given in (("float32", 2, mode), ("int8", 2, none), ("float32", 4, none)):
         with new_session(), pytest.raises(Error, match=r"expected a KV cache .* 2, length, 8\]"):
             trace(lambda mapping, row=(dtype, heads, given): build(mapping, *row))
+
+
+def test_a_norm_before_the_last_projection() -> None:
+    size = 4 * WIDTH  # the norm is over hidden_size, so that the heads have as many features
+    found, x = oracle(4, 4, hidden=size), RANDOM.normal(size=(2, TOKENS, size))
+    scale = RANDOM.normal(size=size).astype(np.float32)
+
+    class Normed(Case):
+        def layer(self, mapping: Mapping) -> Any:
+            layer = super().layer(mapping)
+            layer.inner_layernorm.weight.value = scale
+            layer.inner_layernorm.bias.value = np.zeros_like(scale)
+            return layer
+
+    context = replace(found, o=np.eye(size))(x)
+    centred = context - context.mean(-1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale
+    close(Normed(found, {"inner_layernorm": True}).whole(x, 1), normed @ found.o.T)
+
+
+def test_a_script_with_a_forward_of_its_own() -> None:
+    """Its calls of gpt_attention take the attributes of the layer."""
+    found = oracle(4, 2, position="rope_gptj", percentage=0.5, base=50.0)
+    settings = {"rotary_embedding_percentage": 0.5, "rotary_embedding_base": 50.0}
+    x = tokens()
+    given = {"x": x.astype(np.float32)}
+
+    def build(mapping: Mapping) -> None:
+        layer = Case(found, settings).layer(mapping)
+        context, _ = gpt_attention(
+            qkv=layer.qkv(made(given)["x"]),
+            num_heads=layer.num_attention_heads,
+            num_kv_heads=layer.num_attention_kv_heads,
+            hidden_size_per_head=layer.attention_head_size,
+            q_scaling=layer.q_scaling,
+            rotary_embedding_dim=layer.rotary_embedding_dim,
+            rotary_embedding_base=layer.rotary_embedding_base,
+            rotary_embedding_scale_type=layer.rotary_embedding_scale_type,
+            rotary_embedding_scale=layer.rotary_embedding_scale,
+            rotary_embedding_max_positions=layer.max_position_embeddings,
+            position_embedding_type=layer.position_embedding_type,
+            mask_type=layer.attention_mask_type,
+            tp_size=layer.tp_size,
+            tp_rank=layer.tp_rank,
+        )
+        layer.dense(context).mark_output("out")
+
+    close(run(build, given, 2)["out"], found(x))
