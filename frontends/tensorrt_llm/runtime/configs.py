@@ -11,6 +11,7 @@ from irc.errors import Error, did_you_mean
 from irc.generation.sampling import Sampling
 from irc.source import here
 
+from ..context import signatures
 from ..dtypes import as_array
 
 Words: TypeAlias = list[list[int]]
@@ -62,6 +63,10 @@ class SamplingConfig:
     `end_id` ends a sequence (-1: none does), `pad_id` is accepted: outputs are filled with end_id.
     """
 
+    @signatures(
+        a="end_id, pad_id, num_beams, temperature, top_k, top_p, length_penalty",
+        b="end_id, pad_id, max_new_tokens, num_beams, num_return_sequences",
+    )
     def __init__(self, end_id: int | None, pad_id: int | None = None, **fields: Any) -> None:
         self.__dict__.update(_KNOWN)
         self.end_id, self.pad_id = end_id, pad_id
@@ -111,6 +116,10 @@ class ModelConfig:
     All other fields are accepted, because the artifact states them.
     """
 
+    @signatures(
+        a="vocab_size, num_layers, num_heads, num_kv_heads, hidden_size, gpt_attention_plugin",
+        b="max_batch_size, max_beam_width, vocab_size, num_layers, num_heads, num_kv_heads",
+    )
     def __init__(self, **fields: Any) -> None:
         self.vocab_size: int | None = fields.pop("vocab_size", None)
         self.fields = fields

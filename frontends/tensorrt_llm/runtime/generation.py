@@ -59,7 +59,8 @@ class GenerationSession:
         max_context_length: int,
         max_new_tokens: int,
         beam_width: int = 1,
-        **without_effect: Any,
+        *without_effect: Any,
+        **more: Any,
     ) -> None:
         """Lengths of the following calls of decode. Buffers are allocated by irc itself."""
         self.new_tokens, self.beam_width = int(max_new_tokens), int(beam_width)

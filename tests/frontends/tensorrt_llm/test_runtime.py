@@ -11,6 +11,7 @@ import pytest
 import irc
 from irc.cli.main import main
 from irc.errors import Error
+from irc.frontends.tensorrt_llm.context import Dialect, new_session
 from irc.frontends.tensorrt_llm.runtime import (
     GenerationSession,
     ModelConfig,
@@ -210,6 +211,28 @@ def beams_of_transformers(torch: Any, transformers: Any, oracle: Oracle, prompt:
         trust_remote_code=False,
     )
     return [[token for token in row if token != VOCAB] for row in found.tolist()], end
+
+
+@pytest.mark.parametrize(
+    ("dialect", "sampling", "model"),
+    [("A", (3, 0, 4, 0.5), (90,)), ("B", (3, 0, 20, 4), (8, 4, 90))],
+)
+def test_settings_by_position(dialect: Dialect, sampling: Any, model: Any) -> None:
+    with new_session(dialect):
+        config, sizes = SamplingConfig(*sampling), ModelConfig(*model, dtype="float16")
+    assert (config.ends(), config.num_beams, sizes.vocab_size) == ((3,), 4, 90)
+    assert config.temperature == (0.5 if dialect == "A" else 1.0)
+    assert sizes.dtype == "float16"
+    assert config.update(top_k=5, gather=1) == {"gather": 1}
+    assert config.of_row(0).top_k == 5
+
+
+def test_settings_per_row() -> None:
+    config = SamplingConfig(-1, temperature=np.array([0.5, 2.0]), random_seed=[1, 2])
+    assert [config.of_row(row).temperature for row in range(2)] == [0.5, 2.0]
+    assert config.ends() == ()
+    same = SamplingConfig(-1, random_seed=2)
+    assert config.random(1).random() == same.random(1).random() != config.random(0).random()
 
 
 def test_a_sampled_token_is_as_likely_as_the_model_says(
