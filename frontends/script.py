@@ -19,6 +19,7 @@ from .huggingface.binding import has_unbound
 from .settings import convert
 from .tensor import kind_name
 from .tensorrt_llm.aliases import aliases
+from .tensorrt_llm.lint import is_build_script
 
 DEFAULT_FACTORY = "build"
 OPTIONS = ("checkpoint", "dtype")  # parameters that have command-line options
@@ -39,6 +40,12 @@ def load_script(
     goes to standard error. `import tensorrt_llm` finds irc's frontend.
     """
     path, name = split_name(script)
+    if script == str(path) and is_build_script(path):
+        raise Error(
+            f"{path} imports tensorrt_llm and not irc, so it is run as a script that builds "
+            f"engines: irc compile {path} -o DIR -- ARGUMENTS; use DIR, or name a factory that "
+            f"returns irc.trace(...), as in {path}:{name}"
+        )
     with _api_of(path), _imported(path) as namespace:
         factory = _factory(namespace, path, name)
         arguments = _arguments(factory, path, settings or {}, checkpoint, dtype)

@@ -67,6 +67,11 @@ def uses_api(path: str | Path) -> bool:
     return ROOT in imported(parse_script(path))
 
 
+def is_build_script(path: str | Path) -> bool:
+    """Whether a file is a script that builds its engines: it imports tensorrt_llm, and not irc."""
+    return uses_api(path) and "irc" not in imported(parse_script(path))
+
+
 def lint_script(path: str | Path) -> Report:
     """What every import, name, call and keyword argument of the API in a script is."""
     tree = parse_script(path)

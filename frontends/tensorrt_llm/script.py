@@ -24,7 +24,7 @@ from .aliases import aliases
 from .context import Dialect, Session, new_session
 from .dialects import find_dialect
 from .engines import merged
-from .lint import imported, parse_script, uses_api
+from .lint import imported, parse_script
 from .names import ROOT, suggestion
 from .utilities import process
 
@@ -35,11 +35,6 @@ class Run:
 
     session: Session
     engines: dict[str, Module]
-
-
-def is_build_script(path: str | Path) -> bool:
-    """Whether a file is a script that builds its engines: it imports tensorrt_llm, and not irc."""
-    return uses_api(path) and "irc" not in imported(parse_script(path))
 
 
 def run_script(

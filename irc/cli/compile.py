@@ -78,10 +78,12 @@ def configure(parser: Parser) -> None:
 
 def run(args: Namespace) -> int:
     """Compile, and print a summary of each artifact."""
-    from ..frontends.tensorrt_llm.script import is_build_script, run_script
+    from ..frontends.tensorrt_llm.lint import is_build_script
 
     output: str | None = None if args.dry_run else args.output
     if is_build_script(args.source):
+        from ..frontends.tensorrt_llm.script import run_script
+
         options = compilation_options(args) | {"engine": engine_options(args)}
         options |= {"random_weights": args.random_weights}
         place = Path(output) if output else None

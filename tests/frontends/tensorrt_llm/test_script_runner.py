@@ -14,7 +14,8 @@ import irc
 from irc.cli.main import main
 from irc.frontends.script import load_script
 from irc.frontends.tensorrt_llm.engines import find_artifact
-from irc.frontends.tensorrt_llm.script import is_build_script, run_script
+from irc.frontends.tensorrt_llm.lint import is_build_script
+from irc.frontends.tensorrt_llm.script import run_script
 from tests.fresh import fresh
 from tests.layout import ROOT
 
@@ -229,6 +230,13 @@ def test_errors_of_scripts(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(irc.Error) as caught:
         run_script(write(tmp_path, text))
     assert message in str(caught.value)
+
+
+def test_other_commands_say_how_a_script_is_compiled(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["forecast", str(script)]) == 1
+    assert f"irc compile {script} -o DIR -- ARGUMENTS" in capsys.readouterr().err
 
 
 def test_the_help_of_a_script(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
