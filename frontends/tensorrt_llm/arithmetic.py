@@ -94,13 +94,13 @@ def retyped(x: Tensor, dtype: str) -> Tensor:
     return Tensor.make(inner, inner.type)
 
 
-def binary(op: str, x: Operand, y: Operand) -> Tensor:
-    """`x op y` by irc's name of the operation, elementwise with broadcasting.
+def binary(op: str, left: Operand, right: Operand) -> Tensor:
+    """`left op right` by irc's name of the operation, elementwise with broadcasting.
 
     A number takes the dtype of the tensor; of i32 and i64 the result is i64. Of integers, `div`
     truncates towards zero. Known contents are computed, and appended only when they are used.
     """
-    x, y = matched(x, y)
+    x, y = matched(left, right)
     if (folded := _folded(op, x, y)) is not None:
         return folded
     a, b = x.inner, y.inner

@@ -137,37 +137,32 @@ def signatures(*, a: str, b: str) -> Callable[[Made], Made]:
     orders: dict[str, list[str]] = {"A": _names(a), "B": _names(b)}
 
     def decorate(function: Made) -> Made:
-        parameters = list(inspect.signature(function).parameters.values())
-        bound = int(bool(parameters) and parameters[0].name in ("self", "cls"))
-        own = [p for p in parameters[bound:] if p.kind is not p.VAR_KEYWORD]
-        needed = [p.name for p in own if p.default is p.empty]
-        known = {p.name for p in own}
-        takes_any = len(own) < len(parameters) - bound
-        for name in {*orders["A"], *orders["B"]} - known if not takes_any else ():
+        signature = inspect.signature(function)
+        parameters = signature.parameters
+        bound = int(next(iter(parameters), "") in ("self", "cls"))
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        for name in {*orders["A"], *orders["B"]} - {*parameters} if not takes_any else ():
             raise TypeError(f"{function.__qualname__} does not take {name}")
         title = function.__qualname__.removesuffix(".__init__")
 
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             order, given = orders[dialect()], args[bound:]
-            if len(given) > len(order):
-                raise Error(
-                    f"{title}: expected at most {len(order)} positional arguments "
-                    f"({', '.join(order)}), found {len(given)}",
-                    loc=here(),
-                )
+            named = dict(zip(order, given, strict=False))
             for name in kwargs:
-                if name not in known and not takes_any:
-                    guess = did_you_mean(name, known)
-                    raise Error(f"{title} has no argument {name!r}{guess}", loc=here())
-            for name, value in zip(order, given, strict=False):
-                if name in kwargs:
+                if name in named:
                     raise Error(f"{title}: the argument {name} is given twice", loc=here())
-                kwargs[name] = value
-            missing = [name for name in needed if name not in kwargs]
-            if missing:
-                raise Error(f"{title}: expected the argument {missing[0]}, found none", loc=here())
-            return function(*args[:bound], **kwargs)
+                if name not in parameters and not takes_any:
+                    guess = did_you_mean(name, parameters)
+                    raise Error(f"{title} has no argument {name!r}{guess}", loc=here())
+            named |= kwargs
+            try:
+                if len(given) > len(order):
+                    raise TypeError(f"too many positional arguments, expected {', '.join(order)}")
+                signature.bind(*args[:bound], **named)
+            except TypeError as error:
+                raise Error(f"{title}: {error}", loc=here()) from None
+            return function(*args[:bound], **named)
 
         return cast("Made", call)
 

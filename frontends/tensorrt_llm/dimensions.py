@@ -27,47 +27,40 @@ class Range(NamedTuple):
 
 
 def ranges_of(name: str, shape: Sequence[int], dim_range: Any) -> list[Range | None]:
-    """The range of every dimension of an input; None where it is static and has none."""
-    if dim_range is None:
-        if any(size < 0 for size in shape):
-            raise _error(name, shape, "a dim_range for the sizes that are -1, found none")
+    """The range of every dimension of an input; None where it is static.
+
+    `dim_range` has, by the names of the dimensions, a number or (min, opt, max) per profile.
+    """
+    if dim_range is None and min(shape, default=0) >= 0:
         return [None] * len(shape)
-    if not isinstance(dim_range, Mapping):
-        found = type(dim_range).__name__
-        raise _error(name, shape, f"an OrderedDict as dim_range, found a {found}")
-    rows = cast("Mapping[str, Any]", dim_range)
-    if len(rows) != len(shape):
-        raise _error(
-            name, shape, f"a dim_range per dimension, found {len(rows)}: {', '.join(rows)}"
-        )
-    counts = {len(row) for row in rows.values()}
-    if len(counts) != 1 or 0 in counts:
-        raise _error(name, shape, f"as many profiles in every range, found {sorted(counts)}")
-    return [
-        _range(name, shape, size, key, row)
-        for size, (key, row) in zip(shape, rows.items(), strict=True)
-    ]
+    try:
+        rows = cast("Mapping[str, Any]", dim_range)
+        named = [(key, tuple(map(_profile, row))) for key, row in rows.items()]
+        found = [_range(*row, size) for row, size in zip(named, shape, strict=True)]
+        if len({len(profiles) for _, profiles in named}) != 1:
+            raise ValueError
+    except (AttributeError, TypeError, ValueError):
+        raise Error(
+            f"the input {name} of shape {list(shape)}: expected a dim_range such as "
+            "OrderedDict(batch=[(1, 4, 8)], hidden=[64]), with a size or (min, opt, max) in rising "
+            f"order per dimension and profile, found {dim_range}",
+            loc=here(),
+        ) from None
+    return found
 
 
-def _range(name: str, shape: Sequence[int], size: int, key: str, row: Any) -> Range | None:
-    profiles = tuple(_profile(name, shape, key, each) for each in row)
+def _range(key: str, profiles: Ranges, size: int) -> Range | None:
     if size >= 0:
-        wrong = next((each for each in profiles if each != (size,) * 3), None)
-        if wrong is not None:
-            raise _error(name, shape, f"the size {size} in the range of {key}, found {wrong}")
+        if {*profiles} - {(size,) * 3}:
+            raise ValueError
         return None
     symbol = re.sub(r"\W", "_", key)
     return Range(symbol if re.match(r"[A-Za-z_]", symbol) else f"d{symbol}", profiles)
 
 
-def _profile(name: str, shape: Sequence[int], key: str, given: Any) -> tuple[int, int, int]:
-    listed = cast("Sequence[Any]", given) if isinstance(given, (list, tuple)) else [given]
-    sizes = [int(each) for each in listed]
-    sizes = sizes * 3 if len(sizes) == 1 else sizes
-    if len(sizes) != 3 or not 0 <= sizes[0] <= sizes[1] <= sizes[2]:
-        raise _error(name, shape, f"(min, opt, max) in rising order for {key}, found {given}")
-    return sizes[0], sizes[1], sizes[2]
-
-
-def _error(name: str, shape: Sequence[int], expected: str) -> Error:
-    return Error(f"the input {name} of shape {list(shape)}: expected {expected}", loc=here())
+def _profile(given: Any) -> tuple[int, int, int]:
+    sizes = cast("Sequence[int]", given) if isinstance(given, (list, tuple)) else [given]
+    low, best, high = [*sizes] * 3 if len(sizes) == 1 else sizes
+    if not 0 <= low <= best <= high:
+        raise ValueError
+    return int(low), int(best), int(high)

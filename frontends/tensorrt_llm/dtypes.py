@@ -13,7 +13,6 @@ import numpy as np
 
 from ...errors import Error, did_you_mean
 from ...ir.dtypes import DTYPES, numpy_dtype
-from ...ir.dtypes import dtype as dtype_row
 from ...source import here
 
 
@@ -31,11 +30,6 @@ class DataType(Enum):
     INT64 = 8
     INT4 = 9
     FP4 = 10
-
-    @property
-    def itemsize(self) -> int:
-        """The bytes of one element, at least one."""
-        return max(1, dtype_row(irc_dtype(self)).bits // 8)
 
 
 _IRC = {DataType[row.tensorrt]: name for name, row in DTYPES.items() if row.tensorrt}
@@ -60,22 +54,16 @@ def irc_dtype(dtype: Any) -> str:
         return _IRC[dtype]
     if type(dtype).__module__ == "torch":
         dtype = str(dtype).removeprefix("torch.")
-    if isinstance(dtype, str):
-        found = _NAMES.get(dtype.lower(), dtype)
-        if found in DTYPES:
-            return found
-        known = [*_NAMES, *DTYPES]
-        raise Error(
-            f"expected a dtype such as 'float16', found {dtype!r}{did_you_mean(dtype, known)}",
-            loc=here(),
-        )
-    try:
-        kind = np.dtype(dtype)
-    except TypeError:
-        raise Error(
-            f"expected a dtype such as 'float16' or trt.float16, found {dtype!r}", loc=here()
-        ) from None
-    return irc_dtype(str(kind))
+    if not isinstance(dtype, str):
+        try:
+            dtype = str(np.dtype(dtype))
+        except TypeError:
+            dtype = str(dtype)
+    found = _NAMES.get(dtype.lower(), dtype)
+    if found in DTYPES:
+        return found
+    guess = did_you_mean(dtype, [*_NAMES, *DTYPES])
+    raise Error(f"expected a dtype such as 'float16', found {dtype!r}{guess}", loc=here())
 
 
 def data_type(dtype: Any) -> DataType:

@@ -22,29 +22,7 @@ _IGNORED = (
 )
 
 
-class _OfAxes:
-    """An attribute that follows from the axes of the groups of a name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def axes(self, mapping: Mapping) -> tuple[str, ...]:
-        return mapping.axes_of(self.name)
-
-
-class _Position(_OfAxes):
-    def __get__(self, mapping: Mapping, owner: object = None) -> int:
-        return mapping.mesh.index(mapping.rank, self.axes(mapping))
-
-
-class _Every(_OfAxes):
-    def __get__(self, mapping: Mapping, owner: object = None) -> list[list[int]]:
-        return mapping.mesh.groups(self.axes(mapping))
-
-
-class _Own(_OfAxes):
-    def __get__(self, mapping: Mapping, owner: object = None) -> list[int]:
-        return next(g for g in mapping.mesh.groups(self.axes(mapping)) if mapping.rank in g)
+_KINDS = ("tp", "pp", "cp", "moe_tp", "moe_ep")  # of groups
 
 
 class Mapping:
@@ -57,13 +35,6 @@ class Mapping:
     `tp_rank` is this rank's position in its group, `tp_group` the ranks of that group in order,
     `tp_groups` all groups; alike for pp, cp, moe_tp and moe_ep.
     """
-
-    tp_rank, pp_rank, cp_rank = _Position("tp"), _Position("pp"), _Position("cp")
-    moe_tp_rank, moe_ep_rank = _Position("moe_tp"), _Position("moe_ep")
-    tp_group, pp_group, cp_group = _Own("tp"), _Own("pp"), _Own("cp")
-    moe_tp_group, moe_ep_group = _Own("moe_tp"), _Own("moe_ep")
-    tp_groups, pp_groups, cp_groups = _Every("tp"), _Every("pp"), _Every("cp")
-    moe_tp_groups, moe_ep_groups = _Every("moe_tp"), _Every("moe_ep")
 
     def __init__(
         self,
@@ -96,6 +67,14 @@ class Mapping:
         session = current_session()
         if session.mapping is None or world_size > 1:  # a default Mapping() says nothing
             session.mapping = self
+
+    def __getattr__(self, name: str) -> Any:
+        kind, _, what = name.rpartition("_")
+        if kind not in _KINDS or what not in ("rank", "group", "groups"):
+            raise AttributeError(f"Mapping has no attribute called {name!r}")
+        groups = self.mesh.groups(self.axes_of(kind))
+        own = next(group for group in groups if self.rank in group)
+        return {"rank": own.index(self.rank), "group": own, "groups": groups}[what]
 
     @property
     def rank(self) -> int:
@@ -213,16 +192,8 @@ class Mapping:
 
     def to_dict(self) -> dict[str, int]:
         """The sizes as config.json has them."""
-        return {
-            "world_size": self.world_size,
-            "rank": self.rank,
-            "gpus_per_node": self.gpus_per_node,
-            "cp_size": self.cp_size,
-            "tp_size": self.tp_size,
-            "pp_size": self.pp_size,
-            "moe_tp_size": self.moe_tp_size,
-            "moe_ep_size": self.moe_ep_size,
-        }
+        names = ("world_size", "rank", "gpus_per_node", "cp_size", "tp_size", "pp_size")
+        return {name: getattr(self, name) for name in (*names, "moe_tp_size", "moe_ep_size")}
 
 
 def _check_ignored(given: dict[str, Any]) -> None:

@@ -119,10 +119,6 @@ class Parameter:
             raise Error(f"the parameter {self.name or self.shape} has no array", loc=here())
         return self.bound
 
-    def is_inited(self) -> bool:
-        """Whether a value was set."""
-        return self.bound is not None
-
     def set_value_or_dummy(self, value: Any) -> None:
         """Set the value; one of another shape, as in a pruned checkpoint, is left out."""
         if as_array(value).shape == self.shape:

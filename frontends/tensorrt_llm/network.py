@@ -59,6 +59,7 @@ class Network:
     """
 
     def __init__(self) -> None:
+        self.name = "network"
         self.function = Function("forward")
         self._keys: dict[Any, str] = {}
         self.tracer = Tracer(self.function, {}, self._keys)
@@ -67,7 +68,6 @@ class Network:
         self.layouts: dict[str, tuple[int, tuple[str, ...]]] = {}
         self.sent: list[Transfer] = []
         self.received: list[Transfer] = []
-        self.removed: set[Op] = set()
         self.instance_ids: dict[int, Loc] = {}  # of collectives
         self.dims: dict[str, tuple[int, int, int]] = {}
         self.parameters: dict[str, Parameter] = {}  # those that the script named
@@ -75,7 +75,6 @@ class Network:
         self.mapping: Any = None  # of the ranks of its engine, once it is built
         self.precision: Precision | None = None  # of the block in progress
         self.strongly_typed = True
-        self.trt_network = TrtNetwork(self)
         self._sizes: dict[tuple[str, str], Inner] = {}
         self._ranges: dict[str, tuple[Ranges, str]] = {}
         self._paths: dict[Any, str] = {}
@@ -152,7 +151,26 @@ class Network:
 
     def get_layers(self) -> list[Layer]:
         """Every operation, in order."""
-        return [Layer(op, self) for op in self.function if op not in self.removed]
+        return [Layer(op, self) for op in self.function]
+
+    @property
+    def num_layers(self) -> int:
+        """The number of operations."""
+        return len(self.get_layers())
+
+    @property
+    def trt_network(self) -> Network:
+        """Itself: there is no TensorRT below."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("add_"):
+            raise AttributeError(f"Network has no attribute called {name!r}")
+        raise Error(
+            f"{name} of TensorRT's network does not exist in irc; write the operation with "
+            "tensorrt_llm.functional",
+            loc=here(),
+        )
 
     def get_inputs(self) -> list[Tensor]:
         """Every input."""
@@ -242,9 +260,7 @@ class Network:
         """The operations, each behind those that it uses; rewriting may have appended some."""
         found: dict[Op, None] = {}
         for root in self.function:
-            if isinstance(root, Return) or root in self.removed:
-                continue
-            waiting = [root]
+            waiting = [] if isinstance(root, Return) else [root]
             while waiting:
                 makers = [v.producer for v in waiting[-1].operands]
                 missing = [op for op in makers if op is not None and op not in found]
@@ -265,12 +281,7 @@ def net_guard(network: Network) -> Generator[Network]:
         yield network
 
 
-default_net = current_network
-
-
-def default_trtnet() -> TrtNetwork:
-    """The stand-in for TensorRT's network of the one in progress."""
-    return current_network().trt_network
+default_net = default_trtnet = current_network
 
 
 @contextmanager
@@ -286,31 +297,7 @@ def precision(dtype: Any) -> Generator[None]:
     scope.end()
 
 
-class TrtNetwork:
-    """What scripts read of TensorRT's network; adding layers through it is an Error."""
-
-    def __init__(self, network: Network) -> None:
-        self._owner = network
-        self.name = "network"
-
-    @property
-    def num_layers(self) -> int:
-        """The number of operations."""
-        return len(self._owner.get_layers())
-
-    def mark_output(self, tensor: Tensor) -> None:
-        """Make a tensor an output, by its name."""
-        self._owner.mark_output(tensor)
-
-    def __getattr__(self, name: str) -> Any:
-        raise Error(
-            f"{name} of TensorRT's network does not exist in irc; write the operation with "
-            "tensorrt_llm.functional",
-            loc=here(),
-        )
-
-
-_PLUGINS: Mapping[str, Any] = {
+_SWITCHES: Mapping[str, Any] = {
     "gpt_attention_plugin": "auto",
     "bert_attention_plugin": "auto",
     "nccl_plugin": "auto",
@@ -321,6 +308,7 @@ _PLUGINS: Mapping[str, Any] = {
     "tokens_per_block": 64,
     "use_fused_mlp": True,
 }
+_CALLS: Mapping[str, Any] = {"set": "float16", "enable": True, "disable": False}
 
 
 class PluginConfig:
@@ -331,22 +319,22 @@ class PluginConfig:
     """
 
     def __init__(self) -> None:
-        vars(self).update(_PLUGINS)
+        vars(self).update(_SWITCHES)
 
     def __getattr__(self, name: str) -> Any:
-        kind, _, rest = name.partition("_")
+        kind, _, switch = name.partition("_")
         if name.startswith("_"):
             raise AttributeError(name)
-        return partial(self._set, rest, kind) if kind in _DEFAULTS and rest else None
+        return partial(self._set, switch, kind) if kind in _CALLS else None
 
     def _set(self, name: str, kind: str, *args: Any, **kwargs: Any) -> PluginConfig:
-        setattr(self, name, args[0] if args else kwargs.pop("dtype", _DEFAULTS[kind]))
-        vars(self).update(kwargs)
+        vars(self)[name] = args[0] if args else kwargs.pop("dtype", _CALLS[kind])
+        self.update_from_dict(kwargs)
         return self
 
     def to_legacy_setting(self) -> None:
         """Every plugin off, as in dialect A."""
-        vars(self).update(dict.fromkeys(_PLUGINS) | {"tokens_per_block": 64})
+        self.update_from_dict(dict.fromkeys(_SWITCHES) | {"tokens_per_block": 64})
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> PluginConfig:
@@ -355,8 +343,6 @@ class PluginConfig:
         found.update_from_dict(config)
         return found
 
-    from_arguments = from_dict
-
     def update_from_dict(self, config: Mapping[str, Any]) -> None:
         """Set these switches."""
         vars(self).update(config)
@@ -364,6 +350,3 @@ class PluginConfig:
     def to_dict(self) -> dict[str, Any]:
         """Every switch that is set."""
         return dict(vars(self))
-
-
-_DEFAULTS: Mapping[str, Any] = {"set": "float16", "enable": True, "disable": False}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntFlag, StrEnum, auto
 from fnmatch import fnmatchcase
+from functools import reduce
 from typing import Any
 
 from ...errors import Error, did_you_mean
@@ -16,6 +17,22 @@ from .errors import ArgumentError
 def _has(*names: str) -> Callable[[QuantMode], bool]:
     """A method of QuantMode: whether it has one of the flags."""
     return lambda mode: any(mode & QuantMode[name] for name in names)
+
+
+def _weights(*names: str, per_group: bool = False) -> Callable[[QuantMode], bool]:
+    """A method of QuantMode: whether weights and inputs have these flags, and no other."""
+
+    def holds(mode: QuantMode) -> bool:
+        found = mode & (mode.INT4_WEIGHTS | mode.INT8_WEIGHTS | mode.ACTIVATIONS)
+        fits = found == _with(*names)(QuantMode(0))
+        return fits and (not per_group or mode.has_per_group_scaling())
+
+    return holds
+
+
+def _with(*names: str) -> Callable[[QuantMode], QuantMode]:
+    """A method of QuantMode: the mode with these flags too."""
+    return lambda mode: reduce(lambda found, name: found | QuantMode[name], names, mode)
 
 
 class QuantMode(IntFlag):
@@ -57,36 +74,27 @@ class QuantMode(IntFlag):
         use_w4a8_qserve: bool = False,
     ) -> QuantMode:
         """The mode of a description; a ValueError where it contradicts itself."""
-        if quantize_activations and not quantize_weights:
+        both = quantize_weights and quantize_activations
+        if (quantize_activations or per_token or per_channel) and not both:
             raise ArgumentError(
-                "quantize_activations needs quantize_weights: irc multiplies quantized inputs by "
-                "quantized weights only",
+                "quantize_activations needs quantize_weights, and per_token and per_channel, which "
+                "say how scales are shared, need both",
                 loc=here(),
             )
-        if (per_token or per_channel) and not (quantize_weights and quantize_activations):
-            raise ArgumentError(
-                "per_token and per_channel need quantize_weights and quantize_activations: they "
-                "say how the scales of both are shared",
-                loc=here(),
-            )
-        weights = QuantMode.INT4_WEIGHTS if use_int4_weights else QuantMode.INT8_WEIGHTS
-        rowwise = QuantMode.FP8_ROWWISE | QuantMode.PER_TOKEN | QuantMode.PER_CHANNEL
-        flags = (
-            (quantize_weights, weights),
-            (quantize_activations, QuantMode.ACTIVATIONS),
-            (per_channel, QuantMode.PER_CHANNEL),
-            (per_token, QuantMode.PER_TOKEN),
-            (per_group, QuantMode.PER_GROUP),
-            (use_int8_kv_cache, QuantMode.INT8_KV_CACHE),
-            (use_fp8_kv_cache, QuantMode.FP8_KV_CACHE),
-            (use_fp8_qdq, QuantMode.FP8_QDQ),
-            (use_fp8_rowwise, rowwise),
-            (use_w4a8_qserve, QuantMode.W4A8_QSERVE),
-        )
-        mode = QuantMode(0)
-        for asked, flag in flags:
-            mode |= flag if asked else QuantMode(0)
-        return mode
+        flags = {
+            "INT4_WEIGHTS": quantize_weights and use_int4_weights,
+            "INT8_WEIGHTS": quantize_weights and not use_int4_weights,
+            "ACTIVATIONS": quantize_activations,
+            "PER_CHANNEL": per_channel or use_fp8_rowwise,
+            "PER_TOKEN": per_token or use_fp8_rowwise,
+            "PER_GROUP": per_group,
+            "INT8_KV_CACHE": use_int8_kv_cache,
+            "FP8_KV_CACHE": use_fp8_kv_cache,
+            "FP8_QDQ": use_fp8_qdq,
+            "FP8_ROWWISE": use_fp8_rowwise,
+            "W4A8_QSERVE": use_w4a8_qserve,
+        }
+        return _with(*(name for name, asked in flags.items() if asked))(QuantMode(0))
 
     @staticmethod
     def use_smooth_quant(per_token: bool = False, per_channel: bool = False) -> QuantMode:
@@ -112,7 +120,7 @@ class QuantMode(IntFlag):
         quant_algo: str | None = None, kv_cache_quant_algo: str | None = None
     ) -> QuantMode:
         """The mode of an algorithm for weights and one for KV caches."""
-        mode = QuantMode(0) if quant_algo is None else _ALGOS[QuantAlgo.called(quant_algo)].mode
+        mode = QuantMode(0) if quant_algo is None else QuantAlgo.called(quant_algo).mode
         if kv_cache_quant_algo is None:
             return mode
         cache = QuantAlgo.called(kv_cache_quant_algo)
@@ -123,33 +131,11 @@ class QuantMode(IntFlag):
             )
         return mode | _CACHES[cache]
 
-    def _weights_are(self, flags: QuantMode) -> bool:
-        return self & (self.INT4_WEIGHTS | self.INT8_WEIGHTS | self.ACTIVATIONS) == flags
-
-    def is_int8_weight_only(self) -> bool:
-        """Weights in 8 bits, inputs as they are."""
-        return self._weights_are(self.INT8_WEIGHTS)
-
-    def is_int4_weight_only(self) -> bool:
-        """Weights in 4 bits, inputs as they are."""
-        return self._weights_are(self.INT4_WEIGHTS)
-
-    def is_weight_only(self) -> bool:
-        """Weights in 4 or 8 bits, inputs as they are."""
-        return self.is_int4_weight_only() or self.is_int8_weight_only()
-
-    def is_int8_weight_only_per_group(self) -> bool:
-        """Weights in 8 bits with a scale per group of inputs."""
-        return self.is_int8_weight_only() and self.has_per_group_scaling()
-
-    def is_int4_weight_only_per_group(self) -> bool:
-        """Weights in 4 bits with a scale per group of inputs."""
-        return self.is_int4_weight_only() and self.has_per_group_scaling()
-
-    def has_act_and_weight_quant(self) -> bool:
-        """Weights and inputs in 8 bits."""
-        return self._weights_are(self.INT8_WEIGHTS | self.ACTIVATIONS)
-
+    is_int8_weight_only = _weights("INT8_WEIGHTS")
+    is_int4_weight_only = _weights("INT4_WEIGHTS")
+    is_int8_weight_only_per_group = _weights("INT8_WEIGHTS", per_group=True)
+    is_int4_weight_only_per_group = _weights("INT4_WEIGHTS", per_group=True)
+    has_act_and_weight_quant = _weights("INT8_WEIGHTS", "ACTIVATIONS")
     is_qserve_w4a8 = _has("W4A8_QSERVE")
     has_per_token_dynamic_scaling = _has("PER_TOKEN")
     has_per_channel_scaling = _has("PER_CHANNEL")
@@ -160,6 +146,14 @@ class QuantMode(IntFlag):
     has_fp8_qdq = _has("FP8_QDQ")
     has_fp8_rowwise = _has("FP8_ROWWISE")
     has_nvfp4 = _has("NVFP4")
+    set_int8_kv_cache = _with("INT8_KV_CACHE")
+    set_fp8_kv_cache = _with("FP8_KV_CACHE")
+    set_fp8_qdq = _with("FP8_QDQ")
+    set_fp8_rowwise = _with("FP8_ROWWISE", "PER_TOKEN", "PER_CHANNEL")
+
+    def is_weight_only(self) -> bool:
+        """Weights in 4 or 8 bits, inputs as they are."""
+        return self.is_int4_weight_only() or self.is_int8_weight_only()
 
     def has_act_static_scaling(self) -> bool:
         """Scales of inputs by calibration."""
@@ -170,22 +164,6 @@ class QuantMode(IntFlag):
         caches = self.INT8_KV_CACHE | self.FP8_KV_CACHE | self.NVFP4_KV_CACHE
         how = self.PER_CHANNEL | self.PER_TOKEN | self.PER_GROUP | self.COUNT
         return bool(self & ~(how | caches if exclude_kv_cache else how))
-
-    def set_int8_kv_cache(self) -> QuantMode:
-        """This mode, with KV caches in 8-bit integers."""
-        return self | self.INT8_KV_CACHE
-
-    def set_fp8_kv_cache(self) -> QuantMode:
-        """This mode, with KV caches in 8-bit floats."""
-        return self | self.FP8_KV_CACHE
-
-    def set_fp8_qdq(self) -> QuantMode:
-        """This mode, with FP8 and a scale per tensor."""
-        return self | self.FP8_QDQ
-
-    def set_fp8_rowwise(self) -> QuantMode:
-        """This mode, with FP8 and a scale per output and per token."""
-        return self | self.FP8_ROWWISE | self.PER_TOKEN | self.PER_CHANNEL
 
     def to_dict(self) -> dict[str, Any]:
         """The mode as config.json of an engine has it."""
@@ -203,33 +181,70 @@ class QuantMode(IntFlag):
         }
 
 
-class QuantAlgo(StrEnum):
-    """How weights, inputs or KV caches are quantized."""
+_NONE = QuantMode(0)
+_SQ = QuantMode.use_smooth_quant
+_WEIGHT_ONLY = QuantMode.use_weight_only
+_FP8_ROWWISE = QuantMode.from_description(use_fp8_rowwise=True)
+_QSERVE = "its two-level scales are not supported; use W4A16_AWQ or W4A8_AWQ"
 
-    NO_QUANT = "NO_QUANT"
-    W8A16 = "W8A16"
-    W4A16 = "W4A16"
-    W4A16_AWQ = "W4A16_AWQ"
-    W4A8_AWQ = "W4A8_AWQ"
-    W8A16_GPTQ = "W8A16_GPTQ"
-    W4A16_GPTQ = "W4A16_GPTQ"
-    W8A8_SQ_PER_CHANNEL = "W8A8_SQ_PER_CHANNEL"
-    W8A8_SQ_PER_TENSOR_PLUGIN = "W8A8_SQ_PER_TENSOR_PLUGIN"
-    W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN = "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN"
-    W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN = "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN"
-    W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN = "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN"
-    W4A8_QSERVE_PER_GROUP = "W4A8_QSERVE_PER_GROUP"
-    W4A8_QSERVE_PER_CHANNEL = "W4A8_QSERVE_PER_CHANNEL"
-    FP8 = "FP8"
-    FP8_PER_CHANNEL_PER_TOKEN = "FP8_PER_CHANNEL_PER_TOKEN"
-    FP8_BLOCK_SCALES = "FP8_BLOCK_SCALES"
-    INT8 = "INT8"
-    MIXED_PRECISION = "MIXED_PRECISION"
-    NVFP4 = "NVFP4"
-    W4A8_NVFP4_FP8 = "W4A8_NVFP4_FP8"
-    W4A8_MXFP4_FP8 = "W4A8_MXFP4_FP8"
-    W4A8_MXFP4_MXFP8 = "W4A8_MXFP4_MXFP8"
-    W4A16_MXFP4 = "W4A16_MXFP4"
+
+class QuantAlgo(StrEnum):
+    """How weights, inputs or KV caches are quantized.
+
+    `mode` has its flags; `scheme` is irc's name of it, or `reason` says why there is none.
+    """
+
+    NO_QUANT = "NO_QUANT", _NONE
+    W8A16 = "W8A16", _WEIGHT_ONLY(), "w8a16"
+    W4A16 = "W4A16", _WEIGHT_ONLY(True), "w4a16"
+    W4A16_AWQ = "W4A16_AWQ", _WEIGHT_ONLY(True, True), "w4a16_awq"
+    W4A8_AWQ = "W4A8_AWQ", _WEIGHT_ONLY(True, True), "w4a8_awq"
+    W8A16_GPTQ = "W8A16_GPTQ", _WEIGHT_ONLY(False, True), "w8a16_gptq"
+    W4A16_GPTQ = "W4A16_GPTQ", _WEIGHT_ONLY(True, True), "w4a16_gptq"
+    W8A8_SQ_PER_CHANNEL = "W8A8_SQ_PER_CHANNEL", _SQ(False, True), "w8a8_sq_per_channel"
+    W8A8_SQ_PER_TENSOR_PLUGIN = "W8A8_SQ_PER_TENSOR_PLUGIN", _SQ(), "w8a8_sq"
+    W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN = (
+        "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
+        _SQ(True, True),
+        "w8a8_sq_per_channel_per_token",
+    )
+    W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN = (
+        "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN",
+        _SQ(False, True),
+        "w8a8_sq_per_channel",
+    )
+    W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN = (
+        "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN",
+        _SQ(True),
+        "w8a8_sq_per_token",
+    )
+    W4A8_QSERVE_PER_GROUP = "W4A8_QSERVE_PER_GROUP", QuantMode.use_qserve(True), "", _QSERVE
+    W4A8_QSERVE_PER_CHANNEL = "W4A8_QSERVE_PER_CHANNEL", QuantMode.use_qserve(), "", _QSERVE
+    FP8 = "FP8", QuantMode.FP8_QDQ, "fp8"
+    FP8_PER_CHANNEL_PER_TOKEN = "FP8_PER_CHANNEL_PER_TOKEN", _FP8_ROWWISE, "fp8_rowwise"
+    FP8_BLOCK_SCALES = "FP8_BLOCK_SCALES", QuantMode.FP8_1x128_128x128, "fp8_block"
+    INT8 = "INT8", _NONE, "", "it is for KV caches; give it as kv_cache_quant_algo"
+    MIXED_PRECISION = (
+        "MIXED_PRECISION",
+        _NONE,
+        "",
+        "every layer has its own; quantize from a table of layers and schemes",
+    )
+    NVFP4 = "NVFP4", QuantMode.NVFP4, "nvfp4"
+    W4A8_NVFP4_FP8 = "W4A8_NVFP4_FP8", QuantMode.W4A8_NVFP4_FP8, "w4a8_nvfp4_fp8"
+    W4A8_MXFP4_FP8 = "W4A8_MXFP4_FP8", QuantMode.W4A8_MXFP4_FP8, "w4a8_mxfp4_fp8"
+    W4A8_MXFP4_MXFP8 = "W4A8_MXFP4_MXFP8", QuantMode.W4A8_MXFP4_MXFP8, "w4a8_mxfp4_mxfp8"
+    W4A16_MXFP4 = "W4A16_MXFP4", QuantMode.W4A16_MXFP4, "w4a16_mxfp4"
+
+    mode: QuantMode
+    scheme: str
+    reason: str
+
+    def __new__(cls, name: str, mode: QuantMode, scheme: str = "", reason: str = "") -> QuantAlgo:
+        """The algorithm of a row above, which is its name as a string."""
+        self = str.__new__(cls, name)
+        self._value_, self.mode, self.scheme, self.reason = name, mode, scheme, reason
+        return self
 
     @classmethod
     def called(cls, name: str) -> QuantAlgo:
@@ -243,52 +258,7 @@ class QuantAlgo(StrEnum):
         return found
 
 
-@dataclass(frozen=True)
-class _Algo:
-    """The flags of an algorithm and irc's scheme for it, or why there is none."""
-
-    mode: QuantMode
-    scheme: str = ""
-    reason: str = ""
-
-
-_NONE = QuantMode(0)
-_QSERVE = "its two-level scales are not supported; use W4A16_AWQ or W4A8_AWQ"
-_SQ = QuantMode.use_smooth_quant
-_GROUPS = {bits: QuantMode.use_weight_only(bits == 4, per_group=True) for bits in (4, 8)}
-_ALGOS = {
-    QuantAlgo.NO_QUANT: _Algo(_NONE),
-    QuantAlgo.W8A16: _Algo(QuantMode.use_weight_only(), "w8a16"),
-    QuantAlgo.W4A16: _Algo(QuantMode.use_weight_only(True), "w4a16"),
-    QuantAlgo.W4A16_AWQ: _Algo(_GROUPS[4], "w4a16_awq"),
-    QuantAlgo.W4A8_AWQ: _Algo(_GROUPS[4], "w4a8_awq"),
-    QuantAlgo.W8A16_GPTQ: _Algo(_GROUPS[8], "w8a16_gptq"),
-    QuantAlgo.W4A16_GPTQ: _Algo(_GROUPS[4], "w4a16_gptq"),
-    QuantAlgo.W8A8_SQ_PER_CHANNEL: _Algo(_SQ(False, True), "w8a8_sq_per_channel"),
-    QuantAlgo.W8A8_SQ_PER_TENSOR_PLUGIN: _Algo(_SQ(), "w8a8_sq"),
-    QuantAlgo.W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN: _Algo(
-        _SQ(True, True), "w8a8_sq_per_channel_per_token"
-    ),
-    QuantAlgo.W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN: _Algo(_SQ(False, True), "w8a8_sq_per_channel"),
-    QuantAlgo.W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN: _Algo(_SQ(True), "w8a8_sq_per_token"),
-    QuantAlgo.W4A8_QSERVE_PER_GROUP: _Algo(QuantMode.use_qserve(True), reason=_QSERVE),
-    QuantAlgo.W4A8_QSERVE_PER_CHANNEL: _Algo(QuantMode.use_qserve(), reason=_QSERVE),
-    QuantAlgo.FP8: _Algo(QuantMode.from_description(use_fp8_qdq=True), "fp8"),
-    QuantAlgo.FP8_PER_CHANNEL_PER_TOKEN: _Algo(
-        QuantMode.from_description(use_fp8_rowwise=True), "fp8_rowwise"
-    ),
-    QuantAlgo.FP8_BLOCK_SCALES: _Algo(QuantMode.FP8_1x128_128x128, "fp8_block"),
-    QuantAlgo.INT8: _Algo(_NONE, reason="it is for KV caches; give it as kv_cache_quant_algo"),
-    QuantAlgo.MIXED_PRECISION: _Algo(
-        _NONE, reason="every layer has its own; quantize from a table of layers and schemes"
-    ),
-    QuantAlgo.NVFP4: _Algo(QuantMode.NVFP4, "nvfp4"),
-    QuantAlgo.W4A8_NVFP4_FP8: _Algo(QuantMode.W4A8_NVFP4_FP8, "w4a8_nvfp4_fp8"),
-    QuantAlgo.W4A8_MXFP4_FP8: _Algo(QuantMode.W4A8_MXFP4_FP8, "w4a8_mxfp4_fp8"),
-    QuantAlgo.W4A8_MXFP4_MXFP8: _Algo(QuantMode.W4A8_MXFP4_MXFP8, "w4a8_mxfp4_mxfp8"),
-    QuantAlgo.W4A16_MXFP4: _Algo(QuantMode.W4A16_MXFP4, "w4a16_mxfp4"),
-}
-QUANT_ALGO_LIST = [algo for algo in _ALGOS if algo is not QuantAlgo.INT8]
+QUANT_ALGO_LIST = [algo for algo in QuantAlgo if algo is not QuantAlgo.INT8]
 KV_CACHE_QUANT_ALGO_LIST = [QuantAlgo.FP8, QuantAlgo.INT8]
 _CACHES = {QuantAlgo.INT8: QuantMode.INT8_KV_CACHE, QuantAlgo.FP8: QuantMode.FP8_KV_CACHE}
 
@@ -344,9 +314,9 @@ class QuantConfig:
         """The name of irc's quantization scheme, None where weights are not quantized."""
         if self.quant_algo is None:
             return None
-        algo = _ALGOS[QuantAlgo.called(self.quant_algo)]
+        algo = QuantAlgo.called(self.quant_algo)
         if algo.reason:
-            raise Error(f"{QuantAlgo.called(self.quant_algo).value}: {algo.reason}", loc=here())
+            raise Error(f"{algo.value}: {algo.reason}", loc=here())
         if algo.scheme == "w4a16" and self.has_zero_point:
             return "w4a16_asym"
         return algo.scheme or None

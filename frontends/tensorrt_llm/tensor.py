@@ -120,11 +120,6 @@ class Tensor:
         self.inner.named(re.sub(r"\W", "_", name))
 
     @property
-    def trt_tensor(self) -> Tensor:
-        """Itself: there is no TensorRT below."""
-        return self
-
-    @property
     def dtype(self) -> DataType:
         """The element type, as a member of DataType."""
         return data_type(self.type.dtype)
@@ -216,20 +211,12 @@ class Tensor:
 
 
 class Layer:
-    """One operation of a network, as graph rewriting sees it."""
+    """One operation of a network, as graph rewriting sees it; its attributes are in `op`."""
 
     def __init__(self, op: Op, network: Network) -> None:
         self.op, self.network = op, network
-
-    @property
-    def name(self) -> str:
-        """The name of its first result, or its kind."""
-        return (self.op.results[0].name if self.op.results else None) or self.op.opname
-
-    @property
-    def type(self) -> str:
-        """The kind of operation, by irc's name."""
-        return self.op.opname
+        self.type = op.opname
+        self.name = (op.results[0].name if op.results else None) or op.opname
 
     def get_inputs(self, *indices: int) -> list[Tensor]:
         """Its operands, or those at `indices`."""
@@ -239,27 +226,9 @@ class Layer:
         """Its results, or those at `indices`."""
         return self._tensors(self.op.results, indices)
 
-    def as_layer(self) -> Layer:
-        """Itself; its attributes are in `op`."""
-        return self
-
-    def is_removed(self) -> bool:
-        """Whether the operation is marked as removed."""
-        return self.op in self.network.removed
-
-    def mark_as_removed(self) -> None:
-        """Leave the operation out; its results must have no users and be no outputs."""
-        self.network.removed.add(self.op)
-
     def _tensors(self, values: Sequence[Value], indices: tuple[int, ...]) -> list[Tensor]:
         chosen = [values[i] for i in indices] if indices else values
         return [Tensor.of(value, self.network) for value in chosen]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layer) and other.op is self.op
-
-    def __hash__(self) -> int:
-        return hash(self.op)
 
 
 # -- between tensors of the dialect and of irc

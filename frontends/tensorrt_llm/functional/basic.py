@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ....errors import Error
@@ -15,26 +16,18 @@ from ..context import current_session
 from ..dtypes import irc_dtype
 from ..module import constant_tensor
 from ..tensor import Operand, Tensor, wrap
-from .shapes import chunk, slice, unsqueeze
+from .shapes import chunk, unbind, unsqueeze, view
 
 Number = int | float
 
 
-def _binary(op: str) -> Callable[[Operand, Operand], Tensor]:
-    """A function of two tensors, which broadcast; a number takes the dtype of the tensor."""
-
-    def function(left: Operand, right: Operand) -> Tensor:
-        return binary(op, left, right)
-
-    return function
-
-
-add, sub, mul, pow = _binary("add"), _binary("sub"), _binary("mul"), _binary("pow")
-div = _binary("div")  # of integers rounded towards zero
-floordiv, modulo = _binary("floor_div"), _binary("mod")  # the sign of modulo is that of y
-minimum, maximum = _binary("minimum"), _binary("maximum")
-eq, lt, gt = _binary("eq"), _binary("lt"), _binary("gt")
-op_and, op_or, op_xor = _binary("and"), _binary("or"), _binary("ne")
+# of two tensors, which broadcast; a number takes the dtype of the tensor
+add, sub, mul, pow = (partial(binary, op) for op in ("add", "sub", "mul", "pow"))
+div = partial(binary, "div")  # of integers rounded towards zero
+floordiv, modulo = partial(binary, "floor_div"), partial(binary, "mod")  # modulo: the sign of right
+minimum, maximum = partial(binary, "minimum"), partial(binary, "maximum")
+eq, lt, gt = (partial(binary, op) for op in ("eq", "lt", "gt"))
+op_and, op_or, op_xor = (partial(binary, op) for op in ("and", "or", "ne"))
 
 
 def _unary(op: str) -> Callable[[Operand], Tensor]:
@@ -89,9 +82,8 @@ def gegelu(x: Tensor, limit: float | None = None) -> Tensor:
 
     With a limit the even elements are at most that, the odd ones between it and its negative.
     """
-    sizes = x.type.shape
-    shape, steps = [*sizes[:-1], sizes[-1] // 2], [*[1] * (len(sizes) - 1), 2]
-    even, odd = (slice(x, [*[0] * (len(sizes) - 1), at], shape, steps) for at in (0, 1))
+    *outer, size = x.type.shape
+    even, odd = unbind(view(x, (*outer, size // 2, 2)), -1)
     if limit is not None:
         even, odd = clip(even, -math.inf, limit), clip(odd, -limit, limit)
     return quick_gelu(even) * (odd + 1.0)
@@ -112,8 +104,6 @@ def clip(input: Tensor, alpha: Number, beta: Number) -> Tensor:
 
 def int_clip(input: Operand, lower: int, upper: int) -> Tensor:
     """Integers kept between lower and upper; known sizes stay known."""
-    if lower > upper:
-        raise Error(f"expected lower <= upper, found {lower} and {upper}", loc=here())
     return maximum(minimum(input, upper), lower)
 
 
@@ -153,15 +143,9 @@ def where(condition: Operand, left: Operand, right: Operand) -> Tensor:
 
 
 class Conditional:
-    """Chooses between two results by one bool.
-
-    Both branches are computed, so that both must be possible for every input. Their results have
-    one shape.
-    """
+    """Chooses between two results by one bool, after both branches are computed."""
 
     def __init__(self, condition: Tensor) -> None:
-        if condition.type.dtype != "bool" or any(size != 1 for size in condition.type.shape):
-            raise Error(f"expected one bool as the condition, found {condition.type}", loc=here())
         self.condition = wrap(F.reshape(condition.inner, ()))
 
     def add_input(self, input: Tensor) -> Tensor:
@@ -170,12 +154,6 @@ class Conditional:
 
     def add_output(self, true_value: Tensor, false_value: Tensor) -> Tensor:
         """The result of the branch that the condition chooses."""
-        if true_value.type is not false_value.type:
-            raise Error(
-                "expected results of one type in both branches of a Conditional, found "
-                f"{true_value.type} and {false_value.type}",
-                loc=here(),
-            )
         return where(self.condition, true_value, false_value)
 
 
@@ -192,24 +170,18 @@ def cuda_stream_sync(input_list: list[Tensor], side_stream_id: Any = None) -> Te
 
 
 ACT2FN: dict[str, Callable[..., Tensor]] = {
+    **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "openai-gelu"), gelu),
+    **dict.fromkeys(("relu2", "squared-relu"), squared_relu),
+    **dict.fromkeys(("swiglu", "fast-swiglu"), swiglu),
     "relu": relu,
     "tanh": tanh,
-    "gelu": gelu,
-    "gelu_new": gelu,
-    "gelu_fast": gelu,
-    "gelu_pytorch_tanh": gelu,
-    "openai-gelu": gelu,
+    "sigmoid": sigmoid,
+    "silu": silu,
+    "quick_gelu": quick_gelu,
     "geglu": geglu,
     "gegelu": gegelu,
     "identity": identity,
-    "silu": silu,
     "softplus": softplus,
-    "relu2": squared_relu,
-    "squared-relu": squared_relu,
-    "swiglu": swiglu,
-    "fast-swiglu": swiglu,
-    "sigmoid": sigmoid,
-    "quick_gelu": quick_gelu,
 }
 GATED_ACT_2_ACT = {"swiglu": "silu", "fast-swiglu": "silu", "geglu": "gelu"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 from ....errors import Error
@@ -83,13 +83,10 @@ def gather_nd(input: Operand, indices: Operand, batch_dims: int = 1) -> Tensor:
     """
     places = data(indices)
     *outer, _ = places.shape
-    if not 0 <= batch_dims <= len(outer):
-        raise Error(f"expected batch_dims from 0 to {len(outer)}, found {batch_dims}", loc=here())
     for dim in reversed(range(batch_dims)):
-        own = F.reshape(
-            F.iota(outer[dim], dtype=places.dtype), (outer[dim], *[1] * (len(outer) - dim))
-        )
-        places = F.concat([F.expand(own, (*outer, 1)), places], -1)
+        own = F.iota(outer[dim], dtype=places.dtype)
+        column = F.reshape(own, (outer[dim], *[1] * (len(outer) - dim)))
+        places = F.concat([F.expand(column, (*outer, 1)), places], -1)
     return _by_onnx("GatherND", input, places)
 
 
@@ -128,22 +125,20 @@ def _by_onnx(kind: str, *operands: Operand, **attributes: Any) -> Tensor:
     return wrap(Inner(builder.get(getattr(made, "result", made)), tracer))
 
 
-def nonzero(input: Operand) -> NoReturn:
-    """The number of indices depends on the elements, which irc has no shapes for: an Error."""
-    _depends_on_data("nonzero")
+def _depends_on_data(name: str) -> Callable[..., NoReturn]:
+    """A function whose result has a shape that depends on the elements."""
+
+    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+        raise Error(
+            f"expected a result whose shape is known while the network is built, but that of {name}"
+            " depends on the elements; keep all elements and a mask, and choose with where",
+            loc=here(),
+        )
+
+    return refused
 
 
-def masked_select(input: Operand, mask: Operand) -> NoReturn:
-    """The number of elements depends on the mask, which irc has no shapes for: an Error."""
-    _depends_on_data("masked_select")
-
-
-def _depends_on_data(name: str) -> NoReturn:
-    raise Error(
-        f"expected a result whose shape is known while the network is built, but that of {name} "
-        "depends on the elements; keep all elements and a mask, and choose with where",
-        loc=here(),
-    )
+nonzero, masked_select = _depends_on_data("nonzero"), _depends_on_data("masked_select")
 
 
 def masked_scatter(input: Operand, mask: Operand, source: Operand) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....errors import Error
-from ....ir.dims import Dim, DimLike
+from ....ir.dims import Dim, DimLike, product
 from ....ir.types import TensorType
 from ....source import here
 from ... import functional as F
@@ -71,13 +71,8 @@ def flatten(input: Operand, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     sizes = x.type.shape
     if not sizes:
         return _reshaped(x, (1,))
-    first, last = _at(start_dim, len(sizes)), _at(end_dim, len(sizes))
-    if first > last:
-        raise Error(f"flatten: start_dim {start_dim} is behind end_dim {end_dim}", loc=here())
-    joined: DimLike = 1
-    for size in sizes[first : last + 1]:
-        joined = joined * size
-    return _reshaped(x, (*sizes[:first], joined, *sizes[last + 1 :]))
+    first, end = _at(start_dim, len(sizes)), _at(end_dim, len(sizes)) + 1
+    return _reshaped(x, (*sizes[:first], product(sizes[first:end]), *sizes[end:]))
 
 
 def permute(input: Operand, dims: Sequence[int]) -> Tensor:
@@ -140,8 +135,6 @@ def concat(inputs: Sequence[Operand], dim: int = 0) -> Tensor:
 
     A vector of sizes and numbers may be the target of view and expand.
     """
-    if not inputs:
-        raise Error("concat: expected at least one tensor, found none", loc=here())
     parts = [x if x.type.ndim else _reshaped(x, (1,)) for x in matched(*inputs)]
     contents = [x.content for x in parts]
     if None not in contents and _at(dim, parts[0].type.ndim) == 0:
@@ -225,9 +218,10 @@ def chunk(tensor: Operand, chunks: int, dim: int = 0) -> list[Tensor]:
     """`chunks` pieces of one size along `dim`."""
     x = matched(tensor)[0]
     total = x.type.shape[_at(dim, x.type.ndim)]
-    if chunks < 1 or isinstance(total, Dim) or total % chunks:
+    size = None if isinstance(total, Dim) or total % chunks else total // chunks
+    if size is None:
         raise Error(f"chunk: {total} elements do not make {chunks} equal pieces", loc=here())
-    return split(x, total // chunks, dim)
+    return split(x, size, dim)
 
 
 def unbind(input: Operand, dim: int = 0) -> list[Tensor]:
@@ -292,17 +286,16 @@ def pad(input: Operand, pad: Operand, mode: str = "constant", value: float | Non
     x, ends = tensor(input), shape_of(pad)
     if len(ends) % 2 or len(ends) > 2 * x.type.ndim:
         raise Error(f"pad: expected two numbers for each padded dimension of {x.type}", loc=here())
-    front: list[DimLike] = [0] * x.type.ndim
-    back = front.copy()
-    for i in range(len(ends) // 2):
-        front[-1 - i], back[-1 - i] = ends[2 * i : 2 * i + 2]
     inner = x.inner
-    for dim, (before, after) in enumerate(zip(front, back, strict=True)):
-        less = [-end if isinstance(end, int) and end < 0 else 0 for end in (before, after)]
-        if any(less):
-            inner = F.slice(inner, dim, less[0], inner.shape[dim] - less[1])
-    more = [[0 if isinstance(e, int) and e < 0 else e for e in ends] for ends in (front, back)]
-    return wrap(F.pad(inner, *more, value=value or 0))
+    added: tuple[list[DimLike], ...] = [0] * x.type.ndim, [0] * x.type.ndim
+    for i, end in enumerate(ends):
+        dim, behind = x.type.ndim - 1 - i // 2, i % 2
+        if not isinstance(end, int) or end >= 0:
+            added[behind][dim] = end
+            continue
+        size = inner.shape[dim]
+        inner = F.slice(inner, dim, 0 if behind else -end, size + end if behind else size)
+    return wrap(F.pad(inner, *added, value=value or 0))
 
 
 attach(

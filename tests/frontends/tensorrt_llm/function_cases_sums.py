@@ -254,14 +254,9 @@ CONVOLUTIONS = [
     same("conv_transpose2d", T.conv_transpose2d, (f(4, 3, 5), f(4, 3, 2, 3))),
     same("avg_pool2d", T.avg_pool2d, IMAGE, (2, 3)),
     same("avg_pool2d", T.avg_pool2d, IMAGE, 3, 2, 1, count_include_pad=False),
-    *(
-        same("avg_pool2d", T.avg_pool2d, f(4, n, n), (3, 2), (2, 3), (1, 1), True, included)
-        for included in (True, False)
-        for n in (6, 7, 8, 9)
-    ),
+    same("avg_pool2d", T.avg_pool2d, f(4, 6, 8), (3, 2), (2, 3), (1, 1)),
     same("interpolate", T.interpolate, IMAGE, [5, 20]),
     same("interpolate", T.interpolate, IMAGE, [5, 20], mode="nearest-exact"),
-    same("interpolate", T.interpolate, IMAGE, [13, 4], mode="bicubic"),
     same("interpolate", T.interpolate, IMAGE, [13, 4], mode="bilinear", align_corners=True),
     same("interpolate", T.interpolate, f("B", 2, 5), 12, mode="linear"),
     Case(

@@ -101,6 +101,7 @@ def test_a_config_file_holds_it() -> None:
     again.rank = 4
     assert again != mapping and again.tp_rank == 0
     assert (mapping.node_rank, mapping.local_rank) == (0, 5)
+    assert not hasattr(mapping, "dp_group") and not hasattr(mapping, "tp_kind")
     with pytest.raises(Error, match="no argument called 'tpsize'"):
         Mapping(tpsize=2)
     with pytest.raises(Error, match="enable_attention_dp=True is not supported"):

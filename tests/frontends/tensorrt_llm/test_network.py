@@ -188,10 +188,10 @@ def test_positional_arguments_follow_the_dialect() -> None:
 @pytest.mark.parametrize(
     "args, kwargs, message",
     [
-        ((1, 2, 3, 4, 5), {}, "described: expected at most 4 positional arguments (layer, size"),
+        ((1, 2, 3, 4, 5), {}, "described: too many positional arguments, expected layer, size"),
         ((1, 2), {"size": 3}, "described: the argument size is given twice"),
         ((1, 2), {"widht": 3}, "described has no argument 'widht'; did you mean 'width'?"),
-        ((1,), {}, "described: expected the argument size, found none"),
+        ((1,), {}, "described: missing a required argument: 'size'"),
     ],
 )
 def test_wrong_arguments_name_the_function(args: Any, kwargs: Any, message: str) -> None:

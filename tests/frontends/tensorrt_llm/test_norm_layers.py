@@ -62,8 +62,8 @@ CASES: dict[str, Case] = {
     ),
     "conv3d": (lambda: layers.Conv3d(2, 3, 2), lambda: torch.nn.Conv3d(2, 3, 2), (2, 2, 5, 4, 3)),
     "avg_pool2d": (
-        lambda: layers.AvgPool2d(3, 2, 1, True, False),
-        lambda: torch.nn.AvgPool2d(3, 2, 1, True, False),
+        lambda: layers.AvgPool2d(3, 2, 1, False, False),
+        lambda: torch.nn.AvgPool2d(3, 2, 1, False, False),
         IMAGE,
     ),
     "mish": (layers.Mish, torch.nn.Mish, IMAGE),

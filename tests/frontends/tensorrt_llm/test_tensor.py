@@ -26,7 +26,7 @@ from irc.frontends.tensorrt_llm.tensor import content_of, known, shape_of, type_
 from irc.ir.dims import DimLike, symbol
 from tests.fresh import fresh
 
-from .traced import run, trace
+from .traced import run
 
 RANGES = OrderedDict(batch=[[1, 2, 6]], length=[[1, 3, 9]])
 
@@ -93,21 +93,22 @@ def test_dynamic_sizes_are_symbols_with_the_ranges_of_all_profiles() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape, ranges, message",
+    "shape, ranges",
     [
-        ([-1], None, "expected a dim_range for the sizes that are -1, found none"),
-        ([-1, 4], OrderedDict(b=[[1, 2, 3]]), "expected a dim_range per dimension, found 1: b"),
-        ([-1], OrderedDict(b=[[3, 2, 1]]), "in rising order for b, found [3, 2, 1]"),
-        ([4], OrderedDict(h=[5]), "expected the size 4 in the range of h, found (5, 5, 5)"),
-        ([-1, -1], OrderedDict(b=[1], s=[1, 2]), "as many profiles in every range, found [1, 2]"),
-        ([-1], [(1, 2, 3)], "expected an OrderedDict as dim_range, found a list"),
+        ([-1], None),
+        ([-1, 4], OrderedDict(b=[[1, 2, 3]])),
+        ([-1], OrderedDict(b=[[3, 2, 1]])),
+        ([4], OrderedDict(h=[5])),
+        ([-1, -1], OrderedDict(b=[1], s=[1, 2])),
+        ([-1], [(1, 2, 3)]),
     ],
 )
-def test_ranges_that_do_not_fit_name_the_input(shape: Any, ranges: Any, message: str) -> None:
+def test_ranges_that_do_not_fit_name_the_input(shape: Any, ranges: Any) -> None:
     with net_guard(Network()), pytest.raises(irc.Error) as error:
         Tensor("ids", "int32", shape, ranges)
-    assert f"the input ids of shape {shape}" in str(error.value) and message in str(error.value)
-    assert "test_tensor.py" in str(error.value)
+    message = str(error.value)
+    assert f"the input ids of shape {shape}: expected a dim_range such as" in message
+    assert message.count("test_tensor.py") and f"found {ranges}" in message
 
 
 def test_shapes_may_have_the_sizes_of_other_inputs() -> None:
@@ -287,21 +288,6 @@ def test_uses_are_replaced_but_not_in_what_replaces() -> None:
     assert np.allclose(got["y"], 2 * (np.maximum(x, 0) + 10))
 
 
-def test_removed_layers_are_left_out() -> None:
-    def build(_: Any) -> None:
-        x = Tensor("x", "float32", [2])
-        old = wrap(F.exp(unwrap(x)))
-        layer = old.get_parent()
-        assert layer is not None and layer.as_layer().get_outputs()[0].type is old.type
-        new = x * 3.0
-        old.replace_all_uses_with(new)
-        layer.mark_as_removed()
-        assert layer.is_removed()
-        new.mark_output("y")
-
-    assert [op.opname for op in trace(build).ops()] == ["full", "mul", "return"]
-
-
 def test_outputs_are_cast_and_named_once() -> None:
     def build(_: Any) -> None:
         x = source()
@@ -310,7 +296,7 @@ def test_outputs_are_cast_and_named_once() -> None:
             x.mark_output("y")
         z = x * 2
         z.name = "layers.0/z"
-        z.trt_tensor.mark_output()
+        z.mark_output()
 
     got = run(build, {"x": np.ones((2, 2), np.int32)})
     assert got["y"].dtype == np.float16 and got["layers_0_z"].tolist() == [[2, 2], [2, 2]]
@@ -319,13 +305,13 @@ def test_outputs_are_cast_and_named_once() -> None:
 def test_parameters_hold_the_part_of_one_rank() -> None:
     parameter = Parameter(shape=(2, 3), dtype="float16")
     assert parameter.shape == (2, 3) and parameter.dtype is DataType.HALF
-    assert not parameter.is_inited()
+    assert parameter.bound is None
     with pytest.raises(irc.Error, match=r"has the shape \[2, 3\], but its new value has \[3, 2\]"):
         parameter.value = np.zeros((3, 2))
     with pytest.raises(irc.Error, match="has no array"):
         _ = parameter.raw_value
     parameter.set_value_or_dummy(np.zeros((9, 9)))
-    assert not parameter.is_inited()
+    assert parameter.bound is None
     parameter.value = np.full((2, 3), 1.5)
     assert parameter.raw_value.dtype == np.float16
     assert type_of(parameter) is parameter.type
