@@ -119,11 +119,10 @@ def traced(name: str, tp: int) -> tuple[irc.Module, dict[str, Array]]:
     return module_of(build, inputs, tp, moe_ep_size=2 if name == "experts" else 1), inputs
 
 
-@pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize("name", CASES)
-def test_onnx_runtime_agrees_with_the_reference(name: str, tp: int, tmp_path: Path) -> None:
+def test_onnx_runtime_agrees_with_the_reference(name: str, tmp_path: Path) -> None:
     with new_session():
-        module, inputs = traced(name, tp)
+        module, inputs = traced(name, 4 if name == "experts" else 2)
         wanted = irc.evaluate(module, inputs)
         irc.compile(module, tmp_path / "out")
         found = irc.load(tmp_path / "out", threads=1).run(inputs)
@@ -133,7 +132,9 @@ def test_onnx_runtime_agrees_with_the_reference(name: str, tp: int, tmp_path: Pa
 
 
 @pytest.mark.needs_rtx
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", ["quantized rows", "gegelu and inner norm", "experts", "groups", "smoothquant", "fp8"]
+)
 def test_engines_are_built(name: str, tmp_path: Path) -> None:
     with new_session():
         module, _ = traced(name, 2)
