@@ -18,8 +18,6 @@ from .huggingface import bind
 from .huggingface.binding import has_unbound
 from .settings import convert
 from .tensor import kind_name
-from .tensorrt_llm.aliases import aliases
-from .tensorrt_llm.lint import is_build_script
 
 DEFAULT_FACTORY = "build"
 OPTIONS = ("checkpoint", "dtype")  # parameters that have command-line options
@@ -40,12 +38,8 @@ def load_script(
     goes to standard error. `import tensorrt_llm` finds irc's frontend.
     """
     path, name = split_name(script)
-    if script == str(path) and is_build_script(path):
-        raise Error(
-            f"{path} imports tensorrt_llm and not irc, so it is run as a script that builds "
-            f"engines: irc compile {path} -o DIR -- ARGUMENTS; use DIR, or name a factory that "
-            f"returns irc.trace(...), as in {path}:{name}"
-        )
+    if script == str(path):
+        _check_has_factory(path, name)
     with _api_of(path), _imported(path) as namespace:
         factory = _factory(namespace, path, name)
         arguments = _arguments(factory, path, settings or {}, checkpoint, dtype)
@@ -69,10 +63,33 @@ def split_name(script: str) -> tuple[Path, str]:
     return Path(path), name or DEFAULT_FACTORY
 
 
+def mentions_tensorrt_llm(path: str | Path) -> bool:
+    """Whether a path is a Python file with this word, which then may import it."""
+    path = Path(path)
+    return path.suffix == ".py" and path.is_file() and b"tensorrt_llm" in path.read_bytes()
+
+
+def _check_has_factory(path: Path, name: str) -> None:
+    """An Error about a script that builds its engines by itself."""
+    if not mentions_tensorrt_llm(path):
+        return
+    from .tensorrt_llm.lint import is_build_script
+
+    if is_build_script(path):
+        raise Error(
+            f"{path} imports tensorrt_llm and not irc, so it is run as a script that builds "
+            f"engines: irc compile {path} -o DIR -- ARGUMENTS; use DIR, or name a factory that "
+            f"returns irc.trace(...), as in {path}:{name}"
+        )
+
+
 def _api_of(path: Path) -> AbstractContextManager[None]:
     """`aliases` where a script mentions tensorrt_llm; others find what is installed."""
-    mentions = path.is_file() and b"tensorrt_llm" in path.read_bytes()
-    return aliases() if mentions else nullcontext()
+    if not mentions_tensorrt_llm(path):
+        return nullcontext()
+    from .tensorrt_llm.aliases import aliases
+
+    return aliases()
 
 
 @contextmanager

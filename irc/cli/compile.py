@@ -78,10 +78,8 @@ def configure(parser: Parser) -> None:
 
 def run(args: Namespace) -> int:
     """Compile, and print a summary of each artifact."""
-    from ..frontends.tensorrt_llm.lint import is_build_script
-
     output: str | None = None if args.dry_run else args.output
-    if is_build_script(args.source):
+    if _is_build_script(args.source):
         from ..frontends.tensorrt_llm.script import run_script
 
         options = compilation_options(args) | {"engine": engine_options(args)}
@@ -98,6 +96,16 @@ def run(args: Namespace) -> int:
     if args.json:
         print_json(facts)
     return 0
+
+
+def _is_build_script(source: str) -> bool:
+    from ..frontends.script import mentions_tensorrt_llm
+
+    if not mentions_tensorrt_llm(source):
+        return False  # without importing the front end
+    from ..frontends.tensorrt_llm.lint import is_build_script
+
+    return is_build_script(source)
 
 
 def _build(args: Namespace, script: Run, output: str | None) -> int:

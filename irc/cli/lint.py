@@ -46,14 +46,14 @@ def configure(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """0 if no model has an error, else 1."""
     from ..backends.tensorrt.plugins import load
-    from ..frontends.tensorrt_llm.lint import uses_api
+    from ..frontends.script import mentions_tensorrt_llm
 
     load(args.plugin)
     if args.rules:
         return _rules(args)
     if args.source is None:
         raise Error("say which model: irc lint model.onnx, irc lint DIR, or irc lint script.py")
-    if uses_api(args.source):
+    if mentions_tensorrt_llm(args.source):
         return _script(args)
     target = _target(args)
     found = {path: _findings(path, target, args.ignore) for path in models(Path(args.source))}
