@@ -34,6 +34,7 @@ class Attention(Module):
     `clip` > 0 bounds queries, keys and values. `alibi` > 0 is the largest exponent of the slopes of
     ALiBi, usually 8. `relative` adds learned biases, the weight `relative_table` [heads, buckets].
     `logn` > 0 is the length from which queries grow with the logarithm of their position.
+    `block_sparse` limits a query to some blocks of keys.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from typing import Any
 
 from ....errors import Error
 from ....source import here
+from ..context import current_session
 from ..tensor import Tensor
 
 Caches = Sequence[Tensor | None]
@@ -75,6 +76,13 @@ class KeyValueCacheParams:
     host_cross_kv_cache_pool_mapping: Any = None
     kv_cache_block_pointers: Any = None
     host_kv_cache_block_pointers: Any = None
+
+    def __post_init__(self) -> None:
+        paged = [n for n, each in vars(self).items() if "_block_" in n and each is not None]
+        for name in paged:
+            current_session().note(
+                f"{name} has no effect: irc's KV caches are contiguous, past_key_value_N"
+            )
 
     def get_first_past_key_value(self) -> Tensor | None:
         """The cache of the first layer, that of a layer in its own call."""

@@ -175,6 +175,12 @@ def test_quantize_model_quantizes_caches_and_other_caches_are_refused() -> None:
             trace(lambda mapping, row=(dtype, heads, given): build(mapping, *row))
 
 
+def test_paged_caches_are_contiguous_and_noted() -> None:
+    with new_session() as session:
+        KeyValueCacheParams(kv_cache_block_offsets=object(), host_kv_cache_pool_pointers=object())
+        assert [note.split()[0] for note in session.notes] == ["kv_cache_block_offsets"]
+
+
 def test_a_norm_before_the_last_projection() -> None:
     size = 4 * WIDTH  # the norm is over hidden_size, so that the heads have as many features
     found, x = oracle(4, 4, hidden=size), RANDOM.normal(size=(2, TOKENS, size))

@@ -288,7 +288,7 @@ def test_caches_of_codes(plugin: bool, dtype: str) -> None:
     keys = (x @ found.qkv[1].T).reshape(2, TOKENS, 2, WIDTH).transpose(0, 2, 1, 3)
     codes = outs["present_key_value_0"][:, 0].astype(np.float32)
     np.testing.assert_allclose(codes * scale, keys, atol=scale, rtol=0.08)
-    np.testing.assert_allclose(outs["out"], found(x), atol=0.3)
+    np.testing.assert_allclose(outs["out"], found(x), atol=0.5)
 
 
 def test_dynamic_sizes_need_no_mask_of_all_positions() -> None:
