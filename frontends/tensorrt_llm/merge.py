@@ -96,6 +96,8 @@ def _finish(module: Module, stage: Stage, results: dict[str, Value], name: str) 
         declared.append(Result(key, state if types.get(state) is value.type else None))
     function.results = tuple(declared)
     function.append(Return(list(results.values())))
+    _leave_out_unused(function)
+    types = {str(arg.name): arg.type for arg in function.args}
     function.layouts = {}
     aliases = {result.name for result in declared if result.alias}
     values = {f"%{arg}": type for arg, type in types.items()}
@@ -106,6 +108,19 @@ def _finish(module: Module, stage: Stage, results: dict[str, Value], name: str) 
             function.layouts[key] = layout
     module.add_function(function)
     return function
+
+
+def _leave_out_unused(function: Function) -> None:
+    """Remove the inputs that no result needs, which TensorRT refuses, and note their names."""
+    for op in reversed(function):
+        if op.pure and op.opname != "return" and not any(result.users for result in op.results):
+            op.erase()
+    unused = [arg for arg in function.args if not arg.users]
+    function.args = tuple(arg for arg in function.args if arg.users)
+    for index, arg in enumerate(function.args):
+        arg.index = index
+    for arg in unused:
+        current_session().note(f"the input {arg.name} is left out, because no output needs it")
 
 
 def _layout(module: Module, network: Network, key: str, type: TensorType) -> TensorType | None:

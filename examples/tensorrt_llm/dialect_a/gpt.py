@@ -252,7 +252,7 @@ def main():
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--n_layer", type=int, default=2)
     parser.add_argument("--n_head", type=int, default=4)
-    parser.add_argument("--n_embd", type=int, default=48)
+    parser.add_argument("--n_embd", type=int, default=64)
     parser.add_argument("--vocab_size", type=int, default=96)
     parser.add_argument("--n_positions", type=int, default=64)
     parser.add_argument("--max_batch_size", type=int, default=4)

@@ -67,7 +67,7 @@ class Encoder(PretrainedModel):
         x = self.embedding(input_ids) + self.positions(position_ids)
         for layer in self.layers:
             x = layer(x, input_lengths)
-        weights = expand_dims(mask, -1)
+        weights = expand_dims(mask, -1).cast(self.config.dtype)
         pooled = sum(x * weights, dim=1) / sum(weights, dim=1)
         pooled = layer_norm(pooled, self.config.hidden_size)
         pooled.mark_output("embedding", trt.float32)

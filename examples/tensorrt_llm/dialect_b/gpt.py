@@ -122,15 +122,16 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--weights", required=True)
     parser.add_argument("--output_dir", default="engines")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--tp_size", type=int, default=1)
     args = parser.parse_args()
     for rank in range(args.tp_size):
         config = PretrainedConfig.from_dict(
             {
                 "architecture": "MyGPTForCausalLM",
-                "dtype": "float32",
+                "dtype": args.dtype,
                 "vocab_size": 96,
-                "hidden_size": 48,
+                "hidden_size": 64,
                 "num_hidden_layers": 2,
                 "num_attention_heads": 4,
                 "hidden_act": "gelu",

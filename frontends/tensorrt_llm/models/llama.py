@@ -26,6 +26,8 @@ from ..tensor import Tensor
 from .config import PretrainedConfig
 from .decoder import DecoderLayerList, DecoderModelForCausalLM, from_stage_before
 
+_GATED = {"silu": "swiglu", "gelu": "geglu"}  # the activations of experts, which have a gate
+
 
 def pad_vocab_size(vocab_size: int, tp_size: int) -> int:
     """The next multiple of tp_size."""
@@ -40,6 +42,7 @@ class LLaMAConfig(PretrainedConfig):
         *,
         mlp_bias: bool = False,
         attn_bias: bool = False,
+        dense_bias: bool | None = None,
         rotary_base: float = 10000.0,
         rotary_scaling: dict[str, Any] | None = None,
         residual_mlp: bool = False,
@@ -56,7 +59,9 @@ class LLaMAConfig(PretrainedConfig):
         super().__init__(**more)
         if residual_mlp:
             raise Error("residual_mlp is not supported; write the layer in a script", loc=here())
-        self.mlp_bias, self.attn_bias = mlp_bias, attn_bias
+        qwen2 = self.architecture in ("Qwen2ForCausalLM", "QWenForCausalLM")
+        self.mlp_bias, self.attn_bias = mlp_bias, attn_bias or qwen2
+        self.dense_bias = attn_bias if dense_bias is None else dense_bias
         self.rotary_base, self.rotary_scaling = rotary_base, rotary_scaling
         self.moe = (
             MoeConfig.from_dict(cast("Any", moe)) if isinstance(moe, dict) else moe or MoeConfig()
@@ -99,6 +104,7 @@ class LLaMADecoderLayer(Module):
             dtype=dtype,
             attention_mask_type=AttentionMaskType.causal,
             bias=config.attn_bias,
+            dense_bias=config.dense_bias,
             position_embedding_type=config.position_embedding_type,
             rotary_embedding_base=config.rotary_base,
             rotary_embedding_scaling=config.rotary_scaling,
@@ -120,6 +126,7 @@ class LLaMADecoderLayer(Module):
             **group,
         }
         if config.moe.has_moe():
+            sizes["hidden_act"] = _GATED.get(config.hidden_act, config.hidden_act)
             return MOE(moe_config=config.moe, mapping=config.mapping, **sizes)
         return (FusedGatedMLP if config.use_fused_mlp else GatedMLP)(**sizes)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ....errors import Error, did_you_mean
 from ....source import here
-from ....weights import ConcatRef, FileRef, Ref, Shard, Slice
+from ....weights import Cast, ConcatRef, FileRef, Ref, Shard, Slice
 from ...huggingface.config import checkpoint_dtype, read_config
 from ...huggingface.files import Checkpoint
 from ..checkpoint.ranks import RankFile
@@ -67,7 +67,6 @@ def read_llama(folder: str | os.PathLike[str], dtype: Any = "auto") -> dict[str,
     rope: dict[str, Any] = config.get("rope_parameters") or {}
     stretched = rope if rope.get("rope_type", "default") != "default" else None
     scaling: dict[str, Any] | None = config.get("rope_scaling") or stretched
-    qwen = config.get("model_type") == "qwen2"
     found: dict[str, Any] = {
         "architecture": (config.get("architectures") or ["LlamaForCausalLM"])[0],
         "dtype": str_dtype(kind),
@@ -83,7 +82,7 @@ def read_llama(folder: str | os.PathLike[str], dtype: Any = "auto") -> dict[str,
         "norm_epsilon": config.get("rms_norm_eps", 1e-6),
         "rotary_base": rope.get("rope_theta", config.get("rope_theta", 10000.0)),
         "rotary_scaling": scaling,
-        "attn_bias": config.get("attention_bias", qwen),
+        "attn_bias": config.get("attention_bias", False),
         "mlp_bias": config.get("mlp_bias", False),
     }
     if config.get("num_local_experts"):
@@ -96,6 +95,7 @@ def bind_llama(model: Any, folder: str | os.PathLike[str]) -> None:
     rank reads its shard."""
     source = _Source(Checkpoint(folder), model.config)
     for name, parameter in model.named_parameters():
+        source.dtype = parameter.type.dtype
         parameter.value = source.of(name.removeprefix("transformer."))
 
 
@@ -105,6 +105,7 @@ class _Source:
     def __init__(self, checkpoint: Checkpoint, config: Any) -> None:
         self.checkpoint, self.config = checkpoint, config
         self.mapping: Mapping = config.mapping
+        self.dtype = ""  # of the parameter that is bound
         self._layers = self.mapping.pp_layers(config.num_hidden_layers)
 
     def of(self, name: str) -> Ref:
@@ -139,7 +140,9 @@ class _Source:
             guess = did_you_mean(key, self.checkpoint)
             raise Error(f"{self.checkpoint.folder} lacks the tensor {key}{guess}", loc=here())
         path = self.checkpoint.folder / self.checkpoint.file(key)
-        return FileRef(current_session().add_file("ckpt", path), key)
+        found: Ref = FileRef(current_session().add_file("ckpt", path), key)
+        stored = self.checkpoint.tensor(key).dtype
+        return found if stored == self.dtype else found.then(Cast(self.dtype))
 
     def _shard(self, key: str, dim: int, by_heads: bool = False) -> Ref:
         """This rank's shard; of fewer key-value heads than ranks each several times."""

@@ -80,12 +80,14 @@ class Session:
         stream: Any = None,
         context: Any = None,
     ) -> Any:
-        """Run once over all inputs. True, with `outputs` filled; without them, all results."""
+        """Run once over all inputs. True, with `outputs` filled; without them, all results.
+
+        Inputs that the engine does not have, because no result needs them, are left out.
+        """
         program = self.artifact.program
         dtypes = {p.name: p.dtype for p in (*program.ports.inputs, *program.ports.states)}
         arrays = {
-            n: as_array(x).astype(numpy_dtype(dtypes[n])) if n in dtypes else as_array(x)
-            for n, x in inputs.items()
+            n: as_array(x).astype(numpy_dtype(dtypes[n])) for n, x in inputs.items() if n in dtypes
         }
         results = program.run(arrays)
         first = next(iter(inputs.values()), None)

@@ -27,7 +27,7 @@ def drawn(rng: np.random.Generator, shapes: dict[str, tuple[int, ...]]) -> Weigh
     return found
 
 
-def gpt_shapes(joined: bool, layers: int = 2, width: int = 48, vocab: int = 96) -> dict[str, Any]:
+def gpt_shapes(joined: bool, layers: int = 2, width: int = 64, vocab: int = 96) -> dict[str, Any]:
     """The shapes of a GPT; `joined`: query, key and value are one weight."""
     shapes: dict[str, tuple[int, ...]] = {
         "vocab_embedding.weight": (vocab, width),

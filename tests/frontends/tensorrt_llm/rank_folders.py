@@ -124,7 +124,7 @@ def _rank(
         if how.keep_head:
             head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
             yield "lm_head.weight", cut(padded(head, tp), 0, tp, rank)
-    begin, end = stage * layers // how.pp, (stage + 1) * layers // how.pp
+    begin, end = (-(-each * layers // how.pp) for each in (stage, stage + 1))
     for index in range(begin, end):
         own = index - begin if how.local_layers else index
         for key, array in _layer(config, tensors, how, f"model.layers.{index}.", rank):
