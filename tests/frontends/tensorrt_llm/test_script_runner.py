@@ -185,6 +185,43 @@ def test_a_script_that_runs_an_engine(script: Path, tmp_path: Path) -> None:
     assert (found.returncode, found.stderr[:21]) == (1, "error: the output y h")
 
 
+SAVES = (
+    HEAD[: HEAD.index("def build(")]
+    + """
+from types import SimpleNamespace
+from tensorrt_llm import BuildConfig, build
+
+class Model(Scale):
+    def __init__(self, mapping):
+        super().__init__(mapping)
+        self.config = SimpleNamespace(mapping=mapping, architecture="Scale", to_dict=dict)
+
+    def prepare_inputs(self, max_batch_size):
+        ranges = OrderedDict([("B", [[1, 1, max_batch_size]]), ("width", [4])])
+        return {"x": Tensor(name="x", dtype="float32", shape=[-1, 4], dim_range=ranges)}
+
+for rank in range(2):
+    mapping = Mapping(world_size=2, rank=rank, tp_size=2)
+    build(Model(mapping), BuildConfig(max_batch_size=5)).save(Path(__file__).parent / "saved")
+"""
+)
+
+
+def test_an_engine_that_the_script_saves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, saved = write(tmp_path, SAVES), tmp_path / "saved" / "artifact"
+    assert main(["compile", str(script), "--backend", "reference"]) == 0
+    assert f"Scale: the script wrote {saved}" in capsys.readouterr().out
+    assert irc.load(saved).manifest["backend"] == "reference"
+    assert irc.load(saved).manifest["dims"]["B"] == (1, 1, 5)
+    assert (
+        main(["compile", str(script), "-o", str(tmp_path / "out"), "--backend", "reference"]) == 0
+    )
+    assert irc.load(tmp_path / "out").module.mesh.ranks == 2
+    assert find_artifact(tmp_path / "saved").folder == saved
+
+
 def test_what_the_command_prints(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
