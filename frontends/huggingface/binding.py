@@ -10,7 +10,7 @@ from ...errors import Error, did_you_mean
 from ...ir.core import Module, Weight
 from ...ir.dims import Shape
 from ...ir.types import TensorType
-from ...weights import Cast, FileRef, Ref, UnboundRef
+from ...weights import Cast, Ref, UnboundRef
 from . import quantized
 from .files import Checkpoint
 
@@ -44,7 +44,22 @@ def bind(
     module as it was.
     """
     checkpoint = Checkpoint(folder)
-    alternatives = alternatives or {}
+    files = _Files(module, checkpoint)
+    stored = quantized.Tensors(checkpoint, files.name)
+    method = quantized.read_method(folder)
+    return bind_tensors(module, stored, files.paths, method, alternatives or {}, ignore)
+
+
+def bind_tensors(
+    module: Module,
+    stored: quantized.Tensors,
+    files: Mapping[str, str],
+    method: quantized.Method | None,
+    alternatives: Mapping[str, Ref],
+    ignore: Sequence[str],
+) -> Module:
+    """`bind` to tensors whose references name `files`, quantized by `method`."""
+    checkpoint = stored.checkpoint
     refs = {name: weight.ref for name, weight in module.weights.items()}
     for name in refs.keys() & alternatives.keys():
         if not has_all(checkpoint, refs[name]) and has_all(checkpoint, alternatives[name]):
@@ -55,17 +70,15 @@ def bind(
                 f"{tensors(alternatives[name])} with different values, but in the model "
                 f"@{module.name} both are the weight {name}"
             )
-    files = _Files(module, checkpoint)
-    stored = quantized.Tensors(checkpoint, files.name)
-    layers = quantized.find_layers(module, refs, stored, quantized.read_method(folder))
+    layers = quantized.find_layers(module, refs, stored, method)
     plain = {name: ref for name, ref in refs.items() if name not in layers}
     allowed = {source.key for ref in alternatives.values() for source in _unbound(ref)}
     ignore = (*BUFFERS, *quantized.cache_scales(checkpoint), *ignore)
     _check(module, plain, checkpoint, allowed | stored.used, ignore)
     for name, ref in plain.items():
         weight = module.weights[name]
-        weight.ref = files.bound(ref, weight.type.dtype)
-    module.files.update(files.paths)
+        weight.ref = _bound(stored, ref, weight.type.dtype)
+    module.files.update(files)
     quantized.insert(module, layers)
     return module
 
@@ -174,22 +187,25 @@ def _misfit(weight: Weight, ref: Ref, source: UnboundRef, checkpoint: Checkpoint
         yield f"{found}, which does not convert to {dtype}"
 
 
+def _bound(stored: quantized.Tensors, ref: Ref, dtype: str) -> Ref:
+    """`ref` with stored tensors instead of unbound sources, cast right after the source."""
+    if ref.inputs:
+        return ref.with_inputs([_bound(stored, each, dtype) for each in ref.inputs])
+    if not isinstance(ref, UnboundRef):
+        return ref
+    kind = stored.info(ref.key).dtype
+    found = stored.take(ref.key, kind).ref
+    for step in (*(() if kind == dtype else (Cast(dtype),)), *ref.steps):
+        found = found.then(step)
+    return found
+
+
 class _Files:
-    """References to the files of a checkpoint; `paths` are the files that a module declares."""
+    """The names of the files of a checkpoint; `paths` are the files that a module declares."""
 
     def __init__(self, module: Module, checkpoint: Checkpoint) -> None:
         self.paths, self._checkpoint = dict(module.files), checkpoint
         self._names = {path: name for name, path in module.files.items()}
-
-    def bound(self, ref: Ref, dtype: str) -> Ref:
-        """`ref` with files instead of unbound sources, cast right after the source."""
-        if ref.inputs:
-            return ref.with_inputs([self.bound(each, dtype) for each in ref.inputs])
-        if not isinstance(ref, UnboundRef):
-            return ref
-        stored = self._checkpoint.tensor(ref.key).dtype
-        cast = () if stored == dtype else (Cast(dtype),)
-        return FileRef(self.name(ref.key), ref.key, steps=(*cast, *ref.steps))
 
     def name(self, key: str) -> str:
         """The name of the file that holds `key` in the module: `ckpt`, `ckpt_1`, `ckpt_2`, ..."""

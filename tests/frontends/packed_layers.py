@@ -125,6 +125,15 @@ def int_quantized(rng: Any, n: int, k: int, static: bool) -> Packed:
     return Packed(tensors, codes * scales, inputs)
 
 
+def row_pairs(rng: Any, n: int, k: int, group: int) -> Packed:
+    """pack_int4_in_uint8 of ModelOpt: the even rows are the low halves of bytes; with factors."""
+    codes, scales = rng.integers(-8, 8, (n, k)), scales_like(rng, (n, k // group))
+    factors = scales_like(rng, (k,))
+    stored = ((codes[::2] & 15) | (codes[1::2] & 15) << 4).astype(np.uint8)
+    tensors = {"weight": stored, "weight_scale": scales, "pre_quant_scale": factors}
+    return Packed(tensors, codes * np.repeat(scales, group, 1), lambda x: x * factors)
+
+
 def rounded(x: Array, scale: Array, kind: Any, largest: float) -> Array:
     """x as codes of a format, and back."""
     scaled = np.clip(x / scale, -largest - (kind is np.int8), largest)

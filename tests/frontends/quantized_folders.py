@@ -27,6 +27,7 @@ from .packed_layers import (
     mx,
     nvfp4,
     pack_quantized,
+    row_pairs,
     static8,
 )
 
@@ -105,6 +106,7 @@ CASES: dict[str, tuple[dict[str, Any], Packer]] = {
         MODELOPT | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
         lambda r, n, k: float8(r, n, k, "weight_scale", (1, k), inputs=by_token(F8, 448)),
     ),
+    "modelopt-awq": (MODELOPT | {"quant_algo": "W4A16_AWQ"}, lambda r, n, k: row_pairs(r, n, k, 8)),
     "modelopt-fp8": (MODELOPT, static8),
     "modelopt-nvfp4": (
         MODELOPT | {"quant_algo": "NVFP4"},

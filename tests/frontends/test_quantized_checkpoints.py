@@ -99,7 +99,10 @@ REFUSED = {
     "gemv": (AWQ | {"version": "gemv"}, "version='gemv': irc reads the layout gemm"),
     "3 bits": (GPTQ | {"bits": 3}, "bits=3: irc reads GPTQ with 4 and 8 bits"),
     "marlin": (GPTQ | {"checkpoint_format": "marlin"}, "irc reads gptq and gptq_v2"),
-    "modelopt": (MODELOPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo='W4A8_AWQ': irc reads FP8"),
+    "modelopt": (
+        MODELOPT | {"quant_algo": "W4A8_MXFP4_FP8"},
+        "quant_algo='W4A8_MXFP4_FP8': irc reads FP8",
+    ),
     "a word": (
         MODELOPT | {"quantized_layers": {"proj": "FP8"}},
         "quantized_layers=.*: proj is 'FP8'; expected an object with quant_algo",

@@ -23,7 +23,7 @@ from .compressed_tensors import CompressedTensors
 from .fp8 import Fp8
 from .gptq import Gptq
 from .graph import insert as insert
-from .method import Method
+from .method import Method as Method
 from .modelopt import ModelOpt
 from .parts import Layer as Layer
 from .parts import Tensors as Tensors

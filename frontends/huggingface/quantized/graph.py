@@ -8,7 +8,7 @@ from typing import Any
 
 from ....errors import Error
 from ....ir.core import Module, Op, Value, Weight
-from ....ops import Dequantize, Gather
+from ....ops import Dequantize, Gather, Mul
 from ....quantization.activations import result_before
 from ....quantization.sites import Site, find_sites, site_name
 from ....weights import Cast
@@ -28,10 +28,11 @@ def insert(module: Module, layers: Mapping[str, Layer]) -> None:
         users = sorted(weight.users, key=places.__getitem__)
         if len({op.parent for op in users}) > 1:
             raise Error(f"{name} is quantized, and several functions use it; put inline before")
-        if layer.order is not None and not {site.op for site in sites} >= {*users}:
+        changed = layer.order is not None or layer.factors is not None
+        if changed and not {site.op for site in sites} >= {*users}:
             raise Error(
-                f"{name} has its input features in another order (desc_act=true); irc reads "
-                "that only in weights of linear"
+                f"{name} takes its input features in another order (desc_act=true), or times "
+                "factors (pre_quant_scale); irc reads that only in weights of linear"
             )
         if users:
             weight.replace_by(_dequantized(users[0], weight, layer, new[name]))
@@ -49,8 +50,7 @@ def _dequantized(op: Op, weight: Weight, layer: Layer, new: list[Weight]) -> Val
     """The weight from its codes, which take its name, so that plans of sharding fit."""
     kind: Any = weight.type.dtype
     if kind == "f32" and layer.scales.dtype in ("f16", "bf16"):
-        wide = replace(layer.scales, ref=layer.scales.ref.then(Cast(kind)), dtype=kind)
-        layer = replace(layer, scales=wide)
+        layer = replace(layer, scales=_cast(layer.scales, kind))
     parts = {
         name: _declared(weight, name, part.of_rank(weight.type.ndim), new)
         for name, part in layer.parts().items()
@@ -63,6 +63,10 @@ def _dequantized(op: Op, weight: Weight, layer: Layer, new: list[Weight]) -> Val
     return result_before(values, op, f"{site_name(weight).rpartition('.')[2]}_weight")
 
 
+def _cast(part: Part, dtype: str) -> Part:
+    return part if part.dtype == dtype else Part(part.ref.then(Cast(dtype)), dtype, part.shape)
+
+
 def _declared(weight: Weight, name: str, part: Part, new: list[Weight]) -> Weight:
     """One of the weights that replace a weight."""
     new.append(Weight(part.type, f"{site_name(weight)}.{name}" if name else weight.name, part.ref))
@@ -70,13 +74,19 @@ def _declared(weight: Weight, name: str, part: Part, new: list[Weight]) -> Weigh
 
 
 def _input(site: Site, layer: Layer, done: dict[Any, Value], new: list[Weight]) -> Value:
-    """The input of a site, in the order of its layer, and quantized as that says."""
+    """The input of a site, in the order of its layer, times factors, and quantized as that says."""
     x, op = site.x, site.op
     if layer.order is not None:
         key = op.parent, x, layer.order
         if key not in done:
             order = _declared(site.weight, "order", layer.order, new)
             done[key] = result_before(Gather(x, order, dim=-1), op, x.name)
+        x = done[key]
+    if layer.factors is not None:
+        key = op.parent, x, layer.factors
+        if key not in done:
+            factors = _declared(site.weight, "factors", _cast(layer.factors, x.type.dtype), new)
+            done[key] = result_before(Mul(x, factors), op, x.name)
         x = done[key]
     activation = layer.activation
     if activation is None or site.shape[site.inputs] % (activation.block or 1):

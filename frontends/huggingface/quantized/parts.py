@@ -54,7 +54,7 @@ class Layer:
     """A quantized weight [N, K]: dequantize(codes, scales, zeros), and the input's quantization.
 
     With a `tensor_scale` the scales are themselves codes, dequantized by it. `order` i32[K] are the
-    input features in the order in which the weight has them.
+    input features in the order in which the weight has them; `factors` [K] multiply the input.
     """
 
     codes: Part
@@ -63,6 +63,7 @@ class Layer:
     tensor_scale: Part | None = None
     activation: FakeQuantize | None = None
     order: Part | None = None
+    factors: Part | None = None
 
     def parts(self) -> dict[str, Part | None]:
         """The tensors by what is added to the name of the weight."""
@@ -77,7 +78,7 @@ class Layer:
 def stacked(layers: Sequence[Layer]) -> Layer:
     """The layers of experts as one, along a new first dimension, with the largest input scales."""
     first, inputs = layers[0], [layer.activation for layer in layers]
-    if any(layer.order or _kinds(layer) != _kinds(first) for layer in layers):
+    if any(x.order or x.factors or _kinds(x) != _kinds(first) for x in layers):
         raise Error("the experts of a layer are quantized differently; irc stacks equal ones")
     columns = zip(*(layer.parts().values() for layer in layers), strict=True)
     codes, scales, zeros, tensor_scale = map(_stack, columns)
@@ -107,7 +108,7 @@ class Tensors:
     def __init__(self, checkpoint: Checkpoint, file: Callable[[str], str]) -> None:
         self.checkpoint, self._file = checkpoint, file
         self.used: set[str] = set()
-        self.orders: dict[bytes, Part] = {}  # of input features, by their groups
+        self._first: dict[tuple[str, bytes], Part] = {}
 
     def __contains__(self, key: str) -> bool:
         return key in self.checkpoint
@@ -135,7 +136,12 @@ class Tensors:
         if found.nbytes != dtype_called(dtype).nbytes(prod(shape)) or outer != wanted:
             type = TensorType(dtype, shape)
             raise Error(f"{key} is {_shown(found)}; expected the bytes of {type}")
-        return Part(BytesRef(self._file(key), found.offset, dtype, shape), dtype, shape)
+        return self.bytes(key, dtype, shape)
+
+    def bytes(self, key: str, dtype: str, shape: Sizes) -> Part:
+        """The bytes of a tensor as another type of as many bytes."""
+        offset = self.info(key).offset
+        return Part(BytesRef(self._file(key), offset, dtype, shape), dtype, shape)
 
     def number(self, key: str) -> float:
         """The number in a tensor of one positive element."""
@@ -167,6 +173,10 @@ class Tensors:
         if part.shape != wanted:
             raise Error(f"{key} is {part.type}; expected i32{[*wanted]} for {dtype}{[*shape]}")
         return Part(UnpackedRef(part.ref, layout, dtype, shape), dtype, shape)
+
+    def shared(self, key: str, part: Part) -> Part:
+        """`part`, made of a small tensor, or the first one that was made of equal values."""
+        return self._first.setdefault((part.dtype, self.read(key).tobytes()), part)
 
     def read(self, key: str) -> Any:
         """The values of a small tensor."""

@@ -65,5 +65,5 @@ def in_groups(tensors: Tensors, key: str, codes: Part, size: int) -> tuple[Part,
             "an order of activations only where group_size divides the input features"
         )
     found = Part(SortingRef(tensors.take(key, "i32").ref), "i32", (k,))
-    order = tensors.orders.setdefault(groups.tobytes(), found)
+    order = tensors.shared(key, found)
     return replace(codes, ref=TakenRef(codes.ref, order.ref, 1)), order

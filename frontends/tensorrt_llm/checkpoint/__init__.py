@@ -9,24 +9,25 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from ....errors import Error
 from ....ir.core import Module
-from ....weights import Ref
-from ...huggingface.binding import check_fits, suggested
+from ...huggingface.binding import bind_tensors
 from ...huggingface.config import checkpoint_dtype, is_of_tensorrt_llm, read_config
+from ...huggingface.quantized.modelopt import ModelOpt
+from ...models.config_reader import ConfigReader
 from ...models.family import Dims
 from ..quantization import QuantConfig
 from .config import layout_of, transformers_model
-from .quantized import Joined, quantize
-from .ranks import Ranks
-from .weights import Weights
+from .ranks import PLACES, JoinedTensors, Ranks
 
-_CACHE = "*_cache*_scaling_factor"  # the scales of KV caches, which stay in the compute dtype here
-_BUFFERS = ("*.rotary_inv_freq", "*.embed_positions*", "*.kv_orig_quant_scale", "*.kv_quant_orig_*")
+_UNREAD = (
+    *("*.rotary_inv_freq", "*.embed_positions*", "*.kv_orig_quant_scale", "*.kv_quant_orig_*"),
+    "*_cache*_scaling_factor",  # of KV caches, which stay in the compute dtype here
+)
+_INTERLEAVED = ("W4A16", "W4A16_GPTQ", "W8A16_GPTQ")  # always, like W8A16 of the converters
 
 
 def load(
@@ -42,20 +43,21 @@ def load(
     Error lists the tensors that are missing, unused or of a wrong shape.
     """
     config = read_config(folder)
-    ranks = Ranks(Path(folder), layout_of(config), int(config.get("num_hidden_layers", 0)))
-    tied = "lm_head.weight" not in ranks.of_stage(ranks.layout.pp - 1)[0]
-    model = transformers_model(config, tied, ignore)
+    quantized = QuantConfig.from_dict(config.get("quantization") or {})
+    ranks = Ranks(Path(folder), layout_of(config))
+    model = transformers_model(config, "lm_head.weight" not in ranks, ignore)
     module = model.trace(_compute_dtype(config, dtype), dims)
-    weights = Weights(ranks, model.config, QuantConfig.from_dict(config.get("quantization") or {}))
-    found = {name: weights.find(weight) for name, weight in module.weights.items()}
-    _check(module, weights, ignore)
-    for name, ref in found.items():
-        if isinstance(ref, Ref):
-            module.weights[name].ref = ref
-    layers = {name: ref for name, ref in found.items() if isinstance(ref, Joined)}
-    quantize(module, layers)
-    module.files.update(_used_files(module, ranks))
-    _note_quantization(weights, bool(layers))
+    _check_order(ranks, quantized)
+    method = None
+    if quantized.quant_algo and any(key.endswith(".weight_scale") for key in ranks):
+        method = ModelOpt(ConfigReader({"quant_algo": str(quantized.quant_algo)}, "quantization"))
+    unread = (*_UNREAD, *ignore)
+    try:
+        bind_tensors(module, JoinedTensors(ranks), ranks.paths, method, {}, unread)
+    except Error as error:
+        error.add_note(f"the ranks have {_names_of_ranks()}")
+        raise
+    _note_quantization(ranks, quantized, method is not None)
     return module
 
 
@@ -65,8 +67,7 @@ def scheme_of_floats(folder: str | os.PathLike[str]) -> str:
     quantized = QuantConfig.from_dict(config.get("quantization") or {})
     if quantized.quant_algo not in ("W8A16", "W4A16") or not is_of_tensorrt_llm(config):
         return ""
-    ranks = Ranks(Path(folder), layout_of(config), int(config.get("num_hidden_layers", 0)))
-    scaled = any(key.endswith(".per_channel_scale") for key in ranks.unused())
+    scaled = any(key.endswith(".weight_scale") for key in Ranks(Path(folder), layout_of(config)))
     return "" if scaled else quantized.scheme() or ""
 
 
@@ -83,38 +84,40 @@ def _compute_dtype(config: dict[str, Any], dtype: str | None) -> str:
     return dtype
 
 
-def _check(module: Module, weights: Weights, ignore: Sequence[str]) -> None:
-    """One Error about all tensors that are missing, unused, or of a wrong shape or dtype."""
-    ranks = weights.ranks
-    patterns = (*_BUFFERS, _CACHE, *ignore)
-    unused = [key for key in ranks.unused() if not any(fnmatchcase(key, p) for p in patterns)]
-    check_fits(
-        f"the checkpoint {ranks.folder}",
-        module,
-        weights.missing_lines(unused),
-        suggested(unused, weights.missing),
-        list(dict.fromkeys(weights.misfits)),
-    )
+def _check_order(ranks: Ranks, quantized: QuantConfig) -> None:
+    """An Error where codes are in the order of a kernel of one GPU."""
+    algorithm = quantized.quant_algo
+    for key, whole in ranks.wholes.items():
+        if not key.endswith(".weight_scale"):
+            continue
+        rows = whole.end == "per_channel_scale" and algorithm != "FP8_PER_CHANNEL_PER_TOKEN"
+        codes = whole.ranks[0].info(f"{whole.owner}.weight")
+        if rows or algorithm in _INTERLEAVED or codes.dtype in ("f16", "bf16", "f32"):
+            raise Error(
+                f"{whole.owner}.weight is {codes.dtype}{[*codes.shape]}: codes of {algorithm} in "
+                "the order that the GEMM plugin of one kind of GPU reads, which the checkpoint "
+                "does not name. Convert the original checkpoint without quantization, or compile "
+                f"it as it is, and give irc --quantize {quantized.scheme()}"
+            )
 
 
-def _used_files(module: Module, ranks: Ranks) -> dict[str, str]:
-    names = dict.fromkeys(name for weight in module.weights.values() for name in weight.ref.files())
-    return {name: (ranks.folder / f"{name}.safetensors").as_posix() for name in names}
+def _names_of_ranks() -> str:
+    """The names of transformers by those of the ranks, where these differ."""
+    return ", ".join(f"{' and '.join(n)} in {own}" for own, (n, _) in PLACES.items() if n != (own,))
 
 
-def _note_quantization(weights: Weights, has_layers: bool) -> None:
+def _note_quantization(ranks: Ranks, quantized: QuantConfig, has_layers: bool) -> None:
     """Warn where config.json asks for a quantization that this module does not have."""
-    quantized, folder = weights.quantized, weights.ranks.folder
     if quantized.quant_algo is not None and not has_layers:
         warnings.warn(
-            f"config.json has quant_algo={quantized.quant_algo}, but the weights in {folder} are "
-            f"floats; give --quantize {quantized.scheme()} to quantize them",
+            f"config.json has quant_algo={quantized.quant_algo}, but the weights in {ranks.folder} "
+            f"are floats; give --quantize {quantized.scheme()} to quantize them",
             stacklevel=4,
         )
     if quantized.kv_cache_quant_algo is not None:
         warnings.warn(
-            f"{folder}: config.json has kv_cache_quant_algo={quantized.kv_cache_quant_algo}; the "
-            "caches stay in the compute dtype. --kv-cache quantizes them with scales of a "
+            f"{ranks.folder}: config.json has kv_cache_quant_algo={quantized.kv_cache_quant_algo}; "
+            "the caches stay in the compute dtype. --kv-cache quantizes them with scales of a "
             "calibration",
             stacklevel=4,
         )

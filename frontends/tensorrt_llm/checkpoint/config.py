@@ -51,14 +51,21 @@ _FIXED: Mapping[str, object] = {
 class Layout:
     """How the ranks of a checkpoint hold its tensors; rank = stage * tp + rank within the stage.
 
-    `table_dim` is the dimension over which the ranks of a stage split the embedding, None if each
-    has all of it. Experts are split over `moe_ep` groups of ranks, and their widths within these.
+    A rank has `qkv` heads of queries, keys and values; every `step`-th rank has other key heads.
+    `table_dim` is the dimension over which the ranks of a stage split the embedding of `rows` rows,
+    None if each has all of it. Experts are split over `moe_ep` groups of ranks, and their widths
+    within these. `packed` codes of four bits may lie in other dtypes.
     """
 
-    tp: int = 1
-    pp: int = 1
+    tp: int
+    pp: int
+    layers: int
+    rows: int
+    qkv: tuple[int, int, int]
+    step: int
     moe_ep: int = 1
     table_dim: int | None = None
+    packed: bool = False
 
     @property
     def ranks(self) -> int:
@@ -67,7 +74,7 @@ class Layout:
 
 
 def layout_of(config: Mapping[str, Any]) -> Layout:
-    """The section `mapping`, and the sharding of the embedding."""
+    """The section `mapping`, the heads of a rank, and the sharding of the embedding."""
     mapping = ConfigReader(config.get("mapping") or {}, "config.json: mapping")
     tp, pp = mapping.integer("tp_size", 1), mapping.integer("pp_size", 1)
     cp, world = mapping.integer("cp_size", 1), mapping.integer("world_size", tp * pp)
@@ -76,12 +83,32 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
             f"config.json: mapping has world_size={world}, but tp_size x pp_size x cp_size is "
             f"{tp} x {pp} x {cp}; correct it"
         )
-    experts = mapping.integer("moe_ep_size", 1)
-    experts = experts if experts > 0 else 1
+    experts = max(1, mapping.integer("moe_ep_size", 1))
     if tp % experts:
         raise mapping.error("moe_ep_size", f"it does not divide tp_size={tp}")
-    table_dim = config.get("embedding_sharding_dim", 0)
-    return Layout(tp, pp, experts, table_dim if config.get("use_parallel_embedding") else None)
+    reader = ConfigReader(config)
+    heads = reader.integer("num_attention_heads")
+    keys = reader.integer("num_key_value_heads", heads)
+    if heads % tp or (keys % tp and tp % keys):
+        raise Error(
+            f"config.json: tp_size={tp} does not fit {heads} heads with {keys} key and value "
+            "heads; TensorRT-LLM stores padding there, so convert with another tp_size, and give "
+            "irc the mesh that you want"
+        )
+    own = max(1, keys // tp)
+    is_split = bool(config.get("use_parallel_embedding"))
+    quantization = ConfigReader(config.get("quantization") or {}, "config.json: quantization")
+    return Layout(
+        tp,
+        pp,
+        reader.integer("num_hidden_layers"),
+        reader.integer("vocab_size"),
+        qkv=(heads // tp, own, own),
+        step=max(1, tp // keys),
+        moe_ep=experts,
+        table_dim=reader.integer("embedding_sharding_dim", 0) if is_split else None,
+        packed="AWQ" in quantization.word("quant_algo", ""),
+    )
 
 
 def transformers_model(

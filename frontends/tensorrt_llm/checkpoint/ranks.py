@@ -1,17 +1,158 @@
-"""`Ranks`: the tensors in the files rank0.safetensors, rank1.safetensors, ... of a checkpoint."""
+"""`Ranks`: a folder of rank files as a checkpoint of transformers, whose tensors are joined.
+
+`mlp.fc` is the activated matrix of a gated feed-forward, `mlp.gate` the other one.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ....errors import Error
+from ....ir.dtypes import dtype as dtype_called
+from ....ir.types import TensorType
+from ....weights import ConcatRef, Slice, Unsqueeze
+from ....weights.safetensors import Tensor
 from ...huggingface.files import Checkpoint
 from ...huggingface.quantized import Tensors
+from ...huggingface.quantized.parts import FLOATS, Part, Sizes
 from .config import Layout
 
-_LAYER = re.compile(r"transformer\.layers\.(\d+)\.")
+_LAYER = re.compile(r"transformer\.layers\.(\d+)\.(.+)")
+_EXPERTS = "block_sparse_moe.experts"
+# Module of the ranks -> its modules in transformers, whose rows a rank has above each other, and
+# the dimension over which the ranks split the weight.
+PLACES: Mapping[str, tuple[tuple[str, ...], int | None]] = {
+    "transformer.vocab_embedding": (("model.embed_tokens",), None),
+    "transformer.ln_f": (("model.norm",), None),
+    "lm_head": (("lm_head",), 0),
+    "input_layernorm": (("input_layernorm",), None),
+    "post_layernorm": (("post_attention_layernorm",), None),
+    "attention.q_layernorm": (("self_attn.q_norm",), None),
+    "attention.k_layernorm": (("self_attn.k_norm",), None),
+    "attention.qkv": (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), 0),
+    "attention.dense": (("self_attn.o_proj",), 1),
+    "mlp.fc": (("mlp.gate_proj",), 0),
+    "mlp.gate": (("mlp.up_proj",), 0),
+    "mlp.fused_fc": (("mlp.up_proj", "mlp.gate_proj"), 0),
+    "mlp.proj": (("mlp.down_proj",), 1),
+    "mlp.router": (("block_sparse_moe.gate",), None),
+}
+_PADDED = ("transformer.vocab_embedding", "lm_head")
+# Tensors of a quantized layer by the names that ModelOpt gives them in folders of transformers.
+_SCALES = {
+    "weights_scaling_factor": "weight_scale",
+    "per_channel_scale": "weight_scale",
+    "weights_scaling_factor_2": "weight_scale_2",
+    "activation_scaling_factor": "input_scale",
+    "prequant_scaling_factor": "pre_quant_scale",
+}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A tensor that ranks hold as `owner`.`end`; they split the weight of the owner over `dim`.
+
+    `rows` (begin, end, total) are those of this tensor in what a rank has, `most` those that are
+    no padding.
+    """
+
+    ranks: Sequence[Tensors]
+    owner: str
+    end: str
+    dim: int | None = None
+    rows: tuple[int, int, int] = (0, 1, 1)
+    most: int | None = None
+
+    @property
+    def key(self) -> str:
+        """The tensor in the ranks."""
+        return f"{self.owner}.{self.end}"
+
+    @property
+    def dtype(self) -> str:
+        """What the ranks store."""
+        return self.ranks[0].info(self.key).dtype
+
+    def joined(self, dtype: str) -> Part:
+        """The parts of all ranks, whose bytes are of a dtype."""
+        parts, dim = [self._local(tensors, dtype) for tensors in self.ranks], self._dim
+        if dim is None and self.end in _SCALES and self.end != "activation_scaling_factor":
+            self._check_equal()
+        if any(part.shape != parts[0].shape for part in parts):
+            shapes = " and ".join(dict.fromkeys(str(part.type) for part in parts))
+            raise Error(f"{self.key} is {shapes} on ranks of one stage; expected equal shapes")
+        return self._cut(parts[0] if dim is None else _concatenated(parts, dim))
+
+    @property
+    def _dim(self) -> int | None:
+        """The dimension over which the ranks split this tensor."""
+        found = self.ranks[0].info(self.key)
+        match self.end:
+            case "prequant_scaling_factor":
+                return 0 if self.dim == 1 else None
+            case "per_channel_scale" if self.dim == 1:
+                return None
+            case _ if self.dim is None or self.dim >= len(found.shape) or prod(found.shape) == 1:
+                return None
+            case _:
+                return self.dim
+
+    def _local(self, tensors: Tensors, dtype: str) -> Part:
+        """What a rank has of this tensor; experts lie above each other."""
+        found, key = tensors.info(self.key), self.key
+        if found.dtype == dtype and len(found.shape) < 3:
+            part = tensors.take(key, dtype)
+        else:
+            outer = prod(found.shape[:-1])
+            columns = found.nbytes * 8 // dtype_called(dtype).bits // max(1, outer)
+            part = tensors.bytes(key, dtype, (outer, columns))
+        begin, end, total = self.rows
+        size = part.shape[0] if part.shape else 1
+        if size == 1 or total == 1 or self.end == "prequant_scaling_factor":
+            return part
+        if size % total:
+            raise Error(f"{key} is {part.type}; expected a multiple of {total} rows")
+        return _rows(part, begin * size // total, end * size // total)
+
+    def _cut(self, part: Part) -> Part:
+        """The tensor without padding."""
+        if self.most is None or not part.shape or part.shape[0] <= self.most:
+            return part
+        return _rows(part, 0, self.most)
+
+    def _check_equal(self) -> None:
+        """An Error where ranks have different scales of something that all of them have."""
+        first, *others = (tensors.read(self.key).tobytes() for tensors in self.ranks)
+        if any(each != first for each in others):
+            raise Error(
+                f"{self.key} differs between ranks, but irc dequantizes the joined weight; convert "
+                "with tp_size=1, which every mesh of irc can use, or compile the original "
+                "checkpoint with --quantize"
+            )
+
+
+def _rows(part: Part, begin: int, end: int) -> Part:
+    """Some rows of a tensor."""
+    rest = part.shape[1:]
+    step = Slice(((begin, end), *(None for _ in rest)))
+    return Part(part.ref.then(step), part.dtype, (end - begin, *rest))
+
+
+def _concatenated(parts: Sequence[Part], dim: int) -> Part:
+    """Tensors of one shape joined along a dimension."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    shape = tuple(n * len(parts) if i == dim else n for i, n in enumerate(first.shape))
+    return Part(ConcatRef(tuple(part.ref for part in parts), dim), first.dtype, shape)
 
 
 class RankFile(Checkpoint):
@@ -21,76 +162,168 @@ class RankFile(Checkpoint):
         self.name = f"rank{rank}.safetensors"
         super().__init__(folder)
 
-    def file(self, key: str) -> str:
-        """The file of every tensor, present or not."""
-        return self.name
-
     def _find(self) -> dict[str, str]:
         return dict.fromkeys(self._header(self.name), self.name)
 
 
-class Ranks:
-    """The tensors of every rank, and the layers of every pipeline stage."""
+class Ranks(Checkpoint):
+    """The tensors of all ranks by their keys in transformers; those of no model keep their own."""
 
-    def __init__(self, folder: Path, layout: Layout, layers: int) -> None:
-        self.folder, self.layout = folder, layout
+    def __init__(self, folder: Path, layout: Layout) -> None:
+        self.layout = layout
+        self.wholes: dict[str, Whole] = {}
+        self.paths = {
+            f"rank{i}": (folder / f"rank{i}.safetensors").as_posix() for i in range(layout.ranks)
+        }
+        super().__init__(folder)
+
+    def tensor(self, key: str) -> Tensor:
+        """dtype and shape of a joined tensor, which is nowhere."""
+        whole = self.wholes[key]
+        part = whole.joined(whole.dtype)
+        return Tensor(part.dtype, part.shape, 0, dtype_called(part.dtype).nbytes(prod(part.shape)))
+
+    def _find(self) -> dict[str, str]:
         self._check_files()
-        files = [RankFile(folder, rank) for rank in range(layout.ranks)]
-        self.tensors = [Tensors(file, partial(_name_of, rank)) for rank, file in enumerate(files)]
-        self._places = self._stages(layers)
+        files = [RankFile(self.folder, rank) for rank in range(self.layout.ranks)]
+        tensors = [Tensors(file, partial(_name_of, rank)) for rank, file in enumerate(files)]
+        tp, done = self.layout.tp, 0
+        for stage in range(self.layout.pp):
+            ranks = tensors[stage * tp : (stage + 1) * tp]
+            first = self._first_layer(ranks, stage, done)
+            for key in dict.fromkeys(key for each in ranks for key in each.checkpoint):
+                self._check_ranks(ranks, key)
+                self.wholes |= self._named(ranks, key, done - first)
+            done += len(_layers(ranks[0]))
+        if done != self.layout.layers:
+            raise Error(
+                f"{self.folder} has {done} layers in {self.layout.pp} pipeline stages, but "
+                f"num_hidden_layers is {self.layout.layers}; some converters leave out the last "
+                "layers where pp_size does not divide them, so convert again with another pp_size"
+            )
+        return dict.fromkeys(self.wholes, "")
 
-    def of_stage(self, stage: int) -> list[Tensors]:
-        """The tensors of the ranks of a stage, which split its weights."""
-        tp = self.layout.tp
-        return self.tensors[stage * tp : (stage + 1) * tp]
+    def _named(self, ranks: list[Tensors], key: str, shift: int) -> dict[str, Whole]:
+        """The tensors in what the ranks have under a key; layers are numbered from `shift` on."""
+        prefix, rest, match = "", key, _LAYER.match(key)
+        if match is not None:
+            prefix, rest = f"model.layers.{int(match[1]) + shift}.", match[2]
+        module, _, end = rest.rpartition(".")
+        owner = key.removesuffix(f".{end}")
+        if module not in PLACES:
+            return {key: Whole(ranks, owner, end)}
+        if end in _SCALES and self._is_float(ranks[0], owner):
+            return {}
+        names, dim = PLACES[module]
+        dim = self.layout.table_dim if module.endswith("vocab_embedding") else dim
+        found = Whole(ranks, owner, end, dim, most=self.layout.rows if module in _PADDED else None)
+        if len(ranks[0].checkpoint.tensor(key).shape) == 3:
+            return {f"{prefix}{name}": each for name, each in self._experts(found)}
+        sizes = self.layout.qkv if module == "attention.qkv" else (1,) * len(names)
+        whole: dict[str, Whole] = {}
+        for i, name in enumerate(names):
+            own = ranks[:: self.layout.step] if i and module == "attention.qkv" else ranks
+            rows = (sum(sizes[:i]), sum(sizes[: i + 1]), sum(sizes))
+            whole[f"{prefix}{name}.{_SCALES.get(end, end)}"] = replace(found, ranks=own, rows=rows)
+        return whole
 
-    def layer(self, index: int) -> tuple[list[Tensors], str]:
-        """The ranks that have a layer, and what its keys begin with there."""
-        stage, own = self._places[index]
-        return self.of_stage(stage), f"transformer.layers.{own}."
+    def _experts(self, stack: Whole) -> Iterator[tuple[str, Whole]]:
+        """The experts of all ranks: `fc` has w3 over w1 of each, `proj` has w2."""
+        groups = self.layout.moe_ep
+        count = stack.ranks[0].checkpoint.tensor(stack.key).shape[0]
+        names = ("w2",) if stack.owner.endswith("proj") else ("w3", "w1")
+        for i in range(count * len(names)):
+            rows = (i, i + 1, count * len(names))
+            for group in range(groups):
+                expert = count * group + i // len(names)
+                own = replace(stack, ranks=stack.ranks[group::groups], rows=rows)
+                yield f"{_EXPERTS}.{expert}.{names[i % len(names)]}.weight", own
 
-    def unused(self) -> list[str]:
-        """The keys of the tensors that no weight was taken from."""
-        every = dict.fromkeys(key for each in self.tensors for key in each.checkpoint)
-        return [key for key in every if not any(key in each.used for each in self.tensors)]
+    def _is_float(self, tensors: Tensors, owner: str) -> bool:
+        """Whether a layer was not quantized, whatever scales it has; AWQ has codes in halves."""
+        key = f"{owner}.weight"
+        return not self.layout.packed and key in tensors and tensors.info(key).dtype in FLOATS
+
+    def _check_ranks(self, ranks: Sequence[Tensors], key: str) -> None:
+        lacking = [i for i, each in enumerate(ranks) if key not in each]
+        if lacking:
+            raise Error(
+                f"{self.folder}: {key} is not on all ranks of its stage, but missing on number "
+                f"{', '.join(map(str, lacking))} of them; copy all files of one conversion"
+            )
 
     def _check_files(self) -> None:
-        names = [f"rank{rank}.safetensors" for rank in range(self.layout.ranks)]
-        missing = [name for name in names if not (self.folder / name).is_file()]
-        layout = f"tp_size={self.layout.tp} and pp_size={self.layout.pp}"
+        missing = [f"{name}.safetensors" for name, p in self.paths.items() if not Path(p).is_file()]
+        count = len(self.paths)
+        layout = f"config.json has tp_size={self.layout.tp} and pp_size={self.layout.pp}"
         if missing:
             raise Error(
-                f"{self.folder} lacks {', '.join(missing)}: config.json has {layout}, so there are "
-                f"{len(names)} rank files; copy all of them"
+                f"{self.folder} lacks {', '.join(missing)}: {layout}, so there are {count} rank "
+                "files; copy all of them"
             )
-        if (self.folder / f"rank{len(names)}.safetensors").is_file():
+        if (self.folder / f"rank{count}.safetensors").is_file():
             raise Error(
-                f"{self.folder} has rank{len(names)}.safetensors, but config.json has {layout}, "
-                f"which are {len(names)} ranks; give the config.json of this conversion"
+                f"{self.folder} has rank{count}.safetensors, but {layout}, which are {count} "
+                "ranks; give the config.json of this conversion"
             )
 
-    def _stages(self, layers: int) -> list[tuple[int, int]]:
-        """(stage, number in its files) of every layer; files count per stage or over all."""
-        found: list[tuple[int, int]] = []
-        for stage in range(self.layout.pp):
-            keys = self.of_stage(stage)[0].checkpoint
-            ids = sorted({int(match[1]) for key in keys if (match := _LAYER.match(key))})
-            first = ids[0] if ids else 0
-            if ids != list(range(first, first + len(ids))) or first not in (0, len(found)):
-                raise Error(
-                    f"{self.folder}: the layers of pipeline stage {stage} are {ids}; expected "
-                    f"0, 1, ... or {len(found)}, {len(found) + 1}, ..., without gaps"
-                )
-            found += [(stage, each) for each in ids]
-        if len(found) != layers:
+    def _first_layer(self, ranks: Sequence[Tensors], stage: int, done: int) -> int:
+        """The number of a stage's first layer in its files; they count per stage or over all."""
+        ids = _layers(ranks[0])
+        first = ids[0] if ids else 0
+        if ids != list(range(first, first + len(ids))) or first not in (0, done):
             raise Error(
-                f"{self.folder} has {len(found)} layers in {self.layout.pp} pipeline stages, but "
-                f"num_hidden_layers is {layers}; some converters leave out the last layers where "
-                "pp_size does not divide them, so convert again with another pp_size"
+                f"{self.folder}: the layers of pipeline stage {stage} are {ids}; expected "
+                f"0, 1, ... or {done}, {done + 1}, ..., without gaps"
             )
+        return first
+
+
+class JoinedTensors(Tensors):
+    """The joined tensors; references name the files of the ranks."""
+
+    checkpoint: Ranks
+
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(ranks, str)
+
+    def take(self, key: str, *dtypes: str) -> Part:
+        """A tensor as it is; an Error where it has none of the dtypes."""
+        found = self.info(key)
+        if found.dtype not in dtypes:
+            raise Error(f"{key} is {found.dtype}; expected {' or '.join(dtypes)}")
+        return self.checkpoint.wholes[key].joined(found.dtype)
+
+    def view(self, key: str, dtype: str, shape: Sizes) -> Part:
+        """The bytes of a tensor as another type, also with dimensions of size 1 behind."""
+        self.used.add(key)
+        found = self.checkpoint.wholes[key].joined(dtype)
+        while len(found.shape) < len(shape):
+            ref = found.ref.then(Unsqueeze(len(found.shape)))
+            found = Part(ref, dtype, (*found.shape, 1))
+        if found.shape != shape:
+            raise Error(f"{key} is {found.type}; expected {TensorType(dtype, shape)}")
         return found
+
+    def number(self, key: str) -> float:
+        """The largest of the numbers of the ranks."""
+        self.used.add(key)
+        whole = self.checkpoint.wholes[key]
+        return max(tensors.number(whole.key) for tensors in whole.ranks)
+
+    def read(self, key: str) -> Any:
+        """The values of a small tensor on all ranks."""
+        self.used.add(key)
+        whole = self.checkpoint.wholes[key]
+        return np.concatenate([tensors.read(whole.key).ravel() for tensors in whole.ranks])
 
 
 def _name_of(rank: int, key: str) -> str:
     """The name in a module of the file that holds a tensor of a rank."""
     return f"rank{rank}"
+
+
+def _layers(tensors: Tensors) -> list[int]:
+    """The numbers of the layers in a rank's file."""
+    keys = tensors.checkpoint
+    return sorted({int(match[1]) for key in keys if (match := _LAYER.match(key))})

@@ -175,58 +175,75 @@ def changed(folder: Path, rank: int, change: Callable[[Arrays], object]) -> None
     write_safetensors(path, tensors)
 
 
-FC, NORM = "transformer.layers.1.mlp.fc.weight", "transformer.layers.0.input_layernorm.weight"
+FC, QKV = "transformer.layers.1.mlp.fc.weight", "transformer.layers.0.attention.qkv.weight"
 
 
 def misnamed(tensors: Arrays) -> None:
     tensors[FC.replace(".fc.", ".fcc.")] = tensors.pop(FC)
 
 
-WRONG: dict[str, tuple[Callable[[Arrays], object], list[str]]] = {
-    "missing": (lambda t: t.pop(NORM), [f"which are missing:\n    {NORM} in rank0.safetensors"]),
+def every(name: str, change: Callable[[Any], Any]) -> Callable[[Arrays], object]:
+    """A change of one tensor."""
+    return lambda tensors: tensors.update({name: change(tensors[name])})
+
+
+EQUAL = "on ranks of one stage; expected equal shapes"
+# name -> (change, whether of both ranks, parts of the message)
+WRONG: dict[str, tuple[Callable[[Arrays], object], bool, list[str]]] = {
+    "on one rank": (lambda t: t.pop(FC), False, [f"{FC} is not on all ranks", "on number 0 of"]),
     "misnamed": (
         misnamed,
+        True,
         [
-            f"{FC} in rank0.safetensors; did you mean 'transformer.layers.1.mlp.fcc.weight'?",
-            "transformer.layers.1.mlp.fcc.weight; did you mean",
+            "which are missing:\n    model.layers.1.mlp.gate_proj.weight",
+            "does not use them:\n    transformer.layers.1.mlp.fcc.weight",
+            "mlp.gate_proj in mlp.fc",
             "--set ignore=",
         ],
     ),
-    "unused": (
-        lambda t: t.update({"transformer.layers.0.mlp.router.weight": t[NORM]}),
-        ["the model does not use them:\n    transformer.layers.0.mlp.router.weight"],
-    ),
-    "shape": (
-        lambda t: t.update({FC: t[FC][1:]}),
-        [f"{FC}: found [19, 24] and [20, 24], expected [20, 24] on each of 2 ranks"],
+    "another shape": (every(FC, lambda x: x[1:]), False, [f"f32[19, 24] and f32[20, 24] {EQUAL}"]),
+    "shapes": (
+        every(FC, lambda x: x[1:]),
+        True,
+        ["mlp.gate_proj.weight is f32[38, 24], but the model takes f32[40, 24]"],
     ),
     "vocabulary": (
-        lambda t: t.update({"lm_head.weight": t["lm_head.weight"][:3]}),
-        ["lm_head.weight: found [3, 24] and [27, 24], expected [27, 24] on each", "up [53, 24]"],
-    ),
-    "columns": (
-        lambda t: t.update({"transformer.layers.0.mlp.proj.weight": t[NORM][None]}),
-        ["mlp.proj.weight: found [1, 24] and [24, 20], expected [24, 20]"],
+        every("lm_head.weight", lambda x: x[:3]),
+        True,
+        ["lm_head.weight is f32[6, 24]"],
     ),
     "dtype": (
-        lambda t: t.update({FC: t[FC].astype(np.int32)}),
-        [f"{FC} is i32[20, 24], which does not convert to f32"],
+        every(FC, lambda x: x.astype(np.int32)),
+        True,
+        ["mlp.gate_proj.weight is i32[40, 24], which does not convert to f32"],
+    ),
+    "heads": (
+        every(QKV, lambda x: x[1:]),
+        True,
+        [f"{QKV} is f32[23, 24]; expected a multiple of 4 rows"],
     ),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_tensors_that_do_not_fit(name: str, tmp_path: Path) -> None:
-    change, messages = WRONG[name]
+    change, both, messages = WRONG[name]
     folder = write_folder(tmp_path / "m", LLAMA, tensors_of(LLAMA), Conversion(tp=2))
-    changed(folder, 0, change)
+    for rank in range(1 + both):
+        changed(folder, rank, change)
     with pytest.raises(irc.Error) as caught:
         checkpoint.load(folder)
-    assert "does not fit the model @llama" in str(caught.value)
     for message in messages:
         assert message in str(caught.value)
-    if name == "unused":
-        checkpoint.load(folder, ignore=["*.router.weight"])
+
+
+def test_tensors_that_are_left_out(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m", LLAMA, tensors_of(LLAMA), Conversion())
+    more = {"transformer.layers.0.adapter.weight": np.ones(3, np.float32)}
+    changed(folder, 0, lambda tensors: tensors.update(more))
+    with pytest.raises(irc.Error, match="does not use them:\n    transformer"):
+        checkpoint.load(folder)
+    checkpoint.load(folder, ignore=["*.adapter.weight"])
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {

@@ -39,6 +39,11 @@ def _level() -> Arrays:
     return {"activation_scaling_factor": np.array([0.125], np.float32)}
 
 
+def _scales(w: Array) -> Array:
+    """A scale per row, the same for every part of a row."""
+    return np.linspace(0.02, 0.05, len(w), dtype=np.float32)
+
+
 def float8(w: Array, as_bytes: bool = False, same: bool = True) -> Packed:
     scale = np.float32(0.02 if same else np.abs(w).max() / 448)
     codes = (w / scale).astype(F8)
@@ -48,7 +53,7 @@ def float8(w: Array, as_bytes: bool = False, same: bool = True) -> Packed:
 
 
 def float8_rows(w: Array) -> Packed:
-    scale = np.abs(w).max(1).astype(np.float32) / np.float32(448)
+    scale = _scales(w)
     codes = (w / scale[:, None]).astype(F8)
     return Packed(
         {"weight": codes, "per_channel_scale": scale}, codes.astype(np.float32) * scale[:, None]
@@ -56,8 +61,8 @@ def float8_rows(w: Array) -> Packed:
 
 
 def int8_rows(w: Array, smooth: bool = True) -> Packed:
-    scale = np.abs(w).max(1).astype(np.float32) / np.float32(127)
-    codes = np.rint(w / scale[:, None]).astype(np.int8)
+    scale = _scales(w)
+    codes = np.clip(np.rint(w / scale[:, None]), -127, 127).astype(np.int8)
     tensors = {"weight": codes, "weights_scaling_factor": scale}
     packed = Packed(tensors, codes.astype(np.float32) * scale[:, None])
     return with_factors(packed, tensors | _level()) if smooth else packed
@@ -98,7 +103,7 @@ def with_factors(packed: Packed, tensors: Arrays) -> Packed:
 CASES: dict[str, tuple[str, Callable[[Array], Packed]]] = {
     "fp8": ("FP8", float8),
     "fp8 in bytes": ("FP8", lambda w: float8(w, as_bytes=True)),
-    "fp8, a scale per rank, also of the head": ("FP8", lambda w: float8(w, same=False)),
+    "fp8, also of the head": ("FP8", float8),
     "fp8 rows": ("FP8_PER_CHANNEL_PER_TOKEN", float8_rows),
     "int8 rows": ("W8A8_SQ_PER_CHANNEL", int8_rows),
     "int8 weights": ("W8A16", lambda w: int8_rows(w, smooth=False)),
@@ -197,11 +202,14 @@ def test_logits_on_any_mesh(name: str, how: Conversion, tmp_path: Path) -> None:
         np.testing.assert_allclose(each, logits[0], rtol=1e-3, atol=1e-3 * np.abs(logits[0]).max())
 
 
+BUILT = ("fp8 rows", "int8 rows")  # whose products TensorRT fuses with both quantizations
+
+
 @pytest.mark.needs_rtx
 @pytest.mark.parametrize("name", [name for name in CASES if name != "nvfp4"])
 def test_graphs_of_tensorrt(name: str, tmp_path: Path) -> None:
     made = folders(tmp_path, name, Conversion(tp=2))
-    engine = {"build": False, "target": "tensorrt-rtx-1.7/sm_89"}
+    engine = {"build": name in BUILT, "target": "tensorrt-rtx-1.7/sm_89"}
     options: dict[str, Any] = {"backend": "tensorrt-rtx", "dtype": "bf16", "engine": engine}
     artifact = irc.compile(made.quantized, tmp_path / "out", mesh="tp=2", **options)
     assert artifact.module.mesh.ranks == 2
@@ -213,10 +221,19 @@ REFUSED = {
     "awq of one GPU": (
         "W4A16_AWQ",
         lambda w: Packed(int4_groups(w).tensors | {"weight": w.astype(np.float16)[:, ::4]}, w),
-        r"qkv.weight is f16\[64, 8\]: codes of W4A16_AWQ in the order",
+        r"qkv.weight is f16\[32, 8\]: codes of W4A16_AWQ in the order",
     ),
-    "another": ("FP8_BLOCK_SCALES", float8, "quant_algo=FP8_BLOCK_SCALES; irc reads FP8, FP8_PER"),
-    "none": (None, float8, "qkv.weights_scaling_factor is a scale, but config.json has quant_alg"),
+    "another": (
+        "FP8_BLOCK_SCALES",
+        float8,
+        "quant_algo='FP8_BLOCK_SCALES': irc reads FP8, FP8_PER",
+    ),
+    "different scales": (
+        "FP8",
+        lambda w: float8(w, same=False),
+        "attention.qkv.weights_scaling_factor differs between ranks.*with tp_size=1",
+    ),
+    "none": (None, float8, "q_proj.weight_scale, but config.json has no"),
 }
 
 
@@ -229,7 +246,9 @@ def test_refused(name: str, tmp_path: Path) -> None:
         return {key.removesuffix("weight") + end: x for end, x in ends.items()}
 
     more: dict[str, Any] = {"quantization": {"quant_algo": algorithm, "group_size": GROUP}}
-    folder = write_folder(tmp_path / "m", CONFIG, tensors_of(CONFIG), Conversion(), pack, **more)
+    folder = write_folder(
+        tmp_path / "m", CONFIG, tensors_of(CONFIG), Conversion(tp=2), pack, **more
+    )
     with pytest.raises(irc.Error, match=message):
         checkpoint.load(folder)
 
