@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ....errors import Error, did_you_mean
+from ....errors import Error
 from ....source import here
 from ... import functional as F
 from ...layers import BlockSparse, RelativePositions
@@ -14,77 +14,10 @@ from ...tensor import Tensor as Inner
 from ..context import current_session
 from ..enums import AttentionMaskType, PositionEmbeddingType, RotaryScalingType
 from ..tensor import Tensor, unwrap, wrap
+from .attention_arguments import check_others
 from .cached_attention import CacheCodes, Heads, Rules, cached, cross
 from .positions import as_tensor
 from .rotary import Rotary, mrope_angles, rotary, table_angles
-
-# -- what scripts call
-
-# accepted, without effect: irc's attention needs none of these
-_IGNORED = [
-    "host_context_lengths",
-    "host_request_types",
-    "host_sink_token_length",
-    "cache_indirection",
-    "max_context_length",
-    "sequence_length",
-    "kv_orig_quant_scale",
-    "host_runtime_perf_knobs",
-    "host_context_progress",
-    "kv_cache_block_offsets",
-    "host_kv_cache_block_offsets",
-    "host_kv_cache_pool_pointers",
-    "host_kv_cache_pool_mapping",
-    "kv_cache_block_pointers",
-    "host_kv_cache_block_pointers",
-    "multi_block_mode",
-    "enable_context_fmha",
-    "layer_idx_in_cache_pool",
-    "num_kv_heads_origin",
-    "attention_output_sf_scale",
-    "cross_kv_length",
-    "long_rope_rotary_inv_freq",
-    "rotary_embedding_short_m_scale",
-    "rotary_embedding_long_m_scale",
-    "max_input_length",
-    "remove_input_padding",
-]
-# refused unless they have this value
-_REFUSED: dict[str, tuple[Any, str]] = {
-    "attention_packed_mask": (None, "give attention_mask, one number per query and key"),
-    "attention_output_orig_quant_scale": (None, "quantize with a scheme of `irc compile`"),
-    "spec_decoding_generation_lengths": (None, "speculative decoding is not supported"),
-    "spec_decoding_position_offsets": (None, "speculative decoding is not supported"),
-    "spec_decoding_packed_mask": (None, "speculative decoding is not supported"),
-    "spec_decoding_is_generation_length_variable": (False, "speculative decoding is not supported"),
-    "spec_decoding_max_generation_length": (1, "speculative decoding is not supported"),
-    "medusa_packed_mask": (None, "speculative decoding is not supported"),
-    "medusa_position_offsets": (None, "speculative decoding is not supported"),
-    "is_mla_enabled_flag": (False, "multi-head latent attention is not supported"),
-    "skip_attn": (None, "leave the layer out in Python"),
-    "vision_start": (-1, "give attention_mask with AttentionMaskType.custom_mask"),
-    "vision_length": (-1, "give attention_mask with AttentionMaskType.custom_mask"),
-    "cp_size": (1, "context parallelism is not supported"),
-}
-_ALWAYS = ("cp_rank", "cp_group")  # what they say follows from cp_size
-
-
-def check_others(function: str, others: dict[str, Any]) -> None:
-    """Note arguments without effect; an Error for those that cannot be honoured, or unknown."""
-    for name, value in others.items():
-        if name in _ALWAYS:
-            continue
-        if name in _REFUSED:
-            neutral, reason = _REFUSED[name]
-            if value is not None and value != neutral:
-                raise Error(f"{function}: {name} is not supported; {reason}", loc=here())
-        elif name not in _IGNORED:
-            guess = did_you_mean(name, [*_IGNORED, *_REFUSED])
-            raise Error(f"{function} has no argument {name!r}{guess}", loc=here())
-        elif value is not None and name.endswith(("block_offsets", "block_pointers")):
-            current_session().note(
-                f"{name} has no effect: irc's KV caches are contiguous, past_key_value_N"
-            )
 
 
 def window_of(sizes: Any, layer: int, kind: AttentionMaskType) -> int | Inner:

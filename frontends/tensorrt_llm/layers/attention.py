@@ -12,13 +12,15 @@ from ...layers.positions import logn_scale, query_positions
 from ...tensor import Tensor as Inner
 from ..context import current_network, current_session, dialect, signatures
 from ..enums import AttentionMaskType, LayerNormType, PositionEmbeddingType
+from ..errors import ArgumentError
 from ..functional.attention import cache_codes, counted_mask, window_of
+from ..functional.attention_arguments import check_others
 from ..functional.cached_attention import CacheCodes, cached, cross, grow
 from ..functional.rotary import rotary, scaling_type
 from ..module import Parameter
 from ..quantization import QuantMode
 from ..tensor import Tensor, unwrap, wrap
-from .attention_base import AttentionBase, local_heads, norm_class, refuse
+from .attention_base import AttentionBase, local_heads, norm_class
 from .attention_parameters import (
     AttentionParams,
     BlockSparseAttnParams,
@@ -36,8 +38,7 @@ class Attention(AttentionBase):
     as heads, queries, keys and values of a head follow each other. Unlike in TensorRT-LLM,
     `rotary_embedding_base` and `rotary_embedding_scaling` count in every path, relative tables
     belong to the heads of their rank, and causal masks are no constants. Sequences have padding.
-    Arguments about kernels and memory (`multi_block_mode`, `dense_context_fmha`, `reorder`,
-    `norm_before_bmm1`, `layer_idx_in_cache_pool`, `max_lora_rank`) have no effect.
+    Arguments about kernels and memory have no effect (`functional/attention_arguments.py`).
     """
 
     @signatures(
@@ -97,32 +98,17 @@ class Attention(AttentionBase):
         skip_cross_kv: bool = False,
         max_attn_value: float = 0.0,
         block_sparse_params: BlockSparseAttnParams | None = None,
-        use_implicit_relative_attention: bool = False,
-        reorder: bool = False,
-        layer_idx_in_cache_pool: int | None = None,
-        enable_qkv: bool = True,
-        cp_group: Sequence[int] | None = None,
-        cp_size: int = 1,
-        cp_rank: int = 0,
         max_seqlen_for_logn_scaling: int = 8192,
         use_logn_scaling: bool = False,
         is_local: bool = False,
         instance_id: int | None = None,
-        use_auto_parallel: bool = False,
         use_int8_kv_cache: bool = False,
-        multi_block_mode: bool = False,
         scale_alibi_bias: bool = False,
-        enable_pos_shift: bool = False,
-        dense_context_fmha: bool = False,
-        max_lora_rank: int | None = None,
+        **others: Any,
     ) -> None:
-        refuse(
-            cp_size=(cp_size != 1, "context parallelism is not supported; use tensor parallelism"),
-            enable_qkv=(not enable_qkv, "Attention always has the projection qkv"),
-            use_auto_parallel=(use_auto_parallel, "write one rank, and let `irc compile` shard it"),
-            enable_pos_shift=(enable_pos_shift, "positions of a cache do not move in irc"),
-            inner_layernorm=(inner_layernorm and tp_size > 1, "it needs the heads of all ranks"),
-        )
+        check_others("Attention", others)
+        if inner_layernorm and tp_size > 1:
+            raise ArgumentError("inner_layernorm needs the heads of all ranks", loc=here())
         width = attention_head_size or hidden_size // num_attention_heads
         heads = local_heads(num_attention_heads, num_kv_heads, width, tp_rank, tp_size)
         self._build(
@@ -222,18 +208,13 @@ class Attention(AttentionBase):
         encoder_output: Tensor | None = None,
         workspace: Tensor | None = None,
         position_embedding: Tensor | None = None,
-        norm_before_bmm1: bool = False,
         lora_layer_params: Any = None,
-        attention_packed_mask: Tensor | None = None,
-        spec_decoding_params: Any = None,
         mrope_params: MropeParams | None = None,
         position_ids: Tensor | None = None,
         cross_kv_cache_gen: Tensor | None = None,
         cross_kv_reuse: Tensor | None = None,
         all_reduce_params: Any = None,
-        skip_attn: Tensor | None = None,
-        medusa_packed_mask: Tensor | None = None,
-        medusa_position_offsets: Tensor | None = None,
+        **others: Any,
     ) -> Any:
         """hidden_states [B, S, hidden_size] to the same; with `use_cache` to (the same, cache).
 
@@ -242,13 +223,7 @@ class Attention(AttentionBase):
         host_past_key_value_lengths says how much of it is filled.
         """
         refuse_lora(lora_layer_params)
-        tensors = {
-            "attention_packed_mask": attention_packed_mask,
-            "skip_attn": skip_attn,
-            "medusa_packed_mask": medusa_packed_mask,
-            "medusa_position_offsets": medusa_position_offsets,
-        }
-        refuse(**{n: (x is not None, "leave it out") for n, x in tensors.items()})
+        check_others("Attention", others)
         caches = kv_cache_params or KeyValueCacheParams()
         lengths = attention_params or AttentionParams()
         mask = unwrap(attention_mask)

@@ -236,13 +236,6 @@ class AttentionBase(Module):
         )
 
 
-def refuse(**conditions: tuple[bool, str]) -> None:
-    """An Error for the first argument whose condition holds."""
-    for name, (holds, advice) in conditions.items():
-        if holds:
-            raise Error(f"attention: {name} is not supported; {advice}", loc=here())
-
-
 def norm_class(kind: LayerNormType) -> Any:
     """The class of a norm over the features."""
     found = {LayerNormType.LayerNorm: LayerNorm, LayerNormType.RmsNorm: RmsNorm}.get(kind)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ....errors import Error
 from ....source import here
-from ..context import current_session
+from ..functional.attention_arguments import note_paged
 from ..tensor import Tensor
 
 Caches = Sequence[Tensor | None]
@@ -42,10 +42,6 @@ class AttentionParams:
 
     fill_attention_const_params_for_long_rope = fill_attention_const_params_for_rope
 
-    def is_valid_cross_attn(self, do_cross_attention: bool) -> bool:
-        """True: without lengths cross attention reads all keys."""
-        return True
-
     def is_valid(self, *conditions: Any, **named: Any) -> bool:
         """True: attention says itself what it lacks."""
         return True
@@ -78,24 +74,13 @@ class KeyValueCacheParams:
     host_kv_cache_block_pointers: Any = None
 
     def __post_init__(self) -> None:
-        paged = [n for n, each in vars(self).items() if "_block_" in n and each is not None]
-        for name in paged:
-            current_session().note(
-                f"{name} has no effect: irc's KV caches are contiguous, past_key_value_N"
-            )
+        for name, value in vars(self).items():
+            if "_block_" in name and value is not None:
+                note_paged(name)
 
     def get_first_past_key_value(self) -> Tensor | None:
         """The cache of the first layer, that of a layer in its own call."""
         return self.past_key_value[0] if self.past_key_value else None
-
-    def get_first_kv_cache_block_pointers(self) -> Any:
-        """The first of the block pointers."""
-        return self.kv_cache_block_pointers[0] if self.kv_cache_block_pointers else None
-
-    def get_first_host_kv_cache_block_pointers(self) -> Any:
-        """The first of the block pointers on the host."""
-        given = self.host_kv_cache_block_pointers
-        return given[0] if given else None
 
     def fill_none_tensor_list(self, list_size: int) -> None:
         """Give every layer a cache that is None, unless there are caches."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..functional.attention_arguments import check_others
 from ..quantization import QuantMode
 from ..tensor import Tensor, unwrap, wrap
-from .attention_base import AttentionBase, local_heads, refuse
+from .attention_base import AttentionBase, local_heads
 from .linear import refuse_lora
 
 
@@ -32,16 +33,14 @@ class BertAttention(AttentionBase):
         tp_group: Sequence[int] | None = None,
         tp_size: int = 1,
         tp_rank: int = 0,
-        cp_group: Sequence[int] | None = None,
-        cp_size: int = 1,
-        cp_rank: int = 0,
         relative_attention: bool = False,
         max_distance: int = 0,
         num_buckets: int = 0,
         quant_mode: QuantMode | None = None,
         instance_id: int | None = None,
+        **others: Any,
     ) -> None:
-        refuse(cp_size=(cp_size != 1, "context parallelism is not supported"))
+        check_others("BertAttention", others)
         width = attention_head_size or hidden_size // num_attention_heads
         heads = local_heads(num_attention_heads, num_kv_heads, width, tp_rank, tp_size)
         self._build(hidden_size, heads, bias, bias, dtype, tp_group, instance_id)

@@ -21,7 +21,7 @@ from irc.frontends.tensorrt_llm.network import default_net
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from irc.ir.dtypes import dtype_of
 from tests.frontends.tensorrt_llm.attention_oracle import Array, Oracle
-from tests.frontends.tensorrt_llm.traced import run, trace
+from tests.frontends.tensorrt_llm.traced import run, trace, used
 
 any_attention: Any = Attention
 
@@ -162,7 +162,7 @@ class Case:
                 with new_session(self.dialect) as session:
                     module = trace(lambda mapping: self.call_of(mapping, given, plugin), tp)
                     made_of[:] = [module, session]
-            return irc.evaluate(made_of[0], given)
+            return irc.evaluate(made_of[0], used(made_of[0], given))
 
         return step
 

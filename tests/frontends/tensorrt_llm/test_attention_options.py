@@ -340,7 +340,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_kv_heads": 2, "tp_size": 3, "num_attention_heads": 6}, "a multiple or a divisor"),
     ({"cp_size": 2}, "cp_size is not supported"),
     ({"tp_size": 2}, "tp_size=2 needs a tp_group"),
-    ({"tp_size": 2, "tp_group": [0, 1], "inner_layernorm": True}, "inner_layernorm is not"),
+    ({"tp_size": 2, "tp_group": [0, 1], "inner_layernorm": True}, "heads of all ranks"),
     ({"qk_layernorm": True, "layernorm_type": LayerNormType.GroupNorm}, "LayerNorm or RmsNorm"),
     ({"position_embedding_type": "yarn"}, "yarn positions need a rotary_scaling"),
     ({"position_embedding_type": "long_rope"}, "long_rope needs rope_scaling_short_factors"),

@@ -47,4 +47,10 @@ def run(
 ) -> dict[str, Any]:
     """The outputs of what `build` builds, on all its ranks, for global inputs."""
     with new_session(dialect):
-        return irc.evaluate(trace(build, tp, pp, cp, **sizes), inputs)
+        module = trace(build, tp, pp, cp, **sizes)
+        return irc.evaluate(module, used(module, inputs))
+
+
+def used(module: irc.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs that the module has: those that no output needs are left out of it."""
+    return {str(arg.name): inputs[str(arg.name)] for arg in module.main.args}

@@ -13,7 +13,7 @@ from irc.frontends.tensorrt_llm.context import Dialect, new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping as Ranks
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from irc.ir.dtypes import dtype_of
-from tests.frontends.tensorrt_llm.traced import trace
+from tests.frontends.tensorrt_llm.traced import trace, used
 
 Array = np.ndarray[Any, Any]
 Build = Callable[..., Any]  # (mapping, one tensor per input) -> a tensor, or several
@@ -60,6 +60,7 @@ def every_rank(
     options = {"sorted_groups": sizes.pop("sorted_groups", False)}
     with new_session(dialect, **options):
         module = module_of(build, inputs, tp, **sizes)
+        inputs = used(module, inputs)
         if not module.local:
             return [list(irc.evaluate(module, inputs).values())]
         return [list(found.values()) for found in evaluate_ranks(module, inputs)]
