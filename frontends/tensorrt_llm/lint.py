@@ -59,17 +59,12 @@ def imported(tree: ast.Module) -> set[str]:
     return {path.partition(".")[0] for _, path in _bindings(tree)}
 
 
-def uses_api(path: str | Path) -> bool:
-    """Whether a path is a Python file that imports tensorrt_llm."""
-    path = Path(path)
-    if path.suffix != ".py" or not path.is_file() or ROOT.encode() not in path.read_bytes():
-        return False
-    return ROOT in imported(parse_script(path))
-
-
 def is_build_script(path: str | Path) -> bool:
     """Whether a file is a script that builds its engines: it imports tensorrt_llm, and not irc."""
-    return uses_api(path) and "irc" not in imported(parse_script(path))
+    if Path(path).suffix != ".py" or not Path(path).is_file():
+        return False
+    packages = imported(parse_script(path))
+    return ROOT in packages and "irc" not in packages
 
 
 def lint_script(path: str | Path) -> Report:

@@ -6,7 +6,7 @@ import ast
 import multiprocessing
 import re
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -96,6 +96,7 @@ def _in_this_process(tree: ast.Module) -> Generator[None]:
         (ProcessPoolExecutor, "submit", _submit_in_turn),
         (ThreadPoolExecutor, "submit", _in_context(ThreadPoolExecutor.submit)),
         (multiprocessing, "set_start_method", _nothing),
+        (multiprocessing, "Process", _Process),
     ]
     if "torch" in imported(tree):
         try:
@@ -104,7 +105,8 @@ def _in_this_process(tree: ast.Module) -> Generator[None]:
         except ModuleNotFoundError:
             pass  # the script's own import says so, with its line
         else:
-            replaced += [(workers, "spawn", _spawn), (workers, "set_start_method", _nothing)]
+            replaced += [(workers, "spawn", _spawn), (workers, "Process", _Process)]
+            replaced.append((workers, "set_start_method", _nothing))
             if not torch.cuda.is_available():
                 replaced.append((torch.cuda, "set_device", _nothing))
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
@@ -138,6 +140,30 @@ def _spawn(
 def _joined(timeout: float | None = None) -> bool:
     """True: the workers are done."""
     return True
+
+
+class _Process:
+    """As multiprocessing.Process, but it runs in this process when it is started."""
+
+    exitcode = 0
+
+    def __init__(
+        self,
+        group: None = None,
+        target: Callable[..., Any] | None = None,
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        daemon: bool | None = None,
+    ) -> None:
+        self.call = partial(target or _nothing, *args, **(kwargs or {}))
+
+    def start(self) -> None:
+        """Run the function to its end."""
+        self.call()
+
+    join = close = terminate = _nothing
 
 
 def _submit_in_turn(

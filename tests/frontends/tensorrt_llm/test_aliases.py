@@ -115,7 +115,7 @@ def test_an_unsupported_name_says_the_alternative_at_the_line_that_uses_it(
     script = tmp_path / "model.py"
     script.write_text(f"{UNSUPPORTED}def build():\n    {use}\n")
     with pytest.raises(Error, match=r"layers\.Lora is not supported: merge the adapters") as caught:
-        load_script(str(script))
+        load_script(f"{script}:build")
     assert f"model.py:4: {caught.value.message}" in str(caught.value)
 
 

@@ -69,6 +69,10 @@ LOOPS = {
     "loop": "    for rank in range(args.tp_size):\n        build(rank, args)\n",
     "spawn": "    import torch.multiprocessing as mp\n    mp.set_start_method('spawn')\n"
     "    mp.spawn(build, nprocs=args.tp_size, args=(args,))\n",
+    "process": "    from multiprocessing import Process\n"
+    "    workers = [Process(target=build, args=(r, args)) for r in range(args.tp_size)]\n"
+    "    for worker in workers:\n        worker.start()\n"
+    "    for worker in workers:\n        worker.join()\n        assert worker.exitcode == 0\n",
     "processes": "    from concurrent.futures import ProcessPoolExecutor\n"
     "    with ProcessPoolExecutor(2) as pool:\n"
     "        [f.result() for f in [pool.submit(build, r, args) for r in range(args.tp_size)]]\n",
