@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from collections.abc import Mapping as Table
 
 from ...errors import Error
 from ...ir.core import Function, Module, Result, Value
+from ...ir.dims import Dim
 from ...ir.mesh import Mesh
 from ...ir.types import TensorType
 from ...ir.verify import verify
@@ -115,12 +117,24 @@ def _leave_out_unused(function: Function) -> None:
     for op in reversed(function):
         if op.pure and op.opname != "return" and not any(result.users for result in op.results):
             op.erase()
-    unused = [arg for arg in function.args if not arg.users]
-    function.args = tuple(arg for arg in function.args if arg.users)
+    used = [arg for arg in function.args if arg.users]
+    needed = _symbols(result for op in function for result in op.results) - _symbols(used)
+    for arg in function.args:
+        if not arg.users and _symbols([arg]) & needed:  # operations use its sizes
+            used.append(arg)
+            needed -= _symbols([arg])
+    unused = [arg for arg in function.args if arg not in used]
+    function.args = tuple(arg for arg in function.args if arg in used)
     for index, arg in enumerate(function.args):
         arg.index = index
     for arg in unused:
         current_session().note(f"the input {arg.name} is left out, because no output needs it")
+
+
+def _symbols(values: Iterable[Value]) -> set[str]:
+    """The symbols in the shapes of values."""
+    sizes = [size for value in values for size in value.type.shape if isinstance(size, Dim)]
+    return {symbol for size in sizes for symbol in size.symbols()}
 
 
 def _layout(module: Module, network: Network, key: str, type: TensorType) -> TensorType | None:

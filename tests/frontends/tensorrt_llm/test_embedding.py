@@ -20,6 +20,7 @@ from irc.frontends.tensorrt_llm.layers import Embedding, PromptTuningEmbedding
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Parameter
 from tests.fresh import fresh
+from tests.frontends.tensorrt_llm.traced import used
 from tests.frontends.tensorrt_llm.worlds import Array, every_rank, module_of, shard
 
 WORLDS = (1, 2, 3, 4, 8)
@@ -161,7 +162,8 @@ def test_a_group_that_does_not_begin_at_rank_0() -> None:
 
     with new_session():
         inputs = {"ids": ids, "received": np.zeros_like(ids)}
-        found = evaluate_ranks(module_of(build, inputs, 2, 2), inputs)
+        module = module_of(build, inputs, 2, 2)
+        found = evaluate_ranks(module, used(module, inputs))
     for rank in (2, 3):
         np.testing.assert_array_equal(found[rank]["out0"], expected(table, ids))
 

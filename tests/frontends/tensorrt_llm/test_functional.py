@@ -23,7 +23,7 @@ from tests.frontends.onnx_models import on_emitted
 from tests.frontends.tensorrt_llm.function_cases import ELEMENTWISE, Arg, Case, torch
 from tests.frontends.tensorrt_llm.function_cases_shapes import SHAPES
 from tests.frontends.tensorrt_llm.function_cases_sums import SUMS
-from tests.frontends.tensorrt_llm.traced import trace
+from tests.frontends.tensorrt_llm.traced import trace, used
 
 pytestmark = pytest.mark.oracle
 CASES = [*ELEMENTWISE, *SHAPES, *SUMS]
@@ -59,6 +59,7 @@ def test_a_function(case: Case, rng: np.random.Generator, tmp_path: Path) -> Non
     wanted = [x.numpy() for x in _listed(case.meaning(*map(torch.from_numpy, arrays.values())))]
     with new_session(case.dialect):
         module = trace(build)
+        arrays = used(module, arrays)
         found = list(irc.evaluate(module, arrays).values())
         _compare(found, wanted, 1e-4)
         dtypes = [each.dtype for each in wanted if each.dtype.kind == "f"]
