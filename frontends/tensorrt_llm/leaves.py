@@ -107,7 +107,7 @@ class Leaves:
         """The fewest axes by whose position the items can be looked up, and the items by it."""
         mesh = self.module.mesh
         inner = [axis for axis in mesh.names if axis != "pp"]
-        for axes in [*((axis,) for axis in reversed(inner)), tuple(inner)]:
+        for axes in [(), *((axis,) for axis in reversed(inner)), tuple(inner)]:
             table: dict[int, Any] = {}
             places = [mesh.index(rank, axes) for rank in self.ranks]
             if all(
@@ -163,23 +163,22 @@ class Leaves:
 
     def _stored(self, name: str, arrays: Sequence[Array]) -> Ref:
         """The reference of an array per rank; equal ones are stored once."""
-        if all(_equal(array, arrays[0]) for array in arrays):
-            return self.arrays.add(self._free(name, self.arrays.arrays), arrays[0])
         axes, table = self._table(arrays)
-        keys = [self._free(f"{name}.rank{i}", self.arrays.arrays) for i in range(len(table))]
+        titles = [f"{name}.rank{i}" if axes else name for i in range(len(table))]
+        keys = [self._free(title, self.arrays.arrays) for title in titles]
         refs = [self.arrays.add(key, array) for key, array in zip(keys, table, strict=True)]
         return _shards(refs, arrays[0].ndim, axes)
 
     def _referred(self, found: list[Named]) -> Ref:
         refs = [each.parameter.reference(each.name, self.module.mesh) for each in found]
-        if all(ref == refs[0] for ref in refs):
-            return refs[0]
         axes, table = self._table(refs)
         return _shards(table, found[0].parameter.type.ndim, axes)
 
 
 def _shards(refs: Sequence[Ref], ndim: int, axes: tuple[str, ...]) -> Ref:
-    """One reference per rank, as shards of their concatenation."""
+    """One reference per rank, as shards of their concatenation; that of all ranks as it is."""
+    if not axes:
+        return refs[0]
     parts = tuple(refs) if ndim else tuple(ref.then(Unsqueeze(0)) for ref in refs)
     return ConcatRef(parts, 0).then(Shard(0, axes))
 

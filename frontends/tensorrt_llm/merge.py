@@ -50,19 +50,11 @@ def merge(networks: Table[int, Network], mapping: Mapping, name: str = "network"
     else:
         _pipeline(module, stages)
     arrays.write(module)
-    _add_files(module)
     known = current_session().files
     used = {file for weight in module.weights.values() for file in weight.ref.files()}
     module.files |= {file: str(known[file]) for file in sorted(used & known.keys())}
     verify(module)
     return module
-
-
-def _add_files(module: Module) -> None:
-    """Declare the checkpoint files that weights refer to."""
-    files = current_session().files
-    names = {name for weight in module.weights.values() for name in weight.ref.files()}
-    module.files.update({name: str(files[name]) for name in sorted(names & files.keys())})
 
 
 def _dims(networks: Table[int, Network]) -> dict[str, tuple[int, int, int]]:
@@ -231,15 +223,12 @@ def _sent(stages: list[Stage], at: int) -> dict[str, Value]:
 
 def _check_ranks(stages: list[Stage], at: int, source: Transfer, target: Transfer) -> None:
     here, there = stages[at].ranks[0], stages[at + 1].ranks[0]
-    if source.rank != there:
+    if (source.rank, target.rank) != (there, here):
         raise Error(
-            f"rank {here} sends to rank {source.rank}; expected {there}, the same place in the "
-            "next pipeline stage",
+            f"rank {here} sends to rank {source.rank}, and rank {there} receives from rank "
+            f"{target.rank}; expected {there} and {here}, the same place in the next and the "
+            "previous pipeline stage",
             loc=source.loc,
-        )
-    if target.rank != here:
-        raise Error(
-            f"rank {there} receives from rank {target.rank}; expected {here}", loc=target.loc
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -164,7 +164,8 @@ class Module(base.Module):
         path = network.path_of(self)
         with scope(base.relative_path(path, current_scope())):
             results = cast("Any", self).forward(*args, **kwargs)
-        first = _first(results)
+        several: Any = results
+        first = cast("Any", [*several, None])[0] if isinstance(several, tuple) else several
         given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if isinstance(first, Tensor) and not any(first is x for x in given):
             network.suggest(first, base.result_hint(path))
@@ -233,18 +234,8 @@ class Module(base.Module):
         return self
 
 
-def _first(results: Any) -> object:
-    """The only or first result of a module."""
-    return (
-        cast("tuple[object, ...]", (*results, None))[0] if isinstance(results, tuple) else results
-    )
-
-
 class ModuleList(base.ModuleList[Any], Module):
     """A list of modules, named by their index."""
-
-    def __init__(self, modules: Iterable[Any] = ()) -> None:
-        super().__init__(modules)
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)

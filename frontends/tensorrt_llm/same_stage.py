@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import cast
 
@@ -60,20 +61,16 @@ class Stage:
             for network in self.networks
         ]
         for row in zip_longest(*lists):
-            first = row[0]
-            for at, op in enumerate(row):
-                names = ["nothing" if each is None else each.opname for each in (op, first)]
-                if type(op) is not type(first):
-                    raise self._difference(names, at, op, first)
             self._join(list(row))
 
     def _join(self, row: list[Op]) -> None:
         first = row[0]
+        self._check(row, [(type(op), len(op.operands) if op else 0) for op in row])
         operands = self._operands(row)
         if isinstance(first, ops.Slice) and _begin_elsewhere(row):
             results = (self._gathered(cast("list[ops.Slice]", row), operands[0]),)
         else:
-            self._check_attributes(row)
+            self._check(row, [op.attributes for op in row])
             new = first.rebuilt(operands)
             self.function.append(new)
             results = new.results
@@ -84,24 +81,15 @@ class Stage:
 
     def _operands(self, row: list[Op]) -> list[Value]:
         found: list[Value] = []
-        for at, op in enumerate(row):
-            if len(op.operands) != len(row[0].operands):
-                counts = [f"{op.opname} of {len(each.operands)} operands" for each in (op, row[0])]
-                raise self._difference(counts, at, op, row[0])
-        for place, values in enumerate(zip(*(op.operands for op in row), strict=True)):
+        for values in zip(*(op.operands for op in row), strict=True):
             if all(map(is_leaf, values)):
                 found.append(self._leaves.value(values, row[0].loc))
                 continue
             joined = [known.get(v) for known, v in zip(self._joined, values, strict=True)]
-            at = next((i for i, v in enumerate(joined) if v is None or v is not joined[0]), None)
-            if at is None:
-                found.append(cast("Value", joined[0]))
-                continue
-            if (chosen := self._chosen(joined, row[0].loc)) is None:
-                names = [f"{row[0].opname} of {_title(v)}" for v in (values[at], values[0])]
-                names[0] += f" as operand {place}"
-                raise self._difference(names, at, row[at], row[0])
-            found.append(chosen)
+            chosen = joined[0] if len({*joined}) == 1 else self._chosen(joined, row[0].loc)
+            if chosen is None:
+                self._check(row, [None if v is None else id(v) for v in joined])
+            found.append(cast("Value", chosen))
         return found
 
     def _chosen(self, values: list[Value | None], loc: Loc | None) -> Value | None:
@@ -118,23 +106,17 @@ class Stage:
             self._choices[maker, places] = self._leaves.add(ops.Gather(stacked, place, dim=0), loc)
         return self._choices[maker, places]
 
-    def _check_attributes(self, row: list[Op]) -> None:
-        first = row[0]
-        for at, op in enumerate(row):
-            for name, value in first.attributes.items():
-                other = op.attributes[name]
-                if other != value:
-                    texts = [f"{op.opname} with {name}={each}" for each in (other, value)]
-                    raise self._difference(texts, at, op, first)
-
-    def _difference(self, texts: list[str], at: int, op: Op | None, first: Op | None) -> Error:
-        """The Error about an operation of one rank and that of the first rank."""
-        places = [each.loc for each in (first, op) if each is not None]
+    def _check(self, row: list[Op], keys: Sequence[object]) -> None:
+        """An Error about the first operation whose key is not that of the first rank."""
+        at = next((i for i, key in enumerate(keys) if key != keys[0]), None)
+        if at is None:
+            return
+        places = [op.loc for op in (row[0], row[at]) if op is not None]  # pyright: ignore
         there = f" at {places[0].where()}" if places[0] is not None else ""
-        return Error(
-            f"rank {self.ranks[at]} has {texts[0]}, and rank {self.ranks[0]} has {texts[1]}{there};"
-            " the ranks of one pipeline stage must build the same network but for numbers, the "
-            "starts of slices, parts of a split, and arrays",
+        raise Error(
+            f"rank {self.ranks[at]} has {_text(row[at])}, and rank {self.ranks[0]} has "
+            f"{_text(row[0])}{there}; the ranks of one pipeline stage must build the same network "
+            "but for numbers, the starts of slices, parts of a split, and arrays",
             loc=places[-1],
         )
 
@@ -177,5 +159,11 @@ def _begin_elsewhere(row: list[Op]) -> bool:
     )
 
 
-def _title(value: Value) -> str:
-    return value.producer.opname if value.producer is not None else f"%{value.name}"
+def _text(op: Op | None) -> str:
+    """An operation with its operands and attributes."""
+    if op is None:
+        return "nothing"
+    makers = [
+        value.producer.opname if value.producer else f"%{value.name}" for value in op.operands
+    ]
+    return f"{op.opname}({', '.join([*makers, *(f'{k}={v}' for k, v in op.attributes.items())])})"

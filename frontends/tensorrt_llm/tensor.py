@@ -291,23 +291,17 @@ def known(content: Sequence[DimLike] | DimLike, dtype: str = "i32") -> Tensor:
 
 def content_of(x: Operand) -> Content | None:
     """The elements of an integer, of a Tensor of known content, or of a list of these."""
-    if isinstance(x, (bool, np.bool_)):
-        return None
-    if isinstance(x, (int, np.integer)):
-        return (int(cast("int", x)),)
-    if isinstance(x, Dim):
-        return (x,)
     if isinstance(x, Tensor):
         return x.content
-    if isinstance(x, np.ndarray):
-        array = cast("np.ndarray[Any, Any]", x)
-        return tuple(array.reshape(-1).tolist()) if array.dtype.kind in "iu" else None
-    if not isinstance(x, (list, tuple)):
+    if isinstance(x, Dim):
+        return (x,)
+    if isinstance(x, (list, tuple)):
+        parts = [content_of(each) for each in cast("Sequence[Any]", x)]
+        return None if None in parts else tuple(size for part in parts for size in part or ())
+    if not isinstance(x, (int, np.integer, np.ndarray)):
         return None
-    parts = [content_of(each) for each in cast("Sequence[Any]", x)]
-    if any(part is None for part in parts):
-        return None
-    return tuple(size for part in parts for size in part or ())
+    array = np.asarray(cast("Any", x))
+    return tuple(array.reshape(-1).tolist()) if array.dtype.kind in "iu" else None
 
 
 def shape_of(sizes: Operand) -> Content:

@@ -19,15 +19,6 @@ from .traced import source, trace
 Build = Callable[[Mapping], None]
 
 
-def other_operation(m: Mapping) -> Tensor:
-    x = source()
-    return x + 1.0 if m.rank else x * 1.0
-
-
-def other_attribute(m: Mapping) -> Tensor:
-    return wrap(F.softmax(unwrap(source()), dim=m.rank))
-
-
 def other_operand(m: Mapping) -> Tensor:
     x = source()
     y = wrap(F.exp(unwrap(x)))
@@ -37,19 +28,6 @@ def other_operand(m: Mapping) -> Tensor:
 def other_count(m: Mapping) -> Tensor:
     x = source() * 2.0
     return wrap(F.exp(unwrap(x))) if m.rank else x
-
-
-def other_input(m: Mapping) -> Tensor:
-    return source(size=6 + m.rank) * 1.0
-
-
-def missing_input(m: Mapping) -> Tensor:
-    x = source("x" if m.rank else "z")
-    return x * 1.0
-
-
-def other_shape(m: Mapping) -> Tensor:
-    return Parameter(np.ones(2 + m.rank, np.float32)).value * 1.0
 
 
 def other_name(m: Mapping) -> Tensor:
@@ -65,23 +43,37 @@ def array_on_one_rank(m: Mapping) -> Tensor:
     return binary("mul", weight, 1.0)
 
 
-def other_range(m: Mapping) -> Tensor:
-    return Tensor("x", "int32", [-1], OrderedDict(b=[[1, 2, 3 + m.rank]])) * 2
-
-
 @pytest.mark.parametrize(
     "build, message",
     [
-        (other_operation, "rank 1 has add, and rank 0 has mul at "),
-        (other_attribute, "rank 1 has softmax with dim=1, and rank 0 has softmax with dim=0"),
-        (other_operand, "rank 1 has mul of exp as operand 0, and rank 0 has mul of %x"),
-        (other_count, "rank 1 has exp, and rank 0 has nothing"),
-        (other_input, "the input x is f32[b, 6] on rank 0 and f32[b, 7] on rank 1"),
-        (missing_input, "the input z is f32[b, 6] on rank 0 and missing on rank 1"),
-        (other_shape, "the weight constant is f32[3] on rank 1 and f32[2] on rank 0"),
+        (
+            lambda m: source() + 1.0 if m.rank else source() * 1.0,
+            "rank 1 has add(%x, full), and rank 0 has mul(%x, full) at ",
+        ),
+        (
+            lambda m: wrap(F.softmax(unwrap(source()), dim=m.rank)),
+            "rank 1 has softmax(%x, dim=1), and rank 0 has softmax(%x, dim=0)",
+        ),
+        (other_operand, "rank 1 has mul(exp, full), and rank 0 has mul(%x, full)"),
+        (other_count, "rank 1 has exp(mul), and rank 0 has nothing"),
+        (
+            lambda m: source(size=6 + m.rank) * 1.0,
+            "the input x is f32[b, 6] on rank 0 and f32[b, 7] on rank 1",
+        ),
+        (
+            lambda m: source("x" if m.rank else "z") * 1.0,
+            "the input z is f32[b, 6] on rank 0 and missing on rank 1",
+        ),
+        (
+            lambda m: Parameter(np.ones(2 + m.rank, np.float32)).value * 1.0,
+            "the weight constant is f32[3] on rank 1 and f32[2] on rank 0",
+        ),
         (other_name, "the networks use the weight w0 in one place, where rank 1 uses w1"),
         (array_on_one_rank, "the weight constant has an array on some ranks only"),
-        (other_range, "the dimension 'b' is (1, 2, 4) on rank 1"),
+        (
+            lambda m: Tensor("x", "int32", [-1], OrderedDict(b=[[1, 2, 3 + m.rank]])) * 2,
+            "the dimension 'b' is (1, 2, 4) on rank 1",
+        ),
     ],
 )
 def test_other_differences_are_refused(build: Callable[..., Tensor], message: str) -> None:
@@ -146,7 +138,11 @@ def nothing(m: Mapping) -> None:
         (marks, (2, 1), "only one of ranks 0 and 1 marks the output "),
         (nothing, (1, 1), "the network of rank 0 has no outputs; call mark_output()"),
         (sends_alone, (1, 1), "a send or recv without pipeline stages"),
-        (sends_too_far, (1, 3), "rank 0 sends to rank 2; expected 1, the same place in the next"),
+        (
+            sends_too_far,
+            (1, 3),
+            "rank 0 sends to rank 2, and rank 1 receives from rank 0; expected 1",
+        ),
         (sends_more, (1, 2), "stage 0 sends 1 tensors, and stage 1 receives 0; expected one recv"),
         (sends_another_shape, (1, 2), "stage 0 sends f32[b, 5], but h, which stage 1 receives at"),
         (receives_a_result, (1, 2), "expected recv() of an input of the network"),
