@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ...errors import Error, did_you_mean
 from ...json_files import read_object
@@ -28,53 +28,52 @@ class KVCacheType(StrEnum):
         return cls(text.lower())
 
 
-@dataclass
+_FIELDS: Mapping[str, Any] = {
+    "max_input_len": 1024,
+    "max_seq_len": None,
+    "opt_batch_size": 8,
+    "max_batch_size": 2048,
+    "max_beam_width": 1,
+    "max_num_tokens": 8192,
+    "opt_num_tokens": None,
+    "max_prompt_embedding_table_size": 0,
+    "max_encoder_input_len": 1024,
+    "max_draft_len": 0,
+    "kv_cache_type": None,
+    "gather_context_logits": False,
+    "gather_generation_logits": False,
+    "enable_debug_output": False,
+    "use_refit": False,
+    "use_strip_plan": False,
+    "use_fused_mlp": True,
+    "use_mrope": False,
+    "weight_streaming": False,
+    "dry_run": False,
+}
+# Accepted without effect, None by default; `irc build --help` says why.
+_UNUSED = """
+    auto_parallel_config force_num_profiles input_timing_cache lora_config monitor_memory
+    output_timing_cache profiling_verbosity speculative_decoding_mode strongly_typed
+    visualize_network weight_sparsity
+"""
+
+
 class BuildConfig:
-    """Limits of an engine, which become ranges of its dimensions, and switches.
+    """Limits of an engine, which become ranges of its dimensions, and switches, as attributes."""
 
-    `irc build --help` says of each which effect it has; fields of other names are an Error.
-    """
+    def __init__(self, **given: Any) -> None:
+        self.plugin_config = PluginConfig()
+        vars(self).update({**_FIELDS, **dict.fromkeys(_UNUSED.split())})
+        self.update(**given)
 
-    max_input_len: int = 1024
-    max_seq_len: int | None = None
-    opt_batch_size: int = 8
-    max_batch_size: int = 2048
-    max_beam_width: int = 1
-    max_num_tokens: int = 8192
-    opt_num_tokens: int | None = None
-    max_prompt_embedding_table_size: int = 0
-    kv_cache_type: KVCacheType | None = None
-    gather_context_logits: bool = False
-    gather_generation_logits: bool = False
-    strongly_typed: bool = True
-    force_num_profiles: int | None = None
-    profiling_verbosity: str = "layer_names_only"
-    enable_debug_output: bool = False
-    max_draft_len: int = 0
-    speculative_decoding_mode: Any = None
-    use_refit: bool = False
-    input_timing_cache: str | None = None
-    output_timing_cache: str | None = "model.cache"
-    lora_config: Any = None
-    auto_parallel_config: Any = None
-    weight_sparsity: bool = False
-    weight_streaming: bool = False
-    plugin_config: PluginConfig = field(default_factory=PluginConfig)
-    use_strip_plan: bool = False
-    max_encoder_input_len: int = 1024
-    use_fused_mlp: bool = True
-    dry_run: bool = False
-    visualize_network: Any = None
-    monitor_memory: bool = False
-    use_mrope: bool = False
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"BuildConfig has no field {name!r}{did_you_mean(name, vars(self))}")
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], plugin_config: Any = None) -> BuildConfig:
         """The config of a table, such as that of a JSON file."""
-        found = cls()
-        found.update_from_dict(dict(config))
-        if plugin_config is not None:
-            found.plugin_config = plugin_config
+        found = cls(**config)
+        found.plugin_config = plugin_config or found.plugin_config
         return found
 
     @classmethod
@@ -82,28 +81,25 @@ class BuildConfig:
         """The config of a JSON file."""
         return cls.from_dict(read_object(Path(config_file)), plugin_config)
 
-    def update_from_dict(self, config: dict[str, Any]) -> None:
+    def update(self, **given: Any) -> None:
         """Set these fields."""
-        known = [each.name for each in fields(self)]
-        for name, given in config.items():
-            value: Any = given
-            if name not in known:
-                near = did_you_mean(name, known)
+        for name in given:
+            if name not in vars(self):
+                near = did_you_mean(name, vars(self))
                 raise Error(f"BuildConfig has no field {name!r}{near}", loc=here())
-            if name == "plugin_config" and isinstance(value, Mapping):
-                value = PluginConfig.from_dict(cast("dict[str, Any]", value))
-            if name == "kv_cache_type" and value is not None:
-                value = KVCacheType.from_string(str(getattr(value, "value", value)))
-            setattr(self, name, value)
+        if isinstance(given.get("plugin_config"), Mapping):
+            given["plugin_config"] = PluginConfig.from_dict(given["plugin_config"])
+        if isinstance(kind := given.get("kv_cache_type"), str):
+            given["kv_cache_type"] = KVCacheType.from_string(kind)
+        vars(self).update(given)
 
-    def update(self, **fields: Any) -> None:
+    def update_from_dict(self, config: Mapping[str, Any]) -> None:
         """Set these fields."""
-        self.update_from_dict(fields)
+        self.update(**config)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as config.json has them."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**found, "plugin_config": self.plugin_config.to_dict()}
+        return {**vars(self), "plugin_config": self.plugin_config.to_dict()}
 
 
 @dataclass
@@ -116,11 +112,7 @@ class EngineConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """As config.json has it."""
-        return {
-            "version": self.version,
-            "pretrained_config": _table(self.pretrained_config),
-            "build_config": _table(self.build_config),
-        }
+        return {k: x.to_dict() if hasattr(x, "to_dict") else x for k, x in vars(self).items()}
 
     @classmethod
     def from_json_file(cls, path: str | os.PathLike[str]) -> EngineConfig:
@@ -128,7 +120,3 @@ class EngineConfig:
         found = read_object(Path(path))
         build = BuildConfig.from_dict(found.get("build_config", {}))
         return cls(found.get("pretrained_config", {}), build, found.get("version", ""))
-
-
-def _table(config: Any) -> Any:
-    return config.to_dict() if hasattr(config, "to_dict") else config

@@ -36,6 +36,8 @@ _PLUGIN = "auto|float16|float32|bfloat16|int32|fp8|nvfp4|disable"
 _SWITCH = "enable|disable"
 _KERNELS = "kernels are chosen by the backend"
 _SAME = "the result is the same either way"
+_LEVELS = "internal_error|error|warning|info|verbose|debug|trace"
+# names, takes, use, why
 _TABLE = f"""
 checkpoint_dir            DIR   honoured  the checkpoint folder: config.json, rank0.safetensors, ...
 model_config              FILE  honoured  its config.json alone; needs --random-weights or --dry_run
@@ -44,85 +46,72 @@ output_dir                DIR   honoured  the artifact folder (default: engine_o
 max_batch_size            INT   honoured  the largest batch; times max_beam_width the range of B
 max_input_len             INT   honoured  the most tokens of a call: the range of S
 max_seq_len               INT   honoured  the tokens of a sequence: the range of C, the cache
+max_decoder_seq_len       INT   refused   give --max_seq_len
 max_beam_width            INT   honoured  beams are rows of the batch
 max_num_tokens            INT   honoured  limits max_input_len; inputs are padded, not packed
 opt_num_tokens            INT   honoured  the typical S, for which engines are tuned
 opt_batch_size            INT   honoured  the typical B, for which engines are tuned
-max_encoder_input_len     INT   ignored   irc's language models have no encoder
-max_prompt_embedding_table_size INT refused trace a script that uses PromptTuningEmbedding
-kv_cache_type  continuous|paged|disabled honoured caches are contiguous, one slot after another
-paged_kv_cache            {_SWITCH} ignored caches are contiguous, without pages
-input_timing_cache        FILE  ignored   whole engines are kept (irc cache)
-output_timing_cache       FILE  ignored   whole engines are kept (irc cache)
-profiling_verbosity layer_names_only|detailed|none ignored engines keep the names of operations
 strip_plan                -     honoured  leave weights out of engines
-weight_sparsity           -     ignored   {_SAME}
 weight_streaming          -     honoured  let weights of engines exceed the GPU's memory
-fast_build                -     ignored   weights stay outside engines where that is faster
-workers                   INT   ignored   one engine serves all ranks of a stage
-log_level  internal_error|error|warning|info|verbose|debug|trace honoured error: no output; \
-verbose: what passes decided
-enable_debug_output       -     refused   irc run --backend reference runs module.irc in numpy
 visualize_network         DIR   honoured  the module after every pass, as text
 dry_run                   -     honoured  run all passes and write nothing
-monitor_memory            -     honoured  print the peak of host memory
-logits_dtype       float16|float32 ignored logits are float32
-gather_context_logits     -     honoured  ask for any tokens with logit_positions when it runs
-gather_generation_logits  -     honoured  ask for any tokens with logit_positions when it runs
-gather_all_token_logits   -     honoured  ask for any tokens with logit_positions when it runs
+log_level                 {_LEVELS} honoured verbose, debug and trace: what passes decided
+use_fused_mlp             {_SWITCH} honoured fuse the two matrices of gated feed-forwards
+kv_cache_type  continuous|paged|disabled honoured caches are contiguous, one slot after another
+gather_context_logits,gather_generation_logits,gather_all_token_logits - honoured \
+ask for any tokens with logit_positions when it runs
+max_prompt_embedding_table_size,max_multimodal_len INT refused \
+trace a script that uses PromptTuningEmbedding
+model_cls_file,model_cls_name NAME refused trace the script that uses the class: irc compile SCRIPT
+enable_debug_output       -     refused   irc run --backend reference runs module.irc in numpy
 lora_dir                  LIST  refused   merge the adapters into the checkpoint
-lora_ckpt_source          hf|nemo ignored it is for lora_dir
-lora_target_modules       LIST  ignored   it is for lora_dir
-max_lora_rank             INT   ignored   it is for lora_dir
 speculative_decoding_mode MODE  refused   logit_positions gives the logits of draft tokens
 max_draft_len             INT   refused   logit_positions gives the logits of draft tokens
 auto_parallel             INT   refused   give --mesh tp=N; irc forecast compares meshes
+streamingllm              {_SWITCH} refused irc's language models keep all tokens
+max_encoder_input_len     INT   ignored   irc's language models have no encoder
+paged_kv_cache,use_paged_context_fmha {_SWITCH} ignored caches are contiguous, without pages
+tokens_per_block          INT   ignored   caches are contiguous, without blocks
+input_timing_cache,output_timing_cache FILE ignored whole engines are kept (irc cache)
+profiling_verbosity layer_names_only|detailed|none ignored engines keep the names of operations
+weight_sparsity           -     ignored   {_SAME}
+reduce_fusion,user_buffer {_SWITCH} ignored {_SAME}
+fast_build                -     ignored   weights stay outside engines where that is faster
+workers                   INT   ignored   one engine serves all ranks of a stage
+monitor_memory            -     ignored   the system reports the peak, as in /usr/bin/time -v
+logits_dtype              float16|float32 ignored logits are float32
+lora_ckpt_source          hf|nemo ignored it is for lora_dir
+lora_target_modules       LIST  ignored   it is for lora_dir
+max_lora_rank             INT   ignored   it is for lora_dir
+lora_plugin               {_PLUGIN} ignored it is for lora_dir
 gpus_per_node             INT   ignored   hosts are known when ranks are launched
 cluster_key               NAME  ignored   a topology is an option of irc forecast
-model_cls_file            FILE  refused   trace the script that uses the class: irc compile SCRIPT
-model_cls_name            NAME  refused   trace the script that uses the class: irc compile SCRIPT
-bert_attention_plugin     {_PLUGIN} ignored {_KERNELS}
-gpt_attention_plugin      {_PLUGIN} ignored {_KERNELS}
-gemm_plugin               {_PLUGIN} ignored {_KERNELS}
-gemm_swiglu_plugin        {_PLUGIN} ignored {_KERNELS}
-fp8_rowwise_gemm_plugin   {_PLUGIN} ignored {_KERNELS}
-lora_plugin               {_PLUGIN} ignored it is for lora_dir
-moe_plugin                {_PLUGIN} ignored {_KERNELS}
-mamba_conv1d_plugin       {_PLUGIN} ignored {_KERNELS}
+bert_attention_plugin,gpt_attention_plugin,gemm_plugin,gemm_swiglu_plugin {_PLUGIN} ignored \
+{_KERNELS}
+fp8_rowwise_gemm_plugin,moe_plugin,mamba_conv1d_plugin {_PLUGIN} ignored {_KERNELS}
+low_latency_gemm_plugin,low_latency_gemm_swiglu_plugin {_PLUGIN} ignored {_KERNELS}
+context_fmha,bert_context_fmha_fp32_acc {_SWITCH} ignored {_KERNELS}
 nccl_plugin               {_PLUGIN} ignored collectives have the dtype of their tensors
-low_latency_gemm_plugin   {_PLUGIN} ignored {_KERNELS}
-low_latency_gemm_swiglu_plugin {_PLUGIN} ignored {_KERNELS}
-context_fmha              {_SWITCH} ignored {_KERNELS}
-bert_context_fmha_fp32_acc {_SWITCH} ignored {_KERNELS}
 remove_input_padding      {_SWITCH} ignored inputs are padded: [B, S]
-tokens_per_block          INT   ignored   caches are contiguous, without blocks
-use_paged_context_fmha    {_SWITCH} ignored caches are contiguous, without pages
 use_fp8_context_fmha      {_SWITCH} ignored give --kv-cache fp8 for caches in FP8
 multiple_profiles         {_SWITCH} ignored one profile has the whole range
 paged_state               {_SWITCH} ignored irc's language models have no recurrent state
-streamingllm              {_SWITCH} refused irc's language models keep all tokens
-reduce_fusion             {_SWITCH} ignored {_SAME}
-user_buffer               {_SWITCH} ignored {_SAME}
-use_fused_mlp             {_SWITCH} honoured fuse the two matrices of gated feed-forwards
 pp_reduce_scatter         {_SWITCH} ignored give --sequence to shard activations between blocks
 """
 FLAGS: Mapping[str, Flag] = {
-    row[0]: Flag(row[0], row[1], row[2], row[3])  # pyright: ignore[reportArgumentType]
-    for row in (line.split(None, 3) for line in _TABLE.strip().splitlines())
-}
-ALIASES = {
-    "max_decoder_seq_len": "max_seq_len",
-    "max_multimodal_len": "max_prompt_embedding_table_size",
+    name: Flag(name, takes, use, why)  # pyright: ignore[reportArgumentType]
+    for names, takes, use, why in (line.split(None, 3) for line in _TABLE.strip().splitlines())
+    for name in names.split(",")
 }
 
 
 def flags_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The flags that say the same as a BuildConfig in a JSON file; an Error about other keys."""
-    known = BuildConfig.from_dict(config)
+    fields = BuildConfig.from_dict(config).to_dict()
     plugins: dict[str, Any] = config.get("plugin_config") or {}
     found: dict[str, Any] = {}
-    for name, given in {**plugins, **config}.items():
-        value = getattr(known, name, given)
+    for name in {**plugins, **config}:
+        value = {**fields["plugin_config"], **fields}[name]
         flag = FLAGS.get("strip_plan" if name == "use_strip_plan" else name)
         if flag is None or value is None:
             continue
@@ -138,13 +127,9 @@ def asks(value: Any) -> bool:
 
 def check(given: Mapping[str, Any]) -> None:
     """One Error about all flags that are refused, with what to do instead."""
-    wrong = [
-        f"--{name} {value}: {FLAGS[name].why}"
-        for name, value in given.items()
-        if FLAGS[name].use == "refused" and asks(value)
-    ]
-    if wrong:
-        error = Error("irc build refuses these flags; leave them out")
-        for line in wrong:
-            error.add_note(line)
+    error = Error("irc build refuses these flags; leave them out")
+    for name, value in given.items():
+        if FLAGS[name].use == "refused" and asks(value):
+            error.add_note(f"--{name} {value}: {FLAGS[name].why}")
+    if hasattr(error, "__notes__"):
         raise error

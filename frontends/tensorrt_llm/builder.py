@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,9 +28,9 @@ class BuilderConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """As `save_config` writes it."""
-        own = {name: value for name, value in vars(self).items() if name != "plugin_config"}
-        plugins: Any = {} if self.plugin_config is None else self.plugin_config.to_dict()
-        return {"builder_config": own, "plugin_config": plugins}
+        own = dict(vars(self))
+        plugins: Any = own.pop("plugin_config")
+        return {"builder_config": own, "plugin_config": plugins.to_dict() if plugins else {}}
 
     to_legacy_dict = to_dict
 
@@ -53,23 +52,13 @@ class Builder:
         precision: str = "float32",
         timing_cache: Any = None,
         tensor_parallel: int = 1,
-        use_refit: bool = False,
-        int8: bool = False,
-        strongly_typed: bool = True,
         **more: Any,
     ) -> BuilderConfig:
         """A config; `precision` and timing caches have no effect, because operations compute in the
         dtypes of their tensors, and irc keeps engines instead (`irc cache`)."""
         if timing_cache is not None:
             current_session().note("timing_cache has no effect: irc keeps whole engines")
-        return BuilderConfig(
-            precision=precision,
-            tensor_parallel=tensor_parallel,
-            use_refit=use_refit,
-            int8=int8,
-            strongly_typed=strongly_typed,
-            **more,
-        )
+        return BuilderConfig(precision=precision, tensor_parallel=tensor_parallel, **more)
 
     def build_engine(
         self, network: Network, builder_config: BuilderConfig, managed_weights: Any = None
@@ -114,7 +103,7 @@ def build(model: Any, build_config: BuildConfig | None = None) -> Engine | None:
     config = build_config or BuildConfig()
     if config.max_seq_len is None:
         limit = getattr(model.config, "max_position_embeddings", None)
-        config.max_seq_len = limit or config.max_input_len
+        config.update(max_seq_len=limit or config.max_input_len)
     network = Network()
     network.plugin_config = config.plugin_config
     network.mapping = model.config.mapping
@@ -132,10 +121,10 @@ def build(model: Any, build_config: BuildConfig | None = None) -> Engine | None:
 
 def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
     """The fields of a config that a model's `prepare_inputs` takes."""
-    found = {each.name: getattr(config, each.name) for each in fields(config)}
-    found["use_cache"] = config.kv_cache_type is not KVCacheType.DISABLED
-    found["prompt_embedding_table_size"] = config.max_prompt_embedding_table_size
-    found["max_position_embeddings"] = config.max_seq_len
-    parameters = inspect.signature(prepare).parameters.values()
-    names = {parameter.name for parameter in parameters}
-    return {name: value for name, value in found.items() if name in names}
+    found = {
+        **vars(config),
+        "use_cache": config.kv_cache_type is not KVCacheType.DISABLED,
+        "prompt_embedding_table_size": config.max_prompt_embedding_table_size,
+        "max_position_embeddings": config.max_seq_len,
+    }
+    return {name: found[name] for name in inspect.signature(prepare).parameters if name in found}

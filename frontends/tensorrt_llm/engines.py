@@ -6,7 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from ...artifact.manifest import is_artifact
 from ...errors import Error, did_you_mean
@@ -20,7 +20,6 @@ from .merge import merge
 
 if TYPE_CHECKING:
     from ...driver import Artifact
-    from ...driver.options import Options
     from .network import Network
 
 _BEGIN = b"irc engine "
@@ -40,44 +39,65 @@ class EngineBuffer(bytes):
     rank: int
     folder: Path
 
-    def __new__(cls, engine: str, rank: int, folder: Path) -> EngineBuffer:
-        facts = {"engine": engine, "rank": rank, "artifact": str(folder)}
+    def __new__(cls, engine: str, rank: int, folder: str | Path) -> EngineBuffer:
+        facts = {"engine": engine, "rank": rank, "folder": str(folder)}
         self = super().__new__(cls, _BEGIN + json.dumps(facts).encode())
-        self.engine, self.rank, self.folder = engine, rank, folder
+        self.engine, self.rank, self.folder = engine, rank, Path(folder)
         return self
+
+    @classmethod
+    def read(cls, data: bytes, what: str = "the engine buffer") -> EngineBuffer:
+        """The engine in bytes; an Error about those of TensorRT."""
+        if data.startswith(_BEGIN):
+            return cls(**json.loads(data.removeprefix(_BEGIN)))
+        raise Error(
+            f"{what} is no engine of irc but {len(data)} bytes that begin with {data[:16]!r}; "
+            "engines of TensorRT-LLM cannot be loaded, so compile the model again with irc"
+        )
 
     @property
     def artifact(self) -> Artifact:
-        """The artifact, which is compiled when the networks of all ranks are there."""
-        return compiled(self.engine)
+        """The artifact of all ranks, which is compiled when their networks are there."""
+        from ...driver import load
+
+        session = current_session()
+        own = (_place_of(session, self.engine), session.artifacts.get(self.engine))
+        if self.engine in session.networks and self.folder in own:
+            return compiled(self.engine, self.folder)
+        # an engine that is the only one of its script is compiled into the folder itself
+        for folder in (self.folder, self.folder.parent):
+            if is_artifact(folder):
+                return load(folder)
+        raise Error(
+            f"the engine {self.engine!r} is in {self.folder}, which does not exist; run its build "
+            "script to the end with irc compile SCRIPT -o DIR"
+        )
 
 
 class Engine:
     """One rank of a built model. `save` writes it to a folder, and the artifact once all ranks are
     there; the folder has an `artifact`, which every other command of irc takes."""
 
-    def __init__(
-        self, config: EngineConfig, engine: EngineBuffer, managed_weights: Any = None
-    ) -> None:
-        self.config, self.engine, self.managed_weights = config, engine, managed_weights
+    def __init__(self, config: EngineConfig, engine: EngineBuffer) -> None:
+        self.config, self.engine = config, engine
 
     @property
     def artifact(self) -> Artifact:
         """The artifact of all ranks."""
-        return find_artifact(self.engine)
+        return self.engine.artifact
 
     def save(self, engine_dir: str | os.PathLike[str]) -> None:
         """Write rankN.engine and, from rank 0, config.json; compile when all ranks are there."""
-        folder = Path(engine_dir)
+        folder, name, rank = Path(engine_dir), self.engine.engine, self.engine.rank
         folder.mkdir(parents=True, exist_ok=True)
-        buffer = EngineBuffer(self.engine.engine, self.engine.rank, folder.absolute() / _FOLDER)
-        self.engine = buffer
-        (folder / f"rank{buffer.rank}.engine").write_bytes(buffer)
-        if buffer.rank == 0:
+        self.engine = EngineBuffer(name, rank, folder.absolute() / _FOLDER)
+        (folder / f"rank{rank}.engine").write_bytes(self.engine)
+        if rank == 0:
             text = json.dumps(self.config.to_dict(), indent=2, default=str)
             (folder / "config.json").write_text(text, encoding="utf-8")
-        if is_complete(current_session(), buffer.engine):
-            compiled(buffer.engine, buffer.folder)
+        ranks = current_session().networks[name]
+        if len(ranks) == ranks[min(ranks)].mapping.world_size:
+            compiled(name, self.engine.folder)
 
     @classmethod
     def from_dir(cls, engine_dir: str | os.PathLike[str], rank: int = 0) -> Engine:
@@ -86,19 +106,17 @@ class Engine:
         path = folder / f"rank{rank}.engine"
         if not path.is_file():
             raise Error(f"expected {path}, which Engine.save writes; there is none", loc=here())
-        buffer = _read(path.read_bytes(), str(path))
+        buffer = EngineBuffer.read(path.read_bytes(), str(path))
         place = folder.absolute() / _FOLDER  # the folder may have been moved
         found = EngineBuffer(buffer.engine, rank, place if place.is_dir() else buffer.folder)
         return cls(EngineConfig.from_json_file(folder / "config.json"), found)
 
     @classmethod
-    def from_buffer(
-        cls, engine_buffer: bytes, json_config_str: str = "{}", rank: int = 0
-    ) -> Engine:
+    def from_buffer(cls, engine_buffer: bytes, json_config_str: str = "{}") -> Engine:
         """The engine in bytes that `build_engine` returned or a file holds."""
         found = json.loads(json_config_str)
         config = EngineConfig(found.get("pretrained_config", {}), found.get("build_config", {}))
-        return cls(config, _read(engine_buffer, "the engine buffer"))
+        return cls(config, EngineBuffer.read(engine_buffer))
 
 
 def register(network: Network, config: Any, name: str = "") -> EngineBuffer:
@@ -106,36 +124,36 @@ def register(network: Network, config: Any, name: str = "") -> EngineBuffer:
 
     A title such as `llama_float16_tp2_rank1.engine` has both.
     """
-    session, title = current_session(), str(network.trt_network.name)
+    session = current_session()
     for field, option in _OF_ENGINES.items():
         if getattr(config, field, False):
             session.note(f"{field} has no effect in the script; give irc compile {option}")
-    title = title.removesuffix(".engine")
+    title = str(network.trt_network.name).removesuffix(".engine")
     match = re.fullmatch(r"(.+?)_?rank(\d+)", title)
+    network.mapping = network.mapping or session.mapping or _mapping_of(config)
+    rank = int(match[2]) if match else network.mapping.rank
     engine = match[1] if match else name or (title if title != "network" else "engine")
-    engine = re.sub(r"[^\w.-]", "_", engine)
-    mapping = network.mapping or session.mapping or _mapping_of(config)
-    rank = int(match[2]) if match else mapping.rank
-    network.mapping = mapping
-    if match is None:
-        engine = _free(session, engine, rank)
+    engine = first = re.sub(r"[^\w.-]", "_", engine)
+    count = 1
+    while match is None and rank in session.networks.get(engine, {}):
+        count += 1  # another engine of the script has the name
+        engine = f"{first}_{count}"
     session.add(engine, rank, network)
-    return EngineBuffer(engine, rank, place_of(session, engine))
+    return EngineBuffer(engine, rank, _place_of(session, engine))
 
 
-def compiled(name: str, folder: Path | None = None, **options: Unpack[Options]) -> Artifact:
+def compiled(name: str, folder: Path | None = None) -> Artifact:
     """The artifact of an engine of the session, in `folder`; compiled unless it is there."""
     from ...driver import compile, load
 
     session = current_session()
-    folder = folder or session.artifacts.get(name) or place_of(session, name)
+    folder = folder or session.artifacts.get(name) or _place_of(session, name)
     if session.artifacts.get(name) == folder:
         return load(folder)
     module = merged(name)
     temporary = str(session.folder) in "".join(module.files.values())
-    every: Any = {**session.options, **options}
     with originals():  # the backend may import TensorRT
-        artifact = compile(module, folder, bundle=temporary, **every)
+        artifact = compile(module, folder, bundle=temporary, **session.options)
     session.artifacts[name] = folder
     return artifact
 
@@ -143,10 +161,10 @@ def compiled(name: str, folder: Path | None = None, **options: Unpack[Options]) 
 def merged(name: str) -> Module:
     """The module of all ranks of an engine of the session."""
     networks = current_session().networks
-    ranks = networks.get(name)
-    if ranks is None:
+    if name not in networks:
         near = did_you_mean(name, networks)
         raise Error(f"no engine called {name!r} was built in this process{near}", loc=here())
+    ranks = networks[name]
     return merge(ranks, ranks[min(ranks)].mapping, name)
 
 
@@ -155,57 +173,18 @@ def find_artifact(source: Any) -> Artifact:
     from ...driver import load
 
     if isinstance(source, (bytes, bytearray)):
-        buffer = _read(bytes(source), "the engine buffer")
-        session = current_session()
-        own = (place_of(session, buffer.engine), session.artifacts.get(buffer.engine))
-        if buffer.engine in session.networks and buffer.folder in own:
-            return compiled(buffer.engine, buffer.folder)
-        # an engine that is the only one of its script is compiled into the folder itself
-        places = (buffer.folder, buffer.folder.parent)
-        folder = next((each for each in places if is_artifact(each)), None)
-        if folder is None:
-            raise Error(
-                f"the engine {buffer.engine!r} is in {buffer.folder}, which does not exist; run "
-                "its build script to the end with irc compile SCRIPT -o DIR"
-            )
-        return load(folder)
+        return EngineBuffer.read(bytes(source)).artifact
     path = Path(source)
-    if path.is_file():
-        return find_artifact(path.read_bytes())
-    engines = sorted(path.glob("*.engine"))
-    if (path / _FOLDER).is_dir() or is_artifact(path) or not engines:
-        return load(path / _FOLDER if (path / _FOLDER).is_dir() else path)
-    return find_artifact(engines[0])
+    saved = path / _FOLDER if (path / _FOLDER).is_dir() else path
+    engines = [path] if path.is_file() else sorted(path.glob("*.engine"))
+    if not engines or is_artifact(saved):
+        return load(saved)
+    return EngineBuffer.read(engines[0].read_bytes(), str(engines[0])).artifact
 
 
-def is_complete(session: Session, engine: str) -> bool:
-    """Whether the networks of all ranks of an engine are there."""
-    ranks = session.networks[engine]
-    return len(ranks) == ranks[min(ranks)].mapping.world_size
-
-
-def place_of(session: Session, engine: str) -> Path:
+def _place_of(session: Session, engine: str) -> Path:
     """The folder of an engine's artifact."""
     return (session.output or session.folder).absolute() / engine
-
-
-def _read(data: bytes, what: str) -> EngineBuffer:
-    if not data.startswith(_BEGIN):
-        raise Error(
-            f"{what} is no engine of irc but {len(data)} bytes that begin with {data[:16]!r}; "
-            "engines of TensorRT-LLM cannot be loaded, so compile the model again with irc"
-        )
-    facts = json.loads(data.removeprefix(_BEGIN))
-    return EngineBuffer(facts["engine"], facts["rank"], Path(facts["artifact"]))
-
-
-def _free(session: Session, engine: str, rank: int) -> str:
-    """The name, with a number where another engine of the script has it."""
-    name, count = engine, 1
-    while rank in session.networks.get(name, {}):
-        count += 1
-        name = f"{engine}_{count}"
-    return name
 
 
 def _mapping_of(config: Any) -> Mapping:
