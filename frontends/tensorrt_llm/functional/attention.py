@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from ....errors import Error
@@ -15,9 +16,9 @@ from ..context import current_session
 from ..enums import AttentionMaskType, PositionEmbeddingType, RotaryScalingType
 from ..tensor import Tensor, unwrap, wrap
 from .attention_arguments import check_others
-from .cached_attention import CacheCodes, Heads, Rules, cached, cross
+from .cached_attention import CacheCodes, Heads, Rules, cached, cross, filled_keys
 from .positions import as_tensor
-from .rotary import Rotary, mrope_angles, rotary, table_angles
+from .rotary import mrope_angles, rotary, table_angles
 
 
 def window_of(sizes: Any, layer: int, kind: AttentionMaskType) -> int | Inner:
@@ -111,7 +112,7 @@ def gpt_attention(
     heads = Heads(num_heads, num_kv_heads, hidden_size_per_head, tp_rank, tp_size)
     x = unwrap(qkv)
     q, k, v = heads.split(x if qkv_bias is None else x + unwrap(qkv_bias).cast(x.dtype))
-    lengths = unwrap(host_past_key_value_lengths)
+    lengths = filled_keys(past_key_value, host_past_key_value_lengths)
     rules = Rules(
         mask_type,
         1 / (q_scaling * math.sqrt(hidden_size_per_head)),
@@ -128,41 +129,41 @@ def gpt_attention(
     )
     if do_cross_attention:
         return _crossed(heads, rules, q, cross_kv, cross_qkv, encoder_input_lengths, attention_mask)
-    positions = query_positions(q.shape[1], 0 if past_key_value is None else lengths)
+    positions = query_positions(q.shape[1], 0 if lengths is None else lengths)
     if logn_scaling is not None:
         scale = F.gather(as_tensor(logn_scaling), positions, dim=0)
         q = q * scale.unsqueeze(2).cast(q.dtype)
     positions = F.expand(positions, q.shape[:2])
     if position_embedding_type.is_rope() and rotary_embedding_dim:
-        angles = _angles(
-            positions,
-            rotary_embedding_dim,
-            rotary_embedding_original_max_positions,
-            (rotary_inv_freq, rotary_cos_sin, long_rope_rotary_cos_sin),
-        )
+        angles = None
         if mrope_rotary_cos_sin is not None:
             angles = mrope_angles(
                 as_tensor(mrope_rotary_cos_sin),
-                None if mrope_position_deltas is None else unwrap(mrope_position_deltas),
+                unwrap(mrope_position_deltas),
                 positions,
                 unwrap(context_lengths),
                 rotary_embedding_base,
                 rotary_embedding_dim,
             )
-        if angles is not None and rotary_embedding_scale_type is not RotaryScalingType.dynamic:
-            interleaved = position_embedding_type is PositionEmbeddingType.rope_gptj
-            q, k = (rotated(x, *angles, hidden_size_per_head, interleaved) for x in (q, k))
-        else:
-            turn = _turn(
-                position_embedding_type,
-                hidden_size_per_head,
+        elif rotary_embedding_scale_type is not RotaryScalingType.dynamic:
+            angles = _angles(
+                positions,
                 rotary_embedding_dim,
-                rotary_embedding_scale_type,
-                base=rotary_embedding_base,
-                factor=rotary_embedding_scale,
-                max_positions=rotary_embedding_max_positions,
+                rotary_embedding_original_max_positions,
+                (rotary_inv_freq, rotary_cos_sin, long_rope_rotary_cos_sin),
             )
-            q, k = (turn(x, positions, hidden_size_per_head) for x in (q, k))
+        turn = _rotation(
+            angles,
+            positions,
+            position_embedding_type,
+            rotary_embedding_scale_type,
+            head_dim=hidden_size_per_head,
+            base=rotary_embedding_base,
+            scaling={"factor": rotary_embedding_scale},
+            percentage=rotary_embedding_dim / hidden_size_per_head,
+            max_positions=rotary_embedding_max_positions,
+        )
+        q, k = turn(q), turn(k)
     return cached(
         heads,
         rules,
@@ -212,32 +213,26 @@ def _angles(
     return F.where(is_long, other[0], found[0]), F.where(is_long, other[1], found[1])
 
 
-def _turn(
+def _rotation(
+    angles: tuple[Inner, Inner] | None,
+    positions: Inner,
     kind: PositionEmbeddingType,
-    head_dim: int,
-    dim: int,
     scale_type: RotaryScalingType,
-    *,
-    base: float,
-    factor: float,
-    max_positions: int,
-) -> Rotary:
-    """The rotation by numbers alone."""
+    head_dim: int,
+    **numbers: Any,
+) -> Callable[[Inner], Inner]:
+    """The rotation of queries or keys by angles, or by the numbers that `rotary` takes."""
+    if angles is not None:
+        interleaved = kind is PositionEmbeddingType.rope_gptj
+        return lambda x: rotated(x, *angles, head_dim, interleaved)
     if scale_type.name in ("longrope", "llama3", "yarn") or kind.name in ("long_rope", "yarn"):
         raise Error(
             f"gpt_attention: rotary scaling {scale_type} needs rotary_cos_sin, which "
             "RopeEmbeddingUtils.create_sinusoidal_positions_for_attention_plugin makes",
             loc=here(),
         )
-    return rotary(
-        kind,
-        head_dim,
-        base=base,
-        scaling={"factor": factor},
-        scale_type=scale_type,
-        percentage=dim / head_dim,
-        max_positions=max_positions,
-    )
+    turn = rotary(kind, head_dim, scale_type=scale_type, **numbers)
+    return lambda x: turn(x, positions, head_dim)
 
 
 def relative_rule(

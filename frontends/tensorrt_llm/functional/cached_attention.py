@@ -177,6 +177,15 @@ def write(
     return cache.reshape(batch, 2, kv, capacity, width), keys, values
 
 
+def filled_keys(past: Tensor | None, lengths: Tensor | None) -> Inner | None:
+    """How many keys of a cache of a capacity are filled: i32 [B], None without a cache."""
+    if past is None:
+        return None
+    if lengths is None:
+        raise Error("a KV cache needs host_past_key_value_lengths i32 [batch]", loc=here())
+    return unwrap(lengths)
+
+
 def cached(
     heads: Heads,
     rules: Rules,
@@ -196,11 +205,9 @@ def cached(
     """
     q, k, v = qkv
     codes = codes or CacheCodes()
-    if past is None:
+    if past is None or lengths is None:
         found = rules.attend(heads, q, k, v, lengths=prompt, mask=mask, prompt=prompt)
         return wrap(found), wrap(grow(heads, None, k, v, codes)[0]) if use_cache else None
-    if lengths is None:
-        raise Error("a KV cache needs host_past_key_value_lengths i32 [batch]", loc=here())
     cache, keys, values = write(heads, unwrap(past), lengths, k, v, codes)
     filled = None
     if rules.mask_type is AttentionMaskType.padding and prompt is None:

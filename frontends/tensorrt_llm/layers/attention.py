@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ....errors import Error
 from ....source import here
 from ... import functional as F
 from ...layers.positions import logn_scale, query_positions
@@ -15,7 +14,7 @@ from ..enums import AttentionMaskType, LayerNormType, PositionEmbeddingType
 from ..errors import ArgumentError
 from ..functional.attention import cache_codes, counted_mask, window_of
 from ..functional.attention_arguments import check_others
-from ..functional.cached_attention import CacheCodes, cached, cross, grow
+from ..functional.cached_attention import CacheCodes, cached, cross, filled_keys, grow
 from ..functional.rotary import rotary, scaling_type
 from ..module import Parameter
 from ..quantization import QuantMode
@@ -237,10 +236,10 @@ class Attention(AttentionBase):
             return self._finished(found, cache, use_cache, workspace, all_reduce_params)
         plugin = bool(current_network().plugin_config.gpt_attention_plugin)
         past = caches.get_first_past_key_value()
-        filled = unwrap(caches.host_past_key_value_lengths) if plugin else None
-        before = 0 if past is None else filled if plugin else unwrap(past).shape[3]
-        if before is None:
-            raise Error("a KV cache needs host_past_key_value_lengths i32 [batch]", loc=here())
+        filled, before = None, 0 if past is None else unwrap(past).shape[3]
+        if plugin:
+            filled = filled_keys(past, caches.host_past_key_value_lengths)
+            before = 0 if filled is None else filled
         queries = query_positions(q.shape[1], before)
         prompt = unwrap(lengths.context_lengths)
         q, k = self._positioned(

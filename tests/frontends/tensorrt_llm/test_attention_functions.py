@@ -241,6 +241,9 @@ def test_arguments_that_gpt_attention_ignores_or_refuses() -> None:
             with pytest.raises(Error, match=f"{name} is not supported"):
                 any_gpt(**build, **{name: value})
         assert not current_session().notes
+    past = np.zeros((2, 2, KV, 9, WIDTH), np.float32)
+    with pytest.raises(Error, match="a KV cache needs host_past_key_value_lengths"):
+        computed(qkv, {"past_key_value": past}, **ROTARY)
     with pytest.raises(Error, match=r"expected queries, keys and values \[batch, tokens, 64\]"):
         computed(qkv[..., 1:])
 
