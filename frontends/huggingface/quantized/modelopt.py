@@ -54,7 +54,7 @@ class ModelOpt(Method):
         kind, inputs = ALGORITHMS[algorithm]
         key = f"{name}.weight"
         pairs = kind == "i4"
-        codes = _pairs_of_rows(tensors, key, shape) if pairs else tensors.view(key, kind, shape)
+        codes = pairs_of_rows(tensors, key, shape) if pairs else tensors.view(key, kind, shape)
         block = (128, 128) if algorithm == "FP8_PB_WO" else None
         scales = take_scales(tensors, f"{name}.weight_scale", shape, block)
         whole, key = None, f"{name}.weight_scale_2"
@@ -82,7 +82,7 @@ def _activation(
     return FakeQuantize(dtype, block=block, scales="f8e4m3", tensor_scale=level)
 
 
-def _pairs_of_rows(tensors: Tensors, key: str, shape: Sizes) -> Part:
+def pairs_of_rows(tensors: Tensors, key: str, shape: Sizes) -> Part:
     """Codes of four bits: a byte has those of two rows, the even one in its low half."""
     n, k = shape
     pairs = tensors.view(key, "i4", (n // 2, 2 * k)).ref.then(Cyclic(1, 2))

@@ -314,7 +314,7 @@ def quantize_model(model: Module, quant_mode: QuantMode, **options: Any) -> Modu
             part.quantize_cache(quant_mode)
     if not quant_mode.has_any_quant(exclude_kv_cache=True):
         return model
-    column, row = _classes(quant_mode)
+    column, row = options.pop("classes", None) or _classes(quant_mode)
     chosen = options | {"quant_mode": quant_mode}
     if quant_mode.has_per_group_scaling() and quant_mode.is_int8_weight_only():
         chosen["use_int8_weight"] = True
@@ -361,14 +361,17 @@ def _replaced(
 def quantize(model: Module, quant_config: QuantConfig, **options: Any) -> Module:
     """The model with layers as the config says; see `quantize_model`."""
     quant_config.scheme()  # an Error where there is none
+    algo = quant_config.quant_algo
+    if algo == "W8A8_SQ_PER_CHANNEL":
+        options["classes"] = Int8SmoothQuantLinear, Int8SmoothQuantRowLinear
     return quantize_model(
         model,
         quant_config.quant_mode,
         exclude_modules=quant_config.exclude_modules,
         group_size=quant_config.group_size,
         zero=quant_config.has_zero_point,
-        pre_quant_scale=quant_config.pre_quant_scale,
-        use_w4a8_awq=quant_config.quant_algo == "W4A8_AWQ",
+        pre_quant_scale=quant_config.pre_quant_scale or algo in ("W4A16_AWQ", "W4A8_AWQ"),
+        use_w4a8_awq=algo == "W4A8_AWQ",
         **options,
     )
 

@@ -9,14 +9,15 @@ from typing import Any, ClassVar
 
 from ....errors import Error, did_you_mean
 from ....source import here
-from ...models.language_model import at_positions
 from ..context import current_network
 from ..dtypes import irc_dtype
 from ..functional.collectives import recv, send
+from ..functional.indexing import gather_last_token_logits
 from ..layers import AttentionParams, KeyValueCacheParams
+from ..layers.quantized import quantize
 from ..mapping import Mapping
 from ..module import Module, ModuleList
-from ..tensor import Tensor, unwrap, wrap
+from ..tensor import Tensor
 from .config import PretrainedConfig
 from .generation_mixin import GenerationMixin
 
@@ -72,17 +73,9 @@ def layer_caches(params: KeyValueCacheParams | None, layers: int) -> list[Any]:
 
 
 def last_token(hidden_states: Tensor, last_token_ids: Tensor | None) -> Tensor:
-    """Of hidden_states [B, S, hidden] the rows whose logits are wanted.
-
-    last_token_ids i32 [B] are lengths, which give [B, hidden]; i32 [B, T] are positions, which give
-    [B, T, hidden]; None stands for all tokens.
-    """
-    if last_token_ids is None:
-        return hidden_states
-    hidden, ids = unwrap(hidden_states), unwrap(last_token_ids)
-    if ids.ndim == 2:
-        return wrap(at_positions(hidden, ids.cast("i32")))
-    return wrap(at_positions(hidden, (ids.cast("i32") - 1).unsqueeze(1)).squeeze(1))
+    """The rows whose logits are wanted; see `gather_last_token_logits`."""
+    packed = hidden_states.type.ndim == 2
+    return gather_last_token_logits(hidden_states, last_token_ids, packed)
 
 
 def from_stage_before(mapping: Mapping, hidden_states: Tensor | None) -> Tensor:
@@ -120,8 +113,8 @@ class PretrainedModel(Module, GenerationMixin):
 
     @classmethod
     def from_config(cls, config: PretrainedConfig) -> Any:
-        """The model of a config, its parameters unset."""
-        return cls(config)
+        """The model of a config, its parameters unset and its layers quantized."""
+        return quantize(cls(config), config.quantization)
 
     @classmethod
     def from_checkpoint(
@@ -144,7 +137,7 @@ class PretrainedModel(Module, GenerationMixin):
     def load(self, weights: Table[str, Any], from_pruned: bool = False) -> None:
         """Set parameters by name; an Error lists those that are missing."""
         own = dict(self.named_parameters())
-        missing = [n for n in own if n not in weights and not own[n].is_inited()]
+        missing = [n for n in own if n not in weights and own[n].bound is None]
         unknown = [name for name in weights if name not in own]
         if missing:
             listed = "\n".join(f"  {name}{did_you_mean(name, unknown)}" for name in missing)
@@ -231,6 +224,7 @@ class DecoderModelForCausalLM(PretrainedModel):
     def __init__(self, config: PretrainedConfig, transformer: Any, lm_head: Any) -> None:
         super().__init__(config)
         self.transformer, self.lm_head = transformer, lm_head
+        quantize(self, config.quantization)
 
     def forward(
         self,

@@ -274,6 +274,12 @@ class LLaMAForCausalLM(DecoderModelForCausalLM):
         """The model of a Hugging Face checkpoint folder, whose weights refer to its files."""
         from .weights import bind_llama
 
+        if quant_config is not None and quant_config.scheme() is not None:
+            raise Error(
+                "the weights of a Hugging Face folder are quantized by the build: give irc compile "
+                f"--quantize {quant_config.scheme()}, and leave quant_config out",
+                loc=here(),
+            )
         found = LLaMAConfig.from_hugging_face(hf_model_or_dir, dtype, mapping, quant_config, **more)
         model = cls(found)
         bind_llama(model, hf_model_or_dir)

@@ -8,12 +8,15 @@ from typing import Any
 
 from ....errors import Error, did_you_mean
 from ....source import here
-from ....weights import Cast, ConcatRef, FileRef, Ref, Shard, Slice
+from ....weights import Cast, ConcatRef, FileRef, Ref, Shard, Slice, Transpose
 from ...huggingface.config import checkpoint_dtype, read_config
 from ...huggingface.files import Checkpoint
+from ...huggingface.quantized.modelopt import pairs_of_rows
+from ...huggingface.quantized.parts import Tensors
 from ..checkpoint.ranks import RankFile
 from ..context import current_session
 from ..dtypes import str_dtype
+from ..layers.quantized import QuantizedLinear
 from ..mapping import Mapping
 from ..module import Parameter
 
@@ -38,13 +41,43 @@ def load_rank(model: Any, folder: str | os.PathLike[str], rank: int) -> None:
     """Bind every parameter to its tensor in the file of a rank of a TensorRT-LLM checkpoint."""
     file = RankFile(Path(folder), rank)
     alias = current_session().add_file(f"rank{rank}", Path(folder) / file.name)
+    tensors, layers = Tensors(file, lambda _: alias), dict(model.named_modules())
     for name, parameter in model.named_parameters():
+        path, _, end = name.rpartition(".")
+        layer = layers[path]
+        if isinstance(layer, QuantizedLinear) and end != "bias":
+            parameter.value = _of_quantized(tensors, path, layer, end)
+            continue
         if name not in file:
             raise Error(
                 f"{Path(folder) / file.name} lacks {name}{did_you_mean(name, file)}", loc=here()
             )
         _check(name, file.tensor(name).shape, parameter)
         parameter.value = FileRef(alias, name)
+
+
+def _of_quantized(tensors: Tensors, path: str, layer: QuantizedLinear, end: str) -> Ref:
+    """A parameter of a quantized layer, from the codes and scales of ModelOpt."""
+    how, parameter, key = layer.recipe, getattr(layer, end), f"{path}.{end}"
+    exported = "per_channel_scale" not in how.scales or how.inputs == "token"
+    if (not exported and f"{path}.per_channel_scale" in tensors) or how.zero:
+        raise Error(
+            f"{path}.weight has codes in the order that a kernel reads; compile the original "
+            "checkpoint with irc compile --quantize",
+            loc=here(),
+        )
+    if end == "weight" and how.format == "int4":
+        return pairs_of_rows(tensors, key, parameter.shape).ref
+    if end == "weight":
+        return tensors.view(key, parameter.type.dtype, parameter.shape).ref
+    if end == how.scales and not exported:
+        key = f"{path}.weights_scaling_factor"
+    kind, shape = tensors.info(key).dtype, parameter.shape
+    if end != how.scales or not how.group:
+        found = tensors.view(key, kind, shape).ref
+    else:
+        found = tensors.view(key, kind, shape[::-1]).ref.then(Transpose((1, 0)))
+    return found if kind == "f32" else found.then(Cast("f32"))
 
 
 def _check(name: str, shape: Any, parameter: Parameter) -> None:

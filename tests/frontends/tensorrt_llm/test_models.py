@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import load_file
 
 import irc
+from irc.frontends.tensorrt_llm.builder import BuildConfig, build
+from irc.frontends.tensorrt_llm.context import current_network, current_session, new_session
+from irc.frontends.tensorrt_llm.mapping import Mapping
+from irc.frontends.tensorrt_llm.models import llama, llama_keywords
+from irc.frontends.tensorrt_llm.models.decoder import last_token
+from irc.frontends.tensorrt_llm.network import Network
+from irc.frontends.tensorrt_llm.quantization import QuantConfig
+from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.fresh import fresh
 
 from .llamas import (
+    CAPACITY,
     LLAMA,
     MIXTRAL,
     ROWS,
     VOCAB,
+    Steps,
+    keywords,
     made,
     of_hugging_face,
     of_keywords,
@@ -23,6 +37,8 @@ from .llamas import (
     steps_of,
 )
 from .rank_folders import Conversion
+from .test_quantized_folders import folders
+from .worlds import every_rank
 
 pytestmark = pytest.mark.oracle
 SOURCES = {"A": of_keywords, "ranks": of_ranks, "Hugging Face": of_hugging_face}
@@ -80,3 +96,209 @@ def test_experts_of_hugging_face_are_compiled_by_irc(tmp_path: Path) -> None:
     model = made(tmp_path, MIXTRAL)
     with pytest.raises(irc.Error, match="compile the folder itself"):
         steps_of(of_hugging_face(model, Conversion()), Conversion())
+
+
+# Scales of tokens are those of one rank's features, where irc's own passes have one of all.
+QUANTIZED = {"fp8": 2, "fp8 rows": 1, "int8 rows": 1, "int8 weights": 2, "awq": 2}
+
+
+@pytest.mark.parametrize(("name", "tp"), QUANTIZED.items())
+def test_quantized_folders_of_ranks(name: str, tp: int, tmp_path: Path) -> None:
+    """The layers of the script compute what irc's own model of the same folder does."""
+    folder = folders(tmp_path, name, Conversion(tp=tp)).quantized
+    cls = llama.LLaMAForCausalLM
+    run = steps_of(lambda m: cls.from_checkpoint(folder, rank=m.rank), Conversion(tp=tp))
+    ids = drawn(6).astype(np.int32)
+    own = irc.compile(folder, tmp_path / "own", backend="reference")
+    wanted = own.run({"input_ids": ids})["logits"][:, -1, :VOCAB]
+    assert any(op.opname == "dequantize" for op in run.module.ops())
+    close(run(ids)["logits"][:, :VOCAB], wanted)
+
+
+def test_quantized_layers_that_cannot_be_read(tmp_path: Path) -> None:
+    model, config = made(tmp_path / "model", LLAMA), QuantConfig(quant_algo="W8A16")
+    with pytest.raises(irc.Error, match="give irc compile --quantize w8a16, and leave quant_c"):
+        steps_of(of_hugging_face(model, Conversion(), quant_config=config), Conversion())
+    scales = {"quantization": {"quant_algo": "W4A16"}}
+
+    def pack(key: str, array: np.ndarray[Any, Any]) -> Any:
+        more = {key.replace("weight", "per_channel_scale"): np.ones(len(array), np.float32)}
+        return {key: array, **(more if ".qkv." in key else {})}
+
+    source = of_ranks(model, Conversion(), pack=pack, **scales)
+    with pytest.raises(irc.Error, match=r"qkv.weight has codes in the order that a kernel reads"):
+        steps_of(source, Conversion())
+
+
+LAST: dict[str, Any] = {
+    "none": (None, lambda x: x),
+    "lengths": ([5, 2], lambda x: x[[0, 1], [4, 1]]),
+    "positions": ([[0, 4, 2], [1, 3, 0]], lambda x: x[[[0], [1]], [[0, 4, 2], [1, 3, 0]]]),
+}
+
+
+@pytest.mark.parametrize("form", LAST)
+def test_tokens_whose_logits_are_wanted(form: str, tmp_path: Path) -> None:
+    model, ids = made(tmp_path, LLAMA), drawn(5)
+    given, chosen = LAST[form]
+    build = of_hugging_face(model, Conversion(tp=2))
+
+    def changed(mapping: Mapping) -> Any:
+        found = build(mapping)
+        inner = found.forward
+        ranges = OrderedDict([("batch_size", [[1, 2, ROWS]]), ("wanted", [3])])
+
+        def forward(**inputs: Any) -> Any:
+            if np.ndim(given) == 2:
+                shape = {"shape": [-1, 3], "dim_range": ranges}
+                inputs["last_token_ids"] = Tensor("wanted_ids", "int32", **shape)
+            return inner(**inputs)
+
+        found.forward = forward
+        return found
+
+    run = steps_of(changed, Conversion(tp=2), gather_context_logits=given is None)
+    named = {} if given is None else {"last_token_ids": np.array(given)}
+    found = run(ids, **named, wanted_ids=np.array(given))
+    close(found["logits"][..., :VOCAB], chosen(model.states(ids)[-1]))
+
+
+def test_last_tokens_of_packed_states() -> None:
+    states, ends = fresh().standard_normal((9, 4), np.float32), np.array([3, 4, 9], np.int32)
+    given = {"x": states, "ends": ends}
+    ((found,),) = every_rank(lambda mapping, x, ends: last_token(x, ends), given)
+    np.testing.assert_array_equal(found, states[[2, 3, 8]])
+
+
+@pytest.mark.parametrize("dialect", ["A", "B"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_layers_and_models_alone(tp: int, dialect: Any, tmp_path: Path) -> None:
+    model, ids = made(tmp_path, LLAMA), drawn(6).astype(np.int32)
+    how = Conversion(tp=tp)
+    weights = [load_file(model.ranks(how) / f"rank{rank}.safetensors") for rank in range(tp)]
+    states = [each.astype(np.float32) for each in model.states(ids)]
+
+    def build(mapping: Mapping, x: Any, ids: Any) -> Any:
+        current_network().plugin_config.set_gpt_attention_plugin(None)
+        given = keywords(model.config, how, mapping)
+        if dialect == "A":
+            whole = llama_keywords.LLaMAModel(**given)
+            layer = llama_keywords.LLaMADecoderLayer(
+                1,
+                24,
+                4,
+                2,
+                64,
+                "float32",
+                rotary_base=20000.0,
+                mlp_hidden_size=40,
+                tp_group=mapping.tp_group,
+                tp_size=tp,
+                tp_rank=mapping.tp_rank,
+                rms_norm_eps=3e-6,
+            )
+        else:
+            config = llama.LLaMAConfig.from_hugging_face(model.folder, mapping=mapping)
+            whole, layer = llama.LLaMAModel(config), llama.LLaMADecoderLayer(config, 1)
+        file = weights[mapping.rank]
+        for part, scope in ((whole, ""), (layer, "layers.1.")):
+            for name, parameter in part.named_parameters():
+                parameter.value = file[f"transformer.{scope}{name}"]
+        return layer(x), whole(ids)
+
+    inputs = {"x": states[1], "ids": ids}
+    for found in every_rank(build, inputs, tp, dialect):
+        for each, wanted in zip(found, (states[2], states[3]), strict=True):
+            close(each, wanted)
+
+
+@pytest.mark.parametrize("plugin", [True, False])
+@pytest.mark.parametrize("dialect", ["A", "B"])
+def test_inputs_and_outputs_of_every_stage(dialect: Any, plugin: bool, tmp_path: Path) -> None:
+    how, model = Conversion(tp=2, pp=2), made(tmp_path, LLAMA)
+    networks: list[Network] = []
+    source = of_keywords(model, how) if dialect == "A" else of_hugging_face(model, how)
+
+    def noted(mapping: Mapping) -> Any:
+        networks.append(current_network())
+        return source(mapping)
+
+    run = steps_of(noted, how, plugin, dialect)
+    first, last = (set(network.inputs) for network in (networks[0], networks[2]))
+    lengths = {"sequence_length", "host_past_key_value_lengths", "cache_indirection"}
+    both = {"position_ids", *(lengths if plugin else ["attention_mask"])}
+    assert first >= both | {"input_ids", "past_key_value_0", "past_key_value_1"}
+    assert last >= both | {"hidden_states_input", "last_token_ids", "past_key_value_2"}
+    assert not first & {"hidden_states_input", "last_token_ids", "past_key_value_2"}
+    assert "hidden_states_output" in networks[0].outputs
+    assert set(networks[2].outputs) == {"logits", "present_key_value_2"}
+    ranges = {"batch_size": (1, 2, 2), "input_len": (1, 8, 16)}
+    ranges["max_seq_len" if plugin else "past_key_len"] = (int(plugin), CAPACITY, CAPACITY)
+    assert ranges.items() <= dict(run.module.dims).items()
+
+
+def test_sizes_with_two_ranges(tmp_path: Path) -> None:
+    model = made(tmp_path, LLAMA)
+    build = of_hugging_face(model, Conversion())
+
+    def more(mapping: Mapping) -> Any:
+        Tensor("mine", "float32", [-1], OrderedDict([("batch_size", [[1, 4, 8]])]))
+        return build(mapping)
+
+    message = "'batch_size' has different ranges(?s:.*)mine.*1, 4, 8(?s:.*)input_ids.*1, 2, 2"
+    with pytest.raises(irc.Error, match=message):
+        steps_of(more, Conversion())
+
+
+def test_debug_outputs(tmp_path: Path) -> None:
+    model, ids = made(tmp_path / "model", LLAMA), drawn(4).astype(np.int32)
+    config = BuildConfig(max_batch_size=2, max_input_len=8, max_seq_len=8, enable_debug_output=True)
+    config.plugin_config.set_gpt_attention_plugin(None)
+    with new_session("B", options={"backend": "reference"}, output=tmp_path / "out"):
+        for rank in range(2):
+            mapping = Mapping(2, rank, tp_size=2)
+            engine = build(of_hugging_face(model, Conversion(tp=2))(mapping), config)
+        assert engine is not None
+        module = engine.artifact.module
+        found = Steps(module, current_session())(ids)
+    states = model.states(ids)
+    close(found["transformer_embd"], states[0])
+    layer = {
+        name: found[f"transformer_layers_0_{name}"] for name in ("norm0", "attn", "norm1", "mlp")
+    }
+    close(states[0] + layer["attn"] + layer["mlp"], states[1])
+    assert layer["norm0"].shape == layer["norm1"].shape == states[0].shape
+
+
+def test_load_names_what_is_missing(tmp_path: Path) -> None:
+    model = made(tmp_path, LLAMA)
+    config = llama.LLaMAConfig.from_hugging_face(model.folder)
+    found = llama.LLaMAForCausalLM.from_config(config)
+    weights = {name: np.zeros(p.shape, np.float32) for name, p in found.named_parameters()}
+    weights["transformer.ln_f.weights"] = weights.pop("transformer.ln_f.weight")
+    message = r"none for\n  transformer.ln_f.weight; did you mean 'transformer.ln_f.weights'"
+    with pytest.raises(irc.Error, match=message):
+        found.load(weights)
+    weights["transformer.ln_f.weight"] = weights.pop("transformer.ln_f.weights")
+    found.load(weights)
+    assert all(parameter.bound is not None for parameter in found.parameters())
+
+
+@pytest.mark.parametrize("how", [Conversion(), Conversion(tp=2, table_dim=0)])
+def test_prompt_tuning(how: Conversion, tmp_path: Path) -> None:
+    model, ids = made(tmp_path, LLAMA), drawn(6)
+    more = {"use_prompt_tuning": True, "logits_dtype": "float16"}
+    run = steps_of(of_keywords(model, how, **more), how, False, "A", prompt_embedding_table_size=8)
+    ids[:, :3] = VOCAB + np.array([[0, 1, 2], [2, 3, 1]])
+    table, tasks = fresh(5).standard_normal((8, 24), np.float32), np.array([[1], [0]])
+    prompt = {"prompt_embedding_table": table, "tasks": tasks, "prompt_vocab_size": np.array([4])}
+    found = run(ids, **prompt)["logits"]
+    embedded = model.torch.get_input_embeddings()(torch.tensor(np.minimum(ids, VOCAB - 1)))
+    embedded = embedded.detach()
+    for row in range(ROWS):
+        rows = ids[row, :3] - VOCAB + 4 * int(tasks[row, 0])
+        embedded[row, :3] = torch.from_numpy(table[rows])
+    with torch.no_grad():
+        wanted = model.torch(inputs_embeds=embedded).logits[:, -1].numpy()
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found[:, :VOCAB], wanted, rtol=1e-2, atol=1e-2)
