@@ -183,20 +183,10 @@ def test_layers_and_models_alone(tp: int, dialect: Any, tmp_path: Path) -> None:
         given = keywords(model.config, how, mapping)
         if dialect == "A":
             whole = llama_keywords.LLaMAModel(**given)
-            layer = llama_keywords.LLaMADecoderLayer(
-                1,
-                24,
-                4,
-                2,
-                64,
-                "float32",
-                rotary_base=20000.0,
-                mlp_hidden_size=40,
-                tp_group=mapping.tp_group,
-                tp_size=tp,
-                tp_rank=mapping.tp_rank,
-                rms_norm_eps=3e-6,
-            )
+            make: Any = llama_keywords.LLaMADecoderLayer
+            group = {"tp_group": mapping.tp_group, "tp_size": tp, "tp_rank": mapping.tp_rank}
+            more = {"rotary_base": 20000.0, "mlp_hidden_size": 40, "rms_norm_eps": 3e-6}
+            layer = make(1, 24, 4, 2, 64, "float32", **more, **group)
         else:
             config = llama.LLaMAConfig.from_hugging_face(model.folder, mapping=mapping)
             whole, layer = llama.LLaMAModel(config), llama.LLaMADecoderLayer(config, 1)
@@ -255,9 +245,9 @@ def test_debug_outputs(tmp_path: Path) -> None:
     config = BuildConfig(max_batch_size=2, max_input_len=8, max_seq_len=8, enable_debug_output=True)
     config.plugin_config.set_gpt_attention_plugin(None)
     with new_session("B", options={"backend": "reference"}, output=tmp_path / "out"):
-        for rank in range(2):
-            mapping = Mapping(2, rank, tp_size=2)
-            engine = build(of_hugging_face(model, Conversion(tp=2))(mapping), config)
+        ranks = [Mapping(2, rank, tp_size=2) for rank in range(2)]
+        source = of_hugging_face(model, Conversion(tp=2))
+        engine = [build(source(mapping), config) for mapping in ranks][-1]
         assert engine is not None
         module = engine.artifact.module
         found = Steps(module, current_session())(ids)
