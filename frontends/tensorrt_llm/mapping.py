@@ -12,16 +12,11 @@ from ...source import here
 from .context import current_session
 from .errors import ArgumentError
 
-_IGNORED = (
-    "auto_parallel",
-    "enable_attention_dp",
-    "moe_cluster_size",
-    "attn_tp_size",
-    "attn_cp_size",
-    "cp_config",
-)
-
-
+# arguments that may have their defaults
+_UNUSED: Table[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("auto_parallel", "enable_attention_dp", "cp_config"), (False, None, {})),
+    **dict.fromkeys(("moe_cluster_size", "attn_tp_size", "attn_cp_size"), (-1, 1)),
+}
 _KINDS = ("tp", "pp", "cp", "moe_tp", "moe_ep")  # of groups
 
 
@@ -49,7 +44,13 @@ class Mapping:
         moe_ep_size: int = -1,
         **ignored: Any,
     ) -> None:
-        _check_ignored(ignored)
+        for name, value in ignored.items():
+            if value not in _UNUSED.get(name, ()):
+                raise Error(
+                    f"Mapping: {name}={value} is not supported; leave it out, and let irc shard "
+                    "the model by its mesh",
+                    loc=here(),
+                )
         self.world_size, self.gpus_per_node = world_size, gpus_per_node
         self.tp_size, self.pp_size, self.cp_size = tp_size, pp_size, cp_size
         self.moe_tp_size, self.moe_ep_size = _moe_sizes(tp_size, moe_tp_size, moe_ep_size)
@@ -194,19 +195,6 @@ class Mapping:
         """The sizes as config.json has them."""
         names = ("world_size", "rank", "gpus_per_node", "cp_size", "tp_size", "pp_size")
         return {name: getattr(self, name) for name in (*names, "moe_tp_size", "moe_ep_size")}
-
-
-def _check_ignored(given: dict[str, Any]) -> None:
-    """An Error about arguments that are not known, or that ask for what irc does not do."""
-    for name, value in given.items():
-        if name not in _IGNORED:
-            raise Error(f"Mapping has no argument called {name!r}", loc=here())
-        if value is True or value not in (False, None, -1, 1, {}):
-            raise Error(
-                f"Mapping: {name}={value} is not supported; leave it out, and let irc shard the "
-                "model by its mesh",
-                loc=here(),
-            )
 
 
 def _moe_sizes(tp_size: int, moe_tp_size: int, moe_ep_size: int) -> tuple[int, int]:

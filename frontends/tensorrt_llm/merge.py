@@ -77,8 +77,8 @@ def _single(module: Module, stage: Stage) -> None:
     _finish(module, stage, dict(stage.results), "forward")
 
 
-def _finish(module: Module, stage: Stage, results: dict[str, Value], name: str) -> Function:
-    """The function of a stage, with its results and layouts."""
+def _finish(module: Module, stage: Stage, results: dict[str, Value], name: str) -> None:
+    """Finish the function of a stage, with its results and layouts."""
     function, first = stage.function, stage.first
     if not results:
         raise Error(f"the network of rank {stage.ranks[0]} has no outputs; call mark_output()")
@@ -92,16 +92,12 @@ def _finish(module: Module, stage: Stage, results: dict[str, Value], name: str) 
     function.append(Return(list(results.values())))
     _leave_out_unused(function)
     types = {str(arg.name): arg.type for arg in function.args}
-    function.layouts = {}
     aliases = {result.name for result in declared if result.alias}
     values = {f"%{arg}": type for arg, type in types.items()}
     values |= {key: value.type for key, value in results.items() if key not in aliases}
-    for key, type in values.items():
-        layout = _layout(module, first, key, type)
-        if layout is not None:
-            function.layouts[key] = layout
+    layouts = {key: _layout(module, first, key, type) for key, type in values.items()}
+    function.layouts = {key: layout for key, layout in layouts.items() if layout is not None}
     module.add_function(function)
-    return function
 
 
 def _leave_out_unused(function: Function) -> None:

@@ -102,7 +102,7 @@ def test_a_config_file_holds_it() -> None:
     assert again != mapping and again.tp_rank == 0
     assert (mapping.node_rank, mapping.local_rank) == (0, 5)
     assert not hasattr(mapping, "dp_group") and not hasattr(mapping, "tp_kind")
-    with pytest.raises(Error, match="no argument called 'tpsize'"):
+    with pytest.raises(Error, match="Mapping: tpsize=2 is not supported"):
         Mapping(tpsize=2)
     with pytest.raises(Error, match="enable_attention_dp=True is not supported"):
         Mapping(enable_attention_dp=True)
