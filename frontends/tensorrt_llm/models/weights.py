@@ -13,28 +13,12 @@ from ...huggingface.config import checkpoint_dtype, read_config
 from ...huggingface.files import Checkpoint
 from ...huggingface.quantized.modelopt import pairs_of_rows
 from ...huggingface.quantized.parts import Tensors
-from ..checkpoint.ranks import RankFile
+from ..checkpoint.ranks import PLACES, RankFile
 from ..context import current_session
 from ..dtypes import str_dtype
 from ..layers.quantized import QuantizedLinear
 from ..mapping import Mapping
 from ..module import Parameter
-
-_LAYER = {
-    "input_layernorm": "input_layernorm",
-    "post_layernorm": "post_attention_layernorm",
-    "attention.dense": "self_attn.o_proj",
-    "mlp.fc": "mlp.gate_proj",
-    "mlp.gate": "mlp.up_proj",
-    "mlp.proj": "mlp.down_proj",
-}
-# Concatenated over the output features, each sharded by itself.
-_JOINED = {
-    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "mlp.fused_fc": ("mlp.up_proj", "mlp.gate_proj"),
-}
-_BY_INPUTS = ("attention.dense", "mlp.proj")  # weights sharded over their inputs
-_OTHERS = {"vocab_embedding": "model.embed_tokens", "ln_f": "model.norm", "lm_head": "lm_head"}
 
 
 def load_rank(model: Any, folder: str | os.PathLike[str], rank: int) -> None:
@@ -129,7 +113,7 @@ def bind_llama(model: Any, folder: str | os.PathLike[str]) -> None:
     source = _Source(Checkpoint(folder), model.config)
     for name, parameter in model.named_parameters():
         source.dtype = parameter.type.dtype
-        parameter.value = source.of(name.removeprefix("transformer."))
+        parameter.value = source.of(name)
 
 
 class _Source:
@@ -144,29 +128,21 @@ class _Source:
     def of(self, name: str) -> Ref:
         """The reference of a parameter, on this rank."""
         module, _, kind = name.rpartition(".")
-        if not module.startswith("layers."):
-            return self._other(module, kind)
-        _, index, inside = module.split(".", 2)
-        scope = f"model.layers.{self._layers[int(index)]}."
-        if inside in _JOINED:
-            heads = inside == "attention.qkv"
-            parts = [self._shard(f"{scope}{key}.{kind}", 0, heads) for key in _JOINED[inside]]
-            return ConcatRef(tuple(parts), 0)
-        if inside not in _LAYER:
+        scope = ""
+        if module.startswith("transformer.layers."):
+            _, _, index, module = module.split(".", 3)
+            scope = f"model.layers.{self._layers[int(index)]}."
+        if module not in PLACES:
             raise Error(f"no tensor of a LLaMA checkpoint belongs to {name}", loc=here())
-        key = f"{scope}{_LAYER[inside]}.{kind}"
-        if inside.endswith("layernorm") or (inside in _BY_INPUTS and kind == "bias"):
-            return self._ref(key)
-        return self._shard(key, int(inside in _BY_INPUTS))
-
-    def _other(self, module: str, kind: str) -> Ref:
-        config, key = self.config, f"{_OTHERS.get(module, module)}.{kind}"
-        if module == "lm_head":
-            found = key if key in self.checkpoint else "model.embed_tokens.weight"
-            return self._shard(found, 0)
-        if module == "vocab_embedding" and config.use_parallel_embedding:
-            return self._shard(key, config.embedding_sharding_dim)
-        return self._ref(key)
+        names, dim = PLACES[module]
+        if module == "lm_head" and "lm_head.weight" not in self.checkpoint:
+            names = ("model.embed_tokens",)
+        if module == "transformer.vocab_embedding" and self.config.use_parallel_embedding:
+            dim = self.config.embedding_sharding_dim
+        if dim == 1 and kind == "bias":
+            dim = None
+        parts = [self._part(f"{scope}{each}.{kind}", dim) for each in names]
+        return ConcatRef(tuple(parts), 0) if len(parts) > 1 else parts[0]
 
     def _ref(self, key: str) -> Ref:
         if key not in self.checkpoint:
@@ -177,13 +153,13 @@ class _Source:
         stored = self.checkpoint.tensor(key).dtype
         return found if stored == self.dtype else found.then(Cast(self.dtype))
 
-    def _shard(self, key: str, dim: int, by_heads: bool = False) -> Ref:
+    def _part(self, key: str, dim: int | None) -> Ref:
         """This rank's shard; of fewer key-value heads than ranks each several times."""
         tp, found = self.mapping.tp_size, self._ref(key)
-        if tp == 1:
+        if tp == 1 or dim is None:
             return found
         kv = self.config.num_key_value_heads
-        if by_heads and ".q_proj." not in key and kv % tp:
+        if (".k_proj." in key or ".v_proj." in key) and kv % tp:
             found = self._repeated(found, self.checkpoint.tensor(key).shape, kv)
         return found.then(Shard(dim, ("tp",)))
 
