@@ -163,56 +163,6 @@ def test_beams_of_a_batch_are_those_of_each_prompt(
         )
 
 
-def test_beams_are_those_of_transformers(
-    oracle: Oracle, runner: ModelRunner, prompt: list[int]
-) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    wanted, end = beams_of_transformers(torch, transformers, oracle, prompt)
-    found = runner.generate(
-        [prompt], end_id=end, num_beams=3, max_new_tokens=6, early_stopping=0, **REPORT
-    )
-    lengths = found["sequence_lengths"][0].tolist()
-    rows = [row[:n].tolist() for row, n in zip(found["output_ids"][0], lengths, strict=True)]
-    assert rows == wanted
-
-
-def beams_of_transformers(torch: Any, transformers: Any, oracle: Oracle, prompt: list[int]):
-    """(Sequences of a search with 3 beams, the end token), with the oracle as the model."""
-    likely = oracle.greedy(prompt, 3)
-    end = likely[-1]
-
-    class Model(transformers.PreTrainedModel, transformers.GenerationMixin):
-        config_class = transformers.PretrainedConfig
-
-        def __init__(self) -> None:
-            super().__init__(transformers.PretrainedConfig(vocab_size=VOCAB, is_decoder=True))
-            self.unused = torch.nn.Parameter(torch.zeros(1))
-
-        def forward(self, input_ids: Any, **_: Any) -> Any:
-            rows = np.stack([oracle.logits(row) for row in input_ids.tolist()])
-            logits = torch.from_numpy(rows)[:, None]
-            return transformers.modeling_outputs.CausalLMOutput(logits=logits)
-
-        def prepare_inputs_for_generation(self, input_ids: Any, **_: Any) -> Any:
-            return {"input_ids": input_ids}
-
-    found = Model().generate(
-        torch.tensor([prompt]),
-        num_beams=3,
-        num_return_sequences=3,
-        max_new_tokens=6,
-        eos_token_id=end,
-        pad_token_id=VOCAB,
-        do_sample=False,
-        use_cache=False,
-        early_stopping=False,
-        length_penalty=1.0,
-        trust_remote_code=False,
-    )
-    return [[token for token in row if token != VOCAB] for row in found.tolist()], end
-
-
 @pytest.mark.parametrize(
     ("dialect", "sampling", "model"),
     [("A", (3, 0, 4, 0.5), (90,)), ("B", (3, 0, 20, 4), (8, 4, 90))],
