@@ -127,27 +127,43 @@ def _rank(
     begin, end = (-(-each * layers // how.pp) for each in (stage, stage + 1))
     for index in range(begin, end):
         own = index - begin if how.local_layers else index
-        for key, array in _layer(config, tensors, how, f"model.layers.{index}.", rank):
+        for key, array in _layer(config, tensors, how, f"model.layers.{index}.", rank).items():
             yield f"transformer.layers.{own}.{key}", array
+
+
+# module of transformers -> that of a rank, and the dimension over which ranks split its weight
+_MODULES: dict[str, tuple[str, int | None]] = {
+    "input_layernorm": ("input_layernorm", None),
+    "post_attention_layernorm": ("post_layernorm", None),
+    "self_attn.q_norm": ("attention.q_layernorm", None),
+    "self_attn.k_norm": ("attention.k_layernorm", None),
+    "self_attn.o_proj": ("attention.dense", 1),
+    "mlp.gate_proj": ("mlp.fc", 0),
+    "mlp.up_proj": ("mlp.gate", 0),
+    "mlp.down_proj": ("mlp.proj", 1),
+}
 
 
 def _layer(
     config: Mapping[str, Any], tensors: Arrays, how: Conversion, prefix: str, rank: int
-) -> Iterator[tuple[str, np.ndarray]]:
+) -> Arrays:
     own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-    yield "input_layernorm.weight", own["input_layernorm.weight"]
-    yield "post_layernorm.weight", own["post_attention_layernorm.weight"]
-    for kind in ("weight", "bias"):
-        if f"self_attn.q_proj.{kind}" in own:
-            yield f"attention.qkv.{kind}", _qkv(config, own, how.tp, kind, rank)
-    yield from _rows("attention.dense", "self_attn.o_proj", own, how.tp, rank)
-    for name in ("q", "k"):
-        if f"self_attn.{name}_norm.weight" in own:
-            yield f"attention.{name}_layernorm.weight", own[f"self_attn.{name}_norm.weight"]
-    if "mlp.gate_proj.weight" in own:
-        yield from _mlp(own, how, rank)
-    else:
-        yield from _experts(own, how, rank)
+    found = Arrays()
+    for key, whole in own.items():
+        array, (module, _, kind) = whole, key.rpartition(".")
+        name, dim = _MODULES.get(module, ("", None))
+        if name:
+            if dim is not None and dim < array.ndim:
+                array = cut(array, dim, how.tp, rank)
+            found[f"{name}.{kind}"] = array
+        elif module == "self_attn.q_proj":
+            found[f"attention.qkv.{kind}"] = _qkv(config, own, how.tp, kind, rank)
+    for kind in ("weight", "bias") if how.fused else ():
+        parts = [found.pop(f"mlp.{name}.{kind}") for name in ("gate", "fc")]
+        found[f"mlp.fused_fc.{kind}"] = np.concatenate(parts)
+    if "block_sparse_moe.gate.weight" in own:
+        found |= dict(_experts(own, how, rank))
+    return found
 
 
 def _qkv(config: Mapping[str, Any], own: Arrays, tp: int, kind: str, rank: int) -> np.ndarray:
@@ -158,25 +174,6 @@ def _qkv(config: Mapping[str, Any], own: Arrays, tp: int, kind: str, rank: int) 
         array = own[f"self_attn.{name}_proj.{kind}"]
         parts.append(cut(array, 0, min(tp, heads), rank * min(tp, heads) // tp))
     return np.concatenate(parts)
-
-
-def _rows(name: str, hf: str, own: Arrays, tp: int, rank: int) -> Iterator[tuple[str, np.ndarray]]:
-    yield f"{name}.weight", cut(own[f"{hf}.weight"], 1, tp, rank)
-    if f"{hf}.bias" in own:
-        yield f"{name}.bias", own[f"{hf}.bias"]
-
-
-def _mlp(own: Arrays, how: Conversion, rank: int) -> Iterator[tuple[str, np.ndarray]]:
-    for kind in ("weight", "bias"):
-        if f"mlp.gate_proj.{kind}" not in own:
-            continue
-        fc = cut(own[f"mlp.gate_proj.{kind}"], 0, how.tp, rank)
-        gate = cut(own[f"mlp.up_proj.{kind}"], 0, how.tp, rank)
-        if how.fused:
-            yield f"mlp.fused_fc.{kind}", np.concatenate([gate, fc])
-        else:
-            yield from ((f"mlp.fc.{kind}", fc), (f"mlp.gate.{kind}", gate))
-    yield from _rows("mlp.proj", "mlp.down_proj", own, how.tp, rank)
 
 
 def _experts(own: Arrays, how: Conversion, rank: int) -> Iterator[tuple[str, np.ndarray]]:

@@ -16,7 +16,7 @@ from irc.frontends.tensorrt_llm.context import Session, current_session, new_ses
 from irc.frontends.tensorrt_llm.engines import compiled, find_artifact, merged
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Module, Parameter
-from irc.frontends.tensorrt_llm.network import net_guard
+from irc.frontends.tensorrt_llm.network import Network, net_guard
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.fresh import fresh
 
@@ -87,13 +87,6 @@ def test_engine_files_of_an_old_script_name_the_artifact(tmp_path: Path) -> None
         np.testing.assert_allclose(found, x * factors + 1, rtol=1e-5)
 
 
-def test_ranks_become_one_artifact(tmp_path: Path) -> None:
-    old_script(tmp_path, np.ones(4, np.float32), ranks=2, count=2)
-    artifact = compiled("scale_float32_tp2")
-    assert artifact.module.mesh.ranks == 2
-    assert "B" in str(artifact.module) and artifact.module.local
-
-
 def test_a_rank_is_missing(tmp_path: Path) -> None:
     old_script(tmp_path, np.ones(4, np.float32), ranks=2, count=1)
     with pytest.raises(irc.Error, match="found none for rank 1"):
@@ -135,16 +128,12 @@ def test_two_models_of_one_architecture_are_two_engines() -> None:
     assert list(current_session().networks) == ["Scale", "Scale_2"]
 
 
-def test_options_of_engines_are_noted(session: Session) -> None:
-    build(Scale(np.ones(4, np.float32), Mapping()), BuildConfig(weight_streaming=True))
-    assert session.notes == [
-        "weight_streaming has no effect in the script; give irc compile --weight-streaming"
-    ]
-
-
-def test_a_dry_run_builds_nothing() -> None:
-    assert build(Scale(np.ones(4, np.float32), Mapping()), BuildConfig(dry_run=True)) is None
-    assert not current_session().networks
+def test_options_of_a_build(session: Session) -> None:
+    model = Scale(np.ones(4, np.float32), Mapping())
+    assert build(model, BuildConfig(dry_run=True)) is None and not session.networks
+    build(model, BuildConfig(weight_streaming=True))
+    (note,) = session.notes
+    assert note.endswith("has no effect in the script; give irc compile --weight-streaming")
 
 
 def test_build_config_of_json(tmp_path: Path) -> None:
@@ -161,6 +150,10 @@ REFUSED = {
     "a field": (lambda: BuildConfig.from_dict({"max_batchsize": 3}), "did you mean 'max_batch_s"),
     "bytes": (lambda: find_artifact(b"ftrt1234"), "is no engine of irc but 8 bytes"),
     "a folder": (lambda: Engine.from_dir("nowhere"), "rank0.engine, which Engine.save writes"),
+    "no outputs": (
+        lambda: Builder().build_engine(Network(), Builder().create_builder_config()),
+        "expected a network with outputs",
+    ),
     "refit": (lambda: Builder().refit_engine(None, None), "compile the script again"),
 }
 
@@ -170,9 +163,3 @@ def test_refused(name: str) -> None:
     call, message = REFUSED[name]
     with pytest.raises(irc.Error, match=message):
         call()
-
-
-def test_a_network_without_outputs() -> None:
-    builder = Builder()
-    with pytest.raises(irc.Error, match="expected a network with outputs"):
-        builder.build_engine(builder.create_network(), builder.create_builder_config())

@@ -124,26 +124,24 @@ def test_weights(name: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, tensors["model.embed_tokens.weight"])
 
 
-SAME: dict[str, dict[str, Any]] = {
-    "an old name": {"architecture": "LLaMAForCausalLM", "hidden_act": "swiglu", "moe": None},
-    "what ModelOpt adds": {"rank": 0, "decoder": "llama", "rmsnorm": True, "moe_num_experts": 0},
-    "defaults": {"mapping": {}, "head_size": None, "quantization": None, "logits_dtype": "float16"},
+SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "an old name": (
+        LLAMA,
+        {"architecture": "LLaMAForCausalLM", "hidden_act": "swiglu", "moe": None},
+    ),
+    "what ModelOpt adds": (LLAMA, {"rank": 0, "rmsnorm": True, "moe_num_experts": 0}),
+    "defaults": (LLAMA, {"mapping": {}, "head_size": None, "quantization": None}),
+    "qwen": (QWEN2, {"architecture": "QWenForCausalLM", "qwen_type": "qwen2", "seq_length": 8192}),
 }
 
 
 @pytest.mark.parametrize("name", SAME)
 def test_other_ways_to_write_a_config(name: str, tmp_path: Path) -> None:
-    tensors = tensors_of(LLAMA)
-    plain = write_folder(tmp_path / "plain", LLAMA, tensors, Conversion())
-    other = write_folder(tmp_path / "other", LLAMA, tensors, Conversion(), **SAME[name])
+    config, changes = SAME[name]
+    tensors = tensors_of(config)
+    plain = write_folder(tmp_path / "plain", config, tensors, Conversion())
+    other = write_folder(tmp_path / "other", config, tensors, Conversion(), **changes)
     assert graph(checkpoint.load(other)) == graph(checkpoint.load(plain))
-
-
-def test_qwen_under_its_own_architecture(tmp_path: Path) -> None:
-    tensors, own = tensors_of(QWEN2), {"architecture": "QWenForCausalLM", "qwen_type": "qwen2"}
-    more = {"seq_length": 8192, "attn_bias": True, "use_logn_attn": False}
-    folder = write_folder(tmp_path / "m", QWEN2, tensors, Conversion(tp=2), **own, **more)
-    check_weights(checkpoint.load(folder), tmp_path / "whole", QWEN2, tensors)
 
 
 @pytest.mark.oracle

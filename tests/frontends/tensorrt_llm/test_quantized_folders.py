@@ -1,8 +1,7 @@
 """Quantized TensorRT-LLM folders: codes and scales of all ranks against the arrays they mean."""
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +114,10 @@ CASES: dict[str, tuple[str, Callable[[Array], Packed]]] = {
 
 @dataclass
 class Folders:
-    """A quantized folder, and one with the weights that it means; `factors` by layer."""
+    """A quantized folder, and one with the weights that it means."""
 
     quantized: Path
     floats: Path
-    factors: dict[str, Array] = field(default_factory=dict[str, Array])
 
 
 def folders(path: Path, name: str, how: Conversion, fold: bool = False) -> Folders:
@@ -128,18 +126,16 @@ def folders(path: Path, name: str, how: Conversion, fold: bool = False) -> Folde
     linear = (*LINEAR, "lm_head.weight") if "head" in name else LINEAR
     found = Folders(path / "quantized", path / "floats")
 
+    def packed_as(key: str, array: Array) -> Packed:
+        return packer(array) if key.endswith(linear) else Packed({"weight": array}, array)
+
     def pack(key: str, array: Array) -> Arrays:
-        if not key.endswith(linear):
-            return {key: array}
-        packed = packer(array)
-        return {key.removesuffix("weight") + end: x for end, x in packed.tensors.items()}
+        ends = packed_as(key, array).tensors
+        return {key.removesuffix("weight") + end: x for end, x in ends.items()}
 
     def unpack(key: str, array: Array) -> Arrays:
-        if not key.endswith(linear):
-            return {key: array}
-        packed = packer(array)
-        factors = packed.factors if fold and packed.factors is not None else np.float32(1)
-        return {key: packed.weight * factors}
+        found = packed_as(key, array)
+        return {key: found.weight * (found.factors if fold and found.factors is not None else 1)}
 
     tensors = tensors_of(CONFIG)
     more = {"quantization": {"quant_algo": algorithm, "group_size": GROUP}}
@@ -162,15 +158,11 @@ def dequantized(module: Module, name: str) -> Array:
     return found
 
 
-RANKS = {"1": Conversion(), "2": Conversion(tp=2), "4 x 2": Conversion(tp=4, pp=2)}
-
-
 @pytest.mark.parametrize(
-    ("name", "ranks"),
-    [(name, ranks) for name in CASES for ranks in RANKS if (name, ranks) != ("nvfp4", "4 x 2")],
+    ("name", "tp"), [(name, tp) for name in CASES for tp in (1, 2, 4) if (name, tp) != ("nvfp4", 4)]
 )
-def test_weights(name: str, ranks: str, tmp_path: Path) -> None:
-    how = RANKS[ranks]
+def test_weights(name: str, tp: int, tmp_path: Path) -> None:
+    how = Conversion(tp=tp, pp=1 + (tp == 4))
     made = folders(tmp_path, name, how)
     module, wanted = checkpoint.load(made.quantized), checkpoint.load(made.floats)
     assert str(irc.parse(str(module))) == str(module)
@@ -257,24 +249,18 @@ def test_excluded_layers_and_caches(tmp_path: Path) -> None:
     """Scales of a layer that stayed in floats are not used, nor are those of caches."""
 
     def pack(key: str, array: Array) -> Arrays:
+        name, own = key.removesuffix("weight"), {"weight": array}
         if key.endswith(".dense.weight"):
-            name = key.removesuffix("weight")
-            scale = np.ones(1, np.float32)
-            more = {
-                f"{name}weights_scaling_factor": scale,
-                f"{name}activation_scaling_factor": scale,
-            }
-            cache = key.replace("dense.weight", "kv_cache_scaling_factor")
-            return {key: array, **more, cache: scale}
-        if key.endswith(LINEAR):
-            return {key.removesuffix("weight") + end: x for end, x in float8(array).tensors.items()}
-        return {key: array}
+            ends = ("weights_scaling_factor", "activation_scaling_factor")
+            own |= dict.fromkeys(ends, np.ones(1, np.float32))
+            cache = {key.replace("dense.weight", "kv_cache_scaling_factor"): np.ones(1, np.float32)}
+            return cache | {name + end: x for end, x in own.items()}
+        own = float8(array).tensors if key.endswith(LINEAR) else own
+        return {name + end: x for end, x in own.items()}
 
-    quantization = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    more = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
     tensors = tensors_of(CONFIG)
-    folder = write_folder(
-        tmp_path / "m", CONFIG, tensors, Conversion(tp=2), pack, quantization=quantization
-    )
+    folder = write_folder(tmp_path / "m", CONFIG, tensors, Conversion(tp=2), pack, **more)
     with pytest.warns(UserWarning, match="kv_cache_quant_algo=FP8; the caches stay"):
         module = checkpoint.load(folder)
     key = "model.layers.1.self_attn.o_proj.weight"
@@ -282,14 +268,8 @@ def test_excluded_layers_and_caches(tmp_path: Path) -> None:
 
 
 def test_float_weights_to_quantize(tmp_path: Path) -> None:
-    folder = write_folder(
-        tmp_path / "m",
-        CONFIG,
-        tensors_of(CONFIG),
-        Conversion(tp=2),
-        quantization={"quant_algo": "W4A16"},
-    )
+    more = {"quantization": {"quant_algo": "W4A16"}}
+    folder = write_folder(tmp_path / "m", CONFIG, tensors_of(CONFIG), Conversion(tp=2), **more)
     assert checkpoint.scheme_of_floats(folder) == "w4a16"
-    assert json.loads((folder / "config.json").read_text())["mapping"]["tp_size"] == 2
     with pytest.warns(UserWarning, match="are floats; give --quantize w4a16"):
         checkpoint.load(folder)
