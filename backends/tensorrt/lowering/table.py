@@ -96,8 +96,8 @@ _UNKNOWN = {
     "i16": "is in i16, which TensorRT does not have",
     "u8": "is in u8, which TensorRT does not have between operations",
     "i4": "is in i4, which TensorRT has in constants only",
-    "u4": "is in u4, which TensorRT does not have, for want of zero points; take symmetric codes, as "
-    "--quantize w4a16 makes of the original weights, or another backend",
+    "u4": "is in u4, which TensorRT does not have, for want of zero points; take symmetric codes, "
+    "as --quantize w4a16 makes of the original weights, or another backend",
     "f8e5m2": "is in f8e5m2, which TensorRT does not have",
     "f8e4m3": "is in f8e4m3, which TensorRT takes from quantization and constants only",
     "f4e2m1": "is in f4e2m1, which TensorRT takes from quantization and constants only",

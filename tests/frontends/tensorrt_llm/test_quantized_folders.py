@@ -258,7 +258,7 @@ def test_excluded_layers_and_caches(tmp_path: Path) -> None:
         own = float8(array).tensors if key.endswith(LINEAR) else own
         return {name + end: x for end, x in own.items()}
 
-    more = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    more: dict[str, Any] = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
     tensors = tensors_of(CONFIG)
     folder = write_folder(tmp_path / "m", CONFIG, tensors, Conversion(tp=2), pack, **more)
     with pytest.warns(UserWarning, match="kv_cache_quant_algo=FP8; the caches stay"):
@@ -268,7 +268,7 @@ def test_excluded_layers_and_caches(tmp_path: Path) -> None:
 
 
 def test_float_weights_to_quantize(tmp_path: Path) -> None:
-    more = {"quantization": {"quant_algo": "W4A16"}}
+    more: dict[str, Any] = {"quantization": {"quant_algo": "W4A16"}}
     folder = write_folder(tmp_path / "m", CONFIG, tensors_of(CONFIG), Conversion(tp=2), **more)
     assert checkpoint.scheme_of_floats(folder) == "w4a16"
     with pytest.warns(UserWarning, match="are floats; give --quantize w4a16"):
