@@ -37,7 +37,8 @@ def load_rank(model: Any, folder: str | os.PathLike[str], rank: int) -> None:
                 f"{Path(folder) / file.name} lacks {name}{did_you_mean(name, file)}", loc=here()
             )
         _check(name, file.tensor(name).shape, parameter)
-        parameter.value = FileRef(alias, name)
+        kind, found = parameter.type.dtype, FileRef(alias, name)
+        parameter.value = found if file.tensor(name).dtype == kind else found.then(Cast(kind))
 
 
 def _of_quantized(tensors: Tensors, path: str, layer: QuantizedLinear, end: str) -> Ref:
