@@ -76,6 +76,7 @@ def test_names_that_scripts_use(dialect: str, version: str) -> None:
             "version = tensorrt_llm.__version__\n"
             "equal = str_dtype_to_trt('float16') == trt.float16 == trt.DataType.HALF\n"
             "same = tensorrt_llm.Module is tensorrt_llm.module.Module\n"
+            "same = same and tensorrt_llm.Mapping is tensorrt_llm.mapping.Mapping\n"
             "quiet = trt.Logger(trt.Logger.ERROR).min_severity == trt.Logger.Severity.ERROR\n"
             "tensorrt_llm.profiler.start('x'); tensorrt_llm.logger.set_level('info')\n"
             "chatty = logger.level == 'info'; logger.set_level('warning')\n"

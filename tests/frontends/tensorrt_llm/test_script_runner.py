@@ -259,6 +259,12 @@ def test_wrong_commands(
     assert not (script.parent / "x").exists()
 
 
+def test_an_error_of_a_worker_is_one_of_the_script(tmp_path: Path) -> None:
+    text = HEAD + LOOPS["processes"].replace("pool.submit(build, r, args)", "pool.submit(int, 'x')")
+    with pytest.raises(irc.Error, match="ValueError: invalid literal"):
+        run_script(write(tmp_path, text))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
