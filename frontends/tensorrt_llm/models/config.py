@@ -101,6 +101,18 @@ class PretrainedConfig:
             "int8" if mode.has_int8_kv_cache() else "fp8" if mode.has_fp8_kv_cache() else self.dtype
         )
 
+    def input_sizes(self) -> dict[str, Any]:
+        """The arguments of `prepare_basic_inputs` that the model determines."""
+        return {
+            "num_kv_heads": self.num_key_value_heads,
+            "head_size": self.head_size,
+            "num_layers": self.num_hidden_layers,
+            "kv_dtype": self.kv_dtype,
+            "dtype": self.dtype,
+            "hidden_size": self.hidden_size,
+            "mapping": self.mapping,
+        }
+
     def set_rank(self, rank: int) -> None:
         """Make this the config of another rank."""
         self.mapping = Mapping.from_dict({**self.mapping.to_dict(), "rank": rank})

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from ....errors import Error, did_you_mean
 from ....source import here
-from ..context import current_network
 from ..dtypes import irc_dtype
 from ..functional.collectives import recv, send
 from ..functional.indexing import gather_last_token_logits
@@ -165,52 +164,41 @@ class PretrainedModel(Module, GenerationMixin):
         **more: Any,
     ) -> dict[str, Any]:
         """The arguments of `forward`, as inputs of the network in progress."""
-        config = self.config
-        plugin = bool(current_network().plugin_config.gpt_attention_plugin)
         found = self.prepare_basic_inputs(
             max_batch_size=max_batch_size,
             max_beam_width=max_beam_width,
             max_input_len=max_input_len,
             max_seq_len=max_seq_len,
-            num_kv_heads=config.num_key_value_heads,
-            head_size=config.head_size,
-            num_layers=config.num_hidden_layers,
-            kv_dtype=config.kv_dtype,
-            dtype=config.dtype,
-            hidden_size=config.hidden_size,
-            mapping=config.mapping,
-            use_gpt_attention_plugin=plugin,
+            **self.config.input_sizes(),
             gather_context_logits=gather_context_logits,
             prompt_embedding_table_size=prompt_embedding_table_size,
             position_encoding_2d=position_encoding_2d,
             max_draft_len=max_draft_len,
             **more,
         )
-        return {
-            "input_ids": found["input_ids"],
-            "position_ids": found["position_ids"],
-            "use_cache": use_cache,
-            "last_token_ids": found["last_token_ids"],
-            "attention_mask": found.get("attention_mask"),
-            **attention_arguments(found),
-            "hidden_states": found["hidden_states_input"],
-            "prompt_embedding_table": found["prompt_embedding_table"],
-            "prompt_tasks": found["tasks"],
-            "prompt_vocab_size": found["prompt_vocab_size"],
-        }
+        return forward_arguments(found, use_cache)
 
 
-def attention_arguments(found: dict[str, Any]) -> dict[str, Any]:
-    """kv_cache_params and attention_params of the inputs of `prepare_basic_inputs`."""
+def forward_arguments(found: dict[str, Any], use_cache: bool) -> dict[str, Any]:
+    """The arguments of `forward` in their order, of the inputs of `prepare_basic_inputs`."""
     lengths = ["sequence_length", "context_lengths", "host_context_lengths", "host_request_types"]
     holds = ["host_past_key_value_lengths", "cache_indirection", "host_sink_token_length"]
     return {
+        "input_ids": found["input_ids"],
+        "position_ids": found["position_ids"],
+        "use_cache": use_cache,
+        "last_token_ids": found["last_token_ids"],
+        "attention_mask": found.get("attention_mask"),
         "kv_cache_params": KeyValueCacheParams(
             past_key_value=found["past_key_value"],
             host_max_attention_window_sizes=found.get("host_max_attention_window_sizes"),
             **{name: found.get(name) for name in holds},
         ),
         "attention_params": AttentionParams(**{name: found.get(name) for name in lengths}),
+        "hidden_states": found["hidden_states_input"],
+        "prompt_embedding_table": found["prompt_embedding_table"],
+        "prompt_tasks": found["tasks"],
+        "prompt_vocab_size": found["prompt_vocab_size"],
     }
 
 

@@ -9,7 +9,7 @@ from ..layers import AttentionParams, KeyValueCacheParams
 from ..mapping import Mapping
 from ..tensor import Tensor
 from . import llama
-from .decoder import attention_arguments, last_token, mark_caches, to_stage_behind
+from .decoder import forward_arguments, last_token, mark_caches, to_stage_behind
 from .generation_mixin import GenerationMixin
 
 _MODEL = (
@@ -131,35 +131,15 @@ class LLaMAForCausalLM(llama.LLaMAModel, GenerationMixin):
         lora_target_modules: Any = None,
     ) -> tuple[Any, ...]:
         """The arguments of `forward` in their order, as inputs of the network in progress."""
-        config = self.config
         found = self.prepare_basic_inputs(
             max_batch_size=max_batch_size,
             max_beam_width=max_beam_width,
             max_input_len=max_input_len,
             max_new_tokens=max_new_tokens,
-            num_kv_heads=config.num_key_value_heads,
-            head_size=config.head_size,
-            num_layers=config.num_hidden_layers,
-            kv_dtype=config.kv_dtype,
-            dtype=config.dtype,
-            hidden_size=config.hidden_size,
-            mapping=config.mapping,
+            **self.config.input_sizes(),
             gather_context_logits=gather_context_logits,
             prompt_embedding_table_size=prompt_embedding_table_size,
             lora_target_modules=lora_target_modules,
         )
-        attention = attention_arguments(found)
-        return (
-            found["input_ids"],
-            found["position_ids"],
-            use_cache,
-            found["last_token_ids"],
-            found.get("attention_mask"),
-            attention["kv_cache_params"],
-            attention["attention_params"],
-            found["hidden_states_input"],
-            None,  # the workspace of collectives, which irc allocates
-            found["prompt_embedding_table"],
-            found["tasks"],
-            found["prompt_vocab_size"],
-        )
+        given = list(forward_arguments(found, use_cache).values())
+        return (*given[:8], None, *given[8:])  # the workspace of collectives, which irc allocates
