@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...errors import Error
 from ...ir.core import Module
 from ...weights import UnboundRef
 from ..models.decoder import DecoderConfig, tied_embeddings
@@ -20,6 +19,7 @@ from .binding import bind as bind
 from .binding import differ, tensors
 from .config import Model
 from .config import checkpoint_dtype as checkpoint_dtype
+from .config import compute_dtype
 from .config import is_of_tensorrt_llm as is_of_tensorrt_llm
 from .config import model_of as model_of
 from .config import read_config as read_config
@@ -39,11 +39,8 @@ def load(
     patterns of tensors that the model does not use.
     """
     config = read_config(folder)
-    model = model_of(config, ignore)
-    dtype = dtype or checkpoint_dtype(config)
-    if dtype not in ("f32", "f16", "bf16"):
-        raise Error(f"the compute dtype is f32, f16 or bf16, not {dtype}")
-    model = _as_stored(model, folder)
+    dtype = compute_dtype(config, dtype)
+    model = _as_stored(model_of(config, ignore), folder)
     module = model.trace(dtype, dims)
     return bind(module, folder, alternatives=model.alternatives, ignore=ignore)
 

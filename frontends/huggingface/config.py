@@ -68,3 +68,11 @@ def checkpoint_dtype(config: Mapping[str, Any]) -> str:
     if found is None:
         raise Error(f"config.json: irc computes in no dtype {name!r}; choose f32, f16 or bf16")
     return found
+
+
+def compute_dtype(config: Mapping[str, Any], dtype: str | None = None) -> str:
+    """The dtype in which a model computes: the given one, or that of its config."""
+    dtype = dtype or checkpoint_dtype(config)
+    if dtype not in ("f32", "f16", "bf16"):
+        raise Error(f"the compute dtype is f32, f16 or bf16, not {dtype}")
+    return dtype

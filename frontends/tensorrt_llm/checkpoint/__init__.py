@@ -15,7 +15,7 @@ from typing import Any
 from ....errors import Error
 from ....ir.core import Module
 from ...huggingface.binding import bind_tensors
-from ...huggingface.config import checkpoint_dtype, is_of_tensorrt_llm, read_config
+from ...huggingface.config import compute_dtype, is_of_tensorrt_llm, read_config
 from ...huggingface.quantized.modelopt import ModelOpt
 from ...models.config_reader import ConfigReader
 from ...models.family import Dims
@@ -46,7 +46,7 @@ def load(
     quantized = QuantConfig.from_dict(config.get("quantization") or {})
     ranks = Ranks(Path(folder), layout_of(config))
     model = transformers_model(config, "lm_head.weight" not in ranks, ignore)
-    module = model.trace(_compute_dtype(config, dtype), dims)
+    module = model.trace(compute_dtype(config, dtype), dims)
     _check_order(ranks, quantized)
     method = None
     if quantized.quant_algo and any(key.endswith(".weight_scale") for key in ranks):
@@ -74,14 +74,7 @@ def scheme_of_floats(folder: str | os.PathLike[str]) -> str:
 def trace(config: dict[str, Any], dtype: str | None = None, ignore: Sequence[str] = ()) -> Module:
     """The model of a config.json, its weights unbound."""
     model = transformers_model(config, bool(config.get("tie_word_embeddings")), ignore)
-    return model.trace(_compute_dtype(config, dtype))
-
-
-def _compute_dtype(config: dict[str, Any], dtype: str | None) -> str:
-    dtype = dtype or checkpoint_dtype(config)
-    if dtype not in ("f32", "f16", "bf16"):
-        raise Error(f"the compute dtype is f32, f16 or bf16, not {dtype}")
-    return dtype
+    return model.trace(compute_dtype(config, dtype))
 
 
 def _check_order(ranks: Ranks, quantized: QuantConfig) -> None:

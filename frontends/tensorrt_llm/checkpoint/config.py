@@ -169,15 +169,11 @@ def _own(reader: ConfigReader, model_type: str) -> dict[str, Any]:
     chosen = moe.get("top_k") or reader.integer("moe_top_k", 0)
     bias, mlp_bias = reader.flag("attn_bias"), reader.flag("mlp_bias")
     norm, window = reader.flag("qk_layernorm"), reader.integer("sliding_window", None)
-    families: dict[str, dict[str, Any]] = {
-        "llama": {"attention_bias": bias, "mlp_bias": mlp_bias},
-        "mistral": {"sliding_window": window},
-        "mixtral": {
-            "sliding_window": window,
-            "num_local_experts": experts or 8,
-            "num_experts_per_tok": chosen or 2,
-        },
-    }
+    found: dict[str, Any] = {"sliding_window": window}
+    if model_type == "llama":
+        found = {"attention_bias": bias, "mlp_bias": mlp_bias}
+    if model_type == "mixtral":
+        found |= {"num_local_experts": experts or 8, "num_experts_per_tok": chosen or 2}
     normalized = moe.get("normalization_mode", 1) in (1, None)  # the chosen experts' weights
     unsupported = {
         "moe": experts and (model_type != "mixtral" or not normalized),
@@ -188,4 +184,4 @@ def _own(reader: ConfigReader, model_type: str) -> dict[str, Any]:
     for key, is_set in unsupported.items():
         if is_set:
             raise reader.error(key, f"irc's {model_type} has no such layer")
-    return families.get(model_type, {})
+    return {} if model_type.startswith("qwen") else found
