@@ -17,9 +17,8 @@ from ..models.decoder import DecoderConfig, tied_embeddings
 from ..models.family import Dims
 from .binding import bind as bind
 from .binding import differ, tensors
-from .config import Model
+from .config import Model, compute_dtype
 from .config import checkpoint_dtype as checkpoint_dtype
-from .config import compute_dtype
 from .config import is_of_tensorrt_llm as is_of_tensorrt_llm
 from .config import model_of as model_of
 from .config import read_config as read_config
