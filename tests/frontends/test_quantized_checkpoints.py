@@ -12,7 +12,7 @@ from irc.frontends import huggingface
 from irc.ir.dtypes import numpy_dtype
 
 from ..fresh import fresh
-from .packed_layers import Packed, awq, float8, gptq, pack_quantized, static8
+from .packed_layers import F8, Packed, awq, float8, gptq, pack_quantized, static8
 from .quantized_folders import (
     AWQ,
     CASES,
@@ -216,3 +216,29 @@ def test_scales_of_caches_are_not_used(tmp_path: Path) -> None:
     scale = np.ones(1, np.float32)
     with pytest.warns(UserWarning, match="proj.k_scale.*--kv-cache"):
         bound(tmp_path / "m", MODELOPT, static8(fresh(), 24, 32), **{"proj.k_scale": scale})
+
+
+BUILT = {
+    "rows": (F8, (1, 32), TOKEN | {"type": "float"}),
+    "groups": (F8, (1, 16), TOKEN | {"type": "float"}),
+    "groups of int8": (np.int8, (1, 16), TOKEN),
+    "squares": (F8, (16, 16), TOKEN | {"type": "float"}),
+}
+
+
+@pytest.mark.needs_rtx
+@pytest.mark.parametrize("name", BUILT)
+def test_engines_of_inputs_quantized_by_token(name: str, tmp_path: Path) -> None:
+    """TensorRT has no kernel for codes of both where weights have groups."""
+    kind, block, inputs = BUILT[name]
+    packed = float8(fresh(), 32, 32, "weight_scale", block)
+    if kind is np.int8:
+        packed.tensors["weight"] = packed.tensors["weight"].view(np.int8)
+    weights = {"num_bits": 8, "type": inputs["type"], "strategy": "group", "group_size": 16}
+    if name == "squares":
+        weights |= {"strategy": "block", "block_structure": [*block]}
+    module = bound(tmp_path / "m", group(**weights, symmetric=True, inputs=inputs), packed)
+    engine = {"target": "tensorrt-rtx-1.7/sm_89"}
+    options: dict[str, Any] = {"backend": "tensorrt-rtx", "dims": {"B": (1, 2, 4)}}
+    irc.compile(module, tmp_path / "out", **options, engine=engine)
+    assert list((tmp_path / "out").glob("*.engine"))

@@ -279,21 +279,29 @@ def transposed_weight(e: TensorRTEmitter, weight: Value) -> str | None:
 def product_input(e: TensorRTEmitter, x: Value, weight: Value) -> tuple[str, Value | None]:
     """(x as a matrix for a product, the scales per token that the product is multiplied by).
 
-    Codes of another dtype than those of the weight are widened first: the builder has no kernel
-    for both and fails.
+    Codes are widened first where those of the weight have another dtype, or several scales in a
+    row: the builder has no kernel for both and fails.
     """
     op = e.root(x).producer
     made = _quantizer(op.x) if isinstance(op, ops.Dequantize) else None
     if not isinstance(op, ops.Dequantize) or not isinstance(made, ops.Quantize):
         return e.flat(x), None
     codes = e.root(weight).producer
-    if not isinstance(codes, ops.Dequantize) or codes.x.type.dtype != made.dtype:
+    if not isinstance(codes, ops.Dequantize) or _differ(codes, op, made):
         return e.cached(("wide", op), lambda: _widened(e, op, made)), None
     if _is_number(op.scale) or _dynamic_node(_source(made.scale)) or not _per_token(op):
         return e.cached(("numbers", op), lambda: _activation(e, op, made)), None
     one = e.number(1, x.type.dtype)
     numbers = e.cached(("codes", op), lambda: e.add("DequantizeLinear", e.flat(op.x), one))
     return numbers, op.scale
+
+
+def _differ(weight: ops.Dequantize, x: ops.Dequantize, made: ops.Quantize) -> bool:
+    """Whether codes of a weight have another dtype than those of x, or blocks where x has none."""
+    has_blocks = per_index(weight) is None and not _in_squares(weight)
+    is_whole = x.scale.type.shape[-1] == 1
+    eight_bits = made.dtype in ("i8", "f8e4m3")
+    return weight.x.type.dtype != made.dtype or (eight_bits and has_blocks and is_whole)
 
 
 def _widened(e: TensorRTEmitter, op: ops.Dequantize, made: ops.Quantize) -> str:
