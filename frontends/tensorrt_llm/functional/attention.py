@@ -109,6 +109,12 @@ def gpt_attention(
     check_others("gpt_attention", others)
     if qkv is None:
         raise Error("gpt_attention: expected the argument qkv, found none", loc=here())
+    if position_embedding_type.is_alibi() and alibi_slopes is None:
+        raise Error(
+            f"gpt_attention: {position_embedding_type} needs alibi_slopes, which "
+            "generate_alibi_slopes makes; found none",
+            loc=here(),
+        )
     heads = Heads(num_heads, num_kv_heads, hidden_size_per_head, tp_rank, tp_size)
     x = unwrap(qkv)
     q, k, v = heads.split(x if qkv_bias is None else x + unwrap(qkv_bias).cast(x.dtype))
@@ -260,7 +266,7 @@ def cache_codes(mode: Any, scale: Any) -> CacheCodes:
     """How a cache of a QuantMode holds keys and values, with the scale of its codes [1]."""
     if mode is None or not mode.has_kv_cache_quant():
         return CacheCodes()
-    if scale is None or not (mode.has_int8_kv_cache() or mode.has_fp8_kv_cache()):
+    if scale is None or mode.has_nvfp4_kv_cache():
         raise Error(
             f"a KV cache of {mode!r} is not supported; expected INT8_KV_CACHE or FP8_KV_CACHE, "
             "with its scale",

@@ -7,6 +7,7 @@ from typing import Any
 from ....errors import Error, did_you_mean
 from ....source import here
 from ..context import current_session
+from ..tensor import Tensor
 
 # about kernels, memory, and lengths that irc knows by other means
 _IGNORED = (
@@ -32,6 +33,7 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "spec_decoding_packed_mask": (None, _SPECULATION),
     "spec_decoding_is_generation_length_variable": (False, _SPECULATION),
     "spec_decoding_max_generation_length": (1, _SPECULATION),
+    "spec_decoding_use": (None, _SPECULATION),
     "medusa_packed_mask": (None, _SPECULATION),
     "medusa_position_offsets": (None, _SPECULATION),
     "is_mla_enabled_flag": (False, "multi-head latent attention is not supported"),
@@ -50,7 +52,7 @@ def check_others(function: str, others: dict[str, Any]) -> None:
     for name, value in others.items():
         if name in _REFUSED:
             neutral, advice = _REFUSED[name]
-            if value is not None and value is not neutral and value != neutral:
+            if value is not None and (isinstance(value, Tensor) or value != neutral):
                 raise Error(f"{function}: {name} is not supported; {advice}", loc=here())
         elif name not in _IGNORED:
             guess = did_you_mean(name, [*_IGNORED, *_REFUSED])

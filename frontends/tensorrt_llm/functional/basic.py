@@ -60,9 +60,9 @@ def activation(input: Tensor, act_type: Any) -> Tensor:
     return known[name](input)
 
 
-def gelu(x: Tensor) -> Tensor:
+def gelu(x: Operand) -> Tensor:
     """gelu by the formula with tanh, as TensorRT-LLM computes every gelu."""
-    return wrap(F.gelu(x.inner, approximate="tanh"))
+    return wrap(F.gelu(tensor(x).inner, approximate="tanh"))
 
 
 def swiglu(input: Tensor) -> Tensor:

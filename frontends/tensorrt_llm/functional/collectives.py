@@ -13,6 +13,7 @@ from ... import functional as F
 from ...tensor import Tensor as Inner
 from ..arithmetic import data
 from ..context import current_network, current_session, signatures
+from ..dtypes import dim_resolve_negative
 from ..errors import ArgumentError
 from ..mapping import Mapping
 from ..tensor import Tensor, wrap
@@ -212,7 +213,7 @@ def allgather(tensor: Tensor, group: Sequence[int], gather_dim: int = 0) -> Tens
     over, x = group_of(group), data(tensor)
     if over.size == 1:
         return wrap(x)
-    dim = _checked_dim("allgather", x, gather_dim)
+    (dim,) = dim_resolve_negative(gather_dim, x.ndim)
     found = F.all_gather(x, over.axis, dim, group_size=over.size)
     return wrap(found if over.in_order else over.reordered(found, dim, over.order))
 
@@ -223,16 +224,10 @@ def reduce_scatter(tensor: Tensor, group: Sequence[int]) -> Tensor:
     over, x = group_of(group), data(tensor)
     if over.size == 1:
         return wrap(x)
-    dim = _checked_dim("reduce_scatter", x, 0)
+    (dim,) = dim_resolve_negative(0, x.ndim)
     if not over.in_order:
         x = over.reordered(x, dim, [over.order.index(i) for i in range(over.size)])
     return wrap(F.reduce_scatter(x, over.axis, dim, group_size=over.size))
-
-
-def _checked_dim(name: str, x: Inner, dim: int) -> int:
-    if not -x.ndim <= dim < x.ndim:
-        raise Error(f"{name}: {x.type} has no dimension {dim}", loc=here())
-    return dim % x.ndim
 
 
 def send(tensor: Tensor, tgt: int) -> Tensor:

@@ -158,7 +158,9 @@ def interpolate(
     x = data(input)
     count, sizes = len(x.shape) - 2, x.shape[2:]
     modes = ("nearest", "nearest-exact", _MODES.get(len(x.shape)))
-    if mode not in modes or antialias:
+    if antialias:
+        raise Error("interpolate: antialias is not supported; leave it out", loc=here())
+    if mode not in modes:
         raise Error(f"interpolate: expected one of {modes}, found {mode!r} {x.type}", loc=here())
     if (size is None) == (scale_factor is None) or any(isinstance(n, Dim) for n in sizes):
         raise Error(

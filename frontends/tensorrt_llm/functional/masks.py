@@ -23,6 +23,7 @@ from ... import functional as F
 from ...layers import BlockSparse
 from ...layers.positions import size_tensor
 from ...tensor import Tensor as Inner
+from ..dtypes import irc_dtype
 from ..enums import AttentionMaskType
 from ..tensor import Tensor, shape_of, wrap
 
@@ -87,8 +88,6 @@ def key_mask(mask: Inner, keys: DimLike) -> Inner:
 
 def make_causal_mask(bsz: Any, tgt_len: Any, past_key_values_length: Any, dtype: Any) -> Tensor:
     """A bias [bsz, 1, tgt_len, past + tgt_len]: 0 for keys up to the query, else -infinity."""
-    from ..dtypes import irc_dtype
-
     (batch,), (tokens,) = shape_of(bsz), shape_of(tgt_len)
     (past,) = shape_of(past_key_values_length)
     keys = past + tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ....errors import Error
 from ....source import here
 from ... import functional as F
 from ...layers.positions import logn_scale, query_positions
@@ -15,6 +16,7 @@ from ..errors import ArgumentError
 from ..functional.attention import cache_codes, counted_mask, window_of
 from ..functional.attention_arguments import check_others
 from ..functional.cached_attention import CacheCodes, cached, cross, filled_keys, grow
+from ..functional.collectives import AllReduceParams
 from ..functional.rotary import rotary, scaling_type
 from ..module import Parameter
 from ..quantization import QuantMode
@@ -212,7 +214,7 @@ class Attention(AttentionBase):
         position_ids: Tensor | None = None,
         cross_kv_cache_gen: Tensor | None = None,
         cross_kv_reuse: Tensor | None = None,
-        all_reduce_params: Any = None,
+        all_reduce_params: AllReduceParams | None = None,
         **others: Any,
     ) -> Any:
         """hidden_states [B, S, hidden_size] to the same; with `use_cache` to (the same, cache).
@@ -228,12 +230,12 @@ class Attention(AttentionBase):
         mask = unwrap(attention_mask)
         by_head = position_embedding is not None and unwrap(position_embedding).ndim == 3
         q, k, v = self._projected(hidden_states, by_head)
-        if self.cross_attention and encoder_output is not None:
+        if self.cross_attention:
             k, v = self._encoded(encoder_output, cross_kv_cache_gen, cross_kv_reuse)
             found, cache = cross(
                 self.heads, self._rules(), (q, k, v), unwrap(lengths.encoder_input_lengths), mask
             )
-            return self._finished(found, cache, use_cache, workspace, all_reduce_params)
+            return self._finished(found, cache, use_cache, all_reduce_params)
         plugin = bool(current_network().plugin_config.gpt_attention_plugin)
         past = caches.get_first_past_key_value()
         filled, before = None, 0 if past is None else unwrap(past).shape[3]
@@ -267,24 +269,26 @@ class Attention(AttentionBase):
             grown, keys, values = grow(self.heads, unwrap(past), k, v, codes)
             found = wrap(rules.attend(self.heads, q, keys, values, mask=mask, prompt=prompt))
             cache = wrap(grown)
-        return self._finished(found, cache, use_cache, workspace, all_reduce_params)
+        return self._finished(found, cache, use_cache, all_reduce_params)
 
     def _finished(
-        self, found: Tensor, cache: Tensor | None, use_cache: bool, workspace: Any, params: Any
+        self, found: Tensor, cache: Tensor | None, use_cache: bool, params: AllReduceParams | None
     ) -> Any:
         if self.inner_layernorm is not None:
             found = self.inner_layernorm(found)
-        out = self.dense(found, workspace=workspace, all_reduce_params=params)
+        out = self.dense(found, all_reduce_params=params)
         return (out, cache) if use_cache else out
 
     def _encoded(
-        self, encoder_output: Tensor, generate: Tensor | None, reuse: Tensor | None
+        self, encoder_output: Tensor | None, generate: Tensor | None, reuse: Tensor | None
     ) -> tuple[Inner, Inner]:
         """Keys and values [B, T, kv*width] of the encoder's output.
 
         With `skip_cross_kv` they are `reuse` [B, T, 2*kv*width] where `generate` bool [1] is false;
         unlike TensorRT-LLM, irc computes both.
         """
+        if encoder_output is None:
+            raise Error("cross attention needs encoder_output, found None", loc=here())
         if self.skip_cross_kv:
             current_session().note(
                 "skip_cross_kv: keys and values of the encoder are computed in every call, and "

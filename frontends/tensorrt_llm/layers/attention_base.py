@@ -241,6 +241,6 @@ def norm_class(kind: LayerNormType) -> Any:
     found = {LayerNormType.LayerNorm: LayerNorm, LayerNormType.RmsNorm: RmsNorm}.get(kind)
     if found is None:
         raise ArgumentError(
-            f"attention: expected LayerNorm or RmsNorm, found {LayerNormType(kind)}", loc=here()
+            f"attention: expected LayerNormType.LayerNorm or RmsNorm, found {kind!r}", loc=here()
         )
     return found

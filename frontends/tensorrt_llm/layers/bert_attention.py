@@ -68,4 +68,4 @@ class BertAttention(AttentionBase):
         found = rules.attend(
             self.heads, q, k, v, lengths=unwrap(input_lengths), mask=unwrap(attention_mask)
         )
-        return self.dense(wrap(found), workspace=workspace)
+        return self.dense(wrap(found))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....errors import Error
 from ....source import here
-from ..functional import avg_pool2d, cast, conv1d, conv2d, conv3d, conv_transpose2d, softplus, tanh
+from ..functional import avg_pool2d, cast, conv1d, conv2d, conv_transpose2d, softplus, tanh
 from ..functional.convolution import Sizes, several
 from ..module import Module, Parameter
 from ..tensor import Tensor
@@ -17,6 +17,7 @@ class Conv2d(Module):
     """x [B, C, H, W] convolved with weight [O, C/groups, height, width]."""
 
     transposed = False  # the weight is [C, O/groups, ...]
+    convolve: Any = staticmethod(conv2d)
 
     def __init__(
         self,
@@ -59,20 +60,17 @@ class Conv2d(Module):
     def forward(self, input: Tensor) -> Tensor:
         """[B, O, ...]."""
         rest = self.stride, self.padding, self.dilation, self.groups
-        return conv2d(input, *self._weights(), *rest)
+        return self.convolve(input, *self._weights(), *rest)
 
 
 class Conv1d(Conv2d):
     """x [B, C, L] convolved with weight [O, C/groups, size, 1]."""
 
+    convolve = staticmethod(conv1d)
+
     def kernel_shape(self) -> tuple[int, ...]:
         """The last dimensions of the weight."""
         return (*several(self.kernel_size, 1), 1)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[B, O, L']."""
-        rest = self.stride, self.padding, self.dilation, self.groups
-        return conv1d(input, *self._weights(), *rest)
 
 
 class ConvTranspose2d(Conv2d):
@@ -131,11 +129,6 @@ class Conv3d(Conv2d):
     def kernel_shape(self) -> tuple[int, ...]:
         """The last dimensions of the weight."""
         return several(self.kernel_size, 3)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """[B, O, ...]."""
-        rest = self.stride, self.padding, self.dilation, self.groups
-        return conv3d(input, *self._weights(), *rest)
 
 
 class AvgPool2d(Module):

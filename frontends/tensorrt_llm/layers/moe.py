@@ -203,9 +203,9 @@ class MixtureOfExperts(Module):
         tokens = x.reshape(product(x.shape[:-1]), x.shape[-1])
         weights, chosen = self.route(tokens)
         mixed = wrap(self.mixed(tokens, weights, chosen).reshape(x.shape))
-        if not self.use_all_reduce or self.tp_group is None:
+        if not self.use_all_reduce:
             return mixed
-        return allreduce(mixed, self.tp_group, all_reduce_params=all_reduce_params)
+        return allreduce(mixed, self.tp_group or [0], all_reduce_params=all_reduce_params)
 
     def route(self, tokens: Inner) -> tuple[Inner, Inner]:
         """(weights, numbers i32 of the chosen experts) [T, top_k] of tokens [T, hidden_size]."""
@@ -232,9 +232,15 @@ MOE = MixtureOfExperts
 
 class SharedMoE(MixtureOfExperts):
     """A mixture of experts, plus a feed-forward that every token uses, times the sigmoid of its own
-    gate if `use_shared_gate`."""
+    gate if `use_shared_gate`. `use_side_stream` has no effect."""
 
-    def __init__(self, *args: Any, use_shared_gate: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        use_shared_gate: bool = False,
+        use_side_stream: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.shared_expert = MLP(
             hidden_size=self.hidden_size,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....errors import Error
 from ....source import here
-from ..context import signatures
+from ..context import current_session, signatures
 from ..functional import group_norm, layer_norm, rms_norm
 from ..module import Module, Parameter
 from ..tensor import Tensor
@@ -45,7 +45,8 @@ class LayerNorm(Module):
     def _parameter(self) -> Parameter:
         found = Parameter(shape=self.normalized_shape, dtype=self.dtype)
         if self.tp_size > 1 and self.tp_dim >= 0:
-            found.sharded = (self.tp_dim, ("tp",))
+            mapping = current_session().mapping
+            found.sharded = (self.tp_dim, mapping.axes_of("tp") if mapping else ("tp",))
         return found
 
     def forward(self, x: Tensor, normalized_shape: Any = None) -> Tensor:

@@ -64,10 +64,19 @@ class QuantizedLinear(LinearBase):
     """What quantized linear layers have; `recipe_of` makes the recipe from the options."""
 
     order = ""  # the names of the positional arguments
+    biased = True  # whether there is a bias unless told
     recipe_of: Callable[..., Recipe]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        given = dict(zip(self.order.split(), args, strict=False)) | kwargs
+        names = self.order.split()
+        given: dict[str, Any] = dict(zip(names, args, strict=False))
+        if len(args) > len(names) or given.keys() & kwargs:
+            raise Error(
+                f"{type(self).__name__}: expected each argument once, and by position at most "
+                f"{', '.join(names)}; found {len(args)} by position, and by name {[*kwargs]}",
+                loc=here(),
+            )
+        given = {"bias": self.biased} | given | kwargs
         options = {name: given.pop(name) for name in _OPTIONS.split() if name in given}
         for name in _IGNORED.split():
             given.pop(name, None)
@@ -151,9 +160,11 @@ def _layers(
     row_recipe: Callable[..., Recipe] | None = None,
     order: str = f"{_FRONT} gather_output quant_mode",
     row_order: str = f"{_FRONT} quant_mode",
+    biased: bool = True,
 ) -> tuple[Any, Any]:
     """The classes of a column and a row layer, with the order of their positional arguments."""
-    column = {"order": order, "recipe_of": staticmethod(recipe), "__module__": __name__}
+    column: dict[str, Any] = {"order": order, "recipe_of": staticmethod(recipe), "biased": biased}
+    column["__module__"] = __name__
     row = {"order": row_order, "recipe_of": staticmethod(row_recipe or recipe)}
     return (
         type(f"{name}Linear", (QuantizedLinear, Linear), column),
@@ -231,6 +242,7 @@ WeightOnlyGroupwiseQuantLinear, WeightOnlyGroupwiseQuantRowLinear = _layers(
     _groupwise,
     order=f"{_GROUPS} gather_output use_w4a8_awq use_int8_weight",
     row_order=f"{_GROUPS} use_w4a8_awq use_int8_weight",
+    biased=False,
 )
 SmoothQuantLinear, SmoothQuantRowLinear = _layers("SmoothQuant", _smooth, _smooth_row)
 Int8SmoothQuantLinear, Int8SmoothQuantRowLinear = _layers("Int8SmoothQuant", _int8_smooth)
@@ -301,14 +313,15 @@ def _classes(mode: QuantMode) -> tuple[type[QuantizedLinear], type[QuantizedLine
     )
 
 
-def quantize_model(model: Module, quant_mode: QuantMode, **options: Any) -> Module:
+def quantize_model(model: Module, quant_mode: QuantMode | QuantConfig, **options: Any) -> Module:
     """The model with its linear layers replaced by those of the mode, but for `exclude_modules`.
 
     The globs are as in QuantConfig. A weight that is set is quantized to the nearest codes; scales
     of inputs stay unset, and come from a checkpoint. Other options are those of the layers.
     """
-    globs = options.pop("exclude_modules", None)
-    config = QuantConfig(exclude_modules=globs)
+    if isinstance(quant_mode, QuantConfig):
+        return quantize(model, quant_mode, **options)
+    config = QuantConfig(exclude_modules=options.pop("exclude_modules", None))
     for _, part in model.named_modules():
         if isinstance(part, Attention):
             part.quantize_cache(quant_mode)
@@ -361,6 +374,10 @@ def _replaced(
 def quantize(model: Module, quant_config: QuantConfig, **options: Any) -> Module:
     """The model with layers as the config says; see `quantize_model`."""
     quant_config.scheme()  # an Error where there is none
+    if quant_config.use_meta_recipe:
+        raise Error(
+            "use_meta_recipe is not supported; give clamp_val and exclude_modules", loc=here()
+        )
     algo = quant_config.quant_algo
     if algo == "W8A8_SQ_PER_CHANNEL":
         options["classes"] = Int8SmoothQuantLinear, Int8SmoothQuantRowLinear
@@ -372,6 +389,7 @@ def quantize(model: Module, quant_config: QuantConfig, **options: Any) -> Module
         zero=quant_config.has_zero_point,
         pre_quant_scale=quant_config.pre_quant_scale or algo in ("W4A16_AWQ", "W4A8_AWQ"),
         use_w4a8_awq=algo == "W4A8_AWQ",
+        clamp_val=quant_config.clamp_val,
         **options,
     )
 

@@ -244,6 +244,11 @@ def test_arguments_that_gpt_attention_ignores_or_refuses() -> None:
     past = np.zeros((2, 2, KV, 9, WIDTH), np.float32)
     with pytest.raises(Error, match="a KV cache needs host_past_key_value_lengths"):
         computed(qkv, {"past_key_value": past}, **ROTARY)
+    with pytest.raises(Error, match="alibi needs alibi_slopes"):
+        computed(qkv, position_embedding_type=Kinds.alibi)
+    for name in ("spec_decoding_use", "is_mla_enabled_flag"):
+        with pytest.raises(Error, match=f"{name} is not supported"):
+            computed(qkv, {name: np.ones(1, np.int32)})
     with pytest.raises(Error, match=r"expected queries, keys and values \[batch, tokens, 64\]"):
         computed(qkv[..., 1:])
 

@@ -378,6 +378,9 @@ def test_inputs_that_are_refused() -> None:
     for message, call in cases.items():
         with new_session(), pytest.raises(Error, match=message):
             trace(lambda mapping, call=call: build(mapping, **call))
+    crossed = Case(oracle(4, 2), {"cross_attention": True})
+    with new_session(), pytest.raises(Error, match="cross attention needs encoder_output"):
+        crossed.whole(tokens(), 1)
     with pytest.raises(Error, match="speculative decoding is not supported"):
         SpecDecodingParams(spec_decoding_max_generation_length=4)
 

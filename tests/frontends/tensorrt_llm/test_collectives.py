@@ -216,7 +216,7 @@ def test_the_dtype_is_that_of_the_tensor() -> None:
     ("call", "message"),
     [
         (lambda x: allreduce(x, [0, 2]), r"\[0, 2\] has the ranks of no axis"),
-        (lambda x: allgather(x, [0, 1], gather_dim=2), "has no dimension 2"),
+        (lambda x: allgather(x, [0, 1], gather_dim=2), "a dimension from -2 to 1, found 2"),
         (lambda x: reduce_scatter(x, [0, 1]), "equal shards; pad it"),
         (
             lambda x: allreduce(

@@ -169,6 +169,8 @@ def test_a_start_from_the_data_chooses_in_its_dimension_only() -> None:
         (lambda x: F.Conditional(x > 0), "reshape"),
         (lambda x: F.avg_pool2d(x, 2, ceil_mode=True), "ceil_mode is not supported"),
         (lambda x: F.interpolate(x, 3, mode="bicubic"), "expected one of .*, found 'bicubic'"),
+        (lambda x: F.interpolate(x, 3, antialias=True), "antialias is not supported"),
+        (lambda x: F.gelu(None), "expected a tensor or a number, found None"),
         (lambda x: F.layer_norm(x, 6), r"to end in the sizes \[6\]"),
         (lambda x: F.rms_norm(x, 12, 5), "5 groups do not divide 12 features"),
         (lambda x: F.gather_last_token_logits(x, x, False), r"expected padded states \[batch"),

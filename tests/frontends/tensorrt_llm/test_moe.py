@@ -9,6 +9,7 @@ import pytest
 
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.functional import AllReduceFusionOp, AllReduceParams
 from irc.frontends.tensorrt_llm.layers import MOE, MoeConfig, SharedMoE
 from irc.frontends.tensorrt_llm.layers.moe import ExpertScaleNormalizationMode, ParallelismMode
 from irc.frontends.tensorrt_llm.mapping import Mapping
@@ -139,7 +140,7 @@ def test_a_shared_expert(tp: int, gate: bool) -> None:
     def build(mapping: Mapping, x: Any) -> Any:
         layer: Any = SharedMoE(
             config, H, M, "swiglu", mapping, False, "float32", mapping.tp_group, mapping.tp_size,
-            use_shared_gate=gate,
+            use_shared_gate=gate, use_side_stream=True,
         )  # fmt: skip
         set_experts(layer, w, "swiglu", mapping)
         shared = layer.shared_expert
@@ -155,6 +156,24 @@ def test_a_shared_expert(tp: int, gate: bool) -> None:
     want = want + factor * ((silu(x @ fc.T) * (x @ up.T)) @ down.T)
     for (found,) in every_rank(build, {"x": x}, tp):
         np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_residual_and_a_norm_behind_the_experts(tp: int) -> None:
+    w, x = Weights(), fresh(25).normal(size=(5, H)).astype("float32")
+
+    def build(mapping: Mapping, x: Any) -> Any:
+        group, size = mapping.tp_group, mapping.tp_size
+        layer: Any = MOE(MoeConfig(E, 0, K), H, M, "relu", mapping, False, "float32", group, size)
+        set_experts(layer, w, "relu", mapping)
+        fusion = AllReduceFusionOp.RESIDUAL_RMS_NORM
+        return layer(x, all_reduce_params=AllReduceParams(fusion_op=fusion, residual=x, eps=1e-3))
+
+    total = expected(w, x, "relu", False, True) + x
+    norm = total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-3)
+    for found in every_rank(build, {"x": x}, tp):
+        np.testing.assert_allclose(found[0], norm, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(found[1], total, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from irc.errors import Error
 from irc.frontends.tensorrt_llm import functional, layers
 from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.frontends.tensorrt_llm.traced import run
 
@@ -133,6 +134,13 @@ def test_the_output_size_of_a_transposed_convolution(rng: np.random.Generator) -
 def test_arguments_that_no_layer_has(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(Error, match=message):
         make()
+
+
+def test_a_weight_per_rank_is_sharded_over_the_axes_of_tp() -> None:
+    with new_session():
+        Mapping(4, tp_size=4, moe_tp_size=2, moe_ep_size=2)  # tp is two axes of the mesh
+        weight = layers.LayerNorm((2, 3), tp_size=4, tp_dim=0).weight
+    assert weight is not None and weight.sharded == (0, ("tp", "ep"))
 
 
 @pytest.mark.parametrize("tp", [2, 4])

@@ -317,6 +317,21 @@ def test_a_quantized_table(tp: int, dim: int) -> None:
         np.testing.assert_array_equal(found, want)
 
 
+def test_a_config_clamps_the_inputs_of_its_layers() -> None:
+    config = QuantConfig("FP8_PER_CHANNEL_PER_TOKEN", clamp_val=[-0.5, 0.75])
+    with new_session():
+        model = layers.quantize_model(Model(Mapping()), config)
+        found = [part for _, part in model.named_modules() if hasattr(part, "recipe")]
+    assert len(found) == 3 and {part.recipe.clamp for part in found} == {(-0.5, 0.75)}
+
+
+def test_layers_with_groups_have_no_bias_unless_told() -> None:
+    with new_session():
+        assert layers.WeightOnlyGroupwiseQuantRowLinear(K, N, GROUP).bias is None
+        assert layers.WeightOnlyGroupwiseQuantLinear(K, N, GROUP, bias=True).bias is not None
+        assert layers.WeightOnlyQuantRowLinear(K, N).bias is not None
+
+
 def changed(config: QuantConfig) -> Module:
     """A model with quantized layers."""
     return layers.quantize(Model(Mapping()), config)
@@ -329,6 +344,9 @@ def changed(config: QuantConfig) -> Module:
         (lambda: changed(QuantConfig("W4A8_QSERVE_PER_GROUP")), "two-level scales are not"),
         (lambda: changed(QuantConfig("NVFP4")), "no layers for .*NVFP4"),
         (lambda: layers.FP8Linear(K, N, biass=True), "no argument 'biass'; did you mean 'bias'"),
+        (lambda: layers.FP8Linear(K, N, out_features=N), "FP8Linear: expected each argument once"),
+        (lambda: layers.FP8Linear(K, N, *[None] * 7), "found 9 by position"),
+        (lambda: changed(QuantConfig("FP8", use_meta_recipe=True)), "use_meta_recipe is not"),
     ],
 )  # fmt: skip
 def test_messages(make: Any, message: str) -> None:
