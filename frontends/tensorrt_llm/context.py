@@ -59,11 +59,12 @@ class Session:
             self.notes.append(text)
 
     def add(self, engine: str, rank: int, network: Network) -> None:
-        """Keep the network of one rank of an engine."""
+        """Keep the network of one rank of an engine, with the values of its parameters."""
         ranks = self.networks.setdefault(engine, {})
         if rank in ranks and ranks[rank] is not network:
             raise Error(f"engine {engine!r} has two networks for rank {rank}", loc=here())
         ranks[rank] = network
+        network.finish()
 
     @property
     def folder(self) -> Path:

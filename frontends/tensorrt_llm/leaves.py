@@ -74,7 +74,7 @@ class Leaves:
             new = first.rebuilt(())
             new.result.name = leaves[0].name
             return self.add(new, loc)
-        if all(len(set(each)) == 1 for each in numbers):
+        if all(len(each) == 1 for each in numbers):
             scalar = self._by_rank([each[0] for each in numbers], leaves[0].type.dtype, loc)
             shape = leaves[0].type.shape
             return self.add(ops.Expand(scalar, shape=shape), loc) if shape else scalar
@@ -96,7 +96,8 @@ class Leaves:
 
         rank = self.add(ops.Rank(axis=".".join(axes)), loc)
         step = table[1] - table[0]
-        if dtype in ("i32", "i64") and table == [table[0] + step * i for i in range(len(table))]:
+        small = dtype in ("i32", "i64") and abs(step) < 2**31
+        if small and table == [table[0] + step * i for i in range(len(table))]:
             found = rank if dtype == "i32" else self.add(ops.Cast(rank, dtype=dtype), loc)
             found = found if step == 1 else self.add(ops.Mul(found, number(step)), loc)
             return found if table[0] == 0 else self.add(ops.Add(found, number(table[0])), loc)
@@ -170,7 +171,7 @@ class Leaves:
         return _shards(refs, arrays[0].ndim, axes)
 
     def _referred(self, found: list[Named]) -> Ref:
-        refs = [each.parameter.reference(each.name, self.module.mesh) for each in found]
+        refs = [each.parameter.reference(each.name, self.module.mesh, each.value) for each in found]
         axes, table = self._table(refs)
         return _shards(table, found[0].parameter.type.ndim, axes)
 
@@ -187,11 +188,13 @@ def _array(leaf: Value, named: Named | None) -> Array | None:
     """The array of a leaf; None of a weight without one."""
     if named is None:
         return cast("Op", leaf.producer).evaluate()
-    return named.parameter.bound if isinstance(named.parameter.bound, np.ndarray) else None
+    return named.value if isinstance(named.value, np.ndarray) else None
 
 
 def _numbers(op: Op) -> tuple[Number, ...]:
-    return op.values if isinstance(op, ops.Constant) else (cast("ops.Full", op).value,)
+    """The elements of a constant, or the one number that all of them are."""
+    values = op.values if isinstance(op, ops.Constant) else (cast("ops.Full", op).value,)
+    return values[:1] if all(_equal(each, values[0]) for each in values) else values
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -202,7 +205,7 @@ def _equal(a: Any, b: Any) -> bool:
         pairs = zip(cast("tuple[Any, ...]", a), b, strict=False)
         return len(a) == len(b) and all(_equal(x, y) for x, y in pairs)  # pyright: ignore
     if not isinstance(a, np.ndarray):
-        return type(a) is type(b) and bool(a == b or (a != a and b != b))
+        return type(a) is type(b) and (repr(a) == repr(b) if isinstance(a, float) else a == b)
     return np.array_equal(_bits(cast("Array", a)), _bits(cast("Array", b)))
 
 

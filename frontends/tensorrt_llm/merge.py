@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Table
 
 from ...errors import Error
@@ -35,6 +35,13 @@ def merge(networks: Table[int, Network], mapping: Mapping, name: str = "network"
         raise Error(
             f"expected a network for every rank of {mesh or 'one rank'}, found none for rank "
             f"{', '.join(missing)}; build every rank before the engine is used"
+        )
+    extra = [str(rank) for rank in networks if not 0 <= rank < mesh.ranks]
+    if extra:
+        raise Error(
+            f"the engine has a network of rank {', '.join(extra)}, but the Mapping of its first "
+            f"rank has {mesh or 'one rank'}; give all ranks of an engine one world, and other "
+            "engines other names"
         )
     parallel = mesh.ranks > 1
     title = re.sub(r"\W", "_", name) or "network"
@@ -72,8 +79,12 @@ def _dims(networks: Table[int, Network]) -> dict[str, tuple[int, int, int]]:
 
 def _single(module: Module, stage: Stage) -> None:
     """The module of networks without pipeline stages."""
-    for transfer in (*stage.first.sent, *stage.first.received):
-        raise Error("a send or recv without pipeline stages", loc=transfer.loc)
+    for row in (*stage.transfers("sent"), *stage.transfers("received")):
+        raise Error(
+            "a send or recv without pipeline stages; give the Mapping a pp_size, or use allgather "
+            "between the ranks of a stage",
+            loc=row[0].loc,
+        )
     _finish(module, stage, dict(stage.results), "forward")
 
 
@@ -143,6 +154,12 @@ def _layout(module: Module, network: Network, key: str, type: TensorType) -> Ten
 
 def _pipeline(module: Module, stages: list[Stage]) -> None:
     """A function per stage, and @forward, which calls them."""
+    for row in stages[0].transfers("received"):
+        raise Error(
+            "the first pipeline stage has a recv(), but no stage is before it; receive only where "
+            "mapping.is_first_pp_rank() is false",
+            loc=row[0].loc,
+        )
     handed: list[dict[str, Value]] = []  # what every stage sends, by name
     for at, stage in enumerate(stages):
         sent = _sent(stages, at)
@@ -192,24 +209,25 @@ def _argument(main: Function, arg: Value) -> Value:
 def _sent(stages: list[Stage], at: int) -> dict[str, Value]:
     """What a stage sends, by the names that the next stage takes it under, which are set here."""
     stage = stages[at]
-    sent = stage.first.sent
-    received = stages[at + 1].first.received if at + 1 < len(stages) else []
+    sent = stage.transfers("sent")
+    received = stages[at + 1].transfers("received") if at + 1 < len(stages) else []
     if len(sent) != len(received):
         some = (*sent, *received)
         raise Error(
             f"pipeline stage {at} sends {len(sent)} tensors, and stage {at + 1} receives "
             f"{len(received)}; expected one recv() per send()",
-            loc=some[0].loc,
+            loc=some[0][0].loc,
         )
     found: dict[str, Value] = {}
-    for number, (source, target) in enumerate(zip(sent, received, strict=True)):
-        _check_ranks(stages, at, source, target)
-        value, arg = stage.joined(source.value), stages[at + 1].joined(target.value)
+    for number, (sources, targets) in enumerate(zip(sent, received, strict=True)):
+        _check_ranks(stages[at], stages[at + 1], sources, targets)
+        value = _joined(stage, sources, "sends")
+        arg = _joined(stages[at + 1], targets, "receives")
         if value.type is not arg.type:
             raise Error(
                 f"pipeline stage {at} sends {value.type}, but {arg.name}, which stage {at + 1} "
-                f"receives at {target.loc.where()}, is {arg.type}",
-                loc=source.loc,
+                f"receives at {targets[0].loc.where()}, is {arg.type}",
+                loc=sources[0].loc,
             )
         name = f"handed_{at}" + (f"_{number}" if number else "")
         arg.name = name
@@ -217,15 +235,23 @@ def _sent(stages: list[Stage], at: int) -> dict[str, Value]:
     return found
 
 
-def _check_ranks(stages: list[Stage], at: int, source: Transfer, target: Transfer) -> None:
-    here, there = stages[at].ranks[0], stages[at + 1].ranks[0]
-    if (source.rank, target.rank) != (there, here):
-        raise Error(
-            f"rank {here} sends to rank {source.rank}, and rank {there} receives from rank "
-            f"{target.rank}; expected {there} and {here}, the same place in the next and the "
-            "previous pipeline stage",
-            loc=source.loc,
-        )
+def _joined(stage: Stage, row: Sequence[Transfer], verb: str) -> Value:
+    what = f"what pipeline stage {stage.number} {verb}"
+    return stage.joined([each.value for each in row], what, row[0].loc)
+
+
+def _check_ranks(
+    stage: Stage, other: Stage, sources: Sequence[Transfer], targets: Sequence[Transfer]
+) -> None:
+    ends = zip(stage.ranks, other.ranks, sources, targets, strict=True)
+    for here, there, source, target in ends:
+        if (source.rank, target.rank) != (there, here):
+            raise Error(
+                f"rank {here} sends to rank {source.rank}, and rank {there} receives from rank "
+                f"{target.rank}; expected {there} and {here}, the same place in the next and the "
+                "previous pipeline stage",
+                loc=source.loc,
+            )
 
 
 def _is_handed(value: Value, sent: Table[str, Value]) -> bool:

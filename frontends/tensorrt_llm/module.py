@@ -129,16 +129,16 @@ class Parameter:
         self.name = name
         return True
 
-    def reference(self, name: str, mesh: Mesh) -> Ref:
-        """Its weight reference on this rank, where no array was set."""
-        if isinstance(self.bound, Ref):
-            found, kind = self.bound, ref_dtype(self.bound)
+    def reference(self, name: str, mesh: Mesh, value: Any) -> Ref:
+        """The weight reference on this rank of its `value`, which is a reference or None."""
+        if isinstance(value, Ref):
+            found, kind = value, ref_dtype(value)
             if kind not in (None, self.type.dtype):
                 found = found.then(Cast(self.type.dtype))
             shape = ref_shape(found, mesh)
             if shape is not None and shape != self.type.shape:
                 raise Error(
-                    f"the parameter {name} is {self.type}, but {self.bound} has the shape "
+                    f"the parameter {name} is {self.type}, but {value} has the shape "
                     f"{list(shape)} on one rank"
                 )
             return found

@@ -24,6 +24,8 @@ from .dtypes import irc_dtype
 from .tensor import Layer, Precision, Tensor
 
 if TYPE_CHECKING:
+    from ...weights import Ref
+    from .arrays import Array
     from .module import Module, Parameter
 
 
@@ -43,10 +45,12 @@ class Transfer(NamedTuple):
 
 
 class Named(NamedTuple):
-    """A parameter and the name of its weight; one that is not `given` may differ by rank."""
+    """A parameter, its value, and the name of its weight, which may differ by rank unless it
+    `is_given`."""
 
     name: str
     parameter: Parameter
+    value: Array | Ref | None
     is_given: bool
 
 
@@ -78,6 +82,7 @@ class Network:
         self._sizes: dict[tuple[str, str], Inner] = {}
         self._ranges: dict[str, tuple[Ranges, str]] = {}
         self._paths: dict[Any, str] = {}
+        self._values: dict[Any, Any] = {}  # of parameters, when the network was finished
         self._found: dict[Any, str] = {}  # the paths of parameters that the script did not name
 
     # -- inputs and outputs
@@ -204,6 +209,11 @@ class Network:
                 f"found the result of {value.producer.opname if value.producer else 'a weight'}",
                 loc=here(),
             )
+        if any(each.value is value for each in self.received):
+            raise Error(
+                f"the input {value.name} is received twice; give every recv() its own input",
+                loc=here(),
+            )
         self.received.append(Transfer(value, rank, here()))
         return tensor
 
@@ -243,8 +253,14 @@ class Network:
             name = re.sub(r"[^\w.]", "_", given.get(parameter, "constant"))
             counts[name] += 1
             unique = f"{name}_{counts[name] - 1}" if counts[name] > 1 else name
-            names[weight] = Named(unique, parameter, parameter in given)
+            value = self._values.get(parameter, parameter.bound)
+            names[weight] = Named(unique, parameter, value, parameter in given)
         return names
+
+    def finish(self) -> None:
+        """Keep the values of the parameters: the script may set others for another network."""
+        used = [cast("Any", inner).owner for inner in self.tracer.weights]
+        self._values = {each: each.bound for each in used if each.bound is not None}
 
     # -- operations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import cast
+from typing import Literal, cast
 
 from ... import ops
 from ...errors import Error
@@ -12,7 +12,7 @@ from ...ir.core import Function, Module, Op, Value
 from ...source import Loc
 from .arrays import ArrayFile
 from .leaves import Leaves, is_leaf
-from .network import Network
+from .network import Network, Transfer
 
 
 class Stage:
@@ -25,7 +25,7 @@ class Stage:
         self, module: Module, arrays: ArrayFile, networks: dict[int, Network], number: int
     ) -> None:
         self.ranks, self.networks = list(networks), list(networks.values())
-        self.first = self.networks[0]
+        self.first, self.number = self.networks[0], number
         self.function = Function("forward")
         self._leaves = Leaves(module, self.function, arrays, networks, number)
         self._joined: list[dict[Value, Value]] = [{} for _ in self.networks]  # per rank
@@ -34,9 +34,31 @@ class Stage:
         self._join_operations()
         self.results = self._join_outputs()
 
-    def joined(self, value: Value) -> Value:
-        """The joined value of one of the first rank that is no weight."""
-        return self._joined[0][value]
+    def transfers(self, kind: Literal["sent", "received"]) -> list[tuple[Transfer, ...]]:
+        """What the ranks send or receive: a row per tensor, with an entry per rank."""
+        every: list[list[Transfer]] = [getattr(network, kind) for network in self.networks]
+        for rank, each in zip(self.ranks, every, strict=True):
+            if len(each) != len(every[0]):
+                verb = {"sent": "sends", "received": "receives"}[kind]
+                raise Error(
+                    f"rank {self.ranks[0]} {verb} {len(every[0])} tensors, and rank {rank} "
+                    f"{len(each)}; expected as many on every rank of a pipeline stage",
+                    loc=(*each, *every[0])[0].loc,
+                )
+        return list(zip(*every, strict=True))
+
+    def joined(self, values: Sequence[Value], what: str, loc: Loc | None) -> Value:
+        """The value that is `values[i]` on rank i; an Error where no one value is."""
+        if all(map(is_leaf, values)):
+            return self._leaves.value(values, loc)
+        first, *others = [known.get(v) for known, v in zip(self._joined, values, strict=True)]
+        if first is None or any(each is not first for each in others):
+            raise Error(
+                f"{what} is another value on some rank; expected the result of the same operation "
+                "of the network of every rank",
+                loc=loc,
+            )
+        return first
 
     def _join_inputs(self) -> None:
         every = dict.fromkeys(name for network in self.networks for name in network.inputs)
@@ -65,7 +87,7 @@ class Stage:
 
     def _join(self, row: list[Op]) -> None:
         first = row[0]
-        self._check(row, [(type(op), len(op.operands) if op else 0) for op in row])
+        self._check(row, [(type(op), len(op.operands), op.present) if op else None for op in row])
         operands = self._operands(row)
         if isinstance(first, ops.Slice) and _begin_elsewhere(row):
             results = (self._gathered(cast("list[ops.Slice]", row), operands[0]),)
@@ -137,13 +159,7 @@ class Stage:
                 raise Error(f"only one of ranks {self.ranks[0]} and {rank} marks the output {name}")
         for name in self.first.outputs:
             values = [network.outputs[name].value for network in self.networks]
-            if all(map(is_leaf, values)):
-                found[name] = self._leaves.value(values, None)
-                continue
-            joined = [known.get(v) for known, v in zip(self._joined, values, strict=True)]
-            if joined[0] is None or any(each is not joined[0] for each in joined):
-                raise Error(f"the output {name} is another value on some rank")
-            found[name] = joined[0]
+            found[name] = self.joined(values, f"the output {name}", None)
         return found
 
 
@@ -164,6 +180,8 @@ def _text(op: Op | None) -> str:
     if op is None:
         return "nothing"
     makers = [
-        value.producer.opname if value.producer else f"%{value.name}" for value in op.operands
+        (f"{name}=" if name in op.present else "")
+        + (value.producer.opname if value.producer else f"%{value.name}")
+        for name, value in op.named_operands()
     ]
     return f"{op.opname}({', '.join([*makers, *(f'{k}={v}' for k, v in op.attributes.items())])})"

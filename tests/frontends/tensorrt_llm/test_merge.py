@@ -11,12 +11,13 @@ import pytest
 import irc
 from irc.analysis.spmd import verify_spmd
 from irc.frontends import functional as F
-from irc.frontends.tensorrt_llm import Parameter, Tensor, default_net
+from irc.frontends.tensorrt_llm import Network, Parameter, Tensor, default_net, net_guard
 from irc.frontends.tensorrt_llm.arithmetic import binary
 from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.engines import merged
 from irc.frontends.tensorrt_llm.functional import allreduce, chunk, matmul, recv, relu, send
 from irc.frontends.tensorrt_llm.mapping import Mapping
-from irc.frontends.tensorrt_llm.module import constant_tensor
+from irc.frontends.tensorrt_llm.module import constant_tensor, one
 from irc.frontends.tensorrt_llm.tensor import unwrap, wrap
 from irc.weights import UnboundRef, ZerosRef
 from tests.fresh import fresh
@@ -112,6 +113,7 @@ NUMBERS: list[tuple[str, Callable[[Mapping], Any]]] = [
     ("a multiple", lambda m: np.int64(7 * m.tp_rank - 3)),
     ("falling", lambda m: np.int32(5 - m.tp_rank)),
     ("a table", lambda m: np.int32([4, 4, 9, 1][m.tp_rank])),
+    ("far apart", lambda m: np.int32((-1) ** m.tp_rank * 2**31 - (m.tp_rank % 2 == 0))),
     ("a float", lambda m: np.float32(1.5**m.tp_rank)),
     ("a truth", lambda m: np.array(m.tp_rank == 0)),
     ("filled", lambda m: np.full((2, 3), 0.25 * m.tp_rank, np.float32)),
@@ -171,6 +173,44 @@ def test_ranks_may_take_other_parts_of_a_split() -> None:
 
     wanted = np.square(np.split(x, 4, axis=1))
     assert np.array_equal(run(build, {"x": x}, 4)["y"], wanted)
+
+
+def test_stages_hand_on_constants_and_weights() -> None:
+    numbers = fresh().normal(size=(2, 6)).astype(np.float32)
+
+    def build(m: Mapping) -> None:
+        if m.is_first_pp_rank():
+            send(constant_tensor(np.full((2, 6), 3.0 + m.tp_rank, np.float32)), m.next_pp_rank())
+            send(Parameter(numbers * m.tp_rank).value, m.next_pp_rank())
+            return
+        a, b = (recv(Tensor(n, "float32", [2, 6]), m.prev_pp_rank()) for n in ("a", "b"))
+        gathered(a - b, "tp", m.tp_size).mark_output("y")
+
+    assert np.allclose(run(build, {}, 2, 2)["y"], [3 + 0 * numbers, 4 - numbers])
+
+
+def test_constants_of_either_kind_are_the_same() -> None:
+    def build(m: Mapping) -> None:
+        as_vector = one("constant", values=(2, 2), shape=(2,), dtype="i32")
+        y = one("full", value=2, shape=(2,), dtype="i32") if m.tp_rank else as_vector
+        wrap(one("add", y, y)).mark_output("y")
+
+    assert run(build, {}, 2)["y"].tolist() == [4, 4]
+
+
+def test_engines_keep_the_values_that_parameters_had() -> None:
+    weight, arrays = Parameter(shape=(6,)), fresh().normal(size=(2, 6)).astype(np.float32)
+    with new_session() as session:
+        for rank, array in enumerate(arrays):
+            with net_guard(network := Network()):
+                weight.value = array
+                y = gathered(source() * weight.value, "tp", 2)
+                y.mark_output("y")
+            network.mapping = Mapping(2, rank, tp_size=2)
+            session.add("engine", rank, network)
+        weight.value = np.zeros(6)
+        x = np.ones((1, 6), np.float32)
+        assert np.array_equal(irc.evaluate(merged("engine"), {"x": x})["y"][:, 0], arrays)
 
 
 def test_scalar_parameters_may_differ_by_rank() -> None:

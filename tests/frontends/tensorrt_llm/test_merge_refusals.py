@@ -11,6 +11,7 @@ from irc.frontends import functional as F
 from irc.frontends.tensorrt_llm import Network, Parameter, Tensor, default_net, merge, net_guard
 from irc.frontends.tensorrt_llm.arithmetic import binary
 from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.functional import recv, send
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.tensor import unwrap, wrap
 
@@ -36,6 +37,12 @@ def other_name(m: Mapping) -> Tensor:
     return weight.value * 1.0
 
 
+def other_optional_operand(m: Mapping) -> Tensor:
+    x = unwrap(Tensor("x", "float32", [2, 3, 4]))
+    lengths = {"past" if m.rank else "lengths": unwrap(Tensor("n", "int32", [2]))}
+    return wrap(F.attention(x, x, x, head_dim=4, **lengths))
+
+
 def array_on_one_rank(m: Mapping) -> Tensor:
     weight = Parameter(shape=(2,))
     if m.rank:
@@ -55,6 +62,7 @@ def array_on_one_rank(m: Mapping) -> Tensor:
             "rank 1 has softmax(%x, dim=1), and rank 0 has softmax(%x, dim=0)",
         ),
         (other_operand, "rank 1 has mul(exp, full), and rank 0 has mul(%x, full)"),
+        (other_optional_operand, "past=%n, head_dim=4"),
         (other_count, "rank 1 has exp(mul), and rank 0 has nothing"),
         (
             lambda m: source(size=6 + m.rank) * 1.0,
@@ -124,6 +132,42 @@ def sends_another_shape(m: Mapping) -> None:
         default_net().receive(source("h"), 0).mark_output("y")
 
 
+def sends_other_values(m: Mapping) -> None:
+    if not m.is_first_pp_rank():
+        recv(source("h"), m.prev_pp_rank()).mark_output("y")
+        return
+    x = source()
+    both = [x * 2.0, x + 1.0]
+    send(both[m.tp_rank], m.next_pp_rank())
+
+
+def sends_on_one_rank(m: Mapping) -> None:
+    x = source() * 1.0
+    if m.is_first_pp_rank() and m.tp_rank:
+        send(x, m.next_pp_rank())
+    x.mark_output(f"y{m.pp_rank}")
+
+
+def sends_across(m: Mapping) -> None:
+    x = source()
+    if m.is_first_pp_rank():
+        send(x * 1.0, 3 - m.tp_rank)
+    else:
+        recv(x, m.prev_pp_rank()).mark_output("y")
+
+
+def receives_first(m: Mapping) -> None:
+    x = recv(source(), m.prev_pp_rank())
+    x = x * 1.0
+    x.mark_output("y") if m.is_last_pp_rank() else send(x, m.next_pp_rank())
+
+
+def receives_twice(m: Mapping) -> None:
+    x = source()
+    for _ in range(2):
+        recv(x, 0)
+
+
 def receives_a_result(m: Mapping) -> None:
     default_net().receive(source() * 1.0, 0)
 
@@ -145,6 +189,11 @@ def nothing(m: Mapping) -> None:
         ),
         (sends_more, (1, 2), "stage 0 sends 1 tensors, and stage 1 receives 0; expected one recv"),
         (sends_another_shape, (1, 2), "stage 0 sends f32[b, 5], but h, which stage 1 receives at"),
+        (sends_other_values, (2, 2), "what pipeline stage 0 sends is another value on some rank"),
+        (sends_on_one_rank, (2, 2), "rank 0 sends 0 tensors, and rank 1 1; expected as many on"),
+        (sends_across, (2, 2), "rank 0 sends to rank 3, and rank 2 receives from rank 0"),
+        (receives_first, (1, 2), "the first pipeline stage has a recv(), but no stage is before"),
+        (receives_twice, (1, 1), "the input x is received twice; give every recv() its own input"),
         (receives_a_result, (1, 2), "expected recv() of an input of the network"),
     ],
 )
@@ -154,10 +203,12 @@ def test_stages_and_outputs_must_fit(build: Build, sizes: tuple[int, int], messa
     assert message in str(error.value)
 
 
-def test_every_rank_needs_a_network() -> None:
+def test_every_rank_of_one_world_needs_a_network() -> None:
     network = Network()
     with net_guard(network):
         (source() * 1.0).mark_output("y")
+    with pytest.raises(irc.Error, match="the engine has a network of rank 1, but the Mapping"):
+        merge({0: network, 1: network}, Mapping())
     with pytest.raises(
         irc.Error, match="expected a network for every rank of tp=3, found none for"
     ):
