@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from ...errors import Error
+from ...extensions.user_files import blamed
 from .aliases import aliases
 from .context import new_session
 from .dialects import find_dialect
@@ -22,9 +23,11 @@ def main() -> int:
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(path).resolve().parent)
     try:
-        with new_session(find_dialect(parse_script(path))), aliases():
+        with new_session(find_dialect(parse_script(path))), aliases(), blamed(Path(path)):
             runpy.run_path(path, run_name="__main__")
     except Error as error:
+        if isinstance(error.__cause__, SystemExit):
+            raise error.__cause__ from None
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -15,7 +15,6 @@ from typing import Any
 from ...errors import Error, did_you_mean
 from ...source import here
 from .context import current_session
-from .logger import logger
 from .names import ROOT, Name, alternative, look_up, modules, suggestion, table
 
 VERSIONS = {"A": "0.7.1", "B": "0.16.0"}  # of each dialect
@@ -109,8 +108,6 @@ class _Alias(ModuleType):
         inner = f"{self._module}.{name}".lstrip(".")
         if inner in modules():
             return import_module(f"{ROOT}.{inner}")
-        if self._module == "logger" and hasattr(logger, name):
-            return getattr(logger, name)  # tensorrt_llm.logger is the logger, and its module
         found = look_up(self._module, name)
         if found is None or name.startswith("__"):
             near = suggestion(self._module, name)
@@ -154,6 +151,9 @@ class WithoutEffect:
         if name.startswith("__"):
             raise AttributeError(name)
         return self
+
+    def __repr__(self) -> str:
+        return self._name.path
 
     def __enter__(self) -> WithoutEffect:
         return self
@@ -240,7 +240,8 @@ class _TensorrtAlias(ModuleType):
         if name.startswith("__"):
             raise AttributeError(f"module 'tensorrt' has no attribute {name!r}")
         if name.isupper() or name[0].islower():
-            raise AttributeError(f"irc has no tensorrt.{name}; use tensorrt_llm.functional")
+            near = did_you_mean(name, vars(self), "use tensorrt_llm.functional")
+            raise AttributeError(f"irc has no tensorrt.{name}{near}")
         why = "irc builds its own network; use tensorrt_llm.functional and tensorrt_llm.Builder"
         return unsupported(f"{_TENSORRT}.{name}", why)
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ...errors import Error, did_you_mean
 from ...json_files import read_object
 from ...source import here
+from .errors import ArgumentError
 from .network import PluginConfig
 
 
@@ -25,6 +26,9 @@ class KVCacheType(StrEnum):
     @classmethod
     def from_string(cls, text: str) -> KVCacheType:
         """The member of a name in any case."""
+        if text.lower() not in [*cls]:
+            near = did_you_mean(text, cls, f"expected {', '.join(cls)}")
+            raise ArgumentError(f"no KV cache type is called {text!r}{near}", loc=here())
         return cls(text.lower())
 
 
@@ -87,8 +91,14 @@ class BuildConfig:
             if name not in vars(self):
                 near = did_you_mean(name, vars(self))
                 raise Error(f"BuildConfig has no field {name!r}{near}", loc=here())
-        if isinstance(given.get("plugin_config"), Mapping):
-            given["plugin_config"] = PluginConfig.from_dict(given["plugin_config"])
+        plugins: Any = given.get("plugin_config", self.plugin_config)
+        if plugins is None or isinstance(plugins, Mapping):
+            given["plugin_config"] = PluginConfig.from_dict(cast("Any", plugins) or {})
+        elif not isinstance(plugins, PluginConfig):
+            raise Error(
+                f"plugin_config is {plugins!r}; expected a PluginConfig, or a table of switches",
+                loc=here(),
+            )
         if isinstance(kind := given.get("kv_cache_type"), str):
             given["kv_cache_type"] = KVCacheType.from_string(kind)
         vars(self).update(given)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import Error
+from ...json_files import read_object
 from .build_config import BuildConfig
 
 Use = Literal["honoured", "ignored", "refused"]
@@ -30,6 +32,20 @@ class Flag:
     def words(self) -> list[str]:
         """The values of a flag that takes one of some words."""
         return self.takes.split("|") if "|" in self.takes else []
+
+    @property
+    def expected(self) -> str:
+        """The values that the flag takes, in words."""
+        kinds = {"-": "true or false", "INT": "a whole number, 0 or more", "LIST": "a list"}
+        return " or ".join(self.words) or kinds.get(self.takes, "a text")
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value of a JSON file is one that the flag takes."""
+        if self.words:
+            return value in self.words
+        if self.takes == "INT":
+            return type(value) is int and value >= 0
+        return isinstance(value, {"-": bool, "LIST": list}.get(self.takes, (str, int)))
 
 
 _PLUGIN = "auto|float16|float32|bfloat16|int32|fp8|nvfp4|disable"
@@ -105,18 +121,24 @@ FLAGS: Mapping[str, Flag] = {
 }
 
 
-def flags_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def flags_of(path: Path) -> dict[str, Any]:
     """The flags that say the same as a BuildConfig in a JSON file; an Error about other keys."""
-    fields = BuildConfig.from_dict(config).to_dict()
+    config = read_object(path)
+    try:
+        fields = BuildConfig.from_dict(config).to_dict()
+    except Error as error:
+        raise Error(f"{path}: {error.message}") from None
     plugins: dict[str, Any] = config.get("plugin_config") or {}
     found: dict[str, Any] = {}
     for name in {**plugins, **config}:
         value = {**fields["plugin_config"], **fields}[name]
         flag = FLAGS.get("strip_plan" if name == "use_strip_plan" else name)
-        if flag is None or value is None:
+        if flag is None or value is None or (value is False and flag.takes != "-"):
             continue
-        switch = isinstance(value, bool) and flag.words
-        found[flag.name] = ("disable", "enable")[value] if switch else value
+        value = "enable" if value is True and "enable" in flag.words else value
+        if not flag.fits(value):
+            raise Error(f"{path}: {name} is {value!r}; expected {flag.expected}")
+        found[flag.name] = value
     return found
 
 

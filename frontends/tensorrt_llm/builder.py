@@ -10,12 +10,14 @@ from typing import Any, NoReturn
 
 from ...errors import Error
 from ...source import here
+from .aliases import WithoutEffect
 from .build_config import BuildConfig as BuildConfig
 from .build_config import EngineConfig as EngineConfig
 from .build_config import KVCacheType as KVCacheType
 from .context import current_session, dialect
 from .engines import Engine as Engine
 from .engines import EngineBuffer, register
+from .names import Name
 from .network import Network, net_guard
 
 
@@ -25,6 +27,12 @@ class BuilderConfig:
     def __init__(self, **given: Any) -> None:
         self.plugin_config: Any = None
         vars(self).update(given)
+
+    @property
+    def trt_builder_config(self) -> WithoutEffect:
+        """TensorRT's own config: what a script asks of it has no effect."""
+        why = "irc has no builder of TensorRT in a script"
+        return WithoutEffect(Name("builder", "trt_builder_config", "without effect", why))
 
     def to_dict(self) -> dict[str, Any]:
         """As `save_config` writes it."""

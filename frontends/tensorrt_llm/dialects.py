@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-from typing import Literal
 
+from .context import Dialect
 from .names import ROOT
-
-Dialect = Literal["A", "B"]
 
 # What only one dialect has: names that are imported or used as attributes, and keyword arguments.
 _NAMES: dict[Dialect, set[str]] = {

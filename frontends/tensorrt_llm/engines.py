@@ -49,7 +49,10 @@ class EngineBuffer(bytes):
     def read(cls, data: bytes, what: str = "the engine buffer") -> EngineBuffer:
         """The engine in bytes; an Error about those of TensorRT."""
         if data.startswith(_BEGIN):
-            return cls(**json.loads(data.removeprefix(_BEGIN)))
+            try:
+                return cls(**json.loads(data.removeprefix(_BEGIN)))
+            except (ValueError, TypeError):
+                raise Error(f"{what} is damaged; run the build script again") from None
         raise Error(
             f"{what} is no engine of irc but {len(data)} bytes that begin with {data[:16]!r}; "
             "engines of TensorRT-LLM cannot be loaded, so compile the model again with irc"

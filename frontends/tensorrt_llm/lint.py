@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import Error, TextError, did_you_mean
-from .names import ROOT, alternative, keywords, look_up, methods, modules, suggestion
+from .names import ROOT, alternative, keywords, look_up, methods, modules, suggestion, table
 
 Status = Literal["supported", "without effect", "unsupported", "unknown"]
 
@@ -158,7 +158,7 @@ def _status(path: str) -> tuple[Status, str, str]:
     """(status, why, the part of the path that is a name); attributes of a name share its status."""
     parts = path.split(".")[1:]
     depth = 0
-    while depth < len(parts) and alternative(".".join(parts[: depth + 1])) is not None:
+    while depth < len(parts) and _is_module(*parts[: depth + 1]):
         depth += 1
     module = ".".join(parts[:depth])
     if depth == len(parts):
@@ -171,6 +171,13 @@ def _status(path: str) -> tuple[Status, str, str]:
         return found.kind, found.why, shown
     near = suggestion(module, name) or did_you_mean(name, modules())
     return "unknown", f"no such name is known{near}", shown
+
+
+def _is_module(*parts: str) -> bool:
+    """Whether a path is a module, or below one that is unsupported, and no name of the table."""
+    path = ".".join(parts)
+    is_name = (".".join(parts[:-1]), parts[-1]) in table() and path not in modules()
+    return not is_name and alternative(path) is not None
 
 
 def as_rows(report: Report) -> list[tuple[Use, list[int]]]:

@@ -68,7 +68,6 @@ _HOMES = {
     "plugin": ("network",),
     "models": ("models", "quantization", "layers.quantized"),
     "models.modeling_utils": ("models.config", "models.decoder", "models", "quantization"),
-    "top_model_mixin": ("models.generation_mixin",),
     "quantization": ("quantization", "layers.quantized"),
 }
 

@@ -78,8 +78,12 @@ def _modules(session: Session, path: Path) -> dict[str, Module]:
 
 
 def _explain(error: Error) -> None:
-    """Add the nearest name of the API where a name cannot be imported."""
+    """Say how a script ended, and the nearest name of the API where one cannot be imported."""
     cause = error.__cause__
+    if isinstance(cause, SystemExit):
+        is_text = isinstance(cause.code, str)
+        ended = f"the script ended with status {cause.code}; its own message is above"
+        error.message = str(cause.code) if is_text else ended
     if not isinstance(cause, ImportError) or not (cause.name or "").startswith(ROOT):
         return
     found = re.match(r"cannot import name '(\w+)'", str(cause))

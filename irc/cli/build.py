@@ -11,6 +11,7 @@ from typing import Any
 from warnings import catch_warnings, filterwarnings
 
 from ..errors import Error
+from ..frontends.models.config_reader import ConfigReader
 from ..frontends.tensorrt_llm.build_flags import FLAGS, asks, check, flags_of
 from ..json_files import read_object
 from .arguments import Parser, Usage, add_quantization, quantization_options, whole_number, word_of
@@ -64,7 +65,7 @@ def run(args: Namespace) -> int:
 
     given = {name: value for name, value in vars(args).items() if name in FLAGS}
     if "build_config" in given:
-        given = {**flags_of(read_object(Path(given["build_config"]))), **given}
+        given = {**flags_of(Path(given["build_config"])), **given}
     check(given)
     with tempfile.TemporaryDirectory() as folder:
         source = _source(given, args, Path(folder))
@@ -174,7 +175,10 @@ class _Request:
                 "--kv_cache_type disabled: irc's language models always have caches; expected "
                 "continuous or paged. A caller that needs one call only may drop the caches"
             )
-        longest = int(self.config.get("max_position_embeddings") or 2048)
+        for name in _DIMS:
+            if given.get(name) == 0:
+                raise Error(f"--{name} is 0; expected 1 or more")
+        longest = ConfigReader(self.config).integer("max_position_embeddings", 0) or 2048
         whole = given.get("max_seq_len") or longest
         if whole > longest:
             raise Error(
@@ -200,6 +204,6 @@ class _Request:
 
 def _stored_mesh(config: dict[str, Any]) -> str:
     """The axes of the ranks of a checkpoint."""
-    mapping: dict[str, Any] = config.get("mapping") or {}
-    sizes = {axis: int(mapping.get(f"{axis}_size", 1)) for axis in ("pp", "tp")}
+    mapping = ConfigReader(ConfigReader(config).inner("mapping"), "config.json: mapping")
+    sizes = {axis: mapping.integer(f"{axis}_size", 1) for axis in ("pp", "tp")}
     return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)

@@ -104,6 +104,8 @@ def models(source: Path) -> list[Path]:
     """The ONNX models of a folder, or the one that is named; an Error for other sources."""
     from ..driver.sources import is_script
 
+    if source.suffix == ".py" and not source.exists():
+        raise Error(f"there is no script {source}")
     if not source.is_dir():
         if source.suffix == ".irc" or is_script(str(source)):
             raise Error(

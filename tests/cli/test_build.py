@@ -126,6 +126,33 @@ def test_refused(name: str, folder: Path) -> None:
     assert message in refused("build", "--checkpoint_dir", folder, *flags, status=status)
 
 
+BAD_CONFIGS: dict[str, Any] = {
+    "max_batch_size is 'eight'; expected a whole number": {"max_batch_size": "eight"},
+    "max_seq_len is -1; expected a whole number": {"max_seq_len": -1},
+    "--max_input_len is 0; expected 1 or more": {"max_input_len": 0},
+    "dry_run is 'yes'; expected true or false": {"dry_run": "yes"},
+    "gemm_plugin is 'half'; expected auto": {"plugin_config": {"gemm_plugin": "half"}},
+    "build.json: BuildConfig has no field": {"max_batchsize": 3},
+}
+
+
+@pytest.mark.parametrize("message", BAD_CONFIGS)
+def test_wrong_values_in_a_build_config(message: str, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "build.json"
+    path.write_text(json.dumps(BAD_CONFIGS[message]))
+    words = ("--build_config", path, "--output_dir", tmp_path / "out")
+    assert message in refused("build", "--checkpoint_dir", folder, *words)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("key", ["mapping", "max_position_embeddings"])
+def test_a_config_that_is_wrong(key: str, folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: "many"}))
+    found = refused("build", "--checkpoint_dir", tmp_path, "--dry_run")
+    assert f"config.json: {key} is 'many'; expected" in found
+
+
 def test_no_model() -> None:
     assert "give --checkpoint_dir DIR" in refused("build", status=2)
 

@@ -89,6 +89,7 @@ def test_an_artifact_for_onnxruntime_is_linted_on_request(artifact: Path) -> Non
 
 def test_bad_input(clean: Path, tmp_path: Path) -> None:
     assert "cannot read" in refused("lint", tmp_path / "none.onnx")
+    assert "there is no script" in refused("lint", tmp_path / "none.py")
     empty = tmp_path / "empty"
     empty.mkdir()
     assert f"{empty} holds no .onnx file" in refused("lint", empty)

@@ -75,7 +75,8 @@ class Layout:
 
 def layout_of(config: Mapping[str, Any]) -> Layout:
     """The section `mapping`, the heads of a rank, and the sharding of the embedding."""
-    mapping = ConfigReader(config.get("mapping") or {}, "config.json: mapping")
+    reader = ConfigReader(config)
+    mapping = ConfigReader(reader.inner("mapping"), "config.json: mapping")
     tp, pp = mapping.integer("tp_size", 1), mapping.integer("pp_size", 1)
     cp, world = mapping.integer("cp_size", 1), mapping.integer("world_size", tp * pp)
     if min(tp, pp, cp) < 1 or world not in (tp * pp * cp, tp * pp):
@@ -86,7 +87,6 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
     experts = max(1, mapping.integer("moe_ep_size", 1))
     if tp % experts:
         raise mapping.error("moe_ep_size", f"it does not divide tp_size={tp}")
-    reader = ConfigReader(config)
     heads = reader.integer("num_attention_heads")
     keys = reader.integer("num_key_value_heads", heads)
     if heads % tp or (keys % tp and tp % keys):
@@ -97,7 +97,7 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
         )
     own = max(1, keys // tp)
     is_split = bool(config.get("use_parallel_embedding"))
-    quantization = ConfigReader(config.get("quantization") or {}, "config.json: quantization")
+    quantization = ConfigReader(reader.inner("quantization"), "config.json: quantization")
     return Layout(
         tp,
         pp,

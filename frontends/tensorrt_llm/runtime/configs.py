@@ -43,7 +43,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "use_beam_hyps": (True, "finished beams are always kept as hypotheses"),
     "max_attention_window_size": (None, "the window of an engine is set where it is built"),
     "sink_token_length": (None, "sink tokens are not supported; keep the whole context"),
-    "num_return_sequences": (None, "give the prompt once per sequence, with a random_seed each"),
+    "num_return_sequences": (1, "give the prompt once per sequence, with a random_seed each"),
     "top_p_decay": (None, "top_p is the same for all tokens"),
     "top_p_min": (None, "top_p is the same for all tokens"),
     "top_p_reset_ids": (None, "top_p is the same for all tokens"),
@@ -79,9 +79,9 @@ class SamplingConfig:
             raise Error(f"SamplingConfig has no field {name!r}{near}", loc=here())
         if name in _FIXED:
             default, why = _FIXED[name]
-            if value is not None and not np.all(as_array(value) == default) and value != 0:
+            if value is not None and not np.isin(as_array(value), [default, 0]).all():
                 raise Error(f"SamplingConfig: {name}={value} is not supported: {why}", loc=here())
-        self.__dict__[name] = default_of(name) if value is None else value
+        self.__dict__[name] = _KNOWN[name] if value is None else value
 
     def update(self, **fields: Any) -> dict[str, Any]:
         """Set the fields that there are; returns the others."""
@@ -91,23 +91,25 @@ class SamplingConfig:
 
     def of_row(self, row: int) -> Sampling:
         """The sampling of one row of the batch."""
-        return Sampling(**{n: kind(_at(getattr(self, n), row)) for n, kind in _PER_ROW.items()})
+        return Sampling(**{name: kind(self._at(name, row)) for name, kind in _PER_ROW.items()})
 
     def random(self, row: int) -> np.random.Generator:
         """The random numbers of one row; the same for one seed, whatever the other rows are."""
-        return np.random.default_rng([int(_at(self.random_seed, row)) % 2**64, row])
+        return np.random.default_rng([int(self._at("random_seed", row)) % 2**64, row])
+
+    def _at(self, name: str, row: int) -> Any:
+        """The value of a field for a row."""
+        array = as_array(getattr(self, name)).reshape(-1)
+        if len(array) != 1 and row >= len(array):
+            raise Error(f"{name} has {len(array)} values; expected one, or one for each prompt")
+        return array[row % len(array)].item()
 
     def ends(self) -> tuple[int, ...]:
         """The token that ends a sequence, if there is one."""
         return () if self.end_id is None or self.end_id < 0 else (int(self.end_id),)
 
     def __getattr__(self, name: str) -> Any:
-        raise Error(f"SamplingConfig has no field {name!r}{did_you_mean(name, _KNOWN)}", loc=here())
-
-
-def default_of(name: str) -> Any:
-    """The default of a field."""
-    return _KNOWN[name]
+        raise AttributeError(f"SamplingConfig has no field {name!r}{did_you_mean(name, _KNOWN)}")
 
 
 class ModelConfig:
@@ -129,11 +131,6 @@ class ModelConfig:
         if name not in fields:
             raise AttributeError(f"this ModelConfig was made without {name}")
         return fields[name]
-
-
-def _at(value: Any, row: int) -> Any:
-    array = as_array(value).reshape(-1)
-    return array[min(row, len(array) - 1)].item()
 
 
 def words_of(given: Any, rows: int) -> list[Words]:

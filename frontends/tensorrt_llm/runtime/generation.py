@@ -265,10 +265,11 @@ def open_engine(source: Any) -> irc.Artifact:
 
 def prompts_of(ids: Array, lengths: Sequence[int]) -> list[list[int]]:
     """The tokens of each prompt, of padded rows [B, S] or of all rows joined, [T] or [1, T]."""
-    if ids.ndim == 2 and len(ids) == len(lengths) and max(lengths) <= ids.shape[1]:
+    known = min(lengths, default=0) > 0
+    if known and ids.ndim == 2 and len(ids) == len(lengths) and max(lengths) <= ids.shape[1]:
         return [row[:length].tolist() for row, length in zip(ids, lengths, strict=True)]
     flat = ids.reshape(-1).tolist()
-    if sum(lengths) != len(flat) or 0 in lengths:
+    if not known or sum(lengths) != len(flat):
         raise Error(
             f"input_ids has the shape {list(ids.shape)} and context_lengths is {list(lengths)}; "
             "expected rows [B, S] with B lengths of 1 to S, or the prompts of these lengths joined"

@@ -148,6 +148,9 @@ def test_build_config_of_json(tmp_path: Path) -> None:
 
 REFUSED = {
     "a field": (lambda: BuildConfig.from_dict({"max_batchsize": 3}), "did you mean 'max_batch_s"),
+    "a kind of cache": (lambda: BuildConfig(kv_cache_type="pages"), "did you mean 'paged'"),
+    "no switches": (lambda: BuildConfig(plugin_config=3), "plugin_config is 3; expected a Plug"),
+    "cut bytes": (lambda: find_artifact(b"irc engine {"), "is damaged; run the build script"),
     "bytes": (lambda: find_artifact(b"ftrt1234"), "is no engine of irc but 8 bytes"),
     "a folder": (lambda: Engine.from_dir("nowhere"), "rank0.engine, which Engine.save writes"),
     "no outputs": (

@@ -20,7 +20,7 @@ from tensorrt_llm import functional as F
 from tensorrt_llm.functional import *
 from tensorrt_llm.layers.lora import LoraParams
 from tensorrt_llm.models import GPTForCausalLM as GPT, LLaMAForCausalLM
-from tensorrt_llm.nowhere import thing
+from tensorrt_llm.nowhere import thing; from tensorrt_llm.bindings import KVCacheType
 
 def build(x, group):
     network = tensorrt_llm.Builder().create_network()
@@ -48,6 +48,7 @@ def test_the_status_of_every_name(tmp_path: Path) -> None:
         f"{root}.models.GPTForCausalLM": ("unsupported", [7, 17]),
         f"{root}.models.LLaMAForCausalLM": ("supported", [7]),
         f"{root}.nowhere": ("unknown", [8]),
+        f"{root}.bindings.KVCacheType": ("supported", [8]),
         f"{root}.Builder": ("supported", [11]),
         ".create_network": ("supported", [11]),
         ".set_gemm_plugin": ("without effect", [12]),

@@ -1,5 +1,6 @@
 """Sessions and runners of TensorRT-LLM over artifacts: tokens, beams, stop words, streams."""
 
+import copy
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -180,7 +181,8 @@ def test_settings_by_position(dialect: Dialect, sampling: Any, model: Any) -> No
 def test_settings_per_row() -> None:
     config = SamplingConfig(-1, temperature=np.array([0.5, 2.0]), random_seed=[1, 2])
     assert [config.of_row(row).temperature for row in range(2)] == [0.5, 2.0]
-    assert config.ends() == ()
+    assert config.ends() == () and not hasattr(config, "top_q")
+    assert copy.deepcopy(config).num_return_sequences == 1
     same = SamplingConfig(-1, random_seed=2)
     assert config.random(1).random() == same.random(1).random() != config.random(0).random()
 
@@ -332,6 +334,8 @@ def test_prompts_of_one_length_without_a_mask(tmp_path: Path, oracle: Oracle) ->
     ("use", "message"),
     [
         (lambda r: SamplingConfig(1, top_q=3), "no field 'top_q'; did you mean 'top_p'"),
+        (lambda r: SamplingConfig(1, temperature=[1, 2]).of_row(2), "temperature has 2 values"),
+        (lambda r: r.session.decode([[1, 2]], [0], SamplingConfig(1)), "lengths of 1 to S"),
         (lambda r: SamplingConfig(1, beam_search_diversity_rate=0.5), "ranked by probability"),
         (lambda r: r.generate([[]], end_id=1), "an empty prompt"),
         (lambda r: r.generate([[1]], end_id=1, max_tokens=3), "no argument 'max_tokens'"),

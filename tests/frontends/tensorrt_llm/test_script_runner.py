@@ -55,7 +55,9 @@ def build(rank, args):
         network.set_named_parameters(model.named_parameters())
         ranges = OrderedDict([("B", [[1, 2, 8]]), ("width", [4])])
         model(Tensor(name="x", dtype=trt.float32, shape=[-1, 4], dim_range=ranges))
+    tensorrt_llm.graph_rewriting.optimize(network)
     engine = builder.build_engine(network, config)
+    builder.create_builder_config(timing_cache=config.trt_builder_config.get_timing_cache())
     Path(args.output_dir, f"{args.name}_rank{rank}.engine").write_bytes(bytearray(engine))
 
 if __name__ == "__main__":
@@ -186,7 +188,11 @@ def test_a_script_that_runs_an_engine(script: Path, tmp_path: Path) -> None:
     found = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout == "[[3.0, 3.0, 3.0, 3.0]]\n" * 3
     found = subprocess.run([*words, "x"], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert (found.returncode, found.stderr[:21]) == (1, "error: the output y h")
+    assert found.returncode == 1
+    assert found.stderr.startswith(f"error: {use}:11: the output y has the size B")
+    use.write_text("import sys, tensorrt_llm\nsys.exit(3)\n")
+    found = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (found.returncode, found.stderr) == (3, "")
 
 
 SAVES = (
@@ -239,7 +245,7 @@ def test_what_the_command_prints(
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["-o", "x", "--", "--tp_sise", "2"], 1, "SystemExit: 2"),
+        (["-o", "x", "--", "--tp_sise", "2"], 1, "the script ended with status 2"),
         (["-o", "x", "--dtype", "f16", "--"], 1, "so --dtype f16 has no effect"),
         (["--"], 2, "does not save the engine scale: give -o DIR"),
         (["-o", "x", "--dialect", "C"], 2, "'C' is none of A, B"),
@@ -271,6 +277,7 @@ def test_an_error_of_a_worker_is_one_of_the_script(tmp_path: Path) -> None:
         ("from tensorrt_llm.functional import alreduce\n", "did you mean 'allreduce'?"),
         ("import tensorrt_llm\n", "built no engine"),
         ("import tensorrt_llm\n\nx = 1 / 0\n", "old.py:3: ZeroDivisionError"),
+        ("import tensorrt_llm\nraise SystemExit('no model')\n", "old.py:2: no model\n"),
     ],
 )
 def test_errors_of_scripts(text: str, message: str, tmp_path: Path) -> None:
