@@ -144,7 +144,7 @@ def _features(x: Inner, normalized_shape: int | Sequence[int]) -> tuple[Inner, D
 
 
 def _vector(x: Operand, size: DimLike) -> Inner | None:
-    """A weight or bias as a vector; None for a number, which is the neutral one."""
+    """A weight or bias as a vector; None for a number, which the caller applies."""
     if x is None or isinstance(x, (int, float)):
         return None
     return F.reshape(tensor(x).inner, (size,))
@@ -192,7 +192,8 @@ def rms_norm(
     ones = F.full(1.0, shape=(part,), dtype=x.dtype)
     parts = F.reshape(flat, (*flat.shape[:-1], num_groups, part))
     found = F.reshape(F.rms_norm(parts, ones, eps=eps), flat.shape)
-    return wrap(F.reshape(found if gain is None else found * gain, x.shape))
+    result = wrap(F.reshape(found if gain is None else found * gain, x.shape))
+    return result * weight if isinstance(weight, (int, float)) and weight != 1 else result
 
 
 def group_norm(

@@ -110,8 +110,10 @@ class Attention(AttentionBase):
         check_others("Attention", others)
         if inner_layernorm and tp_size > 1:
             raise ArgumentError("inner_layernorm needs the heads of all ranks", loc=here())
-        width = attention_head_size or hidden_size // num_attention_heads
-        heads = local_heads(num_attention_heads, num_kv_heads, width, tp_rank, tp_size)
+        heads = local_heads(
+            hidden_size, num_attention_heads, num_kv_heads, attention_head_size, tp_rank, tp_size
+        )
+        width = heads.width
         self._build(
             hidden_size,
             heads,

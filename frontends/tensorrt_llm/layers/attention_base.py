@@ -25,21 +25,29 @@ from .linear import ColumnLinear, RowLinear, sharded_parameter
 from .norms import LayerNorm, RmsNorm
 
 
-def local_heads(heads: int, kv_heads: int | None, width: int, rank: int, ranks: int) -> Heads:
-    """The heads of one rank of `ranks`; where there are fewer key-value heads than ranks, each is
-    on ranks / kv_heads of them."""
+def local_heads(
+    hidden_size: int, heads: int, kv_heads: int | None, width: int | None, rank: int, ranks: int
+) -> Heads:
+    """The heads of one rank of `ranks`, of hidden_size / heads features unless told; where there
+    are fewer key-value heads than ranks, each is on ranks / kv_heads of them."""
     kv = heads if kv_heads is None else kv_heads
+    if heads < 1 or (not width and hidden_size % heads):
+        raise ArgumentError(
+            f"hidden_size={hidden_size} is no multiple of num_attention_heads={heads}; give "
+            "attention_head_size",
+            loc=here(),
+        )
     if heads % ranks:
         raise ArgumentError(
             f"num_attention_heads={heads} must be a multiple of tp_size={ranks}", loc=here()
         )
-    if heads % kv or (kv % ranks and ranks % kv):
+    if kv < 1 or heads % kv or (kv % ranks and ranks % kv):
         raise ArgumentError(
             f"num_kv_heads={kv}: expected a divisor of {heads} heads, and a multiple or a divisor "
             f"of tp_size={ranks}, so that every rank has whole groups of heads",
             loc=here(),
         )
-    return Heads(heads // ranks, max(kv // ranks, 1), width, rank, ranks)
+    return Heads(heads // ranks, max(kv // ranks, 1), width or hidden_size // heads, rank, ranks)
 
 
 class AttentionBase(Module):

@@ -41,8 +41,9 @@ class BertAttention(AttentionBase):
         **others: Any,
     ) -> None:
         check_others("BertAttention", others)
-        width = attention_head_size or hidden_size // num_attention_heads
-        heads = local_heads(num_attention_heads, num_kv_heads, width, tp_rank, tp_size)
+        heads = local_heads(
+            hidden_size, num_attention_heads, num_kv_heads, attention_head_size, tp_rank, tp_size
+        )
         self._build(hidden_size, heads, bias, bias, dtype, tp_group, instance_id)
         self._scale(q_scaling, num_layers if apply_query_key_layer_scaling else 1)
         self._relate(relative_attention, num_buckets, max_distance)

@@ -83,6 +83,12 @@ class LinearBase(Module):
         self.parts = tp_size if self.parallel else 1
         self.dtype = irc_dtype(dtype) if dtype is not None else "f32"
         name, cut = type(self).__name__, self.parts
+        if self.tp_group is not None and len(self.tp_group) != tp_size:
+            raise ArgumentError(
+                f"{name}: expected a tp_group of tp_size={tp_size} ranks, found "
+                f"{list(self.tp_group)}",
+                loc=here(),
+            )
         if self.shard_dim == 0:
             out_features = shard_size(name, "out_features", out_features, cut)
         else:

@@ -205,6 +205,12 @@ NORMS = [
     Case("rms_norm", lambda x, w: F.rms_norm(x, 12, 3, w), _grouped_rms, AFFINE[:2]),
     Case(
         "rms_norm",
+        lambda x: F.rms_norm(x, 12, weight=2.0),
+        lambda x: T.rms_norm(x, (12,), eps=1e-6) * 2,
+        AFFINE[:1],
+    ),
+    Case(
+        "rms_norm",
         lambda x: F.rms_norm(x, 12),
         lambda x: T.rms_norm(x, (12,), eps=1e-6),
         AFFINE[:1],

@@ -338,6 +338,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_kv_heads": 3}, "num_kv_heads=3: expected a divisor of 8 heads"),
     ({"num_kv_heads": 4, "tp_size": 8, "num_attention_heads": 12}, "must be a multiple of tp_size"),
     ({"num_kv_heads": 2, "tp_size": 3, "num_attention_heads": 6}, "a multiple or a divisor"),
+    ({"num_kv_heads": 0}, "num_kv_heads=0: expected a divisor of 8 heads"),
+    ({"hidden_size": 20}, "hidden_size=20 is no multiple of num_attention_heads=8; give"),
     ({"cp_size": 2}, "cp_size is not supported"),
     ({"tp_size": 2}, "tp_size=2 needs a tp_group"),
     ({"tp_size": 2, "tp_group": [0, 1], "inner_layernorm": True}, "heads of all ranks"),

@@ -198,6 +198,7 @@ def test_unset_weights_are_shards_of_the_checkpoint() -> None:
     [
         (lambda m: Linear(K, 10, tp_group=m.tp_group, tp_size=4), "out_features=10 is no multiple"),
         (lambda m: RowLinear(10, N, tp_group=m.tp_group, tp_size=4), "pad it to 12"),
+        (lambda m: Linear(K, N, tp_group=[0, 1], tp_size=4), r"of tp_size=4 ranks, found \[0, 1\]"),
         (lambda m: any_row(K, N, biass=False), "no argument 'biass'; did you mean 'bias'"),
         (lambda m: Linear(K, N)(held(drawn(3, K), m), lora_runtime_params=1), "LoRA weights at"),
     ],

@@ -228,7 +228,9 @@ def test_stop_and_bad_words(
     other = runner.generate([prompt], end_id=-1, max_new_tokens=6, bad_words_list=words)
     changed = new(other[0, 0], prompt)
     assert all(changed[i : i + 2] != answer[1:3] for i in range(5))
-    assert changed[:2] == answer[:2]
+    both = [prompt[-1], *answer]  # the words may begin with the end of the prompt
+    first = next(i for i in range(6) if both[i : i + 2] == answer[1:3])
+    assert changed[:first] == answer[:first]
 
 
 def test_streaming_gives_one_result_per_token(
