@@ -103,6 +103,12 @@ class All2AllDenseEmbedding(Module):
             raise Error("irc is for inference and inserts no keys; leave training out", loc=here())
         keys = self._shaped(keys)
         if self.key_dtype == "uint32" and keys.dtype == "i32":
+            if self.padding_key is not None and self.padding_key < 0:
+                raise Error(
+                    f"keys of uint32 are at least 0, but padding_key is {self.padding_key}; give "
+                    f"the number of the same bits, {self.padding_key % 2**32}",
+                    loc=here(),
+                )
             wide = F.cast(keys, "i64")
             keys = F.where(F.lt(wide, F.full(0, dtype="i64")), wide + 2**32, wide)
         row = keys if self.index is None else self.index(keys)
@@ -172,16 +178,22 @@ class All2AllDenseEmbedding(Module):
         if (self.unseen == "oov") != (oov is not None):
             raise Error("expected `oov` rows for unseen='oov:M', and for no other")
         if oov is not None:
+            if oov.shape != (self.unseen_row, width):
+                raise Error(f"oov is {oov.shape}, but it must be {(self.unseen_row, width)}")
             weight[self.rows :] = oov
         if self.index is None:
             return {"weight": _placed(weight, table, table.keys, self.rows)}
         if (counts is not None) != (self.index.rows is not None):
             raise Error("expected counts for by_frequency, and for no other layer")
+        if counts is not None and counts.shape != table.keys.shape:
+            raise Error(f"expected a count for each of {len(table.keys)} keys, not {counts.shape}")
         order = np.argsort(table.keys, kind="stable")
         levels = frozen_levels(table.keys, self.index.branching, self.rows)
         named = {f"index.levels.{i}.keys": level for i, level in enumerate(levels)}
         rank = np.empty(len(order), np.int64)  # the row of every key of the table
-        rank[order if counts is None else np.argsort(-counts, kind="stable")] = np.arange(len(rank))
+        rank[order if counts is None else np.argsort(-counts.astype(np.int64), kind="stable")] = (
+            np.arange(len(rank))
+        )
         if self.index.rows is not None:
             rows = np.zeros(self.rows, np.int32)
             rows[: len(rank)] = rank[order]

@@ -36,9 +36,10 @@ def ranges_of(name: str, shape: Sequence[int], dim_range: Any) -> list[Range | N
     try:
         rows = cast("Mapping[str, Any]", dim_range)
         named = [(key, tuple(map(_profile, row))) for key, row in rows.items()]
-        found = [_range(*row, size) for row, size in zip(named, shape, strict=True)]
-        if len({len(profiles) for _, profiles in named}) != 1:
+        counts = {len(profiles) for _, profiles in named}
+        if len(counts) != 1 or 0 in counts:
             raise ValueError
+        found = [_range(*row, size) for row, size in zip(named, shape, strict=True)]
     except (AttributeError, TypeError, ValueError):
         raise Error(
             f"the input {name} of shape {list(shape)}: expected a dim_range such as "

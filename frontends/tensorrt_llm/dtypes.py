@@ -54,11 +54,12 @@ def irc_dtype(dtype: Any) -> str:
         return _IRC[dtype]
     if type(dtype).__module__ == "torch":
         dtype = str(dtype).removeprefix("torch.")
-    if not isinstance(dtype, str):
+    if dtype is not None and not isinstance(dtype, str):
         try:
             dtype = str(np.dtype(dtype))
         except TypeError:
             dtype = str(dtype)
+    dtype = str(dtype)
     found = _NAMES.get(dtype.lower(), dtype)
     if found in DTYPES:
         return found

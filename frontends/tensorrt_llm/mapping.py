@@ -201,10 +201,10 @@ def _moe_sizes(tp_size: int, moe_tp_size: int, moe_ep_size: int) -> tuple[int, i
     if moe_tp_size == -1 and moe_ep_size == -1:
         return tp_size, 1
     if moe_tp_size == -1:
-        moe_tp_size = tp_size // moe_ep_size
+        moe_tp_size = tp_size // max(1, moe_ep_size)
     elif moe_ep_size == -1:
-        moe_ep_size = tp_size // moe_tp_size
-    if moe_tp_size * moe_ep_size != tp_size:
+        moe_ep_size = tp_size // max(1, moe_tp_size)
+    if moe_tp_size * moe_ep_size != tp_size or moe_tp_size < 1:
         raise ArgumentError(
             f"tp_size is {tp_size}, but moe_tp_size * moe_ep_size is {moe_tp_size} * "
             f"{moe_ep_size}; give sizes whose product it is",

@@ -96,6 +96,20 @@ def traced(shape: tuple[object, ...], **options: Any) -> Any:
         (lambda: made(3, by_frequency=True).arrays(TABLE), "expected counts for by_frequency"),
         (lambda: made(3, unseen="oov:2").arrays(TABLE), "expected `oov` rows for unseen='oov:M'"),
         (lambda: made(3).arrays(TABLE, oov=np.ones(3)), "expected `oov` rows for unseen='oov:M'"),
+        (
+            lambda: made(3, unseen="oov:2").arrays(TABLE, oov=np.ones(3)),
+            "oov is (3,), but it must be (2, 3)",
+        ),
+        (
+            lambda: made(3, by_frequency=True).arrays(TABLE, np.ones(3)),
+            "expected a count for each of 2 keys, not (3,)",
+        ),
+        (
+            lambda: irc.trace(
+                made(key_dtype="uint32", padding_key=-1), {"keys": irc.Spec("i32", ("B", 1, 1))}
+            ),
+            "give the number of the same bits, 4294967295",
+        ),
         (lambda: made(3, use_hashtable=False).arrays(TABLE), "must be row numbers below 4"),
         (lambda: made(3, use_hashtable=False).arrays(TWICE), "expected distinct keys"),
         (lambda: traced(("B", 2, 1)), "keys are [B, 3, 1], not"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, cast
 
 from ....errors import Error
@@ -274,13 +275,20 @@ class LLaMAForCausalLM(DecoderModelForCausalLM):
         """The model of a Hugging Face checkpoint folder, whose weights refer to its files."""
         from .weights import bind_llama
 
+        if not isinstance(hf_model_or_dir, (str, os.PathLike)):
+            raise Error(
+                "from_hugging_face: expected the folder of a checkpoint, found an object of "
+                f"{type(hf_model_or_dir).__name__}; write the model with save_pretrained(DIR), and "
+                "give DIR",
+                loc=here(),
+            )
         if quant_config is not None and quant_config.scheme() is not None:
             raise Error(
                 "the weights of a Hugging Face folder are quantized by the build: give irc compile "
                 f"--quantize {quant_config.scheme()}, and leave quant_config out",
                 loc=here(),
             )
-        found = LLaMAConfig.from_hugging_face(hf_model_or_dir, dtype, mapping, quant_config, **more)
-        model = cls(found)
-        bind_llama(model, hf_model_or_dir)
+        folder = cast("str | os.PathLike[str]", hf_model_or_dir)
+        model = cls(LLaMAConfig.from_hugging_face(folder, dtype, mapping, quant_config, **more))
+        bind_llama(model, folder)
         return model

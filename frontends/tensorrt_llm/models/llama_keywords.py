@@ -50,8 +50,10 @@ class LLaMADecoderLayer(llama.LLaMADecoderLayer):
 
     @signatures(a=_LAYER, b=_LAYER)
     def __init__(self, layer_id: int, **sizes: Any) -> None:
-        parallel = sizes.get("tp_size", 1) > 1 and sizes.get("tp_group") is not None
-        mapping = current_session().mapping if parallel else Mapping()
+        tp = sizes.get("tp_size", 1) if sizes.get("tp_group") is not None else 1
+        mapping = current_session().mapping if tp > 1 else Mapping()
+        if mapping is None or mapping.world_size < tp:  # an old script without a Mapping
+            mapping = Mapping(tp, sizes.get("tp_rank", 0), tp_size=tp)
         super().__init__(_config(mapping=mapping, num_layers=1, **sizes), layer_id)
 
 

@@ -86,6 +86,8 @@ def test_experts_are_distributed() -> None:
         ({"world_size": 4, "tp_size": 2}, "world_size is 4, but tp_size"),
         ({"world_size": 2, "rank": 2, "tp_size": 2}, "no rank 2 in a world of 2"),
         ({"world_size": 4, "tp_size": 4, "moe_tp_size": 3, "moe_ep_size": 2}, "is 3 \\* 2"),
+        ({"world_size": 2, "tp_size": 2, "moe_ep_size": 0}, "is 2 \\* 0"),
+        ({"world_size": 2, "tp_size": 2, "moe_tp_size": -2}, "is -2 \\* 2"),
     ],
 )
 def test_impossible_worlds_are_a_value_error(arguments: dict[str, int], message: str) -> None:

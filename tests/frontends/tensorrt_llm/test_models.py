@@ -260,6 +260,19 @@ def test_debug_outputs(tmp_path: Path) -> None:
     assert layer["norm0"].shape == layer["norm1"].shape == states[0].shape
 
 
+def test_a_model_of_transformers_has_to_be_a_folder() -> None:
+    with pytest.raises(irc.Error, match="found an object of OrderedDict; write the model with"):
+        llama.LLaMAForCausalLM.from_hugging_face(OrderedDict())
+
+
+def test_an_old_layer_needs_no_mapping() -> None:
+    with new_session("A"):
+        make: Any = llama_keywords.LLaMADecoderLayer
+        layer = make(0, 24, 4, tp_group=[0, 1], tp_size=2, tp_rank=1)
+        assert layer.attention.qkv.weight.shape == (36, 24)
+        assert layer.config.mapping.rank == 1
+
+
 def test_load_names_what_is_missing(tmp_path: Path) -> None:
     model = made(tmp_path, LLAMA)
     config = llama.LLaMAConfig.from_hugging_face(model.folder)

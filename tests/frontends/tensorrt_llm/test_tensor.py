@@ -59,8 +59,9 @@ def test_dtypes_refuse_what_is_none() -> None:
         irc_dtype("flot16")
     with pytest.raises(irc.Error, match="TensorRT has no type for f64"):
         data_type("float64")
-    with pytest.raises(irc.Error, match="expected a dtype"):
-        irc_dtype(object())
+    for no_dtype in (object(), None):
+        with pytest.raises(irc.Error, match="expected a dtype"):
+            irc_dtype(no_dtype)
 
 
 def test_axes_of_tensorrt_are_bits() -> None:
@@ -101,6 +102,7 @@ def test_dynamic_sizes_are_symbols_with_the_ranges_of_all_profiles() -> None:
         ([4], OrderedDict(h=[5])),
         ([-1, -1], OrderedDict(b=[1], s=[1, 2])),
         ([-1], [(1, 2, 3)]),
+        ([-1], OrderedDict(b=[])),
     ],
 )
 def test_ranges_that_do_not_fit_name_the_input(shape: Any, ranges: Any) -> None:
