@@ -16,6 +16,7 @@ from irc.errors import Error
 from irc.generation.inputs import rounded
 from irc.generation.rows import Rows, most_slots
 from irc.generation.search import Beams, Draws, Rules
+from irc.source import here
 
 from ..dtypes import as_array
 from ..engines import find_artifact
@@ -23,6 +24,8 @@ from .configs import ModelConfig, SamplingConfig, Words, words_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Hook: TypeAlias = Callable[..., Any]
+# Inputs that an engine may lack because its results do not need them.
+_MAY_BE_UNUSED = {"tasks", "prompt_vocab_size", "encoder_input_lengths"}
 
 
 class GenerationSession:
@@ -63,6 +66,13 @@ class GenerationSession:
         **more: Any,
     ) -> None:
         """Lengths of the following calls of decode. Buffers are allocated by irc itself."""
+        for name, value, least in (
+            ("max_context_length", max_context_length, 1),
+            ("max_new_tokens", max_new_tokens, 0),
+            ("beam_width", beam_width, 1),
+        ):
+            if int(value) < least:
+                raise Error(f"{name} is {value}; expected {least} or more", loc=here())
         self.new_tokens, self.beam_width = int(max_new_tokens), int(beam_width)
         self.context_length = int(max_context_length)
 
@@ -118,6 +128,13 @@ class GenerationSession:
             )
         ]
         arrays = {name: as_array(value) for name, value in given.items() if value is not None}
+        known = {port.name for port in self.artifact.program.ports.inputs} | _MAY_BE_UNUSED
+        if unknown := arrays.keys() - known:
+            raise Error(
+                f"the engine has no input called {', '.join(sorted(unknown))}; leave it out, or "
+                "build the engine with it",
+                loc=here(),
+            )
         job = _Job(self, config, prompts, words, arrays)
         job.wrap = lambda array: like(array, input_ids)
         job.criteria, job.processor = stopping_criteria, logits_processor

@@ -337,6 +337,12 @@ def test_prompts_of_one_length_without_a_mask(tmp_path: Path, oracle: Oracle) ->
     [
         (lambda r: SamplingConfig(1, top_q=3), "no field 'top_q'; did you mean 'top_p'"),
         (lambda r: SamplingConfig(1, temperature=[1, 2]).of_row(2), "temperature has 2 values"),
+        (lambda r: r.generate([[1]], end_id=1, num_beams=0), "beam_width is 0; expected 1 or"),
+        (lambda r: r.generate([[1]], end_id=1, max_new_tokens=-1), "max_new_tokens is -1"),
+        (
+            lambda r: r.generate([[1]], end_id=1, prompt_table=np.zeros((1, 2, 4))),
+            "no input called prompt_embedding_table",
+        ),
         (lambda r: r.session.decode([[1, 2]], [0], SamplingConfig(1)), "lengths of 1 to S"),
         (lambda r: SamplingConfig(1, beam_search_diversity_rate=0.5), "ranked by probability"),
         (lambda r: r.generate([[]], end_id=1), "an empty prompt"),
