@@ -37,6 +37,7 @@ class Session:
     sorted_groups: bool = False
     output: Path | None = None  # the folder of artifacts, one per engine
     options: dict[str, Any] = field(default_factory=dict[str, Any])  # of their compilation
+    dry_run: bool = False  # do not compile the engines that the script saves
     artifacts: dict[str, Path] = field(default_factory=dict[str, Path])  # those written, by engine
     networks: dict[str, dict[int, Network]] = field(default_factory=dict[str, "dict[int, Network]"])
     mapping: Any = None  # the last Mapping that the script made

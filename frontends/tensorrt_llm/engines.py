@@ -98,8 +98,10 @@ class Engine:
         if rank == 0:
             text = json.dumps(self.config.to_dict(), indent=2, default=str)
             (folder / "config.json").write_text(text, encoding="utf-8")
-        ranks = current_session().networks[name]
-        if len(ranks) == ranks[min(ranks)].mapping.world_size:
+        session = current_session()
+        ranks = session.networks[name]
+        is_last = len(ranks) == ranks[min(ranks)].mapping.world_size
+        if is_last and not session.dry_run:
             compiled(name, self.engine.folder)
 
     @classmethod

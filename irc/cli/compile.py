@@ -84,9 +84,14 @@ def run(args: Namespace) -> int:
 
         options = compilation_options(args) | {"engine": engine_options(args)}
         options |= {"random_weights": args.random_weights}
-        place = Path(output) if output else None
         script = run_script(
-            args.source, args.rest, args.dialect, args.processes, output=place, options=options
+            args.source,
+            args.rest,
+            args.dialect,
+            args.processes,
+            output=Path(output) if output else None,
+            options=options,
+            dry_run=args.dry_run,
         )
         return _build(args, script, output)
     _check_unused(args)

@@ -221,6 +221,8 @@ def test_an_engine_that_the_script_saves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script, saved = write(tmp_path, SAVES), tmp_path / "saved" / "artifact"
+    assert main(["compile", str(script), "--backend", "reference", "--dry-run"]) == 0
+    assert "nothing written (dry run)" in capsys.readouterr().out and not saved.exists()
     assert main(["compile", str(script), "--backend", "reference"]) == 0
     assert f"Scale: the script wrote {saved}" in capsys.readouterr().out
     assert irc.load(saved).manifest["backend"] == "reference"
