@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from ...errors import Error, did_you_mean
 from ...source import here
@@ -10,6 +11,8 @@ from .. import functional as F
 from ..module import Module
 from ..tensor import Tensor
 from .basic import Linear
+
+Function = TypeVar("Function", bound=Callable[..., object])
 
 # Names as in config.json; "gelu" is exact.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -30,10 +33,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """The activation named `name`; an Error suggests the nearest name."""
-    found = ACTIVATIONS.get(name)
+    return find_activation(name, ACTIVATIONS)
+
+
+def find_activation(name: str, functions: Mapping[str, Function]) -> Function:
+    """The function of this name; an Error suggests the nearest name."""
+    found = functions.get(name)
     if found is None:
-        hint = did_you_mean(name, ACTIVATIONS)
-        known = ", ".join(ACTIVATIONS)
+        hint = did_you_mean(name, functions)
+        known = ", ".join(functions)
         raise Error(f"no activation called {name!r}{hint}; there are {known}", loc=here())
     return found
 

@@ -81,7 +81,14 @@ def _rows(ids: Inner, own: Inner, table: Inner, scale: Inner | None) -> Inner:
     known = F.and_(F.ge(own, first), F.le(own, last))
     codes = F.embedding(F.where(known, own, first), table, inside=True)
     factors = scale.reshape(-1, 1)
-    numbers = own if factors.shape[0] == table.shape[0] else ids
+    count = factors.shape[0]
+    if isinstance(rows, int) and isinstance(count, int) and count < rows:
+        raise ArgumentError(
+            f"embedding: expected a per_token_scale of the {rows} rows of the weight, or of all "
+            f"ranks' rows, found {scale.type}",
+            loc=here(),
+        )
+    numbers = own if count == rows else ids
     found = codes.cast(scale.dtype) * F.embedding(numbers, factors)
     return F.where(known.unsqueeze(-1), found, F.full(0.0, dtype=scale.dtype))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ....errors import Error, did_you_mean
+from ....errors import Error
 from ....source import here
 from ... import functional as F
+from ...layers.mlp import find_activation
 from ..context import dialect, signatures
 from ..functional.basic import ACT2FN, GATED_ACT_2_ACT
 from ..functional.collectives import AllReduceParams, allgather, group_of
@@ -20,17 +21,6 @@ from .norms import LayerNorm
 _A = "hidden_size, ffn_hidden_size, hidden_act, bias, dtype, tp_group, tp_size, quant_mode"
 _B = f"{_A}, inner_layernorm, eps, is_expert"
 DOUBLE = (*GATED_ACT_2_ACT, "gegelu")  # activations that halve the features
-
-
-def activation(name: str) -> Any:
-    """The function of an activation; an Error names the nearest one."""
-    if name not in ACT2FN:
-        known = ", ".join(sorted(ACT2FN))
-        raise Error(
-            f"there is no activation {name!r}{did_you_mean(name, ACT2FN)}; known are {known}",
-            loc=here(),
-        )
-    return ACT2FN[name]
 
 
 class MLP(Module):
@@ -61,7 +51,7 @@ class MLP(Module):
     ) -> None:
         self.hidden_size, self.ffn_hidden_size = hidden_size, ffn_hidden_size
         self.hidden_act, self.dtype, self.quant_mode = hidden_act, dtype, quant_mode
-        self.act = activation(hidden_act)
+        self.act = find_activation(hidden_act, ACT2FN)
         self.tp_group, self.tp_size, self.eps = tp_group, tp_size, eps
         self.has_bias = bias
         self.extra = extra | ({"quant_mode": quant_mode} if self.takes_mode else {})

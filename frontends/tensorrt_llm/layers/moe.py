@@ -12,17 +12,19 @@ from ....errors import Error
 from ....ir.dims import product
 from ....source import here
 from ... import functional as F
+from ...layers.mlp import find_activation
 from ...tensor import Tensor as Inner
 from ..context import current_session, signatures
 from ..dtypes import irc_dtype
 from ..errors import ArgumentError
+from ..functional.basic import ACT2FN
 from ..functional.collectives import allreduce
 from ..mapping import Mapping
 from ..module import Module, Parameter
 from ..quantization import QuantMode
 from ..tensor import Tensor, unwrap, wrap
 from .linear import Linear, refuse_lora, shard_size
-from .mlp import DOUBLE, MLP, activation
+from .mlp import DOUBLE, MLP
 
 
 class ExpertScaleNormalizationMode(IntEnum):
@@ -161,7 +163,7 @@ class MixtureOfExperts(Module):
                 loc=here(),
             )
         self.dtype = irc_dtype(dtype) if dtype is not None else "f32"
-        self.act = activation(hidden_act)
+        self.act = find_activation(hidden_act, ACT2FN)
         self.experts = count // ep
         inner = shard_size("MixtureOfExperts", "ffn_hidden_size", ffn_hidden_size, tp)
         outputs = inner * (2 if hidden_act in DOUBLE else 1)

@@ -220,6 +220,10 @@ def test_a_factor_per_row(tp: int, whole: bool, dim: int) -> None:
         ({"sharding_dim": 2, "tp_rank": 0}, "expected sharding_dim 0 .* or 1 .*, found 2"),
         ({"sharding_dim": 0, "tp_rank": None}, "needs tp_rank, found None"),
         ({"sharding_dim": 0, "tp_rank": 2}, "tp_rank from 0 to 1"),
+        (
+            {"sharding_dim": 1, "per_token_scale": Parameter(np.ones(3, "float32"))},
+            r"per_token_scale of the 4 rows of the weight, .* found f32\[3\]",
+        ),
         ({"sharding_dim": 0, "tp_rank": 0, "tp_group": [0]}, "tp_group of tp_size=2 ranks"),
     ],
 )

@@ -184,7 +184,11 @@ def test_a_residual_and_a_norm_behind_the_experts(tp: int) -> None:
         (MoeConfig(4, 0, 2, 2), {}, "SPARSE_MIXER is not supported; use NONE"),
         (MoeConfig(3, 0, 2), {"moe_ep_size": 2}, "3 experts cannot be distributed over 2 ranks"),
         (MoeConfig(4, 0, 2), {"quant_mode": QuantMode.INT8_WEIGHTS}, "by the options of the build"),
-        (MoeConfig(4, 0, 2), {"hidden_act": "sillu"}, "no activation 'sillu'; did you mean 'silu'"),
+        (
+            MoeConfig(4, 0, 2),
+            {"hidden_act": "sillu"},
+            "no activation called 'sillu'; did you mean 'silu'",
+        ),
     ],
 )
 def test_messages(config: MoeConfig, more: dict[str, Any], message: str) -> None:
