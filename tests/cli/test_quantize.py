@@ -24,7 +24,7 @@ LIMITS = {"w8a16": 0.03, "w4a16": 0.35, "fp8": 0.12}  # twice the mean over many
 def folder(request: Any, tmp_path_factory: Any) -> Path:
     """A Llama of random weights, as transformers initializes them."""
     path = tmp_path_factory.mktemp("odd") / "llama"
-    sizes = ODD | {"num_attention_heads": request.param}
+    sizes = ODD | {"num_attention_heads": request.param, "eos_token_id": None}
     write_checkpoint(path, **sizes)
     rng = fresh(request.param)
     tensors: dict[str, np.ndarray] = {}
