@@ -89,11 +89,16 @@ def _run(model: Callable[..., Any], tracer: Tracer, aliases: Mapping[str, str], 
     function.append(returned)
 
 
+def check_input_name(name: str) -> None:
+    """An Error unless a name fits an input."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise Error(f"expected an input name such as input_ids, found {name!r}", loc=here())
+
+
 def _input_type(name: str, spec: Any) -> TensorType:
     if not isinstance(spec, Spec):
         raise Error(f'the input {name} is {spec!r}; expected irc.Spec("f32", ("B", 64))')
-    if not re.fullmatch(r"[A-Za-z_]\w*", name):
-        raise Error(f"{name!r} is no name for an input; use letters, digits, _")
+    check_input_name(name)
     try:
         return spec.type
     except Error as error:

@@ -17,6 +17,7 @@ from ...ops import Return
 from ...source import Loc, here
 from ..tensor import Tensor as Inner
 from ..tensor import one
+from ..trace import check_input_name
 from ..tracer import Tracer, tracing
 from .context import building, current_network
 from .dimensions import Range, Ranges, ranges_of
@@ -96,8 +97,7 @@ class Network:
         """
         if name in self.inputs:
             raise Error(f"the network has two inputs called {name!r}; rename one", loc=here())
-        if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise Error(f"{name!r} is no name for an input; use letters, digits, _", loc=here())
+        check_input_name(name)
         if any(isinstance(size, Dim) for size in shape):
             sizes = tuple(shape)
         else:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from ....errors import Error, did_you_mean
 from ....source import here
-from ..dtypes import irc_dtype
 from ..functional.collectives import recv, send
 from ..functional.indexing import gather_last_token_logits
 from ..layers import AttentionParams, KeyValueCacheParams
@@ -84,17 +83,23 @@ def from_stage_before(mapping: Mapping, hidden_states: Tensor | None) -> Tensor:
     return recv(hidden_states, mapping.prev_pp_rank())
 
 
-def to_stage_behind(mapping: Mapping, hidden_states: Tensor, dtype: Any) -> None:
-    """Send to the next pipeline stage, under the name of TensorRT-LLM's engines."""
-    sent = send(hidden_states, mapping.next_pp_rank())
-    sent.mark_output("hidden_states_output", dtype)
-
-
-def mark_caches(config: PretrainedConfig, presents: Any) -> None:
-    """Make the caches of this stage outputs."""
-    layers = config.mapping.pp_layers(config.num_hidden_layers)
+def finished(model: Any, found: Any, last_token_ids: Tensor | None, use_cache: bool) -> Any:
+    """The result of a model, whose last pipeline stage has `lm_head` and the output `logits`; the
+    others send their hidden states to the next. `found` is what the layers give."""
+    config, mapping = model.config, model.config.mapping
+    hidden, presents = found if use_cache else (found, list[Any]())
+    if mapping.is_last_pp_rank():
+        hidden = model.lm_head(last_token(hidden, last_token_ids))
+        hidden.mark_output("logits", config.logits_dtype)
+    else:
+        sent = send(hidden, mapping.next_pp_rank())
+        sent.mark_output("hidden_states_output", config.dtype)
+    if not use_cache:
+        return hidden
+    layers = mapping.pp_layers(config.num_hidden_layers)
     for index, present in zip(layers, presents, strict=True):
         present.mark_output(f"present_key_value_{index}", config.kv_dtype)
+    return hidden, presents
 
 
 class PretrainedModel(Module, GenerationMixin):
@@ -253,14 +258,4 @@ class DecoderModelForCausalLM(PretrainedModel):
         }
         given |= {name: value for name, value in {**prompt, **more}.items() if value is not None}
         found = self.transformer(**given)
-        hidden, presents = found if use_cache else (found, list[Any]())
-        mapping = self.config.mapping
-        if mapping.is_last_pp_rank():
-            hidden = self.lm_head(last_token(hidden, last_token_ids))
-            hidden.mark_output("logits", irc_dtype(self.config.logits_dtype))
-        else:
-            to_stage_behind(mapping, hidden, self.config.dtype)
-        if not use_cache:
-            return hidden
-        mark_caches(self.config, presents)
-        return hidden, presents
+        return finished(self, found, last_token_ids, use_cache)

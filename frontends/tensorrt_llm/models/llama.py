@@ -21,6 +21,7 @@ from ..layers import (
     PromptTuningEmbedding,
     RmsNorm,
 )
+from ..layers.linear import refuse_lora
 from ..mapping import Mapping
 from ..module import Module
 from ..tensor import Tensor
@@ -147,6 +148,7 @@ class LLaMADecoderLayer(Module):
 
         `position_ids` [B, S] are those of the tokens, by default counted from the cache.
         """
+        refuse_lora(lora_layer_params)
         residual = hidden_states
         normed = self.input_layernorm(hidden_states)
         if self.layer_idx == 0:
@@ -158,6 +160,7 @@ class LLaMADecoderLayer(Module):
             kv_cache_params=kv_cache_params,
             attention_params=attention_params,
             position_ids=position_ids,
+            spec_decoding_params=spec_decoding_params,
         )
         mixed, present = mixed if use_cache else (mixed, None)
         hidden_states = residual + mixed
@@ -198,6 +201,7 @@ class LLaMAModel(Module):
         lora_params: Any = None,
     ) -> Any:
         """[B, S, hidden]; with `use_cache` (the same, caches)."""
+        refuse_lora(lora_params)
         mapping = self.config.mapping
         prompt = (prompt_embedding_table, prompt_tasks, prompt_vocab_size)
         if mapping.is_first_pp_rank():

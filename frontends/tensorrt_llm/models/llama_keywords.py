@@ -9,7 +9,7 @@ from ..layers import AttentionParams, KeyValueCacheParams
 from ..mapping import Mapping
 from ..tensor import Tensor
 from . import llama
-from .decoder import forward_arguments, last_token, mark_caches, to_stage_behind
+from .decoder import finished, forward_arguments
 from .generation_mixin import GenerationMixin
 
 _MODEL = (
@@ -108,16 +108,7 @@ class LLaMAForCausalLM(llama.LLaMAModel, GenerationMixin):
             prompt_tasks=prompt_tasks,
             prompt_vocab_size=prompt_vocab_size,
         )
-        hidden, presents = found if use_cache else (found, list[Any]())
-        if self.config.mapping.is_last_pp_rank():
-            hidden = self.lm_head(last_token(hidden, last_token_ids))
-            hidden.mark_output("logits", self.config.logits_dtype)
-        else:
-            to_stage_behind(self.config.mapping, hidden, self.config.dtype)
-        if not use_cache:
-            return hidden
-        mark_caches(self.config, presents)
-        return hidden, tuple(presents)
+        return finished(self, found, last_token_ids, use_cache)
 
     def prepare_inputs(
         self,

@@ -9,10 +9,11 @@ from typing import Any
 from ....errors import Error, did_you_mean
 from ....source import here
 from ....weights import Cast, ConcatRef, FileRef, Ref, Shard, Slice, Transpose
-from ...huggingface.config import checkpoint_dtype, read_config
+from ...huggingface.config import checkpoint_dtype, model_of, read_config
 from ...huggingface.files import Checkpoint
 from ...huggingface.quantized.modelopt import pairs_of_rows
 from ...huggingface.quantized.parts import Tensors
+from ...models.decoder import DecoderConfig
 from ..checkpoint.ranks import PLACES, RankFile
 from ..context import current_session
 from ..dtypes import str_dtype
@@ -78,34 +79,36 @@ def _check(name: str, shape: Any, parameter: Parameter) -> None:
 
 
 def read_llama(folder: str | os.PathLike[str], dtype: Any = "auto") -> dict[str, Any]:
-    """The keywords of LLaMAConfig that the config.json of a folder says."""
+    """The keywords of LLaMAConfig that the config.json of a folder says, as irc's families read it."""
     config = read_config(folder)
-    kind = checkpoint_dtype(config) if dtype == "auto" else dtype
-    heads = config["num_attention_heads"]
+    sizes = model_of(config).config
+    if type(sizes) is not DecoderConfig or sizes.sliding_window or sizes.qk_norm:
+        raise Error(
+            f"{folder} is a {config.get('model_type')} with experts, windows or norms of heads, "
+            "which LLaMAForCausalLM has not; compile the folder itself with irc compile",
+            loc=here(),
+        )
     rope: dict[str, Any] = config.get("rope_parameters") or {}
     stretched = rope if rope.get("rope_type", "default") != "default" else None
-    scaling: dict[str, Any] | None = config.get("rope_scaling") or stretched
-    found: dict[str, Any] = {
+    return {
         "architecture": (config.get("architectures") or ["LlamaForCausalLM"])[0],
-        "dtype": str_dtype(kind),
-        "vocab_size": config["vocab_size"],
-        "hidden_size": config["hidden_size"],
-        "intermediate_size": config["intermediate_size"],
-        "num_hidden_layers": config["num_hidden_layers"],
-        "num_attention_heads": heads,
-        "num_key_value_heads": config.get("num_key_value_heads", heads),
-        "head_size": config.get("head_dim"),
-        "hidden_act": config.get("hidden_act", "silu"),
-        "max_position_embeddings": config.get("max_position_embeddings", 2048),
-        "norm_epsilon": config.get("rms_norm_eps", 1e-6),
-        "rotary_base": rope.get("rope_theta", config.get("rope_theta", 10000.0)),
-        "rotary_scaling": scaling,
-        "attn_bias": config.get("attention_bias", False),
-        "mlp_bias": config.get("mlp_bias", False),
+        "dtype": str_dtype(checkpoint_dtype(config) if dtype == "auto" else dtype),
+        "vocab_size": sizes.vocab_size,
+        "hidden_size": sizes.hidden_size,
+        "intermediate_size": sizes.intermediate_size,
+        "num_hidden_layers": sizes.num_hidden_layers,
+        "num_attention_heads": sizes.num_attention_heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_size": sizes.head_size,
+        "hidden_act": sizes.hidden_act,
+        "max_position_embeddings": sizes.max_position_embeddings,
+        "norm_epsilon": sizes.rms_norm_eps,
+        "rotary_base": sizes.rope.theta,
+        "rotary_scaling": config.get("rope_scaling") or stretched,
+        "attn_bias": sizes.qkv_bias,
+        "dense_bias": sizes.output_bias,
+        "mlp_bias": sizes.mlp_bias,
     }
-    if config.get("num_local_experts"):
-        raise Error("experts: compile the folder itself with irc compile", loc=here())
-    return found
 
 
 def bind_llama(model: Any, folder: str | os.PathLike[str]) -> None:

@@ -92,8 +92,12 @@ def test_logits_of_a_prompt_and_of_single_tokens(source: str, name: str, tmp_pat
         close(found[:, :VOCAB], wanted[:, end - 1])
 
 
-def test_experts_of_hugging_face_are_compiled_by_irc(tmp_path: Path) -> None:
-    model = made(tmp_path, MIXTRAL)
+WINDOW = LLAMA | {"model_type": "mistral", "sliding_window": 4}
+
+
+@pytest.mark.parametrize("keys", [MIXTRAL, WINDOW], ids=["experts", "window"])
+def test_what_irc_compiles_from_the_folder_itself(keys: dict[str, Any], tmp_path: Path) -> None:
+    model = made(tmp_path, keys)
     with pytest.raises(irc.Error, match="compile the folder itself"):
         steps_of(of_hugging_face(model, Conversion()), Conversion())
 

@@ -137,7 +137,7 @@ def test_inputs_need_a_network_and_a_name_of_their_own() -> None:
             source()
         with pytest.raises(irc.Error, match="an input needs a name, a dtype and a shape"):
             Tensor("y", "int32")
-        with pytest.raises(irc.Error, match="is no name for an input"):
+        with pytest.raises(irc.Error, match="expected an input name such as"):
             Tensor("a.b", "int32", [1])
 
 
