@@ -79,7 +79,7 @@ def _check(name: str, shape: Any, parameter: Parameter) -> None:
 
 
 def read_llama(folder: str | os.PathLike[str], dtype: Any = "auto") -> dict[str, Any]:
-    """The keywords of LLaMAConfig that the config.json of a folder says, as irc's families read it."""
+    """The keywords of LLaMAConfig for the config.json of a folder, read by irc's families."""
     config = read_config(folder)
     sizes = model_of(config).config
     if type(sizes) is not DecoderConfig or sizes.sliding_window or sizes.qk_norm:
