@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.core import Op, Value
-from ..ops import Dequantize, DynamicScale, Full, Quantize
+from ..ops import Clip, Dequantize, DynamicScale, Full, Quantize
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class FakeQuantize:
 
     `scale` is static, of the whole tensor, with `zero` as the code of 0. Without it every call
     computes scales of dtype `scales`: one per token if `block` is 0, else one per block of that
-    many features. `tensor_scale` is the second level of NVFP4.
+    many features. `tensor_scale` is the second level of NVFP4. `clamp` are limits (low, high) to
+    which values are clipped before.
     """
 
     dtype: str
@@ -24,11 +25,14 @@ class FakeQuantize:
     block: int = 0
     scales: str = "f32"
     tensor_scale: float | None = None
+    clamp: tuple[float, ...] = ()
 
     def apply(self, x: Value, before: Op) -> Value:
         """x, quantized and dequantized in front of an operation."""
         dtype: Any = self.dtype
         kind: Any = x.type.dtype
+        if self.clamp:
+            x = result_before(Clip(x, low=self.clamp[0], high=self.clamp[1]), before, x.name)
         scale = self._scale(x, before)
         zero = constant(self.zero, x.type.ndim, before, self.dtype) if self.zero else None
         codes = result_before(Quantize(x, scale, zero=zero, dtype=dtype), before, "codes")

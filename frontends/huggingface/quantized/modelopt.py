@@ -3,7 +3,8 @@
 FP8: `weight` f8e4m3, `weight_scale` and `input_scale` f32. NVFP4: `weight` u8 [N, K/2],
 `weight_scale` f8e4m3 [N, K/16] times `weight_scale_2`, and `input_scale`, the tensor's scale. AWQ:
 `weight` u8 [N/2, K], a byte of which has codes of two rows, and `weight_scale` [N, K/group].
-`pre_quant_scale` [K] multiplies the input of a layer.
+`pre_quant_scale` [K] multiplies the input of a layer; `clamp_val` of the config limits the inputs
+of FP8_PER_CHANNEL_PER_TOKEN.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ class ModelOpt(Method):
         self.ignored = [*config.words("ignore"), *config.words("exclude_modules")]
         self.layers: Mapping[str, Any] = config.inner("quantized_layers")
         self.algorithm = config.word("quant_algo").upper()
+        self.clamp = config.numbers("clamp_val")
+        if len(self.clamp) not in (0, 2):
+            raise config.error("clamp_val", "expected the lowest and the highest input")
         for name, each in self.layers.items():
             if not isinstance(each, dict):
                 why = f"{name} is {each!r}; expected an object with quant_algo"
@@ -66,16 +70,17 @@ class ModelOpt(Method):
         factors, key = None, f"{name}.pre_quant_scale"
         if key in tensors:
             factors = tensors.shared(key, tensors.take(key, *FLOATS))
-        activation = _activation(name, tensors, inputs, algorithm, shape[1] // scales.shape[1])
+        if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
+            activation = FakeQuantize(inputs, clamp=self.clamp)
+        else:
+            activation = _activation(name, tensors, inputs, shape[1] // scales.shape[1])
         return Layer(codes, scales, tensor_scale=whole, activation=activation, factors=factors)
 
 
-def _activation(
-    name: str, tensors: Tensors, dtype: str, algorithm: str, block: int
-) -> FakeQuantize | None:
-    """How the inputs of a layer are quantized."""
-    if not dtype or algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
-        return FakeQuantize(dtype) if dtype else None
+def _activation(name: str, tensors: Tensors, dtype: str, block: int) -> FakeQuantize | None:
+    """How the inputs of a layer are quantized, by scales of a calibration."""
+    if not dtype:
+        return None
     level = tensors.number(f"{name}.input_scale")
     if dtype != "f4e2m1":
         return FakeQuantize(dtype, level)

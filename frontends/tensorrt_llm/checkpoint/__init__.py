@@ -50,7 +50,8 @@ def load(
     _check_order(ranks, quantized)
     method = None
     if quantized.quant_algo and any(key.endswith(".weight_scale") for key in ranks):
-        method = ModelOpt(ConfigReader({"quant_algo": str(quantized.quant_algo)}, "quantization"))
+        keys = {"quant_algo": str(quantized.quant_algo), "clamp_val": quantized.clamp_val}
+        method = ModelOpt(ConfigReader(keys, "config.json: quantization"))
     unread = (*_UNREAD, *ignore)
     try:
         bind_tensors(module, JoinedTensors(ranks), ranks.paths, method, {}, unread)

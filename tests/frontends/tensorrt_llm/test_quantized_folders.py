@@ -267,6 +267,30 @@ def test_excluded_layers_and_caches(tmp_path: Path) -> None:
     np.testing.assert_array_equal(Reader(module).read(module.weights[key]), tensors[key])
 
 
+def test_inputs_are_clamped(tmp_path: Path) -> None:
+    """As in Meta's recipe, whose first and last layers and attention are floats in the folder."""
+
+    def pack(key: str, array: Array) -> Arrays:
+        ends = float8_rows(array).tensors if key.endswith(".proj.weight") else {"weight": array}
+        return {key.removesuffix("weight") + end: x for end, x in ends.items()}
+
+    def loaded(*clamp: float) -> Module:
+        quantization = {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "use_meta_recipe": True}
+        more: dict[str, Any] = {"quantization": quantization | {"clamp_val": clamp or None}}
+        return checkpoint.load(write_folder(tmp_path, CONFIG, tensors, Conversion(), pack, **more))
+
+    tensors = tensors_of(CONFIG)
+    inputs = [op.operands[0] for op in loaded(-0.5, 0.75).ops() if op.opname == "quantize"]
+    clips = [x.producer for x in inputs if x.producer and x.producer.opname == "clip"]
+    assert len(inputs) == len(clips) == CONFIG["num_hidden_layers"]
+    for clip in clips:
+        assert (clip.attributes["low"], clip.attributes["high"]) == (-0.5, 0.75)
+        assert {op.opname for op in clip.result.users} == {"dynamic_scale", "quantize"}
+    assert not any(op.opname == "clip" for op in loaded().ops())
+    with pytest.raises(irc.Error, match="expected the lowest and the highest input"):
+        loaded(1.0)
+
+
 def test_float_weights_to_quantize(tmp_path: Path) -> None:
     more: dict[str, Any] = {"quantization": {"quant_algo": "W4A16"}}
     folder = write_folder(tmp_path / "m", CONFIG, tensors_of(CONFIG), Conversion(tp=2), **more)
