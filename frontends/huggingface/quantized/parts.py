@@ -108,7 +108,7 @@ class Tensors:
     def __init__(self, checkpoint: Checkpoint, file: Callable[[str], str]) -> None:
         self.checkpoint, self._file = checkpoint, file
         self.used: set[str] = set()
-        self._first: dict[tuple[str, bytes], Part] = {}
+        self._first: dict[tuple[TensorType, bytes], Part] = {}
 
     def __contains__(self, key: str) -> bool:
         return key in self.checkpoint
@@ -125,6 +125,9 @@ class Tensors:
         found = self.info(key)
         if found.dtype not in dtypes:
             raise Error(f"{key} is {_shown(found)}; expected {' or '.join(dtypes)}")
+        return self._part(key, found)
+
+    def _part(self, key: str, found: Tensor) -> Part:
         return Part(FileRef(self._file(key), key), found.dtype, found.shape)
 
     def view(self, key: str, dtype: str, shape: Sizes) -> Part:
@@ -176,7 +179,7 @@ class Tensors:
 
     def shared(self, key: str, part: Part) -> Part:
         """`part`, made of a small tensor, or the first one that was made of equal values."""
-        return self._first.setdefault((part.dtype, self.read(key).tobytes()), part)
+        return self._first.setdefault((part.type, self.read(key).tobytes()), part)
 
     def read(self, key: str) -> Any:
         """The values of a small tensor."""

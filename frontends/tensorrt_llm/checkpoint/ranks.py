@@ -287,11 +287,7 @@ class JoinedTensors(Tensors):
     def __init__(self, ranks: Ranks) -> None:
         super().__init__(ranks, str)
 
-    def take(self, key: str, *dtypes: str) -> Part:
-        """A tensor as it is; an Error where it has none of the dtypes."""
-        found = self.info(key)
-        if found.dtype not in dtypes:
-            raise Error(f"{key} is {found.dtype}; expected {' or '.join(dtypes)}")
+    def _part(self, key: str, found: Tensor) -> Part:
         return self.checkpoint.wholes[key].joined(found.dtype)
 
     def view(self, key: str, dtype: str, shape: Sizes) -> Part:

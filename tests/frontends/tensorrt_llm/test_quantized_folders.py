@@ -291,6 +291,27 @@ def test_inputs_are_clamped(tmp_path: Path) -> None:
         loaded(1.0)
 
 
+@pytest.mark.parametrize("equal", [False, True])
+def test_factors_of_several_layers(equal: bool, tmp_path: Path) -> None:
+    """Factors that all ranks have are not those, of as many bytes, that ranks split."""
+    config = CONFIG | {"intermediate_size": 2 * CONFIG["hidden_size"]}
+
+    def pack(key: str, array: Array) -> Arrays:
+        own = int4_groups(array).tensors if key.endswith(LINEAR) else {"weight": array}
+        if equal and "prequant_scaling_factor" in own:
+            own["prequant_scaling_factor"] = np.ones_like(own["prequant_scaling_factor"])
+        return {key.removesuffix("weight") + end: x for end, x in own.items()}
+
+    more: dict[str, Any] = {"quantization": {"quant_algo": "W4A16_AWQ", "group_size": GROUP}}
+    tensors = tensors_of(config)
+    module = checkpoint.load(
+        write_folder(tmp_path / "m", config, tensors, Conversion(tp=2), pack, **more)
+    )
+    for key, weight in module.weights.items():
+        if key.endswith(".factors"):
+            assert weight.type.shape == (64 if "down_proj" in key else 32,), key
+
+
 def test_float_weights_to_quantize(tmp_path: Path) -> None:
     more: dict[str, Any] = {"quantization": {"quant_algo": "W4A16"}}
     folder = write_folder(tmp_path / "m", CONFIG, tensors_of(CONFIG), Conversion(tp=2), **more)
