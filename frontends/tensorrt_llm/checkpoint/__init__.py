@@ -102,10 +102,11 @@ def _names_of_ranks() -> str:
 
 def _note_quantization(ranks: Ranks, quantized: QuantConfig, has_layers: bool) -> None:
     """Warn where config.json asks for a quantization that this module does not have."""
-    if quantized.quant_algo is not None and not has_layers:
+    scheme = None if has_layers else quantized.scheme()
+    if scheme:
         warnings.warn(
             f"config.json has quant_algo={quantized.quant_algo}, but the weights in {ranks.folder} "
-            f"are floats; give --quantize {quantized.scheme()} to quantize them",
+            f"are floats; give --quantize {scheme} to quantize them",
             stacklevel=4,
         )
     if quantized.kv_cache_quant_algo is not None:

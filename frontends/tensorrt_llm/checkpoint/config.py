@@ -145,7 +145,7 @@ def _sizes(reader: ConfigReader) -> dict[str, Any]:
         raise reader.error("position_embedding_type", "irc's families have rope_gpt_neox")
     if (rotary := reader.integer("rotary_embedding_dim", size)) != size:
         raise reader.error("rotary_embedding_dim", f"expected {size}, the size of a head: {rotary}")
-    act = reader.word("hidden_act", "silu")
+    act = reader.word("hidden_act")
     return {
         "vocab_size": reader.integer("vocab_size"),
         "hidden_size": hidden,

@@ -263,6 +263,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         "irc's mixtral has no such layer",
     ),
     "qwen": ({"architecture": "QWenForCausalLM", "qwen_type": "qwen"}, "irc has the architecture"),
+    "activation": ({"hidden_act": None}, "config.json lacks the key hidden_act"),
     "algorithm": ({"quantization": {"quant_algo": "W8A17"}}, "no QuantAlgo 'W8A17'; did you mean"),
 }
 

@@ -318,3 +318,5 @@ def test_float_weights_to_quantize(tmp_path: Path) -> None:
     assert checkpoint.scheme_of_floats(folder) == "w4a16"
     with pytest.warns(UserWarning, match="are floats; give --quantize w4a16"):
         checkpoint.load(folder)
+    more = {"quantization": {"quant_algo": "NO_QUANT"}}
+    checkpoint.load(write_folder(folder, CONFIG, tensors_of(CONFIG), Conversion(tp=2), **more))
