@@ -19,7 +19,7 @@ from irc.artifact.report import weight_bytes
 from irc.calibration import calibrate
 from irc.driver import Artifact
 from irc.generation.quality import Quality, measure_quality
-from irc.passes.quantize.schemes import SCHEMES
+from irc.quantization.schemes import SCHEMES
 
 MODEL = Path(__file__).resolve().parent.parent / "examples" / "outlier_llama"
 CACHES = {"kv-int8": "int8", "kv-fp8": "fp8"}

@@ -89,7 +89,8 @@ class MixtureOfExperts(Module):
         nothing.
         """
         tokens = x.reshape(product(x.shape[:-1]), x.shape[-1])
-        weights, chosen = self.route(tokens)
+        scores = self.gate(tokens)
+        weights, chosen = route(scores, self.chosen, self.normalize, tokens.dtype)
         capacity = self.capacity
         slots = F.moe_slots(chosen, self.count, capacity=capacity).named("slots")
         queued = F.moe_dispatch(tokens, chosen, slots, self.count, capacity=capacity)
@@ -98,17 +99,20 @@ class MixtureOfExperts(Module):
         mixed = (mixed + self.share(tokens) if self.shared_expert else mixed).reshape(x.shape)
         return mixed if capacity == 0 else (mixed, (slots < 0).cast("i32").sum())
 
-    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(weights, indices i32 of the chosen experts) [T, chosen] for tokens [T, hidden_size]."""
-        probabilities = F.softmax(self.gate(tokens).cast("f32"))
-        weights, chosen = F.topk(probabilities, self.chosen)
-        if self.normalize:
-            weights = weights / weights.sum(-1, keep=True)
-        return weights.cast(tokens.dtype).named("weights"), chosen.named("chosen")
-
     def share(self, tokens: Tensor) -> Tensor:
         """The output of the shared expert for tokens [T, hidden_size]."""
         assert self.shared_expert is not None
         shared = self.shared_expert(tokens)
         gate = self.shared_expert_gate
         return shared if gate is None else F.sigmoid(gate(tokens)) * shared
+
+
+def route(scores: Tensor, chosen: int, normalize: bool, dtype: str) -> tuple[Tensor, Tensor]:
+    """(weights of `dtype`, indices i32) [T, chosen] of the highest `scores` [T, experts].
+
+    The weights are softmax probabilities in f32, scaled to a sum of 1 if `normalize`.
+    """
+    weights, indices = F.topk(F.softmax(scores.cast("f32")), chosen)
+    if normalize:
+        weights = weights / weights.sum(-1, keep=True)
+    return weights.cast(dtype).named("weights"), indices.named("chosen")

@@ -10,6 +10,7 @@ from functools import reduce
 from typing import Any
 
 from ...errors import Error, did_you_mean
+from ...quantization.schemes import scheme_called
 from ...source import here
 from .errors import ArgumentError
 
@@ -186,65 +187,48 @@ _NONE = QuantMode(0)
 _SQ = QuantMode.use_smooth_quant
 _WEIGHT_ONLY = QuantMode.use_weight_only
 _FP8_ROWWISE = QuantMode.from_description(use_fp8_rowwise=True)
-_QSERVE = "its two-level scales are not supported; use W4A16_AWQ or W4A8_AWQ"
 
 
 class QuantAlgo(StrEnum):
-    """How weights, inputs or KV caches are quantized.
+    """How weights, inputs or KV caches are quantized; `mode` has its flags.
 
-    `mode` has its flags; `scheme` is irc's name of it, or `reason` says why there is none.
+    `irc.quantization.schemes` has the scheme of a name, or the reason why there is none.
     """
 
     NO_QUANT = "NO_QUANT", _NONE
-    W8A16 = "W8A16", _WEIGHT_ONLY(), "w8a16"
-    W4A16 = "W4A16", _WEIGHT_ONLY(True), "w4a16"
-    W4A16_AWQ = "W4A16_AWQ", _WEIGHT_ONLY(True, True), "w4a16_awq"
-    W4A8_AWQ = "W4A8_AWQ", _WEIGHT_ONLY(True, True), "w4a8_awq"
-    W8A16_GPTQ = "W8A16_GPTQ", _WEIGHT_ONLY(False, True), "w8a16_gptq"
-    W4A16_GPTQ = "W4A16_GPTQ", _WEIGHT_ONLY(True, True), "w4a16_gptq"
-    W8A8_SQ_PER_CHANNEL = "W8A8_SQ_PER_CHANNEL", _SQ(False, True), "w8a8_sq_per_channel"
-    W8A8_SQ_PER_TENSOR_PLUGIN = "W8A8_SQ_PER_TENSOR_PLUGIN", _SQ(), "w8a8_sq"
-    W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN = (
-        "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
-        _SQ(True, True),
-        "w8a8_sq_per_channel_per_token",
-    )
+    W8A16 = "W8A16", _WEIGHT_ONLY()
+    W4A16 = "W4A16", _WEIGHT_ONLY(True)
+    W4A16_AWQ = "W4A16_AWQ", _WEIGHT_ONLY(True, True)
+    W4A8_AWQ = "W4A8_AWQ", _WEIGHT_ONLY(True, True)
+    W8A16_GPTQ = "W8A16_GPTQ", _WEIGHT_ONLY(False, True)
+    W4A16_GPTQ = "W4A16_GPTQ", _WEIGHT_ONLY(True, True)
+    W8A8_SQ_PER_CHANNEL = "W8A8_SQ_PER_CHANNEL", _SQ(False, True)
+    W8A8_SQ_PER_TENSOR_PLUGIN = "W8A8_SQ_PER_TENSOR_PLUGIN", _SQ()
+    W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN = "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", _SQ(True, True)
     W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN = (
         "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN",
         _SQ(False, True),
-        "w8a8_sq_per_channel",
     )
-    W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN = (
-        "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN",
-        _SQ(True),
-        "w8a8_sq_per_token",
-    )
-    W4A8_QSERVE_PER_GROUP = "W4A8_QSERVE_PER_GROUP", QuantMode.use_qserve(True), "", _QSERVE
-    W4A8_QSERVE_PER_CHANNEL = "W4A8_QSERVE_PER_CHANNEL", QuantMode.use_qserve(), "", _QSERVE
-    FP8 = "FP8", QuantMode.FP8_QDQ, "fp8"
-    FP8_PER_CHANNEL_PER_TOKEN = "FP8_PER_CHANNEL_PER_TOKEN", _FP8_ROWWISE, "fp8_rowwise"
-    FP8_BLOCK_SCALES = "FP8_BLOCK_SCALES", QuantMode.FP8_1x128_128x128, "fp8_block"
-    INT8 = "INT8", _NONE, "", "it is for KV caches; give it as kv_cache_quant_algo"
-    MIXED_PRECISION = (
-        "MIXED_PRECISION",
-        _NONE,
-        "",
-        "every layer has its own; quantize from a table of layers and schemes",
-    )
-    NVFP4 = "NVFP4", QuantMode.NVFP4, "nvfp4"
-    W4A8_NVFP4_FP8 = "W4A8_NVFP4_FP8", QuantMode.W4A8_NVFP4_FP8, "w4a8_nvfp4_fp8"
-    W4A8_MXFP4_FP8 = "W4A8_MXFP4_FP8", QuantMode.W4A8_MXFP4_FP8, "w4a8_mxfp4_fp8"
-    W4A8_MXFP4_MXFP8 = "W4A8_MXFP4_MXFP8", QuantMode.W4A8_MXFP4_MXFP8, "w4a8_mxfp4_mxfp8"
-    W4A16_MXFP4 = "W4A16_MXFP4", QuantMode.W4A16_MXFP4, "w4a16_mxfp4"
+    W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN = "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN", _SQ(True)
+    W4A8_QSERVE_PER_GROUP = "W4A8_QSERVE_PER_GROUP", QuantMode.use_qserve(True)
+    W4A8_QSERVE_PER_CHANNEL = "W4A8_QSERVE_PER_CHANNEL", QuantMode.use_qserve()
+    FP8 = "FP8", QuantMode.FP8_QDQ
+    FP8_PER_CHANNEL_PER_TOKEN = "FP8_PER_CHANNEL_PER_TOKEN", _FP8_ROWWISE
+    FP8_BLOCK_SCALES = "FP8_BLOCK_SCALES", QuantMode.FP8_1x128_128x128
+    INT8 = "INT8", _NONE
+    MIXED_PRECISION = "MIXED_PRECISION", _NONE
+    NVFP4 = "NVFP4", QuantMode.NVFP4
+    W4A8_NVFP4_FP8 = "W4A8_NVFP4_FP8", QuantMode.W4A8_NVFP4_FP8
+    W4A8_MXFP4_FP8 = "W4A8_MXFP4_FP8", QuantMode.W4A8_MXFP4_FP8
+    W4A8_MXFP4_MXFP8 = "W4A8_MXFP4_MXFP8", QuantMode.W4A8_MXFP4_MXFP8
+    W4A16_MXFP4 = "W4A16_MXFP4", QuantMode.W4A16_MXFP4
 
     mode: QuantMode
-    scheme: str
-    reason: str
 
-    def __new__(cls, name: str, mode: QuantMode, scheme: str = "", reason: str = "") -> QuantAlgo:
+    def __new__(cls, name: str, mode: QuantMode) -> QuantAlgo:
         """The algorithm of a row above, which is its name as a string."""
         self = str.__new__(cls, name)
-        self._value_, self.mode, self.scheme, self.reason = name, mode, scheme, reason
+        self._value_, self.mode = name, mode
         return self
 
     @classmethod
@@ -293,6 +277,12 @@ class QuantConfig:
             self.quant_algo = QuantAlgo.called(self.quant_algo)
         if self.kv_cache_quant_algo is not None:
             self.kv_cache_quant_algo = QuantAlgo.called(self.kv_cache_quant_algo)
+        if isinstance(self.exclude_modules, str):
+            raise ArgumentError(
+                "exclude_modules: expected a list of globs of module names, found the string "
+                f"{self.exclude_modules!r}; put it into a list",
+                loc=here(),
+            )
 
     @property
     def quant_mode(self) -> QuantMode:
@@ -313,14 +303,13 @@ class QuantConfig:
 
     def scheme(self) -> str | None:
         """The name of irc's quantization scheme, None where weights are not quantized."""
-        if self.quant_algo is None:
+        if self.quant_algo in (None, QuantAlgo.NO_QUANT):
             return None
-        algo = QuantAlgo.called(self.quant_algo)
-        if algo.reason:
-            raise Error(f"{algo.value}: {algo.reason}", loc=here())
-        if algo.scheme == "w4a16" and self.has_zero_point:
-            return "w4a16_asym"
-        return algo.scheme or None
+        try:
+            found = scheme_called(str(self.quant_algo)).name
+        except Error as error:
+            raise error.at(loc=here()) from None
+        return "w4a16_asym" if found == "w4a16" and self.has_zero_point else found
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> QuantConfig:

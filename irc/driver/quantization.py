@@ -129,8 +129,8 @@ class Quantization:
     def _needs_gram(self) -> bool:
         """Whether an algorithm needs gram matrices; an Error where an option is wrong."""
         from ..passes.quantize import AUTO
-        from ..passes.quantize.schemes import scheme_called
         from ..passes.quantize.table import read_table
+        from ..quantization.schemes import scheme_called
 
         chosen = cast("QuantizeModule", self.as_pass())
         chosen.check()
@@ -188,7 +188,7 @@ def with_quantization(chosen: tuple[Pass, ...], added: Pass) -> tuple[Pass, ...]
 def runnable_schemes(backend: Backend, dtype: str) -> list[str]:
     """The names of the schemes without calibration with which a backend runs a linear."""
     from ..passes.quantize import QuantizeModule
-    from ..passes.quantize.schemes import SCHEMES
+    from ..quantization.schemes import SCHEMES
 
     found: list[str] = []
     for name in SCHEMES:

@@ -9,6 +9,9 @@ from irc.ir.core import Module, Value, Weight
 from irc.ops import Dequantize, Embedding, GatedMlp
 from irc.pipeline import Pass, Stats, register
 from irc.quantization.ranges import check_observer
+from irc.quantization.schemes import SCHEMES, scheme_called
+from irc.quantization.schemes import Scheme as Scheme
+from irc.quantization.schemes import register_scheme as register_scheme
 from irc.quantization.sites import Site, by_input, find_sites
 from irc.rewrite import permit
 
@@ -20,9 +23,6 @@ from .activations import Activation, activation_of, quantize_input
 from .algorithms import CHOOSE, RESCALE, Array, Context, check_algorithms, check_statistics
 from .assignment import Assigner, Assignment
 from .caches import check_kind, quantize_caches
-from .schemes import SCHEMES, scheme_called
-from .schemes import Scheme as Scheme
-from .schemes import register_scheme as register_scheme
 from .selection import Selection
 from .table import Row, read_table
 from .weights import quantize_weights, use_weight

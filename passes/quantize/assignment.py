@@ -10,13 +10,13 @@ from irc.ir.dtypes import dtype
 from irc.ops import Attention
 from irc.pipeline import Stats
 from irc.quantization.formats import FORMATS, Format, grid_shape
+from irc.quantization.schemes import Scheme
 from irc.quantization.sites import Site
 
 from ..shard.blocks import Block as AttentionBlock
 from ..shard.even_blocks import can_pad
 from ..shard.place import planned_axes
 from ..shard.rows import Row as PlanRow
-from .schemes import Scheme
 
 MOST_ZEROS = 8  # features to each zero that makes blocks whole, at least
 SMALLEST = 16  # elements of a group; smaller ones cost more in scales than they save

@@ -11,13 +11,13 @@ from math import inf, log10, prod
 from irc.errors import Error
 from irc.ir.dtypes import dtype
 from irc.pipeline import Stats
+from irc.quantization.schemes import scheme_called
 from irc.quantization.sites import Site
 
 from ..shard.plan import megatron
 from .algorithms import CHOOSE, Context
 from .assignment import Assigner, Assignment
 from .awq import output_error, sampled
-from .schemes import scheme_called
 
 SCHEMES = ("w4a16", "w8a16")  # and the weights as they are
 

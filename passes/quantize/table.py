@@ -10,8 +10,7 @@ from typing import Any, cast
 
 from irc.errors import Error
 from irc.json_files import read_object
-
-from .schemes import Scheme, scheme_called
+from irc.quantization.schemes import Scheme, scheme_called
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from irc.backends.reference import evaluate
 from irc.errors import Error
 from irc.ir.dtypes import numpy_dtype
 from irc.passes.quantize import QuantizeModule
-from irc.passes.quantize.schemes import SCHEMES
 from irc.pipeline import run_pipeline
+from irc.quantization.schemes import SCHEMES
 from tests.fresh import fresh
 from tests.rows import ROWS, row_error
 

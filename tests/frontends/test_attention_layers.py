@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from irc.frontends.layers.masks import prefix_mask, window_mask
 from irc.frontends.layers.positions import alibi_slopes, logn_scale, query_positions, rotated
 from irc.weights.checkpoint import Reader
 from tests.fresh import fresh
+from tests.frontends.attention_oracle import Oracle, slopes_of, t5_bucket
 from tests.frontends.helpers import computed
 
 RANDOM = fresh(0)
@@ -61,13 +63,6 @@ def test_block_sparse(heads: int, alike: bool) -> None:
     assert np.array_equal(np.broadcast_to(part, (2, 2, 4, KEYS)), wanted[:, -2:])
 
 
-def slopes_of(heads: int, largest: float) -> list[float]:
-    """The slopes as the paper defines them."""
-    power = 2 ** math.floor(math.log2(heads))
-    first = [2 ** (-largest * (i + 1) / power) for i in range(power)]
-    return first if power == heads else first + slopes_of(2 * power, largest)[0::2][: heads - power]
-
-
 @pytest.mark.parametrize("heads", [1, 4, 6, 12, 40])
 def test_slopes_of_alibi(heads: int) -> None:
     largest = float(RANDOM.integers(4, 17))
@@ -75,18 +70,6 @@ def test_slopes_of_alibi(heads: int) -> None:
     np.testing.assert_allclose(whole, slopes_of(heads, largest), rtol=1e-5)
     part = computed(lambda x: alibi_slopes(heads, largest, heads // 2, 1), x=PAST)
     np.testing.assert_allclose(part, whole[heads // 2 : heads // 2 + 1], rtol=1e-5)
-
-
-def t5_bucket(distance: int, bidirectional: bool, buckets: int, far: int) -> int:
-    """The bucket of key minus query, as the code of T5 defines it."""
-    if bidirectional:
-        half = buckets // 2
-        return half * (distance > 0) + t5_bucket(-abs(distance), False, half, far)
-    away, single = max(-distance, 0), buckets // 2
-    if away < single:
-        return away
-    grown = math.log(away / single) / math.log(far / single) * (buckets - single)
-    return min(single + math.floor(grown + 1e-9), buckets - 1)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -125,12 +108,16 @@ def test_rotation_by_given_angles_is_that_of_rope(interleaved: bool) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "clip": {"clip": 0.5},
-    "alibi": {"alibi": 8.0},
-    "relative": {"relative": RelativePositions(8, 20)},
-    "logn": {"logn": 3},
-    "block_sparse": {"block_sparse": BlockSparse(2, 1, 2)},
+# an option of the layer, and what it is for the oracle
+OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "clip": (0.5, {"more": {"clip_qkv": 0.5}}),
+    "alibi": (8.0, {"position": "alibi"}),
+    "relative": (RelativePositions(8, 20), {}),
+    "logn": (3, {"more": {"logn": 3}}),
+    "block_sparse": (
+        BlockSparse(2, 1, 2),
+        {"mask": "blocksparse", "more": {"blocks": (2, 1, 2, False)}},
+    ),
 }
 
 
@@ -138,14 +125,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_options_of_attention(option: str) -> None:
     """Against the definition, and with a cache, token by token."""
     heads, kv_heads, width, tokens = 6, 2, 4, 5
-    layer = Attention(12, heads, kv_heads, width, **OPTIONS[option])
+    value, settings = OPTIONS[option]
+    layer = Attention(12, heads, kv_heads, width, **{option: value})
     x = RANDOM.normal(size=(2, tokens, 12)).astype(np.float32)
     module = random_weights(irc.trace(layer, {"x": irc.Spec("f32", x.shape)}), 5)
     reader = Reader(module)
     weights = {name: reader.read(w) for name, w in module.weights.items()}
     whole = irc.evaluate(module, {"x": x})["result0"]
-    np.testing.assert_allclose(whole, defined(option, x, weights), rtol=1e-3, atol=1e-4)
-    assert not np.allclose(whole, defined("", x, weights), rtol=1e-3, atol=1e-4)
+    q, k, v, o = (weights[f"{name}_proj.weight"] for name in "qkvo")
+    plain = Oracle(heads, kv_heads, width, (q, k, v), o)
+    if "relative_table" in weights:
+        settings = {"more": {"table": weights["relative_table"], "max_distance": 20}}
+    np.testing.assert_allclose(whole, replace(plain, **settings)(x), rtol=1e-3, atol=1e-4)
+    assert not np.allclose(whole, plain(x), rtol=1e-3, atol=1e-4)
 
     def step(x: Tensor, keys: Tensor, values: Tensor, past: Tensor) -> Any:
         out, cache = layer(x, cache=Cache(keys, values), past=past)
@@ -172,32 +164,6 @@ def stepped(layer: Attention, step: Any, specs: Any) -> irc.Module:
             self.forward = step
 
     return random_weights(irc.trace(Step(), specs), 5)
-
-
-def defined(option: str, x: np.ndarray, w: dict[str, np.ndarray]) -> np.ndarray:
-    q, k, v = (x @ w[f"{n}_proj.weight"].T for n in "qkv")
-    if option == "clip":
-        q, k, v = (np.clip(each, -0.5, 0.5) for each in (q, k, v))
-    q, k, v = (each.reshape(2, 5, -1, 4).transpose(0, 2, 1, 3) for each in (q, k, v))
-    k, v = (np.repeat(each, 3, axis=1) for each in (k, v))
-    away = np.arange(5) - np.arange(5)[:, None]
-    if option == "logn":
-        q = q * np.maximum(np.log(np.arange(1, 6)) / np.log(3), 1)[:, None]
-    scores = q @ k.swapaxes(2, 3) / 2
-    if option == "alibi":
-        scores = scores + np.array(slopes_of(6, 8.0))[:, None, None] * away
-    if option == "relative":
-        bucket = np.vectorize(lambda each: t5_bucket(each, False, 8, 20))(away)
-        scores = scores + w["relative_table"][:, bucket]
-    seen = np.broadcast_to(away <= 0, scores.shape).copy()
-    if option == "block_sparse":
-        block = np.arange(5) // 2
-        near = block[:, None] == block
-        for head in range(6):
-            seen[:, head] &= near | ((block + 1 + head) % 2 == 0)
-    weights = np.exp(np.where(seen, scores, -np.inf))
-    mixed = weights / weights.sum(-1, keepdims=True) @ v
-    return mixed.transpose(0, 2, 1, 3).reshape(2, 5, -1) @ w["o_proj.weight"].T
 
 
 def test_impossible_options() -> None:

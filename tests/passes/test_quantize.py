@@ -15,9 +15,9 @@ from irc.backends.reference import evaluate
 from irc.errors import Error
 from irc.ir.dtypes import numpy_dtype
 from irc.ops import Full, Linear, Quantize
-from irc.passes.quantize.schemes import SCHEMES, Scheme
 from irc.pipeline import run_pipeline
 from irc.quantization.formats import FORMATS, decode, encode
+from irc.quantization.schemes import SCHEMES, Scheme
 from irc.weights.checkpoint import Reader
 from tests.calibration.statistics_folder import write_folder
 from tests.fresh import fresh

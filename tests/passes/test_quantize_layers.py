@@ -16,8 +16,8 @@ from irc.ir.core import Module
 from irc.ir.mesh import Mesh
 from irc.ops import Dequantize
 from irc.passes.quantize import Scheme, register_scheme
-from irc.passes.quantize.schemes import scheme_called
 from irc.pipeline import load_file, run_pipeline
+from irc.quantization.schemes import scheme_called
 from tests.fresh import fresh
 from tests.passes.quantize_lab import GATED, linear, quantized
 from tests.sharded.models import logits, mixtral, prompt_of, tiny_llama

@@ -13,8 +13,8 @@ from irc.ir.verify import verify
 from irc.passes.quantize.algorithms import Context
 from irc.passes.quantize.assignment import Assignment
 from irc.passes.quantize.factors import rescale
-from irc.passes.quantize.schemes import scheme_called
 from irc.pipeline import Stats
+from irc.quantization.schemes import scheme_called
 from irc.quantization.sites import by_input, find_sites
 from tests.calibration.statistics_folder import write_folder
 from tests.fresh import fresh

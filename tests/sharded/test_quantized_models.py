@@ -14,8 +14,8 @@ import irc.passes
 from irc.backends.reference import evaluate
 from irc.ir.core import Module
 from irc.ir.mesh import Mesh
-from irc.passes.quantize.schemes import SCHEMES, Scheme
 from irc.pipeline import run_pipeline
+from irc.quantization.schemes import SCHEMES, Scheme
 from irc.quantization.sites import find_sites
 from tests.calibration.statistics_folder import write_folder
 from tests.fresh import fresh

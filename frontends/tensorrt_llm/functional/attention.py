@@ -133,8 +133,11 @@ def gpt_attention(
         None if alibi_slopes is None else as_tensor(alibi_slopes).reshape(num_heads).cast("f32"),
         *relative_rule(relative_attention_bias, max_distance, bidirectional=False),
     )
+    codes = cache_codes(kv_cache_quant_mode, kv_quant_orig_scale)
     if do_cross_attention:
-        return _crossed(heads, rules, q, cross_kv, cross_qkv, encoder_input_lengths, attention_mask)
+        kv = _cross_kv(heads, cross_kv, cross_qkv)
+        ends, mask = unwrap(encoder_input_lengths), unwrap(attention_mask)
+        return cross(heads, rules, (q, *kv), ends, mask, codes)
     positions = query_positions(q.shape[1], 0 if lengths is None else lengths)
     if logn_scaling is not None:
         scale = F.gather(as_tensor(logn_scaling), positions, dim=0)
@@ -176,29 +179,23 @@ def gpt_attention(
         (q, k, v),
         past_key_value,
         lengths,
-        codes=cache_codes(kv_cache_quant_mode, kv_quant_orig_scale),
+        codes=codes,
         mask=counted_mask(unwrap(attention_mask), mask_type),
         prompt=unwrap(context_lengths),
         use_cache=use_cache,
     )
 
 
-def _crossed(
-    heads: Heads,
-    rules: Rules,
-    q: Inner,
-    cross_kv: Tensor | None,
-    cross_qkv: Tensor | None,
-    lengths: Tensor | None,
-    mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _cross_kv(
+    heads: Heads, cross_kv: Tensor | None, cross_qkv: Tensor | None
+) -> tuple[Inner, Inner]:
+    """Keys and values [B, T, kv*width] of the other sequence."""
     if cross_qkv is not None:
-        _, k, v = heads.split(unwrap(cross_qkv))
-    elif cross_kv is not None:
-        k, v = unwrap(cross_kv).split(heads.sizes[1:], 2)
-    else:
+        return heads.split(unwrap(cross_qkv))[1:]
+    if cross_kv is None:
         raise Error("gpt_attention: cross attention needs cross_kv, found none", loc=here())
-    return cross(heads, rules, (q, k, v), unwrap(lengths), unwrap(mask))
+    k, v = unwrap(cross_kv).split(heads.sizes[1:], 2)
+    return k, v
 
 
 def _angles(

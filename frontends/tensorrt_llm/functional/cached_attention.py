@@ -227,8 +227,9 @@ def cross(
     heads: Heads,
     rules: Rules,
     qkv: tuple[Inner, Inner, Inner],
-    lengths: Inner | None = None,
-    mask: Inner | None = None,
+    lengths: Inner | None,
+    mask: Inner | None,
+    codes: CacheCodes,
 ) -> tuple[Tensor, Tensor]:
     """(context, cache) of queries over the keys and values of another sequence.
 
@@ -236,5 +237,5 @@ def cross(
     """
     q, k, v = qkv
     rules = replace(rules, mask_type=AttentionMaskType.padding)
-    cache, keys, values = grow(heads, None, k, v, CacheCodes())
+    cache, keys, values = grow(heads, None, k, v, codes)
     return wrap(rules.attend(heads, q, keys, values, lengths=lengths, mask=mask)), wrap(cache)

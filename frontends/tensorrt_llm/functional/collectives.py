@@ -152,8 +152,9 @@ def allreduce(
     that of the tensor: nccl_plugin changes none. `workspace`, `strategy` and `config` have no
     effect.
     """
-    claim_instance(instance_id)
     over, x = group_of(group), data(tensor)
+    if over.size > 1:
+        claim_instance(instance_id)
     is_strategy = isinstance(all_reduce_params, AllReduceStrategy)  # of 0.8 to 0.10
     params = AllReduceParams() if not all_reduce_params or is_strategy else all_reduce_params
     fusion = AllReduceFusionOp(params.fusion_op)

@@ -47,13 +47,13 @@ def embedding(
     `per_token_scale` has a factor per row of an i8 weight: of this rank's rows, or of all.
     `workspace` and `padding`, which only aligns the weight, have no effect.
     """
-    claim_instance(instance_id)
     ids, table = data(input), data(weight)
     if table.ndim != 2:
         raise Error(f"embedding: expected a weight [rows, width], found {table.type}", loc=here())
     scale = None if per_token_scale is None else data(per_token_scale)
     if tp_size == 1 or tp_group is None:
         return wrap(_rows(ids, ids, table, scale))
+    claim_instance(instance_id)
     if len(tp_group) != tp_size:
         raise ArgumentError(
             f"embedding: expected a tp_group of tp_size={tp_size} ranks, found {list(tp_group)}",

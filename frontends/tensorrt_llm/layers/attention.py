@@ -233,9 +233,14 @@ class Attention(AttentionBase):
         by_head = position_embedding is not None and unwrap(position_embedding).ndim == 3
         q, k, v = self._projected(hidden_states, by_head)
         if self.cross_attention:
-            k, v = self._encoded(encoder_output, cross_kv_cache_gen, cross_kv_reuse)
+            k, v = self._encoded(encoder_output, by_head, cross_kv_cache_gen, cross_kv_reuse)
             found, cache = cross(
-                self.heads, self._rules(), (q, k, v), unwrap(lengths.encoder_input_lengths), mask
+                self.heads,
+                self._rules(),
+                (q, k, v),
+                unwrap(lengths.encoder_input_lengths),
+                mask,
+                self._codes(),
             )
             return self._finished(found, cache, use_cache, all_reduce_params)
         plugin = bool(current_network().plugin_config.gpt_attention_plugin)
@@ -282,7 +287,11 @@ class Attention(AttentionBase):
         return (out, cache) if use_cache else out
 
     def _encoded(
-        self, encoder_output: Tensor | None, generate: Tensor | None, reuse: Tensor | None
+        self,
+        encoder_output: Tensor | None,
+        by_head: bool,
+        generate: Tensor | None,
+        reuse: Tensor | None,
     ) -> tuple[Inner, Inner]:
         """Keys and values [B, T, kv*width] of the encoder's output.
 
@@ -296,9 +305,7 @@ class Attention(AttentionBase):
                 "skip_cross_kv: keys and values of the encoder are computed in every call, and "
                 "replaced by cross_kv_reuse where cross_kv_cache_gen is false"
             )
-        _, k, v = self.heads.split(unwrap(self.qkv(encoder_output)))
-        if self.qk_layernorm:
-            k = self._normed(self.k_layernorm, k)
+        _, k, v = self._projected(encoder_output, by_head)
         if not self.skip_cross_kv or generate is None or reuse is None:
             return k, v
         kept = unwrap(reuse).split(self.heads.sizes[1:], 2)

@@ -18,7 +18,6 @@ from ..functional.collectives import (
     AllReduceParams,
     allgather,
     allreduce,
-    claim_instance,
     group_of,
 )
 from ..module import Module, Parameter
@@ -220,10 +219,15 @@ class RowLinear(LinearBase):
         y = self.multiply(unwrap(x))
         if self.is_expert:
             return wrap(y if self.bias is None else y + self.bias_as(y) / self.parts)
-        claim_instance(self.instance_id)
         params = all_reduce_params or AllReduceParams()
         if params.fusion_op == AllReduceFusionOp.NONE:
-            y = unwrap(allreduce(wrap(y), self.tp_group)) if self.tp_group else y
+            if self.tp_group:
+                y = unwrap(allreduce(wrap(y), self.tp_group, instance_id=self.instance_id))
             return wrap(y if self.bias is None else y + self.bias_as(y))
         bias = params.bias if self.bias is None else wrap(self.bias_as(y))
-        return allreduce(wrap(y), self.tp_group or [0], replace(params, bias=bias))
+        return allreduce(
+            wrap(y),
+            self.tp_group or [0],
+            all_reduce_params=replace(params, bias=bias),
+            instance_id=self.instance_id,
+        )

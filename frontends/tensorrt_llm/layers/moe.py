@@ -13,6 +13,7 @@ from ....ir.dims import product
 from ....source import here
 from ... import functional as F
 from ...layers.mlp import find_activation
+from ...layers.moe import route
 from ...tensor import Tensor as Inner
 from ..context import current_session, signatures
 from ..dtypes import irc_dtype
@@ -203,19 +204,13 @@ class MixtureOfExperts(Module):
             raise Error("MixtureOfExperts: static routing is not supported", loc=here())
         x = unwrap(hidden_states)
         tokens = x.reshape(product(x.shape[:-1]), x.shape[-1])
-        weights, chosen = self.route(tokens)
+        scores = unwrap(self.router(wrap(tokens.cast("f32"))))
+        normalize = self.moe_config.normalization_mode == ExpertScaleNormalizationMode.RENORMALIZE
+        weights, chosen = route(scores, self.moe_config.top_k, normalize, tokens.dtype)
         mixed = wrap(self.mixed(tokens, weights, chosen).reshape(x.shape))
         if not self.use_all_reduce:
             return mixed
         return allreduce(mixed, self.tp_group or [0], all_reduce_params=all_reduce_params)
-
-    def route(self, tokens: Inner) -> tuple[Inner, Inner]:
-        """(weights, numbers i32 of the chosen experts) [T, top_k] of tokens [T, hidden_size]."""
-        scores = unwrap(self.router(wrap(tokens.cast("f32"))))
-        weights, chosen = F.topk(F.softmax(scores), self.moe_config.top_k)
-        if self.moe_config.normalization_mode == ExpertScaleNormalizationMode.RENORMALIZE:
-            weights = weights / weights.sum(-1, keep=True)
-        return weights.cast(tokens.dtype), chosen
 
     def mixed(self, tokens: Inner, weights: Inner, chosen: Inner) -> Inner:
         """The weighted sum [T, hidden_size] of this rank's experts, partial over the group."""

@@ -20,7 +20,7 @@ from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.network import default_net
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from irc.ir.dtypes import dtype_of
-from tests.frontends.tensorrt_llm.attention_oracle import Array, Oracle
+from tests.frontends.attention_oracle import Array, Oracle
 from tests.frontends.tensorrt_llm.traced import run, trace, used
 
 any_attention: Any = Attention

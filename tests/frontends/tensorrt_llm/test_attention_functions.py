@@ -27,14 +27,8 @@ from irc.frontends.tensorrt_llm.functional import (
 )
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Parameter
-from tests.frontends.tensorrt_llm.attention_oracle import (
-    Array,
-    Oracle,
-    inverse,
-    rotated,
-    slopes_of,
-    t5_bucket,
-)
+from irc.frontends.tensorrt_llm.quantization import QuantMode
+from tests.frontends.attention_oracle import Array, Oracle, inverse, rotated, slopes_of, t5_bucket
 from tests.frontends.tensorrt_llm.test_attention_layer import PROMPTS, RANDOM, TOKENS, WIDTH, close
 from tests.frontends.tensorrt_llm.test_attention_options import LLAMA3, llama3_frequencies
 from tests.frontends.tensorrt_llm.worlds import every_rank
@@ -195,6 +189,19 @@ def test_cross_attention_of_gpt_attention() -> None:
     for name, given in (("cross_kv", keys), ("cross_qkv", source)):
         inputs = {name: given.astype(np.float32), **more}
         close(computed(qkv, inputs, do_cross_attention=True), wanted)
+    codes = RANDOM.integers(-3, 4, size=keys.shape)
+    near = codes + RANDOM.uniform(-0.4, 0.4, size=keys.shape)  # of the same codes
+    found = computed(
+        qkv,
+        {
+            "cross_kv": near.astype(np.float32) / 2,
+            "kv_quant_orig_scale": np.array([0.5], np.float32),
+        },
+        do_cross_attention=True,
+        kv_cache_quant_mode=QuantMode.INT8_KV_CACHE,
+    )
+    rows = np.concatenate([qkv[..., : HEADS * WIDTH], codes / 2], -1)
+    close(found, attended(rows, mask="padding"))
     with pytest.raises(Error, match="cross attention needs cross_kv"):
         computed(qkv, do_cross_attention=True)
 

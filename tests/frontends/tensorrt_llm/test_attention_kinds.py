@@ -14,8 +14,8 @@ import pytest
 from irc.frontends import tensorrt_llm
 from irc.frontends.tensorrt_llm.enums import AttentionMaskType, PositionEmbeddingType
 from irc.frontends.tensorrt_llm.layers import BlockSparseAttnParams
+from tests.frontends.attention_oracle import Array, inverse
 from tests.frontends.tensorrt_llm.attention_cases import Case
-from tests.frontends.tensorrt_llm.attention_oracle import Array, inverse
 from tests.frontends.tensorrt_llm.test_attention_layer import PROMPTS, RANDOM, close, oracle, tokens
 
 TOKENS, FIRST = 5, 3  # tokens of all calls, and of the first one

@@ -24,8 +24,8 @@ from irc.frontends.tensorrt_llm.network import default_net
 from irc.frontends.tensorrt_llm.quantization import QuantMode
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.fresh import fresh
+from tests.frontends.attention_oracle import Array, Oracle, inverse, rotated
 from tests.frontends.tensorrt_llm.attention_cases import Case, made
-from tests.frontends.tensorrt_llm.attention_oracle import Array, Oracle, inverse, rotated
 from tests.frontends.tensorrt_llm.traced import run, trace
 
 RANDOM = fresh(0)

@@ -10,7 +10,6 @@ import pytest
 from irc import ops
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.context import new_session
-from irc.frontends.tensorrt_llm.dtypes import irc_dtype
 from irc.frontends.tensorrt_llm.enums import LayerNormType, PositionEmbeddingType
 from irc.frontends.tensorrt_llm.layers import Attention, BertAttention
 from irc.frontends.tensorrt_llm.layers.attention_parameters import (
@@ -19,11 +18,9 @@ from irc.frontends.tensorrt_llm.layers.attention_parameters import (
 )
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.network import default_net
-from irc.frontends.tensorrt_llm.quantization import QuantMode
 from irc.frontends.tensorrt_llm.tensor import Tensor
-from irc.ir.dtypes import numpy_dtype
+from tests.frontends.attention_oracle import Array, inverse
 from tests.frontends.tensorrt_llm.attention_cases import Case, made
-from tests.frontends.tensorrt_llm.attention_oracle import Array, inverse
 from tests.frontends.tensorrt_llm.test_attention_layer import (
     HIDDEN,
     PROMPTS,
@@ -170,6 +167,11 @@ def test_norms_of_queries_and_keys(kv: int, kind: str, share: bool) -> None:
     found = oracle(4, kv, position="rope_gpt_neox", norm=norm)
     x = tokens()
     close(Normed(found, settings, by_head=kv == 4).whole(x, 2), found(x))
+    source = tokens()
+    given = {"encoder_output": source.astype(np.float32)}
+    crossed = Normed(found, settings | {"cross_attention": True}, lambda *_: given)
+    crossed.by_head = kv == 4
+    close(crossed.whole(x[:, :3], 2), found(x[:, :3], source))
 
 
 @pytest.mark.parametrize("mask", ["left", "right", "both"])
@@ -214,81 +216,6 @@ def test_bert_attention(tp: int, relative: bool) -> None:
     outs = run(build, given, tp)
     close(outs["by_length"], found(x))
     close(outs["by_mask"], found(x))
-
-
-@pytest.mark.parametrize("plugin", [False, True])
-@pytest.mark.parametrize("tp", [1, 2])
-def test_cross_attention(tp: int, plugin: bool) -> None:
-    found = oracle(4, 2, mask="causal", position="learned_absolute", prompts=PROMPTS)
-    x, source = tokens()[:, :2], tokens()
-    hidden = (np.arange(TOKENS) < PROMPTS[:, None]).astype(np.int32)
-    reuse = RANDOM.normal(size=(2, TOKENS, 2 * 2 * WIDTH)).astype(np.float32)
-    given = {
-        "x": x.astype(np.float32),
-        "source": source.astype(np.float32),
-        "mask": np.repeat(hidden[:, None], 2, 1),
-        "reuse": reuse,
-        "generate": np.array([True]),
-        "keep": np.array([False]),
-    }
-
-    def build(mapping: Mapping) -> None:
-        default_net().plugin_config.set_gpt_attention_plugin("float32" if plugin else None)
-        rest = {n: a for n, a in given.items() if n != "reuse"}
-        inputs = made(rest)
-        shape = (2, TOKENS, 4 * WIDTH // tp)
-        inputs["reuse"] = Tensor(name="reuse", dtype="float32", shape=shape)
-        default_net().share("%reuse", 2)
-        layer = Case(found, {"cross_attention": True, "skip_cross_kv": True}).layer(mapping)
-        for name in ("generate", "keep"):
-            out, cache = layer(
-                inputs["x"], encoder_output=inputs["source"], attention_mask=inputs["mask"],
-                use_cache=True, cross_kv_cache_gen=inputs[name], cross_kv_reuse=inputs["reuse"],
-            )  # fmt: skip
-            out.mark_output(name)
-            cache.mark_output(f"present_key_value_{name == 'keep':d}")
-
-    outs = run(build, given, tp)
-    close(outs["generate"], found(x, source))
-    keys = source @ found.qkv[1].T
-    close(
-        outs["present_key_value_0"][:, 0], keys.reshape(2, TOKENS, 2, WIDTH).transpose(0, 2, 1, 3)
-    )
-    assert not np.allclose(outs["keep"], outs["generate"], atol=1e-2)
-    parts = np.split(reuse, tp, axis=2)  # per rank keys, then values
-    kept = np.concatenate([np.split(part, 2, 2)[0] for part in parts], 2)
-    close(
-        outs["present_key_value_1"][:, 0], kept.reshape(2, TOKENS, 2, WIDTH).transpose(0, 2, 1, 3)
-    )
-
-
-@pytest.mark.parametrize("dtype", ["int8", "fp8"])
-@pytest.mark.parametrize("plugin", [False, True])
-def test_caches_of_codes(plugin: bool, dtype: str) -> None:
-    mode = QuantMode.INT8_KV_CACHE if dtype == "int8" else QuantMode.FP8_KV_CACHE
-    found, x = oracle(4, 2), tokens()
-    scale = 0.05
-
-    def build(mapping: Mapping) -> None:
-        default_net().plugin_config.set_gpt_attention_plugin("float32" if plugin else None)
-        inputs = made({"x": x.astype(np.float32), "filled": np.zeros(2, np.int32)})
-        length = TOKENS if plugin else 0
-        past = Tensor(name="past_key_value_0", dtype=dtype, shape=(2, 2, 2, length, WIDTH))
-        layer = Case(found, {"quant_mode": mode}).layer(mapping)
-        layer.kv_cache_scaling_factor.value = np.array([scale], np.float32)
-        params = KeyValueCacheParams([past], host_past_key_value_lengths=inputs["filled"])
-        out, present = layer(inputs["x"], use_cache=True, kv_cache_params=params)
-        out.mark_output("out")
-        present.mark_output("present_key_value_0")
-
-    past = np.zeros((2, 2, 2, TOKENS if plugin else 0, WIDTH), numpy_dtype(irc_dtype(dtype)))
-    given = {"x": x.astype(np.float32), "filled": np.zeros(2, np.int32), "past_key_value_0": past}
-    outs = run(build, given)
-    assert outs["present_key_value_0"].dtype == past.dtype
-    keys = (x @ found.qkv[1].T).reshape(2, TOKENS, 2, WIDTH).transpose(0, 2, 1, 3)
-    codes = outs["present_key_value_0"][:, 0].astype(np.float32)
-    np.testing.assert_allclose(codes * scale, keys, atol=scale, rtol=0.08)
-    np.testing.assert_allclose(outs["out"], found(x), atol=0.5)
 
 
 def test_dynamic_sizes_need_no_mask_of_all_positions() -> None:

@@ -16,7 +16,7 @@ from irc.errors import Error
 from irc.frontends.tensorrt_llm import functional
 from irc.frontends.tensorrt_llm.context import Dialect, new_session
 from irc.frontends.tensorrt_llm.functional import recv, send
-from irc.frontends.tensorrt_llm.layers import Embedding, PromptTuningEmbedding
+from irc.frontends.tensorrt_llm.layers import Embedding, PromptTuningEmbedding, RowLinear
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Parameter
 from tests.fresh import fresh
@@ -247,6 +247,22 @@ def test_two_collectives_with_one_id_name_both_lines() -> None:
     pattern = r"test_embedding.py:\d+.*instance_id=3 belongs to .*test_embedding.py:\d+"
     with new_session("A"), pytest.raises(Error, match=pattern):
         module_of(build, {"ids": np.zeros(3, "int32")}, 2)
+
+
+def test_without_a_collective_an_id_is_not_taken() -> None:
+    def build(mapping: Mapping, ids: Any) -> Any:
+        layers: Any = (
+            Embedding(4, 4, "float32", 1, None, 0, 0, 3),
+            RowLinear(4, 4, False, "float32", instance_id=3),
+        )
+        for each in layers:
+            each.weight.value = np.eye(4, dtype="float32")
+        found = layers[1](layers[0](ids))
+        return functional.allreduce(found, [mapping.rank], instance_id=3)
+
+    ids = np.arange(4, dtype="int32")
+    for (found,) in every_rank(build, {"ids": ids}, 2, "A"):
+        np.testing.assert_array_equal(found, np.eye(4))
 
 
 def test_ids_are_free_again_in_another_network() -> None:

@@ -112,9 +112,10 @@ def test_experts_leave_the_sum_and_add_a_part_of_the_bias(tp: int) -> None:
     close(np.sum([each for (each,) in found], axis=0), linear(x, weight, bias))
 
 
+@pytest.mark.parametrize("dialect", ["A", "B"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tp", WORLDS)
-def test_rows_with_residual_and_norm(tp: int, bias: bool) -> None:
+def test_rows_with_residual_and_norm(tp: int, bias: bool, dialect: Dialect) -> None:
     x, weight, residual = drawn(3, K), drawn(N, K), drawn(3, N)
     norm, added = drawn(N), drawn(N) if bias else None
     params: list[AllReduceParams] = []
@@ -136,7 +137,7 @@ def test_rows_with_residual_and_norm(tp: int, bias: bool) -> None:
     normed = torch.nn.functional.rms_norm(
         torch.from_numpy(total), (N,), torch.from_numpy(norm), eps=1e-4
     )
-    for found in every_rank(build, {"residual": residual}, tp):
+    for found in every_rank(build, {"residual": residual}, tp, dialect):
         close(found[0], normed.numpy())
         close(found[1], total)
 

@@ -341,7 +341,8 @@ def changed(config: QuantConfig) -> Module:
     ("make", "message"),
     [
         (lambda: layers.WeightOnlyGroupwiseQuantLinear(36, N, 8), "groups of 8 do not divide"),
-        (lambda: changed(QuantConfig("W4A8_QSERVE_PER_GROUP")), "two-level scales are not"),
+        (lambda: changed(QuantConfig("W4A8_QSERVE_PER_GROUP")), "two-level int4 is not"),
+        (lambda: changed(QuantConfig("MIXED_PRECISION")), "give a table of scopes"),
         (lambda: changed(QuantConfig("NVFP4")), "no layers for .*NVFP4"),
         (lambda: layers.FP8Linear(K, N, biass=True), "no argument 'biass'; did you mean 'bias'"),
         (lambda: layers.FP8Linear(K, N, out_features=N), "FP8Linear: expected each argument once"),

@@ -79,7 +79,7 @@ def _key(name: str) -> str:
 
 
 _QSERVE = "QServe's two-level int4 is not supported; use w4a16_awq or w4a8_awq"
-_CACHES = "it is for caches; give kv, or --kv-cache int8 or fp8"
+_CACHES = "it is for caches; give kv, --kv-cache or kv_cache_quant_algo"
 _REFUSED = {
     "w4a8_qserve": _QSERVE,
     "w4a8_qserve_per_group": _QSERVE,
