@@ -7,16 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-
-from ..backends.base import Program, Stream
+from ..backends.base import Program
 from ..errors import Error
 from ..ir.core import Module
-from ..ir.result_names import NEXT_TOKENS
 from ..ops import Rope
-from .checks import checked
-from .inputs import cache_capacity, cache_sizes, multiple_of, rounded, vocabulary
-from .rows import Rows, has_engine_tensors, most_slots
+from .inputs import cache_capacity, check_prompt, multiple_of, rounded, vocabulary
+from .rows import Rows, check_language_model, has_engine_tensors
 
 Stop: TypeAlias = Literal["end", "count", "capacity"]
 
@@ -66,14 +62,12 @@ def greedy(
     capacity = _checked_capacity(program, prompt, dims)
     step = _ids_dim(program, 1, "tokens")[1]
     slots = rounded(-(-(len(prompt) + max(most, 1)) // step) * step, capacity)
+    session = _Session(program, prompt, slots, dims)
+    piece = session.chunk
     if has_engine_tensors(program.ports):
-        session = _Engine(program, slots, dims)
-        piece = len(prompt)
-    else:
-        session = _Session(program, slots, dims)
-        piece = session.chunk
-        if len(prompt) > piece and module is not None and _by_length(module(), len(prompt)):
-            piece = session.piece_with_padding(len(prompt))
+        piece = len(prompt)  # their inputs tell prompts from single tokens
+    elif len(prompt) > piece and module is not None and _by_length(module(), len(prompt)):
+        piece = session.piece_with_padding(len(prompt))
     began = time.perf_counter()
     token = session.prefill(prompt, piece)
     first = time.perf_counter()
@@ -96,15 +90,16 @@ def greedy(
 
 
 class _Session:
-    """One sequence: the stream, and the number of tokens in its caches."""
+    """One sequence: its rows, which are equal on all data-parallel replicas, and its length."""
 
-    def __init__(self, program: Program, slots: int, dims: Mapping[str, Any]) -> None:
-        self.program, self.names = program, {port.name for port in program.ports.inputs}
+    def __init__(
+        self, program: Program, prompt: Sequence[int], slots: int, dims: Mapping[str, Any]
+    ) -> None:
         name, self.multiple = _ids_dim(program, 1, "tokens")
         longest = int(dims[name][2]) if name in dims else slots // self.multiple
         self.chunk = longest * self.multiple
-        self.rows = _ids_dim(program, 0, "rows")[1]
-        self.stream: Stream = program.open(cache_sizes(program.ports.states, self.rows, slots))
+        self.copies = _ids_dim(program, 0, "rows")[1]
+        self.rows = Rows(program, dims, [prompt] * self.copies, slots)
         self.length = 0
 
     def prefill(self, prompt: Sequence[int], piece: int) -> int:
@@ -129,76 +124,17 @@ class _Session:
         return self.chunk - self.multiple
 
     def step(self, ids: Sequence[int], least: int = 0, total: int = 0) -> int:
-        """The most likely token after `ids`; the smallest of equally likely ones.
-
-        A call is padded with token 0 to `least` tokens and the multiple that the model requires;
-        the next call overwrites the padding in the caches. The position of padding is the last of
-        the prompt (`total` tokens) or of `ids`, because a rope may depend on the largest position
-        (dynamic, longrope). Data-parallel replicas all get the same row.
-        """
-        count = len(ids)
-        padded = -(-max(count, least) // self.multiple) * self.multiple
-        end = self.length + count
-        at = [*range(self.length, end), *[max(end, total) - 1] * (padded - count)]
-        every = {
-            "input_ids": np.array([[*ids, *[0] * (padded - count)]], np.int32),
-            "positions": np.array([at], np.int32),
-            "past_lengths": np.array([self.length], np.int32),
-            "logit_positions": np.array([[count - 1]], np.int32),
-        }
-        inputs = {n: a.repeat(self.rows, 0) for n, a in every.items() if n in self.names}
-        results = checked(self.program, self.stream.step(inputs), self.names)
-        self.length += count
-        if NEXT_TOKENS in results:
-            return int(results[NEXT_TOKENS][0, -1])
-        return int(results["logits"][0, -1].argmax())
-
-
-class _Engine:
-    """One sequence in a network of TensorRT-LLM, whose prompt is one call."""
-
-    multiple = 1
-
-    def __init__(self, program: Program, slots: int, dims: Mapping[str, Any]) -> None:
-        self.program, self.dims, self.chunk = program, dims, slots
-        self.length = 0
-
-    def prefill(self, prompt: Sequence[int], piece: int) -> int:
-        """The token after the prompt."""
-        self.rows = Rows(self.program, self.dims, [prompt], self.chunk)
-        return self.step(prompt)
-
-    def step(self, ids: Sequence[int]) -> int:
-        """The most likely token after `ids`; the smallest of equally likely ones."""
+        """The most likely token after `ids`, see `Rows.next_tokens`."""
         self.length += len(ids)
-        return int(self.rows.step([ids])[0].argmax())
-
-
-_KNOWN = {"input_ids", "positions", "past_lengths", "logit_positions"}
+        return int(self.rows.next_tokens([ids] * self.copies, least, total)[0])
 
 
 def _checked_capacity(program: Program, prompt: Sequence[int], dims: Mapping[str, Any]) -> int:
     """The capacity of the caches in tokens; an Error if the model or prompt does not fit."""
     ports = program.ports
-    names = [port.name for port in ports.inputs]
-    outputs = [port.name for port in ports.outputs]
-    has_tokens = "logits" in outputs or NEXT_TOKENS in outputs
-    is_engine = has_engine_tensors(ports)
-    if "input_ids" not in names or not has_tokens or not (ports.states or is_engine):
-        raise Error(
-            "this model is no language model, which has the input input_ids, caches, and the "
-            f"output logits: its inputs are {', '.join(names) or 'none'} and its outputs "
-            f"{', '.join(outputs) or 'none'}; use irc run"
-        )
-    unknown = [name for name in names if name not in _KNOWN]
-    if unknown and not is_engine:
-        raise Error(f"irc generate has no value for the input {', '.join(unknown)}; use irc run")
-    if not prompt:
-        raise Error("the prompt has no tokens; expected at least one")
-    size = vocabulary(ports)
-    if size is not None and max(prompt) >= size:
-        raise Error(f"the prompt has the token {max(prompt)}, but the model has {size} tokens")
-    capacity = most_slots(ports, dims) if is_engine else cache_capacity(ports.states, dims)
+    check_language_model(ports)
+    check_prompt(prompt, vocabulary(ports))
+    capacity = cache_capacity(ports.states, dims)
     if capacity and len(prompt) > capacity:
         raise Error(
             f"the prompt has {len(prompt)} tokens, but the cache of this model holds {capacity}; "

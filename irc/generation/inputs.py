@@ -20,6 +20,7 @@ from ..ir.dtypes import dtype, numpy_dtype
 Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = dict[str, Array]
 
+_CACHE_NDIMS = (4, 5)  # [B, heads, C, head size], and with keys and values stacked behind B
 _ROUND = 64  # the capacity of a cache is a multiple, so that several lengths share a plan
 
 
@@ -91,13 +92,30 @@ def _check_ids(ids: Array, tokens: int | None) -> None:
             f"input_ids has the shape {list(ids.shape)}, but it must be [B, S]: "
             "a row of at least one token id per sequence"
         )
-    outside = ids[(ids < 0) | (ids >= tokens)] if tokens is not None else ids[:0]
+    outside = _outside(ids, tokens)
     if outside.size:
         warnings.warn(
             f"input_ids has the token {outside.flat[0]}, but the model has {tokens} tokens; unless "
             "irc compile --outside says otherwise, its embedding is a row of zeros",
             stacklevel=4,
         )
+
+
+def check_prompt(prompt: Sequence[int], tokens: int | None) -> None:
+    """An Error unless a prompt is some of a model's `tokens` token ids (None: any number)."""
+    ids = np.asarray(prompt)
+    if not ids.size:
+        raise Error("the prompt has no tokens; expected at least one")
+    if ids.dtype.kind not in "iu":
+        raise Error(f"the prompt is {ids.dtype}; expected token ids, which are integers")
+    outside = _outside(ids, tokens)
+    if outside.size:
+        raise Error(f"the prompt has the token {outside[0]}, but the model has {tokens} tokens")
+
+
+def _outside(ids: Array, tokens: int | None) -> Array:
+    """The token ids that a model with `tokens` tokens does not have."""
+    return ids[(ids < 0) | (ids >= tokens)] if tokens is not None else ids[:0]
 
 
 def _check_multiples(ports: Ports, ids: Array) -> None:
@@ -167,14 +185,14 @@ def rounded(count: int, capacity: int) -> int:
 
 
 def state_shape(state: Port, batch: int, slots: int) -> tuple[int, ...]:
-    """The shape of a cache [B, heads, C, head size] for a batch size and a capacity."""
+    """The shape of a cache [B, ..., C, head size] for a batch size and a capacity."""
     sizes = _symbols(state, batch, slots)
     shape: list[int] = []
     for dim in state.shape:
         size = dim.bind(sizes) if isinstance(dim, Dim) else dim
         if isinstance(size, Dim):
             raise Error(
-                f"the state {state.name} is no cache [B, heads, C, size]; pass it as an input"
+                f"the state {state.name} is no cache [B, ..., C, size]; pass it as an input"
             )
         shape.append(size)
     return tuple(shape)
@@ -190,8 +208,8 @@ def cache_sizes(states: Iterable[Port], batch: int, slots: int) -> dict[str, int
 
 def _symbols(state: Port, batch: int, slots: int) -> dict[str, int]:
     sizes: dict[str, int] = {}
-    if len(state.shape) == 4:
-        for dim, size in ((state.shape[0], batch), (state.shape[2], slots)):
+    if len(state.shape) in _CACHE_NDIMS:
+        for dim, size in ((state.shape[0], batch), (state.shape[-2], slots)):
             found = multiple_of(dim)
             if found is not None and size % found[1] == 0:
                 sizes[found[0]] = size // found[1]
@@ -211,11 +229,12 @@ def cache_capacity(states: Iterable[Port], dims: Mapping[str, Any]) -> int:
     """The capacity of caches in tokens: C, or the maximum of its range; 0: any number."""
     limits: list[int] = []
     for state in states:
-        if len(state.shape) != 4:
+        if len(state.shape) not in _CACHE_NDIMS:
             continue
-        dim = state.shape[2]
+        dim = state.shape[-2]
+        found = multiple_of(dim)
         if isinstance(dim, int):
             limits.append(dim)
-        elif str(dim) in dims:
-            limits.append(int(dims[str(dim)][2]))
+        elif found is not None and found[0] in dims:
+            limits.append(int(dims[found[0]][2]) * found[1])
     return min(limits, default=0)

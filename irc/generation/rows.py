@@ -15,10 +15,10 @@ import numpy as np
 
 from ..backends.base import Port, Ports, Program, Stream
 from ..errors import Error
-from ..ir.dims import Dim, bind
 from ..ir.dtypes import numpy_dtype
+from ..ir.result_names import NEXT_TOKENS
 from .checks import checked
-from .inputs import check_ranges, converted, multiple_of
+from .inputs import cache_sizes, check_ranges, converted, multiple_of, state_shape
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = dict[str, Array]
@@ -57,7 +57,7 @@ class Rows:
         if movable:
             self.caches |= {port.name: self._zeros(port, slots) for port in ports.states}
         else:
-            self.stream = program.open(self._sizes(ports.states, slots))
+            self.stream = program.open(cache_sizes(ports.states, self.count, slots))
         _check_names(self.inputs, self.extra)
         lengths = {len(prompt) for prompt in prompts}
         if self.growing and len(lengths) > 1 and not any(p.name == _MASK for p in self.inputs):
@@ -78,14 +78,32 @@ class Rows:
 
     def step(self, tokens: Sequence[Sequence[int]]) -> Array:
         """The logits [rows, V] of the token after `tokens` of each row, which join its caches."""
-        call = _Call(self, tokens)
+        return self._last(*self._call(tokens))
+
+    def next_tokens(self, tokens: Sequence[Sequence[int]], least: int = 0, total: int = 0) -> Array:
+        """The most likely token [rows] after `tokens`; the smallest of equally likely ones.
+
+        A call is padded to `least` tokens. The position of padding is the last of the row, or of
+        the `total` tokens of its prompt, because a rope may depend on the largest position
+        (dynamic, longrope). The next call overwrites the padding in the caches.
+        """
+        results, call = self._call(tokens, least, total)
+        if NEXT_TOKENS in results:
+            found = results[NEXT_TOKENS]
+            return found if found.ndim == 1 else call.last(found)
+        return self._last(results, call).argmax(-1)
+
+    def _call(
+        self, tokens: Sequence[Sequence[int]], least: int = 0, total: int = 0
+    ) -> tuple[Arrays, _Call]:
+        call = _Call(self, tokens, least, total)
         inputs = {port.name: call.value(port) for port in self.inputs}
         check_ranges(self.inputs, inputs, self.dims)
         results = self._run(inputs)
         self.past += call.counts
         if self.growing:
             self.mask = call.mask
-        return self._last(results, call)
+        return results, call
 
     def select(self, order: Sequence[int]) -> None:
         """Let row i continue what row `order[i]` has done."""
@@ -115,48 +133,29 @@ class Rows:
                 "as an output, and compile without --next-tokens"
             )
         logits = results["logits"]
-        if logits.ndim == 2:
-            return logits
-        at = np.zeros(self.count, np.int64) if logits.shape[1] == 1 else call.counts - 1
-        return logits[np.arange(self.count), at]
-
-    def _sizes(self, ports: Sequence[Port], slots: int) -> dict[str, int]:
-        """The symbols in the shapes of caches: rows first, then the capacity."""
-        sizes: dict[str, int] = {}
-        for port in ports:
-            for at, dim in enumerate(port.shape):
-                found = multiple_of(dim)
-                if found is not None:
-                    sizes.setdefault(found[0], (slots if at else self.count) // found[1])
-        return sizes
+        return logits if logits.ndim == 2 else call.last(logits)
 
     def _zeros(self, port: Port, slots: int) -> Array:
-        sizes = self._sizes([port], slots)
-        shape = [bind(dim, sizes) if isinstance(dim, Dim) else dim for dim in port.shape]
-        if any(isinstance(size, Dim) for size in shape):
-            raise Error(
-                f"the cache {port.name} has the shape {list(port.shape)}, with sums of "
-                "symbols; expected one symbol for the rows and one for the capacity"
-            )
-        return np.zeros(tuple(map(int, map(str, shape))), numpy_dtype(port.dtype))
+        return np.zeros(state_shape(port, self.count, slots), numpy_dtype(port.dtype))
 
 
 class _Call:
     """One call: the tokens of every row, padded to the longest, and what follows from them."""
 
-    def __init__(self, rows: Rows, tokens: Sequence[Sequence[int]]) -> None:
+    def __init__(self, rows: Rows, tokens: Sequence[Sequence[int]], least: int, total: int) -> None:
         self.rows = rows
         self.counts = np.array([len(each) for each in tokens], np.int64)
         (self.port,) = [port for port in rows.inputs if port.name == "input_ids"]
         found = multiple_of(self.port.shape[1])
         multiple = found[1] if found is not None else 1
-        self.width = -(-int(self.counts.max()) // multiple) * multiple
+        self.width = -(-max(int(self.counts.max()), least) // multiple) * multiple
         self.ids = np.zeros((len(tokens), self.width), np.int64)
         for row, each in enumerate(tokens):
             self.ids[row, : len(each)] = each
         places = np.arange(self.width)
         self.valid = (places < self.counts[:, None]).astype(np.int64)
-        self.positions = rows.past[:, None] + np.minimum(places, self.counts[:, None] - 1)
+        end = np.maximum(rows.past + self.counts, total)
+        self.positions = np.where(self.valid, rows.past[:, None] + places, end[:, None] - 1)
         self.mask = np.concatenate([rows.mask, self.valid], 1)
         self.first = not rows.past.any()
 
@@ -178,9 +177,14 @@ class _Call:
 
     def whole(self, port: Port, value: int) -> Array:
         """An array of one value whose symbols are the rows, and the capacity behind them."""
-        sizes = self.rows._sizes([port], self.rows.slots)  # pyright: ignore[reportPrivateUsage]
-        shape = [bind(dim, sizes) if isinstance(dim, Dim) else dim for dim in port.shape]
-        return np.full(tuple(int(str(size)) for size in shape), value)
+        sizes = (self.rows.slots if at else self.rows.count for at in range(len(port.shape)))
+        pairs = zip(port.shape, sizes, strict=True)
+        return np.full([dim if isinstance(dim, int) else size for dim, size in pairs], value)
+
+    def last(self, values: Array) -> Array:
+        """[rows, ...] at the last token of each row, of values [rows, tokens or 1, ...]."""
+        at = np.zeros(len(values), np.int64) if values.shape[1] == 1 else self.counts - 1
+        return values[np.arange(len(values)), at]
 
 
 _Value: TypeAlias = Callable[[_Call, Port], Array]
@@ -211,11 +215,6 @@ _VALUES: dict[str, _Value] = {
 def _check_names(ports: Sequence[Port], extra: Mapping[str, Array]) -> None:
     """An Error that names the inputs that neither the caller nor the runtime gives."""
     names = [port.name for port in ports]
-    if "input_ids" not in names:
-        raise Error(
-            f"this engine is no language model with the input input_ids: its inputs are "
-            f"{', '.join(names)}; run it with runtime.Session"
-        )
     unknown = [
         name
         for name in names
@@ -223,8 +222,8 @@ def _check_names(ports: Sequence[Port], extra: Mapping[str, Array]) -> None:
     ]
     if unknown:
         raise Error(
-            f"the runtime has no value for {', '.join(unknown)}; give arrays by name to decode, "
-            "as in decode(..., inputs={...})"
+            f"generation has no value for {', '.join(unknown)}; use irc run, or give arrays by "
+            "name, as in GenerationSession.decode(..., inputs={...})"
         )
 
 
@@ -233,14 +232,14 @@ def has_engine_tensors(ports: Ports) -> bool:
     return any(port.name.startswith(_PAST) for port in (*ports.inputs, *ports.states))
 
 
-def most_slots(ports: Ports, dims: Mapping[str, Any]) -> int:
-    """The largest capacity of the caches, which is their second to last size; 0 is any."""
-    limits: list[int] = []
-    for port in ports.states:
-        dim = port.shape[-2]
-        found = multiple_of(dim)
-        if not isinstance(dim, Dim):
-            limits.append(dim)
-        elif found is not None and found[0] in dims:
-            limits.append(int(dims[found[0]][2]) * found[1])
-    return min(limits, default=0)
+def check_language_model(ports: Ports) -> None:
+    """An Error unless a program has the input `input_ids`, caches, and logits or next tokens."""
+    inputs, outputs = ([port.name for port in found] for found in (ports.inputs, ports.outputs))
+    has_tokens = "logits" in outputs or NEXT_TOKENS in outputs
+    has_caches = ports.states or has_engine_tensors(ports)
+    if "input_ids" not in inputs or not has_tokens or not has_caches:
+        raise Error(
+            "this model is no language model, which has the input input_ids, caches, and the "
+            f"output logits: its inputs are {', '.join(inputs) or 'none'} and its outputs "
+            f"{', '.join(outputs) or 'none'}; use irc run"
+        )

@@ -46,7 +46,7 @@ class Counting:
     def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         self.steps.append({name: array.tolist() for name, array in inputs.items()})
         last = int(inputs["input_ids"][0, -1])
-        count = inputs["logit_positions"].shape[1] if "logit_positions" in inputs else 3
+        count = inputs["logit_positions"].shape[1] if "logit_positions" in inputs else 1
         logits = np.zeros((1, count, VOCAB), np.float32)
         logits[:, -1, (last + 1) % VOCAB] = 1
         return {"logits": logits}
@@ -132,10 +132,12 @@ def test_a_model_may_take_fewer_inputs() -> None:
         ({"inputs": ()}, [1], "no language model, .* its inputs are none and its outputs logits"),
         ({"states": ()}, [1], "this model is no language model"),
         ({"outputs": ()}, [1], "this model is no language model, .* its outputs none"),
-        ({"inputs": (*PORTS.inputs, IMAGE)}, [1], "no value for the input image; use irc run"),
+        ({"inputs": (*PORTS.inputs, IMAGE)}, [1], "no value for image; use irc run"),
         ({"inputs": (FIXED,)}, [1], "this model takes exactly 16 tokens per call"),
         ({}, [], "the prompt has no tokens"),
         ({}, [50], "the prompt has the token 50, but the model has 50 tokens"),
+        ({}, [-1], "the prompt has the token -1, but the model has 50 tokens"),
+        ({}, [1.0], "the prompt is float64; expected token ids, which are integers"),
         ({}, [1] * 101, "the prompt has 101 tokens, but the cache of this model holds 100"),
     ],
 )
@@ -177,6 +179,21 @@ def test_calls_are_padded_where_tokens_are_sharded() -> None:
     # the cache has room for the padding of the last call
     assert greedy(ByThrees(), [1], 99, dims={"C": (1, 8, 8)}).stop == "capacity"
     assert summary.prompt_tokens == 4
+
+
+class OfAll(Counting):
+    """A model whose calls have a multiple of three tokens, with the logits after each of them."""
+
+    def __init__(self) -> None:
+        ids = dataclasses.replace(PORTS.inputs[0], shape=(B, 3 * S))
+        super().__init__(dataclasses.replace(PORTS, inputs=(ids,)))
+
+    def step(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"logits": np.eye(VOCAB, dtype=np.float32)[inputs["input_ids"] + 1]}
+
+
+def test_logits_of_padding_are_left_out() -> None:
+    assert greedy(OfAll(), [3, 4], 3).tokens == (5, 6, 7)
 
 
 class Choosing(Counting):

@@ -13,8 +13,8 @@ import numpy as np
 
 import irc
 from irc.errors import Error
-from irc.generation.inputs import rounded
-from irc.generation.rows import Rows, most_slots
+from irc.generation.inputs import cache_capacity, check_prompt, rounded, vocabulary
+from irc.generation.rows import Rows, check_language_model
 from irc.generation.search import Beams, Draws, Rules
 from irc.source import here
 
@@ -52,6 +52,7 @@ class GenerationSession:
                 "runtime.Session return the outputs that a network registers"
             )
         self.artifact = open_engine(engine_buffer)
+        check_language_model(self.artifact.program.ports)
         self.model_config, self.mapping = model_config, mapping
         self.vocab_size = model_config.vocab_size if model_config is not None else None
         self.new_tokens, self.beam_width, self.context_length = 0, 1, 0
@@ -128,13 +129,19 @@ class GenerationSession:
             )
         ]
         arrays = {name: as_array(value) for name, value in given.items() if value is not None}
-        known = {port.name for port in self.artifact.program.ports.inputs} | _MAY_BE_UNUSED
+        ports = self.artifact.program.ports
+        known = {port.name for port in ports.inputs} | _MAY_BE_UNUSED
         if unknown := arrays.keys() - known:
             raise Error(
                 f"the engine has no input called {', '.join(sorted(unknown))}; leave it out, or "
                 "build the engine with it",
                 loc=here(),
             )
+        tokens = vocabulary(ports)
+        if tokens is not None:  # the rows of a prompt table have the ids behind the vocabulary
+            tokens += len(arrays.get("prompt_embedding_table", ()))
+        for prompt in prompts:
+            check_prompt(prompt, tokens)
         job = _Job(self, config, prompts, words, arrays)
         job.wrap = lambda array: like(array, input_ids)
         job.criteria, job.processor = stopping_criteria, logits_processor
@@ -152,7 +159,7 @@ class GenerationSession:
         """`decode` of a list of prompts of any lengths."""
         arrays = [as_array(each).reshape(-1) for each in input_ids]
         lengths = [len(each) for each in arrays]
-        joined = like(np.concatenate(arrays).astype(np.int32), input_ids[0])
+        joined = like(np.concatenate(arrays), input_ids[0])
         return self.decode(joined, lengths, sampling_config, *args, **more)
 
     def decode_stream(self, *args: Any, **more: Any) -> Iterator[Any]:
@@ -187,7 +194,7 @@ class _Job:
         ]
         artifact, longest = session.artifact, max(map(len, prompts)) + session.new_tokens
         dims = artifact.manifest["dims"]
-        most = most_slots(artifact.program.ports, dims)
+        most = cache_capacity(artifact.program.ports.states, dims)
         if most and longest > most:
             raise Error(
                 f"prompt and new tokens are {longest}, but the caches of this engine hold {most}; "

@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from irc.backends.reference.inputs import Input, bind_sizes
 from irc.errors import Error
-from irc.ir.dims import Dim, bind, linear
+from irc.generation.checks import checked
+from irc.generation.inputs import check_ranges, converted
+from irc.ir.dims import Dim, bind
 from irc.ir.dtypes import numpy_dtype
+from irc.ir.types import TensorType
 
 from ..dtypes import as_array
 from .generation import like, open_engine
@@ -50,13 +54,13 @@ class Session:
 
     def infer_shapes(self, inputs: Sequence[TensorInfo], context: Any = None) -> list[TensorInfo]:
         """The outputs for inputs of these shapes, states included in neither."""
-        ports, sizes = self.artifact.program.ports, dict[str, int]()
-        shapes = {each.name: each.shape for each in inputs}
-        for port in (*ports.inputs, *ports.states):
-            for dim, size in zip(port.shape, shapes.get(port.name, ()), strict=False):
-                found = linear(dim)
-                if found is not None:
-                    sizes[found[0]] = (size - found[2]) // found[1]
+        ports, shapes = self.artifact.program.ports, {each.name: each.shape for each in inputs}
+        given = [port for port in (*ports.inputs, *ports.states) if port.name in shapes]
+        zeros = {port.name: np.zeros((), numpy_dtype(port.dtype)) for port in given}
+        arrays = {name: np.broadcast_to(zero, shapes[name]) for name, zero in zeros.items()}
+        rows = [Input(p.name, TensorType(p.dtype, p.shape), arrays[p.name]) for p in given]
+        sizes = bind_sizes(rows, {})
+        check_ranges(given, arrays, self.artifact.manifest["dims"])
         outputs: list[TensorInfo] = []
         for port in ports.outputs:
             shape = [bind(dim, sizes) for dim in port.shape]
@@ -70,7 +74,7 @@ class Session:
         return outputs
 
     def set_shapes(self, tensor_dict: Mapping[str, Any], context: Any = None) -> None:
-        """Check that shapes are known to the engine; `run` sets them itself."""
+        """Check that the engine takes these shapes; `run` sets them itself."""
         self.infer_shapes([TensorInfo(n, None, tuple(t.shape)) for n, t in tensor_dict.items()])
 
     def run(
@@ -85,11 +89,10 @@ class Session:
         Inputs that the engine does not have, because no result needs them, are left out.
         """
         program = self.artifact.program
-        dtypes = {p.name: p.dtype for p in (*program.ports.inputs, *program.ports.states)}
-        arrays = {
-            n: as_array(x).astype(numpy_dtype(dtypes[n])) for n, x in inputs.items() if n in dtypes
-        }
-        results = program.run(arrays)
+        ports = [p for p in (*program.ports.inputs, *program.ports.states) if p.name in inputs]
+        arrays = {port.name: converted(port, as_array(inputs[port.name])) for port in ports}
+        check_ranges(ports, arrays, self.artifact.manifest["dims"])
+        results = checked(program, program.run(arrays), arrays)
         first = next(iter(inputs.values()), None)
         if outputs is None:
             return {name: like(array, first) for name, array in results.items()}

@@ -11,7 +11,13 @@ from irc.frontends.tensor import Tensor
 
 VOCAB, HIDDEN, HEADS, LONGEST = 23, 12, 3, 32
 SIZE = HIDDEN // HEADS
-DIMS = {"B": (1, 2, 32), "S": (1, 4, LONGEST), "P": (0, 4, LONGEST), "C": (1, 16, LONGEST)}
+DIMS = {
+    "B": (1, 2, 32),
+    "S": (1, 4, LONGEST),
+    "P": (0, 4, LONGEST),
+    "C": (1, 16, LONGEST),
+    "R": (1, 2, 8),
+}
 
 
 class Decoder(Module):
@@ -28,7 +34,10 @@ class Decoder(Module):
         batch, count = input_ids.shape
         named = more.get("position_ids", more.get("positions"))
         places = F.iota(count).unsqueeze(0).expand(batch, count) if named is None else named
-        x = F.embedding(input_ids, self.table) + F.embedding(places, self.places)
+        table = self.table
+        if "prompt_embedding_table" in more:  # ids behind the vocabulary are its rows
+            table = F.concat([table, more["prompt_embedding_table"]], dim=0)
+        x = F.embedding(input_ids, table) + F.embedding(places, self.places)
         q, k, v = F.linear(x, self.qkv).split(HIDDEN)
         mixed, caches = getattr(self, f"attend_{self.kind}")(q, k, v, more)
         logits = F.linear((x + mixed) * 8.0, self.head)
@@ -98,14 +107,17 @@ INPUTS = {
 ALIASES = {"own": {"k0": "k0", "v0": "v0"}, "fixed": {"present_key_value_0": "past_key_value_0"}}
 
 
-def decoder(kind: str, seed: int, biased: bool = False, unmasked: bool = False) -> irc.Module:
+def decoder(
+    kind: str, seed: int, biased: bool = False, unmasked: bool = False, tuned: bool = False
+) -> irc.Module:
     """The model with a kind of cache; those of one seed have the same weights.
 
     A biased one has an input `bias` [B, VOCAB], which is added to the logits; an unmasked one has
-    no `attention_mask`.
+    no `attention_mask`; a tuned one has an input `prompt_embedding_table` [R, HIDDEN].
     """
     inputs = {"input_ids": irc.Spec("i32", ("B", "S")), **INPUTS[kind]}
     inputs |= {"bias": irc.Spec("f32", ("B", VOCAB))} if biased else {}
+    inputs |= {"prompt_embedding_table": irc.Spec("f32", ("R", HIDDEN))} if tuned else {}
     if unmasked:
         del inputs["attention_mask"]
     used = {

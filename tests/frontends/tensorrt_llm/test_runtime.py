@@ -18,13 +18,11 @@ from irc.frontends.tensorrt_llm.runtime import (
     ModelConfig,
     ModelRunner,
     SamplingConfig,
-    Session,
-    TensorInfo,
     to_word_list_format,
 )
 from irc.generation.sampling import log_probabilities
 from tests.fresh import fresh, session_seed
-from tests.frontends.tensorrt_llm.decoders import HEADS, SIZE, VOCAB, Oracle, artifact
+from tests.frontends.tensorrt_llm.decoders import HIDDEN, VOCAB, Oracle, artifact
 from tests.tiny_checkpoint import write_checkpoint
 
 SEED = session_seed()
@@ -273,23 +271,19 @@ def test_results_are_tensors_where_the_prompts_are(
     assert ids[0, 0, : len(batch[0]) + 2].tolist() == oracle.greedy(batch[0], 2)
 
 
-def test_a_session_runs_any_engine_on_arrays(
-    folders: Callable[[str], Path], oracle: Oracle, prompt: list[int]
-) -> None:
-    count = len(prompt)
-    inputs = {
-        "input_ids": np.array([prompt], np.int32),
-        "position_ids": np.arange(count, dtype=np.int32)[None],
-        "last_token_ids": np.array([count], np.int32),
-        "attention_mask": np.ones((1, count), np.int32),
-        "past_key_value_0": np.zeros((1, 2, HEADS, 0, SIZE), np.float32),
-    }
-    session = Session.from_artifact(folders("growing"))
-    infos = session.infer_shapes([TensorInfo(n, x.dtype, x.shape) for n, x in inputs.items()])
-    outputs = {info.name: np.empty(info.shape, np.float32) for info in infos}
-    assert outputs["present_key_value_0"].shape == (1, 2, HEADS, count, SIZE)
-    assert session.run(inputs, outputs)
-    np.testing.assert_allclose(outputs["logits"][0], oracle.logits(prompt), rtol=1e-4, atol=1e-4)
+def test_the_rows_of_a_prompt_table_have_ids_behind_the_vocabulary(tmp_path: Path) -> None:
+    runner = ModelRunner.from_dir(artifact("fixed", SEED, tmp_path / "e", tuned=True))
+    table = fresh(2).standard_normal((1, 2, HIDDEN), np.float32)
+    settings: dict[str, Any] = {"end_id": -1, "max_new_tokens": 1, "prompt_table": table}
+    ids = runner.generate([[VOCAB, VOCAB + 1, 3]], **settings)
+    assert ids[0, 0, :3].tolist() == [VOCAB, VOCAB + 1, 3] and 0 <= ids[0, 0, 3] < VOCAB
+    with pytest.raises(Error, match="has the token 25, but the model has 25 tokens"):
+        runner.generate([[VOCAB + 2]], **settings)
+
+
+def test_a_model_without_caches_generates_nothing(tmp_path: Path) -> None:
+    with pytest.raises(Error, match=r"this model is no language model, which has .* caches"):
+        GenerationSession(None, artifact("none", SEED, tmp_path / "e"))
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -303,7 +297,7 @@ def test_inputs_that_the_caller_gives(beams: int, tmp_path: Path, batch: list[li
     assert [new(row, prompt)[:2] for row, prompt in zip(ids[:, 0], batch, strict=True)] == [
         [token, token] for token in wanted
     ]
-    with pytest.raises(Error, match="no value for bias; give arrays by name"):
+    with pytest.raises(Error, match="no value for bias; use irc run, or give arrays by name"):
         session.decode_batch(list(map(np.array, batch)), config)
 
 
@@ -354,6 +348,9 @@ def test_prompts_of_one_length_without_a_mask(tmp_path: Path, oracle: Oracle) ->
             "caches of this engine hold",
         ),
         (lambda r: r.session.decode([[1, 2]], [3], SamplingConfig(1)), "prompts of these lengths"),
+        (lambda r: r.generate([[VOCAB]], end_id=1), "has the token 23, but the model has 23"),
+        (lambda r: r.session.decode([[-1]], [1], SamplingConfig(1)), "has the token -1, but the"),
+        (lambda r: r.generate([[1], [2.5]], end_id=1), "float64; expected token ids"),
     ],
 )
 def test_errors(use: Callable[[ModelRunner], Any], message: str, runner: ModelRunner) -> None:
