@@ -24,7 +24,8 @@ def check_names(function: Function, inputs: Mapping[str, object]) -> None:
             raise Error(f"@{function.name} has no argument {name!r}{did_you_mean(name, names)}")
     missing = [name for name in names if name not in inputs]
     if missing:
-        raise Error(f"the input {', '.join(missing)} of @{function.name} is missing")
+        lacking = ", ".join(missing)
+        raise Error(f"the inputs lack {lacking}; @{function.name} takes {', '.join(names)}")
 
 
 class Input(NamedTuple):

@@ -100,8 +100,8 @@ class Parameter:
         array = as_array(value)
         if array.shape != self.shape:
             raise Error(
-                f"the parameter {self.name or ''} has the shape {list(self.shape)}, but its new "
-                f"value has {list(array.shape)}; expected the part of one rank",
+                f"the parameter {self.name or self.type} has the shape {list(self.shape)}, but "
+                f"its new value has {list(array.shape)}; expected the shape on one rank",
                 loc=here(),
             )
         if dtype_of(array) != self.type.dtype:
@@ -116,7 +116,7 @@ class Parameter:
     def raw_value(self) -> np.ndarray[Any, Any]:
         """The array that was set; an Error where there is none."""
         if not isinstance(self.bound, np.ndarray):
-            raise Error(f"the parameter {self.name or self.shape} has no array", loc=here())
+            raise Error(f"the parameter {self.name or self.type} has no array", loc=here())
         return self.bound
 
     def set_value_or_dummy(self, value: Any) -> None:

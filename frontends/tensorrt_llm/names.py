@@ -38,9 +38,9 @@ class Name:
 
     def find(self) -> Any:
         """The object of irc with this name; AttributeError where there is none."""
-        for home in homes(self.module):
+        for candidate in candidates(self.module):
             try:
-                module = import_module(home, _PACKAGE)
+                module = import_module(candidate, _PACKAGE)
             except ModuleNotFoundError as error:
                 if error.name is None or not error.name.startswith("irc."):
                     raise
@@ -53,7 +53,7 @@ class Name:
 
 
 # Modules of irc that hold the names of a module whose counterpart has another name, or several.
-_HOMES = {
+_CANDIDATES = {
     "": ("functional", "network", "module", "builder", "mapping", "dtypes", "utilities", "tensor"),
     "_utils": ("dtypes", "utilities"),
     "_common": ("network", "utilities"),
@@ -72,12 +72,12 @@ _HOMES = {
 }
 
 
-def homes(module: str) -> list[str]:
+def candidates(module: str) -> list[str]:
     """The modules of irc, relative to this package, that may hold the names of an old module."""
-    found = _HOMES.get(module)
+    found = _CANDIDATES.get(module)
     while found is None:
         parent = module.rpartition(".")[0]
-        found = (module, *_HOMES.get(parent, (parent,))) if parent else (module,)
+        found = (module, *_CANDIDATES.get(parent, (parent,))) if parent else (module,)
     return [f".{name}" for name in found]
 
 

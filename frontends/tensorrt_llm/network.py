@@ -222,7 +222,12 @@ class Network:
     def set_named_parameters(self, named: Iterable[tuple[str, Parameter]]) -> None:
         """Name the weights; a parameter that is not named gets the path of its attribute."""
         for name, parameter in named:
-            self.parameters[name] = parameter
+            if self.parameters.setdefault(name, parameter) is not parameter:
+                raise Error(
+                    f"two parameters of the network are called {name!r}; rename one, as in "
+                    "named_parameters(prefix=...)",
+                    loc=here(),
+                )
             parameter.set_name(name, self)
 
     def use_parameter(self, parameter: Parameter) -> None:

@@ -283,7 +283,9 @@ def test_wrong_inputs_are_named_and_change_nothing(ranks: int, tmp_path: Path) -
     for more, message in wrong:
         with pytest.raises(Error, match=message):
             stream.step(given | more)
-    with pytest.raises(Error, match="the input positions of @forward is missing"):
+    with pytest.raises(
+        Error, match="the inputs lack positions; @forward takes input_ids, positions"
+    ):
         stream.step({name: array for name, array in given.items() if name != "positions"})
     close(*(each.step(given)["logits"] for each in (stream, oracle)))
     with pytest.raises(Error, match="C has no size"):

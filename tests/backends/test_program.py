@@ -73,7 +73,7 @@ def test_errors_of_streams() -> None:
         program.open({"B": 2})
     with pytest.raises(Error, match="total is a state that the stream keeps"):
         program.open({"B": 1, "C": 1}).step({"x": np.ones(1, F32), "total": np.ones((1, 1), F32)})
-    with pytest.raises(Error, match="the input x of @forward is missing"):
+    with pytest.raises(Error, match="the inputs lack x; @forward takes x"):
         program.open({"B": 1, "C": 1}).step({})
 
 

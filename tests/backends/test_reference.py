@@ -36,7 +36,7 @@ DOUBLE = module(
 @pytest.mark.parametrize(
     ("message", "inputs"),
     [
-        ("the input y of @forward is missing", {"x": np.ones((1, 2), F32)}),
+        ("the inputs lack y; @forward takes x, y", {"x": np.ones((1, 2), F32)}),
         (
             "has no argument 'xx'; did you mean 'x'",
             {"xx": 1, "x": np.ones((1, 2), F32), "y": np.ones((1, 3), F32)},

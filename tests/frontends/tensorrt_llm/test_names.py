@@ -49,8 +49,8 @@ def is_exported(name: str, value: object, package: str) -> bool:
     """Whether a value of a package is one of its own names."""
     if name.startswith("_") or isinstance(value, ModuleType):
         return False
-    home = getattr(value, "__module__", None) or ""
-    return home.startswith(f"irc.frontends.{ROOT}.{package}") and not inspect.ismodule(value)
+    origin = getattr(value, "__module__", None) or ""
+    return origin.startswith(f"irc.frontends.{ROOT}.{package}") and not inspect.ismodule(value)
 
 
 def test_names_without_effect_and_unsupported_ones_give_a_reason() -> None:

@@ -163,6 +163,21 @@ def test_values_of_pytorch_are_set_by_path() -> None:
         Stack().update_parameters(Torch())
 
 
+def test_two_parameters_of_one_name_are_refused() -> None:
+    first, second = Scale(4), Scale(4)
+    network = Network()
+    network.set_named_parameters(first.named_parameters())
+    network.set_named_parameters(first.named_parameters())
+    network.set_named_parameters(second.named_parameters(prefix="second"))
+    with pytest.raises(irc.Error, match=r"two parameters of the network are called 'weight'"):
+        network.set_named_parameters(second.named_parameters())
+
+
+def test_a_parameter_without_a_name_is_told_by_its_type() -> None:
+    with pytest.raises(irc.Error, match=r"the parameter f32\[4\] has the shape \[4\], but its new"):
+        Scale(4).weight.value = np.ones(3, np.float32)
+
+
 @signatures(a="size, width, bias", b="layer, size, width, bias")
 def described(size: int, width: int = 2, bias: bool = True, layer: int = -1) -> tuple[Any, ...]:
     return size, width, bias, layer
