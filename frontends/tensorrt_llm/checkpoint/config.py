@@ -27,7 +27,7 @@ _WITHOUT_MEANING = """
     embedding_sharding_dim gpus_per_node has_partial_lora_mask is_pruned kv_dtype logits_dtype
     mapping max_beam_width model_type moe_normalization_mode moe_tp_mode producer quantization
     qwen_type rank remove_duplicated_kv_heads rmsnorm runtime_defaults seq_length
-    share_embedding_table tie_word_embeddings tokenizer_dir use_parallel_embedding
+    share_embedding_table tie_word_embeddings tokenizer_dir use_fused_mlp use_parallel_embedding
     use_prompt_tuning world_size
 """
 # Keys that LLaMA variants set to other values, which irc's families do not compute.

@@ -14,6 +14,7 @@ from ...huggingface.files import Checkpoint
 from ...huggingface.quantized.modelopt import pairs_of_rows
 from ...huggingface.quantized.parts import Tensors
 from ...models.decoder import DecoderConfig
+from ..checkpoint.config import transformers_model
 from ..checkpoint.ranks import PLACES, RankFile
 from ..context import current_session
 from ..dtypes import str_dtype
@@ -75,6 +76,29 @@ def _check(name: str, shape: Any, parameter: Parameter) -> None:
         )
 
 
+def check_keys(folder: str | os.PathLike[str]) -> None:
+    """An Error where config.json of a TensorRT-LLM checkpoint asks for more than LLaMA computes."""
+    try:
+        sizes = transformers_model(read_config(folder)).config
+    except Error as error:
+        error.add_note(
+            "a script whose model honours such keys gives from_checkpoint its config: "
+            "config=LLaMAConfig.from_checkpoint(DIR)"
+        )
+        raise
+    _check_layers(sizes, folder)
+
+
+def _check_layers(sizes: DecoderConfig, folder: Any, known: bool = True) -> None:
+    if known and not sizes.sliding_window and not sizes.qk_norm:
+        return
+    raise Error(
+        f"{folder} is a model with experts, windows or norms of heads that LLaMAForCausalLM does "
+        "not have; compile the folder itself with irc compile",
+        loc=here(),
+    )
+
+
 # -- Hugging Face
 
 
@@ -82,12 +106,7 @@ def read_llama(folder: str | os.PathLike[str], dtype: Any = "auto") -> dict[str,
     """The keywords of LLaMAConfig for the config.json of a folder, read by irc's families."""
     config = read_config(folder)
     sizes = model_of(config).config
-    if type(sizes) is not DecoderConfig or sizes.sliding_window or sizes.qk_norm:
-        raise Error(
-            f"{folder} is a {config.get('model_type')} with experts, windows or norms of heads, "
-            "which LLaMAForCausalLM has not; compile the folder itself with irc compile",
-            loc=here(),
-        )
+    _check_layers(sizes, folder, type(sizes) is DecoderConfig)
     rope: dict[str, Any] = config.get("rope_parameters") or {}
     stretched = rope if rope.get("rope_type", "default") != "default" else None
     return {

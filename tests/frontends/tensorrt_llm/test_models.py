@@ -102,6 +102,25 @@ def test_what_irc_compiles_from_the_folder_itself(keys: dict[str, Any], tmp_path
         steps_of(of_hugging_face(model, Conversion()), Conversion())
 
 
+NORMS = LLAMA | {"model_type": "qwen3", "head_dim": 6}
+# keys of transformers, keys of the folder of ranks, the message
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "factor": (LLAMA, {"embedding_multiplier": 12.0}, "embedding_multiplier=12.0: irc computes"),
+    "unknown": (LLAMA, {"clip_qkv": 8.0}, r"clip_qkv=8.0(?s:.*)config=LLaMAConfig.from_checkpoint"),
+    "rotary": (LLAMA, {"rotary_embedding_dim": 4}, "expected 6, the size of a head: 4"),
+    "window": (WINDOW, {"sliding_window": 4}, "compile the folder itself"),
+    "norms": (NORMS, {"qk_layernorm": True}, "compile the folder itself"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_folders_that_ask_for_more_than_a_llama(name: str, tmp_path: Path) -> None:
+    keys, changes, message = OTHERS[name]
+    source = of_ranks(made(tmp_path, keys), Conversion(), **changes)
+    with pytest.raises(irc.Error, match=message):
+        steps_of(source, Conversion())
+
+
 # Scales of tokens are those of one rank's features, where irc's own passes have one of all.
 QUANTIZED = {"fp8": 2, "fp8 rows": 1, "int8 rows": 1, "int8 weights": 2, "awq": 2}
 
