@@ -23,63 +23,38 @@ from typing import Any
 import numpy as np
 
 import irc
-import irc.passes
+from benchmarks.key_tables import Array, asked, bound, drawn, layer_for, looked_up, spread
 from benchmarks.rank import start_ranks
-from irc.frontends import huggingface
-from irc.frontends.layers import All2AllDenseEmbedding, Table
+from irc.frontends.layers import Table
 from irc.ir.core import Module
-from irc.pipeline import run_pipeline
-from irc.quantization.tensors import write_tensors
 
-assert irc.passes  # importing it registers the passes
-WIDTH, SECONDS = 8, 400.0
+WIDTH, HOT, SECONDS = 8, 10, 400.0
 SCHEMES = {  # rows of the second table: options of rewrite-embeddings
     "KD": "scheme=kd",
     "CD": "scheme=cd",
     "RSD": "scheme=rsd",
     "KD, capacity that overflows": "scheme=kd, capacity=%d",
-    "KD, capacity, hot rows": "scheme=kd, capacity=%d, hot=10",
+    "KD, capacity, hot rows": f"scheme=kd, capacity=%d, hot={HOT}",
 }
 
 
-def drawn(count: int, seed: int) -> tuple[Table, np.ndarray, np.ndarray]:
+def made(count: int, rng: np.random.Generator) -> tuple[Table, Array, Array]:
     """(a table of random keys, how often they occur, as many keys to look up)."""
-    rng = np.random.default_rng(seed)
-    keys = np.unique(rng.integers(-(2**63), 2**63 - 1, count + 100))[:count]
-    keys = rng.permutation(keys)
-    rows = rng.standard_normal((count, WIDTH)).astype(np.float32)
+    table = drawn(rng, count, WIDTH)
     counts = np.zeros(count, np.int64)
-    counts[:10] = 1 + np.arange(10)
-    asked = rng.choice(keys, count)
-    asked[: count // 3] = keys[rng.integers(0, 10, count // 3)]
-    asked[count // 3 : count // 3 + count // 10] ^= 1  # as good as never a key
-    return Table(keys, rows), counts, rng.permutation(asked)
+    counts[:HOT] = 1 + np.arange(HOT)
+    return table, counts, asked(rng, table, count, HOT)
 
 
-def looked_up(table: Table, keys: np.ndarray) -> np.ndarray:
-    """The rows by a dictionary, zeros for other keys."""
-    known = dict(zip(table.keys.tolist(), range(len(table.keys)), strict=True))
-    rows = np.array([known.get(key, -1) for key in keys.tolist()])
-    return np.where(rows[:, None] >= 0, table.rows[rows], np.float32(0))
-
-
-def module(table: Table, counts: np.ndarray, ranks: int, options: str, folder: Path) -> Module:
+def module(table: Table, counts: Array, ranks: int, options: str, folder: Path) -> Module:
     """The layer for a table over data-parallel ranks, in the local view."""
-    size = -(-len(table.keys) // ranks)
-    layer = All2AllDenseEmbedding(
-        size, WIDTH, 1, 1, dynamic_input=True, gpu_num=ranks, by_frequency=True
-    )
+    layer = layer_for(table, ranks, by_frequency=True)
     most = len(table.keys) // ranks * ranks
-    spec, dims = {"keys": irc.Spec("i64", ("N",))}, {"N": (ranks, most, most)}
-    write_tensors(folder / "model.safetensors", layer.arrays(table, counts))
-    found = huggingface.bind(irc.trace(layer, spec, dims), folder)
-    if ranks > 1:
-        shard, rewrite = f'shard{{mesh="dp={ranks}"}}', f"rewrite-embeddings{{{options}}}"
-        run_pipeline(found, f"{shard}, {rewrite}, localize, cse, fold, dce")
-    return found
+    found = bound(layer, layer.arrays(table, counts), folder, most=most)
+    return spread(found, ranks, options)
 
 
-def same_bits(found: np.ndarray, wanted: np.ndarray) -> str:
+def same_bits(found: Array, wanted: Array) -> str:
     """`equal`, or how many rows differ. Sums make +0.0 of -0.0."""
     zero = np.float32(0)
     differ = ((found + zero).view(np.uint32) != (wanted + zero).view(np.uint32)).any(-1)
@@ -88,7 +63,7 @@ def same_bits(found: np.ndarray, wanted: np.ndarray) -> str:
 
 def on_cpu(count: int, ranks: Iterable[int]) -> list[Sequence[Any]]:
     """Rows of the first table."""
-    table, counts, keys = drawn(count, 1)
+    table, counts, keys = made(count, np.random.default_rng(1))
     found: list[Sequence[Any]] = []
     for group_size in ranks:
         given = keys[: count // group_size * group_size]
@@ -106,7 +81,7 @@ def on_cpu(count: int, ranks: Iterable[int]) -> list[Sequence[Any]]:
 
 def on_gpus(count: int, gpus: int) -> tuple[str, list[Sequence[Any]]]:
     """(the GPUs, rows of the second table), by processes that exchange through NCCL."""
-    table, counts, keys = drawn(count, 1)
+    table, counts, keys = made(count, np.random.default_rng(1))
     keys = keys[: count // gpus * gpus]
     capacity = 4 * len(keys) // gpus**2 // 5  # too little but for the cold keys
     with TemporaryDirectory() as folder:

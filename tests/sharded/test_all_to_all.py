@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import irc
+from benchmarks.key_tables import Array, asked, bind, bound, drawn, layer_for, looked_up, spread
 from irc.errors import Error
 from irc.frontends import Module, Tensor
 from irc.frontends import functional as F
@@ -16,7 +17,6 @@ from irc.frontends.layers import All2AllDenseEmbedding, Table, export_table, imp
 from irc.passes.embeddings.tables import table_shape
 from irc.pipeline import run_pipeline
 from tests.fresh import fresh
-from tests.sharded.key_tables import Array, asked, bind, bound, drawn, layer_for, looked_up, spread
 
 RANKS = range(1, 9)
 
@@ -33,7 +33,7 @@ def test_keys_find_their_rows_on_any_number_of_ranks(scheme: str, tmp_path: Path
     table = drawn(rng, 700, 8)
     for ranks in RANKS:
         layer = layer_for(table, ranks)
-        module = spread(bound(layer, layer.arrays(table), tmp_path), ranks, scheme)
+        module = spread(bound(layer, layer.arrays(table), tmp_path), ranks, f"scheme={scheme}")
         keys = asked(rng, table, 840)
         found = irc.evaluate(module, {"keys": keys})["result0"]
         wanted = looked_up(table, keys)
@@ -123,7 +123,7 @@ def test_the_policy_of_the_pass_is_for_unseen_keys(ranks: int, tmp_path: Path) -
         module = bound(layer, arrays, tmp_path, irc.Spec("i64", ("B", 1, 5)))
         if ranks == 1:
             run_pipeline(module, f'rewrite-embeddings{{policy="{policy}"}}')
-        found = irc.evaluate(spread(module, ranks, options=f', policy="{policy}"'), {"keys": keys})
+        found = irc.evaluate(spread(module, ranks, f'scheme=kd, policy="{policy}"'), {"keys": keys})
         otherwise = arrays["weight"][4] if policy == "row:4" else 0.0
         wanted = np.where((keys == -7)[..., None], 0, looked_up(table, keys, otherwise))
         same(found["result0"], wanted.astype(np.float32), policy)
@@ -205,7 +205,7 @@ def test_repeated_keys_share_a_row_of_the_capacity(tmp_path: Path) -> None:
     table = drawn(rng, 200, 4)
     layer = layer_for(table, 3)
     module = bound(layer, layer.arrays(table), tmp_path)
-    spread(module, 3, options=", capacity=8, distinct=true")
+    spread(module, 3, "scheme=kd, capacity=8, distinct=true")
     keys = rng.choice(table.keys[:8], 360)
     found = irc.evaluate(module, {"keys": keys})
     assert found["capacity_overflow"] == 0, "a rank has eight keys, each fifteen times"
@@ -217,7 +217,7 @@ def test_hot_keys_beyond_the_capacity_take_the_exact_function(ranks: int, tmp_pa
     rng = fresh(44)
     table = drawn(rng, 200, 4)
     layer = layer_for(table, ranks)
-    module = spread(bound(layer, layer.arrays(table), tmp_path), ranks, options=", capacity=20")
+    module = spread(bound(layer, layer.arrays(table), tmp_path), ranks, "scheme=kd, capacity=20")
     few, keys = table.keys[: 6 * ranks], asked(rng, table, 120 * ranks)
     assert irc.evaluate(module, {"keys": few})["capacity_overflow"] == 0
     assert irc.evaluate(module, {"keys": keys})["capacity_overflow"] > 0
@@ -239,8 +239,8 @@ def test_hot_rows_need_no_capacity(ranks: int, tmp_path: Path) -> None:
     arrays = layer.arrays(table, counts)
     keys = rng.choice(table.keys[counts >= len(counts) - 10], 840)
     keys[:: 840 // 8] = rng.choice(table.keys, 8)
-    for hot, options in ((10, ", capacity=8, hot=10"), (0, ", capacity=8")):
-        module = spread(bound(layer, arrays, tmp_path), ranks, options=options)
+    for hot, options in ((10, "scheme=kd, capacity=8, hot=10"), (0, "scheme=kd, capacity=8")):
+        module = spread(bound(layer, arrays, tmp_path), ranks, options)
         found = irc.evaluate(module, {"keys": keys})
         assert bool(found["capacity_overflow"]) == (hot == 0)
         if hot:
@@ -255,7 +255,7 @@ def test_padding_needs_no_capacity(tmp_path: Path) -> None:
     keys[:, 0, 3] = table.keys[:12]
     layer = layer_for(table, 2, (2, 5), padding_key=padding)
     module = bound(layer, layer.arrays(table), tmp_path, irc.Spec("i64", ("B", 2, 5)))
-    found = irc.evaluate(spread(module, 2, options=", capacity=6"), {"keys": keys})
+    found = irc.evaluate(spread(module, 2, "scheme=kd, capacity=6"), {"keys": keys})
     assert found["capacity_overflow"] == 0
     wanted = np.where((keys == padding)[..., None], 0, looked_up(table, keys))
     same(found["result0"], wanted.astype(np.float32), "padding")

@@ -12,6 +12,7 @@ import irc
 import irc.passes
 from irc.frontends import huggingface
 from irc.frontends.layers import All2AllDenseEmbedding, Table
+from irc.frontends.layers.index import RESERVED
 from irc.ir.core import Module
 from irc.pipeline import run_pipeline
 from irc.quantization.tensors import write_tensors
@@ -30,13 +31,13 @@ def drawn(rng: np.random.Generator, count: int, width: int) -> Table:
     return Table(keys, rng.permutation(count * width).reshape(count, width).astype(np.float32) + 1)
 
 
-def asked(rng: np.random.Generator, table: Table, count: int) -> Array:
-    """Keys to look up: a third is one hot key, some are neighbours of keys or reserved."""
+def asked(rng: np.random.Generator, table: Table, count: int, hot: int = 1) -> Array:
+    """Keys to look up: a third are the first `hot` keys of the table, a tenth neighbours of keys,
+    which hardly ever have rows, and one is reserved."""
     keys = rng.choice(table.keys, count)
-    keys[: count // 3] = table.keys[rng.integers(len(table.keys))]
-    near = slice(count // 3, count // 3 + count // 8)
-    keys[near] = keys[near] ^ 1
-    keys[-1:] = 2**63 - 1
+    keys[: count // 3] = rng.choice(table.keys[:hot], count // 3)
+    keys[count // 3 : count // 3 + count // 10] ^= 1
+    keys[-1:] = RESERVED
     return rng.permutation(keys)
 
 
@@ -58,10 +59,12 @@ def layer_for(table: Table, gpus: int, slots: Sequence[int] = (), **options: Any
     return All2AllDenseEmbedding(vocabulary, width, slot_num, nnz, **options)
 
 
-def bound(layer: Any, arrays: dict[str, Array], folder: Path, spec: irc.Spec = KEYS) -> Module:
+def bound(
+    layer: Any, arrays: dict[str, Array], folder: Path, spec: irc.Spec = KEYS, most: int = 840 * 40
+) -> Module:
     """The traced layer, its weights in a file of the folder."""
     size = str(spec.shape[0])
-    module = irc.trace(layer, {"keys": spec}, {size: (1, 840, 840 * 40)})
+    module = irc.trace(layer, {"keys": spec}, {size: (1, 840, most)})
     return bind(module, arrays, folder)
 
 
@@ -71,9 +74,9 @@ def bind(module: Module, arrays: dict[str, Array], folder: Path) -> Module:
     return huggingface.bind(module, folder)
 
 
-def spread(module: Module, ranks: int, scheme: str = "kd", options: str = "") -> Module:
-    """The module over data-parallel ranks, in the local view."""
+def spread(module: Module, ranks: int, options: str = "scheme=kd") -> Module:
+    """The module over data-parallel ranks, in the local view; `options` of rewrite-embeddings."""
     if ranks > 1:
-        rewrite = f"rewrite-embeddings{{scheme={scheme}{options}}}"
+        rewrite = f"rewrite-embeddings{{{options}}}"
         run_pipeline(module, f'shard{{mesh="dp={ranks}"}}, {rewrite}, localize, cse, dce')
     return module
