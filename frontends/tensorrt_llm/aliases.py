@@ -253,6 +253,7 @@ def _no_plugins(logger: object = None, namespace: str = "") -> bool:
 
 def _tensorrt() -> ModuleType:
     from .dtypes import DataType, numpy_of
+    from .utilities import trt_version
 
     module = _TensorrtAlias(_TENSORRT, "The dtypes and the logger of TensorRT, for irc.")
     module.__spec__ = ModuleSpec(_TENSORRT, None, is_package=True)
@@ -262,7 +263,7 @@ def _tensorrt() -> ModuleType:
         "Logger": _Logger,
         "nptype": numpy_of,
         "init_libnvinfer_plugins": _no_plugins,
-        "__version__": "10.7.0",
+        "__version__": trt_version(),
         **{name: getattr(DataType, member) for name, member in _TENSORRT_TYPES.items()},
     }
     vars(module).update(values)

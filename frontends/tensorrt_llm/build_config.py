@@ -12,6 +12,7 @@ from typing import Any, cast
 from ...errors import Error, did_you_mean
 from ...json_files import read_object
 from ...source import here
+from .aliases import VERSIONS
 from .errors import ArgumentError
 from .network import PluginConfig
 
@@ -118,7 +119,7 @@ class EngineConfig:
 
     pretrained_config: Any
     build_config: Any
-    version: str = "0.16.0"
+    version: str = VERSIONS["B"]
 
     def to_dict(self) -> dict[str, Any]:
         """As config.json has it."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from functools import partialmethod
+from typing import Any
 
 from ...errors import Error, did_you_mean
 from ...source import here
 
-_LEVELS = ("internal_error", "error", "warning", "info", "verbose", "debug", "trace")
+_LEVELS = ("internal_error", "error", "warning", "info", "verbose", "debug")
 
 
 class Logger:
@@ -35,7 +36,7 @@ class Logger:
         if _LEVELS.index(severity) <= _LEVELS.index(self.level):
             print(f"[{severity}]", *parts, file=sys.stderr)
 
-    def log_once(self, severity: str, *parts: object, key: object = None) -> None:
+    def _log_once(self, severity: str, *parts: object, key: object = None) -> None:
         """Print a message with this key, or text, at most once."""
         text = str(parts if key is None else key)
         if text not in self._said:
@@ -45,16 +46,12 @@ class Logger:
     error, critical = partialmethod(log, "error"), partialmethod(log, "internal_error")
     warning, info = partialmethod(log, "warning"), partialmethod(log, "info")
     verbose, debug = partialmethod(log, "verbose"), partialmethod(log, "debug")
-    trace = partialmethod(log, "trace")
-    warning_once, info_once = partialmethod(log_once, "warning"), partialmethod(log_once, "info")
-    error_once, debug_once = partialmethod(log_once, "error"), partialmethod(log_once, "debug")
+    warning_once, info_once = partialmethod(_log_once, "warning"), partialmethod(_log_once, "info")
 
 
 logger = Logger()
 
-# `tensorrt_llm.logger` is both this module and the logger.
-set_level, log, log_once = logger.set_level, logger.log, logger.log_once
-error, critical, warning, info = logger.error, logger.critical, logger.warning, logger.info
-verbose, debug, trace = logger.verbose, logger.debug, logger.trace
-warning_once, info_once = logger.warning_once, logger.info_once
-error_once, debug_once = logger.error_once, logger.debug_once
+
+def __getattr__(name: str) -> Any:
+    """The methods of the logger: `tensorrt_llm.logger` is both this module and the logger."""
+    return getattr(logger, name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+
+_TENSORRT = (10, 7)  # the version whose names scripts find
 
 
 def pad_vocab_size(vocab_size: int, tp_size: int) -> int:
@@ -41,29 +42,15 @@ def mpi_world_size() -> int:
 
 def trt_version() -> str:
     """The version of TensorRT whose names scripts find."""
-    return "10.7.0"
+    return "{}.{}.0".format(*_TENSORRT)
 
 
 def trt_gte(major: int, minor: int = 0) -> bool:
     """Whether that version is not before `major.minor`."""
-    return (major, minor) <= (10, 7)
+    return (major, minor) <= _TENSORRT
 
 
-def to_dict(made: Any) -> dict[str, Any]:
-    """A copy of the attributes of an object."""
-    return dict(copy.deepcopy(cast("dict[str, Any]", made.__dict__)))
-
-
-def to_json_string(made: Any) -> str:
-    """A dict, or the attributes of an object, as JSON."""
-    table: object = cast("object", made) if isinstance(made, dict) else to_dict(made)
-    return json.dumps(table, indent=2, sort_keys=True) + "\n"
-
-
-def to_json_file(made: Any, json_file_path: str | Path) -> None:
-    """Write `to_json_string` to a file."""
-    Path(json_file_path).write_text(to_json_string(made), encoding="utf-8")
-
-
-def release_gc() -> None:
-    """Without effect: arrays of a script are freed with it."""
+def to_json_file(obj: Any, json_file_path: str | Path) -> None:
+    """Write a dict as JSON; an object is the dict of its attributes."""
+    text = json.dumps(obj, default=vars, indent=2, sort_keys=True) + "\n"
+    Path(json_file_path).write_text(text, encoding="utf-8")

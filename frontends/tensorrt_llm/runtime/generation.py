@@ -6,7 +6,8 @@ One process runs all ranks of the artifact, so a session needs no mapping; irc's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from copy import copy
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -108,7 +109,7 @@ class GenerationSession:
         """
         if self.new_tokens == 0 and self.context_length == 0:
             raise Error("call setup(batch_size, max_context_length, max_new_tokens) first")
-        config = sampling_config
+        config = copy(sampling_config)
         given = {
             "prompt_embedding_table": prompt_embedding_table,
             "tasks": tasks,
@@ -161,10 +162,6 @@ class GenerationSession:
         lengths = [len(each) for each in arrays]
         joined = like(np.concatenate(arrays), input_ids[0])
         return self.decode(joined, lengths, sampling_config, *args, **more)
-
-    def decode_stream(self, *args: Any, **more: Any) -> Iterator[Any]:
-        """`decode` with streaming."""
-        return self.decode(*args, **more, streaming=True)
 
 
 class _Job:

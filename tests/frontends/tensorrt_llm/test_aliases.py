@@ -1,5 +1,6 @@
 """The modules that scripts import as tensorrt_llm and tensorrt, and the table of their names."""
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -61,12 +62,14 @@ def test_without_an_installation_none_is_left() -> None:
 
 
 @pytest.mark.parametrize(("dialect", "version"), [("A", "0.7.1"), ("B", "0.16.0")])
-def test_names_that_scripts_use(dialect: str, version: str) -> None:
+def test_names_that_scripts_use(
+    dialect: str, version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with new_session(dialect), aliases():  # pyright: ignore[reportArgumentType]
         names = run(
             "import tensorrt as trt\n"
             "import tensorrt_llm, tensorrt_llm.network\n"
-            "from tensorrt_llm._utils import str_dtype_to_trt\n"
+            "from tensorrt_llm._utils import str_dtype_to_trt, to_json_file, trt_gte, trt_version\n"
             "from tensorrt_llm.parameter import Parameter\n"
             "from tensorrt_llm.logger import logger\n"
             "from tensorrt_llm.bindings import KVCacheType\n"
@@ -78,16 +81,23 @@ def test_names_that_scripts_use(dialect: str, version: str) -> None:
             "same = tensorrt_llm.Module is tensorrt_llm.module.Module\n"
             "same = same and tensorrt_llm.Mapping is tensorrt_llm.mapping.Mapping\n"
             "quiet = trt.Logger(trt.Logger.ERROR).min_severity == trt.Logger.Severity.ERROR\n"
+            "newest = trt_version() == trt.__version__ and trt_gte(10) and not trt_gte(11)\n"
+            f"to_json_file({{'b': 1, 'a': [2]}}, {str(tmp_path / 'a.json')!r})\n"
+            "logger.set_level('warning')\n"
+            f"for _ in range(2): logger.warning_once('y', key={str(tmp_path)!r})\n"
             "tensorrt_llm.profiler.start('x'); tensorrt_llm.logger.set_level('info')\n"
             "chatty = logger.level == 'info'; logger.set_level('warning')\n"
         )
     assert names["version"] == version
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": [2], "b": 1}
+    assert capsys.readouterr().err.splitlines().count("[warning] y") == 1
     assert (
         names["equal"]
         is names["same"]
         is names["quiet"]
         is names["chatty"]
         is names["paged"]
+        is names["newest"]
         is True
     )
 

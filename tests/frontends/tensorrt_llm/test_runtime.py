@@ -242,6 +242,18 @@ def test_streaming_gives_one_result_per_token(
     assert next(found, None) is None
 
 
+def test_an_argument_of_decode_holds_for_one_call(
+    runner: ModelRunner, oracle: Oracle, prompt: list[int]
+) -> None:
+    config, session = SamplingConfig(-1), runner.session
+    session.setup(1, len(prompt), 5)
+    once = session.decode([prompt], [len(prompt)], config, no_repeat_ngram_size=1)
+    tokens = once[0, 0].tolist()
+    assert len({*tokens[len(prompt) :]}) == 5 and not {*tokens[len(prompt) :]} & {*prompt}
+    again = session.decode([prompt], [len(prompt)], config)
+    assert again[0, 0].tolist() == oracle.greedy(prompt, 5)
+
+
 def test_hooks_see_and_change_the_tokens(runner: ModelRunner, prompt: list[int]) -> None:
     seen = list[int]()
 
