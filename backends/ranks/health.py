@@ -39,7 +39,7 @@ class Heartbeat:
 
     `activity` grows while the rank computes or reads, `progress` with every call that it finishes;
     `call` is the call that it is in, and `awaits` the other ranks that take part. `reported`:
-    whether it told the user about the failure.
+    whether it told the user about the failure. `last`: it sends no other.
     """
 
     rank: int
@@ -51,6 +51,7 @@ class Heartbeat:
     awaits: tuple[int, ...] = ()
     failure: Failure | None = None
     reported: bool = False
+    last: bool = False
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.process})"

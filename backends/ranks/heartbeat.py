@@ -112,9 +112,9 @@ class HeartbeatThread:
         self.peers = {
             rank: Peer(Heartbeat(rank, status.process), now, now) for rank in range(comm.Get_size())
         }
-        others = [rank for rank in self.peers if rank != status.rank]
+        self._others = [rank for rank in self.peers if rank != status.rank]
         self._met: set[int] = set()
-        self._receives = {rank: self._receive(rank) for rank in others}
+        self._receives = {rank: self._receive(rank) for rank in self._others}
         self._sends: dict[int, Any] = {}
         self._sent, self._ran, self._parent_ran = 0.0, now, now
         self._failed = 0.0
@@ -123,13 +123,20 @@ class HeartbeatThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, once all ranks have; messages under way are cancelled."""
+        """End the thread, once all ranks are to: returns when each has sent its last heartbeat.
+
+        Without it a message could be under way to a rank that finalizes MPI, which is an error.
+        """
         self._over = True
         self._status.changed.set()
         self._thread.join()
-        for request in self._receives.values():
-            request.Cancel()
-            request.Wait()
+        last = replace(self._status.heartbeat(), last=True)
+        ends = [self._comm.isend(last, rank, TAG) for rank in self._others]
+        while self._receives:
+            self._listen()
+            time.sleep(_TURN / 10)
+        for request in [*self._sends.values(), *ends]:
+            request.wait()
 
     def end_process(self, status: int) -> NoReturn:
         """End the process after a failure, once the user has been told."""
@@ -199,6 +206,9 @@ class HeartbeatThread:
                     self.peers[rank].hear(beat, time.monotonic())
                     if beat.failure is not None:
                         self._status.fail(beat.failure)
+                    if beat.last:
+                        del self._receives[rank]
+                        break
                     request = self._receives[rank] = self._receive(rank)
                     arrived, beat = request.test()
             except self._mpi.Exception as error:

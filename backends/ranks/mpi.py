@@ -179,8 +179,7 @@ class MpiCommunicator:
                 for request, _ in under_way:
                     self._wait(request)
             self._check_call(self._library.comm, self._everyone, "the end")
-        self._heartbeat.stop()
-        self._library.finish()
+        self._library.finish(self._heartbeat.stop)
 
     @contextmanager
     def _during(self, text: str, group: tuple[int, ...]) -> Generator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from irc.backends.ranks.supervisor import DONE, MET, tell_supervisor
@@ -19,11 +20,16 @@ class Library(NamedTuple):
     comm: Any
     started_here: bool
 
-    def finish(self) -> None:
-        """Finalize MPI if it was started here; where a rank never does, the supervisor ends it."""
+    def finish(self, exchange_last: Callable[[], None]) -> None:
+        """End the last exchange of messages, and finalize MPI if it was started here.
+
+        Where a rank never does, the supervisor ends it.
+        """
         if self.started_here:
             sys.stdout.flush()  # the process may be ended here
             tell_supervisor(DONE)
+        exchange_last()
+        if self.started_here:
             self.mpi.Finalize()
 
 

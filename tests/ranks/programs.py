@@ -85,6 +85,22 @@ def mail(communicator: MpiCommunicator) -> None:
         assert (found["large"] == source).all() and found["large"].nbytes == LARGE
 
 
+def ends_late(communicator: MpiCommunicator) -> None:
+    """Heartbeats are under way when the run ends, and one rank finalizes MPI after the other."""
+    some_collectives(communicator)
+    heartbeat: Any = communicator._heartbeat
+    stop = heartbeat.stop
+
+    def late() -> None:
+        heartbeat._over = True
+        heartbeat._thread.join()
+        heartbeat._send()
+        stop()
+        time.sleep(communicator.rank)
+
+    heartbeat.stop = late
+
+
 def alone(communicator: MpiCommunicator) -> None:
     """A run of one rank."""
     reduced(communicator)

@@ -54,9 +54,11 @@ def over_both(hosts: Hosts, ranks: int, name: str, folder: Path) -> list[str]:
 FAILING = {"stops": "it has given no sign of life", "dies": "died, or the network to it broke"}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_collectives_between_hosts(ranks: int, hosts: Hosts, tmp_path: Path) -> None:
-    with started(over_both(hosts, ranks, "some_collectives", tmp_path)) as world:
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(2, "some_collectives"), (4, "some_collectives"), (2, "ends_late")]
+)
+def test_collectives_between_hosts(ranks: int, name: str, hosts: Hosts, tmp_path: Path) -> None:
+    with started(over_both(hosts, ranks, name, tmp_path)) as world:
         ended = world.end()
     found = {rank: each.outcome for rank, each in outcomes(tmp_path).items()}
     assert found == dict.fromkeys(range(ranks), "done"), ended
