@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +21,13 @@ from .shapes import pad
 Sizes = int | Sequence[int]
 
 
-def several(sizes: Sizes, count: int) -> tuple[int, ...]:
-    """A number per dimension."""
-    return (sizes,) * count if isinstance(sizes, int) else tuple(sizes)
+def several(sizes: Sizes, count: int, least: int = 0) -> tuple[int, ...]:
+    """A number per dimension, each at least `least`."""
+    found = (sizes,) * count if isinstance(sizes, (int, float)) else tuple(sizes)
+    if len(found) != count or min(found) < least:
+        expected = f"expected {count} numbers of at least {least}, or one for all"
+        raise Error(f"{expected}, found {sizes}", loc=here())
+    return found
 
 
 def conv2d(
@@ -46,8 +51,8 @@ def conv2d(
         bias=None if bias is None else data(bias),
         before=several(padding if pre_padding is None else pre_padding, count),
         after=several(padding if post_padding is None else post_padding, count),
-        strides=several(stride, count),
-        dilations=several(dilation, count),
+        strides=several(stride, count, 1),
+        dilations=several(dilation, count, 1),
         groups=groups,
     )
     return wrap(F.squeeze(found, (0,)) if alone else found)
@@ -85,9 +90,14 @@ def conv_transpose2d(
 
     `output_padding` and `dilation` are those of PyTorch; TensorRT-LLM ignores them.
     """
-    steps, gaps, sides, more = (
-        several(each, 2) for each in (stride, dilation, padding, output_padding)
-    )
+    steps, gaps = several(stride, 2, 1), several(dilation, 2, 1)
+    sides, more = several(padding, 2), several(output_padding, 2)
+    if any(n >= max(pair) for n, *pair in zip(more, steps, gaps, strict=True)):
+        raise Error(
+            f"conv_transpose2d: output_padding is {more}; expected less than the stride {steps} "
+            f"or the dilation {gaps}",
+            loc=here(),
+        )
     x, kernel = data(input), data(weight)
     channels, out, *sizes = (int(n) for n in kernel.shape)
     ends: list[int] = []
@@ -123,13 +133,15 @@ def avg_pool2d(
     """The means of windows of x [..., H, W], as in PyTorch; TensorRT-LLM ignores the padding."""
     if ceil_mode:
         raise Error("avg_pool2d: ceil_mode is not supported; pad the input first", loc=here())
-    x, size = data(input), several(kernel_size, 2)
+    x, size, sides = data(input), several(kernel_size, 2, 1), several(padding, 2)
+    if any(2 * side > n for side, n in zip(sides, size, strict=True)):
+        raise Error(f"avg_pool2d: padding {sides} is more than half of {size}", loc=here())
     *outer, height, width = x.shape
     steps = size if stride is None else stride
     ones = F.full(1.0, shape=(1, 1, *size), dtype=x.dtype)
 
     def summed(images: Inner) -> Inner:
-        return conv2d(images, ones, stride=steps, padding=padding).inner
+        return conv2d(images, ones, stride=steps, padding=sides).inner
 
     total = summed(F.reshape(x, (product(tuple(outer)), 1, height, width)))
     if count_include_pad:
@@ -169,11 +181,11 @@ def interpolate(
             loc=here(),
         )
     if scale_factor is None:
-        wanted = several(size or 0, count)
+        wanted = several(size or 0, count, 1)
     else:
-        one_factor = isinstance(scale_factor, (int, float))
-        factors = [scale_factor] * count if one_factor else list(scale_factor)
-        wanted = tuple(int(int(n) * f) for n, f in zip(sizes, factors, strict=True))
+        factors: Any = scale_factor
+        factors = zip(sizes, several(factors, count), strict=True)
+        wanted = several([int(int(n) * factor) for n, factor in factors], count, 1)
     for i, (old, new) in enumerate(zip(sizes, wanted, strict=True)):
         x = _resized(x, 2 + i, int(old), new, mode, align_corners)
     return wrap(x)

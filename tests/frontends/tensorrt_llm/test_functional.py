@@ -188,6 +188,35 @@ def test_what_is_refused(call: Any, message: str) -> None:
     assert "test_functional.py" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda x: F.conv2d(x, x, stride=(2,)),
+            r"expected 2 numbers of at least 1, .*found \(2,\)",
+        ),
+        (lambda x: F.conv_transpose2d(x, x, stride=(2,)), "expected 2 numbers of at least 1"),
+        (lambda x: F.conv_transpose2d(x, x, None, (1, 1, 1)), "expected 2 numbers of at least 1"),
+        (
+            lambda x: F.conv_transpose2d(x, x, None, 2, 0, -1),
+            "at least 0, or one for all, found -1",
+        ),
+        (lambda x: F.conv_transpose2d(x, x, None, 2, 0, (1, 2)), "expected less than the stride"),
+        (lambda x: F.avg_pool2d(x, (3, 2), padding=(1, 2)), "is more than half of"),
+        (lambda x: F.interpolate(x, (0, 2)), r"at least 1, or one for all, found \(0, 2\)"),
+        (
+            lambda x: F.interpolate(x, scale_factor=0.1),
+            r"at least 1, or one for all, found \[0, 0\]",
+        ),
+        (lambda x: F.interpolate(x, scale_factor=(2.0, 2.0, 2.0)), "expected 2 numbers"),
+    ],
+)
+def test_what_is_refused_of_images(call: Any, message: str) -> None:
+    with net_guard(Network()), pytest.raises(Error, match=message) as caught:
+        call(Tensor("x", "float32", [4, 4, 5, 5]))
+    assert "test_functional.py" in str(caught.value)
+
+
 def test_what_has_no_effect_is_noted() -> None:
     with new_session(), net_guard(Network()):
         F.assertion(Tensor("x", "bool", [1]), "sizes agree")
