@@ -77,6 +77,9 @@ class All2AllDenseEmbedding(Module):
         if dynamic_input and combiner:
             message = "with dynamic_input there are no slots to combine; leave combiner out"
             raise Error(message, loc=here())
+        if min(slot_num, nnz_per_slot) < 1:
+            message = f"slot_num is {slot_num} and nnz_per_slot {nnz_per_slot}; expected at least 1"
+            raise Error(message, loc=here())
         if by_frequency and not use_hashtable:
             message = "by_frequency needs use_hashtable, which maps keys to rows in any order"
             raise Error(message, loc=here())
@@ -129,6 +132,8 @@ class All2AllDenseEmbedding(Module):
     def _shaped(self, keys: Tensor) -> Tensor:
         """The keys as [B, slot_num, nnz_per_slot], or [N]."""
         shape, slots, nnz = keys.shape, self.slot_num, self.nnz_per_slot
+        if keys.dtype not in ("i32", "i64"):
+            raise Error(f"expected keys of i32 or i64, found {keys.type}", loc=here())
         if self.dynamic_input and len(shape) != 1:
             raise Error(f"with dynamic_input keys are [N], not {list(shape)}", loc=here())
         if self.dynamic_input or tuple(shape[1:]) == (slots, nnz):

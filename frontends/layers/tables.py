@@ -45,6 +45,16 @@ class Table:
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or self.keys.shape != self.rows.shape[:1]:
             raise Error(f"keys {self.keys.shape} and rows {self.rows.shape} are no table")
+        signed(self.keys, "the table")
+
+
+def signed(keys: Array, what: object) -> Array:
+    """Keys as i64; an Error where that would change some."""
+    if keys.dtype.kind not in "iu":
+        raise Error(f"{what} has keys of {keys.dtype}; expected integers of at most 64 bits")
+    if keys.dtype == np.uint64 and len(keys) and int(keys.max()) >= 2**63:
+        raise Error(f"{what} has keys of 2^63 and more; keys are signed integers of 64 bits")
+    return keys.astype(np.int64)
 
 
 def owners(keys: Array, gpu_num: int) -> Array:
@@ -60,7 +70,7 @@ def import_table(path: str | PathLike[str], name: str | None = None) -> Table:
     """
     path = Path(path)
     if path.is_file():
-        rows = np.load(path, mmap_mode="r")
+        rows = _loaded(path)
         return Table(np.arange(len(rows), dtype=np.int64), rows)
     tables = dict(_tables(path))
     if name is None and len(tables) == 1:
@@ -74,7 +84,7 @@ def import_table(path: str | PathLike[str], name: str | None = None) -> Table:
     form = tables[name]
     first, second = (path / f"{name}{suffix}" for suffix in SUFFIXES[form])
     if form == "numpy":
-        return Table(np.load(first).astype(np.int64), np.load(second, mmap_mode="r"))
+        return Table(signed(_loaded(first), first), _loaded(second))
     dtypes = ("<i8", "<f4") if form == "sok1" else (_dtype(first, 0), _dtype(second, 1))
     head = 0 if form == "sok1" else _HEAD
     keys, rows = (_mapped(p, d, head) for p, d in zip((first, second), dtypes, strict=True))
@@ -83,9 +93,7 @@ def import_table(path: str | PathLike[str], name: str | None = None) -> Table:
             f"{first} has {len(keys)} keys, which do not divide the {len(rows)} numbers of "
             f"{second}; write both again"
         )
-    if keys.dtype == np.uint64 and int(keys.max()) >= 2**63:
-        raise Error(f"{first} has keys of 2^63 and more; keys are signed integers of 64 bits")
-    return Table(keys.astype(np.int64), rows.reshape(len(keys), -1))
+    return Table(signed(keys, first), rows.reshape(len(keys), -1))
 
 
 def export_table(
@@ -95,6 +103,11 @@ def export_table(
 
     Rows of other dtypes than SparseOperationKit has are written as f32.
     """
+    if form not in SUFFIXES or gpu_num < 1:
+        raise Error(
+            f"expected a format of {', '.join(SUFFIXES)} and at least 1 GPU, found {form!r} and "
+            f"{gpu_num}"
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     order = np.lexsort((table.keys, owners(table.keys, gpu_num)))
@@ -128,6 +141,14 @@ def _tables(folder: Path) -> Iterator[tuple[str, Format]]:
             if not (folder / f"{name}{rows}").is_file():
                 raise Error(f"{path} has no file {name}{rows} beside it, which would hold the rows")
             yield name, form
+
+
+def _loaded(path: Path) -> Array:
+    """The array of a .npy file, mapped."""
+    try:
+        return np.load(path, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        raise Error(f"{path} is no array of numpy: {error}") from error
 
 
 def _mapped(path: Path, dtype: str, head: int) -> Array:

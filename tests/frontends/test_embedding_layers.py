@@ -69,9 +69,10 @@ def test_an_index_takes_narrow_keys() -> None:
     assert found.tolist() == [2, 0, -1, 1]
 
 
-def traced(shape: tuple[object, ...], **options: Any) -> Any:
-    layer = All2AllDenseEmbedding(4, 2, 3, 1, **options)
-    return irc.trace(layer, {"keys": irc.Spec("i64", shape)})
+def traced(shape: tuple[object, ...], dtype: str = "i64", **options: Any) -> Any:
+    sizes: dict[str, Any] = {"slot_num": 3, "nnz_per_slot": 1} | options
+    layer = All2AllDenseEmbedding(4, 2, **sizes)
+    return irc.trace(layer, {"keys": irc.Spec(dtype, shape)})
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,10 @@ def traced(shape: tuple[object, ...], **options: Any) -> Any:
         (lambda: made(3, use_hashtable=False).arrays(TABLE), "must be row numbers below 4"),
         (lambda: made(3, use_hashtable=False).arrays(TWICE), "expected distinct keys"),
         (lambda: traced(("B", 2, 1)), "keys are [B, 3, 1], not"),
+        (lambda: traced(("B", 3, 1), "f32"), "expected keys of i32 or i64, found f32[B, 3, 1]"),
+        (lambda: traced(("B", 3), nnz_per_slot=0), "nnz_per_slot 0; expected at least 1"),
+        (lambda: Table(np.array([1.5]), np.ones((1, 3))), "the table has keys of float64"),
+        (lambda: Table(np.array([2**63], np.uint64), np.ones((1, 3))), "keys of 2^63 and more"),
         (lambda: traced(("B", 3, 1), dynamic_input=True), "with dynamic_input keys are [N]"),
     ],
 )

@@ -90,6 +90,9 @@ def damaged(folder: Path, name: str, change: Any) -> None:
         ),
         ("sok2", "t-key", lambda data: data[:200], "is no key file of SparseOperationKit 2"),
         ("sok2", "t-weight", lambda data: data[:295] + b"\x09", "is no weight file of"),
+        ("numpy", "t_values.npy", lambda data: data[:20], "is no array of numpy"),
+        ("numpy", "t_keys.npy", lambda data: data.replace(b"<i8", b"<f8"), "has keys of float64"),
+        ("numpy", "t_keys.npy", lambda data: data.replace(b"<i8", b"<u8"), "keys of 2^63 and more"),
         (
             "sok2",
             "t-key",
@@ -104,6 +107,12 @@ def test_damaged_files(form: Any, name: str, change: Any, message: str, tmp_path
     with pytest.raises(Error) as caught:
         import_table(tmp_path)
     assert message in caught.value.message and name in caught.value.message
+
+
+@pytest.mark.parametrize(("form", "gpus"), [("sok3", 1), ("sok1", 0)])
+def test_files_that_nobody_reads(form: Any, gpus: int, tmp_path: Path) -> None:
+    with pytest.raises(Error, match=f"sok2, numpy and at least 1 GPU, found '{form}' and {gpus}"):
+        export_table(table(), tmp_path, "t", form, gpus)
 
 
 def test_missing_tables(tmp_path: Path) -> None:
