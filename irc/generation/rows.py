@@ -9,6 +9,7 @@ either states of capacity C, or grow by concatenation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -50,8 +51,8 @@ class Rows:
         self.growing = [port for port in ports.inputs if port.name.startswith(_PAST)]
         self.inputs = [port for port in ports.inputs if port not in self.growing]
         self.origin = np.arange(len(prompts))  # the row of `extra` that each row has
-        self.past = np.zeros(len(prompts), np.int64)
-        self.mask = np.zeros((len(prompts), 0), np.int64)  # 1: a token, 0: padding
+        self.past = np.zeros(len(prompts), np.int32)
+        self.mask = np.zeros((len(prompts), 0), np.int32)  # 1: a token, 0: padding
         self.caches: Arrays = {port.name: self._zeros(port, 0) for port in self.growing}
         self.stream: Stream | None = None
         if movable:
@@ -59,6 +60,10 @@ class Rows:
         else:
             self.stream = program.open(cache_sizes(ports.states, self.count, slots))
         _check_names(self.inputs, self.extra)
+        (self.ids,) = [port for port in self.inputs if port.name == "input_ids"]
+        found = multiple_of(self.ids.shape[1])
+        self.multiple = found[1] if found is not None else 1  # of the tokens of a call
+        self._checked: tuple[int, ...] = ()  # the shape of the last call's tokens
         lengths = {len(prompt) for prompt in prompts}
         if self.growing and len(lengths) > 1 and not any(p.name == _MASK for p in self.inputs):
             raise Error(
@@ -98,9 +103,11 @@ class Rows:
     ) -> tuple[Arrays, _Call]:
         call = _Call(self, tokens, least, total)
         inputs = {port.name: call.value(port) for port in self.inputs}
-        check_ranges(self.inputs, inputs, self.dims)
+        if call.ids.shape != self._checked:
+            check_ranges(self.inputs, inputs, self.dims)
+            self._checked = call.ids.shape
         results = self._run(inputs)
-        self.past += call.counts
+        self.past = self.past + call.counts
         if self.growing:
             self.mask = call.mask
         return results, call
@@ -143,27 +150,38 @@ class _Call:
     """One call: the tokens of every row, padded to the longest, and what follows from them."""
 
     def __init__(self, rows: Rows, tokens: Sequence[Sequence[int]], least: int, total: int) -> None:
-        self.rows = rows
-        self.counts = np.array([len(each) for each in tokens], np.int64)
-        (self.port,) = [port for port in rows.inputs if port.name == "input_ids"]
-        found = multiple_of(self.port.shape[1])
-        multiple = found[1] if found is not None else 1
-        self.width = -(-max(int(self.counts.max()), least) // multiple) * multiple
-        self.ids = np.zeros((len(tokens), self.width), np.int64)
+        self.rows, self.total = rows, total
+        counts = [len(each) for each in tokens]
+        width = -(-max(*counts, least) // rows.multiple) * rows.multiple
+        self.counts = np.array(counts, np.int32)
+        self.ids = np.zeros((len(tokens), width), np.int64)
         for row, each in enumerate(tokens):
             self.ids[row, : len(each)] = each
-        places = np.arange(self.width)
-        self.valid = (places < self.counts[:, None]).astype(np.int64)
-        end = np.maximum(rows.past + self.counts, total)
-        self.positions = np.where(self.valid, rows.past[:, None] + places, end[:, None] - 1)
-        self.mask = np.concatenate([rows.mask, self.valid], 1)
-        self.first = not rows.past.any()
+
+    @cached_property
+    def valid(self) -> Array:
+        """[rows, width]: 1 for a token, 0 for padding."""
+        return (np.arange(self.ids.shape[1]) < self.counts[:, None]).astype(np.int32)
+
+    @cached_property
+    def mask(self) -> Array:
+        """[rows, past + width]: `valid` behind that of the calls before."""
+        return np.concatenate([self.rows.mask, self.valid], 1)
+
+    def positions(self) -> Array:
+        """[rows, width]; see `Rows.next_tokens` for those of padding."""
+        past, count = self.rows.past[:, None], self.ids.shape[1]
+        at = past + np.arange(count, dtype=np.int32)
+        if self.counts.min() == count:
+            return at
+        end = np.maximum(past + self.counts[:, None], self.total)
+        return np.where(self.valid, at, end - 1)
 
     def value(self, port: Port) -> Array:
         """The array for an input, by its name."""
         given = self.rows.extra.get(port.name)
         if given is not None:
-            if port.shape[:1] == self.port.shape[:1]:  # an entry per row
+            if port.shape[:1] == self.rows.ids.shape[:1]:  # an entry per row
                 given = given[self.rows.origin]
             return converted(
                 port, given.reshape(given.shape + (1,) * (len(port.shape) - given.ndim))
@@ -190,8 +208,8 @@ class _Call:
 _Value: TypeAlias = Callable[[_Call, Port], Array]
 _VALUES: dict[str, _Value] = {
     "input_ids": lambda call, port: call.ids,
-    "position_ids": lambda call, port: call.positions,
-    "positions": lambda call, port: call.positions,
+    "position_ids": lambda call, port: call.positions(),
+    "positions": lambda call, port: call.positions(),
     "last_token_ids": lambda call, port: call.counts,
     "logit_positions": lambda call, port: call.counts[:, None] - 1,
     "past_lengths": lambda call, port: call.rows.past,
@@ -199,7 +217,7 @@ _VALUES: dict[str, _Value] = {
     "sequence_length": lambda call, port: call.rows.past + call.counts,
     "context_lengths": lambda call, port: call.prompts(),
     "host_context_lengths": lambda call, port: call.prompts(),
-    "host_request_types": lambda call, port: call.whole(port, int(not call.first)),
+    "host_request_types": lambda call, port: call.whole(port, int(call.rows.past.any())),
     _MASK: lambda call, port: call.mask if call.rows.growing else call.valid,
     "host_max_attention_window_sizes": lambda call, port: call.whole(port, call.rows.slots),
     "host_max_attention_window_size": lambda call, port: call.whole(port, call.rows.slots),
