@@ -186,10 +186,11 @@ class All2AllDenseEmbedding(Module):
             if oov.shape != (self.unseen_row, width):
                 raise Error(f"oov is {oov.shape}, but it must be {(self.unseen_row, width)}")
             weight[self.rows :] = oov
+        by_frequency = self.index is not None and self.index.rows is not None
+        if (counts is not None) != by_frequency:
+            raise Error("expected counts for by_frequency, and for no other layer")
         if self.index is None:
             return {"weight": _placed(weight, table, table.keys, self.rows)}
-        if (counts is not None) != (self.index.rows is not None):
-            raise Error("expected counts for by_frequency, and for no other layer")
         if counts is not None and counts.shape != table.keys.shape:
             raise Error(f"expected a count for each of {len(table.keys)} keys, not {counts.shape}")
         order = np.argsort(table.keys, kind="stable")

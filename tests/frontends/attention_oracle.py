@@ -124,8 +124,9 @@ class Oracle:
         places = np.broadcast_to(np.arange(tokens), (batch, tokens))
         if self.position == "chatglm":
             rows, half = self.more["positions"][..., :tokens], width // 2  # [B, 2, S]
-            parts = [rotated(x[..., :half], rows[:, 0], inverse(half))]
-            parts.append(rotated(x[..., half:], rows[:, 1], inverse(half)))
+            frequencies = self.more.get("frequencies", inverse(half))
+            parts = [rotated(x[..., :half], rows[:, 0], frequencies)]
+            parts.append(rotated(x[..., half:], rows[:, 1], frequencies))
             return np.concatenate(parts, -1)
         if self.position == "mrope":
             rows, sections = self.more["positions"][..., :tokens], self.more["sections"]

@@ -94,6 +94,10 @@ def traced(shape: tuple[object, ...], dtype: str = "i64", **options: Any) -> Any
         (lambda: made(unseen="row:4"), "unseen is 'row:4', but the table has 4 rows"),
         (lambda: made().arrays(TABLE), "the layer has vectors of 2, the table 3"),
         (lambda: made(3).arrays(TABLE, np.ones(2)), "expected counts for by_frequency"),
+        (
+            lambda: made(3, use_hashtable=False).arrays(TABLE, np.ones(2)),
+            "expected counts for by_frequency",
+        ),
         (lambda: made(3, by_frequency=True).arrays(TABLE), "expected counts for by_frequency"),
         (lambda: made(3, unseen="oov:2").arrays(TABLE), "expected `oov` rows for unseen='oov:M'"),
         (lambda: made(3).arrays(TABLE, oov=np.ones(3)), "expected `oov` rows for unseen='oov:M'"),

@@ -21,7 +21,7 @@ from ....ir.dims import DimLike
 from ....source import here
 from ... import functional as F
 from ...layers import BlockSparse
-from ...layers.positions import size_tensor
+from ...layers.positions import query_positions, size_tensor
 from ...tensor import Tensor as Inner
 from ..dtypes import irc_dtype
 from ..enums import AttentionMaskType
@@ -91,7 +91,7 @@ def make_causal_mask(bsz: Any, tgt_len: Any, past_key_values_length: Any, dtype:
     (batch,), (tokens,) = shape_of(bsz), shape_of(tgt_len)
     (past,) = shape_of(past_key_values_length)
     keys = past + tokens
-    query = F.slice(F.iota(keys), 0, past, keys) if past != 0 else F.iota(tokens)
-    seen = F.le(F.iota(keys).reshape(1, 1, 1, keys), query.reshape(1, 1, tokens, 1))
+    query = query_positions(tokens, past).reshape(1, 1, tokens, 1)
+    seen = F.le(F.iota(keys).reshape(1, 1, 1, keys), query)
     bias = F.where(seen, F.full(0.0), F.full(float("-inf"))).cast(irc_dtype(dtype))
     return wrap(F.expand(bias, (batch, 1, tokens, keys)))

@@ -6,9 +6,8 @@ may pass instead, are read by position.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,7 +108,8 @@ def rotary(
         raise Error("yarn positions need a rotary_scaling of the type yarn", loc=here())
     factor = float(table.get("factor", 1.0))
     original = table.get("original_max_position_embeddings", original_positions)
-    options: dict[str, Any] = {"theta": float(base), "rotary_dim": int(head_dim * percentage)}
+    fraction = 0.5 if kind is PositionEmbeddingType.chatglm else percentage
+    options: dict[str, Any] = {"theta": float(base), "rotary_dim": int(head_dim * fraction)}
     options["interleaved"] = kind is PositionEmbeddingType.rope_gptj
     found: tuple[float, float] = (1.0, 1.0)
     match stretch:
@@ -123,7 +123,10 @@ def rotary(
             options |= {k: float(table[k]) for k in table if k.endswith("_freq_factor")}
             options["original_positions"] = table.get("original_max_position_embeddings", 8192)
         case RotaryScalingType.yarn:
-            options |= _yarn(table, factor)
+            keys = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor")
+            options |= {k: float(table[k]) for k in keys if table.get(k) is not None}
+            options |= {"kind": "yarn", "factor": factor}
+            options["original_positions"] = table.get("original_max_position_embeddings", 4096)
         case RotaryScalingType.longrope:
             short = table.get("short_factor", short_factors)
             long = table.get("long_factor", long_factors)
@@ -133,40 +136,16 @@ def rotary(
                     "original_max_position_embeddings",
                     loc=here(),
                 )
-            stretched, found = _long(mscales, max_positions, original)
-            options |= {"kind": "longrope", "original_positions": original, **stretched}
+            options |= {"kind": "longrope", "original_positions": original}
+            options["factor"] = max_positions / original
+            short_scale, long_scale = mscales
+            if short_scale is not None and long_scale is not None:
+                options["attention_factor"], found = 1.0, (float(short_scale), float(long_scale))
             options["short_factors"] = tuple(float(each) for each in short)
             options["long_factors"] = tuple(float(each) for each in long)
         case _:
             pass
     return Rotary(Rope(**options), found, tuple(table.get("mrope_section", ())))
-
-
-def _yarn(table: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    def scale(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    found = {k: float(table[k]) for k in ("beta_fast", "beta_slow") if k in table}
-    whole = scale(float(table.get("mscale", 1.0))) / scale(float(table.get("mscale_all_dim", 0.0)))
-    original = table.get("original_max_position_embeddings", 4096)
-    return found | {
-        "kind": "yarn",
-        "factor": factor,
-        "original_positions": original,
-        "attention_factor": float(table.get("attention_factor") or whole),
-    }
-
-
-def _long(
-    mscales: tuple[float | None, float | None], longest: int, original: int
-) -> tuple[dict[str, Any], tuple[float, float]]:
-    """The options of `rope`, and the factors of short and long calls where both are given."""
-    short, long = mscales
-    if short is not None and long is not None:
-        return {"attention_factor": 1.0}, (float(short), float(long))
-    grown = longest / original
-    factor = math.sqrt(1 + math.log(grown) / math.log(original)) if grown > 1 else 1.0
-    return {"attention_factor": factor}, (1.0, 1.0)
 
 
 def _inverse(theta: float, rotary_dim: int) -> Inner:
@@ -299,8 +278,8 @@ class RopeEmbeddingUtils:
         return wrap(rotated(flat, cos, sin, width, pairwise).reshape(*x.shape))
 
 
-def chatglm_rotated(x: Inner, positions: Inner | None, head_dim: int, scale: float) -> Inner:
-    """x [B, S, heads*head_dim] as ChatGLM rotates it.
+def chatglm_rotated(x: Inner, positions: Inner | None, head_dim: int, rope: Rope) -> Inner:
+    """x [B, S, heads*head_dim] as ChatGLM rotates it, by a rope of half a head.
 
     With positions [B, 2, S] (ChatGLM-6B) the halves of a head turn by the two rows, in pairs
     (i, i + head_dim / 4). With positions [B, S] (ChatGLM2) the first half turns, in pairs
@@ -308,15 +287,13 @@ def chatglm_rotated(x: Inner, positions: Inner | None, head_dim: int, scale: flo
     """
     if positions is None:
         raise Error("attention with chatglm positions needs position_embedding", loc=here())
-    kind = Rope(kind="linear", factor=float(scale)) if scale != 1 else Rope()
     half = head_dim // 2
     if positions.ndim == 2:
-        turn = Rope(kind=kind.kind, factor=kind.factor, rotary_dim=half, interleaved=True)
-        return turn(x, positions, head_dim)
+        return replace(rope, interleaved=True)(x, positions, head_dim)
     heads = x.reshape(*x.shape[:2], -1, head_dim)
     rows = (positions[:, 0], positions[:, 1])
     done = [
-        kind(part.reshape(*x.shape[:2], -1), row, half).reshape(*part.shape)
+        rope(part.reshape(*x.shape[:2], -1), row, half).reshape(*part.shape)
         for part, row in zip(heads.split(half, 3), rows, strict=True)
     ]
     return F.concat(done, 3).reshape(*x.shape)

@@ -147,6 +147,7 @@ class Attention(AttentionBase):
         self.rotary_embedding_dim = 0
         if kind.is_rope():
             self.rotary_embedding_dim = int(width * rotary_embedding_percentage)
+        if kind.is_rope() or kind is PositionEmbeddingType.chatglm:
             self.rotary = rotary(
                 kind,
                 width,

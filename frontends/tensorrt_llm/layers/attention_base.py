@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ....errors import Error
@@ -59,7 +59,6 @@ class AttentionBase(Module):
     position_embedding_type = PositionEmbeddingType.learned_absolute
     alibi_bias_max = 8
     rotary: Rotary | None = None
-    rotary_embedding_scaling: Mapping[str, Any] | None = None
     clip_qkv: float | None = None
     max_attn_value = 0.0
     qk_layernorm = False
@@ -190,12 +189,11 @@ class AttentionBase(Module):
     ) -> tuple[Inner, Inner]:
         """Queries and keys rotated by the positions of their tokens."""
         width = self.attention_head_size
-        if self.position_embedding_type is PositionEmbeddingType.chatglm:
-            scale = float((self.rotary_embedding_scaling or {}).get("factor", 1.0))
-            given = embedding if embedding is not None else ids
-            q, k = (chatglm_rotated(x, given, width, scale) for x in (q, k))
-            return q, k
         if self.rotary is None:
+            return q, k
+        if self.position_embedding_type is PositionEmbeddingType.chatglm:
+            given = embedding if embedding is not None else ids
+            q, k = (chatglm_rotated(x, given, width, self.rotary.rope) for x in (q, k))
             return q, k
         if ids is not None and (self.position_embedding_type.is_mrope() or ids.ndim == 2):
             positions = ids

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from ....quantization.formats import encode, format_called
 from ....source import here
 from ... import functional as F
 from ...tensor import Tensor as Inner
+from ..context import current_session
 from ..module import Module, Parameter
 from ..quantization import QuantConfig, QuantMode
 from ..tensor import Tensor, unwrap
@@ -25,6 +27,7 @@ from .attention import Attention
 from .embedding import Embedding
 from .linear import Linear, LinearBase, RowLinear
 from .mlp import MLP, FusedGatedMLP, GatedMLP
+from .moe import MixtureOfExperts
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,8 @@ def _groupwise(
 
 
 def _smooth(quant_mode: QuantMode = _NO_MODE, row: bool = False) -> Recipe:
-    """Weights and inputs of 8 bits: `act_scale` is that of inputs, or each token has one."""
+    """Weights and inputs of 8 bits: `act_scale` is that of inputs, or each token has one. Inputs
+    of a row layer are divided by `smoother` before."""
     return Recipe(
         "int8",
         "per_channel_scale",
@@ -210,11 +214,6 @@ def _smooth(quant_mode: QuantMode = _NO_MODE, row: bool = False) -> Recipe:
         divides=True,
         row=True,
     )
-
-
-def _smooth_row(quant_mode: QuantMode = _NO_MODE) -> Recipe:
-    """As _smooth, of inputs that are divided by `smoother` before."""
-    return _smooth(quant_mode, row=True)
 
 
 def _int8_smooth() -> Recipe:
@@ -244,7 +243,9 @@ WeightOnlyGroupwiseQuantLinear, WeightOnlyGroupwiseQuantRowLinear = _layers(
     row_order=f"{_GROUPS} use_w4a8_awq use_int8_weight",
     biased=False,
 )
-SmoothQuantLinear, SmoothQuantRowLinear = _layers("SmoothQuant", _smooth, _smooth_row)
+SmoothQuantLinear, SmoothQuantRowLinear = _layers(
+    "SmoothQuant", _smooth, partial(_smooth, row=True)
+)
 Int8SmoothQuantLinear, Int8SmoothQuantRowLinear = _layers("Int8SmoothQuant", _int8_smooth)
 FP8Linear, FP8RowLinear = _layers("FP8", _fp8)
 Fp8RowwiseLinear, Fp8RowwiseRowLinear = _layers("Fp8Rowwise", _rowwise)
@@ -328,15 +329,15 @@ def quantize_model(model: Module, quant_mode: QuantMode | QuantConfig, **options
     if not quant_mode.has_any_quant(exclude_kv_cache=True):
         return model
     column, row = options.pop("classes", None) or _classes(quant_mode)
-    chosen = options | {"quant_mode": quant_mode}
-    if quant_mode.has_per_group_scaling() and quant_mode.is_int8_weight_only():
-        chosen["use_int8_weight"] = True
+    int8_groups = quant_mode.is_int8_weight_only_per_group()
+    chosen = {"use_int8_weight": int8_groups, "quant_mode": quant_mode} | options
     for path, parent in list(model.named_modules()):
+        if isinstance(parent, MixtureOfExperts):
+            current_session().note(f"experts keep their floats, which --quantize rounds: {path}")
         for name, part in list(parent.named_children()):
             full = f"{path}.{name}".lstrip(".")
-            if type(part) not in (Linear, RowLinear):
-                continue
-            if not config.is_module_excluded_from_quantization(full):
+            excluded = config.is_module_excluded_from_quantization(full)
+            if type(part) in (Linear, RowLinear) and not excluded:
                 kind = column if type(part) is Linear else row
                 setattr(parent, name, _replaced(part, kind, chosen))
     return model

@@ -32,7 +32,11 @@ YARN = {
     "beta_fast": 2.0,
     "beta_slow": 0.25,
     "original_max_position_embeddings": 16,
+    "mscale": 2.0,
+    "mscale_all_dim": 0.5,
 }
+
+YARN_FACTOR = (0.2 * np.log(4) + 1) / (0.05 * np.log(4) + 1)  # by mscale and mscale_all_dim
 
 
 def yarn_frequencies(width: int, base: float) -> Array:
@@ -69,10 +73,13 @@ POSITIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"table": TABLE, "max_distance": 9},
     ),
-    "chatglm": ({}, {"positions": ROWS}),
+    "chatglm": (
+        {"rotary_embedding_base": 100.0},
+        {"positions": ROWS, "frequencies": inverse(4, 100.0)},
+    ),
     "yarn": (
         {"rotary_embedding_scaling": YARN, "rotary_embedding_base": 10.0},
-        {"frequencies": yarn_frequencies(8, 10.0), "factor": 0.1 * np.log(4) + 1},
+        {"frequencies": yarn_frequencies(8, 10.0), "factor": YARN_FACTOR},
     ),
     "mrope": (
         {"rotary_embedding_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}},

@@ -87,7 +87,11 @@ def test_half_of_a_head_rotates_as_in_chatglm2() -> None:
     rotate = rotated_half(places)
     found.more = {"norm": lambda heads, name: rotate(heads)}
     wanted = replace(found, position="learned_absolute")(x)
-    case = Case(found, call=lambda first, last: {"position_embedding": places[:, first:last]})
+    settings = {
+        "rotary_embedding_base": 100.0,
+        "rotary_embedding_scaling": {"type": "linear", "factor": 2.0},
+    }
+    case = Case(found, settings, lambda first, last: {"position_embedding": places[:, first:last]})
     close(case.whole(x, 2), wanted)
     close(case.grown(x, 2, [3, TOKENS]), wanted)
 
@@ -97,7 +101,7 @@ def rotated_half(places: Array) -> Any:
 
     def rotate(x: Array) -> Array:
         half = x.shape[-1] // 2
-        turned = rotated(x[..., :half], places, inverse(half), by_two=True)
+        turned = rotated(x[..., :half], places, inverse(half, 100.0) / 2, by_two=True)
         return np.concatenate([turned, x[..., half:]], -1)
 
     return rotate

@@ -11,7 +11,7 @@ import pytest
 
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.context import new_session
-from irc.frontends.tensorrt_llm.layers import ColumnLinear, GatedMLP
+from irc.frontends.tensorrt_llm.layers import MOE, ColumnLinear, GatedMLP, MoeConfig
 from irc.frontends.tensorrt_llm.layers import quantized as layers
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.module import Module, Parameter
@@ -330,6 +330,19 @@ def test_layers_with_groups_have_no_bias_unless_told() -> None:
         assert layers.WeightOnlyGroupwiseQuantRowLinear(K, N, GROUP).bias is None
         assert layers.WeightOnlyGroupwiseQuantLinear(K, N, GROUP, bias=True).bias is not None
         assert layers.WeightOnlyQuantRowLinear(K, N).bias is not None
+
+
+def test_experts_that_stay_are_noted() -> None:
+    class Block(Module):
+        def __init__(self) -> None:
+            self.moe = MOE(MoeConfig(4, 0, 2), K, N, "relu", Mapping())
+
+    with new_session() as session:
+        layers.quantize(Block(), QuantConfig("FP8"))
+        assert any(
+            "experts keep their floats, which --quantize rounds: moe" in note
+            for note in session.notes
+        )
 
 
 def changed(config: QuantConfig) -> Module:
