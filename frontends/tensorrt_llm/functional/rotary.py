@@ -106,6 +106,11 @@ def rotary(
         stretch = RotaryScalingType.longrope
     if kind is PositionEmbeddingType.yarn and stretch is not RotaryScalingType.yarn:
         raise Error("yarn positions need a rotary_scaling of the type yarn", loc=here())
+    if stretch.name in ("linear", "dynamic", "yarn") and "factor" not in table:
+        raise Error(
+            f"rotary_scaling: expected the key 'factor' of {stretch.name}, found {table}",
+            loc=here(),
+        )
     factor = float(table.get("factor", 1.0))
     original = table.get("original_max_position_embeddings", original_positions)
     fraction = 0.5 if kind is PositionEmbeddingType.chatglm else percentage
@@ -139,6 +144,12 @@ def rotary(
             options |= {"kind": "longrope", "original_positions": original}
             options["factor"] = max_positions / original
             short_scale, long_scale = mscales
+            if (short_scale is None) != (long_scale is None):
+                raise Error(
+                    "expected both rope_scaling_short_mscale and rope_scaling_long_mscale, or "
+                    "neither; found one of them",
+                    loc=here(),
+                )
             if short_scale is not None and long_scale is not None:
                 options["attention_factor"], found = 1.0, (float(short_scale), float(long_scale))
             options["short_factors"] = tuple(float(each) for each in short)

@@ -274,6 +274,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"position_embedding_type": "yarn"}, "yarn positions need a rotary_scaling"),
     ({"position_embedding_type": "long_rope"}, "long_rope needs rope_scaling_short_factors"),
     ({"rotary_embedding_scaling": {"factor": 2.0}, "position_embedding_type": "rope_gptj"}, "type"),
+    *(
+        (
+            {"rotary_embedding_scaling": {"type": kind}, "position_embedding_type": "rope_gptj"},
+            f"expected the key 'factor' of {kind}",
+        )
+        for kind in ("linear", "dynamic", "yarn")
+    ),
+    (
+        {
+            "position_embedding_type": "long_rope",
+            "rope_scaling_short_factors": (1.0,),
+            "rope_scaling_long_factors": (1.0,),
+            "rope_scaling_short_mscale": 1.5,
+        },
+        "expected both rope_scaling_short_mscale and",
+    ),
     ({"hidden_sizes": 3}, "has no argument 'hidden_sizes'"),
 ]
 
