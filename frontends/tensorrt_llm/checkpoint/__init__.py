@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,11 @@ def trace(config: dict[str, Any], dtype: str | None = None, ignore: Sequence[str
     """The model of a config.json, its weights unbound."""
     model = transformers_model(config, bool(config.get("tie_word_embeddings")), ignore)
     return model.trace(compute_dtype(config, dtype))
+
+
+def is_unread(key: str) -> bool:
+    """Whether models need no tensor of this name."""
+    return any(fnmatchcase(key, pattern) for pattern in _UNREAD)
 
 
 def _check_order(ranks: Ranks, quantized: QuantConfig) -> None:

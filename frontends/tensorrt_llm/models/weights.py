@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from ....weights import Cast, ConcatRef, FileRef, Ref, Shard, Slice, Transpose
 from ...huggingface.config import checkpoint_dtype, model_of, read_config
 from ...huggingface.files import Checkpoint
 from ...huggingface.quantized.modelopt import pairs_of_rows
-from ...huggingface.quantized.parts import Tensors
+from ...huggingface.quantized.parts import FLOATS, Tensors
 from ...models.decoder import DecoderConfig
+from ..checkpoint import is_unread
 from ..checkpoint.config import transformers_model
 from ..checkpoint.ranks import PLACES, RankFile
 from ..context import current_session
@@ -26,7 +28,8 @@ from ..module import Parameter
 def load_rank(model: Any, folder: str | os.PathLike[str], rank: int) -> None:
     """Bind every parameter to its tensor in the file of a rank of a TensorRT-LLM checkpoint."""
     file = RankFile(Path(folder), rank)
-    alias = current_session().add_file(f"rank{rank}", Path(folder) / file.name)
+    title = Path(folder) / file.name
+    alias = current_session().add_file(f"rank{rank}", title)
     tensors, layers = Tensors(file, lambda _: alias), dict(model.named_modules())
     for name, parameter in model.named_parameters():
         path, _, end = name.rpartition(".")
@@ -35,12 +38,14 @@ def load_rank(model: Any, folder: str | os.PathLike[str], rank: int) -> None:
             parameter.value = _of_quantized(tensors, path, layer, end)
             continue
         if name not in file:
-            raise Error(
-                f"{Path(folder) / file.name} lacks {name}{did_you_mean(name, file)}", loc=here()
-            )
-        _check(name, file.tensor(name).shape, parameter)
-        kind, found = parameter.type.dtype, FileRef(alias, name)
-        parameter.value = found if file.tensor(name).dtype == kind else found.then(Cast(kind))
+            raise Error(f"{title} lacks {name}{did_you_mean(name, file)}", loc=here())
+        kind = parameter.type.dtype
+        found = tensors.take(name, *(FLOATS if kind in FLOATS else (kind,)))
+        _check(name, found.shape, parameter)
+        parameter.value = found.ref if found.dtype == kind else found.ref.then(Cast(kind))
+    unused = [key for key in file if key not in tensors.used and not is_unread(key)]
+    if unused:
+        warnings.warn(f"the model does not use {', '.join(unused)} of {title}", stacklevel=3)
 
 
 def _of_quantized(tensors: Tensors, path: str, layer: QuantizedLinear, end: str) -> Ref:

@@ -153,6 +153,20 @@ def test_quantized_layers_that_cannot_be_read(tmp_path: Path) -> None:
         steps_of(source, Conversion())
 
 
+def test_tensors_of_a_rank_that_do_not_fit(tmp_path: Path) -> None:
+    model = made(tmp_path / "model", LLAMA)
+
+    def more(key: str, array: np.ndarray[Any, Any]) -> Any:
+        bias = {key.replace("weight", "bias"): np.ones(len(array), np.float32)}
+        return {key: array, **(bias if ".1.mlp.fc." in key else {})}
+
+    with pytest.warns(UserWarning, match=r"does not use transformer.layers.1.mlp.fc.bias of .*ran"):
+        steps_of(of_ranks(model, Conversion(), pack=more), Conversion())
+    source = of_ranks(model, Conversion(), pack=lambda key, x: {key: x.astype(np.int32)})
+    with pytest.raises(irc.Error, match=r"is i32\[\d+, 24\]; expected f32 or f16 or bf16"):
+        steps_of(source, Conversion())
+
+
 LAST: dict[str, Any] = {
     "none": (None, lambda x: x),
     "lengths": ([5, 2], lambda x: x[[0, 1], [4, 1]]),
