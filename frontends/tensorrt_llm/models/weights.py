@@ -179,6 +179,12 @@ class _Source:
         path = self.checkpoint.folder / self.checkpoint.file(key)
         found: Ref = FileRef(current_session().add_file("ckpt", path), key)
         stored = self.checkpoint.tensor(key).dtype
+        if stored not in FLOATS:
+            raise Error(
+                f"{key} is {stored}, and LLaMAForCausalLM reads floats; compile the folder itself "
+                "with irc compile, which reads quantized ones",
+                loc=here(),
+            )
         return found if stored == self.dtype else found.then(Cast(self.dtype))
 
     def _part(self, key: str, dim: int | None) -> Ref:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import irc
 from irc.frontends.tensorrt_llm.builder import BuildConfig, build
@@ -119,6 +119,15 @@ def test_folders_that_ask_for_more_than_a_llama(name: str, tmp_path: Path) -> No
     source = of_ranks(made(tmp_path, keys), Conversion(), **changes)
     with pytest.raises(irc.Error, match=message):
         steps_of(source, Conversion())
+
+
+def test_codes_of_a_folder_are_no_floats(tmp_path: Path) -> None:
+    model = made(tmp_path, LLAMA)
+    path, key = tmp_path / "model.safetensors", "model.layers.1.mlp.down_proj.weight"
+    tensors = load_file(path)
+    save_file(tensors | {key: tensors[key].astype(np.int8)}, path)
+    with pytest.raises(irc.Error, match=f"{key} is i8, and LLaMAForCausalLM reads floats"):
+        steps_of(of_hugging_face(model, Conversion()), Conversion())
 
 
 # Scales of tokens are those of one rank's features, where irc's own passes have one of all.
