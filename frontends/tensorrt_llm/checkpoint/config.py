@@ -89,14 +89,16 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
         raise mapping.error("moe_ep_size", f"it does not divide tp_size={tp}")
     heads = reader.integer("num_attention_heads")
     keys = reader.integer("num_key_value_heads", heads)
-    if heads % tp or (keys % tp and tp % keys):
+    if min(heads, keys) < 1 or heads % tp or (keys % tp and tp % keys):
         raise Error(
             f"config.json: tp_size={tp} does not fit {heads} heads with {keys} key and value "
             "heads; TensorRT-LLM stores padding there, so convert with another tp_size, and give "
             "irc the mesh that you want"
         )
     own = max(1, keys // tp)
-    is_split = bool(config.get("use_parallel_embedding"))
+    dim = reader.integer("embedding_sharding_dim", 0)
+    if dim not in (0, 1):
+        raise reader.error("embedding_sharding_dim", "expected 0 (rows) or 1 (columns)")
     quantization = ConfigReader(reader.inner("quantization"), "config.json: quantization")
     return Layout(
         tp,
@@ -106,7 +108,7 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
         qkv=(heads // tp, own, own),
         step=max(1, tp // keys),
         moe_ep=experts,
-        table_dim=reader.integer("embedding_sharding_dim", 0) if is_split else None,
+        table_dim=dim if reader.flag("use_parallel_embedding") else None,
         packed="AWQ" in quantization.word("quant_algo", ""),
     )
 

@@ -263,6 +263,9 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         "irc's mixtral has no such layer",
     ),
     "qwen": ({"architecture": "QWenForCausalLM", "qwen_type": "qwen"}, "irc has the architecture"),
+    "no keys": ({"num_key_value_heads": 0}, "does not fit 4 heads with 0 key and value heads"),
+    "table": ({"use_parallel_embedding": 1}, "use_parallel_embedding is 1; expected true or false"),
+    "dimension": ({"embedding_sharding_dim": 2}, r"expected 0 \(rows\) or 1 \(columns\)"),
     "activation": ({"hidden_act": None}, "config.json lacks the key hidden_act"),
     "algorithm": ({"quantization": {"quant_algo": "W8A17"}}, "no QuantAlgo 'W8A17'; did you mean"),
 }
