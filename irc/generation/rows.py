@@ -63,6 +63,8 @@ class Rows:
         (self.ids,) = [port for port in self.inputs if port.name == "input_ids"]
         found = multiple_of(self.ids.shape[1])
         self.multiple = found[1] if found is not None else 1  # of the tokens of a call
+        if found is not None and found[0] in dims:  # backends pad a call of fewer tokens
+            self.dims = {**dims, found[0]: (1, *dims[found[0]][1:])}
         self._checked: tuple[int, ...] = ()  # the shape of the last call's tokens
         lengths = {len(prompt) for prompt in prompts}
         if self.growing and len(lengths) > 1 and not any(p.name == _MASK for p in self.inputs):
