@@ -58,15 +58,21 @@ def _schema() -> Any:
 
 
 def _infer(context: Any) -> None:
-    """The operand's type; gathers multiply dimension 0, scatters divide it."""
-    found = type(context.get_input_type(0))()
-    found.CopyFrom(context.get_input_type(0))
-    kind = context.get_attribute("collective_operation").s.decode()
-    ranks = context.get_attribute("nb_rank").i
-    if found.tensor_type.HasField("shape") and ("gather" in kind or "scatter" in kind):
-        first = found.tensor_type.shape.dim[0]
-        size = first.dim_value if first.HasField("dim_value") else None
+    """The operand's type; gathers multiply dimension 0, scatters divide it.
+
+    A damaged node, without its operand, its attributes or its result, gets none.
+    """
+    operand = context.get_input_type(0) if context.get_num_inputs() else None
+    kind, size = (context.get_attribute(name) for name in ("collective_operation", "nb_rank"))
+    if operand is None or kind is None or size is None or not context.get_num_outputs():
+        return
+    found = type(operand)()
+    found.CopyFrom(operand)
+    shape, ranks = found.tensor_type.shape, max(size.i, 1)
+    if shape.dim and (b"gather" in kind.s or b"scatter" in kind.s):
+        first = shape.dim[0]
+        rows = first.dim_value if first.HasField("dim_value") else None
         first.Clear()
-        if size is not None:
-            first.dim_value = size * ranks if "gather" in kind else size // ranks
+        if rows is not None:
+            first.dim_value = rows * ranks if b"gather" in kind.s else rows // ranks
     context.set_output_type(0, found)

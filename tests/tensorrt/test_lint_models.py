@@ -218,6 +218,15 @@ def test_a_constant_of_the_wrong_size_is_an_error_that_names_it(tmp_path: Path) 
     assert f"in {path}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "damaged", [collective("all_reduce", "x"), node("Cast", "x", "y", to=TensorProto.UINT8)]
+)
+def test_nodes_without_outputs(damaged: onnx.NodeProto) -> None:
+    whole = model(damaged, ONE, "y:f16[4,8]")
+    del whole.graph.node[0].output[:]
+    assert "nothing computes the output 'y'" in " ".join(each.message for each in lint(whole, RTX))
+
+
 def test_damaged_files_give_findings_or_an_error(tmp_path: Path) -> None:
     rng, path = fresh(83), tmp_path / "m.onnx"
     models = [each.bad.SerializeToString() for _, each in EXAMPLES if each.bad.ByteSize() < 20000]

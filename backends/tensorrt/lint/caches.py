@@ -55,7 +55,7 @@ RULES = table(
             "the cache {}, expected an input of the network; pass one directly, once per update",
         ),
         ("cache-is-an-output", UPDATE, BUILDER): (
-            lambda node: bool(node.outputs) and node.outputs[0] not in node.graph.outputs,
+            lambda node: bool(node.output) and node.output not in node.graph.outputs,
             "the updated cache is no output of the network; return it directly",
         ),
         ("cache-updated-twice", GRAPH, BUILDER): (

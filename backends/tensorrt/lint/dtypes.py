@@ -62,7 +62,7 @@ def _cast(node: Node) -> tuple[str, str] | None:
         return f"of {dtype_name(node.dtype(0))}", "write DequantizeLinear"
     if to in _QUANTIZED:
         return f"to {dtype_name(to)}", "write QuantizeLinear with a scale"
-    if to == T.UINT8 and node.graph.outer is None and node.outputs[0] in node.graph.outputs:
+    if to == T.UINT8 and node.graph.outer is None and node.output in node.graph.outputs:
         return None
     return None if to in _CASTS else (f"to {dtype_name(to)}", "cast to int32, or to a float type")
 

@@ -75,9 +75,14 @@ class Node:
         """The node that computes operand i."""
         return self.graph.producers.get(self.input(i))
 
+    @property
+    def output(self) -> str:
+        """The name of the first output; "" for a damaged node without one."""
+        return self.outputs[0] if self.outputs else ""
+
     def users(self) -> list[Node]:
         """The nodes that use the first output."""
-        return self.graph.consumers.get(self.outputs[0], []) if self.outputs else []
+        return self.graph.consumers.get(self.output, []) if self.output else []
 
     def get(self, name: str, default: _Value) -> _Value:
         """An attribute; the default where it is absent or of another kind than the default."""
@@ -92,14 +97,13 @@ class Node:
     @property
     def label(self) -> str:
         """The name of the node, or its kind and first output."""
-        return self.proto.name or f"{self.kind} of {self.outputs[0] if self.outputs else ''}"
+        return self.proto.name or f"{self.kind} of {self.output}"
 
     @property
     def op(self) -> str:
         """The scope and name of the IR operation, as irc writes them; "" for other exporters."""
-        end = f"/{self.kind}.{self.outputs[0]}" if self.outputs else ""
-        name = self.proto.name
-        return name.removesuffix(end) if end and name.endswith(end) else ""
+        end, name = f"/{self.kind}.{self.output}", self.proto.name
+        return name.removesuffix(end) if self.output and name.endswith(end) else ""
 
     @property
     def source(self) -> str:

@@ -99,7 +99,7 @@ def _product(node: Node) -> Node | None:
         last = node
         while user.kind in _KEEP_VALUES and len(user.users()) == 1:
             last, user = user, user.users()[0]
-        if user.kind in ("MatMul", "Gemm") and user.input(1) == last.outputs[0]:
+        if user.kind in ("MatMul", "Gemm") and user.input(1) == last.output:
             return user
     return None
 
