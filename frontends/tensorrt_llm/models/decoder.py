@@ -121,6 +121,10 @@ class PretrainedModel(Module, GenerationMixin):
         return quantize(cls(config), config.quantization)
 
     @classmethod
+    def check_folder(cls, folder: str | os.PathLike[str]) -> None:
+        """Models override it to refuse checkpoint folders that ask for more than they compute."""
+
+    @classmethod
     def from_checkpoint(
         cls,
         ckpt_dir: str | os.PathLike[str],
@@ -131,6 +135,8 @@ class PretrainedModel(Module, GenerationMixin):
         """The model of one rank of a checkpoint folder in TensorRT-LLM's form."""
         from .weights import load_rank
 
+        if config is None:
+            cls.check_folder(ckpt_dir)
         sizes: Any = config or cls.config_class.from_checkpoint(ckpt_dir)
         if rank is not None:
             sizes.set_rank(rank)

@@ -268,19 +268,11 @@ class LLaMAForCausalLM(DecoderModelForCausalLM):
         super().__init__(config, LLaMAModel(config), head(config))
 
     @classmethod
-    def from_checkpoint(
-        cls,
-        ckpt_dir: str | os.PathLike[str],
-        rank: int | None = None,
-        config: PretrainedConfig | None = None,
-        **more: Any,
-    ) -> LLaMAForCausalLM:
-        """The model of one rank of a checkpoint folder, whose config.json is checked."""
+    def check_folder(cls, folder: str | os.PathLike[str]) -> None:
+        """An Error where config.json asks for more than this model computes."""
         from .weights import check_keys
 
-        if config is None:
-            check_keys(ckpt_dir)
-        return super().from_checkpoint(ckpt_dir, rank, config, **more)
+        check_keys(folder)
 
     @classmethod
     def from_hugging_face(

@@ -171,7 +171,7 @@ def test_excluded_modules(excluded: list[str] | None, name: str, found: bool) ->
 
 
 def test_a_string_is_no_list_of_modules() -> None:
-    """Its letters would be globs: the star of "*lm_head" would exclude everything."""
+    """Each character would be a pattern: the first, `*`, would exclude every layer."""
     with pytest.raises(ValueError, match=r"expected a list .* found the string '\*lm_head'"):
         QuantConfig("W8A16", exclude_modules="*lm_head")  # pyright: ignore[reportArgumentType]
 
