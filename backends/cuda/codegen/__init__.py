@@ -1,0 +1,1 @@
+"""CUDA C++ for operations: an expression per element, and kernels around such expressions."""

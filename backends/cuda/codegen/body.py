@@ -1,0 +1,146 @@
+"""Statements that compute elements of values, by following the operations that make them.
+
+`Body.element` asks the table of an operation for the expression of one element, which asks for the
+elements of the operands; it ends at values that are stored. So a chain of elementwise operations,
+layout changes and gathers is one kernel. Every value is rounded to its dtype, so results do not
+depend on what is fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from irc.errors import Error
+from irc.ir.core import Op, Value
+from irc.ir.dims import DimLike
+
+Index: TypeAlias = tuple[str, ...]  # a C expression per dimension: a name or a number
+Element: TypeAlias = Callable[
+    ["Body", Op, int, Index], str
+]  # (body, op, number of the result, index)
+
+ELEMENTS: dict[type[Op], Element] = {}
+
+# dtype -> (C type of its elements in registers, function that rounds to the dtype)
+REGISTERS = {
+    "f64": ("double", ""),
+    "f32": ("float", ""),
+    "f16": ("float", "round_f16"),
+    "bf16": ("float", "round_bf16"),
+    "f8e4m3": ("float", "round_f8e4m3"),
+    "f8e5m2": ("float", "round_f8e5m2"),
+    "f8e8m0": ("float", "round_f8e8m0"),
+    "f4e2m1": ("float", "round_f4e2m1"),
+    "i64": ("long long", ""),
+    "i32": ("int", ""),
+    "i16": ("int", "round_i16"),
+    "i8": ("int", "round_i8"),
+    "i4": ("int", "round_i4"),
+    "u8": ("int", "round_u8"),
+    "u4": ("int", "round_u4"),
+    "bool": ("bool", ""),
+}
+
+
+def element(*classes: type[Op]) -> Callable[[Element], Element]:
+    """Register how elements of an operation are computed."""
+
+    def register(function: Element) -> Element:
+        for cls in classes:
+            assert cls not in ELEMENTS, cls.opname
+            ELEMENTS[cls] = function
+        return function
+
+    return register
+
+
+class Body:
+    """The statements of a kernel, in nested blocks.
+
+    `stored` are values in memory; the kernel gets a pointer to each that is read. Others are
+    computed where they are used, once per block and index.
+    """
+
+    def __init__(self, stored: Collection[Value] = ()) -> None:
+        self.stored = stored
+        self.lines: list[str] = []
+        self.pointers: dict[Value, str] = {}  # in the order of the kernel's arguments
+        self._known: list[dict[tuple[Value, Index], str]] = [{}]
+        self._count = 0
+
+    def element(self, value: Value, index: Sequence[str]) -> str:
+        """The name of a variable with the element of `value` at `index`."""
+        key = value, tuple(index)
+        for known in reversed(self._known):
+            if key in known:
+                return known[key]
+        kind, rounding = REGISTERS[value.type.dtype]
+        if value.producer is None or value in self.stored:
+            found = f"load<{value.type.dtype}>({self.pointer(value)}, {self.place(value, index)})"
+        else:
+            found = self._computed(value, key[1])
+            found = f"{rounding}({found})" if rounding else found
+        name = self._known[-1][key] = self.variable(kind, found)
+        return name
+
+    def _computed(self, value: Value, index: Index) -> str:
+        op = value.producer
+        assert op is not None
+        make = ELEMENTS.get(type(op))
+        if make is None:
+            raise Error(f"{op.opname} has no elements; its results must be stored")
+        return make(self, op, op.results.index(value), index)
+
+    def pointer(self, value: Value) -> str:
+        """The name of the argument that points to a stored value."""
+        return self.pointers.setdefault(value, f"p{len(self.pointers)}")
+
+    def place(self, value: Value, index: Sequence[str]) -> str:
+        """The number of an element in row-major order."""
+        found = ""
+        for i, size in zip(index, value.type.shape, strict=True):
+            found = i if found in ("", "0") else f"({found}) * {size_text(size)} + {i}"
+        return found or "0"
+
+    def unflattened(self, number: str, shape: Sequence[DimLike]) -> Index:
+        """The index of an element by its number in row-major order."""
+        index: list[str] = []
+        left = number
+        for size in reversed(tuple(shape)[1:]):
+            if size == 1:
+                index.append("0")
+                continue
+            index.append(self.variable("ix", f"{left} % {size_text(size)}"))
+            left = self.variable("ix", f"{left} / {size_text(size)}")
+        if shape:
+            index.append("0" if shape[0] == 1 else left)
+        return tuple(reversed(index))
+
+    def variable(self, kind: str, text: str) -> str:
+        """A new variable; its name."""
+        self._count += 1
+        name = f"v{self._count}"
+        self.line(f"{kind} {name} = {text};")
+        return name
+
+    def line(self, text: str) -> None:
+        """One statement."""
+        self.lines.append("  " * len(self._known) + text)
+
+    @contextmanager
+    def block(self, head: str) -> Generator[None]:
+        """Statements behind `head`, such as a loop or a condition, in a scope of their own."""
+        self.line(f"{head} {{")
+        self._known.append({})
+        try:
+            yield
+        finally:
+            self._known.pop()
+            self.line("}")
+
+
+def size_text(size: DimLike) -> str:
+    """A size in C: symbols are `int` arguments of the kernel."""
+    return str(size) if isinstance(size, int) else f"({size})"

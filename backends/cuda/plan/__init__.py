@@ -1,0 +1,13 @@
+"""Plans: what a function runs on a GPU at given sizes, in order, and where every value lies."""
+
+from .core import Argument as Argument
+from .core import Buffer as Buffer
+from .core import Kernel as Kernel
+from .core import Launch as Launch
+from .core import LibraryCall as LibraryCall
+from .core import Place as Place
+from .core import Plan as Plan
+from .core import Step as Step
+from .template import KERNELS as KERNELS
+from .template import Template as Template
+from .template import kernels_of as kernels_of

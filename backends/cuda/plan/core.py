@@ -1,0 +1,128 @@
+"""The parts of a plan: buffers, kernels, and the steps that run one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal, TypeAlias
+
+from irc.ir.dtypes import dtype
+
+# arena: memory of a plan, shared by values that are not alive at the same time. All other places
+# keep their addresses from step to step: arguments, results, states (which results overwrite),
+# weights (also packed ones), and memory of kernels that is zero before the first step.
+Place: TypeAlias = Literal["arena", "input", "output", "state", "weight", "zeros"]
+PLACES: tuple[Place, ...] = ("arena", "input", "output", "state", "weight", "zeros")
+ALIGNMENT = 256  # bytes, of every buffer
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Device memory of one value: elements of `dtype` in row-major order, 4-bit ones in pairs.
+
+    `offset` is in bytes from the start of the arena, of buffers there.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    place: Place
+    offset: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return dtype(self.dtype).nbytes(prod(self.shape))
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A pointer argument of a launch: `offset` bytes into a buffer."""
+
+    buffer: str
+    offset: int = 0
+    written: bool = False
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """CUDA C++ source with one `extern "C"` kernel called `name`, after the prelude.
+
+    `macros` are defined before the source. Sizes that are symbols are arguments, so that a kernel
+    serves every plan of its function.
+    """
+
+    name: str
+    source: str
+    macros: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch.
+
+    `arguments` are pointers, then integers (`int`) and numbers (`float`), as the kernel declares
+    them. `constant`: positions of pointers to memory that no kernel writes during a step, which the
+    kernel may read before the one in front of it has ended (programmatic dependent launch).
+    `programmatic`: whether it may start before that one has ended; then it waits for it itself.
+    `shared`: bytes of dynamic shared memory. `cluster`: blocks per cluster.
+    `operations` are names of the IR values that it computes, `source` the line of the first.
+    `nbytes`: what it reads and writes.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: int
+    arguments: tuple[Argument | int | float, ...]
+    shared: int = 0
+    cluster: int = 1
+    constant: tuple[int, ...] = ()
+    programmatic: bool = False
+    operations: tuple[str, ...] = ()
+    source: str = ""
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class LibraryCall:
+    """A call of `library`: "cublaslt", "nccl", or "memory" (function `copy` or `zero`).
+
+    `settings` are what the function needs besides its pointers, in numbers and words.
+    """
+
+    library: Literal["cublaslt", "nccl", "memory"]
+    function: str
+    arguments: tuple[Argument, ...]
+    settings: Mapping[str, int | float | str | tuple[int, ...]] = field(
+        default_factory=dict[str, "int | float | str | tuple[int, ...]"]
+    )
+    operations: tuple[str, ...] = ()
+    source: str = ""
+    nbytes: int = 0
+
+
+Step: TypeAlias = Launch | LibraryCall
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one function runs at given sizes.
+
+    `results` are the buffers of the function's results, in order; a result that overwrites a state
+    is the buffer of that state.
+    """
+
+    function: str
+    sizes: Mapping[str, int]
+    buffers: Mapping[str, Buffer]
+    kernels: Mapping[str, Kernel]
+    steps: tuple[Step, ...]
+    results: tuple[str, ...]
+
+    @property
+    def arena(self) -> int:
+        """Bytes of the arena."""
+        ends = [b.offset + b.nbytes for b in self.buffers.values() if b.place == "arena"]
+        return -(-max(ends, default=0) // ALIGNMENT) * ALIGNMENT

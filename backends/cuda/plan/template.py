@@ -1,0 +1,58 @@
+"""Launches at any sizes: what the kernels of operations give, and the planner binds to sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from irc.ir.core import Op, Value
+from irc.ir.types import TensorType
+
+from .core import Kernel
+
+Grid: TypeAlias = tuple[int, int, int]
+Sizes: TypeAlias = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Template:
+    """One launch of a kernel, before its sizes are known.
+
+    The kernel's arguments are pointers to `reads`, `writes` and `scratch`, then the `symbols` as
+    `int`. `scratch` is memory that only this launch needs. `in_place`: a written value -> the read
+    value in whose memory it lies; the kernel writes the elements that change. `grid` and `shared`
+    are functions of the sizes of all symbols. `waits`: whether the kernel calls `wait_for_previous`
+    before it reads what kernels in front of it wrote, so that it may start early.
+    """
+
+    kernel: Kernel
+    reads: tuple[Value, ...]
+    writes: tuple[Value, ...]
+    symbols: tuple[str, ...]
+    grid: Callable[[Sizes], Grid]
+    block: int = 256
+    shared: Callable[[Sizes], int] = lambda sizes: 0
+    cluster: int = 1
+    scratch: tuple[TensorType, ...] = ()
+    in_place: Mapping[Value, Value] = field(default_factory=dict[Value, Value])
+    operations: tuple[Op, ...] = ()
+    waits: bool = False
+
+
+# Makes the launches of one operation. `stored` are the values in memory; operands that are not
+# among them are computed by their elements, inside the kernel (codegen/body.py).
+Maker: TypeAlias = Callable[[Op, Collection[Value]], Sequence[Template]]
+KERNELS: dict[type[Op], Maker] = {}
+
+
+def kernels_of(*classes: type[Op]) -> Callable[[Maker], Maker]:
+    """Register the maker of the launches of operations."""
+
+    def register(maker: Maker) -> Maker:
+        for cls in classes:
+            assert cls not in KERNELS, cls.opname
+            KERNELS[cls] = maker
+        return maker
+
+    return register
