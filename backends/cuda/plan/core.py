@@ -13,6 +13,7 @@ from irc.ir.dtypes import dtype
 # keep their addresses from step to step: arguments, results, states (which results overwrite),
 # weights (also packed ones), and memory of kernels that is zero before the first step.
 Place: TypeAlias = Literal["arena", "input", "output", "state", "weight", "zeros"]
+Library: TypeAlias = Literal["cublaslt", "cudnn", "nccl", "memory"]
 PLACES: tuple[Place, ...] = ("arena", "input", "output", "state", "weight", "zeros")
 ALIGNMENT = 256  # bytes, of every buffer
 WARP = 32
@@ -69,7 +70,7 @@ class Launch:
     `programmatic`: whether it may start before that one has ended; then it waits for it itself.
     `shared`: bytes of dynamic shared memory. `cluster`: blocks per cluster.
     `operations` are names of the IR values that it computes, `source` the line of the first.
-    `nbytes`: what it reads and writes.
+    `nbytes`: what it reads and writes; `flops`: its floating-point operations.
     """
 
     kernel: str
@@ -83,16 +84,17 @@ class Launch:
     operations: tuple[str, ...] = ()
     source: str = ""
     nbytes: int = 0
+    flops: int = 0
 
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """A call of `library`: "cublaslt", "nccl", or "memory" (function `copy` or `zero`).
+    """A call of a library; "memory" has the functions `copy` (source, target) and `zero` (target).
 
     `settings` are what the function needs besides its pointers, in numbers and words.
     """
 
-    library: Literal["cublaslt", "nccl", "memory"]
+    library: Library
     function: str
     arguments: tuple[Argument, ...]
     settings: Mapping[str, int | float | str | tuple[int, ...]] = field(
@@ -101,6 +103,7 @@ class LibraryCall:
     operations: tuple[str, ...] = ()
     source: str = ""
     nbytes: int = 0
+    flops: int = 0
 
 
 Step: TypeAlias = Launch | LibraryCall

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from irc.ir.core import Op, Value
 from irc.ir.types import TensorType
 
-from .core import Kernel
+from .core import Kernel, Library
 
 Grid: TypeAlias = tuple[int, int, int]
 Sizes: TypeAlias = Mapping[str, int]
@@ -19,8 +19,9 @@ Sizes: TypeAlias = Mapping[str, int]
 class Template:
     """One launch of a kernel, before its sizes are known.
 
-    The kernel's arguments are pointers to `reads`, `writes` and `scratch`, then the `symbols` as
-    `int`. `scratch` is memory that only this launch needs. `in_place`: a written value -> the read
+    The kernel's arguments are pointers to `reads`, `writes`, `scratch` and `zeros`, then the
+    `symbols` as `int`. `scratch` is memory that only this launch needs; `zeros` is memory of its
+    own, zero before the first step, which the kernel leaves zero. `in_place`: a written value -> the read
     value in whose memory it lies; the kernel writes the elements that change. `grid` and `shared`
     are functions of the sizes of all symbols. `waits`: whether the kernel calls `wait_for_previous`
     before it reads what kernels in front of it wrote, so that it may start early.
@@ -38,11 +39,63 @@ class Template:
     in_place: Mapping[Value, Value] = field(default_factory=dict[Value, Value])
     operations: tuple[Op, ...] = ()
     waits: bool = False
+    zeros: tuple[TensorType, ...] = ()
+
+
+Settings: TypeAlias = Mapping[str, "int | float | str | tuple[int, ...]"]
+
+
+@dataclass(frozen=True)
+class CallTemplate:
+    """One call of a library, before its sizes are known.
+
+    Its pointers are `reads`, `writes` and `scratch`. `settings` are functions of the sizes.
+    """
+
+    library: Library
+    function: str
+    reads: tuple[Value, ...]
+    writes: tuple[Value, ...]
+    settings: Callable[[Sizes], Settings]
+    scratch: tuple[TensorType, ...] = ()
+    operations: tuple[Op, ...] = ()
+
+
+AnyTemplate: TypeAlias = Template | CallTemplate
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Launches that compute several operations at once.
+
+    `covers` are the operations that need no launches of their own any more: what uses a result of
+    them is covered, too, or the launches write that result.
+    """
+
+    templates: tuple[AnyTemplate, ...]
+    covers: tuple[Op, ...]
+
+
+# Tries to fuse operations around one of its class, at given sizes: the launches, or why not, or
+# None where there is nothing to say. The first that fits is taken.
+Fusion: TypeAlias = Callable[[Op, Sizes], "Fused | str | None"]
+FUSIONS: dict[type[Op], list[Fusion]] = {}
+
+
+def fusion(*classes: type[Op]) -> Callable[[Fusion], Fusion]:
+    """Register a fusion around operations of these classes, tried after those before it."""
+
+    def register(function: Fusion) -> Fusion:
+        for cls in classes:
+            FUSIONS.setdefault(cls, []).append(function)
+        return function
+
+    return register
 
 
 # Makes the launches of one operation. `stored` are the values in memory; operands that are not
 # among them are computed by their elements, inside the kernel (codegen/body.py).
-Maker: TypeAlias = Callable[[Op, Collection[Value]], Sequence[Template]]
+Maker: TypeAlias = Callable[[Op, Collection[Value]], Sequence[AnyTemplate]]
 KERNELS: dict[type[Op], Maker] = {}
 
 
