@@ -21,10 +21,11 @@ class Template:
 
     The kernel's arguments are pointers to `reads`, `writes`, `scratch` and `zeros`, then the
     `symbols` as `int`. `scratch` is memory that only this launch needs; `zeros` is memory of its
-    own, zero before the first step, which the kernel leaves zero. `in_place`: a written value -> the read
-    value in whose memory it lies; the kernel writes the elements that change. `grid` and `shared`
-    are functions of the sizes of all symbols. `waits`: whether the kernel calls `wait_for_previous`
-    before it reads what kernels in front of it wrote, so that it may start early.
+    own, zero before the first step, which the kernel leaves zero. `in_place`: a written value ->
+    the read value in whose memory it lies; the kernel writes the elements that change. `grid` and
+    `shared` are functions of the sizes of all symbols. `waits`: whether the kernel calls
+    `wait_for_previous` before it reads what kernels in front of it wrote, so that it may start
+    early.
     """
 
     kernel: Kernel
