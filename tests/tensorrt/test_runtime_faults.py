@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from irc.backends.cuda.execute import gpu as runtime_gpu
 from irc.backends.cuda.group import Group
 from irc.backends.ranks.threads import ThreadWorld
 from irc.backends.tensorrt.builder import library
-from irc.backends.tensorrt.runtime import gpu as runtime_gpu
 from irc.backends.tensorrt.runtime import load
 from irc.backends.tensorrt.runtime.groups import Groups
 from irc.errors import Error

@@ -5,6 +5,6 @@
 """
 
 from irc.backends.tensorrt.runtime.load import load
-from irc.backends.tensorrt.runtime.program import EngineProgram, EngineStream
+from irc.backends.tensorrt.runtime.program import EngineProgram
 
-__all__ = ["EngineProgram", "EngineStream", "load"]
+__all__ = ["EngineProgram", "load"]

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from irc.backends.cuda.driver import Array
+from irc.backends.cuda.execute.memory import DeviceArray
+from irc.backends.cuda.execute.stream import RankStream, symbols_of
 from irc.backends.tensorrt.ranges import smallest
 from irc.backends.tensorrt.runtime.program import EngineProgram
-from irc.backends.tensorrt.runtime.stream import DeviceArray, RankStream, symbols_of
 from irc.ir.dtypes import numpy_dtype
 from irc.ir.result_names import NEXT_TOKENS
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Mapping
-from math import prod
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from irc.backends.cuda.driver import Array, Driver, Stream
+from irc.backends.cuda.driver import Stream
+from irc.backends.cuda.execute.memory import Memory
 from irc.backends.cuda.group import Group
 from irc.backends.ranks.communicator import PeerError
 from irc.backends.tensorrt.plugins import take_failure
@@ -26,54 +24,6 @@ Warn: TypeAlias = Callable[[str], None]
 _Shapes: TypeAlias = tuple[tuple[str, Shape], ...]
 _Key: TypeAlias = tuple[_Shapes, tuple[tuple[str, int], ...]]
 _CAPSULE = b"ncclComm_t"
-
-
-class Memory:
-    """Device memory and page-locked host memory by name; each grows where more is needed.
-
-    Growing frees what the name had before, after everything on the stream is done.
-    """
-
-    def __init__(self, driver: Driver, stream: Stream) -> None:
-        self._driver, self._stream = driver, stream
-        self._device: dict[str, tuple[int, int]] = {}
-        self._host: dict[str, Array] = {}
-
-    def device(self, name: str, size: int) -> int:
-        """The address of at least `size` bytes of device memory."""
-        address, capacity = self._device.get(name, (0, 0))
-        if capacity < size or not address:
-            if address:
-                self._stream.wait()
-                del self._device[name]
-                self._driver.free(address)
-            address = self._driver.allocate(max(size, 1))
-            self._device[name] = address, size
-        return address
-
-    def host(self, name: str, shape: Shape, dtype: Any) -> Array:
-        """A page-locked array."""
-        kind = np.dtype(dtype)
-        size = kind.itemsize * prod(shape)
-        if name not in self._host or self._host[name].size < size:
-            self._stream.wait()
-            self._host[name] = self._driver.pinned(max(size, 1))
-        return self._host[name][:size].view(kind).reshape(shape)
-
-    def upload(self, name: str, array: Array) -> int:
-        """Copy an array to the GPU through page-locked memory; returns its address."""
-        staged = self.host(name, array.shape, array.dtype)
-        staged[...] = array
-        address = self.device(name, array.nbytes)
-        self._stream.upload(address, staged)
-        return address
-
-    def free(self) -> None:
-        """Free everything."""
-        for address, _ in self._device.values():
-            self._driver.free(address)
-        self._device.clear()
-        self._host.clear()
 
 
 class Execution:

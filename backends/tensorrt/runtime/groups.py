@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from irc.backends.cuda.driver import Driver, Stream
+from irc.backends.cuda.execute.gpu import every_group
 from irc.backends.onnx.stages import stage_axes
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.tensorrt.plugins import communicators
-from irc.backends.tensorrt.runtime.execution import Memory
 from irc.backends.tensorrt.runtime.gpu import EngineGpu
 from irc.backends.tensorrt.runtime.plan import RankPlan
-from irc.errors import Error
 
 
 class Groups:
@@ -36,27 +32,6 @@ class Groups:
         for key, group in self.named.items():
             communicators.register(key, plan.rank, group)
 
-    def connect(self, plan: RankPlan, driver: Driver, stream: Stream) -> None:
-        """Send a number wherever values will be sent: NCCL connects two ranks at their first send,
-        and waits for both."""
-        memory = Memory(driver, stream)
-        mine = memory.upload("mine", np.array([plan.rank], np.int32))
-        for source in plan.receives:
-            host = memory.host("theirs", (1,), np.int32)
-            theirs = memory.device("theirs", host.nbytes)
-            self.world.receive(theirs, host.nbytes, source, stream.handle)
-            stream.download(host, theirs)
-            stream.wait("the first transfer between stages")
-            if host[0] != source:
-                raise Error(
-                    f"expected rank {plan.rank} to receive the number of rank {source}, found "
-                    f"{host[0]}: NCCL does not transfer data correctly here"
-                )
-        for to in plan.sends:
-            self.world.send(mine, 4, to, stream.handle)
-        stream.wait("the first transfer between stages")
-        memory.free()
-
     def close(self) -> None:
         """Release the groups; every rank calls it."""
         for group in self._groups.values():
@@ -64,15 +39,9 @@ class Groups:
 
 
 def _every_group(plan: RankPlan) -> dict[tuple[int, ...], str]:
-    """The ranks of every group of the run and its label, in the same order on all ranks."""
-    found = {tuple(range(plan.mesh.ranks)): "all ranks"}
     axes = stage_axes(plan.mesh)
     wanted: list[tuple[str, ...]] = []
     for stage in plan.stages:
         wanted += [axes] if stage.native and axes else []
         wanted += stage.groups.values()
-    for each in dict.fromkeys(wanted):
-        for ranks in plan.mesh.groups(each):
-            if len(ranks) > 1:
-                found.setdefault(tuple(ranks), f"the group {'.'.join(each)}")
-    return found
+    return every_group(plan.mesh, wanted)

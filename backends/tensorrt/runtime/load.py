@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from irc.backends.base import Program
+from irc.backends.cuda.execute.gpu import check_ranks
 from irc.backends.cuda.group import TIMEOUT
-from irc.backends.ranks.communicator import Communicator
 from irc.backends.tensorrt import plugins
 from irc.backends.tensorrt.runtime.gpu import open_gpu
 from irc.backends.tensorrt.runtime.plan import RankPlan
@@ -35,17 +35,7 @@ def load(folder: Path, facts: Mapping[str, Any], **options: Any) -> Program:
                 f"a program of TensorRT has no option {name}{did_you_mean(name, OPTIONS)}; it has "
                 f"{', '.join(OPTIONS)}"
             )
-    host: Communicator | None = options.get("communicator")
-    ranks = len(facts["ranks"])
-    if ranks > 1 and host is None:
-        raise Error(
-            f"{folder} has {ranks} ranks, and each needs a process and a GPU of its own: "
-            f"irc generate {folder} --ranks {ranks}, or start irc under mpirun or srun"
-        )
-    if ranks == 1:
-        host = None
-    elif host is not None and host.ranks != ranks:
-        raise Error(f"{folder} has {ranks} ranks, and {host.ranks} processes run it")
+    host = check_ranks(folder, len(facts["ranks"]), options.get("communicator"))
     plugins.load(options.get("plugins") or ())
     plugins.require(facts.get("plugins") or {})
     RankPlan.of_facts(folder, facts, 0 if host is None else host.rank)  # before a GPU is needed

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import TypeAlias
 
 from irc.backends.base import Port
 from irc.backends.ranks.inputs import sized
@@ -13,9 +11,7 @@ from irc.backends.tensorrt.builder.request import Profile
 from irc.errors import Error
 from irc.ir.dims import Dim, DimLike
 
-Array: TypeAlias = np.ndarray[Any, Any]
 Sizes: TypeAlias = Mapping[str, int]
-Shape: TypeAlias = tuple[int, ...]
 
 
 def refusal(profile: Profile, ports: Mapping[str, Port], sizes: Sizes) -> str:
@@ -68,15 +64,3 @@ def padded_sizes(
 def chosen(profiles: Sequence[Profile], ports: Mapping[str, Port], sizes: Sizes) -> int:
     """The number of the first profile that accepts inputs of these sizes."""
     return next((n for n, each in enumerate(profiles) if not refusal(each, ports, sizes)), 0)
-
-
-def pad(array: Array, shape: Shape) -> Array:
-    """`array` padded with zeros up to a shape."""
-    if array.shape == shape:
-        return array
-    return np.pad(array, [(0, n - m) for m, n in zip(array.shape, shape, strict=True)])
-
-
-def trim(array: Array, shape: Shape) -> Array:
-    """`array` without its padding."""
-    return array if array.shape == shape else array[tuple(map(slice, shape))]

@@ -1,35 +1,28 @@
-"""A program of engines of which this process runs one rank; inputs and results are global."""
+"""A program of engines of which this process runs one rank."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from irc.backends.base import Arrays, Ports, check_plain
-from irc.backends.cuda.driver import Array, Gpu, Launch
+from irc.backends.cuda.execute.gpu import check_distinct
+from irc.backends.cuda.execute.program import GpuProgram
 from irc.backends.ranks.communicator import Communicator
-from irc.backends.ranks.inputs import Sizes, sized
 from irc.backends.ranks.sharded_ports import ShardedPorts
 from irc.backends.tensorrt.runtime.execution import Warn
 from irc.backends.tensorrt.runtime.gpu import EngineGpu
 from irc.backends.tensorrt.runtime.plan import RankPlan
-from irc.backends.tensorrt.runtime.profiles import trim
 from irc.backends.tensorrt.runtime.rank import EngineRank
-from irc.backends.tensorrt.runtime.stream import DeviceArray, RankStream
-from irc.errors import Error
-from irc.ir.dtypes import numpy_dtype
 
 
-class EngineProgram:
-    """See Program. `folder` and `facts` are what the backend's `emit` wrote and returned.
+class EngineProgram(GpuProgram):
+    """`folder` and `facts` are what the backend's `emit` wrote and returned.
 
-    `host` communicates with the other ranks, None for one rank. All ranks call the same methods
-    with the same inputs, and get the same results.
+    `host` communicates with the other ranks, None for one rank.
     """
+
+    rank: EngineRank
 
     def __init__(
         self,
@@ -41,114 +34,8 @@ class EngineProgram:
         graphs: bool,
         warn: Warn,
     ) -> None:
-        self.plan = RankPlan.of_facts(folder, facts, 0 if host is None else host.rank)
-        self.sharding = ShardedPorts(facts)
+        plan = RankPlan.of_facts(folder, facts, 0 if host is None else host.rank)
+        super().__init__(ShardedPorts(facts))
         if host is not None:
-            _check_distinct(gpu.driver.gpu, host)
-        self.rank = EngineRank(folder, self.plan, gpu, host, graphs, warn)
-        self._broadcasts: dict[tuple[int, int], Launch] = {}
-
-    @property
-    def ports(self) -> Ports:
-        """The global inputs, states and outputs."""
-        return self.sharding.ports
-
-    def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        """Run once from all arguments, states included; returns all results and keeps nothing."""
-        arrays, sizes = self.sharding.every.bind(inputs)
-        shards = self.sharding.shards(self.rank.rank, self.rank.taken, arrays)
-        states = {port.name: shards[port.name] for port in self.rank.stage.ports.states}
-        stream = RankStream(self.rank, sizes, states)
-        try:
-            found, full = stream.step(shards, sizes)
-            return self.gather(self.sharding.results, found, sizes, full)
-        finally:
-            stream.close()
-
-    def open(self, sizes: Mapping[str, int]) -> EngineStream:
-        """A stream whose states are zeros; `sizes` has the symbols in their shapes."""
-        return EngineStream(self, RankStream(self.rank, sizes))
-
-    def gather(
-        self, names: Iterable[str], found: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes
-    ) -> Arrays:
-        """Global results from the ranks' shards; bit for bit the same in every process.
-
-        Replicated results are broadcast too: GPUs of different kinds may round differently, and
-        all ranks must choose the same token. `full` are the sizes that were run.
-        """
-        staged = {name: self._download(name, found, full) for name in names}
-        self.rank.stream.wait()
-        results: Arrays = {}
-        for name, shards in staged.items():
-            result = self.sharding.results[name]
-            array = self.sharding.join(result, shards, full)
-            results[name] = np.array(trim(array, sized(result.port.shape, sizes)))
-        return results
-
-    def _download(
-        self, name: str, found: Mapping[str, DeviceArray], sizes: Sizes
-    ) -> dict[int, Array]:
-        """Enqueue downloads of all shards of a result; by the ranks that have them."""
-        result, rank = self.sharding.results[name], self.rank
-        sources = self.sharding.sources(result)
-        shape, dtype = self.sharding.shard_shape(result, sizes), numpy_dtype(result.port.dtype)
-        shards: dict[int, Array] = {}
-        for source in dict.fromkeys(sources.values()):
-            key = f"{name} of {source}"
-            host = rank.shared.host(key, shape, dtype)
-            size = host.nbytes
-            own = rank.groups is None or source == rank.rank
-            address = found[name].address if own else rank.shared.device(key, size)
-            if rank.groups is not None and size:
-                self._broadcast(size, source)(address, address, rank.stream.handle)
-            if size:
-                rank.stream.download(host, address)
-            shards[source] = host
-        return {maker: shards[source] for maker, source in sources.items()}
-
-    def _broadcast(self, size: int, root: int) -> Launch:
-        key = size, root
-        if key not in self._broadcasts:
-            self._broadcasts[key] = self.rank.world.bind("broadcast", "u8", size, "none", root)
-        return self._broadcasts[key]
-
-    def close(self) -> None:
-        """Release the GPU; every rank calls it, last."""
-        self.rank.close()
-
-
-class EngineStream:
-    """The states of one conversation, of which this process has those of its rank."""
-
-    def __init__(self, program: EngineProgram, stream: RankStream) -> None:
-        self._program, self._stream = program, stream
-        self._names = [port.name for port in program.ports.outputs]
-        self._finalizer = weakref.finalize(self, stream.close)
-        self._finalizer.atexit = False
-
-    def step(self, inputs: Mapping[str, Array]) -> Arrays:
-        """Run once over the plain inputs, advance the states, return the plain outputs."""
-        program = self._program
-        check_plain(inputs, program.ports)
-        arrays, sizes = program.sharding.plain.bind(inputs)
-        rank = program.rank
-        shards = program.sharding.shards(rank.rank, rank.taken, arrays)
-        found, full = self._stream.step(shards, sizes)
-        return program.gather(self._names, found, sizes, full)
-
-    def close(self) -> None:
-        """Free the states."""
-        self._finalizer()
-
-
-def _check_distinct(gpu: Gpu, host: Communicator) -> None:
-    """An Error where two ranks use one GPU."""
-    first: dict[bytes, int] = {}
-    for rank in range(host.ranks):
-        other = first.setdefault(host.broadcast(gpu.uuid.encode(), rank), rank)
-        if other != rank:
-            raise Error(
-                f"ranks {other} and {rank} use the same GPU ({gpu.name}), and each needs "
-                "its own: start at most as many processes per host as it has GPUs"
-            )
+            check_distinct(gpu.driver.gpu, host)
+        self.rank = EngineRank(folder, plan, gpu, host, graphs, warn)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from irc.backends.cuda.execute.gpu import connect
+from irc.backends.cuda.execute.memory import DeviceArray, Memory
+from irc.backends.cuda.execute.stream import symbols_of
 from irc.backends.cuda.group import Group
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.tensorrt.runtime.engine import Engine
-from irc.backends.tensorrt.runtime.execution import Execution, Memory, Warn
+from irc.backends.tensorrt.runtime.execution import Execution, Warn
 from irc.backends.tensorrt.runtime.gpu import EngineGpu
 from irc.backends.tensorrt.runtime.groups import Groups
 from irc.backends.tensorrt.runtime.plan import Binding, RankPlan, read_bindings
+from irc.backends.tensorrt.runtime.profiles import Sizes, chosen, padded_sizes
 from irc.backends.tensorrt.runtime.weights import Weights
 from irc.errors import Error
 
@@ -44,10 +49,12 @@ class EngineRank:
         _check_engine(plan, engine, bindings)
         self.weights = Weights(driver, self.stream, bindings)
         self.groups = None
+        self.receives, self.sends = plan.receives, plan.sends
         if host is not None:
             self.meet("the weights")
             self.groups = Groups(plan, gpu, host)
-            self.groups.connect(plan, driver, self.stream)
+            world = self.groups.world
+            connect(plan.rank, world, self.receives, self.sends, driver, self.stream)
         self._scalars = Memory(driver, self.stream)
         self.fixed = self.weights.addresses | self._upload_scalars()
         self.executions = [
@@ -61,10 +68,27 @@ class EngineRank:
         self.shared = Memory(driver, self.stream)
 
     @property
-    def world(self) -> Group:
-        """The group of all ranks, where there are several."""
-        assert self.groups is not None
-        return self.groups.world
+    def world(self) -> Group | None:
+        """The group of all ranks; None for one rank."""
+        return None if self.groups is None else self.groups.world
+
+    def padded(self, sizes: Sizes) -> Sizes:
+        """The sizes of a run: those of the inputs, padded to the minimum of a profile.
+
+        In a model with caches only tokens are padded: no token attends to the padding behind it,
+        and the next step overwrites it.
+        """
+        for stage in self.plan.stages:
+            kept = {name for port in stage.ports.states for name in symbols_of(port)}
+            plain = {name for port in stage.ports.inputs for name in symbols_of(port)}
+            may_grow = plain - kept if stage.writes else set[str]()
+            sizes = padded_sizes(stage.profiles, stage.inputs, sizes, may_grow)
+        return sizes
+
+    def execution(self, sizes: Sizes) -> StageRun:
+        """What runs at these sizes."""
+        number = chosen(self.stage.profiles, self.stage.inputs, sizes)
+        return StageRun(self, number)
 
     def meet(self, what: str) -> None:
         """Wait until all ranks have come this far, without a deadline: GPUs have one of seconds."""
@@ -90,6 +114,39 @@ class EngineRank:
         if self.groups is not None:
             self.groups.close()
         self.gpu.close()
+
+
+class StageRun:
+    """See Execution in cuda/execute/stream.py: the engine under one of its profiles."""
+
+    def __init__(self, rank: EngineRank, number: int) -> None:
+        self._rank, self._execution = rank, rank.executions[number]
+        self.memory = self._execution.memory
+        stage = rank.stage
+        self._dynamic = stage.profiles[number].shapes if stage.profiles else {}
+
+    def prepared(
+        self, values: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]
+    ) -> Callable[[], bool]:
+        """A function that enqueues a run; whether the library may have compiled kernels in it."""
+        rank, stage, execution = self._rank, self._rank.stage, self._execution
+        # the engine may still read these states while it writes their new values elsewhere
+        copies = {
+            state: self.memory.device(f"new {state}", values[state].size) for state in stage.copied
+        }
+        addresses = rank.fixed | {name: value.address for name, value in values.items()}
+        addresses |= {stage.outputs[name]: value.address for name, value in results.items()}
+        addresses |= {stage.outputs[stage.states[state]]: copies[state] for state in copies}
+        shapes = {name: values[name].shape for name in self._dynamic}
+        outputs = {stage.outputs[name]: value.shape for name, value in results.items()}
+
+        def run() -> bool:
+            execution.run(shapes, addresses, outputs)
+            for state, address in copies.items():
+                rank.stream.copy(values[state].address, address, values[state].size)
+            return execution.is_new(shapes)
+
+        return run
 
 
 def check_gpu(plan: RankPlan, engine_gpu: EngineGpu) -> None:

@@ -1,0 +1,1 @@
+"""Runs plans on a GPU, one rank per process; what engines of TensorRT need too is shared."""

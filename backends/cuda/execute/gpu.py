@@ -1,0 +1,130 @@
+"""The GPU of one rank, its NCCL groups, and the first contact between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+
+from irc.backends.cuda.calls import Library as Nccl
+from irc.backends.cuda.driver import Driver, Gpu, Stream
+from irc.backends.cuda.execute.memory import Memory
+from irc.backends.cuda.group import TIMEOUT, Group, open_group
+from irc.backends.cuda.runtime import device_count
+from irc.backends.cuda.watch import watched
+from irc.backends.ranks.communicator import Communicator
+from irc.errors import Error
+from irc.ir.mesh import Mesh
+
+
+class RankGpu:
+    """One GPU and NCCL.
+
+    `timeout`: seconds that work with collectives may take. `nccl` replaces the NCCL library.
+    """
+
+    def __init__(self, driver: Driver, timeout: float = TIMEOUT, nccl: Nccl | None = None) -> None:
+        self.driver = driver
+        self._timeout, self._nccl = timeout, nccl
+
+    def group(self, host: Communicator, ranks: Sequence[int], label: str) -> Group:
+        """The group of these ranks; all of them call this at once. `label` names it in errors."""
+        options = {"label": label, "timeout": self._timeout, "meeting": self._timeout + 1}
+        return open_group(host, ranks, self.driver, library=self._nccl, **options)
+
+    def during(self, what: str, seconds: float | None = None) -> AbstractContextManager[None]:
+        """Inside, a lost rank ends calls of a library that block; see watched."""
+        groups = self.driver.groups
+        return watched(groups, what, seconds) if groups else nullcontext()
+
+    def close(self) -> None:
+        """Forget the groups, which their ranks close together."""
+        self.driver.groups.clear()
+
+
+def open_driver(local_rank: int, instead: str) -> Driver:
+    """The GPU with the number of a local rank; 0 where the process sees a single GPU.
+
+    `instead` says what runs without a GPU.
+    """
+    from irc.backends.cuda.device import CudaDriver
+
+    count = device_count()
+    if not count:
+        raise Error(f"the NVIDIA driver finds no GPU here; {instead}")
+    index = 0 if count == 1 else local_rank  # Slurm may show every process only its own
+    if index >= count:
+        raise Error(
+            f"local rank {local_rank} needs GPU {index}, and this host has {count}; start at most "
+            f"{count} ranks per host"
+        )
+    return CudaDriver(index)
+
+
+def check_ranks(folder: object, ranks: int, host: Communicator | None) -> Communicator | None:
+    """The communicator of a program of `ranks` ranks, None for one; an Error where they differ."""
+    if ranks > 1 and host is None:
+        raise Error(
+            f"{folder} has {ranks} ranks, and each needs a process and a GPU of its own: "
+            f"irc generate {folder} --ranks {ranks}, or start irc under mpirun or srun"
+        )
+    if ranks == 1 or host is None:
+        return None
+    if host.ranks != ranks:
+        raise Error(f"{folder} has {ranks} ranks, and {host.ranks} processes run it")
+    return host
+
+
+def check_distinct(gpu: Gpu, host: Communicator) -> None:
+    """An Error where two ranks use one GPU."""
+    first: dict[bytes, int] = {}
+    for rank in range(host.ranks):
+        other = first.setdefault(host.broadcast(gpu.uuid.encode(), rank), rank)
+        if other != rank:
+            raise Error(
+                f"ranks {other} and {rank} use the same GPU ({gpu.name}), and each needs "
+                "its own: start at most as many processes per host as it has GPUs"
+            )
+
+
+def every_group(mesh: Mesh, wanted: Iterable[tuple[str, ...]]) -> dict[tuple[int, ...], str]:
+    """The ranks of every group of a run and its label, in the same order on all ranks.
+
+    There is one of all ranks, and those along the `wanted` axes.
+    """
+    found = {tuple(range(mesh.ranks)): "all ranks"}
+    for axes in dict.fromkeys(wanted):
+        for ranks in mesh.groups(axes):
+            if len(ranks) > 1:
+                found.setdefault(tuple(ranks), f"the group {'.'.join(axes)}")
+    return found
+
+
+def connect(
+    rank: int,
+    world: Group,
+    receives: Mapping[int, Sequence[str]],
+    sends: Mapping[int, Sequence[str]],
+    driver: Driver,
+    stream: Stream,
+) -> None:
+    """Send a number wherever values will be sent: NCCL connects two ranks at their first send,
+    and waits for both."""
+    memory = Memory(driver, stream)
+    mine = memory.upload("mine", np.array([rank], np.int32))
+    for source in receives:
+        host = memory.host("theirs", (1,), np.int32)
+        theirs = memory.device("theirs", host.nbytes)
+        world.receive(theirs, host.nbytes, source, stream.handle)
+        stream.download(host, theirs)
+        stream.wait("the first transfer between stages")
+        if host[0] != source:
+            raise Error(
+                f"expected rank {rank} to receive the number of rank {source}, found "
+                f"{host[0]}: NCCL does not transfer data correctly here"
+            )
+    for to in sends:
+        world.send(mine, 4, to, stream.handle)
+    stream.wait("the first transfer between stages")
+    memory.free()

@@ -1,0 +1,101 @@
+"""Arrays in device memory, and memory by name that grows where more is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from irc.backends.cuda.driver import Array, Driver, Stream
+from irc.ir.dtypes import dtype as dtype_called
+from irc.ir.dtypes import numpy_dtype, packed, unpacked
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DeviceArray:
+    """An array in device memory: row-major, elements of four bits in pairs."""
+
+    address: int
+    shape: Shape
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return size_of(self.shape, self.dtype)
+
+
+def size_of(shape: Shape, dtype: str) -> int:
+    """Bytes of an array in device memory."""
+    return dtype_called(dtype).nbytes(prod(shape))
+
+
+def as_stored(array: Array, dtype: str) -> Array:
+    """A contiguous array as device memory has it."""
+    return packed(array) if dtype_called(dtype).bits < 8 else np.ascontiguousarray(array)
+
+
+def host_like(shape: Shape, dtype: str) -> tuple[Shape, Any]:
+    """(shape, numpy dtype) of the host memory that an array is downloaded into."""
+    if dtype_called(dtype).bits < 8:
+        return (size_of(shape, dtype),), np.uint8
+    return shape, numpy_dtype(dtype)
+
+
+def as_array(host: Array, shape: Shape, dtype: str) -> Array:
+    """The array that was downloaded into host memory of `host_like`."""
+    if dtype_called(dtype).bits < 8:
+        return unpacked(host, dtype)[: prod(shape)].reshape(shape)
+    return host
+
+
+class Memory:
+    """Device memory and page-locked host memory by name; each grows where more is needed.
+
+    Growing frees what the name had before, after everything on the stream is done.
+    """
+
+    def __init__(self, driver: Driver, stream: Stream) -> None:
+        self._driver, self._stream = driver, stream
+        self._device: dict[str, tuple[int, int]] = {}
+        self._host: dict[str, Array] = {}
+
+    def device(self, name: str, size: int) -> int:
+        """The address of at least `size` bytes of device memory."""
+        address, capacity = self._device.get(name, (0, 0))
+        if capacity < size or not address:
+            if address:
+                self._stream.wait()
+                del self._device[name]
+                self._driver.free(address)
+            address = self._driver.allocate(max(size, 1))
+            self._device[name] = address, size
+        return address
+
+    def host(self, name: str, shape: Shape, dtype: Any) -> Array:
+        """A page-locked array."""
+        kind = np.dtype(dtype)
+        size = kind.itemsize * prod(shape)
+        if name not in self._host or self._host[name].size < size:
+            self._stream.wait()
+            self._host[name] = self._driver.pinned(max(size, 1))
+        return self._host[name][:size].view(kind).reshape(shape)
+
+    def upload(self, name: str, array: Array) -> int:
+        """Copy an array to the GPU through page-locked memory; returns its address."""
+        staged = self.host(name, array.shape, array.dtype)
+        staged[...] = array
+        address = self.device(name, array.nbytes)
+        self._stream.upload(address, staged)
+        return address
+
+    def free(self) -> None:
+        """Free everything."""
+        for address, _ in self._device.values():
+            self._driver.free(address)
+        self._device.clear()
+        self._host.clear()

@@ -1,0 +1,124 @@
+"""A program of which this process runs one rank on its GPU; inputs and results are global."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from irc.backends.base import Arrays, Ports, check_plain
+from irc.backends.cuda.driver import Array, Launch
+from irc.backends.cuda.execute.memory import DeviceArray, as_array, host_like
+from irc.backends.cuda.execute.stream import Rank, RankStream, trim
+from irc.backends.ranks.inputs import Sizes, sized
+from irc.backends.ranks.sharded_ports import ShardedPorts
+
+
+class GpuProgram:
+    """See Program. All ranks call the same methods with the same inputs, and get the same results.
+
+    `rank` is what this process runs.
+    """
+
+    rank: Rank
+
+    def __init__(self, sharding: ShardedPorts) -> None:
+        self.sharding = sharding
+        self._broadcasts: dict[tuple[int, int], Launch] = {}
+
+    @property
+    def ports(self) -> Ports:
+        """The global inputs, states and outputs."""
+        return self.sharding.ports
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        """Run once from all arguments, states included; returns all results and keeps nothing."""
+        arrays, sizes = self.sharding.every.bind(inputs)
+        shards = self.sharding.shards(self.rank.rank, self.rank.taken, arrays)
+        states = {port.name: shards[port.name] for port in self.rank.stage.ports.states}
+        stream = RankStream(self.rank, sizes, states)
+        try:
+            found, full = stream.step(shards, sizes)
+            return self.gather(self.sharding.results, found, sizes, full)
+        finally:
+            stream.close()
+
+    def open(self, sizes: Mapping[str, int]) -> GpuStream:
+        """A stream whose states are zeros; `sizes` has the symbols in their shapes."""
+        return GpuStream(self, RankStream(self.rank, sizes))
+
+    def gather(
+        self, names: Iterable[str], found: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes
+    ) -> Arrays:
+        """Global results from the ranks' shards; bit for bit the same in every process.
+
+        Replicated results are broadcast too: GPUs of different kinds may round differently, and
+        all ranks must choose the same token. `full` are the sizes that were run.
+        """
+        staged = {name: self._download(name, found, full) for name in names}
+        self.rank.stream.wait()
+        results: Arrays = {}
+        for name, hosts in staged.items():
+            result = self.sharding.results[name]
+            shape, dtype = self.sharding.shard_shape(result, full), result.port.dtype
+            shards = {maker: as_array(host, shape, dtype) for maker, host in hosts.items()}
+            array = self.sharding.join(result, shards, full)
+            results[name] = np.array(trim(array, sized(result.port.shape, sizes)))
+        return results
+
+    def _download(
+        self, name: str, found: Mapping[str, DeviceArray], sizes: Sizes
+    ) -> dict[int, Array]:
+        """Enqueue downloads of all shards of a result; by the ranks that have them."""
+        result, rank = self.sharding.results[name], self.rank
+        sources = self.sharding.sources(result)
+        shape, dtype = host_like(self.sharding.shard_shape(result, sizes), result.port.dtype)
+        shards: dict[int, Array] = {}
+        for source in dict.fromkeys(sources.values()):
+            key = f"{name} of {source}"
+            host = rank.shared.host(key, shape, dtype)
+            size = host.nbytes
+            own = rank.world is None or source == rank.rank
+            address = found[name].address if own else rank.shared.device(key, size)
+            if rank.world is not None and size:
+                self._broadcast(size, source)(address, address, rank.stream.handle)
+            if size:
+                rank.stream.download(host, address)
+            shards[source] = host
+        return {maker: shards[source] for maker, source in sources.items()}
+
+    def _broadcast(self, size: int, root: int) -> Launch:
+        assert self.rank.world is not None
+        key = size, root
+        if key not in self._broadcasts:
+            self._broadcasts[key] = self.rank.world.bind("broadcast", "u8", size, "none", root)
+        return self._broadcasts[key]
+
+    def close(self) -> None:
+        """Release the GPU; every rank calls it, last."""
+        self.rank.close()
+
+
+class GpuStream:
+    """The states of one conversation, of which this process has those of its rank."""
+
+    def __init__(self, program: GpuProgram, stream: RankStream) -> None:
+        self._program, self._stream = program, stream
+        self._names = [port.name for port in program.ports.outputs]
+        self._finalizer = weakref.finalize(self, stream.close)
+        self._finalizer.atexit = False
+
+    def step(self, inputs: Mapping[str, Array]) -> Arrays:
+        """Run once over the plain inputs, advance the states, return the plain outputs."""
+        program = self._program
+        check_plain(inputs, program.ports)
+        arrays, sizes = program.sharding.plain.bind(inputs)
+        rank = program.rank
+        shards = program.sharding.shards(rank.rank, rank.taken, arrays)
+        found, full = self._stream.step(shards, sizes)
+        return program.gather(self._names, found, sizes, full)
+
+    def close(self) -> None:
+        """Free the states."""
+        self._finalizer()

@@ -1,0 +1,212 @@
+"""One rank's states of a conversation, which stay on the GPU, and its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from irc.backends.base import Arrays, Port, Ports, state_shape
+from irc.backends.cuda.driver import Array, Driver, Stream
+from irc.backends.cuda.execute.memory import DeviceArray, Memory, Shape, as_stored, size_of
+from irc.backends.cuda.group import Group
+from irc.backends.ranks.facts import Write
+from irc.backends.ranks.inputs import Sizes, sized
+from irc.errors import Error
+from irc.ir.dims import Dim
+
+
+class Stage(Protocol):
+    """What all ranks of a pipeline stage share. `states`: the result of every state."""
+
+    @property
+    def ports(self) -> Ports: ...
+    @property
+    def writes(self) -> Sequence[Write]: ...
+    @property
+    def states(self) -> Mapping[str, str]: ...
+
+
+class Execution(Protocol):
+    """What a rank runs at some sizes. `memory` has inputs and results, until the next step."""
+
+    @property
+    def memory(self) -> Memory: ...
+
+    def prepared(
+        self, values: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]
+    ) -> Callable[[], bool]:
+        """A function that enqueues a run over arguments and results; it allocates nothing.
+
+        It returns whether all ranks have to meet after it, as in a run that took long.
+        """
+        ...
+
+
+class Rank(Protocol):
+    """One rank of a program on its GPU; all ranks call the same methods in the same order.
+
+    `taken` are the inputs that the caller provides; `shared` is memory for results of other ranks;
+    `receives` and `sends` name values of other stages by the rank they come from and go to.
+    """
+
+    rank: int
+    driver: Driver
+    stream: Stream
+    shared: Memory
+
+    @property
+    def taken(self) -> Sequence[str]: ...
+    @property
+    def stage(self) -> Stage: ...
+    @property
+    def receives(self) -> Mapping[int, Sequence[str]]: ...
+    @property
+    def sends(self) -> Mapping[int, Sequence[str]]: ...
+
+    @property
+    def world(self) -> Group | None:
+        """The group of all ranks; None for one rank."""
+        ...
+
+    def padded(self, sizes: Sizes) -> Sizes:
+        """The sizes of a run, which are those of the inputs or larger ones."""
+        ...
+
+    def execution(self, sizes: Sizes) -> Execution:
+        """What runs at these sizes; compiled and loaded."""
+        ...
+
+    def meet(self, what: str) -> None:
+        """Wait until all ranks have come this far."""
+        ...
+
+    def close(self) -> None:
+        """Release the GPU."""
+        ...
+
+
+class RankStream:
+    """The states of one rank.
+
+    `sizes` has the symbols in their shapes; `states` their first values, instead of zeros.
+    """
+
+    def __init__(self, rank: Rank, sizes: Mapping[str, int], states: Arrays | None = None) -> None:
+        self._rank, self._opened = rank, dict(sizes)
+        self._states: dict[str, DeviceArray] = {}
+        try:
+            for port in rank.stage.ports.states:
+                self._allocate(port, sizes, (states or {}).get(port.name))
+        except BaseException:
+            self.close()  # the GPU may have too little memory for all of them
+            raise
+        rank.stream.wait()
+
+    def _allocate(self, port: Port, sizes: Mapping[str, int], array: Array | None) -> None:
+        shape, rank = state_shape(port, sizes), self._rank
+        size = size_of(shape, port.dtype)
+        address = rank.driver.allocate(max(1, size))
+        self._states[port.name] = DeviceArray(address, shape, port.dtype)
+        if array is not None:
+            rank.stream.upload(address, as_stored(pad(array, shape), port.dtype))
+            rank.stream.wait()
+        elif size:
+            rank.driver.zero(address, size, rank.stream.handle)  # attention reads unused positions
+
+    def step(
+        self, arrays: Mapping[str, Array], sizes: Sizes
+    ) -> tuple[dict[str, DeviceArray], Sizes]:
+        """Enqueue a step over this rank's shards; returns its results, and the sizes that were run.
+
+        The results stay in place until the next step. An Error where the inputs do not fit the
+        states or a profile; the states have not changed then.
+        """
+        for name, size in sizes.items():
+            if self._opened.get(name, size) != size:
+                raise Error(
+                    f"the stream was opened for {name}={self._opened[name]}, "
+                    f"but these inputs have {name}={size}"
+                )
+        full = self._rank.padded({**self._opened, **sizes})
+        self._check_capacity(arrays, full)
+        return self._enqueue(arrays, full), full
+
+    def _check_capacity(self, arrays: Mapping[str, Array], full: Sizes) -> None:
+        for write in self._rank.stage.writes:
+            (capacity,) = sized([write.capacity], {**full, **self._opened})
+            needed = write.needed(arrays, dict(full))
+            if needed > capacity:
+                raise Error(
+                    f"this run fills the caches up to position {needed}, and their capacity is "
+                    f"{capacity}; open the stream with a larger capacity, or compile with one"
+                )
+
+    def _enqueue(self, arrays: Mapping[str, Array], full: Sizes) -> dict[str, DeviceArray]:
+        rank, stream, world = self._rank, self._rank.stream, self._rank.world
+        execution = rank.execution(full)
+        values, results = self._placed(arrays, full, execution.memory)
+        run = execution.prepared(values, results)
+        # no allocation from here on: it would wait for values that other ranks have not sent
+        for source, name in _pairs(rank.receives):
+            assert world is not None
+            value = values[name]
+            world.receive(value.address, value.size, source, stream.handle)
+        must_meet = run()
+        for to, name in _pairs(rank.sends):
+            assert world is not None
+            world.send(results[name].address, results[name].size, to, stream.handle)
+        if must_meet:
+            # after the sends: it may have waited for its inputs while it was enqueued
+            rank.meet("a step of new sizes")
+        return results
+
+    def _placed(
+        self, arrays: Mapping[str, Array], full: Sizes, memory: Memory
+    ) -> tuple[dict[str, DeviceArray], dict[str, DeviceArray]]:
+        """(arguments, results) in device memory; those of `arrays` are being uploaded."""
+        stage = self._rank.stage
+        values = dict(self._states)
+        for port in stage.ports.inputs:
+            shape = sized(port.shape, full)
+            if port.name in arrays:
+                stored = as_stored(pad(arrays[port.name], shape), port.dtype)
+                address = memory.upload(port.name, stored)
+            else:
+                address = memory.device(port.name, size_of(shape, port.dtype))
+            values[port.name] = DeviceArray(address, shape, port.dtype)
+        results = {result: self._states[state] for state, result in stage.states.items()}
+        for port in stage.ports.outputs:
+            shape = sized(port.shape, full)
+            address = memory.device(f"result {port.name}", size_of(shape, port.dtype))
+            results[port.name] = DeviceArray(address, shape, port.dtype)
+        return values, results
+
+    def close(self) -> None:
+        """Free the states."""
+        self._rank.stream.wait()
+        for state in self._states.values():
+            self._rank.driver.free(state.address)
+        self._states.clear()
+
+
+def _pairs(named: Mapping[int, Iterable[str]]) -> Iterator[tuple[int, str]]:
+    return ((rank, name) for rank, names in named.items() for name in names)
+
+
+def symbols_of(port: Port) -> set[str]:
+    """The symbols in the shape of a port."""
+    return {name for dim in port.shape if isinstance(dim, Dim) for name in dim.symbols()}
+
+
+def pad(array: Array, shape: Shape) -> Array:
+    """`array` padded with zeros up to a shape."""
+    if array.shape == shape:
+        return array
+    return np.pad(array, [(0, n - m) for m, n in zip(array.shape, shape, strict=True)])
+
+
+def trim(array: Array, shape: Sequence[Any]) -> Array:
+    """`array` without its padding."""
+    return array if array.shape == shape else array[tuple(map(slice, shape))]
