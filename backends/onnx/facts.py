@@ -6,7 +6,7 @@ than f64 is f32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypedDict
 
 from irc.backends.base import Port, Ports, local_ports_of, ports_of
@@ -119,7 +119,7 @@ def facts_of(
     numbers = {rank: i for i, stage in enumerate(stages) for rank in stage.ranks}
     return {
         "axes": [list(axis) for axis in module.mesh.axes],
-        "ports": _ports(ports_of(function), emitters[0], _sharding(function)),
+        "ports": port_facts(ports_of(function), sharding_of(function), emitters[0].dtype),
         "results": list(function.result_names()),
         "base": found.base,
         "ranks": [
@@ -137,20 +137,21 @@ def facts_of(
 
 def _stage(stage: Stage, emitter: Emitter) -> dict[str, Any]:
     return {
-        "ports": _ports(local_ports_of(stage.function), emitter, {}),
+        "ports": port_facts(local_ports_of(stage.function), {}, emitter.dtype),
         "results": emitter.results(),
         "writes": writes_of(stage.function),
         "grows": growing(stage.function),
-        "receives": _transfers(stage.receives),
-        "sends": _transfers(stage.sends),
+        "receives": transfers(stage.receives),
+        "sends": transfers(stage.sends),
     }
 
 
-def _transfers(names: Mapping[int, list[str]]) -> list[dict[str, Any]]:
+def transfers(names: Mapping[int, list[str]]) -> list[dict[str, Any]]:
+    """The values that a stage receives, or sends, by the number of the other stage."""
     return [{"stage": number, "names": each} for number, each in names.items()]
 
 
-def _sharding(function: Function) -> dict[tuple[str, bool], tuple[Axes, ...]]:
+def sharding_of(function: Function) -> dict[tuple[str, bool], tuple[Axes, ...]]:
     """(name, whether it is a result) -> the mesh axes that shard each dimension."""
     args = {(str(a.name), False): function.argument_layout(a) for a in function.args}
     results = zip(function.result_names(), function.result_layouts(), strict=True)
@@ -158,12 +159,14 @@ def _sharding(function: Function) -> dict[tuple[str, bool], tuple[Axes, ...]]:
     return {key: type.axes for key, type in types.items() if any(type.axes)}
 
 
-def _ports(
-    ports: Ports, emitter: Emitter, sharding: Mapping[tuple[str, bool], tuple[Axes, ...]]
+def port_facts(
+    ports: Ports, sharding: Mapping[tuple[str, bool], tuple[Axes, ...]], dtype: Callable[[str], str]
 ) -> dict[str, list[dict[str, Any]]]:
+    """The entries of ports; `sharding` as of `sharding_of`, `dtype` is that to be passed."""
+
     def fact(port: Port, result: bool) -> dict[str, Any]:
         shape = [dim if isinstance(dim, int) else str(dim) for dim in port.shape]
-        found = {"name": port.name, "dtype": emitter.dtype(port.dtype), "shape": shape}
+        found = {"name": port.name, "dtype": dtype(port.dtype), "shape": shape}
         axes = sharding.get((port.name, result))
         return found if axes is None else found | {"axes": [list(each) for each in axes]}
 
