@@ -11,42 +11,7 @@ from typing import Any
 
 from irc.errors import Error
 
-# Element types of kernels: storage, and conversion to and from float. They need no headers of the
-# CUDA toolkit, which a machine that only runs kernels may lack.
-PRELUDE = r"""
-typedef unsigned short u16;
-typedef unsigned int u32;
-
-struct alignas(2) bf16 {
-    u16 bits;
-    __device__ operator float() const { return __uint_as_float((u32)bits << 16); }
-    __device__ static bf16 of(float x) {
-        u32 b = __float_as_uint(x);
-        bool nan = (b & 0x7fffffffu) > 0x7f800000u;
-        b = nan ? (b | 0x00400000u) : b + 0x7fffu + ((b >> 16) & 1u);
-        return bf16{(u16)(b >> 16)};
-    }
-};
-struct alignas(2) f16 {
-    u16 bits;
-    __device__ operator float() const {
-        float x;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-        return x;
-    }
-    __device__ static f16 of(float x) {
-        f16 y;
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-        return y;
-    }
-};
-struct alignas(4) f32 {
-    float value;
-    __device__ operator float() const { return value; }
-    __device__ static f32 of(float x) { return f32{x}; }
-};
-template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T item[N]; };
-"""
+from .codegen.prelude import PRELUDE
 
 _COMPILING = Lock()
 _KERNELS: dict[tuple[str, str, tuple[tuple[str, str], ...], int], Any] = {}

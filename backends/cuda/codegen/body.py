@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from irc.errors import Error
 from irc.ir.core import Op, Value
-from irc.ir.dims import DimLike
+from irc.ir.dims import DimLike, Shape
 
 Index: TypeAlias = tuple[str, ...]  # a C expression per dimension: a name or a number
 Element: TypeAlias = Callable[
@@ -60,13 +60,16 @@ class Body:
     """The statements of a kernel, in nested blocks.
 
     `stored` are values in memory; the kernel gets a pointer to each that is read. Others are
-    computed where they are used, once per block and index.
+    computed where they are used, once per block and index. `symbols` are the sizes that the
+    statements use, which are arguments of the kernel.
     """
 
     def __init__(self, stored: Collection[Value] = ()) -> None:
         self.stored = stored
         self.lines: list[str] = []
         self.pointers: dict[Value, str] = {}  # in the order of the kernel's arguments
+        self.symbols: dict[str, None] = {}
+        self._numbers: dict[tuple[Index, Shape], str] = {}  # of indices made by `unflattened`
         self._known: list[dict[tuple[Value, Index], str]] = [{}]
         self._count = 0
 
@@ -99,9 +102,14 @@ class Body:
 
     def place(self, value: Value, index: Sequence[str]) -> str:
         """The number of an element in row-major order."""
+        shape = value.type.shape
+        index = tuple("0" if size == 1 else i for i, size in zip(index, shape, strict=True))
+        known = self._numbers.get((index, shape))
+        if known is not None:
+            return known
         found = ""
-        for i, size in zip(index, value.type.shape, strict=True):
-            found = i if found in ("", "0") else f"({found}) * {size_text(size)} + {i}"
+        for i, size in zip(index, shape, strict=True):
+            found = i if found in ("", "0") else f"({found}) * {self.size(size)} + {i}"
         return found or "0"
 
     def unflattened(self, number: str, shape: Sequence[DimLike]) -> Index:
@@ -112,11 +120,20 @@ class Body:
             if size == 1:
                 index.append("0")
                 continue
-            index.append(self.variable("ix", f"{left} % {size_text(size)}"))
-            left = self.variable("ix", f"{left} / {size_text(size)}")
+            index.append(self.variable("ix", f"{left} % {self.size(size)}"))
+            left = self.variable("ix", f"{left} / {self.size(size)}")
         if shape:
             index.append("0" if shape[0] == 1 else left)
-        return tuple(reversed(index))
+        found = tuple(reversed(index))
+        self._numbers[found, tuple(shape)] = number
+        return found
+
+    def size(self, size: DimLike) -> str:
+        """A size in C; its symbols become arguments of the kernel."""
+        if isinstance(size, int):
+            return str(size)
+        self.symbols |= dict.fromkeys(size.symbols())
+        return f"({size})"
 
     def variable(self, kind: str, text: str) -> str:
         """A new variable; its name."""
@@ -139,8 +156,3 @@ class Body:
         finally:
             self._known.pop()
             self.line("}")
-
-
-def size_text(size: DimLike) -> str:
-    """A size in C: symbols are `int` arguments of the kernel."""
-    return str(size) if isinstance(size, int) else f"({size})"
