@@ -1,0 +1,162 @@
+"""Plain kernels of attention: every option of the operation, at any sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from irc.errors import Error
+from irc.ir.core import Op, Value
+from irc.ir.dims import DimLike, exact_divide
+from irc.ops.attention import Attention
+
+from ..plan.template import Grid, Sizes, Template, kernels_of
+from .body import REGISTERS, Body
+from .files import helpers
+from .kernels import launch, number
+
+HELPERS = helpers("put.cuh", "attention.cuh")
+MOST_QUERY_BYTES = 33 * 1024  # of queries in shared memory
+MOST_SUMS = 32  # per thread
+LEAST_ROWS = 16
+FAR = 1 << 30  # more keys than an index counts
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The sizes of an attention: `group` query heads share a key-value head."""
+
+    batch: DimLike
+    tokens: DimLike
+    keys: DimLike
+    key_heads: DimLike
+    group: DimLike
+    width: int  # features of a head of q and k
+    values: int  # features of a head of v
+
+    @classmethod
+    def of(cls, op: Attention) -> Heads:
+        """The sizes of `op`."""
+        q, k, v = op.q.type.shape, op.k.type.shape, op.v.type.shape
+        heads = exact_divide(q[2], op.head_dim)
+        group = None if heads is None else exact_divide(heads, op.key_heads)
+        values = v[3] if op.cached else exact_divide(v[2], op.key_heads)
+        if group is None or not isinstance(values, int):
+            raise Error(f"attention: expected heads of known sizes, found q {op.q.type}, {op.v.type}")
+        keys = k[2] if op.cached else k[1]
+        return cls(q[0], q[1], keys, op.key_heads, group, op.head_dim, values)
+
+    def rows(self, nbytes: int) -> int:
+        """How many queries a block takes, in a dtype of registers of `nbytes`."""
+        queries = self.tokens * self.group
+        for rows in (64, 32):
+            few = isinstance(queries, int) and queries <= rows // 2
+            sums = rows // LEAST_ROWS * -(-self.values // 16)
+            if not few and sums <= MOST_SUMS and self.fits(rows, nbytes):
+                return rows
+        return LEAST_ROWS
+
+    def fits(self, rows: int, nbytes: int) -> bool:
+        """Whether so many queries fit into shared memory."""
+        return rows * (self.width + 1) * nbytes <= MOST_QUERY_BYTES
+
+
+@kernels_of(Attention)
+def attention(op: Op, stored: Collection[Value]) -> list[Template]:
+    """The launch of an attention: a block per row, key-value head and tile of queries."""
+    assert isinstance(op, Attention)
+    heads, body = Heads.of(op), Body(stored)
+    kind, _ = REGISTERS[op.q.type.dtype]
+    nbytes = 8 if kind == "double" else 4
+    rows = heads.rows(nbytes)
+    kept = str(heads.fits(rows, nbytes)).lower()
+    body.line(f"typedef Attention<{kind}, {rows}, {heads.width}, {heads.values}, {kept}> Tile;")
+    _tile(heads, body, rows)
+    _operands(op, body)
+    _visible_keys(op, heads, body)
+    _score(op, body, kind)
+    with body.block(f"auto out = [&](ix row, ix c, {kind} x)"):
+        body.line("const ix i = (first + row) / group, h = head * group + (first + row) % group;")
+        feature = f"(h * {heads.values} + c)"
+        body.line(f"put(out0, {body.place(op.result, ('b', 'i', feature))}, x);")
+    body.line(";")
+    body.line("__shared__ Tile::Shared shared;")
+    body.line("Tile attention{shared};")
+    body.line("attention.run(rows, low, high, query, key, value, score, out);")
+
+    def grid(sizes: Sizes) -> Grid:
+        tiles = -(-number(heads.tokens * heads.group, sizes) // rows)
+        return (max(1, tiles * number(heads.batch, sizes) * number(heads.key_heads, sizes)), 1, 1)
+
+    return [launch("attention", body, [op.result], grid, operations=[op], helpers=HELPERS)]
+
+
+def _tile(heads: Heads, body: Body, rows: int) -> None:
+    """The queries of this block: row `b`, key-value head `head`, `rows` from `first` on."""
+    batch, key_heads = body.size(heads.batch), body.size(heads.key_heads)
+    body.line(f"const ix group = {body.size(heads.group)};")
+    body.line(f"const ix queries = {body.size(heads.tokens)} * group;")
+    body.line(f"const ix tiles = (queries + {rows - 1}) / {rows};")
+    body.line(f"if (blockIdx.x >= tiles * {batch} * {key_heads}) return;")
+    body.line(f"const ix head = blockIdx.x % {key_heads}, rest = blockIdx.x / {key_heads};")
+    # The last queries come first: where they see the keys before them only, they take longest.
+    body.line(f"const ix b = rest % {batch}, first = (tiles - 1 - rest / {batch}) * {rows};")
+    body.line(f"const ix rows = queries - first < {rows} ? queries - first : {rows};")
+
+
+def _operands(op: Attention, body: Body) -> None:
+    """Functions that give elements of q, k and v."""
+    kind = REGISTERS[op.q.type.dtype][0]
+    with body.block(f"auto query = [&](ix row, ix d) -> {kind}"):
+        body.line("const ix i = (first + row) / group, h = head * group + (first + row) % group;")
+        feature = body.variable("const ix", f"h * {op.head_dim} + d")
+        body.line(f"return {body.element(op.q, ('b', 'i', feature))};")
+    body.line(";")
+    for name, value in (("key", op.k), ("value", op.v)):
+        with body.block(f"auto {name} = [&](ix j, ix d) -> {kind}"):
+            index: tuple[str, ...] = ("b", "head", "j", "d")
+            if not op.cached:
+                width = exact_divide(value.type.shape[2], op.key_heads)
+                assert width is not None
+                feature = body.variable("const ix", f"head * {body.size(width)} + d")
+                index = ("b", "j", feature)
+            body.line(f"return {body.element(value, index)};")
+        body.line(";")
+
+
+def _visible_keys(op: Attention, heads: Heads, body: Body) -> None:
+    """`low` and `high`: the keys that any query of the block may see; `before` these queries."""
+    tokens, keys = body.size(heads.tokens), body.size(heads.keys)
+    before = f"{keys} - {tokens}" if op.past is None else body.element(op.past, ("b",))
+    body.line(f"const ix before = (ix)({before});")
+    body.line(f"ix low = 0, high = {keys};")
+    if op.causal:
+        body.line("const ix until = before + (first + rows - 1) / group + 1;")
+        body.line("if (until < high) high = until;")
+    if op.lengths is not None:
+        length = body.element(op.lengths, ("b",))
+        body.line(f"if ({length} < high) high = (ix){length};")
+    if op.window:
+        body.line(f"const ix since = before + first / group - {min(op.window, FAR)} + 1;")
+        body.line("if (since > 0) low = since;")
+
+
+def _score(op: Attention, body: Body, kind: str) -> None:
+    """The function that makes a score of a product of a query and a key."""
+    with body.block(f"auto score = [&](ix row, ix j, {kind} x) -> {kind}"):
+        body.line("const ix i = (first + row) / group, h = head * group + (first + row) % group;")
+        body.line("const ix position = before + i;")
+        if op.causal:
+            body.line("if (j > position) return -Tile::infinity();")
+        if op.window:
+            body.line(f"if (j <= position - {min(op.window, FAR)}) return -Tile::infinity();")
+        if op.mask is not None:
+            seen = body.element(op.mask, ("b", "h", "i", "j"))
+            body.line(f"if (!{seen}) return -Tile::infinity();")
+        body.line(f"x = mul(x, ({kind}){op.score_scale!r});")
+        if op.softcap:
+            body.line(f"x = mul(tanh(x / ({kind}){op.softcap!r}), ({kind}){op.softcap!r});")
+        if op.bias is not None:
+            body.line(f"x = add(x, ({kind}){body.element(op.bias, ('b', 'h', 'i', 'j'))});")
+        body.line("return x;")
+    body.line(";")

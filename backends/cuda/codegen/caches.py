@@ -1,0 +1,47 @@
+"""The kernel that writes tokens into a key-value cache."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from irc.ir.core import Op, Value
+from irc.ir.dims import product
+from irc.ops.attention import CacheUpdate
+
+from ..plan.template import Template, kernels_of
+from .body import Body
+from .files import helpers
+from .kernels import blocks, launch
+
+HELPERS = helpers("put.cuh")
+
+
+@kernels_of(CacheUpdate)
+def cache_update(op: Op, stored: Collection[Value]) -> list[Template]:
+    """The launch that writes the new tokens in place; positions beyond the capacity are left out."""
+    assert isinstance(op, CacheUpdate)
+    body = Body({*stored, op.cache})
+    body.pointer(op.cache)
+    _, heads, capacity, width = op.cache.type.shape
+    batch, tokens, features = op.new.type.shape
+    count = body.variable("const ix", body.size(product((batch, tokens, features))))
+    first, step = "blockIdx.x * blockDim.x + threadIdx.x", "gridDim.x * blockDim.x"
+    with body.block(f"for (ix e = {first}; e < {count}; e += {step})"):
+        # In the order of the cache, where the tokens of a head lie together.
+        b, h, i, d = body.unflattened("e", (batch, heads, tokens, width))
+        past = body.element(op.past, (b,))
+        with body.block(f"if ({past} >= 0 && {past} < {body.size(capacity)} - {i})"):
+            feature = body.variable("const ix", f"{h} * {body.size(width)} + {d}")
+            place = body.place(op.result, (b, h, body.variable("const ix", f"(ix){past} + {i}"), d))
+            body.line(f"put(out0, {place}, {body.element(op.new, (b, i, feature))});")
+    return [
+        launch(
+            "cache_update",
+            body,
+            [op.result],
+            blocks(product((batch, tokens, features))),
+            operations=[op],
+            in_place={op.result: op.cache},
+            helpers=HELPERS,
+        )
+    ]
