@@ -42,7 +42,9 @@ class Heads:
         group = None if heads is None else exact_divide(heads, op.key_heads)
         values = v[3] if op.cached else exact_divide(v[2], op.key_heads)
         if group is None or not isinstance(values, int):
-            raise Error(f"attention: expected heads of known sizes, found q {op.q.type}, {op.v.type}")
+            raise Error(
+                f"attention: expected heads of known sizes, found q {op.q.type}, {op.v.type}"
+            )
         keys = k[2] if op.cached else k[1]
         return cls(q[0], q[1], keys, op.key_heads, group, op.head_dim, values)
 

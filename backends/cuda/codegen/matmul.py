@@ -51,7 +51,9 @@ class Products:
         tiles = f"products_by_tile<{sums}, {str(self.along).lower()}>(sizes, x, y, out);"
         if not self.along:
             return tiles
-        return f"if (sizes.rows <= FEW) products_of_few_rows<{sums}>(sizes, x, y, out); else {tiles}"
+        return (
+            f"if (sizes.rows <= FEW) products_of_few_rows<{sums}>(sizes, x, y, out); else {tiles}"
+        )
 
     def grid(self, sizes: Sizes) -> Grid:
         """A block per tile, or per block of results, or per column."""
@@ -78,8 +80,13 @@ def matmul(op: Op, stored: Collection[Value]) -> list[Template]:
             own = operand.type.ndim - 2
             body.line(f"return {body.element(operand, (*lead[len(lead) - own :], *last))};")
         body.line(";")
-    _at(body, f"n = e % {body.size(columns)};", f"e /= {body.size(columns)};",
-        f"m = e % {body.size(rows)};", f"z = e / {body.size(rows)};")
+    _at(
+        body,
+        f"n = e % {body.size(columns)};",
+        f"e /= {body.size(columns)};",
+        f"m = e % {body.size(rows)};",
+        f"z = e / {body.size(rows)};",
+    )
     place = f"(z * {body.size(rows)} + m) * {body.size(columns)} + n"
     return [_launched(op, body, sizes, place, None, "n")]
 
@@ -124,8 +131,15 @@ def conv(op: Op, stored: Collection[Value]) -> list[Template]:
     with body.block(_function(op.x, "y", "ix z, ix k, ix n")):
         _window(op, body, (shape[0], *shape[2:]), (inputs, *kernel))
     body.line(";")
-    _at(body, f"n = e % {places};", f"e /= {places};", f"m = e % {body.size(each)};",
-        f"e /= {body.size(each)};", f"z = e % {op.groups};", f"n += e / {op.groups} * {places};")
+    _at(
+        body,
+        f"n = e % {places};",
+        f"e /= {places};",
+        f"m = e % {body.size(each)};",
+        f"e /= {body.size(each)};",
+        f"z = e % {op.groups};",
+        f"n += e / {op.groups} * {places};",
+    )
     output = f"z * {body.size(each)} + m"
     place = f"(n / {places} * {body.size(outputs)} + {output}) * {places} + n % {places}"
     return [_launched(op, body, sizes, place, op.bias, output)]

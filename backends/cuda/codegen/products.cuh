@@ -17,7 +17,7 @@ struct Sizes {
 // together in memory, not those along n.
 template <typename R, bool along, class X, class Y, class Out>
 INLINE void product_tile(const Sizes& s, ix z, ix m0, ix n0, X x, Y y, Out out) {
-    __shared__ alignas(16) R xs[DEPTH][TILE + EACH], ys[DEPTH][TILE + EACH];
+    alignas(16) __shared__ R xs[DEPTH][TILE + EACH], ys[DEPTH][TILE + EACH];
     R sums[SLOTS][EACH][EACH] = {};
     for (ix k0 = 0; k0 < s.depth; k0 += DEPTH) {
         #pragma unroll

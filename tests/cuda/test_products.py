@@ -1,0 +1,143 @@
+"""Kernels of products, attention and caches, run on the host, against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irc.backends.cuda.codegen.attention
+import irc.backends.cuda.codegen.caches
+import irc.backends.cuda.codegen.matmul  # noqa: F401
+from irc.backends.cuda.plan import KERNELS, Template
+from irc.errors import Error
+from irc.ir.core import Module
+from irc.ir.dims import symbol
+from irc.ir.dtypes import DTYPES
+from tests.cuda.emulate import prepare, run_templates
+from tests.ops.compare import assert_close, run
+from tests.ops.example import Arg, Example, inputs_of, module_of, operation
+from tests.ops.examples import EXAMPLES
+
+B, S, T = symbol("B"), symbol("S"), symbol("T")
+OPS = ("matmul", "linear", "conv", "attention", "cache_update")
+HEADS = {"head_dim": 8}
+PAST = Arg((B,), "i32", low=0, high=60, name="past")
+LENGTHS = Arg((B,), "i64", low=0, high=90, name="lengths")
+LONG = {"B": 2, "S": 21, "T": 83}
+LARGER = [
+    Example("matmul", (Arg((70, 65)), Arg((65, 67)))),
+    Example("matmul", (Arg((2, B, 3)), Arg((3, 140))), sizes={"B": 66}),
+    Example("matmul", (Arg((3, 0)), Arg((0, 5)))),
+    Example("linear", (Arg((B, S, 70)), Arg((66, 70))), sizes={"B": 3, "S": 23}),
+    Example("linear", (Arg((3, 40)), Arg((7, 40)), Arg((7,), name="bias"))),
+    Example("conv", (Arg((2, 70, S)), Arg((20, 35, 2))), {"groups": 2}, sizes={"S": 70}),
+    Example("conv", (Arg((2, 6, 9)), Arg((6, 1, 3)), Arg((6,), name="bias")), {"groups": 6}),
+    Example("cache_update", (Arg((2, 1, 5, 3)), Arg((2, 3, 3)), Arg((2,), "i64", 0, 3))),
+    Example(
+        "attention",
+        (Arg((B, S, 32)), Arg((B, 2, T, 8)), Arg((B, 2, T, 8)), PAST, LENGTHS),
+        HEADS | {"causal": True, "window": 37},
+        sizes=LONG,
+    ),
+    Example(
+        "attention",
+        (Arg((B, 4, 32)), *[Arg((B, T, 8))] * 2, Arg((B, 4, 4, T), "bool", name="mask")),
+        HEADS | {"softcap": 1.5},
+        sizes=LONG,
+    ),
+    Example(
+        "attention", (Arg((1, S, 160)), *[Arg((1, T, 160))] * 2), {"head_dim": 160}, sizes=LONG
+    ),
+    Example(
+        "attention", (Arg((1, 3, 600)), *[Arg((1, T, 600))] * 2), {"head_dim": 600}, sizes=LONG
+    ),
+    Example("attention", (Arg((2, 3, 8)), Arg((2, 5, 8)), Arg((2, 5, 1100))), HEADS),
+]
+
+
+def _every_case() -> list[tuple[Example, str]]:
+    """All examples in f32, and the first ones of every operation in every dtype it takes."""
+    cases = [(example, "f32") for op in OPS for example in EXAMPLES[op]]
+    cases += [(example, "f32") for example in LARGER]
+    for op in OPS:
+        cases += [(EXAMPLES[op][0], name) for name in DTYPES if name != "f32"]
+    cases += [(example, name) for example in LARGER for name in ("bf16", "f64", "f4e2m1")]
+    return [case for case in cases if _is_taken(*case)]
+
+
+def _is_taken(example: Example, dtype: str) -> bool:
+    try:
+        module_of(example, dtype)
+    except Error:
+        return False
+    return True
+
+
+def _templates(module: Module) -> Sequence[Template]:
+    op = operation(module)
+    made = [t for t in KERNELS[type(op)](op, []) if isinstance(t, Template)]
+    assert made
+    return made
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[tuple[str, str], tuple[Module, Sequence[Template]]]:
+    """Every case with its launches, compiled at once."""
+    found: dict[tuple[str, str], tuple[Module, Sequence[Template]]] = {}
+    for example, dtype in _every_case():
+        module = module_of(example, dtype)
+        found[str(example), dtype] = module, _templates(module)
+    prepare(t.kernel for _, templates in found.values() for t in templates)
+    return found
+
+
+def _emulated(
+    module: Module, templates: Sequence[Template], inputs: dict[str, Any], sizes: dict[str, int]
+) -> list[Any]:
+    """The results of the operation, from its launches."""
+    function = module.functions["forward"]
+    arrays = {arg: inputs[arg.name or ""] for arg in function.args}
+    written = run_templates(templates, arrays, sizes)
+    return [written[value] for value in operation(module).results]
+
+
+# Sums of many narrow numbers may round to either neighbour, in whichever order they are made.
+NEIGHBOUR = {"f8e4m3": 2**-3, "f8e5m2": 2**-2, "f8e8m0": 0.5, "f4e2m1": 0.5}
+
+
+def _check(got: Any, want: Any, dtype: str) -> None:
+    if dtype not in NEIGHBOUR:
+        assert_close(got, want, dtype, factor=4.0)
+        return
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    finite = np.isfinite(a) & np.isfinite(b)
+    assert np.array_equal(np.isnan(a), np.isnan(b))
+    assert np.all(np.abs(a - b)[finite] <= NEIGHBOUR[dtype] * np.abs(b)[finite] + 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("example", "dtype"), [pytest.param(e, d, id=f"{d} {e}") for e, d in _every_case()]
+)
+def test_the_reference_is_met(
+    example: Example, dtype: str, cases: Any, rng: np.random.Generator
+) -> None:
+    module, templates = cases[str(example), dtype]
+    inputs = inputs_of(example, dtype, rng)
+    want = run(example, dtype, inputs)
+    for got, wanted in zip(_emulated(module, templates, inputs, example.sizes), want, strict=True):
+        _check(got, wanted, dtype)
+
+
+@pytest.mark.parametrize("example", [e for op in OPS for e in EXAMPLES[op] if "B" in e.sizes])
+def test_an_empty_batch(example: Example, cases: Any, rng: np.random.Generator) -> None:
+    module, templates = cases[str(example), "f32"]
+    empty = replace(example, sizes=example.sizes | {"B": 0})
+    inputs = inputs_of(empty, "f32", rng)
+    for got, value in zip(
+        _emulated(module, templates, inputs, empty.sizes), operation(module).results, strict=True
+    ):
+        assert got.size == 0 or value.type.ndim == 0
