@@ -49,11 +49,9 @@ LARGER = [
         HEADS | {"softcap": 1.5},
         sizes=LONG,
     ),
-    Example(
-        "attention", (Arg((1, S, 160)), *[Arg((1, T, 160))] * 2), {"head_dim": 160}, sizes=LONG
-    ),
-    Example(
-        "attention", (Arg((1, 3, 600)), *[Arg((1, T, 600))] * 2), {"head_dim": 600}, sizes=LONG
+    *(
+        Example("attention", (Arg((1, S, d)), *[Arg((1, T, d))] * 2), {"head_dim": d}, sizes=LONG)
+        for d in (160, 600)
     ),
     Example("attention", (Arg((2, 3, 8)), Arg((2, 5, 8)), Arg((2, 5, 1100))), HEADS),
 ]

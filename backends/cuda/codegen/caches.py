@@ -18,7 +18,7 @@ HELPERS = helpers("put.cuh")
 
 @kernels_of(CacheUpdate)
 def cache_update(op: Op, stored: Collection[Value]) -> list[Template]:
-    """The launch that writes the new tokens in place; positions beyond the capacity are left out."""
+    """The launch that writes the new tokens in place, but for positions beyond the capacity."""
     assert isinstance(op, CacheUpdate)
     body = Body({*stored, op.cache})
     body.pointer(op.cache)

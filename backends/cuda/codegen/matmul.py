@@ -121,7 +121,7 @@ def conv(op: Op, stored: Collection[Value]) -> list[Template]:
     each = outputs // op.groups
     places = body.size(product(shape[2:]))
     sizes = Products(
-        op.groups, each, shape[0] * product(shape[2:]), inputs * product(kernel), along=False
+        op.groups, each, shape[0] * product(shape[2:]), inputs * product(tuple(kernel)), along=False
     )
     with body.block(_function(op.weight, "x", "ix z, ix m, ix k")):
         output = body.variable("ix", f"z * {body.size(each)} + m")
