@@ -273,7 +273,7 @@ class DynamicScale(Op):
         most = ReduceMax(most, dims=(-1,), keep=not self.block)
         most = Cast(Maximum(most, Full(value=0.0, dtype=x.dtype)), dtype="f32")
         if self.scale == "f8e8m0":
-            powers = Mul(most, _number(_rounded_down(self.dtype)))
+            powers = Mul(most, _number(rounded_down_factor(self.dtype)))
             return Cast(Where(Eq(most, _number(0)), _number(1), powers), dtype=self.scale)
         scales: Op = Div(most, _number(LARGEST[self.dtype]))
         if self.tensor_scale is not None:
@@ -289,7 +289,7 @@ class DynamicScale(Op):
             most = most.reshape(*x.shape[:-1], x.shape[-1] // self.block, self.block)
         most = np.max(most, axis=-1, keepdims=not self.block, initial=0)
         if self.scale == "f8e8m0":
-            scales = np.where(most == 0, 1, most * np.float32(_rounded_down(self.dtype)))
+            scales = np.where(most == 0, 1, most * np.float32(rounded_down_factor(self.dtype)))
         else:
             scales = most / np.float32(LARGEST[self.dtype])
         if tensor_scale is not None:
@@ -298,7 +298,7 @@ class DynamicScale(Op):
         return np.where(rounded == 0, np.float32(1), rounded)
 
 
-def _rounded_down(codes: str) -> float:
+def rounded_down_factor(codes: str) -> float:
     """The factor that makes the nearest power of two the largest one below, less that of codes.
 
     Of x from 2 ** e, the nearest power to 3/4 * x is 2 ** e, since halves are rounded up.

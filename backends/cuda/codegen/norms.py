@@ -1,0 +1,154 @@
+"""Kernels of normalizations, and of the scales of dynamic quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from irc.ir.core import Op, Value
+from irc.ir.dims import DimLike, exact_divide
+from irc.ops import (
+    AddLayerNorm,
+    AddRmsNorm,
+    DynamicScale,
+    GroupNorm,
+    LayerNorm,
+    RmsNorm,
+)
+from irc.ops.quant import LARGEST, rounded_down_factor
+
+from ..plan.template import Template, kernels_of
+from .body import REGISTERS, Body, Index
+from .rows import Rows
+
+
+class _Normalized:
+    """The kernel of one normalization: statistics of every row, then its results.
+
+    The first result is the norm; the second one, if any, is the sum that is normalized.
+    """
+
+    def __init__(self, op: Op, rows: Rows) -> None:
+        self.op, self.body, self.rows = op, rows.body, rows
+        self.x: Value = op.operands[0]
+        self.kind, self.rounding = REGISTERS[self.x.type.dtype]
+        rows.keep(self.kind)
+
+    def first(self, column: str) -> str:
+        """The number to normalize, at the first visit."""
+        index = self.rows.index(column)
+        found = self._computed(index)
+        if len(self.op.results) > 1:
+            self.body.line(f"store(out1, {self.body.place(self.op.results[1], index)}, {found});")
+        return self.rows.remembered(column, found)
+
+    def again(self, column: str) -> str:
+        """The number to normalize, at later visits."""
+        return self.rows.recall(self.kind, column) or self._computed(self.rows.index(column))
+
+    def _computed(self, index: Index) -> str:
+        found = self.body.element(self.x, index)
+        if len(self.op.results) == 1:
+            return found
+        residual = self.body.element(self.op.operands[1], index)
+        return self.body.variable(self.kind, f"{self.rounding}(add({found}, {residual}))")
+
+    def mean(self, total: str) -> str:
+        """A sum over the row divided by its length."""
+        return f"({total} / ({self.kind}){self.rows.length})"
+
+    def number(self, value: float) -> str:
+        """A number in C, in the type of registers."""
+        return f"({self.kind}){value!r}"
+
+
+@kernels_of(RmsNorm, AddRmsNorm)
+def rms_norm(op: RmsNorm | AddRmsNorm, stored: Collection[Value]) -> list[Template]:
+    """A row divided by the root of its mean square."""
+    body, type = Body(stored), op.x.type
+    rows = Rows(body, type.shape, (-1,))
+    norm = _Normalized(op, rows)
+
+    def square(column: str) -> str:
+        x = norm.first(column)
+        return f"mul({x}, {x})"
+
+    with rows.each():
+        total = rows.total(norm.kind, f"({norm.kind})0", "Add", square)
+        root = body.variable(norm.kind, f"sqrt(add({norm.mean(total)}, {norm.number(op.eps)}))")
+        with rows.columns() as column:
+            x, index = norm.again(column), rows.index(column)
+            weight = body.element(op.weight, index[-1:])
+            done = f"mul({x} / {root}, ({norm.kind})add({weight}, {norm.number(op.offset)}))"
+            body.line(f"store(out0, {body.place(op.results[0], index)}, {done});")
+    return [rows.launch(op)]
+
+
+@kernels_of(LayerNorm, AddLayerNorm)
+def layer_norm(op: LayerNorm | AddLayerNorm, stored: Collection[Value]) -> list[Template]:
+    """A row with mean 0 and variance 1, times the weight, plus the bias."""
+    body = Body(stored)
+    rows = Rows(body, op.x.type.shape, (-1,))
+    return [_standardized(op, _Normalized(op, rows), -1)]
+
+
+@kernels_of(GroupNorm)
+def group_norm(op: GroupNorm, stored: Collection[Value]) -> list[Template]:
+    """layer_norm of each group of channels, which lies in one piece in memory."""
+    batch, channels, *positions = shape = op.x.type.shape
+    size: DimLike = exact_divide(channels, op.groups) or 0
+    for each in positions:
+        size = size * each
+    rows = Rows(Body(stored), (batch, op.groups, size), (2,), real=shape)
+    return [_standardized(op, _Normalized(op, rows), 1)]
+
+
+def _standardized(
+    op: LayerNorm | AddLayerNorm | GroupNorm, norm: _Normalized, features: int
+) -> Template:
+    """The kernel, with a weight and a bias along dimension `features`."""
+    body, rows, kind = norm.body, norm.rows, norm.kind
+
+    def square(column: str) -> str:
+        away = body.variable(kind, f"{norm.again(column)} - {mean}")
+        return f"mul({away}, {away})"
+
+    with rows.each():
+        total = rows.total(kind, f"({kind})0", "Add", norm.first)
+        mean = body.variable(kind, norm.mean(total))
+        variance = norm.mean(rows.total(kind, f"({kind})0", "Add", square))
+        root = body.variable(kind, f"sqrt(add({variance}, {norm.number(op.eps)}))")
+        with rows.columns() as column:
+            done = f"({norm.again(column)} - {mean}) / {root}"
+            index = rows.index(column)
+            at = (index[features],)
+            if op.weight is not None:
+                done = f"mul({done}, ({kind}){body.element(op.weight, at)})"
+            if op.bias is not None:
+                done = f"add({done}, ({kind}){body.element(op.bias, at)})"
+            body.line(f"store(out0, {body.place(op.results[0], index)}, {done});")
+    return rows.launch(op)
+
+
+@kernels_of(DynamicScale)
+def dynamic_scale(op: DynamicScale, stored: Collection[Value]) -> list[Template]:
+    """The largest size of every block, as the scale that maps it to the largest code."""
+    body, x = Body(stored), op.x
+    *front, blocks = op.results[0].type.shape
+    size = op.block or x.type.shape[-1]
+    rows = Rows(body, (*front, blocks, size), (-1,), real=x.type.shape)
+    factor = f"{LARGEST[op.dtype]!r}f"
+    with rows.each():
+        most = rows.total(
+            "float", "0.0f", "Max", lambda c: f"fabsf({body.element(x, rows.index(c))})"
+        )
+        scale = f"{most} / {factor}"
+        if op.scale == "f8e8m0":
+            scale = f"{most} == 0.0f ? 1.0f : {most} * {rounded_down_factor(op.dtype)!r}f"
+        if op.tensor_scale is not None:
+            whole = body.element(op.tensor_scale, ("0",) * x.type.ndim)
+            scale = f"minimum({scale} / {whole}, {LARGEST['f8e4m3']!r}f)"
+        rounding = REGISTERS[op.scale][1]
+        found = body.variable("float", f"{rounding}({scale})")
+        with rows.once():
+            body.line(f"store(out0, row, {found} == 0.0f ? 1.0f : {found});")
+    return [rows.launch(op)]

@@ -1,0 +1,241 @@
+"""Kernels that go along dimensions of a value: its rows. Reductions, softmax and running sums.
+
+The threads of a block share a row where its elements lie side by side; otherwise every thread has
+rows of its own, so that neighbours read neighbours. All sums are in registers (f32, f64 or whole
+numbers) and are rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from irc.ir.core import Op, Value
+from irc.ir.dims import DimLike, Shape, product
+from irc.ir.dtypes import dtype as dtype_called
+from irc.ops import (
+    LogSoftmax,
+    ReduceMax,
+    ReduceMean,
+    ReduceMin,
+    ReduceProd,
+    ReduceSum,
+    Softmax,
+)
+from irc.ops.reduce import Along, Reduction
+
+from ..plan.template import Template, kernels_of
+from .body import REGISTERS, Body, Index
+from .kernels import blocks, launch
+
+Source: TypeAlias = Callable[[str], str]
+# operators of the prelude -> the function of two numbers
+OPERATORS = {"Add": "add", "Mul": "mul", "Max": "maximum", "Min": "minimum"}
+
+SHORT = 16  # rows up to this length have one thread
+MOST_KEPT = 32 << 10  # bytes of shared memory that keep a row
+
+INFINITY = "__uint_as_float(0x7f800000u)"
+
+
+class Rows:
+    """The rows of a value along `dims`, one for every index of its other dimensions.
+
+    `shape` is that of the value, or any other of as many elements: the indices that this gives are
+    those of `real`. `together`: whether the threads of a block share a row.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        shape: Sequence[DimLike],
+        dims: Sequence[int],
+        real: Shape | None = None,
+        together: bool | None = None,
+    ) -> None:
+        self.body, self.shape, self.real = body, tuple(shape), real
+        self.dims = [dim % len(self.shape) for dim in dims]
+        self.kept = [i for i in range(len(self.shape)) if i not in self.dims]
+        self.count = product(tuple(self.shape[i] for i in self.kept))
+        self.size = product(tuple(self.shape[i] for i in self.dims))
+        self.length = body.size(self.size)
+        self.together = self._shared() if together is None else together
+        self.block = self._block() if self.together else 256
+        self._row: Index = ()
+        self._memory = ""
+
+    def _shared(self) -> bool:
+        if isinstance(self.size, int) and self.size <= SHORT:
+            return False
+        long = [i for i, size in enumerate(self.shape) if size != 1]
+        return not long or long[-1] in self.dims
+
+    def _block(self) -> int:
+        if not isinstance(self.size, int):
+            return 256
+        most = 1024 if self.size > 1 << 14 else 512
+        return min(most, max(32, -(-self.size // 128) * 32))
+
+    def launch(self, op: Op, helpers: str = "") -> Template:
+        """The launch of the body, which writes the results of an operation."""
+        grid = blocks(self.count, 1 if self.together else self.block)
+        return launch(
+            op.opname, self.body, op.results, grid, operations=[op], block=self.block, helpers=helpers
+        )
+
+    @property
+    def keeps(self) -> bool:
+        """Whether numbers of the row are kept."""
+        return bool(self._memory)
+
+    def keep(self, kind: str) -> None:
+        """Keep a number per element of the row in shared memory, where there is room: `kept`.
+
+        To be called before `each`.
+        """
+        width = 8 if kind in ("double", "long long") else 4
+        if self.together and isinstance(self.size, int) and 0 < self.size * width <= MOST_KEPT:
+            self._memory = "kept"
+            self.body.line(f"__shared__ {kind} kept[{self.size}];")
+
+    @contextmanager
+    def each(self) -> Generator[None]:
+        """The loop over rows."""
+        first, step = "blockIdx.x", "gridDim.x"
+        if not self.together:
+            first = f"(ix){first} * (ix)blockDim.x + (ix)threadIdx.x"
+            step = f"(ix){step} * (ix)blockDim.x"
+        head = f"for (ix row = {first}; row < {self.body.size(self.count)}; row += {step})"
+        with self.body.block(head):
+            self._row = self.body.unflattened("row", [self.shape[i] for i in self.kept])
+            yield
+
+    @contextmanager
+    def columns(self) -> Generator[str]:
+        """The loop over the elements of a row; the number of the element."""
+        first, step = ("threadIdx.x", "blockDim.x") if self.together else ("0", "1")
+        with self.body.block(f"for (ix column = {first}; column < {self.length}; column += {step})"):
+            yield "column"
+
+    def index(self, column: str) -> Index:
+        """The index of an element of this row in the value."""
+        inner = self.body.unflattened(column, [self.shape[i] for i in self.dims])
+        places = dict(zip(self.kept, self._row, strict=True)) | dict(
+            zip(self.dims, inner, strict=True)
+        )
+        index = tuple(places[i] for i in range(len(self.shape)))
+        if self.real is None:
+            return index
+        return self.body.unflattened(self.number(index), self.real)
+
+    def number(self, index: Index) -> str:
+        """The number of an element in row-major order of `shape`."""
+        found = "0"
+        for i, size in zip(index, self.shape, strict=True):
+            found = i if found == "0" else f"({found}) * {self.body.size(size)} + {i}"
+        return self.body.variable("const ix", found)
+
+    @contextmanager
+    def once(self) -> Generator[None]:
+        """Statements that one thread of the row runs, at its end."""
+        with self.body.block("if (threadIdx.x == 0)" if self.together else ""):
+            yield
+
+    def combined(self, name: str, operator: str) -> None:
+        """The variable becomes the combination of those of all threads that share the row."""
+        if self.together:
+            self.body.line(f"{name} = block_reduce({name}, {operator}());")
+
+    def total(self, kind: str, start: str, operator: str, source: Source) -> str:
+        """The combination of a number per element, which `source` makes from a column."""
+        name = self.body.variable(kind, start)
+        combine = OPERATORS[operator]
+        with self.columns() as column:
+            self.body.line(f"{name} = {combine}({name}, {source(column)});")
+        self.combined(name, operator)
+        return name
+
+    def remembered(self, column: str, name: str) -> str:
+        """The number of an element, which is kept where there is room."""
+        if self._memory:
+            self.body.line(f"{self._memory}[{column}] = {name};")
+        return name
+
+    def recall(self, kind: str, column: str) -> str | None:
+        """The number that is kept for an element; None where none is."""
+        return self.body.variable(kind, f"{self._memory}[{column}]") if self._memory else None
+
+
+def least(dtype: str) -> str:
+    """The least number of a dtype in C, minus infinity for floats."""
+    kind = dtype_called(dtype)
+    if kind.is_float:
+        return f"-{INFINITY}"
+    if kind.kind == "uint":
+        return "0"
+    return f"(-{2 ** (kind.bits - 1) - 1}LL - 1)"
+
+
+def greatest(dtype: str) -> str:
+    """The greatest number of a dtype in C, infinity for floats."""
+    kind = dtype_called(dtype)
+    if kind.is_float:
+        return INFINITY
+    return f"{2 ** (kind.bits - (kind.kind == 'int')) - 1}LL"
+
+
+def _reduction(op: Reduction) -> tuple[str, str]:
+    """What a reduction starts with, and its operator."""
+    dtype = op.x.type.dtype
+    if isinstance(op, ReduceMax):
+        return least(dtype), "Max"
+    if isinstance(op, ReduceMin):
+        return greatest(dtype), "Min"
+    return ("1", "Mul") if isinstance(op, ReduceProd) else ("0", "Add")
+
+
+@kernels_of(ReduceSum, ReduceMean, ReduceMax, ReduceMin, ReduceProd)
+def reduction(op: Reduction, stored: Collection[Value]) -> list[Template]:
+    """One number per row."""
+    body, x = Body(stored), op.x
+    kind = REGISTERS[x.type.dtype][0]
+    rows = Rows(body, x.type.shape, op.dims)
+    start, operator = _reduction(op)
+    with rows.each():
+        total = rows.total(
+            kind, f"({kind}){start}", operator, lambda c: body.element(x, rows.index(c))
+        )
+        if isinstance(op, ReduceMean):
+            body.line(f"{total} = {total} / ({kind}){rows.length};")
+        with rows.once():
+            body.line(f"store(out0, row, {total});")
+    return [rows.launch(op)]
+
+
+@kernels_of(Softmax, LogSoftmax)
+def softmax(op: Along, stored: Collection[Value]) -> list[Template]:
+    """The powers of a row divided by their sum, or the logarithm of that."""
+    body, x, result = Body(stored), op.x, op.results[0]
+    kind = REGISTERS[x.type.dtype][0]
+    rows = Rows(body, x.type.shape, (op.dim,))
+    rows.keep(kind)
+
+    def first(column: str) -> str:
+        return rows.remembered(column, body.element(x, rows.index(column)))
+
+    def again(column: str) -> str:
+        return rows.recall(kind, column) or body.element(x, rows.index(column))
+
+    with rows.each():
+        most = rows.total(kind, f"({kind})-{INFINITY}", "Max", first)
+        total = rows.total(
+            kind, f"({kind})0", "Add", lambda column: f"exp({again(column)} - {most})"
+        )
+        if isinstance(op, LogSoftmax):
+            total = body.variable(kind, f"log({total})")
+        with rows.columns() as column:
+            below = f"{again(column)} - {most}"
+            done = f"{below} - {total}" if isinstance(op, LogSoftmax) else f"exp({below}) / {total}"
+            body.line(f"store(out0, {body.place(result, rows.index(column))}, {done});")
+    return [rows.launch(op)]
