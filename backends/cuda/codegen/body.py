@@ -125,7 +125,8 @@ class Body:
         if shape:
             index.append("0" if shape[0] == 1 else left)
         found = tuple(reversed(index))
-        self._numbers[found, tuple(shape)] = number
+        if any(i != "0" for i in found):  # an index of zeros is no name of this block's
+            self._numbers[found, tuple(shape)] = number
         return found
 
     def size(self, size: DimLike) -> str:

@@ -39,9 +39,7 @@ def moe_slots(op: MoeSlots, stored: Collection[Value]) -> list[Template]:
             body.line(f"if (mine && taken + before < {body.size(capacity)}) slot = taken + before;")
             body.line("if (mine || (unknown && expert == 0)) store(out0, first + pair, slot);")
             body.line("taken += total;")
-    return [
-        launch("moe_slots", body, op.results, blocks(count, 1), operations=[op], helpers=SCAN)
-    ]
+    return [launch("moe_slots", body, op.results, blocks(count, 1), operations=[op], helpers=SCAN)]
 
 
 @contextmanager
@@ -98,16 +96,17 @@ def moe_combine(op: MoeCombine, stored: Collection[Value]) -> list[Template]:
     """Every element of the result is the sum of those of its token's experts."""
     body, result = Body(stored), op.results[0]
     kind = REGISTERS[result.type.dtype][0]
-    experts, places, width = op.buffer.type.shape
+    experts, places, _ = op.buffer.type.shape
     count = product(result.type.shape)
     with body.block(each_thing(body.size(count))):
         token, feature = body.unflattened("i", result.type.shape)
         total = body.variable(kind, "0")
         with body.block(f"for (ix k = 0; k < {body.size(op.chosen.type.shape[1])}; ++k)"):
+            found = body.variable(kind, "0")  # a pair that was dropped has zeros
             with _row(op, body, (token, "k"), experts, places) as row:
                 at = body.unflattened(row, (experts, places))
-                found = body.element(op.buffer, (*at, feature))
-                weight = body.element(op.weights, (token, "k"))
-                body.line(f"{total} = add({total}, mul({weight}, {found}));")
+                body.line(f"{found} = {body.element(op.buffer, (*at, feature))};")
+            weight = body.element(op.weights, (token, "k"))
+            body.line(f"{total} = add({total}, mul({weight}, {found}));")
         body.line(f"store(out0, i, {total});")
     return [launch("moe_combine", body, op.results, blocks(count), operations=[op])]

@@ -6,14 +6,7 @@ from collections.abc import Collection
 
 from irc.ir.core import Op, Value
 from irc.ir.dims import DimLike, exact_divide
-from irc.ops import (
-    AddLayerNorm,
-    AddRmsNorm,
-    DynamicScale,
-    GroupNorm,
-    LayerNorm,
-    RmsNorm,
-)
+from irc.ops import AddLayerNorm, AddRmsNorm, DynamicScale, GroupNorm, LayerNorm, RmsNorm
 from irc.ops.quant import LARGEST, rounded_down_factor
 
 from ..plan.template import Template, kernels_of

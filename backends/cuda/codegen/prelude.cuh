@@ -169,6 +169,17 @@ template <typename T> struct Halves {
     template <typename I> INLINE static value load(const T* p, I i) {
         return T::decoded(i & 1 ? p[i >> 1].pair >> 4 : p[i >> 1].pair & 15);
     }
+    // One half of a byte whose other half another thread may write: slow, `store_pair` is not.
+    template <typename I> INLINE static void store(T* p, I i, value x) {
+        u64 address = (u64)(p + (i >> 1));
+        u32* word = (u32*)(address & ~3ull);
+        int shift = (int)(address & 3) * 8 + (int)(i & 1) * 4;
+        u32 seen = *word, was;
+        do {
+            was = seen;
+            seen = atomicCAS(word, was, (was & ~(15u << shift)) | (T::encoded(x) << shift));
+        } while (seen != was);
+    }
 };
 template <> struct Memory<i4> : Halves<i4> {};
 template <> struct Memory<u4> : Halves<u4> {};

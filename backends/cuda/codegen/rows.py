@@ -14,15 +14,7 @@ from typing import TypeAlias
 from irc.ir.core import Op, Value
 from irc.ir.dims import DimLike, Shape, product
 from irc.ir.dtypes import dtype as dtype_called
-from irc.ops import (
-    LogSoftmax,
-    ReduceMax,
-    ReduceMean,
-    ReduceMin,
-    ReduceProd,
-    ReduceSum,
-    Softmax,
-)
+from irc.ops import LogSoftmax, ReduceMax, ReduceMean, ReduceMin, ReduceProd, ReduceSum, Softmax
 from irc.ops.reduce import Along, Reduction
 
 from ..plan.template import Template, kernels_of
@@ -81,7 +73,13 @@ class Rows:
         """The launch of the body, which writes the results of an operation."""
         grid = blocks(self.count, 1 if self.together else self.block)
         return launch(
-            op.opname, self.body, op.results, grid, operations=[op], block=self.block, helpers=helpers
+            op.opname,
+            self.body,
+            op.results,
+            grid,
+            operations=[op],
+            block=self.block,
+            helpers=helpers,
         )
 
     @property
@@ -115,7 +113,9 @@ class Rows:
     def columns(self) -> Generator[str]:
         """The loop over the elements of a row; the number of the element."""
         first, step = ("threadIdx.x", "blockDim.x") if self.together else ("0", "1")
-        with self.body.block(f"for (ix column = {first}; column < {self.length}; column += {step})"):
+        with self.body.block(
+            f"for (ix column = {first}; column < {self.length}; column += {step})"
+        ):
             yield "column"
 
     def index(self, column: str) -> Index:

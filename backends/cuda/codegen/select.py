@@ -113,9 +113,7 @@ def _topk_by_rounds(op: Topk, stored: Collection[Value]) -> Template:
     return rows.launch(op)
 
 
-def _store_chosen(
-    op: Topk, body: Body, rows: Rows, number: str, value: str, place: str
-) -> None:
+def _store_chosen(op: Topk, body: Body, rows: Rows, number: str, value: str, place: str) -> None:
     """Write an element of the row as number `number` of the results."""
     at = op.dim % op.x.type.ndim
     index = rows.index("0")
