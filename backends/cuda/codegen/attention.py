@@ -15,7 +15,7 @@ from .body import REGISTERS, Body
 from .files import helpers
 from .kernels import launch, number
 
-HELPERS = helpers("put.cuh", "attention.cuh")
+HELPERS = helpers("attention.cuh")
 MOST_QUERY_BYTES = 33 * 1024  # of queries in shared memory
 MOST_SUMS = 32  # per thread
 LEAST_ROWS = 16
@@ -80,7 +80,7 @@ def attention(op: Op, stored: Collection[Value]) -> list[Template]:
     with body.block(f"auto out = [&](ix row, ix c, {kind} x)"):
         body.line("const ix i = (first + row) / group, h = head * group + (first + row) % group;")
         feature = f"(h * {heads.values} + c)"
-        body.line(f"put(out0, {body.place(op.result, ('b', 'i', feature))}, x);")
+        body.line(f"store(out0, {body.place(op.result, ('b', 'i', feature))}, x);")
     body.line(";")
     body.line("__shared__ Tile::Shared shared;")
     body.line("Tile attention{shared};")

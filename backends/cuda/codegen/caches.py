@@ -10,10 +10,7 @@ from irc.ops.attention import CacheUpdate
 
 from ..plan.template import Template, kernels_of
 from .body import Body
-from .files import helpers
 from .kernels import blocks, launch
-
-HELPERS = helpers("put.cuh")
 
 
 @kernels_of(CacheUpdate)
@@ -33,7 +30,7 @@ def cache_update(op: Op, stored: Collection[Value]) -> list[Template]:
         with body.block(f"if ({past} >= 0 && {past} < {body.size(capacity)} - {i})"):
             feature = body.variable("const ix", f"{h} * {body.size(width)} + {d}")
             place = body.place(op.result, (b, h, body.variable("const ix", f"(ix){past} + {i}"), d))
-            body.line(f"put(out0, {place}, {body.element(op.new, (b, i, feature))});")
+            body.line(f"store(out0, {place}, {body.element(op.new, (b, i, feature))});")
     return [
         launch(
             "cache_update",
@@ -42,6 +39,5 @@ def cache_update(op: Op, stored: Collection[Value]) -> list[Template]:
             blocks(product((batch, tokens, features))),
             operations=[op],
             in_place={op.result: op.cache},
-            helpers=HELPERS,
         )
     ]

@@ -15,7 +15,7 @@ from .body import REGISTERS, Body
 from .files import helpers
 from .kernels import BLOCK, launch, number
 
-HELPERS = helpers("put.cuh", "products.cuh")
+HELPERS = helpers("products.cuh")
 TILE, FEW = 64, 4  # as in products.cuh
 NARROW = 8  # sums over fewer rows or columns than this are made by one thread each
 # What sums are made in: unsigned numbers wrap around.
@@ -183,7 +183,7 @@ def _launched(
         total = f"({kind})sum"
         if bias is not None:
             total = f"add({total}, {body.element(bias, (body.variable('ix', at),))})"
-        body.line(f"put(out0, {place}, {total});")
+        body.line(f"store(out0, {place}, {total});")
     body.line(";")
     body.line(sizes.call(body, sums))
     writes: Sequence[Value] = [result]
