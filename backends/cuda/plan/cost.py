@@ -1,0 +1,58 @@
+"""What a step of a plan costs: bytes, arithmetic and expected time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from irc.analysis.cost import cost_of
+from irc.analysis.sizes import LocalSizes
+from irc.analysis.topology import Device
+from irc.ir.core import Op, Value
+
+from .core import Plan, Step
+
+
+def bytes_of(
+    reads: Iterable[Value], writes: Iterable[Value], operations: Iterable[Op], sizes: LocalSizes
+) -> int:
+    """The bytes that a launch reads and writes: of selected or updated elements only these."""
+    operations = list(operations)
+    total = 0
+    for value in dict.fromkeys(reads):
+        users = [op for op in operations if value in op.operands]
+        total += min(
+            sizes.bytes(value.type), sum(_used(value, op, sizes) for op in users) or 1 << 62
+        )
+    for value in writes:
+        op = value.producer
+        kept = None if op is None or not op.in_place else getattr(op, op.in_place)
+        others = [] if op is None else [v for v in op.operands if v is not kept]
+        part = sum(sizes.bytes(v.type) for v in others)
+        total += sizes.bytes(value.type) if kept is None else part
+    return total
+
+
+def _used(value: Value, op: Op, sizes: LocalSizes) -> int:
+    """The bytes of a value that an operation reads."""
+    if op.in_place and getattr(op, op.in_place) is value:
+        return 0
+    if op.selects and getattr(op, op.selects) is value:
+        return sum(
+            sizes.bytes(result.type.replace(dtype=value.type.dtype)) for result in op.results
+        )
+    return sizes.bytes(value.type)
+
+
+def flops_of(operations: Iterable[Op], sizes: LocalSizes) -> int:
+    """The floating-point operations of a launch."""
+    return round(sum(cost_of(op, sizes).flops for op in operations))
+
+
+def microseconds(plan: Plan, step: Step, device: Device) -> float:
+    """The expected time of a step, the start of its kernel included; collectives move no bytes
+    between GPUs here."""
+    dtypes = [
+        plan.buffers[a.buffer].dtype for a in step.arguments if not isinstance(a, (int, float))
+    ]
+    peak = device.peak(dtypes[-1] if dtypes else "f32")
+    return max(step.flops / peak, step.nbytes / device.hbm_gb_s / 1e3) + device.kernel_us

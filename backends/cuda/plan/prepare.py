@@ -1,0 +1,179 @@
+"""The operations that a plan is made of: a copy of a function, without calls and expandable ones.
+
+Collectives work along dimension 0, as those of NCCL; layout operations around them say the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pkgutil import walk_packages
+from typing import Any, cast
+
+from irc import ops
+from irc.backends.base import Unsupported
+from irc.backends.cuda import codegen
+from irc.backends.cuda.codegen.body import ELEMENTS
+from irc.backends.lowering import STRUCTURE
+from irc.ir.core import Function, Module, Op, Value, reached
+from irc.ir.dims import Shape, exact_divide, product
+from irc.ir.expansion import expansion
+from irc.ops.collective import Exchange
+from irc.passes.dce import Dce
+from irc.passes.inline import Inline
+from irc.pipeline import Stats
+from irc.rewrite import replace
+from irc.text import parse_module
+from irc.text.printer import print_module
+
+from .template import KERNELS
+
+
+def load_tables() -> None:
+    """Import every module of codegen, which fill the tables of operations."""
+    for found in walk_packages(codegen.__path__, codegen.__name__ + "."):
+        import_module(found.name)
+
+
+def covers(cls: type[Op]) -> bool:
+    """Whether operations of a class run without their expansion."""
+    load_tables()
+    return (
+        cls in ELEMENTS
+        or cls in KERNELS
+        or cls.opname in STRUCTURE
+        or (issubclass(cls, Exchange) and cls is not ops.ShardSlice)
+    )
+
+
+def unsupported(module: Module) -> list[Unsupported]:
+    """Every operation without elements, kernels or an expansion in such."""
+    seen: set[Function] = set()
+    found: list[Unsupported] = []
+    for function in module.functions.values():
+        for op in reached(function, seen):
+            if (reason := _missing(op)) is not None:
+                found.append(Unsupported(op, reason))
+    return found
+
+
+def _missing(op: Op) -> str | None:
+    if covers(type(op)):
+        return _refused(op) if isinstance(op, Exchange) else None
+    if not op.composite:
+        return "has no kernel"
+    for part in expansion(op).ops:
+        if (inner := _missing(part)) is not None:
+            return f"has no kernel, and its expansion needs {part.opname}, which {inner}"
+    return None
+
+
+def _refused(op: Exchange) -> str | None:
+    if op.group_size == 0:
+        return "is in the global view; add localize to the pipeline"
+    if op.x.type.dtype in ("i4", "u4", "f4e2m1"):
+        return f"cannot move {op.x.type.dtype} between GPUs; cast it to i8 first"
+    return None
+
+
+def prepared(module: Module) -> Module:
+    """A copy of a module in which every operation has elements, kernels or a library call."""
+    load_tables()
+    copy = parse_module(print_module(module, locs=True), module.name)
+    Inline().run(copy, Stats())
+    for function in copy.functions.values():
+        for op in function:
+            _prepare(op)
+    Dce().run(copy, Stats())
+    return copy
+
+
+def _prepare(op: Op) -> None:
+    work = [op]
+    while work:
+        op = work.pop()
+        if isinstance(op, Exchange):
+            moved = _along_first(op)
+            if moved is not None:
+                replace(op, moved)
+        elif not covers(type(op)) and op.composite:
+            work += reversed(replace(op, op.expand()))
+
+
+def _along_first(op: Exchange) -> Op | Value | None:
+    """The collective along dimension 0 between layout operations; None where it is so already."""
+    if op.group_size == 1:
+        return op.x
+    move = _MOVES.get(type(op))
+    return None if move is None else move(op)
+
+
+def _gather(op: Exchange) -> Op | None:
+    dim = cast("Any", op).dim % op.x.type.ndim
+    if not dim:
+        return None
+    joined = type(op)(op.x, **{**op.attributes, "dim": 0})
+    return _shards_to(joined, op.group_size, op.x.type.shape, dim)
+
+
+def _scatter(op: Exchange) -> Op | None:
+    dim = cast("Any", op).dim % op.x.type.ndim
+    if not dim:
+        return None
+    shards = _shards_from(op.x, op.group_size, op.result.type.shape, dim)
+    return type(op)(shards, **{**op.attributes, "dim": 0})
+
+
+def _all_to_all(op: Exchange) -> Op | None:
+    assert isinstance(op, ops.AllToAll)
+    shape = op.x.type.shape
+    split, join = op.split % len(shape), op.concat % len(shape)
+    if not split and not join:
+        return None
+    size = exact_divide(shape[split], op.group_size)
+    assert size is not None  # the operation's types say so
+    shard = (*shape[:split], size, *shape[split + 1 :])
+    x = _shards_from(op.x, op.group_size, shard, split) if split else op.x
+    moved = ops.AllToAll(x, axis=op.axis, split=0, concat=0, group_size=op.group_size)
+    return _shards_to(moved, op.group_size, shard, join) if join else moved
+
+
+_MOVES: dict[type[Op], Callable[[Exchange], Op | None]] = {
+    ops.AllGather: _gather,
+    ops.CollectiveGather: _gather,
+    ops.ReduceScatter: _scatter,
+    ops.CollectiveScatter: _scatter,
+    ops.AllToAll: _all_to_all,
+}
+
+
+def _shards_from(x: Value, count: int, shard: Shape, dim: int) -> Op:
+    """`x`, which holds shards of this shape along `dim`, with them along dimension 0 instead."""
+    before, rest = product(shard[:dim]), product(shard[dim:])
+    apart = ops.Transpose(ops.Reshape(x, shape=(before, count, rest)), order=(1, 0, 2))
+    return ops.Reshape(apart, shape=(shard[0] * count, *shard[1:]))
+
+
+def _shards_to(x: Op, count: int, shard: Shape, dim: int) -> Op:
+    """The inverse: shards along dimension 0, joined along `dim`."""
+    before, rest = product(shard[:dim]), product(shard[dim:])
+    apart = ops.Transpose(ops.Reshape(x, shape=(count, before, rest)), order=(1, 0, 2))
+    return ops.Reshape(apart, shape=(*shard[:dim], shard[dim] * count, *shard[dim + 1 :]))
+
+
+def names_of(function: Function) -> dict[Value, str]:
+    """The names of values in the text of a function."""
+    names: dict[Value, str] = {}
+    counts: dict[str, int] = {}
+    for value in _defined(function):
+        base = value.name or ""
+        number = counts.get(base, 0)
+        counts[base] = number + 1
+        names[value] = f"%{base}.{number}" if base and number else f"%{base or number}"
+    return names
+
+
+def _defined(function: Function) -> Iterator[Value]:
+    yield from function.args
+    for op in function:
+        yield from op.results

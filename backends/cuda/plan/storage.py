@@ -1,0 +1,184 @@
+"""Which values lie in memory, and why; others are computed inside the kernels that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from irc import ops
+from irc.ir.core import Function, Op, Value
+from irc.ir.dims import product
+from irc.ops.collective import Exchange
+
+from .template import KERNELS
+
+# Kernels that read an element of an operand many times.
+REREADING: tuple[type[Op], ...] = (ops.Linear, ops.Matmul, ops.Conv, ops.Attention, ops.Topk)
+# Operations whose elements cost little more than those that they read.
+LIGHT: tuple[type[Op], ...] = (ops.Dequantize, ops.Constant, ops.Full, ops.Iota, ops.Embedding)
+# Operations that read each element of an operand about once, though not at the same index.
+ONCE: tuple[type[Op], ...] = (
+    *(ops.Reshape, ops.Squeeze, ops.Unsqueeze, ops.Transpose, ops.Slice, ops.Split, ops.Flip),
+    *(ops.Concat, ops.Stack, ops.Pad),
+)
+LARGEST = 64  # operations behind one element of a kernel
+
+
+def has_kernel(op: Op) -> bool:
+    """Whether the results of an operation come from launches of its own."""
+    return type(op) in KERNELS or isinstance(op, Exchange)
+
+
+def is_pointwise(op: Op) -> bool:
+    """Whether element i of the result depends on elements i of operands of the same shape."""
+    rule = type(op).sharding
+    return rule is not None and set(rule.replace("->", ",").replace(" ", "").split(",")) == {"..."}
+
+
+def view_of(value: Value) -> Value:
+    """The value of whose memory this one is a view, or itself."""
+    while (op := value.producer) is not None and op.is_view:
+        value = op.operands[0]
+    return value
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """The kernels that compute a value which is not stored; `same`: at one index each."""
+
+    where: frozenset[Op | Value]
+    same: bool
+
+
+class Storage:
+    """The stored values of a function, each with the reason.
+
+    `live` are the operations that run by themselves, in order; `read` are the values that fused
+    launches read, and `written` those that they write.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        live: Sequence[Op],
+        read: Collection[Value],
+        written: Iterable[Value],
+    ) -> None:
+        self.reasons: dict[Value, str] = dict.fromkeys(written, "fused launches write it")
+        self._live, self._read = dict.fromkeys(live), read
+        self._returned = set(function.returned)
+        self._light: dict[Value, bool] = {}
+        self._sinks: dict[Value, Sinks] = {}
+        for op in live:
+            light = isinstance(op, LIGHT) or op.moves_data
+            light = light and all(map(self.is_light, op.operands))
+            self._light |= dict.fromkeys(op.results, light and not has_kernel(op))
+        for op in reversed(live):
+            for value in op.results:
+                self._decide(op, value)
+        self._limit()
+
+    def is_light(self, value: Value) -> bool:
+        """Whether an element may be computed again and again."""
+        return self._light.get(value, True)
+
+    def _decide(self, op: Op, value: Value) -> None:
+        if value in self.reasons:
+            return
+        if has_kernel(op):
+            self.reasons[value] = f"a kernel of {op.opname} writes it"
+            return
+        users = [user for user in value.users if user in self._live]
+        reason = self._reason(value, users)
+        if reason:
+            self.reasons[value] = reason
+
+    def _reason(self, value: Value, users: Sequence[Op]) -> str:
+        if value in self._returned:
+            return "it is returned"
+        if value in self._read:
+            return "fused launches read it"
+        for user in users:
+            if reason := self._required(value, user):
+                return reason
+        found = [self._through(user) for user in users]
+        where = frozenset[Op | Value]().union(*(each.where for each in found))
+        same = all(each.same for each in found) and all(
+            has_kernel(user) or self._is_same(user, value) for user in users
+        )
+        self._sinks[value] = Sinks(where, same)
+        uses = sum(value.users[user] for user in users)
+        if self.is_light(value) or uses < 2 or (same and len(where) == 1):
+            return ""
+        return f"{uses} uses" + (f" in {len(where)} kernels" if len(where) > 1 else "")
+
+    def _required(self, value: Value, user: Op) -> str:
+        """Why a use of the value needs it in memory, or nothing."""
+        if isinstance(user, Exchange):
+            return f"{user.opname} reads it"
+        if user.is_view and user.results[0] in self.reasons:
+            return "a view of it is stored"
+        if user.in_place and getattr(user, user.in_place) is value:
+            return f"{user.opname} writes into it"
+        if self.is_light(value):
+            return ""
+        if isinstance(user, REREADING) and has_kernel(user):
+            return f"{user.opname} reads each element several times"
+        if has_kernel(user) or isinstance(user, ONCE):
+            return ""
+        if is_pointwise(user) and user.results[0].type.shape == value.type.shape:
+            return ""
+        if _count(user.results) is not None and _count(user.results) == _count([value]):
+            return ""
+        return f"{user.opname} reads each element several times"
+
+    def _is_same(self, user: Op, value: Value) -> bool:
+        return is_pointwise(user) and user.results[0].type.shape == value.type.shape
+
+    def _through(self, user: Op) -> Sinks:
+        """The kernels that a use of a value is part of."""
+        if has_kernel(user):
+            return Sinks(frozenset([user]), True)
+        found = [
+            Sinks(frozenset([result]), True) if result in self.reasons else self._sinks.get(result)
+            for result in user.results
+        ]
+        known = [each for each in found if each is not None]
+        where = frozenset[Op | Value]().union(*(each.where for each in known))
+        return Sinks(where, all(each.same for each in known))
+
+    def _limit(self) -> None:
+        """Store what would make kernels too large; views of stored values are stored."""
+        cost: dict[Value, int] = {}
+        for op in self._live:
+            if op.is_view and self._is_stored(op.operands[0]):
+                self.reasons.setdefault(op.results[0], "a view of a stored value")
+            total = 1 + sum(0 if self._is_stored(v) else cost.get(v, 0) for v in op.operands)
+            for value in op.results:
+                if total > LARGEST and not self._is_stored(value):
+                    self.reasons[value] = f"more than {LARGEST} operations are behind it"
+                cost[value] = total
+
+    def _is_stored(self, value: Value) -> bool:
+        return value.producer is None or value in self.reasons
+
+
+def _count(values: Sequence[Value]) -> object:
+    """The number of elements of some values of one size."""
+    return product(values[0].type.shape) if len(values) == 1 else None
+
+
+def leaves(value: Value, stored: Mapping[Value, str]) -> tuple[dict[Value, None], dict[Op, None]]:
+    """(the values in memory behind a value that a kernel computes, the operations in between)."""
+    found: dict[Value, None] = {}
+    between: dict[Op, None] = {}
+    work = [value]
+    while work:
+        value = work.pop()
+        op = value.producer
+        if op is None or value in stored:
+            found[value] = None
+        elif op not in between:
+            between[op] = None
+            work += op.operands
+    return found, between

@@ -1,0 +1,107 @@
+"""`verify_plan`: checks that a plan reads what was written, and writes nothing that is in use."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from irc.errors import Error
+from irc.ir.dtypes import dtype
+
+from .core import ALIGNMENT, Argument, Buffer, Launch, Plan, Step
+
+MOST_THREADS = 1024
+MOST_BLOCKS = (2**31 - 1, 65535, 65535)
+
+
+def verify_plan(plan: Plan) -> None:
+    """Raise an Error that names the step and what is wrong with it."""
+    for name in plan.results:
+        if name not in plan.buffers or plan.buffers[name].place not in ("output", "state"):
+            raise Error(f"@{plan.function} returns {name}, which is neither an output nor a state")
+    lives = _lifetimes(plan)
+    for number, step in enumerate(plan.steps):
+        _check(plan, number, step)
+    _check_overlaps(plan, lives)
+
+
+def _where(plan: Plan, number: int) -> str:
+    step = plan.steps[number]
+    what = step.kernel if isinstance(step, Launch) else f"{step.library}.{step.function}"
+    return f"step {number} of @{plan.function} ({what})"
+
+
+def _check(plan: Plan, number: int, step: Step) -> None:
+    where = _where(plan, number)
+    for each in step.arguments:
+        if isinstance(each, Argument):
+            _check_argument(plan.buffers[each.buffer], each, where)
+    if not isinstance(step, Launch):
+        return
+    if step.kernel not in plan.kernels:
+        raise Error(f"{where}: the plan has no such kernel")
+    if not 0 < step.block <= MOST_THREADS:
+        raise Error(f"{where}: a block of {step.block} threads; 1 to {MOST_THREADS} are possible")
+    for size, most in zip(step.grid, MOST_BLOCKS, strict=True):
+        if not 0 < size <= most:
+            raise Error(f"{where}: the grid is {step.grid}; the most is {MOST_BLOCKS}")
+    if step.grid[0] % step.cluster:
+        raise Error(f"{where}: {step.grid[0]} blocks are no multiple of {step.cluster}, a cluster")
+    written = {a.buffer for s in plan.steps for a in s.arguments if _is_written(a)}
+    pointers = [each for each in step.arguments if isinstance(each, Argument)]
+    for at in step.constant:
+        if pointers[at].buffer in written:
+            raise Error(f"{where}: {pointers[at].buffer} is written, so it is not constant")
+    if step.programmatic and (not number or not isinstance(plan.steps[number - 1], Launch)):
+        raise Error(f"{where}: only a launch behind another one may start early")
+
+
+def _is_written(argument: object) -> bool:
+    return isinstance(argument, Argument) and argument.written
+
+
+def _check_argument(buffer: Buffer, argument: Argument, where: str) -> None:
+    if not 0 <= argument.offset <= buffer.nbytes:
+        raise Error(
+            f"{where}: {argument.offset} is outside of the {buffer.nbytes} bytes of {buffer.name}"
+        )
+    if argument.written and buffer.place in ("input", "weight"):
+        raise Error(f"{where}: it writes {buffer.name}, which is one of the {buffer.place}s")
+    if buffer.offset % ALIGNMENT:
+        raise Error(f"{where}: {buffer.name} is not aligned to {ALIGNMENT} bytes")
+    dtype(buffer.dtype)
+
+
+def _lifetimes(plan: Plan) -> dict[str, tuple[int, int]]:
+    """The first and last step of every buffer in the arena."""
+    found: dict[str, tuple[int, int]] = {}
+    for number, step in enumerate(plan.steps):
+        for each in step.arguments:
+            if not isinstance(each, Argument):
+                continue
+            if each.buffer not in plan.buffers:
+                raise Error(f"{_where(plan, number)}: there is no buffer {each.buffer}")
+            if plan.buffers[each.buffer].place != "arena":
+                continue
+            if each.buffer not in found and not _writes(step, each.buffer):
+                raise Error(f"{_where(plan, number)}: {each.buffer} is read before it is written")
+            found[each.buffer] = found.get(each.buffer, (number, number))[0], number
+    return found
+
+
+def _writes(step: Step, buffer: str) -> bool:
+    return any(
+        _is_written(a) and a.buffer == buffer for a in step.arguments if isinstance(a, Argument)
+    )
+
+
+def _check_overlaps(plan: Plan, lives: dict[str, tuple[int, int]]) -> None:
+    """Buffers alive at one step lie apart: sorted by offset, each ends before the next."""
+    alive: dict[int, list[Buffer]] = {}
+    for name, (first, last) in lives.items():
+        for step in range(first, last + 1):
+            alive.setdefault(step, []).append(plan.buffers[name])
+    for number, buffers in alive.items():
+        buffers = sorted((b for b in buffers if b.nbytes), key=lambda b: b.offset)
+        for a, b in pairwise(buffers):
+            if a.offset + a.nbytes > b.offset:
+                raise Error(f"{_where(plan, number)}: {a.name} and {b.name} overlap")

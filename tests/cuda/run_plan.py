@@ -1,0 +1,189 @@
+"""Runs whole plans on the host: launches by emulate.py, collectives and copies by numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from irc.backends.cuda.plan import Argument, Buffer, Launch, LibraryCall, Plan
+from irc.backends.cuda.plan.build import Planner
+from irc.backends.cuda.plan.verify import verify_plan
+from irc.backends.reference.inputs import Input, bind_sizes
+from irc.backends.reference.weights import Weights
+from irc.ir.core import Module
+from irc.ir.dims import Dim, bind
+from irc.ir.dtypes import dtype, numpy_dtype, packed, unpacked
+from irc.ir.layouts import join_arrays, split_array
+from irc.ops.collective import REDUCTIONS
+from tests.cuda.emulate import Memory, prepare, run_kernel
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class View(Memory):
+    """Bytes of other memory."""
+
+    def __init__(self, memory: Memory, offset: int, nbytes: int) -> None:
+        self.memory, self.offset = memory, offset
+        self.bytes = memory.bytes[offset : offset + nbytes]
+
+    @property
+    def address(self) -> int:
+        return self.memory.address + self.offset
+
+    def check(self, what: str) -> None:
+        self.memory.check(what)
+
+
+class HostRank:
+    """The memory of one rank's plan."""
+
+    def __init__(self, planner: Planner, plan: Plan, weights: Weights) -> None:
+        verify_plan(plan)
+        self.plan = plan
+        arena = Memory(plan.arena)
+        self.memory: dict[str, Memory] = {}
+        for name, buffer in plan.buffers.items():
+            if buffer.place == "arena":
+                self.memory[name] = View(arena, buffer.offset, buffer.nbytes)
+                continue
+            self.memory[name] = Memory(buffer.nbytes)
+            if buffer.place == "zeros":
+                self.memory[name].bytes[:] = 0
+            if buffer.place == "weight":
+                self.set(name, weights.get(planner.weights[name], planner.rank))
+
+    def set(self, name: str, array: Array) -> None:
+        """Fill a buffer."""
+        buffer = self.plan.buffers[name]
+        assert array.shape == buffer.shape, (name, array.shape, buffer.shape)
+        flat = packed(array) if dtype(buffer.dtype).bits == 4 else np.ascontiguousarray(array)
+        self.memory[name].bytes[:] = flat.reshape(-1).view(np.uint8)
+
+    def get(self, name: str) -> Array:
+        """The elements of a buffer."""
+        return elements(self.memory[name].bytes, self.plan.buffers[name])
+
+    def at(self, argument: Argument) -> Memory:
+        """The memory of a pointer argument."""
+        memory = self.memory[argument.buffer]
+        return View(memory, argument.offset, memory.bytes.size - argument.offset)
+
+    def launch(self, step: Launch) -> None:
+        """One launch; memory of constant arguments must stay as it is."""
+        arguments = [self.at(a) if isinstance(a, Argument) else a for a in step.arguments]
+        kernel = self.plan.kernels[step.kernel]
+        run_kernel(kernel, step.grid, arguments, step.shared)
+
+
+def elements(data: Array, buffer: Buffer) -> Array:
+    """Bytes of a buffer as an array."""
+    if dtype(buffer.dtype).bits == 4:
+        count = int(np.prod(buffer.shape, dtype=np.int64))
+        return unpacked(data, buffer.dtype)[:count].reshape(buffer.shape)
+    return data.copy().view(numpy_dtype(buffer.dtype)).reshape(buffer.shape)
+
+
+def run_steps(ranks: Sequence[HostRank], module: Module) -> None:
+    """All steps of one plan per rank, in lockstep."""
+    prepare(kernel for rank in ranks for kernel in rank.plan.kernels.values())
+    for steps in zip(*(rank.plan.steps for rank in ranks), strict=True):
+        first = steps[0]
+        if isinstance(first, LibraryCall) and first.library == "nccl":
+            _collective(ranks, [step for step in steps if isinstance(step, LibraryCall)], module)
+            continue
+        for rank, step in zip(ranks, steps, strict=True):
+            if isinstance(step, Launch):
+                rank.launch(step)
+            else:
+                _memory_call(rank, step)
+
+
+def _memory_call(rank: HostRank, step: LibraryCall) -> None:
+    assert step.library == "memory", f"{step.library} does not run on the host"
+    count = int(str(step.settings["nbytes"]))
+    target = rank.at(step.arguments[-1]).bytes
+    if step.function == "zero":
+        target[:count] = 0
+    else:
+        target[:count] = rank.at(step.arguments[0]).bytes[:count]
+
+
+def _collective(ranks: Sequence[HostRank], steps: Sequence[LibraryCall], module: Module) -> None:
+    settings = steps[0].settings
+    axes = tuple(str(settings["axis"]).split("."))
+    for group in module.mesh.groups(axes):
+        sources = [ranks[r].get(steps[r].arguments[0].buffer).reshape(-1) for r in group]
+        found = _combined(steps[0].function, sources, str(settings["op"]), settings["root"])
+        for r, array in zip(group, found, strict=True):
+            name = steps[r].arguments[1].buffer
+            ranks[r].set(name, array.reshape(ranks[r].plan.buffers[name].shape))
+
+
+def _combined(function: str, parts: Sequence[Array], op: str, root: Any) -> Sequence[Array]:
+    count = len(parts)
+    if function in ("all_reduce", "reduce", "reduce_scatter"):
+        total = reduce(REDUCTIONS[op], parts).astype(parts[0].dtype)
+        if function == "reduce_scatter":
+            return np.split(total, count)
+        return [total if function == "all_reduce" or i == root else 0 * total for i in range(count)]
+    if function in ("all_gather", "gather"):
+        joined = np.concatenate(parts)
+        keep = function == "all_gather"
+        return [joined if keep or i == root else np.zeros_like(joined) for i in range(count)]
+    if function == "broadcast":
+        return [parts[root]] * count
+    if function == "scatter":
+        return np.split(parts[root], count)
+    assert function == "all_to_all", function
+    pieces = [np.split(part, count) for part in parts]
+    return [np.concatenate(arrived) for arrived in zip(*pieces, strict=True)]
+
+
+class HostProgram:
+    """Plans of a module's main function, one per rank, on the host."""
+
+    def __init__(self, module: Module, base: Path | str | None = None) -> None:
+        self.module, self.weights = module, Weights(module, base)
+        count = module.mesh.ranks if module.local else 1
+        self.planners = [Planner(module, rank=rank, fused=False) for rank in range(count)]
+
+    def run(self, inputs: Mapping[str, Any], **sizes: int) -> dict[str, Array]:
+        """All results by name, with global shapes, as `evaluate` gives them."""
+        function, mesh = self.module.main, self.module.mesh
+        ranks: list[HostRank] = []
+        for planner in self.planners:
+            given = {str(arg.name): np.asarray(inputs[str(arg.name)]) for arg in function.args}
+            if self.module.local:
+                given = {
+                    str(arg.name): split_array(
+                        given[str(arg.name)], function.argument_layout(arg).axes, mesh, planner.rank
+                    )
+                    for arg in function.args
+                }
+            args = [Input(str(a.name), a.type, given[str(a.name)]) for a in function.args]
+            rank = HostRank(planner, planner.plan(bind_sizes(args, sizes)), self.weights)
+            for name, array in given.items():
+                rank.set(f"%{name}", array)
+            ranks.append(rank)
+        run_steps(ranks, self.module)
+        return self._joined(ranks)
+
+    def _joined(self, ranks: Sequence[HostRank]) -> dict[str, Array]:
+        function = self.module.main
+        found: dict[str, Array] = {}
+        layouts = zip(function.result_names(), function.result_layouts(), strict=True)
+        for i, (name, layout) in enumerate(layouts):
+            arrays = [rank.get(rank.plan.results[i]) for rank in ranks]
+            sizes = ranks[0].plan.sizes
+            shape = [bind(dim, sizes) for dim in layout.shape]
+            if not (self.module.local and layout.sharded):
+                found[name] = arrays[0]
+                continue
+            assert not any(isinstance(dim, Dim) for dim in shape)
+            found[name] = join_arrays(arrays, layout.axes, self.module.mesh, shape)  # type: ignore[arg-type]
+        return found
