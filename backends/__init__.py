@@ -1,4 +1,4 @@
-"""Ways to execute or emit a module: reference, ONNX and ONNX Runtime, TensorRT."""
+"""Ways to execute or emit a module: reference, ONNX and ONNX Runtime, CUDA, TensorRT."""
 
 if __name__ != "irc.backends":
     raise ImportError("import irc.backends, not backends: a bare import loads a second copy")
@@ -16,6 +16,7 @@ GROUP = "irc.backends"
 _OWN = {
     "reference": ("irc.backends.reference", "backend"),
     "onnx": ("irc.backends.onnx", "backend"),
+    "cuda": ("irc.backends.cuda.backend", "backend"),
     "tensorrt": ("irc.backends.tensorrt.backend", "tensorrt"),
     "tensorrt-rtx": ("irc.backends.tensorrt.backend", "tensorrt_rtx"),
 }

@@ -11,6 +11,7 @@ from ..errors import Error, did_you_mean
 from .arguments import add_json, add_script, script_options
 from .console import print_json, table
 from .kernels import show_kernels
+from .plans import show_plans
 from .sources import read_module
 
 EXAMPLES = """
@@ -19,6 +20,7 @@ EXAMPLES = """
   irc show model.irc --stats
   irc show build/llama --html llama.html
   irc show build/engines --kernels --scope model.layers.0
+  irc show build/llama --plan --dims B=1,S=1
   irc show model.onnx --stats
   irc show scorer.py:build --set hidden=128
 """
@@ -34,6 +36,7 @@ def configure(parser: ArgumentParser) -> None:
     add("--html", metavar="F", help="write a page about the module to the file F")
     add("--stats", action="store_true", help="count operations and weights instead")
     add("--kernels", action="store_true", help="print the kernels of the engines of an artifact")
+    add("--plan", action="store_true", help="print what runs on a GPU, at the sizes of --dims")
     add_script(parser)
     add_json(parser)
 
@@ -46,6 +49,8 @@ def run(args: Namespace) -> int:
 
     if args.kernels:
         return show_kernels(args.source, args.scope, args.json)
+    if args.plan:
+        return show_plans(args)
     module = read_module(args.source, **script_options(args))
     if args.html is not None:
         artifact = artifact_of(args.source) if Path(args.source).is_dir() else None

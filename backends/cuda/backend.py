@@ -1,0 +1,115 @@
+"""The backend `cuda`: the module's text, plans at some sizes, and the sources of their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from irc.artifact.manifest import Progress, silent
+from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supported
+from irc.backends.cuda.facts import TEXT, CudaFacts, facts_of
+from irc.backends.cuda.plan.core import Kernel, Plan
+from irc.backends.cuda.plan.prepare import covers, unsupported
+from irc.backends.fallback import fallback_of
+from irc.backends.onnx.backend import check_module
+from irc.backends.onnx.stages import stages_of
+from irc.errors import Error
+from irc.ir.core import Function, Module, Op
+from irc.ir.dims import Dim
+from irc.text.printer import print_module
+
+KERNELS, PLANS = "kernels", "plans"  # folders in that of the program
+
+_BEFORE = "inline, static-capacity, canonicalize, cse"
+
+
+class CudaBackend(Backend):
+    """NVIDIA GPUs, one per rank: launches of generated kernels and library calls, as CUDA graphs.
+
+    Plans are made again, at the sizes of every call; those in the folder are for people to read.
+    """
+
+    name = "cuda"
+    facts = CudaFacts
+    default_pipeline = f"{_BEFORE}, fold, dce"
+    sharded_pipeline = f"{_BEFORE}, shard, rewrite-embeddings, pipeline, localize, cse, fold, dce"
+
+    def unsupported(self, module: Module) -> list[Unsupported]:
+        """Every operation without a kernel, elements or an expansion in such."""
+        return unsupported(module)
+
+    def covers(self, cls: type[Op]) -> bool:
+        """Whether operations of the class run without their expansion."""
+        return covers(cls)
+
+    def emit(
+        self, module: Module, folder: Path, *, base: Path | None = None, progress: Progress = silent
+    ) -> Emitted:
+        """Write `module.irc`, `plans/*.txt` at typical and at least sizes, and `kernels/*.cu`."""
+        self._check(module)
+        (folder / TEXT).write_text(print_module(module, locs=True), encoding="utf-8")
+        write_plans(module, folder)
+        return Emitted(facts_of(module, folder, base))
+
+    def check(self, module: Module, base: Path) -> list[str]:
+        """Raise the errors of `emit`; nothing is written."""
+        self._check(module)
+        for _ in plans_of(module):
+            pass
+        return []
+
+    def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:
+        """The program on the GPUs of this machine; `execute.load` documents the options."""
+        from irc.backends.cuda.execute.load import load
+
+        return load(folder, manifest, **options)
+
+    def _check(self, module: Module) -> None:
+        check_supported(self, module)
+        check_module(module)
+        if fallback_of(module) is not None:
+            raise Error(
+                "with a capacity in rewrite-embeddings, a call whose ids overflow it runs again "
+                "without one, which this backend cannot do; leave it out, or give --backend onnx"
+            )
+
+
+def plans_of(module: Module) -> Iterator[tuple[str, Plan]]:
+    """A name and a plan per stage of the module, at typical and at least sizes."""
+    from irc.backends.cuda.plan.build import Planner
+
+    for stage in stages_of(module):
+        planner = Planner(module, stage.function.name, stage.ranks[0])
+        for name, sizes in sizes_of(module, stage.function).items():
+            yield f"{stage.function.name}.{name}", planner.plan(sizes)
+
+
+def sizes_of(module: Module, function: Function) -> dict[str, dict[str, int]]:
+    """Sizes of the symbols: the typical ones, and the least, but typical ones in states."""
+    typical = {name: bounds[1] for name, bounds in module.dims.items()}
+    states = [function.args[at].type.shape for at in function.aliases().values()]
+    kept = {s for shape in states for d in shape if isinstance(d, Dim) for s in d.symbols()}
+    least = {
+        name: typical[name] if name in kept else max(1, low)
+        for name, (low, _, _) in module.dims.items()
+    }
+    return {"typical": typical} | ({"least": least} if least != typical else {})
+
+
+def write_plans(module: Module, folder: Path) -> None:
+    """Write the texts of plans, and every kernel once."""
+    from irc.backends.cuda.plan.text import print_plan
+
+    kernels: dict[str, Kernel] = {}
+    (folder / PLANS).mkdir()
+    for name, plan in plans_of(module):
+        (folder / PLANS / f"{name}.txt").write_text(print_plan(plan), encoding="utf-8")
+        kernels |= plan.kernels
+    (folder / KERNELS).mkdir()
+    for name, kernel in kernels.items():
+        macros = "".join(f"#define {key} {value}\n" for key, value in kernel.macros.items())
+        (folder / KERNELS / f"{name}.cu").write_text(macros + kernel.source, encoding="utf-8")
+
+
+backend = CudaBackend()

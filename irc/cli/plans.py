@@ -1,0 +1,72 @@
+"""`irc show --plan`: what a function runs on a GPU, step by step."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from ..analysis.topology_file import default_topology
+from ..analysis.units import amount
+from .console import print_json, table
+from .sources import read_module
+
+if TYPE_CHECKING:
+    from ..analysis.topology import Device
+    from ..backends.cuda.plan.core import Plan, Step
+
+WIDTH = 40  # of the column with the operations
+
+
+def show_plans(args: Namespace) -> int:
+    """Print the plans of all stages at typical sizes, or those of `--dims`."""
+    from ..backends.cuda.backend import sizes_of
+    from ..backends.cuda.plan.build import Planner
+    from ..backends.cuda.plan.text import print_plan
+    from ..backends.onnx.stages import stages_of
+
+    module, device = read_module(args.source), default_topology().device
+    for stage in stages_of(module):
+        planner = Planner(module, stage.function.name, stage.ranks[0])
+        sizes = sizes_of(module, stage.function)["typical"]
+        plan = planner.plan(sizes | {name: typical for name, (_, typical, _) in args.dims.items()})
+        if args.json:
+            print_json({"function": plan.function, "text": print_plan(plan)})
+            continue
+        _print(plan, device, args.scope)
+        for op, why in planner.launches(plan.sizes).declined:
+            print(f"  {op.opname}{f' at {op.loc.where()}' if op.loc else ''} is not fused: {why}")
+    return 0
+
+
+def _print(plan: Plan, device: Device, scope: str | None) -> None:
+    from ..backends.cuda.plan.cost import microseconds
+
+    sizes = ", ".join(f"{name}={size}" for name, size in plan.sizes.items())
+    times = [microseconds(plan, step, device) for step in plan.steps]
+    print(
+        f"@{plan.function} at {sizes or 'fixed sizes'}: {len(plan.steps)} steps, "
+        f"{sum(times):.1f} us expected on {device.name}; activations {amount(plan.arena)}"
+    )
+    rows = [("  step", "runs", "operations", "bytes", "us", "source")]
+    for number, (step, time) in enumerate(zip(plan.steps, times, strict=True)):
+        if scope is None or _in_scope(step, scope):
+            rows.append(_row(number, step, time))
+    print(table(rows))
+
+
+def _row(number: int, step: Step, time: float) -> tuple[str, ...]:
+    from ..backends.cuda.plan.core import Launch
+
+    names = " ".join(step.operations)
+    shown = names if len(names) <= WIDTH else f"{names[: WIDTH - 3]}..."
+    what = (
+        f"{step.library}.{step.function}"
+        if not isinstance(step, Launch)
+        else (f"{step.kernel} {'x'.join(map(str, step.grid))}, {step.block}")
+    )
+    return f"  {number}", what, shown, amount(step.nbytes), f"{time:.1f}", step.source
+
+
+def _in_scope(step: Step, scope: str) -> bool:
+    path = step.source.partition(" in ")[2]
+    return path == scope or path.startswith(scope + ".")
