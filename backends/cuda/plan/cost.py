@@ -20,9 +20,9 @@ def bytes_of(
     total = 0
     for value in dict.fromkeys(reads):
         users = [op for op in operations if value in op.operands]
-        total += min(
-            sizes.bytes(value.type), sum(_used(value, op, sizes) for op in users) or 1 << 62
-        )
+        whole = sizes.bytes(value.type)
+        used = sum(_used(value, op, sizes) for op in users)
+        total += min(whole, used) if users else whole
     for value in writes:
         op = value.producer
         kept = None if op is None or not op.in_place else getattr(op, op.in_place)

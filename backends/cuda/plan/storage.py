@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from irc import ops
 from irc.ir.core import Function, Op, Value
 from irc.ir.dims import product
+from irc.ir.dtypes import is_float
 from irc.ops.collective import Exchange
 
 from .template import KERNELS
@@ -15,13 +16,21 @@ from .template import KERNELS
 # Kernels that read an element of an operand many times.
 REREADING: tuple[type[Op], ...] = (ops.Linear, ops.Matmul, ops.Conv, ops.Attention, ops.Topk)
 # Operations whose elements cost little more than those that they read.
-LIGHT: tuple[type[Op], ...] = (ops.Dequantize, ops.Constant, ops.Full, ops.Iota, ops.Embedding)
+LIGHT: tuple[type[Op], ...] = (
+    ops.Dequantize,
+    ops.Constant,
+    ops.Full,
+    ops.Iota,
+    ops.Embedding,
+    ops.Rank,
+)
 # Operations that read each element of an operand about once, though not at the same index.
 ONCE: tuple[type[Op], ...] = (
     *(ops.Reshape, ops.Squeeze, ops.Unsqueeze, ops.Transpose, ops.Slice, ops.Split, ops.Flip),
     *(ops.Concat, ops.Stack, ops.Pad),
 )
 LARGEST = 64  # operations behind one element of a kernel
+LIGHTEST = 16  # simple operations behind one element that is computed again and again
 
 
 def has_kernel(op: Op) -> bool:
@@ -33,6 +42,17 @@ def is_pointwise(op: Op) -> bool:
     """Whether element i of the result depends on elements i of operands of the same shape."""
     rule = type(op).sharding
     return rule is not None and set(rule.replace("->", ",").replace(" ", "").split(",")) == {"..."}
+
+
+def is_simple(op: Op) -> bool:
+    """Whether an element costs little more than those that it is made of.
+
+    So do indices, masks and single numbers, which are not worth a launch.
+    """
+    if isinstance(op, LIGHT) or op.moves_data:
+        return True
+    type = op.results[0].type
+    return is_pointwise(op) and (not is_float(type.dtype) or product(type.shape) == 1)
 
 
 def view_of(value: Value) -> Value:
@@ -67,12 +87,13 @@ class Storage:
         self.reasons: dict[Value, str] = dict.fromkeys(written, "fused launches write it")
         self._live, self._read = dict.fromkeys(live), read
         self._returned = set(function.returned)
-        self._light: dict[Value, bool] = {}
+        self._weights: dict[Value, int] = {}
         self._sinks: dict[Value, Sinks] = {}
         for op in live:
-            light = isinstance(op, LIGHT) or op.moves_data
-            light = light and all(map(self.is_light, op.operands))
-            self._light |= dict.fromkeys(op.results, light and not has_kernel(op))
+            weight = LIGHTEST + 1
+            if not has_kernel(op) and is_simple(op):
+                weight = 1 + sum(self._weights.get(operand, 0) for operand in op.operands)
+            self._weights |= dict.fromkeys(op.results, weight)
         for op in reversed(live):
             for value in op.results:
                 self._decide(op, value)
@@ -80,7 +101,7 @@ class Storage:
 
     def is_light(self, value: Value) -> bool:
         """Whether an element may be computed again and again."""
-        return self._light.get(value, True)
+        return self._weights.get(value, 0) <= LIGHTEST
 
     def _decide(self, op: Op, value: Value) -> None:
         if value in self.reasons:
