@@ -60,10 +60,8 @@ class CudaBackend(Backend):
         return []
 
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:
-        """The program on the GPUs of this machine; `execute.load` documents the options."""
-        from irc.backends.cuda.execute.load import load
-
-        return load(folder, manifest, **options)
+        """The program on the GPUs of this machine."""
+        raise Error("programs of the backend cuda cannot be run yet; `irc show --plan` shows them")
 
     def _check(self, module: Module) -> None:
         check_supported(self, module)
