@@ -56,7 +56,7 @@ def prepare(kernels: Iterable[Kernel]) -> None:
     made = subprocess.run(
         [COMPILER, *flags, str(source), "-o", str(library)], capture_output=True, text=True
     )
-    assert made.returncode == 0, f"{made.stderr[:4000]}\n{[k.source for k in new.values()]}"
+    assert made.returncode == 0, f"{source} does not compile: {made.stderr[:4000]}"
     loaded = ctypes.CDLL(str(library))
     for i, key in enumerate(new, first):
         _FUNCTIONS[key] = getattr(loaded, f"run_{i}")

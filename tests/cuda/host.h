@@ -16,8 +16,10 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 
-using std::copysign; using std::exp; using std::fabs; using std::floor; using std::fmod;
-using std::log1p; using std::max; using std::min; using std::rint;
+using std::ceil; using std::copysign; using std::cos; using std::erf; using std::exp;
+using std::fabs; using std::floor; using std::fmod; using std::log; using std::log1p;
+using std::max; using std::min; using std::pow; using std::rint; using std::sin; using std::sqrt;
+using std::tanh;
 
 struct Dim3 { unsigned x, y, z; };
 static Dim3 blockIdx = {0, 0, 0}, threadIdx = {0, 0, 0}, blockDim = {1, 1, 1}, gridDim = {1, 1, 1};

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from irc.errors import Error
 from irc.ir.core import Op, Value
 from irc.ir.dims import DimLike, Shape
 
 Index: TypeAlias = tuple[str, ...]  # a C expression per dimension: a name or a number
-Element: TypeAlias = Callable[
-    ["Body", Op, int, Index], str
-]  # (body, op, number of the result, index)
+# (body, op, number of the result, index) -> an expression
+Element: TypeAlias = Callable[["Body", Any, int, Index], str]
 
 ELEMENTS: dict[type[Op], Element] = {}
 
@@ -67,18 +66,20 @@ class Body:
     def __init__(self, stored: Collection[Value] = ()) -> None:
         self.stored = stored
         self.lines: list[str] = []
+        self.first: list[str] = []  # statements before `lines`
+        self._once: dict[object, str] = {}
         self.pointers: dict[Value, str] = {}  # in the order of the kernel's arguments
         self.symbols: dict[str, None] = {}
-        self._numbers: dict[tuple[Index, Shape], str] = {}  # of indices made by `unflattened`
-        self._known: list[dict[tuple[Value, Index], str]] = [{}]
+        # elements of values, and numbers of elements of shapes, by index; per nested block
+        self._known: list[dict[tuple[Value | Shape, Index], str]] = [{}]
         self._count = 0
 
     def element(self, value: Value, index: Sequence[str]) -> str:
         """The name of a variable with the element of `value` at `index`."""
         key = value, tuple(index)
-        for known in reversed(self._known):
-            if key in known:
-                return known[key]
+        found = self._find(key)
+        if found is not None:
+            return found
         kind, rounding = REGISTERS[value.type.dtype]
         if value.producer is None or value in self.stored:
             found = f"load<{value.type.dtype}>({self.pointer(value)}, {self.place(value, index)})"
@@ -87,6 +88,9 @@ class Body:
             found = f"{rounding}({found})" if rounding else found
         name = self._known[-1][key] = self.variable(kind, found)
         return name
+
+    def _find(self, key: tuple[Value | Shape, Index]) -> str | None:
+        return next((known[key] for known in reversed(self._known) if key in known), None)
 
     def _computed(self, value: Value, index: Index) -> str:
         op = value.producer
@@ -102,9 +106,12 @@ class Body:
 
     def place(self, value: Value, index: Sequence[str]) -> str:
         """The number of an element in row-major order."""
-        shape = value.type.shape
-        index = tuple("0" if size == 1 else i for i, size in zip(index, shape, strict=True))
-        known = self._numbers.get((index, shape))
+        return self.flattened(index, value.type.shape)
+
+    def flattened(self, index: Sequence[str], shape: Shape) -> str:
+        """The number of the element at `index` of a shape in row-major order."""
+        index = _without_ones(tuple(index), shape)
+        known = self.known_number(index, shape)
         if known is not None:
             return known
         found = ""
@@ -125,9 +132,16 @@ class Body:
         if shape:
             index.append("0" if shape[0] == 1 else left)
         found = tuple(reversed(index))
-        if any(i != "0" for i in found):  # an index of zeros is no name of this block's
-            self._numbers[found, tuple(shape)] = number
+        self.remember(found, tuple(shape), number)
         return found
+
+    def remember(self, index: Index, shape: Shape, number: str) -> None:
+        """The element at `index` of values of this shape is known to have this number."""
+        self._known[-1][shape, _without_ones(index, shape)] = number
+
+    def known_number(self, index: Index, shape: Shape) -> str | None:
+        """The number of an element in row-major order, where a variable has it."""
+        return self._find((shape, _without_ones(index, shape)))
 
     def size(self, size: DimLike) -> str:
         """A size in C; its symbols become arguments of the kernel."""
@@ -136,11 +150,11 @@ class Body:
         self.symbols |= dict.fromkeys(size.symbols())
         return f"({size})"
 
-    def variable(self, kind: str, text: str) -> str:
-        """A new variable; its name."""
+    def variable(self, kind: str, text: str, items: int = 0) -> str:
+        """A new variable, or array of `items`; its name."""
         self._count += 1
         name = f"v{self._count}"
-        self.line(f"{kind} {name} = {text};")
+        self.line(f"{kind} {name}{f'[{items}]' if items else ''} = {text};")
         return name
 
     def line(self, text: str) -> None:
@@ -157,3 +171,16 @@ class Body:
         finally:
             self._known.pop()
             self.line("}")
+
+    def once(self, key: object, make: Callable[[], str]) -> str:
+        """What `make` gives, whose statements all threads of a block execute before all others."""
+        if key not in self._once:
+            lines, known = self.lines, self._known
+            self.lines, self._known = self.first, [{}]
+            self._once[key] = make()
+            self.lines, self._known = lines, known
+        return self._once[key]
+
+
+def _without_ones(index: Index, shape: Shape) -> Index:
+    return tuple("0" if size == 1 else i for i, size in zip(index, shape, strict=True))

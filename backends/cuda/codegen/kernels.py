@@ -46,7 +46,7 @@ def launch(
     arguments += [f"{t.dtype}* {only}zeros{i}" for i, t in enumerate(zeros)]
     arguments += [f"int size_{each}" for each in symbols]
     lines = [f"  const ix {each} = size_{each};" for each in symbols]
-    lines += ["  allow_next();", "  wait_for_previous();", *body.lines, "}", ""]
+    lines += ["  allow_next();", "  wait_for_previous();", *body.first, *body.lines, "}", ""]
     rest = f"({', '.join(arguments)}) {{\n" + "\n".join(lines)
     name = f"{name}_{sha256((helpers + rest).encode()).hexdigest()[:8]}"
     return Template(

@@ -280,13 +280,22 @@ INLINE double mod(double x, double y) { return mod_floats(x, y); }
 INLINE float floor_div(float x, float y) { return floor_div_floats(x, y); }
 INLINE double floor_div(double x, double y) { return floor_div_floats(x, y); }
 
-// 1 / (1 + exp(-x)), whose exponent is never positive.
-template <typename T> INLINE T sigmoid(T x) {
+// Functions of floats, in the steps of the operations that they are named for.
+template <typename T> INLINE T sigmoid(T x) {  // the exponent is never positive
     T small = exp(-fabs(x));
-    return (x >= (T)0 ? (T)1 : x != x ? x : small) / add((T)1, small);
+    return (x >= (T)0 ? (T)1 : small) / add((T)1, small);
 }
-template <typename T> INLINE T softplus(T x) {
-    return add(maximum(x, (T)0), log1p(exp(-fabs(x))));
+template <typename T> INLINE T silu(T x) { return mul(x, sigmoid(x)); }
+template <typename T> INLINE T quick_gelu(T x) { return mul(x, sigmoid(mul((T)1.702, x))); }
+template <typename T> INLINE T relu(T x) { return maximum(x, (T)0); }
+template <typename T> INLINE T squared_relu(T x) { return mul(relu(x), relu(x)); }
+template <typename T> INLINE T softplus(T x) { return add(relu(x), log1p(exp(-fabs(x)))); }
+template <typename T> INLINE T gelu(T x) {
+    return mul(mul((T)0.5, x), add((T)1, erf(mul(x, (T)0.7071067811865476))));
+}
+template <typename T> INLINE T gelu_tanh(T x) {
+    T cube = mul(mul(mul((T)0.044715, x), x), x);
+    return mul(mul((T)0.5, x), add((T)1, tanh(mul((T)0.7978845608028654, add(x, cube)))));
 }
 
 // ---- reductions over a block ---------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from irc.ir.core import Op, Value
 from irc.ir.types import TensorType
@@ -79,7 +79,7 @@ class Fused:
 
 # Tries to fuse operations around one of its class, at given sizes: the launches, or why not, or
 # None where there is nothing to say. The first that fits is taken.
-Fusion: TypeAlias = Callable[[Op, Sizes], "Fused | str | None"]
+Fusion: TypeAlias = Callable[[Any, Sizes], "Fused | str | None"]
 FUSIONS: dict[type[Op], list[Fusion]] = {}
 
 
@@ -96,7 +96,7 @@ def fusion(*classes: type[Op]) -> Callable[[Fusion], Fusion]:
 
 # Makes the launches of one operation. `stored` are the values in memory; operands that are not
 # among them are computed by their elements, inside the kernel (codegen/body.py).
-Maker: TypeAlias = Callable[[Op, Collection[Value]], Sequence[AnyTemplate]]
+Maker: TypeAlias = Callable[[Any, Collection[Value]], Sequence[AnyTemplate]]
 KERNELS: dict[type[Op], Maker] = {}
 
 

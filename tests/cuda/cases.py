@@ -1,0 +1,90 @@
+"""Examples of operations as launches, whose results are compared with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from irc.backends.cuda.plan import Template
+from irc.backends.reference import evaluate
+from irc.errors import Error
+from irc.ir.core import Module, Op, Value
+from irc.ir.dtypes import DTYPES, dtype_of
+from tests.cuda.emulate import run_templates
+from tests.ops.compare import CLOSE, assert_close
+from tests.ops.example import Example, inputs_of, module_of, operation
+
+Array: TypeAlias = np.ndarray[Any, Any]
+# One step of floats of few bits, relative to a number: functions that are off by one unit of f32
+# may be rounded to another code.
+STEPS = {"f8e4m3": 2.0**-3, "f8e5m2": 2.0**-2, "f4e2m1": 0.5, "f8e8m0": 0.5}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One example in one dtype, with its launches."""
+
+    example: Example
+    dtype: str
+    module: Module
+    templates: Sequence[Template]
+
+    def check(self, rng: np.random.Generator, sizes: dict[str, int]) -> None:
+        """Compare the results for random inputs at these sizes with the reference."""
+        example = replace(self.example, sizes=sizes)
+        inputs = inputs_of(example, self.dtype, rng)
+        wanted = list(evaluate(self.module, inputs, sizes=sizes).values())
+        values: dict[Value, Array] = {a: inputs[str(a.name)] for a in self.module.main.args}
+        found = run_templates(self.templates, values, sizes)
+        turned = self.example.op == "rope" and self.dtype == "f64"  # by angles in f32
+        factor = CLOSE["f32"] / CLOSE["f64"] if turned else 1.0
+        what = f"{self.example} in {self.dtype} at {sizes}"
+        for value, want in zip(self.module.main.returned, wanted, strict=True):
+            _compare(found[value], want, what, factor)
+
+
+def _compare(got: Array, want: Array, what: str, factor: float) -> None:
+    step = STEPS.get(dtype_of(want))
+    if step is None:
+        assert_close(got, want, what, factor)
+        return
+    assert got.shape == want.shape, what
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    near = np.abs(a - b) <= step * np.maximum(np.abs(a), np.abs(b)) + float(
+        np.finfo(np.float32).tiny
+    )
+    same = (a == b) | (np.isnan(a) & np.isnan(b)) | near
+    assert same.all(), f"{what}: {a[~same]} against {b[~same]}"
+
+
+def cases(examples: Sequence[Example], launches: Callable[[Op], Sequence[Template]]) -> list[Case]:
+    """The examples in every dtype that they take."""
+    found: list[Case] = []
+    for example in examples:
+        for dtype in DTYPES:
+            module = _module(example, dtype)
+            if module is not None:
+                found.append(Case(example, dtype, module, launches(operation(module))))
+    return found
+
+
+def _module(example: Example, dtype: str) -> Module | None:
+    if all(arg.dtype != "T" for arg in example.args) and dtype != "f32":
+        return None  # nothing varies
+    try:
+        return module_of(example, dtype)
+    except Error:
+        return None
+
+
+def odd_sizes(example: Example, rng: np.random.Generator) -> list[dict[str, int]]:
+    """The sizes of the example, odd ones, and an empty batch."""
+    found = [example.sizes]
+    if example.sizes:
+        found.append({name: int(rng.integers(1, 7)) * 2 + 1 for name in example.sizes})
+    if "B" in example.sizes:
+        found.append(example.sizes | {"B": 0})
+    return found

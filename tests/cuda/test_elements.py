@@ -1,0 +1,33 @@
+"""Operations that are computed element by element, on the host, against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from irc.backends.cuda.codegen import elements
+from irc.backends.cuda.codegen.body import ELEMENTS
+from irc.backends.cuda.codegen.kernels import elementwise
+from irc.backends.cuda.plan import Template
+from irc.ir.core import Op
+from tests.cuda.cases import cases, odd_sizes
+from tests.cuda.emulate import prepare
+from tests.ops.conftest import rng as rng
+from tests.ops.examples import EXAMPLES
+
+assert elements
+OPERATIONS = sorted({cls.opname for cls in ELEMENTS} - {"rank"})
+
+
+def launches(op: Op) -> list[Template]:
+    return [elementwise([value], op.operands) for value in op.results]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_example_is_as_in_the_reference(name: str, rng: np.random.Generator) -> None:
+    found = cases([e for e in EXAMPLES[name] if not e.local], launches)
+    assert found
+    prepare(each.kernel for case in found for each in case.templates)
+    for case in found:
+        for sizes in odd_sizes(case.example, rng):
+            case.check(rng, sizes)
