@@ -1,0 +1,136 @@
+"""Launches of kernels by the CUDA driver, with clusters and programmatic dependent launch."""
+
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from irc.backends.cuda.execute.compile import Compiler, Key, key_of
+from irc.backends.cuda.plan import Kernel, Launch
+from irc.errors import Error
+
+Enqueue: TypeAlias = Callable[[int], None]  # (stream)
+
+PROGRAMMATIC = 90  # the compute capability from which a kernel may start before the one in front
+_PORTABLE = 8  # blocks per cluster that every GPU allows
+_PLAIN = 48 << 10  # bytes of shared memory that a kernel gets without asking
+
+
+class Kernels(Protocol):
+    """The kernels of one GPU."""
+
+    def load(self, kernels: Iterable[Kernel]) -> None:
+        """Compile and load kernels that are not loaded yet."""
+        ...
+
+    def bind(
+        self, launch: Launch, kernel: Kernel, values: Sequence[int | float], early: bool
+    ) -> Enqueue:
+        """A function that enqueues a launch of a loaded kernel.
+
+        `values` are the arguments, with addresses for pointers. `early`: it may start before the
+        kernel in front of it has ended.
+        """
+        ...
+
+
+class CudaKernels:
+    """See Kernels: those of the current GPU, in cubins that NVRTC compiles."""
+
+    def __init__(self, capability: int, compiler: Compiler) -> None:
+        self._capability, self._compiler = capability, compiler
+        self._functions: dict[Key, Any] = {}
+        self._modules: list[Any] = []  # they must outlive their functions
+        self._shared: dict[Key, int] = {}
+
+    def load(self, kernels: Iterable[Kernel]) -> None:
+        new = [kernel for kernel in kernels if key_of(kernel) not in self._functions]
+        for key, image in self._compiler.images(new).items():
+            module = call_driver("cuModuleLoadData", image)
+            self._modules.append(module)
+            self._functions[key] = call_driver("cuModuleGetFunction", module, key[0].encode())
+
+    def bind(
+        self, launch: Launch, kernel: Kernel, values: Sequence[int | float], early: bool
+    ) -> Enqueue:
+        from cuda.bindings import driver
+
+        function = self._allowed(launch, kernel)
+        held = [
+            _scalar(given, value) for given, value in zip(launch.arguments, values, strict=True)
+        ]
+        pointers = (ctypes.c_void_p * len(held))(*[ctypes.addressof(each) for each in held])
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block, 1, 1
+        config.sharedMemBytes = launch.shared
+        config.attrs = self._attributes(driver, launch, early)
+        config.numAttrs = len(config.attrs)
+        enqueue, success = driver.cuLaunchKernelEx, driver.CUresult.CUDA_SUCCESS
+        address = ctypes.addressof(pointers)
+
+        def run(stream: int, held: object = held, pointers: object = pointers) -> None:
+            config.hStream = stream
+            (status,) = enqueue(config, function, address, 0)
+            if status != success:
+                raise Error(f"cuLaunchKernelEx failed: {_message(driver, status)}")
+
+        return run
+
+    def _attributes(self, driver: Any, launch: Launch, early: bool) -> list[Any]:
+        kinds, found = driver.CUlaunchAttributeID, list[Any]()
+        if early and self._capability >= PROGRAMMATIC:
+            each = driver.CUlaunchAttribute()
+            each.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            each.value.programmaticStreamSerializationAllowed = 1
+            found.append(each)
+        if launch.cluster > 1:
+            each = driver.CUlaunchAttribute()
+            each.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            size = each.value.clusterDim
+            size.x, size.y, size.z = launch.cluster, 1, 1
+            found.append(each)
+        return found
+
+    def _allowed(self, launch: Launch, kernel: Kernel) -> Any:
+        """The function of a kernel, which may use the shared memory and clusters of a launch."""
+        from cuda.bindings import driver
+
+        key = key_of(kernel)
+        function, limits = self._functions[key], driver.CUfunction_attribute
+        if launch.cluster > 1 and self._capability < PROGRAMMATIC:
+            raise Error(f"clusters need compute capability 9.0, found {self._capability / 10}")
+        if launch.shared > max(_PLAIN, self._shared.get(key, 0)):
+            most = limits.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            call_driver("cuFuncSetAttribute", function, most, launch.shared)
+            self._shared[key] = launch.shared
+        if launch.cluster > _PORTABLE:
+            wide = limits.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            call_driver("cuFuncSetAttribute", function, wide, 1)
+        return function
+
+
+def call_driver(function: str, *arguments: Any) -> Any:
+    """The result of a function of the CUDA driver; an Error with CUDA's message."""
+    from cuda.bindings import driver
+
+    status, *results = getattr(driver, function)(*arguments)
+    if int(status):
+        raise Error(f"{function} failed: {_message(driver, status)}")
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _message(driver: Any, status: Any) -> str:
+    _, text = driver.cuGetErrorString(status)
+    return text.decode() if isinstance(text, bytes) else str(text)
+
+
+def _scalar(given: object, value: int | float) -> Any:
+    """An argument as the kernel takes it: `int`, `float`, or an address."""
+    if isinstance(given, bool | int):
+        return ctypes.c_int(int(value))
+    return ctypes.c_float(value) if isinstance(given, float) else ctypes.c_void_p(int(value))
