@@ -1,0 +1,160 @@
+"""A plan in device memory, run step by step, or as a CUDA graph where it repeats."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from irc.backends.cuda.driver import Driver, Stream
+from irc.backends.cuda.execute.launch import Enqueue
+from irc.backends.cuda.execute.memory import DeviceArray, Memory
+from irc.backends.cuda.execute.steps import Steps, failure
+from irc.backends.cuda.plan import Buffer, Plan
+from irc.backends.cuda.plan.core import ALIGNMENT
+from irc.errors import Error
+
+GRAPHS = 8  # that one plan keeps: one per conversation that takes turns with others
+
+
+class PlanExecution:
+    """See Execution. `memory` is shared by the plans of a rank, the arena and all inputs too.
+
+    `weights` are addresses by buffer; `results` the names of the function's results, in order.
+    The second run in a row over the same addresses becomes a graph, if `graphs`. `stepwise`: wait
+    after every step, so that an error names its kernel.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        results: Sequence[str],
+        driver: Driver,
+        stream: Stream,
+        memory: Memory,
+        steps: Steps,
+        weights: Mapping[str, int],
+        *,
+        graphs: bool = True,
+        stepwise: bool = False,
+    ) -> None:
+        self.plan, self.memory = plan, memory
+        self._results, self._driver, self._stream = results, driver, stream
+        self._steps, self._weights = steps, weights
+        self._graphs, self._stepwise = graphs and not stepwise, stepwise
+        self._runs: OrderedDict[tuple[int, ...], _Run] = OrderedDict()
+        self._zeros = self._zeroed()
+
+    def _zeroed(self) -> dict[str, int]:
+        """The addresses of memory that is zero before the first step, in one allocation."""
+        offsets, size = dict[str, int](), 0
+        for name, buffer in self.plan.buffers.items():
+            if buffer.place == "zeros":
+                offsets[name] = size
+                size += -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
+        if not size:
+            return {}
+        self._zeros_at = self._driver.allocate(size)
+        self._driver.zero(self._zeros_at, size, self._stream.handle)
+        return {name: self._zeros_at + offset for name, offset in offsets.items()}
+
+    def prepared(
+        self, values: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]
+    ) -> Callable[[], bool]:
+        """A function that enqueues a run; ranks need not meet after it."""
+        arena = self.memory.device("arena", self.plan.arena) if self.plan.arena else 0
+        key = (arena, *(v.address for v in values.values()), *(v.address for v in results.values()))
+        run = self._runs.get(key)
+        if run is None:
+            run = self._runs[key] = _Run(self._enqueued(arena, values, results))
+            if len(self._runs) > GRAPHS:
+                self._forget(next(iter(self._runs)))
+        self._runs.move_to_end(key)
+        return lambda: self._run(run)
+
+    def _enqueued(
+        self, arena: int, values: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]
+    ) -> list[Enqueue]:
+        places, copies = self._places(arena, values, results)
+        found = self._steps.bound(self.plan, places)
+        stream = self._stream
+        for source, target in copies:
+            found.append(lambda handle, s=source, t=target: stream.copy(t.address, s, t.size))
+        return found
+
+    def _places(
+        self, arena: int, values: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]
+    ) -> tuple[dict[str, int], list[tuple[int, DeviceArray]]]:
+        """(the address of every buffer, results to be copied from where they are computed)."""
+        places: dict[str, int] = {}
+        copied: list[tuple[str, DeviceArray]] = []
+        for name, buffer in zip(self._results, self.plan.results, strict=True):
+            result = results[name]
+            if self.plan.buffers[buffer].place == "output" and buffer not in places:
+                places[buffer] = result.address
+            else:
+                copied.append((buffer, result))
+        for name, buffer in self.plan.buffers.items():
+            if name not in places:
+                places[name] = self._place(buffer, arena, values)
+        copies = [(places[buffer], result) for buffer, result in copied]
+        return places, [each for each in copies if each[0] != each[1].address and each[1].size]
+
+    def _place(self, buffer: Buffer, arena: int, values: Mapping[str, DeviceArray]) -> int:
+        if buffer.place == "arena":
+            return arena + buffer.offset
+        if buffer.place == "weight":
+            return self._weights[buffer.name]
+        if buffer.place == "zeros":
+            return self._zeros[buffer.name]
+        name = buffer.name.removeprefix("%")
+        if name not in values:
+            raise Error(
+                f"the plan of @{self.plan.function} has the buffer {buffer.name} "
+                f"({buffer.place}), which is no argument; expected {', '.join(values)}"
+            )
+        return values[name].address
+
+    def _run(self, run: _Run) -> bool:
+        if run.graph is not None:
+            self._stream.launch(run.graph)
+        elif self._graphs and run.count:
+            run.graph = self._stream.capture(lambda: self._enqueue(run))
+            self._stream.launch(run.graph)
+        else:
+            self._enqueue(run)
+        run.count += 1
+        return False
+
+    def _enqueue(self, run: _Run) -> None:
+        handle = self._stream.handle
+        for i, enqueue in enumerate(run.steps):
+            try:
+                enqueue(handle)
+                if self._stepwise:
+                    self._stream.wait()
+            except Error as error:
+                if i < len(self.plan.steps):
+                    raise failure(self.plan.steps[i], error) from error
+                raise
+
+    def _forget(self, key: tuple[int, ...]) -> None:
+        run = self._runs.pop(key)
+        if run.graph is not None:
+            self._stream.drop(run.graph)
+
+    def free(self) -> None:
+        """Drop the graphs; no run follows."""
+        for key in list(self._runs):
+            self._forget(key)
+        if self._zeros:
+            self._driver.free(self._zeros_at)
+            self._zeros = {}
+
+
+class _Run:
+    """The steps of a plan at fixed addresses: how often they ran, and their graph."""
+
+    def __init__(self, steps: list[Enqueue]) -> None:
+        self.steps, self.count = steps, 0
+        self.graph: Any = None

@@ -1,0 +1,110 @@
+"""Loads an artifact of plans: the program of which this process runs one rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from irc.backends.cuda.execute.compile import Compiler, default_folder
+from irc.backends.cuda.execute.gpu import RankGpu, check_distinct, check_ranks, open_driver
+from irc.backends.cuda.execute.launch import CudaKernels, Kernels
+from irc.backends.cuda.execute.program import GpuProgram
+from irc.backends.cuda.execute.rank import CudaRank, RankFacts
+from irc.backends.cuda.execute.steps import Products
+from irc.backends.cuda.facts import TEXT
+from irc.backends.cuda.group import TIMEOUT
+from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.sharded_ports import ShardedPorts
+from irc.errors import Error, did_you_mean
+from irc.ir.core import Module
+from irc.text import parse_module
+
+OPTIONS = ("communicator", "device", "gpu", "graphs", "programmatic", "stepwise", "timeout")
+STEPWISE = "IRC_CUDA_STEPWISE"  # the environment variable that sets this option
+_INSTEAD = "a program of plans needs one. The same module compiled with --backend onnx runs on CPU"
+
+
+class CudaGpu(RankGpu):
+    """A GPU with NCCL, the kernels on it, and its library of products."""
+
+    kernels: Kernels
+
+    def products(self, rank: CudaRank, host: Communicator | None) -> Products:
+        """The library of products; `host`: the ranks that make the same calls."""
+        from irc.backends.cuda.execute.products import TimedProducts
+
+        return TimedProducts(self.driver, rank.stream, host)
+
+
+def open_gpu(local_rank: int, timeout: float) -> CudaGpu:
+    """The GPU with the number of a local rank."""
+    gpu = CudaGpu(open_driver(local_rank, _INSTEAD), timeout)
+    capability = gpu.driver.gpu.capability
+    gpu.kernels = CudaKernels(capability, Compiler(capability, default_folder()))
+    return gpu
+
+
+class CudaProgram(GpuProgram):
+    """A program of plans, of which this process runs one rank."""
+
+    rank: CudaRank
+
+
+def load(folder: Path, facts: Mapping[str, Any], **options: Any) -> CudaProgram:
+    """The program of an artifact.
+
+    Options: `communicator`, of the ranks of the run, required for several; `device`, the number of
+    the GPU (default: the local rank); `graphs=False` uses no CUDA graphs; `programmatic=False` lets
+    no kernel start before the one in front of it has ended; `stepwise=True` waits after every
+    launch, so that an error names its kernel; `timeout`, the seconds that work with collectives may
+    take (7); `gpu`, a function from a local rank to a CudaGpu.
+    """
+    for name in options:
+        if name not in OPTIONS:
+            raise Error(
+                f"a program of the backend cuda has no option {name}"
+                f"{did_you_mean(name, OPTIONS)}; it has {', '.join(OPTIONS)}"
+            )
+    path = folder / TEXT
+    module = parse_module(path.read_text(encoding="utf-8"), str(path))
+    base = Path(facts["base"]) if facts.get("base") else folder
+    return program_of(module, facts, base, **options)
+
+
+def program_of(module: Module, facts: Mapping[str, Any], base: Path, **options: Any) -> CudaProgram:
+    """The program of a localized module, with facts as of facts.py; options as of `load`."""
+    from irc.backends.cuda.plan.build import Planner
+
+    host = check_ranks(f"@{module.name}", len(facts["ranks"]), options.get("communicator"))
+    number = 0 if host is None else host.rank
+    own = RankFacts.of_facts(base, facts, number)  # an Error before a GPU is needed
+    planner = Planner(module, own.stage.function, number)
+    device: int | None = options.get("device")
+    if device is None:
+        device = 0 if host is None else host.local_rank
+    gpu: CudaGpu = options.get("gpu", lambda n: open_gpu(n, options.get("timeout") or TIMEOUT))(
+        device
+    )
+    try:
+        if host is not None:
+            check_distinct(gpu.driver.gpu, host)
+        program = CudaProgram(ShardedPorts(facts))
+        alike = host if len(facts["stages"]) == 1 else None
+        program.rank = CudaRank(
+            own,
+            planner,
+            base,
+            gpu,
+            gpu.kernels,
+            lambda rank: gpu.products(rank, alike),
+            host,
+            early=options.get("programmatic", True),
+            graphs=options.get("graphs", True),
+            stepwise=options.get("stepwise", bool(os.environ.get(STEPWISE))),
+        )
+        return program
+    except BaseException:
+        gpu.close()
+        raise

@@ -1,0 +1,230 @@
+"""One rank of a program of plans: weights, kernels, groups, and an execution per sizes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from irc.backends.base import Ports
+from irc.backends.cuda.execute.execution import PlanExecution
+from irc.backends.cuda.execute.gpu import RankGpu, connect, every_group
+from irc.backends.cuda.execute.launch import Kernels
+from irc.backends.cuda.execute.memory import Memory
+from irc.backends.cuda.execute.steps import Products, Steps
+from irc.backends.cuda.execute.stream import symbols_of
+from irc.backends.cuda.execute.weights import DeviceWeights
+from irc.backends.cuda.group import Group
+from irc.backends.cuda.plan import LibraryCall, Plan
+from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.facts import (
+    Write,
+    contradictions_named,
+    mesh_of_facts,
+    peer,
+    ports_of_facts,
+    writes_of_facts,
+)
+from irc.backends.ranks.inputs import Sizes
+from irc.ir.core import Module, Weight
+from irc.ir.mesh import Mesh
+from irc.ops.collective import Exchange
+from irc.weights.checkpoint import Reader
+
+PLANS = 64  # that a rank keeps
+
+
+@dataclass(frozen=True)
+class Stage:
+    """See Stage in stream.py. `results`: the names of all results in order."""
+
+    function: str
+    ports: Ports
+    writes: tuple[Write, ...]
+    states: Mapping[str, str]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What one rank runs, from the facts of the manifest."""
+
+    rank: int
+    mesh: Mesh
+    stage: Stage
+    receives: Mapping[int, Sequence[str]]
+    sends: Mapping[int, Sequence[str]]
+    taken: tuple[str, ...]
+
+    @classmethod
+    def of_facts(cls, folder: Path, facts: Mapping[str, Any], rank: int) -> RankFacts:
+        """Those of a rank; an Error where the manifest is damaged."""
+        with contradictions_named(folder):
+            mesh = mesh_of_facts(facts)
+            stage = facts["stages"][facts["ranks"][rank]["stage"]]
+            ports = ports_of_facts(stage["ports"])
+            receives, sends = (
+                {peer(mesh, rank, e["stage"]): tuple(e["names"]) for e in stage[kind]}
+                for kind in ("receives", "sends")
+            )
+            received = {name for names in receives.values() for name in names}
+            names = [port.name for port in (*ports.inputs, *ports.states)]
+            return cls(
+                rank,
+                mesh,
+                Stage(
+                    stage["function"],
+                    ports,
+                    writes_of_facts(stage),
+                    {r["state"]: r["result"] for r in stage["results"] if "state" in r},
+                    tuple(r["result"] for r in stage["results"]),
+                ),
+                receives,
+                sends,
+                tuple(name for name in names if name not in received),
+            )
+
+
+class Planner(Protocol):
+    """See Planner in plan/build.py."""
+
+    module: Module
+    weights: dict[str, Weight]
+
+    def plan(self, sizes: Mapping[str, int]) -> Plan: ...
+
+
+class CudaRank:
+    """See Rank in stream.py.
+
+    `base`: the folder of checkpoint files. `products` opens the library of matrix products,
+    `early`, `graphs` and `stepwise` as in Steps and PlanExecution.
+    """
+
+    def __init__(
+        self,
+        facts: RankFacts,
+        planner: Planner,
+        base: Path,
+        gpu: RankGpu,
+        kernels: Kernels,
+        products: Callable[[CudaRank], Products],
+        host: Communicator | None,
+        *,
+        early: bool = True,
+        graphs: bool = True,
+        stepwise: bool = False,
+    ) -> None:
+        self.rank, self.stage, self.taken = facts.rank, facts.stage, facts.taken
+        self.receives, self.sends = facts.receives, facts.sends
+        self.driver, self._gpu, self.host = gpu.driver, gpu, host
+        self._mesh, self._planner, self._kernels = facts.mesh, planner, kernels
+        self._settings = {"graphs": graphs, "stepwise": stepwise}
+        self.stream = self.driver.stream()
+        self.shared, self._memory = (Memory(self.driver, self.stream) for _ in range(2))
+        reader = Reader(planner.module, base)
+        self.weights = DeviceWeights(self.driver, self.stream, reader, self.rank)
+        self._groups: dict[tuple[int, ...], Group] = {}
+        self._library: Products | None = None
+        self._open_products = products
+        self._steps = Steps(self.driver, self.stream, kernels, self._group, self._products, early)
+        self._executions: OrderedDict[tuple[tuple[str, int], ...], PlanExecution] = OrderedDict()
+        self._symbols = {
+            name
+            for port in (*self.stage.ports.inputs, *self.stage.ports.states)
+            for name in symbols_of(port)
+        }
+        self._load()
+        if host is not None:
+            self._connect(host)
+
+    def _load(self) -> None:
+        """Load the weights and kernels of the smallest sizes, which later plans mostly share."""
+        dims = self._planner.module.dims
+        smallest = {name: dims[name][0] if name in dims else 1 for name in self._symbols}
+        plan = self._planner.plan(smallest)
+        self.weights.add(self._planner.weights)
+        self._kernels.load(plan.kernels.values())
+
+    def _connect(self, host: Communicator) -> None:
+        self.meet("the weights and kernels")
+        wanted = [
+            op.axes
+            for function in self._planner.module.functions.values()
+            for op in function
+            if isinstance(op, Exchange)
+        ]
+        for ranks, label in every_group(self._mesh, wanted).items():
+            if self.rank in ranks:
+                self._groups[ranks] = self._gpu.group(host, ranks, label)
+        assert self.world is not None
+        connect(self.rank, self.world, self.receives, self.sends, self.driver, self.stream)
+
+    @property
+    def world(self) -> Group | None:
+        """The group of all ranks; None for one rank."""
+        return self._groups.get(tuple(range(self._mesh.ranks)))
+
+    def _group(self, axes: tuple[str, ...]) -> Group:
+        ranks = next(group for group in self._mesh.groups(axes) if self.rank in group)
+        return self._groups[tuple(ranks)]
+
+    def _products(self) -> Products:
+        if self._library is None:
+            self._library = self._open_products(self)
+        return self._library
+
+    def padded(self, sizes: Sizes) -> Sizes:
+        """The same sizes: a plan is for exact ones."""
+        return sizes
+
+    def execution(self, sizes: Sizes) -> PlanExecution:
+        """What runs at these sizes, planned at the first time; all ranks meet then."""
+        key = tuple((name, sizes[name]) for name in sorted(self._symbols))
+        found = self._executions.get(key)
+        if found is None:
+            found = self._executions[key] = self._planned(dict(key))
+            if len(self._executions) > PLANS:
+                self.stream.wait()
+                self._executions.pop(next(iter(self._executions))).free()
+            self.meet("a plan of new sizes")
+        self._executions.move_to_end(key)
+        return found
+
+    def _planned(self, sizes: Sizes) -> PlanExecution:
+        plan = self._planner.plan(sizes)
+        self.weights.add(self._planner.weights)
+        self._kernels.load(plan.kernels.values())
+        calls = [s for s in plan.steps if isinstance(s, LibraryCall) and s.library == "cublaslt"]
+        if calls:
+            self._products().prepare(calls)
+        return PlanExecution(
+            plan,
+            self.stage.results,
+            self.driver,
+            self.stream,
+            self._memory,
+            self._steps,
+            self.weights.addresses,
+            **self._settings,
+        )
+
+    def meet(self, what: str) -> None:
+        """Wait until all ranks have come this far, without a deadline: GPUs have one of seconds."""
+        if self.host is not None:
+            self.host.agree(f"{what} being ready", "yes")
+
+    def close(self) -> None:
+        """Release device memory and groups; every rank calls it."""
+        self.stream.wait()
+        for execution in self._executions.values():
+            execution.free()
+        for memory in (self.shared, self._memory, self.weights):
+            memory.free()
+        if self._library is not None:
+            self._library.close()
+        for group in self._groups.values():
+            group.close()
+        self._gpu.close()

@@ -1,0 +1,120 @@
+"""The steps of a plan as functions that enqueue them, for buffers at known addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from irc.backends.cuda.driver import Driver, Stream
+from irc.backends.cuda.execute.launch import Enqueue, Kernels
+from irc.backends.cuda.group import Group
+from irc.backends.cuda.plan import Argument, Launch, LibraryCall, Plan, Step
+from irc.errors import Error
+
+# axes of the mesh -> the group of this rank along them
+GroupOf = Callable[[tuple[str, ...]], Group]
+
+
+class Products(Protocol):
+    """A library of matrix products."""
+
+    def prepare(self, calls: Sequence[LibraryCall]) -> None:
+        """Choose how to compute calls; nothing is captured meanwhile."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held; nothing runs any more."""
+        ...
+
+    def bind(self, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
+        """A function that enqueues a call whose arguments lie at these addresses."""
+        ...
+
+
+class Steps:
+    """Binds the steps of plans to addresses, on one stream.
+
+    `early`: let kernels start before the ones in front of them have ended, where they may.
+    `products` is asked for the library at the first call of it.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        stream: Stream,
+        kernels: Kernels,
+        group: GroupOf,
+        products: Callable[[], Products],
+        early: bool,
+    ) -> None:
+        self._driver, self._stream, self._kernels = driver, stream, kernels
+        self._group, self._products, self._early = group, products, early
+
+    def bound(self, plan: Plan, places: Mapping[str, int]) -> list[Enqueue]:
+        """A function per step of a plan whose buffers lie at `places`."""
+        found: list[Enqueue] = []
+        for i, step in enumerate(plan.steps):
+            try:
+                found.append(self._bound(plan, i, step, places))
+            except Error as error:
+                raise failure(step, error) from error
+        return found
+
+    def _bound(self, plan: Plan, i: int, step: Step, places: Mapping[str, int]) -> Enqueue:
+        values = [_value(argument, places) for argument in step.arguments]
+        if isinstance(step, LibraryCall):
+            return self._call(plan, step, [int(value) for value in values])
+        follows = i > 0 and isinstance(plan.steps[i - 1], Launch)
+        early = self._early and step.programmatic and follows
+        return self._kernels.bind(step, plan.kernels[step.kernel], values, early)
+
+    def _call(self, plan: Plan, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
+        if call.library == "cublaslt":
+            return self._products().bind(call, addresses)
+        if call.library == "nccl":
+            return self._collective(call, *addresses)
+        if call.library == "memory":
+            return self._memory(plan, call, addresses)
+        raise Error(f"the library {call.library} is not supported")
+
+    def _collective(self, call: LibraryCall, source: int, target: int) -> Enqueue:
+        words = call.settings
+        group = self._group(axes_of(call))
+        launch = group.bind(
+            call.function,
+            str(words["dtype"]),
+            int(str(words["elements"])),
+            str(words.get("op", "none")),
+            int(str(words.get("root", -1))),
+        )
+        return lambda stream: launch(source, target, stream)
+
+    def _memory(self, plan: Plan, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
+        size = call.settings.get("nbytes")
+        size = plan.buffers[call.arguments[-1].buffer].nbytes if size is None else int(str(size))
+        stream, zero = self._stream, self._driver.zero
+        if call.function == "copy":
+            source, target = addresses
+            return lambda handle: stream.copy(target, source, size)
+        (target,) = addresses
+        return lambda handle: zero(target, size, handle)
+
+
+def axes_of(call: LibraryCall) -> tuple[str, ...]:
+    """The mesh axes of a collective."""
+    return tuple(str(call.settings["axis"]).split("."))
+
+
+def failure(step: Step, error: Error) -> Error:
+    """An Error that names the kernel, its operations and the source line of a step."""
+    what = f"the kernel {step.kernel}" if isinstance(step, Launch) else f"{step.library}'s "
+    what += "" if isinstance(step, Launch) else step.function
+    operations = ", ".join(step.operations)
+    where = f"{step.source}: " if step.source else ""
+    return type(error)(f"{where}{what} ({operations}) failed: {error.message}")
+
+
+def _value(argument: Argument | int | float, places: Mapping[str, int]) -> int | float:
+    if isinstance(argument, Argument):
+        return places[argument.buffer] + argument.offset
+    return argument

@@ -1,0 +1,87 @@
+"""The weights of one rank in device memory; each rank reads its bytes only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from irc.backends.cuda.driver import Driver, Stream
+from irc.backends.cuda.execute.upload import PIECE, Range, Uploads, allocate_weights
+from irc.backends.cuda.plan.core import ALIGNMENT
+from irc.ir.core import Weight
+from irc.ir.dtypes import dtype as dtype_called
+from irc.weights.checkpoint import Reader
+
+
+class DeviceWeights:
+    """Weights by the buffers of plans: `addresses`. Equal bytes of a file are there once."""
+
+    def __init__(
+        self, driver: Driver, stream: Stream, reader: Reader, rank: int, piece: int = PIECE
+    ) -> None:
+        self._driver, self._stream, self._piece = driver, stream, piece
+        self._reader, self._rank = reader, rank
+        self._memory: list[int] = []
+        self._known: dict[Range | str, int] = {}  # addresses
+        self.addresses: dict[str, int] = {}
+        self.bytes = 0
+
+    def add(self, weights: Mapping[str, Weight]) -> None:
+        """Read and upload the weights that are not there yet."""
+        new = {name: weight for name, weight in weights.items() if name not in self.addresses}
+        sources = {name: self._source(name, weight) for name, weight in new.items()}
+        missing = {
+            source: self._size(new[name])
+            for name, source in sources.items()
+            if source not in self._known
+        }
+        total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in missing.values())
+        if total:
+            self._place(missing, total)
+            named = {source: new[name] for name, source in sources.items() if source in missing}
+            with Uploads(self._driver, self._stream, self._piece) as uploads:
+                files = [(key, self._known[key]) for key in missing if isinstance(key, Range)]
+                uploads.files(files)
+                computed = {key: named[key] for key in missing if isinstance(key, str)}
+                self._compute(uploads, computed)
+        self.addresses |= {name: self._known.get(source, 0) for name, source in sources.items()}
+
+    def _place(self, missing: Mapping[Range | str, int], total: int) -> None:
+        address = allocate_weights(self._driver, total)
+        self._memory.append(address)
+        self.bytes += total
+        for source, size in missing.items():
+            self._known[source] = address
+            address += -(-size // ALIGNMENT) * ALIGNMENT
+
+    def _compute(self, uploads: Uploads, weights: Mapping[str, Weight]) -> None:
+        """Upload what is no range of a file; threads compute the next blocks meanwhile."""
+        addresses = [self._known[key] for key in weights]
+        tensors = [(weight, [self._rank]) for weight in weights.values()]
+        for number, (block,) in self._reader.stream(tensors, as_bytes=True):
+            uploads.blocks(addresses[number], [block])
+            addresses[number] += block.nbytes
+
+    def _source(self, name: str, weight: Weight) -> Range | str:
+        """The bytes of a file that a weight is, or its name where it has to be computed."""
+        self._reader.check(weight)
+        extent = self._reader.extent(weight, self._rank)
+        if extent is None:
+            return name
+        return Range(Path(extent.path), extent.offset, extent.nbytes)
+
+    @staticmethod
+    def _size(weight: Weight) -> int:
+        count = 1
+        for size in weight.type.shape:
+            assert isinstance(size, int)
+            count *= size
+        return dtype_called(weight.type.dtype).nbytes(count)
+
+    def free(self) -> None:
+        """Free the memory."""
+        for address in self._memory:
+            self._driver.free(address)
+        self._memory.clear()
+        self._known.clear()
+        self.addresses.clear()
