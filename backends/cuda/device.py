@@ -19,6 +19,8 @@ from .group import Group
 from .runtime import call, use_device
 from .watch import wait
 
+FAILED = "the GPU failed"  # how messages begin about work that was enqueued before
+
 
 class CudaDriver:
     """See Driver for the methods. Makes the GPU `index` the current one of this thread."""
@@ -107,13 +109,16 @@ class CudaStream:
         (status,) = self._query(self.handle)
         if status in (self._success, self._not_ready):
             return status == self._success
-        raise Error(f"the GPU failed: {status.name}")
+        raise Error(f"{FAILED}: {status.name}")
 
     def wait(self, what: str = "the step") -> None:
         if self._groups:
             wait(self, self._groups, what)
         else:
-            call("cudaStreamSynchronize", self.handle)
+            try:
+                call("cudaStreamSynchronize", self.handle)
+            except Error as error:
+                raise Error(f"{FAILED}: {error.message}") from error
 
     def capture(self, work: Callable[[], None]) -> Any:
         call("cudaStreamBeginCapture", self.handle, self._mode)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from irc.backends.base import Arrays
+from irc.backends.cuda.device import FAILED
 from irc.backends.cuda.execute.compile import Compiler, default_folder
 from irc.backends.cuda.execute.gpu import RankGpu, check_distinct, check_ranks, open_driver
 from irc.backends.cuda.execute.launch import CudaKernels, Kernels
+from irc.backends.cuda.execute.memory import DeviceArray
 from irc.backends.cuda.execute.program import GpuProgram
 from irc.backends.cuda.execute.rank import CudaRank, RankFacts
 from irc.backends.cuda.execute.steps import Products
 from irc.backends.cuda.facts import TEXT
 from irc.backends.cuda.group import TIMEOUT
 from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.inputs import Sizes
 from irc.backends.ranks.sharded_ports import ShardedPorts
 from irc.errors import Error, did_you_mean
 from irc.ir.core import Module
@@ -50,6 +54,18 @@ class CudaProgram(GpuProgram):
     """A program of plans, of which this process runs one rank."""
 
     rank: CudaRank
+
+    def gather(
+        self, names: Iterable[str], found: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes
+    ) -> Arrays:
+        """As of GpuProgram; an Error of the GPU says how to find its kernel."""
+        try:
+            return super().gather(names, found, sizes, full)
+        except Error as error:
+            if FAILED not in error.message:
+                raise
+            hint = f"run it again with {STEPWISE}=1, which names the kernel and its line"
+            raise type(error)(f"{error.message}; {hint}") from error
 
 
 def load(folder: Path, facts: Mapping[str, Any], **options: Any) -> CudaProgram:

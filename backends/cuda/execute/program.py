@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from irc.backends.cuda.execute.memory import DeviceArray, as_array, host_like
 from irc.backends.cuda.execute.stream import Rank, RankStream, trim
 from irc.backends.ranks.inputs import Sizes, sized
 from irc.backends.ranks.sharded_ports import ShardedPorts
+from irc.errors import Error
 
 
 class GpuProgram:
@@ -40,9 +42,13 @@ class GpuProgram:
         stream = RankStream(self.rank, sizes, states)
         try:
             found, full = stream.step(shards, sizes)
-            return self.gather(self.sharding.results, found, sizes, full)
-        finally:
-            stream.close()
+            results = self.gather(self.sharding.results, found, sizes, full)
+        except BaseException:
+            with suppress(Error):  # of a GPU that has failed already
+                stream.close()
+            raise
+        stream.close()
+        return results
 
     def open(self, sizes: Mapping[str, int]) -> GpuStream:
         """A stream whose states are zeros; `sizes` has the symbols in their shapes."""

@@ -1,0 +1,118 @@
+"""GPUs on the host: memory and streams of fake_gpu.py, kernels that g++ compiles.
+
+Ranks are threads, and one kernel runs at a time: kernels share the variables of a block.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from irc.backends.cuda.execute.launch import Enqueue
+from irc.backends.cuda.execute.load import CudaGpu, CudaProgram, program_of
+from irc.backends.cuda.facts import facts_of
+from irc.backends.cuda.plan import Kernel, Launch
+from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.threads import ThreadWorld
+from irc.ir.core import Module
+from tests.cuda.emulate import Memory, prepare, run_kernel
+from tests.tensorrt.fake_gpu import SOON, STREAMS, FakeDriver
+from tests.tensorrt.fake_nccl import FakeNccl
+
+T = TypeVar("T")
+_ONE_KERNEL = threading.Lock()
+
+
+class Pointer(Memory):
+    """The memory of a fake GPU from an address on; empty arrays lie nowhere."""
+
+    def __init__(self, driver: FakeDriver, address: int) -> None:
+        self._place = driver.memory.view(address, 1).ctypes.data
+
+    @property
+    def address(self) -> int:
+        return self._place
+
+    def check(self, what: str) -> None:
+        """Writes beyond allocated memory are not seen here."""
+
+
+class EmulatedKernels:
+    """See Kernels. `launches` has what was enqueued, with whether it may start early."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self._driver, self._loaded = driver, set[str]()
+        self.launches: list[tuple[Launch, bool]] = []
+
+    def load(self, kernels: Iterable[Kernel]) -> None:
+        wanted = list(kernels)
+        with _ONE_KERNEL:
+            prepare(wanted)
+        self._loaded |= {kernel.source for kernel in wanted}
+
+    def bind(
+        self, launch: Launch, kernel: Kernel, values: Sequence[int | float], early: bool
+    ) -> Enqueue:
+        assert kernel.source in self._loaded, "a kernel that is not loaded"
+
+        def run() -> None:
+            arguments = [
+                value if isinstance(given, int | float) else Pointer(self._driver, int(value))
+                for given, value in zip(launch.arguments, values, strict=True)
+            ]
+            with _ONE_KERNEL:
+                run_kernel(kernel, launch.grid, arguments, launch.shared)
+
+        def enqueue(stream: int) -> None:
+            self.launches.append((launch, early))
+            STREAMS[stream].enqueue(run, "kernel", kernel.name)
+
+        return enqueue
+
+
+class FakeCuda(CudaGpu):
+    """The GPU of a rank, whose parts tests change."""
+
+    driver: FakeDriver
+
+    def __init__(self, nccl: FakeNccl, rank: int) -> None:
+        super().__init__(FakeDriver(rank), SOON, nccl)
+        self.kernels = self.emulated = EmulatedKernels(self.driver)
+        self.calls = self.driver.calls
+
+
+class World:
+    """A module loaded on all its ranks, each in a thread. `prepare` changes a rank's GPU."""
+
+    def __init__(
+        self,
+        module: Module,
+        base: Path,
+        prepare: Callable[[FakeCuda], None] = lambda gpu: None,
+        **options: Any,
+    ) -> None:
+        facts: Mapping[str, Any] = facts_of(module, base, base)
+        self.ranks, nccl = module.mesh.ranks, FakeNccl()
+        self.world = ThreadWorld(self.ranks, timeout=SOON)
+        self.gpus: dict[int, FakeCuda] = {}
+
+        def one(communicator: Communicator) -> CudaProgram:
+            def make(rank: int) -> FakeCuda:
+                gpu = self.gpus[rank] = FakeCuda(nccl, rank)
+                prepare(gpu)
+                return gpu
+
+            host = communicator if self.ranks > 1 else None
+            return program_of(module, facts, base, communicator=host, gpu=make, **options)
+
+        self.programs = self.world.run(one)
+
+    def of_all(self, work: Callable[[CudaProgram], T]) -> list[T]:
+        """The result of `work` with the program of every rank."""
+        return self.world.run(lambda communicator: work(self.programs[communicator.rank]))
+
+    def close(self) -> None:
+        """Release everything."""
+        self.of_all(lambda program: program.close())
