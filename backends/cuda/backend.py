@@ -60,8 +60,10 @@ class CudaBackend(Backend):
         return []
 
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:
-        """The program on the GPUs of this machine."""
-        raise Error("programs of the backend cuda cannot be run yet; `irc show --plan` shows them")
+        """The program on the GPU of this rank; `execute/load.py` documents the options."""
+        from irc.backends.cuda.execute.load import load
+
+        return load(folder, manifest, **options)
 
     def _check(self, module: Module) -> None:
         check_supported(self, module)

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
 THREADS, MPI = "threads", "mpi"
-_ON_GPUS = ("tensorrt", "tensorrt-rtx")  # backends of which every rank needs a process
+_ENGINES = ("tensorrt", "tensorrt-rtx")
+_ON_GPUS = (*_ENGINES, "cuda")  # backends of which every rank needs a process
 _ON_CPU = ("onnx",)
 _REFERENCE = "reference"
 _FLAGS = {  # those of `add_runtime`, and the backends that they are for
     "--threads": _ON_CPU,
     "--low-memory": _ON_CPU,
-    "--no-self-test": _ON_GPUS,
-    "--plugin": _ON_GPUS,
+    "--no-self-test": _ENGINES,
+    "--plugin": _ENGINES,
 }
 
 
