@@ -11,6 +11,7 @@ import numpy as np
 
 from irc.backends.cuda.plan import Argument, Buffer, Launch, LibraryCall, Plan
 from irc.backends.cuda.plan.build import Planner
+from irc.backends.cuda.plan.product import Product
 from irc.backends.cuda.plan.verify import verify_plan
 from irc.backends.reference.inputs import Input, bind_sizes
 from irc.backends.reference.weights import Weights
@@ -20,6 +21,7 @@ from irc.ir.dtypes import dtype, numpy_dtype, packed, unpacked
 from irc.ir.layouts import join_arrays, split_array
 from irc.ops.collective import REDUCTIONS
 from tests.cuda.emulate import Memory, prepare, run_kernel
+from tests.cuda.library_calls import product_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -99,6 +101,8 @@ def run_steps(ranks: Sequence[HostRank], module: Module) -> None:
         for rank, step in zip(ranks, steps, strict=True):
             if isinstance(step, Launch):
                 rank.launch(step)
+            elif step.library == "cublaslt":
+                _product(rank, step)
             else:
                 _memory_call(rank, step)
 
@@ -111,6 +115,14 @@ def _memory_call(rank: HostRank, step: LibraryCall) -> None:
         target[:count] = 0
     else:
         target[:count] = rank.at(step.arguments[0]).bytes[:count]
+
+
+def _product(rank: HostRank, step: LibraryCall) -> None:
+    *read, y = step.arguments
+    buffers = rank.plan.buffers
+    arrays = [elements(rank.at(a).bytes, buffers[a.buffer]) for a in read]
+    found = product_of(Product.of(step.settings), arrays)
+    rank.at(y).bytes[: found.nbytes] = found.reshape(-1).view(np.uint8)
 
 
 def _collective(ranks: Sequence[HostRank], steps: Sequence[LibraryCall], module: Module) -> None:
@@ -147,10 +159,10 @@ def _combined(function: str, parts: Sequence[Array], op: str, root: Any) -> Sequ
 class HostProgram:
     """Plans of a module's main function, one per rank, on the host."""
 
-    def __init__(self, module: Module, base: Path | str | None = None) -> None:
+    def __init__(self, module: Module, base: Path | str | None = None, fused: bool = False) -> None:
         self.module, self.weights = module, Weights(module, base)
         count = module.mesh.ranks if module.local else 1
-        self.planners = [Planner(module, rank=rank, fused=False) for rank in range(count)]
+        self.planners = [Planner(module, rank=rank, fused=fused) for rank in range(count)]
 
     def run(self, inputs: Mapping[str, Any], **sizes: int) -> dict[str, Array]:
         """All results by name, with global shapes, as `evaluate` gives them."""

@@ -11,12 +11,14 @@ import pytest
 import irc
 from irc import ops
 from irc.backends.cuda.codegen.library_products import library_product
+from irc.backends.cuda.plan.core import LibraryCall
 from irc.backends.cuda.plan.product import Product
 from irc.backends.cuda.plan.template import CallTemplate, Fused
 from irc.ir.core import Module, Op, Value, Weight
 from irc.ir.dtypes import numpy_dtype
 from irc.text import parse_module
 from tests.cuda.library_calls import product_of
+from tests.cuda.run_plan import HostProgram
 from tests.fresh import fresh
 
 SIZES = {"B": 3, "S": 7}
@@ -180,7 +182,7 @@ def test_codes_are_multiplied_with_their_scales(
 ) -> None:
     module, op = codes(x=x, blocks=blocks, scale=scale)
     template = template_of(op)
-    assert template.settings(SIZES)["scales"] == scales
+    assert template.settings(SIZES).get("scales", "") == scales
     assert [value.type.dtype for value in template.reads] == ["f8e4m3", "f8e4m3", "f32", "f32"]
     rng = fresh()
     values = {value: drawn(value, rng) for value in module.main.args}
@@ -251,3 +253,41 @@ def test_the_later_of_two_products_takes_in_their_sum() -> None:
         assert len(template_of(first).operations) == 1
         assert len(template_of(second).operations) == 2
         assert template_of(second).reads[-1] is first.result
+
+
+WHOLE = """module @m {
+  weight @w : bf16[40, 24] = random("w", 1, 0.3)
+  weight @v : f8e4m3[64, 48] = random("v", 1, 1.0)
+  weight @vs : bf16[64, 1] = random("vs", 1, 0.3)
+  func @f(%x: bf16[B, 24], %r: bf16[B, 40], %z: bf16[B, 48]) -> (bf16[B, 40], bf16[B, 64]) {
+    %n = silu %x : bf16[B, 24]
+    %p = linear %n, @w : bf16[B, 40]
+    %q = add %p, %r : bf16[B, 40]
+    %s = relu %q : bf16[B, 40]
+    %t = mul %s, %r : bf16[B, 40]
+    %zs = dynamic_scale %z : f32[B, 1]
+    %zc = quantize %z, %zs {dtype = "f8e4m3"} : f8e4m3[B, 48]
+    %zq = dequantize %zc, %zs {dtype = "bf16"} : bf16[B, 48]
+    %vq = dequantize @v, @vs : bf16[64, 48]
+    %y = linear %zq, %vq : bf16[B, 64]
+    return %t, %y
+  }
+}"""
+
+
+@pytest.mark.parametrize("rows", [0, 1, 37])
+def test_a_plan_with_calls(rows: int) -> None:
+    module = parse_module(WHOLE)
+    rng = fresh()
+    inputs = {
+        str(arg.name): rng.uniform(-1, 1, (rows, arg.type.shape[1])).astype(numpy_dtype("bf16"))
+        for arg in module.main.args
+    }
+    program = HostProgram(module, fused=True)
+    steps = program.planners[0].plan({"B": 37}).steps
+    assert sum(isinstance(step, LibraryCall) for step in steps) == 2
+    found, expected = program.run(inputs), irc.evaluate(module, inputs)
+    for name, array in expected.items():
+        np.testing.assert_allclose(
+            found[name].astype(np.float32), array.astype(np.float32), rtol=0.05, atol=0.2
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from math import prod
 from typing import Any
 
@@ -58,13 +58,13 @@ class Product:
     @staticmethod
     def of(settings: Settings) -> Product:
         """The product with the settings of a library call."""
-        values: dict[str, Any] = {f.name: settings[f.name] for f in fields(Product)}
-        values |= {name: bool(values[name]) for name in _FLAGS}
-        return Product(**values)
+        values: dict[str, Any] = dict(settings)
+        return Product(**{name: _TYPES[name](x) for name, x in values.items()})
 
     def settings(self) -> Settings:
-        """The settings of the library call: numbers and words."""
-        return asdict(self) | {name: int(getattr(self, name)) for name in _FLAGS}
+        """The settings of the library call, numbers and words: what is not the default."""
+        values = ((f.name, getattr(self, f.name), f.default) for f in fields(self))
+        return {n: int(x) if isinstance(x, bool) else x for n, x, usual in values if x != usual}
 
     def operands(self) -> tuple[Operand, ...]:
         """The arguments of the call in order: what it reads, then y."""
@@ -107,4 +107,7 @@ class Product:
         )
 
 
-_FLAGS = tuple(f.name for f in fields(Product) if f.type == "bool")
+_TYPES = {
+    f.name: {"bool": bool, "int": int, "float": float, "str": str}[str(f.type)]
+    for f in fields(Product)
+}
