@@ -44,7 +44,11 @@ def moe_slots(op: MoeSlots, stored: Collection[Value]) -> list[Template]:
 
 @contextmanager
 def _row(
-    op: MoeDispatch | MoeCombine, body: Body, pair: tuple[str, str], experts: int, places: DimLike
+    op: MoeDispatch | MoeCombine,
+    body: Body,
+    pair: tuple[str, str],
+    experts: DimLike,
+    places: DimLike,
 ) -> Generator[str]:
     """Statements where a pair has a place in the buffer; the number of its row there."""
     _, _, part = op.pairs()
@@ -55,7 +59,7 @@ def _row(
     slot = body.element(op.slots, pair)
     capacity = exact_divide(places, op.parts)
     assert capacity is not None
-    inside = f"{expert} >= 0 && {expert} < {experts} && {slot} >= 0"
+    inside = f"{expert} >= 0 && {expert} < {body.size(experts)} && {slot} >= 0"
     with body.block(f"if ({inside} && {slot} < {body.size(capacity)})"):
         first = f"{pair[0]} / {body.size(part)} * {body.size(capacity)}"
         yield body.variable(
