@@ -1,4 +1,6 @@
-"""Runs kernels on the host: compiled by g++, every block with one thread, one after the other.
+"""Runs kernels on the host: compiled by g++, one block after the other.
+
+A block has one thread, which is fast to run, or all those of its launch, which take turns.
 
 Arrays of values are numpy arrays; memory is what a GPU would hold (elements of four bits in pairs),
 between canaries, so that a write beyond it is seen.
@@ -29,20 +31,20 @@ HOST = Path(__file__).with_name("host.h").read_text(encoding="utf-8")
 COMPILER = shutil.which("g++")
 CANARY = 64  # bytes on both sides of every memory
 FILL = 0xA5  # of canaries, and of memory that nothing has written
-Key: TypeAlias = tuple[str, str, tuple[tuple[str, str], ...]]
+Key: TypeAlias = tuple[str, str, tuple[tuple[str, str], ...], bool]
 _FUNCTIONS: dict[Key, Any] = {}
 _FOLDER = tempfile.TemporaryDirectory(prefix="irc-emulated-")
 
 
-def _key(kernel: Kernel) -> Key:
-    return kernel.name, kernel.source, tuple(sorted(kernel.macros.items()))
+def _key(kernel: Kernel, threaded: bool) -> Key:
+    return kernel.name, kernel.source, tuple(sorted(kernel.macros.items())), threaded
 
 
-def prepare(kernels: Iterable[Kernel]) -> None:
+def prepare(kernels: Iterable[Kernel], threaded: bool = False) -> None:
     """Compile kernels, all at once, unless they are compiled; skip the test without a compiler."""
     if COMPILER is None:
         pytest.skip("no g++ on this machine")
-    new = {key: k for k in kernels if (key := _key(k)) not in _FUNCTIONS}
+    new = {key: k for k in kernels if (key := _key(k, threaded)) not in _FUNCTIONS}
     if not new:
         return
     first = len(_FUNCTIONS)
@@ -53,6 +55,7 @@ def prepare(kernels: Iterable[Kernel]) -> None:
     library = source.with_suffix(".so")
     source.write_text("\n".join(parts), encoding="utf-8")
     flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w"]
+    flags += ["-DTHREADED"] if threaded else []
     made = subprocess.run(
         [COMPILER, *flags, str(source), "-o", str(library)], capture_output=True, text=True
     )
@@ -71,8 +74,8 @@ def _renamed(kernel: Kernel, name: str) -> str:
             *defined,
             f"#define {kernel.name} kernel_{name}",
             f"namespace scope_{name} {{\n{kernel.source}\n}}",
-            f'extern "C" void {name}(const unsigned* g, void** a, unsigned char* s) {{',
-            f"  run_grid(scope_{name}::kernel_{name}, g, a, s); }}",
+            f'extern "C" void {name}(const unsigned* g, unsigned t, void** a, unsigned char* s) {{',
+            f"  run_grid(scope_{name}::kernel_{name}, g, t, a, s); }}",
             f"#undef {kernel.name}",
             *ended,
         ]
@@ -127,9 +130,11 @@ def run_kernel(
     grid: tuple[int, int, int],
     arguments: Sequence[Memory | int | float],
     shared: int = 0,
+    threads: int = 1,
 ) -> None:
     """One launch. Integers are `int`, floats `float`."""
-    prepare([kernel])
+    threaded = threads > 1
+    prepare([kernel], threaded)
     held: list[Any] = []
     for argument in arguments:
         if isinstance(argument, Memory):
@@ -140,7 +145,8 @@ def run_kernel(
             )
     pointers = (ctypes.c_void_p * len(held))(*[ctypes.addressof(each) for each in held])
     scratch = Memory(shared)
-    _FUNCTIONS[_key(kernel)]((ctypes.c_uint * 3)(*grid), pointers, ctypes.c_void_p(scratch.address))
+    run = _FUNCTIONS[_key(kernel, threaded)]
+    run((ctypes.c_uint * 3)(*grid), threads, pointers, ctypes.c_void_p(scratch.address))
     scratch.check(f"{kernel.name}: dynamic shared memory")
     for i, argument in enumerate(arguments):
         if isinstance(argument, Memory):
@@ -151,13 +157,14 @@ def run_templates(
     templates: Sequence[Template],
     arrays: Mapping[Value, Array],
     sizes: Mapping[str, int] | None = None,
+    threaded: bool = False,
 ) -> dict[Value, Array]:
     """The values that launches write, from those in `arrays`; all in the memory of a GPU between.
 
     A value that a launch reads is in `arrays`, or a launch in front of it has written it.
     """
     sizes = sizes or {}
-    prepare(each.kernel for each in templates)
+    prepare((each.kernel for each in templates), threaded)
     memory = {value: memory_of(array) for value, array in arrays.items()}
     written: list[Value] = []
     for each in templates:
@@ -171,7 +178,8 @@ def run_templates(
         values = [memory[value] for value in (*each.reads, *each.writes)]
         numbers = [sizes[name] for name in each.symbols]
         arguments = [*values, *scratch, *numbers]
-        run_kernel(each.kernel, each.grid(sizes), arguments, each.shared(sizes))
+        threads = each.block if threaded else 1
+        run_kernel(each.kernel, each.grid(sizes), arguments, each.shared(sizes), threads)
         for held in scratch[len(each.scratch) :]:
             assert not held.bytes.any(), f"{each.kernel.name}: its zeros are not left zero"
         written += each.writes

@@ -1,12 +1,19 @@
-// What the prelude and the kernels use of CUDA, for a host compiler. A block is one thread, and the
-// blocks of a grid run one after the other.
+// What the prelude and the kernels use of CUDA, for a host compiler. The blocks of a grid run one
+// after the other. A block is one thread; where THREADED is defined it has those of the launch, which
+// take turns whenever they wait for each other.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <ucontext.h>
 #include <utility>
+#include <vector>
 
 #define EMULATED
+#ifndef THREADED
+#define ONE_THREAD
+#endif
 #define __device__
 #define __host__
 #define __global__
@@ -44,8 +51,46 @@ inline double __dadd_rn(double x, double y) { return x + y; }
 inline double __dmul_rn(double x, double y) { return x * y; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
-inline void __syncthreads() {}
-inline void __syncwarp(unsigned mask = 0) {}
+
+// A thread of a block: where it stands, and how often it has waited for its block and its warp.
+struct Fiber {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    unsigned blocks, warps;
+    bool ended;
+    unsigned long long given;  // what it gives to other threads of its warp
+};
+static std::vector<Fiber> fibers;
+static ucontext_t host_context;
+
+// Lets others run until all threads from `first` on have waited as often as this one.
+inline void wait_for(unsigned Fiber::*times, unsigned first, unsigned count) {
+    unsigned me = threadIdx.x, mine = ++(fibers[me].*times);
+    for (unsigned other = first; other < first + count && other < fibers.size();)
+        if (fibers[other].ended || fibers[other].*times >= mine)
+            ++other;
+        else
+            swapcontext(&fibers[me].context, &host_context);
+}
+inline void __syncthreads() { if (blockDim.x > 1) wait_for(&Fiber::blocks, 0, blockDim.x); }
+inline void __syncwarp(unsigned mask = 0) {
+    if (blockDim.x > 1) wait_for(&Fiber::warps, threadIdx.x / 32 * 32, 32);
+}
+template <typename T> T from_lane(T x, unsigned lane) {
+    unsigned first = threadIdx.x / 32 * 32;
+    std::memcpy(&fibers[threadIdx.x].given, &x, sizeof x);
+    __syncwarp();
+    if (lane < 32) std::memcpy(&x, &fibers[first + lane].given, sizeof x);
+    __syncwarp();
+    return x;
+}
+template <typename T> T __shfl_down_sync(unsigned, T x, unsigned step) {
+    return from_lane(x, threadIdx.x % 32 + step);
+}
+template <typename T> T __shfl_xor_sync(unsigned, T x, unsigned step) {
+    return from_lane(x, threadIdx.x % 32 ^ step);
+}
+template <typename T> T __shfl_sync(unsigned, T x, unsigned lane) { return from_lane(x, lane); }
 inline void __threadfence() {}
 template <typename T> T __ldg(const T* p) { return *p; }
 
@@ -56,19 +101,59 @@ template <typename T> T atomicExch(T* p, T x) { T old = *p; *p = x; return old; 
 template <typename T> T atomicCAS(T* p, T is, T x) { T old = *p; if (old == is) *p = x; return old; }
 
 // Runs all blocks of a kernel; `arguments` point to its arguments, as for cuLaunchKernel.
-template <typename... A, std::size_t... I>
-void run_grid(void (*kernel)(A...), const unsigned* grid, void** arguments, unsigned char* shared,
-              std::index_sequence<I...>) {
+template <typename... A> struct Call {
+    static void (*kernel)(A...);
+    static void** arguments;
+    template <std::size_t... I> static void once(std::index_sequence<I...>) {
+        kernel(*(A*)arguments[I]...);
+    }
+    static void once() { once(std::index_sequence_for<A...>()); }
+    static void as_fiber() {
+        once();
+        fibers[threadIdx.x].ended = true;
+        setcontext(&host_context);
+    }
+    static void block(unsigned threads) {
+        const unsigned room = 1 << 17;
+        fibers.resize(threads);
+        for (Fiber& each : fibers) {
+            getcontext(&each.context);
+            if (!each.stack) each.stack.reset(new char[room]);
+            each.blocks = each.warps = each.ended = 0;
+            each.context.uc_stack.ss_sp = each.stack.get();
+            each.context.uc_stack.ss_size = room;
+            makecontext(&each.context, as_fiber, 0);
+        }
+        for (bool running = true; running;) {
+            running = false;
+            for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x)
+                if (!fibers[threadIdx.x].ended) {
+                    running = true;
+                    swapcontext(&host_context, &fibers[threadIdx.x].context);
+                }
+        }
+        threadIdx.x = 0;
+    }
+};
+template <typename... A> void (*Call<A...>::kernel)(A...);
+template <typename... A> void** Call<A...>::arguments;
+
+template <typename... A>
+void run_grid(void (*kernel)(A...), const unsigned* grid, unsigned threads, void** arguments,
+              unsigned char* shared) {
+    typedef Call<A...> call;
+    call::kernel = kernel;
+    call::arguments = arguments;
     dynamic_shared = shared;
     gridDim = {grid[0], grid[1], grid[2]};
+    blockDim = {threads, 1, 1};
     for (unsigned z = 0; z < grid[2]; ++z)
         for (unsigned y = 0; y < grid[1]; ++y)
             for (unsigned x = 0; x < grid[0]; ++x) {
                 blockIdx = {x, y, z};
-                kernel(*(A*)arguments[I]...);
+                if (threads == 1)
+                    call::once();
+                else
+                    call::block(threads);
             }
-}
-template <typename... A>
-void run_grid(void (*kernel)(A...), const unsigned* grid, void** arguments, unsigned char* shared) {
-    run_grid(kernel, grid, arguments, shared, std::index_sequence_for<A...>());
 }

@@ -37,21 +37,21 @@ class Case:
         made = KERNELS[type(op)](op, [*op.operands, *op.results])
         self.launches = [each for each in made if isinstance(each, Template)]
 
-    def check(self, **sizes: int) -> None:
+    def check(self, threaded: bool = False, **sizes: int) -> None:
         """Compare what the launches write with the reference, on random inputs of some sizes."""
         example = replace(self.example, sizes=self.example.sizes | sizes)
         inputs = inputs_of(example, self.dtype, RNG)
         args = self.module.functions["forward"].args
         arrays = {arg: inputs[str(arg.name)] for arg in args}
-        got = run_templates(self.launches, arrays, example.sizes)
+        got = run_templates(self.launches, arrays, example.sizes, threaded)
         wanted = evaluate(self.module, inputs).values()
         for value, want in zip(operation(self.module).results, wanted, strict=True):
             assert_near(got[value], want, f"{example} {self.dtype} {example.sizes}")
 
 
-def compiled(cases: list[Case]) -> list[Case]:
+def compiled(cases: list[Case], threaded: bool = False) -> list[Case]:
     """The cases, all of whose kernels are compiled at once."""
-    prepare(launch.kernel for case in cases for launch in case.launches)
+    prepare([launch.kernel for case in cases for launch in case.launches], threaded)
     return cases
 
 
@@ -114,6 +114,7 @@ LONG = [
     Example("topk", (Arg((SIZE, 2), "T", 0, 40),), {"k": SIZE, "dim": 0}),
     Example("cumsum", (Arg((3, SIZE)),), {"exclusive": True}),
     Example("cumsum", (Arg((SIZE, 3)),), {"dim": 0}),
+    Example("moe_slots", (Arg((SIZE, 2), "i32", -1, 7),), {"experts": 6, "capacity": 40}),
     Example("dynamic_scale", (Arg((SIZE, 96)),), {"dtype": "i8", "block": 32}),
 ]
 
@@ -123,7 +124,7 @@ def test_rows_of_any_length(example: Example) -> None:
     """With a symbol as length, and with a number, which keeps short rows in shared memory."""
     any_length = Case(example)
     fixed = [Case(replace(example, sizes={"N": length}).bound()) for length in LENGTHS]
-    compiled([any_length, *fixed])
+    compiled([any_length, *fixed], threaded=True)
     for length, case in zip(LENGTHS, fixed, strict=True):
-        case.check()
-        any_length.check(N=length)
+        case.check(threaded=True)
+        any_length.check(threaded=True, N=length)

@@ -3,7 +3,7 @@
 // value(j, c) are elements; score(row, j, product) is the score, -infinity where j is not visible.
 
 const int THREADS = 256, ACROSS = 16, KEYS = 32, CHUNK = 32;
-#ifdef EMULATED
+#ifdef ONE_THREAD
 const int SLOTS = THREADS;  // one thread does the work of all, one after the other
 #else
 const int SLOTS = 1;

@@ -303,7 +303,6 @@ template <typename T> INLINE T gelu_tanh(T x) {
 // every run. Every thread of the block has to call it.
 
 template <typename T, typename Combine> INLINE T block_reduce(T value, Combine combine) {
-#ifndef EMULATED
     if (blockDim.x == 1) return value;
     const int words = (sizeof(T) + 3) / 4;
     union Words { u32 word[words]; T value; INLINE Words() {} };
@@ -322,7 +321,6 @@ template <typename T, typename Combine> INLINE T block_reduce(T value, Combine c
     __syncthreads();
     value = parts[0].value;
     for (int warp = 1; warp < blockDim.x / 32; ++warp) value = combine(value, parts[warp].value);
-#endif
     return value;
 }
 struct Add { template <typename T> INLINE T operator()(T x, T y) const { return add(x, y); } };

@@ -2,7 +2,7 @@
 // x, y and out are functions of indices, so operands that are computed need no memory.
 
 const int TILE = 64, DEPTH = 32, EACH = 4, THREADS = 256;
-#ifdef EMULATED
+#ifdef ONE_THREAD
 const int SLOTS = THREADS;  // one thread does the work of all, one after the other
 #else
 const int SLOTS = 1;
