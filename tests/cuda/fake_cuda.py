@@ -12,12 +12,16 @@ from typing import Any, TypeVar
 
 from irc.backends.cuda.execute.launch import Enqueue
 from irc.backends.cuda.execute.load import CudaGpu, CudaProgram, program_of
+from irc.backends.cuda.execute.rank import CudaRank
+from irc.backends.cuda.execute.steps import Products
 from irc.backends.cuda.facts import facts_of
-from irc.backends.cuda.plan import Kernel, Launch
+from irc.backends.cuda.plan import Kernel, Launch, LibraryCall
+from irc.backends.cuda.plan.product import Product
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.ranks.threads import ThreadWorld
 from irc.ir.core import Module
 from tests.cuda.emulate import Memory, prepare, run_kernel
+from tests.cuda.library_calls import product_of
 from tests.tensorrt.fake_gpu import SOON, STREAMS, FakeDriver
 from tests.tensorrt.fake_nccl import FakeNccl
 
@@ -72,6 +76,36 @@ class EmulatedKernels:
         return enqueue
 
 
+class EmulatedProducts:
+    """See Products: cuBLASLt in numpy. `prepared` has the calls that were prepared."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self._memory, self.prepared = driver.memory, list[LibraryCall]()
+
+    def prepare(self, calls: Sequence[LibraryCall]) -> None:
+        self.prepared += calls
+
+    def bind(self, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
+        assert call in self.prepared
+        product = Product.of(call.settings)
+        operands = product.operands()
+
+        def run() -> None:
+            if product.is_empty:
+                return
+            arrays = [
+                self._memory.array(address, each.shape, each.dtype)
+                for address, each in zip(addresses, operands, strict=True)
+            ]
+            names = [each.name for each in operands]
+            arrays[names.index("y")][...] = product_of(product, arrays)
+
+        return lambda stream: STREAMS[stream].enqueue(run, "product")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 class FakeCuda(CudaGpu):
     """The GPU of a rank, whose parts tests change."""
 
@@ -81,6 +115,9 @@ class FakeCuda(CudaGpu):
         super().__init__(FakeDriver(rank), SOON, nccl)
         self.kernels = self.emulated = EmulatedKernels(self.driver)
         self.calls = self.driver.calls
+
+    def products(self, rank: CudaRank, host: Communicator | None) -> Products:
+        return EmulatedProducts(self.driver)
 
 
 class World:

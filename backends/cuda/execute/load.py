@@ -50,10 +50,8 @@ def open_gpu(local_rank: int, timeout: float) -> CudaGpu:
     return gpu
 
 
-class CudaProgram(GpuProgram):
+class CudaProgram(GpuProgram[CudaRank]):
     """A program of plans, of which this process runs one rank."""
-
-    rank: CudaRank
 
     def gather(
         self, names: Iterable[str], found: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes

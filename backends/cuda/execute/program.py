@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -16,14 +17,16 @@ from irc.backends.ranks.inputs import Sizes, sized
 from irc.backends.ranks.sharded_ports import ShardedPorts
 from irc.errors import Error
 
+R = TypeVar("R", bound=Rank)
 
-class GpuProgram:
+
+class GpuProgram(Generic[R]):
     """See Program. All ranks call the same methods with the same inputs, and get the same results.
 
     `rank` is what this process runs.
     """
 
-    rank: Rank
+    rank: R
 
     def __init__(self, sharding: ShardedPorts) -> None:
         self.sharding = sharding
@@ -109,7 +112,7 @@ class GpuProgram:
 class GpuStream:
     """The states of one conversation, of which this process has those of its rank."""
 
-    def __init__(self, program: GpuProgram, stream: RankStream) -> None:
+    def __init__(self, program: GpuProgram[Any], stream: RankStream) -> None:
         self._program, self._stream = program, stream
         self._names = [port.name for port in program.ports.outputs]
         self._finalizer = weakref.finalize(self, stream.close)

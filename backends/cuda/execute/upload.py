@@ -103,7 +103,7 @@ class Files:
 
     def read(self, wanted: Range, target: Array) -> None:
         """Read bytes into an array of this size; several threads may do so."""
-        view, done = memoryview(target), 0
+        view, done = target.data, 0
         file = self._opened(wanted.path)
         while done < wanted.size:
             at = wanted.offset + done

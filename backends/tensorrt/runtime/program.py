@@ -16,13 +16,11 @@ from irc.backends.tensorrt.runtime.plan import RankPlan
 from irc.backends.tensorrt.runtime.rank import EngineRank
 
 
-class EngineProgram(GpuProgram):
+class EngineProgram(GpuProgram[EngineRank]):
     """`folder` and `facts` are what the backend's `emit` wrote and returned.
 
     `host` communicates with the other ranks, None for one rank.
     """
-
-    rank: EngineRank
 
     def __init__(
         self,

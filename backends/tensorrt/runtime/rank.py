@@ -12,12 +12,13 @@ from irc.backends.cuda.execute.memory import DeviceArray, Memory
 from irc.backends.cuda.execute.stream import symbols_of
 from irc.backends.cuda.group import Group
 from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.inputs import Sizes
 from irc.backends.tensorrt.runtime.engine import Engine
 from irc.backends.tensorrt.runtime.execution import Execution, Warn
 from irc.backends.tensorrt.runtime.gpu import EngineGpu
 from irc.backends.tensorrt.runtime.groups import Groups
 from irc.backends.tensorrt.runtime.plan import Binding, RankPlan, read_bindings
-from irc.backends.tensorrt.runtime.profiles import Sizes, chosen, padded_sizes
+from irc.backends.tensorrt.runtime.profiles import chosen, padded_sizes
 from irc.backends.tensorrt.runtime.weights import Weights
 from irc.errors import Error
 
@@ -82,7 +83,7 @@ class EngineRank:
             kept = {name for port in stage.ports.states for name in symbols_of(port)}
             plain = {name for port in stage.ports.inputs for name in symbols_of(port)}
             may_grow = plain - kept if stage.writes else set[str]()
-            sizes = padded_sizes(stage.profiles, stage.inputs, sizes, may_grow)
+            sizes = dict(padded_sizes(stage.profiles, stage.inputs, sizes, may_grow))
         return sizes
 
     def execution(self, sizes: Sizes) -> StageRun:
