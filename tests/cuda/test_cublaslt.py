@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from irc.backends.cuda.execute.algorithms import Algorithms
-from irc.backends.cuda.execute.cublaslt import CublasLt, key_of
+from irc.backends.cuda.execute.cublaslt import CublasLt, key_of, typical
 from irc.backends.cuda.execute.fastest import Fastest
 from irc.backends.cuda.plan.core import LibraryCall
 from irc.backends.cuda.plan.product import Product
@@ -124,7 +124,7 @@ def test_the_chosen_algorithm_is_kept(tmp_path: Path) -> None:
 
     other = replace(PLAIN, bias=True)
     lt.prepare([call_of(PLAIN), call_of(PLAIN), call_of(other)], choose)
-    assert seen == [PLAIN, other]
+    assert seen == [typical(PLAIN), typical(other)]
     again = made(library, Algorithms(kept, "one"))
     again.prepare([call_of(PLAIN), call_of(other)], choose)
     assert len(seen) == 2
@@ -134,6 +134,15 @@ def test_the_chosen_algorithm_is_kept(tmp_path: Path) -> None:
     assert len(seen) == 3
     assert library.used == [2]
     assert Algorithms(kept, "one")[key_of(other)] is not None
+
+
+def test_products_of_about_as_many_rows_share_an_algorithm() -> None:
+    rows = {key_of(replace(PLAIN, rows=n)): n for n in (1, 17, 24, 25, 32, 1537, 2048)}
+    assert list(rows.values()) == [1, 24, 32, 2048]
+    columns = {key_of(replace(PLAIN, columns=n)) for n in (17, 24)}
+    assert len(columns) == 2
+    batches = [replace(PLAIN, batch=5, columns=n, inner=n + 1) for n in (17, 23)]
+    assert key_of(batches[0]) == key_of(batches[1])
 
 
 def test_an_algorithm_that_cannot_run_is_not_used() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes as c
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from irc.backends.cuda.driver import Driver
@@ -22,7 +23,7 @@ from .algorithms import Algorithms
 
 WORKSPACE = 32 << 20  # bytes, what NVIDIA recommends for compute capability 9.0
 ALIGNMENT = 256  # bytes; of a pointer, more is not better
-_OFFERED = 16  # algorithms to choose from
+_OFFERED = 8  # algorithms to choose from
 
 # Numbers of library_types.h, cublas_api.h and cublasLt.h
 _DTYPES = {"f32": 0, "f16": 2, "bf16": 14, "f8e4m3": 28, "f8e5m2": 29}  # cudaDataType
@@ -83,9 +84,9 @@ class CublasLt:
 
         Call it while nothing is captured, for `choose` runs the algorithms.
         """
-        missing = {key_of(product): product for product in map(_product_of, calls)}
-        for key, product in missing.items():
-            if product.is_empty or self._known(_Description(self, product)):
+        products = (each for each in map(_product_of, calls) if not each.is_empty)
+        for key, product in {key_of(each): typical(each) for each in products}.items():
+            if self._known(_Description(self, product)):
                 continue
             chosen = choose(product, self.offered(product))
             if chosen is not None:
@@ -277,9 +278,28 @@ def machine_name(driver: Driver, library: Any = None) -> str:
 
 
 def key_of(product: Product) -> str:
-    """The name of a product among algorithms: all that they depend on."""
-    settings = product.settings()
-    return ", ".join(f"{name} {x}" for name, x in settings.items() if name != "alpha" and x)
+    """The name of a product among algorithms: what they depend on, at typical sizes."""
+    settings = typical(product).settings()
+    return ", ".join(f"{name} {x}" for name, x in settings.items() if name != "alpha")
+
+
+def typical(product: Product) -> Product:
+    """The product whose fastest algorithm serves this one, too.
+
+    Numbers of tokens are rounded up, so that not every length of a prompt is timed: the rows, and
+    every size of products in batches, which have no weights.
+    """
+    if product.batch == 1:
+        return replace(product, rows=_rounded(product.rows))
+    sizes = (product.batch, product.rows, product.columns, product.inner)
+    batch, rows, columns, inner = map(_rounded, sizes)
+    return replace(product, batch=batch, rows=rows, columns=columns, inner=inner)
+
+
+def _rounded(size: int) -> int:
+    """The next size of 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    power = 1 << max(0, size - 1).bit_length()
+    return power * 3 // 4 if size <= power * 3 // 4 else power
 
 
 def _product_of(call: LibraryCall) -> Product:

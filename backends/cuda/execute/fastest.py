@@ -33,23 +33,32 @@ class Fastest:
 
     def __call__(self, product: Product, offered: Sequence[bytes]) -> bytes | None:
         """The fastest algorithm; None where too little memory is free to time them."""
+        times = self.times(product, offered)
+        if not times:
+            return None
+        best = min(range(len(times)), key=times.__getitem__)
+        return offered[best if times[best] < _BETTER * times[0] else 0]
+
+    def times(self, product: Product, offered: Sequence[bytes]) -> list[float]:
+        """The microseconds of a call by each algorithm, infinite for one that cannot run.
+
+        Empty where too little memory is free.
+        """
         sizes = [each.nbytes for each in product.operands()]
         step = -(-sizes[1] // ALIGNMENT) * ALIGNMENT
         copies = max(1, _COLD // step)
         sizes[1] = step * copies
         if sum(sizes) + _RESERVE > self._driver.free_memory():
-            return None
+            return []
         addresses = [self._driver.allocate(size) for size in sizes]
         try:
             for address, size in zip(addresses, sizes, strict=True):
                 self._fill(address, size)
             turns = [addresses[1] + n * step for n in range(copies)]
-            times = [self._us(product, each, addresses, turns) for each in offered]
+            return [self._us(product, each, addresses, turns) for each in offered]
         finally:
             for address in addresses:
                 self._driver.free(address)
-        best = min(range(len(times)), key=times.__getitem__)
-        return offered[best if times[best] < _BETTER * times[0] else 0]
 
     def _us(
         self, product: Product, algorithm: bytes, addresses: Sequence[int], weights: Sequence[int]
