@@ -94,12 +94,16 @@ def cases() -> dict[tuple[str, str], tuple[Module, Sequence[Template]]]:
 
 
 def _emulated(
-    module: Module, templates: Sequence[Template], inputs: dict[str, Any], sizes: dict[str, int]
+    module: Module,
+    templates: Sequence[Template],
+    inputs: dict[str, Any],
+    sizes: dict[str, int],
+    threaded: bool = False,
 ) -> list[Any]:
     """The results of the operation, from its launches."""
     function = module.functions["forward"]
     arrays = {arg: inputs[arg.name or ""] for arg in function.args}
-    written = run_templates(templates, arrays, sizes)
+    written = run_templates(templates, arrays, sizes, threaded)
     return [written[value] for value in operation(module).results]
 
 
@@ -139,3 +143,15 @@ def test_an_empty_batch(example: Example, cases: Any, rng: np.random.Generator) 
         _emulated(module, templates, inputs, empty.sizes), operation(module).results, strict=True
     ):
         assert got.size == 0 or value.type.ndim == 0
+
+
+WHOLE = [example for example in LARGER if "B" in example.sizes or "S" in example.sizes]
+
+
+@pytest.mark.parametrize("example", [*WHOLE, *LARGER[:1], *LARGER[4:5]], ids=str)
+def test_threads_share_memory(example: Example, rng: np.random.Generator) -> None:
+    module = module_of(example, "f32")
+    templates, inputs = _templates(module), inputs_of(example, "f32", rng)
+    got = _emulated(module, templates, inputs, example.sizes, threaded=True)
+    for each, wanted in zip(got, run(example, "f32", inputs), strict=True):
+        _check(each, wanted, "f32")

@@ -1,14 +1,8 @@
 // Attention by one block: `ROWS` queries that share the keys `low` to `high` - 1, with a softmax
 // that is corrected as larger scores appear (online softmax). query(row, d), key(j, d) and
-// value(j, c) are elements; score(row, j, product) is the score, -infinity where j is not visible.
+// value(j, c) are elements; visible(row, j) and change(row, j, product) are about one score.
 
-const int THREADS = 256, ACROSS = 16, KEYS = 32, CHUNK = 32;
-#ifdef ONE_THREAD
-const int SLOTS = THREADS;  // one thread does the work of all, one after the other
-#else
-const int SLOTS = 1;
-#endif
-const int STEP = THREADS / SLOTS;
+const int ACROSS = 16, KEYS = 32, CHUNK = 32;
 
 // kept: whether the queries stay in shared memory; else they are read again for every tile of keys.
 template <typename R, int ROWS, int D, int DV, bool kept> struct Attention {
@@ -47,7 +41,9 @@ template <typename R, int ROWS, int D, int DV, bool kept> struct Attention {
     template <class Query, class Key>
     INLINE void products(ix j0, ix rows, ix high, Query query, Key key) {
         for (int slot = 0; slot < SLOTS; ++slot)
+            #pragma unroll
             for (int i = 0; i < OWN; ++i)
+                #pragma unroll
                 for (int c = 0; c < PAIR; ++c) own[slot].scores[i][c] = 0;
         for (int d0 = 0; d0 < D; d0 += CHUNK) {
             if (!kept) read_queries(d0, rows, query);
@@ -73,7 +69,8 @@ template <typename R, int ROWS, int D, int DV, bool kept> struct Attention {
     }
 
     // Scores become weights relative to the largest score so far; earlier sums fade with it.
-    template <class Score> INLINE void weigh(ix j0, ix rows, ix high, Score score) {
+    template <class Visible, class Change>
+    INLINE void weigh(ix j0, ix rows, ix high, Visible visible, Change change) {
         for (int slot = 0; slot < SLOTS; ++slot)
             #pragma unroll
             for (int i = 0; i < OWN; ++i)
@@ -81,7 +78,8 @@ template <typename R, int ROWS, int D, int DV, bool kept> struct Attention {
                 for (int c = 0; c < PAIR; ++c) {
                     int row = row_of(slot, i), j = column_of(slot, c);
                     R& s = own[slot].scores[i][c];
-                    s = row < rows && j0 + j < high ? score((ix)row, j0 + j, s) : -infinity();
+                    bool seen = row < rows && j0 + j < high && visible((ix)row, j0 + j);
+                    s = seen ? change((ix)row, j0 + j, s) : -infinity();
                     shared.weights[row][j] = s;
                 }
         __syncthreads();
@@ -134,9 +132,10 @@ template <typename R, int ROWS, int D, int DV, bool kept> struct Attention {
         }
     }
 
-    template <class Query, class Key, class Value, class Score, class Out>
+    template <class Query, class Key, class Value, class Visible, class Change, class Out>
     INLINE void run(
-        ix rows, ix low, ix high, Query query, Key key, Value value, Score score, Out out
+        ix rows, ix low, ix high, Query query, Key key, Value value, Visible visible, Change change,
+        Out out
     ) {
         for (int slot = 0; slot < SLOTS; ++slot) own[slot] = Own{};
         for (int row = threadIdx.x; row < ROWS; row += STEP) shared.top[row] = -infinity();
@@ -144,10 +143,11 @@ template <typename R, int ROWS, int D, int DV, bool kept> struct Attention {
         __syncthreads();
         for (ix j0 = low; j0 < high; j0 += KEYS) {
             products(j0, rows, high, query, key);
-            weigh(j0, rows, high, score);
+            weigh(j0, rows, high, visible, change);
             add_values(j0, high, value);
         }
         for (int slot = 0; slot < SLOTS; ++slot)
+            #pragma unroll
             for (int i = 0; i < OWN; ++i) {
                 R total = own[slot].total[i];
                 #pragma unroll

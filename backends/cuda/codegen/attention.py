@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from irc.errors import Error
@@ -15,11 +15,14 @@ from .body import REGISTERS, Body
 from .files import helpers
 from .kernels import launch, number
 
-HELPERS = helpers("attention.cuh")
-MOST_QUERY_BYTES = 33 * 1024  # of queries in shared memory
+HELPERS = helpers("slots.cuh", "attention.cuh")
+SHARED_MEMORY = 48 * 1024  # bytes of a block
+KEYS = CHUNK = 32  # as in attention.cuh
 MOST_SUMS = 32  # per thread
 LEAST_ROWS = 16
 FAR = 1 << 30  # more keys than an index counts
+ROW = "const ix i = (first + row) / group, h = head * group + (first + row) % group;"
+SCORE = ("b", "h", "i", "j")  # where a mask or a bias has the element of a score
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,20 @@ class Heads:
                 return rows
         return LEAST_ROWS
 
+    def grid(self, rows: int) -> Callable[[Sizes], Grid]:
+        """The grid with a block per tile of so many queries, of every row and key-value head."""
+
+        def grid(sizes: Sizes) -> Grid:
+            tiles = -(-number(self.tokens * self.group, sizes) // rows)
+            heads = number(self.batch, sizes) * number(self.key_heads, sizes)
+            return (max(1, tiles * heads), 1, 1)
+
+        return grid
+
     def fits(self, rows: int, nbytes: int) -> bool:
-        """Whether so many queries fit into shared memory."""
-        return rows * (self.width + 1) * nbytes <= MOST_QUERY_BYTES
+        """Whether so many queries fit into shared memory, with keys or values and weights."""
+        others = max(KEYS * (CHUNK + 1), -(-self.values // 16) * 16) + rows * (KEYS + 2)
+        return (rows * (self.width + 1) + others) * nbytes <= SHARED_MEMORY
 
 
 @kernels_of(Attention)
@@ -73,27 +87,24 @@ def attention(op: Op, stored: Collection[Value]) -> list[Template]:
     rows = heads.rows(nbytes)
     kept = str(heads.fits(rows, nbytes)).lower()
     body.line(f"typedef Attention<{kind}, {rows}, {heads.width}, {heads.values}, {kept}> Tile;")
-    _tile(heads, body, rows)
+    queries_of_block(heads, body, rows)
     _operands(op, body)
-    _visible_keys(op, heads, body)
-    _score(op, body, kind)
+    keys_of_block(op, heads, body)
+    visibility(op, body)
+    scores(op, body, kind)
     with body.block(f"auto out = [&](ix row, ix c, {kind} x)"):
-        body.line("const ix i = (first + row) / group, h = head * group + (first + row) % group;")
+        body.line(ROW)
         feature = f"(h * {heads.values} + c)"
         body.line(f"store(out0, {body.place(op.result, ('b', 'i', feature))}, x);")
     body.line(";")
     body.line("__shared__ Tile::Shared shared;")
     body.line("Tile attention{shared};")
-    body.line("attention.run(rows, low, high, query, key, value, score, out);")
-
-    def grid(sizes: Sizes) -> Grid:
-        tiles = -(-number(heads.tokens * heads.group, sizes) // rows)
-        return (max(1, tiles * number(heads.batch, sizes) * number(heads.key_heads, sizes)), 1, 1)
-
+    body.line("attention.run(rows, low, high, query, key, value, visible, change, out);")
+    grid = heads.grid(rows)
     return [launch("attention", body, [op.result], grid, operations=[op], helpers=HELPERS)]
 
 
-def _tile(heads: Heads, body: Body, rows: int) -> None:
+def queries_of_block(heads: Heads, body: Body, rows: int) -> None:
     """The queries of this block: row `b`, key-value head `head`, `rows` from `first` on."""
     batch, key_heads = body.size(heads.batch), body.size(heads.key_heads)
     body.line(f"const ix group = {body.size(heads.group)};")
@@ -110,7 +121,7 @@ def _operands(op: Attention, body: Body) -> None:
     """Functions that give elements of q, k and v."""
     kind = REGISTERS[op.q.type.dtype][0]
     with body.block(f"auto query = [&](ix row, ix d) -> {kind}"):
-        body.line("const ix i = (first + row) / group, h = head * group + (first + row) % group;")
+        body.line(ROW)
         feature = body.variable("const ix", f"h * {op.head_dim} + d")
         body.line(f"return {body.element(op.q, ('b', 'i', feature))};")
     body.line(";")
@@ -126,7 +137,7 @@ def _operands(op: Attention, body: Body) -> None:
         body.line(";")
 
 
-def _visible_keys(op: Attention, heads: Heads, body: Body) -> None:
+def keys_of_block(op: Attention, heads: Heads, body: Body) -> None:
     """`low` and `high`: the keys that any query of the block may see; `before` these queries."""
     tokens, keys = body.size(heads.tokens), body.size(heads.keys)
     before = f"{keys} - {tokens}" if op.past is None else body.element(op.past, ("b",))
@@ -143,22 +154,29 @@ def _visible_keys(op: Attention, heads: Heads, body: Body) -> None:
         body.line("if (since > 0) low = since;")
 
 
-def _score(op: Attention, body: Body, kind: str) -> None:
-    """The function that makes a score of a product of a query and a key."""
-    with body.block(f"auto score = [&](ix row, ix j, {kind} x) -> {kind}"):
-        body.line("const ix i = (first + row) / group, h = head * group + (first + row) % group;")
+def visibility(op: Attention, body: Body) -> None:
+    """The function that says whether a query of the block sees a key."""
+    with body.block("auto visible = [&](ix row, ix j) -> bool"):
+        body.line(ROW)
         body.line("const ix position = before + i;")
         if op.causal:
-            body.line("if (j > position) return -Tile::infinity();")
+            body.line("if (j > position) return false;")
         if op.window:
-            body.line(f"if (j <= position - {min(op.window, FAR)}) return -Tile::infinity();")
-        if op.mask is not None:
-            seen = body.element(op.mask, ("b", "h", "i", "j"))
-            body.line(f"if (!{seen}) return -Tile::infinity();")
-        body.line(f"x = mul(x, ({kind}){op.score_scale!r});")
+            body.line(f"if (j <= position - {min(op.window, FAR)}) return false;")
+        seen = "true" if op.mask is None else body.element(op.mask, SCORE)
+        body.line(f"return {seen};")
+    body.line(";")
+
+
+def scores(op: Attention, body: Body, kind: str, scaled: bool = True) -> None:
+    """The function that makes a score of the product of a query and a key."""
+    with body.block(f"auto change = [&](ix row, ix j, {kind} x) -> {kind}"):
+        if scaled:
+            body.line(ROW)
+            body.line(f"x = mul(x, ({kind}){op.score_scale!r});")
         if op.softcap:
             body.line(f"x = mul(tanh(x / ({kind}){op.softcap!r}), ({kind}){op.softcap!r});")
         if op.bias is not None:
-            body.line(f"x = add(x, ({kind}){body.element(op.bias, ('b', 'h', 'i', 'j'))});")
+            body.line(f"x = add(x, ({kind}){body.element(op.bias, SCORE)});")
         body.line("return x;")
     body.line(";")

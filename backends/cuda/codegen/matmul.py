@@ -15,7 +15,7 @@ from .body import REGISTERS, Body
 from .files import helpers
 from .kernels import BLOCK, launch, number
 
-HELPERS = helpers("products.cuh")
+HELPERS = helpers("slots.cuh", "products.cuh")
 TILE, FEW = 64, 4  # as in products.cuh
 NARROW = 8  # sums over fewer rows or columns than this are made by one thread each
 # What sums are made in: unsigned numbers wrap around.

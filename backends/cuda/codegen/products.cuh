@@ -1,13 +1,7 @@
 // Sums of products by one block: sum over k of x(z, m, k) * y(z, k, n), given to out(z, m, n, sum).
 // x, y and out are functions of indices, so operands that are computed need no memory.
 
-const int TILE = 64, DEPTH = 32, EACH = 4, THREADS = 256;
-#ifdef ONE_THREAD
-const int SLOTS = THREADS;  // one thread does the work of all, one after the other
-#else
-const int SLOTS = 1;
-#endif
-const int STEP = THREADS / SLOTS;
+const int TILE = 64, DEPTH = 32, EACH = 4;
 
 struct Sizes {
     ix batches, rows, columns, depth;
