@@ -21,7 +21,7 @@ from irc.text.printer import print_module
 
 KERNELS, PLANS = "kernels", "plans"  # folders in that of the program
 
-_BEFORE = "inline, static-capacity, canonicalize, cse"
+_BEFORE = "inline, canonicalize, cse"
 
 
 class CudaBackend(Backend):

@@ -62,7 +62,9 @@ def configure(parser: Parser) -> None:
     what = "run a TensorRT-LLM script N times, as mpirun -n N would (default: 1)"
     add("--processes", metavar="N", type=whole_number(1), default=1, help=what)
     add("--random-weights", metavar="SEED", type=whole_number(), help="in place of a checkpoint")
-    targets = "onnx, tensorrt-rtx, tensorrt, reference (default: that of an artifact, else onnx)"
+    targets = (
+        "onnx, cuda, tensorrt-rtx, tensorrt, reference (default: that of an artifact, else onnx)"
+    )
     add_compilation(parser, f"what to compile for: {targets}")
     add("--bundle", action="store_true", help="copy the weights into the artifact")
     what = "run the passes and, for engines, the linter over their graphs; write nothing"

@@ -8,7 +8,7 @@ from typing import cast
 
 from ..analysis.units import amount
 from ..errors import Error, did_you_mean
-from .arguments import add_json, add_script, script_options
+from .arguments import add_json, add_script, disjoint, ranges, script_options
 from .console import print_json, table
 from .kernels import show_kernels
 from .plans import show_plans
@@ -36,7 +36,9 @@ def configure(parser: ArgumentParser) -> None:
     add("--html", metavar="F", help="write a page about the module to the file F")
     add("--stats", action="store_true", help="count operations and weights instead")
     add("--kernels", action="store_true", help="print the kernels of the engines of an artifact")
-    add("--plan", action="store_true", help="print what runs on a GPU, at the sizes of --dims")
+    add("--plan", action="store_true", help="print what runs on a GPU, with the expected times")
+    what = "sizes of symbols for --plan (default: the typical ones)"
+    add("--dims", metavar="B=1,S=1,...", type=ranges, join=disjoint, default={}, help=what)
     add_script(parser)
     add_json(parser)
 

@@ -322,12 +322,13 @@ module @m {
 
 def test_ops_lists_every_operation() -> None:
     rows = works("ops").out.splitlines()
-    assert rows[0].split()[:5] == ["operation", "reference", "onnx", "tensorrt", "tensorrt-rtx"]
+    backends = ["reference", "onnx", "cuda", "tensorrt", "tensorrt-rtx"]
+    assert rows[0].split()[:6] == ["operation", *backends]
     names = [row.split()[0] for row in rows[1:]]
     assert set(names) == {name for name in REGISTRY if "test" not in name}
-    found = {row.split()[0]: row.split()[1:5] for row in rows[1:]}
-    assert found["add"] == ["yes"] * 4
-    assert found["gated_mlp"] == ["expanded", "expanded", "expanded", "expanded"]
+    found = {row.split()[0]: row.split()[1:6] for row in rows[1:]}
+    assert found["add"] == ["yes"] * 5
+    assert found["gated_mlp"] == ["expanded"] * 5
     assert found["all_reduce_rms_norm"] == ["expanded", "expanded", "yes", "yes"]
     assert found["all_to_all"] == ["yes"] * 4
     assert found["shard_slice"] == ["yes", "no", "no", "no"]

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from irc.backends.cuda.codegen.kernels import number
 from irc.backends.cuda.plan import Argument, Buffer, Launch, LibraryCall, Plan
 from irc.backends.cuda.plan.build import Planner
 from irc.backends.cuda.plan.product import Product
@@ -16,9 +17,9 @@ from irc.backends.cuda.plan.verify import verify_plan
 from irc.backends.reference.inputs import Input, bind_sizes
 from irc.backends.reference.weights import Weights
 from irc.ir.core import Module
-from irc.ir.dims import Dim, bind
 from irc.ir.dtypes import dtype, numpy_dtype, packed, unpacked
 from irc.ir.layouts import join_arrays, split_array
+from irc.ir.types import TensorType
 from irc.ops.collective import REDUCTIONS
 from tests.cuda.emulate import Memory, prepare, run_kernel
 from tests.cuda.library_calls import product_of
@@ -167,35 +168,45 @@ class HostProgram:
     def run(self, inputs: Mapping[str, Any], **sizes: int) -> dict[str, Array]:
         """All results by name, with global shapes, as `evaluate` gives them."""
         function, mesh = self.module.main, self.module.mesh
-        ranks: list[HostRank] = []
-        for planner in self.planners:
-            given = {str(arg.name): np.asarray(inputs[str(arg.name)]) for arg in function.args}
-            if self.module.local:
-                given = {
-                    str(arg.name): split_array(
-                        given[str(arg.name)], function.argument_layout(arg).axes, mesh, planner.rank
-                    )
-                    for arg in function.args
-                }
-            args = [Input(str(a.name), a.type, given[str(a.name)]) for a in function.args]
-            rank = HostRank(planner, planner.plan(bind_sizes(args, sizes)), self.weights)
-            for name, array in given.items():
-                rank.set(f"%{name}", array)
-            ranks.append(rank)
-        run_steps(ranks, self.module)
-        return self._joined(ranks)
+        given = dict(inputs)
+        if self.module.local:
+            axes = {str(arg.name): function.argument_layout(arg).axes for arg in function.args}
+            given = {
+                name: [split_array(array, axes[name], mesh, p.rank) for p in self.planners]
+                for name, array in inputs.items()
+            }
+        found = self.ranks(given, **sizes)
+        return {
+            name: self._joined(layout, [results[name] for results in found])
+            for name, layout in zip(function.result_names(), function.result_layouts(), strict=True)
+        }
 
-    def _joined(self, ranks: Sequence[HostRank]) -> dict[str, Array]:
-        function = self.module.main
-        found: dict[str, Array] = {}
-        layouts = zip(function.result_names(), function.result_layouts(), strict=True)
-        for i, (name, layout) in enumerate(layouts):
-            arrays = [rank.get(rank.plan.results[i]) for rank in ranks]
-            sizes = ranks[0].plan.sizes
-            shape = [bind(dim, sizes) for dim in layout.shape]
-            if not (self.module.local and layout.sharded):
-                found[name] = arrays[0]
-                continue
-            assert not any(isinstance(dim, Dim) for dim in shape)
-            found[name] = join_arrays(arrays, layout.axes, self.module.mesh, shape)  # type: ignore[arg-type]
-        return found
+    def ranks(self, inputs: Mapping[str, Any], **sizes: int) -> list[dict[str, Array]]:
+        """The results of every rank, as `evaluate_ranks` gives them, for an array or a list."""
+        ranks = [self._rank(planner, inputs, sizes) for planner in self.planners]
+        run_steps(ranks, self.module)
+        names = self.module.main.result_names()
+        return [
+            {name: rank.get(buffer) for name, buffer in zip(names, rank.plan.results, strict=True)}
+            for rank in ranks
+        ]
+
+    def _rank(
+        self, planner: Planner, inputs: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> HostRank:
+        args: list[Input] = []
+        for arg in self.module.main.args:
+            given = inputs[str(arg.name)]
+            array = given[planner.rank] if isinstance(given, list) else given
+            args.append(Input(str(arg.name), arg.type, np.asarray(array)))
+        self.sizes = bind_sizes(args, sizes)
+        rank = HostRank(planner, planner.plan(self.sizes), self.weights)
+        for each in args:
+            rank.set(f"%{each.name}", each.array)
+        return rank
+
+    def _joined(self, layout: TensorType, arrays: Sequence[Array]) -> Array:
+        if not (self.module.local and layout.sharded):
+            return arrays[0]
+        shape = [number(dim, self.sizes) for dim in layout.shape]
+        return join_arrays(arrays, layout.axes, self.module.mesh, shape)

@@ -100,9 +100,10 @@ class Memory:
             found.append(target)
             if source != target:
                 moved.append((source, target, value.type))
+        moved.sort(key=lambda each: self.buffers[each[1]].place == "state")  # outputs first
         targets = {target for _, target, _ in moved}
         for number, (source, target, type) in enumerate(moved):
-            if source in targets:
+            if source in targets and self.buffers[target].place == "state":
                 kept = self._buffer(f"{source}:kept", type, "arena")
                 self._copy(source, kept, type)
                 moved[number] = kept, target, type

@@ -15,6 +15,7 @@ from irc.backends.base import Unsupported
 from irc.backends.cuda import codegen
 from irc.backends.cuda.codegen.body import ELEMENTS
 from irc.backends.lowering import STRUCTURE
+from irc.backends.onnx.backend import check_module
 from irc.ir.core import Function, Module, Op, Value, reached
 from irc.ir.dims import Shape, exact_divide, product
 from irc.ir.expansion import expansion
@@ -69,8 +70,6 @@ def _missing(op: Op) -> str | None:
 
 
 def _refused(op: Exchange) -> str | None:
-    if op.group_size == 0:
-        return "is in the global view; add localize to the pipeline"
     if op.x.type.dtype in ("i4", "u4", "f4e2m1"):
         return f"cannot move {op.x.type.dtype} between GPUs; cast it to i8 first"
     return None
@@ -78,6 +77,7 @@ def _refused(op: Exchange) -> str | None:
 
 def prepared(module: Module) -> Module:
     """A copy of a module in which every operation has elements, kernels or a library call."""
+    check_module(module)
     load_tables()
     copy = parse_module(print_module(module, locs=True), module.name)
     Inline().run(copy, Stats())
@@ -102,7 +102,7 @@ def _prepare(op: Op) -> None:
 
 def _along_first(op: Exchange) -> Op | Value | None:
     """The collective along dimension 0 between layout operations; None where it is so already."""
-    if op.group_size == 1:
+    if op.group_size <= 1:  # 0 in the global view, which has one rank here
         return op.x
     move = _MOVES.get(type(op))
     return None if move is None else move(op)

@@ -30,7 +30,7 @@ ONCE: tuple[type[Op], ...] = (
     *(ops.Concat, ops.Stack, ops.Pad),
 )
 LARGEST = 64  # operations behind one element of a kernel
-LIGHTEST = 16  # simple operations behind one element that is computed again and again
+LIGHTEST = 24  # simple operations behind one element that is computed again and again
 
 
 def has_kernel(op: Op) -> bool:
