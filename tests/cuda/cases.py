@@ -32,13 +32,15 @@ class Case:
     module: Module
     templates: Sequence[Template]
 
-    def check(self, rng: np.random.Generator, sizes: dict[str, int]) -> None:
+    def check(
+        self, rng: np.random.Generator, sizes: dict[str, int], threaded: bool = False
+    ) -> None:
         """Compare the results for random inputs at these sizes with the reference."""
         example = replace(self.example, sizes=sizes)
         inputs = inputs_of(example, self.dtype, rng)
         wanted = list(evaluate(self.module, inputs, sizes=sizes).values())
         values: dict[Value, Array] = {a: inputs[str(a.name)] for a in self.module.main.args}
-        found = run_templates(self.templates, values, sizes)
+        found = run_templates(self.templates, values, sizes, threaded)
         turned = self.example.op == "rope" and self.dtype == "f64"  # by angles in f32
         factor = CLOSE["f32"] / CLOSE["f64"] if turned else 1.0
         what = f"{self.example} in {self.dtype} at {sizes}"
@@ -53,18 +55,22 @@ def _compare(got: Array, want: Array, what: str, factor: float) -> None:
         return
     assert got.shape == want.shape, what
     a, b = got.astype(np.float64), want.astype(np.float64)
-    near = np.abs(a - b) <= step * np.maximum(np.abs(a), np.abs(b)) + float(
-        np.finfo(np.float32).tiny
-    )
+    with np.errstate(invalid="ignore"):  # infinities
+        apart = np.abs(a - b)
+    near = apart <= step * np.maximum(np.abs(a), np.abs(b)) + float(np.finfo(np.float32).tiny)
     same = (a == b) | (np.isnan(a) & np.isnan(b)) | near
     assert same.all(), f"{what}: {a[~same]} against {b[~same]}"
 
 
-def cases(examples: Sequence[Example], launches: Callable[[Op], Sequence[Template]]) -> list[Case]:
+def cases(
+    examples: Sequence[Example],
+    launches: Callable[[Op], Sequence[Template]],
+    dtypes: Sequence[str] = tuple(DTYPES),
+) -> list[Case]:
     """The examples in every dtype that they take."""
     found: list[Case] = []
     for example in examples:
-        for dtype in DTYPES:
+        for dtype in dtypes:
             module = _module(example, dtype)
             if module is not None:
                 found.append(Case(example, dtype, module, launches(operation(module))))

@@ -169,8 +169,10 @@ def run_templates(
     written: list[Value] = []
     for each in templates:
         for value in each.writes:
-            old = each.in_place.get(value)
-            memory[value] = empty_memory(value.type, sizes) if old is None else memory[old]
+            if value in each.in_place:
+                memory[value] = memory[each.in_place[value]]
+            elif value not in memory:
+                memory[value] = empty_memory(value.type, sizes)
         scratch = [empty_memory(type, sizes) for type in each.scratch]
         for type in each.zeros:
             scratch.append(empty_memory(type, sizes))

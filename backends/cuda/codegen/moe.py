@@ -90,7 +90,6 @@ def moe_dispatch(op: MoeDispatch, stored: Collection[Value]) -> list[Template]:
             op.results,
             blocks(tokens * choices * width, BLOCK),
             operations=[op],
-            in_place={result: result},
         ),
     ]
 

@@ -71,7 +71,8 @@ def rms_norm(op: RmsNorm | AddRmsNorm, stored: Collection[Value]) -> list[Templa
         with rows.columns() as column:
             x, index = norm.again(column), rows.index(column)
             weight = body.element(op.weight, index[-1:])
-            done = f"mul({x} / {root}, ({norm.kind})add({weight}, {norm.number(op.offset)}))"
+            offset = f"({REGISTERS[op.weight.type.dtype][0]}){op.offset!r}"
+            done = f"mul({x} / {root}, ({norm.kind})add({weight}, {offset}))"
             body.line(f"store(out0, {body.place(op.results[0], index)}, {done});")
     return [rows.launch(op)]
 

@@ -181,20 +181,13 @@ def _copied(op: ScatterElements, stored: Collection[Value]) -> Template:
 
 
 def _replaced(op: ScatterElements, stored: Collection[Value]) -> Template:
-    body, result = Body(stored), op.results[0]
+    body = Body(stored)
     count = product(op.indices.type.shape)
     with body.block(each_thing(body.size(count))):
         index = body.unflattened("i", op.indices.type.shape)
         with _target(op, body, index) as place:
             body.line(f"store(out0, {place}, {body.element(op.updates, index)});")
-    return launch(
-        "scatter_elements",
-        body,
-        op.results,
-        blocks(count),
-        operations=[op],
-        in_place={result: result},
-    )
+    return launch("scatter_elements", body, op.results, blocks(count), operations=[op])
 
 
 def _combined(op: ScatterElements, stored: Collection[Value]) -> Template:
