@@ -1,6 +1,8 @@
 """Runs kernels on the host: compiled by g++, one block after the other.
 
-A block has one thread, which is fast to run, or all those of its launch, which take turns.
+A block has one thread, which is fast to run, or all those of its launch, which take turns. Kernels
+with the constants THREADS and CLUSTER always run with all threads; with CLUSTER, the blocks of the
+x dimension run together.
 
 Arrays of values are numpy arrays; memory is what a GPU would hold (elements of four bits in pairs),
 between canaries, so that a write beyond it is seen.
@@ -27,7 +29,9 @@ from irc.ir.dtypes import dtype, dtype_of, packed, unpacked
 from irc.ir.types import TensorType
 
 Array: TypeAlias = np.ndarray[Any, Any]
-HOST = Path(__file__).with_name("host.h").read_text(encoding="utf-8")
+HOST, WARPS = (
+    Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("host.h", "warps.h")
+)
 COMPILER = shutil.which("g++")
 CANARY = 64  # bytes on both sides of every memory
 FILL = 0xA5  # of canaries, and of memory that nothing has written
@@ -48,7 +52,7 @@ def prepare(kernels: Iterable[Kernel], threaded: bool = False) -> None:
     if not new:
         return
     first = len(_FUNCTIONS)
-    parts = [HOST, PRELUDE]
+    parts = [HOST, PRELUDE, WARPS]
     for i, kernel in enumerate(new.values(), first):
         parts.append(_renamed(kernel, f"run_{i}"))
     source = Path(_FOLDER.name, f"kernels{first}.cpp")
@@ -69,13 +73,16 @@ def _renamed(kernel: Kernel, name: str) -> str:
     """A kernel in a scope of its own, and the function `name` that runs its grid."""
     defined = [f"#undef {k}\n#define {k} {v}" for k, v in kernel.macros.items()]
     ended = [f"#undef {k}" for k in kernel.macros] + ["#undef ix\n#define ix int"]
+    scope = f"scope_{name}"
+    whole = "constexpr int THREADS" in kernel.source  # its threads always work together
+    rest = f"{scope}::THREADS, a, s, {scope}::CLUSTER" if whole else "t, a, s"
     return "\n".join(
         [
             *defined,
             f"#define {kernel.name} kernel_{name}",
-            f"namespace scope_{name} {{\n{kernel.source}\n}}",
+            f"namespace {scope} {{\n{kernel.source}\n}}",
             f'extern "C" void {name}(const unsigned* g, unsigned t, void** a, unsigned char* s) {{',
-            f"  run_grid(scope_{name}::kernel_{name}, g, t, a, s); }}",
+            f"  run_grid({scope}::kernel_{name}, g, {rest}); }}",
             f"#undef {kernel.name}",
             *ended,
         ]

@@ -1,6 +1,6 @@
 // What the prelude and the kernels use of CUDA, for a host compiler. The blocks of a grid run one
-// after the other. A block is one thread; where THREADED is defined it has those of the launch, which
-// take turns whenever they wait for each other.
+// after the other, those of a cluster together. A block is one thread; where THREADED is defined it
+// has those of the launch, which take turns whenever they wait for each other.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -52,35 +52,45 @@ inline double __dmul_rn(double x, double y) { return x * y; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 
-// A thread of a block: where it stands, and how often it has waited for its block and its warp.
+// A thread: where it stands, and how often it has waited for its block, its warp and its cluster.
 struct Fiber {
     ucontext_t context;
     std::unique_ptr<char[]> stack;
-    unsigned blocks, warps;
+    unsigned thread;
+    Dim3 block;
+    unsigned blocks, warps, clusters;
     bool ended;
-    unsigned long long given;  // what it gives to other threads of its warp
+    unsigned long long given[3];  // what it gives to other threads of its warp
 };
-static std::vector<Fiber> fibers;
+static std::vector<Fiber> fibers;  // of all blocks that run together
+static unsigned current = 0;
 static ucontext_t host_context;
 
-// Lets others run until all threads from `first` on have waited as often as this one.
+// Lets others run until `count` threads from `first` on have waited as often as this one.
 inline void wait_for(unsigned Fiber::*times, unsigned first, unsigned count) {
-    unsigned me = threadIdx.x, mine = ++(fibers[me].*times);
+    unsigned me = current, mine = fibers[me].*times;
     for (unsigned other = first; other < first + count && other < fibers.size();)
         if (fibers[other].ended || fibers[other].*times >= mine)
             ++other;
         else
             swapcontext(&fibers[me].context, &host_context);
 }
-inline void __syncthreads() { if (blockDim.x > 1) wait_for(&Fiber::blocks, 0, blockDim.x); }
+inline void __syncthreads() {
+    if (blockDim.x == 1) return;
+    ++fibers[current].blocks;
+    wait_for(&Fiber::blocks, current - threadIdx.x, blockDim.x);
+}
 inline void __syncwarp(unsigned mask = 0) {
-    if (blockDim.x > 1) wait_for(&Fiber::warps, threadIdx.x / 32 * 32, 32);
+    if (blockDim.x == 1) return;
+    ++fibers[current].warps;
+    unsigned lane = threadIdx.x % 32;
+    wait_for(&Fiber::warps, current - lane, min(32u, blockDim.x - threadIdx.x + lane));
 }
 template <typename T> T from_lane(T x, unsigned lane) {
-    unsigned first = threadIdx.x / 32 * 32;
-    std::memcpy(&fibers[threadIdx.x].given, &x, sizeof x);
+    unsigned first = current - threadIdx.x % 32;
+    std::memcpy(fibers[current].given, &x, sizeof x);
     __syncwarp();
-    if (lane < 32) std::memcpy(&x, &fibers[first + lane].given, sizeof x);
+    if (lane < 32) std::memcpy(&x, fibers[first + lane].given, sizeof x);
     __syncwarp();
     return x;
 }
@@ -110,29 +120,34 @@ template <typename... A> struct Call {
     static void once() { once(std::index_sequence_for<A...>()); }
     static void as_fiber() {
         once();
-        fibers[threadIdx.x].ended = true;
+        fibers[current].ended = true;
         setcontext(&host_context);
     }
-    static void block(unsigned threads) {
+    static void together(Dim3 first, unsigned blocks, unsigned threads) {
         const unsigned room = 1 << 17;
-        fibers.resize(threads);
-        for (Fiber& each : fibers) {
+        fibers.resize(blocks * threads);
+        for (unsigned i = 0; i < fibers.size(); ++i) {
+            Fiber& each = fibers[i];
             getcontext(&each.context);
             if (!each.stack) each.stack.reset(new char[room]);
-            each.blocks = each.warps = each.ended = 0;
+            each.thread = i % threads;
+            each.block = {first.x + i / threads, first.y, first.z};
+            each.blocks = each.warps = each.clusters = each.ended = 0;
             each.context.uc_stack.ss_sp = each.stack.get();
             each.context.uc_stack.ss_size = room;
             makecontext(&each.context, as_fiber, 0);
         }
         for (bool running = true; running;) {
             running = false;
-            for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x)
-                if (!fibers[threadIdx.x].ended) {
+            for (current = 0; current < fibers.size(); ++current)
+                if (!fibers[current].ended) {
                     running = true;
-                    swapcontext(&host_context, &fibers[threadIdx.x].context);
+                    threadIdx.x = fibers[current].thread;
+                    blockIdx = fibers[current].block;
+                    swapcontext(&host_context, &fibers[current].context);
                 }
         }
-        threadIdx.x = 0;
+        threadIdx.x = current = 0;
     }
 };
 template <typename... A> void (*Call<A...>::kernel)(A...);
@@ -140,7 +155,7 @@ template <typename... A> void** Call<A...>::arguments;
 
 template <typename... A>
 void run_grid(void (*kernel)(A...), const unsigned* grid, unsigned threads, void** arguments,
-              unsigned char* shared) {
+              unsigned char* shared, bool cluster = false) {
     typedef Call<A...> call;
     call::kernel = kernel;
     call::arguments = arguments;
@@ -149,11 +164,11 @@ void run_grid(void (*kernel)(A...), const unsigned* grid, unsigned threads, void
     blockDim = {threads, 1, 1};
     for (unsigned z = 0; z < grid[2]; ++z)
         for (unsigned y = 0; y < grid[1]; ++y)
-            for (unsigned x = 0; x < grid[0]; ++x) {
+            for (unsigned x = 0; x < grid[0]; x += cluster ? grid[0] : 1) {
                 blockIdx = {x, y, z};
                 if (threads == 1)
                     call::once();
                 else
-                    call::block(threads);
+                    call::together(blockIdx, cluster ? grid[0] : 1, threads);
             }
 }

@@ -1,0 +1,330 @@
+"""Attention of one new token per sequence, fused with its rope and its rows of the caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from irc.ir.core import Op, Value
+from irc.ir.dims import DimLike
+from irc.ir.types import TensorType
+from irc.ops import Attention, CacheUpdate, Rope, Slice, Split
+from irc.ops.rope import inverse_frequencies
+
+from ..plan.core import Kernel
+from ..plan.template import Fused, Sizes, Template, fusion
+from .kernels import number
+
+FOLDER = Path(__file__).parent
+CODE = (FOLDER / "decode_attention.cuh").read_text(encoding="utf-8")
+WARP = (FOLDER / "warp.cuh").read_text(encoding="utf-8")
+MULTIPROCESSORS = 132  # of the GPU that the numbers of blocks are chosen for
+SHORT = 4096  # keys, up to which splits are joined in a cluster
+CLUSTER = 8  # blocks, at most
+KEYS_OF_BLOCK = 64  # at least
+ROWS = 16  # query heads of a block, at most
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where new rows lie: from `offset` on in every sequence of a value [B, 1, features]."""
+
+    value: Value
+    offset: int = 0
+
+    @property
+    def stride(self) -> DimLike:
+        """Elements from one sequence to the next."""
+        return self.value.type.shape[2]
+
+
+@dataclass(frozen=True)
+class Site:
+    """An attention with the operations around it that the kernel computes."""
+
+    attention: Attention
+    q: Rows
+    k: Rows | None  # the new key and value, where the kernel writes the caches
+    v: Rows | None
+    keys: Value  # before the update, if there is one
+    values: Value
+    rope: Rope | None
+    covers: tuple[Op, ...]
+
+    @property
+    def updates(self) -> tuple[Value, ...]:
+        """The caches that the kernel writes."""
+        return (self.attention.k, self.attention.v) if self.k else ()
+
+    @property
+    def key_heads(self) -> int:
+        """How many key heads there are."""
+        found = self.attention.key_heads
+        assert isinstance(found, int)
+        return found
+
+    @property
+    def count(self) -> DimLike:
+        """How many keys a sequence has room for."""
+        return _keys(self.attention)
+
+
+@fusion(Attention)
+def decode_attention(op: Op, sizes: Sizes) -> Fused | str | None:
+    """The launch for one query per sequence, or why there is none."""
+    assert isinstance(op, Attention)
+    if number(op.q.type.shape[1], sizes) != 1:
+        return None
+    refusal = _refusal(op, sizes)
+    if refusal:
+        return f"decode attention: {refusal}"
+    site = _site(op)
+    return Fused((template(site, sizes),), site.covers)
+
+
+def _refusal(op: Attention, sizes: Sizes) -> str:
+    """Why the kernel cannot compute an attention; empty if it can."""
+    dtype, size = op.q.type.dtype, op.head_dim
+    if dtype not in ("bf16", "f16"):
+        return f"it takes bf16 and f16, not {dtype}"
+    if op.bias is not None or op.mask is not None:
+        return "it takes neither a bias nor a mask"
+    if size % 8 or not 16 <= size <= 256:
+        return f"it takes heads of 16 to 256 features, a multiple of 8, not {size}"
+    if not isinstance(op.key_heads, int) or not isinstance(op.q.type.shape[2], int):
+        return "it takes a fixed number of heads"
+    width = op.v.type.shape[3] if op.cached else op.v.type.shape[2]
+    if width != op.k.type.shape[3 if op.cached else 2]:
+        return "it takes keys and values of equal width"
+    if not 0 < number(op.q.type.shape[0], sizes) < 1 << 16:
+        return "it takes 1 to 65535 sequences"
+    return "" if number(_keys(op), sizes) else "there are no keys"
+
+
+def _keys(op: Attention) -> DimLike:
+    return op.k.type.shape[2 if op.cached else 1]
+
+
+def _site(op: Attention) -> Site:
+    """What the kernel computes, as much as fits: the rope of q, the updates, the rope of k."""
+    covers: list[Op] = [op]
+    q_rope = _only_rope(op.q, op.head_dim)
+    updates = _updates(op)
+    rope = q_rope
+    new: list[Value] = []
+    if updates:
+        k_rope = _only_rope(updates[0].new, op.head_dim)
+        same = q_rope is not None and k_rope is not None and _same_rope(q_rope, k_rope)
+        rope = q_rope if same else None
+        new = [k_rope.x if same and k_rope else updates[0].new, updates[1].new]
+        covers += [*updates, *([k_rope] if same and k_rope else [])]
+    covers += [rope] if rope is not None else []
+    q, *rest = [_rows(value) for value in (rope.x if rope else op.q, *new)]
+    k, v = rest or (None, None)
+    keys, values = (each.cache for each in updates) if updates else (op.k, op.v)
+    return Site(op, q, k, v, keys, values, rope, tuple(covers))
+
+
+def _only_rope(value: Value, head_dim: int) -> Rope | None:
+    """The rope of a value that has one use, with the same angles for every call."""
+    op = value.producer
+    if not isinstance(op, Rope) or op.by_length or op.head_dim != head_dim:
+        return None
+    return op if sum(value.users.values()) == 1 else None
+
+
+def _same_rope(one: Rope, other: Rope) -> bool:
+    return one.positions is other.positions and one.attributes == other.attributes
+
+
+def _updates(op: Attention) -> tuple[CacheUpdate, CacheUpdate] | None:
+    """The updates of both caches with the token of this call, where nothing else reads them."""
+    k, v = op.k.producer, op.v.producer
+    if not isinstance(k, CacheUpdate) or not isinstance(v, CacheUpdate) or k is v:
+        return None
+    if op.past is None or not (k.past is v.past is op.past) or k.cache is v.cache:
+        return None
+    return (k, v) if len(k.cache.users) == len(v.cache.users) == 1 else None
+
+
+def _rows(value: Value) -> Rows:
+    """The rows of a value, seen through slices and splits of its features."""
+    op, found = value.producer, Rows(value)
+    if isinstance(op, Slice) and op.dim % 3 == 2 and op.step == 1:
+        start: DimLike = op.start
+    elif isinstance(op, Split) and op.dim % 3 == 2:
+        start = 0
+        for size in op.sizes[: op.results.index(value)]:
+            start = start + size
+    else:
+        return found
+    return Rows(op.x, start) if isinstance(start, int) else found
+
+
+def splits_of(heads: int, keys: int) -> int:
+    """The number of blocks that share the keys of one key head, a power of two."""
+    short = keys <= SHORT
+    wanted, most = (MULTIPROCESSORS, CLUSTER) if short else (2 * MULTIPROCESSORS, 256)
+    splits = 1
+    while splits < most and splits * heads < wanted and splits * KEYS_OF_BLOCK < keys:
+        splits *= 2
+    return splits
+
+
+def template(site: Site, sizes: Sizes, splits: int | None = None) -> Template:
+    """The launch; `splits` is chosen from the sizes by default."""
+    op = site.attention
+    heads = int(site.key_heads)
+    group = int(op.q.type.shape[2]) // op.head_dim // heads
+    parts = -(-group // (ROWS if op.head_dim <= 128 else ROWS // 2))
+    rows = -(-group // parts)
+    batch, keys = number(op.q.type.shape[0], sizes), number(site.count, sizes)
+    heads *= parts
+    splits = splits or splits_of(batch * heads, keys)
+    in_cluster = 1 < splits <= CLUSTER
+    many = splits * heads * batch > MULTIPROCESSORS  # blocks, so that two of them share one
+    warps = 8 if rows * op.head_dim <= 1024 else 4
+    shape = Shape(group, rows, parts, warps, in_cluster, many and op.head_dim <= 128 and rows <= 8)
+    source = Source(site, shape)
+    scratch = TensorType("f32", (batch * heads * splits * rows * (op.head_dim + 2),))
+    zeros = TensorType("i32", (batch * heads,))
+    return Template(
+        kernel=source.kernel(),
+        reads=source.reads,
+        writes=source.writes,
+        symbols=source.symbols,
+        grid=lambda _: (splits, heads, batch),
+        block=32 * warps,
+        cluster=splits if in_cluster else 1,
+        scratch=(scratch,),
+        zeros=(zeros,),
+        in_place=dict(zip(site.updates, (site.keys, site.values), strict=False)),
+        operations=site.covers,
+        waits=True,
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a block computes: `rows` of the `group` query heads of a key head, by `warps`.
+
+    `cluster`: whether the splits of a head are a cluster. `pairs`: whether the registers have to
+    suffice for two blocks on a multiprocessor.
+    """
+
+    group: int
+    rows: int
+    parts: int
+    warps: int
+    cluster: bool
+    pairs: bool
+
+
+class Source:
+    """The kernel of a site and its arguments."""
+
+    def __init__(self, site: Site, shape: Shape) -> None:
+        op = site.attention
+        self.site, self.shape = site, shape
+        positions = site.rope.positions if site.rope else None
+        rows = [each.value for each in (site.q, site.k, site.v) if each]
+        fixed = [each for each in (op.past, positions, op.lengths) if each is not None]
+        fixed += [site.keys, site.values]
+        # what no kernel writes in a step, but for the new rows
+        self.early = all(each.producer is None for each in fixed)
+        self.reads = tuple(dict.fromkeys([*rows, *fixed]))
+        self.writes = (*site.updates, op.result)
+        self._symbols: dict[str, None] = {}
+        self._fields = self._written_fields(positions)
+        self.symbols = tuple(self._symbols)
+
+    def kernel(self) -> Kernel:
+        """The kernel, called by a number of its own."""
+        code = "\n".join([WARP, *self._constants(), CODE])
+        bound = f"__launch_bounds__(THREADS, {1 + self.shape.pairs})"
+        arguments = [f"const {v.type.dtype}* p{i}" for i, v in enumerate(self.reads)]
+        arguments += [f"{v.type.dtype}* out{i}" for i, v in enumerate(self.writes)]
+        arguments += ["f32* partial", "i32* arrived", *(f"int size_{s}" for s in self.symbols)]
+        lines = [f"  const long long {each} = size_{each};" for each in self.symbols]
+        lines += ["  Decode a = {};", *(f"  a.{k} = {v};" for k, v in self._fields.items())]
+        rest = f"({', '.join(arguments)}) {{\n" + "\n".join(
+            [*lines, "  decode_attention(a);", "}\n"]
+        )
+        name = f"decode_attention_{sha256((code + bound + rest).encode()).hexdigest()[:8]}"
+        return Kernel(name, f'{code}\nextern "C" __global__ void {bound} {name}{rest}')
+
+    def _written_fields(self, positions: Value | None) -> dict[str, str]:
+        """Every field of the kernel's struct in C."""
+        op, site = self.site.attention, self.site
+        fields: dict[str, str] = {}
+        for name, rows in (("q", site.q), ("k", site.k), ("v", site.v)):
+            if rows:
+                fields[name] = f"(const u16*){self._pointer(rows.value)} + {rows.offset}"
+                fields[f"{name}_stride"] = self._size(rows.stride)
+        for name, value in (("past", op.past), ("positions", positions), ("lengths", op.lengths)):
+            if value is not None:
+                fields[name] = self._pointer(value)
+        caches = site.updates or (site.keys, site.values)
+        fields["keys"], fields["values"] = (f"(u16*){self._pointer(each)}" for each in caches)
+        heads, size, count = site.key_heads, op.head_dim, self._size(site.count)
+        fields |= {"count": f"(int){count}", "sequence": f"{count} * {heads * size}"}
+        fields["head"] = f"{count} * {size}" if op.cached else str(size)
+        fields["row"] = str(size if op.cached else heads * size)
+        fields["out"] = f"(u16*){self._pointer(op.result)}"
+        return fields | {"partial": "(float*)partial", "arrived": "(int*)arrived"}
+
+    def _pointer(self, value: Value) -> str:
+        if value in self.writes:
+            return f"out{self.writes.index(value)}"
+        return f"p{self.reads.index(value)}"
+
+    def _size(self, size: DimLike) -> str:
+        if isinstance(size, int):
+            return f"{size}LL"
+        self._symbols |= dict.fromkeys(size.symbols())
+        return f"({size})"
+
+    def _constants(self) -> list[str]:
+        """The constants that the code takes, in C."""
+        op, rope, shape = self.site.attention, self.site.rope, self.shape
+        frequencies, factor = inverse_frequencies(rope) if rope else ([0.0], 1.0)
+        index = {
+            "PastIndex": op.past,
+            "PositionIndex": rope.positions if rope else None,
+            "LengthIndex": op.lengths,
+        }
+        whole = {
+            "D": op.head_dim,
+            "GROUP": shape.group,
+            "ROWS": shape.rows,
+            "PARTS": shape.parts,
+            "WARPS": shape.warps,
+            "THREADS": 32 * shape.warps,
+            "TURNED": rope.turned if rope else 0,
+            "WINDOW": op.window,
+        }
+        flags = {
+            "EARLY": self.early,
+            "NEW": self.site.k is not None,
+            "ROPE": rope is not None,
+            "INTERLEAVED": rope is not None and rope.interleaved,
+            "CAUSAL": op.causal,
+            "LENGTHS": op.lengths is not None,
+            "CLUSTER": shape.cluster,
+            "AHEAD": not shape.pairs and op.head_dim <= 128,
+        }
+        numbers = {"FACTOR": factor, "SCALE": op.score_scale, "SOFTCAP": op.softcap}
+        return [
+            f"typedef {op.q.type.dtype} T;",
+            *(f"typedef {v.type.dtype if v is not None else 'i32'} {k};" for k, v in index.items()),
+            *(f"constexpr int {name} = {value};" for name, value in whole.items()),
+            *(f"constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()),
+            *(f"constexpr float {name} = {float(value)!r};" for name, value in numbers.items()),
+            f"__device__ const float FREQUENCY[] = {{{', '.join(map(_text, frequencies))}}};",
+        ]
+
+
+def _text(number: float) -> str:
+    """A number of f32 in C, exactly."""
+    return f"(float){float(number)!r}"

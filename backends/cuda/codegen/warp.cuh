@@ -1,0 +1,69 @@
+// Instructions of a warp and of a cluster, for 16-bit floats T (bf16 or f16), in pairs of a register.
+
+#ifndef EMULATED_WARPS
+INLINE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+template <typename T> INLINE u32 pack(float first, float second);
+template <> INLINE u32 pack<bf16>(float first, float second) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+template <> INLINE u32 pack<f16>(float first, float second) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
+// c[16, 8] += a[16, 16] b[16, 8] on tensor cores. With g = lane / 4, t = lane % 4: a0, a2 are row g
+// and a1, a3 row g + 8 of a; b0, b1 are column g of b. Of the 16 that are summed, a0, a1 and b0 hold
+// 2 t and 2 t + 1, the others 2 t + 8 and 2 t + 9. c[0], c[1] are columns 2 t, 2 t + 1 of row g, and
+// c[2], c[3] of row g + 8.
+template <typename T>
+INLINE void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1);
+template <>
+INLINE void mma<bf16>(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+template <>
+INLINE void mma<f16>(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// The transpose of an 8 x 8 matrix: row g, columns 2 t and 2 t + 1 in every lane.
+INLINE u32 transposed(u32 part) {
+    u32 out;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(part));
+    return out;
+}
+INLINE void prefetch(const void* from) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
+}
+// Loads that come later in the code start after these numbers are there, which saves registers.
+INLINE void settle(float (&x)[4]) {
+    asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])::"memory");
+}
+
+#if __CUDA_ARCH__ >= 900
+INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// Writes to the place of `mine`, which is in shared memory, in block `rank` of the cluster.
+INLINE void send(const float* mine, u32 rank, float value) {
+    u32 here = (u32)__cvta_generic_to_shared(mine), there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+}
+#endif
+#define SHARED(type, name) __shared__ type name  // static shared memory of the block
+#endif
+
+INLINE u32 word(const uint4& x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }

@@ -1,0 +1,52 @@
+"""Attention of one query per sequence: equal to the reference, and compiled for every GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from irc.backends.cuda.codegen.decode_attention import decode_attention
+from irc.backends.cuda.plan import Fused, Template
+from irc.ir.core import Module
+from tests.cuda.decode_cases import Case, arrays_of, attention_of, check_results
+from tests.cuda.emulate import run_templates
+from tests.fresh import fresh
+
+LLAMA3 = ', theta=500000.0, kind="llama3", factor=8.0, original_positions=64'
+CASES = {
+    "grouped": Case(8, 2, 64, 2, 100, (37, 99)),
+    "first token": Case(4, 2, 32, 1, 40, (0,)),
+    "long": Case(2, 1, 64, 1, 5000, (4321,)),
+    "cluster of eight": Case(2, 1, 32, 1, 600, (555,)),
+    "one split": Case(4, 1, 64, 1, 40, (33,), form="apart", dtype="f16"),
+    "many query heads": Case(12, 1, 128, 1, 70, (64,)),
+    "heads in parts": Case(21, 1, 64, 1, 70, (50,)),
+    "wide heads": Case(20, 2, 256, 1, 70, (50,), dtype="f16"),
+    "heads of 80": Case(6, 2, 80, 2, 90, (80, 3), index="i64"),
+    "heads of 96, in part turned": Case(3, 3, 96, 1, 50, (20,), rope=", rotary_dim=24"),
+    "turned in pairs": Case(4, 2, 64, 1, 50, (49,), rope=", interleaved"),
+    "slowed": Case(4, 2, 64, 1, 50, (49,), rope=LLAMA3),
+    "no rope": Case(4, 2, 64, 1, 50, (49,), rope=None, form="apart"),
+    "window": Case(4, 2, 64, 2, 300, (299, 7), options=", causal, window=50"),
+    "capped": Case(4, 2, 64, 1, 50, (30,), options=", causal, softcap=2.0, scale=0.2"),
+    "lengths": Case(4, 2, 64, 2, 50, (30, 40), lengths=(20, 0)),
+    "only read": Case(4, 2, 64, 2, 50, (30, 41), form="read"),
+    "of an encoder": Case(4, 2, 64, 2, 50, (), form="tokens", lengths=(33, 50), options=""),
+}
+
+
+def launch(case: Case, module: Module) -> Template:
+    """The launch for the attention of a case."""
+    found = decode_attention(attention_of(module), case.sizes)
+    assert isinstance(found, Fused), found
+    (template,) = found.templates
+    assert isinstance(template, Template)
+    return template
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equal_to_the_reference(name: str) -> None:
+    case = CASES[name]
+    module = case.module()
+    inputs = arrays_of(case, module, fresh())
+    got = run_templates([launch(case, module)], inputs, case.sizes)
+    check_results(case, module, inputs, got)
