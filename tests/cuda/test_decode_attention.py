@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from irc.backends.cuda.codegen.decode_attention import decode_attention
+from irc.backends.cuda.execute.compile import compile_kernel
 from irc.backends.cuda.plan import Fused, Template
 from irc.ir.core import Module
 from tests.cuda.decode_cases import Case, arrays_of, attention_of, check_results
@@ -50,3 +51,13 @@ def test_equal_to_the_reference(name: str) -> None:
     inputs = arrays_of(case, module, fresh())
     got = run_templates([launch(case, module)], inputs, case.sizes)
     check_results(case, module, inputs, got)
+
+
+ARCHITECTURES = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]
+
+
+@pytest.mark.parametrize("number", range(len(ARCHITECTURES)), ids=ARCHITECTURES)
+def test_kernels_compile_for_every_gpu(number: int) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC: pip install 'irc-compiler[cuda]'")
+    for case in list(CASES.values())[number :: len(ARCHITECTURES)]:
+        assert compile_kernel(launch(case, case.module()).kernel, ARCHITECTURES[number])
