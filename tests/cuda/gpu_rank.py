@@ -1,0 +1,37 @@
+"""One rank of a tiny model on a real GPU: a process of its own, which `benchmarks.rank` starts.
+
+The arguments are a folder, the name of a model and its mesh; the logits of a conversation go into
+FOLDER/logits{RANK}.npy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from irc.backends.base import Program
+from irc.backends.cuda.execute.load import program_of
+from irc.backends.cuda.facts import facts_of
+from irc.backends.ranks.communicator import Communicator
+from tests.cuda.test_program import compiled
+from tests.tensorrt.test_runtime import step_of
+
+ROWS, STEPS = 2, 4
+
+
+def conversation(program: Program) -> Any:
+    """The logits of some steps, of which the last are run as a graph."""
+    stream = program.open({"B": ROWS, "B_dp": ROWS // 2, "C": 32})
+    return np.stack([stream.step(step_of(ROWS, n, 3 + n))["logits"] for n in range(STEPS)])
+
+
+def run(host: Communicator, arguments: Sequence[str]) -> None:
+    """Compute the logits on one rank."""
+    folder, name, mesh = Path(arguments[0]), arguments[1], arguments[2]
+    module = compiled(name, mesh)
+    program = program_of(module, facts_of(module, folder, folder), folder, communicator=host)
+    np.save(folder / f"logits{host.rank}.npy", conversation(program))
+    program.close()

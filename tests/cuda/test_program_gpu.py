@@ -1,0 +1,54 @@
+"""Programs of plans on real GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.rank import start_ranks
+from irc.backends.cuda.execute.load import program_of
+from irc.backends.cuda.facts import facts_of
+from irc.backends.cuda.runtime import device_count
+from irc.backends.reference import ReferenceProgram
+from irc.ir.mesh import Mesh
+from tests.cuda.gpu_rank import conversation
+from tests.cuda.test_program import compiled
+
+pytestmark = pytest.mark.gpu
+
+
+def needs_gpus(count: int) -> None:
+    if device_count() < count:
+        pytest.skip(f"needs {count} GPUs")
+
+
+@pytest.mark.parametrize("programmatic", [True, False])
+@pytest.mark.parametrize("graphs", [True, False])
+def test_one_gpu(graphs: bool, programmatic: bool, tmp_path: Path) -> None:
+    needs_gpus(1)
+    module = compiled("gqa", "")
+    facts = facts_of(module, tmp_path, tmp_path)
+    program = program_of(module, facts, tmp_path, graphs=graphs, programmatic=programmatic)
+    wanted = conversation(ReferenceProgram(compiled("gqa", "")))
+    np.testing.assert_allclose(conversation(program), wanted, rtol=1e-3, atol=1e-4)
+    program.close()
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "pp=2", "dp=2", "tp=2,pp=2", "tp=4"])
+def test_several_gpus(mesh: str, tmp_path: Path) -> None:
+    ranks = Mesh.parse(mesh).ranks
+    needs_gpus(ranks)
+    wanted = conversation(ReferenceProgram(compiled("tied", "")))
+    with (tmp_path / "err").open("wb") as errors:
+        arguments = str(tmp_path), "tied", mesh
+        started = start_ranks(ranks, "tests.cuda.gpu_rank", *arguments, stderr=errors)
+        try:
+            status = started.wait(240)
+        finally:
+            started.kill()
+    assert status == 0, (tmp_path / "err").read_text()[-3000:]
+    for rank in range(ranks):
+        found = np.load(tmp_path / f"logits{rank}.npy")
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
