@@ -5,17 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from irc.backends.cuda.codegen import elements
 from irc.backends.cuda.codegen.body import ELEMENTS
 from irc.backends.cuda.codegen.kernels import elementwise
 from irc.backends.cuda.plan import Template
+from irc.backends.cuda.plan.prepare import load_tables
 from irc.ir.core import Op
 from tests.cuda.cases import cases, odd_sizes
 from tests.cuda.emulate import prepare
-from tests.ops.conftest import rng as rng
 from tests.ops.examples import EXAMPLES
 
-assert elements
+load_tables()
 OPERATIONS = sorted({cls.opname for cls in ELEMENTS} - {"rank"})
 
 

@@ -1,0 +1,67 @@
+"""Kernels of every operation compile for every GPU that the backend serves; no GPU is needed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from irc.backends.cuda.codegen.body import ELEMENTS
+from irc.backends.cuda.codegen.kernels import elementwise
+from irc.backends.cuda.kernels import compiled
+from irc.backends.cuda.plan import KERNELS, Kernel, Template
+from irc.backends.cuda.plan.prepare import load_tables
+from irc.errors import Error
+from irc.ir.core import Op
+from irc.ir.dtypes import DTYPES
+from tests.ops.example import Example, module_of, operation
+from tests.ops.examples import EXAMPLES
+
+pytest.importorskip("cuda.core", reason="no cuda-core: pip install 'irc-compiler[cuda]'")
+pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC: pip install 'irc-compiler[cuda]'")
+load_tables()
+
+
+def kernels_of(op: Op) -> list[Kernel]:
+    """The kernels of an operation whose operands are in memory."""
+    if type(op) in KERNELS:
+        made = KERNELS[type(op)](op, [*op.operands, *op.results])
+        return [each.kernel for each in made if isinstance(each, Template)]
+    if type(op) in ELEMENTS:
+        return [elementwise([value], op.operands).kernel for value in op.results]
+    return []
+
+
+def renamed(kernel: Kernel, name: str) -> str:
+    """A kernel under another name, in a scope of its own, so that one source can have many."""
+    lines = [f"#undef {k}\n#define {k} {v}" for k, v in kernel.macros.items()]
+    lines += [f"#define {kernel.name} {name}", f"namespace in_{name} {{", kernel.source, "}"]
+    lines += [f"#undef {k}" for k in (kernel.name, *kernel.macros)]
+    return "\n".join([*lines, "#undef ix", "#define ix int"])
+
+
+def some_kernels(rng: np.random.Generator) -> dict[str, Kernel]:
+    """Kernels of an example of every operation, in a dtype drawn among those that it takes."""
+    found: dict[str, Kernel] = {}
+    for examples in EXAMPLES.values():
+        example = examples[rng.integers(len(examples))]
+        for dtype in ("f32", *rng.permutation(list(DTYPES))):
+            made = _kernels(example, dtype)
+            found |= {kernel.name: kernel for kernel in made}
+            if made and dtype != "f32":
+                break
+    return found
+
+
+def _kernels(example: Example, dtype: str) -> list[Kernel]:
+    try:
+        return kernels_of(operation(module_of(example, dtype)))
+    except Error:
+        return []  # not for this dtype
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
+def test_kernels_of_every_operation_compile(arch: str, rng: np.random.Generator) -> None:
+    found = list(some_kernels(rng).values())
+    assert len(found) > 100
+    source = "\n".join(renamed(kernel, f"kernel_{i}") for i, kernel in enumerate(found))
+    compiled("every operation", source, {}, arch)
