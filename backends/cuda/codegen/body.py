@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from irc.errors import Error
 from irc.ir.core import Op, Value
-from irc.ir.dims import DimLike, Shape
+from irc.ir.dims import DimLike, Shape, symbol
 
 Index: TypeAlias = tuple[str, ...]  # a C expression per dimension: a name or a number
 # (body, op, number of the result, index) -> an expression
@@ -144,11 +144,12 @@ class Body:
         return self._find((shape, _without_ones(index, shape)))
 
     def size(self, size: DimLike) -> str:
-        """A size in C; its symbols become arguments of the kernel."""
+        """A size in C; its symbols become arguments of the kernel, called `size_B` and so on."""
         if isinstance(size, int):
             return str(size)
-        self.symbols |= dict.fromkeys(size.symbols())
-        return f"({size})"
+        names = {name: symbol(f"size_{name}") for name in size.symbols()}
+        self.symbols |= dict.fromkeys(names)
+        return f"({size.bind(names)})"
 
     def variable(self, kind: str, text: str, items: int = 0) -> str:
         """A new variable, or array of `items`; its name."""

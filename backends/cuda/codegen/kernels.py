@@ -44,8 +44,8 @@ def launch(
     arguments += [f"{v.type.dtype}* {only}out{i}" for i, v in enumerate(writes)]
     arguments += [f"{t.dtype}* {only}scratch{i}" for i, t in enumerate(scratch)]
     arguments += [f"{t.dtype}* {only}zeros{i}" for i, t in enumerate(zeros)]
-    arguments += [f"int size_{each}" for each in symbols]
-    lines = [f"  const ix {each} = size_{each};" for each in symbols]
+    arguments += [f"int given_{each}" for each in symbols]
+    lines = [f"  const ix size_{each} = given_{each};" for each in symbols]
     lines += ["  allow_next();", "  wait_for_previous();", *body.first, *body.lines, "}", ""]
     rest = f"({', '.join(arguments)}) {{\n" + "\n".join(lines)
     name = f"{name}_{sha256((helpers + rest).encode()).hexdigest()[:8]}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from irc import ops
 from irc.ir.core import Value
-from irc.ir.dims import DimLike, Shape
+from irc.ir.dims import DimLike, Shape, symbol
 
 from .body import Body, Index, element
 from .elementwise import literal, operand, register
@@ -189,9 +189,7 @@ def _iota(body: Body, op: ops.Iota, result: int, index: Index) -> str:
 
 @element(ops.Rank)
 def _rank(body: Body, op: ops.Rank, result: int, index: Index) -> str:
-    name = rank_symbol(op)
-    body.symbols[name] = None
-    return f"(int){name}"
+    return f"(int){body.size(symbol(rank_symbol(op)))}"
 
 
 def rank_symbol(op: ops.Rank) -> str:
