@@ -101,6 +101,13 @@ def largest(name: str) -> float:
     return float(finfo(kind.numpy).max) if kind.is_float else 2.0**kind.bits
 
 
+def integer_range(name: str) -> tuple[int, int]:
+    """The least and the greatest integer of `name`."""
+    iinfo: Any = ml_dtypes.iinfo
+    found = iinfo(numpy_dtype(name))
+    return int(found.min), int(found.max)
+
+
 def dtype_of(array: np.ndarray) -> str:
     """The name of a numpy array's element type."""
     found = _BY_NUMPY.get(array.dtype)

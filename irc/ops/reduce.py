@@ -12,6 +12,7 @@ from ..errors import Error
 from ..ir.core import Op
 from ..ir.declare import Operand, operation, operation_base
 from ..ir.dims import DimLike
+from ..ir.dtypes import integer_range, is_float
 from ..ir.types import TensorType
 from .elementwise import Check
 from .shapes import (
@@ -89,7 +90,8 @@ class ReduceMax(Reduction):
     """The largest element over `dims`; NaN where there is one, the least value over nothing."""
 
     def evaluate(self, x: Any) -> Any:
-        least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+        kind = self.x.type.dtype
+        least = -np.inf if is_float(kind) else integer_range(kind)[0]
         return np.max(x, axis=self.dims, keepdims=self.keep, initial=least)
 
 
@@ -98,7 +100,8 @@ class ReduceMin(Reduction):
     """The smallest element over `dims`; NaN where there is one, the greatest value over nothing."""
 
     def evaluate(self, x: Any) -> Any:
-        greatest = np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).max
+        kind = self.x.type.dtype
+        greatest = np.inf if is_float(kind) else integer_range(kind)[1]
         return np.min(x, axis=self.dims, keepdims=self.keep, initial=greatest)
 
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from irc.ir.core import Op, Value
 from irc.ir.dims import DimLike, Shape, product
-from irc.ir.dtypes import dtype as dtype_called
+from irc.ir.dtypes import integer_range, is_float
 from irc.ops import LogSoftmax, ReduceMax, ReduceMean, ReduceMin, ReduceProd, ReduceSum, Softmax
 from irc.ops.reduce import Along, Reduction
 
@@ -167,31 +167,21 @@ class Rows:
         return self.body.variable(kind, f"{self._memory}[{column}]") if self._memory else None
 
 
-def least(dtype: str) -> str:
-    """The least number of a dtype in C, minus infinity for floats."""
-    kind = dtype_called(dtype)
-    if kind.is_float:
-        return f"-{INFINITY}"
-    if kind.kind == "uint":
-        return "0"
-    return f"(-{2 ** (kind.bits - 1) - 1}LL - 1)"
-
-
-def greatest(dtype: str) -> str:
-    """The greatest number of a dtype in C, infinity for floats."""
-    kind = dtype_called(dtype)
-    if kind.is_float:
-        return INFINITY
-    return f"{2 ** (kind.bits - (kind.kind == 'int')) - 1}LL"
+def _bound(dtype: str, greatest: bool) -> str:
+    """The least or the greatest number of a dtype in C, which floats have in infinities."""
+    if is_float(dtype):
+        return INFINITY if greatest else f"-{INFINITY}"
+    number = integer_range(dtype)[greatest]
+    return f"({number + 1}LL - 1)" if number < 0 else f"{number}LL"
 
 
 def _reduction(op: Reduction) -> tuple[str, str]:
     """What a reduction starts with, and its operator."""
     dtype = op.x.type.dtype
     if isinstance(op, ReduceMax):
-        return least(dtype), "Max"
+        return _bound(dtype, greatest=False), "Max"
     if isinstance(op, ReduceMin):
-        return greatest(dtype), "Min"
+        return _bound(dtype, greatest=True), "Min"
     return ("1", "Mul") if isinstance(op, ReduceProd) else ("0", "Add")
 
 
