@@ -94,6 +94,16 @@ class Case:
         return f"module @m {dims} {{\n  {head} {{\n    {body}\n  }}\n}}\n"
 
     @property
+    def result_shape(self) -> tuple[int, int, int]:
+        """The shape of the attention's result."""
+        return self.batch, 1, self.heads * self.size
+
+    @property
+    def numpy(self) -> Any:
+        """The dtype of q, k and v in numpy."""
+        return numpy_dtype(self.dtype)
+
+    @property
     def updates(self) -> bool:
         """Whether the caches get a row."""
         return self.form in ("joined", "apart")

@@ -6,10 +6,12 @@ import pytest
 
 from irc.backends.cuda.codegen.decode_attention import decode_attention
 from irc.backends.cuda.execute.compile import compile_kernel
-from irc.backends.cuda.plan import Fused, Template
+from irc.backends.cuda.plan import Fused, Launch, Template
+from irc.backends.reference import evaluate
 from irc.ir.core import Module
-from tests.cuda.decode_cases import Case, arrays_of, attention_of, check_results
+from tests.cuda.decode_cases import Case, arrays_of, attention_of, check_results, near
 from tests.cuda.emulate import run_templates
+from tests.cuda.run_plan import HostProgram
 from tests.fresh import fresh
 
 LLAMA3 = ', theta=500000.0, kind="llama3", factor=8.0, original_positions=64'
@@ -51,6 +53,20 @@ def test_equal_to_the_reference(name: str) -> None:
     inputs = arrays_of(case, module, fresh())
     got = run_templates([launch(case, module)], inputs, case.sizes)
     check_results(case, module, inputs, got)
+
+
+def test_plans_use_it_for_one_token_only() -> None:
+    case = CASES["grouped"]
+    module = case.module()
+    inputs = {str(value.name): a for value, a in arrays_of(case, module, fresh()).items()}
+    program = HostProgram(module, fused=True)
+    (step,) = program.planners[0].plan(case.sizes).steps
+    assert isinstance(step, Launch)
+    assert step.kernel.startswith("decode_attention") and step.cluster == 2
+    got = program.run(inputs)
+    near(got["mixed"], evaluate(module, inputs)["mixed"], 0.03)
+    two = program.planners[0].plan(case.sizes | {"S": 2})
+    assert not any(name.startswith("decode_attention") for name in two.kernels)
 
 
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]

@@ -79,7 +79,7 @@ def decode_attention(op: Op, sizes: Sizes) -> Fused | str | None:
     refusal = _refusal(op, sizes)
     if refusal:
         return f"decode attention: {refusal}"
-    site = _site(op)
+    site = find_site(op)
     return Fused((template(site, sizes),), site.covers)
 
 
@@ -106,7 +106,7 @@ def _keys(op: Attention) -> DimLike:
     return op.k.type.shape[2 if op.cached else 1]
 
 
-def _site(op: Attention) -> Site:
+def find_site(op: Attention) -> Site:
     """What the kernel computes, as much as fits: the rope of q, the updates, the rope of k."""
     covers: list[Op] = [op]
     q_rope = _only_rope(op.q, op.head_dim)

@@ -15,7 +15,9 @@ from irc.errors import Error
 
 Enqueue: TypeAlias = Callable[[int], None]  # (stream)
 
-PROGRAMMATIC = 90  # the compute capability from which a kernel may start before the one in front
+# The compute capability from which a kernel may start before the one in front, and blocks form
+# clusters; below it, kernels do without either.
+PROGRAMMATIC = 90
 _PORTABLE = 8  # blocks per cluster that every GPU allows
 _PLAIN = 48 << 10  # bytes of shared memory that a kernel gets without asking
 
@@ -88,7 +90,7 @@ class CudaKernels:
             each.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             each.value.programmaticStreamSerializationAllowed = 1
             found.append(each)
-        if launch.cluster > 1:
+        if launch.cluster > 1 and self._capability >= PROGRAMMATIC:
             each = driver.CUlaunchAttribute()
             each.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             size = each.value.clusterDim
@@ -102,8 +104,6 @@ class CudaKernels:
 
         key = key_of(kernel)
         function, limits = self._functions[key], driver.CUfunction_attribute
-        if launch.cluster > 1 and self._capability < PROGRAMMATIC:
-            raise Error(f"clusters need compute capability 9.0, found {self._capability / 10}")
         if launch.shared > max(_PLAIN, self._shared.get(key, 0)):
             most = limits.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             call_driver("cuFuncSetAttribute", function, most, launch.shared)
