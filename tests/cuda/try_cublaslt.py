@@ -33,13 +33,12 @@ SHAPES = {
 }
 
 
-def plain(dtype: str, **words: int) -> Product:
-    sizes = {"batch": 1, "rows": 33, "columns": 48, "inner": 64} | words
-    return Product(dtype, dtype, **sizes)
+def plain(dtype: str, rows: int = 33, columns: int = 48, inner: int = 64) -> Product:
+    return Product(dtype, dtype, 1, rows, columns, inner)
 
 
-def codes(result: str, scales: str, **words: int) -> Product:
-    found = replace(plain("f8e4m3", **words), result=result, scales=scales)
+def codes(result: str, scales: str, rows: int = 33, columns: int = 48, inner: int = 64) -> Product:
+    found = Product("f8e4m3", result, 1, rows, columns, inner, scales=scales)
     return replace(found, x_scale=True, weight_scale=True)
 
 
@@ -98,7 +97,8 @@ class Tried:
         self.stream.wait("a product")
         for place in places:
             self.driver.free(place)
-        tolerance = TOLERANCE[product.result]
+        # tensor cores add products of codes with fewer bits than f32 has
+        tolerance = max(TOLERANCE[product.result], 5e-3 * (product.dtype == "f8e4m3"))
         away = np.abs(arrays[-1].astype(np.float64) - expected)
         return float(np.max(away / (tolerance * (1 + np.abs(expected)))))
 
