@@ -22,7 +22,7 @@ from irc.ir.layouts import join_arrays, split_array
 from irc.ir.types import TensorType
 from irc.ops.collective import REDUCTIONS
 from tests.cuda.emulate import Memory, prepare, run_kernel
-from tests.cuda.library_calls import product_of
+from tests.cuda.library_calls import attention_of, product_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -102,8 +102,8 @@ def run_steps(ranks: Sequence[HostRank], module: Module) -> None:
         for rank, step in zip(ranks, steps, strict=True):
             if isinstance(step, Launch):
                 rank.launch(step)
-            elif step.library == "cublaslt":
-                _product(rank, step)
+            elif step.library in ("cublaslt", "cudnn"):
+                _library_call(rank, step)
             else:
                 _memory_call(rank, step)
 
@@ -118,11 +118,14 @@ def _memory_call(rank: HostRank, step: LibraryCall) -> None:
         target[:count] = rank.at(step.arguments[0]).bytes[:count]
 
 
-def _product(rank: HostRank, step: LibraryCall) -> None:
+def _library_call(rank: HostRank, step: LibraryCall) -> None:
     *read, y = step.arguments
     buffers = rank.plan.buffers
     arrays = [elements(rank.at(a).bytes, buffers[a.buffer]) for a in read]
-    found = product_of(Product.of(step.settings), arrays)
+    if step.library == "cudnn":
+        found = attention_of(step.settings, arrays)
+    else:
+        found = product_of(Product.of(step.settings), arrays)
     rank.at(y).bytes[: found.nbytes] = found.reshape(-1).view(np.uint8)
 
 
