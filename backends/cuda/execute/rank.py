@@ -13,7 +13,7 @@ from irc.backends.cuda.execute.execution import PlanExecution
 from irc.backends.cuda.execute.gpu import RankGpu, connect, every_group
 from irc.backends.cuda.execute.launch import Kernels
 from irc.backends.cuda.execute.memory import Memory
-from irc.backends.cuda.execute.steps import Products, Steps
+from irc.backends.cuda.execute.steps import PREPARED, Products, Steps
 from irc.backends.cuda.execute.stream import symbols_of
 from irc.backends.cuda.execute.weights import DeviceWeights
 from irc.backends.cuda.group import Group
@@ -197,7 +197,7 @@ class CudaRank:
         plan = self._planner.plan(sizes)
         self.weights.add(self._planner.weights)
         self._kernels.load(plan.kernels.values())
-        calls = [s for s in plan.steps if isinstance(s, LibraryCall) and s.library == "cublaslt"]
+        calls = [s for s in plan.steps if isinstance(s, LibraryCall) and s.library in PREPARED]
         if calls:
             self._products().prepare(calls)
         return PlanExecution(

@@ -15,8 +15,12 @@ from irc.errors import Error
 GroupOf = Callable[[tuple[str, ...]], Group]
 
 
+# libraries whose calls are prepared before anything is captured
+PREPARED = ("cublaslt", "cudnn")
+
+
 class Products(Protocol):
-    """A library of matrix products."""
+    """Libraries of matrix products and attention."""
 
     def prepare(self, calls: Sequence[LibraryCall]) -> None:
         """Choose how to compute calls; nothing is captured meanwhile."""
@@ -69,7 +73,7 @@ class Steps:
         return self._kernels.bind(step, plan.kernels[step.kernel], values, early)
 
     def _call(self, plan: Plan, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
-        if call.library == "cublaslt":
+        if call.library in PREPARED:
             return self._products().bind(call, addresses)
         if call.library == "nccl":
             return self._collective(call, *addresses)
