@@ -97,7 +97,7 @@ def test_queries_without_keys_are_left_to_kernels() -> None:
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codegen, "is_installed", lambda: False)
     (op,) = (o for o in module_of("f16", *CASES["causal"]).main if isinstance(o, ops.Attention))
-    assert "pip install nvidia-cudnn-frontend" in str(codegen.library_attention(op, SIZES))
+    assert "irc-compiler[cudnn]" in str(codegen.library_attention(op, SIZES))
 
 
 class FakeGraph:

@@ -133,6 +133,6 @@ def find_library() -> Any:
     except Exception as error:  # a missing libcudnn is a RuntimeError
         raise Error(
             f"cuDNN is not available ({str(error).splitlines()[0]}): "
-            "pip install nvidia-cudnn-frontend nvidia-cudnn-cu13"
+            "pip install 'irc-compiler[cudnn]'"
         ) from error
     return cudnn
