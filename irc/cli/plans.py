@@ -47,7 +47,7 @@ def _print(plan: Plan, device: Device, scope: str | None) -> None:
         f"@{plan.function} at {sizes or 'fixed sizes'}: {len(plan.steps)} steps, "
         f"{sum(times):.1f} us expected on {device.name}; activations {amount(plan.arena)}"
     )
-    rows = [("  step", "runs", "operations", "bytes", "us", "source")]
+    rows: list[tuple[str, ...]] = [("  step", "runs", "operations", "bytes", "us", "source")]
     for number, (step, time) in enumerate(zip(plan.steps, times, strict=True)):
         if scope is None or _in_scope(step, scope):
             rows.append(_row(number, step, time))

@@ -273,3 +273,18 @@ def test_a_larger_plan_shares_kernels(tmp_path: Path) -> None:
     """Sizes are arguments: plans at other sizes have the same kernels."""
     planner = Planner(body("%a = softmax %x : f32[B, 6]\n%b = exp %a : f32[B, 6]\nreturn %b"))
     assert planner.plan({"B": 1}).kernels == planner.plan({"B": 9}).kernels
+
+
+@pytest.mark.parametrize(("rows", "fused"), [(1, False), (500, True)])
+def test_weights_are_unpacked_into_memory_for_many_rows_only(rows: int, fused: bool) -> None:
+    header = (
+        'weight @w : i8[64, 32] = random("w", 1, 9.0)\nweight @s : f32[64, 1] = random("s", 2, 1.0)'
+    )
+    module = module_of(
+        "func @forward(%x: f32[B, 32]) -> (f32[B, 64]) {\n"
+        "%w = dequantize @w, @s : f32[64, 32]\n%y = linear %x, %w : f32[B, 64]\nreturn %y\n}",
+        header,
+    )
+    launches = Planner(module).launches({"B": rows})
+    assert any("unpacked" in why for _, why in launches.declined) is not fused
+    assert any(value.name == "w" for value in launches.stored) is fused

@@ -6,12 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from irc.ir.core import Function, Op, Value
+from irc.analysis.cost import cost_of
+from irc.analysis.sizes import LocalSizes
+from irc.ir.core import Function, Op, Value, Weight
 from irc.ir.dims import Dim, bind, product
+from irc.ir.mesh import Mesh
 from irc.ops.collective import Exchange
 
 from .storage import Storage, leaves, view_of
 from .template import FUSIONS, KERNELS, AnyTemplate, CallTemplate, Fused, Sizes
+
+# Floating-point operations per element of a weight, from which on it is unpacked into memory: then
+# a fast product saves more than the element costs that is written and read once more.
+UNPACKING = 48
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,8 @@ class Launches:
                 if isinstance(found, Fused):
                     found = _refused(found, covered, self.function) or found
                 if isinstance(found, Fused):
+                    found = _unpacked(found, self.sizes) or found
+                if isinstance(found, Fused):
                     chosen.append(found)
                     covered.update(found.covers)
                     break
@@ -104,7 +113,7 @@ class Launches:
         return [op for op in self.function if op in found]
 
     def _unfused(self, live: Iterable[Op]) -> Iterable[Node]:
-        from irc.backends.cuda.codegen.kernels import elementwise
+        from ..codegen.kernels import elementwise
 
         for op in live:
             if isinstance(op, Exchange):
@@ -139,6 +148,31 @@ def _refused(fused: Fused, covered: set[Op], function: Function) -> str:
             if value in function.returned or not inside.issuperset(value.users):
                 return f"the result of {op.opname} is used elsewhere, too"
     return ""
+
+
+def _unpacked(fused: Fused, sizes: Sizes) -> str:
+    """Why weights are better unpacked inside of kernels than into memory, or nothing."""
+    local = LocalSizes(Mesh(), sizes)
+    flops = sum(cost_of(op, local).flops for op in fused.covers)
+    for template in fused.templates:
+        for value in template.reads:
+            if is_weight(value) and flops < UNPACKING * local.count(value.type):
+                return f"%{value.name or '_'} would be unpacked into memory for few rows"
+    return ""
+
+
+def is_weight(value: Value) -> bool:
+    """Whether a value is computed from weights alone."""
+    found, work = False, [value] if value.producer is not None else []
+    while work:
+        each = work.pop()
+        if isinstance(each, Weight):
+            found = True
+        elif each.producer is None:
+            return False
+        else:
+            work += each.producer.operands
+    return found
 
 
 def _collective(op: Exchange) -> CallTemplate:

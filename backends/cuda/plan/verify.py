@@ -32,9 +32,8 @@ def _where(plan: Plan, number: int) -> str:
 
 def _check(plan: Plan, number: int, step: Step) -> None:
     where = _where(plan, number)
-    for each in step.arguments:
-        if isinstance(each, Argument):
-            _check_argument(plan.buffers[each.buffer], each, where)
+    for each in _pointers(step):
+        _check_argument(plan.buffers[each.buffer], each, where)
     if not isinstance(step, Launch):
         return
     if step.kernel not in plan.kernels:
@@ -46,8 +45,8 @@ def _check(plan: Plan, number: int, step: Step) -> None:
             raise Error(f"{where}: the grid is {step.grid}; the most is {MOST_BLOCKS}")
     if step.grid[0] % step.cluster:
         raise Error(f"{where}: {step.grid[0]} blocks are no multiple of {step.cluster}, a cluster")
-    written = {a.buffer for s in plan.steps for a in s.arguments if _is_written(a)}
-    pointers = [each for each in step.arguments if isinstance(each, Argument)]
+    written = {a.buffer for each in plan.steps for a in _pointers(each) if a.written}
+    pointers = _pointers(step)
     for at in step.constant:
         if pointers[at].buffer in written:
             raise Error(f"{where}: {pointers[at].buffer} is written, so it is not constant")
@@ -55,8 +54,8 @@ def _check(plan: Plan, number: int, step: Step) -> None:
         raise Error(f"{where}: only a launch behind another one may start early")
 
 
-def _is_written(argument: object) -> bool:
-    return isinstance(argument, Argument) and argument.written
+def _pointers(step: Step) -> list[Argument]:
+    return [each for each in step.arguments if isinstance(each, Argument)]
 
 
 def _check_argument(buffer: Buffer, argument: Argument, where: str) -> None:
@@ -75,9 +74,7 @@ def _lifetimes(plan: Plan) -> dict[str, tuple[int, int]]:
     """The first and last step of every buffer in the arena."""
     found: dict[str, tuple[int, int]] = {}
     for number, step in enumerate(plan.steps):
-        for each in step.arguments:
-            if not isinstance(each, Argument):
-                continue
+        for each in _pointers(step):
             if each.buffer not in plan.buffers:
                 raise Error(f"{_where(plan, number)}: there is no buffer {each.buffer}")
             if plan.buffers[each.buffer].place != "arena":
@@ -89,9 +86,7 @@ def _lifetimes(plan: Plan) -> dict[str, tuple[int, int]]:
 
 
 def _writes(step: Step, buffer: str) -> bool:
-    return any(
-        _is_written(a) and a.buffer == buffer for a in step.arguments if isinstance(a, Argument)
-    )
+    return any(each.written and each.buffer == buffer for each in _pointers(step))
 
 
 def _check_overlaps(plan: Plan, lives: dict[str, tuple[int, int]]) -> None:
