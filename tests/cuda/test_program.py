@@ -10,13 +10,20 @@ import pytest
 
 import irc.passes
 from irc.backends.cuda.backend import backend
+from irc.backends.cuda.execute import gpu
+from irc.backends.cuda.execute.load import load, program_of
+from irc.backends.cuda.facts import facts_of
 from irc.backends.reference.program import ReferenceProgram
+from irc.errors import Error
+from irc.generation.greedy import greedy
 from irc.ir.core import Module
 from irc.ir.mesh import Mesh
 from irc.pipeline import run_pipeline
-from tests.cuda.fake_cuda import World
+from irc.text import parse_module
+from tests.cuda.fake_cuda import FakeCuda, World
 from tests.fresh import fresh
 from tests.sharded.models import MODELS
+from tests.tensorrt.fake_nccl import FakeNccl
 from tests.tensorrt.test_runtime import step_of
 
 assert irc.passes
@@ -50,3 +57,51 @@ def test_conversations(mesh: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(one["logits"], other["logits"], rtol=1e-4, atol=1e-5)
     world.close()
     assert [gpu.driver.memory.used for gpu in world.gpus.values()] == [0] * world.ranks
+
+
+def test_products_are_chosen_before_they_run(tmp_path: Path) -> None:
+    module = parse_module("""module @m dims(B=1:2:99) {
+      weight @w : f32[24, 16] = random("w", 1, 0.5)
+      func @forward(%x: f32[B, 16]) -> (y: f32[B, 24]) {
+        %y = linear %x, @w : f32[B, 24]
+        return %y } }""")
+    world, rng = World(module, tmp_path, fused=True), fresh()
+    program, right = world.programs[0], ReferenceProgram(module)
+    for rows in (40, 40, 40, 70):
+        x = rng.standard_normal((rows, 16)).astype(np.float32)
+        found, wanted = (each.run({"x": x})["y"] for each in (program, right))
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    assert len(world.gpus[0].called.prepared) == 2
+    world.close()
+
+
+def test_memory_for_a_plan_is_refused_with_numbers(tmp_path: Path) -> None:
+    def little(gpu: FakeCuda) -> None:
+        gpu.driver.memory.total = 1 << 16
+
+    world = World(compiled("gqa", ""), tmp_path, little)
+    with pytest.raises(Error, match="too little memory"):
+        world.programs[0].open({"B": 4, "C": 1 << 10})
+    world.close()
+
+
+def test_options_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(Error, match="no option graph; did you mean 'graphs'"):
+        load(tmp_path, {}, graph=False)
+
+
+def test_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "device_count", lambda: 0)
+    module = compiled("gqa", "")
+    with pytest.raises(Error, match=r"finds no GPU here; .* --backend onnx runs on CPU"):
+        program_of(module, facts_of(module, tmp_path, tmp_path), tmp_path)
+
+
+def test_an_artifact_runs(tmp_path: Path) -> None:
+    module = compiled("tied", "")
+    facts = backend.emit(module, tmp_path, base=tmp_path).facts
+    program = load(tmp_path, facts, gpu=lambda rank: FakeCuda(FakeNccl(), rank), fused=False)
+    summary = greedy(program, [3, 5, 7], 6, (), module.dims)
+    wanted = greedy(ReferenceProgram(module), [3, 5, 7], 6, (), module.dims)
+    assert summary.tokens == wanted.tokens
+    program.close()

@@ -4,9 +4,10 @@ results with the reference. Prints a line per operation, then what differs.
     python -m tests.cuda.try_on_gpu [--dtypes f32,bf16,i32] [--only REGEX] [--seed N] [--jobs N]
 
 Each example runs at several sizes, three times each: launched, captured, and from its graph.
-`--host` tries it without a GPU, by kernels that g++ compiles; `--plain` without graphs and
-programmatic launches; `--stepwise` waits after every launch, so that errors name their kernels.
-A process runs the examples; after a failure of the GPU another one continues behind it.
+`--host` tries it without a GPU, by kernels that g++ compiles; `--unfused` without kernels for
+several operations; `--plain` without graphs and programmatic launches; `--stepwise` waits after
+every launch, so that errors name their kernels. Processes share the examples; after a failure of
+the GPU another process continues behind it.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class Runner:
         self._options: dict[str, Any] = {"stepwise": args.stepwise}
         if args.plain:
             self._options |= {"graphs": False, "programmatic": False}
+        if args.unfused or args.host:
+            self._options["fused"] = False
 
     def gpu(self, number: int) -> CudaGpu:
         """The GPU of this process; a fake one is new for each program."""
@@ -258,6 +261,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=8, help="processes (8)")
     parser.add_argument("--host", action="store_true")
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--unfused", action="store_true")
     parser.add_argument("--stepwise", action="store_true")
     parser.add_argument("--worker", type=int, default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -25,7 +25,10 @@ from irc.errors import Error, did_you_mean
 from irc.ir.core import Module
 from irc.text import parse_module
 
-OPTIONS = ("communicator", "device", "gpu", "graphs", "programmatic", "stepwise", "timeout")
+OPTIONS = (
+    *("communicator", "device", "fused", "gpu", "graphs", "programmatic", "stepwise"),
+    "timeout",
+)
 STEPWISE = "IRC_CUDA_STEPWISE"  # the environment variable that sets this option
 _INSTEAD = "a program of plans needs one. The same module compiled with --backend onnx runs on CPU"
 
@@ -70,7 +73,8 @@ def load(folder: Path, facts: Mapping[str, Any], **options: Any) -> CudaProgram:
     """The program of an artifact.
 
     Options: `communicator`, of the ranks of the run, required for several; `device`, the number of
-    the GPU (default: the local rank); `graphs=False` uses no CUDA graphs; `programmatic=False` lets
+    the GPU (default: the local rank); `fused=False` plans without kernels for several operations;
+    `graphs=False` uses no CUDA graphs; `programmatic=False` lets
     no kernel start before the one in front of it has ended; `stepwise=True` waits after every
     launch, so that an error names its kernel; `timeout`, the seconds that work with collectives may
     take (7); `gpu`, a function from a local rank to a CudaGpu.
@@ -94,7 +98,8 @@ def program_of(module: Module, facts: Mapping[str, Any], base: Path, **options: 
     host = check_ranks(f"@{module.name}", len(facts["ranks"]), options.get("communicator"))
     number = 0 if host is None else host.rank
     own = RankFacts.of_facts(base, facts, number)  # an Error before a GPU is needed
-    planner = Planner(module, own.stage.function, number)
+    fused = options.get("fused", True)
+    planner = Planner(module, own.stage.function, number, fused=fused)
     device: int | None = options.get("device")
     if device is None:
         device = 0 if host is None else host.local_rank
