@@ -11,6 +11,7 @@ import pytest
 import irc
 from irc import ops
 from irc.backends.cuda.codegen.library_products import library_product
+from irc.backends.cuda.plan import template as templates
 from irc.backends.cuda.plan.core import LibraryCall
 from irc.backends.cuda.plan.product import Product
 from irc.backends.cuda.plan.template import CallTemplate, Fused
@@ -291,3 +292,12 @@ def test_a_plan_with_calls(rows: int) -> None:
         np.testing.assert_allclose(
             found[name].astype(np.float32), array.astype(np.float32), rtol=0.05, atol=0.2
         )
+
+
+def test_kernels_are_tried_before_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "FUSIONS", {ops.Linear: []})
+    monkeypatch.setattr(templates, "_LAST", set[Any]())
+    rules: list[Any] = [lambda op, sizes, n=n: n for n in range(3)]
+    for number, rule in enumerate(rules):
+        templates.fusion(ops.Linear, last=number == 1)(rule)
+    assert templates.FUSIONS[ops.Linear] == [rules[0], rules[2], rules[1]]

@@ -26,7 +26,7 @@ def is_installed() -> bool:
         return False
 
 
-@fusion(ops.Attention)
+@fusion(ops.Attention, last=True)
 def library_attention(op: Op, sizes: Sizes) -> Fused | str | None:
     """The call of cuDNN for an attention, or why there is none."""
     assert isinstance(op, ops.Attention)
@@ -44,7 +44,7 @@ def library_attention(op: Op, sizes: Sizes) -> Fused | str | None:
 def _refusal(op: ops.Attention, sizes: Sizes) -> str:
     """Why cuDNN is not asked; empty if it is."""
     if not is_installed():
-        return "pip install 'irc-compiler[cudnn]'"
+        return "it is not installed; pip install 'irc-compiler[cudnn]'"
     if op.q.type.dtype not in _DTYPES:
         return f"it takes {', '.join(_DTYPES)}, not {op.q.type.dtype}"
     taken = {"bias": op.bias, "mask": op.mask, "lengths": op.lengths}

@@ -62,7 +62,7 @@ class Call:
         )
 
 
-@fusion(ops.Linear, ops.Matmul)
+@fusion(ops.Linear, ops.Matmul, last=True)
 def library_product(op: Op, sizes: Sizes) -> Fused | str | None:
     """The call of cuBLASLt for a product with what follows it, or why there is none."""
     call = library_call(op)

@@ -83,15 +83,25 @@ Fusion: TypeAlias = Callable[[Any, Sizes], "Fused | str | None"]
 FUSIONS: dict[type[Op], list[Fusion]] = {}
 
 
-def fusion(*classes: type[Op]) -> Callable[[Fusion], Fusion]:
-    """Register a fusion around operations of these classes, tried after those before it."""
+def fusion(*classes: type[Op], last: bool = False) -> Callable[[Fusion], Fusion]:
+    """Register a fusion around operations of these classes, tried after those before it.
+
+    `last`: after all that are not.
+    """
 
     def register(function: Fusion) -> Fusion:
+        if last:
+            _LAST.add(function)
         for cls in classes:
-            FUSIONS.setdefault(cls, []).append(function)
+            rules = FUSIONS.setdefault(cls, [])
+            rules.append(function)
+            rules.sort(key=_LAST.__contains__)
         return function
 
     return register
+
+
+_LAST: set[Fusion] = set()
 
 
 # Makes the launches of one operation. `stored` are the values in memory; operands that are not
