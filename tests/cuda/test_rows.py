@@ -9,21 +9,33 @@ import pytest
 
 from irc.backends.cuda.codegen import moe, norms, rows, select
 from irc.backends.cuda.plan import KERNELS, Template
-from irc.ir.core import Op
+from irc.backends.cuda.plan.prepare import load_tables
+from irc.ir.core import Op, Value
 from irc.ir.dims import symbol
+from irc.ops import Maximum
 from tests.cuda.cases import cases, odd_sizes
 from tests.cuda.emulate import prepare
 from tests.ops.example import Arg, Example
 from tests.ops.examples import EXAMPLES
 
+load_tables()  # operands are computed by the elements of other files
 HERE = {module.__name__ for module in (moe, norms, rows, select)}
 OPERATIONS = sorted(cls.opname for cls, maker in KERNELS.items() if maker.__module__ in HERE)
 
 
-def launches(op: Op) -> list[Template]:
-    """The launches of an operation whose operands are in memory."""
-    made = KERNELS[type(op)](op, [*op.operands, *op.results])
+def launches(op: Op, *more: Value) -> list[Template]:
+    """The launches of an operation; its operands are in memory, or instead `more` values."""
+    made = KERNELS[type(op)](op, [*(more or op.operands), *op.results])
     return [each for each in made if isinstance(each, Template)]
+
+
+def launches_of_computed(op: Op) -> list[Template]:
+    """The launches of an operation that is changed so that its kernels compute its operands."""
+    function, args = op.parent, op.operands
+    assert function is not None
+    same = {value: function.insert(Maximum(value, value), op).results[0] for value in args}
+    op.operands = tuple(same[value] for value in args)
+    return launches(op, *args)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -56,6 +68,15 @@ LONG = [
     Example("moe_slots", (Arg((SIZE, 2), "i32", -1, 7),), {"experts": 6, "capacity": 40}),
     Example("dynamic_scale", (Arg((SIZE, 96)),), {"dtype": "i8", "block": 32}),
 ]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operands_that_are_computed_inside(name: str, rng: np.random.Generator) -> None:
+    found = cases([e for e in EXAMPLES[name] if not e.local], launches_of_computed, ("f16", "i32"))
+    prepare(each.kernel for case in found for each in case.templates)
+    for case in found:
+        assert not any(v.producer is not None for t in case.templates for v in t.reads)
+        case.check(rng, case.example.sizes)
 
 
 @pytest.mark.parametrize("example", LONG, ids=str)
