@@ -10,6 +10,7 @@ import pytest
 
 from irc.backends.cuda.codegen.kernels import elementwise
 from irc.backends.cuda.plan import Template
+from irc.backends.cuda.plan.build import Planner
 from irc.backends.cuda.plan.prepare import load_tables
 from irc.backends.reference import evaluate
 from irc.ir.core import Module, Value
@@ -196,3 +197,11 @@ def test_an_index_beyond_a_dimension_reads_nothing(rng: np.random.Generator) -> 
     zero = np.zeros(3, np.float32)
     assert np.array_equal(a, np.stack([x[0], x[3], zero, zero, zero]))
     assert np.array_equal(b, [[x[0, 0], 0], [x[1, 0], 0], [x[2, 2], 0], [x[3, 1], 0]])
+
+
+@pytest.mark.parametrize(("rows", "wide"), [(2**26 - 1, False), (2**26, True)])
+def test_indices_of_many_elements_have_64_bits(rows: int, wide: bool) -> None:
+    body = "%a = embedding %ids, %table : f32[5, 16] return %a"
+    module = module_of(body, "f32[5, 16]", ids="i32[5]", table=f"f32[{rows}, 16]")
+    (kernel,) = Planner(module).plan({}).kernels.values()
+    assert ("ix" in kernel.macros) is wide

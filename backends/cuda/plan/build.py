@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from irc.analysis.sizes import LocalSizes
-from irc.ir.core import Function, Module, Value, Weight
+from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ops import Rank
 
 from .core import Argument, Kernel, Launch, LibraryCall, Plan, Step
@@ -15,7 +15,9 @@ from .cost import bytes_of, flops_of
 from .memory import Memory
 from .nodes import Launches, Node, computed
 from .prepare import names_of, prepared
-from .template import AnyTemplate, CallTemplate
+from .template import AnyTemplate, CallTemplate, Template
+
+MANY = 2**30  # elements; a loop over the threads of a grid may count a little further
 
 
 class Planner:
@@ -108,7 +110,7 @@ class _Build:
                 *(names, source, nbytes, flops),
             )
         return Launch(
-            self._kernel(template.kernel),
+            self._kernel(self._indexed(template, operations)),
             template.grid(self.symbols),
             template.block,
             (*pointers, *(self.symbols[name] for name in template.symbols)),
@@ -120,6 +122,14 @@ class _Build:
             nbytes=nbytes,
             flops=flops,
         )
+
+    def _indexed(self, template: Template, operations: Iterable[Op]) -> Kernel:
+        """The kernel, whose indices have 64 bits where it meets a value of many elements."""
+        kernel = template.kernel
+        values = (*template.reads, *template.writes, *(v for op in operations for v in op.results))
+        if all(self.local.count(value.type) < MANY for value in values):
+            return kernel
+        return replace(kernel, macros={**kernel.macros, "ix": "long long"})
 
     def _kernel(self, kernel: Kernel) -> str:
         """The name under which the plan has a kernel; another source gets another name."""
