@@ -124,9 +124,10 @@ template <typename R, int ROWS, int D, int DV, bool kept> struct Attention {
                         R weight = shared.weights[row_of(slot, i)][first + j];
                         if (weight == (R)0) continue;  // the value of such a key may be NaN
                         own[slot].total[i] += weight;
+                        const R* row = shared.keys + j * WIDE;
                         #pragma unroll
                         for (int c = 0; c < COLUMNS; ++c)
-                            own[slot].sums[i][c] += weight * shared.keys[j * WIDE + column_of(slot, c)];
+                            own[slot].sums[i][c] += weight * row[column_of(slot, c)];
                     }
             __syncthreads();
         }
