@@ -1,0 +1,69 @@
+"""argmax and topk of long rows by several blocks per row: equal to the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from irc.backends.cuda.codegen.split_select import split_select
+from irc.backends.cuda.plan import Fused, Template
+from irc.backends.cuda.plan.prepare import load_tables
+from irc.backends.reference import evaluate
+from irc.ir.dtypes import numpy_dtype
+from irc.ops import Argmax, Topk
+from irc.text import parse_module
+from tests.cuda.emulate import run_templates
+from tests.fresh import fresh
+
+load_tables()
+
+LOGITS = "%x: {dtype}[B, {size}]"
+ARGMAX = "%y = argmax %x : i32[B]\n return %y"
+TOPK = "%v, %y = topk %x {{k={k}}} : {dtype}[B, {k}], i32[B, {k}]\n return %v, %y"
+HIDDEN = """%n = iota {{size={size}}} : i32[{size}]
+%limit = constant {{values=[20000], dtype="i32"}} : i32[]
+%real = lt %n, %limit : bool[{size}]
+%least = constant {{values=[-inf]}} : f32[]
+%wide = cast %x {{dtype="f32"}} : f32[B, {size}]
+%z = where %real, %wide, %least : f32[B, {size}]
+%v, %y = topk %z {{k={k}}} : f32[B, {k}], i32[B, {k}]
+return %v, %y"""
+TWO = "{kind}[B, {k}], i32[B, {k}]"
+CASES = {
+    "argmax": (ARGMAX, "i32[B]", "f32", 17001, 1),
+    "argmax of integers": (ARGMAX, "i32[B]", "i64", 20000, 1),
+    "topk": (TOPK, TWO, "f32", 33333, 7),
+    "topk of equals": (TOPK, TWO, "f8e4m3", 16384, 64),
+    "computed logits": (HIDDEN, TWO, "bf16", 20011, 5),
+}
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_equal_to_the_reference(name: str, threaded: bool) -> None:
+    text, results, dtype, size, k = CASES[name]
+    kind = "f32" if text is HIDDEN else dtype
+    words = {"dtype": dtype, "size": size, "k": k, "kind": kind}
+    head = f"func @main({LOGITS}) -> ({results})".format(**words)
+    body = text.format(**words)
+    module = parse_module(f"module @m dims(B=1:2:9) {{ {head} {{\n{body}\n}} }}")
+    x = fresh().normal(0, 100, (2, size)).astype(numpy_dtype(dtype))
+    if np.issubdtype(x.dtype, np.floating):
+        x[1, fresh().integers(0, size, 3)] = np.nan
+    (op,) = (op for op in module.main if isinstance(op, Argmax | Topk))
+    found = split_select(op, {"B": 2})
+    assert isinstance(found, Fused)
+    (template,) = found.templates
+    assert isinstance(template, Template)
+    assert template.grid({"B": 2}) == (size // 2048, 2, 1)
+    got = run_templates([template], {module.main.args[0]: x}, {"B": 2}, threaded)
+    for value, want in zip(op.results, evaluate(module, {"x": x}).values(), strict=True):
+        np.testing.assert_array_equal(got[value].astype(want.dtype), want)
+
+
+@pytest.mark.parametrize(("size", "batch"), [(1000, 1), (17000, 200), (17000, 0)])
+def test_rows_are_shared_only_if_there_are_few_long_ones(size: int, batch: int) -> None:
+    text = f"func @main(%x: f32[B, {size}]) -> (i32[B]) {{ {ARGMAX} }}"
+    module = parse_module(f"module @m dims(B=0:2:200) {{ {text} }}")
+    (op,) = (op for op in module.main if isinstance(op, Argmax))
+    assert split_select(op, {"B": batch}) is None
