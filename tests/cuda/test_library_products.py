@@ -301,3 +301,29 @@ def test_kernels_are_tried_before_calls(monkeypatch: pytest.MonkeyPatch) -> None
     for number, rule in enumerate(rules):
         templates.fusion(ops.Linear, last=number == 1)(rule)
     assert templates.FUSIONS[ops.Linear] == [rules[0], rules[2], rules[1]]
+
+
+NORMED = """module @m {{
+  weight @w : bf16[32, 24] = random("w", 1, 0.3)
+  func @f(%x: bf16[B, 24], %r: bf16[B, 32], %g: f32[32]) -> (bf16[B, 32], bf16[B, 32]) {{
+    %p = linear %x, @w : bf16[B, 32]
+    %n, %t = add_rms_norm {0}, %g {{eps=1e-05, offset=0.5}} : bf16[B, 32], bf16[B, 32]
+    return %n, %t
+  }}
+}}"""
+
+
+@pytest.mark.parametrize("order", ["%p, %r", "%r, %p"])
+def test_a_sum_that_is_normalized(order: str) -> None:
+    module = parse_module(NORMED.format(order))
+    rng = fresh()
+    inputs = {str(arg.name): drawn(arg, rng) for arg in module.main.args}
+    program = HostProgram(module, fused=True)
+    first, _ = program.planners[0].plan(SIZES).steps
+    assert isinstance(first, LibraryCall)
+    assert first.settings["residual"]
+    found, expected = program.run(inputs), irc.evaluate(module, inputs)
+    for name, array in expected.items():
+        np.testing.assert_allclose(
+            found[name].astype(np.float32), array.astype(np.float32), rtol=0.05, atol=0.05
+        )

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from irc import ops
-from irc.backends.cuda.plan.product import Product, Settings
-from irc.backends.cuda.plan.template import CallTemplate, Fused, Sizes, fusion
 from irc.ir.core import Op, Value, Weight
 from irc.ir.dims import Dim, DimLike, Shape, bind
 from irc.ir.dims import product as count
 from irc.ir.types import TensorType
 from irc.ops.shapes import shape_text
 from irc.weights import Cast
+
+from ..plan.product import Product, Settings
+from ..plan.template import CallTemplate, Fused, Sizes, fusion
+from .norms import norm_of_sum
 
 _DTYPES = ("f32", "f16", "bf16")
 _CODES = "f8e4m3"
@@ -65,35 +67,53 @@ class Call:
 @fusion(ops.Linear, ops.Matmul, last=True)
 def library_product(op: Op, sizes: Sizes) -> Fused | str | None:
     """The call of cuBLASLt for a product with what follows it, or why there is none."""
-    call = library_call(op)
+    return _fused(library_call(op, sizes), sizes)
+
+
+@fusion(ops.AddRmsNorm, last=True)
+def library_product_with_norm(op: Op, sizes: Sizes) -> Fused | str | None:
+    """The call for a product and the sum, then a launch of the norm alone."""
+    assert isinstance(op, ops.AddRmsNorm)
+    for value, residual in ((op.x, op.residual), (op.residual, op.x)):
+        made = value.producer
+        if not isinstance(made, ops.Linear | ops.Matmul) or _only_user(value) is not op:
+            continue
+        call = library_call(made, sizes)
+        if isinstance(call, Call):
+            reads = {**call.reads, "residual": residual}
+            call = replace(_followed(call, op), reads=reads, writes=op.results[1])
+        found = _fused(call, sizes)
+        if not isinstance(found, Fused):
+            return found
+        return Fused((*found.templates, norm_of_sum(op)), found.covers)
+    return None
+
+
+def _fused(call: Call | str, sizes: Sizes) -> Fused | str | None:
     if isinstance(call, str):
         return call
-    found = call.product(sizes)
-    if found.is_empty:
+    product = call.product(sizes)
+    if product.is_empty:
         return None
-    if not found.inner:
+    if not product.inner:
         return "cuBLASLt does not sum over 0 elements"
-    if found.dtype == _CODES and (found.columns % _MULTIPLE or found.inner % _MULTIPLE):
-        plain = _plain(op)
-        return plain if isinstance(plain, str) else Fused((plain.template(),), plain.operations)
     return Fused((call.template(),), call.operations)
 
 
-def library_call(op: Op) -> Call | str:
+def library_call(op: Op, sizes: Sizes) -> Call | str:
     """The call for a linear or matmul and the operations around it, or why there is none."""
-    if isinstance(op, ops.Linear):
-        call = _of_codes(op)
-        if call is not None:
-            return _with_epilogue(call)
-    return _plain(op)
-
-
-def _plain(op: Op) -> Call | str:
-    """The call that multiplies the operands as they are."""
+    call = _of_codes(op) if isinstance(op, ops.Linear) else None
+    if call is not None and _divides(call.product(sizes)):
+        return _with_epilogue(call)
     if op.operands[0].type.dtype not in _DTYPES:
         return f"cuBLASLt is for {', '.join(_DTYPES)}, not {op.operands[0].type.dtype}"
-    call = _linear(op) if isinstance(op, ops.Linear) else _matmul(op)
-    return call if isinstance(call, str) else _with_epilogue(call)
+    plain = _linear(op) if isinstance(op, ops.Linear) else _matmul(op)
+    return plain if isinstance(plain, str) else _with_epilogue(plain)
+
+
+def _divides(product: Product) -> bool:
+    """Whether the sizes are those that products of codes may have."""
+    return product.columns % _MULTIPLE == 0 and product.inner % _MULTIPLE == 0
 
 
 def _linear(op: ops.Linear) -> Call:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from irc.ir.core import Op, Value
 from irc.ir.dims import DimLike, exact_divide
@@ -75,6 +76,17 @@ def rms_norm(op: RmsNorm | AddRmsNorm, stored: Collection[Value]) -> list[Templa
             done = f"mul({x} / {root}, ({norm.kind})add({weight}, {offset}))"
             body.line(f"store(out0, {body.place(op.results[0], index)}, {done});")
     return [rows.launch(op)]
+
+
+def norm_of_sum(op: AddRmsNorm) -> Template:
+    """The launch of the norm alone, where another one computes the sum."""
+    total, weight = (Value(v.type, None, 0) for v in (op.results[1], op.weight))
+    norm = RmsNorm(total, weight, eps=op.eps, offset=op.offset)
+    (found,) = rms_norm(norm, {total, weight, norm.result})
+    assert isinstance(found, Template)
+    real = {total: op.results[1], weight: op.weight}
+    reads = tuple(real[value] for value in found.reads)
+    return replace(found, reads=reads, writes=(op.results[0],), operations=(op,))
 
 
 @kernels_of(LayerNorm, AddLayerNorm)
