@@ -1,0 +1,112 @@
+// Copies that go on while a warp computes, and codes as pairs of 16-bit floats.
+
+#ifndef EMULATED_WARPS
+INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+// For what is read once: it makes room in the L2 cache first.
+INLINE u64 read_once() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+INLINE void copy16(void* to, const void* from, u64 policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(
+                     shared_address(to)), "l"(from), "l"(policy) : "memory");
+}
+INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until no more than LEFT groups of copies of this thread are under way.
+template <int LEFT> INLINE void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+#if __CUDA_ARCH__ >= 890
+INLINE u32 half2_e4m3(u32 pair) {  // of the low 16 bits
+    u32 found;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(found) : "h"((u16)pair));
+    return found;
+}
+#define E4M3_FACTOR 1.0f
+#endif
+
+#if __CUDA_ARCH__ >= 900
+// One bulk copy at a time per barrier; phases of a barrier are told apart by their parity.
+INLINE void barrier_init(u64* barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+}
+INLINE void barriers_visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+INLINE void barrier_wait(u64* barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+                     "selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+    } while (!done);
+}
+INLINE void bulk_copy(void* to, const void* from, u32 nbytes, u64* barrier, u64 policy) {
+    u32 on = shared_address(barrier);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(on), "r"(nbytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(nbytes), "r"(on), "l"(policy) : "memory");
+}
+#endif
+#endif
+#ifndef E4M3_FACTOR
+// The bits as those of an f16, whose exponent is larger by 8.
+INLINE u32 half2_e4m3(u32 pair) {
+    const u32 bits = __byte_perm(pair, 0, 0x1404);
+    return (bits & 0x80008000u) | ((bits >> 1) & 0x3f803f80u);
+}
+#define E4M3_FACTOR 256.0f
+#endif
+
+INLINE uint4 load16(const void* p) { return *(const uint4*)p; }
+INLINE float warp_sum(float x) {
+    #pragma unroll
+    for (int step = 16; step; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+// Eight neighbouring codes of type W as four pairs of T, which are exact. The number of a code is
+// (T - base) * factor. Pairs of codes of four bits are the elements k and k + 4.
+template <typename W, typename T> struct Codes {  // of 16 bits
+    static constexpr float base = 0.0f, factor = 1.0f;
+    INLINE static void pairs(const u32* words, u32 (&pair)[4]) {
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) pair[k] = words[k];
+    }
+};
+template <> struct Codes<f8e4m3, f16> {
+    static constexpr float base = 0.0f, factor = E4M3_FACTOR;
+    INLINE static void pairs(const u32* words, u32 (&pair)[4]) {
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) pair[k] = half2_e4m3(words[k / 2] >> 16 * (k % 2));
+    }
+};
+template <> struct Codes<f8e5m2, f16> {
+    static constexpr float base = 0.0f, factor = 1.0f;
+    INLINE static void pairs(const u32* words, u32 (&pair)[4]) {
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) pair[k] = __byte_perm(words[k / 2], 0, k % 2 ? 0x3424 : 0x1404);
+    }
+};
+template <u32 flipped> struct Bytes {  // 1024 + the byte, as an f16
+    static constexpr float base = flipped ? 1152.0f : 1024.0f, factor = 1.0f;
+    INLINE static void pairs(const u32* words, u32 (&pair)[4]) {
+        #pragma unroll
+        for (int k = 0; k < 4; ++k)
+            pair[k] = __byte_perm(words[k / 2] ^ flipped, 0x64646464u, k % 2 ? 0x4342 : 0x4140);
+    }
+};
+template <> struct Codes<i8, f16> : Bytes<0x80808080u> {};
+template <> struct Codes<u8, f16> : Bytes<0u> {};
+template <u32 zero, int number> struct HalfBytes {  // a power of two + the code
+    static constexpr float base = number, factor = 1.0f;
+    INLINE static void pairs(const u32* words, u32 (&pair)[4]) {
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) pair[k] = ((words[0] >> 4 * k) & 0x000f000fu) ^ zero;
+    }
+};
+template <> struct Codes<u4, bf16> : HalfBytes<0x43004300u, 128> {};
+template <> struct Codes<i4, bf16> : HalfBytes<0x43084308u, 136> {};
+template <> struct Codes<u4, f16> : HalfBytes<0x64006400u, 1024> {};
+template <> struct Codes<i4, f16> : HalfBytes<0x64086408u, 1032> {};
