@@ -5,7 +5,7 @@ struct Copies {
     std::vector<Copy> open;                 // of no group yet
     std::vector<std::vector<Copy>> groups;  // the oldest first
 };
-static Copies copies[1024];  // of each thread
+static Copies copies[1024];  // of each thread of a block
 
 inline u64 read_once() { return 0; }
 inline void copy16(void* to, const void* from, u64) {
@@ -28,7 +28,7 @@ inline void barrier_init(u64* barrier) { *barrier = 0; }
 inline void barriers_visible() {}
 inline void barrier_wait(u64* barrier, u32 parity) {
     while (*(volatile u64*)barrier % 2 == parity)
-        swapcontext(&fibers[threadIdx.x].context, &host_context);
+        swapcontext(&fibers[current].context, &host_context);
 }
 inline void bulk_copy(void* to, const void* from, u32 nbytes, u64* barrier, u64) {
     std::memcpy(to, from, nbytes);

@@ -29,8 +29,9 @@ from irc.ir.dtypes import dtype, dtype_of, packed, unpacked
 from irc.ir.types import TensorType
 
 Array: TypeAlias = np.ndarray[Any, Any]
-HOST, WARPS = (
-    Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("host.h", "warps.h")
+HOST, WARPS, COPIES = (
+    Path(__file__).with_name(name).read_text(encoding="utf-8")
+    for name in ("host.h", "warps.h", "copies.h")
 )
 COMPILER = shutil.which("g++")
 CANARY = 64  # bytes on both sides of every memory
@@ -52,7 +53,7 @@ def prepare(kernels: Iterable[Kernel], threaded: bool = False) -> None:
     if not new:
         return
     first = len(_FUNCTIONS)
-    parts = [HOST, PRELUDE, WARPS]
+    parts = [HOST, PRELUDE, WARPS, COPIES]
     for i, kernel in enumerate(new.values(), first):
         parts.append(_renamed(kernel, f"run_{i}"))
     source = Path(_FOLDER.name, f"kernels{first}.cpp")

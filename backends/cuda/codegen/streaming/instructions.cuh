@@ -17,15 +17,6 @@ INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"
 template <int LEFT> INLINE void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
-#if __CUDA_ARCH__ >= 890
-INLINE u32 half2_e4m3(u32 pair) {  // of the low 16 bits
-    u32 found;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(found) : "h"((u16)pair));
-    return found;
-}
-#define E4M3_FACTOR 1.0f
-#endif
-
 #if __CUDA_ARCH__ >= 900
 // One bulk copy at a time per barrier; phases of a barrier are told apart by their parity.
 INLINE void barrier_init(u64* barrier) {
@@ -50,13 +41,21 @@ INLINE void bulk_copy(void* to, const void* from, u32 nbytes, u64* barrier, u64 
 }
 #endif
 #endif
-#ifndef E4M3_FACTOR
-// The bits as those of an f16, whose exponent is larger by 8.
+
+// Two e4m3 of the low 16 bits as f16, divided by the factor.
+#if !defined(EMULATED_WARPS) && __CUDA_ARCH__ >= 890
+constexpr float E4M3_FACTOR = 1.0f;
+INLINE u32 half2_e4m3(u32 pair) {
+    u32 found;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(found) : "h"((u16)pair));
+    return found;
+}
+#else
+constexpr float E4M3_FACTOR = 256.0f;  // the exponents of f16 are larger by 8
 INLINE u32 half2_e4m3(u32 pair) {
     const u32 bits = __byte_perm(pair, 0, 0x1404);
     return (bits & 0x80008000u) | ((bits >> 1) & 0x3f803f80u);
 }
-#define E4M3_FACTOR 256.0f
 #endif
 
 INLINE uint4 load16(const void* p) { return *(const uint4*)p; }

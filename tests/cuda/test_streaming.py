@@ -1,0 +1,167 @@
+"""Streaming products on the host, with all threads of their blocks, against numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from irc.backends.cuda.codegen.norms import rms_norm
+from irc.backends.cuda.codegen.streaming.choices import H200, TARGET, Codes, Target, one_row, tiles
+from irc.backends.cuda.execute.compile import compile_kernel
+from irc.backends.cuda.plan import Kernel
+from irc.backends.cuda.plan.build import Planner
+from irc.backends.cuda.plan.template import Fused, Template
+from irc.text import parse_module
+from tests.cuda.emulate import prepare, run_templates
+from tests.cuda.streaming_cases import SCHEMES, Case, fused
+
+assert rms_norm
+SMALL = Target(multiprocessors=3)
+OLD = Target(80, 3, 163 << 10)
+NARROW = Target(89, 3, 99 << 10)
+ARCHITECTURES = {
+    "sm_80": Target(80, 108, 163 << 10),
+    "sm_89": Target(89, 142, 99 << 10),
+    "sm_90": H200,
+    "sm_100": Target(100, 148, 227 << 10),
+    "sm_120": Target(120, 170, 99 << 10),
+}
+CASES = [
+    (SMALL, Case("float", "bf16", "norm", 1, 37, 1024)),
+    (SMALL, Case("float", "bf16", "norm gated bias", 1, 101, 2048)),
+    (SMALL, Case("float", "f16", "bias residual", 1, 120, 1792)),
+    (SMALL, Case("float", "f16", "norm gated", 16, 101, 1024)),
+    (SMALL, Case("float", "bf16", "residual", 3, 2, 64)),
+    (OLD, Case("float", "bf16", "norm residual", 1, 37, 192)),
+    (NARROW, Case("float", "bf16", "norm gated", 13, 70, 3072)),
+    *((SMALL, Case(scheme, "bf16", "norm", 1, 101, 1024)) for scheme in SCHEMES),
+    *((SMALL, Case(scheme, "f16", "gated bias", 5, 37, 512)) for scheme in SCHEMES),
+    *((NARROW, Case(scheme, "bf16", "norm residual", 16, 70, 1536)) for scheme in SCHEMES),
+    *((OLD, Case(scheme, "f16", "norm", 2, 70, 768)) for scheme in SCHEMES),
+]
+
+
+@pytest.fixture(autouse=True)
+def _target() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
+    token = TARGET.set(H200)
+    yield
+    TARGET.reset(token)
+
+
+def template_of(case: Case) -> Template:
+    found = fused(case)
+    assert isinstance(found, Fused), found
+    (template,) = found.templates
+    assert isinstance(template, Template)
+    return template
+
+
+@pytest.fixture(scope="module")
+def compiled() -> None:
+    """All cases compiled at once, which is faster."""
+    kernels: list[Kernel] = []
+    for target, case in CASES:
+        TARGET.set(target)
+        kernels.append(template_of(case).kernel)
+    prepare(kernels)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(("target", "case"), CASES, ids=[f"{t.capability} {c}" for t, c in CASES])
+def test_results_are_those_of_numpy(target: Target, case: Case) -> None:
+    TARGET.set(target)
+    template = template_of(case)
+    inputs = case.inputs(template.reads, np.random.default_rng())
+    found = run_templates([template], inputs, {"B": case.rows})[template.writes[0]]
+    assert case.error(found, case.expected(inputs)) <= 1, template.kernel.name
+
+
+def test_numbers_that_f16_cannot_hold_are_scaled() -> None:
+    TARGET.set(SMALL)
+    case = Case("int8", "bf16", "", 2, 33, 256)
+    template = template_of(case)
+    inputs = case.inputs(template.reads, np.random.default_rng())
+    x = next(value for value in inputs if value.name == "x")
+    inputs[x] = (inputs[x] * np.array([[2.0**40], [2.0**-60]])).astype(inputs[x].dtype)
+    found = run_templates([template], inputs, {"B": 2})[template.writes[0]]
+    sizes = np.array([[2.0**40], [2.0**-60]], np.float32)
+    assert case.error(found.astype(np.float32) / sizes, case.expected(inputs) / sizes) <= 1
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+@pytest.mark.parametrize("target", ARCHITECTURES.values(), ids=ARCHITECTURES)
+def test_blocks_have_a_multiprocessor_of_their_own(scheme: str, rows: int, target: Target) -> None:
+    """With two blocks on some multiprocessors and none on others, a step takes a fifth longer."""
+    TARGET.set(target)
+    for form, n, k in (("norm gated", 14336, 4096), ("residual", 4096, 14336), ("", 128256, 2048)):
+        found = fused(Case(scheme, "bf16", form, rows, n, k))
+        if isinstance(found, str):
+            assert "no shared memory" in found
+            assert (target.shared, rows) == (99 << 10, 16)
+            continue
+        (template,) = found.templates
+        assert isinstance(template, Template)
+        assert template.grid({}) == (target.multiprocessors, 1, 1)
+        assert target.shared / 2 < template.shared({}) <= target.shared
+
+
+def test_rings_have_two_stages_or_more() -> None:
+    for k in range(1024, 40000, 128):
+        for found in (one_row(4096, k, False, H200), tiles(4096, k, True, Codes(8, k), 16, H200)):
+            assert isinstance(found, str) or found.constants["STAGES"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (Case("float", "bf16", "", 17, 64, 64), "17 rows are more than the 16"),
+        (Case("float", "bf16", "", 1, 64, 96), "a row of 96 weights of 16 bits is no multiple"),
+        (Case("int4", "bf16", "", 1, 64, 384), "a row of 384 weights of 4 bits is no multiple"),
+    ],
+)
+def test_reasons(case: Case, reason: str) -> None:
+    found = fused(case)
+    assert isinstance(found, str)
+    assert reason in found
+
+
+MODEL = """module @m dims(B=1:1:64) {
+  file @c = "c"
+  weight @gain : bf16[256] = @c["gain"]
+  weight @a : bf16[256, 256] = @c["a"]
+  weight @b : bf16[256, 256] = @c["b"]
+  weight @d : bf16[256, 256] = @c["d"]
+  func @main(%x: bf16[B, 256]) -> (bf16[B, 256]) {
+    %o = linear %x, @a : bf16[B, 256]
+    %h, %t = add_rms_norm %o, %x, @gain {eps=1e-05} : bf16[B, 256], bf16[B, 256]
+    %g = linear %h, @b : bf16[B, 256]
+    %u = linear %h, @d : bf16[B, 256]
+    %s = silu %g : bf16[B, 256]
+    %m = mul %s, %u : bf16[B, 256]
+    %y = linear %m, @a : bf16[B, 256]
+    %z = add %y, %t : bf16[B, 256]
+    return %z
+  }
+}"""
+
+
+def test_a_decoder_layer_is_three_products() -> None:
+    """Nothing is left between them: norms are inside, and the norm of its own has no reader."""
+    launches = Planner(parse_module(MODEL, "m")).plan({"B": 1}).steps
+    names = [getattr(step, "kernel", "") for step in launches]
+    assert [name.partition("_")[0] for name in names] == ["stream"] * 3
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_sources_compile(architecture: str) -> None:
+    TARGET.set(ARCHITECTURES[architecture])
+    schemes = ("float", "int8", "fp8", "uint4")
+    cases = [Case(s, "bf16", "norm gated bias", r, 512, 1024) for s in schemes for r in (1, 8)]
+    for case in (*cases, Case("float", "f16", "residual", 1, 512, 1024)):
+        try:
+            assert compile_kernel(template_of(case).kernel, architecture)
+        except ImportError:
+            pytest.skip("NVRTC is not installed")
