@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -59,10 +59,11 @@ class Launches:
         self._positions = {op: i for i, op in enumerate(function)}
         fused = self._fused() if fuse else []
         while True:
-            live = self._live(fused)
-            storage = Storage(function, live, *_touched(fused))
+            live, needed = self._live(fused)
+            used = [_with_readers(each, needed) for each in fused]
+            storage = Storage(function, live, *_touched(used))
             self.stored: Mapping[Value, str] = storage.reasons
-            nodes = [*self._unfused(live), *map(self._node, fused)]
+            nodes = [*self._unfused(live), *(self._node(each) for each in used if each.templates)]
             ordered = in_order(nodes)
             if ordered is not None:
                 self.nodes = ordered
@@ -94,9 +95,9 @@ class Launches:
     def _node(self, fused: Fused) -> Node:
         return Node(min(self._positions[op] for op in fused.covers), fused.templates)
 
-    def _live(self, fused: Sequence[Fused]) -> list[Op]:
-        """The operations that have to run and are not fused, in order."""
-        writers = {v: each for each in fused for t in each.templates for v in t.writes}
+    def _live(self, fused: Sequence[Fused]) -> tuple[list[Op], set[Value]]:
+        """The operations that have to run and are not fused, in order; the values that are read."""
+        writers = {v: t for each in fused for t in each.templates for v in t.writes}
         found: set[Op] = set()
         seen: set[Value] = set()
         work = list(self.function.returned)
@@ -106,11 +107,11 @@ class Launches:
                 continue
             seen.add(value)
             if value in writers:
-                work += [v for t in writers[value].templates for v in read_by(t)]
+                work += read_by(writers[value])
             elif value.producer is not None:
                 found.add(value.producer)
                 work += value.producer.operands
-        return [op for op in self.function if op in found]
+        return [op for op in self.function if op in found], seen
 
     def _unfused(self, live: Iterable[Op]) -> Iterable[Node]:
         from ..codegen.kernels import elementwise
@@ -127,6 +128,12 @@ class Launches:
 
     def _in_memory(self, value: Value) -> bool:
         return value.producer is None or value in self.stored
+
+
+def _with_readers(fused: Fused, needed: Collection[Value]) -> Fused:
+    """The launches that write what is read."""
+    kept = [each for each in fused.templates if any(value in needed for value in each.writes)]
+    return Fused(tuple(kept), fused.covers)
 
 
 def _touched(fused: Iterable[Fused]) -> tuple[set[Value], set[Value]]:
