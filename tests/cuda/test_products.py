@@ -163,10 +163,14 @@ WHOLE = [example for example in LARGER if example.op != "cache_update"]
 
 
 @pytest.mark.parametrize("example", WHOLE, ids=str)
-def test_threads_share_memory(example: Example, rng: np.random.Generator) -> None:
+def test_all_threads_and_wide_indices(example: Example, rng: np.random.Generator) -> None:
     module = module_of(example, "f32")
-    templates, inputs = _templates(module), inputs_of(example, "f32", rng)
-    got = _emulated(module, templates, inputs, example.sizes, threaded=True)
+    inputs = inputs_of(example, "f32", rng)
+    wide = [
+        replace(each, kernel=replace(each.kernel, macros={"ix": "long long"}))
+        for each in _templates(module)
+    ]
+    got = _emulated(module, wide, inputs, example.sizes, threaded=True)
     for each, wanted in zip(got, run(example, "f32", inputs), strict=True):
         _check(each, wanted, "f32")
 

@@ -10,7 +10,7 @@ from irc.ops.attention import CacheUpdate
 
 from ..plan.template import Template, kernels_of
 from .body import Body
-from .kernels import blocks, launch
+from .kernels import blocks, each_thing, launch
 
 
 @kernels_of(CacheUpdate)
@@ -22,15 +22,16 @@ def cache_update(op: Op, stored: Collection[Value]) -> list[Template]:
     _, heads, capacity, width = op.cache.type.shape
     batch, tokens, features = op.new.type.shape
     count = body.variable("const ix", body.size(product((batch, tokens, features))))
-    first, step = "blockIdx.x * blockDim.x + threadIdx.x", "gridDim.x * blockDim.x"
-    with body.block(f"for (ix e = {first}; e < {count}; e += {step})"):
+    with body.block(each_thing(count)):
         # In the order of the cache, where the tokens of a head lie together.
-        b, h, i, d = body.unflattened("e", (batch, heads, tokens, width))
+        b, h, token, d = body.unflattened("i", (batch, heads, tokens, width))
         past = body.element(op.past, (b,))
-        with body.block(f"if ({past} >= 0 && {past} < {body.size(capacity)} - {i})"):
+        with body.block(f"if ({past} >= 0 && {past} < {body.size(capacity)} - {token})"):
             feature = body.variable("const ix", f"{h} * {body.size(width)} + {d}")
-            place = body.place(op.result, (b, h, body.variable("const ix", f"(ix){past} + {i}"), d))
-            body.line(f"store(out0, {place}, {body.element(op.new, (b, i, feature))});")
+            place = body.place(
+                op.result, (b, h, body.variable("const ix", f"(ix){past} + {token}"), d)
+            )
+            body.line(f"store(out0, {place}, {body.element(op.new, (b, token, feature))});")
     return [
         launch(
             "cache_update",

@@ -61,8 +61,8 @@ INLINE void products_by_tile(const Sizes& s, X x, Y y, Out out) {
 // One sum per thread: for few rows or columns. `at` sets z, m and n by the number of a result.
 template <typename R, class At, class X, class Y, class Out>
 INLINE void products_by_thread(const Sizes& s, At at, X x, Y y, Out out) {
-    ix count = s.batches * s.rows * s.columns;
-    for (ix e = (ix)blockIdx.x * blockDim.x + threadIdx.x; e < count; e += gridDim.x * blockDim.x) {
+    const ix count = s.batches * s.rows * s.columns, step = (ix)gridDim.x * (ix)blockDim.x;
+    for (ix e = (ix)blockIdx.x * (ix)blockDim.x + (ix)threadIdx.x; e < count; e += step) {
         ix z, m, n;
         at(e, z, m, n);
         R sum = 0;
