@@ -148,6 +148,16 @@ class CudaEvent:
     def wait(self) -> None:
         call("cudaEventSynchronize", self._event)
 
+    def is_done(self) -> bool:
+        """Whether the stream has reached this place; an Error where the GPU has failed."""
+        from cuda.bindings import runtime
+
+        (status,) = runtime.cudaEventQuery(self._event)
+        errors = runtime.cudaError_t
+        if status in (errors.cudaSuccess, errors.cudaErrorNotReady):
+            return status == errors.cudaSuccess
+        raise Error(f"{FAILED}: {status.name}")
+
     def ms_until(self, later: CudaEvent) -> float:
         """Milliseconds from this event to a later one; both are done."""
         return float(call("cudaEventElapsedTime", self._event, later._event))

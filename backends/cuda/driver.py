@@ -37,6 +37,10 @@ class Gpu:
 class Event(Protocol):
     """A place in a stream."""
 
+    def is_done(self) -> bool:
+        """Whether the stream has reached this place; an Error where the GPU has failed."""
+        ...
+
     def wait(self) -> None:
         """Wait until the stream has reached this place."""
         ...

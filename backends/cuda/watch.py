@@ -10,6 +10,7 @@ from threading import Event, Thread
 from irc.backends.ranks.communicator import PeerError
 from irc.errors import Error
 
+from .driver import Event as StreamEvent
 from .driver import Stream
 from .group import Group, abort
 
@@ -19,9 +20,12 @@ _CHECK = 0.05  # seconds between health checks
 
 
 def wait(
-    stream: Stream, groups: Sequence[Group], what: str = "the work", seconds: float | None = None
+    stream: Stream | StreamEvent,
+    groups: Sequence[Group],
+    what: str = "the work",
+    seconds: float | None = None,
 ) -> None:
-    """Wait until a stream is done, whose collectives belong to these groups.
+    """Wait until a stream, or a place in it, is done, whose collectives belong to these groups.
 
     All groups are aborted and a PeerError raised once the run, NCCL or the GPU has failed, or after
     `seconds` (default: the timeout of the groups).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -73,6 +73,7 @@ def greedy(
     first = time.perf_counter()
     tokens: list[int] = []
     stop: Stop = "count"
+    following = session.following(token, min(most - 1, slots - session.length))
     while len(tokens) < most:
         if token in ends:
             stop = "end"
@@ -84,7 +85,7 @@ def greedy(
         if session.length + session.multiple > slots:
             stop = "capacity"
             break
-        token = session.step([token])
+        token = next(following)
     done = time.perf_counter()
     return Summary(tuple(tokens), len(prompt), stop, first - began, done - first)
 
@@ -122,6 +123,16 @@ class _Session:
                 f"compile with a larger --dims S=min:typical:max, at best max={total}"
             )
         return self.chunk - self.multiple
+
+    def following(self, token: int, count: int) -> Iterator[int]:
+        """The tokens after `token`, of which the caller takes at most `count`."""
+        ahead = self.rows.ahead(token, count)
+        for tokens in ahead or ():
+            self.length += 1
+            yield int(tokens[0])
+        while ahead is None:
+            token = self.step([token])
+            yield token
 
     def step(self, ids: Sequence[int], least: int = 0, total: int = 0) -> int:
         """The most likely token after `ids`, see `Rows.next_tokens`."""

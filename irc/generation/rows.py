@@ -8,7 +8,7 @@ either states of capacity C, or grow by concatenation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -26,6 +26,7 @@ Arrays: TypeAlias = dict[str, Array]
 
 
 _PAST = "past_key_value"  # the begin of the names of caches
+_ADVANCED = ("positions", "past_lengths")  # inputs that grow by one with each token
 _MASK = "attention_mask"  # i32 [B, past + S]: 1 for a token, 0 for padding
 
 
@@ -99,6 +100,29 @@ class Rows:
             found = results[NEXT_TOKENS]
             return found if found.ndim == 1 else call.last(found)
         return self._last(results, call).argmax(-1)
+
+    def ahead(self, token: int, count: int) -> Iterator[Array] | None:
+        """The next tokens [rows] after `token` in every row, step by step, at most `count`.
+
+        They come from a stream that feeds each token back on its device. None where the program
+        has no such stream, or is not a plain language model that returns the tokens.
+        """
+        follow = getattr(self.stream, "follow", None)
+        names = {port.name for port in self.inputs}
+        plain = names <= {"input_ids", *_ADVANCED, "logit_positions"} and not self.extra
+        if follow is None or not plain or self.multiple > 1 or count < 1:
+            return None
+        call = _Call(self, [[token]] * self.count, 0, 0)
+        inputs = {port.name: call.value(port) for port in self.inputs}
+        advanced = [name for name in _ADVANCED if name in names]
+        found = follow(inputs, {"input_ids": NEXT_TOKENS}, advanced, count)
+        return None if found is None else self._followed(found, inputs)
+
+    def _followed(self, found: Iterator[Arrays], inputs: Arrays) -> Iterator[Array]:
+        for each in found:
+            results = checked(self.program, each, inputs)
+            self.past = self.past + 1
+            yield results[NEXT_TOKENS][:, -1]
 
     def _call(
         self, tokens: Sequence[Sequence[int]], least: int = 0, total: int = 0

@@ -29,12 +29,13 @@ from tests.tensorrt.test_runtime import step_of
 assert irc.passes
 
 
-def compiled(name: str, mesh: str) -> Module:
-    """A model after the backend's passes."""
+def compiled(name: str, mesh: str, first: str = "") -> Module:
+    """A model after the passes `first`, then those of the backend."""
     module = MODELS[name]()
     if mesh:
         module.mesh = Mesh.parse(mesh)
-    run_pipeline(module, backend.sharded_pipeline if mesh else backend.default_pipeline)
+    pipeline = backend.sharded_pipeline if mesh else backend.default_pipeline
+    run_pipeline(module, f"{first}, {pipeline}" if first else pipeline)
     return module
 
 
@@ -105,3 +106,38 @@ def test_an_artifact_runs(tmp_path: Path) -> None:
     wanted = greedy(ReferenceProgram(module), [3, 5, 7], 6, (), module.dims)
     assert summary.tokens == wanted.tokens
     program.close()
+
+
+@pytest.mark.parametrize("mesh", ["", "tp=2", "pp=2"])
+def test_tokens_are_fed_back_on_the_gpu(mesh: str, tmp_path: Path) -> None:
+    module = compiled("gqa", mesh, "next-tokens")
+    world, new = World(module, tmp_path), 7
+    right = ReferenceProgram(compiled("gqa", "", "next-tokens"))
+    prompt = [int(token) for token in fresh().integers(0, 37, 4)]
+    wanted = greedy(right, prompt, new, (), module.dims).tokens
+    found = world.of_all(lambda p: greedy(p, prompt, new, (), module.dims).tokens)
+    assert found == [wanted] * world.ranks
+    uploads = [call for call in world.gpus[0].calls if call[0] == "upload" and call[2] == 4]
+    inputs = len(world.programs[0].rank.stage.ports.inputs)
+    assert len(uploads) < 3 * inputs  # those of the prompt and of the first token
+    assert sum(call[0] == "launch" for call in world.gpus[0].calls) == new - 2
+    world.close()
+
+
+def test_the_end_of_a_text_is_seen_a_step_late(tmp_path: Path) -> None:
+    module = compiled("gqa", "", "next-tokens")
+    world, right = World(module, tmp_path), ReferenceProgram(module)
+    free = greedy(right, [3, 5], 8, (), module.dims).tokens
+    end = free[4]
+    for program in (world.programs[0], right):
+        summary = greedy(program, [3, 5], 8, (end,), module.dims)
+        assert (summary.tokens, summary.stop) == (free[: free.index(end)], "end")
+    world.close()
+
+
+def test_caches_that_are_full_end_the_steps_ahead(tmp_path: Path) -> None:
+    module = compiled("gqa", "", "next-tokens")
+    world, right = World(module, tmp_path), ReferenceProgram(module)
+    found, wanted = (greedy(p, [3] * 28, 9, (), module.dims) for p in (world.programs[0], right))
+    assert (found.tokens, found.stop) == (wanted.tokens, "capacity")
+    world.close()

@@ -175,6 +175,10 @@ class FakeEvent:
     def wait(self) -> None:
         self._stream.until(self)
 
+    def is_done(self) -> bool:
+        self._stream.is_done()
+        return self.reached
+
     def ms_until(self, later: FakeEvent) -> float:
         """More on each next GPU."""
         return 1.0 + self._stream.driver.number

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from irc.backends.base import Arrays
 from irc.backends.cuda.device import FAILED
+from irc.backends.cuda.driver import Array
+from irc.backends.cuda.execute.ahead import Ahead, can_follow
 from irc.backends.cuda.execute.compile import Compiler, default_folder
 from irc.backends.cuda.execute.gpu import RankGpu, check_distinct, check_ranks, open_driver
 from irc.backends.cuda.execute.launch import CudaKernels, Kernels
 from irc.backends.cuda.execute.memory import DeviceArray
-from irc.backends.cuda.execute.program import GpuProgram
+from irc.backends.cuda.execute.program import GpuProgram, GpuStream
 from irc.backends.cuda.execute.rank import CudaRank, RankFacts
 from irc.backends.cuda.execute.steps import Products
+from irc.backends.cuda.execute.stream import RankStream
 from irc.backends.cuda.facts import TEXT
 from irc.backends.cuda.group import TIMEOUT
 from irc.backends.ranks.communicator import Communicator
@@ -56,6 +59,10 @@ def open_gpu(local_rank: int, timeout: float) -> CudaGpu:
 class CudaProgram(GpuProgram[CudaRank]):
     """A program of plans, of which this process runs one rank."""
 
+    def open(self, sizes: Mapping[str, int]) -> CudaStream:
+        """A stream whose states are zeros; `sizes` has the symbols in their shapes."""
+        return CudaStream(self, RankStream(self.rank, sizes))
+
     def gather(
         self, names: Iterable[str], found: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes
     ) -> Arrays:
@@ -67,6 +74,35 @@ class CudaProgram(GpuProgram[CudaRank]):
                 raise
             hint = f"run it again with {STEPWISE}=1, which names the kernel and its line"
             raise type(error)(f"{error.message}; {hint}") from error
+
+
+class CudaStream(GpuStream):
+    """One conversation, which may also run ahead of its caller."""
+
+    _program: CudaProgram
+
+    def follow(
+        self,
+        inputs: Mapping[str, Array],
+        fed: Mapping[str, str],
+        advanced: Sequence[str],
+        count: int,
+    ) -> Iterator[Arrays] | None:
+        """The outputs of `count` steps, of which the first takes `inputs`.
+
+        Then each input of `fed` is the result that it names, of the step before, and those of
+        `advanced` grow by one. Where the caller stops before the end, the states are one step
+        further than the last outputs. None where the results do not fit the inputs.
+        """
+        program = self._program
+        if not can_follow(program.ports, fed, advanced) or any(
+            program.sharding.results[name].is_sharded for name in fed.values()
+        ):
+            return None
+        arrays, sizes = program.sharding.plain.bind(inputs)
+        rank = program.rank
+        shards = program.sharding.shards(rank.rank, rank.taken, arrays)
+        return Ahead(program, rank, self._stream, fed, advanced).outputs(shards, sizes, count)
 
 
 def load(folder: Path, facts: Mapping[str, Any], **options: Any) -> CudaProgram:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -65,27 +66,32 @@ class GpuProgram(Generic[R]):
         Replicated results are broadcast too: GPUs of different kinds may round differently, and
         all ranks must choose the same token. `full` are the sizes that were run.
         """
-        staged = {name: self._download(name, found, full) for name in names}
+        staged = {name: self.staged(name, found, full, name) for name in names}
         self.rank.stream.wait()
+        return self.joined(staged, sizes, full)
+
+    def joined(self, staged: Mapping[str, Staged], sizes: Sizes, full: Sizes) -> Arrays:
+        """Global results whose shards have been downloaded."""
         results: Arrays = {}
-        for name, hosts in staged.items():
+        for name, each in staged.items():
             result = self.sharding.results[name]
             shape, dtype = self.sharding.shard_shape(result, full), result.port.dtype
-            shards = {maker: as_array(host, shape, dtype) for maker, host in hosts.items()}
+            shards = {maker: as_array(host, shape, dtype) for maker, host in each.hosts.items()}
             array = self.sharding.join(result, shards, full)
             results[name] = np.array(trim(array, sized(result.port.shape, sizes)))
         return results
 
-    def _download(
-        self, name: str, found: Mapping[str, DeviceArray], sizes: Sizes
-    ) -> dict[int, Array]:
-        """Enqueue downloads of all shards of a result; by the ranks that have them."""
+    def staged(
+        self, name: str, found: Mapping[str, DeviceArray], sizes: Sizes, label: str
+    ) -> Staged:
+        """Enqueue downloads of all shards of a result, to host memory of this label."""
         result, rank = self.sharding.results[name], self.rank
         sources = self.sharding.sources(result)
         shape, dtype = host_like(self.sharding.shard_shape(result, sizes), result.port.dtype)
         shards: dict[int, Array] = {}
+        addresses: list[int] = []
         for source in dict.fromkeys(sources.values()):
-            key = f"{name} of {source}"
+            key = f"{label} of {source}"
             host = rank.shared.host(key, shape, dtype)
             size = host.nbytes
             own = rank.world is None or source == rank.rank
@@ -95,7 +101,9 @@ class GpuProgram(Generic[R]):
             if size:
                 rank.stream.download(host, address)
             shards[source] = host
-        return {maker: shards[source] for maker, source in sources.items()}
+            addresses.append(address)
+        hosts = {maker: shards[source] for maker, source in sources.items()}
+        return Staged(hosts, tuple(addresses))
 
     def _broadcast(self, size: int, root: int) -> Launch:
         assert self.rank.world is not None
@@ -107,6 +115,15 @@ class GpuProgram(Generic[R]):
     def close(self) -> None:
         """Release the GPU; every rank calls it, last."""
         self.rank.close()
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Downloads of a result: the host memory by the ranks that have its shards, and the addresses
+    of the different shards on this GPU."""
+
+    hosts: Mapping[int, Array]
+    addresses: tuple[int, ...]
 
 
 class GpuStream:

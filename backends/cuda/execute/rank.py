@@ -120,7 +120,7 @@ class CudaRank:
         self.rank, self.stage, self.taken = facts.rank, facts.stage, facts.taken
         self.receives, self.sends = facts.receives, facts.sends
         self.driver, self._gpu, self.host = gpu.driver, gpu, host
-        self._mesh, self._planner, self._kernels = facts.mesh, planner, kernels
+        self._mesh, self._planner, self.kernels = facts.mesh, planner, kernels
         self._settings = {"graphs": graphs, "stepwise": stepwise}
         self.stream = self.driver.stream()
         self.shared, self._memory = (Memory(self.driver, self.stream) for _ in range(2))
@@ -146,7 +146,7 @@ class CudaRank:
         smallest = {name: dims[name][0] if name in dims else 1 for name in self._symbols}
         plan = self._planner.plan(smallest)
         self.weights.add(self._planner.weights)
-        self._kernels.load(plan.kernels.values())
+        self.kernels.load(plan.kernels.values())
 
     def _connect(self, host: Communicator) -> None:
         self.meet("the weights and kernels")
@@ -196,7 +196,7 @@ class CudaRank:
     def _planned(self, sizes: Sizes) -> PlanExecution:
         plan = self._planner.plan(sizes)
         self.weights.add(self._planner.weights)
-        self._kernels.load(plan.kernels.values())
+        self.kernels.load(plan.kernels.values())
         calls = [s for s in plan.steps if isinstance(s, LibraryCall) and s.library in PREPARED]
         if calls:
             self._products().prepare(calls)

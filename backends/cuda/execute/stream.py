@@ -96,6 +96,8 @@ class RankStream:
     def __init__(self, rank: Rank, sizes: Mapping[str, int], states: Arrays | None = None) -> None:
         self._rank, self._opened = rank, dict(sizes)
         self._states: dict[str, DeviceArray] = {}
+        self.inputs: dict[str, DeviceArray] = {}  # of the last step, which stay in place
+        self._again: Callable[[], dict[str, DeviceArray]] | None = None
         try:
             for port in rank.stage.ports.states:
                 self._allocate(port, sizes, (states or {}).get(port.name))
@@ -144,9 +146,28 @@ class RankStream:
                 )
 
     def _enqueue(self, arrays: Mapping[str, Array], full: Sizes) -> dict[str, DeviceArray]:
-        rank, stream, world = self._rank, self._rank.stream, self._rank.world
+        rank = self._rank
         execution = rank.execution(full)
         values, results = self._placed(arrays, full, execution.memory)
+        self.inputs = {port.name: values[port.name] for port in rank.stage.ports.inputs}
+        self._again = lambda: self._run(execution, values, results)
+        return self._again()
+
+    def again(self) -> dict[str, DeviceArray]:
+        """Enqueue another step at the same sizes, over what lies in `inputs` then.
+
+        The caller knows that the states have room for it.
+        """
+        assert self._again is not None
+        return self._again()
+
+    def _run(
+        self,
+        execution: Execution,
+        values: Mapping[str, DeviceArray],
+        results: dict[str, DeviceArray],
+    ) -> dict[str, DeviceArray]:
+        rank, stream, world = self._rank, self._rank.stream, self._rank.world
         run = execution.prepared(values, results)
         # no allocation from here on: it would wait for values that other ranks have not sent
         for source, name in _pairs(rank.receives):
