@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ..analysis.topology_file import default_topology
@@ -33,8 +34,9 @@ def show_plans(args: Namespace) -> int:
             print_json({"function": plan.function, "text": print_plan(plan)})
             continue
         _print(plan, device, args.scope)
-        for op, why in planner.launches(plan.sizes).declined:
-            print(f"  {op.opname}{f' at {op.loc.where()}' if op.loc else ''} is not fused: {why}")
+        declined = planner.launches(plan.sizes).declined
+        for (name, why), count in Counter((op.opname, why) for op, why in declined).items():
+            print(f"  not fused, {count} {name}: {why}")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from irc.analysis.cost import cost_of
 from irc.analysis.sizes import LocalSizes
@@ -23,6 +23,7 @@ def bytes_of(
         whole = sizes.bytes(value.type)
         used = sum(_used(value, op, sizes) for op in users)
         total += min(whole, used) if users else whole
+    total += sum(sizes.bytes(value.type) for value in _updated(operations))
     for value in writes:
         op = value.producer
         kept = None if op is None or not op.in_place else getattr(op, op.in_place)
@@ -30,6 +31,12 @@ def bytes_of(
         part = sum(sizes.bytes(v.type) for v in others)
         total += sizes.bytes(value.type) if kept is None else part
     return total
+
+
+def _updated(operations: Sequence[Op]) -> dict[Value, None]:
+    """The values that a launch updates in place and reads, such as a cache in attention."""
+    made = {value for op in operations if op.in_place for value in op.results}
+    return {value: None for op in operations for value in op.operands if value in made}
 
 
 def _used(value: Value, op: Op, sizes: LocalSizes) -> int:

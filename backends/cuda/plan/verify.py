@@ -77,7 +77,8 @@ def _lifetimes(plan: Plan) -> dict[str, tuple[int, int]]:
         for each in _pointers(step):
             if each.buffer not in plan.buffers:
                 raise Error(f"{_where(plan, number)}: there is no buffer {each.buffer}")
-            if plan.buffers[each.buffer].place != "arena":
+            buffer = plan.buffers[each.buffer]
+            if buffer.place != "arena" or not buffer.nbytes:  # nothing writes an empty value
                 continue
             if each.buffer not in found and not _writes(step, each.buffer):
                 raise Error(f"{_where(plan, number)}: {each.buffer} is read before it is written")
