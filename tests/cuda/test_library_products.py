@@ -294,13 +294,12 @@ def test_a_plan_with_calls(rows: int) -> None:
         )
 
 
-def test_kernels_are_tried_before_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fusions_are_tried_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "FUSIONS", {ops.Linear: []})
-    monkeypatch.setattr(templates, "_LAST", set[Any]())
-    rules: list[Any] = [lambda op, sizes, n=n: n for n in range(3)]
+    rules: list[Any] = [lambda op, sizes, n=n: n for n in range(4)]
     for number, rule in enumerate(rules):
-        templates.fusion(ops.Linear, last=number == 1)(rule)
-    assert templates.FUSIONS[ops.Linear] == [rules[0], rules[2], rules[1]]
+        templates.fusion(ops.Linear, order=[0, 1, 0, -1][number])(rule)
+    assert templates.FUSIONS[ops.Linear] == [rules[3], rules[0], rules[2], rules[1]]
 
 
 NORMED = """module @m {{

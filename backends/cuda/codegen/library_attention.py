@@ -13,7 +13,7 @@ from ..plan.template import CallTemplate, Fused, Settings, Sizes, Template, fusi
 from .body import Body
 from .kernels import blocks, each_thing, launch, number
 
-QUERIES = 256  # fewer do not repay the making of a plan by cuDNN, up to a second per length
+QUERIES = 1024  # fewer do not repay the making of a plan by cuDNN, about a second per length
 _DTYPES = ("f16", "bf16")
 _LARGEST_HEAD = 128
 
@@ -26,7 +26,7 @@ def is_installed() -> bool:
         return False
 
 
-@fusion(ops.Attention, last=True)
+@fusion(ops.Attention, order=-1)
 def library_attention(op: Op, sizes: Sizes) -> Fused | str | None:
     """The call of cuDNN for an attention, or why there is none."""
     assert isinstance(op, ops.Attention)

@@ -64,13 +64,13 @@ class Call:
         )
 
 
-@fusion(ops.Linear, ops.Matmul, last=True)
+@fusion(ops.Linear, ops.Matmul, order=1)
 def library_product(op: Op, sizes: Sizes) -> Fused | str | None:
     """The call of cuBLASLt for a product with what follows it, or why there is none."""
     return _fused(library_call(op, sizes), sizes)
 
 
-@fusion(ops.AddRmsNorm, last=True)
+@fusion(ops.AddRmsNorm, order=1)
 def library_product_with_norm(op: Op, sizes: Sizes) -> Fused | str | None:
     """The call for a product and the sum, then a launch of the norm alone."""
     assert isinstance(op, ops.AddRmsNorm)

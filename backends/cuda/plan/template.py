@@ -83,25 +83,24 @@ Fusion: TypeAlias = Callable[[Any, Sizes], "Fused | str | None"]
 FUSIONS: dict[type[Op], list[Fusion]] = {}
 
 
-def fusion(*classes: type[Op], last: bool = False) -> Callable[[Fusion], Fusion]:
-    """Register a fusion around operations of these classes, tried after those before it.
+def fusion(*classes: type[Op], order: int = 0) -> Callable[[Fusion], Fusion]:
+    """Register a fusion around operations of these classes.
 
-    `last`: after all that are not.
+    Those of a lower `order` are tried first, then those that were registered before.
     """
 
     def register(function: Fusion) -> Fusion:
-        if last:
-            _LAST.add(function)
+        _ORDER[function] = order
         for cls in classes:
             rules = FUSIONS.setdefault(cls, [])
             rules.append(function)
-            rules.sort(key=_LAST.__contains__)
+            rules.sort(key=_ORDER.__getitem__)
         return function
 
     return register
 
 
-_LAST: set[Fusion] = set()
+_ORDER: dict[Fusion, int] = {}
 
 
 # Makes the launches of one operation. `stored` are the values in memory; operands that are not

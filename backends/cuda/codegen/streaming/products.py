@@ -29,8 +29,9 @@ from irc.ops import (
 )
 
 from ...plan.core import Kernel
-from ...plan.template import KERNELS, Fused, Sizes, Template, fusion
+from ...plan.template import Fused, Sizes, Template, fusion
 from ..files import helpers
+from ..norms import norm_of_sum
 from .choices import MOST_ROWS, TARGET, Choice, Codes, one_row, tiles
 
 FLOATS = ("bf16", "f16")
@@ -333,18 +334,7 @@ def _added_norm(op: Op, sizes: Sizes) -> Fused | str | None:
     found = _fused(with_residual(op), sizes)
     if not isinstance(found, Fused):
         return found
-    return Fused((*found.templates, _own_norm(op)), found.covers)
-
-
-def _own_norm(op: AddRmsNorm) -> Template:
-    """The launch of the norm alone, of the total in memory."""
-    total, weight = (Value(v.type, None, 0) for v in (op.results[1], op.weight))
-    norm = RmsNorm(total, weight, eps=op.eps, offset=op.offset)
-    (found,) = KERNELS[RmsNorm](norm, {total, weight, norm.result})
-    assert isinstance(found, Template)
-    real = {total: op.results[1], weight: op.weight}
-    reads = tuple(real[value] for value in found.reads)
-    return replace(found, reads=reads, writes=(op.results[0],), operations=(op,))
+    return Fused((*found.templates, norm_of_sum(op)), found.covers)
 
 
 @fusion(Linear)
