@@ -18,6 +18,8 @@ LLAMA3 = ', theta=500000.0, kind="llama3", factor=8.0, original_positions=64'
 CASES = {
     "grouped": Case(8, 2, 64, 2, 100, (37, 99)),
     "first token": Case(4, 2, 32, 1, 40, (0,)),
+    "short in a long cache": Case(4, 2, 64, 2, 5000, (300, 4)),
+    "window in a long cache": Case(2, 1, 64, 1, 5000, (4900,), options=", causal, window=100"),
     "long": Case(2, 1, 64, 1, 5000, (4321,)),
     "cluster of eight": Case(2, 1, 32, 1, 600, (555,)),
     "one split": Case(4, 1, 64, 1, 40, (33,), form="apart", dtype="f16"),

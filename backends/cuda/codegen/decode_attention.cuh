@@ -107,6 +107,7 @@ INLINE void join_in_cluster(DecodeShared& s, const Decode& a, int kv, int part) 
             send(&s.inbox_totals[split * ROWS + i / D], i % D, total);
         }
     }
+    __syncwarp();
     cluster_arrive();
     cluster_wait();
     for (int i = threadIdx.x; i < share; i += THREADS) {
@@ -121,11 +122,10 @@ INLINE void join_in_cluster(DecodeShared& s, const Decode& a, int kv, int part) 
 }
 
 // Joins the splits through global memory, in the block that ends last.
-INLINE void join_by_last(DecodeShared& s, const Decode& a, int kv, int part) {
+INLINE void join_by_last(DecodeShared& s, const Decode& a, int kv, int part, int splits) {
     constexpr int SIZE = ROWS * D + 2 * ROWS;
-    const int splits = gridDim.x;
     const long long head = (long long)blockIdx.z * gridDim.y + blockIdx.y;
-    float* all = a.partial + head * splits * SIZE;
+    float* all = a.partial + head * gridDim.x * SIZE;
     float* mine = all + (long long)blockIdx.x * SIZE;
     float top, total;
     for (int i = threadIdx.x; i < ROWS * D; i += THREADS) {
@@ -155,13 +155,13 @@ INLINE void join_by_last(DecodeShared& s, const Decode& a, int kv, int part) {
 INLINE void decode_attention(const Decode& a) {
     SHARED(DecodeShared, s);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const int split = blockIdx.x, splits = gridDim.x, b = blockIdx.z;
+    const int split = blockIdx.x, b = blockIdx.z;
     const int kv = blockIdx.y / PARTS, part = blockIdx.y % PARTS;
 #if defined(EMULATED_WARPS) || __CUDA_ARCH__ >= 900
-    const bool cluster = CLUSTER && splits > 1;
+    constexpr bool cluster = CLUSTER;
     if (cluster) cluster_arrive();
 #else
-    const bool cluster = false;
+    constexpr bool cluster = false;
 #endif
     if (!EARLY) wait_for_previous();
     const long long before = a.past ? (long long)a.past[b] : a.count - 1;
@@ -203,7 +203,10 @@ INLINE void decode_attention(const Decode& a) {
                     x[r][c] = *(const uint4*)(s.rows + row * PITCH + 32 * c + 8 * t);
     };
 
-    const int begin = first / 16 + warp * splits + split, tiles = (limit + 15) / 16;
+    // Without a cluster, no more splits than there are tiles for their warps.
+    const int tiles = (limit + 15) / 16, all = (tiles - first / 16 + WARPS - 1) / WARPS;
+    const int splits = cluster || all >= (int)gridDim.x ? gridDim.x : all > 1 ? all : 1;
+    const int begin = split < splits ? first / 16 + warp * splits + split : tiles;
     if (begin < tiles) {
         load(k, keys, begin);
         if (AHEAD) load(v, values, begin);
@@ -219,6 +222,7 @@ INLINE void decode_attention(const Decode& a) {
         }
     allow_next();
     if (EARLY) wait_for_previous();
+    if (split >= splits) return;
     __syncthreads();
     stage_rows(s, a, kv, part);
     __syncthreads();
@@ -324,7 +328,7 @@ INLINE void decode_attention(const Decode& a) {
     __syncthreads();
     if (splits > 1) {
         if (cluster) join_in_cluster(s, a, kv, part);
-        else join_by_last(s, a, kv, part);
+        else join_by_last(s, a, kv, part, splits);
         return;
     }
     for (int i = threadIdx.x; i < ROWS * D; i += THREADS) {

@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parent
 CODE = (FOLDER / "decode_attention.cuh").read_text(encoding="utf-8")
 WARP = (FOLDER / "warp.cuh").read_text(encoding="utf-8")
 MULTIPROCESSORS = 132  # of the GPU that the numbers of blocks are chosen for
+BLOCKS = 2 * MULTIPROCESSORS  # at most, where several share a head
 SHORT = 4096  # keys, up to which splits are joined in a cluster
 CLUSTER = 8  # blocks, at most
 KEYS_OF_BLOCK = 64  # at least
@@ -164,10 +165,9 @@ def _rows(value: Value) -> Rows:
 
 def splits_of(heads: int, keys: int) -> int:
     """The number of blocks that share the keys of one key head, a power of two."""
-    short = keys <= SHORT
-    wanted, most = (MULTIPROCESSORS, CLUSTER) if short else (2 * MULTIPROCESSORS, 256)
+    most = CLUSTER if keys <= SHORT else 256
     splits = 1
-    while splits < most and splits * heads < wanted and splits * KEYS_OF_BLOCK < keys:
+    while 2 * splits <= most and 2 * splits * heads <= BLOCKS and splits * KEYS_OF_BLOCK < keys:
         splits *= 2
     return splits
 
