@@ -22,6 +22,7 @@ Element: TypeAlias = Callable[["Body", Any, int, Index], str]
 
 ELEMENTS: dict[type[Op], Element] = {}
 
+FOUR_BITS = ("i4", "u4", "f4e2m1")
 # dtype -> (C type of its elements in registers, function that rounds to the dtype)
 REGISTERS = {
     "f64": ("double", ""),
@@ -72,6 +73,7 @@ class Body:
         self.symbols: dict[str, None] = {}
         # elements of values, and numbers of elements of shapes, by index; per nested block
         self._known: list[dict[tuple[Value | Shape, Index], str]] = [{}]
+        self._packs: dict[str, str] = {}  # number of an element -> its place in a pack
         self._count = 0
 
     def element(self, value: Value, index: Sequence[str]) -> str:
@@ -82,7 +84,7 @@ class Body:
             return found
         kind, rounding = REGISTERS[value.type.dtype]
         if value.producer is None or value in self.stored:
-            found = f"load<{value.type.dtype}>({self.pointer(value)}, {self.place(value, index)})"
+            found = self._loaded(value, self.place(value, index))
         else:
             found = self._computed(value, key[1])
             found = f"{rounding}({found})" if rounding else found
@@ -91,6 +93,16 @@ class Body:
 
     def _find(self, key: tuple[Value | Shape, Index]) -> str | None:
         return next((known[key] for known in reversed(self._known) if key in known), None)
+
+    def _loaded(self, value: Value, place: str) -> str:
+        pointer, dtype = self.pointer(value), value.type.dtype
+        if place in self._packs and dtype not in FOUR_BITS:
+            return f"({REGISTERS[dtype][0]})pack_{pointer}.item[{self._packs[place]}]"
+        return f"load<{dtype}>({pointer}, {place})"
+
+    def in_pack(self, number: str, place: str) -> None:
+        """An element with this number of any value is at a place in the pack of the value."""
+        self._packs[number] = place
 
     def _computed(self, value: Value, index: Index) -> str:
         op = value.producer

@@ -7,14 +7,15 @@ from hashlib import sha256
 
 from irc.ir.core import Op, Value
 from irc.ir.dims import Dim, DimLike, bind, product
+from irc.ir.dtypes import numpy_dtype
 from irc.ir.types import TensorType
 
 from ..plan.core import Kernel
 from ..plan.template import Grid, Sizes, Template
-from .body import Body
+from .body import FOUR_BITS, Body
 
 BLOCK = 256  # threads
-FOUR_BITS = ("i4", "u4", "f4e2m1")
+SIMPLE = 32  # statements per element, above which a thread has one element
 NO_SHARED: Callable[[Sizes], int] = lambda sizes: 0  # noqa: E731
 
 
@@ -89,47 +90,97 @@ def number(dim: DimLike, sizes: Sizes) -> int:
 
 
 def elementwise(outputs: Sequence[Value], stored: Collection[Value]) -> Template:
-    """The launch that computes values of one shape from stored ones, element by element."""
-    shape = outputs[0].type.shape
-    body = Body([value for value in stored if value not in outputs])
-    pairs = any(value.type.dtype in FOUR_BITS for value in outputs)
-    count = product(shape)
-    things = -(-count // 2) if pairs and isinstance(count, int) else count
-    total = body.variable("const ix", body.size(count))
-    until = body.variable("const ix", f"{total} / 2 + {total} % 2") if pairs else total
-    with body.block(each_thing(until)):
-        if pairs:
-            _pair(body, outputs, total)
+    """The launch that computes values of one shape from stored ones, element by element.
+
+    A thread has one element, or a byte of those of four bits, or 16 bytes where that is simple.
+    """
+    inputs = frozenset(stored).difference(outputs)
+    if any(value.type.dtype in FOUR_BITS for value in outputs):
+        body, size = _pairs(outputs, Body(inputs)), 2
+    else:
+        body, size = _single(outputs, Body(inputs)), pack_size(outputs)
+        if size > 1 and len(body.lines) <= SIMPLE:
+            body = _packs(outputs, Body(inputs), size)
         else:
-            index = body.unflattened("i", shape)
-            for n, value in enumerate(outputs):
-                body.line(f"store<{value.type.dtype}>(out{n}, i, {body.element(value, index)});")
+            size = 1
     made = [value.producer for value in outputs]
     return launch(
         "elementwise",
         body,
         outputs,
-        blocks(things),
+        blocks(product(outputs[0].type.shape), BLOCK * size),
         operations=[op for op in dict.fromkeys(made) if op is not None],
     )
 
 
-def _pair(body: Body, outputs: Sequence[Value], total: str) -> None:
-    """Statements for two elements, which are one byte where elements have four bits."""
+def _single(outputs: Sequence[Value], body: Body) -> Body:
+    """Statements with one element per thread."""
     shape = outputs[0].type.shape
-    names: list[list[str]] = [[], []]
-    for half in (0, 1):
-        at = body.variable("const ix", f"2 * i + {half}")
+    total = body.variable("const ix", body.size(product(shape)))
+    with body.block(each_thing(total)):
+        index = body.unflattened("i", shape)
         for n, value in enumerate(outputs):
-            dtype = value.type.dtype
-            names[half].append(f"half{half}_{n}")
-            body.line(f"Memory<{dtype}>::value half{half}_{n} = 0;")
-        with body.block(f"if ({at} < {total})"):
-            index = body.unflattened(at, shape)
+            body.line(f"store<{value.type.dtype}>(out{n}, i, {body.element(value, index)});")
+    return body
+
+
+def pack_size(outputs: Sequence[Value]) -> int:
+    """How many elements of a row make 16 bytes of the widest output; fewer where they must."""
+    last = outputs[0].type.shape[-1:]
+    size = min(8, 16 // max(numpy_dtype(value.type.dtype).itemsize for value in outputs))
+    while not last or not isinstance(last[0], int) or last[0] % size:
+        if size == 1:
+            break
+        size //= 2
+    return size
+
+
+def _packs(outputs: Sequence[Value], body: Body, size: int) -> Body:
+    """Statements with `size` neighbours per thread, which are read and written together."""
+    *front, last = outputs[0].type.shape
+    assert isinstance(last, int)
+    shape = (*front, last // size)
+    total = body.variable("const ix", body.size(product(shape)))
+    kinds = [f"Pack<{value.type.dtype}, {size}>" for value in outputs]
+    with body.block(each_thing(total)):
+        *outer, inner = body.unflattened("i", shape)
+        loads = len(body.lines)
+        for n, kind in enumerate(kinds):
+            body.line(f"{kind} pack_out{n};")
+        for k in range(size):
+            with body.block(""):
+                number = body.variable("const ix", f"i * {size} + {k}")
+                index = (*outer, body.variable("const ix", f"{inner} * {size} + {k}"))
+                body.remember(index, outputs[0].type.shape, number)
+                body.in_pack(number, str(k))
+                for n, value in enumerate(outputs):
+                    x = body.element(value, index)
+                    body.line(f"pack_out{n}.item[{k}] = Memory<{value.type.dtype}>::of({x});")
+        for n, kind in enumerate(kinds):
+            body.line(f"(({kind}*)out{n})[i] = pack_out{n};")
+    for value, pointer in body.pointers.items():
+        if any(f"pack_{pointer}." in line for line in body.lines):
+            kind = f"const Pack<{value.type.dtype}, {size}>"
+            body.lines.insert(loads, f"    {kind} pack_{pointer} = (({kind}*){pointer})[i];")
+    return body
+
+
+def _pairs(outputs: Sequence[Value], body: Body) -> Body:
+    """Statements with two elements per thread, which are one byte where elements have four bits."""
+    shape = outputs[0].type.shape
+    total = body.variable("const ix", body.size(product(shape)))
+    with body.block(each_thing(body.variable("const ix", f"{total} / 2 + {total} % 2"))):
+        for half in (0, 1):
+            at = body.variable("const ix", f"2 * i + {half}")
             for n, value in enumerate(outputs):
-                body.line(f"half{half}_{n} = {body.element(value, index)};")
-                if value.type.dtype not in FOUR_BITS:
-                    body.line(f"store<{value.type.dtype}>(out{n}, {at}, half{half}_{n});")
-    for n, value in enumerate(outputs):
-        if value.type.dtype in FOUR_BITS:
-            body.line(f"store_pair<{value.type.dtype}>(out{n}, i, half0_{n}, half1_{n});")
+                body.line(f"Memory<{value.type.dtype}>::value half{half}_{n} = 0;")
+            with body.block(f"if ({at} < {total})"):
+                index = body.unflattened(at, shape)
+                for n, value in enumerate(outputs):
+                    body.line(f"half{half}_{n} = {body.element(value, index)};")
+                    if value.type.dtype not in FOUR_BITS:
+                        body.line(f"store<{value.type.dtype}>(out{n}, {at}, half{half}_{n});")
+        for n, value in enumerate(outputs):
+            if value.type.dtype in FOUR_BITS:
+                body.line(f"store_pair<{value.type.dtype}>(out{n}, i, half0_{n}, half1_{n});")
+    return body

@@ -156,6 +156,7 @@ template <typename T> struct Memory {
     typedef typename T::register_type value;
     template <typename I> INLINE static value load(const T* p, I i) { return (value)p[i]; }
     template <typename I> INLINE static void store(T* p, I i, value x) { p[i] = T::of(x); }
+    INLINE static T of(value x) { return T::of(x); }
 };
 template <> struct Memory<bool> {
     typedef bool value;
@@ -163,6 +164,7 @@ template <> struct Memory<bool> {
         return ((const unsigned char*)p)[i] != 0;
     }
     template <typename I> INLINE static void store(bool* p, I i, value x) { p[i] = x; }
+    INLINE static bool of(value x) { return x; }
 };
 template <typename T> struct Halves {
     typedef typename T::register_type value;
