@@ -29,6 +29,12 @@ def launches(op: Op, *more: Value) -> list[Template]:
     return [each for each in made if isinstance(each, Template)]
 
 
+def wide_launches(op: Op) -> list[Template]:
+    """The launches of an operation on values of so many elements that indices have 64 bits."""
+    wide = {"ix": "long long"}
+    return [replace(each, kernel=replace(each.kernel, macros=wide)) for each in launches(op)]
+
+
 def launches_of_computed(op: Op) -> list[Template]:
     """The launches of an operation that is changed so that its kernels compute its operands."""
     function, args = op.parent, op.operands
@@ -81,10 +87,13 @@ def test_operands_that_are_computed_inside(name: str, rng: np.random.Generator) 
 
 @pytest.mark.parametrize("example", LONG, ids=str)
 def test_rows_of_any_length(example: Example, rng: np.random.Generator) -> None:
-    """With a symbol as length, and with a number, which keeps short rows in shared memory."""
+    """With a symbol as length, and with a number, which keeps short rows in shared memory.
+
+    Indices are of 64 bits where the length is a symbol.
+    """
     lengths = [1, 2, 33, int(rng.integers(200, 1200))]
     fixed = [replace(example, sizes={"N": length}).bound() for length in lengths]
-    found = cases([example, *fixed], launches, ("f32",))
+    found = [*cases([example], wide_launches, ("f32",)), *cases(fixed, launches, ("f32",))]
     prepare([each.kernel for case in found for each in case.templates], threaded=True)
     for case in found[1:]:
         case.check(rng, {}, threaded=True)
