@@ -20,7 +20,7 @@ ROWS = 16 * WARPS
 WIDEST = 256  # features of a head
 
 
-@fusion(Attention)
+@fusion(Attention, order=1)
 def prefill_attention(op: Op, sizes: Sizes) -> Fused | str | None:
     """The launch for any number of queries, or why there is none."""
     assert isinstance(op, Attention)
