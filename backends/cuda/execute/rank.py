@@ -198,7 +198,7 @@ class CudaRank:
         self.weights.add(self._planner.weights)
         self.kernels.load(plan.kernels.values())
         calls = [s for s in plan.steps if isinstance(s, LibraryCall) and s.library in PREPARED]
-        if calls:
+        if calls or self.host is not None:  # ranks agree on algorithms, whoever has calls
             self._products().prepare(calls)
         return PlanExecution(
             plan,
