@@ -77,12 +77,20 @@ struct alignas(2) bf16 {
     typedef float register_type;
     u16 bits;
     INLINE operator float() const { return __uint_as_float((u32)bits << 16); }
+#ifdef EMULATED
     INLINE static bf16 of(float x) {
         u32 b = __float_as_uint(x);
         bool nan = (b & 0x7fffffffu) > 0x7f800000u;
         b = nan ? (b | 0x00400000u) : b + 0x7fffu + ((b >> 16) & 1u);
         return bf16{(u16)(b >> 16)};
     }
+#else
+    INLINE static bf16 of(float x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+#endif
 };
 struct alignas(2) f16 {
     typedef float register_type;
