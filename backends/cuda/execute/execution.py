@@ -38,7 +38,7 @@ class PlanExecution:
         graphs: bool = True,
         stepwise: bool = False,
     ) -> None:
-        self.plan, self.memory = plan, memory
+        self.plan, self.memory, self._arena = plan, memory, plan.arena
         self._results, self._driver, self._stream = results, driver, stream
         self._steps, self._weights = steps, weights
         self._graphs, self._stepwise = graphs and not stepwise, stepwise
@@ -62,7 +62,7 @@ class PlanExecution:
         self, values: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]
     ) -> Callable[[], bool]:
         """A function that enqueues a run; ranks need not meet after it."""
-        arena = self.memory.device("arena", self.plan.arena) if self.plan.arena else 0
+        arena = self.memory.device("arena", self._arena) if self._arena else 0
         key = (arena, *(v.address for v in values.values()), *(v.address for v in results.values()))
         run = self._runs.get(key)
         if run is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from irc.backends.base import Ports
+from irc.backends.cuda.backend import sizes_of
 from irc.backends.cuda.execute.execution import PlanExecution
 from irc.backends.cuda.execute.gpu import RankGpu, connect, every_group
 from irc.backends.cuda.execute.launch import Kernels
@@ -142,9 +143,10 @@ class CudaRank:
 
     def _load(self) -> None:
         """Load the weights and kernels of the smallest sizes, which later plans mostly share."""
-        dims = self._planner.module.dims
-        smallest = {name: dims[name][0] if name in dims else 1 for name in self._symbols}
-        plan = self._planner.plan(smallest)
+        module = self._planner.module
+        sizes = sizes_of(module, module.functions[self.stage.function])
+        least = sizes.get("least", sizes["typical"])
+        plan = self._planner.plan({name: least.get(name, 1) for name in self._symbols})
         self.weights.add(self._planner.weights)
         self.kernels.load(plan.kernels.values())
 
