@@ -8,15 +8,14 @@ from typing import Any
 
 from irc.artifact.manifest import Progress, silent
 from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supported
-from irc.backends.cuda.facts import TEXT, CudaFacts, facts_of
+from irc.backends.cuda.facts import TEXT, CudaFacts, facts_of, sizes_of
 from irc.backends.cuda.plan.core import Kernel, Plan
 from irc.backends.cuda.plan.prepare import covers, unsupported
 from irc.backends.fallback import fallback_of
 from irc.backends.onnx.backend import check_module
 from irc.backends.onnx.stages import stages_of
 from irc.errors import Error
-from irc.ir.core import Function, Module, Op
-from irc.ir.dims import Dim
+from irc.ir.core import Module, Op
 from irc.text.printer import print_module
 
 KERNELS, PLANS = "kernels", "plans"  # folders in that of the program
@@ -83,18 +82,6 @@ def plans_of(module: Module) -> Iterator[tuple[str, Plan]]:
         planner = Planner(module, stage.function.name, stage.ranks[0])
         for name, sizes in sizes_of(module, stage.function).items():
             yield f"{stage.function.name}.{name}", planner.plan(sizes)
-
-
-def sizes_of(module: Module, function: Function) -> dict[str, dict[str, int]]:
-    """Sizes of the symbols: the typical ones, and the least, but typical ones in states."""
-    typical = {name: bounds[1] for name, bounds in module.dims.items()}
-    states = [function.args[at].type.shape for at in function.aliases().values()]
-    kept = {s for shape in states for d in shape if isinstance(d, Dim) for s in d.symbols()}
-    least = {
-        name: typical[name] if name in kept else max(1, low)
-        for name, (low, _, _) in module.dims.items()
-    }
-    return {"typical": typical} | ({"least": least} if least != typical else {})
 
 
 def write_plans(module: Module, folder: Path) -> None:

@@ -12,7 +12,8 @@ from irc.backends.base import local_ports_of, ports_of
 from irc.backends.onnx.facts import PortFacts, TransferFact, port_facts, sharding_of, transfers
 from irc.backends.onnx.growth import writes_of
 from irc.backends.onnx.stages import Stage, stages_of
-from irc.ir.core import Module
+from irc.ir.core import Function, Module
+from irc.ir.dims import Dim
 
 TEXT = "module.irc"  # the localized module, in the artifact's folder
 
@@ -90,3 +91,15 @@ def _stage(stage: Stage) -> dict[str, Any]:
         "receives": transfers(stage.receives),
         "sends": transfers(stage.sends),
     }
+
+
+def sizes_of(module: Module, function: Function) -> dict[str, dict[str, int]]:
+    """Sizes of the symbols: the typical ones, and the least, but typical ones in states."""
+    typical = {name: bounds[1] for name, bounds in module.dims.items()}
+    states = [function.args[at].type.shape for at in function.aliases().values()]
+    kept = {s for shape in states for d in shape if isinstance(d, Dim) for s in d.symbols()}
+    least = {
+        name: typical[name] if name in kept else max(1, low)
+        for name, (low, _, _) in module.dims.items()
+    }
+    return {"typical": typical} | ({"least": least} if least != typical else {})

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from irc.backends.base import Ports
-from irc.backends.cuda.backend import sizes_of
 from irc.backends.cuda.execute.execution import PlanExecution
 from irc.backends.cuda.execute.gpu import RankGpu, connect, every_group
 from irc.backends.cuda.execute.launch import Kernels
@@ -17,6 +16,7 @@ from irc.backends.cuda.execute.memory import Memory
 from irc.backends.cuda.execute.steps import PREPARED, Products, Steps
 from irc.backends.cuda.execute.stream import symbols_of
 from irc.backends.cuda.execute.weights import DeviceWeights
+from irc.backends.cuda.facts import sizes_of
 from irc.backends.cuda.group import Group
 from irc.backends.cuda.plan import LibraryCall, Plan
 from irc.backends.ranks.communicator import Communicator
