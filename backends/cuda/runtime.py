@@ -52,6 +52,12 @@ def call(function: str, *arguments: Any) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
+def block_limits() -> tuple[int, int]:
+    """Multiprocessors of the current GPU, and the shared memory that one block may have."""
+    facts = call("cudaGetDeviceProperties", call("cudaGetDevice"))
+    return int(facts.multiProcessorCount), int(facts.sharedMemPerBlockOptin)
+
+
 def use_device(index: int) -> str:
     """Make a GPU the current one of this thread; returns its name."""
     call("cudaSetDevice", index)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from irc.backends.cuda.codegen.norms import rms_norm
-from irc.backends.cuda.codegen.streaming.choices import H200, TARGET, Codes, Target, one_row, tiles
+from irc.backends.cuda.codegen.streaming.choices import H200, Codes, Target, one_row, tiles, use
 from irc.backends.cuda.execute.compile import compile_kernel
 from irc.backends.cuda.plan import Kernel
 from irc.backends.cuda.plan.build import Planner
@@ -45,9 +45,8 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def _target() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
-    token = TARGET.set(H200)
     yield
-    TARGET.reset(token)
+    use(H200)
 
 
 def template_of(case: Case) -> Template:
@@ -63,7 +62,7 @@ def compiled() -> None:
     """All cases compiled at once, which is faster."""
     kernels: list[Kernel] = []
     for target, case in CASES:
-        TARGET.set(target)
+        use(target)
         kernels.append(template_of(case).kernel)
     prepare(kernels)
 
@@ -71,7 +70,7 @@ def compiled() -> None:
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(("target", "case"), CASES, ids=[f"{t.capability} {c}" for t, c in CASES])
 def test_results_are_those_of_numpy(target: Target, case: Case) -> None:
-    TARGET.set(target)
+    use(target)
     template = template_of(case)
     inputs = case.inputs(template.reads, np.random.default_rng())
     found = run_templates([template], inputs, {"B": case.rows})[template.writes[0]]
@@ -79,7 +78,7 @@ def test_results_are_those_of_numpy(target: Target, case: Case) -> None:
 
 
 def test_numbers_that_f16_cannot_hold_are_scaled() -> None:
-    TARGET.set(SMALL)
+    use(SMALL)
     case = Case("int8", "bf16", "", 2, 33, 256)
     template = template_of(case)
     inputs = case.inputs(template.reads, np.random.default_rng())
@@ -95,7 +94,7 @@ def test_numbers_that_f16_cannot_hold_are_scaled() -> None:
 @pytest.mark.parametrize("target", ARCHITECTURES.values(), ids=ARCHITECTURES)
 def test_blocks_have_a_multiprocessor_of_their_own(scheme: str, rows: int, target: Target) -> None:
     """With two blocks on some multiprocessors and none on others, a step takes a fifth longer."""
-    TARGET.set(target)
+    use(target)
     for form, n, k in (("norm gated", 14336, 4096), ("residual", 4096, 14336), ("", 128256, 2048)):
         found = fused(Case(scheme, "bf16", form, rows, n, k))
         if isinstance(found, str):
@@ -157,7 +156,7 @@ def test_a_decoder_layer_is_three_products() -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_sources_compile(architecture: str) -> None:
-    TARGET.set(ARCHITECTURES[architecture])
+    use(ARCHITECTURES[architecture])
     schemes = ("float", "int8", "fp8", "uint4")
     cases = [Case(s, "bf16", "norm gated bias", r, 512, 1024) for s in schemes for r in (1, 8)]
     for case in (*cases, Case("float", "f16", "residual", 1, 512, 1024)):

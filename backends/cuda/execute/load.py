@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from irc.backends.base import Arrays
+from irc.backends.cuda.codegen.streaming.choices import Target, use
 from irc.backends.cuda.device import FAILED
 from irc.backends.cuda.driver import Array
 from irc.backends.cuda.execute.ahead import Ahead, can_follow
@@ -21,6 +22,7 @@ from irc.backends.cuda.execute.steps import Products
 from irc.backends.cuda.execute.stream import RankStream
 from irc.backends.cuda.facts import TEXT
 from irc.backends.cuda.group import TIMEOUT
+from irc.backends.cuda.runtime import block_limits
 from irc.backends.ranks.communicator import Communicator
 from irc.backends.ranks.inputs import Sizes
 from irc.backends.ranks.sharded_ports import ShardedPorts
@@ -52,6 +54,7 @@ def open_gpu(local_rank: int, timeout: float) -> CudaGpu:
     """The GPU with the number of a local rank."""
     gpu = CudaGpu(open_driver(local_rank, _INSTEAD), timeout)
     capability = gpu.driver.gpu.capability
+    use(Target(capability, *block_limits()))
     gpu.kernels = CudaKernels(capability, Compiler(capability, default_folder()))
     return gpu
 

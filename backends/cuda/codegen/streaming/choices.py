@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from math import ceil
 
@@ -30,7 +29,17 @@ class Target:
 
 
 H200 = Target()
-TARGET = ContextVar("the GPU that kernels are made for", default=H200)
+_targets = [H200]
+
+
+def target() -> Target:
+    """The GPU that kernels are made for: an H200 until `use` is called."""
+    return _targets[-1]
+
+
+def use(new: Target) -> None:
+    """Make kernels for the GPU of this process."""
+    _targets[-1] = new
 
 
 @dataclass(frozen=True)

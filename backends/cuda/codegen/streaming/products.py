@@ -32,7 +32,7 @@ from ...plan.core import Kernel
 from ...plan.template import Fused, Sizes, Template, fusion
 from ..files import helpers
 from ..norms import norm_of_sum
-from .choices import MOST_ROWS, TARGET, Choice, Codes, one_row, tiles
+from .choices import MOST_ROWS, Choice, Codes, one_row, target, tiles
 
 FLOATS = ("bf16", "f16")
 WEIGHTS = (*FLOATS, "f8e4m3", "f8e5m2", "i8", "u8", "i4", "u4")
@@ -210,14 +210,14 @@ def _symbols(shape: tuple[DimLike, ...]) -> list[str]:
 def chosen(found: Product, rows: int) -> Choice | str:
     """The kernel for so many rows of x, or why there is none."""
     n, k = found.shape
-    gated, codes, target = len(found.matrices) == 2, found.codes, TARGET.get()
+    gated, codes = len(found.matrices) == 2, found.codes
     if max(n * k * codes.bits // 8, n * rows) > FAR * 8:
         return f"weights {[n, k]} are too large"
     if rows == 1 and codes.bits == 16:
-        choice = one_row(n, k, gated, target)
+        choice = one_row(n, k, gated, target())
         if isinstance(choice, Choice):
             return choice
-    return tiles(n, k, gated, codes, rows, target)
+    return tiles(n, k, gated, codes, rows, target())
 
 
 def product_of(op: Linear) -> Product | str:
