@@ -160,7 +160,8 @@ def fused(case: Case) -> Fused | str:
     op = case.module().main.returned[0].producer
     assert op is not None
     said = "no fusion"
-    for rule in FUSIONS.get(type(op), ()):
+    rules = [rule for rule in FUSIONS.get(type(op), ()) if "streaming" in rule.__module__]
+    for rule in rules:
         found = rule(op, {"B": case.rows})
         if isinstance(found, Fused):
             return found
