@@ -1,8 +1,8 @@
 """Kernels that go along dimensions of a value: its rows. Reductions, softmax and running sums.
 
-The threads of a block share a row where its elements lie side by side; otherwise every thread has
-rows of its own, so that neighbours read neighbours. All sums are in registers (f32, f64 or whole
-numbers) and are rounded once.
+The threads of a block share a row where its elements lie side by side, or rows are few; otherwise
+every thread has rows of its own, so that neighbours read neighbours. All sums are in registers
+(f32, f64 or integers) and are rounded once.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ Source: TypeAlias = Callable[[str], str]
 OPERATORS = {"Add": "add", "Mul": "mul", "Max": "maximum", "Min": "minimum"}
 
 SHORT = 16  # rows up to this length have one thread
+FEW = 256  # rows up to this number have a block each, even where their elements lie apart
 MOST_KEPT = 32 << 10  # bytes of shared memory that keep a row
 
 INFINITY = "__uint_as_float(0x7f800000u)"
@@ -61,7 +62,8 @@ class Rows:
         if isinstance(self.size, int) and self.size <= SHORT:
             return False
         long = [i for i, size in enumerate(self.shape) if size != 1]
-        return not long or long[-1] in self.dims
+        few = isinstance(self.count, int) and self.count <= FEW
+        return few or not long or long[-1] in self.dims
 
     def _block(self) -> int:
         if not isinstance(self.size, int):
