@@ -14,7 +14,10 @@ from irc.ops.collective import Exchange
 from .template import KERNELS
 
 # Kernels that read an element of an operand many times.
-REREADING: tuple[type[Op], ...] = (ops.Linear, ops.Matmul, ops.Conv, ops.Attention, ops.Topk)
+REREADING: tuple[type[Op], ...] = (
+    *(ops.Linear, ops.Matmul, ops.Conv, ops.Attention, ops.Topk, ops.ScatterElements),
+    *(ops.MoeSlots, ops.MoeDispatch, ops.MoeCombine),
+)
 # Operations whose elements cost little more than those that they read.
 LIGHT: tuple[type[Op], ...] = (
     ops.Dequantize,
