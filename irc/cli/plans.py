@@ -20,7 +20,7 @@ WIDTH = 40  # of the column with the operations
 
 def show_plans(args: Namespace) -> int:
     """Print the plans of all stages at typical sizes, or those of `--dims`."""
-    from ..backends.cuda.backend import sizes_of
+    from ..backends.cuda.facts import sizes_of
     from ..backends.cuda.plan.build import Planner
     from ..backends.cuda.plan.text import print_plan
     from ..backends.onnx.stages import stages_of

@@ -11,7 +11,7 @@ import pytest
 import irc.passes
 from irc.backends.cuda.backend import backend
 from irc.backends.cuda.execute import gpu
-from irc.backends.cuda.execute.load import load, program_of
+from irc.backends.cuda.execute.load import CudaProgram, load, program_of
 from irc.backends.cuda.facts import facts_of
 from irc.backends.reference.program import ReferenceProgram
 from irc.errors import Error
@@ -22,7 +22,7 @@ from irc.pipeline import run_pipeline
 from irc.text import parse_module
 from tests.cuda.fake_cuda import FakeCuda, World
 from tests.fresh import fresh
-from tests.sharded.models import MODELS
+from tests.sharded.models import MODELS, mixtral
 from tests.tensorrt.fake_nccl import FakeNccl
 from tests.tensorrt.test_runtime import step_of
 
@@ -31,7 +31,7 @@ assert irc.passes
 
 def compiled(name: str, mesh: str, first: str = "") -> Module:
     """A model after the passes `first`, then those of the backend."""
-    module = MODELS[name]()
+    module = mixtral(4) if name == "mixtral" else MODELS[name]()
     if mesh:
         module.mesh = Mesh.parse(mesh)
     pipeline = backend.sharded_pipeline if mesh else backend.default_pipeline
@@ -39,14 +39,20 @@ def compiled(name: str, mesh: str, first: str = "") -> Module:
     return module
 
 
-@pytest.mark.parametrize("mesh", ["", "tp=2", "dp=2", "pp=2", "tp=2,pp=2"])
-def test_conversations(mesh: str, tmp_path: Path) -> None:
-    module = compiled("tied", mesh)
+CASES = [
+    *(("tied", ""), ("tied", "tp=2"), ("tied", "dp=2"), ("tied", "tp=2,pp=2")),
+    *(("gqa", "tp=3"), ("mixtral", "ep=2")),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh"), CASES)
+def test_conversations(name: str, mesh: str, tmp_path: Path) -> None:
+    module = compiled(name, mesh)
     world = World(module, tmp_path)
     rng = fresh()
     rows = 2
     steps = [step_of(rows, turn, int(rng.integers(1, 9))) for turn in range(2)]
-    right = ReferenceProgram(compiled("tied", "")).open({"B": rows, "C": 32})
+    right = ReferenceProgram(compiled(name, "")).open({"B": rows, "C": 32})
     wanted = [right.step(step) for step in steps]
 
     def work(program: Any) -> Any:
@@ -141,3 +147,22 @@ def test_caches_that_are_full_end_the_steps_ahead(tmp_path: Path) -> None:
     found, wanted = (greedy(p, [3] * 28, 9, (), module.dims) for p in (world.programs[0], right))
     assert (found.tokens, found.stop) == (wanted.tokens, "capacity")
     world.close()
+
+
+def test_a_gpu_that_fails_ends_all_ranks(tmp_path: Path) -> None:
+    module = compiled("tied", "tp=2")
+    world = World(module, tmp_path)
+    world.gpus[1].driver.broken = "the GPU failed: an illegal memory access"
+    step, failures = step_of(1, 0, 3), dict[int, str]()
+
+    def work(program: CudaProgram) -> None:
+        try:
+            program.open({"B": 1, "C": 32}).step(step)
+        except Error as error:
+            failures[program.rank.rank] = error.message
+            raise
+
+    with pytest.raises(Error):
+        world.of_all(work)
+    assert "illegal memory access" in failures[1]
+    assert set(failures) == {0, 1}
