@@ -201,6 +201,7 @@ INLINE void decode_attention(const Decode& a) {
                 #pragma unroll
                 for (int c = 0; c < CHUNKS; ++c)
                     x[r][c] = *(const uint4*)(s.rows + row * PITCH + 32 * c + 8 * t);
+        if (NEW) __syncwarp();
     };
 
     // Without a cluster, no more splits than there are tiles for their warps.
