@@ -37,6 +37,7 @@ class Case:
     options: str = ", causal"
     lengths: tuple[int, ...] = ()
     index: str = "i32"
+    norm: str | None = None  # rms_norm of the heads of q and k
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -64,10 +65,22 @@ class Case:
             lines += [f"%x, %y, %z = split %qkv {parts} : {q}, {row}, {row}"]
         elif self.form == "apart":
             inputs += [f"%y: {row}", f"%z: {row}"]
+        if self.norm is not None:
+            inputs += [f"%gq: {kind}[{d}]", f"%gk: {kind}[{d}]"]
+            both = [("x", "gq", self.heads), ("y", "gk", self.key_heads)]
+            for name, gain, count in both[: 1 + self.updates]:
+                whole, apart = f"[B, S, {count * d}]", f"[B, S, {count}, {d}]"
+                options = f"{{eps=0.01{self.norm}}}"
+                lines += [
+                    f"%{name}1 = reshape %{name} {{shape={apart}}} : {kind}{apart}",
+                    f"%{name}2 = rms_norm %{name}1, %{gain} {options} : {kind}{apart}",
+                    f"%{name}3 = reshape %{name}2 {{shape={whole}}} : {kind}{whole}",
+                ]
+            names = ["x3", "y3", "z"]
         if self.rope is not None:
             turned = f"{{head_dim={d}{self.rope}}}"
-            lines += [f"%q = rope %x, %positions {turned} : {q}"]
-            lines += [f"%k = rope %y, %positions {turned} : {row}"] if self.updates else []
+            lines += [f"%q = rope %{names[0]}, %positions {turned} : {q}"]
+            lines += [f"%k = rope %{names[1]}, %positions {turned} : {row}"] if self.updates else []
             names = ["q", "k", "z"]
         keys, values = "k0", "v0"
         if self.updates:

@@ -34,6 +34,8 @@ CASES = {
     "window": Case(4, 2, 64, 2, 300, (299, 7), options=", causal, window=50"),
     "capped": Case(4, 2, 64, 1, 50, (30,), options=", causal, softcap=2.0, scale=0.2"),
     "lengths": Case(4, 2, 64, 2, 50, (30, 40), lengths=(20, 0)),
+    "heads of length one": Case(6, 2, 64, 1, 50, (30,), norm=""),
+    "normalized and read": Case(4, 2, 80, 1, 50, (30,), form="read", norm=", offset=1.0"),
     "only read": Case(4, 2, 64, 2, 50, (30, 41), form="read"),
     "of an encoder": Case(4, 2, 64, 2, 50, (), form="tokens", lengths=(33, 50), options=""),
 }
@@ -43,6 +45,8 @@ def launch(case: Case, module: Module) -> Template:
     """The launch for the attention of a case."""
     found = decode_attention(attention_of(module), case.sizes)
     assert isinstance(found, Fused), found
+    rest = {op.opname for op in module.main if op not in found.covers}
+    assert rest <= {"split", "return"}, rest
     (template,) = found.templates
     assert isinstance(template, Template)
     return template

@@ -4,12 +4,14 @@
 // cores, straight from global memory: a lane holds 8 features of two keys. The splits of a head
 // are joined in a cluster, where the kernel is built for one, or by the block that ends last.
 // Constants come before: T, D, GROUP (query heads of a key head), ROWS (of them in a block), PARTS,
-// WARPS, THREADS, EARLY, NEW (writes the caches), ROPE and INTERLEAVED, TURNED, FACTOR, FREQUENCY, CAUSAL,
-// WINDOW, LENGTHS, SCALE, SOFTCAP, CLUSTER, AHEAD (loads values and the next keys while it computes).
+// WARPS, THREADS, EARLY, NEW (writes the caches), NORM, EPS and OFFSET (rms_norm of heads), ROPE,
+// INTERLEAVED, TURNED, FACTOR, FREQUENCY, CAUSAL, WINDOW, LENGTHS, SCALE, SOFTCAP, CLUSTER, and
+// AHEAD (loads values and the next keys while it computes).
 
 struct Decode {
     const u16 *q, *k, *v;                  // the new rows of a sequence, `*_stride` elements apart
     long long q_stride, k_stride, v_stride;
+    const GainType *q_gain, *k_gain;       // [D], of rms_norm of every head
     u16 *keys, *values;                    // of sequence b and head h at b * sequence + h * head
     long long sequence, head, row;         // elements between sequences, heads and keys
     int count;                             // keys of a sequence
@@ -36,26 +38,50 @@ struct DecodeShared {
 
 INLINE float number(u16 bits) { return (float)T{bits}; }
 
+// Writes the new queries and the new key, each of its own length 1, times weights.
+template <typename From> INLINE void stage_normalized(DecodeShared& s, const Decode& a, From from) {
+    const int lane = threadIdx.x % 32;
+    for (int r = threadIdx.x / 32; r < NEW_ROWS; r += WARPS) {
+        const GainType* gain = r == ROWS ? a.k_gain : a.q_gain;
+        u16* row = s.rows + r * PITCH;
+        float sum = 0.0f;
+        for (int d = lane; d < PITCH; d += 32) {
+            row[d] = from(r, d);
+            sum += number(row[d]) * number(row[d]);
+        }
+        #pragma unroll
+        for (int step = 16; step; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
+        const float root = sqrtf(add(sum / D, EPS));
+        for (int d = lane; d < D; d += 32)
+            row[d] = T::of(mul(number(row[d]) / root, add((float)gain[d], OFFSET))).bits;
+    }
+    __syncthreads();
+}
+
 // The new queries and the new key, turned, and the new value, in shared memory.
 INLINE void stage_rows(DecodeShared& s, const Decode& a, int kv, int part) {
     const long long b = blockIdx.z;
     const u16* queries = a.q + b * a.q_stride + (kv * GROUP + part * ROWS) * D;
     const u16* key = a.k + b * a.k_stride + kv * D;
+    auto given = [&](int r, int d) -> u16 {
+        const bool real = d < D && (r == ROWS || part * ROWS + r < GROUP);
+        return !real ? 0 : r == ROWS ? key[d] : queries[r * D + d];
+    };
+    if (NORM) stage_normalized(s, a, given);
     for (int i = threadIdx.x; i < NEW_ROWS * (PITCH / 2); i += THREADS) {
         const int r = i / (PITCH / 2), pair = i % (PITCH / 2);
         const bool turns = pair < TURNED / 2;
         const int one = !turns || INTERLEAVED ? 2 * pair : pair;
         const int two = turns && !INTERLEAVED ? pair + TURNED / 2 : one + 1;
-        const bool real = one < D && (r == ROWS || part * ROWS + r < GROUP);
-        const u16* from = r == ROWS ? key : queries + r * D;
-        u16 x = real ? from[one] : 0, y = real ? from[two] : 0;
+        u16* row = s.rows + r * PITCH;
+        u16 x = NORM ? row[one] : given(r, one), y = NORM ? row[two] : given(r, two);
         if (turns) {
             const float c = s.cosine[pair], n = s.sine[pair], left = number(x), right = number(y);
             x = T::of(sub(mul(left, c), mul(right, n))).bits;
             y = T::of(add(mul(right, c), mul(left, n))).bits;
         }
-        s.rows[r * PITCH + one] = x;
-        s.rows[r * PITCH + two] = y;
+        row[one] = x;
+        row[two] = y;
     }
     if (NEW)
         for (int i = threadIdx.x; i < PITCH; i += THREADS)

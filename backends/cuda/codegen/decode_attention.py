@@ -1,7 +1,8 @@
-"""Attention of one new token per sequence, fused with its rope and its rows of the caches."""
+"""Attention of one new token per sequence, with rms_norm and rope of heads, and cache updates."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from irc.ir.core import Op, Value
 from irc.ir.dims import DimLike
 from irc.ir.types import TensorType
-from irc.ops import Attention, CacheUpdate, Rope, Slice, Split
+from irc.ops import Attention, CacheUpdate, Reshape, RmsNorm, Rope, Slice, Split
 from irc.ops.rope import inverse_frequencies
 
 from ..plan.core import Kernel
@@ -51,6 +52,8 @@ class Site:
     keys: Value  # before the update, if there is one
     values: Value
     rope: Rope | None
+    norm: RmsNorm | None  # of the query's heads; that of the key's has other weights
+    gains: tuple[Value, ...]  # the weights of both
     covers: tuple[Op, ...]
 
     @property
@@ -108,23 +111,57 @@ def _keys(op: Attention) -> DimLike:
 
 
 def find_site(op: Attention) -> Site:
-    """What the kernel computes, as much as fits: the rope of q, the updates, the rope of k."""
-    covers: list[Op] = [op]
-    q_rope = _only_rope(op.q, op.head_dim)
+    """What the kernel computes, as much as fits: rms_norm and rope of heads, and the updates."""
     updates = _updates(op)
-    rope = q_rope
-    new: list[Value] = []
-    if updates:
-        k_rope = _only_rope(updates[0].new, op.head_dim)
-        same = q_rope is not None and k_rope is not None and _same_rope(q_rope, k_rope)
-        rope = q_rope if same else None
-        new = [k_rope.x if same and k_rope else updates[0].new, updates[1].new]
-        covers += [*updates, *([k_rope] if same and k_rope else [])]
-    covers += [rope] if rope is not None else []
-    q, *rest = [_rows(value) for value in (rope.x if rope else op.q, *new)]
+    covers: list[Op] = [op, *(updates or ())]
+    new = [op.q, *([updates[0].new] if updates else [])]  # the query, and the key if it is new
+    ropes = [_only_rope(value, op.head_dim) for value in new]
+    rope = ropes[0] if _are_alike(ropes, "positions") else None
+    if rope is not None:
+        covers += [each for each in ropes if each]
+        new = [each.x for each in ropes if each]
+    norms = [_head_norm(value, op.head_dim) for value in new]
+    gains: tuple[Value, ...] = ()
+    norm = norms[0] if _are_alike(norms) else None
+    if norm is not None:
+        found = [each for each in norms if each]
+        gains = tuple(each.weight for each in found)
+        covers += [
+            part for value, each in zip(new, found, strict=True) for part in _parts(value, each)
+        ]
+        new = [each.x.producer.operands[0] for each in found if each.x.producer]
+    q, *rest = [_rows(value) for value in [*new, *([updates[1].new] if updates else [])]]
     k, v = rest or (None, None)
     keys, values = (each.cache for each in updates) if updates else (op.k, op.v)
-    return Site(op, q, k, v, keys, values, rope, tuple(covers))
+    return Site(op, q, k, v, keys, values, rope, norm, gains, tuple(covers))
+
+
+def _are_alike(ops: Sequence[Op | None], *operands: str) -> bool:
+    """Whether all are there, with the same attributes and the same values of some operands."""
+    first = ops[0]
+    return first is not None and all(
+        op is not None
+        and op.attributes == first.attributes
+        and all(getattr(op, name) is getattr(first, name) for name in operands)
+        for op in ops
+    )
+
+
+def _head_norm(value: Value, head_dim: int) -> RmsNorm | None:
+    """The rms_norm of heads [B, 1, H, D] that a value [B, 1, H*D] comes from, of one use each."""
+    out = value.producer
+    norm = out.operands[0].producer if isinstance(out, Reshape) else None
+    if not isinstance(norm, RmsNorm) or norm.x.type.shape[-1] != head_dim:
+        return None
+    before = norm.x.producer
+    whole = isinstance(before, Reshape) and before.x.type.shape == value.type.shape
+    once = all(sum(v.users.values()) == 1 for v in (value, norm.result, norm.x))
+    return norm if whole and once and norm.weight.type.dtype == value.type.dtype else None
+
+
+def _parts(value: Value, norm: RmsNorm) -> list[Op]:
+    """The norm and the reshapes on both sides of it."""
+    return [op for op in (value.producer, norm, norm.x.producer) if op is not None]
 
 
 def _only_rope(value: Value, head_dim: int) -> Rope | None:
@@ -133,10 +170,6 @@ def _only_rope(value: Value, head_dim: int) -> Rope | None:
     if not isinstance(op, Rope) or op.by_length or op.head_dim != head_dim:
         return None
     return op if sum(value.users.values()) == 1 else None
-
-
-def _same_rope(one: Rope, other: Rope) -> bool:
-    return one.positions is other.positions and one.attributes == other.attributes
 
 
 def _updates(op: Attention) -> tuple[CacheUpdate, CacheUpdate] | None:
@@ -233,7 +266,7 @@ class Source:
         fixed += [site.keys, site.values]
         # what no kernel writes in a step, but for the new rows
         self.early = all(each.producer is None for each in fixed)
-        self.reads = tuple(dict.fromkeys([*rows, *fixed]))
+        self.reads = tuple(dict.fromkeys([*rows, *site.gains, *fixed]))
         self.writes = (*site.updates, op.result)
         self._symbols: dict[str, None] = {}
         self._fields = self._written_fields(positions)
@@ -265,6 +298,8 @@ class Source:
         for name, value in (("past", op.past), ("positions", positions), ("lengths", op.lengths)):
             if value is not None:
                 fields[name] = self._pointer(value)
+        for name, gain in zip(("q_gain", "k_gain"), site.gains, strict=False):
+            fields[name] = self._pointer(gain)
         caches = site.updates or (site.keys, site.values)
         fields["keys"], fields["values"] = (f"(u16*){self._pointer(each)}" for each in caches)
         heads, size, count = site.key_heads, op.head_dim, self._size(site.count)
@@ -287,7 +322,7 @@ class Source:
 
     def _constants(self) -> list[str]:
         """The constants that the code takes, in C."""
-        op, rope, shape = self.site.attention, self.site.rope, self.shape
+        op, rope, norm, shape = self.site.attention, self.site.rope, self.site.norm, self.shape
         frequencies, factor = inverse_frequencies(rope) if rope else ([0.0], 1.0)
         index = {
             "PastIndex": op.past,
@@ -307,6 +342,7 @@ class Source:
         flags = {
             "EARLY": self.early,
             "NEW": self.site.k is not None,
+            "NORM": norm is not None,
             "ROPE": rope is not None,
             "INTERLEAVED": rope is not None and rope.interleaved,
             "CAUSAL": op.causal,
@@ -315,8 +351,10 @@ class Source:
             "AHEAD": not shape.pairs and op.head_dim <= 128,
         }
         numbers = {"FACTOR": factor, "SCALE": op.score_scale, "SOFTCAP": op.softcap}
+        numbers |= {"EPS": norm.eps if norm else 0.0, "OFFSET": norm.offset if norm else 0.0}
         return [
             f"typedef {op.q.type.dtype} T;",
+            "typedef T GainType;",
             *(f"typedef {v.type.dtype if v is not None else 'i32'} {k};" for k, v in index.items()),
             *(f"constexpr int {name} = {value};" for name, value in whole.items()),
             *(f"constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()),
