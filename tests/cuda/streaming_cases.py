@@ -26,6 +26,7 @@ SCHEMES = {
     "int4": ("i4", 128, False),
     "int4 of 32": ("i4", 32, False),
     "uint4": ("u4", 64, True),
+    "mxfp4": ("f4e2m1", 32, False),
 }
 CODES = {"i4": (-8, 8), "u4": (0, 16), "i8": (-128, 128), "u8": (0, 256)}
 
@@ -70,11 +71,13 @@ class Case:
             matrix = weight(f"w{name}", codes or x, n, self.k)
             if group:
                 blocks = 1 if group < 0 else self.k // group
-                parts = [matrix, weight(f"w{name}_scale", x, n, blocks)]
+                scales = "f8e8m0" if self.scheme == "mxfp4" else x
+                parts = [matrix, weight(f"w{name}_scale", scales, n, blocks)]
                 if zero:
                     parts.append(f"zero={weight(f'w{name}_zero', codes, n, blocks)}")
                 matrix = f"%w{name}"
-                body.append(f"{matrix} = dequantize {', '.join(parts)} : {x}[{n}, {self.k}]")
+                to = f'{{dtype="{x}"}} ' if scales == "f8e8m0" else ""
+                body.append(f"{matrix} = dequantize {', '.join(parts)} {to}: {x}[{n}, {self.k}]")
             body.append(f"%{name} = linear {source}, {matrix}{bias} : {x}[B, {n}]")
 
         linear("a")

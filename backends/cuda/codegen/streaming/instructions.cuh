@@ -51,7 +51,7 @@ INLINE u32 half2_e4m3(u32 pair) {
     return found;
 }
 #else
-constexpr float E4M3_FACTOR = 256.0f;  // the exponents of f16 are larger by 8
+constexpr float E4M3_FACTOR = 256.0f;  // the exponents of f16 are larger by 8; NaN becomes 480
 INLINE u32 half2_e4m3(u32 pair) {
     const u32 bits = __byte_perm(pair, 0, 0x1404);
     return (bits & 0x80008000u) | ((bits >> 1) & 0x3f803f80u);
@@ -109,3 +109,13 @@ template <> struct Codes<u4, bf16> : HalfBytes<0x43004300u, 128> {};
 template <> struct Codes<i4, bf16> : HalfBytes<0x43084308u, 136> {};
 template <> struct Codes<u4, f16> : HalfBytes<0x64006400u, 1024> {};
 template <> struct Codes<i4, f16> : HalfBytes<0x64086408u, 1032> {};
+template <> struct Codes<f4e2m1, f16> {  // the exponents of f16 are larger by 14
+    static constexpr float base = 0.0f, factor = 16384.0f;
+    INLINE static void pairs(const u32* words, u32 (&pair)[4]) {
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const u32 code = words[0] >> 4 * k;
+            pair[k] = (code & 0x00080008u) << 12 | (code & 0x00070007u) << 9;
+        }
+    }
+};

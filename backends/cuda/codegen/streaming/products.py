@@ -35,7 +35,7 @@ from ..norms import norm_of_sum
 from .choices import MOST_ROWS, Choice, Codes, one_row, target, tiles
 
 FLOATS = ("bf16", "f16")
-WEIGHTS = (*FLOATS, "f8e4m3", "f8e5m2", "i8", "u8", "i4", "u4")
+WEIGHTS = (*FLOATS, "f8e4m3", "f8e5m2", "i8", "u8", "i4", "u4", "f4e2m1")
 FAR = 2**31 - 1
 
 
@@ -169,7 +169,7 @@ class Product:
             "W": kind,
             "S": first.scale.type.dtype if first.scale is not None else "f32",
             "G": norm.weight.type.dtype if norm is not None else "f32",
-            "Operand": "f16" if codes.bits == 8 else x,
+            "Operand": "f16" if codes.bits == 8 or kind == "f4e2m1" else x,
         }
         flags = {
             "NORM": norm is not None,
