@@ -10,14 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from irc.backends.cuda.plan import Argument, Launch, LibraryCall, Plan
+from irc.backends.cuda.codegen.kernels import elementwise
+from irc.backends.cuda.plan import FUSIONS, Argument, Fused, Launch, LibraryCall, Plan
 from irc.backends.cuda.plan.arena import Lifetime, place
 from irc.backends.cuda.plan.build import Planner
 from irc.backends.cuda.plan.text import parse_plan, print_plan
 from irc.backends.cuda.plan.verify import verify_plan
 from irc.backends.reference import evaluate
 from irc.errors import Error
-from irc.ir.core import Module
+from irc.ir.core import Module, Op
+from irc.ops import Mul
 from irc.text import parse_module
 from tests.cuda.run_plan import HostProgram
 from tests.ops.compare import assert_close
@@ -288,3 +290,29 @@ def test_weights_are_unpacked_into_memory_for_many_rows_only(rows: int, fused: b
     launches = Planner(module).launches({"B": rows})
     assert any("unpacked" in why for _, why in launches.declined) is not fused
     assert any(value.name == "w" for value in launches.stored) is fused
+
+
+def test_what_would_need_its_own_result_is_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """%a and %c cannot be one launch, since %b is made of %a, and %c of %b; %d can be fused."""
+
+    def around(op: Op, sizes: object) -> Fused | None:
+        a, last = op.operands[0], op.result
+        if op.operands[1].producer is None:
+            return Fused((elementwise([last], ()),), (op,))
+        first, *_ = op.operands[1].producer.operands
+        assert first is a and a.producer is not None
+        one, two = elementwise([a], ()), elementwise([last], (a, op.operands[1]))
+        return Fused((replace(two, writes=(*two.writes, *one.writes)),), (op, a.producer))
+
+    monkeypatch.setitem(FUSIONS, Mul, [around])
+    module = body(
+        "%a = exp %x : f32[B, 6]\n%b = softmax %a : f32[B, 6]\n%c = mul %a, %b : f32[B, 6]\n"
+        "%d = mul %x, %x : f32[B, 6]\nreturn %c, %d",
+        results="c: f32[B, 6], d: f32[B, 6]",
+    )
+    launches = Planner(module).launches({"B": 2})
+    assert [(op.opname, why) for op, why in launches.declined] == [
+        ("mul", "a result is needed before an operand")
+    ]
+    assert {value.name for value in launches.stored} == {"a", "b", "c", "d"}
+    assert len(launches.nodes) == 4

@@ -21,7 +21,7 @@ from .template import FUSIONS, KERNELS, AnyTemplate, CallTemplate, Fused, Sizes
 UNPACKING = 48
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Node:
     """The launches of one or several operations; `position` is that of the first of these."""
 
@@ -63,13 +63,14 @@ class Launches:
             used = [_with_readers(each, needed) for each in fused]
             storage = Storage(function, live, *_touched(used))
             self.stored: Mapping[Value, str] = storage.reasons
-            nodes = [*self._unfused(live), *(self._node(each) for each in used if each.templates)]
-            ordered = in_order(nodes)
-            if ordered is not None:
-                self.nodes = ordered
+            launched = {self._node(each): each for each in used if each.templates}
+            nodes = [*self._unfused(live), *launched]
+            self.nodes = in_order(nodes)
+            if len(self.nodes) == len(nodes):
                 return
-            self.declined.append((fused[-1].covers[0], "a result is needed before an operand"))
-            fused = fused[:-1]
+            stuck = [each for node, each in launched.items() if node not in set(self.nodes)][-1]
+            self.declined.append((stuck.covers[0], "a result is needed before an operand"))
+            fused = [each for each in fused if each.covers != stuck.covers]
 
     def _fused(self) -> list[Fused]:
         """The fusions, chosen from the last operation to the first."""
@@ -203,12 +204,13 @@ def _collective(op: Exchange) -> CallTemplate:
     return CallTemplate("nccl", name, (op.x,), op.results, settings, operations=(op,))
 
 
-def in_order(nodes: Sequence[Node]) -> list[Node] | None:
-    """The nodes, each behind those it depends on, by position; None where they need each other.
+def in_order(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes, each behind those it depends on, by position; without those that need each other.
 
     What updates a value in place comes behind what reads the value, where that is possible.
     """
-    return _sorted(nodes, _depends(nodes, updates=True)) or _sorted(nodes, _depends(nodes))
+    found = _sorted(nodes, _depends(nodes, updates=True))
+    return found if len(found) == len(nodes) else _sorted(nodes, _depends(nodes))
 
 
 def _depends(nodes: Sequence[Node], updates: bool = False) -> list[set[int]]:
@@ -228,7 +230,7 @@ def _depends(nodes: Sequence[Node], updates: bool = False) -> list[set[int]]:
     return before
 
 
-def _sorted(nodes: Sequence[Node], before: Sequence[set[int]]) -> list[Node] | None:
+def _sorted(nodes: Sequence[Node], before: Sequence[set[int]]) -> list[Node]:
     after: list[list[int]] = [[] for _ in nodes]
     for i, needed in enumerate(before):
         for j in needed:
@@ -244,7 +246,7 @@ def _sorted(nodes: Sequence[Node], before: Sequence[set[int]]) -> list[Node] | N
             left[j] -= 1
             if not left[j]:
                 heappush(ready, (nodes[j].position, j))
-    return found if len(found) == len(nodes) else None
+    return found
 
 
 def computed(template: AnyTemplate, stored: Mapping[Value, str]) -> dict[Op, None]:
