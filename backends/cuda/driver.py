@@ -37,6 +37,10 @@ class Gpu:
 class Event(Protocol):
     """A place in a stream."""
 
+    def ms_until(self, later: Any) -> float:
+        """Milliseconds from this event to a later one of the same GPU; both are done."""
+        ...
+
     def is_done(self) -> bool:
         """Whether the stream has reached this place; an Error where the GPU has failed."""
         ...

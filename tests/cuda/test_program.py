@@ -11,7 +11,7 @@ import pytest
 import irc.passes
 from irc.backends.cuda.backend import backend
 from irc.backends.cuda.execute import gpu
-from irc.backends.cuda.execute.load import CudaProgram, load, program_of
+from irc.backends.cuda.execute.load import CudaProgram, CudaStream, load, program_of
 from irc.backends.cuda.facts import facts_of
 from irc.backends.reference.program import ReferenceProgram
 from irc.errors import Error
@@ -166,3 +166,13 @@ def test_a_gpu_that_fails_ends_all_ranks(tmp_path: Path) -> None:
         world.of_all(work)
     assert "illegal memory access" in failures[1]
     assert set(failures) == {0, 1}
+
+
+def test_times_of_steps(tmp_path: Path) -> None:
+    world = World(compiled("tied", ""), tmp_path)
+    stream = world.programs[0].open({"B": 1, "C": 32})
+    assert isinstance(stream, CudaStream)
+    assert stream.times(step_of(1, 0, 3), 3) == [1.0] * 3  # of the fake events
+    assert sum(call[0] == "launch" for call in world.gpus[0].calls) == 4
+    stream.close()
+    world.close()
