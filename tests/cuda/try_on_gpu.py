@@ -34,6 +34,7 @@ from irc.backends.cuda.backend import backend
 from irc.backends.cuda.execute.load import FAILED, CudaGpu, CudaProgram, open_gpu, program_of
 from irc.backends.cuda.facts import facts_of
 from irc.backends.reference import ReferenceProgram, evaluate
+from irc.errors import Error
 from irc.ir.core import Module
 from irc.ir.dtypes import dtype_of
 from irc.pipeline import run_pipeline
@@ -113,7 +114,10 @@ class Runner:
             example = type(case.example)(**{**vars(case.example), "sizes": sizes})
             first, second = (inputs_of(example, case.dtype, rng) for _ in range(2))
             for inputs in (first, first, second):
-                wanted = evaluate(module, inputs, sizes=sizes)
+                try:
+                    wanted = evaluate(module, inputs, sizes=sizes)
+                except Error:  # inputs that the operation refuses
+                    continue
                 found = program.run(inputs)
                 for name, want in wanted.items():
                     what = f"{name} at {sizes}"
@@ -214,8 +218,12 @@ def supervise(
                     results[facts["number"]] = facts
                     done += 1
             process.kill()
-        if done < len(numbers) and (why or done == before):
-            results[numbers[done]] = {"error": why or "the process ended before it"}
+        if done < len(numbers) and not why and done == before:  # it could not start
+            for number in numbers[done:]:
+                results[number] = {"error": "no process could run it; see above"}
+            return
+        if done < len(numbers) and why:
+            results[numbers[done]] = {"error": why}
             done += 1
 
 
