@@ -56,6 +56,40 @@ def element(*classes: type[Op]) -> Callable[[Element], Element]:
     return register
 
 
+class Packs:
+    """Elements that a thread computes at once: neighbours in the last dimension.
+
+    `outer` and `inner` are the index of the pack. `strided`: whether a load has turned out to read
+    no packs, for which one element per thread is better.
+    """
+
+    def __init__(self, size: int, outer: Index, inner: str, depth: int) -> None:
+        self.size, self.outer, self.inner, self.depth = size, outer, inner, depth
+        self.last: dict[str, int] = {}  # the last index of an element -> its place in the pack
+        self.numbers: dict[str, int] = {}  # its number in row-major order -> the same
+        self.strided = False
+        self._counts: dict[Value, int] = {}
+
+    def place(self, body: Body, value: Value, index: Index) -> tuple[int, str] | None:
+        """(place in the pack, number of the pack in memory) of an element, if it is in one."""
+        shape = value.type.shape
+        if value.type.dtype in FOUR_BITS:
+            return None
+        number = body.known_number(index, shape)
+        if number in self.numbers:
+            return self.numbers[number], "i"
+        last = shape[-1] if shape else 1
+        if not isinstance(last, int) or last % self.size or index[-1] not in self.last:
+            return None
+        place = body.flattened((*index[:-1], self.inner), (*shape[:-1], last // self.size))
+        return self.last[index[-1]], place
+
+    def count(self, value: Value) -> None:
+        """One more pack of the value; a thread should need few."""
+        self._counts[value] = self._counts.get(value, 0) + 1
+        self.strided |= self._counts[value] > 2
+
+
 class Body:
     """The statements of a kernel, in nested blocks.
 
@@ -73,7 +107,7 @@ class Body:
         self.symbols: dict[str, None] = {}
         # elements of values, and numbers of elements of shapes, by index; per nested block
         self._known: list[dict[tuple[Value | Shape, Index], str]] = [{}]
-        self._packs: dict[str, str] = {}  # number of an element -> its place in a pack
+        self.packs: Packs | None = None
         self._count = 0
 
     def element(self, value: Value, index: Sequence[str]) -> str:
@@ -84,7 +118,9 @@ class Body:
             return found
         kind, rounding = REGISTERS[value.type.dtype]
         if value.producer is None or value in self.stored:
-            found = self._loaded(value, self.place(value, index))
+            found = self.packed(value, key[1])
+            place = self.place(value, index)
+            found = found or f"load<{value.type.dtype}>({self.pointer(value)}, {place})"
         else:
             found = self._computed(value, key[1])
             found = f"{rounding}({found})" if rounding else found
@@ -94,15 +130,31 @@ class Body:
     def _find(self, key: tuple[Value | Shape, Index]) -> str | None:
         return next((known[key] for known in reversed(self._known) if key in known), None)
 
-    def _loaded(self, value: Value, place: str) -> str:
-        pointer, dtype = self.pointer(value), value.type.dtype
-        if place in self._packs and dtype not in FOUR_BITS:
-            return f"({REGISTERS[dtype][0]})pack_{pointer}.item[{self._packs[place]}]"
-        return f"load<{dtype}>({pointer}, {place})"
+    def packed(self, value: Value, index: Index, condition: str = "") -> str | None:
+        """The element as an item of a pack, where the kernel has packs and `value` allows it.
 
-    def in_pack(self, number: str, place: str) -> None:
-        """An element with this number of any value is at a place in the pack of the value."""
-        self._packs[number] = place
+        Where the condition does not hold, the pack is not read and the item is 0.
+        """
+        packs, dtype = self.packs, value.type.dtype
+        if packs is None or not (value.producer is None or value in self.stored):
+            return None
+        if all(i in packs.outer or i == "0" for i in index):
+            return None
+        found = packs.place(self, value, index)
+        if found is None or len(self._known) != packs.depth:
+            packs.strided = True
+            return None
+        k, place = found
+        key = value, ("pack", place, condition)
+        name = self._find(key)
+        if name is None:
+            kind = f"Pack<{dtype}, {packs.size}>"
+            load = f"((const {kind}*){self.pointer(value)})[{place}]"
+            name = self._known[-1][key] = self.variable(kind, "{}" if condition else load)
+            if condition:
+                self.line(f"if ({condition}) {name} = {load};")
+            packs.count(value)
+        return f"({REGISTERS[dtype][0]}){name}.item[{k}]"
 
     def _computed(self, value: Value, index: Index) -> str:
         op = value.producer

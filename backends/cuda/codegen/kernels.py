@@ -12,7 +12,7 @@ from irc.ir.types import TensorType
 
 from ..plan.core import Kernel
 from ..plan.template import Grid, Sizes, Template
-from .body import FOUR_BITS, Body
+from .body import FOUR_BITS, Body, Packs
 
 BLOCK = 256  # threads
 SIMPLE = 32  # statements per element, above which a thread has one element
@@ -95,14 +95,13 @@ def elementwise(outputs: Sequence[Value], stored: Collection[Value]) -> Template
     A thread has one element, or a byte of those of four bits, or 16 bytes where that is simple.
     """
     inputs = frozenset(stored).difference(outputs)
+    size = pack_size(outputs)
     if any(value.type.dtype in FOUR_BITS for value in outputs):
         body, size = _pairs(outputs, Body(inputs)), 2
     else:
-        body, size = _single(outputs, Body(inputs)), pack_size(outputs)
-        if size > 1 and len(body.lines) <= SIMPLE:
-            body = _packs(outputs, Body(inputs), size)
-        else:
-            size = 1
+        packs = _packs(outputs, Body(inputs), size) if size > 1 else None
+        body = packs or _single(outputs, Body(inputs))
+        size = size if packs else 1
     made = [value.producer for value in outputs]
     return launch(
         "elementwise",
@@ -135,33 +134,30 @@ def pack_size(outputs: Sequence[Value]) -> int:
     return size
 
 
-def _packs(outputs: Sequence[Value], body: Body, size: int) -> Body:
-    """Statements with `size` neighbours per thread, which are read and written together."""
-    *front, last = outputs[0].type.shape
+def _packs(outputs: Sequence[Value], body: Body, size: int) -> Body | None:
+    """Statements with `size` neighbours per thread, or None where one per thread is better."""
+    *front, last = whole = outputs[0].type.shape
     assert isinstance(last, int)
     shape = (*front, last // size)
     total = body.variable("const ix", body.size(product(shape)))
     kinds = [f"Pack<{value.type.dtype}, {size}>" for value in outputs]
     with body.block(each_thing(total)):
         *outer, inner = body.unflattened("i", shape)
-        loads = len(body.lines)
+        packs = body.packs = Packs(size, tuple(outer), inner, depth=2)
         for n, kind in enumerate(kinds):
-            body.line(f"{kind} pack_out{n};")
+            body.line(f"{kind} pack{n};")
         for k in range(size):
-            with body.block(""):
-                number = body.variable("const ix", f"i * {size} + {k}")
-                index = (*outer, body.variable("const ix", f"{inner} * {size} + {k}"))
-                body.remember(index, outputs[0].type.shape, number)
-                body.in_pack(number, str(k))
-                for n, value in enumerate(outputs):
-                    x = body.element(value, index)
-                    body.line(f"pack_out{n}.item[{k}] = Memory<{value.type.dtype}>::of({x});")
+            number = body.variable("const ix", f"i * {size} + {k}")
+            index = (*outer, body.variable("const ix", f"{inner} * {size} + {k}"))
+            body.remember(index, whole, number)
+            packs.last[index[-1]] = packs.numbers[number] = k
+            for n, value in enumerate(outputs):
+                x = body.element(value, index)
+                body.line(f"pack{n}.item[{k}] = Memory<{value.type.dtype}>::of({x});")
+            if packs.strided or len(body.lines) > SIMPLE * (k + 1):
+                return None
         for n, kind in enumerate(kinds):
-            body.line(f"(({kind}*)out{n})[i] = pack_out{n};")
-    for value, pointer in body.pointers.items():
-        if any(f"pack_{pointer}." in line for line in body.lines):
-            kind = f"const Pack<{value.type.dtype}, {size}>"
-            body.lines.insert(loads, f"    {kind} pack_{pointer} = (({kind}*){pointer})[i];")
+            body.line(f"(({kind}*)out{n})[i] = pack{n};")
     return body
 
 

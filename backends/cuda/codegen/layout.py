@@ -22,7 +22,11 @@ def where_inside(
     body: Body, value: Value, condition: str, index: Sequence[str], otherwise: str
 ) -> str:
     """The element where the condition holds, which alone reads memory, else `otherwise`."""
-    found = body.variable(register(value.type.dtype), otherwise)
+    kind = register(value.type.dtype)
+    item = body.packed(value, tuple(index), condition)
+    if item is not None:
+        return body.variable(kind, f"{condition} ? {item} : {otherwise}")
+    found = body.variable(kind, otherwise)
     with body.block(f"if ({condition})"):
         body.line(f"{found} = {body.element(value, index)};")
     return found
