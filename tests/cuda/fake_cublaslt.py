@@ -21,6 +21,7 @@ SIZES = {
     "MatrixLayout": {5: 4, 6: 8},
     "MatmulPreference": {1: 8, 5: 4, 6: 4, 7: 4, 8: 4},
 }
+_BY_ROWS = ((17, 31), (18, 32))  # attributes of a description: the scales, and their mode
 
 
 class FakeCublasLt:
@@ -75,7 +76,10 @@ class FakeCublasLt:
         return OK
 
     def cublasLtMatmulAlgoGetHeuristic(self, handle: Any, *arguments: Any) -> int:
-        *_, preference, most, results, count = arguments
+        desc, *_, preference, most, results, count = arguments
+        told = self.objects[desc.value]
+        if any(told.get(mode) == 3 and pointer not in told for pointer, mode in _BY_ROWS):
+            return UNSUPPORTED
         asked = self.objects[preference.value]
         assert asked[1] > 0
         self.alignments = {asked[attribute] for attribute in (5, 6, 7, 8)}

@@ -102,6 +102,11 @@ def test_a_product_is_described(name: str) -> None:
     assert not library.objects
 
 
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_algorithms_are_offered_before_addresses_are_known(name: str) -> None:
+    assert made(FakeCublasLt()).offered(PRODUCTS[name])
+
+
 def test_settings_are_read_back() -> None:
     for product in PRODUCTS.values():
         assert Product.of(product.settings()) == product

@@ -155,10 +155,11 @@ class _Description:
     def __init__(self, library: CublasLt, product: Product) -> None:
         self._lt, self.product = library, product
         self._operands = {each.name: each for each in product.operands()}
-        self._places = dict.fromkeys(self._operands, ALIGNMENT)
         self.description = self._made("MatmulDesc", _COMPUTE_32F, _SCALE_32F)
         self._set(_TRANSA, c.c_int32(product.transposed))
         self._describe_result()
+        # Without addresses of scales per row, cuBLASLt offers no algorithm.
+        self.point(dict.fromkeys(self._operands, ALIGNMENT))
         self.weight = self._layout("weight")
         self.x, self.y = self._layout("x"), self._layout("y")
 
