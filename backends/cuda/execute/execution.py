@@ -138,6 +138,11 @@ class PlanExecution:
                     raise failure(self.plan.steps[i], error) from error
                 raise
 
+    @property
+    def latest(self) -> list[Enqueue]:
+        """What enqueues the steps of the plan one by one, as the latest run did."""
+        return next(reversed(self._runs.values())).steps[: len(self.plan.steps)]
+
     def _forget(self, key: tuple[int, ...]) -> None:
         run = self._runs.pop(key)
         if run.graph is not None:

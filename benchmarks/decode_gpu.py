@@ -1,0 +1,141 @@
+"""Decode and prefill steps of Llamas on GPUs, compiled by `irc compile --backend cuda`.
+
+    python -m benchmarks.decode_gpu                     8B and 1B, every scheme, batch 1 and 16
+    python -m benchmarks.decode_gpu --models 8B --schemes bf16 --rows 1 --profile
+    python -m benchmarks.decode_gpu --models 8B --schemes bf16 --prefill 2048 --peers
+    python -m benchmarks.decode_gpu --models 8B --schemes bf16 --rows 1 --tp 2
+
+Weights are repeated random numbers, in caches filled up to the context. Times are medians of
+replays that follow each other. The floor of a step is the bytes of weights and caches that it
+reads, by the rate at which a plain kernel reads in the same run. `--profile` times the launches of
+each kernel alone, one after the other, beside the floor of their bytes. `--peers` adds
+torch.compile (CUDA graphs, static cache) and eager transformers, in bf16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.decode_gpu_models import HEAD8, PLAIN, Case, Measured, compile_model, opened
+from benchmarks.rank import start_ranks
+from benchmarks.read_rate import read_rate
+from irc.backends.ranks.communicator import Communicator
+
+SCHEMES = (PLAIN, "w8a16_fp8", "w8a16", "w4a16", HEAD8)
+SECONDS = 900.0  # in which ranks measure
+_FOUND = "found.json"
+
+
+def main() -> None:
+    options = arguments()
+    print(f"{datetime.date.today()}, {' '.join(sys.argv[1:]) or 'no arguments'}")
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "options.json").write_text(json.dumps(vars(options)))
+        for model in options.models:
+            for scheme in options.schemes:
+                measure_model(folder, options, model, scheme)
+    if options.peers:
+        peers(options)
+
+
+def arguments() -> argparse.Namespace:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--models", nargs="+", choices=("8B", "1B"), default=["8B", "1B"])
+    add("--schemes", nargs="+", default=list(SCHEMES), help=f"{', '.join(SCHEMES)} or any other")
+    add("--rows", nargs="*", type=int, default=[1, 16])
+    add("--context", nargs="+", type=int, default=[512])
+    add("--prefill", nargs="*", type=int, default=[], help="lengths of prompts, of one sequence")
+    add("--tp", type=int, default=1)
+    add("--replays", type=int, default=200)
+    add("--profile", action="store_true")
+    add("--no-early", dest="early", action="store_false", help="no programmatic launches")
+    add("--peers", action=argparse.BooleanOptionalAction, default=False)
+    return parser.parse_args()
+
+
+def cases(options: argparse.Namespace, model: str, scheme: str) -> list[Case]:
+    """The steps of one artifact."""
+    decode = [Case(model, scheme, r, 1, c) for c in options.context for r in options.rows]
+    return decode + [Case(model, scheme, 1, length, 0) for length in options.prefill]
+
+
+def measure_model(folder: Path, options: argparse.Namespace, model: str, scheme: str) -> None:
+    """Compile one artifact and print what its steps take."""
+    longest = max(case.sizes["C"] for case in cases(options, model, scheme))
+    artifact = compile_model(model, scheme, options.tp, longest, folder)
+    words = [str(folder), str(artifact), model, scheme]
+    if options.tp == 1:
+        run(None, words)
+        return
+    process = start_ranks(options.tp, "benchmarks.decode_gpu", *words)
+    if process.wait(SECONDS):
+        raise SystemExit(f"the ranks of {model} {scheme} failed")
+
+
+def run(host: Communicator | None, words: Sequence[str]) -> None:
+    """One rank, which measures the steps of an artifact; the first one prints."""
+    folder, artifact, model, scheme = words
+    options = argparse.Namespace(**json.loads((Path(folder) / "options.json").read_text()))
+    with opened(Path(artifact), host, options.early) as program:
+        rank = program.rank
+        rate = read_rate(rank.driver, rank.stream, rank.kernels)
+        if rank.rank == 0:
+            print(f"\n{rank.driver.gpu.name}, reads {rate / 1e12:.3f} TB/s", flush=True)
+        for case in cases(options, model, scheme):
+            measured = Measured(program, case)
+            ms = measured.ms(options.replays)
+            if rank.rank == 0:
+                print(row(case, ms, measured, rate), flush=True)
+            if options.profile:
+                lines = profile(measured, rate)
+                if rank.rank == 0:
+                    print("\n".join(lines), flush=True)
+            measured.close()
+
+
+def row(case: Case, ms: float, measured: Measured, rate: float) -> str:
+    """A line of the table."""
+    floor = measured.nbytes / rate * 1e3
+    text = f"{case!s:42} {ms:8.3f} ms, {len(measured.plan.steps)} launches"
+    if case.tokens > 1:
+        return f"{text}, {measured.flops / ms / 1e9:.0f} TFLOP/s"
+    return f"{text}, floor {floor:.3f} ({measured.nbytes / 1e9:.2f} GB), {floor / ms:.0%}"
+
+
+def profile(measured: Measured, rate: float) -> list[str]:
+    """A line per kernel: its launches alone, beside the floor of what they read and write."""
+    lines = [f"  {'launches':>8} {'us each':>8} {'floor':>7} {'all, ms':>8}  kernel"]
+    total = 0.0
+    for kind, part in measured.parts().items():
+        count = len(part.steps)
+        us = measured.chain_us(part, 30)
+        total += us * count / 1e3
+        floor = part.nbytes / count / rate * 1e6
+        text = f"  {count:8} {us:8.2f} {floor:7.2f} {us * count / 1e3:8.3f}  {kind}"
+        lines.append(f"{text}: {part.operations[:60]}")
+    return [*lines, f"  {'sum':>8} {'':16} {total:8.3f}"]
+
+
+def peers(options: argparse.Namespace) -> None:
+    """Print the times of torch, which has a process of its own per model."""
+    for model in options.models:
+        words = {"model": model, "replays": options.replays, "rows": options.rows}
+        words |= {"context": options.context, "prefill": options.prefill}
+        command = [sys.executable, "-m", "benchmarks.decode_gpu_peers", json.dumps(words)]
+        subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()

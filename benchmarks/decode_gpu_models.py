@@ -1,0 +1,247 @@
+"""Compiled Llamas of real shapes on one GPU: weights of repeated numbers, times of their steps."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+import irc
+from benchmarks.checkpoints import config
+from irc.backends.cuda.driver import Array, Driver, Stream
+from irc.backends.cuda.execute import rank as rank_module
+from irc.backends.cuda.execute.launch import Enqueue
+from irc.backends.cuda.execute.load import CudaProgram, CudaStream
+from irc.backends.cuda.execute.upload import allocate_weights
+from irc.backends.cuda.execute.weights import DeviceWeights
+from irc.backends.cuda.plan import Argument, Plan, Step
+from irc.backends.cuda.plan.core import ALIGNMENT
+from irc.backends.ranks.communicator import Communicator
+from irc.ir.core import Weight
+from irc.ir.dtypes import dtype as dtype_called
+from irc.ir.dtypes import numpy_dtype
+
+# The dtypes and schemes of weights by the names of the command line. The head of w4a16 is bf16.
+PLAIN = "bf16"
+HEAD8 = "w4a16-head8"
+TABLE = {"lm_head": "w8a16", "model.*": "w4a16"}
+WARM = 5  # launches of a chain that are not counted
+_BLOCK = 64 << 20  # bytes of the numbers that all weights repeat
+_TABLE = "scheme.json"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step: `rows` sequences of `tokens` new ones, after `context` ones in the caches."""
+
+    model: str
+    scheme: str
+    rows: int
+    tokens: int
+    context: int
+
+    def __str__(self) -> str:
+        if self.tokens > 1:
+            return f"{self.model} {self.scheme}, prefill of {self.tokens}"
+        return f"{self.model} {self.scheme}, batch {self.rows}, context {self.context}"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The symbols of the module; caches have room for 512 more tokens."""
+        capacity = self.context + max(512, self.tokens)
+        return {"B": self.rows, "S": self.tokens, "T": 1, "C": capacity}
+
+    @property
+    def inputs(self) -> dict[str, Array]:
+        """The tokens are arbitrary; logits are computed of the last one."""
+        rows, tokens = self.rows, self.tokens
+        return {
+            "input_ids": np.arange(rows * tokens, dtype=np.int32).reshape(rows, tokens) % 1000,
+            "positions": np.tile(np.arange(tokens, dtype=np.int32) + self.context, (rows, 1)),
+            "past_lengths": np.full(rows, self.context, np.int32),
+            "logit_positions": np.full((rows, 1), tokens - 1, np.int32),
+        }
+
+
+def compile_model(model: str, scheme: str, tp: int, longest: int, folder: Path) -> Path:
+    """The artifact that `irc compile --backend cuda` writes, without weights."""
+    source = folder / f"{model} source"
+    source.mkdir(parents=True, exist_ok=True)
+    sizes = config(model.lower(), PLAIN) | {"max_position_embeddings": longest}
+    (source / "config.json").write_text(json.dumps(sizes))
+    words = ["--dtype", PLAIN, "--next-tokens", "--random-weights", "0"]
+    if scheme == HEAD8:
+        (folder / _TABLE).write_text(json.dumps(TABLE))
+        words += ["--quantize", str(folder / _TABLE)]
+    elif scheme != PLAIN:
+        words += ["--quantize", scheme]
+    words += ["--mesh", f"tp={tp}"] if tp > 1 else []
+    words += ["--dims", f"B=1:1:64,C=1:{longest}:{longest}"]
+    target = folder / f"{model} {scheme} {tp}"
+    command = ["compile", str(source), "--backend", "cuda", *words, "-o", str(target)]
+    subprocess.run([sys.executable, "-m", "irc", *command], check=True, stdout=subprocess.PIPE)
+    return target
+
+
+class RepeatedWeights(DeviceWeights):
+    """Finite numbers in place of all weights, written on the GPU: nothing is read or quantized."""
+
+    def add(self, weights: Mapping[str, Weight]) -> None:
+        """Allocate and fill the weights that are not there yet."""
+        new = {name: weight for name, weight in weights.items() if name not in self.addresses}
+        sizes = {name: _nbytes(weight) for name, weight in new.items()}
+        total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values())
+        if not total:
+            return
+        address = allocate_weights(self._driver, total)
+        self._memory.append(address)
+        blocks = dict[str, int]()
+        for name, weight in new.items():
+            dtype = weight.type.dtype
+            if dtype not in blocks:
+                blocks[dtype] = filled(self._driver, self._stream, dtype)
+            for start in range(0, sizes[name], _BLOCK):
+                part = min(_BLOCK, sizes[name] - start)
+                self._stream.copy(address + start, blocks[dtype], part)
+            self.addresses[name] = address
+            address += -(-sizes[name] // ALIGNMENT) * ALIGNMENT
+        self._stream.wait()
+        for block in blocks.values():
+            self._driver.free(block)
+
+
+def _nbytes(weight: Weight) -> int:
+    sizes = [size for size in weight.type.shape if isinstance(size, int)]
+    return dtype_called(weight.type.dtype).nbytes(prod(sizes))
+
+
+def filled(driver: Driver, stream: Stream, dtype: str) -> int:
+    """Device memory with numbers of a dtype: normal ones of scale 0.02, or bytes that are finite
+    as floats of 8 bits."""
+    numbers, kind = np.random.default_rng(0), numpy_dtype(dtype)
+    if kind.itemsize > 1:
+        data = (numbers.standard_normal(_BLOCK // kind.itemsize, np.float32) * 0.02).astype(kind)
+    else:
+        data = numbers.integers(0, 256, _BLOCK, np.uint8) & 0xBF
+    address = driver.allocate(_BLOCK)
+    stream.upload(address, data)
+    stream.wait()
+    return address
+
+
+@contextmanager
+def opened(folder: Path, host: Communicator | None, early: bool) -> Iterator[CudaProgram]:
+    """The program of an artifact, with repeated weights."""
+    with patch.object(rank_module, "DeviceWeights", RepeatedWeights):
+        program: Any = irc.load(folder, communicator=host, programmatic=early).program
+        try:
+            yield program
+        finally:
+            program.close()
+
+
+class Measured:
+    """A case of a program in device memory."""
+
+    def __init__(self, program: CudaProgram, case: Case) -> None:
+        self.case, self._rank = case, program.rank
+        self._stream: CudaStream = program.open(case.sizes)
+
+    def ms(self, replays: int) -> float:
+        """The median of steps that follow each other."""
+        return median(self._stream.times(self.case.inputs, replays))
+
+    @property
+    def plan(self) -> Plan:
+        """What runs."""
+        return self._rank.execution(self.case.sizes).plan
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of weights and caches that a step has to read, on this rank."""
+        used = dict[str, int]()
+        for step in self.plan.steps:
+            for name in _buffers(step):
+                buffer = self.plan.buffers[name]
+                if buffer.place == "weight":
+                    # of a table, the rows that are looked up
+                    used[name] = max(used.get(name, 0), min(buffer.nbytes, step.nbytes))
+                elif buffer.place == "state":
+                    used[name] = round(buffer.nbytes * self._full)
+        return sum(used.values())
+
+    @property
+    def flops(self) -> int:
+        """The floating-point operations of a step on this rank."""
+        return sum(step.flops for step in self.plan.steps)
+
+    @property
+    def _full(self) -> float:
+        """The part of the caches that is read."""
+        return (self.case.context + self.case.tokens) / self.case.sizes["C"]
+
+    def parts(self) -> dict[str, Part]:
+        """The steps of the plan by kernel, in the order of their first launches."""
+        found = dict[str, Part]()
+        for i, step in enumerate(self.plan.steps):
+            names = [name.split(".")[0] for name in step.operations]
+            part = found.setdefault(_kind(step), Part(" ".join(dict.fromkeys(names)), [], 0))
+            part.steps.append(i)
+            states = {name for name in _buffers(step) if self.plan.buffers[name].place == "state"}
+            unread = sum(self.plan.buffers[name].nbytes * (1 - self._full) for name in states)
+            part.nbytes += max(0, step.nbytes - round(unread))
+        return found
+
+    def chain_us(self, part: Part, replays: int) -> float:
+        """Microseconds per launch, where the launches of a part follow each other alone."""
+        stream, steps = self._rank.stream, self._steps()
+
+        def work() -> None:
+            for i in part.steps:
+                steps[i](stream.handle)
+
+        graph = stream.capture(work)
+        events = list[Any]()
+        for i in range(WARM + replays + 1):
+            if i >= WARM:
+                events.append(stream.event())
+            stream.launch(graph)
+        stream.wait()
+        stream.drop(graph)
+        times = [a.ms_until(b) for a, b in itertools.pairwise(events)]
+        return 1e3 * median(times) / len(part.steps)
+
+    def _steps(self) -> list[Enqueue]:
+        return self._rank.execution(self.case.sizes).latest
+
+    def close(self) -> None:
+        """Free the caches."""
+        self._stream.close()
+
+
+@dataclass
+class Part:
+    """The steps of a plan that one kernel runs, and their bytes together."""
+
+    operations: str
+    steps: list[int]
+    nbytes: int
+
+
+def _kind(step: Step) -> str:
+    return step.kernel if hasattr(step, "kernel") else f"{step.library}.{step.function}"  # type: ignore
+
+
+def _buffers(step: Step) -> list[str]:
+    return [each.buffer for each in step.arguments if isinstance(each, Argument)]
