@@ -31,8 +31,10 @@ class CudaBackend(Backend):
 
     name = "cuda"
     facts = CudaFacts
-    default_pipeline = f"{_BEFORE}, fold, dce"
-    sharded_pipeline = f"{_BEFORE}, shard, rewrite-embeddings, pipeline, localize, cse, fold, dce"
+    default_pipeline = f"{_BEFORE}, fuse-qkv, fold, dce"
+    sharded_pipeline = (
+        f"{_BEFORE}, shard, rewrite-embeddings, pipeline, localize, cse, fuse-qkv, fold, dce"
+    )
 
     def unsupported(self, module: Module) -> list[Unsupported]:
         """Every operation without a kernel, elements or an expansion in such."""

@@ -25,11 +25,13 @@ TEXT = """module @m local mesh(tp=2) {{
   weight @columns : f32[6, 5] = bytes(@data, 8, f32[6, 10]).shard(1, tp)
   weight @half : bf16[6, 10] = bytes(@data, 8, f32[6, 10]).cast(bf16)
   weight @codes : i4[3, 7] = bytes(@data, 400, i4[3, 7])
+  weight @joined : f32[5, 10] = concat({first}, {rows}; 0)
   weight @none : f32[0, 4] = zeros([0, 4], f32)
   func @f(%x: f32[2]) -> (f32[2]) {{
     return %x
   }}
 }}"""
+FIRST, ROWS = "bytes(@data, 88, f32[2, 10])", "bytes(@data, 8, f32[6, 10]).shard(0, tp)"
 PIECE = 32  # bytes
 
 
@@ -37,7 +39,7 @@ PIECE = 32  # bytes
 def module(tmp_path: Path) -> Module:
     data = fresh().standard_normal(2 + 60 + 60).astype(np.float32)
     (tmp_path / "data").write_bytes(data.tobytes())
-    return parse_module(TEXT.format(), "m")
+    return parse_module(TEXT.format(first=FIRST, rows=ROWS), "m")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -57,10 +59,12 @@ def test_every_kind_of_weight(rank: int, module: Module, tmp_path: Path) -> None
         assert np.array_equal(found, stored), name
     uploads = [call for call in driver.calls if call[0] == "upload"]
     assert max(size for _, _, size in uploads) <= PIECE
-    wanted = [240, 120, 120, 120, 11]  # whole, rows, columns, half, codes: each once
+    wanted = [240, 120, 120, 120, 11, 200]  # whole, rows, columns, half, codes, joined: each once
     assert sum(size for _, _, size in uploads) == sum(wanted)
     weights.free()
     assert driver.memory.used == 0
+    joined = reader.extents(module.weights["joined"], rank)
+    assert [extent.nbytes for extent in joined] == [80, 120]  # straight from the file
 
 
 def test_too_little_memory_is_refused_before_reading(module: Module, tmp_path: Path) -> None:

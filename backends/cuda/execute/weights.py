@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 from irc.backends.cuda.driver import Driver, Stream
 from irc.backends.cuda.execute.upload import PIECE, Range, Uploads, allocate_weights
@@ -11,6 +12,10 @@ from irc.backends.cuda.plan.core import ALIGNMENT
 from irc.ir.core import Weight
 from irc.ir.dtypes import dtype as dtype_called
 from irc.weights.checkpoint import Reader
+
+# Where the bytes of a weight come from: ranges of files one behind the other, or its name where it
+# has to be computed.
+Source: TypeAlias = "tuple[Range, ...] | str"
 
 
 class DeviceWeights:
@@ -22,7 +27,7 @@ class DeviceWeights:
         self._driver, self._stream, self._piece = driver, stream, piece
         self._reader, self._rank = reader, rank
         self._memory: list[int] = []
-        self._known: dict[Range | str, int] = {}  # addresses
+        self._known: dict[Source, int] = {}  # addresses
         self.addresses: dict[str, int] = {}
         self.bytes = 0
 
@@ -40,13 +45,12 @@ class DeviceWeights:
             self._place(missing, total)
             named = {source: new[name] for name, source in sources.items() if source in missing}
             with Uploads(self._driver, self._stream, self._piece) as uploads:
-                files = [(key, self._known[key]) for key in missing if isinstance(key, Range)]
-                uploads.files(files)
+                uploads.files(place for key in missing for place in _places(key, self._known[key]))
                 computed = {key: named[key] for key in missing if isinstance(key, str)}
                 self._compute(uploads, computed)
         self.addresses |= {name: self._known.get(source, 0) for name, source in sources.items()}
 
-    def _place(self, missing: Mapping[Range | str, int], total: int) -> None:
+    def _place(self, missing: Mapping[Source, int], total: int) -> None:
         address = allocate_weights(self._driver, total)
         self._memory.append(address)
         self.bytes += total
@@ -62,13 +66,11 @@ class DeviceWeights:
             uploads.blocks(addresses[number], [block])
             addresses[number] += block.nbytes
 
-    def _source(self, name: str, weight: Weight) -> Range | str:
-        """The bytes of a file that a weight is, or its name where it has to be computed."""
+    def _source(self, name: str, weight: Weight) -> Source:
+        """The bytes of files that a weight is, or its name where it has to be computed."""
         self._reader.check(weight)
-        extent = self._reader.extent(weight, self._rank)
-        if extent is None:
-            return name
-        return Range(Path(extent.path), extent.offset, extent.nbytes)
+        found = self._reader.extents(weight, self._rank)
+        return tuple(Range(Path(each.path), each.offset, each.nbytes) for each in found) or name
 
     @staticmethod
     def _size(weight: Weight) -> int:
@@ -85,3 +87,10 @@ class DeviceWeights:
         self._memory.clear()
         self._known.clear()
         self.addresses.clear()
+
+
+def _places(source: Source, address: int) -> Iterator[tuple[Range, int]]:
+    """The ranges of a source, each with its address."""
+    for part in source if isinstance(source, tuple) else ():
+        yield part, address
+        address += part.size

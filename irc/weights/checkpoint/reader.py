@@ -193,19 +193,27 @@ class Reader:
 
     def extent(self, weight: Weight | Ref, rank: int = 0) -> Extent | None:
         """The bytes in a file of one rank's tensor, None if scattered or converted."""
-        shape = self.shape(weight)
-        path, dtype, start, end, done = "", "", 0, 0, 0
+        found = self.extents(weight, rank)
+        return replace(found[0], shape=self.shape(weight)) if len(found) == 1 else None
+
+    def extents(self, weight: Weight | Ref, rank: int = 0) -> list[Extent]:
+        """The bytes in files of one rank's tensor in order, none if scattered or converted.
+
+        There are several where tensors are joined by rows.
+        """
+        shape, done = self.shape(weight), 0
+        found: list[Extent] = []
         for piece in sorted(self.pieces(weight, rank), key=lambda piece: piece.box):
-            found = self._run(piece)
-            if found is None or done != _first(piece.box, shape):  # the order is not row-major
-                return None
-            if not done:
-                path, dtype, start, end = found.path, found.dtype, found.offset, found.offset
-            if (found.path, found.dtype, found.offset) != (path, dtype, end):
-                return None
-            end += found.nbytes
-            done += prod(found.shape)
-        return Extent(path, start, end - start, dtype, shape) if done else None
+            run = self._run(piece)
+            if run is None or done != _first(piece.box, shape):  # the order is not row-major
+                return []
+            done += prod(run.shape)
+            last = found[-1] if found else run
+            if (last.path, last.offset + last.nbytes) == (run.path, run.offset):
+                found[-1] = replace(last, nbytes=last.nbytes + run.nbytes)
+            else:
+                found.append(run)
+        return found
 
     def narrowed(self, weight: Weight | Ref) -> Ref:
         """The reference without lossless widening casts at its end, which takes fewest bytes."""

@@ -1,0 +1,51 @@
+"""What the default pipelines and fusions make of a step of a decoder."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from irc.backends.cuda.plan import Launch
+from irc.backends.cuda.plan.build import Planner
+from irc.driver.build import prepare
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 512,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+# rms_norm, q, k and v; rope, caches, attention; o, residual; norm, gate, up; down, residual
+LAYER = ["linear_rows", "decode_attention", "linear_rows", "linear_rows", "linear_rows"]
+SUM = ["nccl", "elementwise"]  # the sum over ranks, and the residual
+SHARDED = [*LAYER[:3], *SUM, *LAYER[3:], *SUM]
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("quantize", ["", "w8a16", "w8a16_fp8", "w4a16"])
+@pytest.mark.parametrize("mesh", ["", "tp=2"])
+def test_launches_of_a_layer(mesh: str, quantize: str, batch: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    module = prepare(
+        tmp_path, backend="cuda", random_weights=1, mesh=mesh, quantize=quantize, next_tokens=True
+    ).module
+    plan = Planner(module).plan({"B": batch, "S": 1, "T": 1, "C": 200})
+    names = [
+        re.split("_[0-9a-f]{8}", step.kernel)[0] if isinstance(step, Launch) else step.library
+        for step in plan.steps
+    ]
+    front = ["elementwise", *(["nccl"] if mesh else [])]
+    layers = front + 3 * (SHARDED if mesh else LAYER)
+    # the tokens whose logits are wanted; norm and head; the likeliest of them
+    assert names[: len(layers) + 2] == [*layers, "elementwise", "linear_rows"]
+    assert mesh or len(names) == len(layers) + 3
