@@ -77,6 +77,18 @@ def cases(
     return found
 
 
+def drawn(found: Sequence[Case], rng: np.random.Generator, count: int) -> list[Case]:
+    """The cases of each example in at most `count` dtypes, drawn afresh."""
+    groups: dict[int, list[Case]] = {}
+    for case in found:
+        groups.setdefault(id(case.example), []).append(case)
+    return [
+        group[i]
+        for group in groups.values()
+        for i in rng.choice(len(group), min(count, len(group)), replace=False)
+    ]
+
+
 def _module(example: Example, dtype: str) -> Module | None:
     if all(arg.dtype != "T" for arg in example.args) and dtype != "f32":
         return None  # nothing varies

@@ -86,20 +86,13 @@ def test_the_folder_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_folder() == Path("/caches/irc/kernels")
 
 
-@pytest.fixture
-def nvrtc() -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
-    try:
-        module.nvrtc_version()
-    except Error:
-        pytest.skip("no NVRTC on this machine")
-
-
-def test_nvrtc(nvrtc: None) -> None:
+@pytest.mark.usefixtures("nvrtc")
+def test_nvrtc() -> None:
     for capability in (80, 90, 120):
         assert Compiler(capability).image(scaled("1")).startswith(b"\x7fELF")
 
 
-def test_an_error_of_the_compiler_has_its_line(nvrtc: None) -> None:
+@pytest.mark.usefixtures("nvrtc")
+def test_an_error_of_the_compiler_has_its_line() -> None:
     with pytest.raises(Error, match=r"kernel one does not compile for sm_90: one\.cu.*error"):
         compile_kernel(scaled("nothing"), "sm_90")

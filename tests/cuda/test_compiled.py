@@ -9,7 +9,7 @@ import pytest
 
 from irc.backends.cuda.codegen.body import ELEMENTS
 from irc.backends.cuda.codegen.kernels import elementwise
-from irc.backends.cuda.kernels import compiled
+from irc.backends.cuda.execute.compile import compile_kernel
 from irc.backends.cuda.plan import KERNELS, Kernel, Template
 from irc.backends.cuda.plan.prepare import load_tables
 from irc.errors import Error
@@ -18,8 +18,6 @@ from irc.ir.dtypes import DTYPES
 from tests.ops.example import Example, module_of, operation
 from tests.ops.examples import EXAMPLES
 
-pytest.importorskip("cuda.core", reason="no cuda-core: pip install 'irc-compiler[cuda]'")
-pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC: pip install 'irc-compiler[cuda]'")
 load_tables()
 
 
@@ -61,11 +59,14 @@ def _kernels(example: Example, dtype: str) -> list[Kernel]:
         return []  # not for this dtype
 
 
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
-def test_kernels_of_every_operation_compile(arch: str, rng: np.random.Generator) -> None:
-    found = list(some_kernels(rng).values())
-    assert len(found) > 100
+def test_kernels_of_operations_compile(arch: str, rng: np.random.Generator) -> None:
+    """A third of them, drawn afresh."""
+    every = list(some_kernels(rng).values())
+    assert len(every) > 100
+    found = [every[i] for i in rng.choice(len(every), len(every) // 3, replace=False)]
     large = [replace(each, macros={**each.macros, "ix": "long long"}) for each in found]
     chosen = large if arch == "sm_90" else found
     source = "\n".join(renamed(kernel, f"kernel_{i}") for i, kernel in enumerate(chosen))
-    compiled("every operation", source, {}, arch)
+    assert compile_kernel(Kernel("operations", source), arch)

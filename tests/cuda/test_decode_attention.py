@@ -78,8 +78,8 @@ def test_plans_use_it_for_one_token_only() -> None:
 ARCHITECTURES = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"]
 
 
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("number", range(len(ARCHITECTURES)), ids=ARCHITECTURES)
 def test_kernels_compile_for_every_gpu(number: int) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC: pip install 'irc-compiler[cuda]'")
     for case in list(CASES.values())[number :: len(ARCHITECTURES)]:
         assert compile_kernel(launch(case, case.module()).kernel, ARCHITECTURES[number])

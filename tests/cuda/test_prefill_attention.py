@@ -117,9 +117,9 @@ def test_what_the_kernel_declines(example: Example, dtype: str, why: str) -> Non
     assert why in declined
 
 
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
 def test_kernels_compile_for_every_gpu(architecture: str, rng: np.random.Generator) -> None:
-    pytest.importorskip("cuda.bindings.nvrtc", reason="no NVRTC: pip install 'irc-compiler[cuda]'")
     example, dtype = CASES[rng.integers(len(CASES))]
     for template in _templates(module_of(example, dtype), SIZES):
         assert compile_kernel(template.kernel, architecture)

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from irc.backends.cuda.codegen.split_select import split_select
+from irc.backends.cuda.execute.compile import compile_kernel
 from irc.backends.cuda.plan import Fused, Template
 from irc.backends.cuda.plan.prepare import load_tables
 from irc.backends.reference import evaluate
+from irc.ir.core import Module
 from irc.ir.dtypes import numpy_dtype
 from irc.ops import Argmax, Topk
 from irc.text import parse_module
@@ -38,29 +40,47 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("threaded", [False, True])
-@pytest.mark.parametrize("name", CASES)
-def test_equal_to_the_reference(name: str, threaded: bool) -> None:
+def module_of(name: str) -> Module:
     text, results, dtype, size, k = CASES[name]
     kind = "f32" if text is HIDDEN else dtype
     words = {"dtype": dtype, "size": size, "k": k, "kind": kind}
     head = f"func @main({LOGITS}) -> ({results})".format(**words)
     body = text.format(**words)
-    module = parse_module(f"module @m dims(B=1:2:9) {{ {head} {{\n{body}\n}} }}")
-    x = fresh().normal(0, 100, (2, size)).astype(numpy_dtype(dtype))
-    if np.issubdtype(x.dtype, np.floating):
-        x[1, fresh().integers(0, size, 3)] = np.nan
+    return parse_module(f"module @m dims(B=1:2:9) {{ {head} {{\n{body}\n}} }}")
+
+
+def launch(module: Module) -> Template:
+    """The launch of the only argmax or topk."""
     (op,) = (op for op in module.main if isinstance(op, Argmax | Topk))
     found = split_select(op, {"B": 2})
     assert isinstance(found, Fused)
     (template,) = found.templates
     assert isinstance(template, Template)
+    return template
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_equal_to_the_reference(name: str, threaded: bool) -> None:
+    _, _, dtype, size, _ = CASES[name]
+    module = module_of(name)
+    x = fresh().normal(0, 100, (2, size)).astype(numpy_dtype(dtype))
+    if np.issubdtype(x.dtype, np.floating):
+        x[1, fresh().integers(0, size, 3)] = np.nan
+    template = launch(module)
     assert template.grid({"B": 2}) == (size // 2048, 2, 1)
     got = run_templates([template], {module.main.args[0]: x}, {"B": 2}, threaded)
-    for value, want in zip(op.results, evaluate(module, {"x": x}).values(), strict=True):
+    for value, want in zip(template.writes, evaluate(module, {"x": x}).values(), strict=True):
         assert got[value].dtype == want.dtype
         # as f64, since numpy does not know NaN of small floats; it holds all numbers drawn here
         np.testing.assert_array_equal(got[value].astype(np.float64), want.astype(np.float64))
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
+def test_kernels_compile_for_every_gpu(architecture: str) -> None:
+    name = fresh().choice(list(CASES))
+    assert compile_kernel(launch(module_of(name)).kernel, architecture)
 
 
 @pytest.mark.parametrize(("size", "batch"), [(1000, 1), (17000, 200), (17000, 0)])
