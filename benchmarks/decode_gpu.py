@@ -61,7 +61,7 @@ def arguments() -> argparse.Namespace:
     add("--replays", type=int, default=200)
     add("--profile", action="store_true")
     add("--no-early", dest="early", action="store_false", help="no programmatic launches")
-    add("--peers", action=argparse.BooleanOptionalAction, default=False)
+    add("--peers", action="store_true", help="torch.compile and eager transformers too")
     return parser.parse_args()
 
 
@@ -131,9 +131,11 @@ def profile(measured: Measured, rate: float) -> list[str]:
 def peers(options: argparse.Namespace) -> None:
     """Print the times of torch, which has a process of its own per model."""
     for model in options.models:
-        words = {"model": model, "replays": options.replays, "rows": options.rows}
-        words |= {"context": options.context, "prefill": options.prefill}
-        command = [sys.executable, "-m", "benchmarks.decode_gpu_peers", json.dumps(words)]
+        words = [
+            f"{model} {case.rows} {case.tokens} {case.context} {options.replays}"
+            for case in cases(options, model, PLAIN)
+        ]
+        command = [sys.executable, "-m", "benchmarks.decode_gpu_peers", *words]
         subprocess.run(command, check=True)
 
 
