@@ -1,4 +1,4 @@
-"""`irc bench`: times an artifact, or the collectives of this machine (`irc bench collectives`)."""
+"""`irc bench`: times an artifact, or collectives or kernels on this machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from ..analysis.units import amount
 from ..errors import Error, did_you_mean
-from .arguments import Usage, add_json, add_runtime, whole_number, word_of
+from .arguments import Usage, add_json, add_runtime, disjoint, ranges, whole_number, word_of
 from .arrays import add_inputs
 from .bench_artifact import time_artifact
+from .bench_kernels import time_kernels
 from .console import Progress, print_json, table, warn
 from .ranks import add_launcher, over_ranks
 
@@ -29,16 +30,21 @@ EXAMPLES = """
   irc bench collectives --ranks 4 -o topology.json
   irc bench collectives --on cpu --sizes 4096,1048576 --kinds all_reduce,all_to_all
   mpiexec -n 4 irc bench collectives -o hosts.json              (a rank per process)
+  irc bench kernels build/llama --dims B=16,S=1                 (irc uses the fastest from then on)
 """
 
 SIZES = tuple(4096 * 4**i for i in range(8))  # 4 kB to 67 MB
 CPU_RANKS = 2
-COLLECTIVES = "collectives"
-_FOR_COLLECTIVES = ("on", "kinds", "sizes", "output", "topology", "link")
-_FOR_ARTIFACTS = (
-    *("runs", "inputs", "random", "backend", "threads", "low_memory", "no_self_test", "plugin"),
-    *("launcher", "hosts"),
-)
+ARTIFACT, COLLECTIVES, KERNELS = "an artifact", "collectives", "kernels"
+# what is timed -> the options that are for it
+_OPTIONS = {
+    ARTIFACT: (
+        *("runs", "inputs", "random", "backend", "threads", "low_memory", "no_self_test"),
+        *("plugin", "launcher", "hosts", "ranks"),
+    ),
+    COLLECTIVES: ("on", "kinds", "sizes", "output", "topology", "link", "ranks"),
+    KERNELS: ("dims", "output"),
+}
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -47,7 +53,12 @@ def configure(parser: ArgumentParser) -> None:
 
     add = parser.add_argument
     kinds, sizes = listed(word_of(*OPERATIONS)), listed(whole_number(1024))
-    add("source", metavar="DIR|collectives", help="an artifact folder, or what to measure")
+    what = "an artifact folder, or what to measure"
+    add("source", metavar="DIR|collectives|kernels", help=what)
+    what = "artifacts of the backend cuda, or modules for it, whose kernels are timed"
+    add("folders", metavar="DIR", nargs="*", help=what)
+    what = "sizes at which kernels are timed (default: typical and least ones)"
+    add("--dims", metavar="B=16,S=1,...", type=ranges, join=disjoint, default={}, help=what)
     what = "times each is measured, after two others (default: 20)"
     add("--runs", metavar="N", type=whole_number(1), help=what)
     add_inputs(parser, required=False)
@@ -56,7 +67,12 @@ def configure(parser: ArgumentParser) -> None:
     add("--kinds", metavar="NAME,...", type=kinds, join=both, default=OPERATIONS, help=what)
     what = "of the whole tensor (default: 4096 to 67108864)"
     add("--sizes", metavar="BYTES,...", type=sizes, join=both, default=SIZES, help=what)
-    add("-o", "--output", metavar="FILE", help="write a topology with the fitted constants")
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write a topology with the fitted constants, or the choices of kernels",
+    )
     add("--topology", metavar="FILE", help="the topology they go into (the one for 8 H200)")
     add("--link", metavar="NAME", help="the link that was measured")
     add_runtime(parser)
@@ -81,16 +97,19 @@ def both(first: tuple[object, ...], second: tuple[object, ...]) -> tuple[object,
 def run(args: Namespace) -> int:
     """Time the artifact, or measure collectives, with the options that are for it."""
     hint = "irc bench --help lists the options"
-    is_artifact = args.source != COLLECTIVES
-    for name in _FOR_COLLECTIVES if is_artifact else _FOR_ARTIFACTS:
-        if name in args.given or getattr(args, name) is True:
-            what = "an artifact" if is_artifact else COLLECTIVES
+    what = args.source if args.source in (COLLECTIVES, KERNELS) else ARTIFACT
+    for name in dict.fromkeys(name for names in _OPTIONS.values() for name in names):
+        if name not in _OPTIONS[what] and (name in args.given or getattr(args, name) is True):
             raise Usage(f"--{name.replace('_', '-')} is not for {what}", hint)
-    if is_artifact and not Path(args.source).exists():
-        near = did_you_mean(args.source, [COLLECTIVES])
+    if args.folders and what != KERNELS:
+        raise Usage(f"{args.folders[0]!r} behind {args.source!r} is too much", hint)
+    if what == ARTIFACT and not Path(args.source).exists():
+        near = did_you_mean(args.source, [COLLECTIVES, KERNELS])
         raise Usage(f"there is no artifact {args.source!r}{near}", hint)
-    if is_artifact:
+    if what == ARTIFACT:
         return over_ranks(args, time_artifact)
+    if what == KERNELS:
+        return time_kernels(args)
     if args.ranks == 1:
         raise Usage("--ranks is 1; expected 2 or more", hint)
     return _measure(args)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from irc.backends.base import Arrays
+from irc.backends.cuda import tuning
 from irc.backends.cuda.codegen.streaming.choices import Target, use
 from irc.backends.cuda.device import FAILED
 from irc.backends.cuda.driver import Array
@@ -56,6 +57,7 @@ def open_gpu(local_rank: int, timeout: float) -> CudaGpu:
     gpu = CudaGpu(open_driver(local_rank, _INSTEAD), timeout)
     capability = gpu.driver.gpu.capability
     use(Target(capability, *block_limits()))
+    tuning.use_for(gpu.driver.gpu)
     gpu.kernels = CudaKernels(capability, Compiler(capability, default_folder()))
     return gpu
 
@@ -169,6 +171,7 @@ def program_of(module: Module, facts: Mapping[str, Any], base: Path, **options: 
     try:
         if host is not None:
             check_distinct(gpu.driver.gpu, host)
+            tuning.use(tuning.agreed(tuning.used(), host))
         program = CudaProgram(ShardedPorts(facts))
         alike = host if len(facts["stages"]) == 1 else None
         program.rank = CudaRank(

@@ -7,12 +7,12 @@ from typing import Any
 
 from irc.backends.cuda.driver import Driver
 from irc.backends.cuda.execute.algorithms import Algorithms
-from irc.backends.cuda.execute.compile import default_folder
 from irc.backends.cuda.execute.cublaslt import CublasLt, machine_name
 from irc.backends.cuda.execute.cudnn import Cudnn
 from irc.backends.cuda.execute.fastest import Fastest
 from irc.backends.cuda.execute.launch import Enqueue
 from irc.backends.cuda.plan import LibraryCall
+from irc.backends.cuda.tuning import file_of_user
 from irc.backends.ranks.communicator import Communicator
 
 
@@ -20,9 +20,8 @@ class TimedProducts:
     """See Products. `host`: the ranks that make the same calls, and use the same algorithms."""
 
     def __init__(self, driver: Driver, stream: Any, host: Communicator | None) -> None:
-        folder = default_folder()
-        path = None if folder is None else folder / "algorithms.json"
-        self._library = CublasLt(driver, Algorithms(path, machine_name(driver)))
+        algorithms = Algorithms(file_of_user(), machine_name(driver))
+        self._library = CublasLt(driver, algorithms)
         self._choose, self._host = Fastest(self._library, driver, stream), host
         self._driver = driver
         self._cudnn: Cudnn | None = None

@@ -16,5 +16,6 @@ from .template import CallTemplate as CallTemplate
 from .template import Fused as Fused
 from .template import Fusion as Fusion
 from .template import Template as Template
+from .template import Tuning as Tuning
 from .template import fusion as fusion
 from .template import kernels_of as kernels_of

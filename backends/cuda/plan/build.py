@@ -109,19 +109,9 @@ class _Build:
                 *(template.library, template.function, pointers, settings),
                 *(names, source, nbytes, flops),
             )
-        return Launch(
-            self._kernel(self._indexed(template, operations)),
-            template.grid(self.symbols),
-            template.block,
-            (*pointers, *(self.symbols[name] for name in template.symbols)),
-            template.shared(self.symbols),
-            template.cluster,
-            programmatic=template.waits,
-            operations=names,
-            source=source,
-            nbytes=nbytes,
-            flops=flops,
-        )
+        kernel = self._kernel(self._indexed(template, operations))
+        launch = template.launch(kernel, pointers, self.symbols)
+        return replace(launch, operations=names, source=source, nbytes=nbytes, flops=flops)
 
     def _indexed(self, template: Template, operations: Iterable[Op]) -> Kernel:
         """The kernel, whose indices have 64 bits where it meets a value of many elements."""

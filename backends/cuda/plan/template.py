@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from irc.ir.core import Op, Value
 from irc.ir.types import TensorType
 
-from .core import Kernel, Library
+from .core import Argument, Kernel, Launch, Library
 
 Grid: TypeAlias = tuple[int, int, int]
 Sizes: TypeAlias = Mapping[str, int]
@@ -25,7 +25,7 @@ class Template:
     the read value in whose memory it lies; the kernel writes the elements that change. `grid` and
     `shared` are functions of the sizes of all symbols. `waits`: whether the kernel calls
     `wait_for_previous` before it reads what kernels in front of it wrote, so that it may start
-    early.
+    early. `tuning`: the other kernels that could compute it.
     """
 
     kernel: Kernel
@@ -41,6 +41,32 @@ class Template:
     operations: tuple[Op, ...] = ()
     waits: bool = False
     zeros: tuple[TensorType, ...] = ()
+    tuning: Tuning | None = None
+
+    def launch(self, kernel: str, pointers: Iterable[Argument], symbols: Sizes) -> Launch:
+        """The launch at the sizes of all symbols; `kernel` is the name of the kernel in a plan."""
+        return Launch(
+            kernel,
+            self.grid(symbols),
+            self.block,
+            (*pointers, *(symbols[name] for name in self.symbols)),
+            self.shared(symbols),
+            self.cluster,
+            programmatic=self.waits,
+        )
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The kernels that `irc bench kernels` times for one launch; see tuning.py.
+
+    `key`: what the choice depends on. `variants`: the launches by the name of the choice, first the
+    one that rules give. `index`: what integers that the kernels read are to be, such as positions.
+    """
+
+    key: str
+    variants: Callable[[], Mapping[str, Template]]
+    index: int = 0
 
 
 Settings: TypeAlias = Mapping[str, "int | float | str | tuple[int, ...]"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -54,6 +54,21 @@ class Choice:
     def warps(self) -> int:
         """Warps of a block."""
         return self.constants["WARPS"]
+
+    @property
+    def name(self) -> str:
+        """What distinguishes it from the other candidates of a product."""
+        return f"{'one_row' if 'PIECE' in self.constants else 'tiles'} {self.warps}"
+
+
+def candidates(
+    n: int, k: int, gated: bool, codes: Codes, rows: int, target: Target
+) -> Iterator[Choice | str]:
+    """The kernels that could compute a product, or why one cannot; those of the rules first."""
+    if rows == 1 and codes.bits == 16:
+        yield from (one_row(n, k, gated, target, warps) for warps in (0, 6, 8, 10, 12, 16))
+    for warps in ((8, 4), (4,), (6,), (12,), (16,)):
+        yield tiles(n, k, gated, codes, rows, target, warps)
 
 
 def one_row(n: int, k: int, gated: bool, target: Target, warps: int = 0) -> Choice | str:

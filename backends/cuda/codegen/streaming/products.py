@@ -6,7 +6,7 @@ In front: rms_norm, which every block computes itself. Behind: the gate of a fee
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -29,10 +29,11 @@ from irc.ops import (
 )
 
 from ...plan.core import Kernel
-from ...plan.template import Fused, Sizes, Template, fusion
+from ...plan.template import Fused, Sizes, Template, Tuning, fusion
+from ...tuning import used
 from ..files import helpers
 from ..norms import norm_of_sum
-from .choices import MOST_ROWS, Choice, Codes, one_row, target, tiles
+from .choices import MOST_ROWS, Choice, Codes, candidates, target
 
 FLOATS = ("bf16", "f16")
 WEIGHTS = (*FLOATS, "f8e4m3", "f8e5m2", "i8", "u8", "i4", "u4", "f4e2m1")
@@ -210,14 +211,46 @@ def _symbols(shape: tuple[DimLike, ...]) -> list[str]:
 def chosen(found: Product, rows: int) -> Choice | str:
     """The kernel for so many rows of x, or why there is none."""
     n, k = found.shape
-    gated, codes = len(found.matrices) == 2, found.codes
-    if max(n * k * codes.bits // 8, n * rows) > FAR * 8:
+    if max(n * k * found.codes.bits // 8, n * rows) > FAR * 8:
         return f"weights {[n, k]} are too large"
-    if rows == 1 and codes.bits == 16:
-        choice = one_row(n, k, gated, target())
-        if isinstance(choice, Choice):
-            return choice
-    return tiles(n, k, gated, codes, rows, target())
+    tuned = used().get(_key(found, rows))
+    if tuned is not None and tuned in (known := _variants(found, rows)):
+        return known[tuned]
+    reason = ""
+    for each in _candidates(found, rows):
+        if isinstance(each, Choice):
+            return each
+        reason = each
+    return reason
+
+
+def _candidates(found: Product, rows: int) -> Iterator[Choice | str]:
+    return candidates(*found.shape, len(found.matrices) == 2, found.codes, rows, target())
+
+
+def _key(found: Product, rows: int) -> str:
+    """What the choice of a kernel depends on."""
+    (n, k), codes, kind = found.shape, found.codes, found.matrices[0].codes.type.dtype
+    group = f" groups of {codes.group}" if 0 < codes.group < k else ""
+    rows = 1 << (rows - 1).bit_length()
+    words = f"{found.x.type.dtype} x {kind}{group} [{n}, {k}]"
+    return f"linear {words}{' gated' if len(found.matrices) == 2 else ''}, {rows} rows"
+
+
+def _variants(found: Product, rows: int) -> dict[str, Choice]:
+    """The candidates by name, that of the rules first."""
+    known: dict[str, Choice] = {}
+    for each in _candidates(found, rows):
+        if isinstance(each, Choice):
+            known.setdefault(each.name, each)
+    return known
+
+
+def _tuning(found: Product, rows: int) -> Tuning:
+    def variants() -> Mapping[str, Template]:
+        return {name: found.template(each) for name, each in _variants(found, rows).items()}
+
+    return Tuning(_key(found, rows), variants)
 
 
 def product_of(op: Linear) -> Product | str:
@@ -358,4 +391,5 @@ def _fused(found: Product | str | None, sizes: Sizes) -> Fused | str | None:
         for op in found.operations
         if op in used_once or used_once.issuperset(op.results[0].users)
     )
-    return Fused((found.template(choice),), covers)
+    template = replace(found.template(choice), tuning=_tuning(found, max(rows, 1)))
+    return Fused((template,), covers)
