@@ -45,7 +45,7 @@ class Decode:
     def __init__(self, model: Any, rows: int, context: int, steps: int) -> None:
         self._model, self._context = model, context
         room = max(ROOM, steps)
-        self._cache = transformers.StaticCache(model.config, max_cache_len=context + room)
+        self._cache: Any = transformers.StaticCache(model.config, max_cache_len=context + room)
         self._ids = torch.ones(rows, 1, dtype=torch.long, device=DEVICE)
         self._positions = torch.full_like(self._ids, context)
         before = self._ids.expand(rows, context)
