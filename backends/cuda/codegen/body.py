@@ -127,6 +127,10 @@ class Body:
         name = self._known[-1][key] = self.variable(kind, found)
         return name
 
+    def give(self, value: Value, index: Index, name: str) -> None:
+        """The element of `value` at `index` is in this variable."""
+        self._known[-1][value, index] = name
+
     def _find(self, key: tuple[Value | Shape, Index]) -> str | None:
         return next((known[key] for known in reversed(self._known) if key in known), None)
 

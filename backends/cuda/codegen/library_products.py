@@ -131,7 +131,7 @@ def _matmul(op: Op) -> Call | str:
     x, y = op.x.type.shape, op.y.type.shape
     (x_batch, rows, inner), (y_batch, columns) = (x[:-2], *x[-2:]), (y[:-2], y[-1])
     sizes: dict[str, DimLike] = {"batch": 1, "rows": rows, "columns": columns, "inner": inner}
-    weight, transposed = _untransposed(op.y)
+    weight, transposed = untransposed(op.y)
     words: Words = {"transposed": transposed}
     if count(y_batch) == 1:  # one weight: the batch of x are more rows
         sizes["rows"] = rows * count(x_batch)
@@ -144,7 +144,7 @@ def _matmul(op: Op) -> Call | str:
     return Call({"x": op.x, "weight": weight}, op.result, (op,), sizes, words)
 
 
-def _untransposed(y: Value) -> tuple[Value, bool]:
+def untransposed(y: Value) -> tuple[Value, bool]:
     """(the value whose last two dimensions a transpose exchanges, True), or (y, False)."""
     op = y.producer
     ndim = y.type.ndim

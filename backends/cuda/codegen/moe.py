@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 
 from irc.ir.core import Value
@@ -97,19 +97,30 @@ def moe_dispatch(op: MoeDispatch, stored: Collection[Value]) -> list[Template]:
 @kernels_of(MoeCombine)
 def moe_combine(op: MoeCombine, stored: Collection[Value]) -> list[Template]:
     """Every element of the result is the sum of those of its token's experts."""
-    body, result = Body(stored), op.results[0]
-    kind = REGISTERS[result.type.dtype][0]
+    body = Body(stored)
     experts, places, _ = op.buffer.type.shape
-    count = product(result.type.shape)
+
+    def add(pair: tuple[str, str], feature: str, found: str) -> None:
+        with _row(op, body, pair, experts, places) as row:
+            at = body.unflattened(row, (experts, places))
+            body.line(f"{found} = {body.element(op.buffer, (*at, feature))};")
+
+    return [combined(op, body, add)]
+
+
+def combined(
+    op: MoeCombine, body: Body, find: Callable[[tuple[str, str], str, str], None]
+) -> Template:
+    """The launch of a combine; `find(pair, feature, name)` sets a variable to a pair's result."""
+    result = op.result
+    kind, count = REGISTERS[result.type.dtype][0], product(result.type.shape)
     with body.block(each_thing(body.size(count))):
         token, feature = body.unflattened("i", result.type.shape)
         total = body.variable(kind, "0")
         with body.block(f"for (ix k = 0; k < {body.size(op.chosen.type.shape[1])}; ++k)"):
             found = body.variable(kind, "0")  # a pair that was dropped has zeros
-            with _row(op, body, (token, "k"), experts, places) as row:
-                at = body.unflattened(row, (experts, places))
-                body.line(f"{found} = {body.element(op.buffer, (*at, feature))};")
+            find((token, "k"), feature, found)
             weight = body.element(op.weights, (token, "k"))
             body.line(f"{total} = add({total}, mul({weight}, {found}));")
         body.line(f"store(out0, i, {total});")
-    return [launch("moe_combine", body, op.results, blocks(count), operations=[op])]
+    return launch("moe_combine", body, op.results, blocks(count), operations=[op])

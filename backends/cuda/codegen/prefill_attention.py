@@ -14,7 +14,7 @@ from .body import Body
 from .files import helpers
 from .kernels import launch
 
-HELPERS = helpers("warp.cuh", "prefill_attention.cuh")
+HELPERS = helpers("warp.cuh", "copies.cuh", "prefill_attention.cuh")
 WARPS = 4
 ROWS = 16 * WARPS
 WIDEST = 256  # features of a head
