@@ -118,13 +118,13 @@ def profile(measured: Measured, rate: float) -> list[str]:
     """A line per kernel: its launches alone, beside the floor of what they read and write."""
     lines = [f"  {'launches':>8} {'us each':>8} {'floor':>7} {'all, ms':>8}  kernel"]
     total = 0.0
-    for kind, part in measured.parts().items():
+    for part in measured.parts():
         count = len(part.steps)
         us = measured.chain_us(part, 30)
         total += us * count / 1e3
         floor = part.nbytes / count / rate * 1e6
-        text = f"  {count:8} {us:8.2f} {floor:7.2f} {us * count / 1e3:8.3f}  {kind}"
-        lines.append(f"{text}: {part.operations[:60]}")
+        text = f"  {count:8} {us:8.2f} {floor:7.2f} {us * count / 1e3:8.3f}"
+        lines.append(f"{text}  {part.name[:80]}")
     return [*lines, f"  {'sum':>8} {'':16} {total:8.3f}"]
 
 

@@ -21,11 +21,10 @@ import irc
 from benchmarks.checkpoints import config
 from irc.backends.cuda.driver import Array, Driver, Stream
 from irc.backends.cuda.execute import rank as rank_module
-from irc.backends.cuda.execute.launch import Enqueue
 from irc.backends.cuda.execute.load import CudaProgram, CudaStream
 from irc.backends.cuda.execute.upload import allocate_weights
 from irc.backends.cuda.execute.weights import DeviceWeights
-from irc.backends.cuda.plan import Argument, Plan, Step
+from irc.backends.cuda.plan import Argument, Launch, Plan, Step
 from irc.backends.cuda.plan.core import ALIGNMENT
 from irc.backends.ranks.communicator import Communicator
 from irc.ir.core import Weight
@@ -37,6 +36,7 @@ PLAIN = "bf16"
 HEAD8 = "w4a16-head8"
 TABLE = {"lm_head": "w8a16", "model.*": "w4a16"}
 WARM = 5  # launches of a chain that are not counted
+CHAIN = 32  # launches of a chain at least: a graph of one takes longer
 _BLOCK = 64 << 20  # bytes of the numbers that all weights repeat
 _TABLE = "scheme.json"
 
@@ -191,24 +191,29 @@ class Measured:
         """The part of the caches that is read."""
         return (self.case.context + self.case.tokens) / self.case.sizes["C"]
 
-    def parts(self) -> dict[str, Part]:
-        """The steps of the plan by kernel, in the order of their first launches."""
-        found = dict[str, Part]()
+    def parts(self) -> list[Part]:
+        """The steps of the plan by kernel or kind of call, in the order of their first launches."""
+        found = dict[tuple[str, ...], Part]()
         for i, step in enumerate(self.plan.steps):
-            names = [name.split(".")[0] for name in step.operations]
-            part = found.setdefault(_kind(step), Part(" ".join(dict.fromkeys(names)), [], 0))
+            operations = " ".join(dict.fromkeys(name.split(".")[0] for name in step.operations))
+            if isinstance(step, Launch):
+                name, key = step.kernel, (step.kernel,)
+            else:
+                name, key = (text := f"{step.library}.{step.function}"), (text, operations)
+            part = found.setdefault(key, Part(f"{name}: {operations}", [], 0))
             part.steps.append(i)
             states = {name for name in _buffers(step) if self.plan.buffers[name].place == "state"}
             unread = sum(self.plan.buffers[name].nbytes * (1 - self._full) for name in states)
             part.nbytes += max(0, step.nbytes - round(unread))
-        return found
+        return list(found.values())
 
     def chain_us(self, part: Part, replays: int) -> float:
         """Microseconds per launch, where the launches of a part follow each other alone."""
-        stream, steps = self._rank.stream, self._steps()
+        stream, steps = self._rank.stream, self._rank.execution(self.case.sizes).latest
+        chain = part.steps * -(-CHAIN // len(part.steps))
 
         def work() -> None:
-            for i in part.steps:
+            for i in chain:
                 steps[i](stream.handle)
 
         graph = stream.capture(work)
@@ -220,10 +225,7 @@ class Measured:
         stream.wait()
         stream.drop(graph)
         times = [a.ms_until(b) for a, b in itertools.pairwise(events)]
-        return 1e3 * median(times) / len(part.steps)
-
-    def _steps(self) -> list[Enqueue]:
-        return self._rank.execution(self.case.sizes).latest
+        return 1e3 * median(times) / len(chain)
 
     def close(self) -> None:
         """Free the caches."""
@@ -234,13 +236,9 @@ class Measured:
 class Part:
     """The steps of a plan that one kernel runs, and their bytes together."""
 
-    operations: str
+    name: str
     steps: list[int]
     nbytes: int
-
-
-def _kind(step: Step) -> str:
-    return step.kernel if hasattr(step, "kernel") else f"{step.library}.{step.function}"  # type: ignore
 
 
 def _buffers(step: Step) -> list[str]:
