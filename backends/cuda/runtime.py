@@ -14,6 +14,16 @@ from irc.errors import Error
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*, cuda.h
 
 
+def driver_version() -> int | None:
+    """The newest CUDA that the NVIDIA driver serves, 13010 for 13.1; None without a driver."""
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return None
+    return version.value
+
+
 def device_count() -> int:
     """The number of GPUs that the NVIDIA driver offers; 0 without a driver."""
     with suppress(OSError):

@@ -82,14 +82,28 @@ def test_products_are_chosen_before_they_run(tmp_path: Path) -> None:
     world.close()
 
 
-def test_memory_for_a_plan_is_refused_with_numbers(tmp_path: Path) -> None:
-    def little(gpu: FakeCuda) -> None:
-        gpu.driver.memory.total = 1 << 16
-
-    world = World(compiled("gqa", ""), tmp_path, little)
-    with pytest.raises(Error, match="too little memory"):
+def test_caches_are_refused_before_any_is_allocated(tmp_path: Path) -> None:
+    world = World(compiled("gqa", ""), tmp_path)
+    memory = world.gpus[0].driver.memory
+    memory.total, used = memory.used + 100_000, memory.used
+    words = r"expected 1\.2 MB of free memory .* at B=4, C=1024 \(caches 1\.2 MB\), found 100\.0 kB"
+    with pytest.raises(Error, match=words):
         world.programs[0].open({"B": 4, "C": 1 << 10})
+    assert memory.used == used
     world.close()
+
+
+def test_weights_are_refused_before_any_is_read(tmp_path: Path) -> None:
+    gpus: list[FakeCuda] = []
+
+    def little(gpu: FakeCuda) -> None:
+        gpus.append(gpu)
+        gpu.driver.memory.total = 20_000
+
+    numbers = r"\(weights 50\.4 kB, activations \S+ \w+, caches 288 B\), found 20\.0 kB of"
+    with pytest.raises(Error, match=numbers):
+        World(compiled("gqa", ""), tmp_path, little)
+    assert not any(call[0] == "upload" for call in gpus[0].calls)
 
 
 def test_options_are_checked(tmp_path: Path) -> None:
@@ -97,11 +111,28 @@ def test_options_are_checked(tmp_path: Path) -> None:
         load(tmp_path, {}, graph=False)
 
 
-def test_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "device_count", lambda: 0)
+@pytest.mark.parametrize(
+    ("version", "count", "words"),
+    [
+        (None, 0, r"found no NVIDIA driver \(libcuda.so.1\); .* --backend onnx runs on CPU"),
+        (
+            12080,
+            8,
+            r"for CUDA 13\.0 or newer, found one for CUDA 12\.8: update the NVIDIA driver; ",
+        ),
+        (13000, 0, r"finds no GPU here; .* --backend onnx runs on CPU"),
+        (13010, 3, "local rank 3 needs GPU 3, and this host has 3; start at most 3 ranks per host"),
+    ],
+)
+def test_gpus_that_cannot_be_used(
+    version: int | None, count: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "driver_version", lambda: version)
+    monkeypatch.setattr(gpu, "device_count", lambda: count)
     module = compiled("gqa", "")
-    with pytest.raises(Error, match=r"finds no GPU here; .* --backend onnx runs on CPU"):
-        program_of(module, facts_of(module, tmp_path, tmp_path), tmp_path)
+    facts = facts_of(module, tmp_path, tmp_path)
+    with pytest.raises(Error, match=words):
+        program_of(module, facts, tmp_path, device=3)
 
 
 def test_an_artifact_runs(tmp_path: Path) -> None:

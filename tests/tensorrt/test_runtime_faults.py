@@ -243,6 +243,7 @@ def test_no_gpu_and_no_library(
             load(tmp_path, facts)
     facts["target"] = "tensorrt-rtx-1.7/sm_89"
     if library.installed("tensorrt-rtx"):
+        monkeypatch.setattr(runtime_gpu, "driver_version", lambda: 13000)
         monkeypatch.setattr(runtime_gpu, "device_count", lambda: 0)
         with pytest.raises(Error, match="finds no GPU here"):
             load(tmp_path, facts)

@@ -11,11 +11,13 @@ from irc.backends.cuda.calls import Library as Nccl
 from irc.backends.cuda.driver import Driver, Gpu, Stream
 from irc.backends.cuda.execute.memory import Memory
 from irc.backends.cuda.group import TIMEOUT, Group, open_group
-from irc.backends.cuda.runtime import device_count
+from irc.backends.cuda.runtime import device_count, driver_version
 from irc.backends.cuda.watch import watched
 from irc.backends.ranks.communicator import Communicator
 from irc.errors import Error
 from irc.ir.mesh import Mesh
+
+CUDA = 13000  # the oldest version that cuda-python and its libraries run on
 
 
 class RankGpu:
@@ -50,6 +52,14 @@ def open_driver(local_rank: int, instead: str) -> Driver:
     """
     from irc.backends.cuda.device import CudaDriver
 
+    version = driver_version()
+    if version is None:
+        raise Error(f"expected a GPU, found no NVIDIA driver (libcuda.so.1); {instead}")
+    if version < CUDA:
+        raise Error(
+            f"expected a GPU with a driver for CUDA {_words(CUDA)} or newer, found one for CUDA "
+            f"{_words(version)}: update the NVIDIA driver; {instead}"
+        )
     count = device_count()
     if not count:
         raise Error(f"the NVIDIA driver finds no GPU here; {instead}")
@@ -60,6 +70,10 @@ def open_driver(local_rank: int, instead: str) -> Driver:
             f"{count} ranks per host"
         )
     return CudaDriver(index)
+
+
+def _words(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def check_ranks(folder: object, ranks: int, host: Communicator | None) -> Communicator | None:

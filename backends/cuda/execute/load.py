@@ -17,7 +17,7 @@ from irc.backends.cuda.execute.ahead import Ahead, can_follow
 from irc.backends.cuda.execute.compile import Compiler, default_folder
 from irc.backends.cuda.execute.gpu import RankGpu, check_distinct, check_ranks, open_driver
 from irc.backends.cuda.execute.launch import CudaKernels, Kernels
-from irc.backends.cuda.execute.memory import DeviceArray
+from irc.backends.cuda.execute.memory import DeviceArray, check_room
 from irc.backends.cuda.execute.program import GpuProgram, GpuStream
 from irc.backends.cuda.execute.rank import CudaRank, RankFacts
 from irc.backends.cuda.execute.steps import Products
@@ -67,6 +67,7 @@ class CudaProgram(GpuProgram[CudaRank]):
 
     def open(self, sizes: Mapping[str, int]) -> CudaStream:
         """A stream whose states are zeros; `sizes` has the symbols in their shapes."""
+        check_room(self.rank.driver, self.rank.caches(sizes), sizes)
         return CudaStream(self, RankStream(self.rank, sizes))
 
     def gather(

@@ -1,14 +1,17 @@
-"""Arrays in device memory, and memory by name that grows where more is needed."""
+"""Arrays in device memory, memory by name that grows, and whether all fits."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from irc.analysis.units import amount
 from irc.backends.cuda.driver import Array, Driver, Stream
+from irc.errors import Error
 from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import numpy_dtype, packed, unpacked
 
@@ -51,6 +54,20 @@ def as_array(host: Array, shape: Shape, dtype: str) -> Array:
     if dtype_called(dtype).bits < 8:
         return unpacked(host, dtype)[: prod(shape)].reshape(shape)
     return host
+
+
+def check_room(driver: Driver, parts: Mapping[str, int], sizes: Mapping[str, int]) -> None:
+    """An Error with all numbers where the free memory is less than the bytes of some parts."""
+    needed, free = sum(parts.values()), driver.free_memory()
+    if needed <= free:
+        return
+    listed = ", ".join(f"{name} {amount(size)}" for name, size in parts.items())
+    at = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    raise Error(
+        f"expected {amount(needed)} of free memory for a rank{f' at {at}' if at else ''} ({listed})"
+        f", found {amount(free)} of {amount(driver.gpu.memory)} free on {driver.gpu.name}; compile "
+        "for more ranks (--mesh tp=N), quantize, or choose smaller sizes"
+    )
 
 
 class Memory:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from irc.backends.base import Ports
+from irc.backends.base import Ports, state_shape
 from irc.backends.cuda.execute.execution import PlanExecution
 from irc.backends.cuda.execute.gpu import RankGpu, connect, every_group
 from irc.backends.cuda.execute.launch import Kernels
-from irc.backends.cuda.execute.memory import Memory
+from irc.backends.cuda.execute.memory import Memory, check_room, size_of
 from irc.backends.cuda.execute.steps import PREPARED, Products, Steps
 from irc.backends.cuda.execute.stream import symbols_of
 from irc.backends.cuda.execute.weights import DeviceWeights
@@ -147,8 +147,21 @@ class CudaRank:
         sizes = sizes_of(module, module.functions[self.stage.function])
         least = sizes.get("least", sizes["typical"])
         plan = self._planner.plan({name: least.get(name, 1) for name in self._symbols})
-        self.weights.add(self._planner.weights)
+        self.weights.add(self._planner.weights, lambda size: self._check(size, plan))
         self.kernels.load(plan.kernels.values())
+
+    def _check(self, weights: int, plan: Plan) -> None:
+        """An Error where the GPU has no room for weights, the least caches and a plan."""
+        dims = self._planner.module.dims
+        sizes = {name: max(1, dims[name][0]) for name in sorted(self._symbols) if name in dims}
+        parts = {"weights": weights, "activations": plan.arena}
+        check_room(self.driver, parts | self.caches(sizes), sizes)
+
+    def caches(self, sizes: Sizes) -> dict[str, int]:
+        """The bytes of all states, by what they are called in messages."""
+        states = self.stage.ports.states
+        total = sum(size_of(state_shape(port, sizes), port.dtype) for port in states)
+        return {"caches": total} if states else {}
 
     def _connect(self, host: Communicator) -> None:
         self.meet("the weights and kernels")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -31,8 +31,10 @@ class DeviceWeights:
         self.addresses: dict[str, int] = {}
         self.bytes = 0
 
-    def add(self, weights: Mapping[str, Weight]) -> None:
-        """Read and upload the weights that are not there yet."""
+    def add(
+        self, weights: Mapping[str, Weight], check: Callable[[int], None] = lambda size: None
+    ) -> None:
+        """Read and upload the weights that are not there yet, after `check` of their bytes."""
         new = {name: weight for name, weight in weights.items() if name not in self.addresses}
         sources = {name: self._source(name, weight) for name, weight in new.items()}
         missing = {
@@ -41,6 +43,7 @@ class DeviceWeights:
             if source not in self._known
         }
         total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in missing.values())
+        check(total)
         if total:
             self._place(missing, total)
             named = {source: new[name] for name, source in sources.items() if source in missing}
