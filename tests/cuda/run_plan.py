@@ -13,7 +13,6 @@ from irc.backends.cuda.codegen.kernels import number
 from irc.backends.cuda.plan import Argument, Buffer, Launch, LibraryCall, Plan
 from irc.backends.cuda.plan.build import Planner
 from irc.backends.cuda.plan.product import Product
-from irc.backends.cuda.plan.verify import verify_plan
 from irc.backends.reference.inputs import Input, bind_sizes
 from irc.backends.reference.weights import Weights
 from irc.ir.core import Module
@@ -23,6 +22,7 @@ from irc.ir.types import TensorType
 from irc.ops.collective import REDUCTIONS
 from tests.cuda.emulate import Memory, prepare, run_kernel
 from tests.cuda.library_calls import attention_of, product_of
+from tests.cuda.verify_plan import verify_plan
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -73,8 +73,7 @@ class HostRank:
 
     def at(self, argument: Argument) -> Memory:
         """The memory of a pointer argument."""
-        memory = self.memory[argument.buffer]
-        return View(memory, argument.offset, memory.bytes.size - argument.offset)
+        return self.memory[argument.buffer]
 
     def launch(self, step: Launch) -> None:
         """One launch; memory of constant arguments must stay as it is."""

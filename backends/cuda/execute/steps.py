@@ -65,20 +65,20 @@ class Steps:
         return found
 
     def _bound(self, plan: Plan, i: int, step: Step, places: Mapping[str, int]) -> Enqueue:
-        values = [_value(argument, places) for argument in step.arguments]
+        values = [places[a.buffer] if isinstance(a, Argument) else a for a in step.arguments]
         if isinstance(step, LibraryCall):
-            return self._call(plan, step, [int(value) for value in values])
+            return self._call(step, [int(value) for value in values])
         follows = i > 0 and isinstance(plan.steps[i - 1], Launch)
         early = self._early and step.programmatic and follows
         return self._kernels.bind(step, plan.kernels[step.kernel], values, early)
 
-    def _call(self, plan: Plan, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
+    def _call(self, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
         if call.library in PREPARED:
             return self._products().bind(call, addresses)
         if call.library == "nccl":
             return self._collective(call, *addresses)
         if call.library == "memory":
-            return self._memory(plan, call, addresses)
+            return self._copy(call, addresses)
         raise Error(f"the library {call.library} is not supported")
 
     def _collective(self, call: LibraryCall, source: int, target: int) -> Enqueue:
@@ -93,15 +93,9 @@ class Steps:
         )
         return lambda stream: launch(source, target, stream)
 
-    def _memory(self, plan: Plan, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
-        size = call.settings.get("nbytes")
-        size = plan.buffers[call.arguments[-1].buffer].nbytes if size is None else int(str(size))
-        stream, zero = self._stream, self._driver.zero
-        if call.function == "copy":
-            source, target = addresses
-            return lambda handle: stream.copy(target, source, size)
-        (target,) = addresses
-        return lambda handle: zero(target, size, handle)
+    def _copy(self, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
+        (source, target), size = addresses, int(str(call.settings["nbytes"]))
+        return lambda handle: self._stream.copy(target, source, size)
 
 
 def axes_of(call: LibraryCall) -> tuple[str, ...]:
@@ -116,9 +110,3 @@ def failure(step: Step, error: Error) -> Error:
     operations = ", ".join(step.operations)
     where = f"{step.source}: " if step.source else ""
     return type(error)(f"{where}{what} ({operations}) failed: {error.message}")
-
-
-def _value(argument: Argument | int | float, places: Mapping[str, int]) -> int | float:
-    if isinstance(argument, Argument):
-        return places[argument.buffer] + argument.offset
-    return argument

@@ -14,7 +14,6 @@ from irc.ir.dtypes import dtype
 # weights (also packed ones), and memory of kernels that is zero before the first step.
 Place: TypeAlias = Literal["arena", "input", "output", "state", "weight", "zeros"]
 Library: TypeAlias = Literal["cublaslt", "cudnn", "nccl", "memory"]
-PLACES: tuple[Place, ...] = ("arena", "input", "output", "state", "weight", "zeros")
 ALIGNMENT = 256  # bytes, of every buffer
 WARP = 32
 
@@ -40,10 +39,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Argument:
-    """A pointer argument of a launch: `offset` bytes into a buffer."""
+    """A pointer argument of a launch, to the start of a buffer."""
 
     buffer: str
-    offset: int = 0
     written: bool = False
 
 
@@ -89,7 +87,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """A call of a library; "memory" has the functions `copy` (source, target) and `zero` (target).
+    """A call of a library; "memory" has the function `copy` (source, target).
 
     `settings` are what the function needs besides its pointers, in numbers and words.
     """
