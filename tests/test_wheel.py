@@ -82,6 +82,20 @@ def test_wheel_holds_every_module(wheel: Path) -> None:
     assert not missing, f"not in the wheel: {sorted(missing)}"
 
 
+def test_wheel_holds_what_modules_read(wheel: Path) -> None:
+    """Sources of kernels, and tables, beside the modules."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    found = {
+        file.relative_to(ROOT).as_posix().removeprefix("irc/")
+        for folder in ("irc", *LINKED)
+        for file in (ROOT / folder).rglob("*.*")
+        if file.suffix in {".cuh", ".json", ".toml", ".pyi"}
+    }
+    assert "backends/cuda/codegen/prelude.cuh" in found
+    missing = {f"irc/{name}" for name in found} - names
+    assert not missing, f"not in the wheel: {sorted(missing)}"
+
+
 def test_installed_irc_imports_elsewhere(prefix: Path, tmp_path: Path) -> None:
     run(prefix / "bin" / "python", "-c", SMOKE, cwd=tmp_path)
 

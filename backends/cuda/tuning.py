@@ -93,10 +93,10 @@ def use_for(gpu: Gpu) -> None:
 
 def file_of_user() -> Path | None:
     """The file of choices in the user's cache; None for a user without a home folder."""
-    from irc.backends.cuda.execute.compile import default_folder
+    from irc.backends.cuda.execute.compile import CHOICES, default_folder
 
     folder = default_folder()
-    return None if folder is None else folder / "choices.json"
+    return None if folder is None else folder / CHOICES
 
 
 def shipped(capability: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`irc cache`: the engines that `irc compile` keeps, their size, and how to delete them."""
+"""`irc cache`: engines, kernels and choices that are kept, their size, and how to delete them."""
 
 from __future__ import annotations
 
@@ -25,26 +25,41 @@ EXAMPLES = """
 
 def configure(parser: ArgumentParser) -> None:
     """The arguments of `irc cache`."""
-    what = "list (the default), size, or clear: delete all engines that no process is using"
+    what = (
+        "list (the default), size, or clear: delete the kernels and choices of the backend cuda, "
+        "and all engines that no process is using"
+    )
     kind = word_of("list", "size", "clear")
     parser.add_argument("action", metavar="ACTION", nargs="?", type=kind, default="list", help=what)
-    what = "another folder than $IRC_CACHE or ~/.cache/irc/engines"
+    what = "another folder than $IRC_CACHE, or engines and kernels in ~/.cache/irc"
     parser.add_argument("--cache", metavar="DIR", type=Path, help=what)
     add_json(parser)
 
 
 def run(args: Namespace) -> int:
     """List, measure or delete; artifacts keep their engines."""
+    from ..backends.cuda.execute.compile import default_folder as folder_of_kernels
+    from ..backends.cuda.execute.compile import kept
     from ..backends.tensorrt.builder.cache import VARIABLE, Cache, default_folder
 
     folder = args.cache or default_folder()
-    if folder is None:
+    kernels = args.cache / "kernels" if args.cache else folder_of_kernels()
+    if folder is None or kernels is None:
         raise Error(f"this user has no home folder for a cache of engines; set {VARIABLE}")
     cache = Cache(folder)
+    files = {path: path.stat().st_size for path in kept(kernels)}
     entries = cache.clear() if args.action == "clear" else cache.entries()
+    if args.action == "clear":
+        for path in files:
+            path.unlink(missing_ok=True)
     if args.json:
-        print_json(_facts(cache, entries, args.action))
+        of_cuda = {"folder": str(kernels), "files": len(files), "size": sum(files.values())}
+        print_json(_facts(cache, entries, args.action) | {"kernels": of_cuda})
         return 0
+    if files:
+        deleted = "deleted " if args.action == "clear" else ""
+        kinds = f"{len(files)} kernels and choices of the backend cuda"
+        print(f"{kernels}: {deleted}{kinds}, {amount(sum(files.values()))}")
     count, size = len(entries), amount(sum(entry.size for entry in entries))
     engines = f"{count} engine{'' if count == 1 else 's'}, {size}"
     if args.action == "clear":

@@ -31,7 +31,7 @@ COMMANDS = {
     "ops": "list the operations and the backends that have them",
     "passes": "list the passes and their options",
     "plugins": "list the plugins of engines, or describe one",
-    "cache": "list or delete the engines that are kept for later compilations",
+    "cache": "list or delete the engines and kernels that are kept for later",
     "forecast": "estimate memory, traffic and times per rank; nothing is built",
     "bench": "time an artifact, or the collectives of this machine",
     "doctor": "check the installation and the files of an artifact",

@@ -46,6 +46,20 @@ def test_clear_deletes_engines_and_nothing_else(cache: Cache) -> None:
     assert "0 engines, 0 B of" in works("cache", "--cache", cache.folder).out
 
 
+def test_kernels_and_choices_of_cuda(cache: Cache) -> None:
+    folder = cache.folder / "kernels"
+    folder.mkdir()
+    for name in ("a.cubin", "b.cubin", "choices.json", "notes.txt"):
+        (folder / name).write_bytes(bytes(1000))
+    line = f"{folder}: 3 kernels and choices of the backend cuda, 3.0 kB"
+    assert works("cache", "--cache", cache.folder).out.splitlines()[0] == line
+    found = works("cache", "size", "--json", "--cache", cache.folder).json["kernels"]
+    assert found == {"folder": str(folder), "files": 3, "size": 3000}
+    out = works("cache", "clear", "--cache", cache.folder).out
+    assert line.replace(": 3", ": deleted 3") in out
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
 def test_an_engine_in_use_stays(cache: Cache) -> None:
     held, done = threading.Event(), threading.Event()
 

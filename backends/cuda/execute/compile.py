@@ -23,6 +23,7 @@ from irc.backends.cuda.plan import Kernel
 from irc.errors import Error
 
 VARIABLE = "IRC_CACHE"  # the environment variable with the user's folder
+CHOICES = "choices.json"  # see tuning.py
 LEAST = 80  # the compute capability that kernels need
 _AT_ONCE = 16  # kernels that are compiled at the same time, at most
 _LONGEST = 2000  # characters of the compiler's log in a message
@@ -38,6 +39,11 @@ def default_folder() -> Path | None:
         return Path(named) / "kernels"
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "irc" / "kernels" if os.path.isabs(base) else None
+
+
+def kept(folder: Path) -> list[Path]:
+    """The files of a cache: compiled kernels, and choices by their times."""
+    return [*folder.glob("*.cubin"), *folder.glob(CHOICES)]
 
 
 def key_of(kernel: Kernel) -> Key:
