@@ -19,7 +19,7 @@ from irc.errors import Error
 from irc.ir.dtypes import numpy_dtype
 
 from .calls import IN_PROGRESS, SUCCESS, UINT8, ZERO_ELSEWHERE, Library, call_of, find_library
-from .driver import Driver, Launch, LaunchNorm
+from .driver import Array, Driver, Launch, LaunchNorm
 
 # A lost rank is an error on the others within 10 seconds.
 TIMEOUT = 7.0  # seconds that work with collectives may take
@@ -68,6 +68,7 @@ class Group:
     call it, as `check_run`, and `start_abort`; all else is for one thread.
 
     A failure becomes a PeerError from here or from watch.py; after it, only `close` may be called.
+    `stops`: memory that is not 0 from then on, for kernels that wait for other ranks.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Group:
         self.rank, self.ranks, self.label, self.timeout = rank, ranks, label, timeout
         self.failure: str | None = None
         self.aborting: Thread | None = None
+        self.stops: list[Array] = []
         self._driver, self.check_run, self._lock = driver, check, Lock()
         self._library = library or find_library()
         self.communicator = self._open(id)
@@ -182,6 +184,8 @@ class Group:
         with self._lock:
             if self.failure is None:
                 self.failure = f"{self}: {reason}"
+                for each in self.stops:
+                    each[...] = 1
                 self.aborting = Thread(target=self._abort, daemon=True)
                 self.aborting.start()
 

@@ -54,7 +54,7 @@ def prepare(kernels: Iterable[Kernel], threaded: bool = False) -> None:
     if not new:
         return
     first = len(_FUNCTIONS)
-    flags = ["-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w"]
+    flags = ["-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w", "-fno-gnu-unique"]
     flags += ["-DTHREADED"] if threaded else []
     parts = [f'#include "{_header(threaded, *flags)}"']
     for i, kernel in enumerate(new.values(), first):

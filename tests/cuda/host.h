@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <sched.h>
 #include <ucontext.h>
 #include <utility>
 #include <vector>

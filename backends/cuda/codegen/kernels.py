@@ -32,12 +32,14 @@ def launch(
     zeros: Sequence[TensorType] = (),
     in_place: Mapping[Value, Value] | None = None,
     helpers: str = "",
+    peers: str = "",
 ) -> Template:
     """The launch of a kernel with the statements of `body`, after `helpers`.
 
     The kernel's arguments are the pointers of the body, `out0`, `out1`, ... of `writes`,
-    `scratch0`, ..., `zeros0`, ..., and the symbols of the body. The kernel is called `name` and a
-    number that is its own. It waits for the kernel in front of it before the first statement.
+    `scratch0`, ..., `zeros0`, ..., `peers` if any, and the symbols of the body. The kernel is
+    called `name` and a number that is its own. It waits for the kernel in front of it before the
+    first statement.
     """
     reads, symbols = tuple(body.pointers), tuple(body.symbols)
     only = "" if in_place else "__restrict__ "
@@ -45,6 +47,7 @@ def launch(
     arguments += [f"{v.type.dtype}* {only}out{i}" for i, v in enumerate(writes)]
     arguments += [f"{t.dtype}* {only}scratch{i}" for i, t in enumerate(scratch)]
     arguments += [f"{t.dtype}* {only}zeros{i}" for i, t in enumerate(zeros)]
+    arguments += ["Peers* peers"] if peers else []
     arguments += [f"int given_{each}" for each in symbols]
     lines = [f"  const ix size_{each} = given_{each};" for each in symbols]
     lines += ["  allow_next();", "  wait_for_previous();", *body.first, *body.lines, "}", ""]
@@ -63,6 +66,7 @@ def launch(
         operations=tuple(operations),
         waits=True,
         zeros=tuple(zeros),
+        peers=peers,
     )
 
 

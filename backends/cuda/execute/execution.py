@@ -20,9 +20,9 @@ GRAPHS = 8  # that one plan keeps: one per conversation that takes turns with ot
 class PlanExecution:
     """See Execution. `memory` is shared by the plans of a rank, the arena and all inputs too.
 
-    `weights` are addresses by buffer; `results` the names of the function's results, in order.
-    The second run in a row over the same addresses becomes a graph, if `graphs`. `stepwise`: wait
-    after every step, so that an error names its kernel.
+    `weights` are addresses by buffer, of the memory of groups too; `results` the names of the
+    function's results, in order. The second run in a row over the same addresses becomes a graph,
+    if `graphs`. `stepwise`: wait after every step, so that an error names its kernel.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class PlanExecution:
     def _place(self, buffer: Buffer, arena: int, values: Mapping[str, DeviceArray]) -> int:
         if buffer.place == "arena":
             return arena + buffer.offset
-        if buffer.place == "weight":
+        if buffer.place in ("weight", "peers"):
             return self._weights[buffer.name]
         if buffer.place == "zeros":
             return self._zeros[buffer.name]

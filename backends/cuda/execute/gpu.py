@@ -10,6 +10,7 @@ import numpy as np
 from irc.backends.cuda.calls import Library as Nccl
 from irc.backends.cuda.driver import Driver, Gpu, Stream
 from irc.backends.cuda.execute.memory import Memory
+from irc.backends.cuda.execute.peers import Peers
 from irc.backends.cuda.group import TIMEOUT, Group, open_group
 from irc.backends.cuda.runtime import device_count, driver_version
 from irc.backends.cuda.watch import watched
@@ -34,6 +35,12 @@ class RankGpu:
         """The group of these ranks; all of them call this at once. `label` names it in errors."""
         options = {"label": label, "timeout": self._timeout, "meeting": self._timeout + 1}
         return open_group(host, ranks, self.driver, library=self._nccl, **options)
+
+    def peers(
+        self, host: Communicator, ranks: Sequence[int], group: Group, stream: Stream
+    ) -> Peers:
+        """The memory of these ranks that all of them write to; see Peers."""
+        return Peers(host, ranks, group, self.driver, stream)
 
     def during(self, what: str, seconds: float | None = None) -> AbstractContextManager[None]:
         """Inside, a lost rank ends calls of a library that block; see watched."""

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from irc.backends.base import Ports, state_shape
+from irc.backends.cuda.codegen.all_reduce import MOST_RANKS
 from irc.backends.cuda.execute.execution import PlanExecution
 from irc.backends.cuda.execute.gpu import RankGpu, connect, every_group
 from irc.backends.cuda.execute.launch import Kernels
 from irc.backends.cuda.execute.memory import Memory, check_room, size_of
+from irc.backends.cuda.execute.peers import Peers
 from irc.backends.cuda.execute.steps import PREPARED, Products, Steps
 from irc.backends.cuda.execute.stream import symbols_of
 from irc.backends.cuda.execute.weights import DeviceWeights
 from irc.backends.cuda.facts import sizes_of
 from irc.backends.cuda.group import Group
 from irc.backends.cuda.plan import LibraryCall, Plan
-from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.communicator import Communicator, PeerError
 from irc.backends.ranks.facts import (
     Write,
     contradictions_named,
@@ -29,9 +31,10 @@ from irc.backends.ranks.facts import (
     writes_of_facts,
 )
 from irc.backends.ranks.inputs import Sizes
+from irc.errors import Error
 from irc.ir.core import Module, Weight
 from irc.ir.mesh import Mesh
-from irc.ops.collective import Exchange
+from irc.ops.collective import AllReduce, Exchange
 from irc.weights.checkpoint import Reader
 
 PLANS = 64  # that a rank keeps
@@ -93,6 +96,8 @@ class Planner(Protocol):
 
     module: Module
     weights: dict[str, Weight]
+    fused: bool
+    apart: dict[str, str]
 
     def plan(self, sizes: Mapping[str, int]) -> Plan: ...
 
@@ -128,6 +133,8 @@ class CudaRank:
         reader = Reader(planner.module, base)
         self.weights = DeviceWeights(self.driver, self.stream, reader, self.rank)
         self._groups: dict[tuple[int, ...], Group] = {}
+        self._peers: list[Peers] = []
+        self._tables: dict[str, int] = {}  # by buffer
         self._library: Products | None = None
         self._open_products = products
         self._steps = Steps(self.driver, self.stream, kernels, self._group, self._products, early)
@@ -165,17 +172,30 @@ class CudaRank:
 
     def _connect(self, host: Communicator) -> None:
         self.meet("the weights and kernels")
-        wanted = [
-            op.axes
-            for function in self._planner.module.functions.values()
-            for op in function
-            if isinstance(op, Exchange)
-        ]
-        for ranks, label in every_group(self._mesh, wanted).items():
+        functions = self._planner.module.functions.values()
+        wanted = [op for function in functions for op in function if isinstance(op, Exchange)]
+        for ranks, label in every_group(self._mesh, [op.axes for op in wanted]).items():
             if self.rank in ranks:
                 self._groups[ranks] = self._gpu.group(host, ranks, label)
         assert self.world is not None
         connect(self.rank, self.world, self.receives, self.sends, self.driver, self.stream)
+        if self._planner.fused:
+            for op in wanted:
+                if isinstance(op, AllReduce) and op.group_size <= MOST_RANKS:
+                    self._share(host, op.axis, op.axes)
+
+    def _share(self, host: Communicator, axis: str, axes: tuple[str, ...]) -> None:
+        """Open the memory of a group, once, where its ranks can write to each other's."""
+        if f"%peers.{axis}" in self._tables or axis in self._planner.apart:
+            return
+        group, ranks = self._group(axes), self._members(axes)
+        try:
+            self._peers.append(self._gpu.peers(host, ranks, group, self.stream))
+            self._tables[f"%peers.{axis}"] = self._peers[-1].table
+        except PeerError:
+            raise
+        except Error as error:
+            self._planner.apart[axis] = error.message
 
     @property
     def world(self) -> Group | None:
@@ -183,8 +203,10 @@ class CudaRank:
         return self._groups.get(tuple(range(self._mesh.ranks)))
 
     def _group(self, axes: tuple[str, ...]) -> Group:
-        ranks = next(group for group in self._mesh.groups(axes) if self.rank in group)
-        return self._groups[tuple(ranks)]
+        return self._groups[self._members(axes)]
+
+    def _members(self, axes: tuple[str, ...]) -> tuple[int, ...]:
+        return next(tuple(each) for each in self._mesh.groups(axes) if self.rank in each)
 
     def _products(self) -> Products:
         if self._library is None:
@@ -222,7 +244,7 @@ class CudaRank:
             self.stream,
             self._memory,
             self._steps,
-            self.weights.addresses,
+            ChainMap(self.weights.addresses, self._tables),
             **self._settings,
         )
 
@@ -240,6 +262,8 @@ class CudaRank:
             memory.free()
         if self._library is not None:
             self._library.close()
+        for peers in self._peers:
+            peers.close()
         for group in self._groups.values():
             group.close()
         self._gpu.close()

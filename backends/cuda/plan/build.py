@@ -23,7 +23,8 @@ MANY = 2**30  # elements; a loop over the threads of a grid may count a little f
 class Planner:
     """Plans of one function of a module, for one rank of its mesh.
 
-    Without `fused` only the makers of KERNELS and elementwise kernels are used, no FUSIONS.
+    Without `fused` only the makers of KERNELS and elementwise kernels are used, no FUSIONS. `apart`
+    as of Launches.
     `weights` are the weights of all plans made so far, packed ones among them, by buffer.
     """
 
@@ -35,6 +36,7 @@ class Planner:
         self.function: Function = self.module.functions[name]
         self.rank, self.fused = rank, fused
         self.weights: dict[str, Weight] = {}
+        self.apart: dict[str, str] = {}
 
     @cached_property
     def names(self) -> dict[Value, str]:
@@ -51,7 +53,7 @@ class Planner:
 
     def launches(self, sizes: Mapping[str, int]) -> Launches:
         """The launches at given sizes, with why values are stored and operations not fused."""
-        return Launches(self.function, dict(sizes), self.fused)
+        return Launches(self.function, dict(sizes), self.fused, self.apart)
 
     def plan(self, sizes: Mapping[str, int]) -> Plan:
         """The plan at the sizes of all symbols in the function's arguments."""

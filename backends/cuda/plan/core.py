@@ -11,11 +11,13 @@ from irc.ir.dtypes import dtype
 
 # arena: memory of a plan, shared by values that are not alive at the same time. All other places
 # keep their addresses from step to step: arguments, results, states (which results overwrite),
-# weights (also packed ones), and memory of kernels that is zero before the first step.
-Place: TypeAlias = Literal["arena", "input", "output", "state", "weight", "zeros"]
+# weights (also packed ones), memory of kernels that is zero before the first step, and what a rank
+# knows of the memory of its group (execute/peers.py).
+Place: TypeAlias = Literal["arena", "input", "output", "state", "weight", "zeros", "peers"]
 Library: TypeAlias = Literal["cublaslt", "cudnn", "nccl", "memory"]
 ALIGNMENT = 256  # bytes, of every buffer
 WARP = 32
+PEERS = 336  # bytes of a buffer at the place `peers`: see all_reduce.cuh
 
 
 @dataclass(frozen=True)

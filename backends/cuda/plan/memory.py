@@ -10,7 +10,7 @@ from irc.ir.core import Function, Value, Weight
 from irc.ir.types import TensorType
 
 from .arena import Lifetime, place
-from .core import Argument, Buffer, LibraryCall, Place, Step
+from .core import PEERS, Argument, Buffer, LibraryCall, Place, Step
 from .nodes import Node
 from .storage import view_of
 from .template import AnyTemplate, CallTemplate
@@ -64,6 +64,10 @@ class Memory:
         else:
             self._scratch = self._extra(template.scratch, "arena")
             self._scratch += self._extra(template.zeros, "zeros")
+            if template.peers:
+                name = f"%peers.{template.peers}"
+                self.buffers[name] = Buffer(name, "u8", (PEERS,), "peers")
+                self._scratch.append(name)
 
     def arguments(self, template: AnyTemplate) -> tuple[Argument, ...]:
         """The pointers of a launch."""

@@ -50,11 +50,18 @@ def read_by(template: AnyTemplate) -> tuple[Value, ...]:
 class Launches:
     """The nodes of a function at given sizes, and why values are stored and operations not fused.
 
-    `stored` has the reason per value in memory, `declined` that of fusions per operation.
+    `apart`: mesh axes whose ranks do not share memory -> the reason. `stored` has the reason per
+    value in memory, `declined` that of fusions per operation.
     """
 
-    def __init__(self, function: Function, sizes: Sizes, fuse: bool = True) -> None:
-        self.function, self.sizes = function, sizes
+    def __init__(
+        self,
+        function: Function,
+        sizes: Sizes,
+        fuse: bool = True,
+        apart: Mapping[str, str] | None = None,
+    ) -> None:
+        self.function, self.sizes, self._apart = function, sizes, apart or {}
         self.declined: list[tuple[Op, str]] = []
         self._positions = {op: i for i, op in enumerate(function)}
         fused = self._fused() if fuse else []
@@ -84,7 +91,7 @@ class Launches:
                 if isinstance(found, Fused):
                     found = _refused(found, covered, self.function) or found
                 if isinstance(found, Fused):
-                    found = _unpacked(found, self.sizes) or found
+                    found = _unpacked(found, self.sizes) or self._missing(found) or found
                 if isinstance(found, Fused):
                     chosen.append(found)
                     covered.update(found.covers)
@@ -92,6 +99,11 @@ class Launches:
                 if found:
                     self.declined.append((op, found))
         return chosen[::-1]
+
+    def _missing(self, fused: Fused) -> str:
+        """Why the ranks cannot write to each other's memory, where launches need that."""
+        axes = (getattr(each, "peers", "") for each in fused.templates)
+        return next((self._apart[each] for each in axes if each in self._apart), "")
 
     def _node(self, fused: Fused) -> Node:
         return Node(min(self._positions[op] for op in fused.covers), fused.templates)

@@ -19,11 +19,12 @@ Sizes: TypeAlias = Mapping[str, int]
 class Template:
     """One launch of a kernel, before its sizes are known.
 
-    The kernel's arguments are pointers to `reads`, `writes`, `scratch` and `zeros`, then the
-    `symbols` as `int`. `scratch` is memory that only this launch needs; `zeros` is memory of its
-    own, zero before the first step, which the kernel leaves zero. `in_place`: a written value ->
-    the read value in whose memory it lies; the kernel writes the elements that change. `grid` and
-    `shared` are functions of the sizes of all symbols. `waits`: whether the kernel calls
+    The kernel's arguments are pointers to `reads`, `writes`, `scratch`, `zeros` and, of a kernel
+    that writes to other ranks along the mesh axes `peers`, to what is known of their memory; then
+    the `symbols` as `int`. `scratch` is memory that only this launch needs; `zeros` is memory of
+    its own, zero before the first step, which the kernel leaves zero. `in_place`: a written value
+    -> the read value in whose memory it lies; the kernel writes the elements that change. `grid`
+    and `shared` are functions of the sizes of all symbols. `waits`: whether the kernel calls
     `wait_for_previous` before it reads what kernels in front of it wrote, so that it may start
     early. `tuning`: the other kernels that could compute it.
     """
@@ -41,6 +42,7 @@ class Template:
     operations: tuple[Op, ...] = ()
     waits: bool = False
     zeros: tuple[TensorType, ...] = ()
+    peers: str = ""
     tuning: Tuning | None = None
 
     def launch(self, kernel: str, pointers: Iterable[Argument], symbols: Sizes) -> Launch:
