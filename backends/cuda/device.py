@@ -49,6 +49,19 @@ class CudaDriver:
     def free(self, address: int) -> None:
         call("cudaFree", address)
 
+    def share(self, address: int) -> bytes:
+        return bytes(call("cudaIpcGetMemHandle", address).reserved)
+
+    def open_shared(self, handle: bytes) -> int:
+        from cuda.bindings import runtime
+
+        words = runtime.cudaIpcMemHandle_t()
+        words.reserved = handle
+        return int(call("cudaIpcOpenMemHandle", words, runtime.cudaIpcMemLazyEnablePeerAccess))
+
+    def close_shared(self, address: int) -> None:
+        call("cudaIpcCloseMemHandle", address)
+
     def free_memory(self) -> int:
         return int(call("cudaMemGetInfo")[0])
 

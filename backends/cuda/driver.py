@@ -116,6 +116,18 @@ class Driver(Protocol):
         """Free memory that `allocate` returned; waits for the GPU."""
         ...
 
+    def share(self, address: int) -> bytes:
+        """A handle by which another process of this host opens memory of `allocate`."""
+        ...
+
+    def open_shared(self, handle: bytes) -> int:
+        """The address here of memory that another process shares, also of another GPU."""
+        ...
+
+    def close_shared(self, address: int) -> None:
+        """Release memory that `open_shared` returned."""
+        ...
+
     def free_memory(self) -> int:
         """The number of free bytes of the GPU."""
         ...

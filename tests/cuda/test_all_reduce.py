@@ -5,20 +5,30 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from irc.backends.cuda.codegen.all_reduce import LARGEST, buffer_size
-from irc.backends.cuda.plan import Kernel, Launch
+from irc.backends.cuda.execute import peers
+from irc.backends.cuda.execute.peers import Peers
+from irc.backends.cuda.plan import Kernel, Launch, LibraryCall
 from irc.backends.cuda.plan.build import Planner
 from irc.backends.cuda.plan.core import PEERS
+from irc.backends.ranks.communicator import Communicator, PeerError
+from irc.backends.ranks.process import RankProcess
+from irc.backends.ranks.threads import ThreadWorld
+from irc.errors import Error
 from irc.ir.core import Module
 from irc.ir.dtypes import numpy_dtype
 from irc.text import parse_module
 from tests.cuda.emulate import Memory, memory_of, prepare, run_kernel
+from tests.cuda.fake_cuda import FakeCuda, World
 from tests.fresh import fresh
+from tests.tensorrt.fake_gpu import SOON, FakeDriver
 
 Array = np.ndarray[Any, Any]
 WIDTH = 7
@@ -27,7 +37,7 @@ WIDTH = 7
 def module_of(ranks: int, kind: str, text: str, results: str = "y") -> Module:
     type = f"{kind}[B, {WIDTH}]"
     given = ", ".join(f"{name}: {type}" for name in results.split())
-    body = text.replace("all_reduce %x", f'all_reduce %x {{axis="tp", group_size={ranks}}}')
+    body = text.replace(OVER, f'{{axis="tp", group_size={ranks}')
     lines = "\n".join(f"{line.strip()} : {type}" for line in body.splitlines())
     return parse_module(f"""module @m local mesh(tp={ranks}) dims(B=1:2:999999) {{
       func @forward(%x: {type}, %r: {type}) -> ({given}) {{
@@ -35,8 +45,9 @@ def module_of(ranks: int, kind: str, text: str, results: str = "y") -> Module:
         return {", ".join(f"%{name}" for name in results.split())} }} }}""")
 
 
-ALONE = "%y = all_reduce %x"
-ADDED = "%a = all_reduce %x\n%y = add %r, %a"
+OVER = "{"  # what module_of completes
+ALONE = "%y = all_reduce %x {}"
+ADDED = "%a = all_reduce %x {}\n%y = add %r, %a"
 
 
 class Ranks:
@@ -89,9 +100,10 @@ def test_sums(ranks: int, kind: str, text: str) -> None:
     """Calls of different sizes one after the other, with NaN and infinity among the numbers."""
     rng, group, dtype = fresh(), Ranks(ranks), numpy_dtype(kind)
     largest = LARGEST // dtype.itemsize // WIDTH
-    for rows in (1, *(int(n) for n in rng.integers(1, 3000, 4)), largest, 2):
+    many = [largest] if ranks == 2 else []
+    for rows in (1, *(int(n) for n in rng.integers(1, 6000 // ranks**2, 4)), *many, 2):
         arrays = [
-            [rng.standard_normal((rows, WIDTH)).astype(dtype) for _ in range(text.count("%") // 2)]
+            [rng.standard_normal((rows, WIDTH)).astype(dtype) for _ in range(1 + text.count("%r"))]
             for _ in range(ranks)
         ]
         for each in arrays:
@@ -122,3 +134,108 @@ def test_a_kernel_ends_once_the_run_has_failed() -> None:
         assert not alone.done()
         group.stop[0] = 1
         alone.result(30)
+
+
+def test_nccl_computes_what_the_kernel_does_not() -> None:
+    cases = [
+        ("f32", ALONE, LARGEST // 4 // WIDTH + 1, "NCCL adds"),
+        ("i32", ALONE, 2, "sums of floats"),
+        ("f32", ALONE.replace("{", '{, op="max"'), 2, "no max"),
+    ]
+    for kind, text, rows, why in cases:
+        planner = Planner(module_of(2, kind, text))
+        (call,) = planner.plan({"B": rows}).steps
+        assert isinstance(call, LibraryCall)
+        ((_, found),) = planner.launches({"B": rows}).declined
+        assert why in found
+
+
+def test_a_sum_that_is_used_twice_is_kept(tmp_path: Path) -> None:
+    planner = Planner(module_of(2, "f32", "%y = all_reduce %x {}\n%z = add %y, %r", "y z"))
+    steps = planner.plan({"B": 3}).steps
+    assert [type(step) for step in steps] == [Launch, Launch]
+    assert [step.operations for step in steps] == [("%y",), ("%z",)]
+
+
+def test_ranks_that_share_no_memory(tmp_path: Path) -> None:
+    module = module_of(2, "f32", ADDED)
+
+    def apart(gpu: FakeCuda) -> None:
+        gpu.driver.share = refuse
+
+    def refuse(address: int) -> bytes:
+        raise Error("no peer access")
+
+    world = World(module, tmp_path, apart, fused=True)
+    x, r = (fresh().standard_normal((3, WIDTH)).astype(np.float32) for _ in range(2))
+    for found in world.of_all(lambda program: program.run({"x": x, "r": r})["y"]):
+        np.testing.assert_array_equal(found, r + (x + x))
+    world.close()
+    assert [gpu.driver.memory.used for gpu in world.gpus.values()] == [0, 0]
+
+
+class One(NamedTuple):
+    """A rank with the memory of its group."""
+
+    driver: FakeDriver
+    group: Any
+    peers: Peers | str
+
+
+def opened(prepare: Any = lambda driver: None) -> list[One]:
+    """Two ranks that open their memory."""
+
+    def one(host: Communicator) -> One:
+        driver = FakeDriver(host.rank)
+        group: Any = SimpleNamespace(rank=host.rank, stops=[])
+        prepare(driver)
+        try:
+            found = Peers(host, (0, 1), group, driver, driver.stream())
+        except PeerError:
+            raise
+        except Error as error:
+            assert not driver.memory.used
+            return One(driver, group, error.message)
+        return One(driver, group, found)
+
+    return ThreadWorld(2, timeout=SOON).run(one)
+
+
+def test_memory_of_a_group() -> None:
+    found, blocks = opened(), list[list[Array]]()
+    for rank, each in enumerate(found):
+        assert isinstance(each.peers, Peers)
+        words = each.driver.memory.array(each.peers.table, (PEERS // 8,), "i64")
+        (stop,) = each.group.stops
+        assert words[0] == stop.ctypes.data and not stop.any() and words[1] == rank
+        assert not words[4:].any()
+        size = buffer_size(2)
+        blocks.append([each.driver.memory.view(int(address), size) for address in words[2:4]])
+    assert all((block == 0xFF).all() for each in blocks for block in each)
+    for rank in range(2):
+        blocks[rank][1 - rank][rank] = 7
+        assert blocks[1 - rank][1 - rank][rank] == 7
+
+
+def test_why_ranks_share_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def elsewhere(driver: FakeDriver) -> None:
+        if driver.number:
+            driver.open_shared = lambda handle: driver.allocate(buffer_size(2))
+
+    def refuse(driver: FakeDriver) -> None:
+        def open_shared(handle: bytes) -> int:
+            raise Error("no peer access")
+
+        if not driver.number:
+            driver.open_shared = open_shared
+
+    def why(prepare: Any = lambda driver: None) -> str:
+        first, second = opened(prepare)
+        assert first.peers == second.peers
+        return str(first.peers)
+
+    assert "numbers of rank 1 do not arrive" in why(elsewhere)
+    assert "rank 0 cannot open that of rank 1: no peer access" in why(refuse)
+    hosts = iter("ab")
+    monkeypatch.setattr(peers, "own_process", lambda: RankProcess(next(hosts), 1, "k", 0, 0))
+    assert "several hosts" in why()

@@ -23,6 +23,8 @@ Array = np.ndarray[Any, Any]
 Work = Callable[[], Any]  # returns False where it has to wait for other ranks
 SOON = 100.0  # seconds until a test gives up
 
+SHARED: dict[bytes, Array] = {}  # by handle
+
 
 class Memory:
     """Bytes by address; a range that was never allocated, or was freed, is an Error."""
@@ -33,20 +35,24 @@ class Memory:
         self._blocks: dict[int, Array] = {}
         self._next = 1 << 20
 
-    def allocate(self, size: int) -> int:
-        """Memory of arbitrary bytes."""
+    def allocate(self, size: int, block: Array | None = None) -> int:
+        """Memory of arbitrary bytes, or a block of another GPU."""
         if self.used + size > self.total:
             raise Error("the GPU has too little memory")
         base = self._next
         self._next += -(-size // 256) * 256 + 256
         self._bases.append(base)
-        self._blocks[base] = np.full(size, 0xCD, np.uint8)
+        self._blocks[base] = np.full(size, 0xCD, np.uint8) if block is None else block
         self.used += size
         return base
 
     def free(self, address: int) -> None:
         self.used -= self._blocks.pop(address).size
         self._bases.remove(address)
+
+    def block(self, address: int) -> Array:
+        """All memory that begins at an address."""
+        return self._blocks[address]
 
     def view(self, address: int, size: int) -> Array:
         """u8[size] at an address."""
@@ -199,6 +205,18 @@ class FakeDriver:
         return self.memory.allocate(size)
 
     def free(self, address: int) -> None:
+        self.memory.free(address)
+
+    def share(self, address: int) -> bytes:
+        handle = f"{self.number} {address}".encode()
+        SHARED[handle] = self.memory.block(address)
+        return handle
+
+    def open_shared(self, handle: bytes) -> int:
+        block = SHARED[handle]
+        return self.memory.allocate(block.size, block)
+
+    def close_shared(self, address: int) -> None:
         self.memory.free(address)
 
     def free_memory(self) -> int:

@@ -1,25 +1,19 @@
 """Memory of the GPUs of one host that the ranks of a group write to (CUDA IPC)."""
 
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 
 from irc.backends.cuda.codegen.all_reduce import buffer_size
-from irc.backends.cuda.driver import Driver, Stream
+from irc.backends.cuda.driver import Array, Driver, Stream
 from irc.backends.cuda.group import Group
 from irc.backends.cuda.plan.core import PEERS
-from irc.backends.cuda.runtime import call
-from irc.backends.ranks.communicator import Communicator
+from irc.backends.ranks.communicator import Communicator, PeerError
 from irc.backends.ranks.process import own_process
 from irc.errors import Error
-
-_LAZILY = 1  # cudaIpcMemLazyEnablePeerAccess
 
 
 class Peers:
@@ -35,21 +29,23 @@ class Peers:
     ) -> None:
         self._host, self._ranks, self._driver, self._stream = host, ranks, driver, stream
         self._size, self._opened = buffer_size(len(ranks)), dict[int, int]()
-        self._memory = driver.allocate(self._size)
+        self._held: list[int] = []  # addresses of own memory
         try:
             self._open()
             self._try()
-        except BaseException:
-            self._forget()
-            driver.free(self._memory)
+        except PeerError:
+            raise
+        except Error:
+            self.close()
             raise
         self._stop = driver.pinned(4).view(np.uint32)
         self._stop[0] = 0
         group.stops.append(self._stop)
         words = np.zeros(PEERS // 8, np.uint64)
         words[:2] = self._stop.ctypes.data, group.rank
-        words[2 : 2 + len(ranks)] = [self._opened.get(rank, self._memory) for rank in ranks]
+        words[2 : 2 + len(ranks)] = [self._opened.get(rank, self._held[0]) for rank in ranks]
         self.table = driver.allocate(PEERS)
+        self._held.append(self.table)
         self._upload(self.table, words)
 
     def _open(self) -> None:
@@ -58,7 +54,8 @@ class Peers:
         place = f"{process.host} {process.kernel}"
         handle, problem = "", ""
         try:
-            handle = bytes(call("cudaIpcGetMemHandle", self._memory).reserved).hex()
+            self._held.append(self._driver.allocate(self._size))
+            handle = self._driver.share(self._held[0]).hex()
         except Error as error:
             problem = error.message
         offers = self._gathered(json.dumps((place, handle, problem)))
@@ -70,7 +67,7 @@ class Peers:
             if rank == own or problem:
                 continue
             try:
-                self._opened[rank] = _opened(bytes.fromhex(each))
+                self._opened[rank] = self._driver.open_shared(bytes.fromhex(each))
             except Error as error:
                 problem = f"rank {own} cannot open that of rank {rank}: {error.message}"
         _check(self._gathered(problem))
@@ -83,14 +80,14 @@ class Peers:
                 self._upload(self._opened[number] + 4 * own, np.array([own + 1], np.int32))
         self._gathered("written")
         found = np.zeros(count, np.int32)
-        self._stream.download(found, self._memory)
+        self._stream.download(found, self._held[0])
         self._stream.wait("reading what other ranks wrote")
         found[own] = own + 1
         wrong = [str(self._ranks[i]) for i in range(count) if found[i] != i + 1]
-        self._upload(self._memory, np.full(self._size, 0xFF, np.uint8))
+        self._upload(self._held[0], np.full(self._size, 0xFF, np.uint8))
         _check(self._gathered(f"numbers of rank {', '.join(wrong)} do not arrive" if wrong else ""))
 
-    def _upload(self, address: int, array: np.ndarray) -> None:
+    def _upload(self, address: int, array: Array) -> None:
         self._stream.upload(address, array)
         self._stream.wait("the memory of a group")
 
@@ -99,17 +96,12 @@ class Peers:
         data = text.encode()
         return [self._host.broadcast(data, root, self._ranks).decode() for root in self._ranks]
 
-    def _forget(self) -> None:
-        for address in self._opened.values():
-            with suppress(Error):  # the program ends in any case
-                call("cudaIpcCloseMemHandle", address)
-        self._opened.clear()
-
     def close(self) -> None:
         """Release the memory, once no rank runs a kernel that uses it; every rank calls it."""
-        self._forget()
+        for address in self._opened.values():
+            self._driver.close_shared(address)
         self._gathered("closed")
-        for address in (self._memory, self.table):
+        for address in self._held:
             self._driver.free(address)
 
 
@@ -117,12 +109,3 @@ def _check(problems: Sequence[str]) -> None:
     """Raise the first problem, if there is one."""
     for problem in filter(None, problems):
         raise Error(f"ranks cannot write to each other's memory: {problem}")
-
-
-def _opened(handle: bytes) -> int:
-    """The address of the memory of another process."""
-    from cuda.bindings import runtime
-
-    words = runtime.cudaIpcMemHandle_t()
-    words.reserved = handle
-    return int(call("cudaIpcOpenMemHandle", words, _LAZILY))
