@@ -6,7 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -97,11 +97,14 @@ def compile_model(model: str, scheme: str, tp: int, longest: int, folder: Path) 
 class RepeatedWeights(DeviceWeights):
     """Finite numbers in place of all weights, written on the GPU: nothing is read or quantized."""
 
-    def add(self, weights: Mapping[str, Weight]) -> None:
+    def add(
+        self, weights: Mapping[str, Weight], check: Callable[[int], None] = lambda size: None
+    ) -> None:
         """Allocate and fill the weights that are not there yet."""
         new = {name: weight for name, weight in weights.items() if name not in self.addresses}
         sizes = {name: _nbytes(weight) for name, weight in new.items()}
         total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values())
+        check(total)
         if not total:
             return
         address = allocate_weights(self._driver, total)
