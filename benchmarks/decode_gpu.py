@@ -23,9 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.decode_gpu_models import HEAD8, PLAIN, Case, Measured, compile_model, opened
+from benchmarks.decode_gpu_models import HEAD8, PLAIN, Case, Measured, compile_model, opened, timing
 from benchmarks.rank import start_ranks
-from benchmarks.read_rate import read_rate
 from irc.backends.ranks.communicator import Communicator
 
 SCHEMES = (PLAIN, "w8a16_fp8", "w8a16", "w4a16", HEAD8)
@@ -91,7 +90,7 @@ def run(host: Communicator | None, words: Sequence[str]) -> None:
     options = argparse.Namespace(**json.loads((Path(folder) / "options.json").read_text()))
     with opened(Path(artifact), host, options.early) as program:
         rank = program.rank
-        rate = read_rate(rank.driver, rank.stream, rank.kernels)
+        rate = timing(rank).read_rate(rank.kernels) * 1e6
         if rank.rank == 0:
             print(f"\n{rank.driver.gpu.name}, reads {rate / 1e12:.3f} TB/s", flush=True)
         for case in cases(options, model, scheme):
@@ -121,7 +120,7 @@ def profile(measured: Measured, rate: float) -> list[str]:
     total = 0.0
     for part in measured.parts():
         count = len(part.steps)
-        us = measured.chain_us(part, 30)
+        us = measured.chain_us(part)
         total += us * count / 1e3
         floor = part.nbytes / count / rate * 1e6
         text = f"  {count:8} {us:8.2f} {floor:7.2f} {us * count / 1e3:8.3f}"

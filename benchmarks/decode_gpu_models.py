@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from benchmarks.checkpoints import config
 from irc.backends.cuda.driver import Array, Driver, Stream
 from irc.backends.cuda.execute import rank as rank_module
 from irc.backends.cuda.execute.load import CudaProgram, CudaStream
+from irc.backends.cuda.execute.rank import CudaRank
+from irc.backends.cuda.execute.timing import Timing
 from irc.backends.cuda.execute.upload import allocate_weights
 from irc.backends.cuda.execute.weights import DeviceWeights
 from irc.backends.cuda.plan import Argument, Launch, Plan, Step
@@ -35,7 +36,6 @@ from irc.ir.dtypes import numpy_dtype
 PLAIN = "bf16"
 HEAD8 = "w4a16-head8"
 TABLE = {"lm_head": "w8a16", "model.*": "w4a16"}
-WARM = 5  # launches of a chain that are not counted
 CHAIN = 32  # launches of a chain at least: a graph of one takes longer
 _BLOCK = 64 << 20  # bytes of the numbers that all weights repeat
 _TABLE = "scheme.json"
@@ -154,6 +154,12 @@ def opened(folder: Path, host: Communicator | None, early: bool) -> Iterator[Cud
             program.close()
 
 
+def timing(rank: CudaRank) -> Timing:
+    """Times calls on the stream of a rank."""
+    stream: Any = rank.stream
+    return Timing(rank.driver, stream)
+
+
 class Measured:
     """A case of a program in device memory."""
 
@@ -210,25 +216,11 @@ class Measured:
             part.nbytes += max(0, step.nbytes - round(unread))
         return list(found.values())
 
-    def chain_us(self, part: Part, replays: int) -> float:
+    def chain_us(self, part: Part) -> float:
         """Microseconds per launch, where the launches of a part follow each other alone."""
-        stream, steps = self._rank.stream, self._rank.execution(self.case.sizes).latest
+        steps = self._rank.execution(self.case.sizes).latest
         chain = part.steps * -(-CHAIN // len(part.steps))
-
-        def work() -> None:
-            for i in chain:
-                steps[i](stream.handle)
-
-        graph = stream.capture(work)
-        events = list[Any]()
-        for i in range(WARM + replays + 1):
-            if i >= WARM:
-                events.append(stream.event())
-            stream.launch(graph)
-        stream.wait()
-        stream.drop(graph)
-        times = [a.ms_until(b) for a, b in itertools.pairwise(events)]
-        return 1e3 * median(times) / len(chain)
+        return timing(self._rank).us([steps[i] for i in chain])
 
     def close(self) -> None:
         """Free the caches."""
