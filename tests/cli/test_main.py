@@ -116,8 +116,8 @@ def test_a_repeated_option_adds_to_the_first(
 @pytest.mark.parametrize(
     ("message", "lines"),
     [
-        ("give --dims B=4", ["--dims is an option of irc compile, irc calibrate, irc forecast"]),
-        ("give --dims B=4 to irc forecast", []),
+        ("give --mesh tp=4", ["--mesh is an option of irc compile, irc build, irc forecast"]),
+        ("give --mesh tp=4 to irc forecast", []),
         ("give --locs, or use pip install --upgrade", []),
     ],
 )
