@@ -8,7 +8,7 @@ from typing import Any
 
 from irc.artifact.manifest import Progress, silent
 from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supported
-from irc.backends.cuda.facts import TEXT, CudaFacts, facts_of, sizes_of
+from irc.backends.cuda.facts import TEXT, CudaFacts, base_of, sizes_of
 from irc.backends.cuda.plan.core import Kernel, Plan
 from irc.backends.cuda.plan.prepare import covers, unsupported
 from irc.backends.fallback import fallback_of
@@ -51,7 +51,7 @@ class CudaBackend(Backend):
         self._check(module)
         (folder / TEXT).write_text(print_module(module, locs=True), encoding="utf-8")
         write_plans(module, folder)
-        return Emitted(facts_of(module, folder, base))
+        return Emitted({"base": base_of(folder, base)})
 
     def check(self, module: Module, base: Path) -> list[str]:
         """Raise the errors of `emit`; nothing is written."""

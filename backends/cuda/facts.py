@@ -1,95 +1,99 @@
-"""The facts of the manifest about a program of plans: ports, and the ranks that run them.
-
-Dtypes of ports are the module's own.
-"""
+"""What the manifest says about a program of plans, and what each of its ranks runs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from irc.backends.base import local_ports_of, ports_of
-from irc.backends.onnx.facts import PortFacts, TransferFact, port_facts, sharding_of, transfers
+from irc.backends.base import Ports, local_ports_of, ports_of
+from irc.backends.onnx.facts import port_facts, sharding_of
 from irc.backends.onnx.growth import writes_of
-from irc.backends.onnx.stages import Stage, stages_of
+from irc.backends.onnx.stages import stages_of
+from irc.backends.ranks.facts import Write, peer, writes_of_facts
 from irc.ir.core import Function, Module
 from irc.ir.dims import Dim
 
 TEXT = "module.irc"  # the localized module, in the artifact's folder
 
 
-class ResultFact(TypedDict, total=False):
-    """The name of a result, and of the state that it overwrites."""
-
-    result: str
-    state: str
-
-
-class StageFact(TypedDict):
-    """A pipeline stage, with the ports of one rank; `function` is its name in the module.
-
-    `writes` as of growth.py.
-    """
-
-    function: str
-    ports: PortFacts
-    results: list[ResultFact]
-    writes: list[dict[str, str]]
-    receives: list[TransferFact]
-    sends: list[TransferFact]
-
-
-class RankFact(TypedDict):
-    """The stage that a rank runs."""
-
-    stage: int
-
-
 class CudaFacts(TypedDict):
-    """What the backend's `emit` returns.
+    """What the backend's `emit` returns, besides the module.
 
-    `axes`: the mesh, slowest axis first; `ports` over all ranks; `results`: the names of all
-    results in order, states among them; `base`: the folder that checkpoint files are relative to,
-    None for the artifact's.
+    `base`: the folder that checkpoint files are relative to, None for the artifact's.
     """
 
-    axes: list[tuple[str, int]]
-    ports: PortFacts
-    results: list[str]
-    ranks: list[RankFact]
-    stages: list[StageFact]
     base: str | None
 
 
-def facts_of(module: Module, folder: Path, base: Path | None = None) -> dict[str, Any]:
-    """The facts about a module emitted into `folder`; its checkpoint files are below `base`."""
+def base_of(folder: Path, base: Path | None = None) -> str | None:
+    """The `base` of a module emitted into `folder`, whose checkpoint files are below `base`."""
+    start = (base or Path()).resolve()
+    return None if start == folder.resolve() else str(start)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """See Stage in stream.py. `results`: the names of all results in order."""
+
+    function: str
+    ports: Ports
+    writes: tuple[Write, ...]
+    states: Mapping[str, str]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What one rank runs; `taken` are the inputs that no other stage sends."""
+
+    rank: int
+    stage: Stage
+    receives: Mapping[int, tuple[str, ...]]
+    sends: Mapping[int, tuple[str, ...]]
+    taken: tuple[str, ...]
+
+
+def facts_of_rank(module: Module, rank: int) -> RankFacts:
+    """What a rank of a localized module runs."""
+    stage = next(each for each in stages_of(module) if rank in each.ranks)
+    receives, sends = (
+        {peer(module.mesh, rank, number): tuple(names) for number, names in values.items()}
+        for values in (stage.receives, stage.sends)
+    )
+    ports = local_ports_of(stage.function)
+    received = {name for names in receives.values() for name in names}
+    names = [port.name for port in (*ports.inputs, *ports.states)]
+    taken = tuple(name for name in names if name not in received)
+    return RankFacts(rank, _stage(stage.function, ports), receives, sends, taken)
+
+
+def _stage(function: Function, ports: Ports) -> Stage:
+    results, writes = function.result_names(), writes_of_facts({"writes": writes_of(function)})
+    return Stage(function.name, ports, writes, _states(function), tuple(results))
+
+
+def _states(function: Function) -> dict[str, str]:
+    """The result that overwrites each state."""
+    names = function.result_names()
+    return {str(function.args[at].name): names[i] for i, at in function.aliases().items()}
+
+
+def sharding_facts(module: Module) -> dict[str, Any]:
+    """What ShardedPorts takes."""
     main, stages = module.main, stages_of(module)
     numbers = {rank: i for i, stage in enumerate(stages) for rank in stage.ranks}
-    start = (base or Path()).resolve()
+    states = [{v: k for k, v in _states(stage.function).items()} for stage in stages]
     return {
-        "axes": [list(axis) for axis in module.mesh.axes],
+        "axes": module.mesh.axes,
         "ports": port_facts(ports_of(main), sharding_of(main), str),
-        "results": list(main.result_names()),
+        "results": main.result_names(),
         "ranks": [{"stage": numbers[rank]} for rank in range(module.mesh.ranks)],
-        "stages": [_stage(stage) for stage in stages],
-        "base": None if start == folder.resolve() else str(start),
-    }
-
-
-def _stage(stage: Stage) -> dict[str, Any]:
-    function = stage.function
-    states = {i: str(function.args[at].name) for i, at in function.aliases().items()}
-    names = function.result_names()
-    return {
-        "function": function.name,
-        "ports": port_facts(local_ports_of(function), {}, str),
-        "results": [
-            {"result": name} | ({"state": states[i]} if i in states else {})
-            for i, name in enumerate(names)
+        "stages": [
+            {"results": [{"result": n, "state": of.get(n)} for n in stage.function.result_names()]}
+            for stage, of in zip(stages, states, strict=True)
         ],
-        "writes": writes_of(function),
-        "receives": transfers(stage.receives),
-        "sends": transfers(stage.sends),
     }
 
 

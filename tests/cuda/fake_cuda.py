@@ -6,7 +6,7 @@ Ranks are threads, and one kernel runs at a time: kernels share the variables of
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,6 @@ from irc.backends.cuda.execute.launch import Enqueue
 from irc.backends.cuda.execute.load import CudaGpu, CudaProgram, program_of
 from irc.backends.cuda.execute.rank import CudaRank
 from irc.backends.cuda.execute.steps import Products
-from irc.backends.cuda.facts import facts_of
 from irc.backends.cuda.plan import Kernel, Launch, LibraryCall
 from irc.backends.cuda.plan.product import Product
 from irc.backends.ranks.communicator import Communicator
@@ -131,7 +130,6 @@ class World:
         prepare: Callable[[FakeCuda], None] = lambda gpu: None,
         **options: Any,
     ) -> None:
-        facts: Mapping[str, Any] = facts_of(module, base, base)
         self.ranks, nccl = module.mesh.ranks, FakeNccl()
         self.world = ThreadWorld(self.ranks, timeout=SOON)
         self.gpus: dict[int, FakeCuda] = {}
@@ -145,7 +143,7 @@ class World:
             host = communicator if self.ranks > 1 else None
             # kernels for several operations use instructions that the host has not
             given = {"fused": False, **options, "communicator": host, "gpu": make}
-            return program_of(module, facts, base, **given)
+            return program_of(module, base, **given)
 
         self.programs = self.world.run(one)
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from irc.backends.base import Program
 from irc.backends.cuda.execute.load import program_of
-from irc.backends.cuda.facts import facts_of
 from irc.backends.ranks.communicator import Communicator
 from tests.cuda.test_program import compiled
 from tests.tensorrt.test_runtime import step_of
@@ -32,6 +31,6 @@ def run(host: Communicator, arguments: Sequence[str]) -> None:
     """Compute the logits on one rank."""
     folder, name, mesh = Path(arguments[0]), arguments[1], arguments[2]
     module = compiled(name, mesh)
-    program = program_of(module, facts_of(module, folder, folder), folder, communicator=host)
+    program = program_of(module, folder, communicator=host)
     np.save(folder / f"logits{host.rank}.npy", conversation(program))
     program.close()

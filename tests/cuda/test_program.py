@@ -12,7 +12,6 @@ import irc.passes
 from irc.backends.cuda.backend import backend
 from irc.backends.cuda.execute import gpu
 from irc.backends.cuda.execute.load import CudaProgram, CudaStream, load, program_of
-from irc.backends.cuda.facts import facts_of
 from irc.backends.reference.program import ReferenceProgram
 from irc.errors import Error
 from irc.generation.greedy import greedy
@@ -130,9 +129,8 @@ def test_gpus_that_cannot_be_used(
     monkeypatch.setattr(gpu, "driver_version", lambda: version)
     monkeypatch.setattr(gpu, "device_count", lambda: count)
     module = compiled("gqa", "")
-    facts = facts_of(module, tmp_path, tmp_path)
     with pytest.raises(Error, match=words):
-        program_of(module, facts, tmp_path, device=3)
+        program_of(module, tmp_path, device=3)
 
 
 def test_an_artifact_runs(tmp_path: Path) -> None:

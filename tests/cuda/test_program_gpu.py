@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.rank import start_ranks
 from irc.backends.cuda.execute.load import program_of
-from irc.backends.cuda.facts import facts_of
 from irc.backends.cuda.runtime import device_count
 from irc.backends.reference import ReferenceProgram
 from irc.ir.mesh import Mesh
@@ -29,8 +28,7 @@ def needs_gpus(count: int) -> None:
 def test_one_gpu(graphs: bool, programmatic: bool, tmp_path: Path) -> None:
     needs_gpus(1)
     module = compiled("gqa", "")
-    facts = facts_of(module, tmp_path, tmp_path)
-    program = program_of(module, facts, tmp_path, graphs=graphs, programmatic=programmatic)
+    program = program_of(module, tmp_path, graphs=graphs, programmatic=programmatic)
     wanted = conversation(ReferenceProgram(compiled("gqa", "")))
     np.testing.assert_allclose(conversation(program), wanted, rtol=1e-3, atol=1e-4)
     program.close()

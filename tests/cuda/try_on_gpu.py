@@ -32,7 +32,6 @@ import numpy as np
 import irc.passes
 from irc.backends.cuda.backend import backend
 from irc.backends.cuda.execute.load import FAILED, CudaGpu, CudaProgram, open_gpu, program_of
-from irc.backends.cuda.facts import facts_of
 from irc.backends.reference import ReferenceProgram, evaluate
 from irc.errors import Error
 from irc.ir.core import Module
@@ -104,8 +103,7 @@ class Runner:
             return list(self._example(subject.case, Path(folder), rng))
 
     def _program(self, module: Module, folder: Path) -> CudaProgram:
-        facts = facts_of(module, folder, folder)
-        return program_of(module, facts, folder, gpu=self.gpu, **self._options)
+        return program_of(module, folder, gpu=self.gpu, **self._options)
 
     def _example(self, case: Case, folder: Path, rng: np.random.Generator) -> Iterator[float]:
         module = case.module

@@ -19,10 +19,10 @@ from irc.backends.cuda.execute.gpu import RankGpu, check_distinct, check_ranks, 
 from irc.backends.cuda.execute.launch import CudaKernels, Kernels
 from irc.backends.cuda.execute.memory import DeviceArray, check_room
 from irc.backends.cuda.execute.program import GpuProgram, GpuStream
-from irc.backends.cuda.execute.rank import CudaRank, RankFacts
+from irc.backends.cuda.execute.rank import CudaRank
 from irc.backends.cuda.execute.steps import Products
 from irc.backends.cuda.execute.stream import RankStream
-from irc.backends.cuda.facts import TEXT
+from irc.backends.cuda.facts import TEXT, facts_of_rank, sharding_facts
 from irc.backends.cuda.group import TIMEOUT
 from irc.backends.cuda.runtime import block_limits
 from irc.backends.ranks.communicator import Communicator
@@ -150,17 +150,16 @@ def load(folder: Path, facts: Mapping[str, Any], **options: Any) -> CudaProgram:
             )
     path = folder / TEXT
     module = parse_module(path.read_text(encoding="utf-8"), str(path))
-    base = Path(facts["base"]) if facts.get("base") else folder
-    return program_of(module, facts, base, **options)
+    return program_of(module, Path(facts["base"]) if facts.get("base") else folder, **options)
 
 
-def program_of(module: Module, facts: Mapping[str, Any], base: Path, **options: Any) -> CudaProgram:
-    """The program of a localized module, with facts as of facts.py; options as of `load`."""
+def program_of(module: Module, base: Path, **options: Any) -> CudaProgram:
+    """The program of a localized module, its checkpoint files below `base`; options of `load`."""
     from irc.backends.cuda.plan.build import Planner
 
-    host = check_ranks(f"@{module.name}", len(facts["ranks"]), options.get("communicator"))
+    host = check_ranks(f"@{module.name}", module.mesh.ranks, options.get("communicator"))
     number = 0 if host is None else host.rank
-    own = RankFacts.of_facts(base, facts, number)  # an Error before a GPU is needed
+    own, facts = facts_of_rank(module, number), sharding_facts(module)
     fused = options.get("fused", True)
     planner = Planner(module, own.stage.function, number, fused=fused)
     device: int | None = options.get("device")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import ChainMap, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from irc.backends.base import Ports, state_shape
+from irc.backends.base import state_shape
 from irc.backends.cuda.codegen.all_reduce import MOST_RANKS
 from irc.backends.cuda.execute.execution import PlanExecution
 from irc.backends.cuda.execute.gpu import RankGpu, connect, every_group
@@ -18,77 +17,17 @@ from irc.backends.cuda.execute.peers import Peers
 from irc.backends.cuda.execute.steps import PREPARED, Products, Steps
 from irc.backends.cuda.execute.stream import symbols_of
 from irc.backends.cuda.execute.weights import DeviceWeights
-from irc.backends.cuda.facts import sizes_of
+from irc.backends.cuda.facts import RankFacts, sizes_of
 from irc.backends.cuda.group import Group
 from irc.backends.cuda.plan import LibraryCall, Plan
 from irc.backends.ranks.communicator import Communicator, PeerError
-from irc.backends.ranks.facts import (
-    Write,
-    contradictions_named,
-    mesh_of_facts,
-    peer,
-    ports_of_facts,
-    writes_of_facts,
-)
 from irc.backends.ranks.inputs import Sizes
 from irc.errors import Error
 from irc.ir.core import Module, Weight
-from irc.ir.mesh import Mesh
 from irc.ops.collective import AllReduce, Exchange
 from irc.weights.checkpoint import Reader
 
 PLANS = 64  # that a rank keeps
-
-
-@dataclass(frozen=True)
-class Stage:
-    """See Stage in stream.py. `results`: the names of all results in order."""
-
-    function: str
-    ports: Ports
-    writes: tuple[Write, ...]
-    states: Mapping[str, str]
-    results: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RankFacts:
-    """What one rank runs, from the facts of the manifest."""
-
-    rank: int
-    mesh: Mesh
-    stage: Stage
-    receives: Mapping[int, Sequence[str]]
-    sends: Mapping[int, Sequence[str]]
-    taken: tuple[str, ...]
-
-    @classmethod
-    def of_facts(cls, folder: Path, facts: Mapping[str, Any], rank: int) -> RankFacts:
-        """Those of a rank; an Error where the manifest is damaged."""
-        with contradictions_named(folder):
-            mesh = mesh_of_facts(facts)
-            stage = facts["stages"][facts["ranks"][rank]["stage"]]
-            ports = ports_of_facts(stage["ports"])
-            receives, sends = (
-                {peer(mesh, rank, e["stage"]): tuple(e["names"]) for e in stage[kind]}
-                for kind in ("receives", "sends")
-            )
-            received = {name for names in receives.values() for name in names}
-            names = [port.name for port in (*ports.inputs, *ports.states)]
-            return cls(
-                rank,
-                mesh,
-                Stage(
-                    stage["function"],
-                    ports,
-                    writes_of_facts(stage),
-                    {r["state"]: r["result"] for r in stage["results"] if "state" in r},
-                    tuple(r["result"] for r in stage["results"]),
-                ),
-                receives,
-                sends,
-                tuple(name for name in names if name not in received),
-            )
 
 
 class Planner(Protocol):
@@ -126,7 +65,7 @@ class CudaRank:
         self.rank, self.stage, self.taken = facts.rank, facts.stage, facts.taken
         self.receives, self.sends = facts.receives, facts.sends
         self.driver, self._gpu, self.host = gpu.driver, gpu, host
-        self._mesh, self._planner, self.kernels = facts.mesh, planner, kernels
+        self._mesh, self._planner, self.kernels = planner.module.mesh, planner, kernels
         self._settings = {"graphs": graphs, "stepwise": stepwise}
         self.stream = self.driver.stream()
         self.shared, self._memory = (Memory(self.driver, self.stream) for _ in range(2))
