@@ -10,7 +10,9 @@ import pytest
 
 import irc
 from irc import ops
+from irc.backends.cuda.codegen import library_products
 from irc.backends.cuda.codegen.library_products import library_product
+from irc.backends.cuda.codegen.streaming.choices import Target
 from irc.backends.cuda.plan import template as templates
 from irc.backends.cuda.plan.core import LibraryCall
 from irc.backends.cuda.plan.product import Product
@@ -220,6 +222,19 @@ def test_a_constant_scale_is_a_factor() -> None:
 def test_other_codes_are_dequantized_before(words: dict[str, Any]) -> None:
     _, op = codes(**words)
     assert template_of(op).reads == op.operands
+
+
+@pytest.mark.parametrize(
+    ("capability", "multiplied"), [(80, set[str]()), (89, {"tensor"}), (100, {"tensor"})]
+)
+def test_gpus_without_products_of_codes_dequantize_them(
+    capability: int, multiplied: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library_products, "target", lambda: Target(capability))
+    for scales, words in (("rows", {}), ("tensor", {"x": "1, 1, 1", "blocks": "1, 1"})):
+        _, op = codes(**words)
+        found = template_of(op)
+        assert (found.reads != op.operands) == (scales in multiplied)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from irc.weights import Cast
 from ..plan.product import Product, Settings
 from ..plan.template import CallTemplate, Fused, Sizes, fusion
 from .norms import norm_of_sum
+from .streaming.choices import target
 
 _DTYPES = ("f32", "f16", "bf16")
 _CODES = "f8e4m3"
@@ -173,6 +174,9 @@ def _of_codes(op: ops.Linear) -> Call | None:
     if found is None:
         return None
     scales, words = found
+    capability = target().capability
+    if capability != 90 if words["scales"] == "rows" else capability < 89:
+        return None  # cuBLASLt has no such products there
     plain = _linear(op)
     return replace(
         plain, reads={**plain.reads, "x": x.x, "weight": weight.x, **scales}, words=words

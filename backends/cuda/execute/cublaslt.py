@@ -193,11 +193,7 @@ class _Description:
         )  # fmt: skip
         found = [bytes(each.algorithm) for each in results[: count.value] if each.state == 0]
         if not found:
-            raise Error(
-                f"cuBLASLt has no algorithm on this GPU for the {self.product} "
-                f"(scales: {self.product.scales or 'none'}); expected a GPU of compute capability "
-                "8.0, 8.9 for 8-bit floats, or 9.0 where they have scales per row"
-            )
+            raise Error(f"cuBLASLt has no algorithm on this GPU for the {self.product}")
         return found
 
     def accepts(self, algorithm: bytes) -> bool:
