@@ -14,6 +14,7 @@ from irc.backends.reference import ReferenceProgram
 from irc.ir.mesh import Mesh
 from tests.cuda.gpu_rank import conversation
 from tests.cuda.test_program import compiled
+from tests.fresh import fresh
 
 pytestmark = pytest.mark.gpu
 
@@ -50,3 +51,33 @@ def test_several_gpus(mesh: str, tmp_path: Path) -> None:
     for rank in range(ranks):
         found = np.load(tmp_path / f"logits{rank}.npy")
         np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+
+
+def ran(ranks: int, folder: Path, *arguments: str) -> int:
+    """The exit status of ranks of gpu_all_reduce.py; their errors go into FOLDER/err."""
+    with (folder / "err").open("wb") as errors:
+        started = start_ranks(
+            ranks, "tests.cuda.gpu_all_reduce", str(folder), *arguments, stderr=errors
+        )
+        try:
+            return started.wait(240)
+        finally:
+            started.kill()
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_sums_over_ranks(ranks: int, tmp_path: Path) -> None:
+    needs_gpus(ranks)
+    (tmp_path / "seed").write_text(str(fresh().integers(1 << 30)))
+    status = ran(ranks, tmp_path, "sums")
+    assert status == 0, (tmp_path / "err").read_text()[-3000:]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_lost_rank_ends_the_others(ranks: int, tmp_path: Path) -> None:
+    needs_gpus(ranks)
+    assert ran(ranks, tmp_path, "stop")
+    for rank in range(ranks - 1):
+        seconds, _, message = (tmp_path / f"lost{rank}").read_text().partition(" ")
+        assert float(seconds) < 10
+        assert f"rank {ranks - 1}" in message

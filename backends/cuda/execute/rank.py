@@ -73,7 +73,7 @@ class CudaRank:
         self.weights = DeviceWeights(self.driver, self.stream, reader, self.rank)
         self._groups: dict[tuple[int, ...], Group] = {}
         self._peers: list[Peers] = []
-        self._tables: dict[str, int] = {}  # by buffer
+        self.tables: dict[str, int] = {}  # by buffer
         self._library: Products | None = None
         self._open_products = products
         self._steps = Steps(self.driver, self.stream, kernels, self._group, self._products, early)
@@ -125,12 +125,12 @@ class CudaRank:
 
     def _share(self, host: Communicator, axis: str, axes: tuple[str, ...]) -> None:
         """Open the memory of a group, once, where its ranks can write to each other's."""
-        if f"%peers.{axis}" in self._tables or axis in self._planner.apart:
+        if f"%peers.{axis}" in self.tables or axis in self._planner.apart:
             return
         group, ranks = self._group(axes), self._members(axes)
         try:
             self._peers.append(self._gpu.peers(host, ranks, group, self.stream))
-            self._tables[f"%peers.{axis}"] = self._peers[-1].table
+            self.tables[f"%peers.{axis}"] = self._peers[-1].table
         except PeerError:
             raise
         except Error as error:
@@ -183,7 +183,7 @@ class CudaRank:
             self.stream,
             self._memory,
             self._steps,
-            ChainMap(self.weights.addresses, self._tables),
+            ChainMap(self.weights.addresses, self.tables),
             **self._settings,
         )
 
