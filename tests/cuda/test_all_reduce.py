@@ -6,13 +6,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from irc.backends.cuda.codegen.all_reduce import LARGEST, buffer_size
+from irc.backends.cuda.codegen.all_reduce import LARGEST, MOST_BLOCKS, buffer_size
 from irc.backends.cuda.execute import peers
 from irc.backends.cuda.execute.peers import Peers
 from irc.backends.cuda.plan import Kernel, Launch, LibraryCall
@@ -59,6 +60,9 @@ class Ranks:
             np.full(buffer_size(count) // 4, 0xFFFFFFFF, np.uint32) for _ in range(count)
         ]
         self.stop = np.zeros(1, np.uint32)
+        ending = Timer(SOON, self.stop.fill, [1])  # where a rank waits in vain
+        ending.daemon = True
+        ending.start()
         self.tables: list[Memory] = []
         for rank in range(count):
             words = np.zeros(PEERS // 8, np.int64)
@@ -121,12 +125,35 @@ def test_sums(ranks: int, kind: str, text: str) -> None:
         assert (each == 0xFFFFFFFF).all()
 
 
-def test_a_kernel_ends_once_the_run_has_failed() -> None:
-    group, x = Ranks(2), np.ones((5, WIDTH), np.float32)
-    plan = Planner(module_of(2, "f32", ALONE)).plan({"B": 5})
+def launched(rows: int) -> tuple[Launch, Kernel]:
+    """The launch of a sum of f32 over two ranks."""
+    plan = Planner(module_of(2, "f32", ALONE)).plan({"B": rows})
     (launch,) = plan.steps
     assert isinstance(launch, Launch)
-    kernel = plan.kernels[launch.kernel]
+    return launch, plan.kernels[launch.kernel]
+
+
+def test_a_rank_may_be_a_call_ahead() -> None:
+    """What it sends lies beside what the other rank has not read."""
+    group, rows = Ranks(2), 5
+    launch, kernel = launched(rows)
+    mine, theirs = fresh().standard_normal((2, 2, rows, WIDTH)).astype(np.float32)
+    places = [memory.reshape(2, MOST_BLOCKS, 2, -1) for memory in group.memory]
+    size = rows * WIDTH
+    for call in range(2):
+        words = places[0][call, 0, 1]
+        words[: size + 1] = 0  # with the end of the last pack
+        words[:size] = theirs[call].reshape(-1).view("u4")
+        found = group.one(0, launch, kernel, [mine[call]])
+        np.testing.assert_array_equal(found, mine[call] + theirs[call])
+    for call in range(2):
+        sent = places[1][call, 0, 0][:size].view("f4")
+        np.testing.assert_array_equal(sent.reshape(rows, WIDTH), mine[call])
+
+
+def test_a_kernel_ends_once_the_run_has_failed() -> None:
+    group, x = Ranks(2), np.ones((5, WIDTH), np.float32)
+    launch, kernel = launched(5)
     prepare([Kernel(kernel.name, kernel.source, {**kernel.macros, "RANK": "0"})])
     with ThreadPoolExecutor(1) as pool:
         alone = pool.submit(group.one, 0, launch, kernel, [x])
