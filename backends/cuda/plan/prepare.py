@@ -6,6 +6,7 @@ Collectives work along dimension 0, as those of NCCL; layout operations around t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import import_module
 from pkgutil import walk_packages
 from typing import Any, cast
@@ -30,6 +31,7 @@ from irc.text.printer import print_module
 from .template import KERNELS
 
 
+@cache
 def load_tables() -> None:
     """Import every module of codegen, which fill the tables of operations."""
     for found in walk_packages(codegen.__path__, codegen.__name__ + "."):
