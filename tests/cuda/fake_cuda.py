@@ -49,10 +49,13 @@ class EmulatedKernels:
         self._driver, self._loaded = driver, set[str]()
         self.launches: list[tuple[Launch, bool]] = []
 
+    def compile(self, kernels: Iterable[Kernel]) -> None:
+        with _ONE_KERNEL:
+            prepare(list(kernels))
+
     def load(self, kernels: Iterable[Kernel]) -> None:
         wanted = list(kernels)
-        with _ONE_KERNEL:
-            prepare(wanted)
+        self.compile(wanted)
         self._loaded |= {kernel.source for kernel in wanted}
 
     def bind(

@@ -25,6 +25,10 @@ _PLAIN = 48 << 10  # bytes of shared memory that a kernel gets without asking
 class Kernels(Protocol):
     """The kernels of one GPU."""
 
+    def compile(self, kernels: Iterable[Kernel]) -> None:
+        """Compile kernels that are not loaded yet, for `load`; another thread may call it."""
+        ...
+
     def load(self, kernels: Iterable[Kernel]) -> None:
         """Compile and load kernels that are not loaded yet."""
         ...
@@ -45,13 +49,19 @@ class CudaKernels:
 
     def __init__(self, capability: int, compiler: Compiler) -> None:
         self._capability, self._compiler = capability, compiler
+        self._images: dict[Key, bytes] = {}  # to be loaded
         self._functions: dict[Key, Any] = {}
         self._modules: list[Any] = []  # they must outlive their functions
         self._shared: dict[Key, int] = {}
 
+    def compile(self, kernels: Iterable[Kernel]) -> None:
+        done = {*self._functions, *self._images}
+        self._images |= self._compiler.images(each for each in kernels if key_of(each) not in done)
+
     def load(self, kernels: Iterable[Kernel]) -> None:
-        new = [kernel for kernel in kernels if key_of(kernel) not in self._functions]
-        for key, image in self._compiler.images(new).items():
+        self.compile(kernels)
+        while self._images:
+            key, image = self._images.popitem()
             module = call_driver("cuModuleLoadData", image)
             self._modules.append(module)
             self._functions[key] = call_driver("cuModuleGetFunction", module, key[0].encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -93,7 +94,10 @@ class CudaRank:
         sizes = sizes_of(module, module.functions[self.stage.function])
         least = sizes.get("least", sizes["typical"])
         plan = self._planner.plan({name: least.get(name, 1) for name in self._symbols})
-        self.weights.add(self._planner.weights, lambda size: self._check(size, plan))
+        with ThreadPoolExecutor(1) as pool:
+            compiled = pool.submit(self.kernels.compile, plan.kernels.values())
+            self.weights.add(self._planner.weights, lambda size: self._check(size, plan))
+        compiled.result()
         self.kernels.load(plan.kernels.values())
 
     def _check(self, weights: int, plan: Plan) -> None:
