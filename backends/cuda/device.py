@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from .driver import Array, Gpu, LaunchNorm
 from .group import Group
 from .runtime import call, use_device
 from .watch import wait
+
+if TYPE_CHECKING:
+    from irc.backends.cuda.execute.launch import Kernels
 
 FAILED = "the GPU failed"  # how messages begin about work that was enqueued before
 
@@ -81,7 +85,15 @@ class CudaDriver:
     ) -> LaunchNorm:
         from .norm import add_rms_norm
 
-        return add_rms_norm(dtype, weight_dtype, rows, columns, eps, offset)
+        return add_rms_norm(self._kernels, dtype, weight_dtype, rows, columns, eps, offset)
+
+    @cached_property
+    def _kernels(self) -> Kernels:
+        from irc.backends.cuda.execute.compile import Compiler, default_folder
+        from irc.backends.cuda.execute.launch import CudaKernels
+
+        capability = self.gpu.capability
+        return CudaKernels(capability, Compiler(capability, default_folder()))
 
     def stream(self) -> CudaStream:
         return CudaStream(self.groups)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any
+from functools import cache
 
+from irc.backends.cuda.driver import LaunchNorm
+from irc.backends.cuda.execute.launch import Enqueue, Kernels
+from irc.backends.cuda.plan import Argument, Kernel, Launch
 from irc.errors import Error
 from irc.ir.dtypes import numpy_dtype
-
-from .kernels import kernel, launcher
 
 FLOATS = ("f32", "f16", "bf16")
 
@@ -85,8 +85,14 @@ def macros(dtype: str, weight_dtype: str, size: int) -> dict[str, str]:
 
 
 def add_rms_norm(
-    dtype: str, weight_dtype: str, rows: int, columns: int, eps: float, offset: float = 0.0
-) -> Any:
+    kernels: Kernels,
+    dtype: str,
+    weight_dtype: str,
+    rows: int,
+    columns: int,
+    eps: float,
+    offset: float = 0.0,
+) -> LaunchNorm:
     """launch(total, residual, weight, normed, stream), for arrays [rows, columns] on this GPU.
 
     total += residual; normed = total / sqrt(mean(total²) + eps) * (weight + offset). `total` is
@@ -98,23 +104,18 @@ def add_rms_norm(
             raise Error(f"expected {', '.join(FLOATS)} for rms_norm on the GPU, found {each}")
     if not rows or not columns:
         return lambda *pointers: None
-    scalars = (ctypes.c_int(columns), ctypes.c_float(eps), ctypes.c_float(offset))
+    widest = pack_size(dtype, weight_dtype, columns)
+    numbers = columns, float(eps), float(offset)
 
-    def variant(size: int) -> Any:
-        function = kernel("add_rms_norm", SOURCE, macros(dtype, weight_dtype, size))
-        return launcher(function, rows, block_size(columns // size))
+    @cache
+    def bound(*pointers: int) -> Enqueue:
+        size = 1 if any(each % 16 for each in pointers) else widest
+        kernel = Kernel("add_rms_norm", SOURCE, macros(dtype, weight_dtype, size))
+        kernels.load([kernel])
+        given = (*[Argument("")] * len(pointers), *numbers)
+        launch = Launch(kernel.name, (rows, 1, 1), block_size(columns // size), given)
+        return kernels.bind(launch, kernel, [*pointers, *numbers], early=False)
 
-    size = pack_size(dtype, weight_dtype, columns)
-    packed: Any = variant(size)
-    single: list[Any] = []
-    aligned = 16 if size > 1 else 1
-
-    def enqueue(total: int, residual: int, weight: int, normed: int, stream: int) -> None:
-        launch = packed
-        if (total | residual | weight | normed) % aligned:
-            if not single:
-                single.append(variant(1))
-            launch = single[0]
-        launch(stream, total, residual, weight, normed, *scalars)
-
-    return enqueue
+    return lambda total, residual, weight, normed, stream: bound(total, residual, weight, normed)(
+        stream
+    )
