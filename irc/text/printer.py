@@ -62,19 +62,21 @@ def _used(module: Module, scope: str) -> list[Weight]:
     return [w for w in module.weights.values() if w in used]
 
 
-def _function(function: Function, out: list[str], locs: bool, scope: str | None) -> None:
+def names_of(function: Function) -> dict[Value, str]:
+    """The names of values in the text of a function."""
     names: dict[Value, str] = {}
     counts: dict[str, int] = {}
-
-    def define(value: Value) -> str:
+    for value in (*function.args, *(result for op in function for result in op.results)):
         base = value.name or ""
         n = counts.get(base, 0)
         counts[base] = n + 1
-        text = f"%{base}" if base and not n else f"%{base}.{n}" if base else f"%{n}"
-        names[value] = text
-        return text
+        names[value] = f"%{base}" if base and not n else f"%{base}.{n}" if base else f"%{n}"
+    return names
 
-    args = [f"{define(a)}: {a.type}" for a in function.args]
+
+def _function(function: Function, out: list[str], locs: bool, scope: str | None) -> None:
+    names = names_of(function)
+    args = [f"{names[a]}: {a.type}" for a in function.args]
     results = f"({_results(function, names)}){_layouts(function)}"
     if scope is not None:
         used = {v for op in function if _in_scope(op, scope) for v in op.operands}
@@ -82,7 +84,7 @@ def _function(function: Function, out: list[str], locs: bool, scope: str | None)
         results = "(...)"
     out.append(f"  func @{function.name}({', '.join(args)}) -> {results} {{")
     for op in function:
-        text = _line(op, [define(r) for r in op.results], names)
+        text = _line(op, [names[r] for r in op.results], names)
         if scope is not None and not _in_scope(op, scope):
             continue
         out.append(f"    {text} {op.loc!r}" if locs and op.loc is not None else f"    {text}")

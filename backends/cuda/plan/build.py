@@ -9,12 +9,13 @@ from functools import cached_property
 from irc.analysis.sizes import LocalSizes
 from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ops import Rank
+from irc.text.printer import names_of
 
 from .core import Argument, Kernel, Launch, LibraryCall, Plan, Step
 from .cost import bytes_of, flops_of
 from .memory import Memory
 from .nodes import Launches, Node, computed
-from .prepare import names_of, prepared
+from .prepare import prepared
 from .template import AnyTemplate, CallTemplate, Template
 
 MANY = 2**30  # elements; a loop over the threads of a grid may count a little further

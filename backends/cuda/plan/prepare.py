@@ -5,7 +5,7 @@ Collectives work along dimension 0, as those of NCCL; layout operations around t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pkgutil import walk_packages
@@ -161,21 +161,3 @@ def _shards_to(x: Op, count: int, shard: Shape, dim: int) -> Op:
     before, rest = product(shard[:dim]), product(shard[dim:])
     apart = ops.Transpose(ops.Reshape(x, shape=(count, before, rest)), order=(1, 0, 2))
     return ops.Reshape(apart, shape=(*shard[:dim], shard[dim] * count, *shard[dim + 1 :]))
-
-
-def names_of(function: Function) -> dict[Value, str]:
-    """The names of values in the text of a function."""
-    names: dict[Value, str] = {}
-    counts: dict[str, int] = {}
-    for value in _defined(function):
-        base = value.name or ""
-        number = counts.get(base, 0)
-        counts[base] = number + 1
-        names[value] = f"%{base}.{number}" if base and number else f"%{base or number}"
-    return names
-
-
-def _defined(function: Function) -> Iterator[Value]:
-    yield from function.args
-    for op in function:
-        yield from op.results
