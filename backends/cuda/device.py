@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -149,8 +150,11 @@ class CudaStream:
         call("cudaStreamBeginCapture", self.handle, self._mode)
         try:
             work()
-        finally:
-            graph = call("cudaStreamEndCapture", self.handle)
+        except BaseException:
+            with suppress(Error):  # it says less
+                call("cudaGraphDestroy", call("cudaStreamEndCapture", self.handle))
+            raise
+        graph = call("cudaStreamEndCapture", self.handle)
         launchable = call("cudaGraphInstantiate", graph, 0)
         call("cudaGraphDestroy", graph)
         return launchable

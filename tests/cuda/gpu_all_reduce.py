@@ -20,7 +20,6 @@ from irc.backends.cuda.codegen.all_reduce import LARGEST
 from irc.backends.cuda.driver import Array
 from irc.backends.cuda.execute.load import CudaProgram, program_of
 from irc.backends.cuda.execute.stream import RankStream
-from irc.backends.cuda.facts import facts_of
 from irc.backends.ranks.communicator import Communicator, PeerError
 from irc.ir.dtypes import numpy_dtype
 from tests.cuda.test_all_reduce import ADDED, ALONE, WIDTH, module_of
@@ -31,7 +30,7 @@ ROWS = (1, 3, 586, 1000, 2048, 18725, LARGEST // 4 // WIDTH)
 def opened(host: Communicator, kind: str, text: str) -> CudaProgram:
     """The program of one sum; it must not use NCCL where it can do without."""
     module = module_of(host.ranks, kind, text)
-    program = program_of(module, facts_of(module, Path(), Path()), Path(), communicator=host)
+    program = program_of(module, Path(), communicator=host)
     assert program.rank.tables, "ranks cannot write to each other's memory here"
     return program
 

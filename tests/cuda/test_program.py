@@ -197,6 +197,17 @@ def test_a_gpu_that_fails_ends_all_ranks(tmp_path: Path) -> None:
     assert set(failures) == {0, 1}
 
 
+def test_an_error_of_nccl_names_operations_and_line(tmp_path: Path) -> None:
+    def refusing(gpu: FakeCuda) -> None:
+        assert isinstance(gpu._nccl, FakeNccl)
+        gpu._nccl.refuse["all_reduce"] = "out of memory"
+
+    world = World(compiled("tied", "tp=2"), tmp_path, refusing)
+    words = r"decoder\.py:\d+ in \S+: nccl's all_reduce \(%\w+\) failed: .*out of memory"
+    with pytest.raises(Error, match=words):
+        world.of_all(lambda program: program.open({"B": 1, "C": 32}).step(step_of(1, 0, 3)))
+
+
 def test_times_of_steps(tmp_path: Path) -> None:
     world = World(compiled("tied", ""), tmp_path)
     stream = world.programs[0].open({"B": 1, "C": 32})

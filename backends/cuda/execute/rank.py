@@ -107,7 +107,7 @@ class CudaRank:
         parts = {"weights": weights, "activations": plan.arena}
         check_room(self.driver, parts | self.caches(sizes), sizes)
 
-    def caches(self, sizes: Sizes) -> dict[str, int]:
+    def caches(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """The bytes of all states, by what they are called in messages."""
         states = self.stage.ports.states
         total = sum(size_of(state_shape(port, sizes), port.dtype) for port in states)
