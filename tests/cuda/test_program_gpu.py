@@ -54,10 +54,10 @@ def test_several_gpus(mesh: str, tmp_path: Path) -> None:
 
 
 def ran(ranks: int, folder: Path, *arguments: str) -> int:
-    """The exit status of ranks of gpu_all_reduce.py; their errors go into FOLDER/err."""
+    """The exit status of ranks of gpu_peer_memory.py; their errors go into FOLDER/err."""
     with (folder / "err").open("wb") as errors:
         started = start_ranks(
-            ranks, "tests.cuda.gpu_all_reduce", str(folder), *arguments, stderr=errors
+            ranks, "tests.cuda.gpu_peer_memory", str(folder), *arguments, stderr=errors
         )
         try:
             return started.wait(240)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from irc.backends.cuda.codegen.all_reduce import buffer_size
+from irc.backends.cuda.codegen.peer_memory import buffer_size
 from irc.backends.cuda.driver import Array, Driver, Stream
 from irc.backends.cuda.group import Group
 from irc.backends.cuda.plan.core import PEERS
@@ -20,7 +20,7 @@ class Peers:
     """What one rank knows of the memory of its group.
 
     All ranks of the group make it at once. An Error, the same on all of them, says why they cannot
-    write to each other's memory. `table` is the address of `Peers` of all_reduce.cuh. A failure of
+    write to each other's memory. `table` is the address of `Peers` of peer_memory.cuh. A failure of
     the group ends kernels that wait for other ranks.
     """
 

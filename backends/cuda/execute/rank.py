@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from irc.backends.base import state_shape
-from irc.backends.cuda.codegen.all_reduce import MOST_RANKS
+from irc.backends.cuda.codegen.peer_memory import MOST_RANKS
 from irc.backends.cuda.execute.execution import PlanExecution
 from irc.backends.cuda.execute.gpu import RankGpu, connect, every_group
 from irc.backends.cuda.execute.launch import Kernels
@@ -25,7 +25,7 @@ from irc.backends.ranks.communicator import Communicator, PeerError
 from irc.backends.ranks.inputs import Sizes
 from irc.errors import Error
 from irc.ir.core import Module, Weight
-from irc.ops.collective import AllReduce, Exchange
+from irc.ops.collective import AllGather, AllReduce, Exchange
 from irc.weights.checkpoint import Reader
 
 PLANS = 64  # that a rank keeps
@@ -124,7 +124,7 @@ class CudaRank:
         connect(self.rank, self.world, self.receives, self.sends, self.driver, self.stream)
         if self._planner.fused:
             for op in wanted:
-                if isinstance(op, AllReduce) and op.group_size <= MOST_RANKS:
+                if isinstance(op, AllReduce | AllGather) and op.group_size <= MOST_RANKS:
                     self._share(host, op.axis, op.axes)
 
     def _share(self, host: Communicator, axis: str, axes: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ Place: TypeAlias = Literal["arena", "input", "output", "state", "weight", "zeros
 Library: TypeAlias = Literal["cublaslt", "cudnn", "nccl", "memory"]
 ALIGNMENT = 256  # bytes, of every buffer
 WARP = 32
-PEERS = 336  # bytes of a buffer at the place `peers`: see all_reduce.cuh
+PEERS = 336  # bytes of a buffer at the place `peers`: see peer_memory.cuh
 
 
 @dataclass(frozen=True)

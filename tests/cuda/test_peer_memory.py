@@ -1,8 +1,9 @@
-"""Sums over ranks that write to each other's memory: kernels on the host, a rank per thread."""
+"""Ranks that write to each other's memory: kernels on the host, a rank per thread."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from irc.backends.cuda.codegen.all_reduce import LARGEST, MOST_BLOCKS, buffer_size
+from irc.backends.cuda.codegen.peer_memory import LARGEST, MOST_BLOCKS, buffer_size
 from irc.backends.cuda.execute import peers
 from irc.backends.cuda.execute.peers import Peers
-from irc.backends.cuda.plan import Kernel, Launch, LibraryCall
+from irc.backends.cuda.plan import Kernel, Launch, LibraryCall, Plan
 from irc.backends.cuda.plan.build import Planner
 from irc.backends.cuda.plan.core import PEERS
 from irc.backends.ranks.communicator import Communicator, PeerError
@@ -70,30 +71,31 @@ class Ranks:
             words[2 : 2 + count] = [each.ctypes.data for each in self.memory]
             self.tables.append(memory_of(words))
 
-    def one(self, rank: int, launch: Launch, kernel: Kernel, arrays: list[Array]) -> Array:
-        own = Kernel(kernel.name, kernel.source, {**kernel.macros, "RANK": str(rank)})
-        prepare([own])
-        result = Memory(arrays[0].nbytes)
-        numbers = [each for each in launch.arguments if isinstance(each, int)]
-        given = [memory_of(each) for each in arrays]
-        run_kernel(own, launch.grid, [*given, result, self.tables[rank], *numbers])
-        return result.bytes.copy().view(arrays[0].dtype).reshape(arrays[0].shape)
-
-    def all(self, text: str, kind: str, arrays: list[list[Array]]) -> list[Array]:
-        """The result of every rank."""
-        planner = Planner(module_of(self.count, kind, text))
-        plan = planner.plan({"B": arrays[0][0].shape[0]})
+    def one(self, rank: int, plan: Plan, arrays: Sequence[Array]) -> Array:
+        """The result of one rank, whose kernel has variables of its own."""
         (launch,) = plan.steps
         assert isinstance(launch, Launch)
-        kernel = plan.kernels[launch.kernel]
+        result = plan.buffers[plan.results[0]]
+        memory = [memory_of(each) for each in arrays] + [Memory(result.nbytes), self.tables[rank]]
+        numbers = [each for each in launch.arguments if isinstance(each, int)]
+        run_kernel(kernel_of(plan, rank), launch.grid, [*memory, *numbers])
+        return memory[-2].bytes.view(numpy_dtype(result.dtype)).reshape(result.shape)
+
+    def all(self, module: Module, arrays: Sequence[Sequence[Array]]) -> list[Array]:
+        """The results of all ranks."""
+        plan = Planner(module).plan({"B": len(arrays[0][0])})
         for rank in range(self.count):  # g++ once, not in every thread
-            prepare([Kernel(kernel.name, kernel.source, {**kernel.macros, "RANK": str(rank)})])
+            prepare([kernel_of(plan, rank)])
         with ThreadPoolExecutor(self.count) as pool:
-            work = [
-                pool.submit(self.one, rank, launch, kernel, arrays[rank])
-                for rank in range(self.count)
-            ]
-            return [each.result() for each in work]
+            return list(
+                pool.map(lambda rank: self.one(rank, plan, arrays[rank]), range(self.count))
+            )
+
+
+def kernel_of(plan: Plan, rank: int) -> Kernel:
+    """The kernel of a plan of one launch."""
+    (kernel,) = plan.kernels.values()
+    return Kernel(kernel.name, kernel.source, {**kernel.macros, "RANK": str(rank)})
 
 
 @pytest.mark.parametrize(
@@ -118,25 +120,35 @@ def test_sums(ranks: int, kind: str, text: str) -> None:
             wanted = reduce(np.add, (each[0].astype("f4") for each in arrays)).astype(dtype)
             if len(arrays[0]) > 1:
                 wanted = (wanted.astype("f4") + arrays[0][1].astype("f4")).astype(dtype)
-        found = group.all(text, kind, arrays)
+        found = group.all(module_of(ranks, kind, text), arrays)
         for each in found:
             np.testing.assert_array_equal(each.astype("f4"), wanted.astype("f4"))
     for each in group.memory:
         assert (each == 0xFFFFFFFF).all()
 
 
-def launched(rows: int) -> tuple[Launch, Kernel]:
-    """The launch of a sum of f32 over two ranks."""
-    plan = Planner(module_of(2, "f32", ALONE)).plan({"B": rows})
-    (launch,) = plan.steps
-    assert isinstance(launch, Launch)
-    return launch, plan.kernels[launch.kernel]
+@pytest.mark.parametrize(("ranks", "kind", "width"), [(2, "i32", 3), (3, "bf16", 2), (2, "u8", 4)])
+def test_shards_of_all_ranks(ranks: int, kind: str, width: int) -> None:
+    """Any bits, all ones too."""
+    group, rng, dtype = Ranks(ranks), fresh(), numpy_dtype(kind)
+    module = parse_module(f"""module @m local mesh(tp={ranks}) dims(B=1:2:999999) {{
+      func @forward(%x: {kind}[B, {width}]) -> (y: {kind}[{ranks}*B, {width}]) {{
+        %y = all_gather %x {{axis="tp", dim=0, group_size={ranks}}} : {kind}[{ranks}*B, {width}]
+        return %y }} }}""")
+    for rows in (1, int(rng.integers(2, 999)), LARGEST // 2 // width // dtype.itemsize, 2):
+        bits = rng.integers(0, 256, (ranks, rows, width * dtype.itemsize)).astype(np.uint8)
+        bits[0, -1] = 0xFF
+        found = group.all(module, [[each.view(dtype)] for each in bits])
+        for each in found:
+            assert each.tobytes() == bits.tobytes()
+    for each in group.memory:
+        assert (each == 0xFFFFFFFF).all()
 
 
 def test_a_rank_may_be_a_call_ahead() -> None:
     """What it sends lies beside what the other rank has not read."""
     group, rows = Ranks(2), 5
-    launch, kernel = launched(rows)
+    plan = Planner(module_of(2, "f32", ALONE)).plan({"B": rows})
     mine, theirs = fresh().standard_normal((2, 2, rows, WIDTH)).astype(np.float32)
     places = [memory.reshape(2, MOST_BLOCKS, 2, -1) for memory in group.memory]
     size = rows * WIDTH
@@ -144,7 +156,7 @@ def test_a_rank_may_be_a_call_ahead() -> None:
         words = places[0][call, 0, 1]
         words[: size + 1] = 0  # with the end of the last pack
         words[:size] = theirs[call].reshape(-1).view("u4")
-        found = group.one(0, launch, kernel, [mine[call]])
+        found = group.one(0, plan, [mine[call]])
         np.testing.assert_array_equal(found, mine[call] + theirs[call])
     for call in range(2):
         sent = places[1][call, 0, 0][:size].view("f4")
@@ -153,10 +165,10 @@ def test_a_rank_may_be_a_call_ahead() -> None:
 
 def test_a_kernel_ends_once_the_run_has_failed() -> None:
     group, x = Ranks(2), np.ones((5, WIDTH), np.float32)
-    launch, kernel = launched(5)
-    prepare([Kernel(kernel.name, kernel.source, {**kernel.macros, "RANK": "0"})])
+    plan = Planner(module_of(2, "f32", ALONE)).plan({"B": 5})
+    prepare([kernel_of(plan, 0)])
     with ThreadPoolExecutor(1) as pool:
-        alone = pool.submit(group.one, 0, launch, kernel, [x])
+        alone = pool.submit(group.one, 0, plan, [x])
         time.sleep(0.2)
         assert not alone.done()
         group.stop[0] = 1
@@ -165,7 +177,7 @@ def test_a_kernel_ends_once_the_run_has_failed() -> None:
 
 def test_nccl_computes_what_the_kernel_does_not() -> None:
     cases = [
-        ("f32", ALONE, LARGEST // 4 // WIDTH + 1, "NCCL adds"),
+        ("f32", ALONE, LARGEST // 4 // WIDTH + 1, "NCCL sends"),
         ("i32", ALONE, 2, "sums of floats"),
         ("f32", ALONE.replace("{", '{, op="max"'), 2, "no max"),
     ]

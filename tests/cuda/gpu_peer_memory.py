@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from irc.backends.cuda.codegen.all_reduce import LARGEST
+from irc.backends.cuda.codegen.peer_memory import LARGEST
 from irc.backends.cuda.driver import Array
 from irc.backends.cuda.execute.load import CudaProgram, program_of
 from irc.backends.cuda.execute.stream import RankStream
 from irc.backends.ranks.communicator import Communicator, PeerError
 from irc.ir.dtypes import numpy_dtype
-from tests.cuda.test_all_reduce import ADDED, ALONE, WIDTH, module_of
+from tests.cuda.test_peer_memory import ADDED, ALONE, WIDTH, module_of
 
 ROWS = (1, 3, 586, 1000, 2048, 18725, LARGEST // 4 // WIDTH)
 
