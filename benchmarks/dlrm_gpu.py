@@ -1,0 +1,141 @@
+"""A DLRM on GPUs, by `irc compile --backend cuda` and by torch with NCCL.
+
+    python -m benchmarks.dlrm_gpu                one GPU
+    python -m benchmarks.dlrm_gpu --tp 2         tables sharded over two GPUs
+
+26 tables of 10^8 rows together, with the sizes of Criteo's categories, of which the largest have 20
+million rows; each of 8192 requests looks up one row of every table. Weights are repeated random
+numbers in bf16. torch has the rows of all tables in one, looks them up in one call, adds up what
+the ranks found in one all_reduce, and computes the layers on every rank, all in one CUDA graph.
+"""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+import irc
+from benchmarks.decode_gpu_models import opened
+from benchmarks.rank import start_ranks
+from irc.backends.ranks.communicator import Communicator
+from irc.frontends import Module, ModuleList, Tensor, random_weights
+from irc.frontends import functional as F
+from irc.frontends.layers import Embedding, Linear
+from irc.ir.dtypes import numpy_dtype
+
+MOST = 20_000_000
+CATEGORIES = (
+    *(39884406, 39043, 17289, 7420, 20263, 3, 7120, 1543, 63, 38532951, 2953546, 403346, 10),
+    *(2208, 11938, 155, 4, 976, 14, 39979771, 25641295, 39664984, 585935, 12972, 108, 36),
+)
+ROWS = tuple(min(rows, MOST) for rows in CATEGORIES)
+DENSE, WIDTH = 13, 64
+BOTTOM = (DENSE, 512, 256, WIDTH)
+PAIRS = len(ROWS) * (len(ROWS) + 1) // 2
+TOP = (WIDTH + PAIRS, 1024, 1024, 512, 256, 1)
+REPLAYS = 50
+SECONDS = 300.0  # in which ranks measure
+
+
+class Layers(Module):
+    """Linear layers with a relu between them."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.layers = ModuleList(Linear(a, b, True, "bf16") for a, b in pairwise(sizes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, the first size] to [B, the last]."""
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(x))
+        return self.layers[-1](x)
+
+
+class Dlrm(Module):
+    """The probability of a click."""
+
+    def __init__(self) -> None:
+        self.tables = ModuleList(Embedding(rows, WIDTH, dtype="bf16") for rows in ROWS)
+        self.bottom, self.top = Layers(BOTTOM), Layers(TOP)
+
+    def forward(self, dense: Tensor, ids: Tensor) -> dict[str, Tensor]:
+        """dense [B, 13], ids [B, 26]."""
+        x = self.bottom(dense)
+        found = [table(ids[:, i]) for i, table in enumerate(self.tables)]
+        vectors = F.stack([x, *found], dim=1)
+        products = vectors @ vectors.transpose(1, 2)
+        pairs = [products[:, i, :i] for i in range(1, len(ROWS) + 1)]
+        return {"click": F.sigmoid(self.top(F.concat([x, *pairs], dim=-1)).squeeze(-1))}
+
+
+def compiled(folder: Path, tp: int, embedding: str) -> None:
+    """Write the artifact."""
+    inputs = {"dense": irc.Spec("bf16", ("B", DENSE)), "ids": irc.Spec("i32", ("B", len(ROWS)))}
+    module = irc.trace(Dlrm(), inputs, {"B": (1, 8192, 65536)})
+    mesh: dict[str, Any] = {"mesh": f"tp={tp}", "embedding": embedding} if tp > 1 else {}
+    irc.compile(random_weights(module, 0), folder, backend="cuda", **mesh)
+
+
+def run(host: Communicator | None, words: Sequence[str]) -> None:
+    """One rank, which measures both; the first one prints."""
+    import torch
+
+    from benchmarks.dlrm_gpu_peer import Peer
+
+    number, ranks = (0, 1) if host is None else (host.local_rank, host.ranks)
+    torch.cuda.set_device(number)
+    with opened(Path(words[0]), host, True) as program:
+        ours = {int(batch): step(program, int(batch)) for batch in words[1:]}
+        steps = len(program.rank.execution({"B": int(words[1])}).plan.steps)
+        peer = Peer(ranks, program.rank.world)
+        for batch, ms in ours.items():
+            theirs = peer.ms(batch)
+            if not number:
+                print(
+                    f"{ranks} GPUs, batch {batch}: irc {ms:.3f} ms in {steps} steps, "
+                    f"torch {theirs:.3f} ms",
+                    flush=True,
+                )
+
+
+def step(program: Any, batch: int) -> float:
+    """Milliseconds of a step."""
+    numbers = np.random.default_rng(batch)
+    inputs = {
+        "dense": numbers.standard_normal((batch, DENSE), np.float32).astype(numpy_dtype("bf16")),
+        "ids": numbers.integers(0, ROWS, (batch, len(ROWS))).astype(np.int32),
+    }
+    stream = program.open({})
+    ms = median(stream.times(inputs, REPLAYS))
+    stream.close()
+    return ms
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--batch", type=int, nargs="+", default=[8192])
+    parser.add_argument("--embedding", default="auto", help="a scheme of rewrite-embeddings")
+    options = parser.parse_args()
+    with TemporaryDirectory() as place:
+        folder = Path(place, "dlrm")
+        compiled(folder, options.tp, options.embedding)
+        words = [str(folder), *map(str, options.batch)]
+        if options.tp == 1:
+            run(None, words)
+        elif start_ranks(options.tp, "benchmarks.dlrm_gpu", *words).wait(SECONDS):
+            raise SystemExit("the ranks failed")
+
+
+if __name__ == "__main__":
+    main()
