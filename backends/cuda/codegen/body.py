@@ -123,7 +123,7 @@ class Body:
             found = found or f"load<{value.type.dtype}>({self.pointer(value)}, {place})"
         else:
             found = self._computed(value, key[1])
-            found = f"{rounding}({found})" if rounding else found
+            found = found if not rounding or _moves(value) else f"{rounding}({found})"
         name = self._known[-1][key] = self.variable(kind, found)
         return name
 
@@ -142,10 +142,10 @@ class Body:
         packs, dtype = self.packs, value.type.dtype
         if packs is None or not (value.producer is None or value in self.stored):
             return None
-        if all(i in packs.outer or i == "0" for i in index):
+        if all(i in packs.outer or i.isdigit() for i in index):
             return None
         found = packs.place(self, value, index)
-        if found is None or len(self._known) != packs.depth:
+        if found is None or self.depth != packs.depth:
             packs.strided = True
             return None
         k, place = found
@@ -241,6 +241,11 @@ class Body:
             self._known.pop()
             self.line("}")
 
+    @property
+    def depth(self) -> int:
+        """How many blocks this statement is in, with the kernel."""
+        return len(self._known)
+
     def once(self, key: object, make: Callable[[], str]) -> str:
         """What `make` gives, whose statements all threads of a block execute before all others."""
         if key not in self._once:
@@ -249,6 +254,13 @@ class Body:
             self._once[key] = make()
             self.lines, self._known = lines, known
         return self._once[key]
+
+
+def _moves(value: Value) -> bool:
+    """Whether the elements of a computed value are elements of an operand."""
+    op = value.producer
+    assert op is not None
+    return op.moves_data and any(v.type.dtype == value.type.dtype for v in op.operands)
 
 
 def _without_ones(index: Index, shape: Shape) -> Index:

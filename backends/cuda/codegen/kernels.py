@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 
 from irc.ir.core import Op, Value
-from irc.ir.dims import Dim, DimLike, bind, product
+from irc.ir.dims import Dim, DimLike, Shape, bind, product
 from irc.ir.dtypes import numpy_dtype
 from irc.ir.types import TensorType
+from irc.ops import Concat, Stack
 
 from ..plan.core import Kernel
 from ..plan.template import Grid, Sizes, Template
-from .body import FOUR_BITS, Body, Packs
+from .body import FOUR_BITS, Body, Index, Packs
 
 BLOCK = 256  # threads
+MANY = 3  # operands of a stack or concat from which on each has blocks of its own
 SIMPLE = 32  # statements per element, above which a thread has one element
 NO_SHARED: Callable[[Sizes], int] = lambda sizes: 0  # noqa: E731
 
@@ -99,31 +102,109 @@ def elementwise(outputs: Sequence[Value], stored: Collection[Value]) -> Template
     A thread has one element, or a byte of those of four bits, or 16 bytes where that is simple.
     """
     inputs = frozenset(stored).difference(outputs)
+    parts = _parts_of(outputs)
     size = pack_size(outputs)
     if any(value.type.dtype in FOUR_BITS for value in outputs):
-        body, size = _pairs(outputs, Body(inputs)), 2
+        body, grid = _pairs(outputs, Body(inputs)), _blocks(outputs[0], 2)
+    elif parts:
+        body, grid = _joined(outputs[0], parts, Body(inputs))
     else:
         packs = _packs(outputs, Body(inputs), size) if size > 1 else None
         body = packs or _single(outputs, Body(inputs))
-        size = size if packs else 1
+        grid = _blocks(outputs[0], size if packs else 1)
     made = [value.producer for value in outputs]
-    return launch(
-        "elementwise",
-        body,
-        outputs,
-        blocks(product(outputs[0].type.shape), BLOCK * size),
-        operations=[op for op in dict.fromkeys(made) if op is not None],
-    )
+    operations = [op for op in dict.fromkeys(made) if op is not None]
+    return launch("elementwise", body, outputs, grid, operations=operations)
 
 
-def _single(outputs: Sequence[Value], body: Body) -> Body:
+def _blocks(value: Value, size: int) -> Callable[[Sizes], Grid]:
+    return blocks(product(value.type.shape), BLOCK * size)
+
+
+@dataclass(frozen=True)
+class Part:
+    """An operand of a stack or concat: its elements from `start` on, along `dim` of `whole`."""
+
+    value: Value
+    whole: Value
+    dim: int
+    start: DimLike
+
+    @property
+    def size(self) -> int:
+        """The elements per thread, which are neighbours in both values."""
+        size, whole = pack_size([self.value]), self.whole.type.shape
+        last = self.dim == len(whole) - 1
+        while size > 1 and last and not (isinstance(self.start, int) and self.start % size == 0):
+            size //= 2
+        return min(size, pack_size([self.whole]))
+
+    def place(self, body: Body, index: Index, size: int) -> str:
+        """The number in `whole`, in packs, of the pack at `index` of the value."""
+        whole, start = self.whole.type.shape, self.start
+        if size > 1 and self.dim == len(whole) - 1:
+            assert isinstance(start, int)
+            start //= size
+        at = (*index[: self.dim], *index[self.dim + (self.value.type.ndim == len(whole)) :])
+        mine = index[self.dim] if self.value.type.ndim == len(whole) else "0"
+        at = (*at[: self.dim], f"({mine} + {body.size(start)})", *at[self.dim :])
+        return body.flattened(at, _packed(whole, size))
+
+
+def _packed(shape: Shape, size: int) -> Shape:
+    """The shape in packs of neighbours."""
+    if size == 1:
+        return shape
+    assert isinstance(shape[-1], int)
+    return (*shape[:-1], shape[-1] // size)
+
+
+def _parts_of(outputs: Sequence[Value]) -> list[Part]:
+    """The operands of a stack or concat of many, which get blocks of their own."""
+    op = outputs[0].producer
+    if len(outputs) > 1 or not isinstance(op, Stack | Concat) or len(op.values) < MANY:
+        return []
+    found, start, dim = list[Part](), 0, op.dim % op.result.type.ndim
+    for value in op.values:
+        found.append(Part(value, op.result, dim, start))
+        start = start + (1 if isinstance(op, Stack) else value.type.shape[dim])
+    return found
+
+
+def _joined(
+    whole: Value, parts: Sequence[Part], body: Body
+) -> tuple[Body, Callable[[Sizes], Grid]]:
+    """Statements in which each block has elements of one operand, and their grid."""
+    sizes = [
+        each.size if each.size > 1 and _packs([each.value], Body(body.stored), each.size) else 1
+        for each in parts
+    ]
+    grids = [_blocks(each.value, size) for each, size in zip(parts, sizes, strict=True)]
+    body.line("ix block = blockIdx.x;")
+    for each, size in zip(parts, sizes, strict=True):
+        count = body.size(product(each.value.type.shape))
+        many = body.variable("const ix", f"{count} ? ({count} - 1) / {BLOCK * size} + 1 : 1")
+        with body.block(f"if (block >= 0 && block < {many})"):
+            first = "block * (ix)blockDim.x + (ix)threadIdx.x"
+            loop = f"for (ix i = {first}; i < {{}}; i += {many} * (ix)blockDim.x)"
+            if size > 1:
+                _packs([each.value], body, size, loop, each)
+            else:
+                _single([each.value], body, loop, each)
+        body.packs = None
+        body.line(f"block -= {many};")
+    return body, lambda sizes: (sum(grid(sizes)[0] for grid in grids), 1, 1)
+
+
+def _single(outputs: Sequence[Value], body: Body, loop: str = "", part: Part | None = None) -> Body:
     """Statements with one element per thread."""
     shape = outputs[0].type.shape
     total = body.variable("const ix", body.size(product(shape)))
-    with body.block(each_thing(total)):
+    with body.block(loop.format(total) if loop else each_thing(total)):
         index = body.unflattened("i", shape)
+        place = "i" if part is None else part.place(body, index, 1)
         for n, value in enumerate(outputs):
-            body.line(f"store<{value.type.dtype}>(out{n}, i, {body.element(value, index)});")
+            body.line(f"store<{value.type.dtype}>(out{n}, {place}, {body.element(value, index)});")
     return body
 
 
@@ -138,16 +219,18 @@ def pack_size(outputs: Sequence[Value]) -> int:
     return size
 
 
-def _packs(outputs: Sequence[Value], body: Body, size: int) -> Body | None:
+def _packs(
+    outputs: Sequence[Value], body: Body, size: int, loop: str = "", part: Part | None = None
+) -> Body | None:
     """Statements with `size` neighbours per thread, or None where one per thread is better."""
-    *front, last = whole = outputs[0].type.shape
-    assert isinstance(last, int)
-    shape = (*front, last // size)
+    whole, before = outputs[0].type.shape, len(body.lines)
+    shape = _packed(whole, size)
     total = body.variable("const ix", body.size(product(shape)))
     kinds = [f"Pack<{value.type.dtype}, {size}>" for value in outputs]
-    with body.block(each_thing(total)):
-        *outer, inner = body.unflattened("i", shape)
-        packs = body.packs = Packs(size, tuple(outer), inner, depth=2)
+    with body.block(loop.format(total) if loop else each_thing(total)):
+        *outer, inner = index = body.unflattened("i", shape)
+        place = "i" if part is None else part.place(body, index, size)
+        packs = body.packs = Packs(size, tuple(outer), inner, body.depth)
         for n, kind in enumerate(kinds):
             body.line(f"{kind} pack{n};")
         for k in range(size):
@@ -158,10 +241,10 @@ def _packs(outputs: Sequence[Value], body: Body, size: int) -> Body | None:
             for n, value in enumerate(outputs):
                 x = body.element(value, index)
                 body.line(f"pack{n}.item[{k}] = Memory<{value.type.dtype}>::of({x});")
-            if packs.strided or len(body.lines) > SIMPLE * (k + 1):
+            if packs.strided or len(body.lines) - before > SIMPLE * (k + 1):
                 return None
         for n, kind in enumerate(kinds):
-            body.line(f"(({kind}*)out{n})[i] = pack{n};")
+            body.line(f"(({kind}*)out{n})[{place}] = pack{n};")
     return body
 
 

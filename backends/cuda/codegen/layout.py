@@ -107,8 +107,12 @@ def _repeat(body: Body, op: ops.Repeat, result: int, index: Index) -> str:
 
 @element(ops.Slice)
 def _slice(body: Body, op: ops.Slice, result: int, index: Index) -> str:
-    at = f"{body.size(op.start)} + {index[op.dim]} * {op.step}"
-    return body.element(op.x, replaced(index, op.dim, body.variable("ix", at)))
+    at = index[op.dim]
+    if at.isdigit() and isinstance(op.start, int):
+        at = str(op.start + int(at) * op.step)
+    else:
+        at = body.variable("ix", f"{body.size(op.start)} + {at} * {op.step}")
+    return body.element(op.x, replaced(index, op.dim, at))
 
 
 @element(ops.Split)
