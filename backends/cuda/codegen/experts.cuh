@@ -1,9 +1,10 @@
 // Products of rows with the weights of one expert [N, K], or with two of them, on tensor cores: a
 // block has up to ROWS rows and COLUMNS results of each. Constants come before: T, ROWS, COLUMNS,
-// WEIGHTS (1 or 2), DEPTH (elements along k at a time), STAGES of those on their way, WARPS_DOWN x
-// WARPS_ACROSS, N and K.
+// WEIGHTS (1 or 2), DEPTH (elements along k at a time), STAGES of those on their way, N and K.
+// WARPS_DOWN x WARPS_ACROSS warps share the results, and WARPS_DEEP what is summed.
 
-constexpr int THREADS = 32 * WARPS_DOWN * WARPS_ACROSS;
+constexpr int WARPS = WARPS_DOWN * WARPS_ACROSS;
+constexpr int THREADS = 32 * WARPS * WARPS_DEEP;
 constexpr bool CLUSTER = false;
 constexpr int PITCH = DEPTH + 8;  // an odd number of 16 bytes, so that eight rows lie in different banks
 constexpr int PARTS = DEPTH / 8, STEP = THREADS / PARTS;  // a thread copies 16 bytes of every STEP-th row
@@ -14,10 +15,11 @@ struct Stages { Stage at[STAGES]; };
 typedef float Sums[MS][WEIGHTS][NS][4];
 
 INLINE void multiply(const Stage& s, Sums& sums) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % WARPS, lane = threadIdx.x % 32;
     const int down = warp / WARPS_ACROSS * MS * 16, across = warp % WARPS_ACROSS * NS * 8;
     #pragma unroll
-    for (int k = 0; k < DEPTH; k += 16) {
+    for (int j = 0; j < DEPTH; j += 16 * WARPS_DEEP) {
+        const int k = j + (WARPS_DEEP > 1 ? threadIdx.x / 32 / WARPS * 16 : 0);
         u32 a[MS][4];
         #pragma unroll
         for (int m = 0; m < MS; ++m)
@@ -37,6 +39,25 @@ INLINE void multiply(const Stage& s, Sums& sums) {
                 }
             }
     }
+}
+
+// Adds up what the warps summed along k; those of the first results have the totals.
+INLINE void add_up(float* parts, Sums& sums) {
+    if (WARPS_DEEP == 1) return;
+    constexpr int COUNT = sizeof(Sums) / 4, STEP = 32 * WARPS;
+    const int deep = threadIdx.x / STEP;
+    float* mine = parts + threadIdx.x % STEP;
+    float* all = &sums[0][0][0][0];
+    __syncthreads();
+    #pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+        if (deep) mine[((deep - 1) * COUNT + i) * STEP] = all[i];
+    __syncthreads();
+    #pragma unroll
+    for (int from = 0; from < WARPS_DEEP - 1; ++from)
+        #pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if (!deep) all[i] += mine[(from * COUNT + i) * STEP];
 }
 
 // `x(row)` and `y(row)` are where rows begin, `weights(w)` the weights; `value` makes a result of
@@ -75,6 +96,8 @@ INLINE void multiply_rows(int rows, int first, X x, Weights weights, Value value
         start(k + (STAGES - 1) * DEPTH);
         multiply(stages.at[k / DEPTH % STAGES], sums);
     }
+    add_up((float*)&stages, sums);
+    if (threadIdx.x >= 32 * WARPS) return;
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     #pragma unroll
     for (int half = 0; half < 2 * MS; ++half) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from irc.ir.core import Op, Value
 from irc.ir.dims import DimLike, product
@@ -25,8 +26,30 @@ from .moe import combined
 
 HELPERS = helpers("warp.cuh", "copies.cuh", "experts.cuh")
 ALIGNED = 8  # elements of 16 bytes
-ROWS = (16, 64, 128)  # of a tile
-STAGES = 4
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tile of results, `depth` elements of a row in one of `stages`, and the warps of a block."""
+
+    rows: int
+    columns: int  # of all weights
+    depth: int
+    stages: int
+    warps: tuple[int, int, int]  # down, across, deep
+
+    @property
+    def shared(self) -> int:
+        """Bytes of the stages."""
+        return 2 * self.stages * (self.rows + self.columns) * (self.depth + 8)
+
+
+# Few rows are a stream of weights, which warps share along k.
+SHAPES = (
+    Shape(16, 32, 128, 7, (1, 1, 4)),
+    Shape(64, 128, 64, 3, (2, 4, 1)),
+    Shape(128, 256, 32, 3, (2, 4, 1)),
+)
 
 
 @dataclass(frozen=True)
@@ -52,11 +75,11 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The order of pairs, and (expert, first pair, pairs) of tiles with up to `rows` of them."""
+    """The order of pairs, and (expert, first pair, pairs) of up to `count` tiles."""
 
     order: Value
     table: Value
-    rows: int
+    shape: Shape
     count: int
 
 
@@ -68,12 +91,12 @@ def mixture(op: Op, sizes: Sizes) -> Fused | str | None:
     if isinstance(found, str):
         return f"products of tiles of experts: {found}"
     pairs, experts = number(found.pairs, sizes), found.experts
-    rows = next((n for n in ROWS if n * experts >= pairs), ROWS[-1])
+    shape = next((each for each in SHAPES if each.rows * experts >= pairs), SHAPES[-1])
     tiles = Tiles(
         _memory("order", "i32", found.pairs),
         _memory("tiles", "i32", found.pairs + experts, 3),
-        rows,
-        max(1, min(pairs, pairs // rows + experts)),
+        shape,
+        max(1, min(pairs, pairs // shape.rows + experts)),
     )
     kind = op.result.type.dtype
     hidden = _memory("hidden", kind, found.pairs, found.last.x.type.shape[-1])
@@ -147,7 +170,7 @@ def _expert(found: Mixture, body: Body, pair: tuple[str, str]) -> str:
 def _sorted(found: Mixture, tiles: Tiles) -> Template:
     """One block sorts the pairs by expert, and divides those of each into tiles."""
     body = Body(list(found.combine.operands))
-    pairs, shape, rows = body.size(found.pairs), found.combine.chosen.type.shape, tiles.rows
+    pairs, shape, rows = body.size(found.pairs), found.combine.chosen.type.shape, tiles.shape.rows
     each = "for (ix i = threadIdx.x; i < {}; i += blockDim.x)"
     body.line(f"__shared__ int ends[{found.experts}];")
     body.line(f"{each.format(found.experts)} ends[i] = 0;")
@@ -215,20 +238,17 @@ def _product(
     weights = [untransposed(each.y)[0] for each in products]
     _, n, k = weights[0].type.shape
     assert isinstance(n, int) and isinstance(k, int)
-    few, one = tiles.rows == ROWS[0], len(weights) == 1
-    columns = 128 if one and not few else 64
-    depth = (128 if one else 64) if few else 32
+    tile, columns = tiles.shape, tiles.shape.columns // len(weights)
     constants = {
-        "ROWS": tiles.rows,
+        "ROWS": tile.rows,
         "COLUMNS": columns,
         "WEIGHTS": len(weights),
-        "DEPTH": depth,
-        "STAGES": STAGES,
-        "WARPS_DOWN": 1 if few else 2,
-        "WARPS_ACROSS": 4,
+        "DEPTH": tile.depth,
+        "STAGES": tile.stages,
         "N": n,
         "K": k,
     }
+    constants |= dict(zip(("WARPS_DOWN", "WARPS_ACROSS", "WARPS_DEEP"), tile.warps, strict=True))
     head = "".join(f"constexpr int {name} = {size};\n" for name, size in constants.items())
     head += f"typedef {y[0].type.dtype} T;\n"
     pointers, table = [body.pointer(each) for each in weights], body.pointer(tiles.table)
@@ -245,15 +265,14 @@ def _product(
     where = f"(const u16*){which} + (u64)expert * {n * k}"
     body.line(f"auto weights = [&](int w) {{ return {where}; }};")
     body.line(f"multiply_rows(rows, blockIdx.y * {columns}, x, weights, value, y);")
-    nbytes = 2 * STAGES * (tiles.rows + len(weights) * columns) * (depth + 8)
     return launch(
         "moe_product",
         body,
         [y[0]],
         lambda sizes: (tiles.count, -(-n // columns), 1),
         operations=operations,
-        block=128 if few else 256,
-        shared=lambda sizes: nbytes,
+        block=32 * prod(tile.warps),
+        shared=lambda sizes: tile.shared,
         helpers=head + HELPERS,
     )
 
