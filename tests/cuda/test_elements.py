@@ -7,12 +7,15 @@ import pytest
 
 from irc.backends.cuda.codegen.body import ELEMENTS
 from irc.backends.cuda.codegen.kernels import elementwise
-from irc.backends.cuda.plan import Template
+from irc.backends.cuda.plan import Launch, Template
 from irc.backends.cuda.plan.prepare import load_tables
+from irc.backends.reference import evaluate
 from irc.ir.core import Op
+from irc.ir.dtypes import numpy_dtype
 from irc.text import parse_module
 from tests.cuda.cases import cases, drawn, odd_sizes
 from tests.cuda.emulate import prepare
+from tests.cuda.run_plan import HostProgram
 from tests.ops.examples import EXAMPLES
 
 load_tables()
@@ -52,3 +55,31 @@ def test_neighbours_are_read_together(text: str, together: bool) -> None:
     )
     found = elementwise(module.main.returned, module.main.args)
     assert ("const Pack<f32, 4>*" in found.kernel.source) is together
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1])
+def test_operands_of_a_stack_have_blocks_of_their_own(dim: int, rng: np.random.Generator) -> None:
+    """Looked up together, sixteen bytes at a time, whatever the dimension."""
+    tables = ", ".join(f"%t{i}: bf16[{size}, 24]" for i, size in enumerate((9, 1, 40)))
+    lines = [
+        f"%i{i} = slice %ids {{dim=1, start={i}, stop={i + 1}}} : i32[T, 1]\n"
+        f"%e{i} = embedding %i{i}, %t{i} : bf16[T, 1, 24]"
+        for i in range(3)
+    ]
+    shape = ["T", "1", "24"]
+    shape[dim] = {0: "3*T", 1: "3", 2: "72", -1: "72"}[dim]
+    result = f"bf16[{', '.join(shape)}]"
+    lines.append(f"%y = concat %e0, %e1, %e2 {{dim={dim}}} : {result}\nreturn %y")
+    body = "\n".join(lines)
+    function = f"func @forward(%ids: i32[T, 3], {tables}) -> (y: {result}) {{ {body} }}"
+    module = parse_module(f"module @m dims(T=0:4:99) {{ {function} }}")
+    program = HostProgram(module)
+    for tokens in (int(rng.integers(1, 99)), 0):
+        inputs = {"ids": rng.integers(-1, 10, (tokens, 3)).astype(np.int32)}
+        for i, size in enumerate((9, 1, 40)):
+            inputs[f"t{i}"] = rng.standard_normal((size, 24)).astype(numpy_dtype("bf16"))
+        wanted = evaluate(module, inputs)["y"]
+        np.testing.assert_array_equal(program.run(inputs)["y"], wanted)
+    (step,) = program.planners[0].plan({"T": 64}).steps
+    assert isinstance(step, Launch)
+    assert step.grid == (3, 1, 1)  # one for each table, in 64 * 24 / 8 packs
