@@ -61,7 +61,7 @@ def sites_of(module: Module, dims: Mapping[str, int]) -> dict[str, Site]:
         for sizes in [known["typical"] | {**dims}] if dims else known.values():
             local = LocalSizes(planner.module.mesh, sizes)
             for node in planner.launches(sizes).nodes:
-                for tuning in (getattr(each, "tuning", None) for each in node.templates):
+                for tuning in (each.tuning for each in node.templates):
                     if tuning is not None:
                         found[tuning.key] = Site(tuning, local, sizes | planner.positions())
     return found

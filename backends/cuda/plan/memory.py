@@ -13,7 +13,7 @@ from .arena import Lifetime, place
 from .core import PEERS, Argument, Buffer, LibraryCall, Place, Step
 from .nodes import Node
 from .storage import view_of
-from .template import AnyTemplate, CallTemplate
+from .template import AnyTemplate
 
 
 class Memory:
@@ -53,21 +53,17 @@ class Memory:
     def begin(self, number: int, template: AnyTemplate) -> None:
         """Give what a launch of a node writes its memory."""
         self._number = number
-        updated = {} if isinstance(template, CallTemplate) else template.in_place
         for value in template.writes:
-            if value in updated:
-                self._update(value, view_of(updated[value]))
+            if value in template.in_place:
+                self._update(value, view_of(template.in_place[value]))
             elif value not in self._home:
                 self._home[value] = self._fresh(value)
-        if isinstance(template, CallTemplate):
-            self._scratch = self._extra(template.scratch, "arena")
-        else:
-            self._scratch = self._extra(template.scratch, "arena")
-            self._scratch += self._extra(template.zeros, "zeros")
-            if template.peers:
-                name = f"%peers.{template.peers}"
-                self.buffers[name] = Buffer(name, "u8", (PEERS,), "peers")
-                self._scratch.append(name)
+        self._scratch = self._extra(template.scratch, "arena")
+        self._scratch += self._extra(template.zeros, "zeros")
+        if template.peers:
+            name = f"%peers.{template.peers}"
+            self.buffers[name] = Buffer(name, "u8", (PEERS,), "peers")
+            self._scratch.append(name)
 
     def arguments(self, template: AnyTemplate) -> tuple[Argument, ...]:
         """The pointers of a launch."""

@@ -43,8 +43,7 @@ class Node:
 
 def read_by(template: AnyTemplate) -> tuple[Value, ...]:
     """What a launch reads, with what it updates in place."""
-    updated = () if isinstance(template, CallTemplate) else template.in_place.values()
-    return tuple(dict.fromkeys((*template.reads, *updated)))
+    return tuple(dict.fromkeys((*template.reads, *template.in_place.values())))
 
 
 class Launches:
@@ -102,7 +101,7 @@ class Launches:
 
     def _missing(self, fused: Fused) -> str:
         """Why the ranks cannot write to each other's memory, where launches need that."""
-        axes = (getattr(each, "peers", "") for each in fused.templates)
+        axes = (each.peers for each in fused.templates)
         return next((self._apart[each] for each in axes if each in self._apart), "")
 
     def _node(self, fused: Fused) -> Node:
@@ -236,9 +235,8 @@ def _depends(nodes: Sequence[Node], updates: bool = False) -> list[set[int]]:
             readers.setdefault(value, []).append(i)
     for i, node in enumerate(nodes):
         for template in node.templates:
-            if not isinstance(template, CallTemplate):
-                for old in template.in_place.values():
-                    before[i].update(j for j in readers.get(view_of(old), ()) if j != i)
+            for old in template.in_place.values():
+                before[i].update(j for j in readers.get(view_of(old), ()) if j != i)
     return before
 
 

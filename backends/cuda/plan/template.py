@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from irc.ir.core import Op, Value
 from irc.ir.types import TensorType
@@ -78,15 +78,20 @@ Settings: TypeAlias = Mapping[str, "int | float | str | tuple[int, ...]"]
 class CallTemplate:
     """One call of a library, before its sizes are known.
 
-    Its pointers are `reads`, `writes` and `scratch`. `settings` are functions of the sizes.
+    Its pointers are `reads` and `writes`. `settings` are functions of the sizes.
     """
+
+    in_place: ClassVar[Mapping[Value, Value]] = {}
+    scratch: ClassVar[tuple[TensorType, ...]] = ()
+    zeros: ClassVar[tuple[TensorType, ...]] = ()
+    tuning: ClassVar[Tuning | None] = None
+    peers: ClassVar[str] = ""
 
     library: Library
     function: str
     reads: tuple[Value, ...]
     writes: tuple[Value, ...]
     settings: Callable[[Sizes], Settings]
-    scratch: tuple[TensorType, ...] = ()
     operations: tuple[Op, ...] = ()
 
 
