@@ -34,8 +34,10 @@ PACKAGES = (
     ("onnx", "writing and checking ONNX", True),
     ("onnxruntime", "running artifacts on CPU", True),
     ("tokenizers", "irc generate with text", True),
-    ("cuda-bindings", "running engines: memory and streams of the GPU", False),
-    ("nccl4py", "running engines of several ranks: collectives", False),
+    ("cuda-bindings", "running on NVIDIA GPUs: memory, streams and graphs", False),
+    ("nvidia-cuda-nvrtc", "the backend cuda: compiles kernels", False),
+    ("nvidia-cublas", "the backend cuda: products of many rows", False),
+    ("nccl4py", "several GPUs: collectives", False),
     ("torch", "the reference of the tests", False),
     ("transformers", "the reference of the tests", False),
 )
@@ -139,7 +141,7 @@ def _driver() -> Finding:
     try:
         driver = ctypes.CDLL(NVIDIA_DRIVER)
     except OSError:
-        without = "none: engines of TensorRT-RTX are built here, but not run"
+        without = "none: programs for GPUs are compiled here, but not run"
         return Finding("gpu driver", None, without)
     version = ctypes.c_int(0)
     driver.cuDriverGetVersion(ctypes.byref(version))

@@ -163,7 +163,11 @@ def overview() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items()]
     about = "A graph compiler for transformers and embedding models."
-    more = "irc COMMAND --help lists options and examples. irc --version prints the version."
+    more = (
+        "irc compile --backend: onnx for CPUs; cuda, tensorrt-rtx or tensorrt for NVIDIA GPUs; "
+        "reference for numpy.\nirc COMMAND --help lists options and examples. "
+        "irc --version prints the version."
+    )
     return "\n".join(["usage: irc COMMAND ...", "", about, "", *lines, "", more])
 
 

@@ -73,7 +73,7 @@ def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "NVIDIA_DRIVER", "libnone.so.1")
     ok, detail = findings()["gpu driver"]
     assert ok is None
-    assert detail.startswith("none: engines of TensorRT-RTX are built here, but not run")
+    assert detail.startswith("none: programs for GPUs are compiled here, but not run")
 
 
 def test_a_valid_artifact(artifact: Path) -> None:

@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from irc import __version__
+from irc import __version__, backends
 from irc.cli.main import COMMANDS
 from irc.cli.rank import Process
 from irc.errors import Error
@@ -24,6 +24,12 @@ from tests.layout import ROOT, project
 
 # the environment without unbuffered output
 BUFFERED = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+
+
+def test_the_help_names_every_backend() -> None:
+    for words in (["--help"], ["compile", "--help"]):
+        text = works(*words).out
+        assert all(re.search(rf"\b{name}\b", text) for name in backends.names()), words
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "help"])
