@@ -25,8 +25,8 @@ from irc.backends.cuda.execute.rank import CudaRank
 from irc.backends.cuda.execute.timing import Timing
 from irc.backends.cuda.execute.upload import allocate_weights
 from irc.backends.cuda.execute.weights import DeviceWeights
-from irc.backends.cuda.plan import Argument, Launch, Plan, Step
-from irc.backends.cuda.plan.core import ALIGNMENT
+from irc.backends.cuda.plan import Launch, Plan
+from irc.backends.cuda.plan.core import ALIGNMENT, Buffer, Step, pointers
 from irc.backends.ranks.communicator import Communicator
 from irc.ir.core import Weight
 from irc.ir.dtypes import dtype as dtype_called
@@ -181,8 +181,7 @@ class Measured:
         """The bytes of weights and caches that a step has to read, on this rank."""
         used = dict[str, int]()
         for step in self.plan.steps:
-            for name in _buffers(step):
-                buffer = self.plan.buffers[name]
+            for name, buffer in self._buffers(step).items():
                 if buffer.place == "weight":
                     # of a table, the rows that are looked up
                     used[name] = max(used.get(name, 0), min(buffer.nbytes, step.nbytes))
@@ -194,6 +193,9 @@ class Measured:
     def flops(self) -> int:
         """The floating-point operations of a step on this rank."""
         return sum(step.flops for step in self.plan.steps)
+
+    def _buffers(self, step: Step) -> dict[str, Buffer]:
+        return {each.buffer: self.plan.buffers[each.buffer] for each in pointers(step)}
 
     @property
     def _full(self) -> float:
@@ -211,9 +213,8 @@ class Measured:
                 name, key = (text := f"{step.library}.{step.function}"), (text, operations)
             part = found.setdefault(key, Part(f"{name}: {operations}", [], 0))
             part.steps.append(i)
-            states = {name for name in _buffers(step) if self.plan.buffers[name].place == "state"}
-            unread = sum(self.plan.buffers[name].nbytes * (1 - self._full) for name in states)
-            part.nbytes += max(0, step.nbytes - round(unread))
+            states = [b.nbytes for b in self._buffers(step).values() if b.place == "state"]
+            part.nbytes += max(0, step.nbytes - round(sum(states) * (1 - self._full)))
         return list(found.values())
 
     def chain_us(self, part: Part) -> float:
@@ -234,7 +235,3 @@ class Part:
     name: str
     steps: list[int]
     nbytes: int
-
-
-def _buffers(step: Step) -> list[str]:
-    return [each.buffer for each in step.arguments if isinstance(each, Argument)]

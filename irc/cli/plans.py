@@ -12,8 +12,8 @@ from .console import print_json, table
 from .sources import read_module
 
 if TYPE_CHECKING:
-    from ..analysis.topology import Device
     from ..backends.cuda.plan.core import Plan, Step
+    from ..ir.core import Module
 
 WIDTH = 40  # of the column with the operations
 
@@ -25,7 +25,7 @@ def show_plans(args: Namespace) -> int:
     from ..backends.cuda.plan.text import print_plan
     from ..backends.onnx.stages import stages_of
 
-    module, device = read_module(args.source), default_topology().device
+    module = read_module(args.source)
     for stage in stages_of(module):
         planner = Planner(module, stage.function.name, stage.ranks[0])
         sizes = sizes_of(module, stage.function)["typical"]
@@ -33,21 +33,22 @@ def show_plans(args: Namespace) -> int:
         if args.json:
             print_json({"function": plan.function, "text": print_plan(plan)})
             continue
-        _print(plan, device, args.scope)
+        _print(plan, module, args.scope)
         declined = planner.launches(plan.sizes).declined
         for (name, why), count in Counter((op.opname, why) for op, why in declined).items():
             print(f"  not fused, {count} {name}: {why}")
     return 0
 
 
-def _print(plan: Plan, device: Device, scope: str | None) -> None:
+def _print(plan: Plan, module: Module, scope: str | None) -> None:
     from ..backends.cuda.plan.cost import microseconds
 
+    topology = default_topology()
     sizes = ", ".join(f"{name}={size}" for name, size in plan.sizes.items())
-    times = [microseconds(plan, step, device) for step in plan.steps]
+    times = [microseconds(plan, step, topology, module.mesh) for step in plan.steps]
     print(
         f"@{plan.function} at {sizes or 'fixed sizes'}: {len(plan.steps)} steps, "
-        f"{sum(times):.1f} us expected on {device.name}; activations {amount(plan.arena)}"
+        f"{sum(times):.1f} us expected on {topology.device.name}; activations {amount(plan.arena)}"
     )
     rows: list[tuple[str, ...]] = [("  step", "runs", "operations", "bytes", "us", "source")]
     for number, (step, time) in enumerate(zip(plan.steps, times, strict=True)):

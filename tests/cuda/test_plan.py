@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from irc.analysis.topology_file import default_topology
 from irc.backends.cuda.codegen.kernels import elementwise
 from irc.backends.cuda.plan import FUSIONS, Argument, Fused, Launch, LibraryCall, Plan
 from irc.backends.cuda.plan.arena import Lifetime, place
 from irc.backends.cuda.plan.build import Planner
+from irc.backends.cuda.plan.cost import microseconds
 from irc.backends.cuda.plan.text import print_plan
 from irc.backends.reference import evaluate
 from irc.errors import Error
@@ -304,3 +306,19 @@ def test_what_would_need_its_own_result_is_not_fused(monkeypatch: pytest.MonkeyP
     ]
     assert {value.name for value in launches.stored} == {"a", "b", "c", "d"}
     assert len(launches.nodes) == 4
+
+
+def test_expected_times() -> None:
+    text = """module @m local mesh(tp=2) {
+      func @f(%x: f32[1000, 1000]) -> (f32[2000, 1000]) {
+        %0 = neg %x : f32[1000, 1000]
+        %1 = all_gather %0 {axis="tp", dim=0, group_size=2} : f32[2000, 1000]
+        return %1
+      }
+    }"""
+    module, topology = parse_module(text), default_topology()
+    plan = Planner(module, "f").plan({})
+    found = [microseconds(plan, step, topology, module.mesh) for step in plan.steps]
+    device = topology.device
+    kernel = 8e6 / device.hbm_gb_s / 1e3 + device.kernel_us
+    assert found == pytest.approx([kernel, topology.time("all_gather", 2, 8_000_000)])

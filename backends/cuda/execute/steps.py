@@ -83,7 +83,7 @@ class Steps:
 
     def _collective(self, call: LibraryCall, source: int, target: int) -> Enqueue:
         words = call.settings
-        group = self._group(axes_of(call))
+        group = self._group(call.axes)
         launch = group.bind(
             call.function,
             str(words["dtype"]),
@@ -96,11 +96,6 @@ class Steps:
     def _copy(self, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
         (source, target), size = addresses, int(str(call.settings["nbytes"]))
         return lambda handle: self._stream.copy(target, source, size)
-
-
-def axes_of(call: LibraryCall) -> tuple[str, ...]:
-    """The mesh axes of a collective."""
-    return tuple(str(call.settings["axis"]).split("."))
 
 
 def failure(step: Step, error: Error) -> Error:

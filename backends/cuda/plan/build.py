@@ -11,7 +11,7 @@ from irc.ir.core import Function, Module, Op, Value, Weight
 from irc.ops import Rank
 from irc.text.printer import names_of
 
-from .core import Argument, Kernel, Launch, LibraryCall, Plan, Step
+from .core import Kernel, Launch, LibraryCall, Plan, Step, pointers
 from .cost import bytes_of, flops_of
 from .memory import Memory
 from .nodes import Launches, Node, computed
@@ -86,9 +86,9 @@ class _Build:
         results = self.memory.results()
         steps += self.memory.copies()
         buffers = self.memory.placed(steps)
-        written = {a.buffer for step in steps for a in _pointers(step) if a.written}
+        written = {a.buffer for step in steps for a in pointers(step) if a.written}
         steps = [_with_constants(step, written, steps[i - 1 : i]) for i, step in enumerate(steps)]
-        used = {a.buffer for step in steps for a in _pointers(step)} | {*results}
+        used = {a.buffer for step in steps for a in pointers(step)} | {*results}
         kept = {
             name: buffer
             for name, buffer in buffers.items()
@@ -138,14 +138,10 @@ def _same(a: Kernel, b: Kernel) -> bool:
     return a.source == b.source and dict(a.macros) == dict(b.macros)
 
 
-def _pointers(step: Step) -> list[Argument]:
-    return [each for each in step.arguments if isinstance(each, Argument)]
-
-
 def _with_constants(step: Step, written: Collection[str], before: Sequence[Step]) -> Step:
     """A launch with its constant arguments; it may start early only behind another launch."""
     if not isinstance(step, Launch):
         return step
-    constant = [i for i, each in enumerate(_pointers(step)) if each.buffer not in written]
+    constant = [i for i, each in enumerate(pointers(step)) if each.buffer not in written]
     early = step.programmatic and bool(before) and isinstance(before[0], Launch)
     return replace(step, constant=tuple(constant), programmatic=early)

@@ -105,8 +105,18 @@ class LibraryCall:
     nbytes: int = 0
     flops: int = 0
 
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes of a collective."""
+        return tuple(str(self.settings["axis"]).split("."))
+
 
 Step: TypeAlias = Launch | LibraryCall
+
+
+def pointers(step: Step) -> list[Argument]:
+    """The arguments of a step that are memory."""
+    return [each for each in step.arguments if isinstance(each, Argument)]
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from irc.analysis.communication import message
 from irc.analysis.cost import cost_of
 from irc.analysis.sizes import LocalSizes
-from irc.analysis.topology import Device
+from irc.analysis.topology import Topology
 from irc.ir.core import Op, Value
+from irc.ir.mesh import Mesh
 
-from .core import Plan, Step
+from .core import LibraryCall, Plan, Step, pointers
 
 
 def bytes_of(
@@ -55,11 +57,10 @@ def flops_of(operations: Iterable[Op], sizes: LocalSizes) -> int:
     return round(sum(cost_of(op, sizes).flops for op in operations))
 
 
-def microseconds(plan: Plan, step: Step, device: Device) -> float:
-    """The expected time of a step, the start of its kernel included; collectives move no bytes
-    between GPUs here."""
-    dtypes = [
-        plan.buffers[a.buffer].dtype for a in step.arguments if not isinstance(a, (int, float))
-    ]
-    peak = device.peak(dtypes[-1] if dtypes else "f32")
+def microseconds(plan: Plan, step: Step, topology: Topology, mesh: Mesh) -> float:
+    """The expected time of a step, the start of its kernel included."""
+    device, buffers = topology.device, [plan.buffers[each.buffer] for each in pointers(step)]
+    if isinstance(step, LibraryCall) and step.library == "nccl":
+        return message(step.function, step.axes, buffers[0].nbytes, mesh, topology).us
+    peak = device.peak(buffers[-1].dtype if buffers else "f32")
     return max(step.flops / peak, step.nbytes / device.hbm_gb_s / 1e3) + device.kernel_us

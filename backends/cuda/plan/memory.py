@@ -10,7 +10,7 @@ from irc.ir.core import Function, Value, Weight
 from irc.ir.types import TensorType
 
 from .arena import Lifetime, place
-from .core import PEERS, Argument, Buffer, LibraryCall, Place, Step
+from .core import PEERS, Argument, Buffer, LibraryCall, Place, Step, pointers
 from .nodes import Node
 from .storage import view_of
 from .template import AnyTemplate
@@ -115,8 +115,8 @@ class Memory:
         """The buffers, those of the arena with their offsets."""
         lives: dict[str, Lifetime] = {}
         for number, step in enumerate(steps):
-            for each in step.arguments:
-                if isinstance(each, Argument) and self.buffers[each.buffer].place == "arena":
+            for each in pointers(step):
+                if self.buffers[each.buffer].place == "arena":
                     life = lives.get(each.buffer)
                     first = number if life is None else life.first
                     size = self.buffers[each.buffer].nbytes
@@ -161,11 +161,9 @@ class Memory:
     def _copy(self, source: str, target: str, type: TensorType) -> None:
         nbytes = self.sizes.bytes(type)
         if nbytes:
-            pointers = Argument(source), Argument(target, written=True)
+            ends = Argument(source), Argument(target, written=True)
             settings = {"nbytes": nbytes}
-            self._copies.append(
-                LibraryCall("memory", "copy", pointers, settings, nbytes=2 * nbytes)
-            )
+            self._copies.append(LibraryCall("memory", "copy", ends, settings, nbytes=2 * nbytes))
 
     def _extra(self, types: Sequence[TensorType], where: Place) -> list[str]:
         """Memory of one launch besides its values; what has to be zero is shared by all."""
