@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from irc.backends.cuda.codegen.decode_attention import find_site, splits_of, template
+from irc.backends.cuda.codegen.decode_attention import Shape, find_site, shape_of, template
 from irc.backends.cuda.codegen.kernels import number
 from irc.backends.cuda.device import CudaDriver, CudaStream
 from irc.backends.cuda.execute.compile import Compiler
@@ -109,10 +109,10 @@ def check(tried: Tried, case: Case) -> None:
     tried.free()
 
 
-def time(tried: Tried, case: Case, splits: int | None) -> float:
+def time(tried: Tried, case: Case, shape: Shape) -> float:
     """Microseconds per launch, in a graph of launches with caches of their own, all zeros."""
     module = case.module()
-    made = template(find_site(attention_of(module)), case.sizes, splits)
+    made = template(find_site(attention_of(module)), case.sizes, shape)
     small = arrays_of(replace(case, capacity=1), module, np.random.default_rng())
     caches = [value for value in small if value.name in ("k0", "v0")]
     shared = {v: tried.upload(a) for v, a in small.items() if v not in caches}
@@ -158,11 +158,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for batch, past in STEPS:
         shape = (given.heads, given.key_heads, given.size)
         case = Case(*shape, batch, past + 64, (past,))
-        chosen = splits_of(batch * given.key_heads, past + 64)
+        chosen = shape_of(find_site(attention_of(case.module())), case.sizes)
         floor = batch * (past + 1) * given.key_heads * given.size * 4 / READ * 1e6
-        tries = sorted({1, 2, 4, 8, 16, 32, chosen} if batch < 16 else {1, 2, 4, 8, chosen})
-        times = ", ".join(f"{n}: {time(tried, case, n):.1f}" for n in tries)
-        chosen = f"chosen {chosen}; floor {floor:.1f}"
+        tries = sorted({1, 2, 4, 8, chosen.splits, *([16, 32] if batch < 16 else [])})
+        shapes = {n: replace(chosen, splits=n, cluster=n if n <= 8 else 1) for n in tries}
+        times = ", ".join(f"{n}: {time(tried, case, each):.1f}" for n, each in shapes.items())
+        chosen = f"chosen {chosen.splits}; floor {floor:.1f}"
         print(f"batch {batch}, {past} keys, us by splits: {times} ({chosen})")
 
 

@@ -16,8 +16,8 @@ inline unsigned rank_in_cluster() { return current / blockDim.x; }
 
 inline void cluster_arrive() { ++fibers[current].clusters; }
 inline void cluster_wait() { wait_for(&Fiber::clusters, 0, fibers.size()); }
-inline void send(const float* mine, u32 rank, float value) {
-    *(float*)(shared_of(rank) + ((unsigned char*)mine - shared_of(rank_in_cluster()))) = value;
+template <typename V> void send(const V* mine, u32 rank, const V& value) {
+    *(V*)(shared_of(rank) + ((unsigned char*)mine - shared_of(rank_in_cluster()))) = value;
 }
 
 inline float exp2_fast(float x) { return std::exp2(x); }

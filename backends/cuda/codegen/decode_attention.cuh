@@ -5,8 +5,8 @@
 // are joined in a cluster, where the kernel is built for one, or by the block that ends last.
 // Constants come before: T, D, GROUP (query heads of a key head), ROWS (of them in a block), PARTS,
 // WARPS, THREADS, EARLY, NEW (writes the caches), NORM, EPS and OFFSET (rms_norm of heads), ROPE,
-// INTERLEAVED, TURNED, FACTOR, FREQUENCY, CAUSAL, WINDOW, LENGTHS, SCALE, SOFTCAP, CLUSTER, and
-// AHEAD (loads values and the next keys while it computes).
+// INTERLEAVED, TURNED, FACTOR, FREQUENCY, CAUSAL, WINDOW, LENGTHS, SCALE, SOFTCAP, CLUSTER (blocks
+// in one, or 1), and AHEAD (loads values and the next keys while it computes).
 
 struct Decode {
     const u16 *q, *k, *v;                  // the new rows of a sequence, `*_stride` elements apart
@@ -19,36 +19,33 @@ struct Decode {
     const PastIndex* past;
     const PositionIndex* positions;
     const LengthIndex* lengths;
-    float* partial;                        // per split: D sums of every row, then its top and total
+    Quad* partial;                         // per split: QUADS sums, then the top and total of a row
     int* arrived;                          // per head: splits that are done; 0 before and after
 };
 
 constexpr int CHUNKS = (D + 31) / 32, PITCH = CHUNKS * 32 + 8;
 constexpr int HALVES = ROWS > 8 ? 2 : 1, NEW_ROWS = ROWS + NEW;
+constexpr int ROW_QUADS = 8 * CHUNKS, QUADS = ROWS * ROW_QUADS;
 constexpr float NONE = -1e30f, LOG2E = 1.4426950408889634f;
 
 struct DecodeShared {
     alignas(16) u16 rows[(ROWS + 2) * PITCH];  // queries, the new key, the new value
-    float cosine[TURNED / 2 + 1], sine[TURNED / 2 + 1];
-    float tops[WARPS][ROWS], totals[WARPS][ROWS], sums[WARPS][ROWS * D];
-    float inbox_tops[CLUSTER ? 8 * ROWS : 1], inbox_totals[CLUSTER ? 8 * ROWS : 1];
-    float inbox[CLUSTER ? ROWS * D : 1];
+    Quad sums[WARPS][QUADS], inbox[CLUSTER > 1 ? QUADS : 1];
+    float cosine[TURNED / 2 + 1], sine[TURNED / 2 + 1], tops[WARPS][ROWS], totals[WARPS][ROWS];
+    float inbox_tops[CLUSTER * ROWS], inbox_totals[CLUSTER * ROWS];
     int last;
 };
 
 INLINE float number(u16 bits) { return (float)T{bits}; }
 
-// Writes the new queries and the new key, each of its own length 1, times weights.
-template <typename From> INLINE void stage_normalized(DecodeShared& s, const Decode& a, From from) {
+// The new queries and the new key, each of its own length 1, times weights.
+INLINE void normalize_rows(DecodeShared& s, const Decode& a) {
     const int lane = threadIdx.x % 32;
     for (int r = threadIdx.x / 32; r < NEW_ROWS; r += WARPS) {
         const GainType* gain = r == ROWS ? a.k_gain : a.q_gain;
         u16* row = s.rows + r * PITCH;
         float sum = 0.0f;
-        for (int d = lane; d < PITCH; d += 32) {
-            row[d] = from(r, d);
-            sum += number(row[d]) * number(row[d]);
-        }
+        for (int d = lane; d < D; d += 32) sum += number(row[d]) * number(row[d]);
         #pragma unroll
         for (int step = 16; step; step >>= 1) sum += __shfl_xor_sync(~0u, sum, step);
         const float root = sqrtf(add(sum / D, EPS));
@@ -58,62 +55,73 @@ template <typename From> INLINE void stage_normalized(DecodeShared& s, const Dec
     __syncthreads();
 }
 
-// The new queries and the new key, turned, and the new value, in shared memory.
+// The new queries and the new key, turned, and the new value, in shared memory; zeros behind D.
 INLINE void stage_rows(DecodeShared& s, const Decode& a, int kv, int part) {
+    constexpr int VECTORS = 4 * CHUNKS, COUNT = (NEW_ROWS + NEW) * VECTORS;
+    constexpr int EACH = (COUNT + THREADS - 1) / THREADS;
     const long long b = blockIdx.z;
-    const u16* queries = a.q + b * a.q_stride + (kv * GROUP + part * ROWS) * D;
-    const u16* key = a.k + b * a.k_stride + kv * D;
-    auto given = [&](int r, int d) -> u16 {
-        const bool real = d < D && (r == ROWS || part * ROWS + r < GROUP);
-        return !real ? 0 : r == ROWS ? key[d] : queries[r * D + d];
-    };
-    if (NORM) stage_normalized(s, a, given);
-    for (int i = threadIdx.x; i < NEW_ROWS * (PITCH / 2); i += THREADS) {
-        const int r = i / (PITCH / 2), pair = i % (PITCH / 2);
-        const bool turns = pair < TURNED / 2;
-        const int one = !turns || INTERLEAVED ? 2 * pair : pair;
-        const int two = turns && !INTERLEAVED ? pair + TURNED / 2 : one + 1;
-        u16* row = s.rows + r * PITCH;
-        u16 x = NORM ? row[one] : given(r, one), y = NORM ? row[two] : given(r, two);
-        if (turns) {
-            const float c = s.cosine[pair], n = s.sine[pair], left = number(x), right = number(y);
-            x = T::of(sub(mul(left, c), mul(right, n))).bits;
-            y = T::of(add(mul(right, c), mul(left, n))).bits;
-        }
-        row[one] = x;
-        row[two] = y;
+    uint4 mine[EACH];  // all of them are under way at once
+    #pragma unroll
+    for (int n = 0; n < EACH; ++n) {
+        const int i = threadIdx.x + n * THREADS, r = i / VECTORS, d = i % VECTORS * 8;
+        const u16* from = r < ROWS ? a.q + b * a.q_stride + (kv * GROUP + part * ROWS + r) * D
+            : r == ROWS ? a.k + b * a.k_stride + kv * D : a.v + b * a.v_stride + kv * D;
+        const bool real = i < COUNT && d < D && (r >= ROWS || part * ROWS + r < GROUP);
+        mine[n] = real ? *(const uint4*)(from + d) : uint4{0, 0, 0, 0};
     }
-    if (NEW)
-        for (int i = threadIdx.x; i < PITCH; i += THREADS)
-            s.rows[(ROWS + 1) * PITCH + i] = i < D ? a.v[b * a.v_stride + kv * D + i] : 0;
+    #pragma unroll
+    for (int n = 0; n < EACH; ++n) {
+        const int i = threadIdx.x + n * THREADS;
+        if (i < COUNT) *(uint4*)(s.rows + i / VECTORS * PITCH + i % VECTORS * 8) = mine[n];
+    }
+    __syncthreads();
+    if (NORM) normalize_rows(s, a);
+    if (!ROPE) return;
+    for (int i = threadIdx.x; i < NEW_ROWS * (TURNED / 2); i += THREADS) {
+        const int pair = i % (TURNED / 2), one = INTERLEAVED ? 2 * pair : pair;
+        u16 *x = s.rows + i / (TURNED / 2) * PITCH + one, *y = x + (INTERLEAVED ? 1 : TURNED / 2);
+        const float c = s.cosine[pair], n = s.sine[pair], left = number(*x), right = number(*y);
+        *x = T::of(sub(mul(left, c), mul(right, n))).bits;
+        *y = T::of(add(mul(right, c), mul(left, n))).bits;
+    }
+    __syncthreads();
 }
 
-// out[i] of the block's rows, of parts with their own tops and totals: sums of weight * part.
+// A quad of parts with their own tops and totals: sums of weight * part.
 template <typename Top, typename Total, typename Part>
-INLINE float joined(int parts, Top top_of, Total total_of, Part part_of, float& top, float& total) {
-    float value = 0.0f;
+INLINE Quad joined(int parts, Top top_of, Total total_of, Part part_of, float& top, float& total) {
+    Quad sum = {};
     top = NONE;
     total = 0.0f;
+    #pragma unroll 8
     for (int n = 0; n < parts; ++n) top = fmaxf(top, top_of(n));
+    #pragma unroll 8
     for (int n = 0; n < parts; ++n) {
         const float weight = exp2_fast(top_of(n) - top);
+        const Quad part = part_of(n);
         total += weight * total_of(n);
-        value += weight * part_of(n);
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) sum.item[k] += weight * part.item[k];
     }
-    return value;
+    return sum;
 }
 
-INLINE void finish(const Decode& a, int kv, int part, int i, float value, float total) {
-    const int r = part * ROWS + i / D;
+// Quad i of a block has features d, d + 2, d + 4 and d + 6 of a row.
+INLINE void finish(const Decode& a, int kv, int part, int i, const Quad& value, float total) {
+    const int r = part * ROWS + i / ROW_QUADS, g = i % 8;
+    const int d = i % ROW_QUADS / 8 * 32 + g / 2 * 8 + g % 2;
     if (r >= GROUP) return;
     const long long heads = (long long)(gridDim.y / PARTS) * GROUP;
-    const long long at = (blockIdx.z * heads + kv * GROUP + r) * D + i % D;
-    a.out[at] = T::of(total == 0.0f ? 0.0f : value / total).bits;
+    u16* out = a.out + (blockIdx.z * heads + kv * GROUP + r) * D + d;
+    #pragma unroll
+    for (int k = 0; k < 4; ++k)
+        if (D % 32 == 0 || d + 2 * k < D)
+            out[2 * k] = T::of(total == 0.0f ? 0.0f : value.item[k] / total).bits;
 }
 
-// Value i of the warps of a block.
-INLINE float of_warps(const DecodeShared& s, int i, float& top, float& total) {
-    const int r = i / D;
+// Quad i of the warps of a block.
+INLINE Quad of_warps(const DecodeShared& s, int i, float& top, float& total) {
+    const int r = i / ROW_QUADS;
     return joined(
         WARPS, [&](int w) { return s.tops[w][r]; }, [&](int w) { return s.totals[w][r]; },
         [&](int w) { return s.sums[w][i]; }, top, total);
@@ -122,26 +130,27 @@ INLINE float of_warps(const DecodeShared& s, int i, float& top, float& total) {
 // Joins the splits through shared memory: every block owns a share of the result.
 INLINE void join_in_cluster(DecodeShared& s, const Decode& a, int kv, int part) {
 #if defined(EMULATED_WARPS) || __CUDA_ARCH__ >= 900
-    const int splits = gridDim.x, share = ROWS * D / splits, split = blockIdx.x;
+    constexpr int SHARE = QUADS / CLUSTER;
+    const int split = blockIdx.x;
     float top, total;
     cluster_wait();  // all blocks of the cluster have started
-    for (int i = threadIdx.x; i < ROWS * D; i += THREADS) {
-        const float value = of_warps(s, i, top, total);
-        send(&s.inbox[split * share + i % share], i / share, value);
-        if (i % D < splits) {
-            send(&s.inbox_tops[split * ROWS + i / D], i % D, top);
-            send(&s.inbox_totals[split * ROWS + i / D], i % D, total);
+    for (int i = threadIdx.x; i < QUADS; i += THREADS) {
+        const Quad value = of_warps(s, i, top, total);
+        send(&s.inbox[split * SHARE + i % SHARE], i / SHARE, value);
+        if (i % ROW_QUADS < CLUSTER) {
+            send(&s.inbox_tops[split * ROWS + i / ROW_QUADS], i % ROW_QUADS, top);
+            send(&s.inbox_totals[split * ROWS + i / ROW_QUADS], i % ROW_QUADS, total);
         }
     }
     __syncwarp();
     cluster_arrive();
     cluster_wait();
-    for (int i = threadIdx.x; i < share; i += THREADS) {
-        const int at = split * share + i, r = at / D;
-        const float value = joined(
-            splits, [&](int n) { return s.inbox_tops[n * ROWS + r]; },
+    for (int i = threadIdx.x; i < SHARE; i += THREADS) {
+        const int at = split * SHARE + i, r = at / ROW_QUADS;
+        const Quad value = joined(
+            CLUSTER, [&](int n) { return s.inbox_tops[n * ROWS + r]; },
             [&](int n) { return s.inbox_totals[n * ROWS + r]; },
-            [&](int n) { return s.inbox[n * share + i]; }, top, total);
+            [&](int n) { return s.inbox[n * SHARE + i]; }, top, total);
         finish(a, kv, part, at, value, total);
     }
 #endif
@@ -149,17 +158,14 @@ INLINE void join_in_cluster(DecodeShared& s, const Decode& a, int kv, int part) 
 
 // Joins the splits through global memory, in the block that ends last.
 INLINE void join_by_last(DecodeShared& s, const Decode& a, int kv, int part, int splits) {
-    constexpr int SIZE = ROWS * D + 2 * ROWS;
+    constexpr int SIZE = QUADS + ROWS;
     const long long head = (long long)blockIdx.z * gridDim.y + blockIdx.y;
-    float* all = a.partial + head * gridDim.x * SIZE;
-    float* mine = all + (long long)blockIdx.x * SIZE;
+    Quad* all = a.partial + head * gridDim.x * SIZE;
+    Quad* mine = all + (long long)blockIdx.x * SIZE;
     float top, total;
-    for (int i = threadIdx.x; i < ROWS * D; i += THREADS) {
+    for (int i = threadIdx.x; i < QUADS; i += THREADS) {
         mine[i] = of_warps(s, i, top, total);
-        if (i % D == 0) {
-            mine[ROWS * D + i / D] = top;
-            mine[ROWS * D + ROWS + i / D] = total;
-        }
+        if (i % ROW_QUADS == 0) mine[QUADS + i / ROW_QUADS] = {top, total, 0.0f, 0.0f};
     }
     __threadfence();
     __syncthreads();
@@ -168,11 +174,11 @@ INLINE void join_by_last(DecodeShared& s, const Decode& a, int kv, int part, int
     if (!s.last) return;
     __threadfence();
     if (threadIdx.x == 0) a.arrived[head] = 0;
-    for (int i = threadIdx.x; i < ROWS * D; i += THREADS) {
-        const float* tops = all + ROWS * D + i / D;
-        const float value = joined(
-            splits, [&](int n) { return tops[n * SIZE]; },
-            [&](int n) { return tops[n * SIZE + ROWS]; },
+    for (int i = threadIdx.x; i < QUADS; i += THREADS) {
+        const Quad* tops = all + QUADS + i / ROW_QUADS;
+        const Quad value = joined(
+            splits, [&](int n) { return tops[n * SIZE].item[0]; },
+            [&](int n) { return tops[n * SIZE].item[1]; },
             [&](int n) { return all[n * SIZE + i]; }, top, total);
         finish(a, kv, part, i, value, total);
     }
@@ -184,7 +190,7 @@ INLINE void decode_attention(const Decode& a) {
     const int split = blockIdx.x, b = blockIdx.z;
     const int kv = blockIdx.y / PARTS, part = blockIdx.y % PARTS;
 #if defined(EMULATED_WARPS) || __CUDA_ARCH__ >= 900
-    constexpr bool cluster = CLUSTER;
+    constexpr bool cluster = CLUSTER > 1;
     if (cluster) cluster_arrive();
 #else
     constexpr bool cluster = false;
@@ -250,9 +256,7 @@ INLINE void decode_attention(const Decode& a) {
     allow_next();
     if (EARLY) wait_for_previous();
     if (split >= splits) return;
-    __syncthreads();
     stage_rows(s, a, kv, part);
-    __syncthreads();
     if (NEW && part == 0 && split == 0 && past >= 0 && past < a.count)
         for (int i = threadIdx.x; i < D / 4; i += THREADS) {
             u16* to = (i < D / 8 ? keys : values) + past * a.row + i % (D / 8) * 8;
@@ -344,12 +348,13 @@ INLINE void decode_attention(const Decode& a) {
             s.totals[warp][g + 8 * h] = total[h];
         }
         #pragma unroll
-        for (int i = 0; i < 2 * CHUNKS; ++i)
+        for (int c = 0; c < CHUNKS; ++c)
             #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const int r = 8 * h + 2 * t + e % 2;
-                const int d = 32 * (i / 2) + 8 * (g / 2) + 4 * (i % 2) + 2 * (e / 2) + g % 2;
-                if (r < ROWS && (D % 32 == 0 || d < D)) s.sums[warp][r * D + d] = out[h][i][e];
+            for (int e = 0; e < 2; ++e) {
+                const int r = 8 * h + 2 * t + e;
+                const float(&one)[4] = out[h][2 * c], (&two)[4] = out[h][2 * c + 1];
+                if (r < ROWS)
+                    s.sums[warp][r * ROW_QUADS + 8 * c + g] = {one[e], one[2 + e], two[e], two[2 + e]};
             }
     }
     __syncthreads();
@@ -358,9 +363,9 @@ INLINE void decode_attention(const Decode& a) {
         else join_by_last(s, a, kv, part, splits);
         return;
     }
-    for (int i = threadIdx.x; i < ROWS * D; i += THREADS) {
+    for (int i = threadIdx.x; i < QUADS; i += THREADS) {
         float best, all;
-        const float value = of_warps(s, i, best, all);
+        const Quad value = of_warps(s, i, best, all);
         finish(a, kv, part, i, value, all);
     }
 }

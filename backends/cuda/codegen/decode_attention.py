@@ -183,7 +183,10 @@ def _updates(op: Attention) -> tuple[CacheUpdate, CacheUpdate] | None:
 
 
 def _rows(value: Value) -> Rows:
-    """The rows of a value, seen through slices and splits of its features."""
+    """The rows of a value, seen through slices and splits of its features.
+
+    The kernel loads eight features at once.
+    """
     op, found = value.producer, Rows(value)
     if isinstance(op, Slice) and op.dim % 3 == 2 and op.step == 1:
         start: DimLike = op.start
@@ -193,7 +196,45 @@ def _rows(value: Value) -> Rows:
             start = start + size
     else:
         return found
-    return Rows(op.x, start) if isinstance(start, int) else found
+    width = op.x.type.shape[2]
+    fits = isinstance(start, int) and isinstance(width, int) and not start % 8 and not width % 8
+    return Rows(op.x, start) if fits else found
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What blocks compute: `rows` of the `group` query heads of a key head, in `parts`, by `warps`.
+
+    `splits` blocks share the keys of a head, `cluster` of them as a cluster: all of them, or 1.
+    `resident`: blocks on a multiprocessor, for which the registers have to suffice. `ahead`:
+    whether values and the next keys are loaded into registers while a block computes.
+    """
+
+    group: int
+    rows: int
+    parts: int
+    warps: int
+    splits: int
+    cluster: int
+    resident: int
+    ahead: bool
+
+
+def shape_of(site: Site, sizes: Sizes) -> Shape:
+    """The fastest shape for so many sequences and keys, as far as it was measured."""
+    op = site.attention
+    group = int(op.q.type.shape[2]) // op.head_dim // site.key_heads
+    parts = -(-group // (ROWS if op.head_dim <= 128 else ROWS // 2))
+    rows = -(-group // parts)
+    heads = number(op.q.type.shape[0], sizes) * site.key_heads * parts
+    splits = splits_of(heads, number(site.count, sizes))
+    many = splits * heads > MULTIPROCESSORS  # blocks, so that two of them share one
+    pairs = many and op.head_dim <= 128 and rows <= 8
+    warps = 8 if rows * op.head_dim <= 1024 else 4
+    cluster = splits if splits <= CLUSTER else 1
+    return Shape(
+        group, rows, parts, warps, splits, cluster, 1 + pairs, not pairs and op.head_dim <= 128
+    )
 
 
 def splits_of(heads: int, keys: int) -> int:
@@ -205,53 +246,27 @@ def splits_of(heads: int, keys: int) -> int:
     return splits
 
 
-def template(site: Site, sizes: Sizes, splits: int | None = None) -> Template:
-    """The launch; `splits` is chosen from the sizes by default."""
-    op = site.attention
-    heads = int(site.key_heads)
-    group = int(op.q.type.shape[2]) // op.head_dim // heads
-    parts = -(-group // (ROWS if op.head_dim <= 128 else ROWS // 2))
-    rows = -(-group // parts)
-    batch, keys = number(op.q.type.shape[0], sizes), number(site.count, sizes)
-    heads *= parts
-    splits = splits or splits_of(batch * heads, keys)
-    in_cluster = 1 < splits <= CLUSTER
-    many = splits * heads * batch > MULTIPROCESSORS  # blocks, so that two of them share one
-    warps = 8 if rows * op.head_dim <= 1024 else 4
-    shape = Shape(group, rows, parts, warps, in_cluster, many and op.head_dim <= 128 and rows <= 8)
+def template(site: Site, sizes: Sizes, shape: Shape | None = None) -> Template:
+    """The launch, of `shape_of` by default."""
+    op, shape = site.attention, shape or shape_of(site, sizes)
+    heads, batch = site.key_heads * shape.parts, number(op.q.type.shape[0], sizes)
     source = Source(site, shape)
-    scratch = TensorType("f32", (batch * heads * splits * rows * (op.head_dim + 2),))
-    zeros = TensorType("i32", (batch * heads,))
+    row = -(-op.head_dim // 32) * 32 + 4  # sums, the top and the total
+    shared = batch * heads * shape.splits if shape.splits > shape.cluster else 0
     return Template(
         kernel=source.kernel(),
         reads=source.reads,
         writes=source.writes,
         symbols=source.symbols,
-        grid=lambda _: (splits, heads, batch),
-        block=32 * warps,
-        cluster=splits if in_cluster else 1,
-        scratch=(scratch,),
-        zeros=(zeros,),
+        grid=lambda _: (shape.splits, heads, batch),
+        block=32 * shape.warps,
+        cluster=shape.cluster,
+        scratch=(TensorType("f32", (shared * shape.rows * row,)),),
+        zeros=(TensorType("i32", (batch * heads,)),),
         in_place=dict(zip(site.updates, (site.keys, site.values), strict=False)),
         operations=site.covers,
         waits=True,
     )
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a block computes: `rows` of the `group` query heads of a key head, by `warps`.
-
-    `cluster`: whether the splits of a head are a cluster. `pairs`: whether the registers have to
-    suffice for two blocks on a multiprocessor.
-    """
-
-    group: int
-    rows: int
-    parts: int
-    warps: int
-    cluster: bool
-    pairs: bool
 
 
 class Source:
@@ -275,7 +290,7 @@ class Source:
     def kernel(self) -> Kernel:
         """The kernel, called by a number of its own."""
         code = "\n".join([WARP, *self._constants(), CODE])
-        bound = f"__launch_bounds__(THREADS, {1 + self.shape.pairs})"
+        bound = f"__launch_bounds__(THREADS, {self.shape.resident})"
         arguments = [f"const {v.type.dtype}* p{i}" for i, v in enumerate(self.reads)]
         arguments += [f"{v.type.dtype}* out{i}" for i, v in enumerate(self.writes)]
         arguments += ["f32* partial", "i32* arrived", *(f"int size_{s}" for s in self.symbols)]
@@ -307,7 +322,7 @@ class Source:
         fields["head"] = f"{count} * {size}" if op.cached else str(size)
         fields["row"] = str(size if op.cached else heads * size)
         fields["out"] = f"(u16*){self._pointer(op.result)}"
-        return fields | {"partial": "(float*)partial", "arrived": "(int*)arrived"}
+        return fields | {"partial": "(Quad*)partial", "arrived": "(int*)arrived"}
 
     def _pointer(self, value: Value) -> str:
         if value in self.writes:
@@ -338,6 +353,7 @@ class Source:
             "THREADS": 32 * shape.warps,
             "TURNED": rope.turned if rope else 0,
             "WINDOW": op.window,
+            "CLUSTER": shape.cluster,
         }
         flags = {
             "EARLY": self.early,
@@ -347,8 +363,7 @@ class Source:
             "INTERLEAVED": rope is not None and rope.interleaved,
             "CAUSAL": op.causal,
             "LENGTHS": op.lengths is not None,
-            "CLUSTER": shape.cluster,
-            "AHEAD": not shape.pairs and op.head_dim <= 128,
+            "AHEAD": shape.ahead,
         }
         numbers = {"FACTOR": factor, "SCALE": op.score_scale, "SOFTCAP": op.softcap}
         numbers |= {"EPS": norm.eps if norm else 0.0, "OFFSET": norm.offset if norm else 0.0}

@@ -1,5 +1,7 @@
 // Instructions of a warp and of a cluster, for 16-bit floats T (bf16 or f16), in pairs of a register.
 
+typedef Pack<float, 4> Quad;
+
 #ifndef EMULATED_WARPS
 INLINE float exp2_fast(float x) {
     float y;
@@ -57,10 +59,18 @@ INLINE void settle(float (&x)[4]) {
 INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // Writes to the place of `mine`, which is in shared memory, in block `rank` of the cluster.
-INLINE void send(const float* mine, u32 rank, float value) {
+INLINE u32 in_block(const void* mine, u32 rank) {
     u32 here = (u32)__cvta_generic_to_shared(mine), there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+    return there;
+}
+INLINE void send(const float* mine, u32 rank, float value) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(in_block(mine, rank)), "f"(value) : "memory");
+}
+INLINE void send(const Quad* mine, u32 rank, const Quad& value) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
+        ::"r"(in_block(mine, rank)), "f"(value.item[0]), "f"(value.item[1]), "f"(value.item[2]),
+          "f"(value.item[3]) : "memory");
 }
 #endif
 #define SHARED(type, name) __shared__ type name  // static shared memory of the block
