@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         case = Case(*shape, batch, past + 64, (past,))
         chosen = shape_of(find_site(attention_of(case.module())), case.sizes)
         floor = batch * (past + 1) * given.key_heads * given.size * 4 / READ * 1e6
-        tries = sorted({1, 2, 4, 8, chosen.splits, *([16, 32] if batch < 16 else [])})
+        tries: list[int] = sorted({1, 2, 4, 8, chosen.splits, *([16, 32] if batch < 16 else [])})
         shapes = {n: replace(chosen, splits=n, cluster=n if n <= 8 else 1) for n in tries}
         times = ", ".join(f"{n}: {time(tried, case, each):.1f}" for n, each in shapes.items())
         chosen = f"chosen {chosen.splits}; floor {floor:.1f}"

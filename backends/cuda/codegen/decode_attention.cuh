@@ -5,8 +5,9 @@
 // are joined in a cluster, where the kernel is built for one, or by the block that ends last.
 // Constants come before: T, D, GROUP (query heads of a key head), ROWS (of them in a block), PARTS,
 // WARPS, THREADS, EARLY, NEW (writes the caches), NORM, EPS and OFFSET (rms_norm of heads), ROPE,
-// INTERLEAVED, TURNED, FACTOR, FREQUENCY, CAUSAL, WINDOW, LENGTHS, SCALE, SOFTCAP, CLUSTER (blocks
-// in one, or 1), and AHEAD (loads values and the next keys while it computes).
+// INTERLEAVED, TURNED, FACTOR, FREQUENCY, CAUSAL, WINDOW, LENGTHS, SCALE, SOFTCAP, SPLIT (several
+// blocks per head), CLUSTER (blocks in one, or 1), AHEAD (loads values and the next keys while it
+// computes), and FAR (tiles of a warp that it brings into the cache of the GPU, behind those).
 
 struct Decode {
     const u16 *q, *k, *v;                  // the new rows of a sequence, `*_stride` elements apart
@@ -218,13 +219,15 @@ INLINE void decode_attention(const Decode& a) {
                 x[r][c] = there && (D % 32 == 0 || 32 * c + 8 * t < D) ? *(const uint4*)(at + 32 * c) : uint4{0, 0, 0, 0};
         }
     };
-    auto fetch = [&](const u16* from, int tile) {  // into the cache of the GPU
+    auto fetch = [&](int tile) {  // into the cache of the GPU
+        constexpr int LINES = (2 * D + 127) / 128;
         #pragma unroll
-        for (int r = 0; r < 2; ++r)
-            #pragma unroll
-            for (int c = 0; c < CHUNKS; ++c)
-                if (old(tile * 16 + 8 * r + g) && 32 * c + 8 * t < D)
-                    prefetch(from + (tile * 16 + 8 * r + g) * a.row + 32 * c + 8 * t);
+        for (int i = lane; i < 16 * LINES; i += 32) {
+            const int key = tile * 16 + i / LINES;
+            if (!old(key)) continue;
+            prefetch(keys + key * a.row + i % LINES * 64);
+            prefetch(values + key * a.row + i % LINES * 64);
+        }
     };
     auto fill = [&](uint4(&x)[2][CHUNKS], int tile, int row) {  // the new row, where it is in the tile
         #pragma unroll
@@ -238,12 +241,13 @@ INLINE void decode_attention(const Decode& a) {
 
     // Without a cluster, no more splits than there are tiles for their warps.
     const int tiles = (limit + 15) / 16, all = (tiles - first / 16 + WARPS - 1) / WARPS;
-    const int splits = cluster || all >= (int)gridDim.x ? gridDim.x : all > 1 ? all : 1;
+    const int most = SPLIT ? gridDim.x : 1, splits = cluster || all >= most ? most : all > 1 ? all : 1;
     const int begin = split < splits ? first / 16 + warp * splits + split : tiles;
+    const int stride = WARPS * splits;
     if (begin < tiles) {
         load(k, keys, begin);
         if (AHEAD) load(v, values, begin);
-        else fetch(values, begin);
+        for (int n = AHEAD; n <= FAR; ++n) fetch(begin + n * stride);
     }
     if (ROPE)
         for (int i = threadIdx.x; i < TURNED / 2; i += THREADS) {
@@ -268,8 +272,9 @@ INLINE void decode_attention(const Decode& a) {
     #pragma unroll
     for (int h = 0; h < HALVES; ++h) { top[h] = NONE; total[h] = 0.0f; }
 
-    for (int tile = begin; tile < tiles; tile += WARPS * splits) {
-        const int next = tile + WARPS * splits;
+    for (int tile = begin; tile < tiles; tile += stride) {
+        const int next = tile + stride;
+        if (FAR) fetch(next + FAR * stride);
         if (AHEAD && tile != begin) load(v, values, tile);
         fill(k, tile, ROWS);
         float score[2][4] = {};
@@ -284,7 +289,6 @@ INLINE void decode_attention(const Decode& a) {
                 mma<T>(score[n], q.z, w.z, q.w, w.w, k[n][c].z, k[n][c].w);
             }
         }
-        if (!AHEAD && next < tiles) fetch(keys, next);
         if (!AHEAD) {
             settle(score[0]);
             settle(score[1]);
@@ -333,10 +337,7 @@ INLINE void decode_attention(const Decode& a) {
                 mma<T>(out[h][i], a0, a1, a2, a3, weights[h][0], weights[h][1]);
             }
         }
-        if (!AHEAD && next < tiles) {
-            fetch(values, next);
-            load(k, keys, next);
-        }
+        if (!AHEAD && next < tiles) load(k, keys, next);
     }
 
     #pragma unroll
@@ -358,7 +359,7 @@ INLINE void decode_attention(const Decode& a) {
             }
     }
     __syncthreads();
-    if (splits > 1) {
+    if (SPLIT && splits > 1) {
         if (cluster) join_in_cluster(s, a, kv, part);
         else join_by_last(s, a, kv, part, splits);
         return;

@@ -197,8 +197,9 @@ def _rows(value: Value) -> Rows:
     else:
         return found
     width = op.x.type.shape[2]
-    fits = isinstance(start, int) and isinstance(width, int) and not start % 8 and not width % 8
-    return Rows(op.x, start) if fits else found
+    if not isinstance(start, int) or not isinstance(width, int) or start % 8 or width % 8:
+        return found
+    return Rows(op.x, start)
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,8 @@ class Shape:
 
     `splits` blocks share the keys of a head, `cluster` of them as a cluster: all of them, or 1.
     `resident`: blocks on a multiprocessor, for which the registers have to suffice. `ahead`:
-    whether values and the next keys are loaded into registers while a block computes.
+    whether values and the next keys are loaded into registers while a block computes. `far`:
+    how many tiles of a warp behind these are brought into the cache of the GPU.
     """
 
     group: int
@@ -218,6 +220,7 @@ class Shape:
     cluster: int
     resident: int
     ahead: bool
+    far: int = 1
 
 
 def shape_of(site: Site, sizes: Sizes) -> Shape:
@@ -354,6 +357,7 @@ class Source:
             "TURNED": rope.turned if rope else 0,
             "WINDOW": op.window,
             "CLUSTER": shape.cluster,
+            "FAR": shape.far,
         }
         flags = {
             "EARLY": self.early,
@@ -363,6 +367,7 @@ class Source:
             "INTERLEAVED": rope is not None and rope.interleaved,
             "CAUSAL": op.causal,
             "LENGTHS": op.lengths is not None,
+            "SPLIT": shape.splits > 1,
             "AHEAD": shape.ahead,
         }
         numbers = {"FACTOR": factor, "SCALE": op.score_scale, "SOFTCAP": op.softcap}

@@ -1,4 +1,4 @@
-"""Kernels of normalizations, and of the scales of dynamic quantization."""
+"""Kernels of normalizations."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import replace
 
 from irc.ir.core import Op, Value
 from irc.ir.dims import DimLike, exact_divide
-from irc.ops import AddLayerNorm, AddRmsNorm, DynamicScale, GroupNorm, LayerNorm, RmsNorm
-from irc.ops.quant import LARGEST, rounded_down_factor
+from irc.ops import AddLayerNorm, AddRmsNorm, GroupNorm, LayerNorm, RmsNorm
 
 from ..plan.template import Template, kernels_of
 from .body import REGISTERS, Body, Index
 from .rows import Rows
 
 
-class _Normalized:
+class Normalized:
     """The kernel of one normalization: statistics of every row, then its results.
 
     The first result is the norm; the second one, if any, is the sum that is normalized.
@@ -60,22 +59,32 @@ def rms_norm(op: RmsNorm | AddRmsNorm, stored: Collection[Value]) -> list[Templa
     """A row divided by the root of its mean square."""
     body, type = Body(stored), op.x.type
     rows = Rows(body, type.shape, (-1,))
-    norm = _Normalized(op, rows)
+    norm = Normalized(op, rows)
+    with rows.each():
+        root = root_of(op, norm)
+        with rows.columns() as column:
+            place = body.place(op.results[0], rows.index(column))
+            body.line(f"store(out0, {place}, {divided(op, norm, root, column)});")
+    return [rows.launch(op)]
+
+
+def root_of(op: RmsNorm | AddRmsNorm, norm: Normalized) -> str:
+    """The root of the mean square of a row."""
 
     def square(column: str) -> str:
         x = norm.first(column)
         return f"mul({x}, {x})"
 
-    with rows.each():
-        total = rows.total(norm.kind, f"({norm.kind})0", "Add", square)
-        root = body.variable(norm.kind, f"sqrt(add({norm.mean(total)}, {norm.number(op.eps)}))")
-        with rows.columns() as column:
-            x, index = norm.again(column), rows.index(column)
-            weight = body.element(op.weight, index[-1:])
-            offset = f"({REGISTERS[op.weight.type.dtype][0]}){op.offset!r}"
-            done = f"mul({x} / {root}, ({norm.kind})add({weight}, {offset}))"
-            body.line(f"store(out0, {body.place(op.results[0], index)}, {done});")
-    return [rows.launch(op)]
+    total = norm.rows.total(norm.kind, f"({norm.kind})0", "Add", square)
+    return norm.body.variable(norm.kind, f"sqrt(add({norm.mean(total)}, {norm.number(op.eps)}))")
+
+
+def divided(op: RmsNorm | AddRmsNorm, norm: Normalized, root: str, column: str) -> str:
+    """An element of the normalized row, before it is rounded."""
+    x, index = norm.again(column), norm.rows.index(column)
+    weight = norm.body.element(op.weight, index[-1:])
+    offset = f"({REGISTERS[op.weight.type.dtype][0]}){op.offset!r}"
+    return f"mul({x} / {root}, ({norm.kind})add({weight}, {offset}))"
 
 
 def norm_of_sum(op: AddRmsNorm) -> Template:
@@ -94,7 +103,7 @@ def layer_norm(op: LayerNorm | AddLayerNorm, stored: Collection[Value]) -> list[
     """A row with mean 0 and variance 1, times the weight, plus the bias."""
     body = Body(stored)
     rows = Rows(body, op.x.type.shape, (-1,))
-    return [_standardized(op, _Normalized(op, rows), -1)]
+    return [_standardized(op, Normalized(op, rows), -1)]
 
 
 @kernels_of(GroupNorm)
@@ -105,11 +114,11 @@ def group_norm(op: GroupNorm, stored: Collection[Value]) -> list[Template]:
     for each in positions:
         size = size * each
     rows = Rows(Body(stored), (batch, op.groups, size), (2,), real=shape)
-    return [_standardized(op, _Normalized(op, rows), 1)]
+    return [_standardized(op, Normalized(op, rows), 1)]
 
 
 def _standardized(
-    op: LayerNorm | AddLayerNorm | GroupNorm, norm: _Normalized, features: int
+    op: LayerNorm | AddLayerNorm | GroupNorm, norm: Normalized, features: int
 ) -> Template:
     """The kernel, with a weight and a bias along dimension `features`."""
     body, rows, kind = norm.body, norm.rows, norm.kind
@@ -133,28 +142,3 @@ def _standardized(
                 done = f"add({done}, ({kind}){body.element(op.bias, at)})"
             body.line(f"store(out0, {body.place(op.results[0], index)}, {done});")
     return rows.launch(op)
-
-
-@kernels_of(DynamicScale)
-def dynamic_scale(op: DynamicScale, stored: Collection[Value]) -> list[Template]:
-    """The largest size of every block, as the scale that maps it to the largest code."""
-    body, x = Body(stored), op.x
-    *front, blocks = op.results[0].type.shape
-    size = op.block or x.type.shape[-1]
-    rows = Rows(body, (*front, blocks, size), (-1,), real=x.type.shape)
-    factor = f"{LARGEST[op.dtype]!r}f"
-    with rows.each():
-        most = rows.total(
-            "float", "0.0f", "Max", lambda c: f"fabsf({body.element(x, rows.index(c))})"
-        )
-        scale = f"{most} / {factor}"
-        if op.scale == "f8e8m0":
-            scale = f"{most} == 0.0f ? 1.0f : {most} * {rounded_down_factor(op.dtype)!r}f"
-        if op.tensor_scale is not None:
-            whole = body.element(op.tensor_scale, ("0",) * x.type.ndim)
-            scale = f"minimum({scale} / {whole}, {LARGEST['f8e4m3']!r}f)"
-        rounding = REGISTERS[op.scale][1]
-        found = body.variable("float", f"{rounding}({scale})")
-        with rows.once():
-            body.line(f"store(out0, row, {found} == 0.0f ? 1.0f : {found});")
-    return [rows.launch(op)]
