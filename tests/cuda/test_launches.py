@@ -11,6 +11,7 @@ import pytest
 from irc.backends.cuda.plan import Launch
 from irc.backends.cuda.plan.build import Planner
 from irc.driver.build import prepare
+from irc.ir.core import Module
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -27,8 +28,15 @@ CONFIG = {
 }
 # rms_norm, q, k and v; rope, caches, attention; o, residual; norm, gate, up; down, residual
 LAYER = ["linear_rows", "decode_attention", "linear_rows", "linear_rows", "linear_rows"]
-SUM = ["nccl", "elementwise"]  # the sum over ranks, and the residual
-SHARDED = [*LAYER[:3], *SUM, *LAYER[3:], *SUM]
+
+
+def launches(module: Module, batch: int) -> list[str]:
+    """The kernels, without their numbers, and the libraries of a step with one token."""
+    plan = Planner(module).plan({"B": batch, "S": 1, "T": 1, "C": 200})
+    return [
+        re.split("_[0-9a-f]{8}", step.kernel)[0] if isinstance(step, Launch) else step.library
+        for step in plan.steps
+    ]
 
 
 @pytest.mark.parametrize("batch", [1, 16])
@@ -39,13 +47,20 @@ def test_launches_of_a_layer(mesh: str, quantize: str, batch: int, tmp_path: Pat
     module = prepare(
         tmp_path, backend="cuda", random_weights=1, mesh=mesh, quantize=quantize, next_tokens=True
     ).module
-    plan = Planner(module).plan({"B": batch, "S": 1, "T": 1, "C": 200})
-    names = [
-        re.split("_[0-9a-f]{8}", step.kernel)[0] if isinstance(step, Launch) else step.library
-        for step in plan.steps
-    ]
-    front = ["elementwise", *(["nccl"] if mesh else [])]
-    layers = front + 3 * (SHARDED if mesh else LAYER)
+    names = launches(module, batch)
+    # o and down give partial sums; the sums over ranks add the residuals
+    layer = [*LAYER[:3], "all_reduce", *LAYER[3:], "all_reduce"] if mesh else LAYER
+    layers = ["elementwise", *(["all_reduce"] if mesh else []), *3 * layer]
     # the tokens whose logits are wanted; norm and head; the likeliest of them
     assert names[: len(layers) + 2] == [*layers, "elementwise", "linear_rows"]
     assert mesh or len(names) == len(layers) + 3
+
+
+def test_inputs_are_quantized_in_one_launch(tmp_path: Path) -> None:
+    """With rms_norm in front of q, k and v and of gate and up."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    module = prepare(
+        tmp_path, backend="cuda", random_weights=1, quantize="fp8_rowwise", next_tokens=True
+    ).module
+    layer = ["dynamic_scale", *LAYER[:2], *3 * ["dynamic_scale", "linear_rows"]]
+    assert launches(module, 3)[1:-3] == 3 * layer

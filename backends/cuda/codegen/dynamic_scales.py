@@ -102,4 +102,4 @@ def _template(
         if op.result in writes:
             with rows.once():
                 body.line(f"store(out{writes.index(op.result)}, row, {scale});")
-    return replace(rows.launch(op), writes=tuple(writes), operations=tuple(covers))
+    return replace(rows.launch(op, writes=writes), operations=tuple(covers))

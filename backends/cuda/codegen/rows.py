@@ -71,13 +71,13 @@ class Rows:
         most = 1024 if self.size > 1 << 14 else 512
         return min(most, max(32, -(-self.size // 128) * 32))
 
-    def launch(self, op: Op, helpers: str = "") -> Template:
-        """The launch of the body, which writes the results of an operation."""
+    def launch(self, op: Op, helpers: str = "", writes: Sequence[Value] = ()) -> Template:
+        """The launch of the body, which writes the results of an operation, or `writes`."""
         grid = blocks(self.count, 1 if self.together else self.block)
         return launch(
             op.opname,
             self.body,
-            op.results,
+            writes or op.results,
             grid,
             operations=[op],
             block=self.block,
