@@ -4,9 +4,10 @@
     python -m benchmarks.moe_gpu --ep 2 --layers 4    experts sharded over two GPUs, with NCCL
 
 A layer is x + experts(rms_norm(x)), with 8 experts of which each token chooses 2. Weights are
-repeated random numbers. The floor of a step is the bytes of the experts that some token chose, by
-the rate at which a plain kernel reads. torch sorts the tokens and calls grouped_mm, all in one CUDA
-graph. With several GPUs each has some of the experts, and an all_reduce adds up their results.
+repeated random numbers. The floor of a step is the bytes of the experts that some token chose (on
+the GPU that has most of them) by the rate at which a plain kernel reads. torch sorts the tokens and
+calls grouped_mm, all in one CUDA graph. With several GPUs each has some of the experts, and an
+all_reduce adds up their results.
 """
 
 # pyright: reportMissingImports=false
@@ -92,11 +93,11 @@ def run(host: Communicator | None, words: Sequence[str]) -> None:
         rate = read_rate(rank.driver, rank.stream, rank.kernels)
         if not number:
             print(f"{rank.driver.gpu.name}, reads {rate / 1e12:.3f} TB/s, {layers} layers")
-        ours = [step(program, each, layers) for each in tokens]
-        world = rank.world
-        peer = Peer(layers, 1 if host is None else host.ranks, number, world)
+        ranks = 1 if host is None else host.ranks
+        ours = [step(program, each, layers, ranks) for each in tokens]
+        peer = Peer(layers, ranks, number, rank.world)
         for count, (ms, experts) in zip(tokens, ours, strict=True):
-            nbytes = experts * 3 * HIDDEN * INNER * 2 / (1 if host is None else host.ranks)
+            nbytes = experts * 3 * HIDDEN * INNER * 2
             floor, theirs = nbytes / rate * 1e3, peer.ms(count)
             flops = 6 * count * CHOSEN * HIDDEN * INNER * layers
             if not number:
@@ -108,15 +109,16 @@ def run(host: Communicator | None, words: Sequence[str]) -> None:
                 )
 
 
-def step(program: Any, tokens: int, layers: int) -> tuple[float, int]:
-    """(milliseconds of a step, experts that some token chose, of all layers)."""
+def step(program: Any, tokens: int, layers: int, ranks: int) -> tuple[float, int]:
+    """(milliseconds of a step, experts that some token chose, of all layers; most of a rank)."""
     x = np.random.default_rng(tokens).standard_normal((tokens, HIDDEN), np.float32)
     inputs = {"x": x.astype(numpy_dtype("bf16"))}
     chosen = program.run(inputs)["chosen"].reshape(tokens, layers, CHOSEN)
     stream = program.open({})
     ms = median(stream.times(inputs, REPLAYS))
     stream.close()
-    return ms, sum(len(np.unique(chosen[:, i])) for i in range(layers))
+    used = [np.unique(chosen[:, i]) * ranks // EXPERTS for i in range(layers)]
+    return ms, sum(int(np.bincount(rank_of).max()) for rank_of in used)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from irc.ir.core import Op
 from irc.ir.dtypes import numpy_dtype
 from irc.text import parse_module
 from tests.cuda.cases import cases, drawn, odd_sizes
-from tests.cuda.emulate import prepare
+from tests.cuda.emulate import Array, prepare
 from tests.cuda.run_plan import HostProgram
 from tests.ops.examples import EXAMPLES
 
@@ -75,7 +75,7 @@ def test_operands_of_a_stack_have_blocks_of_their_own(dim: int, rng: np.random.G
     module = parse_module(f"module @m dims(T=0:4:99) {{ {function} }}")
     program = HostProgram(module)
     for tokens in (int(rng.integers(1, 99)), 0):
-        inputs = {"ids": rng.integers(-1, 10, (tokens, 3)).astype(np.int32)}
+        inputs: dict[str, Array] = {"ids": rng.integers(-1, 10, (tokens, 3)).astype(np.int32)}
         for i, size in enumerate((9, 1, 40)):
             inputs[f"t{i}"] = rng.standard_normal((size, 24)).astype(numpy_dtype("bf16"))
         wanted = evaluate(module, inputs)["y"]
