@@ -16,6 +16,7 @@ import pytest
 
 from irc.backends.cuda.codegen.peer_memory import LARGEST, MOST_BLOCKS, buffer_size
 from irc.backends.cuda.execute import peers
+from irc.backends.cuda.execute.compile import compile_kernel
 from irc.backends.cuda.execute.peers import Peers
 from irc.backends.cuda.plan import Kernel, Launch, LibraryCall, Plan
 from irc.backends.cuda.plan.build import Planner
@@ -211,6 +212,24 @@ def test_ranks_that_share_no_memory(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, r + (x + x))
     world.close()
     assert [gpu.driver.memory.used for gpu in world.gpus.values()] == [0, 0]
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
+def test_kernels_compile_for_every_gpu(architecture: str) -> None:
+    rng = fresh()
+    ranks, kind = int(rng.integers(2, 9)), str(rng.choice(["bf16", "f16", "f32"]))
+    one, every = f"{kind}[B, 4]", f"{kind}[{ranks}*B, 4]"
+    module = parse_module(f"""module @m local mesh(tp={ranks}) dims(B=1:2:99) {{
+      func @forward(%x: {one}, %r: {one}) -> (y: {one}, z: {every}) {{
+        %a = all_reduce %x {{axis="tp", group_size={ranks}}} : {one}
+        %y = add %a, %r : {one}
+        %z = all_gather %y {{axis="tp", dim=0, group_size={ranks}}} : {every}
+        return %y, %z }} }}""")
+    kernels = Planner(module).plan({"B": 5}).kernels.values()
+    assert len(kernels) == 2
+    for kernel in kernels:
+        assert compile_kernel(kernel, architecture)
 
 
 class One(NamedTuple):
