@@ -16,9 +16,9 @@ from pathlib import Path
 from irc.backends.cuda.driver import Array, Driver, Event, Stream
 from irc.errors import Error
 
-PIECE = 16 << 20  # bytes of one piece of page-locked memory
-_PIECES = 8
-_READS = 4  # at the same time
+PIECE = 8 << 20  # bytes of one piece of page-locked memory
+_PIECES = 16
+_READS = 8  # at the same time
 
 
 @dataclass(frozen=True)
