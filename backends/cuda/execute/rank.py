@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -139,6 +140,11 @@ class CudaRank:
             raise
         except Error as error:
             self._planner.apart[axis] = error.message
+            if not group.rank:
+                warnings.warn(
+                    f"NCCL adds what ranks along {axis} have, which takes longer: {error.message}",
+                    stacklevel=1,
+                )
 
     @property
     def world(self) -> Group | None:
