@@ -22,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from benchmarks.decode_gpu_models import HEAD8, PLAIN, Case, Measured, compile_model, opened, timing
 from benchmarks.rank import start_ranks
@@ -129,14 +130,26 @@ def profile(measured: Measured, rate: float) -> list[str]:
 
 
 def peers(options: argparse.Namespace) -> None:
-    """Print the times of torch, which has a process of its own per model."""
-    for model in options.models:
-        words = [
-            f"{model} {case.rows} {case.tokens} {case.context} {options.replays}"
-            for case in cases(options, model, PLAIN)
-        ]
-        command = [sys.executable, "-m", "benchmarks.decode_gpu_peers", *words]
-        subprocess.run(command, check=True)
+    """Print the times of torch: a process per step, compiled at once, timed one by one."""
+    line = [sys.executable, "-m", "benchmarks.decode_gpu_peers"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [
+        subprocess.Popen(
+            [*line, case.model, *map(str, (case.rows, case.tokens, case.context, options.replays))],
+            **pipes,
+        )
+        for model in options.models
+        for case in cases(options, model, PLAIN)
+    ]
+    about = ""
+    for process in processes:
+        assert process.stdout is not None
+        about = process.stdout.readline()  # which comes once all is compiled
+    print(f"\n{about}", end="")
+    for process in processes:
+        print(process.communicate("\n")[0], end="", flush=True)
+        if process.returncode:
+            raise SystemExit("torch failed")
 
 
 if __name__ == "__main__":

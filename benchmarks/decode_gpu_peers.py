@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -25,7 +24,6 @@ WARM = 3
 ROOM = 512  # tokens of a cache after the context
 
 
-@cache
 def model_of(name: str) -> Any:
     """A Llama of a real shape with random weights in bf16."""
     torch.set_default_dtype(torch.bfloat16)
@@ -88,8 +86,6 @@ def likeliest(out: Any) -> torch.Tensor:
 def eager_ms(step: Callable[[], object], replays: int) -> float:
     """The median of calls that follow each other."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
-    for _ in range(WARM):
-        step()
     for i, event in enumerate(events):
         if i:
             step()
@@ -98,39 +94,31 @@ def eager_ms(step: Callable[[], object], replays: int) -> float:
     return median(a.elapsed_time(b) for a, b in pairwise(events))
 
 
-def graph_ms(step: Callable[[], object], replays: int) -> float:
-    """The median of replays of one CUDA graph."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(WARM):
-            step()
-        stream.synchronize()
-    return graph_us(step, stream, replays) / 1e3
-
-
 @torch.inference_mode()
-def measure(name: str, rows: int, tokens: int, context: int, replays: int) -> str:
-    """A line of the table."""
+def main() -> None:
+    name, *numbers = sys.argv[1:]
+    rows, tokens, context, replays = map(int, numbers)
     model = model_of(name)
     if tokens > 1:
         step, what = Prefill(model, tokens), f"prefill of {tokens}"
     else:
-        step, what = Decode(model, rows, context, replays + 4 * WARM), f"batch {rows}"
-        what += f", context {context}"
+        step = Decode(model, rows, context, replays + 4 * WARM)
+        what = f"batch {rows}, context {context}"
+    compiled, stream = torch.compile(step.__call__, dynamic=False), torch.cuda.Stream()
+    torch.cuda.synchronize()  # the weights come from another stream
+    with torch.cuda.stream(stream):
+        for each in [step] * WARM + [compiled] * WARM:
+            step.restart()
+            each()
+    torch.cuda.synchronize()
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}", flush=True)
+    sys.stdin.readline()
     step.restart()
     eager = eager_ms(step, max(1, replays // 8))
     step.restart()
-    torch.compiler.reset()
-    compiled = graph_ms(torch.compile(step.__call__, dynamic=False), replays)
-    return f"{f'{name} bf16, {what}':42} torch.compile {compiled:8.3f} ms, eager {eager:8.3f}"
-
-
-def main() -> None:
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}", flush=True)
-    for case in sys.argv[1:]:
-        name, *numbers = case.split()
-        rows, tokens, context, replays = map(int, numbers)
-        print(measure(name, rows, tokens, context, replays), flush=True)
+    torch.cuda.synchronize()
+    ms = graph_us(compiled, stream, replays) / 1e3
+    print(f"{f'{name} bf16, {what}':42} {ms:8.3f} ms by torch.compile, {eager:.3f} eager")
 
 
 if __name__ == "__main__":
