@@ -15,11 +15,8 @@ from .body import REGISTERS, Body
 from .files import helpers
 from .kernels import launch, number
 
-HELPERS = helpers("slots.cuh", "attention.cuh")
-SHARED_MEMORY = 48 * 1024  # bytes of a block
-KEYS = CHUNK = 32  # as in attention.cuh
-MOST_SUMS = 32  # per thread
-LEAST_ROWS = 16
+HELPERS = helpers("attention.cuh")
+THREADS = 128  # as in attention.cuh
 FAR = 1 << 30  # more keys than an index counts
 ROW = "const ix i = (first + row) / group, h = head * group + (first + row) % group;"
 SCORE = ("b", "h", "i", "j")  # where a mask or a bias has the element of a score
@@ -51,16 +48,6 @@ class Heads:
         keys = k[2] if op.cached else k[1]
         return cls(q[0], q[1], keys, op.key_heads, group, op.head_dim, values)
 
-    def rows(self, nbytes: int) -> int:
-        """How many queries a block takes, in a dtype of registers of `nbytes`."""
-        queries = self.tokens * self.group
-        for rows in (64, 32):
-            few = isinstance(queries, int) and queries <= rows // 2
-            sums = rows // LEAST_ROWS * -(-self.values // 16)
-            if not few and sums <= MOST_SUMS and self.fits(rows, nbytes):
-                return rows
-        return LEAST_ROWS
-
     def grid(self, rows: int) -> Callable[[Sizes], Grid]:
         """The grid with a block per tile of so many queries, of every row and key-value head."""
 
@@ -71,23 +58,14 @@ class Heads:
 
         return grid
 
-    def fits(self, rows: int, nbytes: int) -> bool:
-        """Whether so many queries fit into shared memory, with keys or values and weights."""
-        others = max(KEYS * (CHUNK + 1), -(-self.values // 16) * 16) + rows * (KEYS + 2)
-        return (rows * (self.width + 1) + others) * nbytes <= SHARED_MEMORY
-
 
 @kernels_of(Attention)
 def attention(op: Op, stored: Collection[Value]) -> list[Template]:
-    """The launch of an attention: a block per row, key-value head and tile of queries."""
+    """The launch of an attention: a block per query and head."""
     assert isinstance(op, Attention)
     heads, body = Heads.of(op), Body(stored)
     kind, _ = REGISTERS[op.q.type.dtype]
-    nbytes = 8 if kind == "double" else 4
-    rows = heads.rows(nbytes)
-    kept = str(heads.fits(rows, nbytes)).lower()
-    body.line(f"typedef Attention<{kind}, {rows}, {heads.width}, {heads.values}, {kept}> Tile;")
-    queries_of_block(heads, body, rows)
+    queries_of_block(heads, body, 1)
     _operands(op, body)
     keys_of_block(op, heads, body)
     visibility(op, body)
@@ -97,11 +75,10 @@ def attention(op: Op, stored: Collection[Value]) -> list[Template]:
         feature = f"(h * {heads.values} + c)"
         body.line(f"store(out0, {body.place(op.result, ('b', 'i', feature))}, x);")
     body.line(";")
-    body.line("__shared__ Tile::Shared shared;")
-    body.line("Tile attention{shared};")
-    body.line("attention.run(rows, low, high, query, key, value, visible, change, out);")
-    grid = heads.grid(rows)
-    return [launch("attention", body, [op.result], grid, operations=[op], helpers=HELPERS)]
+    sizes = f"{kind}, {heads.width}, {heads.values}"
+    body.line(f"attend<{sizes}>(low, high, query, key, value, visible, change, out);")
+    options = {"operations": [op], "block": THREADS, "helpers": HELPERS}
+    return [launch("attention", body, [op.result], heads.grid(1), **options)]
 
 
 def queries_of_block(heads: Heads, body: Body, rows: int) -> None:
