@@ -99,29 +99,30 @@ class KernelTimes:
 
     def _us(self, site: Site, template: Template) -> float:
         """The microseconds of a launch; infinite where it cannot run."""
-        places = _Places(site, template)
-        copies = max(2, min(_MOST, -(-COLD // places.size)))
-        with self._timing.memory([copies * places.size]) as memory:
+        offsets, size = _offsets(site, template)
+        copies = max(2, min(_MOST, -(-COLD // size)))
+        with self._timing.memory([copies * size]) as memory:
             if not memory:
                 raise Error(f"{site.tuning.key}: too little memory is free; stop other programs")
-            starts = [memory[0] + i * places.size for i in range(copies)]
-            for start in starts:
-                self._prepare(site, template, places, start)
-            first = self._bound(site, template, places.at(starts[0]), early=False)
-            calls = [self._bound(site, template, places.at(each), early=True) for each in starts]
+            places = [[memory[0] + i * size + at for at in offsets] for i in range(copies)]
+            for each in places:
+                self._prepare(site, template, each)
+            first = self._bound(site, template, places[0], early=False)
+            calls = [self._bound(site, template, each, template.waits) for each in places]
             return self._timing.us([first, *islice(cycle(calls), max(_CALLS, copies))])
 
-    def _prepare(self, site: Site, template: Template, places: _Places, start: int) -> None:
-        """Set integers that are positions, and zeros."""
+    def _prepare(self, site: Site, template: Template, addresses: Sequence[int]) -> None:
+        """Set integers that are read, such as positions, and memory that starts with zeros."""
         stream = self._timing.stream
-        for value in template.reads:
+        for value, address in zip(template.reads, addresses, strict=False):
             if value.type.dtype in ("i32", "i64"):
-                count = site.local.count(value.type)
-                numbers = np.full(count, site.tuning.index, value.type.dtype.replace("i", "int"))
-                stream.upload(start + places.starts[value], numbers)
+                kind = value.type.dtype.replace("i", "int")
+                stream.upload(
+                    address, np.full(site.local.count(value.type), site.tuning.index, kind)
+                )
                 stream.wait("positions")
-        for at, size in places.zeros:
-            self._gpu.driver.zero(start + at, size, stream.handle)
+        for kind, address in zip(template.zeros[::-1], addresses[::-1], strict=False):
+            self._gpu.driver.zero(address, site.local.bytes(kind), stream.handle)
 
     def _bound(
         self, site: Site, template: Template, addresses: Sequence[int], early: bool
@@ -129,33 +130,19 @@ class KernelTimes:
         pointers = [Argument("") for _ in addresses]
         launch = template.launch(template.kernel.name, pointers, site.symbols)
         values = [*addresses, *(site.symbols[name] for name in template.symbols)]
-        early = early and template.waits
         return self._gpu.kernels.bind(launch, template.kernel, values, early)
 
 
-class _Places:
-    """Where the operands of a launch lie in memory of `size` bytes."""
-
-    def __init__(self, site: Site, template: Template) -> None:
-        self.starts: dict[Value, int] = {}
-        self.size = 0
-        for value in (*template.reads, *template.writes):
-            old = template.in_place.get(value)
-            if old is not None and old in self.starts:
-                self.starts[value] = self.starts[old]
-            elif value not in self.starts:
-                self.starts[value] = self._take(site.local.bytes(value.type))
-        pointers = [self.starts[value] for value in (*template.reads, *template.writes)]
-        scratch = [self._take(site.local.bytes(type)) for type in template.scratch]
-        sizes = [site.local.bytes(type) for type in template.zeros]
-        self.zeros = [(self._take(size), size) for size in sizes]
-        self._pointers = [*pointers, *scratch, *(at for at, _ in self.zeros)]
-
-    def _take(self, size: int) -> int:
-        at = self.size
-        self.size += aligned(max(size, 1))
-        return at
-
-    def at(self, start: int) -> list[int]:
-        """The addresses of the pointers of the launch."""
-        return [start + each for each in self._pointers]
+def _offsets(site: Site, template: Template) -> tuple[list[int], int]:
+    """Where the pointers of a launch lie in memory of its own, and the bytes of that."""
+    found: dict[object, int] = {}
+    size = 0
+    values = dict.fromkeys((*template.reads, *template.writes))
+    parts = [*((v, v.type) for v in values), *enumerate((*template.scratch, *template.zeros))]
+    for key, kind in parts:
+        old = template.in_place.get(key) if isinstance(key, Value) else None
+        found[key] = found.get(old, size)
+        if found[key] == size:
+            size += aligned(max(site.local.bytes(kind), 1))
+    rest = range(len(parts) - len(values))
+    return [found[key] for key in (*template.reads, *template.writes, *rest)], size

@@ -59,12 +59,12 @@ class Product:
     def of(settings: Settings) -> Product:
         """The product with the settings of a library call."""
         values: dict[str, Any] = dict(settings)
-        return Product(**{name: _TYPES[name](x) for name, x in values.items()})
+        return Product(**values)
 
     def settings(self) -> Settings:
-        """The settings of the library call, numbers and words: what is not the default."""
+        """The settings of the library call: what is not the default."""
         values = ((f.name, getattr(self, f.name), f.default) for f in fields(self))
-        return {n: int(x) if isinstance(x, bool) else x for n, x, usual in values if x != usual}
+        return {name: x for name, x, usual in values if x != usual}
 
     def operands(self) -> tuple[Operand, ...]:
         """The arguments of the call in order: what it reads, then y."""
@@ -105,9 +105,3 @@ class Product:
             f"{self.dtype} product [{batch}{self.rows}, {self.inner}] x "
             f"[{self.inner}, {self.columns}] in {self.result}"
         )
-
-
-_TYPES = {
-    f.name: {"bool": bool, "int": int, "float": float, "str": str}[str(f.type)]
-    for f in fields(Product)
-}
