@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,13 +22,11 @@ from irc.backends.cuda.execute import rank as rank_module
 from irc.backends.cuda.execute.load import CudaProgram, CudaStream
 from irc.backends.cuda.execute.rank import CudaRank
 from irc.backends.cuda.execute.timing import Timing
-from irc.backends.cuda.execute.upload import allocate_weights
-from irc.backends.cuda.execute.weights import DeviceWeights
+from irc.backends.cuda.execute.weights import DeviceWeights, Source
 from irc.backends.cuda.plan import Launch, Plan
 from irc.backends.cuda.plan.core import ALIGNMENT, Buffer, Step, pointers
 from irc.backends.ranks.communicator import Communicator
 from irc.ir.core import Weight
-from irc.ir.dtypes import dtype as dtype_called
 from irc.ir.dtypes import numpy_dtype
 
 # The dtypes and schemes of weights by the names of the command line. The head of w4a16 is bf16.
@@ -102,31 +99,24 @@ class RepeatedWeights(DeviceWeights):
     ) -> None:
         """Allocate and fill the weights that are not there yet."""
         new = {name: weight for name, weight in weights.items() if name not in self.addresses}
-        sizes = {name: _nbytes(weight) for name, weight in new.items()}
+        sizes: dict[Source, int] = {name: self._size(weight) for name, weight in new.items()}
         total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values())
         check(total)
         if not total:
             return
-        address = allocate_weights(self._driver, total)
-        self._memory.append(address)
+        self._place(sizes, total)
         blocks = dict[str, int]()
         for name, weight in new.items():
+            address = self.addresses[name] = self._known[name]
             dtype = weight.type.dtype
             if dtype not in blocks:
                 blocks[dtype] = filled(self._driver, self._stream, dtype)
             for start in range(0, sizes[name], _BLOCK):
                 part = min(_BLOCK, sizes[name] - start)
                 self._stream.copy(address + start, blocks[dtype], part)
-            self.addresses[name] = address
-            address += -(-sizes[name] // ALIGNMENT) * ALIGNMENT
         self._stream.wait()
         for block in blocks.values():
             self._driver.free(block)
-
-
-def _nbytes(weight: Weight) -> int:
-    sizes = [size for size in weight.type.shape if isinstance(size, int)]
-    return dtype_called(weight.type.dtype).nbytes(prod(sizes))
 
 
 def filled(driver: Driver, stream: Stream, dtype: str) -> int:
