@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import irc
+from irc.backends.cuda.codegen import experts
+from irc.backends.cuda.codegen.streaming.choices import Target
 from irc.backends.cuda.execute.compile import compile_kernel
 from irc.backends.cuda.plan import Launch
 from irc.backends.cuda.plan.build import Planner
@@ -76,8 +78,16 @@ ALONE = ["moe_sort", "moe_product", "moe_product", "moe_combine"]
     [(1, 0, False), (13, 0, True), (70, 0, False), (70, 9, True), (330, 0, False)],
 )
 def test_tiles_of_experts(
-    dtype: str, tokens: int, capacity: int, first: bool, rng: np.random.Generator
+    dtype: str,
+    tokens: int,
+    capacity: int,
+    first: bool,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """On a GPU so small that a block computes several tiles."""
+    small = Target(multiprocessors=int(rng.integers(1, 4)), shared=100 << 10)
+    monkeypatch.setattr(experts, "target", lambda: small)
     module = irc.parse(text_of(dtype, capacity, first))
     program = HostProgram(module, fused=True)
     inputs = inputs_of(rng, tokens, dtype, 9 if first else 5)
