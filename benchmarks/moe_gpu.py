@@ -25,9 +25,8 @@ from typing import Any
 import numpy as np
 
 import irc
-from benchmarks.decode_gpu_models import opened
+from benchmarks.decode_gpu_models import opened, timing
 from benchmarks.rank import start_ranks
-from benchmarks.read_rate import read_rate
 from irc.backends.ranks.communicator import Communicator
 from irc.frontends import Module, ModuleList, Tensor, random_weights
 from irc.frontends import functional as F
@@ -90,7 +89,7 @@ def run(host: Communicator | None, words: Sequence[str]) -> None:
     torch.cuda.set_device(number)
     with opened(Path(words[0]), host, True) as program:
         rank = program.rank
-        rate = read_rate(rank.driver, rank.stream, rank.kernels)
+        rate = timing(rank).read_rate(rank.kernels) * 1e6
         if not number:
             print(f"{rank.driver.gpu.name}, reads {rate / 1e12:.3f} TB/s, {layers} layers")
         ranks = 1 if host is None else host.ranks
