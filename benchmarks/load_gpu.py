@@ -49,7 +49,7 @@ def compare(options: argparse.Namespace, place: Path) -> None:
     size = (checkpoint / "model.safetensors").stat().st_size
     print(f"{options.model}, {size / 1e9:.2f} GB of bf16 weights", flush=True)
     artifact, words = place / "artifact", ["--backend", "cuda", "--next-tokens"]
-    words += ["--quantize", options.quantize] if options.quantize else []
+    words += ["--quantize", options.quantize, "--bundle"] if options.quantize else []
     command = ["compile", checkpoint, *words, "-o", artifact]
     print(f"irc compile                          {measure(python('irc', *command)).seconds:6.2f} s")
     cold, cache = {"IRC_CACHE": str(place / "cold")}, {"IRC_CACHE": str(place / "cache")}
