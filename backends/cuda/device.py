@@ -1,4 +1,4 @@
-"""The `Driver` of a real GPU: cuda-python for memory, streams and graphs, NCCL for groups."""
+"""One GPU by cuda-python: its memory, streams and graphs."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 # pyright: reportAttributeAccessIssue=false
@@ -28,7 +28,10 @@ FAILED = "the GPU failed"  # how messages begin about work that was enqueued bef
 
 
 class CudaDriver:
-    """See Driver for the methods. Makes the GPU `index` the current one of this thread."""
+    """One GPU, used by one thread, whose current one becomes the GPU `index`.
+
+    `groups`: those whose collectives may be on its streams.
+    """
 
     def __init__(self, index: int) -> None:
         _check_package()
@@ -42,6 +45,7 @@ class CudaDriver:
         self._memset, self._success = runtime.cudaMemsetAsync, runtime.cudaError_t.cudaSuccess
 
     def allocate(self, size: int) -> int:
+        """The address of new device memory, a multiple of 256; an Error if too little is free."""
         try:
             return int(call("cudaMalloc", max(1, size)))
         except Error as error:
@@ -52,12 +56,15 @@ class CudaDriver:
             ) from error
 
     def free(self, address: int) -> None:
+        """Free memory that `allocate` returned; waits for the GPU."""
         call("cudaFree", address)
 
     def share(self, address: int) -> bytes:
+        """A handle by which another process of this host opens memory of `allocate`."""
         return bytes(call("cudaIpcGetMemHandle", address).reserved)
 
     def open_shared(self, handle: bytes) -> int:
+        """The address here of memory that another process shares, also of another GPU."""
         from cuda.bindings import runtime
 
         words = runtime.cudaIpcMemHandle_t()
@@ -65,18 +72,22 @@ class CudaDriver:
         return int(call("cudaIpcOpenMemHandle", words, runtime.cudaIpcMemLazyEnablePeerAccess))
 
     def close_shared(self, address: int) -> None:
+        """Release memory that `open_shared` returned."""
         call("cudaIpcCloseMemHandle", address)
 
     def free_memory(self) -> int:
+        """The number of free bytes of the GPU."""
         return int(call("cudaMemGetInfo")[0])
 
     def pinned(self, size: int) -> Array:
+        """Page-locked host memory, u8[size]."""
         address = int(call("cudaHostAlloc", size, 0))
         memory = (ctypes.c_uint8 * size).from_address(address)
         weakref.finalize(memory, call, "cudaFreeHost", address).atexit = False
         return np.frombuffer(memoryview(memory), np.uint8)
 
     def zero(self, address: int, size: int, stream: int) -> None:
+        """Enqueue filling bytes with zeros."""
         (status,) = self._memset(address, 0, size, stream)
         if status != self._success:
             raise Error(f"cudaMemsetAsync of {size} bytes failed: {status.name}")
@@ -84,6 +95,7 @@ class CudaDriver:
     def add_rms_norm(
         self, dtype: str, weight_dtype: str, rows: int, columns: int, eps: float, offset: float
     ) -> LaunchNorm:
+        """launch(total, residual, weight, normed, stream): see norm.py."""
         from .norm import add_rms_norm
 
         return add_rms_norm(self._kernels, dtype, weight_dtype, rows, columns, eps, offset)
@@ -97,11 +109,12 @@ class CudaDriver:
         return CudaKernels(capability, Compiler(capability, default_folder()))
 
     def stream(self) -> CudaStream:
+        """A new stream."""
         return CudaStream(self.groups)
 
 
 class CudaStream:
-    """See Stream. `groups` are those of the driver; `handle`: of an existing stream."""
+    """A CUDA stream. `groups` are those of the driver; `handle`: of an existing stream."""
 
     def __init__(self, groups: Sequence[Group] = (), handle: int | None = None) -> None:
         from cuda.bindings import runtime
@@ -116,12 +129,15 @@ class CudaStream:
         self._mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
 
     def upload(self, address: int, host: Array) -> None:
+        """Copy contiguous host memory to the GPU; it must not change until the copy is done."""
         self._copy(address, host.ctypes.data, host.nbytes, self._up)
 
     def download(self, host: Array, address: int) -> None:
+        """Copy from the GPU into contiguous host memory."""
         self._copy(host.ctypes.data, address, host.nbytes, self._down)
 
     def copy(self, target: int, source: int, size: int) -> None:
+        """Copy bytes within the GPU."""
         self._copy(target, source, size, self._within)
 
     def _copy(self, target: int, source: int, size: int, kind: Any) -> None:
@@ -129,15 +145,21 @@ class CudaStream:
             call("cudaMemcpyAsync", target, source, size, kind, self.handle)
 
     def event(self) -> CudaEvent:
+        """The place after everything enqueued so far."""
         return CudaEvent(self.handle)
 
     def is_done(self) -> bool:
+        """Whether everything enqueued is done; an Error where the GPU has failed."""
         (status,) = self._query(self.handle)
         if status in (self._success, self._not_ready):
             return status == self._success
         raise Error(f"{FAILED}: {status.name}")
 
     def wait(self, what: str = "the step") -> None:
+        """Wait until everything is done; a PeerError where a rank of a group is lost.
+
+        `what` names the work in messages.
+        """
         if self._groups:
             wait(self, self._groups, what)
         else:
@@ -147,6 +169,7 @@ class CudaStream:
                 raise Error(f"{FAILED}: {error.message}") from error
 
     def capture(self, work: Callable[[], None]) -> Any:
+        """A graph of what `work` enqueues here; an Error where something cannot be captured."""
         call("cudaStreamBeginCapture", self.handle, self._mode)
         try:
             work()
@@ -160,14 +183,16 @@ class CudaStream:
         return launchable
 
     def launch(self, graph: Any) -> None:
+        """Enqueue a graph."""
         call("cudaGraphLaunch", graph, self.handle)
 
     def drop(self, graph: Any) -> None:
+        """Destroy a graph."""
         call("cudaGraphExecDestroy", graph)
 
 
 class CudaEvent:
-    """See Event for `wait`. `ms_until` measures the time between two of them."""
+    """A place in a stream."""
 
     def __init__(self, stream: int) -> None:
         self._event = call("cudaEventCreate")
@@ -175,6 +200,7 @@ class CudaEvent:
         call("cudaEventRecord", self._event, stream)
 
     def wait(self) -> None:
+        """Wait until the stream has reached this place."""
         call("cudaEventSynchronize", self._event)
 
     def is_done(self) -> bool:
@@ -188,7 +214,7 @@ class CudaEvent:
         raise Error(f"{FAILED}: {status.name}")
 
     def ms_until(self, later: CudaEvent) -> float:
-        """Milliseconds from this event to a later one; both are done."""
+        """Milliseconds from this event to a later one of the same GPU; both are done."""
         return float(call("cudaEventElapsedTime", self._event, later._event))
 
 

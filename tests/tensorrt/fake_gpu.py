@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from irc.backends.cuda.device import CudaDriver, CudaEvent, CudaStream
 from irc.backends.cuda.driver import Gpu
 from irc.backends.cuda.group import Group
 from irc.backends.cuda.watch import wait
@@ -87,8 +88,8 @@ class Graph:
 STREAMS: dict[int, FakeStream] = {}
 
 
-class FakeStream:
-    """See Stream. `driver.calls` records the enqueued calls."""
+class FakeStream(CudaStream):
+    """See CudaStream. `driver.calls` records the enqueued calls."""
 
     def __init__(self, driver: FakeDriver) -> None:
         self.driver, self.memory = driver, driver.memory
@@ -169,8 +170,8 @@ class FakeStream:
         graph.dropped = True
 
 
-class FakeEvent:
-    """See Event."""
+class FakeEvent(CudaEvent):
+    """See CudaEvent."""
 
     def __init__(self, stream: FakeStream) -> None:
         self._stream, self.reached = stream, False
@@ -185,13 +186,13 @@ class FakeEvent:
         self._stream.is_done()
         return self.reached
 
-    def ms_until(self, later: FakeEvent) -> float:
+    def ms_until(self, later: CudaEvent) -> float:
         """More on each next GPU."""
         return 1.0 + self._stream.driver.number
 
 
-class FakeDriver:
-    """See Driver. `broken`: the error of the GPU, if it has failed."""
+class FakeDriver(CudaDriver):
+    """See CudaDriver. `broken`: the error of the GPU, if it has failed."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
