@@ -50,12 +50,3 @@ template <typename T> void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u3
             c[e] += (float)T{(u16)(a >> 16 * (k % 2))} * (float)T{(u16)(b >> 16 * (k % 2))};
         }
 }
-inline u32 transposed(u32 part) {
-    const u32 mine[] = {part};
-    const Given<1> given(mine);
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    u32 out = 0;
-    for (int e = 0; e < 2; ++e)
-        out |= (given.of[4 * (2 * t + e) + g / 2].word[0] >> 16 * (g % 2) & 0xffffu) << 16 * e;
-    return out;
-}

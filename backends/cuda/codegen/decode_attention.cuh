@@ -1,13 +1,13 @@
 // Attention of one query per sequence: rope of the new query and key, their row of the caches, and
 // softmax(scale q k') v over the visible keys. A grid of (splits, key heads * PARTS, sequences); a
 // block has up to 16 query heads of one key head. Its warps take 16 keys at a time, on tensor
-// cores, straight from global memory: a lane holds 8 features of two keys. The splits of a head
-// are joined in a cluster, where the kernel is built for one, or by the block that ends last.
+// cores, straight from global memory, 8 features a lane. The splits of a head are joined in a
+// cluster, where the kernel is built for one, or by the block that ends last.
 // Constants come before: T, D, GROUP (query heads of a key head), ROWS (of them in a block), PARTS,
 // WARPS, THREADS, EARLY, NEW (writes the caches), NORM, EPS and OFFSET (rms_norm of heads), ROPE,
 // INTERLEAVED, TURNED, FACTOR, FREQUENCY, CAUSAL, WINDOW, LENGTHS, SCALE, SOFTCAP, SPLIT (several
 // blocks per head), CLUSTER (blocks in one, or 1), AHEAD (loads values and the next keys while it
-// computes), and FAR (tiles of a warp that it brings into the cache of the GPU, behind those).
+// computes).
 
 struct Decode {
     const u16 *q, *k, *v;                  // the new rows of a sequence, `*_stride` elements apart
@@ -26,7 +26,8 @@ struct Decode {
 
 constexpr int CHUNKS = (D + 31) / 32, PITCH = CHUNKS * 32 + 8;
 constexpr int HALVES = ROWS > 8 ? 2 : 1, NEW_ROWS = ROWS + NEW;
-constexpr int ROW_QUADS = 8 * CHUNKS, QUADS = ROWS * ROW_QUADS;
+constexpr int BLOCKS = (D + 63) / 64;  // of features of a value
+constexpr int ROW_QUADS = 16 * BLOCKS, QUADS = ROWS * ROW_QUADS;
 constexpr float NONE = -1e30f, LOG2E = 1.4426950408889634f;
 
 struct DecodeShared {
@@ -38,6 +39,8 @@ struct DecodeShared {
 };
 
 INLINE float number(u16 bits) { return (float)T{bits}; }
+INLINE u32 lows(u32 a, u32 b) { return (a & 0xffffu) | b << 16; }
+INLINE u32 highs(u32 a, u32 b) { return a >> 16 | (b & 0xffff0000u); }
 
 // The new queries and the new key, each of its own length 1, times weights.
 INLINE void normalize_rows(DecodeShared& s, const Decode& a) {
@@ -107,17 +110,15 @@ INLINE Quad joined(int parts, Top top_of, Total total_of, Part part_of, float& t
     return sum;
 }
 
-// Quad i of a block has features d, d + 2, d + 4 and d + 6 of a row.
 INLINE void finish(const Decode& a, int kv, int part, int i, const Quad& value, float total) {
-    const int r = part * ROWS + i / ROW_QUADS, g = i % 8;
-    const int d = i % ROW_QUADS / 8 * 32 + g / 2 * 8 + g % 2;
-    if (r >= GROUP) return;
+    const int r = part * ROWS + i / ROW_QUADS, d = i % ROW_QUADS * 4;
+    if (r >= GROUP || d >= D) return;
     const long long heads = (long long)(gridDim.y / PARTS) * GROUP;
-    u16* out = a.out + (blockIdx.z * heads + kv * GROUP + r) * D + d;
+    const float weight = total == 0.0f ? 0.0f : 1.0f / total;
+    Pack<u16, 4> done;
     #pragma unroll
-    for (int k = 0; k < 4; ++k)
-        if (D % 32 == 0 || d + 2 * k < D)
-            out[2 * k] = T::of(total == 0.0f ? 0.0f : value.item[k] / total).bits;
+    for (int k = 0; k < 4; ++k) done.item[k] = T::of(value.item[k] * weight).bits;
+    *(Pack<u16, 4>*)(a.out + (blockIdx.z * heads + kv * GROUP + r) * D + d) = done;
 }
 
 // Quad i of the warps of a block.
@@ -206,22 +207,29 @@ INLINE void decode_attention(const Decode& a) {
     u16* keys = a.keys + b * a.sequence + kv * a.head;
     u16* values = a.values + b * a.sequence + kv * a.head;
 
-    uint4 k[2][CHUNKS], v[2][CHUNKS];  // keys g and g + 8 of a tile, features 32 c + 8 t to + 7
+    // Of keys g and g + 8 of a tile, features 32 c + 8 t to + 7; of the values of keys 2 t, 2 t + 1,
+    // 2 t + 8 and 2 t + 9, features 64 c + 8 g to + 7.
+    uint4 k[2][CHUNKS], v[4][BLOCKS];
+    auto key_of = [&](int tile, int i) { return tile * 16 + 8 * i + g; };
+    auto value_of = [&](int tile, int i) { return tile * 16 + 8 * (i / 2) + 2 * t + i % 2; };
     auto old = [&](int key) { return key >= first && key < limit && key != fresh; };
-    auto load = [&](uint4(&x)[2][CHUNKS], const u16* from, int tile) {
+    auto load = [&](const u16* from, int key, int d) {  // the last features may be missing
+        return old(key) && d < D ? *(const uint4*)(from + key * a.row + d) : uint4{0, 0, 0, 0};
+    };
+    auto load_keys = [&](int tile) {
         #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const int key = tile * 16 + 8 * r + g;
-            const bool there = old(key);  // the last chunk may be cut
-            const u16* at = from + key * a.row + 8 * t;
-            #pragma unroll
-            for (int c = 0; c < CHUNKS; ++c)
-                x[r][c] = there && (D % 32 == 0 || 32 * c + 8 * t < D) ? *(const uint4*)(at + 32 * c) : uint4{0, 0, 0, 0};
-        }
+        for (int i = 0; i < 2 * CHUNKS; ++i)
+            k[i / CHUNKS][i % CHUNKS] =
+                load(keys, key_of(tile, i / CHUNKS), 32 * (i % CHUNKS) + 8 * t);
+    };
+    auto load_values = [&](int tile) {
+        #pragma unroll
+        for (int i = 0; i < 4 * BLOCKS; ++i)
+            v[i / BLOCKS][i % BLOCKS] =
+                load(values, value_of(tile, i / BLOCKS), 64 * (i % BLOCKS) + 8 * g);
     };
     auto fetch = [&](int tile) {  // into the cache of the GPU
         constexpr int LINES = (2 * D + 127) / 128;
-        #pragma unroll
         for (int i = lane; i < 16 * LINES; i += 32) {
             const int key = tile * 16 + i / LINES;
             if (!old(key)) continue;
@@ -229,15 +237,8 @@ INLINE void decode_attention(const Decode& a) {
             prefetch(values + key * a.row + i % LINES * 64);
         }
     };
-    auto fill = [&](uint4(&x)[2][CHUNKS], int tile, int row) {  // the new row, where it is in the tile
-        #pragma unroll
-        for (int r = 0; r < 2; ++r)
-            if (NEW && fresh >= first && fresh < limit && tile * 16 + 8 * r + g == fresh)
-                #pragma unroll
-                for (int c = 0; c < CHUNKS; ++c)
-                    x[r][c] = *(const uint4*)(s.rows + row * PITCH + 32 * c + 8 * t);
-        if (NEW) __syncwarp();
-    };
+    const bool shown = NEW && fresh >= first && fresh < limit;
+    auto has_new = [&](int tile) { return shown && tile == fresh / 16; };
 
     // Without a cluster, no more splits than there are tiles for their warps.
     const int tiles = (limit + 15) / 16, all = (tiles - first / 16 + WARPS - 1) / WARPS;
@@ -245,9 +246,9 @@ INLINE void decode_attention(const Decode& a) {
     const int begin = split < splits ? first / 16 + warp * splits + split : tiles;
     const int stride = WARPS * splits;
     if (begin < tiles) {
-        load(k, keys, begin);
-        if (AHEAD) load(v, values, begin);
-        for (int n = AHEAD; n <= FAR; ++n) fetch(begin + n * stride);
+        load_keys(begin);
+        if (AHEAD) load_values(begin);
+        else fetch(begin);
     }
     if (ROPE)
         for (int i = threadIdx.x; i < TURNED / 2; i += THREADS) {
@@ -268,15 +269,22 @@ INLINE void decode_attention(const Decode& a) {
         }
 
     // The sums are transposed: rows are features, columns are query heads.
-    float top[HALVES], total[HALVES], out[HALVES][2 * CHUNKS][4] = {};  // of query heads g and g + 8
+    float top[HALVES], total[HALVES], out[HALVES][4 * BLOCKS][4] = {};  // of query heads g and g + 8
     #pragma unroll
     for (int h = 0; h < HALVES; ++h) { top[h] = NONE; total[h] = 0.0f; }
 
     for (int tile = begin; tile < tiles; tile += stride) {
         const int next = tile + stride;
-        if (FAR) fetch(next + FAR * stride);
-        if (AHEAD && tile != begin) load(v, values, tile);
-        fill(k, tile, ROWS);
+        if (AHEAD && tile != begin) load_values(tile);
+        if (!AHEAD) fetch(next);
+        if (has_new(tile)) {
+            #pragma unroll
+            for (int i = 0; i < 2 * CHUNKS; ++i)
+                if (key_of(tile, i / CHUNKS) == fresh)
+                    k[i / CHUNKS][i % CHUNKS] =
+                        *(const uint4*)(s.rows + ROWS * PITCH + 32 * (i % CHUNKS) + 8 * t);
+            __syncwarp();
+        }
         float score[2][4] = {};
         #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
@@ -292,10 +300,17 @@ INLINE void decode_attention(const Decode& a) {
         if (!AHEAD) {
             settle(score[0]);
             settle(score[1]);
-            load(v, values, tile);
+            load_values(tile);
         }
-        fill(v, tile, ROWS + 1);
-        if (AHEAD && next < tiles) load(k, keys, next);
+        if (has_new(tile)) {
+            #pragma unroll
+            for (int i = 0; i < 4 * BLOCKS; ++i)
+                if (value_of(tile, i / BLOCKS) == fresh && 64 * (i % BLOCKS) + 8 * g < D)
+                    v[i / BLOCKS][i % BLOCKS] =
+                        *(const uint4*)(s.rows + (ROWS + 1) * PITCH + 64 * (i % BLOCKS) + 8 * g);
+            __syncwarp();
+        }
+        if (AHEAD && next < tiles) load_keys(next);
         u32 weights[HALVES][2];
         float shrink[HALVES][2];  // of query heads 2 t and 2 t + 1, and 8 above
         #pragma unroll
@@ -325,11 +340,10 @@ INLINE void decode_attention(const Decode& a) {
             weights[h][1] = pack<T>(p[2], p[3]);
         }
         #pragma unroll
-        for (int i = 0; i < 2 * CHUNKS; ++i) {
-            const uint4 &one = v[0][i / 2], &two = v[1][i / 2];
-            const int j = i % 2 * 2;
-            const u32 a0 = transposed(word(one, j)), a1 = transposed(word(one, j + 1));
-            const u32 a2 = transposed(word(two, j)), a3 = transposed(word(two, j + 1));
+        for (int i = 0; i < 4 * BLOCKS; ++i) {  // rows g and g + 8 are features 2 i and 2 i + 1
+            auto pair = [&](int n) { return word(v[n][i / 4], i % 4); };
+            const u32 a0 = lows(pair(0), pair(1)), a1 = highs(pair(0), pair(1));
+            const u32 a2 = lows(pair(2), pair(3)), a3 = highs(pair(2), pair(3));
             #pragma unroll
             for (int h = 0; h < HALVES; ++h) {
                 #pragma unroll
@@ -337,7 +351,7 @@ INLINE void decode_attention(const Decode& a) {
                 mma<T>(out[h][i], a0, a1, a2, a3, weights[h][0], weights[h][1]);
             }
         }
-        if (!AHEAD && next < tiles) load(k, keys, next);
+        if (!AHEAD && next < tiles) load_keys(next);
     }
 
     #pragma unroll
@@ -349,14 +363,16 @@ INLINE void decode_attention(const Decode& a) {
             s.totals[warp][g + 8 * h] = total[h];
         }
         #pragma unroll
-        for (int c = 0; c < CHUNKS; ++c)
-            #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const int r = 8 * h + 2 * t + e;
-                const float(&one)[4] = out[h][2 * c], (&two)[4] = out[h][2 * c + 1];
-                if (r < ROWS)
-                    s.sums[warp][r * ROW_QUADS + 8 * c + g] = {one[e], one[2 + e], two[e], two[2 + e]};
-            }
+        for (int n = 0; n < 4 * BLOCKS; ++n) {
+            const int r = 8 * h + 2 * t + n % 2, half = n / 2 % 2 ^ g / 4;  // all banks at once
+            auto item = [&](int i) {
+                const int at = n / 4 * 4 + i / 2, e = i % 2 * 2 + n % 2;
+                return half ? out[h][at + 2][e] : out[h][at][e];
+            };
+            if (r < ROWS)
+                s.sums[warp][r * ROW_QUADS + n / 4 * 16 + 2 * g + half] =
+                    {item(0), item(1), item(2), item(3)};
+        }
     }
     __syncthreads();
     if (SPLIT && splits > 1) {

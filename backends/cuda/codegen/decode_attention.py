@@ -21,10 +21,10 @@ FOLDER = Path(__file__).parent
 CODE = (FOLDER / "decode_attention.cuh").read_text(encoding="utf-8")
 WARP = (FOLDER / "warp.cuh").read_text(encoding="utf-8")
 MULTIPROCESSORS = 132  # of the GPU that the numbers of blocks are chosen for
-BLOCKS = 2 * MULTIPROCESSORS  # at most, where several share a head
 SHORT = 4096  # keys, up to which splits are joined in a cluster
 CLUSTER = 8  # blocks, at most
 KEYS_OF_BLOCK = 64  # at least
+MANY = 1024  # keys of a block, above which it has more warps
 ROWS = 16  # query heads of a block, at most
 
 
@@ -208,8 +208,7 @@ class Shape:
 
     `splits` blocks share the keys of a head, `cluster` of them as a cluster: all of them, or 1.
     `resident`: blocks on a multiprocessor, for which the registers have to suffice. `ahead`:
-    whether values and the next keys are loaded into registers while a block computes. `far`:
-    how many tiles of a warp behind these are brought into the cache of the GPU.
+    whether values and the next keys are loaded into registers while a block computes.
     """
 
     group: int
@@ -220,31 +219,31 @@ class Shape:
     cluster: int
     resident: int
     ahead: bool
-    far: int = 1
 
 
 def shape_of(site: Site, sizes: Sizes) -> Shape:
-    """The fastest shape for so many sequences and keys, as far as it was measured."""
+    """The shape that was fastest on an H200: a block per multiprocessor, or many small ones."""
     op = site.attention
     group = int(op.q.type.shape[2]) // op.head_dim // site.key_heads
     parts = -(-group // (ROWS if op.head_dim <= 128 else ROWS // 2))
     rows = -(-group // parts)
     heads = number(op.q.type.shape[0], sizes) * site.key_heads * parts
-    splits = splits_of(heads, number(site.count, sizes))
-    many = splits * heads > MULTIPROCESSORS  # blocks, so that two of them share one
-    pairs = many and op.head_dim <= 128 and rows <= 8
-    warps = 8 if rows * op.head_dim <= 1024 else 4
+    keys = number(site.count, sizes)
+    splits, ahead = splits_of(heads, keys), op.head_dim <= 128
+    if rows * op.head_dim > 1024 or (heads > MULTIPROCESSORS and ahead):
+        warps = 4
+    else:
+        warps = 12 if keys > MANY * splits and rows * op.head_dim <= 512 else 8
+    resident = 4 if heads > MULTIPROCESSORS and ahead and rows <= 8 else 1
     cluster = splits if splits <= CLUSTER else 1
-    return Shape(
-        group, rows, parts, warps, splits, cluster, 1 + pairs, not pairs and op.head_dim <= 128
-    )
+    return Shape(group, rows, parts, warps, splits, cluster, resident, ahead)
 
 
 def splits_of(heads: int, keys: int) -> int:
     """The number of blocks that share the keys of one key head, a power of two."""
-    most = CLUSTER if keys <= SHORT else 256
+    most = min(MULTIPROCESSORS // heads, CLUSTER if keys <= SHORT else MULTIPROCESSORS)
     splits = 1
-    while 2 * splits <= most and 2 * splits * heads <= BLOCKS and splits * KEYS_OF_BLOCK < keys:
+    while 2 * splits <= most and splits * KEYS_OF_BLOCK < keys:
         splits *= 2
     return splits
 
@@ -254,7 +253,7 @@ def template(site: Site, sizes: Sizes, shape: Shape | None = None) -> Template:
     op, shape = site.attention, shape or shape_of(site, sizes)
     heads, batch = site.key_heads * shape.parts, number(op.q.type.shape[0], sizes)
     source = Source(site, shape)
-    row = -(-op.head_dim // 32) * 32 + 4  # sums, the top and the total
+    row = -(-op.head_dim // 64) * 64 + 4  # sums, the top and the total
     shared = batch * heads * shape.splits if shape.splits > shape.cluster else 0
     return Template(
         kernel=source.kernel(),
@@ -357,7 +356,6 @@ class Source:
             "TURNED": rope.turned if rope else 0,
             "WINDOW": op.window,
             "CLUSTER": shape.cluster,
-            "FAR": shape.far,
         }
         flags = {
             "EARLY": self.early,

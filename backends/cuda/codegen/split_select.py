@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from irc.ir.core import Op, Value
 from irc.ir.dims import product
 from irc.ir.types import TensorType
 from irc.ops import Argmax, Topk
 
 from ..plan.template import Fused, Sizes, Template, fusion
-from .body import ELEMENTS, REGISTERS, Body
+from .body import ELEMENTS, REGISTERS, Body, Index
+from .files import helpers
 from .kernels import BLOCK, launch, number
 
 LONG = 1 << 14  # elements of a row, from which on it is shared
 SLICE = 1 << 11  # elements of a block, at least
 MOST = 64  # results per row
 BLOCKS = 264  # of all rows, about
-SCRATCH = {"float": "f32", "double": "f64", "int": "i32", "long long": "i64"}
 
 
 @fusion(Argmax, Topk)
@@ -39,30 +37,34 @@ def split_select(op: Op, sizes: Sizes) -> Fused | str | None:
 
 def _template(op: Argmax | Topk, count: int, rows: int, parts: int) -> Template:
     """Every block finds the largest of its slice; the last one of a row, the largest of these."""
-    body, kind, last = Body(_stored(op.x)), REGISTERS[op.x.type.dtype][0], len(op.results) - 1
-    length = body.size(op.x.type.shape[-1])
-    body.line("const ix row = blockIdx.y, parts = gridDim.x, part = row * parts + blockIdx.x;")
+    body, kind = Body(_stored(op.x)), REGISTERS[op.x.type.dtype][0]
+    length, index = body.size(op.x.type.shape[-1]), _rows(body, op)
     body.line(f"const ix slice = ({length} + parts - 1) / parts, first = blockIdx.x * slice;")
     body.line(f"const ix until = first + slice < {length} ? first + slice : {length};")
-    index = body.unflattened("row", op.x.type.shape[:-1])
-    at = f"part * {count} + chosen"
-    _rounds(
-        body,
-        (kind, count, "first", "until"),
-        lambda: (body.element(op.x, (*index, "i")), "i"),
-        [f"store(scratch0, {at}, best.value);", f"store(scratch1, {at}, (int)best.place);"],
-    )
+    body.line(f"__shared__ Key chosen[{count}];")
+    width = 8 if kind in ("double", "long long") else 4
+    select = f"select_largest<{width}>({count}"
+    with body.block(""):
+        with body.block("auto key = [&](ix i) -> Key"):
+            body.line(f"return {{ordered({body.element(op.x, (*index, 'i'))}), ~(u32)i}};")
+        body.line(f";{select}, first, until, key, chosen);")
+    with body.block(f"for (int i = threadIdx.x; i < {count}; i += blockDim.x)"):
+        body.line(f"store(scratch0, part * {count} + i, (long long)chosen[i].value);")
+        body.line(f"store(scratch1, part * {count} + i, (int)chosen[i].place);")
     body.lines += LAST.splitlines()
-    at = f"row * {count} + chosen"
-    _rounds(
-        body,
-        (kind, count, f"row * parts * {count}", f"(row + 1) * parts * {count}"),
-        lambda: ("load(scratch0, i)", "load(scratch1, i)"),
-        [
-            f"store(out{n}, {at}, {'(int)best.place' if n == last else 'best.value'});"
-            for n in range(last + 1)
-        ],
-    )
+    with body.block(""):
+        body.line("auto key = [&](ix i) -> Key {")
+        body.line("  return {(u64)load(scratch0, i), (u32)load(scratch1, i)};")
+        body.line("};")
+        body.line(f"{select}, row * parts * {count}, (row + 1) * parts * {count}, key, chosen);")
+    with body.block(f"for (int i = threadIdx.x; i < {count}; i += blockDim.x)"):
+        body.line("int rank = 0;")
+        body.line(f"for (int j = 0; j < {count}; ++j) rank += larger(chosen[j], chosen[i]);")
+        place = body.variable("const ix", "(ix)~chosen[i].place")
+        at = body.variable("const ix", f"row * {count} + rank")
+        if isinstance(op, Topk):
+            body.line(f"store(out0, {at}, {body.element(op.x, (*index, place))});")
+        body.line(f"store(out{len(op.results) - 1}, {at}, (int){place});")
     candidates = (rows * parts * count,)
     return launch(
         "split_select",
@@ -71,9 +73,16 @@ def _template(op: Argmax | Topk, count: int, rows: int, parts: int) -> Template:
         lambda _: (parts, rows, 1),
         operations=[op],
         block=BLOCK,
-        scratch=[TensorType(SCRATCH[kind], candidates), TensorType("i32", candidates)],
+        scratch=[TensorType("i64", candidates), TensorType("i32", candidates)],
         zeros=[TensorType("i32", (rows,))],
+        helpers=helpers("select.cuh"),
     )
+
+
+def _rows(body: Body, op: Argmax | Topk) -> Index:
+    """Statements for the row and the part of a block; the row's index."""
+    body.line("const ix row = blockIdx.y, parts = gridDim.x, part = row * parts + blockIdx.x;")
+    return body.unflattened("row", op.x.type.shape[:-1])
 
 
 # Only the block of a row that comes here last goes on.
@@ -87,39 +96,6 @@ LAST = """\
   __threadfence();
   if (threadIdx.x == 0) store(zeros0, row, 0);
 """
-
-
-def _rounds(
-    body: Body,
-    what: tuple[str, int, str, str],
-    candidate: Callable[[], tuple[str, str]],
-    keep: Sequence[str],
-) -> None:
-    """Statements for `best` of every round: the largest candidate behind that of the last one.
-
-    `what`: the type of values, the number of rounds, the first candidate and the one behind the
-    last; `candidate` is the value and place of candidate i. A thread looks at its candidates again
-    only when one of them was the best. `keep` are the statements of one thread for a round.
-    """
-    kind, count, first, until = what
-    behind = "here.place != last.place && Larger()(last, here).place != here.place"
-    with body.block(""):
-        body.line(f"Place<{kind}> mine = {{0, -1}}, last = {{0, -1}};")
-        body.line("bool stale = true;")
-        with body.block(f"for (int chosen = 0; chosen < {count}; ++chosen)"):
-            with body.block("if (stale)"):
-                body.line("mine.place = -1;")
-                loop = f"ix i = {first} + threadIdx.x; i < {until}; i += blockDim.x"
-                with body.block(f"for ({loop})"):
-                    value, place = candidate()
-                    body.line(f"const Place<{kind}> here = {{{value}, {place}}};")
-                    body.line(f"if (here.place >= 0 && (last.place < 0 || ({behind})))")
-                    body.line("  mine = Larger()(mine, here);")
-            body.line(f"const Place<{kind}> best = block_reduce(mine, Larger());")
-            body.line("stale = best.place < 0 || mine.place == best.place;")
-            body.line("if (best.place >= 0) last = best;")
-            with body.block("if (threadIdx.x == 0)"):
-                body.lines += [f"      {line}" for line in keep]
 
 
 def _stored(value: Value) -> list[Value]:

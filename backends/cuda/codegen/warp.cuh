@@ -41,12 +41,6 @@ INLINE void mma<f16>(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// The transpose of an 8 x 8 matrix: row g, columns 2 t and 2 t + 1 in every lane.
-INLINE u32 transposed(u32 part) {
-    u32 out;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(part));
-    return out;
-}
 INLINE void prefetch(const void* from) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
 }

@@ -1,0 +1,58 @@
+// The largest of many elements, by keys: larger elements have larger keys, and of equal ones the
+// first has.
+struct Key { u64 value; u32 place; };
+INLINE bool larger(const Key& a, const Key& b) {
+    return a.value > b.value || (a.value == b.value && a.place > b.place);
+}
+INLINE Key masked(const Key& a, const Key& mask) { return {a.value & mask.value, a.place & mask.place}; }
+
+// NaN has the largest key, as in numpy; both zeros have one.
+INLINE u64 ordered(float x) {
+    const u32 bits = __float_as_uint(x == 0 ? 0.0f : x);
+    return x != x ? ~0u : bits >> 31 ? ~bits : bits | 1u << 31;
+}
+INLINE u64 ordered(double x) {
+    const u64 bits = (u64)__double_as_longlong(x == 0 ? 0.0 : x);
+    return x != x ? ~0ull : bits >> 63 ? ~bits : bits | 1ull << 63;
+}
+INLINE u64 ordered(int x) { return (u32)x ^ 1u << 31; }
+INLINE u64 ordered(long long x) { return (u64)x ^ 1ull << 63; }
+
+// The `count` largest of key(i) for i from `first` on, in any order: the block counts the values of
+// one byte of the keys after the other, and keeps those that begin as the last one it wants.
+template <int BYTES, typename KeyOf>
+INLINE void select_largest(int count, ix first, ix until, KeyOf key, Key* chosen) {
+    __shared__ int bins[256], last, rest, same, found;
+    Key begin = {0, 0}, mask = {0, 0};
+    for (int byte = BYTES + 3, wanted = count; byte >= 0; --byte) {
+        const int shift = 8 * (byte < 4 ? byte : byte - 4);
+        for (int b = threadIdx.x; b < 256; b += blockDim.x) bins[b] = 0;
+        __syncthreads();
+        for (ix i = first + threadIdx.x; i < until; i += blockDim.x) {
+            const Key k = key(i), m = masked(k, mask);
+            if (m.value == begin.value && m.place == begin.place)
+                atomicAdd(bins + (int)((byte < 4 ? k.place : k.value) >> shift & 255), 1);
+        }
+        __syncthreads();
+        for (int b = threadIdx.x; b < 256; b += blockDim.x) {
+            int above = 0;
+            for (int other = b + 1; other < 256; ++other) above += bins[other];
+            if (above >= wanted || above + bins[b] < wanted) continue;
+            last = b;
+            rest = wanted - above;
+            same = bins[b];
+        }
+        __syncthreads();
+        if (byte < 4) begin.place |= (u32)last << shift, mask.place |= 255u << shift;
+        else begin.value |= (u64)last << shift, mask.value |= 255ull << shift;
+        wanted = rest;
+        if (wanted == same) break;
+    }
+    if (threadIdx.x == 0) found = 0;
+    __syncthreads();
+    for (ix i = first + threadIdx.x; i < until; i += blockDim.x) {
+        const Key k = key(i);
+        if (!larger(begin, masked(k, mask))) chosen[atomicAdd(&found, 1)] = k;
+    }
+    __syncthreads();
+}
