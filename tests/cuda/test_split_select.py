@@ -36,6 +36,8 @@ CASES = {
     "argmax of integers": (ARGMAX, "i32[B]", "i64", 20000, 1),
     "topk": (TOPK, TWO, "f32", 33333, 7),
     "topk of equals": (TOPK, TWO, "f8e4m3", 16384, 64),
+    "many of integers": (TOPK, TWO, "i32", 16500, 700),
+    "topk of f64": (TOPK, TWO, "f64", 16500, 9),
     "computed logits": (HIDDEN, TWO, "bf16", 20011, 5),
 }
 

@@ -4,6 +4,9 @@ struct Key { u64 value; u32 place; };
 INLINE bool larger(const Key& a, const Key& b) {
     return a.value > b.value || (a.value == b.value && a.place > b.place);
 }
+struct LargerKey {
+    INLINE Key operator()(const Key& a, const Key& b) const { return larger(a, b) ? a : b; }
+};
 INLINE Key masked(const Key& a, const Key& mask) { return {a.value & mask.value, a.place & mask.place}; }
 
 // NaN has the largest key, as in numpy; both zeros have one.
@@ -19,9 +22,16 @@ INLINE u64 ordered(int x) { return (u32)x ^ 1u << 31; }
 INLINE u64 ordered(long long x) { return (u64)x ^ 1ull << 63; }
 
 // The `count` largest of key(i) for i from `first` on, in any order: the block counts the values of
-// one byte of the keys after the other, and keeps those that begin as the last one it wants.
+// one byte of the keys after the other, which tells how the last key that it wants begins.
 template <int BYTES, typename KeyOf>
 INLINE void select_largest(int count, ix first, ix until, KeyOf key, Key* chosen) {
+    if (count == 1) {
+        Key best = {0, 0};
+        for (ix i = first + threadIdx.x; i < until; i += blockDim.x) best = LargerKey()(best, key(i));
+        best = block_reduce(best, LargerKey());
+        if (threadIdx.x == 0) *chosen = best;
+        return __syncthreads();
+    }
     __shared__ int bins[256], last, rest, same, found;
     Key begin = {0, 0}, mask = {0, 0};
     for (int byte = BYTES + 3, wanted = count; byte >= 0; --byte) {
@@ -55,4 +65,11 @@ INLINE void select_largest(int count, ix first, ix until, KeyOf key, Key* chosen
         if (!larger(begin, masked(k, mask))) chosen[atomicAdd(&found, 1)] = k;
     }
     __syncthreads();
+}
+
+// How many of the chosen keys are larger than number i.
+INLINE int rank_of(int i, int count, const Key* chosen) {
+    int rank = 0;
+    for (int j = 0; j < count; ++j) rank += larger(chosen[j], chosen[i]);
+    return rank;
 }

@@ -11,10 +11,11 @@ from irc.ops import Argmax, Cumsum, ScatterElements, Topk
 
 from ..plan.template import Template, kernels_of
 from .body import REGISTERS, Body, Index
+from .files import helpers
 from .kernels import blocks, each_thing, launch
 from .rows import Rows
+from .split_select import MOST, select
 
-MOST_ROUNDS = 64  # topk of a long row goes through it once per result, up to this many
 COMBINE = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
 LONG = 1 << 11  # elements; in shorter rows every element is compared with every other
 
@@ -62,9 +63,9 @@ def topk(op: Topk, stored: Collection[Value]) -> list[Template]:
     """The k largest elements of every row, in order."""
     size = op.x.type.shape[op.dim]
     short = isinstance(size, int) and size <= LONG
-    if short or not isinstance(op.k, int) or op.k > MOST_ROUNDS:
+    if short or not isinstance(op.k, int) or op.k > MOST:
         return [_topk_by_counting(op, stored)]
-    return [_topk_by_rounds(op, stored)]
+    return [_topk_by_keys(op, stored)]
 
 
 def _topk_by_counting(op: Topk, stored: Collection[Value]) -> Template:
@@ -92,25 +93,18 @@ def _topk_by_counting(op: Topk, stored: Collection[Value]) -> Template:
     return rows.launch(op)
 
 
-def _topk_by_rounds(op: Topk, stored: Collection[Value]) -> Template:
-    """Every round finds the largest element behind that of the round before."""
+def _topk_by_keys(op: Topk, stored: Collection[Value]) -> Template:
+    """The largest elements are found by their bytes, and placed by the number in front of them."""
+    assert isinstance(op.k, int)
     body, x = Body(stored), op.x
-    kind = REGISTERS[x.type.dtype][0]
     rows = Rows(body, x.type.shape, (op.dim,), together=True)
     with rows.each():
-        body.line(f"Place<{kind}> last = {{0, -1}};")
-        with body.block(f"for (int chosen = 0; chosen < {op.k}; ++chosen)"):
-            body.line(f"Place<{kind}> best = {{0, -1}};")
-            with rows.columns() as column:
-                found = body.element(x, rows.index(column))
-                here = body.variable(f"const Place<{kind}>", f"{{{found}, {column}}}")
-                behind = f"{column} != last.place && Larger()(last, {here}).place != {column}"
-                body.line(f"if (last.place < 0 || ({behind})) best = Larger()(best, {here});")
-            rows.combined("best", "Larger")
-            body.line("last = best;")
-            with rows.once():
-                _store_chosen(op, body, rows, "chosen", "best.value", "best.place")
-    return rows.launch(op)
+        with select(body, x, op.k, "0", rows.length, rows.index):
+            rank = body.variable("const int", f"rank_of(i, {op.k}, chosen)")
+            place = body.variable("const ix", "(ix)~chosen[i].place")
+            _store_chosen(op, body, rows, rank, body.element(x, rows.index(place)), place)
+        body.line("__syncthreads();")
+    return rows.launch(op, helpers("select.cuh"))
 
 
 def _store_chosen(op: Topk, body: Body, rows: Rows, number: str, value: str, place: str) -> None:

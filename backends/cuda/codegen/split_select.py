@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
 from irc.ir.core import Op, Value
 from irc.ir.dims import product
 from irc.ir.types import TensorType
@@ -14,7 +17,7 @@ from .kernels import BLOCK, launch, number
 
 LONG = 1 << 14  # elements of a row, from which on it is shared
 SLICE = 1 << 11  # elements of a block, at least
-MOST = 64  # results per row
+MOST = 1 << 10  # results per row, whose keys are in shared memory
 BLOCKS = 264  # of all rows, about
 
 
@@ -37,35 +40,28 @@ def split_select(op: Op, sizes: Sizes) -> Fused | str | None:
 
 def _template(op: Argmax | Topk, count: int, rows: int, parts: int) -> Template:
     """Every block finds the largest of its slice; the last one of a row, the largest of these."""
-    body, kind = Body(_stored(op.x)), REGISTERS[op.x.type.dtype][0]
-    length, index = body.size(op.x.type.shape[-1]), _rows(body, op)
+    body = Body(_stored(op.x))
+    length = body.size(op.x.type.shape[-1])
+    body.line("const ix row = blockIdx.y, parts = gridDim.x, part = row * parts + blockIdx.x;")
     body.line(f"const ix slice = ({length} + parts - 1) / parts, first = blockIdx.x * slice;")
     body.line(f"const ix until = first + slice < {length} ? first + slice : {length};")
-    body.line(f"__shared__ Key chosen[{count}];")
-    width = 8 if kind in ("double", "long long") else 4
-    select = f"select_largest<{width}>({count}"
-    with body.block(""):
-        with body.block("auto key = [&](ix i) -> Key"):
-            body.line(f"return {{ordered({body.element(op.x, (*index, 'i'))}), ~(u32)i}};")
-        body.line(f";{select}, first, until, key, chosen);")
-    with body.block(f"for (int i = threadIdx.x; i < {count}; i += blockDim.x)"):
+    index = body.unflattened("row", op.x.type.shape[:-1])
+    with select(body, op.x, count, "first", "until", lambda i: (*index, i)):
         body.line(f"store(scratch0, part * {count} + i, (long long)chosen[i].value);")
         body.line(f"store(scratch1, part * {count} + i, (int)chosen[i].place);")
     body.lines += LAST.splitlines()
-    with body.block(""):
-        body.line("auto key = [&](ix i) -> Key {")
-        body.line("  return {(u64)load(scratch0, i), (u32)load(scratch1, i)};")
-        body.line("};")
-        body.line(f"{select}, row * parts * {count}, (row + 1) * parts * {count}, key, chosen);")
+    body.line("auto found = [&](ix i) -> Key {")
+    body.line("  return {(u64)load(scratch0, i), (u32)load(scratch1, i)};")
+    body.line("};")
+    candidates = f"row * parts * {count}, (row + 1) * parts * {count}"
+    body.line(f"select_largest<{_width(op.x)}>({count}, {candidates}, found, chosen);")
     with body.block(f"for (int i = threadIdx.x; i < {count}; i += blockDim.x)"):
-        body.line("int rank = 0;")
-        body.line(f"for (int j = 0; j < {count}; ++j) rank += larger(chosen[j], chosen[i]);")
+        at = body.variable("const ix", f"row * {count} + rank_of(i, {count}, chosen)")
         place = body.variable("const ix", "(ix)~chosen[i].place")
-        at = body.variable("const ix", f"row * {count} + rank")
         if isinstance(op, Topk):
             body.line(f"store(out0, {at}, {body.element(op.x, (*index, place))});")
         body.line(f"store(out{len(op.results) - 1}, {at}, (int){place});")
-    candidates = (rows * parts * count,)
+    kept = (rows * parts * count,)
     return launch(
         "split_select",
         body,
@@ -73,16 +69,31 @@ def _template(op: Argmax | Topk, count: int, rows: int, parts: int) -> Template:
         lambda _: (parts, rows, 1),
         operations=[op],
         block=BLOCK,
-        scratch=[TensorType("i64", candidates), TensorType("i32", candidates)],
+        scratch=[TensorType("i64", kept), TensorType("i32", kept)],
         zeros=[TensorType("i32", (rows,))],
         helpers=helpers("select.cuh"),
     )
 
 
-def _rows(body: Body, op: Argmax | Topk) -> Index:
-    """Statements for the row and the part of a block; the row's index."""
-    body.line("const ix row = blockIdx.y, parts = gridDim.x, part = row * parts + blockIdx.x;")
-    return body.unflattened("row", op.x.type.shape[:-1])
+@contextmanager
+def select(
+    body: Body, x: Value, count: int, first: str, until: str, index: Callable[[str], Index]
+) -> Generator[None]:
+    """Statements for the `count` largest elements of a row, and a loop over them as chosen[i].
+
+    `first`, `until`: the elements of the row; `index` gives the index of one.
+    """
+    body.line(f"__shared__ Key chosen[{count}];")
+    with body.block("auto key = [&](ix i) -> Key"):
+        body.line(f"return {{ordered({body.element(x, index('i'))}), ~(u32)i}};")
+    body.line(f";select_largest<{_width(x)}>({count}, {first}, {until}, key, chosen);")
+    with body.block(f"for (int i = threadIdx.x; i < {count}; i += blockDim.x)"):
+        yield
+
+
+def _width(x: Value) -> int:
+    """Bytes of an element as a key."""
+    return 8 if REGISTERS[x.type.dtype][0] in ("double", "long long") else 4
 
 
 # Only the block of a row that comes here last goes on.
