@@ -15,6 +15,7 @@ from irc.ir.dtypes import numpy_dtype
 from irc.ops import Argmax, Topk
 from irc.text import parse_module
 from tests.cuda.emulate import run_templates
+from tests.cuda.run_plan import HostProgram
 from tests.fresh import fresh
 
 load_tables()
@@ -91,3 +92,41 @@ def test_rows_are_shared_only_if_there_are_few_long_ones(size: int, batch: int) 
     module = parse_module(f"module @m dims(B=0:2:200) {{ {text} }}")
     (op,) = (op for op in module.main if isinstance(op, Argmax))
     assert split_select(op, {"B": batch}) is None
+
+
+TOP_P = """module @m dims(B=1:2:9) {
+  func @main(%x: f32[B, 20000], %p: f32[], %random: f32[B, 1]) -> (i32[B, 1]) {
+    %v, %t = topk %x {k=16} : f32[B, 16], i32[B, 16]
+    %chances = softmax %v : f32[B, 16]
+    %before = cumsum %chances {dim=1, exclusive} : f32[B, 16]
+    %few = lt %before, %p : bool[B, 16]
+    %none = constant {values=[0.0]} : f32[]
+    %kept = where %few, %chances, %none : f32[B, 16]
+    %until = cumsum %kept {dim=1} : f32[B, 16]
+    %all = reduce_sum %kept {dims=[1], keep} : f32[B, 1]
+    %drawn = mul %all, %random : f32[B, 1]
+    %over = gt %until, %drawn : bool[B, 16]
+    %first = cast %over {dtype="i32"} : i32[B, 16]
+    %at = argmax %first : i32[B]
+    %place = unsqueeze %at {dims=[1]} : i32[B, 1]
+    %y = gather_elements %t, %place {dim=1} : i32[B, 1]
+    return %y
+  }
+}"""
+
+
+def test_top_p_is_made_of_operations() -> None:
+    """Of the 16 largest logits, those whose chances reach p; one of them is drawn."""
+    module, random = parse_module(TOP_P), fresh()
+    x = random.normal(0, 3, (2, 20000)).astype(np.float32)
+    p = np.float32(random.uniform(0.3, 0.9))
+    inputs = {"x": x, "p": p, "random": random.random((2, 1)).astype(np.float32)}
+    (found,) = HostProgram(module, fused=True).run(inputs).values()
+    for row, token in enumerate(found[:, 0]):
+        order = np.argsort(-x[row], kind="stable")[:16]
+        chances = np.exp(x[row][order].astype(np.float64) - x[row].max())
+        chances /= chances.sum()
+        kept = np.where(np.cumsum(chances) - chances < p, chances, 0)
+        place, drawn = list(order).index(token), kept.sum() * inputs["random"][row, 0]
+        assert np.cumsum(kept)[place] >= drawn - 1e-5
+        assert np.cumsum(kept)[place] - kept[place] <= drawn + 1e-5
