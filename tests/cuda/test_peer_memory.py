@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from threading import Timer
@@ -84,7 +85,10 @@ class Ranks:
 
     def all(self, module: Module, arrays: Sequence[Sequence[Array]]) -> list[Array]:
         """The results of all ranks."""
-        plan = Planner(module).plan({"B": len(arrays[0][0])})
+        return self.together(Planner(module).plan({"B": len(arrays[0][0])}), arrays)
+
+    def together(self, plan: Plan, arrays: Sequence[Sequence[Array]]) -> list[Array]:
+        """The same for a plan of one launch."""
         for rank in range(self.count):  # g++ once, not in every thread
             prepare([kernel_of(plan, rank)])
         with ThreadPoolExecutor(self.count) as pool:
@@ -174,6 +178,35 @@ def test_a_kernel_ends_once_the_run_has_failed() -> None:
         assert not alone.done()
         group.stop[0] = 1
         alone.result(30)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_products_are_added_before_they_are_rounded(rows: int) -> None:
+    module = parse_module("""module @m local mesh(tp=2) dims(B=1:2:99) {
+      func @forward(%x: bf16[B, 256], %w: bf16[64, 256], %r: bf16[B, 64]) -> (y: bf16[B, 64]) {
+        %p = linear %x, %w : bf16[B, 64]
+        %a = all_reduce %p {axis="tp", group_size=2} : bf16[B, 64]
+        %y = add %r, %a : bf16[B, 64]
+        return %y } }""")
+    plan = Planner(module).plan({"B": rows})
+    first, second = plan.steps
+    assert isinstance(first, Launch) and isinstance(second, Launch)
+    group, rng, dtype = Ranks(2), fresh(), numpy_dtype("bf16")
+    sums: list[Array] = []
+    for _ in range(2):
+        x, w = (rng.standard_normal((n, 256)).astype(dtype) for n in (rows, 64))
+        y = Memory(4 * rows * 64)
+        numbers = [each for each in first.arguments if isinstance(each, int)]
+        kernel = plan.kernels[first.kernel]
+        run_kernel(kernel, first.grid, [memory_of(x), memory_of(w), y, *numbers], first.shared)
+        sums.append(y.bytes.view(np.float32).reshape(rows, 64))
+        np.testing.assert_allclose(sums[-1], x.astype("f8") @ w.astype("f8").T, 1e-4, 1e-4)
+    residual = rng.standard_normal((rows, 64)).astype(dtype)
+    added = replace(plan, steps=(second,), kernels={second.kernel: plan.kernels[second.kernel]})
+    total = (sums[0] + sums[1]).astype(dtype).astype("f4")
+    wanted = (residual.astype("f4") + total).astype(dtype)
+    for found in group.together(added, [[each, residual] for each in sums]):
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_nccl_computes_what_the_kernel_does_not() -> None:

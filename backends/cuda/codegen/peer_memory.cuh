@@ -124,18 +124,21 @@ template <typename T> INLINE Words pack_of(const T* x, ix at, ix count) {
     return found.words;
 }
 
-template <int RANKS, bool RESIDUAL, typename T>
-INLINE void all_reduce(const T* x, const T* residual, T* out, Peers* peers, ix count) {
+// Sums of T, rounded to R before the residual is added.
+template <int RANKS, bool RESIDUAL, typename T, typename R>
+INLINE void all_reduce(const T* x, const R* residual, R* out, Peers* peers, ix count) {
     const int size = 16 / sizeof(T);
-    union Both { Words words; Pack<T, size> pack; INLINE Both() {} };
+    typedef Pack<R, size> Results;
     const ix packs = (count + size - 1) / size;
     Call<RANKS> call(peers);
     each_pack(packs, [&](ix i, ix at) { call.send(i, pack_of(x, at, count)); });
     each_pack(packs, [&](ix i, ix at) {
+        const bool whole = (at + 1) * size <= count;
         Words found[RANKS];
-        Both rest, part, total;
+        union Both { Words words; Pack<T, size> pack; INLINE Both() {} } part;
+        Results rest, total;
         const Words mine = pack_of(x, at, count);
-        if (RESIDUAL) rest.words = pack_of(residual, at, count);
+        if (RESIDUAL && whole) rest = ((const Results*)residual)[at];
         call.receive(i, mine, found);
         float sums[size];
         #pragma unroll
@@ -147,17 +150,14 @@ INLINE void all_reduce(const T* x, const T* residual, T* out, Peers* peers, ix c
         }
         #pragma unroll
         for (int k = 0; k < size; ++k) {
-            T& item = total.pack.item[k];
-            item = T::of(sums[k]);
-            if (RESIDUAL) item = T::of(add((float)item, (float)rest.pack.item[k]));
+            const ix place = at * size + k;
+            R& item = total.item[k];
+            item = R::of(sums[k]);
+            if (RESIDUAL && !whole && place < count) rest.item[k] = residual[place];
+            if (RESIDUAL) item = R::of(add((float)item, (float)rest.item[k]));
+            if (!whole && place < count) out[place] = item;
         }
-        if ((at + 1) * size <= count) {
-            ((Pack<T, size>*)out)[at] = total.pack;
-        } else {
-            #pragma unroll
-            for (int k = 0; k < size; ++k)
-                if (at * size + k < count) out[at * size + k] = total.pack.item[k];
-        }
+        if (whole) ((Results*)out)[at] = total;
     });
     call.end();
 }

@@ -1,14 +1,18 @@
 """Collectives of ranks that write to each other's memory: sums, with the residual that is added
-behind, and shards of all ranks."""
+behind, and shards of all ranks.
+
+Sums of streaming products are added in f32, as one rank does; others are rounded before.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from irc.ir.core import Op, Value
 from irc.ir.dims import product
 from irc.ir.dtypes import numpy_dtype
-from irc.ops import Add, AddRmsNorm, AllGather, AllReduce
+from irc.ops import Add, AddRmsNorm, AllGather, AllReduce, Linear
 
 from ..plan.core import WARP
 from ..plan.template import Fused, Sizes, Template, fusion
@@ -16,6 +20,7 @@ from .body import Body
 from .files import helpers
 from .kernels import launch, number
 from .norms import norm_of_sum
+from .streaming.products import product_of, streamed
 
 LARGEST = 1 << 20  # bytes that a rank sends another one, above which NCCL is faster
 MOST_RANKS = 8  # of peer_memory.cuh, as those below
@@ -83,15 +88,32 @@ def _summed(
 ) -> Fused | str:
     if op.op != "sum" or op.x.type.dtype not in ("f32", "f16", "bf16"):
         return f"ranks write to each other sums of floats, no {op.op} of {op.x.type.dtype}"
-    nbytes = _nbytes(op, sizes)
+    found, x, nbytes = _unrounded(op.x, sizes), op.x, _nbytes(op, sizes)
+    before = found if isinstance(found, Fused) else Fused((), ())
+    for template in before.templates:
+        (x,) = template.writes
+        nbytes *= numpy_dtype(x.type.dtype).itemsize // numpy_dtype(op.x.type.dtype).itemsize
     if why := _refused(op, nbytes):
         return why
-    body = Body([op.x] if residual is None else [op.x, residual])
+    body = Body([x] if residual is None else [x, residual])
     pointers = [body.pointer(each) for each in body.stored]
     flags = f"{op.group_size}, {str(residual is not None).lower()}"
-    given = f"{pointers[0]}, {pointers[-1]}, out0, peers, {body.size(product(op.x.type.shape))}"
+    rest = "out0" if residual is None else pointers[1]
+    given = f"{pointers[0]}, {rest}, out0, peers, {body.size(product(x.type.shape))}"
     body.line(f"all_reduce<{flags}>({given});")
-    return Fused((_launched("all_reduce", body, covers, total, nbytes),), tuple(covers))
+    launched = _launched("all_reduce", body, covers, total, nbytes)
+    return Fused((*before.templates, launched), (*before.covers, *covers))
+
+
+def _unrounded(x: Value, sizes: Sizes) -> Fused | str | None:
+    """A product whose result is a new value, the f32 before rounding; None for other values."""
+    op = x.producer
+    if not isinstance(op, Linear) or len(x.users) != 1:
+        return None
+    found = product_of(op)
+    if isinstance(found, str):
+        return found
+    return streamed(replace(found, result=Value(x.type.replace(dtype="f32"), None, 0)), sizes)
 
 
 def _nbytes(op: AllReduce | AllGather, sizes: Sizes) -> int:

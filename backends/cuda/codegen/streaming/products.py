@@ -177,6 +177,7 @@ class Product:
             "GATED": len(self.matrices) == 2,
             "BIAS": first.bias is not None,
             "RESIDUAL": self.residual is not None,
+            "UNROUNDED": self.result.type.dtype != x,
             "SCALED": first.scale is not None,
             "ZERO": codes.zero,
             "CLUSTER": False,
@@ -351,20 +352,20 @@ def with_residual(op: Add | AddRmsNorm) -> Product | str | None:
 @fusion(Mul)
 def _gated(op: Op, sizes: Sizes) -> Fused | str | None:
     assert isinstance(op, Mul)
-    return _fused(gated(op), sizes)
+    return streamed(gated(op), sizes)
 
 
 @fusion(Add)
 def _added(op: Op, sizes: Sizes) -> Fused | str | None:
     assert isinstance(op, Add)
-    return _fused(with_residual(op), sizes)
+    return streamed(with_residual(op), sizes)
 
 
 @fusion(AddRmsNorm)
 def _added_norm(op: Op, sizes: Sizes) -> Fused | str | None:
     """The total by the product, and its norm by a kernel of its own for those who need it."""
     assert isinstance(op, AddRmsNorm)
-    found = _fused(with_residual(op), sizes)
+    found = streamed(with_residual(op), sizes)
     if not isinstance(found, Fused):
         return found
     return Fused((*found.templates, norm_of_sum(op)), found.covers)
@@ -373,10 +374,11 @@ def _added_norm(op: Op, sizes: Sizes) -> Fused | str | None:
 @fusion(Linear)
 def _linear(op: Op, sizes: Sizes) -> Fused | str | None:
     assert isinstance(op, Linear)
-    return _fused(product_of(op), sizes)
+    return streamed(product_of(op), sizes)
 
 
-def _fused(found: Product | str | None, sizes: Sizes) -> Fused | str | None:
+def streamed(found: Product | str | None, sizes: Sizes) -> Fused | str | None:
+    """The launch of a product, or why there is none."""
     if not isinstance(found, Product):
         return found
     rows = bind(product(found.x.type.shape[:-1]), sizes)
