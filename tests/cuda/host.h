@@ -48,6 +48,7 @@ inline double __longlong_as_double(long long x) { return same_bits<double>(x); }
 inline float __fadd_rn(float x, float y) { return x + y; }
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline float __fdiv_rn(float x, float y) { return x / y; }
+inline float __fdividef(float x, float y) { return x / y; }
 inline double __dadd_rn(double x, double y) { return x + y; }
 inline double __dmul_rn(double x, double y) { return x * y; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }

@@ -44,17 +44,21 @@ def test_every_example_is_as_in_the_reference(name: str, rng: np.random.Generato
         ("mul %y, %bias : f32[5, 24]", True),
         ("transpose %z {order=[1, 0]} : f32[5, 24]", False),
         ("concat %y, %y {dim=1} : f32[5, 48]", False),
+        ("dequantize %codes, %scales : f32[5, 24]", True),
+        ("dequantize %codes, %small : f32[5, 24]", False),
     ],
 )
 def test_neighbours_are_read_together(text: str, together: bool) -> None:
     """In 16 bytes, unless elements that are neighbours in the result are none in an operand."""
     result = text.rpartition(": ")[2]
     arguments = "%ids: i32[5], %x: f32[9, 24], %y: f32[5, 24], %z: f32[24, 5], %bias: f32[24]"
+    arguments += ", %codes: i4[5, 24], %scales: f32[1, 3], %small: f32[5, 12]"
     module = parse_module(
         f"module @m {{ func @forward({arguments}) -> ({result}) {{ %r = {text} return %r }} }}"
     )
     found = elementwise(module.main.returned, module.main.args)
-    assert ("const Pack<f32, 4>*" in found.kernel.source) is together
+    packs = ("const Pack<f32, 4>*", "const Pack<i4, 2>*")
+    assert any(pack in found.kernel.source for pack in packs) is together
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, -1])

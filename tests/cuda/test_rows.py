@@ -10,12 +10,15 @@ import pytest
 from irc.backends.cuda.codegen import moe, norms, rows, select
 from irc.backends.cuda.plan import KERNELS, Template
 from irc.backends.cuda.plan.prepare import load_tables
+from irc.backends.reference import evaluate
 from irc.ir.core import Op, Value
 from irc.ir.dims import symbol
 from irc.ops import Maximum
+from irc.text import parse_module
 from tests.cuda.cases import cases, drawn, odd_sizes
-from tests.cuda.emulate import prepare
-from tests.ops.example import Arg, Example
+from tests.cuda.emulate import prepare, run_templates
+from tests.ops.compare import assert_close
+from tests.ops.example import Arg, Example, module_of, operation
 from tests.ops.examples import EXAMPLES
 
 load_tables()  # operands are computed by the elements of other files
@@ -96,7 +99,7 @@ def test_rows_of_any_length(example: Example, rng: np.random.Generator) -> None:
 
     Indices are of 64 bits where the length is a symbol.
     """
-    lengths = [1, 2, 33, int(rng.integers(200, 1200))]
+    lengths = [1, 2, 33, 264, int(rng.integers(200, 1200))]
     fixed = [replace(example, sizes={"N": length}).bound() for length in lengths]
     found = [*cases([example], wide_launches, ("f32",)), *cases(fixed, launches, ("f32",))]
     prepare([each.kernel for case in found for each in case.templates], threaded=True)
@@ -104,3 +107,37 @@ def test_rows_of_any_length(example: Example, rng: np.random.Generator) -> None:
         case.check(rng, {}, threaded=True)
     for length in lengths:
         found[0].check(rng, {"N": length}, threaded=True)
+
+
+@pytest.mark.parametrize(
+    ("example", "together"),
+    [
+        (Example("rms_norm", (Arg((3, 264)), Arg((264,)))), True),
+        (Example("add_layer_norm", (Arg((3, 264)), Arg((3, 264)))), True),
+        (Example("softmax", (Arg((3, 264)),)), True),
+        (Example("rms_norm", (Arg((3, 33)), Arg((33,)))), False),
+        (Example("softmax", (Arg((264, 264)),), {"dim": 0}), False),
+    ],
+    ids=str,
+)
+def test_neighbours_are_read_and_written_together(example: Example, together: bool) -> None:
+    (template,) = launches(operation(module_of(example, "bf16")))
+    for pointer in ("(const Pack<bf16, 8>*)p0", "(Pack<bf16, 8>*)out0"):
+        assert (pointer in template.kernel.source) is together
+
+
+def test_neighbours_that_are_computed_apart_are_taken_one_by_one(rng: np.random.Generator) -> None:
+    """A row of a transposed value."""
+    text = """module @m { func @forward(%x: f32[264, 3]) -> (f32[3, 264]) {
+      %t = transpose %x {order=[1, 0]} : f32[3, 264]
+      %y = softmax %t : f32[3, 264]
+      return %y } }"""
+    module = parse_module(text)
+    producer = module.main.returned[0].producer
+    assert producer is not None
+    (template,) = launches(producer, *module.main.args)
+    assert "const Pack" not in template.kernel.source
+    x = rng.uniform(-1, 1, (264, 3)).astype(np.float32)
+    (value,) = module.main.args
+    got = run_templates([template], {value: x}, {}, True)[module.main.returned[0]]
+    assert_close(got, next(iter(evaluate(module, {"x": x}).values())), text)

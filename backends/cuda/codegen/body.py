@@ -73,7 +73,7 @@ class Packs:
     def place(self, body: Body, value: Value, index: Index) -> tuple[int, str] | None:
         """(place in the pack, number of the pack in memory) of an element, if it is in one."""
         shape = value.type.shape
-        if value.type.dtype in FOUR_BITS:
+        if value.type.dtype in FOUR_BITS and self.size % 2:
             return None
         number = body.known_number(index, shape)
         if number in self.numbers:
@@ -83,6 +83,17 @@ class Packs:
             return None
         place = body.flattened((*index[:-1], self.inner), (*shape[:-1], last // self.size))
         return self.last[index[-1]], place
+
+    def block(self, index: str, size: DimLike) -> str | None:
+        """The number of the block of `size` neighbours in which all elements of the pack lie."""
+        found = None
+        if index in self.outer and isinstance(size, int):
+            found = f"{index} / {size}"
+        elif index in self.last and isinstance(size, int) and size % self.size == 0:
+            found = f"{self.inner} / {size // self.size}"
+        if found is not None and found not in self.outer:
+            self.outer = (*self.outer, found)
+        return found
 
     def count(self, value: Value) -> None:
         """One more pack of the value; a thread should need few."""
@@ -152,12 +163,14 @@ class Body:
         key = value, ("pack", place, condition)
         name = self._find(key)
         if name is None:
-            kind = f"Pack<{dtype}, {packs.size}>"
+            kind = f"Pack<{dtype}, {packs.size // (2 if dtype in FOUR_BITS else 1)}>"
             load = f"((const {kind}*){self.pointer(value)})[{place}]"
             name = self._known[-1][key] = self.variable(kind, "{}" if condition else load)
             if condition:
                 self.line(f"if ({condition}) {name} = {load};")
             packs.count(value)
+        if dtype in FOUR_BITS:
+            return f"{dtype}::decoded({name}.item[{k // 2}].pair >> {k % 2 * 4} & 15)"
         return f"({REGISTERS[dtype][0]}){name}.item[{k}]"
 
     def _computed(self, value: Value, index: Index) -> str:

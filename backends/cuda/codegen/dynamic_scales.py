@@ -13,23 +13,29 @@ from irc.ops.quant import LARGEST, rounded_down_factor
 from ..plan.template import Fused, Sizes, Template, fusion, kernels_of
 from .body import FOUR_BITS, REGISTERS, Body
 from .kernels import number
-from .norms import Normalized, divided, root_of
-from .rows import Rows, Source
+from .norms import Normalized, scale_of, scaled
+from .rows import Rows, Source, packed
 from .streaming.choices import MOST_ROWS
 
 
 @kernels_of(DynamicScale)
 def dynamic_scale(op: DynamicScale, stored: Collection[Value]) -> list[Template]:
     """The largest size of every block, as the scale that maps it to the largest code."""
-    body, x = Body(stored), op.x
+    return [packed(op, lambda pack: _scales(op, Body(stored), pack)).launch(op)]
+
+
+def _scales(op: DynamicScale, body: Body, pack: int) -> Rows:
+    x = op.x
     *front, blocks = op.results[0].type.shape
-    size = op.block or x.type.shape[-1]
-    rows = Rows(body, (*front, blocks, size), (-1,), real=x.type.shape)
+    rows = Rows(body, x.type.shape, (-1,), pack=pack)
+    if blocks != 1:
+        size = op.block or x.type.shape[-1]
+        rows = Rows(body, (*front, blocks, size), (-1,), real=x.type.shape)
     with rows.each():
         found = _scale(op, rows, lambda column: body.element(x, rows.index(column)))
         with rows.once():
             body.line(f"store(out0, row, {found});")
-    return [rows.launch(op)]
+    return rows
 
 
 def _scale(op: DynamicScale, rows: Rows, x: Source) -> str:
@@ -76,30 +82,37 @@ def _template(
     op: DynamicScale, norm: RmsNorm | None, writes: Sequence[Value], covers: Sequence[Op]
 ) -> Template:
     inside = {value for each in covers for value in each.results}
-    body = Body({value for each in covers for value in each.operands if value not in inside})
-    rows = Rows(body, op.x.type.shape, (-1,))
+    read = {value for each in covers for value in each.operands if value not in inside}
+    found = packed(op, lambda pack: _quantized(op, norm, writes, Body(read), pack))
+    return replace(found.launch(op, writes=writes), operations=tuple(covers))
+
+
+def _quantized(
+    op: DynamicScale, norm: RmsNorm | None, writes: Sequence[Value], body: Body, pack: int
+) -> Rows:
+    rows = Rows(body, op.x.type.shape, (-1,), pack=pack)
     kind, rounding = REGISTERS[op.x.type.dtype]
     normalized = Normalized(norm, rows) if norm else rows.keep(kind)
 
     def first(column: str) -> str:
         found = body.element(op.x, rows.index(column)) if not norm else ""
         if norm and normalized:
-            done = divided(norm, normalized, root, column)
-            found = body.variable(kind, f"{rounding}({done})")
+            found = body.variable(kind, f"{rounding}({scaled(norm, normalized, factor, column)})")
         return rows.remembered(column, found)
 
+    def finish(column: str) -> None:
+        x, index = rows.recall(kind, column) or first(column), rows.index(column)
+        body.give(op.x, index, x)
+        body.give(op.result, (*index[:-1], "0"), scale)
+        for i, value in enumerate(writes):
+            if value is not op.result:
+                rows.store(i, value, column, body.element(value, index))
+
     with rows.each():
-        root = root_of(norm, normalized) if norm and normalized else ""
+        factor = scale_of(norm, normalized) if norm and normalized else ""
         scale = _scale(op, rows, first)
-        with rows.columns() as column:
-            x, index = rows.recall(kind, column) or first(column), rows.index(column)
-            body.give(op.x, index, x)
-            body.give(op.result, (*index[:-1], "0"), scale)
-            for i, value in enumerate(writes):
-                if value is not op.result:
-                    found = body.element(value, index)
-                    body.line(f"store(out{i}, {body.place(value, index)}, {found});")
+        rows.visit(finish)
         if op.result in writes:
             with rows.once():
                 body.line(f"store(out{writes.index(op.result)}, row, {scale});")
-    return replace(rows.launch(op, writes=writes), operations=tuple(covers))
+    return rows

@@ -141,7 +141,11 @@ def _scale_index(body: Body, op: Scaled, index: Index) -> Index:
     found: list[str] = []
     for i, size, block in zip(index, op.scale.type.shape, blocks, strict=True):
         assert block is not None, "infer has checked that scales divide x"
-        found.append("0" if size == 1 else i if block == 1 else f"{i} / {body.size(block)}")
+        if size == 1 or block == 1:
+            found.append("0" if size == 1 else i)
+            continue
+        of_pack = body.packs.block(i, block) if body.packs else None
+        found.append(of_pack or f"{i} / {body.size(block)}")
     return tuple(found)
 
 

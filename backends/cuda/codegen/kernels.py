@@ -36,8 +36,9 @@ def launch(
     in_place: Mapping[Value, Value] | None = None,
     helpers: str = "",
     peers: str = "",
+    bounds: str = "",
 ) -> Template:
-    """The launch of a kernel with the statements of `body`, after `helpers`.
+    """The launch of a kernel with the statements of `body`, after `helpers`; `bounds` of threads.
 
     The kernel's arguments are the pointers of the body, `out0`, `out1`, ... of `writes`,
     `scratch0`, ..., `zeros0`, ..., `peers` if any, and the symbols of the body. The kernel is
@@ -55,9 +56,10 @@ def launch(
     lines = [f"  const ix size_{each} = given_{each};" for each in symbols]
     lines += ["  allow_next();", "  wait_for_previous();", *body.first, *body.lines, "}", ""]
     rest = f"({', '.join(arguments)}) {{\n" + "\n".join(lines)
-    name = f"{name}_{sha256((helpers + rest).encode()).hexdigest()[:8]}"
+    head = " ".join(filter(None, ('extern "C" __global__', bounds, "void")))
+    name = f"{name}_{sha256((helpers + head + rest).encode()).hexdigest()[:8]}"
     return Template(
-        kernel=Kernel(name, f'{helpers}extern "C" __global__ void {name}{rest}'),
+        kernel=Kernel(name, f"{helpers}{head} {name}{rest}"),
         reads=reads,
         writes=tuple(writes),
         symbols=symbols,

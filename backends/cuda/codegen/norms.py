@@ -11,7 +11,7 @@ from irc.ops import AddLayerNorm, AddRmsNorm, GroupNorm, LayerNorm, RmsNorm
 
 from ..plan.template import Template, kernels_of
 from .body import REGISTERS, Body, Index
-from .rows import Rows
+from .rows import Rows, packed
 
 
 class Normalized:
@@ -31,7 +31,7 @@ class Normalized:
         index = self.rows.index(column)
         found = self._computed(index)
         if len(self.op.results) > 1:
-            self.body.line(f"store(out1, {self.body.place(self.op.results[1], index)}, {found});")
+            self.rows.store(1, self.op.results[1], column, found)
         return self.rows.remembered(column, found)
 
     def again(self, column: str) -> str:
@@ -57,34 +57,36 @@ class Normalized:
 @kernels_of(RmsNorm, AddRmsNorm)
 def rms_norm(op: RmsNorm | AddRmsNorm, stored: Collection[Value]) -> list[Template]:
     """A row divided by the root of its mean square."""
-    body, type = Body(stored), op.x.type
-    rows = Rows(body, type.shape, (-1,))
-    norm = Normalized(op, rows)
-    with rows.each():
-        root = root_of(op, norm)
-        with rows.columns() as column:
-            place = body.place(op.results[0], rows.index(column))
-            body.line(f"store(out0, {place}, {divided(op, norm, root, column)});")
-    return [rows.launch(op)]
+
+    def make(pack: int) -> Rows:
+        rows = Rows(Body(stored), op.x.type.shape, (-1,), pack=pack)
+        norm = Normalized(op, rows)
+        with rows.each():
+            scale = scale_of(op, norm)
+            rows.visit(lambda c: rows.store(0, op.results[0], c, scaled(op, norm, scale, c)))
+        return rows
+
+    return [packed(op, make).launch(op)]
 
 
-def root_of(op: RmsNorm | AddRmsNorm, norm: Normalized) -> str:
-    """The root of the mean square of a row."""
+def scale_of(op: RmsNorm | AddRmsNorm, norm: Normalized) -> str:
+    """1 / the root of the mean square of a row."""
 
     def square(column: str) -> str:
         x = norm.first(column)
         return f"mul({x}, {x})"
 
     total = norm.rows.total(norm.kind, f"({norm.kind})0", "Add", square)
-    return norm.body.variable(norm.kind, f"sqrt(add({norm.mean(total)}, {norm.number(op.eps)}))")
+    root = f"sqrt(add({norm.mean(total)}, {norm.number(op.eps)}))"
+    return norm.body.variable(norm.kind, f"{norm.number(1.0)} / {root}")
 
 
-def divided(op: RmsNorm | AddRmsNorm, norm: Normalized, root: str, column: str) -> str:
+def scaled(op: RmsNorm | AddRmsNorm, norm: Normalized, scale: str, column: str) -> str:
     """An element of the normalized row, before it is rounded."""
     x, index = norm.again(column), norm.rows.index(column)
     weight = norm.body.element(op.weight, index[-1:])
     offset = f"({REGISTERS[op.weight.type.dtype][0]}){op.offset!r}"
-    return f"mul({x} / {root}, ({norm.kind})add({weight}, {offset}))"
+    return f"mul(mul({x}, {scale}), ({norm.kind})add({weight}, {offset}))"
 
 
 def norm_of_sum(op: AddRmsNorm) -> Template:
@@ -101,9 +103,12 @@ def norm_of_sum(op: AddRmsNorm) -> Template:
 @kernels_of(LayerNorm, AddLayerNorm)
 def layer_norm(op: LayerNorm | AddLayerNorm, stored: Collection[Value]) -> list[Template]:
     """A row with mean 0 and variance 1, times the weight, plus the bias."""
-    body = Body(stored)
-    rows = Rows(body, op.x.type.shape, (-1,))
-    return [_standardized(op, Normalized(op, rows), -1)]
+
+    def make(pack: int) -> Rows:
+        rows = Rows(Body(stored), op.x.type.shape, (-1,), pack=pack)
+        return _standardized(op, Normalized(op, rows), -1)
+
+    return [packed(op, make).launch(op)]
 
 
 @kernels_of(GroupNorm)
@@ -114,12 +119,12 @@ def group_norm(op: GroupNorm, stored: Collection[Value]) -> list[Template]:
     for each in positions:
         size = size * each
     rows = Rows(Body(stored), (batch, op.groups, size), (2,), real=shape)
-    return [_standardized(op, Normalized(op, rows), 1)]
+    return [_standardized(op, Normalized(op, rows), 1).launch(op)]
 
 
 def _standardized(
     op: LayerNorm | AddLayerNorm | GroupNorm, norm: Normalized, features: int
-) -> Template:
+) -> Rows:
     """The kernel, with a weight and a bias along dimension `features`."""
     body, rows, kind = norm.body, norm.rows, norm.kind
 
@@ -127,18 +132,20 @@ def _standardized(
         away = body.variable(kind, f"{norm.again(column)} - {mean}")
         return f"mul({away}, {away})"
 
+    def finish(column: str) -> None:
+        done = f"mul({norm.again(column)} - {mean}, {scale})"
+        at = (rows.index(column)[features],)
+        if op.weight is not None:
+            done = f"mul({done}, ({kind}){body.element(op.weight, at)})"
+        if op.bias is not None:
+            done = f"add({done}, ({kind}){body.element(op.bias, at)})"
+        rows.store(0, op.results[0], column, done)
+
     with rows.each():
         total = rows.total(kind, f"({kind})0", "Add", norm.first)
         mean = body.variable(kind, norm.mean(total))
         variance = norm.mean(rows.total(kind, f"({kind})0", "Add", square))
-        root = body.variable(kind, f"sqrt(add({variance}, {norm.number(op.eps)}))")
-        with rows.columns() as column:
-            done = f"({norm.again(column)} - {mean}) / {root}"
-            index = rows.index(column)
-            at = (index[features],)
-            if op.weight is not None:
-                done = f"mul({done}, ({kind}){body.element(op.weight, at)})"
-            if op.bias is not None:
-                done = f"add({done}, ({kind}){body.element(op.bias, at)})"
-            body.line(f"store(out0, {body.place(op.results[0], index)}, {done});")
-    return rows.launch(op)
+        root = f"sqrt(add({variance}, {norm.number(op.eps)}))"
+        scale = body.variable(kind, f"{norm.number(1.0)} / {root}")
+        rows.visit(finish)
+    return rows

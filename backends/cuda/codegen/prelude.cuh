@@ -290,10 +290,14 @@ INLINE double mod(double x, double y) { return mod_floats(x, y); }
 INLINE float floor_div(float x, float y) { return floor_div_floats(x, y); }
 INLINE double floor_div(double x, double y) { return floor_div_floats(x, y); }
 
+// A quotient that may be off by two units in the last place.
+INLINE float divided_fast(float x, float y) { return __fdividef(x, y); }
+INLINE double divided_fast(double x, double y) { return x / y; }
+
 // Functions of floats, in the steps of the operations that they are named for.
 template <typename T> INLINE T sigmoid(T x) {  // the exponent is never positive
     T small = exp(-fabs(x));
-    return (x >= (T)0 ? (T)1 : small) / add((T)1, small);
+    return divided_fast(x >= (T)0 ? (T)1 : small, add((T)1, small));
 }
 template <typename T> INLINE T silu(T x) { return mul(x, sigmoid(x)); }
 template <typename T> INLINE T quick_gelu(T x) { return mul(x, sigmoid(mul((T)1.702, x))); }

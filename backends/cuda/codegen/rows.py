@@ -18,8 +18,8 @@ from irc.ops import LogSoftmax, ReduceMax, ReduceMean, ReduceMin, ReduceProd, Re
 from irc.ops.reduce import Along, Reduction
 
 from ..plan.template import Template, kernels_of
-from .body import REGISTERS, Body, Index
-from .kernels import blocks, launch
+from .body import REGISTERS, Body, Index, Packs
+from .kernels import blocks, launch, pack_size
 
 Source: TypeAlias = Callable[[str], str]
 # operators of the prelude -> the function of two numbers
@@ -36,7 +36,8 @@ class Rows:
     """The rows of a value along `dims`, one for every index of its other dimensions.
 
     `shape` is that of the value, or any other of as many elements: the indices that this gives are
-    those of `real`. `together`: whether the threads of a block share a row.
+    those of `real`. `together`: whether the threads of a block share a row. `pack`: how many
+    neighbours a thread takes at once where it visits a row, see `packed`.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Rows:
         dims: Sequence[int],
         real: Shape | None = None,
         together: bool | None = None,
+        pack: int = 1,
     ) -> None:
         self.body, self.shape, self.real = body, tuple(shape), real
         self.dims = [dim % len(self.shape) for dim in dims]
@@ -54,6 +56,8 @@ class Rows:
         self.size = product(tuple(self.shape[i] for i in self.dims))
         self.length = body.size(self.size)
         self.together = self._shared() if together is None else together
+        whole = self.together and real is None and self.dims == [len(self.shape) - 1]
+        self.pack, self.strided = (pack if whole else 1), False
         self.block = self._block() if self.together else 256
         self._row: Index = ()
         self._memory = ""
@@ -69,7 +73,8 @@ class Rows:
         if not isinstance(self.size, int):
             return 256
         most = 1024 if self.size > 1 << 14 else 512
-        return min(most, max(32, -(-self.size // 128) * 32))
+        each = max(4, 2 * self.pack)  # elements of a thread
+        return min(most, max(32, -(-self.size // (32 * each)) * 32))
 
     def launch(self, op: Op, helpers: str = "", writes: Sequence[Value] = ()) -> Template:
         """The launch of the body, which writes the results of an operation, or `writes`."""
@@ -120,6 +125,38 @@ class Rows:
         ):
             yield "column"
 
+    def visit(self, each: Callable[[str], None]) -> None:
+        """Statements for every element of a row, by its number."""
+        if self.pack == 1:
+            with self.columns() as column:
+                each(column)
+            return
+        body = self.body
+        with body.block(
+            f"for (ix pack = threadIdx.x; pack < {self.length} / {self.pack}; pack += blockDim.x)"
+        ):
+            packs = body.packs = Packs(self.pack, self._row, "pack", body.depth)
+            for k in range(self.pack):
+                column = body.variable("const ix", f"pack * {self.pack} + {k}")
+                packs.last[column] = k
+                each(column)
+            self.strided |= packs.strided
+            body.packs = None
+
+    def store(self, number: int, value: Value, column: str, text: str) -> None:
+        """Write an element of the result `value` of the launch."""
+        body, dtype, index = self.body, value.type.dtype, self.index(column)
+        if body.packs is None:
+            body.line(f"store(out{number}, {body.place(value, index)}, {text});")
+            return
+        k, place = body.packs.place(body, value, index) or (0, "")
+        kind = f"Pack<{dtype}, {self.pack}>"
+        if k == 0:
+            body.line(f"{kind} pack{number};")
+        body.line(f"pack{number}.item[{k}] = Memory<{dtype}>::of({text});")
+        if k == self.pack - 1:
+            body.line(f"(({kind}*)out{number})[{place}] = pack{number};")
+
     def index(self, column: str) -> Index:
         """The index of an element of this row in the value."""
         inner = self.body.unflattened(column, [self.shape[i] for i in self.dims])
@@ -153,20 +190,37 @@ class Rows:
         """The combination of a number per element, which `source` makes from a column."""
         name = self.body.variable(kind, start)
         combine = OPERATORS[operator]
-        with self.columns() as column:
-            self.body.line(f"{name} = {combine}({name}, {source(column)});")
+        self.visit(lambda c: self.body.line(f"{name} = {combine}({name}, {source(c)});"))
         self.combined(name, operator)
         return name
 
     def remembered(self, column: str, name: str) -> str:
         """The number of an element, which is kept where there is room."""
         if self._memory:
-            self.body.line(f"{self._memory}[{column}] = {name};")
+            self.body.line(f"{self._memory}[{self._place(column)}] = {name};")
         return name
 
     def recall(self, kind: str, column: str) -> str | None:
         """The number that is kept for an element; None where none is."""
-        return self.body.variable(kind, f"{self._memory}[{column}]") if self._memory else None
+        if not self._memory:
+            return None
+        return self.body.variable(kind, f"{self._memory}[{self._place(column)}]")
+
+    def _place(self, column: str) -> str:
+        """Where the number of an element is kept: those of a pack lie in different banks."""
+        packs = self.body.packs
+        return (
+            column
+            if packs is None
+            else f"{packs.last[column]} * {self.length} / {self.pack} + pack"
+        )
+
+
+def packed(op: Op, make: Callable[[int], Rows]) -> Rows:
+    """The rows that `make` gives for the size of packs: 16 bytes, or 1 where that is not simple."""
+    x = op.operands[0]
+    rows = make(pack_size([x, *(v for v in op.results if v.type.shape == x.type.shape)]))
+    return make(1) if rows.strided else rows
 
 
 def _bound(dtype: str, greatest: bool) -> str:
@@ -190,9 +244,13 @@ def _reduction(op: Reduction) -> tuple[str, str]:
 @kernels_of(ReduceSum, ReduceMean, ReduceMax, ReduceMin, ReduceProd)
 def reduction(op: Reduction, stored: Collection[Value]) -> list[Template]:
     """One number per row."""
-    body, x = Body(stored), op.x
+    return [packed(op, lambda pack: _reduced(op, Body(stored), pack)).launch(op)]
+
+
+def _reduced(op: Reduction, body: Body, pack: int) -> Rows:
+    x = op.x
     kind = REGISTERS[x.type.dtype][0]
-    rows = Rows(body, x.type.shape, op.dims)
+    rows = Rows(body, x.type.shape, op.dims, pack=pack)
     start, operator = _reduction(op)
     with rows.each():
         total = rows.total(
@@ -202,15 +260,19 @@ def reduction(op: Reduction, stored: Collection[Value]) -> list[Template]:
             body.line(f"{total} = {total} / ({kind}){rows.length};")
         with rows.once():
             body.line(f"store(out0, row, {total});")
-    return [rows.launch(op)]
+    return rows
 
 
 @kernels_of(Softmax, LogSoftmax)
 def softmax(op: Along, stored: Collection[Value]) -> list[Template]:
     """The powers of a row divided by their sum, or the logarithm of that."""
-    body, x, result = Body(stored), op.x, op.results[0]
+    return [packed(op, lambda pack: _softmax(op, Body(stored), pack)).launch(op)]
+
+
+def _softmax(op: Along, body: Body, pack: int) -> Rows:
+    x, result = op.x, op.results[0]
     kind = REGISTERS[x.type.dtype][0]
-    rows = Rows(body, x.type.shape, (op.dim,))
+    rows = Rows(body, x.type.shape, (op.dim,), pack=pack)
     rows.keep(kind)
 
     def first(column: str) -> str:
@@ -219,6 +281,11 @@ def softmax(op: Along, stored: Collection[Value]) -> list[Template]:
     def again(column: str) -> str:
         return rows.recall(kind, column) or body.element(x, rows.index(column))
 
+    def finish(column: str) -> None:
+        below = f"{again(column)} - {most}"
+        done = f"{below} - {total}" if isinstance(op, LogSoftmax) else f"exp({below}) / {total}"
+        rows.store(0, result, column, done)
+
     with rows.each():
         most = rows.total(kind, f"({kind})-{INFINITY}", "Max", first)
         total = rows.total(
@@ -226,8 +293,5 @@ def softmax(op: Along, stored: Collection[Value]) -> list[Template]:
         )
         if isinstance(op, LogSoftmax):
             total = body.variable(kind, f"log({total})")
-        with rows.columns() as column:
-            below = f"{again(column)} - {most}"
-            done = f"{below} - {total}" if isinstance(op, LogSoftmax) else f"exp({below}) / {total}"
-            body.line(f"store(out0, {body.place(result, rows.index(column))}, {done});")
-    return [rows.launch(op)]
+        rows.visit(finish)
+    return rows
