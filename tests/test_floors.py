@@ -44,7 +44,6 @@ HOMES = {
     "numpy": EVERYWHERE,
     "ml_dtypes": EVERYWHERE,
     "cuda": ("irc.backends.cuda", "irc.backends.tensorrt"),
-    "cudnn": ("irc.backends.cuda",),
     "mpi4py": ("irc.backends.ranks",),
     "nccl": ("irc.backends.cuda", "irc.backends.tensorrt"),
     "filelock": ("irc.artifact",),

@@ -1,4 +1,4 @@
-"""Modules with one attention of one query per sequence, and random arrays for them."""
+"""Modules with one attention of new tokens over caches, and random arrays for them."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ class Case:
     lengths: tuple[int, ...] = ()
     index: str = "i32"
     norm: str | None = None  # rms_norm of the heads of q and k
+    tokens: int = 1
 
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes of the symbols."""
-        return {"B": self.batch, "S": 1, "C": self.capacity}
+        return {"B": self.batch, "S": self.tokens, "C": self.capacity}
 
     def module(self) -> Module:
         """The module; its last function result is that of the attention."""
@@ -109,7 +110,7 @@ class Case:
     @property
     def result_shape(self) -> tuple[int, int, int]:
         """The shape of the attention's result."""
-        return self.batch, 1, self.heads * self.size
+        return self.batch, self.tokens, self.heads * self.size
 
     @property
     def numpy(self) -> Any:
@@ -136,15 +137,17 @@ def arrays_of(case: Case, module: Module, random: np.random.Generator) -> Mappin
         name = value.name or ""
         numbers = {"past": case.past, "lengths": case.lengths, "positions": case.past}
         if name in numbers:
-            chosen = numbers[name] or random.integers(0, 99, case.batch)
-            found[value] = np.resize(chosen, shape).astype(numpy_dtype(case.index))
+            chosen = np.resize(numbers[name] or random.integers(0, 99, case.batch), case.batch)
+            if name == "positions":
+                chosen = chosen[:, None] + np.arange(case.tokens)
+            found[value] = chosen.astype(numpy_dtype(case.index))
             continue
         array = random.uniform(-1, 1, shape).astype(np.float32)
         if name in ("qkv", "x"):
             array[..., : case.heads * case.size] *= 6
         if name in ("k0", "v0") and case.updates:
             for row, past in enumerate(np.resize(case.past, case.batch)):
-                array[row, :, int(past) + 1 :] = np.nan
+                array[row, :, int(past) + case.tokens :] = np.nan
         found[value] = array.astype(numpy_dtype(case.dtype))
     return found
 
@@ -160,8 +163,9 @@ def check_results(
     for name, value in zip(("k0", "v0"), caches, strict=False):
         new, old = got[value].copy(), wanted[name].copy()
         for row, past in enumerate(np.resize(case.past, case.batch)):
-            near(new[row, :, past], old[row, :, past], 0.01)
-            new[row, :, past] = old[row, :, past] = 0
+            added = slice(past, past + case.tokens)
+            near(new[row, :, added], old[row, :, added], 0.01)
+            new[row, :, added] = old[row, :, added] = 0
         assert np.array_equal(new.view(np.uint16), old.view(np.uint16)), name
 
 

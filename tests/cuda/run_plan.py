@@ -21,7 +21,7 @@ from irc.ir.layouts import join_arrays, split_array
 from irc.ir.types import TensorType
 from irc.ops.collective import REDUCTIONS
 from tests.cuda.emulate import Memory, prepare, run_kernel
-from tests.cuda.library_calls import attention_of, product_of
+from tests.cuda.library_calls import product_of
 from tests.cuda.verify_plan import verify_plan
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -101,7 +101,7 @@ def run_steps(ranks: Sequence[HostRank], module: Module) -> None:
         for rank, step in zip(ranks, steps, strict=True):
             if isinstance(step, Launch):
                 rank.launch(step)
-            elif step.library in ("cublaslt", "cudnn"):
+            elif step.library == "cublaslt":
                 _library_call(rank, step)
             else:
                 _memory_call(rank, step)
@@ -121,10 +121,7 @@ def _library_call(rank: HostRank, step: LibraryCall) -> None:
     *read, y = step.arguments
     buffers = rank.plan.buffers
     arrays = [elements(rank.at(a).bytes, buffers[a.buffer]) for a in read]
-    if step.library == "cudnn":
-        found = attention_of(step.settings, arrays)
-    else:
-        found = product_of(Product.of(step.settings), arrays)
+    found = product_of(Product.of(step.settings), arrays)
     rank.at(y).bytes[: found.nbytes] = found.reshape(-1).view(np.uint8)
 
 

@@ -37,8 +37,8 @@ def test_each_kernel_is_compiled_once(compiled: list[str], tmp_path: Path) -> No
     first, second = Compiler(90, tmp_path), Compiler(90, tmp_path)
     for compiler in (first, second):
         found = compiler.images(kernels)
-        assert found[key_of(kernels[1])] == b"2 for sm_90"
-    assert sorted(compiled) == ["1 for sm_90", "2 for sm_90"]
+        assert found[key_of(kernels[1])] == b"2 for sm_90a"
+    assert sorted(compiled) == ["1 for sm_90a", "2 for sm_90a"]
     assert (first.compiled, second.compiled) == (2, 0)
 
 
@@ -48,7 +48,7 @@ def test_another_gpu_or_compiler_compiles_again(
     for capability, version in ((90, (13, 0)), (80, (13, 0)), (90, (13, 1)), (90, (13, 0))):
         monkeypatch.setattr(module, "nvrtc_version", lambda found=version: found)
         Compiler(capability, tmp_path).image(scaled("1"))
-    assert compiled == ["1 for sm_90", "1 for sm_80", "1 for sm_90"]
+    assert compiled == ["1 for sm_90a", "1 for sm_80", "1 for sm_90a"]
 
 
 @pytest.mark.parametrize("damage", ["shorter", "changed", "empty"])
@@ -62,14 +62,14 @@ def test_a_damaged_entry_is_compiled_again(
     new = {"shorter": data[1:], "changed": data, "empty": b""}
     path.write_bytes(new[damage])
     for _ in range(2):
-        assert Compiler(90, tmp_path).image(scaled("1")) == b"1 for sm_90"
+        assert Compiler(90, tmp_path).image(scaled("1")) == b"1 for sm_90a"
     assert len(compiled) == 2
 
 
 def test_a_cache_that_cannot_be_written(compiled: list[str], tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    assert Compiler(90, file / "folder").image(scaled("1")) == b"1 for sm_90"
+    assert Compiler(90, file / "folder").image(scaled("1")) == b"1 for sm_90a"
     assert len(compiled) == 1
 
 

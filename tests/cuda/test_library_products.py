@@ -23,6 +23,7 @@ from irc.text import parse_module
 from tests.cuda.library_calls import product_of
 from tests.cuda.run_plan import HostProgram
 from tests.fresh import fresh
+from tests.ops.example import bound_dims
 
 SIZES = {"B": 3, "S": 7}
 # name: (arguments, statements, whose last name is the result, names of the operations in the call)
@@ -178,7 +179,8 @@ def codes(**words: Any) -> tuple[Module, Op]:
 
 @pytest.mark.parametrize("scale", ["f32", "bf16"])
 @pytest.mark.parametrize(
-    ("x", "blocks", "scales"), [("B, S, 1", "32, 1", "rows"), ("1, 1, 1", "1, 1", "tensor")]
+    ("x", "blocks", "scales"),
+    [("B, S, 1", "32, 1", "rows"), ("B, S, 1", "1, 1", "rows"), ("1, 1, 1", "1, 1", "tensor")],
 )
 def test_codes_are_multiplied_with_their_scales(
     x: str, blocks: str, scales: str, scale: str
@@ -193,7 +195,10 @@ def test_codes_are_multiplied_with_their_scales(
     drawn_weights = {name: drawn(weight, rng) for name, weight in named.items()}
     for value in template.reads:
         if isinstance(value, Weight):
-            values[value] = drawn_weights[value.name.removesuffix(".f32")]
+            source = drawn_weights[value.name.split(".")[0]]
+            values[value] = source
+            if value.name.startswith("ws"):
+                values[value] = np.broadcast_to(source, bound_dims(value.type.shape, SIZES))
     inputs = {value.name or "": values[value] for value in module.main.args}
     (expected,) = irc.evaluate(module, inputs, weights=drawn_weights).values()
     check(template, values, expected, "bf16")

@@ -118,7 +118,7 @@ def test_what_the_kernel_declines(example: Example, dtype: str, why: str) -> Non
 
 
 @pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"])
 def test_kernels_compile_for_every_gpu(architecture: str, rng: np.random.Generator) -> None:
     example, dtype = CASES[rng.integers(len(CASES))]
     for template in _templates(module_of(example, dtype), SIZES):

@@ -339,8 +339,7 @@ class Source:
 
     def _constants(self) -> list[str]:
         """The constants that the code takes, in C."""
-        op, rope, norm, shape = self.site.attention, self.site.rope, self.site.norm, self.shape
-        frequencies, factor = inverse_frequencies(rope) if rope else ([0.0], 1.0)
+        op, rope, shape = self.site.attention, self.site.rope, self.shape
         index = {
             "PastIndex": op.past,
             "PositionIndex": rope.positions if rope else None,
@@ -353,32 +352,46 @@ class Source:
             "PARTS": shape.parts,
             "WARPS": shape.warps,
             "THREADS": 32 * shape.warps,
-            "TURNED": rope.turned if rope else 0,
             "WINDOW": op.window,
             "CLUSTER": shape.cluster,
         }
         flags = {
             "EARLY": self.early,
             "NEW": self.site.k is not None,
-            "NORM": norm is not None,
-            "ROPE": rope is not None,
-            "INTERLEAVED": rope is not None and rope.interleaved,
             "CAUSAL": op.causal,
             "LENGTHS": op.lengths is not None,
             "SPLIT": shape.splits > 1,
             "AHEAD": shape.ahead,
         }
-        numbers = {"FACTOR": factor, "SCALE": op.score_scale, "SOFTCAP": op.softcap}
-        numbers |= {"EPS": norm.eps if norm else 0.0, "OFFSET": norm.offset if norm else 0.0}
+        numbers = {"SCALE": op.score_scale, "SOFTCAP": op.softcap}
         return [
-            f"typedef {op.q.type.dtype} T;",
+            *constants_of_heads(self.site),
             "typedef T GainType;",
             *(f"typedef {v.type.dtype if v is not None else 'i32'} {k};" for k, v in index.items()),
             *(f"constexpr int {name} = {value};" for name, value in whole.items()),
             *(f"constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()),
             *(f"constexpr float {name} = {float(value)!r};" for name, value in numbers.items()),
-            f"__device__ const float FREQUENCY[] = {{{', '.join(map(_text, frequencies))}}};",
         ]
+
+
+def constants_of_heads(site: Site) -> list[str]:
+    """The constants about the dtype, rms_norm and rope of heads, in C."""
+    rope, norm = site.rope, site.norm
+    frequencies, factor = inverse_frequencies(rope) if rope else ([0.0], 1.0)
+    flags = {
+        "NORM": norm is not None,
+        "ROPE": rope is not None,
+        "INTERLEAVED": rope is not None and rope.interleaved,
+    }
+    eps, offset = (norm.eps, norm.offset) if norm else (0.0, 0.0)
+    numbers = {"FACTOR": factor, "EPS": eps, "OFFSET": offset}
+    return [
+        f"typedef {site.attention.q.type.dtype} T;",
+        f"constexpr int TURNED = {rope.turned if rope else 0};",
+        *(f"constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()),
+        *(f"constexpr float {name} = {_text(value)};" for name, value in numbers.items()),
+        f"__device__ const float FREQUENCY[] = {{{', '.join(map(_text, frequencies))}}};",
+    ]
 
 
 def _text(number: float) -> str:

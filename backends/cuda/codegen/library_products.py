@@ -18,6 +18,7 @@ from irc.ir.dims import product as count
 from irc.ir.types import TensorType
 from irc.ops.shapes import shape_text
 from irc.weights import Cast
+from irc.weights.imported import RepeatedRef
 
 from ..plan.product import Product, Settings
 from ..plan.template import CallTemplate, Fused, Sizes, fusion
@@ -195,9 +196,18 @@ def _scales(x: ops.Dequantize, weight: ops.Dequantize) -> tuple[Parts, Words] | 
         parts = _in_f32(factors)
         return None if parts is None else (parts, {"scales": "tensor", "alpha": alpha})
     by_rows = x.scale.type.shape == (*x.x.type.shape[:-1], 1)
-    by_columns = weight.scale.type.shape == (weight.x.type.shape[0], 1)
-    parts = _in_f32({"x_scale": x.scale, "weight_scale": weight.scale})
-    return (parts, {"scales": "rows"}) if by_rows and by_columns and parts else None
+    columns = weight.x.type.shape[0]
+    parts = _in_f32({"x_scale": x.scale, "weight_scale": _repeated(weight.scale, columns)})
+    by_columns = parts is not None and parts["weight_scale"].type.shape == (columns, 1)
+    return (parts, {"scales": "rows"}) if parts and by_rows and by_columns else None
+
+
+def _repeated(scale: Value, count: DimLike) -> Value:
+    """A scale [count, 1] for every row of a weight from one for all, if a weight holds it."""
+    if not isinstance(scale, Weight) or scale.type.shape != (1, 1) or not isinstance(count, int):
+        return scale
+    kind = TensorType(scale.type.dtype, (count, 1))
+    return Weight(kind, f"{scale.name}.{count}", RepeatedRef(scale.ref, (count, 1), (count, 1)))
 
 
 def _in_f32(scales: Parts) -> Parts | None:

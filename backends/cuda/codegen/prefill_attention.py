@@ -11,12 +11,12 @@ from irc.ops.attention import Attention
 from ..plan.template import Fused, Sizes, Template, fusion
 from .attention import FAR, ROW, Heads, keys_of_block, queries_of_block, scores, visibility
 from .body import Body
+from .decode_attention import find_site
 from .files import helpers
+from .head_rows import head_rows, takes
 from .kernels import launch
 
 HELPERS = helpers("warp.cuh", "copies.cuh", "prefill_attention.cuh")
-WARPS = 4
-ROWS = 16 * WARPS
 WIDEST = 256  # features of a head
 
 
@@ -27,6 +27,9 @@ def prefill_attention(op: Op, sizes: Sizes) -> Fused | str | None:
     refusal = _refusal(op)
     if refusal:
         return f"attention on tensor cores: {refusal}"
+    site = find_site(op)
+    if takes(site):
+        return Fused((head_rows(site), template(op)), site.covers)
     return Fused((template(op),), (op,))
 
 
@@ -47,7 +50,9 @@ def template(op: Attention) -> Template:
     """The launch: a block per row, key-value head and tile of queries."""
     heads = Heads.of(op)
     body = Body(list(op.operands))
-    queries_of_block(heads, body, ROWS)
+    narrow = max(heads.width, heads.values) <= 128
+    warps, keys, blocks = (8, 64, 2) if narrow else (4, 32, 1)
+    queries_of_block(heads, body, 16 * warps)
     _rows(op, heads, body)
     keys_of_block(op, heads, body)
     visibility(op, body)
@@ -63,23 +68,23 @@ def template(op: Attention) -> Template:
         body.line(f"*(u32*)(out0 + {place}) = pair;")
     body.line(";")
     body.line("attend(rows, low, high, query, key, value, whole, visible, change, out);")
-    keys = 64 if max(heads.width, heads.values) <= 128 else 32
     scale = (1.0 if changed else op.score_scale) * log2(EULER)
-    constants = {"KEYS": keys, "WARPS": WARPS, "D": heads.width, "DV": heads.values}
+    constants = {"KEYS": keys, "WARPS": warps, "D": heads.width, "DV": heads.values}
     head = "".join(f"constexpr int {name} = {n};\n" for name, n in constants.items())
     head += f"constexpr bool CHANGED = {str(changed).lower()};\n"
     head += f"constexpr float SCALE = (float){scale!r};\ntypedef {op.q.type.dtype} T;\n"
-    wide, wide_values = (-(-n // 16) * 16 + 8 for n in (heads.width, heads.values))
-    nbytes = 2 * (ROWS * wide + keys * (wide + wide_values))
+    wide, wide_values = (-(-n // 64) * 128 for n in (heads.width, heads.values))
+    nbytes = 16 * warps * wide + 2 * keys * (wide + wide_values) + 1024
     return launch(
         "prefill_attention",
         body,
         [op.result],
-        heads.grid(ROWS),
+        heads.grid(16 * warps),
         operations=[op],
-        block=32 * WARPS,
+        block=32 * warps,
         shared=lambda sizes: nbytes,
         helpers=head + HELPERS,
+        bounds=f"__launch_bounds__({32 * warps}, {blocks})",
     )
 
 

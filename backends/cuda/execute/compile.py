@@ -63,7 +63,7 @@ class Compiler:
                 f"expected a GPU of compute capability {LEAST / 10} or more, found "
                 f"{capability / 10}; compile with --backend onnx, which runs on CPU"
             )
-        self._architecture, self._folder = f"sm_{capability}", folder
+        self._architecture, self._folder = architecture_of(capability), folder
         self._version = nvrtc_version()
         self.compiled = 0
 
@@ -102,6 +102,11 @@ _SIZE = hashlib.sha256().digest_size
 def _is_intact(data: bytes) -> bool:
     """Whether bytes end with the checksum of those before it."""
     return hashlib.sha256(data[:-_SIZE]).digest() == data[-_SIZE:]
+
+
+def architecture_of(capability: int) -> str:
+    """What NVRTC compiles for; a capability of 9.0 with the products of groups of warps."""
+    return f"sm_{capability}a" if capability == 90 else f"sm_{capability}"
 
 
 def nvrtc_version() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""cuBLASLt, whose algorithms are timed once per shape and kept, and cuDNN as those of a rank."""
+"""cuBLASLt, whose algorithms are timed once per shape and kept, as the products of a rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from irc.backends.cuda.driver import Driver
 from irc.backends.cuda.execute.algorithms import Algorithms
 from irc.backends.cuda.execute.cublaslt import CublasLt, machine_name
-from irc.backends.cuda.execute.cudnn import Cudnn
 from irc.backends.cuda.execute.fastest import Fastest
 from irc.backends.cuda.execute.launch import Enqueue
 from irc.backends.cuda.plan import LibraryCall
@@ -23,28 +22,14 @@ class TimedProducts:
         algorithms = Algorithms(file_of_user(), machine_name(driver))
         self._library = CublasLt(driver, algorithms)
         self._choose, self._host = Fastest(self._library, driver, stream), host
-        self._driver = driver
-        self._cudnn: Cudnn | None = None
 
     def prepare(self, calls: Sequence[LibraryCall]) -> None:
-        attention = [call for call in calls if call.library == "cudnn"]
-        if attention:
-            self._attention().prepare(attention)
-        products = [call for call in calls if call.library == "cublaslt"]
-        self._library.prepare(products, self._choose)
+        self._library.prepare(calls, self._choose)
         if self._host is not None:
             self._library.algorithms.agree(self._host)
 
     def bind(self, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
-        library = self._attention() if call.library == "cudnn" else self._library
-        return library.bind(call, addresses)
+        return self._library.bind(call, addresses)
 
     def close(self) -> None:
         self._library.close()
-        if self._cudnn is not None:
-            self._cudnn.close()
-
-    def _attention(self) -> Cudnn:
-        if self._cudnn is None:
-            self._cudnn = Cudnn(self._driver)
-        return self._cudnn

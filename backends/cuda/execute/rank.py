@@ -16,7 +16,7 @@ from irc.backends.cuda.execute.gpu import RankGpu, connect, every_group
 from irc.backends.cuda.execute.launch import Kernels
 from irc.backends.cuda.execute.memory import Memory, check_room, size_of
 from irc.backends.cuda.execute.peers import Peers
-from irc.backends.cuda.execute.steps import PREPARED, Products, Steps
+from irc.backends.cuda.execute.steps import Products, Steps
 from irc.backends.cuda.execute.stream import symbols_of
 from irc.backends.cuda.execute.weights import DeviceWeights
 from irc.backends.cuda.facts import RankFacts, sizes_of
@@ -183,7 +183,7 @@ class CudaRank:
         plan = self._planner.plan(sizes)
         self.weights.add(self._planner.weights)
         self.kernels.load(plan.kernels.values())
-        calls = [s for s in plan.steps if isinstance(s, LibraryCall) and s.library in PREPARED]
+        calls = [s for s in plan.steps if isinstance(s, LibraryCall) and s.library == "cublaslt"]
         if calls or self.host is not None:  # ranks agree on algorithms, whoever has calls
             self._products().prepare(calls)
         return PlanExecution(

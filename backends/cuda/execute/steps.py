@@ -15,12 +15,8 @@ from irc.errors import Error
 GroupOf = Callable[[tuple[str, ...]], Group]
 
 
-# libraries whose calls are prepared before anything is captured
-PREPARED = ("cublaslt", "cudnn")
-
-
 class Products(Protocol):
-    """Libraries of matrix products and attention."""
+    """The library of matrix products."""
 
     def prepare(self, calls: Sequence[LibraryCall]) -> None:
         """Choose how to compute calls; nothing is captured meanwhile."""
@@ -73,7 +69,7 @@ class Steps:
         return self._kernels.bind(step, plan.kernels[step.kernel], values, early)
 
     def _call(self, call: LibraryCall, addresses: Sequence[int]) -> Enqueue:
-        if call.library in PREPARED:
+        if call.library == "cublaslt":
             return self._products().bind(call, addresses)
         if call.library == "nccl":
             return self._collective(call, *addresses)

@@ -14,7 +14,7 @@ from irc.ir.dtypes import dtype
 # weights (also packed ones), memory of kernels that is zero before the first step, and what a rank
 # knows of the memory of its group (execute/peers.py).
 Place: TypeAlias = Literal["arena", "input", "output", "state", "weight", "zeros", "peers"]
-Library: TypeAlias = Literal["cublaslt", "cudnn", "nccl", "memory"]
+Library: TypeAlias = Literal["cublaslt", "nccl", "memory"]
 ALIGNMENT = 256  # bytes, of every buffer
 WARP = 32
 PEERS = 336  # bytes of a buffer at the place `peers`: see peer_memory.cuh
