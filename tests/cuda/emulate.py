@@ -54,8 +54,8 @@ def prepare(kernels: Iterable[Kernel], threaded: bool = False) -> None:
     if not new:
         return
     first = len(_FUNCTIONS)
-    flags = ["-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w", "-fno-gnu-unique"]
-    flags += ["-DTHREADED"] if threaded else []
+    flags = ["-std=c++17", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w", "-fno-gnu-unique"]
+    flags += ["-DTHREADED", "-O1"] if threaded else ["-O0"]  # which compile longer than they run
     parts = [f'#include "{_header(threaded, *flags)}"']
     for i, kernel in enumerate(new.values(), first):
         parts.append(_renamed(kernel, f"run_{i}"))
