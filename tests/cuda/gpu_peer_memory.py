@@ -1,7 +1,7 @@
 """One rank of sums over real GPUs: a process of its own, which `benchmarks.rank` starts.
 
-The first argument is a folder; `sums` compares results with numpy; with `stop` the last rank stops
-in the middle of a run, and what the others raise goes into FOLDER/lost{RANK}.
+The first argument is a folder; `sums` compares results with numpy; with SIGSTOP or SIGKILL the last
+rank gets this signal in the middle of a run, and what the others raise goes into FOLDER/lost{RANK}.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ def opened(host: Communicator, kind: str, text: str) -> CudaProgram:
 
 def run(host: Communicator, arguments: Sequence[str]) -> None:
     """Do what the second argument says."""
-    {"sums": sums, "stop": stop}[arguments[1]](host, Path(arguments[0]))
+    folder, what = Path(arguments[0]), arguments[1]
+    if what == "sums":
+        sums(host, folder)
+    else:
+        lose(host, folder, signal.Signals[what])
 
 
 def sums(host: Communicator, folder: Path) -> None:
@@ -67,14 +71,14 @@ def result(program: CudaProgram, x: Array, residual: Array) -> Array:
     return y
 
 
-def stop(host: Communicator, folder: Path) -> None:
-    """Stop the last rank while the others wait for it on their GPUs."""
+def lose(host: Communicator, folder: Path, how: signal.Signals) -> None:
+    """Stop or kill the last rank while the others wait for it on their GPUs."""
     program = opened(host, "bf16", ADDED)
     x = np.ones((5, WIDTH), numpy_dtype("bf16"))
     for _ in range(4):
         program.run({"x": x, "r": x})
     if host.rank == host.ranks - 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
+        os.kill(os.getpid(), how)
     begin = time.monotonic()
     try:
         while time.monotonic() < begin + 30:

@@ -73,10 +73,11 @@ def test_sums_over_ranks(ranks: int, tmp_path: Path) -> None:
     assert status == 0, (tmp_path / "err").read_text()[-3000:]
 
 
+@pytest.mark.parametrize("how", ["SIGSTOP", "SIGKILL"])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_lost_rank_ends_the_others(ranks: int, tmp_path: Path) -> None:
+def test_a_lost_rank_ends_the_others(ranks: int, how: str, tmp_path: Path) -> None:
     needs_gpus(ranks)
-    assert ran(ranks, tmp_path, "stop")
+    assert ran(ranks, tmp_path, how)
     for rank in range(ranks - 1):
         seconds, _, message = (tmp_path / f"lost{rank}").read_text().partition(" ")
         assert float(seconds) < 10
