@@ -20,7 +20,7 @@ from .body import Body
 from .files import helpers
 from .kernels import launch, number
 from .norms import norm_of_sum
-from .streaming.products import product_of, streamed
+from .streaming.products import Product, product_of, streamed
 
 LARGEST = 1 << 20  # bytes that a rank sends another one, above which NCCL is faster
 MOST_RANKS = 8  # of peer_memory.cuh, as those below
@@ -59,7 +59,7 @@ def _added_norm(op: Op, sizes: Sizes) -> Fused | str | None:
 def _gathered(op: Op, sizes: Sizes) -> Fused | str | None:
     """Half of a word that is sent is data."""
     assert isinstance(op, AllGather)
-    size, nbytes = numpy_dtype(op.x.type.dtype).itemsize, _nbytes(op, sizes)
+    size, nbytes = numpy_dtype(op.x.type.dtype).itemsize, _nbytes(op.x, sizes)
     if nbytes % 4:
         return f"ranks write numbers of 4 bytes to each other, no {nbytes} bytes"
     if why := _refused(op, 2 * nbytes):
@@ -88,11 +88,9 @@ def _summed(
 ) -> Fused | str:
     if op.op != "sum" or op.x.type.dtype not in ("f32", "f16", "bf16"):
         return f"ranks write to each other sums of floats, no {op.op} of {op.x.type.dtype}"
-    found, x, nbytes = _unrounded(op.x, sizes), op.x, _nbytes(op, sizes)
-    before = found if isinstance(found, Fused) else Fused((), ())
-    for template in before.templates:
-        (x,) = template.writes
-        nbytes *= numpy_dtype(x.type.dtype).itemsize // numpy_dtype(op.x.type.dtype).itemsize
+    before = _unrounded(op.x, sizes)
+    x = before.templates[0].writes[0] if before.templates else op.x
+    nbytes = _nbytes(x, sizes)
     if why := _refused(op, nbytes):
         return why
     body = Body([x] if residual is None else [x, residual])
@@ -105,19 +103,20 @@ def _summed(
     return Fused((*before.templates, launched), (*before.covers, *covers))
 
 
-def _unrounded(x: Value, sizes: Sizes) -> Fused | str | None:
-    """A product whose result is a new value, the f32 before rounding; None for other values."""
+def _unrounded(x: Value, sizes: Sizes) -> Fused:
+    """The launch of a product that writes a new value, the f32 before rounding; or no launches."""
     op = x.producer
-    if not isinstance(op, Linear) or len(x.users) != 1:
-        return None
-    found = product_of(op)
-    if isinstance(found, str):
-        return found
-    return streamed(replace(found, result=Value(x.type.replace(dtype="f32"), None, 0)), sizes)
+    found = product_of(op) if isinstance(op, Linear) and len(x.users) == 1 else None
+    if isinstance(found, Product):
+        result = Value(x.type.replace(dtype="f32"), None, 0)
+        launched = streamed(replace(found, result=result), sizes)
+        if isinstance(launched, Fused):
+            return launched
+    return Fused((), ())
 
 
-def _nbytes(op: AllReduce | AllGather, sizes: Sizes) -> int:
-    return number(product(op.x.type.shape), sizes) * numpy_dtype(op.x.type.dtype).itemsize
+def _nbytes(x: Value, sizes: Sizes) -> int:
+    return number(product(x.type.shape), sizes) * numpy_dtype(x.type.dtype).itemsize
 
 
 def _refused(op: AllReduce | AllGather, sent: int) -> str:
