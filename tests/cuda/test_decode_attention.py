@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from irc.backends.cuda.codegen.decode_attention import decode_attention
+from irc.backends.cuda.codegen.decode_choices import decode_attention
 from irc.backends.cuda.execute.compile import compile_kernel
 from irc.backends.cuda.plan import Fused, Launch, Template
 from irc.backends.reference import evaluate

@@ -73,6 +73,7 @@ class Gpu:
         self.gpu = A_GPU
         self.held: dict[int, int] = {}
         self.names: set[str] = set()
+        self.positions: set[int] = set()
         self.early: list[bool] = []
 
     def free_memory(self) -> int:
@@ -101,7 +102,11 @@ class Gpu:
 
         return enqueue
 
-    def upload(self, address: int, host: Any) -> None: ...
+    def upload(self, address: int, host: Any) -> None:
+        if host.dtype == "int32":
+            self.positions |= set(host.tolist())
+
+    def zero(self, address: int, size: int, stream: int) -> None: ...
 
     def copy(self, target: int, source: int, size: int) -> None:
         assert any(at <= target < target + size <= at + n for at, n in self.held.items())
@@ -149,6 +154,32 @@ def test_plans_take_the_fastest_kernels(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert blocks(plan()) == by_rules
     tuning.use_for(A_GPU)
     assert blocks(plan()) == [192, 192] != by_rules
+
+
+ATTENTION = """
+module @m dims(B=1:2:16) {
+  func @main(%q: bf16[B, 1, 512], %k: bf16[B, 2, 512, 128], %v: bf16[B, 2, 512, 128],
+      %past: i32[B]) -> (bf16[B, 1, 512]) {
+    %y = attention %q, %k, %v, past=%past {head_dim=128, causal} : bf16[B, 1, 512]
+    return %y
+  }
+}
+"""
+
+
+def test_attention_takes_the_fastest_shape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu = Gpu(lambda threads: 1.0 + abs(threads - 128))
+    on(monkeypatch, gpu)
+    path = tmp_path / "m.irc"
+    path.write_text(ATTENTION)
+    planner = Planner(parse_module(ATTENTION, "m"))
+    (by_rules,) = blocks(planner.plan({"B": 3}))
+    assert by_rules != 128
+    (found,) = works("bench", "kernels", path, "--dims", "B=3", "--json").json["launches"]
+    assert found["key"].startswith("decode attention bf16, 512 features, 2 heads of 128, 3 rows")
+    assert gpu.positions == {511}
+    tuning.use_for(A_GPU)
+    assert blocks(planner.plan({"B": 3})) == [128]
 
 
 def test_a_kernel_that_is_not_clearly_faster_gives_way_to_the_rules(
@@ -200,7 +231,7 @@ def test_a_damaged_file_is_ignored_with_a_warning(
 
 def test_the_shipped_choices_are_candidates() -> None:
     for key, choice in shipped(90).items():
-        assert re.fullmatch(r"(one_row|tiles) \d+", choice), key
+        assert re.fullmatch(r"(one_row|tiles) \d+|\d+ splits, \d+ warps, \d+ resident", choice), key
 
 
 def test_wrong_words() -> None:

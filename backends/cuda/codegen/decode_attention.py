@@ -14,7 +14,7 @@ from irc.ops import Attention, CacheUpdate, Reshape, RmsNorm, Rope, Slice, Split
 from irc.ops.rope import inverse_frequencies
 
 from ..plan.core import Kernel
-from ..plan.template import Fused, Sizes, Template, fusion
+from ..plan.template import Sizes, Template
 from .kernels import number
 
 FOLDER = Path(__file__).parent
@@ -74,20 +74,7 @@ class Site:
         return _keys(self.attention)
 
 
-@fusion(Attention)
-def decode_attention(op: Op, sizes: Sizes) -> Fused | str | None:
-    """The launch for one query per sequence, or why there is none."""
-    assert isinstance(op, Attention)
-    if number(op.q.type.shape[1], sizes) != 1:
-        return None
-    refusal = _refusal(op, sizes)
-    if refusal:
-        return f"decode attention: {refusal}"
-    site = find_site(op)
-    return Fused((template(site, sizes),), site.covers)
-
-
-def _refusal(op: Attention, sizes: Sizes) -> str:
+def refusal(op: Attention, sizes: Sizes) -> str:
     """Why the kernel cannot compute an attention; empty if it can."""
     dtype, size = op.q.type.dtype, op.head_dim
     if dtype not in ("bf16", "f16"):
