@@ -17,6 +17,7 @@ import numpy as np
 
 import irc
 from benchmarks.checkpoints import config
+from irc.backends.base import Arrays
 from irc.backends.cuda.driver import Array, Driver, Stream
 from irc.backends.cuda.execute import rank as rank_module
 from irc.backends.cuda.execute.load import CudaProgram, CudaStream
@@ -134,10 +135,13 @@ def filled(driver: Driver, stream: Stream, dtype: str) -> int:
 
 
 @contextmanager
-def opened(folder: Path, host: Communicator | None, early: bool) -> Iterator[CudaProgram]:
-    """The program of an artifact, with repeated weights."""
+def opened(
+    folder: Path, host: Communicator | None, early: bool, **options: Any
+) -> Iterator[CudaProgram]:
+    """The program of an artifact, with repeated weights. `options` are those of `irc.load`."""
     with patch.object(rank_module, "DeviceWeights", RepeatedWeights):
-        program: Any = irc.load(folder, communicator=host, programmatic=early).program
+        loaded = irc.load(folder, communicator=host, programmatic=early, **options)
+        program: Any = loaded.program
         try:
             yield program
         finally:
@@ -160,6 +164,10 @@ class Measured:
     def ms(self, replays: int) -> float:
         """The median of steps that follow each other."""
         return median(self._stream.times(self.case.inputs, replays))
+
+    def results(self) -> Arrays:
+        """The outputs of a step."""
+        return self._stream.step(self.case.inputs)
 
     @property
     def plan(self) -> Plan:
