@@ -1,43 +1,61 @@
-// Attention of one query by one block, with a softmax that is corrected as larger scores appear
-// (online softmax). query(0, d), key(j, d) and value(j, c) are elements; visible(0, j) and
-// change(0, j, product) are about one score. The keys are `low` to `high` - 1.
+// Attention of `ROWS` queries that share their keys by one block, with a softmax that is corrected
+// as larger scores appear (online softmax). query(row, d), key(j, d) and value(j, c) are elements;
+// visible(row, j) and change(row, j, product) are about one score. The keys are `low` to `high` - 1.
 
 const int THREADS = 128;
 
-template <typename R, int D, int DV, class Query, class Key, class Value, class Visible, class Change,
-          class Out>
+template <typename R, int ROWS, int D, int DV, class Query, class Key, class Value, class Visible,
+          class Change, class Out>
 INLINE void attend(
-    ix low, ix high, Query query, Key key, Value value, Visible visible, Change change, Out out
+    ix rows, ix low, ix high, Query query, Key key, Value value, Visible visible, Change change,
+    Out out
 ) {
-    __shared__ R features[D], weights[THREADS], sums[DV];
+    __shared__ R features[ROWS][D], weights[ROWS][THREADS], sums[ROWS][DV];
     const R infinity = (R)__uint_as_float(0x7f800000u);
-    for (int d = threadIdx.x; d < D; d += blockDim.x) features[d] = query((ix)0, (ix)d);
-    for (int c = threadIdx.x; c < DV; c += blockDim.x) sums[c] = 0;
+    R tops[ROWS], totals[ROWS], fades[ROWS];
+    for (int r = 0; r < ROWS; ++r) {
+        for (int d = threadIdx.x; d < D; d += blockDim.x)
+            features[r][d] = r < rows ? query((ix)r, (ix)d) : (R)0;
+        for (int c = threadIdx.x; c < DV; c += blockDim.x) sums[r][c] = 0;
+        tops[r] = -infinity, totals[r] = 0;
+    }
     __syncthreads();
-    R top = -infinity, total = 0;
     for (ix j0 = low; j0 < high; j0 += blockDim.x) {
         const ix mine = j0 + threadIdx.x;
-        R score = -infinity;
-        if (mine < high && visible((ix)0, mine)) {
-            R product = 0;
-            for (int d = 0; d < D; ++d) product += features[d] * key(mine, (ix)d);
-            score = change((ix)0, mine, product);
+        R products[ROWS] = {};
+        for (int d = 0; d < D && mine < high; ++d) {
+            const R x = key(mine, (ix)d);
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r) products[r] += features[r][d] * x;
         }
-        const R before = top;
-        top = maximum(top, block_max(score));
-        const R base = top == -infinity ? (R)0 : top, fade = exp(before - base);
-        const R weight = exp(score - base);
-        total = total * fade + block_sum(weight);
-        weights[threadIdx.x] = weight;
+        #pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const bool seen = r < rows && mine < high && visible((ix)r, mine);
+            const R score = seen ? change((ix)r, mine, products[r]) : -infinity, before = tops[r];
+            tops[r] = maximum(before, block_max(score));
+            const R base = tops[r] == -infinity ? (R)0 : tops[r];
+            fades[r] = exp(before - base);
+            weights[r][threadIdx.x] = exp(score - base);
+            totals[r] = totals[r] * fades[r] + block_sum(weights[r][threadIdx.x]);
+        }
         __syncthreads();
         for (int c = threadIdx.x; c < DV; c += blockDim.x) {
-            R sum = sums[c] * fade;
-            for (int k = 0; k < blockDim.x && j0 + k < high; ++k)  // unseen values may be NaN
-                if (weights[k] != (R)0) sum += weights[k] * value(j0 + k, (ix)c);
-            sums[c] = sum;
+            R found[ROWS];
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r) found[r] = sums[r][c] * fades[r];
+            for (int k = 0; k < blockDim.x && j0 + k < high; ++k) {
+                const R x = value(j0 + k, (ix)c);
+                #pragma unroll
+                for (int r = 0; r < ROWS; ++r)  // unseen values may be NaN
+                    if (weights[r][k] != (R)0) found[r] += weights[r][k] * x;
+            }
+            #pragma unroll
+            for (int r = 0; r < ROWS; ++r) sums[r][c] = found[r];
         }
         __syncthreads();
     }
-    for (int c = threadIdx.x; c < DV; c += blockDim.x)
-        out((ix)0, (ix)c, total > (R)0 ? sums[c] / total : sums[c]);
+    #pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+        for (int c = threadIdx.x; r < rows && c < DV; c += blockDim.x)
+            out((ix)r, (ix)c, totals[r] > (R)0 ? sums[r][c] / totals[r] : sums[r][c]);
 }

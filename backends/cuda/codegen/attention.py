@@ -17,6 +17,8 @@ from .kernels import launch, number
 
 HELPERS = helpers("attention.cuh")
 THREADS = 128  # as in attention.cuh
+ROWS = 8  # queries of a block, at most
+SHARED = 40 << 10  # bytes of a block
 FAR = 1 << 30  # more keys than an index counts
 ROW = "const ix i = (first + row) / group, h = head * group + (first + row) % group;"
 SCORE = ("b", "h", "i", "j")  # where a mask or a bias has the element of a score
@@ -48,6 +50,11 @@ class Heads:
         keys = k[2] if op.cached else k[1]
         return cls(q[0], q[1], keys, op.key_heads, group, op.head_dim, values)
 
+    def rows(self, nbytes: int) -> int:
+        """How many queries a block takes, in a dtype of registers of `nbytes`."""
+        queries, row = self.tokens * self.group, (self.width + self.values + THREADS) * nbytes
+        return max(1, min(ROWS, SHARED // row, queries if isinstance(queries, int) else ROWS))
+
     def grid(self, rows: int) -> Callable[[Sizes], Grid]:
         """The grid with a block per tile of so many queries, of every row and key-value head."""
 
@@ -61,11 +68,12 @@ class Heads:
 
 @kernels_of(Attention)
 def attention(op: Op, stored: Collection[Value]) -> list[Template]:
-    """The launch of an attention: a block per query and head."""
+    """The launch of an attention: a block per row, key-value head and few queries."""
     assert isinstance(op, Attention)
     heads, body = Heads.of(op), Body(stored)
     kind, _ = REGISTERS[op.q.type.dtype]
-    queries_of_block(heads, body, 1)
+    rows = heads.rows(8 if kind == "double" else 4)
+    queries_of_block(heads, body, rows)
     _operands(op, body)
     keys_of_block(op, heads, body)
     visibility(op, body)
@@ -75,10 +83,10 @@ def attention(op: Op, stored: Collection[Value]) -> list[Template]:
         feature = f"(h * {heads.values} + c)"
         body.line(f"store(out0, {body.place(op.result, ('b', 'i', feature))}, x);")
     body.line(";")
-    sizes = f"{kind}, {heads.width}, {heads.values}"
-    body.line(f"attend<{sizes}>(low, high, query, key, value, visible, change, out);")
+    sizes = f"{kind}, {rows}, {heads.width}, {heads.values}"
+    body.line(f"attend<{sizes}>(rows, low, high, query, key, value, visible, change, out);")
     options = {"operations": [op], "block": THREADS, "helpers": HELPERS}
-    return [launch("attention", body, [op.result], heads.grid(1), **options)]
+    return [launch("attention", body, [op.result], heads.grid(rows), **options)]
 
 
 def queries_of_block(heads: Heads, body: Body, rows: int) -> None:
