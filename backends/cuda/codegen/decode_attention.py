@@ -16,11 +16,11 @@ from irc.ops.rope import inverse_frequencies
 from ..plan.core import Kernel
 from ..plan.template import Sizes, Template
 from .kernels import number
+from .streaming.choices import target
 
 FOLDER = Path(__file__).parent
 CODE = (FOLDER / "decode_attention.cuh").read_text(encoding="utf-8")
 WARP = (FOLDER / "warp.cuh").read_text(encoding="utf-8")
-MULTIPROCESSORS = 132  # of the GPU that the numbers of blocks are chosen for
 SHORT = 4096  # keys, up to which splits are joined in a cluster
 CLUSTER = 8  # blocks, at most
 KEYS_OF_BLOCK = 64  # at least
@@ -217,22 +217,34 @@ def shape_of(site: Site, sizes: Sizes) -> Shape:
     heads = number(op.q.type.shape[0], sizes) * site.key_heads * parts
     keys = number(site.count, sizes)
     splits, ahead = splits_of(heads, keys), op.head_dim <= 128
-    if rows * op.head_dim > 1024 or (heads > MULTIPROCESSORS and ahead):
-        warps = 4
-    else:
-        warps = 12 if keys > MANY * splits and rows * op.head_dim <= 512 else 8
-    resident = 4 if heads > MULTIPROCESSORS and ahead and rows <= 8 else 1
-    cluster = splits if splits <= CLUSTER else 1
-    return Shape(group, rows, parts, warps, splits, cluster, resident, ahead)
+    many = heads > target().multiprocessors and ahead
+    sums = rows * _padded(op.head_dim)  # of a warp, in shared memory
+    warps = 12 if keys > MANY * splits and sums <= 512 else 8
+    return Shape(
+        group=group,
+        rows=rows,
+        parts=parts,
+        warps=4 if many or sums > 1024 else warps,
+        splits=splits,
+        cluster=splits if splits <= CLUSTER else 1,
+        resident=4 if many and rows <= 8 else 1,
+        ahead=ahead,
+    )
 
 
 def splits_of(heads: int, keys: int) -> int:
     """The number of blocks that share the keys of one key head, a power of two."""
-    most = min(MULTIPROCESSORS // heads, CLUSTER if keys <= SHORT else MULTIPROCESSORS)
+    blocks = target().multiprocessors // heads
+    most = min(blocks, CLUSTER) if keys <= SHORT else blocks
     splits = 1
     while 2 * splits <= most and splits * KEYS_OF_BLOCK < keys:
         splits *= 2
     return splits
+
+
+def _padded(features: int) -> int:
+    """The features of a row of sums."""
+    return -(-features // 64) * 64
 
 
 def template(site: Site, sizes: Sizes, shape: Shape | None = None) -> Template:
@@ -240,8 +252,8 @@ def template(site: Site, sizes: Sizes, shape: Shape | None = None) -> Template:
     op, shape = site.attention, shape or shape_of(site, sizes)
     heads, batch = site.key_heads * shape.parts, number(op.q.type.shape[0], sizes)
     source = Source(site, shape)
-    row = -(-op.head_dim // 64) * 64 + 4  # sums, the top and the total
-    shared = batch * heads * shape.splits if shape.splits > shape.cluster else 0
+    row = _padded(op.head_dim) + 4  # sums, the top and the total
+    shared = batch * heads * shape.splits if shape.splits > 1 else 0  # also without clusters
     return Template(
         kernel=source.kernel(),
         reads=source.reads,
