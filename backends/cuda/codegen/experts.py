@@ -27,7 +27,7 @@ from .streaming.choices import target
 
 HELPERS = helpers("warp.cuh", "copies.cuh", "experts.cuh")
 ALIGNED = 8  # elements of 16 bytes
-RESERVED = 1 << 10  # bytes of shared memory that a block has besides its own
+MOST = 128  # rows of a tile
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,17 @@ class Shape:
 
     @property
     def shared(self) -> int:
-        """Bytes of the stages, and of the sums that warps share."""
-        sums = self.rows * self.columns * (self.warps[2] - 1) + 4
-        return 2 * self.stages * (self.rows + self.columns) * (self.depth + 8) + 4 * sums
+        """Bytes of the stages."""
+        return 2 * self.stages * (self.rows + self.columns) * (self.depth + 8)
 
 
-# Few rows are a stream of weights, which warps share along k.
+# Few rows are a stream of weights, which warps share along k. Of the shapes for as many rows, the
+# first whose stages fit a block is taken.
 SHAPES = (
+    Shape(16, 64, 256, 5, (1, 2, 4)),
     Shape(16, 64, 128, 4, (1, 2, 2)),
     Shape(64, 128, 64, 3, (2, 4, 1)),
+    Shape(128, 128, 64, 3, (2, 2, 1)),
     Shape(128, 128, 32, 4, (2, 2, 1)),
 )
 
@@ -78,8 +80,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The order of pairs, and tiles: how many there are, at most `count`; then, from the fourth
-    number on, (expert, first pair, pairs) of each."""
+    """The order of pairs, and (expert, first pair, pairs) of up to `count` tiles."""
 
     order: Value
     table: Value
@@ -95,10 +96,12 @@ def mixture(op: Op, sizes: Sizes) -> Fused | str | None:
     if isinstance(found, str):
         return f"products of tiles of experts: {found}"
     pairs, experts = number(found.pairs, sizes), found.experts
-    shape = next((each for each in SHAPES if each.rows * experts >= pairs), SHAPES[-1])
+    fitting = [each for each in SHAPES if each.shared <= target().shared]
+    enough = (each for each in fitting if each.rows * experts >= pairs or each.rows == MOST)
+    shape = next(enough)
     tiles = Tiles(
         _memory("order", "i32", found.pairs),
-        _memory("tiles", "i32", found.pairs + experts + 1, 3),
+        _memory("tiles", "i32", found.pairs + experts, 3),
         shape,
         max(1, min(pairs, pairs // shape.rows + experts)),
     )
@@ -178,6 +181,7 @@ def _sorted(found: Mixture, tiles: Tiles) -> Template:
     each = "for (ix i = threadIdx.x; i < {}; i += blockDim.x)"
     body.line(f"__shared__ int ends[{found.experts}];")
     body.line(f"{each.format(found.experts)} ends[i] = 0;")
+    body.line(f"{each.format(f'{pairs} / {rows} + {found.experts}')} out1[3 * i + 2] = {{0}};")
     body.line("__syncthreads();")
     with body.block(each.format(pairs)):
         token, choice = body.unflattened("i", shape)
@@ -190,11 +194,10 @@ def _sorted(found: Mixture, tiles: Tiles) -> Template:
             body.line("const int end = begin + ends[e];")
             body.line("ends[e] = begin;")
             with body.block(f"for (; begin < end; begin += {rows}, ++tile)"):
-                body.line("out1[3 * tile + 3] = {e};")
-                body.line("out1[3 * tile + 4] = {begin};")
-                body.line(f"out1[3 * tile + 5] = {{min({rows}, end - begin)}};")
+                body.line("out1[3 * tile] = {e};")
+                body.line("out1[3 * tile + 1] = {begin};")
+                body.line(f"out1[3 * tile + 2] = {{min({rows}, end - begin)}};")
             body.line("begin = end;")
-        body.line("out1[0] = {tile};")
     body.line("__syncthreads();")
     with body.block(each.format(pairs)):
         token, choice = body.unflattened("i", shape)
@@ -256,28 +259,24 @@ def _product(
     head = "".join(f"constexpr int {name} = {size};\n" for name, size in constants.items())
     head += f"typedef {y[0].type.dtype} T;\n"
     pointers, table = [body.pointer(each) for each in weights], body.pointer(tiles.table)
-    body.line(f"const int tiles = load<i32>({table}, 0);")
-    with body.block("auto find = [&](int i)"):
-        body.line("const ix at = 3 + 3 * (i % tiles);")
-        numbers = ", ".join(f"load<i32>({table}, at + {i})" for i in range(3))
-        body.line(f"return Item{{{numbers}, i / tiles * {columns}}};")
-    body.line(";")
+    for i, name in enumerate(("expert", "first", "rows")):
+        body.line(f"const int {name} = load<i32>({table}, 3 * blockIdx.x + {i});")
+    body.line("if (rows == 0) return;")
     for name, kind, (pointer, row), width in (("x", "const u16*", x, k), ("y", "u16*", y, n)):
         pointer = pointer if isinstance(pointer, str) else "out0"
-        with body.block(f"auto {name} = [&](const Item& item, int row)"):
-            body.line("const ix place = item.first + row;")
+        with body.block(f"auto {name} = [&](int row)"):
+            body.line("const ix place = first + row;")
             body.line(f"return ({kind}){pointer} + (u64){row} * {width};")
         body.line(";")
     which = f"(w ? {pointers[-1]} : {pointers[0]})"
-    body.line(f"auto weights = [&](int w) {{ return (const u16*){which}; }};")
-    across = -(-n // columns)
-    body.line(f"multiply_items(tiles * {across}, find, x, weights, value, y);")
-    resident = target().multiprocessors * max(1, target().shared // (tile.shared + RESERVED))
+    where = f"(const u16*){which} + (u64)expert * {n * k}"
+    body.line(f"auto weights = [&](int w) {{ return {where}; }};")
+    body.line(f"multiply_rows(rows, blockIdx.y * {columns}, x, weights, value, y);")
     return launch(
         "moe_product",
         body,
         [y[0]],
-        lambda sizes: (min(tiles.count * across, resident), 1, 1),
+        lambda sizes: (tiles.count, -(-n // columns), 1),
         operations=operations,
         block=32 * prod(tile.warps),
         shared=lambda sizes: tile.shared,
