@@ -259,6 +259,12 @@ class Body:
         """How many blocks this statement is in, with the kernel."""
         return len(self._known)
 
+    def table(self, kind: str, texts: Sequence[str]) -> str:
+        """The name of an array of constants."""
+        items = f"{{{', '.join(texts)}}}"
+        make = lambda: self.variable(f"static const {kind}", items, len(texts))  # noqa: E731
+        return self.once((kind, items), make)
+
     def once(self, key: object, make: Callable[[], str]) -> str:
         """What `make` gives, whose statements all threads of a block execute before all others."""
         if key not in self._once:

@@ -178,16 +178,7 @@ def _constant(body: Body, op: ops.Constant, result: int, index: Index) -> str:
     if len(set(texts)) <= 1:
         return texts[0] if texts else "0"
     number = body.variable("ix", body.place(op.result, index))
-    return _choice(number, texts, 0)
-
-
-def _choice(number: str, texts: list[str], first: int) -> str:
-    """One of the texts by number, in as many comparisons as the logarithm of their count."""
-    if len(texts) == 1:
-        return texts[0]
-    half = len(texts) // 2
-    low, high = _choice(number, texts[:half], first), _choice(number, texts[half:], first + half)
-    return f"({number} < {first + half} ? {low} : {high})"
+    return f"{body.table(register(op.dtype), texts)}[{number}]"
 
 
 @element(ops.Iota)

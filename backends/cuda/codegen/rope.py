@@ -53,12 +53,7 @@ def _frequency(body: Body, op: ops.Rope, pair: str) -> tuple[str, str]:
 
 def _table(body: Body, numbers: list[float]) -> str:
     """An array of numbers."""
-    texts = ", ".join(literal(each, "f32") for each in numbers)
-
-    def make() -> str:
-        return body.variable("static const float", f"{{{texts}}}", len(numbers))
-
-    return body.once(texts, make)
+    return body.table("float", [literal(each, "f32") for each in numbers])
 
 
 def _length(body: Body, op: ops.Rope) -> str:
