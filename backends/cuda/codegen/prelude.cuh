@@ -343,7 +343,6 @@ struct Max { template <typename T> INLINE T operator()(T x, T y) const { return 
 struct Min { template <typename T> INLINE T operator()(T x, T y) const { return minimum(x, y); } };
 template <typename T> INLINE T block_sum(T value) { return block_reduce(value, Add()); }
 template <typename T> INLINE T block_max(T value) { return block_reduce(value, Max()); }
-template <typename T> INLINE T block_min(T value) { return block_reduce(value, Min()); }
 
 // A number and where it is. `Larger` takes the larger, of equals or of NaN the first; NaN counts as
 // larger than any number. A place below 0 is nothing.
@@ -358,9 +357,6 @@ struct Larger {
         return nan_a || (!nan_b && a.value > b.value) ? a : b;
     }
 };
-template <typename T> INLINE Place<T> block_argmax(T value, ix place) {
-    return block_reduce(Place<T>{value, place}, Larger());
-}
 
 // Dynamic shared memory of the block as `type* name`.
 #ifdef EMULATED
