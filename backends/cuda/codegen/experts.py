@@ -129,7 +129,7 @@ def mixture_of(op: MoeCombine) -> Mixture | str:
         return f"they are of bf16 or f16, not {op.result.type.dtype}"
     if not isinstance(last, Matmul):
         return "what is combined is not a matmul"
-    found, inner = leaves(last.x, dict.fromkeys(_products(last.x), ""))
+    found, inner = leaves(last.x, lambda v: isinstance(v.producer, Matmul))
     first = tuple(v.producer for v in found if isinstance(v.producer, Matmul))
     dispatch = first[0].x.producer if first else None
     if not isinstance(dispatch, MoeDispatch) or len(first) != len(found) or len(first) > 2:
@@ -151,14 +151,6 @@ def mixture_of(op: MoeCombine) -> Mixture | str:
 
 
 _SAME = ("chosen", "slots", "first")
-
-
-def _products(value: Value) -> list[Value]:
-    """The results of matmuls that a value is computed from."""
-    if isinstance(value.producer, Matmul):
-        return [value]
-    operands = value.producer.operands if value.producer is not None else ()
-    return [found for operand in operands for found in _products(operand)]
 
 
 def _expert(found: Mixture, body: Body, pair: tuple[str, str]) -> str:

@@ -10,6 +10,7 @@ from irc.ir.dims import product
 from irc.ir.types import TensorType
 from irc.ops import Argmax, Topk
 
+from ..plan.storage import leaves
 from ..plan.template import Fused, Sizes, Template, fusion
 from .body import ELEMENTS, REGISTERS, Body, Index
 from .files import helpers
@@ -40,7 +41,8 @@ def split_select(op: Op, sizes: Sizes) -> Fused | str | None:
 
 def _template(op: Argmax | Topk, count: int, rows: int, parts: int) -> Template:
     """Every block finds the largest of its slice; the last one of a row, the largest of these."""
-    body = Body(_stored(op.x))
+    read, _ = leaves(op.x, lambda value: type(value.producer) not in ELEMENTS)
+    body = Body(read)
     length = body.size(op.x.type.shape[-1])
     body.line("const ix row = blockIdx.y, parts = gridDim.x, part = row * parts + blockIdx.x;")
     body.line(f"const ix slice = ({length} + parts - 1) / parts, first = blockIdx.x * slice;")
@@ -107,19 +109,3 @@ LAST = """\
   __threadfence();
   if (threadIdx.x == 0) store(zeros0, row, 0);
 """
-
-
-def _stored(value: Value) -> list[Value]:
-    """The values behind `value` that kernels write; the kernel computes what is in between."""
-    found: dict[Value, None] = {}
-    between: set[Op] = set()
-    work = [value]
-    while work:
-        value = work.pop()
-        op = value.producer
-        if op is None or type(op) not in ELEMENTS:
-            found[value] = None
-        elif op not in between:
-            between.add(op)
-            work += op.operands
-    return list(found)

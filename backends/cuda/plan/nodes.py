@@ -267,5 +267,5 @@ def computed(template: AnyTemplate, stored: Mapping[Value, str]) -> dict[Op, Non
             found[value.producer] = None
     for op in list(found):
         for operand in op.operands:
-            found |= leaves(operand, stored)[1]
+            found |= leaves(operand, stored.__contains__)[1]
     return found

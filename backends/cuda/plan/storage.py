@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from irc import ops
@@ -192,15 +192,15 @@ def _count(values: Sequence[Value]) -> object:
     return product(values[0].type.shape) if len(values) == 1 else None
 
 
-def leaves(value: Value, stored: Mapping[Value, str]) -> tuple[dict[Value, None], dict[Op, None]]:
-    """(the values in memory behind a value that a kernel computes, the operations in between)."""
+def leaves(value: Value, ends: Callable[[Value], bool]) -> tuple[dict[Value, None], dict[Op, None]]:
+    """(the values behind a value, where it ends, the operations in between)."""
     found: dict[Value, None] = {}
     between: dict[Op, None] = {}
     work = [value]
     while work:
         value = work.pop()
         op = value.producer
-        if op is None or value in stored:
+        if op is None or ends(value):
             found[value] = None
         elif op not in between:
             between[op] = None
