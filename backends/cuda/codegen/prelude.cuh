@@ -54,6 +54,20 @@ template <int width, int mantissa, int normal, u32 special, u32 over, u32 nan> s
 typedef Narrow<16, 10, -14, 0x7c00, 0x7c00, 0x7e00> NarrowF16;
 typedef Narrow<8, 3, -6, 0x7f, 0x7f, 0x7f> NarrowF8e4m3;
 typedef Narrow<8, 2, -14, 0x7c, 0x7c, 0x7e> NarrowF8e5m2;
+#if __CUDA_ARCH__ >= 890
+template <> INLINE float NarrowF8e4m3::decoded(u32 code) {
+    u32 pair;
+    float x;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((u16)code));
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((u16)pair));
+    return x;
+}
+template <> INLINE u32 NarrowF8e4m3::encoded(float x) {
+    u16 pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+    return fabsf(x) > 464.0f ? 0x7fu | pair : pair;  // what rounds to more than 448 is NaN
+}
+#endif
 typedef Narrow<4, 1, 0, 8, 7, 0> NarrowF4e2m1;
 
 // ---- dtypes in memory ----------------------------------------------------------------------------
