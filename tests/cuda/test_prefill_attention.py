@@ -41,6 +41,7 @@ def _caches(*more: Arg, head_dim: int = 16, **options: Any) -> Example:
 EXAMPLES = [
     _tokens(),
     _tokens(causal=True),
+    _tokens(causal=True, scale=4.0),  # scores that grow by more than weights may
     _tokens(causal=True, window=29, heads=4),
     _tokens(window=60),
     _tokens(MASK),
