@@ -18,7 +18,7 @@ from irc.ops import LogSoftmax, ReduceMax, ReduceMean, ReduceMin, ReduceProd, Re
 from irc.ops.reduce import Along, Reduction
 
 from ..plan.template import Template, kernels_of
-from .body import REGISTERS, Body, Index, Packs
+from .body import FOUR_BITS, REGISTERS, Body, Index, Packs
 from .kernels import blocks, launch, pack_size
 
 Source: TypeAlias = Callable[[str], str]
@@ -149,7 +149,9 @@ class Rows:
         if body.packs is None:
             body.line(f"store(out{number}, {body.place(value, index)}, {text});")
             return
-        k, place = body.packs.place(body, value, index) or (0, "")
+        found = body.packs.place(body, value, index)
+        assert found is not None and dtype not in FOUR_BITS, f"no packs of {value.type}"
+        k, place = found
         kind = f"Pack<{dtype}, {self.pack}>"
         if k == 0:
             body.line(f"{kind} pack{number};")
