@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from irc.backends.cuda.codegen.norms import rms_norm
-from irc.backends.cuda.codegen.streaming.choices import H200, Codes, Target, one_row, tiles, use
+from irc.backends.cuda.codegen.streaming.choices import H200, Target, one_row, use
 from irc.backends.cuda.execute.compile import compile_kernel
 from irc.backends.cuda.plan import Kernel
 from irc.backends.cuda.plan.build import Planner

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import ceil
 
 MOST_ROWS = 16
-TILE = 32  # rows of weights that a block computes at a time
 
 
 @dataclass(frozen=True)
@@ -100,24 +99,18 @@ class Codes:
     group: int = 0
     zero: bool = False
 
-    @property
-    def strip(self) -> int:
-        """Columns in 128 bytes of a row."""
-        return 1024 // self.bits
+    def lane(self, k: int) -> int:
+        """Bytes of a row of k columns that a lane takes at once, so that four lanes share a scale;
+        0 if there is no such number."""
+        return next((size for size in (16, 8, 4) if self._fits(size, k)), 0)
 
-    def scales(self) -> int:
-        """Numbers in f32 that a row needs in a strip: scales, and zero points."""
-        return max(1, self.strip // self.group) * (2 if self.zero else 1) if self.group else 0
+    def _fits(self, size: int, k: int) -> bool:
+        columns = 32 * size // self.bits
+        return size >= self.bits and k % columns == 0 and self.group % columns == 0
 
-    def lane(self) -> int:
-        """Bytes of a row that a lane takes at once, so that four lanes share a scale; 0: none."""
-        sizes = [size for size in (16, 8, 4) if size >= self.bits]
-        return next((size for size in sizes if self._fits(32 * size // self.bits)), 0)
 
-    def _fits(self, step: int) -> bool:
-        return self.group % step == 0 and (
-            self.group % self.strip == 0 or self.strip % self.group == 0
-        )
+# Warps of a block, tiles of 16 rows that they compute at a time, and pieces of each that are under way.
+SHAPES = ((16, 1, 4), (16, 2, 2), (16, 2, 3), (16, 2, 4), (16, 3, 2), (8, 1, 8), (8, 2, 4), (8, 2, 6), (8, 3, 3), (8, 3, 4))
 
 
 def tiles(
@@ -127,49 +120,27 @@ def tiles(
     codes: Codes,
     rows: int,
     target: Target,
-    warps: Sequence[int] = (8, 4),
+    shape: tuple[int, ...] = (16, 2, 2, 1, 1, 0, 0),
 ) -> Choice | str:
-    """The kernel for up to 16 rows of x (tiles.cuh), or why there is none.
-
-    Of the numbers of warps, the first that leaves memory for weights is taken.
-    """
-    if k % codes.strip:
-        return f"a row of {k} weights of {codes.bits} bits is no multiple of 128 bytes"
-    if not codes.lane():
-        return f"scales for groups of {codes.group} columns do not fit its operands"
+    """The kernel for up to 16 rows of x (tiles.cuh), or why there is none."""
+    lane = codes.lane(k)
+    if not lane:
+        return f"rows of {k} weights of {codes.bits} bits with scales for groups of {codes.group} do not fit"
+    warps, count, depth, pair, blocks, prefetch, steady = shape
     rows = next(size for size in (1, 2, 4, 8, 16) if rows <= size)
-    for count in warps:
-        found = _tiles(n, k, gated, codes, rows, count, target)
-        if found is not None:
-            return found
-    return f"{rows} rows of {k} numbers leave no shared memory for weights"
-
-
-def _tiles(
-    n: int, k: int, gated: bool, codes: Codes, rows: int, warps: int, target: Target
-) -> Choice | None:
-    """The kernel with as few phases of x as leave memory for four strips of weights per warp."""
-    strips, blocks = k // codes.strip, min(target.multiprocessors, n)
-    slot = TILE * (128 + 4 * codes.scales())
-    parts = 4 * (2 if rows <= 4 else 1) * warps * rows * (TILE + 4) + 12 * rows
-    most = ceil(ceil(n / blocks) / (TILE // 2 if gated else TILE))  # tiles of a block
-    best: Choice | None = None
-    for phases in range(1, strips + 1):
-        columns = ceil(strips / phases)
-        if columns < min(warps, strips) and best is not None:
-            break
-        if columns > warps:
-            columns = ceil(columns / warps) * warps
-        totals = 4 * TILE * rows * most if columns < strips else 0
-        fixed = rows * (2 * columns * codes.strip + 64) + parts + totals
-        stages = min(12, (target.budget - fixed) // (warps * slot))
-        if stages > (best.constants["STAGES"] if best else 1):
-            constants = {"WARPS": warps, "STAGES": stages, "PHASE_STRIPS": columns, "ROWS": rows}
-            shared = _alone(fixed + warps * stages * slot, target)
-            best = Choice(constants | {"LANE": codes.lane()}, shared, blocks)
-        if stages >= 4:
-            break
-    return best
+    columns = 32 * lane // codes.bits
+    rounds = depth * ceil(k // columns / (warps * depth))
+    parts = 4 * (2 if rows <= 4 else 1) * warps * rows * (16 * count + 4)
+    fixed = parts + 12 * warps * rows
+    phase, room = rounds, target.budget - fixed
+    if codes.bits < 16:
+        while rows * (2 * min(k, phase * warps * columns) + 64) > room:
+            phase = depth * ceil(ceil(phase / depth) / 2) if phase > depth else 0
+            if not phase:
+                return f"{rows} rows of {k} numbers leave no shared memory for weights"
+        fixed += rows * (2 * min(k, phase * warps * columns) + 64)
+    constants = {"WARPS": warps, "TILES": count, "DEPTH": depth, "LANE": lane, "ROWS": rows, "PHASE_ROUNDS": phase, "PAIR": pair, "PREFETCH": prefetch, "STEADY": steady, "BLOCKS": blocks}
+    return Choice(constants, fixed, min(max(1, blocks) * target.multiprocessors, n))
 
 
 def _alone(shared: int, target: Target) -> int:

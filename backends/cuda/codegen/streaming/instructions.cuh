@@ -8,14 +8,22 @@ INLINE u64 read_once() {
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
-INLINE void copy16(void* to, const void* from, u64 policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                     shared_address(to)), "l"(from), "l"(policy) : "memory");
+// 4, 8 or 16 bytes that nobody reads again.
+INLINE void load_once(u32 (&to)[4], const void* from) {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
 }
-INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until no more than LEFT groups of copies of this thread are under way.
-template <int LEFT> INLINE void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+INLINE void load_once(u32 (&to)[2], const void* from) {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+}
+INLINE void load_once(u32 (&to)[1], const void* from) {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+}
+// x y + z of pairs of f16.
+INLINE u32 fma_pairs(u32 x, u32 y, u32 z) {
+    asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(x) : "r"(y), "r"(z));
+    return x;
 }
 #if __CUDA_ARCH__ >= 900
 // One bulk copy at a time per barrier; phases of a barrier are told apart by their parity.
@@ -65,53 +73,63 @@ INLINE float warp_sum(float x) {
     return x;
 }
 
-// Eight neighbouring codes of type W as four pairs of T, which are exact. The number of a code is
-// (T - base) * factor. Pairs of codes of four bits are the elements k and k + 4.
-template <typename W, typename T> struct Codes {  // of 16 bits
-    static constexpr float base = 0.0f, factor = 1.0f;
-    INLINE static void pairs(const u32* words, u32 (&pair)[4]) {
+// Eight neighbouring codes of type W as four pairs of T, which are exact and divided by `factor`. `zero`
+// is a pair of integers, the zero points. Pairs of codes of four bits are the elements k and k + 4.
+template <typename W> struct Codes {  // of 16 bits
+    static constexpr float factor = 1.0f;
+    INLINE static void pairs(const u32* words, u32, u32 (&pair)[4]) {
         #pragma unroll
         for (int k = 0; k < 4; ++k) pair[k] = words[k];
     }
 };
-template <> struct Codes<f8e4m3, f16> {
-    static constexpr float base = 0.0f, factor = E4M3_FACTOR;
-    INLINE static void pairs(const u32* words, u32 (&pair)[4]) {
+template <> struct Codes<f8e4m3> {
+    static constexpr float factor = E4M3_FACTOR;
+    INLINE static void pairs(const u32* words, u32, u32 (&pair)[4]) {
         #pragma unroll
         for (int k = 0; k < 4; ++k) pair[k] = half2_e4m3(words[k / 2] >> 16 * (k % 2));
     }
 };
-template <> struct Codes<f8e5m2, f16> {
-    static constexpr float base = 0.0f, factor = 1.0f;
-    INLINE static void pairs(const u32* words, u32 (&pair)[4]) {
+template <> struct Codes<f8e5m2> {
+    static constexpr float factor = 1.0f;
+    INLINE static void pairs(const u32* words, u32, u32 (&pair)[4]) {
         #pragma unroll
         for (int k = 0; k < 4; ++k) pair[k] = __byte_perm(words[k / 2], 0, k % 2 ? 0x3424 : 0x1404);
     }
 };
-template <u32 flipped> struct Bytes {  // 1024 + the byte, as an f16
-    static constexpr float base = flipped ? 1152.0f : 1024.0f, factor = 1.0f;
-    INLINE static void pairs(const u32* words, u32 (&pair)[4]) {
+// Integers: 1024 + the code, or 16 times the code, is an f16 with the code among its bits. Those with
+// a sign have it flipped, which adds 2^(bits - 1).
+constexpr u32 ONE = 0x3c003c00u, SIXTEENTH = 0x2c002c00u;  // pairs
+template <u32 flipped> struct Bytes {
+    static constexpr float factor = 1.0f;
+    INLINE static void pairs(const u32* words, u32 zero, u32 (&pair)[4]) {
+        const u32 minus = (flipped ? 0xe480e480u : 0xe400e400u) + zero;
         #pragma unroll
-        for (int k = 0; k < 4; ++k)
-            pair[k] = __byte_perm(words[k / 2] ^ flipped, 0x64646464u, k % 2 ? 0x4342 : 0x4140);
+        for (int k = 0; k < 4; ++k) {
+            const u32 code = words[k / 2] ^ flipped;
+            pair[k] = fma_pairs(__byte_perm(code, 0x64646464u, k % 2 ? 0x4342 : 0x4140), ONE, minus);
+        }
     }
 };
-template <> struct Codes<i8, f16> : Bytes<0x80808080u> {};
-template <> struct Codes<u8, f16> : Bytes<0u> {};
-template <u32 zero, int number> struct HalfBytes {  // a power of two + the code
-    static constexpr float base = number, factor = 1.0f;
-    INLINE static void pairs(const u32* words, u32 (&pair)[4]) {
+template <> struct Codes<i8> : Bytes<0x80808080u> {};
+template <> struct Codes<u8> : Bytes<0u> {};
+template <u32 flipped> struct HalfBytes {
+    static constexpr float factor = 1.0f;
+    INLINE static void pairs(const u32* words, u32 zero, u32 (&pair)[4]) {
+        zero += flipped;
         #pragma unroll
-        for (int k = 0; k < 4; ++k) pair[k] = ((words[0] >> 4 * k) & 0x000f000fu) ^ zero;
+        for (int k = 0; k < 4; k += 2) {
+            const u32 code = words[0] >> 4 * k;
+            pair[k] = fma_pairs((code & 0x000f000fu) ^ (0x64006400u + flipped), ONE, 0xe400e400u + zero);
+            pair[k + 1] = fma_pairs((code & 0x00f000f0u) ^ (0x64006400u + 16 * flipped), SIXTEENTH,
+                                    0xd400d400u + 16 * zero);
+        }
     }
 };
-template <> struct Codes<u4, bf16> : HalfBytes<0x43004300u, 128> {};
-template <> struct Codes<i4, bf16> : HalfBytes<0x43084308u, 136> {};
-template <> struct Codes<u4, f16> : HalfBytes<0x64006400u, 1024> {};
-template <> struct Codes<i4, f16> : HalfBytes<0x64086408u, 1032> {};
-template <> struct Codes<f4e2m1, f16> {  // the exponents of f16 are larger by 14
-    static constexpr float base = 0.0f, factor = 16384.0f;
-    INLINE static void pairs(const u32* words, u32 (&pair)[4]) {
+template <> struct Codes<u4> : HalfBytes<0u> {};
+template <> struct Codes<i4> : HalfBytes<0x00080008u> {};
+template <> struct Codes<f4e2m1> {  // the exponents of f16 are larger by 14
+    static constexpr float factor = 16384.0f;
+    INLINE static void pairs(const u32* words, u32, u32 (&pair)[4]) {
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
             const u32 code = words[0] >> 4 * k;

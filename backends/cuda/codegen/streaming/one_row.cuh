@@ -38,7 +38,7 @@ INLINE void stage_x(const X* x, const G* gain, uint4* to, float* parts) {
         if (at >= VECTORS) continue;
         if (NORM) {
             elements(mine[i], v);
-            normalize(v, gain, 8 * at, inverse);
+            normalize(v, ((const Pack<G, 8>*)gain)[at], inverse);
             mine[i] = {pack<X>(v[0], v[1]), pack<X>(v[2], v[3]), pack<X>(v[4], v[5]),
                        pack<X>(v[6], v[7])};
         }

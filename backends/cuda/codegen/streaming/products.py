@@ -111,12 +111,14 @@ class Product:
 
     def template(self, choice: Choice) -> Template:
         """The launch of the kernel that was chosen."""
+        if "PIECE" not in choice.constants and self.codes.bits == 16 and self.norm is not None:
+            return replace(self, norm=None).template(choice)
         text, reads = self._source(choice), self._reads()
         name = f"linear_rows_{sha256(text.encode()).hexdigest()[:8]}"
         symbols = tuple(_symbols(self.x.type.shape[:-1]))
         pointers = [f"const {v.type.dtype}* p{i}" for i, v in enumerate(reads.values())]
         arguments = [*pointers, "X* y", *(f"int size_{each}" for each in symbols)]
-        bounds = f"__launch_bounds__({32 * choice.warps}, 1)"
+        bounds = f"__launch_bounds__({32 * choice.warps}, {choice.constants.get('BLOCKS', 1) or 2})"
         sizes = "".join(f"const long long {each} = size_{each}; " for each in symbols)
         at = {key: f"p{i}" for i, key in enumerate(reads)}
         body = f"{{ {sizes}{self._call(choice, at)} }}\n"
@@ -130,7 +132,7 @@ class Product:
             block=32 * choice.warps,
             shared=lambda sizes: choice.shared,
             operations=self.operations,
-            waits=True,
+            waits=all(v.producer is None for m in self.matrices for v in m.values),
         )
 
     def _reads(self) -> dict[str, Value]:
@@ -170,7 +172,7 @@ class Product:
             "W": kind,
             "S": first.scale.type.dtype if first.scale is not None else "f32",
             "G": norm.weight.type.dtype if norm is not None else "f32",
-            "Operand": "f16" if codes.bits == 8 or kind == "f4e2m1" else x,
+            "Operand": "f16" if codes.bits < 16 else x,
         }
         flags = {
             "NORM": norm is not None,

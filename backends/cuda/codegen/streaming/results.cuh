@@ -15,10 +15,10 @@ INLINE void elements(const uint4& words, float (&x)[8]) {
         x[2 * k + 1] = X{(u16)(word(words, k) >> 16)};
     }
 }
-// rms_norm of eight numbers from column `at`, for 1 / sqrt(mean(x^2) + EPS).
-INLINE void normalize(float (&x)[8], const G* gain, int at, float inverse) {
+// rms_norm of eight numbers, for 1 / sqrt(mean(x^2) + EPS).
+INLINE void normalize(float (&x)[8], const Pack<G, 8>& gains, float inverse) {
     #pragma unroll
-    for (int k = 0; k < 8; ++k) x[k] = x[k] * inverse * (load<G>(gain, at + k) + GAIN_OFFSET);
+    for (int k = 0; k < 8; ++k) x[k] = x[k] * inverse * ((float)gains.item[k] + GAIN_OFFSET);
 }
 // Brings the weight of the norm into the L2 cache; before `wait_for_previous`.
 INLINE void prefetch_gain(const G* gain) {
@@ -39,11 +39,13 @@ INLINE float activated(float x) {
         default: return sigmoid(x);
     }
 }
-// The numbers that are added to one result; loaded long before they are used.
-struct Added { float bias, second_bias, residual; };
+// What one result needs besides its sums; loaded long before it is used.
+struct Added { float bias, second_bias, residual, scale, second_scale; };
 INLINE Added load_added(const Matrix& first, const Matrix& second, const X* residual, int row,
                         int token) {
-    Added found = {0.0f, 0.0f, 0.0f};
+    Added found = {0.0f, 0.0f, 0.0f, 1.0f, 1.0f};
+    if (SCALED && GROUP == K) found.scale = load<S>(first.scale, row / ROW_BLOCK);
+    if (SCALED && GROUP == K && GATED) found.second_scale = load<S>(second.scale, row / ROW_BLOCK);
     if (BIAS) found.bias = load<X>(first.bias, row);
     if (BIAS && GATED) found.second_bias = load<X>(second.bias, row);
     if (RESIDUAL) found.residual = load<X>(residual, (long long)token * N + row);
@@ -51,9 +53,11 @@ INLINE Added load_added(const Matrix& first, const Matrix& second, const X* resi
 }
 // Rounded after every operation that the kernel does for the graph, unless other ranks add to it.
 INLINE void finish(X* y, int row, int token, float first, float second, const Added& added) {
-    if (UNROUNDED) return store<f32>((f32*)y, (long long)token * N + row, first + added.bias);
-    float value = to_x(first + added.bias);
-    if (GATED) value = to_x(to_x(activated(value)) * to_x(second + added.second_bias));
+    first = first * added.scale + added.bias;
+    if (UNROUNDED) return store<f32>((f32*)y, (long long)token * N + row, first);
+    float value = to_x(first);
+    second = second * added.second_scale + added.second_bias;
+    if (GATED) value = to_x(to_x(activated(value)) * to_x(second));
     if (RESIDUAL) value = to_x(value + added.residual);
     store<X>(y, (long long)token * N + row, value);
 }

@@ -1,273 +1,249 @@
 // y = x W^T for 1 to 16 rows of x, on tensor cores: rows of W are the rows of mma, rows of x its
-// columns. W is read in its own layout.
+// columns. W is read in its own layout, straight into registers.
 //
-// A block has neighbouring rows of W, in tiles of 32 (of GATED, 16 of both matrices). A tile is cut
-// into strips of 128 bytes of each row, which go round the warps. Every warp has a ring of STAGES
-// strips in shared memory, which it fills itself, so that it waits for no other. x lies in shared
-// memory, PHASE columns at a time, in the order in which mma takes it.
+// A block has neighbouring rows of W, and takes TILES tiles of 16 of them at a time (of GATED, 8 of
+// both matrices): a unit. Its warps take the columns in turn, in pieces of which four lanes have LANE
+// bytes of a row each. DEPTH pieces of every warp are under way, also across units.
+//
+// x in 16-bit floats is read as the weights are (DIRECT). For weights of fewer bits it is put into shared memory
+// in the order in which mma takes it, PHASE columns at a time.
 template <typename A, typename B> struct Different { static constexpr bool value = true; };
 template <typename A> struct Different<A, A> { static constexpr bool value = false; };
-typedef Codes<W, Operand> Encoding;
-constexpr int THREADS = 32 * WARPS, TILE = 32, OUTPUTS = GATED ? 16 : 32;
-constexpr int STRIP = 1024 / BITS;       // columns
-constexpr int STEP = 32 * LANE / BITS;   // columns of a row that its four lanes take, LANE bytes each
-constexpr int CHUNKS = LANE / BITS;      // of eight columns: what a lane has of a step
-constexpr int STEPS = STRIP / STEP, STRIPS = K / STRIP;
-constexpr int PHASES = (STRIPS + PHASE_STRIPS - 1) / PHASE_STRIPS, PHASE = PHASE_STRIPS * STRIP;
-constexpr int X_BYTES = 2 * PHASE + 64;  // of a row of x; 64, so that rows differ in their banks
-constexpr int TOKENS = (ROWS + 7) / 8;   // in eights
-constexpr int SCALES = SCALED ? (GROUP < STRIP ? STRIP / GROUP : 1) : 1;  // of a row in a strip
-constexpr int SLOT = 128 * TILE + (SCALED ? 4 * TILE * SCALES * (ZERO ? 2 : 1) : 0);
-constexpr int SUMS = TILE + 4;           // floats of a row of x in `parts`
-constexpr int BUFFERS = ROWS > 4 ? 1 : 2;  // of `parts`; with two, tiles need one barrier only
+typedef Codes<W> Encoding;
+constexpr int THREADS = 32 * WARPS, TILE = GATED ? 8 : 16, UNIT = TILES * TILE;
+constexpr int PIECE = 4 * LANE;             // bytes of a row
+constexpr int COLUMNS = 8 * PIECE / BITS, PIECES = K / COLUMNS;
+constexpr int CHUNKS = LANE / BITS;         // of eight columns: what a lane has of a piece
+constexpr int ROUNDS = (PIECES + WARPS * DEPTH - 1) / (WARPS * DEPTH) * DEPTH;  // pieces of a warp
+constexpr bool EVEN = PIECES == ROUNDS * WARPS;
+constexpr bool DIRECT = BITS == 16;
+constexpr int PHASES = DIRECT ? 1 : (ROUNDS + PHASE_ROUNDS - 1) / PHASE_ROUNDS;
+constexpr int PHASE = PHASE_ROUNDS * WARPS * COLUMNS;
+constexpr int X_BYTES = 2 * (PHASE < K ? PHASE : K) + 64;  // 64, so that rows differ in their banks
+constexpr int TOKENS = (ROWS + 7) / 8;      // in eights
+constexpr int SUMS = 16 * TILES + 4;        // floats of a row of x in `parts`
+constexpr int BUFFERS = ROWS > 4 ? 1 : 2;   // of `parts`; with two, units need one barrier only
 constexpr bool SCALED_X = Different<X, Operand>::value;  // x is bf16, and f16 in mma
-constexpr bool BASE = Encoding::base != 0.0f;
+constexpr int EACH = (PHASE_ROUNDS * COLUMNS / 8 + 31) / 32;  // eights of a row that a lane stages
+constexpr bool KEPT = !DIRECT && PHASES == 1 && ROWS * EACH <= 4;
+constexpr int AT_ONCE = KEPT ? ROWS : EACH >= 4 ? 1 : 4;
+constexpr bool GROUPS = SCALED && GROUP < K;
 
 struct Shared {
-    unsigned char *x, *rings;
-    float *parts, *totals, *inverse, *factor;
-    u32* peak;
+    float *parts, *squares, *peaks, *factor;
+    unsigned char* x;
     INLINE explicit Shared(unsigned char* memory) {
         x = memory;
-        rings = x + ROWS * X_BYTES;
-        parts = (float*)(rings + WARPS * STAGES * SLOT);   // [BUFFERS][WARPS][ROWS][SUMS]
-        inverse = parts + BUFFERS * WARPS * ROWS * SUMS;   // [ROWS]: of the norm
-        factor = inverse + ROWS;                           // [ROWS]: of what mma gives
-        peak = (u32*)(factor + ROWS);                      // [ROWS]
-        totals = (float*)(peak + ROWS);                    // [tiles][ROWS][TILE], of several phases
+        parts = (float*)(x + (DIRECT ? 0 : ROWS * X_BYTES));  // [BUFFERS][WARPS][ROWS][SUMS]
+        squares = parts + BUFFERS * WARPS * ROWS * SUMS;      // [ROWS][WARPS]
+        peaks = squares + ROWS * WARPS;                       // [ROWS][WARPS]
+        factor = peaks + ROWS * WARPS;                        // [ROWS][WARPS]: of what mma gives
     }
 };
 
-INLINE int strips_of(int phase) { return min(PHASE_STRIPS, STRIPS - phase * PHASE_STRIPS); }
-
-// Fills the ring of a warp, strip by strip in the order in which they are used.
-struct Ring {
-    const Matrix &first, &second;
-    unsigned char* slots;
-    int begin, end, tiles;
-    int phase = 0, tile = 0, strip, filled = 0;
-    float scale[SCALES], zero[SCALES];  // of the strip that was asked for last, of row `lane`
-    u64 policy;
-
-    INLINE Ring(const Matrix& first, const Matrix& second, unsigned char* slots, int begin, int end)
-        : first(first), second(second), slots(slots), begin(begin), end(end), policy(read_once()) {
-        tiles = (end - begin + OUTPUTS - 1) / OUTPUTS;
-        if (tiles == 0) phase = PHASES;
-        enter(phase);
-    }
-    INLINE void enter(int next) {  // the first phase from `next` on with strips of this warp
-        phase = next, tile = 0, strip = threadIdx.x / 32;
-        while (phase < PHASES && strip >= strips_of(phase)) ++phase;
-    }
-    INLINE void advance() {
-        strip += WARPS;
-        if (strip < strips_of(phase)) return;
-        strip = threadIdx.x / 32;
-        if (++tile == tiles) enter(phase + 1);
-    }
-    INLINE void fill() {
-        if (SCALED && filled > 0) keep_scales(filled - 1);
-        if (phase < PHASES) {
-            copy();
-            if (SCALED) load_scales();
-            advance();
-        }
-        commit_copies();
-        ++filled;
-    }
-    INLINE void copy() {
-        const int lane = threadIdx.x % 32, chunk = lane % 8, low = lane / 8;
-        const size_t column = (size_t)(phase * PHASE_STRIPS + strip) * 128 + 16 * chunk;
-        const int row = begin + tile * OUTPUTS + low;
-        unsigned char* to = slot(filled) + 128 * low + 16 * (chunk ^ (low & 1) << 2);
-        const unsigned char* from = first.codes + (size_t)row * ROW_BYTES + column;
-        const unsigned char* other = second.codes + (size_t)row * ROW_BYTES + column;
-        #pragma unroll
-        for (int j = 0; j < TILE / 4; ++j) {
-            const int in = GATED ? j % 4 : j;
-            const unsigned char* source = GATED && j >= 4 ? other : from;
-            if (row + 4 * in < end) copy16(to + 512 * j, source + (size_t)4 * in * ROW_BYTES, policy);
-        }
-    }
-    INLINE void load_scales() {
-        const int lane = threadIdx.x % 32, column = (phase * PHASE_STRIPS + strip) * STRIP;
-        const Matrix& matrix = GATED && lane >= 16 ? second : first;
-        const int row = min(begin + tile * OUTPUTS + (GATED ? lane % 16 : lane), end - 1);
-        const long long at = (long long)(row / ROW_BLOCK) * (K / GROUP) + column / GROUP;
-        #pragma unroll
-        for (int i = 0; i < SCALES; ++i) {
-            scale[i] = load<S>(matrix.scale, at + i) * Encoding::factor;
-            if (ZERO) zero[i] = Encoding::base + load<W>(matrix.zero, at + i);
-        }
-    }
-    INLINE void keep_scales(int number) {  // they have arrived by now
-        float* to = (float*)(slot(number) + 128 * TILE) + threadIdx.x % 32;
-        #pragma unroll
-        for (int i = 0; i < SCALES; ++i) {
-            to[TILE * i] = scale[i];
-            if (ZERO) to[TILE * (SCALES + i)] = zero[i];
-        }
-    }
-    INLINE unsigned char* slot(int number) const { return slots + number % STAGES * SLOT; }
+// The rows of a unit in a block's rows [begin, end).
+struct Span {
+    int begin, end;
+    INLINE Span(int begin, int end, int unit, int units)
+        : begin(begin + (long long)(end - begin) * unit / units),
+          end(begin + (long long)(end - begin) * (unit + 1) / units) {}
 };
 
-// The vectors of eight numbers of x in a phase, for this thread: visit(token, vector).
-template <typename Visit> INLINE void each_vector(int phase, int rows, Visit visit) {
-    constexpr int EVERY = (PHASE / 8 + 31) / 32 * 32;  // a warp has vectors of one row
-    const int vectors = strips_of(phase) * (STRIP / 8);
-    #pragma unroll 4
-    for (int i = threadIdx.x; i < rows * EVERY; i += THREADS) visit(i / EVERY, i % EVERY, vectors);
-}
-INLINE void sum_squares(const X* x, int rows, const Shared& shared) {
-    const int warp = threadIdx.x / 32;
-    for (int token = 0; token < rows; ++token) {
-        float squares = 0.0f, v[8];
-        #pragma unroll 4
-        for (int i = threadIdx.x; i < K / 8; i += THREADS) {
-            elements(load16(x + (size_t)token * K + 8 * i), v);
-            #pragma unroll
-            for (int k = 0; k < 8; ++k) squares += v[k] * v[k];
-        }
-        squares = warp_sum(squares);
-        if (threadIdx.x % 32 == 0) shared.parts[token * WARPS + warp] = squares;
-    }
-    __syncthreads();
-    if (threadIdx.x < rows) {
-        float all = 0.0f;
-        for (int i = 0; i < WARPS; ++i) all += shared.parts[threadIdx.x * WARPS + i];
-        shared.inverse[threadIdx.x] = rsqrtf(all / K + EPS);
-    }
-    __syncthreads();
-}
+// What a lane has of a piece.
+struct Slot {
+    u32 w[TILES][2][LANE / 4];
+    uint4 x[DIRECT ? TOKENS : 1];
+    S scale[TILES][2];
+    unsigned char zero[TILES][2];
+    bool odd[TILES][2];  // whether the zero point is the second of its byte
+};
 
-// One phase of x into shared memory, normalised if asked for.
-INLINE void stage_x(const X* x, const G* gain, int rows, int phase, const Shared& shared) {
-    auto read = [&](int token, int vector, float (&v)[8]) {
-        const int at = phase * PHASE + 8 * vector;
-        elements(load16(x + (size_t)token * K + at), v);
-        if (!NORM) return;
-        normalize(v, gain, at, shared.inverse[token]);
+// Where this lane's rows are: rows g of the tiles, and rows g + 8 (of GATED, g of the second matrix).
+struct Source {
+    const Matrix matrix[2];
+    const unsigned char* codes[TILES][2];
+    int group[TILES][2];
+    INLINE Source(const Matrix& first, const Matrix& second) : matrix{first, GATED ? second : first} {}
+    INLINE void enter(const Span& rows) {
         #pragma unroll
-        for (int k = 0; k < 8; ++k) v[k] = to_x(v[k]);
-    };
-    if (NORM && phase == 0) sum_squares(x, rows, shared);
-    if (SCALED_X) {  // by a power of two, so that f16 has room for all numbers of the row
-        if (threadIdx.x < ROWS) shared.peak[threadIdx.x] = 0;
-        __syncthreads();
-        each_vector(phase, rows, [&](int token, int vector, int vectors) {
-            float v[8], most = 0.0f;
-            if (vector < vectors) {
-                read(token, vector, v);
-                #pragma unroll
-                for (int k = 0; k < 8; ++k) most = fmaxf(most, fabsf(v[k]));
-            }
-            const u32 bits = __reduce_max_sync(0xffffffffu, __float_as_uint(most));
-            if (threadIdx.x % 32 == 0) atomicMax(shared.peak + token, bits);
-        });
-        __syncthreads();
-    }
-    auto exponent = [&](int token) { return max(shared.peak[token] >> 23, 15u); };
-    each_vector(phase, rows, [&](int token, int vector, int vectors) {
-        if (vector >= vectors) return;
-        float v[8];
-        read(token, vector, v);
-        if (SCALED_X) {
-            const float by = __uint_as_float((268u - exponent(token)) << 23);
+        for (int tile = 0; tile < TILES; ++tile)
             #pragma unroll
-            for (int k = 0; k < 8; ++k) v[k] *= by;
-        }
-        const int in = vector % (STEP / 8), next = BITS == 4 ? 4 : 1, every = BITS == 4 ? 1 : 2;
-        const int to = vector - in + in % CHUNKS * 4 + in / CHUNKS;
-        uint4 packed = {pack<Operand>(v[0], v[next]), pack<Operand>(v[every], v[every + next]),
-                        pack<Operand>(v[2 * every], v[2 * every + next]),
-                        pack<Operand>(v[3 * every], v[3 * every + next])};
-        *(uint4*)(shared.x + token * X_BYTES + 16 * to) = packed;
-    });
-    if (threadIdx.x < rows)
-        shared.factor[threadIdx.x] =
-            SCALED_X ? __uint_as_float((exponent(threadIdx.x) - 14u) << 23) : 1.0f;
-    __syncthreads();
+            for (int half = 0; half < 2; ++half) {
+                const int in = tile * TILE + threadIdx.x % 32 / 4 + (GATED ? 0 : 8 * half);
+                const int row = min(rows.begin + in, rows.end - 1);
+                codes[tile][half] =
+                    matrix[half].codes + (size_t)row * ROW_BYTES + threadIdx.x % 4 * LANE;
+                group[tile][half] = row / ROW_BLOCK * (K / GROUP);
+            }
+    }
+    INLINE void load(Slot& slot, int piece) const {
+        #pragma unroll
+        for (int tile = 0; tile < TILES; ++tile)
+            #pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                load_once(slot.w[tile][half], codes[tile][half] + piece * PIECE);
+                const int number = group[tile][half] + piece / (GROUP / COLUMNS);
+                if (GROUPS) slot.scale[tile][half] = matrix[half].scale[number];
+                if (!ZERO) continue;
+                slot.odd[tile][half] = number % 2;
+                const unsigned char* zero = (const unsigned char*)matrix[half].zero;
+                slot.zero[tile][half] = zero[BITS == 4 ? number / 2 : number];
+            }
+    }
+};
+
+// The pieces of a warp: neighbours in pairs (PAIR), so that it reads 128 bytes of a row.
+INLINE int piece_of(int round, int d = 0) {
+    return round * WARPS + (int)threadIdx.x / 32 * PAIR + d / PAIR * (WARPS * PAIR) + d % PAIR;
 }
 
-// Sums of a warp: [half of the tile][eight rows of x][...] as mma has them.
-typedef float Sums[2][TOKENS][4];
+// x, of every warp the columns that it needs, on its way into shared memory.
+struct Input {
+    const X* x;
+    const G* gain;
+    int rows;
+    const Shared& shared;
+    Pack<G, 8> gains[NORM && PHASES == 1 ? EACH : 1];
+    uint4 kept[KEPT ? ROWS * EACH : 1];
 
-// One strip: `x` points to this lane's part of it, for every eight rows of x.
-INLINE void multiply(const unsigned char* slot, const unsigned char* const (&x)[TOKENS],
-                     Sums (&c)[2], Sums& sums) {
-    constexpr int EACH = STEPS / SCALES;  // steps of a scale
-    constexpr u32 ONES = Different<Operand, f16>::value ? 0x3f803f80u : 0x3c003c00u;
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const float* scales = (const float*)(slot + 128 * TILE);
-    #pragma unroll
-    for (int group = 0; group < SCALES; ++group) {
-        float ones[TOKENS][4] = {};
+    // visit(i, column) for the vectors of eight columns that a lane has of a phase.
+    template <typename Visit> INLINE void each(int phase, Visit visit) {
         #pragma unroll
-        for (int step = group * EACH; step < (group + 1) * EACH; ++step) {
-            u32 raw[4][LANE / 4];
-            const int at = 4 * LANE * step + LANE * t;
-            #pragma unroll
-            for (int part = 0; part < 4; ++part) {
-                const unsigned char* from = slot + 128 * (8 * part + g) + (at ^ (g & 1) << 6);
-                *(Pack<u32, LANE / 4>*)raw[part] = *(const Pack<u32, LANE / 4>*)from;
-            }
-            #pragma unroll
-            for (int j = 0; j < CHUNKS; ++j) {
-                uint4 v[TOKENS];
-                #pragma unroll
-                for (int n = 0; n < TOKENS; ++n) v[n] = load16(x[n] + 2 * STEP * step + 64 * j);
-                #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    u32 low[4], high[4];
-                    constexpr int WORDS = BITS / 4;
-                    Encoding::pairs(raw[2 * half] + WORDS * j, low);
-                    Encoding::pairs(raw[2 * half + 1] + WORDS * j, high);
+        for (int i = 0; i < EACH; ++i) {
+            const int at = i * 32 + threadIdx.x % 32, d = at / (COLUMNS / 8);
+            const int piece = piece_of(phase * PHASE_ROUNDS, d);
+            if (d < PHASE_ROUNDS && piece < PIECES) visit(i, piece * COLUMNS + at % (COLUMNS / 8) * 8);
+        }
+    }
+    INLINE void load_gain() {  // before x is there
+        if (!NORM || PHASES > 1) return;
+        each(0, [&](int i, int column) { gains[i] = *(const Pack<G, 8>*)(gain + column); });
+    }
+    INLINE uint4 load(int token, int column) const {
+        return load16(x + (size_t)min(token, rows - 1) * K + column);
+    }
+    INLINE void normalized(float (&v)[8], int i, int column, float inverse) const {
+        normalize(v, PHASES == 1 ? gains[i] : *(const Pack<G, 8>*)(gain + column), inverse);
+    }
+    // The sums of squares of rows, and their greatest numbers but for the norm.
+    INLINE void measure() {
+        #pragma unroll
+        for (int token = 0; KEPT && token < ROWS; ++token)
+            each(0, [&](int i, int column) { kept[token * EACH + i] = load(token, column); });
+        #pragma unroll AT_ONCE
+        for (int token = 0; token < ROWS; ++token) {
+            float squares = 0.0f, peak = 0.0f;
+            for (int phase = 0; phase < PHASES; ++phase)
+                each(phase, [&](int i, int column) {
+                    float v[8];
+                    elements(KEPT ? kept[token * EACH + i] : load(token, column), v);
                     #pragma unroll
-                    for (int n = 0; n < TOKENS; ++n) {
-                        mma<Operand>(c[0][half][n], low[0], high[0], low[1], high[1], v[n].x, v[n].y);
-                        mma<Operand>(c[1][half][n], low[2], high[2], low[3], high[3], v[n].z, v[n].w);
-                    }
-                }
-                if (!BASE) continue;
+                    for (int k = 0; k < 8; ++k) squares += v[k] * v[k];
+                    if (NORM) normalized(v, i, column, 1.0f);
+                    #pragma unroll
+                    for (int k = 0; k < 8; ++k) peak = fmaxf(peak, fabsf(v[k]));
+                });
+            #pragma unroll
+            for (int step = 16; step; step >>= 1) {
+                if (NORM) squares += __shfl_xor_sync(0xffffffffu, squares, step);
+                peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, step));
+            }
+            shared.squares[token * WARPS + threadIdx.x / 32] = squares;
+            shared.peaks[token * WARPS + threadIdx.x / 32] = peak;
+        }
+        if (NORM) __syncthreads();
+        else __syncwarp();
+    }
+    // One phase into shared memory, normalised if asked for, and times a power of two, so that f16
+    // has room for all numbers.
+    INLINE void stage(int phase) {
+        const int warp = threadIdx.x / 32;
+        __syncwarp();
+        #pragma unroll AT_ONCE
+        for (int token = 0; token < ROWS; ++token) {
+            float squares = 0.0f;
+            #pragma unroll
+            for (int i = 0; NORM && i < WARPS; ++i) squares += shared.squares[token * WARPS + i];
+            const float inverse = NORM ? rsqrtf(squares / K + EPS) : 1.0f;
+            const float peak = shared.peaks[token * WARPS + warp] * inverse;
+            const u32 exponent = SCALED_X ? max(__float_as_uint(peak) >> 23, 15u) : 141u;
+            const float scale = __uint_as_float((268u - exponent) << 23);
+            shared.factor[token * WARPS + warp] = __uint_as_float((exponent - 14u) << 23);
+            each(phase, [&](int index, int column) {
+                float v[8];
+                elements(KEPT ? kept[token * EACH + index] : load(token, column), v);
+                if (NORM) normalized(v, index, column, inverse);
                 #pragma unroll
-                for (int n = 0; n < TOKENS; ++n) {  // the sums of x, which the base adds too often
-                    mma<Operand>(ones[n], ONES, ONES, ONES, ONES, v[n].x, v[n].y);
-                    mma<Operand>(ones[n], ONES, ONES, ONES, ONES, v[n].z, v[n].w);
-                }
+                for (int k = 0; k < 8; ++k) v[k] = (NORM ? to_x(v[k]) : v[k]) * scale;
+                const int i = (column - phase * PHASE) / 8, in = i % (COLUMNS / 8);
+                const int to = i - in + in % CHUNKS * 4 + in / CHUNKS;
+                const int next = BITS == 4 ? 4 : 1, every = BITS == 4 ? 1 : 2;
+                const uint4 packed = {
+                    pack<f16>(v[0], v[next]), pack<f16>(v[every], v[every + next]),
+                    pack<f16>(v[2 * every], v[2 * every + next]),
+                    pack<f16>(v[3 * every], v[3 * every + next])};
+                *(uint4*)(shared.x + token * X_BYTES + 16 * to) = packed;
+            });
+        }
+        __syncwarp();
+    }
+};
+
+// Sums of a warp: [tile][eight rows of x][...] as mma has them.
+typedef float Sums[TILES][TOKENS][4];
+
+// One piece: `x` points to this lane's part of it in shared memory, for every eight rows of x.
+INLINE void multiply(const Slot& slot, const unsigned char* const (&x)[TOKENS], int offset, Sums& sums) {
+    Sums inner = {};
+    Sums& c = GROUPS ? inner : sums;
+    u32 zero[TILES][2] = {};
+    #pragma unroll
+    for (int tile = 0; ZERO && tile < TILES; ++tile)
+        #pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const u32 code = slot.zero[tile][half] >> (BITS == 4 && slot.odd[tile][half] ? 4 : 0);
+            zero[tile][half] = (BITS == 4 ? code & 15u : code) * 0x00010001u;
+        }
+    #pragma unroll
+    for (int j = 0; j < CHUNKS; ++j) {
+        uint4 v[TOKENS];
+        #pragma unroll
+        for (int n = 0; n < TOKENS; ++n) v[n] = DIRECT ? slot.x[n] : load16(x[n] + offset + 64 * j);
+        #pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            u32 low[4], high[4];
+            Encoding::pairs(slot.w[tile][0] + BITS / 4 * j, zero[tile][0], low);
+            Encoding::pairs(slot.w[tile][1] + BITS / 4 * j, zero[tile][1], high);
+            #pragma unroll
+            for (int n = 0; n < TOKENS; ++n) {
+                mma<Operand>(c[tile][n], low[0], high[0], low[1], high[1], v[n].x, v[n].y);
+                mma<Operand>(c[tile][n], low[2], high[2], low[3], high[3], v[n].z, v[n].w);
             }
         }
-        if (!SCALED) continue;
-        #pragma unroll
-        for (int half = 0; half < 2; ++half)
-            #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const int row = 16 * half + 8 * (k / 2) + g;
-                const float scale = scales[TILE * group + row];
-                const float base = ZERO ? scales[TILE * (SCALES + group) + row] : Encoding::base;
-                #pragma unroll
-                for (int n = 0; n < TOKENS; ++n) {
-                    float sum = c[0][half][n][k] + c[1][half][n][k];
-                    if (BASE) sum -= base * ones[n][k % 2];
-                    sums[half][n][k] += scale * sum;
-                    c[0][half][n][k] = c[1][half][n][k] = 0.0f;
-                }
-            }
     }
+    if (!GROUPS) return;
+    #pragma unroll
+    for (int tile = 0; tile < TILES; ++tile)
+        #pragma unroll
+        for (int n = 0; n < TOKENS; ++n)
+            #pragma unroll
+            for (int k = 0; k < 4; ++k)
+                sums[tile][n][k] += (float)slot.scale[tile][k / 2] * inner[tile][n][k];
 }
 
 // The sums of a warp into `parts`.
-INLINE void share(const Sums (&c)[2], const Sums& sums, float* parts) {
+INLINE void share(const Sums& sums, float* parts, const float* factor) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     #pragma unroll
-    for (int half = 0; half < 2; ++half)
+    for (int tile = 0; tile < TILES; ++tile)
         #pragma unroll
         for (int n = 0; n < TOKENS; ++n)
             #pragma unroll
             for (int k = 0; k < 4; ++k) {
-                const int token = 8 * n + 2 * t + k % 2, row = 16 * half + 8 * (k / 2) + g;
-                const float sum =
-                    SCALED ? sums[half][n][k] : c[0][half][n][k] + c[1][half][n][k];
-                if (token < ROWS) parts[(warp * ROWS + token) * SUMS + row] = sum;
+                const int token = 8 * n + 2 * t + k % 2, row = 16 * tile + 8 * (k / 2) + g;
+                if (token >= ROWS) continue;
+                const float by = SCALED_X ? factor[token * WARPS + warp] : 1.0f;
+                parts[(warp * ROWS + token) * SUMS + row] = sums[tile][n][k] * by;
             }
 }
 
@@ -278,68 +254,98 @@ INLINE void stream_tiles(const X* x, const G* gain, const Matrix& first, const M
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int begin = (long long)N * blockIdx.x / gridDim.x;
     const int end = (long long)N * (blockIdx.x + 1) / gridDim.x;
-    Ring ring(first, second, shared.rings + warp * STAGES * SLOT, begin, end);
-    allow_next();
-    prefetch_gain(gain);
-    #pragma unroll 1
-    for (int i = 0; i < STAGES; ++i) ring.fill();
-    wait_for_previous();
-    if (rows <= 0) return wait_copies<0>();
-
-    constexpr int RESULTS = OUTPUTS * ROWS, MINE = (RESULTS + THREADS - 1) / THREADS;
-    int used = 0;
-    const unsigned char* mine[TOKENS];
-    #pragma unroll
-    for (int n = 0; n < TOKENS; ++n)
-        mine[n] = shared.x + min(8 * n + lane / 4, rows - 1) * X_BYTES + 16 * (lane % 4);
-    #pragma unroll 1
-    for (int phase = 0; phase < PHASES; ++phase) {
-        stage_x(x, gain, rows, phase, shared);
-        const bool last = phase == PHASES - 1;
-        #pragma unroll 1
-        for (int tile = 0; tile < ring.tiles; ++tile) {
-            Added added[MINE];
-            #pragma unroll
-            for (int i = 0; i < MINE; ++i) {
-                const int e = threadIdx.x + i * THREADS, token = e / OUTPUTS;
-                const int row = begin + tile * OUTPUTS + e % OUTPUTS;
-                if (last && token < rows && row < end)
-                    added[i] = load_added(first, second, residual, row, token);
-            }
-            Sums c[2] = {}, sums = {};
-            #pragma unroll 1
-            for (int strip = warp; strip < strips_of(phase); strip += WARPS, ++used) {
-                wait_copies<STAGES - 1>();
-                __syncwarp();
-                const unsigned char* from[TOKENS];
-                #pragma unroll
-                for (int n = 0; n < TOKENS; ++n) from[n] = mine[n] + 2 * STRIP * strip;
-                multiply(ring.slot(used), from, c, sums);
-                __syncwarp();
-                ring.fill();
-            }
-            float* parts = shared.parts + tile % BUFFERS * (WARPS * ROWS * SUMS);
-            share(c, sums, parts);
-            __syncthreads();
-            #pragma unroll
-            for (int i = 0; i < MINE; ++i) {
-                const int e = threadIdx.x + i * THREADS, token = e / OUTPUTS;
-                const int row = begin + tile * OUTPUTS + e % OUTPUTS;
-                if (token >= rows || row >= end) continue;
-                float value[2] = {};
-                #pragma unroll
-                for (int m = 0; m < (GATED ? 2 : 1); ++m) {
-                    const float* from = parts + token * SUMS + 16 * m + e % OUTPUTS;
-                    for (int w = 0; w < WARPS; ++w) value[m] += from[w * ROWS * SUMS];
-                    value[m] *= shared.factor[token];
-                    float* total = shared.totals + (tile * ROWS + token) * TILE + 16 * m;
-                    if (PHASES > 1 && phase > 0) value[m] += total[e % OUTPUTS];
-                    if (PHASES > 1) total[e % OUTPUTS] = value[m];
-                }
-                if (last) finish(y, row, token, value[0], value[1], added[i]);
-            }
-            if (BUFFERS == 1) __syncthreads();
+    const int units = (end - begin + UNIT - 1) / UNIT;
+    auto mine = [&](int round, int d) { return EVEN || piece_of(round, d) < PIECES; };
+    constexpr int LINES = (ROW_BYTES + 127) / 128, BATCH = DEPTH * WARPS * PIECE / 128 * UNIT;
+    auto ask = [&](int from, int to) {
+        for (int i = from + threadIdx.x; i < to; i += THREADS) {
+            const int unit = i / (LINES * UNIT);
+            if (unit >= units) return;
+            const Span span(begin, end, unit, units);
+            const int row = span.begin + i % UNIT;
+            if (row >= span.end) continue;
+            const size_t at = (size_t)row * ROW_BYTES + i / UNIT % LINES * 128;
+            prefetch(first.codes + at);
+            if (GATED) prefetch(second.codes + at);
         }
-        if (BUFFERS == 2) __syncthreads();
+    };
+    int asked = BATCH * (1 + PREFETCH);
+    Source source(first, second);
+    Slot slots[DEPTH];
+    const unsigned char* from[TOKENS];  // this lane's part of x
+    auto load_x = [&](Slot& slot, int piece) {
+        #pragma unroll
+        for (int n = 0; DIRECT && n < TOKENS; ++n) slot.x[n] = load16(from[n] + piece * PIECE);
+    };
+    allow_next();
+    source.enter(Span(begin, end, 0, units));
+    #pragma unroll
+    for (int d = 0; d < DEPTH; ++d)
+        if (mine(0, d)) source.load(slots[d], piece_of(0, d));
+    Input input{x, gain, rows, shared};
+    input.load_gain();
+    ask(BATCH, asked);
+    wait_for_previous();
+    if (rows <= 0) return;
+    #pragma unroll
+    for (int n = 0; n < TOKENS; ++n) {
+        const int token = min(8 * n + lane / 4, rows - 1);
+        from[n] = (DIRECT ? (const unsigned char*)(x + (size_t)token * K) : shared.x + token * X_BYTES) + 16 * (lane % 4);
+    }
+    #pragma unroll
+    for (int d = 0; d < DEPTH; ++d)
+        if (mine(0, d)) load_x(slots[d], piece_of(0, d));
+    if (!DIRECT) input.measure();
+    if (!DIRECT && PHASES == 1) input.stage(0);
+
+    constexpr int RESULTS = UNIT * ROWS, MINE = (RESULTS + THREADS - 1) / THREADS;
+    #pragma unroll 1
+    for (int unit = 0; unit < units; ++unit) {
+        const Span span(begin, end, unit, units);
+        Added added[MINE];
+        #pragma unroll
+        for (int i = 0; i < MINE; ++i) {
+            const int e = threadIdx.x + i * THREADS, token = e / UNIT, row = span.begin + e % UNIT;
+            if (token < rows && row < span.end)
+                added[i] = load_added(first, second, residual, row, token);
+        }
+        Sums sums = {};
+        #pragma unroll 1
+        for (int round = 0; round < ROUNDS; round += DEPTH) {
+            const int phase = PHASES > 1 ? round / PHASE_ROUNDS : 0;
+            if (PHASES > 1 && round % PHASE_ROUNDS == 0) input.stage(phase);
+            if (STEADY) ask(asked, asked + BATCH), asked += BATCH;
+            const bool last = round + DEPTH == ROUNDS;
+            const int next = last ? 0 : round + DEPTH;
+            if (last && unit + 1 < units) source.enter(Span(begin, end, unit + 1, units));
+            #pragma unroll
+            for (int d = 0; d < DEPTH; ++d) {
+                const int in = piece_of(round, d) - phase * PHASE_ROUNDS * WARPS;
+                if (mine(round, d)) multiply(slots[d], from, 2 * COLUMNS * in, sums);
+                if (last && unit + 1 == units) continue;
+                if (!mine(next, d)) continue;
+                source.load(slots[d], piece_of(next, d));
+                load_x(slots[d], piece_of(next, d));
+            }
+        }
+        float* parts = shared.parts + unit % BUFFERS * (WARPS * ROWS * SUMS);
+        share(sums, parts, shared.factor);
+        __syncthreads();
+        #pragma unroll
+        for (int i = 0; i < MINE; ++i) {
+            const int e = threadIdx.x + i * THREADS, token = e / UNIT, in = e % UNIT;
+            const int row = span.begin + in;
+            if (token >= rows || row >= span.end) continue;
+            float value[2] = {};
+            #pragma unroll
+            for (int half = 0; half < (GATED ? 2 : 1); ++half) {
+                const float* part = parts + token * SUMS + (GATED ? in / 8 * 16 + 8 * half + in % 8 : in);
+                #pragma unroll
+                for (int w = 0; w < WARPS; ++w) value[half] += part[w * ROWS * SUMS];
+                value[half] *= Encoding::factor;
+            }
+            finish(y, row, token, value[0], value[1], added[i]);
+        }
+        if (BUFFERS == 1) __syncthreads();
     }
 }
