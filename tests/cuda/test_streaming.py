@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from irc.backends.cuda.codegen.norms import rms_norm
-from irc.backends.cuda.codegen.streaming.choices import H200, Target, one_row, use
+from irc.backends.cuda.codegen.streaming.choices import (
+    H200,
+    Choice,
+    Target,
+    candidates,
+    one_row,
+    use,
+)
 from irc.backends.cuda.execute.compile import compile_kernel
 from irc.backends.cuda.plan import Kernel
 from irc.backends.cuda.plan.build import Planner
@@ -97,28 +104,42 @@ def test_blocks_have_a_multiprocessor_of_their_own(scheme: str, rows: int, targe
     use(target)
     for form, n, k in (("norm gated", 14336, 4096), ("residual", 4096, 14336), ("", 128256, 2048)):
         found = fused(Case(scheme, "bf16", form, rows, n, k))
-        if isinstance(found, str):
-            assert "no shared memory" in found
-            assert (target.shared, rows) == (99 << 10, 16)
-            continue
+        assert isinstance(found, Fused)
         (template,) = found.templates
         assert isinstance(template, Template)
         assert template.grid({}) == (target.multiprocessors, 1, 1)
-        assert target.shared / 2 < template.shared({}) <= target.shared
+        by_registers = scheme == "float" and rows > 4  # their operands take more than half of them
+        assert by_registers or target.shared / 2 < template.shared({}) <= target.shared
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_candidates_give_the_same_results(scheme: str, rows: int) -> None:
+    use(SMALL)
+    case = Case(scheme, "bf16", "gated" if rows == 3 else "bias", rows, 37, 1024)
+    product = case.product()
+    found = candidates(37, 1024, len(product.matrices) == 2, product.codes, rows, SMALL)
+    templates = [product.template(each) for each in found if isinstance(each, Choice)]
+    assert len(templates) > 1
+    prepare([each.kernel for each in templates])
+    inputs = case.inputs(templates[0].reads, np.random.default_rng())
+    for each in templates:
+        got = run_templates([each], inputs, {"B": rows})[each.writes[0]]
+        assert case.error(got, case.expected(inputs)) <= 1, each.kernel.name
 
 
 def test_rings_have_two_stages_or_more() -> None:
     for k in range(1024, 40000, 128):
-        for found in (one_row(4096, k, False, H200), tiles(4096, k, True, Codes(8, k), 16, H200)):
-            assert isinstance(found, str) or found.constants["STAGES"] >= 2
+        found = one_row(4096, k, False, H200)
+        assert isinstance(found, str) or found.constants["STAGES"] >= 2
 
 
 @pytest.mark.parametrize(
     ("case", "reason"),
     [
         (Case("float", "bf16", "", 17, 64, 64), "17 rows are more than the 16"),
-        (Case("float", "bf16", "", 1, 64, 96), "a row of 96 weights of 16 bits is no multiple"),
-        (Case("int4", "bf16", "", 1, 64, 384), "a row of 384 weights of 4 bits is no multiple"),
+        (Case("float", "bf16", "", 1, 64, 48), "rows of 48 weights of 16 bits cannot be cut"),
+        (Case("int8", "bf16", "", 1, 64, 48), "rows of 48 weights of 8 bits cannot be cut"),
     ],
 )
 def test_reasons(case: Case, reason: str) -> None:
@@ -129,19 +150,19 @@ def test_reasons(case: Case, reason: str) -> None:
 
 MODEL = """module @m dims(B=1:1:64) {
   file @c = "c"
-  weight @gain : bf16[256] = @c["gain"]
-  weight @a : bf16[256, 256] = @c["a"]
-  weight @b : bf16[256, 256] = @c["b"]
-  weight @d : bf16[256, 256] = @c["d"]
-  func @main(%x: bf16[B, 256]) -> (bf16[B, 256]) {
-    %o = linear %x, @a : bf16[B, 256]
-    %h, %t = add_rms_norm %o, %x, @gain {eps=1e-05} : bf16[B, 256], bf16[B, 256]
-    %g = linear %h, @b : bf16[B, 256]
-    %u = linear %h, @d : bf16[B, 256]
-    %s = silu %g : bf16[B, 256]
-    %m = mul %s, %u : bf16[B, 256]
-    %y = linear %m, @a : bf16[B, 256]
-    %z = add %y, %t : bf16[B, 256]
+  weight @gain : bf16[1024] = @c["gain"]
+  weight @a : bf16[1024, 1024] = @c["a"]
+  weight @b : bf16[1024, 1024] = @c["b"]
+  weight @d : bf16[1024, 1024] = @c["d"]
+  func @main(%x: bf16[B, 1024]) -> (bf16[B, 1024]) {
+    %o = linear %x, @a : bf16[B, 1024]
+    %h, %t = add_rms_norm %o, %x, @gain {eps=1e-05} : bf16[B, 1024], bf16[B, 1024]
+    %g = linear %h, @b : bf16[B, 1024]
+    %u = linear %h, @d : bf16[B, 1024]
+    %s = silu %g : bf16[B, 1024]
+    %m = mul %s, %u : bf16[B, 1024]
+    %y = linear %m, @a : bf16[B, 1024]
+    %z = add %y, %t : bf16[B, 1024]
     return %z
   }
 }"""

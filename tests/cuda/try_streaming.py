@@ -4,7 +4,7 @@
         [--models 8B] [--schemes float,int4] [--rows 1,16]
 
 The floor is the bytes of the weights over the rate at which a plain kernel reads memory. It needs
-a GPU and cuda-bindings, and takes about three minutes. `--tune` times other numbers of warps, too.
+a GPU and cuda-bindings, and takes about three minutes. `--tune` times all candidates.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -19,8 +19,7 @@ from statistics import median
 import numpy as np
 
 from irc.backends.cuda.codegen.kernels import number
-from irc.backends.cuda.codegen.streaming import products
-from irc.backends.cuda.codegen.streaming.choices import Choice, one_row, target, tiles
+from irc.backends.cuda.codegen.streaming.choices import Choice, candidates, target
 from irc.backends.cuda.device import CudaDriver, CudaStream
 from irc.backends.cuda.execute.compile import key_of
 from irc.backends.cuda.execute.launch import CudaKernels, Enqueue, call_driver
@@ -201,27 +200,10 @@ class Tried:
 def choices(case: Case, tune: bool) -> Iterator[tuple[str, Choice]]:
     """The chosen kernel, and others where they are to be tuned."""
     product = case.product()
-    first = products.chosen(product, case.rows)
-    if isinstance(first, str):
-        print(f"none  {case}: {first}")
-        return
-    one = "PIECE" in first.constants
-    yield f"{'one_row' if one else 'tiles'} {first.warps:2d}", first
-    if not tune:
-        return
     gated = len(product.matrices) == 2
-    found: list[tuple[str, Choice | str]] = []
-    if one:
-        for warps in (6, 8, 10, 12, 16):
-            name = f"one_row {warps:2d}"
-            found.append((name, one_row(case.n, case.k, gated, target(), warps)))
-    for warps in (4, 6, 8, 12, 16):
-        name = f"tiles {warps:2d}"
-        codes = product.codes
-        found.append((name, tiles(case.n, case.k, gated, codes, case.rows, target(), (warps,))))
-    for name, choice in found:
-        if isinstance(choice, Choice) and choice != first:
-            yield name, choice
+    found = candidates(case.n, case.k, gated, product.codes, case.rows, target())
+    known = {each.name: each for each in found if isinstance(each, Choice)}
+    yield from list(known.items())[: None if tune else 1]
 
 
 def check(tried: Tried) -> None:
@@ -271,7 +253,6 @@ def step(tried: Tried, model: str, scheme: str, rows: int, rate: float, tune: bo
             total, least = total + us * times, least + floor * times
         print(
             f"{words} {name:9s} {kernel:11s} {us:7.2f} us, floor {floor:7.2f} ({floor / us:4.0%}), "
-            f"stages {choice.constants['STAGES']}, "
             f"{tried.registers(case.product().template(choice))}",
             flush=True,
         )

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
 MOST_ROWS = 16
+# Of kernels for weights of so many bits: warps, tiles and depth (Shape), that of the rules first.
+SHAPES = {
+    16: ((12, 2, 4), (8, 2, 6), (16, 2, 2)),
+    8: ((16, 2, 2), (16, 3, 2), (8, 3, 4), (8, 2, 2)),
+    4: ((16, 2, 2), (16, 3, 2), (8, 2, 4), (8, 3, 4), (8, 3, 2), (8, 2, 2), (4, 2, 2)),
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,9 @@ class Choice:
     @property
     def name(self) -> str:
         """What distinguishes it from the other candidates of a product."""
-        return f"{'one_row' if 'PIECE' in self.constants else 'tiles'} {self.warps}"
+        if "PIECE" in self.constants:
+            return f"one_row {self.warps}"
+        return "tiles {WARPS}x{TILES}x{DEPTH}".format_map(self.constants)
 
 
 def candidates(
@@ -65,9 +73,12 @@ def candidates(
 ) -> Iterator[Choice | str]:
     """The kernels that could compute a product, or why one cannot; those of the rules first."""
     if rows == 1 and codes.bits == 16:
-        yield from (one_row(n, k, gated, target, warps) for warps in (0, 6, 8, 10, 12, 16))
-    for warps in ((8, 4), (4,), (6,), (12,), (16,)):
-        yield tiles(n, k, gated, codes, rows, target, warps)
+        found = [one_row(n, k, gated, target, warps) for warps in (0, 6, 8, 10, 12, 16)]
+        if isinstance(found[0], Choice):  # the others compute no norm
+            yield from found
+            return
+    for shape in SHAPES[codes.bits]:
+        yield tiles(n, k, gated, codes, rows, target, Shape(*shape))
 
 
 def one_row(n: int, k: int, gated: bool, target: Target, warps: int = 0) -> Choice | str:
@@ -109,38 +120,41 @@ class Codes:
         return size >= self.bits and k % columns == 0 and self.group % columns == 0
 
 
-# Warps of a block, tiles of 16 rows that they compute at a time, and pieces of each that are under way.
-SHAPES = ((16, 1, 4), (16, 2, 2), (16, 2, 3), (16, 2, 4), (16, 3, 2), (8, 1, 8), (8, 2, 4), (8, 2, 6), (8, 3, 3), (8, 3, 4))
+@dataclass(frozen=True)
+class Shape:
+    """Warps of a block, tiles of 16 rows that they compute at once, and pieces under way."""
+
+    warps: int
+    tiles: int
+    depth: int
 
 
 def tiles(
-    n: int,
-    k: int,
-    gated: bool,
-    codes: Codes,
-    rows: int,
-    target: Target,
-    shape: tuple[int, ...] = (16, 2, 2, 1, 1, 0, 0),
+    n: int, k: int, gated: bool, codes: Codes, rows: int, target: Target, shape: Shape
 ) -> Choice | str:
     """The kernel for up to 16 rows of x (tiles.cuh), or why there is none."""
     lane = codes.lane(k)
     if not lane:
-        return f"rows of {k} weights of {codes.bits} bits with scales for groups of {codes.group} do not fit"
-    warps, count, depth, pair, blocks, prefetch, steady = shape
+        groups = f" in groups of {codes.group}" if 0 < codes.group < k else ""
+        return f"rows of {k} weights of {codes.bits} bits{groups} cannot be cut into pieces"
     rows = next(size for size in (1, 2, 4, 8, 16) if rows <= size)
-    columns = 32 * lane // codes.bits
+    warps, depth, columns = shape.warps, shape.depth, 32 * lane // codes.bits
     rounds = depth * ceil(k // columns / (warps * depth))
-    parts = 4 * (2 if rows <= 4 else 1) * warps * rows * (16 * count + 4)
-    fixed = parts + 12 * warps * rows
-    phase, room = rounds, target.budget - fixed
-    if codes.bits < 16:
-        while rows * (2 * min(k, phase * warps * columns) + 64) > room:
-            phase = depth * ceil(ceil(phase / depth) / 2) if phase > depth else 0
-            if not phase:
-                return f"{rows} rows of {k} numbers leave no shared memory for weights"
-        fixed += rows * (2 * min(k, phase * warps * columns) + 64)
-    constants = {"WARPS": warps, "TILES": count, "DEPTH": depth, "LANE": lane, "ROWS": rows, "PHASE_ROUNDS": phase, "PAIR": pair, "PREFETCH": prefetch, "STEADY": steady, "BLOCKS": blocks}
-    return Choice(constants, fixed, min(max(1, blocks) * target.multiprocessors, n))
+    fixed = 4 * warps * rows * ((2 if rows <= 4 else 1) * (16 * shape.tiles + 4) + 3)
+    phase, staged = rounds, 0
+    while codes.bits < 16:  # as few phases of x as leave room
+        staged = rows * (2 * min(k, phase * warps * columns) + 64)
+        if fixed + staged <= target.budget:
+            break
+        if phase == depth:
+            return f"{rows} rows of {k} numbers do not fit the shared memory"
+        phase = depth * ceil(phase / depth / 2)
+    constants = {"WARPS": warps, "TILES": shape.tiles, "DEPTH": depth, "PAIR": 2 - depth % 2}
+    constants |= {"LANE": lane, "ROWS": rows, "PHASE_ROUNDS": phase}
+    shared = fixed + staged
+    if codes.bits < 16 or rows <= 4:  # otherwise x needs room in the L1 cache
+        shared = _alone(shared, target)
+    return Choice(constants, shared, min(target.multiprocessors, n))
 
 
 def _alone(shared: int, target: Target) -> int:

@@ -99,6 +99,9 @@ template <> struct Codes<f8e5m2> {
 // Integers: 1024 + the code, or 16 times the code, is an f16 with the code among its bits. Those with
 // a sign have it flipped, which adds 2^(bits - 1).
 constexpr u32 ONE = 0x3c003c00u, SIXTEENTH = 0x2c002c00u;  // pairs
+// The constant, in a register: the compiler, which does not know that the grid has one layer, would
+// load it again for every use.
+INLINE u32 held(u32 constant) { return constant * gridDim.z; }
 template <u32 flipped> struct Bytes {
     static constexpr float factor = 1.0f;
     INLINE static void pairs(const u32* words, u32 zero, u32 (&pair)[4]) {
@@ -106,7 +109,7 @@ template <u32 flipped> struct Bytes {
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
             const u32 code = words[k / 2] ^ flipped;
-            pair[k] = fma_pairs(__byte_perm(code, 0x64646464u, k % 2 ? 0x4342 : 0x4140), ONE, minus);
+            pair[k] = fma_pairs(__byte_perm(code, held(0x64646464u), k % 2 ? 0x4342 : 0x4140), ONE, minus);
         }
     }
 };
@@ -119,8 +122,8 @@ template <u32 flipped> struct HalfBytes {
         #pragma unroll
         for (int k = 0; k < 4; k += 2) {
             const u32 code = words[0] >> 4 * k;
-            pair[k] = fma_pairs((code & 0x000f000fu) ^ (0x64006400u + flipped), ONE, 0xe400e400u + zero);
-            pair[k + 1] = fma_pairs((code & 0x00f000f0u) ^ (0x64006400u + 16 * flipped), SIXTEENTH,
+            pair[k] = fma_pairs((code & held(0x000f000fu)) ^ (0x64006400u + flipped), ONE, 0xe400e400u + zero);
+            pair[k + 1] = fma_pairs((code & held(0x00f000f0u)) ^ (0x64006400u + 16 * flipped), SIXTEENTH,
                                     0xd400d400u + 16 * zero);
         }
     }

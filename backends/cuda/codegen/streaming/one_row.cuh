@@ -64,9 +64,9 @@ INLINE void stream_row(const X* x, const G* gain, const Matrix& first, const Mat
     unsigned char* rings = memory + (2 * K + 127) / 128 * 128;
     u64* barriers = (u64*)(rings + WARPS * STAGES * SIZE);
     float* parts = (float*)(barriers + WARPS * STAGES);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = gridDim.x * WARPS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int me = blockIdx.x * WARPS + warp;
-    const int begin = (long long)N * me / warps, mine = (long long)N * (me + 1) / warps - begin;
+    const int begin = first_row<BLOCKS * WARPS>(me), mine = first_row<BLOCKS * WARPS>(me + 1) - begin;
     const int total = mine * MATRICES * PIECES;
     unsigned char* ring = rings + warp * STAGES * SIZE;
     u64* barrier = barriers + warp * STAGES;

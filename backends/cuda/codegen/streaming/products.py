@@ -118,7 +118,7 @@ class Product:
         symbols = tuple(_symbols(self.x.type.shape[:-1]))
         pointers = [f"const {v.type.dtype}* p{i}" for i, v in enumerate(reads.values())]
         arguments = [*pointers, "X* y", *(f"int size_{each}" for each in symbols)]
-        bounds = f"__launch_bounds__({32 * choice.warps}, {choice.constants.get('BLOCKS', 1) or 2})"
+        bounds = f"__launch_bounds__({32 * choice.warps}, 1)"
         sizes = "".join(f"const long long {each} = size_{each}; " for each in symbols)
         at = {key: f"p{i}" for i, key in enumerate(reads)}
         body = f"{{ {sizes}{self._call(choice, at)} }}\n"
@@ -185,6 +185,7 @@ class Product:
             "CLUSTER": False,
         }
         numbers = choice.constants | {
+            "BLOCKS": choice.blocks,
             "N": n,
             "K": k,
             "BITS": codes.bits,

@@ -7,6 +7,8 @@ struct Matrix {
     const W* zero;
     const X* bias;
 };
+// The first row of W that one of PARTS workers has, who have as many each, or one more.
+template <int PARTS> INLINE int first_row(int part) { return N / PARTS * part + min(part, N % PARTS); }
 INLINE float to_x(float value) { return X::of(value); }
 INLINE void elements(const uint4& words, float (&x)[8]) {
     #pragma unroll
@@ -39,24 +41,27 @@ INLINE float activated(float x) {
         default: return sigmoid(x);
     }
 }
-// What one result needs besides its sums; loaded long before it is used.
-struct Added { float bias, second_bias, residual, scale, second_scale; };
+// What one result needs besides its sums; loaded long before it is used, and converted then, so that
+// nothing waits for it.
+struct Added { X bias[2], residual; S scale[2]; };
 INLINE Added load_added(const Matrix& first, const Matrix& second, const X* residual, int row,
                         int token) {
-    Added found = {0.0f, 0.0f, 0.0f, 1.0f, 1.0f};
-    if (SCALED && GROUP == K) found.scale = load<S>(first.scale, row / ROW_BLOCK);
-    if (SCALED && GROUP == K && GATED) found.second_scale = load<S>(second.scale, row / ROW_BLOCK);
-    if (BIAS) found.bias = load<X>(first.bias, row);
-    if (BIAS && GATED) found.second_bias = load<X>(second.bias, row);
-    if (RESIDUAL) found.residual = load<X>(residual, (long long)token * N + row);
+    Added found;
+    #pragma unroll
+    for (int i = 0; i < (GATED ? 2 : 1); ++i) {
+        const Matrix& matrix = i ? second : first;
+        if (BIAS) found.bias[i] = matrix.bias[row];
+        if (SCALED && GROUP == K) found.scale[i] = matrix.scale[row / ROW_BLOCK];
+    }
+    if (RESIDUAL) found.residual = residual[(size_t)token * N + row];
     return found;
 }
 // Rounded after every operation that the kernel does for the graph, unless other ranks add to it.
 INLINE void finish(X* y, int row, int token, float first, float second, const Added& added) {
-    first = first * added.scale + added.bias;
+    if (SCALED && GROUP == K) first *= added.scale[0], second *= added.scale[1];
+    if (BIAS) first += added.bias[0], second += added.bias[1];
     if (UNROUNDED) return store<f32>((f32*)y, (long long)token * N + row, first);
     float value = to_x(first);
-    second = second * added.second_scale + added.second_bias;
     if (GATED) value = to_x(to_x(activated(value)) * to_x(second));
     if (RESIDUAL) value = to_x(value + added.residual);
     store<X>(y, (long long)token * N + row, value);

@@ -41,14 +41,6 @@ struct Shared {
     }
 };
 
-// The rows of a unit in a block's rows [begin, end).
-struct Span {
-    int begin, end;
-    INLINE Span(int begin, int end, int unit, int units)
-        : begin(begin + (long long)(end - begin) * unit / units),
-          end(begin + (long long)(end - begin) * (unit + 1) / units) {}
-};
-
 // What a lane has of a piece.
 struct Slot {
     u32 w[TILES][2][LANE / 4];
@@ -64,13 +56,13 @@ struct Source {
     const unsigned char* codes[TILES][2];
     int group[TILES][2];
     INLINE Source(const Matrix& first, const Matrix& second) : matrix{first, GATED ? second : first} {}
-    INLINE void enter(const Span& rows) {
+    INLINE void enter(int begin, int end) {
         #pragma unroll
         for (int tile = 0; tile < TILES; ++tile)
             #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int in = tile * TILE + threadIdx.x % 32 / 4 + (GATED ? 0 : 8 * half);
-                const int row = min(rows.begin + in, rows.end - 1);
+                const int row = min(begin + in, end - 1);
                 codes[tile][half] =
                     matrix[half].codes + (size_t)row * ROW_BYTES + threadIdx.x % 4 * LANE;
                 group[tile][half] = row / ROW_BLOCK * (K / GROUP);
@@ -252,24 +244,8 @@ INLINE void stream_tiles(const X* x, const G* gain, const Matrix& first, const M
     DYNAMIC_SHARED(unsigned char, memory);
     const Shared shared(memory);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int begin = (long long)N * blockIdx.x / gridDim.x;
-    const int end = (long long)N * (blockIdx.x + 1) / gridDim.x;
-    const int units = (end - begin + UNIT - 1) / UNIT;
+    const int begin = first_row<BLOCKS>(blockIdx.x), end = first_row<BLOCKS>(blockIdx.x + 1);
     auto mine = [&](int round, int d) { return EVEN || piece_of(round, d) < PIECES; };
-    constexpr int LINES = (ROW_BYTES + 127) / 128, BATCH = DEPTH * WARPS * PIECE / 128 * UNIT;
-    auto ask = [&](int from, int to) {
-        for (int i = from + threadIdx.x; i < to; i += THREADS) {
-            const int unit = i / (LINES * UNIT);
-            if (unit >= units) return;
-            const Span span(begin, end, unit, units);
-            const int row = span.begin + i % UNIT;
-            if (row >= span.end) continue;
-            const size_t at = (size_t)row * ROW_BYTES + i / UNIT % LINES * 128;
-            prefetch(first.codes + at);
-            if (GATED) prefetch(second.codes + at);
-        }
-    };
-    int asked = BATCH * (1 + PREFETCH);
     Source source(first, second);
     Slot slots[DEPTH];
     const unsigned char* from[TOKENS];  // this lane's part of x
@@ -278,13 +254,12 @@ INLINE void stream_tiles(const X* x, const G* gain, const Matrix& first, const M
         for (int n = 0; DIRECT && n < TOKENS; ++n) slot.x[n] = load16(from[n] + piece * PIECE);
     };
     allow_next();
-    source.enter(Span(begin, end, 0, units));
+    source.enter(begin, end);
     #pragma unroll
     for (int d = 0; d < DEPTH; ++d)
         if (mine(0, d)) source.load(slots[d], piece_of(0, d));
     Input input{x, gain, rows, shared};
     input.load_gain();
-    ask(BATCH, asked);
     wait_for_previous();
     if (rows <= 0) return;
     #pragma unroll
@@ -300,13 +275,12 @@ INLINE void stream_tiles(const X* x, const G* gain, const Matrix& first, const M
 
     constexpr int RESULTS = UNIT * ROWS, MINE = (RESULTS + THREADS - 1) / THREADS;
     #pragma unroll 1
-    for (int unit = 0; unit < units; ++unit) {
-        const Span span(begin, end, unit, units);
+    for (int unit = begin; unit < end; unit += UNIT) {
         Added added[MINE];
         #pragma unroll
         for (int i = 0; i < MINE; ++i) {
-            const int e = threadIdx.x + i * THREADS, token = e / UNIT, row = span.begin + e % UNIT;
-            if (token < rows && row < span.end)
+            const int e = threadIdx.x + i * THREADS, token = e / UNIT, row = unit + e % UNIT;
+            if (token < rows && row < end)
                 added[i] = load_added(first, second, residual, row, token);
         }
         Sums sums = {};
@@ -314,28 +288,27 @@ INLINE void stream_tiles(const X* x, const G* gain, const Matrix& first, const M
         for (int round = 0; round < ROUNDS; round += DEPTH) {
             const int phase = PHASES > 1 ? round / PHASE_ROUNDS : 0;
             if (PHASES > 1 && round % PHASE_ROUNDS == 0) input.stage(phase);
-            if (STEADY) ask(asked, asked + BATCH), asked += BATCH;
             const bool last = round + DEPTH == ROUNDS;
             const int next = last ? 0 : round + DEPTH;
-            if (last && unit + 1 < units) source.enter(Span(begin, end, unit + 1, units));
+            if (last && unit + UNIT < end) source.enter(unit + UNIT, end);
             #pragma unroll
             for (int d = 0; d < DEPTH; ++d) {
                 const int in = piece_of(round, d) - phase * PHASE_ROUNDS * WARPS;
                 if (mine(round, d)) multiply(slots[d], from, 2 * COLUMNS * in, sums);
-                if (last && unit + 1 == units) continue;
+                if (last && unit + UNIT >= end) continue;
                 if (!mine(next, d)) continue;
                 source.load(slots[d], piece_of(next, d));
                 load_x(slots[d], piece_of(next, d));
             }
         }
-        float* parts = shared.parts + unit % BUFFERS * (WARPS * ROWS * SUMS);
+        float* parts = shared.parts + (unit - begin) / UNIT % BUFFERS * (WARPS * ROWS * SUMS);
         share(sums, parts, shared.factor);
         __syncthreads();
         #pragma unroll
         for (int i = 0; i < MINE; ++i) {
             const int e = threadIdx.x + i * THREADS, token = e / UNIT, in = e % UNIT;
-            const int row = span.begin + in;
-            if (token >= rows || row >= span.end) continue;
+            const int row = unit + in;
+            if (token >= rows || row >= end) continue;
             float value[2] = {};
             #pragma unroll
             for (int half = 0; half < (GATED ? 2 : 1); ++half) {
