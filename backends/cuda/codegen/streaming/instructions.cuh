@@ -73,8 +73,9 @@ INLINE float warp_sum(float x) {
     return x;
 }
 
-// Eight neighbouring codes of type W as four pairs of T, which are exact and divided by `factor`. `zero`
-// is a pair of integers, the zero points. Pairs of codes of four bits are the elements k and k + 4.
+// Eight neighbouring codes of type W as four pairs of 16-bit floats, which are exact and divided by
+// `factor`. `zero` is a pair of integers, the zero points. Pairs of codes of four bits are the
+// elements k and k + 4.
 template <typename W> struct Codes {  // of 16 bits
     static constexpr float factor = 1.0f;
     INLINE static void pairs(const u32* words, u32, u32 (&pair)[4]) {
@@ -96,8 +97,8 @@ template <> struct Codes<f8e5m2> {
         for (int k = 0; k < 4; ++k) pair[k] = __byte_perm(words[k / 2], 0, k % 2 ? 0x3424 : 0x1404);
     }
 };
-// Integers: 1024 + the code, or 16 times the code, is an f16 with the code among its bits. Those with
-// a sign have it flipped, which adds 2^(bits - 1).
+// Integers: 1024 + the code, or 16 times the code, is an f16 with the code among its bits. Those
+// with a sign have it flipped, which adds 2^(bits - 1).
 constexpr u32 ONE = 0x3c003c00u, SIXTEENTH = 0x2c002c00u;  // pairs
 // The constant, in a register: the compiler, which does not know that the grid has one layer, would
 // load it again for every use.
@@ -108,8 +109,9 @@ template <u32 flipped> struct Bytes {
         const u32 minus = (flipped ? 0xe480e480u : 0xe400e400u) + zero;
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
-            const u32 code = words[k / 2] ^ flipped;
-            pair[k] = fma_pairs(__byte_perm(code, held(0x64646464u), k % 2 ? 0x4342 : 0x4140), ONE, minus);
+            const u32 selected = k % 2 ? 0x4342 : 0x4140;
+            const u32 code = __byte_perm(words[k / 2] ^ flipped, held(0x64646464u), selected);
+            pair[k] = fma_pairs(code, ONE, minus);
         }
     }
 };
@@ -122,9 +124,10 @@ template <u32 flipped> struct HalfBytes {
         #pragma unroll
         for (int k = 0; k < 4; k += 2) {
             const u32 code = words[0] >> 4 * k;
-            pair[k] = fma_pairs((code & held(0x000f000fu)) ^ (0x64006400u + flipped), ONE, 0xe400e400u + zero);
-            pair[k + 1] = fma_pairs((code & held(0x00f000f0u)) ^ (0x64006400u + 16 * flipped), SIXTEENTH,
-                                    0xd400d400u + 16 * zero);
+            const u32 low = (code & held(0x000f000fu)) ^ (0x64006400u + flipped);
+            const u32 high = (code & held(0x00f000f0u)) ^ (0x64006400u + 16 * flipped);
+            pair[k] = fma_pairs(low, ONE, 0xe400e400u + zero);
+            pair[k + 1] = fma_pairs(high, SIXTEENTH, 0xd400d400u + 16 * zero);
         }
     }
 };

@@ -66,7 +66,8 @@ INLINE void stream_row(const X* x, const G* gain, const Matrix& first, const Mat
     float* parts = (float*)(barriers + WARPS * STAGES);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int me = blockIdx.x * WARPS + warp;
-    const int begin = first_row<BLOCKS * WARPS>(me), mine = first_row<BLOCKS * WARPS>(me + 1) - begin;
+    const int begin = first_row<BLOCKS * WARPS>(me);
+    const int mine = first_row<BLOCKS * WARPS>(me + 1) - begin;
     const int total = mine * MATRICES * PIECES;
     unsigned char* ring = rings + warp * STAGES * SIZE;
     u64* barrier = barriers + warp * STAGES;

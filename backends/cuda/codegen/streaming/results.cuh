@@ -8,7 +8,9 @@ struct Matrix {
     const X* bias;
 };
 // The first row of W that one of PARTS workers has, who have as many each, or one more.
-template <int PARTS> INLINE int first_row(int part) { return N / PARTS * part + min(part, N % PARTS); }
+template <int PARTS> INLINE int first_row(int part) {
+    return N / PARTS * part + min(part, N % PARTS);
+}
 INLINE float to_x(float value) { return X::of(value); }
 INLINE void elements(const uint4& words, float (&x)[8]) {
     #pragma unroll
@@ -41,8 +43,8 @@ INLINE float activated(float x) {
         default: return sigmoid(x);
     }
 }
-// What one result needs besides its sums; loaded long before it is used, and converted then, so that
-// nothing waits for it.
+// What one result needs besides its sums; loaded long before it is used, and converted then, so
+// that nothing waits for it.
 struct Added { X bias[2], residual; S scale[2]; };
 INLINE Added load_added(const Matrix& first, const Matrix& second, const X* residual, int row,
                         int token) {

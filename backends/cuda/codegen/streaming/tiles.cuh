@@ -2,11 +2,11 @@
 // columns. W is read in its own layout, straight into registers.
 //
 // A block has neighbouring rows of W, and takes TILES tiles of 16 of them at a time (of GATED, 8 of
-// both matrices): a unit. Its warps take the columns in turn, in pieces of which four lanes have LANE
-// bytes of a row each. DEPTH pieces of every warp are under way, also across units.
+// both matrices): a unit. Its warps take the columns in turn, in pieces of which four lanes have
+// LANE bytes of a row each. DEPTH pieces of every warp are under way, also across units.
 //
-// x in 16-bit floats is read as the weights are (DIRECT). For weights of fewer bits it is put into shared memory
-// in the order in which mma takes it, PHASE columns at a time.
+// For weights of 16 bits, x is read as they are (DIRECT). For others, every warp puts what it needs
+// of x into shared memory, in f16 and in the order in which mma takes it, PHASE columns at a time.
 template <typename A, typename B> struct Different { static constexpr bool value = true; };
 template <typename A> struct Different<A, A> { static constexpr bool value = false; };
 typedef Codes<W> Encoding;
@@ -50,12 +50,14 @@ struct Slot {
     bool odd[TILES][2];  // whether the zero point is the second of its byte
 };
 
-// Where this lane's rows are: rows g of the tiles, and rows g + 8 (of GATED, g of the second matrix).
+// Where this lane's rows are: rows g of the tiles, and rows g + 8 (of GATED, g of the second
+// matrix).
 struct Source {
     const Matrix matrix[2];
     const unsigned char* codes[TILES][2];
     int group[TILES][2];
-    INLINE Source(const Matrix& first, const Matrix& second) : matrix{first, GATED ? second : first} {}
+    INLINE Source(const Matrix& first, const Matrix& second)
+        : matrix{first, GATED ? second : first} {}
     INLINE void enter(int begin, int end) {
         #pragma unroll
         for (int tile = 0; tile < TILES; ++tile)
@@ -104,7 +106,8 @@ struct Input {
         for (int i = 0; i < EACH; ++i) {
             const int at = i * 32 + threadIdx.x % 32, d = at / (COLUMNS / 8);
             const int piece = piece_of(phase * PHASE_ROUNDS, d);
-            if (d < PHASE_ROUNDS && piece < PIECES) visit(i, piece * COLUMNS + at % (COLUMNS / 8) * 8);
+            if (d < PHASE_ROUNDS && piece < PIECES)
+                visit(i, piece * COLUMNS + at % (COLUMNS / 8) * 8);
         }
     }
     INLINE void load_gain() {  // before x is there
@@ -185,7 +188,8 @@ struct Input {
 typedef float Sums[TILES][TOKENS][4];
 
 // One piece: `x` points to this lane's part of it in shared memory, for every eight rows of x.
-INLINE void multiply(const Slot& slot, const unsigned char* const (&x)[TOKENS], int offset, Sums& sums) {
+INLINE void multiply(const Slot& slot, const unsigned char* const (&x)[TOKENS], int offset,
+                     Sums& sums) {
     Sums inner = {};
     Sums& c = GROUPS ? inner : sums;
     u32 zero[TILES][2] = {};
@@ -265,7 +269,8 @@ INLINE void stream_tiles(const X* x, const G* gain, const Matrix& first, const M
     #pragma unroll
     for (int n = 0; n < TOKENS; ++n) {
         const int token = min(8 * n + lane / 4, rows - 1);
-        from[n] = (DIRECT ? (const unsigned char*)(x + (size_t)token * K) : shared.x + token * X_BYTES) + 16 * (lane % 4);
+        const unsigned char* row = (const unsigned char*)(x + (size_t)token * K);
+        from[n] = (DIRECT ? row : shared.x + token * X_BYTES) + 16 * (lane % 4);
     }
     #pragma unroll
     for (int d = 0; d < DEPTH; ++d)
@@ -312,7 +317,8 @@ INLINE void stream_tiles(const X* x, const G* gain, const Matrix& first, const M
             float value[2] = {};
             #pragma unroll
             for (int half = 0; half < (GATED ? 2 : 1); ++half) {
-                const float* part = parts + token * SUMS + (GATED ? in / 8 * 16 + 8 * half + in % 8 : in);
+                const int sum = GATED ? in / 8 * 16 + 8 * half + in % 8 : in;
+                const float* part = parts + token * SUMS + sum;
                 #pragma unroll
                 for (int w = 0; w < WARPS; ++w) value[half] += part[w * ROWS * SUMS];
                 value[half] *= Encoding::factor;
