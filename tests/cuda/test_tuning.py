@@ -147,7 +147,7 @@ def test_plans_take_the_fastest_kernels(monkeypatch: pytest.MonkeyPatch, tmp_pat
     )
     for each in answer["launches"]:
         assert each["us"]["one_row 6"] == pytest.approx(1.0)
-        assert each["us"]["tiles 16"] == pytest.approx(321.0)
+        assert each["us"]["one_row 16"] == pytest.approx(321.0)
         assert each["floor_us"] > 0
     assert not gpu.held
     tuning.use_for(replace(A_GPU, name="another"))
@@ -188,7 +188,9 @@ def test_a_kernel_that_is_not_clearly_faster_gives_way_to_the_rules(
     by_rules = blocks(plan())
     on(monkeypatch, Gpu(lambda threads: 100.0 - (threads == 192)))
     out = works("bench", "kernels", written(tmp_path), "-o", tmp_path / "sm_90.json").out
-    assert re.search(r"^linear bf16 x bf16 \[2048, 1024\], 2 rows +tiles 8 ", out, re.MULTILINE)
+    assert re.search(
+        r"^linear bf16 x bf16 \[2048, 1024\], 2 rows +tiles 12x2x4 ", out, re.MULTILINE
+    )
     monkeypatch.setattr(tuning, "SHIPPED", tmp_path)
     assert len(shipped(90)) == 4  # both launches at typical and at least sizes
     tuning.use_for(A_GPU)
@@ -231,7 +233,8 @@ def test_a_damaged_file_is_ignored_with_a_warning(
 
 def test_the_shipped_choices_are_candidates() -> None:
     for key, choice in shipped(90).items():
-        assert re.fullmatch(r"(one_row|tiles) \d+|\d+ splits, \d+ warps, \d+ resident", choice), key
+        known = r"one_row \d+|tiles \d+x\d+x\d+|\d+ splits, \d+ warps, \d+ resident"
+        assert re.fullmatch(known, choice), key
 
 
 def test_wrong_words() -> None:
