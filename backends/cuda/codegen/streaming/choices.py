@@ -10,8 +10,8 @@ MOST_ROWS = 16
 # Of kernels for weights of so many bits: warps, tiles and depth (Shape), that of the rules first.
 SHAPES = {
     16: ((12, 2, 4), (8, 2, 6), (16, 2, 2)),
-    8: ((16, 2, 2), (16, 3, 2), (8, 3, 4), (8, 2, 2)),
-    4: ((16, 2, 2), (16, 3, 2), (8, 2, 4), (8, 3, 4), (8, 3, 2), (8, 2, 2), (4, 2, 2)),
+    8: ((16, 2, 2), (16, 3, 2), (8, 2, 2)),
+    4: ((16, 2, 2), (16, 3, 2), (8, 2, 4), (8, 2, 2), (4, 2, 2)),
 }
 
 
@@ -77,7 +77,10 @@ def candidates(
         if isinstance(found[0], Choice):  # the others compute no norm
             yield from found
             return
-    for shape in SHAPES[codes.bits]:
+    shapes = SHAPES[codes.bits]
+    if codes.bits < 16 and 32 < ceil(n / target.multiprocessors) * (1 + gated) <= 48:
+        shapes = (shapes[1], *shapes)  # all rows of a block at once
+    for shape in shapes:
         yield tiles(n, k, gated, codes, rows, target, Shape(*shape))
 
 
