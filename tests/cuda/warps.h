@@ -16,8 +16,20 @@ inline unsigned rank_in_cluster() { return current / blockDim.x; }
 
 inline void cluster_arrive() { ++fibers[current].clusters; }
 inline void cluster_wait() { wait_for(&Fiber::clusters, 0, fibers.size()); }
-template <typename V> void send(const V* mine, u32 rank, const V& value) {
-    *(V*)(shared_of(rank) + ((unsigned char*)mine - shared_of(rank_in_cluster()))) = value;
+typedef u64 Inbox;
+constexpr bool CLUSTERS = true;
+template <typename V> V& in_block(V* mine, u32 rank) {
+    return *(V*)(shared_of(rank) + ((unsigned char*)mine - shared_of(rank_in_cluster())));
+}
+inline void expect(Inbox* inbox, u32 nbytes) { *inbox = nbytes; }
+template <typename V> void send(V* mine, Inbox* inbox, u32 rank, const V& value) {
+    in_block(mine, rank) = value;
+    in_block(inbox, rank) -= sizeof value;
+}
+inline void await(Inbox* inbox) {
+    cluster_arrive();
+    cluster_wait();
+    if (*inbox) std::abort();  // on a GPU, it would wait forever
 }
 
 inline float exp2_fast(float x) { return std::exp2(x); }

@@ -34,7 +34,8 @@ struct DecodeShared {
     alignas(16) u16 rows[(ROWS + 2) * PITCH];  // queries, the new key, the new value
     Quad sums[WARPS][QUADS], inbox[CLUSTER > 1 ? QUADS : 1];
     float cosine[TURNED / 2 + 1], sine[TURNED / 2 + 1], tops[WARPS][ROWS], totals[WARPS][ROWS];
-    float inbox_tops[CLUSTER * ROWS], inbox_totals[CLUSTER * ROWS];
+    Pack<float, 2> inbox_tops[CLUSTER * ROWS];  // and totals
+    Inbox arrived;
     int last;
 };
 
@@ -131,31 +132,26 @@ INLINE Quad of_warps(const DecodeShared& s, int i, float& top, float& total) {
 
 // Joins the splits through shared memory: every block owns a share of the result.
 INLINE void join_in_cluster(DecodeShared& s, const Decode& a, int kv, int part) {
-#if defined(EMULATED_WARPS) || __CUDA_ARCH__ >= 900
     constexpr int SHARE = QUADS / CLUSTER;
     const int split = blockIdx.x;
     float top, total;
-    cluster_wait();  // all blocks of the cluster have started
     for (int i = threadIdx.x; i < QUADS; i += THREADS) {
         const Quad value = of_warps(s, i, top, total);
-        send(&s.inbox[split * SHARE + i % SHARE], i / SHARE, value);
+        send(&s.inbox[split * SHARE + i % SHARE], &s.arrived, i / SHARE, value);
         if (i % ROW_QUADS < CLUSTER) {
-            send(&s.inbox_tops[split * ROWS + i / ROW_QUADS], i % ROW_QUADS, top);
-            send(&s.inbox_totals[split * ROWS + i / ROW_QUADS], i % ROW_QUADS, total);
+            const Pack<float, 2> both = {top, total};
+            send(&s.inbox_tops[split * ROWS + i / ROW_QUADS], &s.arrived, i % ROW_QUADS, both);
         }
     }
-    __syncwarp();
-    cluster_arrive();
-    cluster_wait();
+    await(&s.arrived);
     for (int i = threadIdx.x; i < SHARE; i += THREADS) {
         const int at = split * SHARE + i, r = at / ROW_QUADS;
         const Quad value = joined(
-            CLUSTER, [&](int n) { return s.inbox_tops[n * ROWS + r]; },
-            [&](int n) { return s.inbox_totals[n * ROWS + r]; },
+            CLUSTER, [&](int n) { return s.inbox_tops[n * ROWS + r].item[0]; },
+            [&](int n) { return s.inbox_tops[n * ROWS + r].item[1]; },
             [&](int n) { return s.inbox[n * SHARE + i]; }, top, total);
         finish(a, kv, part, at, value, total);
     }
-#endif
 }
 
 // Joins the splits through global memory, in the block that ends last.
@@ -191,12 +187,11 @@ INLINE void decode_attention(const Decode& a) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int split = blockIdx.x, b = blockIdx.z;
     const int kv = blockIdx.y / PARTS, part = blockIdx.y % PARTS;
-#if defined(EMULATED_WARPS) || __CUDA_ARCH__ >= 900
-    constexpr bool cluster = CLUSTER > 1;
-    if (cluster) cluster_arrive();
-#else
-    constexpr bool cluster = false;
-#endif
+    constexpr bool cluster = CLUSTERS && CLUSTER > 1;
+    if (cluster) {
+        if (threadIdx.x == 0) expect(&s.arrived, sizeof s.inbox + sizeof s.inbox_tops);
+        cluster_arrive();
+    }
     if (!EARLY) wait_for_previous();
     const long long before = a.past ? (long long)a.past[b] : a.count - 1;
     long long end = CAUSAL && before + 1 < a.count ? before + 1 : a.count;
@@ -242,7 +237,8 @@ INLINE void decode_attention(const Decode& a) {
 
     // Without a cluster, no more splits than there are tiles for their warps.
     const int tiles = (limit + 15) / 16, all = (tiles - first / 16 + WARPS - 1) / WARPS;
-    const int most = SPLIT ? gridDim.x : 1, splits = cluster || all >= most ? most : all > 1 ? all : 1;
+    const int most = SPLIT ? gridDim.x : 1;
+    const int splits = cluster || all >= most ? most : all > 1 ? all : 1;
     const int begin = split < splits ? first / 16 + warp * splits + split : tiles;
     const int stride = WARPS * splits;
     if (begin < tiles) {
@@ -259,6 +255,7 @@ INLINE void decode_attention(const Decode& a) {
             s.sine[i] = sine * FACTOR;
         }
     allow_next();
+    if (cluster) cluster_wait();  // all of its blocks expect what the others send
     if (EARLY) wait_for_previous();
     if (split >= splits) return;
     stage_rows(s, a, kv, part);
@@ -290,7 +287,7 @@ INLINE void decode_attention(const Decode& a) {
         for (int c = 0; c < CHUNKS; ++c) {
             const u16* at = s.rows + g * PITCH + 32 * c + 8 * t;
             const uint4 q = g < ROWS ? *(const uint4*)at : uint4{0, 0, 0, 0};
-            const uint4 w = HALVES == 2 && g + 8 < ROWS ? *(const uint4*)(at + 8 * PITCH) : uint4{0, 0, 0, 0};
+            const uint4 w = g + 8 < ROWS ? *(const uint4*)(at + 8 * PITCH) : uint4{0, 0, 0, 0};
             #pragma unroll
             for (int n = 0; n < 2; ++n) {
                 mma<T>(score[n], q.x, w.x, q.y, w.y, k[n][c].x, k[n][c].y);
@@ -319,7 +316,8 @@ INLINE void decode_attention(const Decode& a) {
             #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int key = tile * 16 + 8 * (i / 2) + 2 * t + i % 2;
-                float x = score[i / 2][2 * h + i % 2] * (SOFTCAP > 0 ? SCALE / SOFTCAP : SCALE * LOG2E);
+                const float scale = SOFTCAP > 0 ? SCALE / SOFTCAP : SCALE * LOG2E;
+                float x = score[i / 2][2 * h + i % 2] * scale;
                 if (SOFTCAP > 0) x = tanhf(x) * (SOFTCAP * LOG2E);
                 p[i] = key >= first && key < limit ? x : NONE;
                 best = fmaxf(best, p[i]);

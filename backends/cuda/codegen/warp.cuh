@@ -49,23 +49,55 @@ INLINE void settle(float (&x)[4]) {
     asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])::"memory");
 }
 
+// An inbox in shared memory, which the blocks of a cluster fill: a barrier that counts their bytes.
+typedef u64 Inbox;
 #if __CUDA_ARCH__ >= 900
-INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// Writes to the place of `mine`, which is in shared memory, in block `rank` of the cluster.
-INLINE u32 in_block(const void* mine, u32 rank) {
+constexpr bool CLUSTERS = true;
+INLINE u32 in_block(const void* mine, u32 rank) {  // the same place in block `rank` of the cluster
     u32 here = (u32)__cvta_generic_to_shared(mine), there;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
     return there;
 }
-INLINE void send(const float* mine, u32 rank, float value) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(in_block(mine, rank)), "f"(value) : "memory");
+// By one thread, before cluster_arrive: the bytes that will come.
+INLINE void expect(Inbox* inbox, u32 nbytes) {
+    const u32 on = (u32)__cvta_generic_to_shared(inbox);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(on) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(on), "r"(nbytes)
+                 : "memory");
 }
-INLINE void send(const Quad* mine, u32 rank, const Quad& value) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};"
+// All inboxes of the cluster expect bytes once every thread has arrived.
+INLINE void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+// Writes to the place of `mine` in block `rank`, whose inbox counts the bytes.
+INLINE void send(const Pack<float, 2>* mine, Inbox* inbox, u32 rank, Pack<float, 2> value) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
+        ::"r"(in_block(mine, rank)), "f"(value.item[0]), "f"(value.item[1]),
+          "r"(in_block(inbox, rank)) : "memory");
+}
+INLINE void send(const Quad* mine, Inbox* inbox, u32 rank, Quad value) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+                 "[%0], {%1, %2, %3, %4}, [%5];"
         ::"r"(in_block(mine, rank)), "f"(value.item[0]), "f"(value.item[1]), "f"(value.item[2]),
-          "f"(value.item[3]) : "memory");
+          "f"(value.item[3]), "r"(in_block(inbox, rank)) : "memory");
 }
+// Waits until all bytes of this block are there.
+INLINE void await(Inbox* inbox) {
+    const u32 on = (u32)__cvta_generic_to_shared(inbox);
+    u32 done = 0;
+    while (!done)
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; "
+                     "selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(on) : "memory");
+}
+#else
+constexpr bool CLUSTERS = false;
+INLINE void expect(Inbox*, u32) {}
+INLINE void cluster_arrive() {}
+INLINE void cluster_wait() {}
+template <typename V> INLINE void send(const V*, Inbox*, u32, V) {}
+INLINE void await(Inbox*) {}
 #endif
 #define SHARED(type, name) __shared__ type name  // static shared memory of the block
 #endif
