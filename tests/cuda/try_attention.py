@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from irc.backends.cuda.codegen.decode_attention import Shape, find_site, shape_of, template
+from irc.backends.cuda.codegen.decode_attention import Shape, find_site, template
+from irc.backends.cuda.codegen.decode_choices import cluster_of, shape_of
 from irc.backends.cuda.codegen.kernels import number
 from irc.backends.cuda.device import CudaDriver, CudaStream
 from irc.backends.cuda.execute.compile import Compiler
@@ -161,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         chosen = shape_of(find_site(attention_of(case.module())), case.sizes)
         floor = batch * (past + 1) * given.key_heads * given.size * 4 / READ * 1e6
         tries: list[int] = sorted({1, 2, 4, 8, chosen.splits, *([16, 32] if batch < 16 else [])})
-        shapes = {n: replace(chosen, splits=n, cluster=n if n <= 8 else 1) for n in tries}
+        shapes = {n: replace(chosen, splits=n, cluster=cluster_of(n, past)) for n in tries}
         times = ", ".join(f"{n}: {time(tried, case, each):.1f}" for n, each in shapes.items())
         chosen = f"chosen {chosen.splits}; floor {floor:.1f}"
         print(f"batch {batch}, {past} keys, us by splits: {times} ({chosen})")

@@ -16,16 +16,10 @@ from irc.ops.rope import inverse_frequencies
 from ..plan.core import Kernel
 from ..plan.template import Sizes, Template
 from .kernels import number
-from .streaming.choices import target
 
 FOLDER = Path(__file__).parent
 CODE = (FOLDER / "decode_attention.cuh").read_text(encoding="utf-8")
 WARP = (FOLDER / "warp.cuh").read_text(encoding="utf-8")
-SHORT = 4096  # keys, up to which splits are joined in a cluster
-CLUSTER = 8  # blocks, at most
-KEYS_OF_BLOCK = 64  # at least
-MANY = 1024  # keys of a block, above which it has more warps
-ROWS = 16  # query heads of a block, at most
 
 
 @dataclass(frozen=True)
@@ -208,51 +202,17 @@ class Shape:
     ahead: bool
 
 
-def shape_of(site: Site, sizes: Sizes) -> Shape:
-    """The shape that was fastest on an H200: a block per multiprocessor, or many small ones."""
-    op = site.attention
-    group = int(op.q.type.shape[2]) // op.head_dim // site.key_heads
-    parts = -(-group // (ROWS if op.head_dim <= 128 else ROWS // 2))
-    rows = -(-group // parts)
-    heads = number(op.q.type.shape[0], sizes) * site.key_heads * parts
-    keys = number(site.count, sizes)
-    splits, ahead = splits_of(heads, keys), op.head_dim <= 128
-    many = heads > target().multiprocessors and ahead
-    sums = rows * _padded(op.head_dim)  # of a warp, in shared memory
-    warps = 12 if keys > MANY * splits and sums <= 512 else 8
-    return Shape(
-        group=group,
-        rows=rows,
-        parts=parts,
-        warps=4 if many or sums > 1024 else warps,
-        splits=splits,
-        cluster=splits if splits <= CLUSTER else 1,
-        resident=4 if many and rows <= 8 else 1,
-        ahead=ahead,
-    )
-
-
-def splits_of(heads: int, keys: int) -> int:
-    """The number of blocks that share the keys of one key head, a power of two."""
-    blocks = target().multiprocessors // heads
-    most = min(blocks, CLUSTER) if keys <= SHORT else blocks
-    splits = 1
-    while 2 * splits <= most and splits * KEYS_OF_BLOCK < keys:
-        splits *= 2
-    return splits
-
-
-def _padded(features: int) -> int:
+def padded(features: int) -> int:
     """The features of a row of sums."""
     return -(-features // 64) * 64
 
 
-def template(site: Site, sizes: Sizes, shape: Shape | None = None) -> Template:
-    """The launch, of `shape_of` by default."""
-    op, shape = site.attention, shape or shape_of(site, sizes)
+def template(site: Site, sizes: Sizes, shape: Shape) -> Template:
+    """The launch."""
+    op = site.attention
     heads, batch = site.key_heads * shape.parts, number(op.q.type.shape[0], sizes)
     source = Source(site, shape)
-    row = _padded(op.head_dim) + 4  # sums, the top and the total
+    row = padded(op.head_dim) + 4  # sums, the top and the total
     shared = batch * heads * shape.splits if shape.splits > 1 else 0  # also without clusters
     return Template(
         kernel=source.kernel(),
