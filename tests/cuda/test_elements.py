@@ -87,3 +87,16 @@ def test_operands_of_a_stack_have_blocks_of_their_own(dim: int, rng: np.random.G
     (step,) = program.planners[0].plan({"T": 64}).steps
     assert isinstance(step, Launch)
     assert step.grid == (3, 1, 1)  # one for each table, in 64 * 24 / 8 packs
+
+
+def test_weights_alone_are_read_as_constants() -> None:
+    """A kernel may start before those in front of it have written its other operands."""
+    module = parse_module(
+        """module @m {
+          weight @w : f32[24] = random("w", 1, 0.5)
+          func @forward(%x: f32[5, 24]) -> (f32[5, 24]) { %y = mul %x, @w : f32[5, 24] return %y }
+        }"""
+    )
+    launch = elementwise(module.main.returned, module.main.args)
+    signature = launch.kernel.source.partition(")")[0]
+    assert "const f32* p0, const f32* __restrict__ p1, f32* __restrict__ out0" in signature

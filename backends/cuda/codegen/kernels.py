@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from irc.ir.core import Op, Value
+from irc.ir.core import Op, Value, Weight
 from irc.ir.dims import Dim, DimLike, Shape, bind, product
 from irc.ir.dtypes import numpy_dtype
 from irc.ir.types import TensorType
@@ -47,7 +47,10 @@ def launch(
     """
     reads, symbols = tuple(body.pointers), tuple(body.symbols)
     only = "" if in_place else "__restrict__ "
-    arguments = [f"const {v.type.dtype}* {only}{n}" for v, n in body.pointers.items()]
+    # Read through ld.global.nc, which may find old copies in L1: what no kernel ever writes. A
+    # kernel may start, and wait, before those in front of it write the rest.
+    fixed = {v: only if isinstance(v, Weight) else "" for v in reads}
+    arguments = [f"const {v.type.dtype}* {fixed[v]}{n}" for v, n in body.pointers.items()]
     arguments += [f"{v.type.dtype}* {only}out{i}" for i, v in enumerate(writes)]
     arguments += [f"{t.dtype}* {only}scratch{i}" for i, t in enumerate(scratch)]
     arguments += [f"{t.dtype}* {only}zeros{i}" for i, t in enumerate(zeros)]
