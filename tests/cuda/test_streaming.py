@@ -16,10 +16,12 @@ from irc.backends.cuda.codegen.streaming.choices import (
     one_row,
     use,
 )
+from irc.backends.cuda.codegen.streaming.products import Product, chosen, product_of
 from irc.backends.cuda.execute.compile import compile_kernel
 from irc.backends.cuda.plan import Kernel
 from irc.backends.cuda.plan.build import Planner
 from irc.backends.cuda.plan.template import Fused, Template
+from irc.ops import Linear
 from irc.text import parse_module
 from tests.cuda.emulate import prepare, run_templates
 from tests.cuda.streaming_cases import SCHEMES, Case, fused
@@ -173,6 +175,32 @@ def test_a_decoder_layer_is_three_products() -> None:
     launches = Planner(parse_module(MODEL, "m")).plan({"B": 1}).steps
     names = [getattr(step, "kernel", "") for step in launches]
     assert [name.startswith("linear_rows") for name in names] == [True] * 3
+
+
+COMPUTED = """module @m dims(B=1:1:64) {
+  file @c = "c"
+  weight @w : i8[256, 1024] = @c["w"]
+  weight @scale : f32[256, 1] = @c["scale"]
+  func @main(%x: bf16[B, 1024]) -> (bf16[B, 256]) {
+    %s = cast @scale {dtype="bf16"} : bf16[256, 1]
+    %d = dequantize @w, %s : bf16[256, 1024]
+    %y = linear %x, %d : bf16[B, 256]
+    return %y
+  }
+}"""
+
+
+def test_computed_scales_are_waited_for() -> None:
+    """The kernel reads them at once, so it cannot start before another one has ended."""
+    module = parse_module(COMPUTED, "m")
+    op = module.main.returned[0].producer
+    assert isinstance(op, Linear)
+    found = product_of(op)
+    assert isinstance(found, Product)
+    choice = chosen(found, 1)
+    assert isinstance(choice, Choice)
+    assert not found.template(choice).waits
+    assert template_of(Case("int8", "bf16", "", 1, 256, 1024)).waits
 
 
 @pytest.mark.usefixtures("nvrtc")

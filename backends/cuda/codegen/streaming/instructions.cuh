@@ -28,7 +28,8 @@ INLINE u32 fma_pairs(u32 x, u32 y, u32 z) {
 #if __CUDA_ARCH__ >= 900
 // One bulk copy at a time per barrier; phases of a barrier are told apart by their parity.
 INLINE void barrier_init(u64* barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+    const u32 at = shared_address(barrier);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
 }
 INLINE void barriers_visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 INLINE void barrier_wait(u64* barrier, u32 parity) {

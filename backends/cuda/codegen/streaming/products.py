@@ -1,7 +1,7 @@
 """Linear operations of few rows as streaming products, with what stands around them.
 
-In front: rms_norm, which every block computes itself. Behind: the gate of a feed-forward
-(activation of one product times another), and a residual.
+In front: rms_norm, which every block computes itself, but for several rows and 16-bit weights.
+Behind: the gate of a feed-forward (activation of one product times another), and a residual.
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ class Product:
             block=32 * choice.warps,
             shared=lambda sizes: choice.shared,
             operations=self.operations,
+            # weights are read before the wait
             waits=all(v.producer is None for m in self.matrices for v in m.values),
         )
 
@@ -182,6 +183,7 @@ class Product:
             "UNROUNDED": self.result.type.dtype != x,
             "SCALED": first.scale is not None,
             "ZERO": codes.zero,
+            "SCALED_X": codes.bits < 16 and x != "f16",
             "CLUSTER": False,
         }
         numbers = choice.constants | {
@@ -220,12 +222,8 @@ def chosen(found: Product, rows: int) -> Choice | str:
     tuned = used().get(_key(found, rows))
     if tuned is not None and tuned in (known := _variants(found, rows)):
         return known[tuned]
-    reason = ""
-    for each in _candidates(found, rows):
-        if isinstance(each, Choice):
-            return each
-        reason = each
-    return reason
+    answers = list(_candidates(found, rows))
+    return next((each for each in answers if isinstance(each, Choice)), answers[-1])
 
 
 def _candidates(found: Product, rows: int) -> Iterator[Choice | str]:

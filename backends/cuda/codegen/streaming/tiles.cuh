@@ -7,8 +7,6 @@
 //
 // For weights of 16 bits, x is read as they are (DIRECT). For others, every warp puts what it needs
 // of x into shared memory, in f16 and in the order in which mma takes it, PHASE columns at a time.
-template <typename A, typename B> struct Different { static constexpr bool value = true; };
-template <typename A> struct Different<A, A> { static constexpr bool value = false; };
 typedef Codes<W> Encoding;
 constexpr int THREADS = 32 * WARPS, TILE = GATED ? 8 : 16, UNIT = TILES * TILE;
 constexpr int PIECE = 4 * LANE;             // bytes of a row
@@ -23,7 +21,6 @@ constexpr int X_BYTES = 2 * (PHASE < K ? PHASE : K) + 64;  // 64, so that rows d
 constexpr int TOKENS = (ROWS + 7) / 8;      // in eights
 constexpr int SUMS = 16 * TILES + 4;        // floats of a row of x in `parts`
 constexpr int BUFFERS = ROWS > 4 ? 1 : 2;   // of `parts`; with two, units need one barrier only
-constexpr bool SCALED_X = Different<X, Operand>::value;  // x is bf16, and f16 in mma
 constexpr int EACH = (PHASE_ROUNDS * COLUMNS / 8 + 31) / 32;  // eights of a row that a lane stages
 constexpr bool KEPT = !DIRECT && PHASES == 1 && ROWS * EACH <= 4;
 constexpr int AT_ONCE = KEPT ? ROWS : EACH >= 4 ? 1 : 4;
