@@ -53,3 +53,26 @@ def test_quantized_rows(
         # sums in another order may round to another neighbour
         step = 0.13 * np.abs(want.astype(np.float64)) + np.abs(want).astype(np.float64).max() / 50
         assert np.all(np.abs(got - want.astype(np.float64)) <= (step if norm else 0)), name
+
+
+@pytest.mark.parametrize(
+    ("other", "kind"), [('quantize %w, %s {dtype="i8"}', "i8"), ("dequantize %z, %s", "f32")]
+)
+def test_a_scale_that_others_use(other: str, kind: str) -> None:
+    """Values of another width have launches of their own."""
+    text = f"""module @m dims(B=1:2:64) {{
+      func @main(%x: f32[B, 64], %w: f32[B, 9], %z: i8[B, 9])
+          -> (a: i8[B, 64], b: {kind}[B, 9]) {{
+        %s = dynamic_scale %x {{dtype="i8"}} : f32[B, 1]
+        %a = quantize %x, %s {{dtype="i8"}} : i8[B, 64]
+        %b = {other} : {kind}[B, 9]
+        return %a, %b
+      }}
+    }}"""
+    module, random = parse_module(text), fresh()
+    arrays = {"x": random.normal(size=(3, 64)), "w": random.normal(size=(3, 9))}
+    inputs = {name: array.astype("f4") for name, array in arrays.items()}
+    inputs["z"] = random.integers(-9, 9, (3, 9)).astype("i1")
+    found = HostProgram(module, fused=True).run(inputs)
+    for name, want in evaluate(module, inputs).items():
+        np.testing.assert_allclose(found[name], want, rtol=1e-6)

@@ -142,6 +142,7 @@ def test_rings_have_two_stages_or_more() -> None:
         (Case("float", "bf16", "", 17, 64, 64), "17 rows are more than the 16"),
         (Case("float", "bf16", "", 1, 64, 48), "rows of 48 weights of 16 bits cannot be cut"),
         (Case("int8", "bf16", "", 1, 64, 48), "rows of 48 weights of 8 bits cannot be cut"),
+        (Case("float", "bf16", "", 2, 64, 0), "bf16[64, 0] is empty"),
     ],
 )
 def test_reasons(case: Case, reason: str) -> None:
@@ -177,30 +178,40 @@ def test_a_decoder_layer_is_three_products() -> None:
     assert [name.startswith("linear_rows") for name in names] == [True] * 3
 
 
-COMPUTED = """module @m dims(B=1:1:64) {
+COMPUTED = """module @m dims(B=1:1:64) {{
   file @c = "c"
   weight @w : i8[256, 1024] = @c["w"]
   weight @scale : f32[256, 1] = @c["scale"]
-  func @main(%x: bf16[B, 1024]) -> (bf16[B, 256]) {
-    %s = cast @scale {dtype="bf16"} : bf16[256, 1]
-    %d = dequantize @w, %s : bf16[256, 1024]
-    %y = linear %x, %d : bf16[B, 256]
+  weight @gain : f32[1024] = @c["gain"]
+  func @main(%x: bf16[B, 1024], %s: bf16[256, 1], %g: bf16[1024]) -> (bf16[B, 256]) {{
+    {computed}
+    %d = dequantize @w, {scale} : bf16[256, 1024]
+    %n = rms_norm %x, {gain} {{eps=1e-05}} : bf16[B, 1024]
+    %y = linear %n, %d : bf16[B, 256]
     return %y
-  }
-}"""
+  }}
+}}"""
 
 
-def test_computed_scales_are_waited_for() -> None:
-    """The kernel reads them at once, so it cannot start before another one has ended."""
-    module = parse_module(COMPUTED, "m")
+@pytest.mark.parametrize(
+    ("computed", "scale", "gain"),
+    [
+        ("", "%s", "%g"),
+        ('%c = cast @scale {dtype="bf16"} : bf16[256, 1]', "%c", "%g"),
+        ('%c = cast @gain {dtype="bf16"} : bf16[1024]', "%s", "%c"),
+    ],
+)
+def test_what_is_computed_is_waited_for(computed: str, scale: str, gain: str) -> None:
+    """The kernel reads weights at once, so no other kernel may be writing them."""
+    text = COMPUTED.format(computed=computed, scale=scale, gain=gain)
+    module = parse_module(text, "m")
     op = module.main.returned[0].producer
     assert isinstance(op, Linear)
     found = product_of(op)
     assert isinstance(found, Product)
     choice = chosen(found, 1)
     assert isinstance(choice, Choice)
-    assert not found.template(choice).waits
-    assert template_of(Case("int8", "bf16", "", 1, 256, 1024)).waits
+    assert found.template(choice).waits == (not computed)
 
 
 @pytest.mark.usefixtures("nvrtc")

@@ -15,6 +15,7 @@ from irc.ops.rope import inverse_frequencies
 
 from ..plan.core import Kernel
 from ..plan.template import Sizes, Template
+from .attention import FAR
 from .kernels import number
 
 FOLDER = Path(__file__).parent
@@ -311,7 +312,7 @@ class Source:
             "PARTS": shape.parts,
             "WARPS": shape.warps,
             "THREADS": 32 * shape.warps,
-            "WINDOW": op.window,
+            "WINDOW": min(op.window, FAR),
             "CLUSTER": shape.cluster,
         }
         flags = {

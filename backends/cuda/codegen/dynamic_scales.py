@@ -59,14 +59,15 @@ def quantized_rows(op: Op, sizes: Sizes) -> Fused | str | None:
     It writes the numbers that the codes stand for, which streaming products read, or the codes.
     """
     assert isinstance(op, DynamicScale)
-    few = number(product(op.x.type.shape[:-1]), sizes) <= MOST_ROWS
-    classes = (Quantize, Dequantize) if few else (Quantize,)
     if op.block not in (0, op.x.type.shape[-1]):
         return "quantization of rows: a row has several scales"
-    done = [user for user in op.result.users if isinstance(user, classes)]
-    if not any(isinstance(user, Quantize) and user.x is op.x for user in done):
+    users = op.result.users
+    done = [user for user in users if isinstance(user, Quantize) and user.x is op.x]
+    if not done:
         return None
     covers: list[Op] = [op, *done]
+    if number(product(op.x.type.shape[:-1]), sizes) <= MOST_ROWS:
+        covers += [u for u in users if isinstance(u, Dequantize) and u.x.producer in done]
     norm = op.x.producer
     if not isinstance(norm, RmsNorm) or not set(covers).issuperset(op.x.users):
         norm = None

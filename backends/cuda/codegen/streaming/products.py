@@ -49,11 +49,6 @@ class Matrix:
     zero: Value | None = None
     bias: Value | None = None
 
-    @property
-    def values(self) -> list[Value]:
-        """What the kernel reads, in the order of its arguments."""
-        return [v for v in (self.codes, self.scale, self.zero, self.bias) if v is not None]
-
     def alike(self, other: Matrix) -> bool:
         """Whether one kernel can read both."""
 
@@ -132,8 +127,8 @@ class Product:
             block=32 * choice.warps,
             shared=lambda sizes: choice.shared,
             operations=self.operations,
-            # weights are read before the wait
-            waits=all(v.producer is None for m in self.matrices for v in m.values),
+            # weights, of the norm too, are read before the wait
+            waits=all(v.producer is None for k, v in reads.items() if k not in ("x", "residual")),
         )
 
     def _reads(self) -> dict[str, Value]:
@@ -285,8 +280,8 @@ def _matrix(op: Linear) -> Matrix | str:
         matrix.zero is not None and matrix.zero.type.dtype not in ("u4", "u8")
     ):
         return f"no streaming product reads weights of {matrix.codes.type.dtype}"
-    if not all(isinstance(size, int) for size in matrix.codes.type.shape):
-        return "the size of the weight is not known"
+    if not all(isinstance(size, int) and size for size in matrix.codes.type.shape):
+        return f"{matrix.codes.type} is empty or of unknown size"
     return matrix
 
 
