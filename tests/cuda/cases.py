@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -41,16 +42,16 @@ class Case:
         wanted = list(evaluate(self.module, inputs, sizes=sizes).values())
         values: dict[Value, Array] = {a: inputs[str(a.name)] for a in self.module.main.args}
         found = run_templates(self.templates, values, sizes, threaded)
-        turned = self.example.op == "rope" and self.dtype == "f64"  # by angles in f32
-        summed = self.example.op in ("reduce_sum", "cumsum")  # in another order, to any size
-        factor = CLOSE["f32"] / CLOSE["f64"] if turned else 8.0 if summed else 1.0
-        what = f"{self.example} in {self.dtype} at {sizes}"
         for value, want in zip(self.module.main.returned, wanted, strict=True):
-            _compare(found[value], want, what, factor)
+            compare(found[value], want, example, self.dtype)
 
 
-def _compare(got: Array, want: Array, what: str, factor: float) -> None:
-    step = STEPS.get(dtype_of(want))
+def compare(got: Array, want: Array, example: Example, dtype: str) -> None:
+    """An AssertionError where a result is not as in the reference."""
+    turned = example.op == "rope" and dtype == "f64"  # by angles in f32
+    summed = example.op in ("reduce_sum", "cumsum")  # in another order, to any size
+    factor = CLOSE["f32"] / CLOSE["f64"] if turned else 8.0 if summed else 2.0
+    what, step = f"{example} in {dtype} at {example.sizes}", STEPS.get(dtype_of(want))
     if step is None:
         assert_close(got, want, what, factor)
         return
@@ -71,10 +72,9 @@ def cases(
     """The examples in every dtype that they take."""
     found: list[Case] = []
     for example in examples:
-        for dtype in dtypes:
-            module = _module(example, dtype)
-            if module is not None:
-                found.append(Case(example, dtype, module, launches(operation(module))))
+        for dtype in set(dtypes).intersection(dtypes_taken(example)):
+            module = module_of(example, dtype)
+            found.append(Case(example, dtype, module, launches(operation(module))))
     return found
 
 
@@ -90,13 +90,16 @@ def drawn(found: Sequence[Case], rng: np.random.Generator, count: int) -> list[C
     ]
 
 
-def _module(example: Example, dtype: str) -> Module | None:
-    if all(arg.dtype != "T" for arg in example.args) and dtype != "f32":
-        return None  # nothing varies
-    try:
-        return module_of(example, dtype)
-    except Error:
-        return None
+def dtypes_taken(example: Example) -> list[str]:
+    """The dtypes in which an example is a module; f32 alone where nothing varies."""
+    if all(arg.dtype != "T" for arg in example.args):
+        return ["f32"]
+    found: list[str] = []
+    for dtype in DTYPES:
+        with suppress(Error):
+            module_of(example, dtype)
+            found.append(dtype)
+    return found
 
 
 def odd_sizes(example: Example, rng: np.random.Generator) -> list[dict[str, int]]:

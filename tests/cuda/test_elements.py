@@ -1,40 +1,20 @@
-"""Operations that are computed element by element, on the host, against the reference."""
+"""Kernels of operations that are computed element by element: what they read, and together."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from irc.backends.cuda.codegen.body import ELEMENTS
 from irc.backends.cuda.codegen.kernels import elementwise
-from irc.backends.cuda.plan import Launch, Template
+from irc.backends.cuda.plan import Launch
 from irc.backends.cuda.plan.prepare import load_tables
 from irc.backends.reference import evaluate
-from irc.ir.core import Op
 from irc.ir.dtypes import numpy_dtype
 from irc.text import parse_module
-from tests.cuda.cases import cases, drawn, odd_sizes
-from tests.cuda.emulate import Array, prepare
+from tests.cuda.emulate import Array
 from tests.cuda.run_plan import HostProgram
-from tests.ops.examples import EXAMPLES
 
 load_tables()
-OPERATIONS = sorted({cls.opname for cls in ELEMENTS} - {"rank"})
-
-
-def launches(op: Op) -> list[Template]:
-    return [elementwise([value], op.operands) for value in op.results]
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_every_example_is_as_in_the_reference(name: str, rng: np.random.Generator) -> None:
-    """In two of the dtypes that it takes."""
-    found = drawn(cases([e for e in EXAMPLES[name] if not e.local], launches), rng, 2)
-    assert found
-    prepare(each.kernel for case in found for each in case.templates)
-    for case in found:
-        for sizes in odd_sizes(case.example, rng):
-            case.check(rng, sizes)
 
 
 @pytest.mark.parametrize(
