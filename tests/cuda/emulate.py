@@ -1,8 +1,8 @@
 """Runs kernels on the host: compiled by g++, one block after the other.
 
 A block has one thread, which is fast to run, or all those of its launch, which take turns. Kernels
-with the constants THREADS and CLUSTER always run with all threads; with CLUSTER, the blocks of the
-x dimension run together.
+with a constant THREADS always run with all threads; with a constant CLUSTER, the blocks of the x
+dimension run together.
 
 Arrays of values are numpy arrays; memory is what a GPU would hold (elements of four bits in pairs),
 between canaries, so that a write beyond it is seen.
@@ -90,7 +90,8 @@ def _renamed(kernel: Kernel, name: str) -> str:
     ended = [f"#undef {k}" for k in kernel.macros] + ["#undef ix\n#define ix int"]
     scope = f"scope_{name}"
     whole = "constexpr int THREADS" in kernel.source  # its threads always work together
-    rest = f"{scope}::THREADS, a, s, {scope}::CLUSTER" if whole else "t, a, s"
+    together = str("CLUSTER = " in kernel.source).lower()
+    rest = f"{scope}::THREADS, a, s, {together}" if whole else "t, a, s"
     return "\n".join(
         [
             *defined,

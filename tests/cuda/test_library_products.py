@@ -204,13 +204,15 @@ def test_codes_are_multiplied_with_their_scales(
     check(template, values, expected, "bf16")
 
 
-def test_a_constant_scale_is_a_factor() -> None:
+@pytest.mark.parametrize(("kind", "factor"), [("f32", 0.25), ("bf16", 0.10009765625)])
+def test_a_constant_scale_is_a_factor(kind: str, factor: float) -> None:
+    """A factor is rounded as the scale."""
     text = (HEAD + CODES).format(n=32, k=48, scale="f32", blocks="1, 1", x="1")
-    text = text.replace("%xs: f32[1]", "%unused: f32[1]").replace(
-        "%xq =", "%xs = full {value = 0.25, shape = [1, 1, 1]} : f32[1, 1, 1]\n    %xq ="
-    )
+    given = f'{{value = {factor:.2}, shape = [1, 1, 1], dtype = "{kind}"}} : {kind}[1, 1, 1]'
+    text = text.replace("%xs: f32[1]", "%unused: f32[1]")
+    text = text.replace("%xq =", f"%xs = full {given}\n    %xq =")
     template = template_of(product_in(parse_module(text)))
-    assert template.settings(SIZES)["alpha"] == 0.25
+    assert template.settings(SIZES)["alpha"] == factor
     assert [value.name for value in template.reads] == ["x", "w", "ws"]
 
 

@@ -5,7 +5,6 @@
 
 constexpr int WARPS = WARPS_DOWN * WARPS_ACROSS;
 constexpr int THREADS = 32 * WARPS * WARPS_DEEP;
-constexpr bool CLUSTER = false;
 constexpr int PITCH = DEPTH + 8;  // an odd number of 16 bytes, so that eight rows lie in different banks
 constexpr int PARTS = DEPTH / 8, STEP = THREADS / PARTS;  // a thread copies 16 bytes of every STEP-th row
 constexpr int MS = ROWS / WARPS_DOWN / 16, NS = COLUMNS / WARPS_ACROSS / 8;  // of one warp

@@ -4,7 +4,6 @@
 // HEADS, KEY_HEADS, NORM, EPS, OFFSET, ROPE, INTERLEAVED, TURNED, FACTOR, FREQUENCY and WARPS.
 
 constexpr int THREADS = 32 * WARPS, FOURS = (D + 127) / 128;
-constexpr bool CLUSTER = false;
 
 struct Angles {
     float cosine[TURNED / 2 + 1], sine[TURNED / 2 + 1];

@@ -15,6 +15,7 @@ from irc import ops
 from irc.ir.core import Op, Value, Weight
 from irc.ir.dims import Dim, DimLike, Shape, bind
 from irc.ir.dims import product as count
+from irc.ir.dtypes import numpy_dtype
 from irc.ir.types import TensorType
 from irc.ops.shapes import shape_text
 from irc.weights import Cast
@@ -191,7 +192,7 @@ def _scales(x: ops.Dequantize, weight: ops.Dequantize) -> tuple[Parts, Words] | 
         alpha = 1.0
         for name, value in list(factors.items()):
             if isinstance(value.producer, ops.Full):
-                alpha *= float(value.producer.value)
+                alpha *= float(numpy_dtype(value.type.dtype).type(value.producer.value))
                 del factors[name]
         parts = _in_f32(factors)
         return None if parts is None else (parts, {"scales": "tensor", "alpha": alpha})

@@ -6,7 +6,6 @@
 // scores in powers of two).
 
 constexpr int THREADS = WARPS * 32, ROWS = WARPS * 16;
-constexpr bool CLUSTER = false;
 constexpr int WIDE = (D + 15) / 16 * 16, WIDE_VALUES = (DV + 15) / 16 * 16;
 constexpr int CHUNKS = (D + 63) / 64, VALUE_CHUNKS = (DV + 63) / 64;  // of 64 numbers of a row
 

@@ -179,7 +179,6 @@ class Product:
             "SCALED": first.scale is not None,
             "ZERO": codes.zero,
             "SCALED_X": codes.bits < 16 and x != "f16",
-            "CLUSTER": False,
         }
         numbers = choice.constants | {
             "BLOCKS": choice.blocks,
