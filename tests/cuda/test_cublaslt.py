@@ -29,8 +29,7 @@ PRODUCTS = {
     "relu": replace(PLAIN, activation="relu", transposed=False),
     "residual": replace(PLAIN, dtype="bf16", result="bf16", residual=True, bias=True),
     "batch": replace(PLAIN, dtype="f16", result="f16", batch=4, transposed=False),
-    "one x": replace(PLAIN, batch=4, x_shared=True, residual=True),
-    "one weight": replace(PLAIN, batch=4, weight_shared=True, bias=True),
+    "one x": replace(PLAIN, batch=4, x_shared=True, residual=True, bias=True),
     "codes": Product(
         "f8e4m3", "bf16", 1, 5, 16, 32, scales="rows", x_scale=True, weight_scale=True
     ),

@@ -56,8 +56,7 @@ def cases() -> list[Product]:
             replace(base, activation="relu"),
             replace(base, bias=True, residual=True, activation="relu"),
             replace(base, batch=5, transposed=False),
-            replace(base, batch=5, x_shared=True),
-            replace(base, batch=5, weight_shared=True, bias=True),
+            replace(base, batch=5, x_shared=True, bias=True),
             replace(base, alpha=0.25),
         ]
     for result in ("bf16", "f16", "f32"):

@@ -32,7 +32,7 @@ class Product:
 
     x [batch, rows, inner] and the weight w [batch, inner, columns], or [batch, columns, inner] if
     `transposed`, are of `dtype`; y and residual [batch, rows, columns] and bias [columns] of
-    `result`. `x_shared`, `weight_shared`: one matrix for the whole batch.
+    `result`. `x_shared`: one x for the whole batch.
 
     `scales` of 8-bit numbers, in f32: "tensor" is one number per operand, "rows" one per row of x
     and one per column of y; `x_scale` and `weight_scale` say which operands have them.
@@ -46,7 +46,6 @@ class Product:
     inner: int
     transposed: bool = True
     x_shared: bool = False
-    weight_shared: bool = False
     bias: bool = False
     residual: bool = False
     activation: str = ""  # or "relu"
@@ -73,7 +72,7 @@ class Product:
         by_rows = self.scales == "rows"
         every = {
             "x": (self.dtype, (1 if self.x_shared else self.batch, self.rows, self.inner), True),
-            "weight": (self.dtype, (1 if self.weight_shared else self.batch, *weight), True),
+            "weight": (self.dtype, (self.batch, *weight), True),
             "bias": (self.result, (self.columns,), self.bias),
             "residual": (self.result, y, self.residual),
             "x_scale": ("f32", (self.rows if by_rows else 1,), self.x_scale),
