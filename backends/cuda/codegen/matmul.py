@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from irc.ir.core import Op, Value
@@ -186,5 +186,4 @@ def _launched(
         body.line(f"store(out0, {place}, {total});")
     body.line(";")
     body.line(sizes.call(body, sums))
-    writes: Sequence[Value] = [result]
-    return launch(op.opname, body, writes, sizes.grid, operations=[op], helpers=HELPERS)
+    return launch(op.opname, body, [result], sizes.grid, operations=[op], helpers=HELPERS)

@@ -106,14 +106,11 @@ def _rows(op: Attention, heads: Heads, body: Body) -> None:
 def _whole(op: Attention, body: Body) -> None:
     """The function that says whether all queries of the block see the keys from j on."""
     with body.block("auto whole = [&](ix j) -> bool"):
-        if op.mask is not None:
-            body.line("return false;")
-        conditions = ["j + KEYS <= high"]
+        conditions = ["j + KEYS <= high" if op.mask is None else "false"]
         if op.causal:
             conditions.append("j + KEYS - 1 <= before + first / group")
         if op.window:
             last = "before + (first + rows - 1) / group"
             conditions.append(f"j > {last} - {min(op.window, FAR)}")
-        if op.mask is None:
-            body.line(f"return {' && '.join(conditions)};")
+        body.line(f"return {' && '.join(conditions)};")
     body.line(";")

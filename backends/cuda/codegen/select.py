@@ -133,9 +133,7 @@ def cumsum(op: Cumsum, stored: Collection[Value]) -> list[Template]:
                 body.line(f"store(out0, {body.place(result, index)}, {done});")
         else:
             _scanned(op, body, rows, kind)
-    if not rows.together:
-        return [rows.launch(op)]
-    return [rows.launch(op, SCAN)]
+    return [rows.launch(op, SCAN if rows.together else "")]
 
 
 def _scanned(op: Cumsum, body: Body, rows: Rows, kind: str) -> None:
