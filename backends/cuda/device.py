@@ -178,9 +178,10 @@ class CudaStream:
                 call("cudaGraphDestroy", call("cudaStreamEndCapture", self.handle))
             raise
         graph = call("cudaStreamEndCapture", self.handle)
-        launchable = call("cudaGraphInstantiate", graph, 0)
-        call("cudaGraphDestroy", graph)
-        return launchable
+        try:
+            return call("cudaGraphInstantiate", graph, 0)
+        finally:
+            call("cudaGraphDestroy", graph)
 
     def launch(self, graph: Any) -> None:
         """Enqueue a graph."""
@@ -201,7 +202,10 @@ class CudaEvent:
 
     def wait(self) -> None:
         """Wait until the stream has reached this place."""
-        call("cudaEventSynchronize", self._event)
+        try:
+            call("cudaEventSynchronize", self._event)
+        except Error as error:
+            raise Error(f"{FAILED}: {error.message}") from error
 
     def is_done(self) -> bool:
         """Whether the stream has reached this place; an Error where the GPU has failed."""

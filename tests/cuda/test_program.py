@@ -15,6 +15,7 @@ from irc.backends.cuda.execute.load import CudaProgram, CudaStream, load, progra
 from irc.backends.reference.program import ReferenceProgram
 from irc.errors import Error
 from irc.generation.greedy import greedy
+from irc.generation.rows import Rows
 from irc.ir.core import Module
 from irc.ir.mesh import Mesh
 from irc.pipeline import run_pipeline
@@ -176,6 +177,40 @@ def test_caches_that_are_full_end_the_steps_ahead(tmp_path: Path) -> None:
     found, wanted = (greedy(p, [3] * 28, 9, (), module.dims) for p in (world.programs[0], right))
     assert (found.tokens, found.stop) == (wanted.tokens, "capacity")
     world.close()
+
+
+def test_steps_ahead_say_what_is_wrong(tmp_path: Path) -> None:
+    """Of inputs that another stream has overwritten, and of a GPU that fails."""
+    module = compiled("gqa", "", "next-tokens")
+    world = World(module, tmp_path)
+    for words in ("found one of another stream between them", "the GPU failed; .*STEPWISE=1"):
+        one, other = (Rows(world.programs[0], module.dims, [[3, 5]], 16) for _ in range(2))
+        (token,) = one.next_tokens([[3, 5]])
+        tokens = one.ahead(int(token), 6)
+        assert tokens is not None
+        next(tokens)
+        if "another" in words:
+            other.next_tokens([[3, 5]])
+        else:
+            world.gpus[0].driver.broken = "the GPU failed"
+        with pytest.raises(Error, match=words):
+            list(tokens)
+
+
+def test_kernels_that_cannot_be_loaded_leave_no_weights(tmp_path: Path) -> None:
+    gpus: list[FakeCuda] = []
+
+    def refusing(gpu: FakeCuda) -> None:
+        def load(kernels: object) -> None:
+            assert gpu.driver.memory.used
+            raise Error("no kernel image is available")
+
+        gpus.append(gpu)
+        gpu.emulated.load = load  # type: ignore[method-assign]
+
+    with pytest.raises(Error, match="no kernel image"):
+        World(compiled("gqa", ""), tmp_path, refusing)
+    assert gpus[0].driver.memory.used == 0
 
 
 def test_a_gpu_that_fails_ends_all_ranks(tmp_path: Path) -> None:

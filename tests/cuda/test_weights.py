@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -74,6 +75,19 @@ def test_too_little_memory_is_refused_before_reading(module: Module, tmp_path: P
     with pytest.raises(Error, match=r"weights of this rank take 0\.00 GB, and Fake 9000 has"):
         weights.add(module.weights)
     assert not driver.calls
+
+
+def test_weights_that_were_not_read_are_read_again(module: Module, tmp_path: Path) -> None:
+    driver, reader = FakeDriver(), Reader(module, tmp_path)
+    weights = DeviceWeights(driver, driver.stream(), reader, 0)
+    rows = {"rows": module.weights["rows"]}
+    lost = patch.object(Uploads, "files", side_effect=Error("the file is gone"))
+    with lost, pytest.raises(Error, match="the file is gone"):
+        weights.add(rows)
+    assert (driver.memory.used, weights.bytes, weights.addresses) == (0, 0, {})
+    weights.add(rows)
+    found = driver.memory.view(weights.addresses["rows"], 120).view(np.float32)
+    assert np.array_equal(found, reader.read(rows["rows"], 0).reshape(-1))
 
 
 def test_files_that_are_too_short_or_missing(tmp_path: Path) -> None:

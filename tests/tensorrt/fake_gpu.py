@@ -147,6 +147,8 @@ class FakeStream(CudaStream):
 
     def until(self, event: FakeEvent) -> None:
         """Do the work up to an event."""
+        if self.driver.broken:
+            raise Error(self.driver.broken)
         while not event.reached:
             self._queue.pop(0)()
 

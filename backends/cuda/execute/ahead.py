@@ -17,7 +17,7 @@ from irc.backends.cuda.execute.program import GpuProgram, Staged
 from irc.backends.cuda.execute.stream import Rank, RankStream
 from irc.backends.cuda.plan import Argument, Kernel, Launch
 from irc.backends.cuda.watch import wait
-from irc.backends.ranks.inputs import Sizes
+from irc.backends.ranks.inputs import Sizes, sized
 
 _BLOCK = 256
 _ADD_ONE = Kernel(
@@ -110,15 +110,15 @@ class Ahead:
         return self._rank.kernels.bind(launch, _ADD_ONE, [value.address, count], False)
 
 
-def can_follow(ports: Ports, fed: Mapping[str, str], advanced: Sequence[str]) -> bool:
-    """Whether the results fit the inputs that take them, and the others are i32."""
+def can_follow(ports: Ports, sizes: Sizes, fed: Mapping[str, str], advanced: Sequence[str]) -> bool:
+    """Whether the results fit the inputs that take them at these sizes, and the others are i32."""
     inputs = {port.name: port for port in ports.inputs}
     outputs = {port.name: port for port in ports.outputs}
     return all(name in inputs and inputs[name].dtype == "i32" for name in advanced) and all(
-        result in outputs and _kind(inputs[name]) == _kind(outputs[result])
+        result in outputs and _kind(inputs[name], sizes) == _kind(outputs[result], sizes)
         for name, result in fed.items()
     )
 
 
-def _kind(port: Port) -> tuple[str, int]:
-    return port.dtype, len(port.shape)
+def _kind(port: Port, sizes: Sizes) -> tuple[str, tuple[int, ...]]:
+    return port.dtype, sized(port.shape, sizes)

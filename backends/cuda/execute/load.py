@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -74,13 +75,19 @@ class CudaProgram(GpuProgram[CudaRank]):
         self, names: Iterable[str], found: Mapping[str, DeviceArray], sizes: Sizes, full: Sizes
     ) -> Arrays:
         """As of GpuProgram; an Error of the GPU says how to find its kernel."""
-        try:
+        with _hinted():
             return super().gather(names, found, sizes, full)
-        except Error as error:
-            if FAILED not in error.message:
-                raise
-            hint = f"run it again with {STEPWISE}=1, which names the kernel and its line"
-            raise type(error)(f"{error.message}; {hint}") from error
+
+
+@contextmanager
+def _hinted() -> Generator[None]:
+    try:
+        yield
+    except Error as error:
+        if FAILED not in error.message:
+            raise
+        hint = f"run it again with {STEPWISE}=1, which names the kernel and its line"
+        raise type(error)(f"{error.message}; {hint}") from error
 
 
 class CudaStream(GpuStream):
@@ -102,13 +109,13 @@ class CudaStream(GpuStream):
         further than the last outputs. None where the results do not fit the inputs.
         """
         program = self._program
-        if not can_follow(program.ports, fed, advanced) or any(
+        shards, sizes = self._shards(inputs)
+        if not can_follow(program.ports, sizes, fed, advanced) or any(
             program.sharding.results[name].is_sharded for name in fed.values()
         ):
             return None
-        shards, sizes = self._shards(inputs)
         ahead = Ahead(program, program.rank, self._stream, fed, advanced)
-        return ahead.outputs(shards, sizes, count)
+        return _each(ahead.outputs(shards, sizes, count))
 
     def times(self, inputs: Mapping[str, Array], count: int) -> list[float]:
         """Milliseconds of each of `count` steps over the same inputs, which follow each other
@@ -130,6 +137,11 @@ class CudaStream(GpuStream):
         arrays, sizes = program.sharding.plain.bind(inputs)
         rank = program.rank
         return program.sharding.shards(rank.rank, rank.taken, arrays), sizes
+
+
+def _each(outputs: Iterator[Arrays]) -> Iterator[Arrays]:
+    with _hinted():
+        yield from outputs
 
 
 def load(folder: Path, facts: Mapping[str, Any], **options: Any) -> CudaProgram:

@@ -73,13 +73,15 @@ def check_room(driver: Driver, parts: Mapping[str, int], sizes: Mapping[str, int
 class Memory:
     """Device memory and page-locked host memory by name; each grows where more is needed.
 
-    Growing frees what the name had before, after everything on the stream is done.
+    Growing frees what the name had before, after everything on the stream is done. `user` tells
+    whose inputs are there.
     """
 
     def __init__(self, driver: Driver, stream: Stream) -> None:
         self._driver, self._stream = driver, stream
         self._device: dict[str, tuple[int, int]] = {}
         self._host: dict[str, Array] = {}
+        self.user = object()
 
     def device(self, name: str, size: int) -> int:
         """The address of at least `size` bytes of device memory."""

@@ -46,13 +46,9 @@ class GpuProgram(Generic[R]):
         stream = RankStream(self.rank, sizes, states)
         try:
             found, full = stream.step(shards, sizes)
-            results = self.gather(self.sharding.results, found, sizes, full)
-        except BaseException:
-            with suppress(Error):  # of a GPU that has failed already
-                stream.close()
-            raise
-        stream.close()
-        return results
+            return self.gather(self.sharding.results, found, sizes, full)
+        finally:
+            _close(stream)
 
     def open(self, sizes: Mapping[str, int]) -> GpuStream:
         """A stream whose states are zeros; `sizes` has the symbols in their shapes."""
@@ -132,7 +128,7 @@ class GpuStream:
     def __init__(self, program: GpuProgram[Any], stream: RankStream) -> None:
         self._program, self._stream = program, stream
         self._names = [port.name for port in program.ports.outputs]
-        self._finalizer = weakref.finalize(self, stream.close)
+        self._finalizer = weakref.finalize(self, _close, stream)
         self._finalizer.atexit = False
 
     def step(self, inputs: Mapping[str, Array]) -> Arrays:
@@ -148,3 +144,8 @@ class GpuStream:
     def close(self) -> None:
         """Free the states."""
         self._finalizer()
+
+
+def _close(stream: RankStream) -> None:
+    with suppress(Error):  # of a GPU that has failed, which a step has said
+        stream.close()

@@ -6,6 +6,7 @@ import warnings
 from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -85,9 +86,14 @@ class CudaRank:
             for port in (*self.stage.ports.inputs, *self.stage.ports.states)
             for name in symbols_of(port)
         }
-        self._load()
-        if host is not None:
-            self._connect(host)
+        try:
+            self._load()
+            if host is not None:
+                self._connect(host)
+        except BaseException:
+            with suppress(Error):  # of a GPU that has failed
+                self.weights.free()
+            raise
 
     def _load(self) -> None:
         """Load the weights and kernels of the smallest sizes, which later plans mostly share."""

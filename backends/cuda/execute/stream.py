@@ -148,6 +148,8 @@ class RankStream:
     def _enqueue(self, arrays: Mapping[str, Array], full: Sizes) -> dict[str, DeviceArray]:
         rank = self._rank
         execution = rank.execution(full)
+        self._memory, self._user = execution.memory, object()
+        self._memory.user = self._user
         values, results = self._placed(arrays, full, execution.memory)
         self.inputs = {port.name: values[port.name] for port in rank.stage.ports.inputs}
         self._again = lambda: self._run(execution, values, results)
@@ -156,9 +158,15 @@ class RankStream:
     def again(self) -> dict[str, DeviceArray]:
         """Enqueue another step at the same sizes, over what lies in `inputs` then.
 
-        The caller knows that the states have room for it.
+        The caller knows that the states have room for it. An Error where another stream of the
+        program has run meanwhile.
         """
         assert self._again is not None
+        if self._memory.user is not self._user:
+            raise Error(
+                "expected steps that follow each other, found one of another stream between them, "
+                "which has overwritten their inputs; take all tokens of one text before the next"
+            )
         return self._again()
 
     def _run(

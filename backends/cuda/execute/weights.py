@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
 from irc.backends.cuda.driver import Driver, Stream
 from irc.backends.cuda.execute.upload import PIECE, Range, Uploads, allocate_weights
 from irc.backends.cuda.plan.core import ALIGNMENT
+from irc.errors import Error
 from irc.ir.core import Weight
 from irc.ir.dtypes import dtype as dtype_called
 from irc.weights.checkpoint import Reader
@@ -47,10 +49,11 @@ class DeviceWeights:
         if total:
             self._place(missing, total)
             named = {source: new[name] for name, source in sources.items() if source in missing}
-            with Uploads(self._driver, self._stream, self._piece) as uploads:
-                uploads.files(place for key in missing for place in _places(key, self._known[key]))
-                computed = {key: named[key] for key in missing if isinstance(key, str)}
-                self._compute(uploads, computed)
+            try:
+                self._upload(missing, named)
+            except BaseException:  # what has no bytes yet must not be found there
+                self._drop(missing, total)
+                raise
         self.addresses |= {name: self._known.get(source, 0) for name, source in sources.items()}
 
     def _place(self, missing: Mapping[Source, int], total: int) -> None:
@@ -60,6 +63,19 @@ class DeviceWeights:
         for source, size in missing.items():
             self._known[source] = address
             address += -(-size // ALIGNMENT) * ALIGNMENT
+
+    def _drop(self, missing: Mapping[Source, int], total: int) -> None:
+        for source in missing:
+            del self._known[source]
+        self.bytes -= total
+        with suppress(Error):  # of a GPU that has failed
+            self._driver.free(self._memory.pop())
+
+    def _upload(self, missing: Iterable[Source], named: Mapping[Source, Weight]) -> None:
+        with Uploads(self._driver, self._stream, self._piece) as uploads:
+            uploads.files(place for key in missing for place in _places(key, self._known[key]))
+            computed = {key: named[key] for key in missing if isinstance(key, str)}
+            self._compute(uploads, computed)
 
     def _compute(self, uploads: Uploads, weights: Mapping[str, Weight]) -> None:
         """Upload what is no range of a file; threads compute the next blocks meanwhile."""
