@@ -32,6 +32,15 @@ def fallback_of(module: Module) -> Function | None:
     return exact
 
 
+def refuse_fallback(module: Module, what: str) -> None:
+    """An Error where a module has a function without a capacity; `what` cannot run it."""
+    if fallback_of(module) is not None:
+        raise Error(
+            "with a capacity in rewrite-embeddings, a call whose ids overflow it runs again "
+            f"without one, which {what} cannot do; leave it out, or give --backend onnx"
+        )
+
+
 def _interface(function: Function) -> list[tuple[str | None, TensorType, int | None]]:
     """(name, layout, aliased argument) of all arguments and results but the overflow."""
     names, layouts = function.result_names(), function.result_layouts()

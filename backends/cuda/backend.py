@@ -11,10 +11,9 @@ from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supp
 from irc.backends.cuda.facts import TEXT, CudaFacts, base_of, sizes_of
 from irc.backends.cuda.plan.core import Kernel, Plan
 from irc.backends.cuda.plan.prepare import covers, unsupported
-from irc.backends.fallback import fallback_of
+from irc.backends.fallback import refuse_fallback
 from irc.backends.onnx.backend import check_module
 from irc.backends.onnx.stages import stages_of
-from irc.errors import Error
 from irc.ir.core import Module, Op
 from irc.text.printer import print_module
 
@@ -69,11 +68,7 @@ class CudaBackend(Backend):
     def _check(self, module: Module) -> None:
         check_supported(self, module)
         check_module(module)
-        if fallback_of(module) is not None:
-            raise Error(
-                "with a capacity in rewrite-embeddings, a call whose ids overflow it runs again "
-                "without one, which this backend cannot do; leave it out, or give --backend onnx"
-            )
+        refuse_fallback(module, "this backend")
 
 
 def plans_of(module: Module) -> Iterator[tuple[str, Plan]]:

@@ -10,7 +10,7 @@ from typing import Any
 from irc.artifact.manifest import Progress, silent
 from irc.backends.base import Backend, Emitted, Program, Unsupported, check_supported
 from irc.backends.cuda.runtime import capability
-from irc.backends.fallback import fallback_of
+from irc.backends.fallback import refuse_fallback
 from irc.backends.lowering import STRUCTURE
 from irc.backends.onnx.backend import check_module
 from irc.backends.tensorrt.emission import Emission
@@ -108,11 +108,7 @@ class TensorRTBackend(Backend):
     ) -> Emission:
         check_supported(self, module)
         check_module(module)
-        if fallback_of(module) is not None:
-            raise Error(
-                "with a capacity in rewrite-embeddings, a call whose ids overflow it runs again "
-                "without one, which engines cannot do; leave it out, or give --backend onnx"
-            )
+        refuse_fallback(module, "engines")
         return Emission(module, folder, base, progress, self.options, self.target)
 
     def load(self, folder: Path, manifest: Mapping[str, Any], **options: Any) -> Program:

@@ -124,8 +124,8 @@ def main() -> None:
     for product in cases():
         try:
             error = tried.check(product)
-            verdict = "ok   " if error <= 1 else "WRONG"
-            print(f"{verdict} {error:7.3f} {product} {dict(product.settings())}", flush=True)
+            mark = "ok   " if error <= 1 else "WRONG"
+            print(f"{mark} {error:7.3f} {product} {dict(product.settings())}", flush=True)
         except Error as failure:
             print(f"FAIL  {failure.message}", flush=True)
     for name, (columns, inner) in SHAPES.items():

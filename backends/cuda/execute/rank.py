@@ -108,7 +108,7 @@ class CudaRank:
         self.kernels.load(plan.kernels.values())
 
     def _check(self, weights: int, plan: Plan) -> None:
-        """An Error where the GPU has no room for weights, the least caches and a plan."""
+        """An Error where GPU memory is too small for weights, the least caches and a plan."""
         dims = self._planner.module.dims
         sizes = {name: max(1, dims[name][0]) for name in sorted(self._symbols) if name in dims}
         parts = {"weights": weights, "activations": plan.arena}
