@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import Error
 from ...ir.core import Value
-from ...ir.dtypes import dtype_of, numpy_dtype
+from ...ir.dtypes import dtype_of, is_float, numpy_dtype
 from ...ir.mesh import Mesh
 from ...ir.types import TensorType
 from ...source import current_scope, here, scope
@@ -102,6 +102,13 @@ class Parameter:
             raise Error(
                 f"the parameter {self.name or self.type} has the shape {list(self.shape)}, but "
                 f"its new value has {list(array.shape)}; expected the shape on one rank",
+                loc=here(),
+            )
+        if is_float(dtype_of(array)) and not is_float(self.type.dtype):
+            raise Error(
+                f"the parameter {self.name or self.type} holds codes of {self.type.dtype}, but its "
+                f"new value has floats of {dtype_of(array)}; quantize them first, as "
+                "torch.ops.trtllm.symmetric_quantize_last_axis_of_batched_matrix does",
                 loc=here(),
             )
         if dtype_of(array) != self.type.dtype:

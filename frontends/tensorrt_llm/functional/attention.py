@@ -22,22 +22,31 @@ from .rotary import mrope_angles, rotary, table_angles
 
 
 def window_of(sizes: Any, layer: int, kind: AttentionMaskType) -> int | Inner:
-    """The window of a layer from a number, one per layer, or a tensor i32 [layers]."""
-    if sizes is None or kind is not AttentionMaskType.sliding_window_causal:
-        if sizes is not None:
-            current_session().note(
-                "host_max_attention_window_sizes limits attention of the mask type "
-                "sliding_window_causal only; other types see the whole cache"
-            )
+    """The window of a layer from a number, one per layer, or a tensor i32 [layers]; 0 is none."""
+    if isinstance(sizes, (list, tuple)) and sizes:
+        return window_of(sizes[layer % len(sizes)], 0, kind)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    causal = (AttentionMaskType.causal, AttentionMaskType.sliding_window_causal)
+    if not sizes or kind not in causal:
         return 0
     if isinstance(sizes, int):
         return sizes
-    if isinstance(sizes, (list, tuple)):
-        return window_of(sizes[layer % len(sizes)], 0, kind)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     inner = unwrap(sizes)
     size = inner.shape[0]
     at = layer if not isinstance(size, int) or size > layer else layer % size
     return F.slice(inner, 0, at, at + 1).cast("i32")
+
+
+def refuse_packed(x: Inner, context_lengths: Tensor | None) -> None:
+    """An Error for tokens [1, T, ...] of several sequences."""
+    if context_lengths is None or x.shape[0] != 1:
+        return
+    rows = unwrap(context_lengths)
+    if rows.shape[0] != 1:
+        raise Error(
+            f"expected tokens [batch, tokens, features] of {rows.type} context_lengths, found "
+            f"{x.type}: packed sequences need plugin_config.remove_input_padding",
+            loc=here(),
+        )
 
 
 def counted_mask(mask: Inner | None, kind: AttentionMaskType) -> Inner | None:
@@ -119,6 +128,7 @@ def gpt_attention(
     x = unwrap(qkv)
     q, k, v = heads.split(x if qkv_bias is None else x + unwrap(qkv_bias).cast(x.dtype))
     lengths = filled_keys(past_key_value, host_past_key_value_lengths)
+    refuse_packed(x, context_lengths)
     rules = Rules(
         mask_type,
         1 / (q_scaling * math.sqrt(hidden_size_per_head)),

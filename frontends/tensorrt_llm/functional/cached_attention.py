@@ -78,6 +78,7 @@ class Rules:
         past: Inner | None = None,
         lengths: Inner | None = None,
         mask: Inner | None = None,
+        bias: Inner | None = None,
         prompt: Inner | None = None,
     ) -> Inner:
         """Attention of q over tokens or caches k and v: [B, S, query heads * width]."""
@@ -99,6 +100,7 @@ class Rules:
             lengths=lengths if self.mask_type is AttentionMaskType.padding else None,
             scale=self.scale,
             softcap=self.softcap,
+            bias=None if bias is None else bias.cast("f32"),
             slopes=self.slopes,
             relative=self.relative,
             table=self.table,

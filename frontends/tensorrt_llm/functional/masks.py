@@ -3,8 +3,7 @@
 | type | visible keys of the query at position p |
 |---|---|
 | padding | all |
-| causal | up to p |
-| sliding_window_causal | the last `window` up to p |
+| causal, sliding_window_causal | up to p, and with a window the last ones of that number |
 | bidirectional, bidirectionalglm | all of the prompt but its last, and those up to p |
 | blocksparse | up to p, in the blocks of `BlockSparse` |
 | custom_mask | those of attention_mask |
@@ -46,7 +45,7 @@ def visible(
         case AttentionMaskType.padding:
             return options
         case AttentionMaskType.causal:
-            return options | {"causal": True}
+            return options | {"causal": True, "window": window}
         case AttentionMaskType.sliding_window_causal:
             if isinstance(window, int) and window < 1:
                 raise Error(

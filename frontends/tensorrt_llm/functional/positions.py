@@ -11,7 +11,7 @@ from ... import functional as F
 from ...layers import RelativePositions
 from ...layers.positions import alibi_slopes, query_positions
 from ...tensor import Tensor as Inner
-from ..context import dialect
+from ..context import dialect, signatures
 from ..dtypes import irc_dtype
 from ..module import constant_tensor
 from ..tensor import Tensor, shape_of, unwrap, wrap
@@ -19,6 +19,10 @@ from ..tensor import Tensor, shape_of, unwrap, wrap
 Array = np.ndarray[Any, Any]
 
 
+@signatures(
+    a="num_heads, dtype, tp_size, tp_rank, alibi_scale, alibi_bias_max",
+    b="num_heads, tp_size, tp_rank, alibi_scale, alibi_bias_max",
+)
 def generate_alibi_slopes(
     num_heads: int,
     dtype: Any = "float32",

@@ -13,7 +13,7 @@ from ...tensor import Tensor as Inner
 from ..context import current_network, current_session, dialect, signatures
 from ..enums import AttentionMaskType, LayerNormType, PositionEmbeddingType
 from ..errors import ArgumentError
-from ..functional.attention import cache_codes, counted_mask, window_of
+from ..functional.attention import cache_codes, counted_mask, refuse_packed, window_of
 from ..functional.attention_arguments import check_others
 from ..functional.cached_attention import CacheCodes, cached, cross, filled_keys, grow
 from ..functional.collectives import AllReduceParams
@@ -240,7 +240,7 @@ class Attention(AttentionBase):
                 self._rules(),
                 (q, k, v),
                 unwrap(lengths.encoder_input_lengths),
-                mask,
+                None if dialect() == "A" else mask,  # up to 0.7.1 it is the decoder's
                 self._codes(),
             )
             return self._finished(found, cache, use_cache, all_reduce_params)
@@ -251,6 +251,7 @@ class Attention(AttentionBase):
             filled = filled_keys(past, caches.host_past_key_value_lengths)
             before = 0 if filled is None else filled
         queries = query_positions(q.shape[1], before)
+        refuse_packed(q, lengths.context_lengths)
         prompt = unwrap(lengths.context_lengths)
         q, k = self._positioned(
             q, k, queries, unwrap(position_embedding), unwrap(position_ids), mrope_params, prompt

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..context import dialect
 from ..functional.attention_arguments import check_others
 from ..quantization import QuantMode
 from ..tensor import Tensor, unwrap, wrap
@@ -60,13 +61,12 @@ class BertAttention(AttentionBase):
     ) -> Tensor:
         """hidden_states [B, S, hidden_size] to the same.
 
-        `attention_mask` [B, S] or [B, S, S] hides keys where it is 0, `input_lengths` i32 [B] those
-        behind the end of a row.
+        `attention_mask` [B, S] hides keys where it is 0; in the versions up to 0.7.1 it is added to
+        the scores [B, heads, S, S]. `input_lengths` i32 [B] hides keys behind the end of a row.
         """
         refuse_lora(lora_layer_params)
         rules = self._rules(bidirectional=True)
         q, k, v = self.heads.split(unwrap(self.qkv(hidden_states)))
-        found = rules.attend(
-            self.heads, q, k, v, lengths=unwrap(input_lengths), mask=unwrap(attention_mask)
-        )
-        return self.dense(wrap(found))
+        mask, lengths = unwrap(attention_mask), unwrap(input_lengths)
+        seen = {"bias": mask} if dialect() == "A" else {"mask": mask}
+        return self.dense(wrap(rules.attend(self.heads, q, k, v, lengths=lengths, **seen)))

@@ -193,9 +193,8 @@ class _Inputs:
             "host_request_types",
         )
         found: dict[str, Any] = {name: self.vector(name) for name in names}
-        found["host_max_attention_window_sizes"] = self.make(
-            "host_max_attention_window_sizes", "i32", num_layers=layers
-        )
+        # as an input it would need a mask of all queries and keys in every call
+        found["host_max_attention_window_sizes"] = None
         found["host_sink_token_length"] = self.make("host_sink_token_length", "i32", scalar=1)
         found["cache_indirection"] = self.make(
             "cache_indirection",

@@ -88,6 +88,11 @@ class Case:
             return np.stack(heads, 1).reshape(-1, *own[0].shape[1:]).astype(np.float32)
         return np.concatenate(own).astype(np.float32)
 
+    @property
+    def windows(self) -> dict[str, Array]:
+        """The window, where it is an input of the network."""
+        return {"window": self.window} if isinstance(self.window, np.ndarray) else {}
+
     def arguments(self, first: int, last: int) -> dict[str, Array]:
         return {} if self.call is None else self.call(first, last)
 
@@ -95,13 +100,20 @@ class Case:
 
     def whole(self, x: Array, tp: int, plugin: bool = False, **lengths: Array) -> Array:
         """The result without a cache."""
-        given = {"x": x.astype(np.float32), **self.arguments(0, x.shape[1]), **lengths}
+        given = {
+            "x": x.astype(np.float32),
+            **self.arguments(0, x.shape[1]),
+            **lengths,
+            **self.windows,
+        }
 
         def build(mapping: Mapping) -> None:
             default_net().plugin_config.set_gpt_attention_plugin("float32" if plugin else None)
             inputs = made(given)
             params = AttentionParams(**{name: inputs.pop(name) for name in lengths})
-            caches = KeyValueCacheParams(host_max_attention_window_sizes=self.window)
+            caches = KeyValueCacheParams(
+                host_max_attention_window_sizes=inputs.pop("window", self.window)
+            )
             out = self.layer(mapping)(
                 inputs.pop("x"), attention_params=params, kv_cache_params=caches, **inputs
             )
@@ -139,6 +151,7 @@ class Case:
                 "host_past_key_value_lengths": filled,
                 "context_lengths": prompts,
                 **(self.call(index, None) if self.call is not None else {}),
+                **self.windows,
             }
             found = step(given)
             cache = found["present_key_value_0"]
@@ -177,7 +190,7 @@ class Case:
             kv_cache_params=KeyValueCacheParams(
                 [inputs.pop("past_key_value_0")],
                 host_past_key_value_lengths=inputs.pop("host_past_key_value_lengths", None),
-                host_max_attention_window_sizes=self.window,
+                host_max_attention_window_sizes=inputs.pop("window", self.window),
             ),
             attention_params=AttentionParams(context_lengths=inputs.pop("context_lengths", None)),
             **inputs,

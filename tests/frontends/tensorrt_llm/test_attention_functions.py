@@ -251,6 +251,9 @@ def test_arguments_that_gpt_attention_ignores_or_refuses() -> None:
     past = np.zeros((2, 2, KV, 9, WIDTH), np.float32)
     with pytest.raises(Error, match="a KV cache needs host_past_key_value_lengths"):
         computed(qkv, {"past_key_value": past}, **ROTARY)
+    two = {"context_lengths": np.ones(2, np.int32)}
+    with pytest.raises(Error, match="packed sequences need plugin_config.remove_input_padding"):
+        computed(qkv[:1], two)
     with pytest.raises(Error, match="alibi needs alibi_slopes"):
         computed(qkv, position_embedding_type=Kinds.alibi)
     for name in ("spec_decoding_use", "is_mla_enabled_flag"):
@@ -266,9 +269,9 @@ def test_arguments_that_gpt_attention_ignores_or_refuses() -> None:
 @pytest.mark.parametrize("dialect", ["A", "B"])
 def test_slopes_and_biases_of_alibi(dialect: Any) -> None:
     def build(mapping: Mapping, x: Any) -> Any:
-        made = generate_alibi_slopes(
-            6, tp_size=2, tp_rank=mapping.tp_rank, alibi_scale=0.5, alibi_bias_max=4
-        )
+        place: Any = (2, mapping.tp_rank, 0.5)
+        types: Any = () if dialect == "B" else ("float32",)
+        made = generate_alibi_slopes(6, *types, *place, alibi_bias_max=4)
         assert isinstance(made, np.ndarray) == (dialect == "B")
         slopes = Parameter(made).value if dialect == "B" else made
         return generate_alibi_biases(slopes, 5)

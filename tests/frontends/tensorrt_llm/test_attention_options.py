@@ -11,6 +11,7 @@ from irc import ops
 from irc.errors import Error
 from irc.frontends.tensorrt_llm.context import new_session
 from irc.frontends.tensorrt_llm.enums import LayerNormType, PositionEmbeddingType
+from irc.frontends.tensorrt_llm.functional import expand_mask
 from irc.frontends.tensorrt_llm.layers import Attention, BertAttention
 from irc.frontends.tensorrt_llm.layers.attention_parameters import (
     KeyValueCacheParams,
@@ -330,10 +331,54 @@ def test_inputs_that_are_refused() -> None:
         SpecDecodingParams(spec_decoding_max_generation_length=4)
 
 
-def test_a_window_counts_for_its_mask_type_only() -> None:
-    found, x = oracle(4, 2), tokens()
-    with new_session():
-        close(Case(found, window=2).whole(x, 1), found(x))
+@pytest.mark.parametrize(
+    "window", [2, [9, 2], np.array([2], np.int32)], ids=["number", "list", "input"]
+)
+@pytest.mark.parametrize("mask", ["causal", "sliding_window_causal"])
+def test_windows(mask: str, window: Any) -> None:
+    """host_max_attention_window_sizes limits causal attention, with a cache and without."""
+    found, x = oracle(4, 2, mask="sliding_window_causal", window=2), tokens()
+    wanted = found(x)
+    found.mask = mask
+    case = Case(found, {"local_layer_idx": 1}, window=window)
+    close(case.whole(x, 2), wanted)
+    for row, each in enumerate(case.written(x, 2, 3, TOKENS, PROMPTS, 7)):
+        close(each, wanted[row, : len(each)])
+
+
+def test_sliding_windows_need_a_window() -> None:
     with new_session(), pytest.raises(Error, match="needs its window"):
-        found.mask = "sliding_window_causal"
-        Case(found).whole(x, 1)
+        Case(oracle(4, 2, mask="sliding_window_causal")).whole(tokens(), 1)
+
+
+@pytest.mark.parametrize("hidden", [-10000.0, -np.inf])
+def test_masks_up_to_0_7_are_added_to_the_scores_of_bert(hidden: float) -> None:
+    seen = np.arange(TOKENS) < PROMPTS[:, None]
+    found, x = oracle(4, 2, mask="padding", prompts=PROMPTS), tokens()
+
+    def build(mapping: Mapping) -> None:
+        inputs = made(given)
+        layer = any_bert(
+            HIDDEN, 4, attention_head_size=WIDTH, num_kv_heads=2, bias=False, dtype="float32",
+            tp_group=mapping.tp_group, tp_size=2, tp_rank=mapping.tp_rank,
+        )  # fmt: skip
+        other = Case(found).layer(mapping)
+        layer.qkv, layer.dense = other.qkv, other.dense
+        layer(inputs["x"], attention_mask=inputs["bias"]).mark_output("by_bias")
+        layer(inputs["x"], attention_mask=expand_mask(inputs["seen"], None)).mark_output("expanded")
+
+    bias = np.where(seen, 0, hidden).astype(np.float32)[:, None, None]
+    given = {"x": x.astype(np.float32), "bias": bias, "seen": seen.astype(np.int32)}
+    outs = run(build, given, 2, dialect="A")
+    close(outs["by_bias"], found(x))
+    close(outs["expanded"], found(x))
+
+
+def test_cross_attention_up_to_0_7_sees_all_keys_whatever_the_mask_of_the_decoder() -> None:
+    found, x, source = oracle(4, 2), tokens()[:, :2], tokens()
+    given = {
+        "encoder_output": source.astype(np.float32),
+        "attention_mask": np.eye(2, dtype=np.int32),
+    }
+    crossed = Case(found, {"cross_attention": True}, lambda *_: given, dialect="A")
+    close(crossed.whole(x, 2), found(x, source))

@@ -325,6 +325,11 @@ def test_a_config_clamps_the_inputs_of_its_layers() -> None:
     assert len(found) == 3 and {part.recipe.clamp for part in found} == {(-0.5, 0.75)}
 
 
+def test_codes_are_no_floats() -> None:
+    with new_session(), pytest.raises(Error, match="holds codes of i8, .* floats of f32; quantize"):
+        layers.WeightOnlyQuantLinear(K, N).weight.value = np.ones((N, K), np.float32)
+
+
 def test_layers_with_groups_have_no_bias_unless_told() -> None:
     with new_session():
         assert layers.WeightOnlyGroupwiseQuantRowLinear(K, N, GROUP).bias is None
