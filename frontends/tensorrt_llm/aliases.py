@@ -253,6 +253,7 @@ def _no_plugins(logger: object = None, namespace: str = "") -> bool:
 
 def _tensorrt() -> ModuleType:
     from .dtypes import DataType, numpy_of
+    from .tensorrt_enums import ENUMERATIONS
     from .utilities import trt_version
 
     module = _TensorrtAlias(_TENSORRT, "The dtypes and the logger of TensorRT, for irc.")
@@ -263,6 +264,7 @@ def _tensorrt() -> ModuleType:
         "Logger": _Logger,
         "nptype": numpy_of,
         "init_libnvinfer_plugins": _no_plugins,
+        **ENUMERATIONS,
         "__version__": trt_version(),
         **{name: getattr(DataType, member) for name, member in _TENSORRT_TYPES.items()},
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -103,11 +104,25 @@ def binary(op: str, left: Operand, right: Operand) -> Tensor:
     x, y = matched(left, right)
     if (folded := _folded(op, x, y)) is not None:
         return folded
+    agree(x, y)
     a, b = x.inner, y.inner
     if op == "div" and DTYPES[a.dtype].is_integer:
         quotient = one("floor_div", one("abs", a), one("abs", b))
         return wrap(one("mul", quotient, one("mul", one("sign", a), one("sign", b))))
     return wrap(one(op, a, b))
+
+
+def agree(*tensors: Tensor, but: Sequence[int] = ()) -> None:
+    """Take sizes of tensors in the same dimension, counted from the end, for one size where the
+    script gave them no names; not in the dimensions `but`."""
+    network = current_network()
+    if not network.unnamed:
+        return
+    for place in range(-max(x.type.ndim for x in tensors), 0):
+        aligned = [x for x in tensors if x.type.ndim >= -place and place not in but]
+        for x, y in pairwise(aligned):
+            if x.type.shape[place] != y.type.shape[place]:
+                network.unify(x.type.shape[place], y.type.shape[place])
 
 
 def _folded(op: str, x: Tensor, y: Tensor) -> Tensor | None:

@@ -15,10 +15,25 @@ from .build_config import BuildConfig as BuildConfig
 from .build_config import EngineConfig as EngineConfig
 from .build_config import KVCacheType as KVCacheType
 from .context import current_session, dialect
+from .dimensions import OptimizationProfile
 from .engines import Engine as Engine
 from .engines import EngineBuffer, register
 from .names import Name
 from .network import Network, net_guard
+
+
+class TensorrtConfig(WithoutEffect):
+    """TensorRT's own config: what a script asks of it has no effect but optimization profiles."""
+
+    def __init__(self) -> None:
+        why = "irc has no builder of TensorRT in a script"
+        super().__init__(Name("builder", "trt_builder_config", "without effect", why))
+        self.profiles: list[OptimizationProfile] = []
+
+    def add_optimization_profile(self, profile: OptimizationProfile) -> int:
+        """Take the ranges of inputs without `dim_range`; returns the number of the profile."""
+        self.profiles.append(profile)
+        return len(self.profiles) - 1
 
 
 class BuilderConfig:
@@ -27,16 +42,16 @@ class BuilderConfig:
     def __init__(self, **given: Any) -> None:
         self.plugin_config: Any = None
         vars(self).update(given)
+        self._tensorrt = TensorrtConfig()
 
     @property
-    def trt_builder_config(self) -> WithoutEffect:
-        """TensorRT's own config: what a script asks of it has no effect."""
-        why = "irc has no builder of TensorRT in a script"
-        return WithoutEffect(Name("builder", "trt_builder_config", "without effect", why))
+    def trt_builder_config(self) -> TensorrtConfig:
+        """TensorRT's own config."""
+        return self._tensorrt
 
     def to_dict(self) -> dict[str, Any]:
         """As `save_config` writes it."""
-        own = dict(vars(self))
+        own = {name: value for name, value in vars(self).items() if name != "_tensorrt"}
         plugins: Any = own.pop("plugin_config")
         return {"builder_config": own, "plugin_config": plugins.to_dict() if plugins else {}}
 
@@ -47,6 +62,15 @@ class Builder:
     """Makes networks, and engines of them."""
 
     strongly_typed = True
+
+    @property
+    def trt_builder(self) -> Builder:
+        """Itself: there is no builder of TensorRT below."""
+        return self
+
+    def create_optimization_profile(self) -> OptimizationProfile:
+        """An empty profile."""
+        return OptimizationProfile()
 
     def create_network(self) -> Network:
         """An empty network; in dialect A its plugins are off until the script sets them."""
@@ -78,6 +102,7 @@ class Builder:
                 loc=here(),
             )
         builder_config.plugin_config = network.plugin_config
+        network.add_profiles(builder_config.trt_builder_config.profiles)
         return register(network, builder_config, str(getattr(builder_config, "name", "")))
 
     def refit_engine(self, *args: Any, **more: Any) -> NoReturn:

@@ -27,11 +27,11 @@ class Range(NamedTuple):
 
 
 def ranges_of(name: str, shape: Sequence[int], dim_range: Any) -> list[Range | None]:
-    """The range of every dimension of an input; None where it is static.
+    """The range of every dimension of an input; None where it is static, or a profile has it.
 
     `dim_range` has, by the names of the dimensions, a number or (min, opt, max) per profile.
     """
-    if dim_range is None and min(shape, default=0) >= 0:
+    if dim_range is None:
         return [None] * len(shape)
     try:
         rows = cast("Mapping[str, Any]", dim_range)
@@ -65,3 +65,30 @@ def _profile(given: Any) -> tuple[int, int, int]:
     if not 0 <= low <= best <= high:
         raise ValueError
     return int(low), int(best), int(high)
+
+
+class OptimizationProfile:
+    """The ranges of the shapes of inputs, as scripts state them to TensorRT's builder."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, list[Sequence[int]]] = {}
+
+    def set_shape(
+        self, input: str, min: Sequence[int], opt: Sequence[int], max: Sequence[int]
+    ) -> None:
+        """The smallest, most frequent and largest shape of an input."""
+        self.shapes[input] = [tuple(min), tuple(opt), tuple(max)]
+
+    def get_shape(self, input: str) -> list[Sequence[int]]:
+        """(min, opt, max) of an input; empty if none are set."""
+        return self.shapes.get(input, [])
+
+    def set_shape_input(
+        self, input: str, min: Sequence[int], opt: Sequence[int], max: Sequence[int]
+    ) -> None:
+        """Accepted: irc has no inputs whose elements are sizes, and refuses them where used."""
+
+    def ranges(self, input: str) -> list[tuple[int, int, int]] | None:
+        """(min, opt, max) of every dimension of an input; None if they are not set."""
+        rows = self.shapes.get(input)
+        return None if rows is None else [_profile(row) for row in zip(*rows, strict=True)]

@@ -7,22 +7,22 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from weakref import ref
 
 from ...errors import Error
 from ...ir.core import Function, Op, Value
-from ...ir.dims import Dim, DimLike, symbol
+from ...ir.dims import Dim, DimLike, bind, symbol
 from ...ir.types import TensorType
-from ...ops import Return
 from ...source import Loc, here
 from ..tensor import Tensor as Inner
 from ..tensor import one
 from ..trace import check_input_name
 from ..tracer import Tracer, tracing
 from .context import building, current_network
-from .dimensions import Range, Ranges, ranges_of
-from .dtypes import irc_dtype
-from .tensor import Layer, Precision, Tensor
+from .dimensions import OptimizationProfile, Range, Ranges, ranges_of
+from .dtypes import DataType, data_type, irc_dtype
+from .tensor import Precision, Tensor
 
 if TYPE_CHECKING:
     from ...weights import Ref
@@ -31,10 +31,42 @@ if TYPE_CHECKING:
 
 
 class Output(NamedTuple):
-    """A marked output: its value, and the input whose memory it overwrites."""
+    """A marked output: its value, its tensor, and the input whose memory it overwrites."""
 
     value: Value
+    tensor: Tensor
     reuses: str = ""
+
+
+class Layer:
+    """One operation of a network, for scripts that draw it; number `index` in program order."""
+
+    def __init__(self, op: Op, index: int) -> None:
+        self.type, self.name = op.opname, f"{op.opname}_{index}"
+        self._inputs, self._outputs = op.operands, op.results
+        self.num_inputs, self.num_outputs = len(op.operands), len(op.results)
+
+    def get_input(self, index: int) -> LayerTensor:
+        """An operand."""
+        return LayerTensor.of(self._inputs[index])
+
+    def get_output(self, index: int) -> LayerTensor:
+        """A result."""
+        return LayerTensor.of(self._outputs[index])
+
+
+class LayerTensor(NamedTuple):
+    """An operand or result of a layer; the shape has -1 for dynamic sizes."""
+
+    name: str
+    dtype: DataType
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, value: Value) -> LayerTensor:
+        """That of a value; one without a name is called by a number."""
+        shape = tuple(size if isinstance(size, int) else -1 for size in value.type.shape)
+        return cls(value.name or f"value_{id(value)}", data_type(value.type.dtype), shape)
 
 
 class Transfer(NamedTuple):
@@ -73,12 +105,13 @@ class Network:
         self.layouts: dict[str, tuple[int, tuple[str, ...]]] = {}
         self.sent: list[Transfer] = []
         self.received: list[Transfer] = []
-        self.instance_ids: dict[int, Loc] = {}  # of collectives
         self.dims: dict[str, tuple[int, int, int]] = {}
         self.parameters: dict[str, Parameter] = {}  # those that the script named
         self.plugin_config = PluginConfig()
         self.mapping: Any = None  # of the ranks of its engine, once it is built
         self.precision: Precision | None = None  # of the block in progress
+        self.unnamed: set[str] = set()  # symbols of inputs without dim_range
+        self.tensors: list[ref[Tensor]] = []
         self.strongly_typed = True
         self._sizes: dict[tuple[str, str], Inner] = {}
         self._ranges: dict[str, tuple[Ranges, str]] = {}
@@ -93,7 +126,8 @@ class Network:
     ) -> Inner:
         """A new argument; -1 in `shape` is a symbol with the name and ranges of `dim_range`.
 
-        A shape may also have sizes of other inputs, and then needs no `dim_range`.
+        Without `dim_range` its name is made of those of the input and the dimension, and
+        `add_profiles` gives the ranges. A shape may also have sizes of other inputs.
         """
         if name in self.inputs:
             raise Error(f"the network has two inputs called {name!r}; rename one", loc=here())
@@ -109,16 +143,57 @@ class Network:
     def _sizes_of(self, name: str, shape: list[int], dim_range: Any) -> tuple[DimLike, ...]:
         rows = ranges_of(name, shape, dim_range)
         sizes: list[DimLike] = []
-        for size, row in zip(shape, rows, strict=True):
+        for i, (size, row) in enumerate(zip(shape, rows, strict=True)):
             if row is not None:
                 self._check_range(row, f"{name}: shape {shape}")
             if size >= 0:
                 sizes.append(size)
-                continue
-            assert row is not None
-            self.dims[row.name] = row.merged
-            sizes.append(symbol(row.name))
+            elif row is None:
+                self.unnamed.add(f"{name}_{i}")
+                sizes.append(symbol(f"{name}_{i}"))
+            else:
+                self.dims[row.name] = row.merged
+                sizes.append(symbol(row.name))
         return tuple(sizes)
+
+    def add_profiles(self, profiles: Sequence[OptimizationProfile]) -> None:
+        """Take the ranges of the inputs that have none from optimization profiles."""
+        for name, tensor in self.inputs.items():
+            rows = [ranges for each in profiles if (ranges := each.ranges(name)) is not None]
+            for size, *ranges in zip(tensor.type.shape, *rows, strict=True) if rows else ():
+                if isinstance(size, Dim) and str(size) in self.unnamed:
+                    low, best, high = Range(str(size), tuple(ranges)).merged
+                    before = self.dims.get(str(size), (low, best, high))
+                    low, high = max(low, before[0]), min(high, before[2])
+                    self.dims[str(size)] = low, max(low, min(best, high)), high
+
+    def unify(self, left: DimLike, right: DimLike) -> bool:
+        """Take two sizes for one, where one of them is a symbol that the script did not name.
+
+        TensorRT compares sizes when it runs; so does irc then, by the symbol of the inputs.
+        """
+        for size, other in ((right, left), (left, right)):
+            if isinstance(size, Dim) and str(size) in self.unnamed and other != 1:
+                if isinstance(other, Dim) and str(size) in other.symbols():
+                    continue
+                self._substitute({str(size): other})
+                return True
+        return False
+
+    def _substitute(self, sizes: dict[str, DimLike]) -> None:
+        """Write other sizes for symbols, everywhere in the network."""
+        for arg in self.function.args:
+            arg.type = _bound(arg.type, sizes)
+        for op in self.function:
+            for name in op.attribute_types:
+                setattr(op, name, _bound(getattr(op, name), sizes))
+            for result in op.results:
+                result.type = _bound(result.type, sizes)
+        for tensor in (each() for each in self.tensors):
+            if tensor is None:
+                continue
+            tensor.type, tensor.content = _bound(tensor.type, sizes), _bound(tensor.content, sizes)
+        self.unnamed -= sizes.keys()
 
     def _check_range(self, row: Range, what: str) -> None:
         """An Error where another input gives a dimension of this name other ranges."""
@@ -139,14 +214,46 @@ class Network:
         if chosen in self.outputs:
             raise Error(f"the network has two outputs called {chosen!r}; rename one", loc=here())
         value = tensor.ir if dtype is None else tensor.inner.cast(irc_dtype(dtype)).value
-        self.outputs[chosen] = Output(value, tensor.reuses)
+        self.outputs[chosen] = Output(value, tensor, tensor.reuses)
         self.suggest(tensor, chosen)
 
-    def replace_output(self, old: Value, new: Value) -> None:
-        """Return `new` where `old` is an output."""
-        for name, output in self.outputs.items():
-            if output.value is old:
-                self.outputs[name] = output._replace(value=new)
+    def unmark_output(self, tensor: Tensor) -> None:
+        """Let a tensor be no output any more."""
+        self.outputs = {n: each for n, each in self.outputs.items() if each.tensor is not tensor}
+
+    def rename(self, tensor: Tensor, name: str) -> None:
+        """Give an input or an output another name; any other tensor one in dumps."""
+        name, old = re.sub(r"\W", "_", name), tensor.name
+        marked = next((n for n, each in self.outputs.items() if each.tensor is tensor), None)
+        if self.inputs.get(old) is tensor and name != old:
+            check_input_name(name)
+            self.inputs = _renamed(self.inputs, old, name)
+            tensor.ir.name = name
+        elif marked is not None:
+            self.outputs = _renamed(self.outputs, marked, name)
+        if tensor.content is None and tensor.ir.producer is not None:
+            tensor.ir.name = name
+            self.tracer.named.add(tensor.ir)
+
+    def change_dtype(self, tensor: Tensor, dtype: str) -> None:
+        """Convert an output, change the dtype of an input that is not used, or convert a tensor."""
+        if tensor.type.dtype == dtype:
+            return
+        with building(self), tracing(self.tracer):
+            marked = next((n for n, each in self.outputs.items() if each.tensor is tensor), None)
+            if marked is not None:
+                value = Inner(self.outputs[marked].value, self.tracer).cast(dtype).value
+                self.outputs[marked] = self.outputs[marked]._replace(value=value)
+            elif not self.is_input(tensor):
+                tensor.convert(dtype)
+            elif tensor.ir.users:
+                raise Error(
+                    f"the input {tensor.name} is {tensor.type} and in use; set its dtype before, "
+                    "or cast it",
+                    loc=here(),
+                )
+            else:
+                tensor.type = tensor.ir.type = TensorType(dtype, tensor.type.shape)
 
     def share(self, name: str, dim: int, axes: Sequence[str] = ("tp",)) -> None:
         """The ranks over `axes` hold parts of an input (`%name`) or output along `dim`."""
@@ -156,12 +263,34 @@ class Network:
 
     def get_layers(self) -> list[Layer]:
         """Every operation, in order."""
-        return [Layer(op, self) for op in self.function]
+        return [Layer(op, i) for i, op in enumerate(self.function)]
+
+    def get_layer(self, index: int) -> Layer:
+        """One operation."""
+        return self.get_layers()[index]
 
     @property
     def num_layers(self) -> int:
         """The number of operations."""
-        return len(self.get_layers())
+        return sum(1 for _ in self.function)
+
+    @property
+    def num_inputs(self) -> int:
+        """The number of inputs."""
+        return len(self.inputs)
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of outputs."""
+        return len(self.outputs)
+
+    def get_input(self, index: int) -> Tensor:
+        """One input."""
+        return self.get_inputs()[index]
+
+    def get_output(self, index: int) -> Tensor:
+        """One output."""
+        return self.get_outputs()[index]
 
     @property
     def trt_network(self) -> Network:
@@ -183,7 +312,11 @@ class Network:
 
     def get_outputs(self) -> list[Tensor]:
         """Every output."""
-        return [Tensor.of(output.value, self) for output in self.outputs.values()]
+        found: list[Tensor] = []
+        for name, each in self.outputs.items():
+            is_same = each.tensor.ir is each.value
+            found.append(each.tensor if is_same else Tensor.of(each.value, self, name))
+        return found
 
     def is_input(self, tensor: Tensor) -> bool:
         """Whether a tensor is an input."""
@@ -191,7 +324,7 @@ class Network:
 
     def is_output(self, tensor: Tensor) -> bool:
         """Whether a tensor is an output."""
-        return any(output.value is tensor.ir for output in self.outputs.values())
+        return any(output.tensor is tensor for output in self.outputs.values())
 
     # -- pipeline stages
 
@@ -277,22 +410,29 @@ class Network:
             known = self._sizes[name, dtype] = one("reduce_sum", ones, dims=(0,), keep=False)
         return known
 
-    def ordered(self) -> list[Op]:
-        """The operations, each behind those that it uses; rewriting may have appended some."""
-        found: dict[Op, None] = {}
-        for root in self.function:
-            waiting = [] if isinstance(root, Return) else [root]
-            while waiting:
-                makers = [v.producer for v in waiting[-1].operands]
-                missing = [op for op in makers if op is not None and op not in found]
-                if missing:
-                    waiting += reversed(missing)
-                else:
-                    found.setdefault(waiting.pop())
-        return list(found)
-
     def __repr__(self) -> str:
         return f"<network of {', '.join(self.inputs)}, operations: {sum(1 for _ in self.function)}>"
+
+
+def _bound(value: Any, sizes: Mapping[str, DimLike]) -> Any:
+    """A type, a size, or a tuple of sizes, with other sizes for symbols."""
+    if isinstance(value, TensorType):
+        return value.replace(shape=_bound(value.shape, sizes))
+    if isinstance(value, tuple):
+        return tuple(_bound(each, sizes) for each in cast("tuple[Any, ...]", value))
+    if isinstance(value, Dim) and not sizes.keys().isdisjoint(value.symbols()):
+        return bind(value, sizes)
+    return value
+
+
+Kept = TypeVar("Kept")
+
+
+def _renamed(table: dict[str, Kept], old: str, new: str) -> dict[str, Kept]:
+    """A table with another key, in the same place."""
+    if new != old and new in table:
+        raise Error(f"the network has two inputs or outputs called {new!r}; rename one", loc=here())
+    return {new if key == old else key: each for key, each in table.items()}
 
 
 @contextmanager

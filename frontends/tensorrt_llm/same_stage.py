@@ -79,7 +79,7 @@ class Stage:
 
     def _join_operations(self) -> None:
         lists = [
-            [op for op in network.ordered() if not isinstance(op, (ops.Constant, ops.Full))]
+            [op for op in network.function if not isinstance(op, (ops.Constant, ops.Full))]
             for network in self.networks
         ]
         for row in zip_longest(*lists):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 from weakref import ref
@@ -10,7 +9,7 @@ from weakref import ref
 import numpy as np
 
 from ...errors import Error
-from ...ir.core import Op, Value
+from ...ir.core import Value
 from ...ir.dims import Dim, DimLike
 from ...ir.dtypes import DTYPES
 from ...ir.types import TensorType
@@ -19,6 +18,7 @@ from ..tensor import Tensor as Inner
 from .contents import Content, materialized
 from .context import active_network, current_network
 from .dtypes import DataType, data_type, irc_dtype
+from .tensorrt_enums import TensorLocation
 
 if TYPE_CHECKING:
     from .network import Network
@@ -59,9 +59,11 @@ class Tensor:
         self.type = self._inner.type
         self._value: Value | None = self._inner.value
         self.content: Content | None = None
-        self.location, self.network, self.reuses = location, owner, ""
-        self.dim_range = dim_range
+        self._name = name
+        self.location = TensorLocation["DEVICE"] if location is None else location
+        self.network, self.reuses, self.dim_range = owner, "", dim_range
         owner.inputs[name] = self
+        owner.tensors.append(ref(self))
 
     @classmethod
     def make(
@@ -74,16 +76,17 @@ class Tensor:
         """A tensor that is no input; without `inner` its content is known."""
         self = cls.__new__(cls)
         self._inner, self.type, self.content = inner, type, content
-        self._value = None
-        self.location, self.reuses, self.dim_range = None, "", None
+        self._value, self._name = None, ""
+        self.location, self.reuses, self.dim_range = TensorLocation["DEVICE"], "", None
         self.network = network or current_network()
+        self.network.tensors.append(ref(self))
         return self
 
     @classmethod
-    def of(cls, value: Value, network: Network) -> Tensor:
+    def of(cls, value: Value, network: Network, name: str = "") -> Tensor:
         """The tensor of a value of a network, also outside net_guard."""
         self = cls.make(Inner(value, network.tracer), value.type, network=network)
-        self._value = value
+        self._value, self._name = value, name
         return self
 
     @property
@@ -111,18 +114,48 @@ class Tensor:
         return self._value
 
     @property
+    def trt_tensor(self) -> Tensor:
+        """Itself: there is no tensor of TensorRT below."""
+        return self
+
+    @property
     def name(self) -> str:
-        """The name in dumps; of an input, its name."""
-        return self.ir.name or ""
+        """The name of an input or output, and of any other tensor that of dumps."""
+        return self._name or self.ir.name or ""
 
     @name.setter
     def name(self, name: str) -> None:
-        self.inner.named(re.sub(r"\W", "_", name))
+        self.network.rename(self, name)
+        self._name = name
 
     @property
     def dtype(self) -> DataType:
-        """The element type, as a member of DataType."""
+        """The element type, as a member of DataType; of an output or an unused input it can be
+        set."""
         return data_type(self.type.dtype)
+
+    @dtype.setter
+    def dtype(self, dtype: Any) -> None:
+        self.network.change_dtype(self, irc_dtype(dtype))
+
+    @property
+    def is_network_input(self) -> bool:
+        """Whether it is an input of its network."""
+        return self.network.is_input(self)
+
+    @property
+    def is_network_output(self) -> bool:
+        """Whether it is an output of its network."""
+        return self.network.is_output(self)
+
+    @property
+    def is_shape_tensor(self) -> bool:
+        """Whether it holds known sizes."""
+        return self.content is not None
+
+    def get_dimension_name(self, dim: int) -> str:
+        """The symbol of a dynamic size; "" for a static one."""
+        return "" if self.shape[dim] != -1 else str(self.type.shape[dim])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -146,25 +179,6 @@ class Tensor:
     def mark_output(self, name: str | None = None, dtype: Any = None) -> None:
         """Make it an output of the network in progress, converted to `dtype`."""
         current_network().mark_output(self, name, dtype)
-
-    def get_parent(self) -> Layer | None:
-        """The operation that makes it; None for an input."""
-        producer = self.ir.producer
-        return None if producer is None else Layer(producer, self.network)
-
-    def get_users(self) -> list[Layer]:
-        """The operations that use it."""
-        return [Layer(op, self.network) for op in self.ir.users]
-
-    def replace_all_uses_with(self, new: Tensor) -> None:
-        """Use `new` wherever this tensor is used, but in the operations that make `new`."""
-        old, value = self.ir, new.ir
-        if value.type is not old.type:
-            raise Error(f"expected a replacement of {old.type}, found {value.type}", loc=here())
-        kept = _makers(value)
-        for user in [op for op in old.users if op not in kept]:
-            user.set_operands(tuple(value if each is old else each for each in user.operands))
-        self.network.replace_output(old, value)
 
     # -- operators
 
@@ -210,27 +224,6 @@ class Tensor:
         def __neg__(self) -> Tensor: ...
 
 
-class Layer:
-    """One operation of a network, as graph rewriting sees it; its attributes are in `op`."""
-
-    def __init__(self, op: Op, network: Network) -> None:
-        self.op, self.network = op, network
-        self.type = op.opname
-        self.name = (op.results[0].name if op.results else None) or op.opname
-
-    def get_inputs(self, *indices: int) -> list[Tensor]:
-        """Its operands, or those at `indices`."""
-        return self._tensors(self.op.operands, indices)
-
-    def get_outputs(self, *indices: int) -> list[Tensor]:
-        """Its results, or those at `indices`."""
-        return self._tensors(self.op.results, indices)
-
-    def _tensors(self, values: Sequence[Value], indices: tuple[int, ...]) -> list[Tensor]:
-        chosen = [values[i] for i in indices] if indices else values
-        return [Tensor.of(value, self.network) for value in chosen]
-
-
 # -- between tensors of the dialect and of irc
 
 
@@ -273,8 +266,9 @@ class Precision:
 
     def end(self) -> None:
         """Convert the tensors that are still used."""
-        for tensor in filter(None, (each() for each in self.made)):
-            tensor.convert(self.narrow)
+        for tensor in (each() for each in self.made):
+            if tensor is not None:
+                tensor.convert(self.narrow)
 
 
 def type_of(x: Operand) -> TensorType:
@@ -320,15 +314,3 @@ def attach(**methods: Callable[..., Any]) -> None:
     """Make functions of the dialect methods of Tensor."""
     for name, function in methods.items():
         setattr(Tensor, name, function)
-
-
-def _makers(value: Value) -> set[Op]:
-    """The operations that a value depends on."""
-    found: set[Op] = set()
-    waiting = [value]
-    while waiting:
-        op = waiting.pop().producer
-        if op is not None and op not in found:
-            found.add(op)
-            waiting += op.operands
-    return found

@@ -11,7 +11,7 @@ from ....errors import Error
 from ....ir.dtypes import is_float
 from ....source import here
 from ... import functional as F
-from ..arithmetic import binary, matched, retyped, tensor
+from ..arithmetic import agree, binary, matched, retyped, tensor
 from ..context import current_session
 from ..dtypes import irc_dtype
 from ..module import constant_tensor
@@ -47,8 +47,8 @@ squared_relu, quick_gelu = _unary("squared_relu"), _unary("quick_gelu")
 
 
 def identity(input: Tensor) -> Tensor:
-    """The same values."""
-    return input
+    """The same values, as a tensor that can have another name."""
+    return wrap(input.inner)
 
 
 def activation(input: Tensor, act_type: Any) -> Tensor:
@@ -139,6 +139,7 @@ def constants_to_tensors_(*inputs: Operand) -> tuple[Tensor, ...]:
 def where(condition: Operand, left: Operand, right: Operand) -> Tensor:
     """Elements of left where the condition holds, else of right; all broadcast."""
     x, y = matched(left, right)
+    agree(tensor(condition), x, y)
     return wrap(F.where(tensor(condition).inner, x.inner, y.inner))
 
 

@@ -116,24 +116,6 @@ def group_of(ranks: Sequence[int]) -> Group:
     return Group(".".join(axes), len(found), order)
 
 
-def claim_instance(instance_id: int | None) -> None:
-    """Note the id of a collective; an Error where another one of the network has it.
-
-    Without an id the collective gets a free one: irc keeps collectives in program order and needs
-    none.
-    """
-    if instance_id is None:
-        return
-    network, loc = current_network(), here()
-    taken = network.instance_ids.setdefault(instance_id, loc)
-    if taken is not loc:
-        raise Error(
-            f"instance_id={instance_id} belongs to the collective of {taken.where()} already; give "
-            "each collective of a network its own, or leave instance_id out",
-            loc=loc,
-        )
-
-
 @signatures(
     a="tensor, group, workspace, instance_id, strategy", b="tensor, group, all_reduce_params"
 )
@@ -153,8 +135,6 @@ def allreduce(
     effect.
     """
     over, x = group_of(group), data(tensor)
-    if over.size > 1:
-        claim_instance(instance_id)
     is_strategy = isinstance(all_reduce_params, AllReduceStrategy)  # of 0.8 to 0.10
     params = AllReduceParams() if not all_reduce_params or is_strategy else all_reduce_params
     fusion = AllReduceFusionOp(params.fusion_op)

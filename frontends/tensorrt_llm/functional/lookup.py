@@ -18,7 +18,7 @@ from ..arithmetic import data
 from ..context import signatures
 from ..errors import ArgumentError
 from ..tensor import Tensor, wrap
-from .collectives import allgather, allreduce, claim_instance
+from .collectives import allgather, allreduce
 
 
 @signatures(
@@ -53,7 +53,6 @@ def embedding(
     scale = None if per_token_scale is None else data(per_token_scale)
     if tp_size == 1 or tp_group is None:
         return wrap(_rows(ids, ids, table, scale))
-    claim_instance(instance_id)
     if len(tp_group) != tp_size:
         raise ArgumentError(
             f"embedding: expected a tp_group of tp_size={tp_size} ranks, found {list(tp_group)}",

@@ -11,8 +11,8 @@ from ....ir.dtypes import is_float
 from ....source import here
 from ... import functional as F
 from ...tensor import Tensor as Inner
-from ..arithmetic import binary, matched, retyped, tensor
-from ..context import signatures
+from ..arithmetic import agree, binary, matched, retyped, tensor
+from ..context import current_network, signatures
 from ..dtypes import dim_resolve_negative
 from ..tensor import Operand, Tensor, attach, known, shape_of, wrap
 from .basic import abs as _abs
@@ -125,13 +125,21 @@ def matmul(
     16-bit floats are always summed in f32. A vector counts as a matrix of one row or column, which
     the result does not have.
     """
-    x, y = (each.inner for each in matched(input, mat2))
+    x, y = (each.inner for each in _multiplied(*matched(input, mat2), transa, transb))
     rows, columns = len(x.shape) == 1, len(y.shape) == 1
     x = F.unsqueeze(x, (0,)) if rows else x.transpose(-2, -1) if transa else x
     y = F.unsqueeze(y, (1,)) if columns else y.transpose(-2, -1) if transb else y
     found = F.matmul(x, y)
     gone = (*([-2] if rows else []), *([-1] if columns else []))
     return wrap(F.squeeze(found, gone) if gone else found)
+
+
+def _multiplied(x: Tensor, y: Tensor, transa: bool, transb: bool) -> tuple[Tensor, Tensor]:
+    """The operands of a product, whose unnamed sizes that must be equal are."""
+    inner = -2 if transa and x.type.ndim > 1 else -1, -1 if transb or y.type.ndim == 1 else -2
+    current_network().unify(x.type.shape[inner[0]], y.type.shape[inner[1]])
+    agree(x, y, but=(-1, -2))
+    return x, y
 
 
 def _features(x: Inner, normalized_shape: int | Sequence[int]) -> tuple[Inner, DimLike]:

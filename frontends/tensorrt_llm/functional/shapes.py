@@ -12,7 +12,7 @@ from ....source import here
 from ... import functional as F
 from ...shapes import inferred_shape
 from ...tensor import located
-from ..arithmetic import binary, matched, retyped, tensor
+from ..arithmetic import agree, binary, matched, retyped, tensor
 from ..context import dialect
 from ..dtypes import dim_resolve_negative, irc_dtype
 from ..tensor import Operand, Tensor, attach, content_of, known, shape_of, wrap
@@ -58,8 +58,8 @@ def view(input: Operand, shape: Operand, zero_is_placeholder: bool = True) -> Te
 
 def _reshaped(x: Tensor, shape: tuple[DimLike, ...]) -> Tensor:
     """x in a shape; known sizes stay known in scalars and vectors."""
-    if shape == x.type.shape:
-        return x
+    if shape == x.type.shape:  # a tensor of its own, which can have another name
+        return Tensor.make(None if x.content else x.inner, x.type, x.content)
     if x.content is not None and len(shape) < 2:
         return Tensor.make(None, TensorType(x.type.dtype, shape), x.content)
     return wrap(F.reshape(x.inner, shape))
@@ -136,6 +136,7 @@ def concat(inputs: Sequence[Operand], dim: int = 0) -> Tensor:
     A vector of sizes and numbers may be the target of view and expand.
     """
     parts = [x if x.type.ndim else _reshaped(x, (1,)) for x in matched(*inputs)]
+    agree(*parts, but=[_at(dim, parts[0].type.ndim) - parts[0].type.ndim])
     contents = [x.content for x in parts]
     if None not in contents and _at(dim, parts[0].type.ndim) == 0:
         return known([size for part in contents for size in part or ()], parts[0].type.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import irc
 from irc.errors import Error
 from irc.frontends.tensorrt_llm import functional as F
 from irc.frontends.tensorrt_llm import names
+from irc.frontends.tensorrt_llm.aliases import aliases
 from irc.frontends.tensorrt_llm.context import Dialect, current_session, new_session
 from irc.frontends.tensorrt_llm.dtypes import DataType
 from irc.frontends.tensorrt_llm.functional import basic, convolution, indexing, reductions, shapes
@@ -221,6 +223,15 @@ def test_what_has_no_effect_is_noted() -> None:
     with new_session(), net_guard(Network()):
         F.assertion(Tensor("x", "bool", [1]), "sizes agree")
         assert "assertion('sizes agree') has no effect" in current_session().notes[0]
+
+
+def test_enumerations_of_tensorrt() -> None:
+    with aliases(), new_session(), net_guard(Network()) as network:
+        trt: Any = import_module("tensorrt")
+        x = Tensor("x", trt.float32, [2, 3], location=trt.TensorLocation.HOST)
+        F.reduce(F.activation(x, trt.ActivationType.TANH), trt.ReduceOperation.MAX, 1)
+        assert [op.opname for op in network.function] == ["tanh", "reduce_max"]
+        assert x.location == 1 and trt.BuilderFlag.TF32 == 6 and trt.MemoryPoolType.WORKSPACE == 0
 
 
 def test_names_of_activations() -> None:

@@ -9,9 +9,11 @@ import pytest
 
 import irc
 from irc.frontends import functional as F
-from irc.frontends.tensorrt_llm import DataType, Network, Parameter, Tensor, net_guard
+from irc.frontends.tensorrt_llm import DataType, Network, Parameter, Tensor, functional, net_guard
 from irc.frontends.tensorrt_llm.arithmetic import binary
 from irc.frontends.tensorrt_llm.contents import Content
+from irc.frontends.tensorrt_llm.context import new_session
+from irc.frontends.tensorrt_llm.dimensions import OptimizationProfile
 from irc.frontends.tensorrt_llm.dtypes import (
     as_array,
     data_type,
@@ -22,11 +24,12 @@ from irc.frontends.tensorrt_llm.dtypes import (
     trt_axes_to_dim,
 )
 from irc.frontends.tensorrt_llm.module import constant_tensor
+from irc.frontends.tensorrt_llm.network import default_trtnet
 from irc.frontends.tensorrt_llm.tensor import content_of, known, shape_of, type_of, unwrap, wrap
 from irc.ir.dims import DimLike, symbol
 from tests.fresh import fresh
 
-from .traced import run
+from .traced import run, trace
 
 RANGES = OrderedDict(batch=[[1, 2, 6]], length=[[1, 3, 9]])
 
@@ -96,7 +99,6 @@ def test_dynamic_sizes_are_symbols_with_the_ranges_of_all_profiles() -> None:
 @pytest.mark.parametrize(
     "shape, ranges",
     [
-        ([-1], None),
         ([-1, 4], OrderedDict(b=[[1, 2, 3]])),
         ([-1], OrderedDict(b=[[3, 2, 1]])),
         ([4], OrderedDict(h=[5])),
@@ -267,29 +269,6 @@ def test_constants_of_every_size() -> None:
         assert got.dtype == arrays[name].dtype and np.array_equal(got, arrays[name]), name
 
 
-def test_uses_are_replaced_but_not_in_what_replaces() -> None:
-    x = fresh().normal(size=(2, 3)).astype(np.float32)
-
-    def build(_: Any) -> None:
-        given = Tensor("x", "float32", [2, 3])
-        old = wrap(F.relu(unwrap(given)))
-        after = old * 2.0
-        after.mark_output("y")
-        old.mark_output("z")
-        assert [layer.type for layer in old.get_users()] == ["mul"]
-        assert old.get_parent().get_inputs(0)[0].name == "x"  # pyright: ignore
-        new = old + 10.0
-        old.replace_all_uses_with(new)
-        with pytest.raises(
-            irc.Error, match=r"expected a replacement of f32\[2, 3\], found f32\[\]"
-        ):
-            new.replace_all_uses_with(constant_tensor(np.float32(1)))
-
-    got = run(build, {"x": x})
-    assert np.allclose(got["z"], np.maximum(x, 0) + 10)
-    assert np.allclose(got["y"], 2 * (np.maximum(x, 0) + 10))
-
-
 def test_outputs_are_cast_and_named_once() -> None:
     def build(_: Any) -> None:
         x = source()
@@ -302,6 +281,62 @@ def test_outputs_are_cast_and_named_once() -> None:
 
     got = run(build, {"x": np.ones((2, 2), np.int32)})
     assert got["y"].dtype == np.float16 and got["layers_0_z"].tolist() == [[2, 2], [2, 2]]
+
+
+def test_names_and_dtypes_may_follow_the_mark() -> None:
+    def build(_: Any) -> None:
+        x = Tensor("given", "int32", [2, 2]).trt_tensor
+        x.name, x.dtype = "x", DataType.HALF
+        y = (x * 2.0).trt_tensor
+        default_trtnet().mark_output(y)
+        y.name, y.dtype = "y", DataType.FLOAT
+        for same in (functional.identity(x), functional.view(x, (2, 2))):  # not the input itself
+            same.name = f"same{default_trtnet().num_outputs}"
+            default_trtnet().mark_output(same)
+        network = default_trtnet()
+        assert [network.get_output(i).name for i in range(3)] == ["y", "same1", "same2"]
+        assert network.num_inputs == 1 and network.get_input(0) is x and x.is_network_input
+        layer = network.get_layer(1)
+        assert (layer.type, layer.num_inputs, layer.get_input(0).name) == ("mul", 2, "x")
+        assert layer.get_output(0).shape == (2, 2) and y.is_network_output
+        network.mark_output(x)
+        network.unmark_output(x)
+        with pytest.raises(irc.Error, match=r"the input x is f16\[2, 2\] and in use"):
+            x.dtype = "float32"
+
+    x = np.array([[1, 2], [3, 4]], np.float16)
+    got = run(build, {"x": x})
+    assert list(got) == ["y", "same1", "same2"]
+    assert got["y"].dtype == np.float32 and got["same1"].dtype == np.float16
+    assert np.array_equal(got["y"], x * 2) and np.array_equal(got["same2"], x)
+
+
+def test_ranges_may_come_from_profiles_and_sizes_from_each_other() -> None:
+    random = fresh()
+
+    def build(_: Any) -> None:
+        x, y = (Tensor(name, "float32", [-1, -1]) for name in "xy")
+        w = Tensor("w", "float32", [-1, 6])
+        total = functional.where(x > 0.0, x, y) + functional.cast(functional.shape(x, 1), "float32")
+        functional.matmul(functional.concat([total, y], 0), w).mark_output("z")
+        functional.shape(y).mark_output("sizes")
+        network = default_trtnet()
+        profiles = [OptimizationProfile(), OptimizationProfile()]
+        for most, profile in zip((3, 5), profiles, strict=True):
+            profile.set_shape("x", (1, 2), (2, 3), (most, 4))
+            profile.set_shape("w", (3, 6), (3, 6), (8, 6))
+        network.add_profiles(profiles)
+
+    with new_session():
+        module = trace(build)
+        assert [str(arg.type) for arg in module.main.args] == [
+            "f32[x_0, x_1]", "f32[x_0, x_1]", "f32[x_1, 6]"
+        ]  # fmt: skip
+        assert module.dims == {"x_0": (1, 2, 5), "x_1": (3, 3, 4)}
+        x, y, w = (random.normal(size=size).astype("float32") for size in ((2, 3), (2, 3), (3, 6)))
+        got = irc.evaluate(module, {"x": x, "y": y, "w": w})
+    wanted = np.concatenate([np.where(x > 0, x, y) + 3, y]) @ w
+    assert np.allclose(got["z"], wanted, atol=1e-5) and got["sizes"].tolist() == [2, 3]
 
 
 def test_parameters_hold_the_part_of_one_rank() -> None:
