@@ -15,9 +15,9 @@ from .module import Module as Module
 from .module import ModuleList as ModuleList
 from .module import Parameter as Parameter
 from .network import Network as Network
-from .network import PluginConfig as PluginConfig
 from .network import default_net as default_net
 from .network import default_trtnet as default_trtnet
 from .network import net_guard as net_guard
 from .network import precision as precision
+from .settings import PluginConfig as PluginConfig
 from .tensor import Tensor as Tensor

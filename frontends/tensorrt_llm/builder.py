@@ -1,25 +1,28 @@
-"""`Builder`, `BuildConfig` and `build`: from a network or a model to an engine of irc."""
+"""`Builder` and `build`: from a network or a model to an engine of irc."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import os
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ...errors import Error
+from ...json_files import read_object
 from ...source import here
-from .aliases import WithoutEffect
-from .build_config import BuildConfig as BuildConfig
-from .build_config import EngineConfig as EngineConfig
-from .build_config import KVCacheType as KVCacheType
+from .aliases import VERSIONS, WithoutEffect
 from .context import current_session, dialect
 from .dimensions import OptimizationProfile
 from .engines import Engine as Engine
 from .engines import EngineBuffer, register
 from .names import Name
 from .network import Network, net_guard
+from .settings import BuildConfig as BuildConfig
+from .settings import EngineConfig as EngineConfig
+from .settings import KVCacheType as KVCacheType
+from .settings import settings
 
 
 class TensorrtConfig(WithoutEffect):
@@ -73,21 +76,19 @@ class Builder:
         return OptimizationProfile()
 
     def create_network(self) -> Network:
-        """An empty network; in dialect A its plugins are off until the script sets them."""
-        network = Network()
-        if dialect() == "A":
-            network.plugin_config.to_legacy_setting()
-        return network
+        """An empty network; its plugins are those of the script's version."""
+        return Network()
 
     def create_builder_config(
         self,
-        precision: str = "float32",
+        precision: Any = "float32",
         timing_cache: Any = None,
         tensor_parallel: int = 1,
         **more: Any,
     ) -> BuilderConfig:
         """A config; `precision` and timing caches have no effect, because operations compute in the
-        dtypes of their tensors, and irc keeps engines instead (`irc cache`)."""
+        dtypes of their tensors, and irc keeps engines instead (`irc cache`). All other arguments
+        become attributes."""
         if timing_cache is not None:
             current_session().note("timing_cache has no effect: irc keeps whole engines")
         return BuilderConfig(precision=precision, tensor_parallel=tensor_parallel, **more)
@@ -128,15 +129,24 @@ class Builder:
         path.write_text(text, encoding="utf-8")
 
 
+def get_engine_version(engine_dir: str | os.PathLike[str]) -> str | None:
+    """The version of TensorRT-LLM in a folder's config.json; None before 0.7, which wrote none."""
+    return read_object(Path(engine_dir) / "config.json").get("version")
+
+
 def build(model: Any, build_config: BuildConfig | None = None) -> Engine | None:
     """Trace a model of this rank with the inputs that the config asks for; None in a dry run.
 
     `save` of the last rank's engine compiles the artifact.
     """
-    config = build_config or BuildConfig()
+    config = deepcopy(build_config) if build_config is not None else BuildConfig()
+    config.update_kv_cache_type()
+    config.plugin_config.dtype = getattr(model.config, "dtype", "float16")
     if config.max_seq_len is None:
         limit = getattr(model.config, "max_position_embeddings", None)
-        config.update(max_seq_len=limit or config.max_input_len)
+        config.max_seq_len = limit or config.max_input_len
+    if config.max_output_len is not None:
+        config.max_seq_len = config.max_input_len + config.max_output_len
     network = Network()
     network.plugin_config = config.plugin_config
     network.mapping = model.config.mapping
@@ -149,15 +159,49 @@ def build(model: Any, build_config: BuildConfig | None = None) -> Engine | None:
     if config.dry_run:
         return None
     name = str(getattr(model.config, "architecture", type(model).__name__))
-    return Engine(EngineConfig(model.config, config), register(network, config, name))
+    facts = EngineConfig(model.config, config, VERSIONS[dialect()])
+    return Engine(facts, register(network, config, name))
+
+
+# The arguments of `prepare_inputs` by the fields that they come from, where the names differ.
+_ARGUMENTS = {
+    "max_prompt_embedding_table_size": ("prompt_embedding_table_size",),
+    "max_seq_len": ("max_seq_len", "max_position_embeddings"),
+    "max_output_len": ("max_new_tokens",),
+    "kv_cache_type": ("kv_cache_type", "use_cache"),
+    "lora_config": ("lora_target_modules",),
+}
+_HERE = ("enable_debug_output", "dry_run", "use_refit", "use_strip_plan", "weight_streaming")
 
 
 def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
-    """The fields of a config that a model's `prepare_inputs` takes."""
-    found = {
-        **vars(config),
-        "use_cache": config.kv_cache_type is not KVCacheType.DISABLED,
-        "prompt_embedding_table_size": config.max_prompt_embedding_table_size,
-        "max_position_embeddings": config.max_seq_len,
-    }
-    return {name: found[name] for name in inspect.signature(prepare).parameters if name in found}
+    """The fields of a config that a model's `prepare_inputs` takes; an Error about others that ask
+    for what it does not have."""
+    taken = inspect.signature(prepare).parameters
+    options: dict[str, Any] = {}
+    initial = BuildConfig()
+    for name, row in settings("build").items():
+        value = getattr(config, name)
+        arguments = [each for each in _ARGUMENTS.get(name, (name,)) if each in taken]
+        options |= dict.fromkeys(arguments, value)
+        is_taken = bool(arguments) and name != "lora_config"
+        if is_taken or name in _HERE or row.use == "ignored" or not _asks(value):
+            continue
+        if row.use == "refused":
+            raise Error(f"BuildConfig: {name} is not supported; {row.why}", loc=here())
+        if value != getattr(initial, name) and name not in ("max_seq_len", "max_output_len"):
+            current_session().note(f"{name} has no effect: prepare_inputs does not take it")
+    if "use_cache" in options:
+        options["use_cache"] = config.kv_cache_type is not KVCacheType.DISABLED
+    if "lora_target_modules" in options:
+        options["lora_target_modules"] = getattr(config.lora_config, "lora_target_modules", None)
+    return options
+
+
+def _asks(value: Any) -> bool:
+    """Whether the value of a field asks for something."""
+    fields: dict[str, Any] = {"lora_dir": [], "lora_target_modules": [], "world_size": 1}
+    own: Any = value if type(value) is dict else getattr(value, "__dict__", None)
+    if own is not None:
+        return any(own.get(name, off) not in (off, None) for name, off in fields.items())
+    return value is True or (value not in (None, False, 0, "", 1) and str(value).lower() != "none")

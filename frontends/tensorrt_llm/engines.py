@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -13,10 +14,10 @@ from ...errors import Error, did_you_mean
 from ...ir.core import Module
 from ...source import here
 from .aliases import originals
-from .build_config import EngineConfig
 from .context import Session, current_session
 from .mapping import Mapping
 from .merge import merge
+from .settings import EngineConfig
 
 if TYPE_CHECKING:
     from ...driver import Artifact
@@ -91,16 +92,19 @@ class Engine:
 
     def save(self, engine_dir: str | os.PathLike[str]) -> None:
         """Write rankN.engine and, from rank 0, config.json; compile when all ranks are there."""
-        folder, name, rank = Path(engine_dir), self.engine.engine, self.engine.rank
+        folder, rank, session = Path(engine_dir), self.engine.rank, current_session()
+        place = folder.absolute() / _FOLDER
+        name = _regrouped(session, self.engine, place)
         folder.mkdir(parents=True, exist_ok=True)
-        self.engine = EngineBuffer(name, rank, folder.absolute() / _FOLDER)
+        self.engine = EngineBuffer(
+            name, rank, place if name in session.networks else self.engine.folder
+        )
         (folder / f"rank{rank}.engine").write_bytes(self.engine)
         if rank == 0:
             text = json.dumps(self.config.to_dict(), indent=2, default=str)
             (folder / "config.json").write_text(text, encoding="utf-8")
-        session = current_session()
-        ranks = session.networks[name]
-        is_last = len(ranks) == ranks[min(ranks)].mapping.world_size
+        ranks = session.networks.get(name, {})
+        is_last = bool(ranks) and len(ranks) == ranks[min(ranks)].mapping.world_size
         if is_last and not session.dry_run:
             compiled(name, self.engine.folder)
 
@@ -119,15 +123,15 @@ class Engine:
     @classmethod
     def from_buffer(cls, engine_buffer: bytes, json_config_str: str = "{}") -> Engine:
         """The engine in bytes that `build_engine` returned or a file holds."""
-        found = json.loads(json_config_str)
-        config = EngineConfig(found.get("pretrained_config", {}), found.get("build_config", {}))
+        config = EngineConfig.from_dict(json.loads(json_config_str))
         return cls(config, EngineBuffer.read(engine_buffer))
 
 
 def register(network: Network, config: Any, name: str = "") -> EngineBuffer:
     """Keep the network of a rank of an engine, by the name and rank of the network's own title.
 
-    A title such as `llama_float16_tp2_rank1.engine` has both.
+    A title such as `llama_float16_tp2_rank1.engine` has both. Other engines of a name are numbered:
+    a rank belongs to the first engine of its world that lacks it.
     """
     session = current_session()
     for field, option in _OF_ENGINES.items():
@@ -138,13 +142,45 @@ def register(network: Network, config: Any, name: str = "") -> EngineBuffer:
     network.mapping = network.mapping or session.mapping or _mapping_of(config)
     rank = int(match[2]) if match else network.mapping.rank
     engine = match[1] if match else name or (title if title != "network" else "engine")
-    engine = first = re.sub(r"[^\w.-]", "_", engine)
-    count = 1
-    while match is None and rank in session.networks.get(engine, {}):
-        count += 1  # another engine of the script has the name
-        engine = f"{first}_{count}"
+    engine = re.sub(r"[^\w.-]", "_", engine)
+    if match is None:
+        engine = _free_name(session, engine, rank, network)
     session.add(engine, rank, network)
     return EngineBuffer(engine, rank, _place_of(session, engine))
+
+
+def _free_name(session: Session, first: str, rank: int, network: Network) -> str:
+    """The first of NAME, NAME_2, ... that is no engine yet, or one of this world without a rank."""
+    world = {**network.mapping.to_dict(), "rank": 0}
+    for count in itertools.count(1):
+        name = first if count == 1 else f"{first}_{count}"
+        ranks = session.networks.get(name, {})
+        worlds = [{**each.mapping.to_dict(), "rank": 0} for each in ranks.values()]
+        if rank not in ranks and all(each == world for each in worlds):
+            return name
+    raise AssertionError
+
+
+def _regrouped(session: Session, engine: EngineBuffer, place: Path) -> str:
+    """The engine of a rank that is saved to a folder: ranks of one folder are one engine."""
+    name, rank = engine.engine, engine.rank
+    own = session.saved.get(place)
+    ranks = session.networks.get(name, {})
+    if rank not in ranks:
+        return name  # it was read from a folder
+    network, taken = ranks[rank], {*session.saved.values()}
+    if own == name or (own is None and name not in taken):
+        session.saved[place] = name
+        return name
+    del ranks[rank]
+    if not ranks:
+        del session.networks[name]
+    own = own or _free_name(session, name, rank, network)
+    if rank in session.networks.get(own, {}):  # the folder is written again
+        session.artifacts.pop(own, None)
+    session.networks.setdefault(own, {})[rank] = network
+    session.saved[place] = own
+    return own
 
 
 def compiled(name: str, folder: Path | None = None) -> Artifact:

@@ -33,7 +33,7 @@ class Mapping:
 
     def __init__(
         self,
-        world_size: int = 1,
+        world_size: int | None = None,
         rank: int = 0,
         gpus_per_node: int = 8,
         tp_size: int = 1,
@@ -51,6 +51,7 @@ class Mapping:
                     "the model by its mesh",
                     loc=here(),
                 )
+        is_default, world_size = world_size is None, 1 if world_size is None else world_size
         self.world_size, self.gpus_per_node = world_size, gpus_per_node
         self.tp_size, self.pp_size, self.cp_size = tp_size, pp_size, cp_size
         self.moe_tp_size, self.moe_ep_size = _moe_sizes(tp_size, moe_tp_size, moe_ep_size)
@@ -66,7 +67,7 @@ class Mapping:
         self.mesh = Mesh(tuple(sizes.items()))
         self.rank = rank
         session = current_session()
-        if session.mapping is None or world_size > 1:  # a default Mapping() says nothing
+        if session.mapping is None or not is_default:  # a default Mapping() says nothing
             session.mapping = self
 
     def __getattr__(self, name: str) -> Any:

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from weakref import ref
 
@@ -22,6 +21,7 @@ from ..tracer import Tracer, tracing
 from .context import building, current_network
 from .dimensions import OptimizationProfile, Range, Ranges, ranges_of
 from .dtypes import DataType, data_type, irc_dtype
+from .settings import PluginConfig
 from .tensor import Precision, Tensor
 
 if TYPE_CHECKING:
@@ -456,58 +456,3 @@ def precision(dtype: Any) -> Generator[None]:
     finally:
         network.precision = outer
     scope.end()
-
-
-_SWITCHES: Mapping[str, Any] = {
-    "gpt_attention_plugin": "auto",
-    "bert_attention_plugin": "auto",
-    "nccl_plugin": "auto",
-    "moe_plugin": "auto",
-    "context_fmha": True,
-    "remove_input_padding": True,
-    "paged_kv_cache": True,
-    "tokens_per_block": 64,
-    "use_fused_mlp": True,
-}
-_CALLS: Mapping[str, Any] = {"set": "float16", "enable": True, "disable": False}
-
-
-class PluginConfig:
-    """The switches of plugins: attributes, `set_NAME(value)`, `enable_NAME()`, `disable_NAME()`.
-
-    irc chooses kernels itself, so that most have no effect; `gpt_attention_plugin` says whether KV
-    caches have a fixed capacity. A switch that was not set is None.
-    """
-
-    def __init__(self) -> None:
-        vars(self).update(_SWITCHES)
-
-    def __getattr__(self, name: str) -> Any:
-        kind, _, switch = name.partition("_")
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return partial(self._set, switch, kind) if kind in _CALLS else None
-
-    def _set(self, name: str, kind: str, *args: Any, **kwargs: Any) -> PluginConfig:
-        vars(self)[name] = args[0] if args else kwargs.pop("dtype", _CALLS[kind])
-        self.update_from_dict(kwargs)
-        return self
-
-    def to_legacy_setting(self) -> None:
-        """Every plugin off, as in dialect A."""
-        self.update_from_dict(dict.fromkeys(_SWITCHES) | {"tokens_per_block": 64})
-
-    @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> PluginConfig:
-        """A config with these switches."""
-        found = cls()
-        found.update_from_dict(config)
-        return found
-
-    def update_from_dict(self, config: Mapping[str, Any]) -> None:
-        """Set these switches."""
-        vars(self).update(config)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every switch that is set."""
-        return dict(vars(self))

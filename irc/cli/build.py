@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, filterwarnings
 
-from ..errors import Error
+from ..errors import Error, did_you_mean
 from ..frontends.models.config_reader import ConfigReader
-from ..frontends.tensorrt_llm.build_flags import FLAGS, asks, check, flags_of
+from ..frontends.tensorrt_llm.settings import OFF, BuildConfig, settings
 from ..json_files import read_object
 from .arguments import Parser, Usage, add_quantization, quantization_options, whole_number, word_of
 from .console import table
@@ -24,6 +24,7 @@ EXAMPLES = """
   irc build --model_config config.json --output_dir build/llama --random-weights 0
 """
 STORED = "build_flags.json"
+FLAGS = settings("flag")
 # flag -> the dimension whose range it states
 _DIMS = {
     "max_batch_size": "B",
@@ -47,12 +48,14 @@ def configure(parser: ArgumentParser) -> None:
     add_quantization(parser)
     group = parser.add_argument_group("flags of trtllm-build").add_argument
     for flag in FLAGS.values():
-        note = {"honoured": "", "ignored": "no effect: ", "refused": "refused: "}[flag.use]
+        note = {"honoured": "", "refused": "refused: "}.get(flag.use, "no effect: ")
         options: dict[str, Any] = {"dest": flag.name, "default": SUPPRESS}
         if flag.takes == "-":
             options["action"] = "store_true"
         elif flag.words:
             options |= {"metavar": "WORD", "type": word_of(*flag.words)}
+            if flag.takes == "SWITCH":  # older versions have --use_fused_mlp without a word
+                options |= {"nargs": "?", "const": "enable"}
         else:
             options["metavar"] = flag.takes
             options |= {"INT": {"type": whole_number()}, "LIST": {"nargs": "+"}}.get(flag.takes, {})
@@ -65,8 +68,8 @@ def run(args: Namespace) -> int:
 
     given = {name: value for name, value in vars(args).items() if name in FLAGS}
     if "build_config" in given:
-        given = {**flags_of(Path(given["build_config"])), **given}
-    check(given)
+        given = {**_flags_of(Path(given["build_config"])), **given}
+    _check(given)
     with tempfile.TemporaryDirectory() as folder:
         source = _source(given, args, Path(folder))
         request = _Request(given, read_object(source / "config.json"), args)
@@ -88,6 +91,44 @@ def run(args: Namespace) -> int:
         path = Path(forwarded.output) / STORED
         path.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     return status
+
+
+def _flags_of(path: Path) -> dict[str, Any]:
+    """The flags that say the same as a BuildConfig in a JSON file; an Error about other keys."""
+    config = read_object(path)
+    flags: dict[str, Any] = {}
+    try:
+        BuildConfig.from_dict({k: v for k, v in config.items() if k != "plugin_config"})
+    except Error as error:
+        raise Error(f"{path}: {error.message}") from None
+    plugins: dict[str, Any] = config.get("plugin_config") or {}
+    for name, value in {**plugins, **config}.items():
+        flag = FLAGS.get("strip_plan" if name == "use_strip_plan" else name)
+        if flag is None or value is None or (value is False and flag.takes != "-"):
+            if name not in {**settings("plugin"), **settings("build")} and name != "plugin_config":
+                raise Error(f"{path}: there is no switch {name!r}{did_you_mean(name, FLAGS)}")
+            continue
+        value = "enable" if value is True and "enable" in flag.words else value
+        value = str(value).lower() if name == "kv_cache_type" else value
+        if not flag.fits(value):
+            raise Error(f"{path}: {name} is {value!r}; expected {flag.expected}")
+        flags[flag.name] = value
+    return flags
+
+
+def _asks(value: Any) -> bool:
+    """Whether the value of a flag asks for something."""
+    return value is True or value not in OFF
+
+
+def _check(given: dict[str, Any]) -> None:
+    """One Error about all flags that are refused, with what to do instead."""
+    error = Error("irc build refuses these flags; leave them out")
+    for name, value in given.items():
+        if FLAGS[name].use == "refused" and _asks(value):
+            error.add_note(f"--{name} {value}: {FLAGS[name].why}")
+    if hasattr(error, "__notes__"):
+        raise error
 
 
 def _source(given: dict[str, Any], args: Namespace, folder: Path) -> Path:
@@ -161,9 +202,9 @@ class _Request:
             return f"continuous ({flag.why})"
         if name in _OF_ENGINES and not self.has_engines:
             return f"no effect: {self.args.backend} builds no TensorRT engine"
-        if flag.use == "ignored":
+        if flag.use in ("ignored", "fixed"):
             return f"no effect: {flag.why}"
-        if not asks(value):
+        if not _asks(value):
             return "off"
         return flag.why if flag.takes == "-" else str(value)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import irc
-from irc.frontends.tensorrt_llm.build_flags import FLAGS, OFF
+from irc.cli.build import FLAGS
+from irc.frontends.tensorrt_llm.settings import OFF
 from tests.fresh import fresh
 from tests.frontends.tensorrt_llm.rank_folders import Conversion, write_folder
 from tests.frontends.tensorrt_llm.test_checkpoint import LLAMA, tensors_of

@@ -14,7 +14,6 @@ from irc.frontends.tensorrt_llm import (
     ModuleList,
     Network,
     Parameter,
-    PluginConfig,
     Tensor,
     default_net,
     default_trtnet,
@@ -213,20 +212,6 @@ def test_wrong_arguments_name_the_function(args: Any, kwargs: Any, message: str)
     with new_session("B"), pytest.raises(irc.Error) as error:
         described(*args, **kwargs)
     assert message in str(error.value) and "test_network.py" in str(error.value)
-
-
-def test_switches_of_plugins_are_kept() -> None:
-    config = PluginConfig()
-    assert config.gpt_attention_plugin == "auto" and config.gemm_plugin is None
-    config.to_legacy_setting()
-    assert config.gpt_attention_plugin is None and config.remove_input_padding is None
-    config.set_gpt_attention_plugin(dtype="float16").enable_remove_input_padding()
-    config.set_nccl_plugin("bfloat16", use_custom_all_reduce=True)
-    config.enable_paged_kv_cache().disable_context_fmha()
-    assert config.gpt_attention_plugin == "float16" and config.remove_input_padding is True
-    assert config.nccl_plugin == "bfloat16" and config.use_custom_all_reduce is True
-    assert config.paged_kv_cache is True and config.context_fmha is False
-    assert PluginConfig.from_dict({"gemm_plugin": "auto"}).to_dict()["gemm_plugin"] == "auto"
 
 
 def test_precision_widens_floats_in_its_block() -> None:

@@ -1,0 +1,352 @@
+"""The settings of settings.toml: `PluginConfig`, `BuildConfig` and flags; defaults by version."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag, StrEnum
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from ...errors import Error, did_you_mean
+from ...json_files import read_object
+from ...source import here
+from .context import current_session, dialect
+from .errors import ArgumentError
+
+Use = Literal["honoured", "ignored", "refused", "fixed"]
+OFF = (
+    "disable",
+    "disabled",
+    "",
+    "none",
+    False,
+    None,
+    0,
+    1,
+)  # flags of these values ask for nothing
+_DTYPES = ("auto", "float16", "float32", "bfloat16", "int32", "fp8", "nvfp4", "disable")
+_VALUES: Mapping[str, Any] = {"None": None, "True": True, "False": False}
+_LAST = {"A": (0, 7, 1), "B": (0, 16, 0)}  # version of each dialect
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A row of settings.toml; `of` says whether it is of "plugin", "build" or "flag"."""
+
+    name: str
+    of: tuple[str, ...]
+    takes: str
+    defaults: str
+    use: Use
+    why: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The values that a flag takes, if these are some words."""
+        words = {"SWITCH": ("enable", "disable"), "DTYPE": _DTYPES}.get(self.takes)
+        return words or (tuple(self.takes.split("|")) if "|" in self.takes else ())
+
+    @property
+    def expected(self) -> str:
+        """The values that it takes, in words."""
+        kinds = {"-": "true or false", "INT": "a whole number, 0 or more", "LIST": "a list"}
+        return " or ".join(self.words) or kinds.get(self.takes, "a text")
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value of a JSON file is one that the flag takes."""
+        if self.words:
+            return value in self.words
+        if self.takes == "INT":
+            return type(value) is int and value >= 0
+        return isinstance(value, {"-": bool, "LIST": list}.get(self.takes, (str, int)))
+
+    def default(self, version: tuple[int, ...]) -> Any:
+        """Its value in a version of TensorRT-LLM."""
+        chosen: str | None = None
+        for pair in self.defaults.split():
+            since, value = pair.split(":", 1)
+            if tuple(map(int, since.split("."))) <= version:
+                chosen = value
+        if chosen is None:
+            off = {"INT": 0, "DTYPE": False if version < (0, 8) else None}
+            return off.get(self.takes, False)
+        return _VALUES.get(chosen, int(chosen) if chosen.isdigit() else chosen)
+
+
+def settings(of: str) -> dict[str, Setting]:
+    """The settings of "plugin", "build" or "flag" by name."""
+    return {name: row for name, row in _table().items() if of in row.of}
+
+
+@cache
+def _table() -> dict[str, Setting]:
+    table = tomllib.loads((Path(__file__).parent / "settings.toml").read_text(encoding="utf-8"))
+    return {
+        name: Setting(name, tuple(of.split()), *row)
+        for of, rows in table.items()
+        for name, row in rows.items()
+    }
+
+
+def _defaults(of: str) -> dict[str, Any]:
+    """The defaults of the session's version."""
+    version = _LAST[dialect()]
+    return {name: row.default(version) for name, row in settings(of).items()}
+
+
+class ContextFMHAType(IntEnum):
+    """How attention of prompts sums; backends choose their kernels."""
+
+    disabled = 0
+    enabled = 1
+    enabled_with_fp32_acc = 2
+
+
+# method -> the switch that it sets, where the name of the method does not have it
+_METHODS = {
+    "enable_qk_half_accum": "attention_qk_half_accumulation",
+    "enable_mmha_multi_block_mode": "multi_block_mode",
+    "enable_xqa_optimization": "enable_xqa",
+    "disable_xqa_optimization": "enable_xqa",
+    "set_context_fmha": "context_fmha_type",
+    "set_paged_context_fmha": "use_paged_context_fmha",
+    "set_context_fmha_for_generation": "use_context_fmha_for_generation",
+    "set_fp8_context_fmha": "use_fp8_context_fmha",
+}
+_SMOOTH = ("quantize_per_token_plugin", "quantize_tensor_plugin")  # set together with those below
+_GROUPS = {
+    "set_smooth_quant_plugins": "smooth_quant_gemm_plugin",
+    "set_fp8_rowwise_quant_plugins": "fp8_rowwise_gemm_plugin",
+    "set_qserve_plugins": "qserve_gemm_plugin",
+}
+
+
+class PluginConfig:
+    """The switches of plugins: attributes, `set_NAME(value)`, `enable_NAME()`, `disable_NAME()`.
+
+    Defaults are those of the script's version. irc chooses kernels itself, so that most have no
+    effect; settings.toml says what each does. A switch in no row is an Error.
+    """
+
+    _values: dict[str, Any]
+
+    def __init__(self) -> None:
+        vars(self)["_values"] = _defaults("plugin")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name == "context_fmha_type":
+            is_wide = self.context_fmha_fp32_acc or self.bert_context_fmha_fp32_acc
+            return ContextFMHAType((1 + bool(is_wide)) if self.context_fmha else 0)
+        if name in self._values:
+            value = self._values[name]
+            return self._values["dtype"] if value == "auto" else value
+        kind, _, switch = name.partition("_")
+        if name in _GROUPS:
+            return partial(self._set_group, _GROUPS[name])
+        if name in _METHODS or (kind in ("set", "enable", "disable") and switch in self._values):
+            return partial(self._set, _METHODS.get(name, switch), kind)
+        raise AttributeError(
+            f"PluginConfig has no switch {name!r}{did_you_mean(name, self._values)}"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "context_fmha_type":
+            self.context_fmha, self.context_fmha_fp32_acc = bool(value), int(value) == 2
+            return
+        row = settings("plugin").get(name)
+        if row is None:
+            near = did_you_mean(name, self._values, "leave it out")
+            raise ArgumentError(f"PluginConfig has no switch {name!r}{near}", loc=here())
+        if row.takes == "SWITCH":
+            value = {"enable": True, "disable": False}.get(value, value)
+        elif value == "disable":
+            value = None
+        fits = {"SWITCH": (None, True, False), "DTYPE": (None, False, *_DTYPES)}.get(row.takes)
+        if fits is not None and value not in fits:
+            raise ArgumentError(f"{name} is {value!r}; expected {row.expected}", loc=here())
+        if row.use == "refused" and value:
+            raise Error(f"{name} is not supported; {row.why}", loc=here())
+        if row.use == "fixed" and value:
+            current_session().note(f"{name} has no effect: {row.why}")
+            return
+        self._values[name] = value
+
+    def _set(self, name: str, kind: str, *args: Any, **kwargs: Any) -> PluginConfig:
+        """What the methods of a switch do: set_NAME(dtype or type), enable_NAME(), ..."""
+        row = settings("plugin").get(name)
+        usual: Any = "float16" if row is not None and row.takes == "DTYPE" else kind != "disable"
+        given = dict(zip(("dtype", "use_custom_all_reduce"), args, strict=False)) | kwargs
+        if name == "paged_kv_cache":
+            given = {"tokens_per_block": args[0]} if args else kwargs
+        value = given.pop("dtype", given.pop("context_fmha_type", usual))
+        self.update_from_dict({name: value, **given})
+        return self
+
+    def _set_group(self, name: str, dtype: str = "auto") -> PluginConfig:
+        """The plugins of one kind of quantization."""
+        norms = dict.fromkeys(
+            ("rmsnorm_quantization_plugin", "layernorm_quantization_plugin"), dtype
+        )
+        self.update_from_dict({name: dtype, **norms, **dict.fromkeys(_SMOOTH, True)})
+        return self
+
+    def set_plugin(self, name: str, value: Any) -> None:
+        """Set one switch."""
+        setattr(self, name, value)
+
+    def is_context_fmha_enabled(self) -> bool:
+        """Whether `context_fmha` is on."""
+        return bool(self.context_fmha)
+
+    def to_legacy_setting(self) -> None:
+        """Every plugin and feature off."""
+        for name, row in settings("plugin").items():
+            if row.takes == "SWITCH" or (row.takes == "DTYPE" and name != "dtype"):
+                setattr(self, name, False if row.takes == "SWITCH" else None)
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> PluginConfig:
+        """A config with these switches."""
+        plugins = cls()
+        plugins.update_from_dict(config)
+        return plugins
+
+    @classmethod
+    def from_arguments(cls, args: Any) -> PluginConfig:
+        """A config with those of parsed arguments that are switches."""
+        given = cast("dict[str, Any]", vars(args))
+        return cls.from_dict({name: given[name] for name in settings("plugin") if name in given})
+
+    def update_from_dict(self, config: Mapping[str, Any]) -> None:
+        """Set these switches; "enable" and "disable" stand for True, and for False or None."""
+        for name, value in config.items():
+            setattr(self, name, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every switch."""
+        return dict(self._values)
+
+
+class KVCacheType(StrEnum):
+    """How KV caches lie in memory; irc's are contiguous."""
+
+    CONTINUOUS = "continuous"
+    PAGED = "paged"
+    DISABLED = "disabled"
+
+    @classmethod
+    def from_string(cls, text: str) -> KVCacheType:
+        """The member of a name in any case."""
+        if text.lower() not in [*cls]:
+            near = did_you_mean(text, cls, f"expected {', '.join(cls)}")
+            raise ArgumentError(f"no KV cache type is called {text!r}{near}", loc=here())
+        return cls(text.lower())
+
+
+def get_kv_cache_type_from_legacy(use_cache: bool, paged_kv_cache: bool) -> KVCacheType:
+    """The kind of cache that two switches of older versions mean."""
+    if not use_cache:
+        return KVCacheType.DISABLED
+    return KVCacheType.PAGED if paged_kv_cache else KVCacheType.CONTINUOUS
+
+
+class SpeculativeDecodingMode(IntFlag):
+    """How draft tokens are made; irc's language models have none but NONE."""
+
+    NONE = 1
+    DRAFT_TOKENS_EXTERNAL = 2
+    MEDUSA = 4
+    LOOKAHEAD_DECODING = 8
+    EXPLICIT_DRAFT_TOKENS = 16
+    EAGLE = 32
+
+
+class BuildConfig:
+    """Limits of an engine, which become ranges of its dimensions, and switches, as attributes.
+
+    Defaults are those of the script's version. A field in no row of settings.toml is an Error.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        vars(self).update({**_defaults("build"), "plugin_config": PluginConfig()})
+        self.update(**given)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(f"BuildConfig has no field {name!r}{did_you_mean(name, vars(self))}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in vars(self):
+            near = did_you_mean(name, vars(self))
+            raise ArgumentError(f"BuildConfig has no field {name!r}{near}", loc=here())
+        if name == "plugin_config" and not isinstance(value, PluginConfig):
+            if value is not None and not isinstance(value, Mapping):
+                raise ArgumentError(
+                    f"plugin_config is {value!r}; expected a PluginConfig, or a table of switches",
+                    loc=here(),
+                )
+            value = PluginConfig.from_dict(cast("Mapping[str, Any]", value or {}))
+        if name == "kv_cache_type" and isinstance(value, str):
+            value = KVCacheType.from_string(value)
+        vars(self)[name] = value
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any], plugin_config: Any = None) -> BuildConfig:
+        """The config of a table, such as that of a JSON file."""
+        own = cls(**config)
+        own.plugin_config = plugin_config or own.plugin_config
+        return own
+
+    @classmethod
+    def from_json_file(cls, config_file: Any, plugin_config: Any = None) -> BuildConfig:
+        """The config of a JSON file."""
+        return cls.from_dict(read_object(Path(config_file)), plugin_config)
+
+    def update(self, **given: Any) -> None:
+        """Set these fields."""
+        for name, value in given.items():
+            setattr(self, name, value)
+
+    def update_from_dict(self, config: Mapping[str, Any]) -> None:
+        """Set these fields."""
+        self.update(**config)
+
+    def update_kv_cache_type(self, model_architecture: str = "") -> None:
+        """Set the kind of caches that an engine has: contiguous ones, or none."""
+        if self.kv_cache_type is not KVCacheType.DISABLED:
+            self.kv_cache_type = KVCacheType.CONTINUOUS
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as config.json has them."""
+        return {**vars(self), "plugin_config": self.plugin_config.to_dict()}
+
+
+@dataclass
+class EngineConfig:
+    """What the config.json in the folder of an engine says."""
+
+    pretrained_config: Any
+    build_config: Any
+    version: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As config.json has it."""
+        return {k: x.to_dict() if hasattr(x, "to_dict") else x for k, x in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> EngineConfig:
+        """The config of a table."""
+        build = BuildConfig.from_dict(config.get("build_config") or {})
+        return cls(config.get("pretrained_config") or {}, build, config.get("version", ""))
+
+    @classmethod
+    def from_json_file(cls, config_file: str | os.PathLike[str]) -> EngineConfig:
+        """The config of a file."""
+        return cls.from_dict(read_object(Path(config_file)))
