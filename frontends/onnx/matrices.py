@@ -164,30 +164,6 @@ def group_normalization(b: Builder, node: Node) -> Made:
     return b.value(ops.GroupNorm(b.get(x), groups=groups, weight=scale, bias=bias, eps=eps))
 
 
-@reads(
-    "Conv",
-    known="auto_pad dilations group kernel_shape pads strides",
-    refuses=only("auto_pad", "NOTSET", "VALID"),
-)
-def conv(b: Builder, node: Node) -> Made:
-    """Conv; padding that depends on the size of x (SAME_UPPER) is refused."""
-    x, weight = b.get(node.shaped(0, 3)), b.get(node.input(1))
-    count = x.type.ndim - 2
-    pads = node.ints("pads") or [0] * (2 * count)
-    return b.value(
-        ops.Conv(
-            x,
-            weight,
-            bias=b.get(node.input(2)) if node.has(2) else None,
-            strides=tuple(node.ints("strides") or ()),
-            before=tuple(pads[:count]),
-            after=tuple(pads[count:]),
-            dilations=tuple(node.ints("dilations") or ()),
-            groups=node.integer("group", 1),
-        )
-    )
-
-
 def _trains(node: Node) -> str | None:
     if node.integer("training_mode", 0) or len([name for name in node.outputs if name]) > 1:
         return "it computes the statistics of a batch (training)"
