@@ -12,7 +12,7 @@ from ..errors import Error
 from ..ir.core import Module
 from ..ops import Rope
 from .inputs import cache_capacity, check_prompt, multiple_of, rounded, vocabulary
-from .rows import Rows, check_language_model, has_engine_tensors
+from .rows import Rows, check_language_model, has_engine_tensors, row_dim
 
 Stop: TypeAlias = Literal["end", "count", "capacity"]
 
@@ -163,7 +163,8 @@ def _by_length(module: Module, length: int) -> bool:
 def _ids_dim(program: Program, at: int, what: str) -> tuple[str, int]:
     """(S, n) if a call takes n*S tokens, or rows."""
     (ids,) = [port for port in program.ports.inputs if port.name == "input_ids"]
-    found = multiple_of(ids.shape[at])
+    dim = row_dim(ids, program.ports.inputs)[1] if at == 0 else ids.shape[-1]
+    found = multiple_of(dim)
     if found is None:
-        raise Error(f"this model takes exactly {ids.shape[at]} {what} per call; use irc run")
+        raise Error(f"this model takes exactly {dim} {what} per call; use irc run")
     return found

@@ -10,8 +10,11 @@ from ..argument_checks import check_arrays, check_count, check_kind
 from ..backends.base import Program
 from ..ir.core import Module
 from .checks import checked
+from .decoding import Criteria, Decoding, Processor
 from .greedy import Summary, greedy
 from .inputs import Arrays, cache_capacity, check_ranges, complete
+from .sampling import GREEDY, Sampling, Words, random_of_row
+from .search import Beams, DecodingRules, Hypothesis, Sampled
 from .tokenizer import TextStream, Tokenizer
 
 
@@ -59,6 +62,41 @@ class Model:
     ) -> Summary:
         """Continue token ids greedily by up to `most`; `emit` is called with each new token."""
         return greedy(self.program, prompt, most, self.ends, self.dims, emit, self.module)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        sampling: Sampling = GREEDY,
+        *,
+        beams: int = 1,
+        length_penalty: float = 1.0,
+        stop: Words = (),
+        bad: Words = (),
+        seed: int = 0,
+        processor: Processor | None = None,
+        criteria: Criteria | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Continue prompts of token ids by sampling, or by a search with several `beams`.
+
+        Returns the sequences of each prompt, best first, prompt and end tokens included, with the
+        log-probabilities of their new tokens. A sequence of `stop` ends a continuation, one of
+        `bad` never occurs. `processor` changes logits, `criteria` ends decoding, see `decoding`.
+        """
+        check_count("max_new_tokens", max_new_tokens)
+        rules = DecodingRules(sampling, max_new_tokens, self.ends, stop, bad)
+        searches = [
+            Beams(prompt, rules, beams, length_penalty)
+            if beams > 1
+            else Sampled(prompt, rules, random_of_row(seed, row))
+            for row, prompt in enumerate(prompts)
+        ]
+        decoding = Decoding(
+            self.program, self.dims, searches, processor=processor, criteria=criteria
+        )
+        for _ in decoding.steps():
+            pass
+        return decoding.results
 
     def generate_text(
         self, prompt: Sequence[int], most: int, emit: Callable[[str], None]

@@ -3,7 +3,8 @@
 Two signatures are served by the names of their ports: irc's own language models (`positions`,
 `past_lengths`, `logit_positions`, caches `k0` [B, heads, C, D]), and networks of TensorRT-LLM
 (`position_ids`, `last_token_ids`, `past_key_value_0` [B, 2, heads, C, D], ...), whose caches are
-either states of capacity C, or grow by concatenation.
+either states of capacity C, or grow by concatenation. Those of TensorRT-LLM may be packed: their
+`input_ids` are the tokens of all rows without padding, [T] or [1, T].
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from ..backends.base import Port, Ports, Program, Stream
 from ..errors import Error
+from ..ir.dims import DimLike
 from ..ir.dtypes import numpy_dtype
 from ..ir.result_names import NEXT_TOKENS
 from .checks import checked
@@ -62,11 +64,13 @@ class Rows:
             self.stream = program.open(cache_sizes(ports.states, self.count, slots))
         _check_names(self.inputs, self.extra)
         (self.ids,) = [port for port in self.inputs if port.name == "input_ids"]
-        found = multiple_of(self.ids.shape[1])
+        self.packed, self.row_dim = row_dim(self.ids, self.inputs)
+        found = multiple_of(self.ids.shape[-1])
         self.multiple = found[1] if found is not None else 1  # of the tokens of a call
         if found is not None and found[0] in dims:  # backends pad a call of fewer tokens
             self.dims = {**dims, found[0]: (1, *dims[found[0]][1:])}
         self._checked: tuple[int, ...] = ()  # the shape of the last call's tokens
+        self._last_call: tuple[Array, _Call] | None = None  # its logits
         lengths = {len(prompt) for prompt in prompts}
         if self.growing and len(lengths) > 1 and not any(p.name == _MASK for p in self.inputs):
             raise Error(
@@ -166,7 +170,21 @@ class Rows:
                 "as an output, and compile without --next-tokens"
             )
         logits = results["logits"]
-        return logits if logits.ndim == 2 else call.last(logits)
+        self._last_call = (logits, call)
+        return call.last(logits) if self.packed or logits.ndim == 3 else logits
+
+    def logits_of_tokens(self) -> list[Array] | None:
+        """[tokens, V] of the last call for each row, where the program returns all logits."""
+        if self._last_call is None:
+            return None
+        logits, call = self._last_call
+        if self.packed:
+            logits = logits.reshape(-1, logits.shape[-1])
+            ends = np.cumsum(call.counts)
+            return np.split(logits, ends[:-1]) if len(logits) == ends[-1] else None
+        if logits.ndim != 3 or logits.shape[1] != call.ids.shape[1]:
+            return None
+        return [row[:count] for row, count in zip(logits, call.counts, strict=True)]
 
     def _zeros(self, port: Port, slots: int) -> Array:
         return np.zeros(state_shape(port, self.count, slots), numpy_dtype(port.dtype))
@@ -179,7 +197,7 @@ class _Call:
         self.rows, self.total = rows, total
         counts = [len(each) for each in tokens]
         width = -(-max(*counts, least) // rows.multiple) * rows.multiple
-        self.counts = np.array(counts, np.int32)
+        self.counts, self.width = np.array(counts, np.int32), width
         self.ids = np.zeros((len(tokens), width), np.int64)
         for row, each in enumerate(tokens):
             self.ids[row, : len(each)] = each
@@ -207,13 +225,26 @@ class _Call:
         """The array for an input, by its name."""
         given = self.rows.extra.get(port.name)
         if given is not None:
-            if port.shape[:1] == self.rows.ids.shape[:1]:  # an entry per row
+            if port.shape == self.rows.ids.shape and self.rows.packed:  # an entry per token
+                given = self.joined(given[self.rows.origin].reshape(-1, 1).repeat(self.width, 1))
+            elif port.shape[:1] == (self.rows.row_dim,):  # an entry per row
                 given = given[self.rows.origin]
             return converted(
                 port, given.reshape(given.shape + (1,) * (len(port.shape) - given.ndim))
             )
         base = port.name.rstrip("0123456789").rstrip("_")
         return converted(port, _VALUES[base](self, port))
+
+    def joined(self, values: Array) -> Array:
+        """[rows, width], or in the packed form the values of the tokens alone."""
+        if not self.rows.packed:
+            return values
+        tokens = values[self.valid > 0]
+        return tokens[None] if len(self.rows.ids.shape) == 2 else tokens
+
+    def ends(self) -> Array:
+        """[rows]: the number of tokens of this call up to the last of each row, or of its row."""
+        return np.cumsum(self.counts) if self.rows.packed else self.counts
 
     def prompts(self) -> Array:
         """The lengths of the prompts."""
@@ -226,17 +257,23 @@ class _Call:
         return np.full([dim if isinstance(dim, int) else size for dim, size in pairs], value)
 
     def last(self, values: Array) -> Array:
-        """[rows, ...] at the last token of each row, of values [rows, tokens or 1, ...]."""
+        """[rows, ...] at the last token of each row, of values [rows, tokens or 1, ...].
+
+        Values of a packed call are [rows, V], or those of all tokens, [T, V] or [1, T, V].
+        """
+        if self.rows.packed:
+            flat = values.reshape(-1, values.shape[-1])
+            return flat if len(flat) == len(self.counts) else flat[self.ends() - 1]
         at = np.zeros(len(values), np.int64) if values.shape[1] == 1 else self.counts - 1
         return values[np.arange(len(values)), at]
 
 
 _Value: TypeAlias = Callable[[_Call, Port], Array]
 _VALUES: dict[str, _Value] = {
-    "input_ids": lambda call, port: call.ids,
-    "position_ids": lambda call, port: call.positions(),
+    "input_ids": lambda call, port: call.joined(call.ids),
+    "position_ids": lambda call, port: call.joined(call.positions()),
     "positions": lambda call, port: call.positions(),
-    "last_token_ids": lambda call, port: call.counts,
+    "last_token_ids": lambda call, port: call.ends(),
     "logit_positions": lambda call, port: call.counts[:, None] - 1,
     "past_lengths": lambda call, port: call.rows.past,
     "host_past_key_value_lengths": lambda call, port: call.rows.past,
@@ -254,6 +291,15 @@ _VALUES: dict[str, _Value] = {
     "all_reduce_workspace": lambda call, port: call.whole(port, 0),
     "tasks": lambda call, port: call.whole(port, 0),
 }
+
+
+def row_dim(ids: Port, inputs: Sequence[Port]) -> tuple[bool, DimLike]:
+    """Whether `input_ids` are packed, and the dimension of the rows of a batch."""
+    if len(ids.shape) == 1 or ids.shape[0] == 1:
+        for port in inputs:
+            if port.name in ("context_lengths", "last_token_ids", "host_request_types"):
+                return len(ids.shape) == 1 or port.shape[0] != 1, port.shape[0]
+    return False, ids.shape[0]
 
 
 def _check_names(ports: Sequence[Port], extra: Mapping[str, Array]) -> None:
@@ -276,11 +322,14 @@ def has_engine_tensors(ports: Ports) -> bool:
     return any(port.name.startswith(_PAST) for port in (*ports.inputs, *ports.states))
 
 
-def check_language_model(ports: Ports) -> None:
-    """An Error unless a program has the input `input_ids`, caches, and logits or next tokens."""
+def check_language_model(ports: Ports, caches: bool = True) -> None:
+    """An Error unless a program has the input `input_ids`, and logits or next tokens.
+
+    It must also have `caches`, without which it predicts one token.
+    """
     inputs, outputs = ([port.name for port in found] for found in (ports.inputs, ports.outputs))
     has_tokens = "logits" in outputs or NEXT_TOKENS in outputs
-    has_caches = ports.states or has_engine_tensors(ports)
+    has_caches = ports.states or not caches or has_engine_tensors(ports)
     if "input_ids" not in inputs or not has_tokens or not has_caches:
         raise Error(
             "this model is no language model, which has the input input_ids, caches, and the "

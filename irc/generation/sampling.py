@@ -50,6 +50,14 @@ class Sampling:
         return self.top_k == 1 or (self.top_k == 0 and self.top_p == 0)
 
 
+GREEDY = Sampling()
+
+
+def random_of_row(seed: int, row: int) -> np.random.Generator:
+    """The random numbers of a row of a batch, whatever the other rows are."""
+    return np.random.default_rng([seed % 2**64, row])
+
+
 def adjusted(
     logits: Array,
     sampling: Sampling,

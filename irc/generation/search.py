@@ -1,4 +1,4 @@
-"""How one prompt is continued: by drawn tokens (`Draws`), or by beam search (`Beams`)."""
+"""How one prompt is continued: by drawn tokens (`Sampled`), or by beam search (`Beams`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Hypothesis(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rules:
+class DecodingRules:
     """What holds for one prompt: how tokens are chosen, which end it, and which are forbidden."""
 
     sampling: Sampling
@@ -40,10 +40,14 @@ class Rules:
         return new[-1] in self.ends or ends_with_any(new, self.stop)
 
 
-class Draws:
-    """One token at a time, drawn by `random`."""
+class Sampled:
+    """One token at a time, drawn by `random`; the most likely one where the rules say so."""
 
-    def __init__(self, prompt: Sequence[int], rules: Rules, random: np.random.Generator) -> None:
+    width = 1
+
+    def __init__(
+        self, prompt: Sequence[int], rules: DecodingRules, random: np.random.Generator
+    ) -> None:
         self.prompt, self.rules, self.random = len(prompt), rules, random
         self.results = [Hypothesis(list(prompt), [])]
         self.done = rules.limit == 0
@@ -60,9 +64,9 @@ class Draws:
         return [0]
 
     @property
-    def tokens(self) -> list[int]:
-        """The last token, for the next call."""
-        return self.results[0].tokens[-1:]
+    def sequences(self) -> list[list[int]]:
+        """The tokens so far."""
+        return [self.results[0].tokens]
 
 
 class Beams:
@@ -76,7 +80,7 @@ class Beams:
     def __init__(
         self,
         prompt: Sequence[int],
-        rules: Rules,
+        rules: DecodingRules,
         width: int,
         length_penalty: float = 1.0,
         early: bool = True,
@@ -103,10 +107,10 @@ class Beams:
         return order + [0] * (self.width - len(order))
 
     @property
-    def tokens(self) -> list[int]:
-        """The last token of each beam, for the next call."""
-        last = [each.tokens[-1] for each in self.running]
-        return last + [0] * (self.width - len(last))
+    def sequences(self) -> list[list[int]]:
+        """The tokens so far of `width` running beams, of which the next logits are."""
+        running = [each.tokens for each in self.running or self.results]
+        return running + running[:1] * (self.width - len(running))
 
     @property
     def results(self) -> list[Hypothesis]:

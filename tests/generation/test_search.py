@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from irc.generation.sampling import Sampling
-from irc.generation.search import Beams, Draws, Rules
+from irc.generation.search import Beams, DecodingRules, Sampled
 from tests.fresh import fresh, session_seed
 
 SIZE, END, WIDTH, LIMIT = 7, 6, 3, 6
@@ -28,11 +28,12 @@ class Random:
 
 def searched(model: Random, penalty: float, early: bool) -> list[list[int]]:
     """The sequences that Beams finds, best first."""
-    beams = Beams(PROMPT, Rules(Sampling(), LIMIT, (END,)), WIDTH, penalty, early)
+    beams = Beams(PROMPT, DecodingRules(Sampling(), LIMIT, (END,)), WIDTH, penalty, early)
     rows = [PROMPT] * WIDTH
     while not beams.done:
         order = beams.advance(np.stack([model.logits(row) for row in rows]))
-        rows = [[*rows[at], token] for at, token in zip(order, beams.tokens, strict=True)]
+        last = [tokens[-1] for tokens in beams.sequences]
+        rows = [[*rows[at], token] for at, token in zip(order, last, strict=True)]
         assert rows[: len(beams.running)] == [each.tokens for each in beams.running]
     return [each.tokens for each in beams.results]
 
@@ -83,16 +84,17 @@ def test_beams_are_those_of_transformers(penalty: float, early: bool) -> None:
     models = [Random(seed) for seed in range(12)]
     wanted = of_transformers(models, penalty, early)
     assert [searched(model, penalty, early) for model in models] == wanted
-    assert any(len(row) < len(PROMPT) + LIMIT for rows in wanted for row in rows)
+    assert penalty or any(len(row) < len(PROMPT) + LIMIT for rows in wanted for row in rows)
 
 
 def test_stop_words_end_beams_and_bad_words_are_left_out() -> None:
-    rules = Rules(Sampling(), LIMIT, (), stop=[[3], [4, 5]], bad=[[0]])
+    rules = DecodingRules(Sampling(), LIMIT, (), stop=[[3], [4, 5]], bad=[[0]])
     beams, model = Beams(PROMPT, rules, WIDTH), Random(99)
     rows = [PROMPT] * WIDTH
     while not beams.done:
         order = beams.advance(np.stack([model.logits(row) for row in rows]))
-        rows = [[*rows[at], token] for at, token in zip(order, beams.tokens, strict=True)]
+        last = [tokens[-1] for tokens in beams.sequences]
+        rows = [[*rows[at], token] for at, token in zip(order, last, strict=True)]
     for each in beams.results:
         new = each.tokens[len(PROMPT) :]
         assert 0 not in new and 3 not in new[:-1]
@@ -102,7 +104,7 @@ def test_stop_words_end_beams_and_bad_words_are_left_out() -> None:
 def test_draws_stop_at_the_limit_or_at_an_end() -> None:
     model = Random(5)
     for limit in (0, 1, LIMIT):
-        draws = Draws(PROMPT, Rules(Sampling(top_k=0, top_p=1.0), limit, (END,)), fresh())
+        draws = Sampled(PROMPT, DecodingRules(Sampling(top_k=0, top_p=1.0), limit, (END,)), fresh())
         while not draws.done:
             assert draws.advance(model.logits(draws.results[0].tokens)[None]) == [0]
         new = draws.results[0].tokens[len(PROMPT) :]

@@ -1,7 +1,13 @@
 """TensorRT-LLM's Python runtime over irc artifacts: sessions, runners and their settings."""
 
-from .configs import ModelConfig, SamplingConfig, to_word_list_format
-from .generation import GenerationSession
+from .configs import ModelConfig, SamplingConfig, decode_words_list, to_word_list_format
+from .generation import (
+    GenerationSession,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from .model_runner import ModelRunner, ModelRunnerCpp
 from .session import Session, TensorInfo
 
@@ -10,11 +16,16 @@ PYTHON_BINDINGS = False  # whether the runtime in C++ is installed
 __all__ = [
     "PYTHON_BINDINGS",
     "GenerationSession",
+    "LogitsProcessor",
+    "LogitsProcessorList",
     "ModelConfig",
     "ModelRunner",
     "ModelRunnerCpp",
     "SamplingConfig",
     "Session",
+    "StoppingCriteria",
+    "StoppingCriteriaList",
     "TensorInfo",
+    "decode_words_list",
     "to_word_list_format",
 ]

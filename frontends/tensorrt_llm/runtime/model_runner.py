@@ -7,6 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from irc.errors import Error, did_you_mean
 from irc.source import here
 
@@ -16,54 +18,69 @@ from .generation import GenerationSession
 
 
 class ModelRunner:
-    """Continues batches of prompts with the language model in an artifact folder."""
+    """Continues batches of prompts with the language model in an artifact folder.
+
+    The attributes of its session, such as `vocab_size`, are its own.
+    """
 
     def __init__(self, session: GenerationSession) -> None:
         self.session = session
 
     @classmethod
     def from_dir(
-        cls, engine_dir: str | PathLike[str], lora_dir: Any = None, **without_effect: Any
+        cls,
+        engine_dir: str | PathLike[str],
+        lora_dir: Any = None,
+        rank: int = 0,
+        debug_mode: bool = False,
+        **without_effect: Any,
     ) -> ModelRunner:
-        """The runner of an artifact. All ranks run in this process, so `rank` has no effect.
-
-        Neither have `max_batch_size` and the other limits, which the artifact states.
-        """
+        """The runner of the engine, or artifact, in a folder. All ranks run in this process."""
         if lora_dir is not None:
             raise Error(
                 "lora_dir is not supported; merge the adapters into the checkpoint", loc=here()
             )
-        if without_effect.get("debug_mode"):
-            raise Error("debug_mode is not supported; use runtime.Session", loc=here())
-        return cls(GenerationSession(ModelConfig(), engine_dir))
+        config = ModelConfig.from_folder(Path(engine_dir))
+        return cls(GenerationSession(config, engine_dir, debug_mode=debug_mode))
+
+    @classmethod
+    def from_engine(cls, engine: Any, debug_mode: bool = False) -> ModelRunner:
+        """The runner of an Engine."""
+        return cls(GenerationSession(None, engine, debug_mode=debug_mode))
+
+    def __getattr__(self, name: str) -> Any:
+        if "session" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.session, name)
 
     @property
-    def vocab_size(self) -> int:
-        """The number of tokens, as the logits tell."""
-        ports = self.session.artifact.program.ports.outputs
-        return next(int(str(port.shape[-1])) for port in ports if port.name == "logits")
+    def vocab_size(self) -> int | None:
+        """The number of tokens."""
+        return self.session._model_config.vocab_size or self.session.vocab_size_padded
 
     @property
-    def dtype(self) -> str:
-        """The dtype of most weights, such as "bf16"."""
-        return self.session.artifact.manifest["dtype"]
+    def max_sequence_length(self) -> int | None:
+        """The most tokens of a sequence."""
+        config = self.session._model_config
+        return config.max_seq_len or (config.max_input_len or 0) + (config.max_output_len or 0)
 
     def generate(
         self,
         batch_input_ids: Sequence[Any],
         sampling_config: SamplingConfig | None = None,
         prompt_table: Any = None,
-        prompt_tasks: Any = None,
-        lora_uids: Any = None,
+        prompt_tasks: str | None = None,
         streaming: bool = False,
         stopping_criteria: Any = None,
         logits_processor: Any = None,
+        lora_uids: Any = None,
+        prompt_table_path: Any = None,
         **fields: Any,
     ) -> Any:
         """What `GenerationSession.decode` returns for prompts of any lengths.
 
-        `fields` are those of SamplingConfig, which override `sampling_config`; `max_new_tokens` is
-        one of them.
+        `prompt_table` is an array [tasks, tokens, hidden], or the .npy file of one. `fields` are
+        those of SamplingConfig, which override `sampling_config`, such as `max_new_tokens`.
         """
         if lora_uids is not None:
             raise Error("lora_uids is not supported; merge the adapters into the checkpoint")
@@ -78,9 +95,16 @@ class ModelRunner:
                 f"generate has no argument {unknown[0]!r}{did_you_mean(unknown[0], vars(config))}",
                 loc=here(),
             )
-        new, beams = int(config.max_new_tokens), int(config.num_beams)
-        self.session.setup(len(lengths), max(lengths), new, beams)
-        inputs: dict[str, Any] = {} if prompt_table is None else _prompt_table(prompt_table)
+        self.session.setup(
+            len(lengths),
+            max(lengths),
+            int(config.max_new_tokens),
+            int(config.num_beams),
+            config.max_attention_window_size,
+            config.sink_token_length,
+        )
+        table = prompt_table if prompt_table_path is None else prompt_table_path
+        inputs: dict[str, Any] = {} if table is None else _prompt_table(table)
         if prompt_tasks is not None:
             inputs["tasks"] = [int(task) for task in str(prompt_tasks).split(",")]
         return self.session.decode_batch(
@@ -95,9 +119,7 @@ class ModelRunner:
 
 def _prompt_table(given: Any) -> dict[str, Any]:
     """The inputs of a table [tasks, tokens, hidden], or of the .npy file of one."""
-    import numpy as np
-
-    table = np.load(str(given)) if isinstance(given, (str, Path)) else as_array(given)
+    table = np.load(str(given)) if isinstance(given, str | Path) else as_array(given)
     if table.ndim != 3:
         raise Error(f"prompt_table has the shape {list(table.shape)}; expected [tasks, tokens, H]")
     flat = table.reshape(-1, table.shape[-1])

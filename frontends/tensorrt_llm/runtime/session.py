@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+import irc
+from irc.backends.base import Port
 from irc.backends.reference.inputs import Input, bind_sizes
 from irc.errors import Error
 from irc.generation.checks import checked
@@ -16,8 +19,8 @@ from irc.ir.dims import Dim, bind
 from irc.ir.dtypes import numpy_dtype
 from irc.ir.types import TensorType
 
-from ..dtypes import as_array
-from .generation import like, open_engine
+from ..dtypes import as_array, data_type, numpy_to_torch
+from ..engines import find_artifact
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,44 @@ class TensorInfo:
         return TensorInfo(self.name, self.dtype, kept if self.shape[at] == 1 else self.shape)
 
 
+class EngineTensors:
+    """The inputs and outputs of an engine, by TensorRT's names; -1 is a size that may change."""
+
+    streamable_weights_size = 0
+
+    def __init__(self, artifact: irc.Artifact) -> None:
+        ports = artifact.program.ports
+        self.inputs = {port.name: port for port in (*ports.inputs, *ports.states)}
+        self.outputs = {port.name: port for port in ports.outputs}
+        self.num_io_tensors = len(self.inputs) + len(self.outputs)
+
+    def get_tensor_name(self, index: int) -> str:
+        """The name of a tensor; inputs come first."""
+        return [*self.inputs, *self.outputs][index]
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return tuple(dim if isinstance(dim, int) else -1 for dim in self._port(name).shape)
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        """The DataType of a tensor."""
+        return data_type(self._port(name).dtype)
+
+    def get_tensor_mode(self, name: str) -> Any:
+        """Whether a tensor is an input or an output."""
+        modes: Any = sys.modules["tensorrt"].TensorIOMode
+        return modes.INPUT if name in self.inputs else modes.OUTPUT
+
+    def _port(self, name: str) -> Port:
+        return (self.inputs | self.outputs)[name]
+
+
 class Session:
     """The program of an artifact: `run` takes all inputs, and returns or fills the outputs."""
 
     def __init__(self, engine: Any) -> None:
         self.artifact = open_engine(engine)
+        self.engine = EngineTensors(self.artifact)
 
     @classmethod
     def from_artifact(cls, folder: Any) -> Session:
@@ -54,28 +90,33 @@ class Session:
 
     def infer_shapes(self, inputs: Sequence[TensorInfo], context: Any = None) -> list[TensorInfo]:
         """The outputs for inputs of these shapes, states included in neither."""
-        ports, shapes = self.artifact.program.ports, {each.name: each.shape for each in inputs}
-        given = [port for port in (*ports.inputs, *ports.states) if port.name in shapes]
-        zeros = {port.name: np.zeros((), numpy_dtype(port.dtype)) for port in given}
-        arrays = {name: np.broadcast_to(zero, shapes[name]) for name, zero in zeros.items()}
-        rows = [Input(p.name, TensorType(p.dtype, p.shape), arrays[p.name]) for p in given]
-        sizes = bind_sizes(rows, {})
-        check_ranges(given, arrays, self.artifact.manifest["dims"])
+        sizes = self.check_shapes({each.name: each.shape for each in inputs})
         outputs: list[TensorInfo] = []
-        for port in ports.outputs:
+        for port in self.engine.outputs.values():
             shape = [bind(dim, sizes) for dim in port.shape]
             unknown = [dim for dim in shape if isinstance(dim, Dim)]
             if unknown:
                 raise Error(
                     f"the output {port.name} has the size {unknown[0]}, which the inputs "
-                    f"{', '.join(shapes)} do not determine; give all inputs"
+                    f"{', '.join(each.name for each in inputs)} do not determine; give all inputs"
                 )
-            outputs.append(TensorInfo(port.name, port.dtype, tuple(map(int, map(str, shape)))))
+            shape = tuple(map(int, map(str, shape)))
+            outputs.append(TensorInfo(port.name, data_type(port.dtype), shape))
         return outputs
+
+    def check_shapes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """The sizes of symbols that inputs of these shapes have; an Error if they do not fit."""
+        ports = [port for name, port in self.engine.inputs.items() if name in shapes]
+        zeros = {port.name: np.zeros((), numpy_dtype(port.dtype)) for port in ports}
+        arrays = {name: np.broadcast_to(zero, tuple(shapes[name])) for name, zero in zeros.items()}
+        rows = [Input(p.name, TensorType(p.dtype, p.shape), arrays[p.name]) for p in ports]
+        sizes = bind_sizes(rows, {})
+        check_ranges(ports, arrays, self.artifact.manifest["dims"])
+        return sizes
 
     def set_shapes(self, tensor_dict: Mapping[str, Any], context: Any = None) -> None:
         """Check that the engine takes these shapes; `run` sets them itself."""
-        self.infer_shapes([TensorInfo(n, None, tuple(t.shape)) for n, t in tensor_dict.items()])
+        self.check_shapes({name: tuple(tensor.shape) for name, tensor in tensor_dict.items()})
 
     def run(
         self,
@@ -89,7 +130,7 @@ class Session:
         Inputs that the engine does not have, because no result needs them, are left out.
         """
         program = self.artifact.program
-        ports = [p for p in (*program.ports.inputs, *program.ports.states) if p.name in inputs]
+        ports = [port for name, port in self.engine.inputs.items() if name in inputs]
         arrays = {port.name: converted(port, as_array(inputs[port.name])) for port in ports}
         check_ranges(ports, arrays, self.artifact.manifest["dims"])
         results = checked(program, program.run(arrays), arrays)
@@ -99,5 +140,28 @@ class Session:
         for name, buffer in outputs.items():
             if name not in results:
                 raise Error(f"the engine has no output {name!r}; it has {', '.join(results)}")
-            buffer[...] = like(results[name], buffer)
+            result = results[name]
+            if result.size != int(np.prod(tuple(buffer.shape), dtype=np.int64)):
+                raise Error(
+                    f"the output {name} has the shape {list(result.shape)}, but the buffer for it "
+                    f"{list(buffer.shape)}; ask infer_shapes for the shape"
+                )
+            buffer[...] = like(result.reshape(tuple(buffer.shape)), buffer)
         return True
+
+    def _debug_run(self, inputs: Mapping[str, Any], context: Any = None) -> dict[str, Any]:
+        """All results for all inputs."""
+        return self.run(inputs)
+
+
+def open_engine(source: Any) -> irc.Artifact:
+    """The artifact of an engine: itself, an engine, its bytes or file, or a folder."""
+    if isinstance(source, irc.Artifact):
+        return source
+    artifact = getattr(source, "artifact", None)
+    return find_artifact(source) if artifact is None else artifact
+
+
+def like(array: np.ndarray[Any, Any], given: Any) -> Any:
+    """`array`, as a tensor of PyTorch on the device of `given` where that is one."""
+    return numpy_to_torch(array).to(given.device) if hasattr(given, "new_tensor") else array

@@ -268,7 +268,7 @@ def test_hooks_see_and_change_the_tokens(runner: ModelRunner, prompt: list[int])
         end_id=-1,
         max_new_tokens=5,
         logits_processor=processor,
-        stopping_criteria=lambda step, ids, logits: step == 3,
+        stopping_criteria=lambda step, ids, logits: step == 2,
     )
     assert seen == [0, 1, 2]
     assert new(ids[0, 0], prompt)[:3] == [1, 6, 11]
@@ -293,9 +293,12 @@ def test_the_rows_of_a_prompt_table_have_ids_behind_the_vocabulary(tmp_path: Pat
         runner.generate([[VOCAB + 2]], **settings)
 
 
-def test_a_model_without_caches_generates_nothing(tmp_path: Path) -> None:
+def test_a_model_without_caches_predicts_one_token(tmp_path: Path, oracle: Oracle) -> None:
+    runner = ModelRunner.from_dir(artifact("none", SEED, tmp_path / "e"))
+    ids = runner.generate([[3, 1, 4]], end_id=-1, max_new_tokens=1)
+    assert ids[0, 0].tolist() == oracle.greedy([3, 1, 4], 1) and not runner.use_kv_cache
     with pytest.raises(Error, match=r"this model is no language model, which has .* caches"):
-        GenerationSession(None, artifact("none", SEED, tmp_path / "e"))
+        runner.generate([[3, 1, 4]], end_id=-1, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -353,12 +356,9 @@ def test_prompts_of_one_length_without_a_mask(tmp_path: Path, oracle: Oracle) ->
         (lambda r: SamplingConfig(1, beam_search_diversity_rate=0.5), "ranked by probability"),
         (lambda r: r.generate([[]], end_id=1), "an empty prompt"),
         (lambda r: r.generate([[1]], end_id=1, max_tokens=3), "no argument 'max_tokens'"),
-        (lambda r: r.generate([[1]], end_id=1, temperature=0.0), "temperature is 0.0; expected"),
+        (lambda r: r.generate([[1]], end_id=1, temperature=-1.0), "temperature is -1.0; expected"),
         (lambda r: r.generate([[1]], end_id=1, lora_uids=["0"]), "merge the adapters"),
-        (
-            lambda r: r.generate([[1] * 30], end_id=1, max_new_tokens=9),
-            "caches of this engine hold",
-        ),
+        (lambda r: r.generate([[1] * 30], end_id=1, max_new_tokens=9), "caches of this model hold"),
         (lambda r: r.session.decode([[1, 2]], [3], SamplingConfig(1)), "prompts of these lengths"),
         (lambda r: r.generate([[VOCAB]], end_id=1), "has the token 23, but the model has 23"),
         (lambda r: r.session.decode([[-1]], [1], SamplingConfig(1)), "has the token -1, but the"),
