@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NoReturn
@@ -201,7 +202,7 @@ def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
 def _asks(value: Any) -> bool:
     """Whether the value of a field asks for something."""
     fields: dict[str, Any] = {"lora_dir": [], "lora_target_modules": [], "world_size": 1}
-    own: Any = value if type(value) is dict else getattr(value, "__dict__", None)
+    own: Any = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
     if own is not None:
         return any(own.get(name, off) not in (off, None) for name, off in fields.items())
     return value is True or (value not in (None, False, 0, "", 1) and str(value).lower() != "none")

@@ -186,7 +186,7 @@ class _Request:
 
     def _quantization(self, source: Path) -> dict[str, Any]:
         """The options given, and the scheme where config.json wants float weights quantized."""
-        from ..frontends.tensorrt_llm.checkpoint import scheme_of_floats
+        from ..frontends.checkpoints.tensorrt_llm import scheme_of_floats
 
         found = quantization_options(self.args)
         if "quantize" in found or self.args.random_weights is not None:

@@ -169,7 +169,7 @@ def _checkpoint(
     ignored = [key.strip() for key in str(settings.get("ignore", "")).split(",") if key.strip()]
     config = huggingface.read_config(path)
     if huggingface.is_of_tensorrt_llm(config):
-        from ..frontends.tensorrt_llm import checkpoint as tensorrt_llm
+        from ..frontends.checkpoints import tensorrt_llm
 
         if unbound:
             return Source(tensorrt_llm.trace(config, dtype, ignored), path)

@@ -11,8 +11,8 @@ import irc
 from irc.cli.build import FLAGS
 from irc.frontends.tensorrt_llm.settings import OFF
 from tests.fresh import fresh
-from tests.frontends.tensorrt_llm.rank_folders import Conversion, write_folder
-from tests.frontends.tensorrt_llm.test_checkpoint import LLAMA, tensors_of
+from tests.frontends.checkpoints.rank_folders import Conversion, write_folder
+from tests.frontends.checkpoints.test_rank_folders import LLAMA, tensors_of
 
 from .runner import refused, works
 

@@ -10,14 +10,13 @@ from typing import Any
 from ....errors import Error, did_you_mean
 from ....source import here
 from ....weights import Cast, ConcatRef, FileRef, Ref, Shard, Slice, Transpose
+from ...checkpoints.ranks import PLACES, RankFile
+from ...checkpoints.tensorrt_llm import is_unread, transformers_model
 from ...huggingface.config import checkpoint_dtype, model_of, read_config
 from ...huggingface.files import Checkpoint
 from ...huggingface.quantized.modelopt import pairs_of_rows
 from ...huggingface.quantized.parts import FLOATS, Tensors
 from ...models.decoder import DecoderConfig
-from ..checkpoint import is_unread
-from ..checkpoint.config import transformers_model
-from ..checkpoint.ranks import PLACES, RankFile
 from ..context import current_session
 from ..dtypes import str_dtype
 from ..layers.quantized import QuantizedLinear

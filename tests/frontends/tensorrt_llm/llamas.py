@@ -18,8 +18,8 @@ from irc.frontends.tensorrt_llm.layers import MoeConfig
 from irc.frontends.tensorrt_llm.mapping import Mapping
 from irc.frontends.tensorrt_llm.models import llama, llama_keywords
 from tests.fresh import session_seed
+from tests.frontends.checkpoints.rank_folders import Conversion, write_folder
 
-from .rank_folders import Conversion, write_folder
 from .traced import trace
 
 Array = np.ndarray[Any, Any]

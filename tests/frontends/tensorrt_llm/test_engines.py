@@ -13,10 +13,10 @@ import irc
 from irc.frontends.tensorrt_llm.models import llama
 from irc.frontends.tensorrt_llm.script import run_script
 from tests.fresh import fresh
+from tests.frontends.checkpoints.rank_folders import Conversion
+from tests.frontends.checkpoints.test_quantized_ranks import folders
 from tests.frontends.tensorrt_llm import models
 from tests.frontends.tensorrt_llm.llamas import steps_of
-from tests.frontends.tensorrt_llm.rank_folders import Conversion
-from tests.frontends.tensorrt_llm.test_quantized_folders import folders
 from tests.frontends.tensorrt_llm.test_scripts import SCRIPTS
 from tests.tiny_checkpoint import write_checkpoint
 

@@ -21,6 +21,8 @@ from irc.frontends.tensorrt_llm.network import Network
 from irc.frontends.tensorrt_llm.quantization import QuantConfig
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.fresh import fresh
+from tests.frontends.checkpoints.rank_folders import Conversion
+from tests.frontends.checkpoints.test_quantized_ranks import folders
 
 from .llamas import (
     CAPACITY,
@@ -36,8 +38,6 @@ from .llamas import (
     of_ranks,
     steps_of,
 )
-from .rank_folders import Conversion
-from .test_quantized_folders import folders
 from .worlds import every_rank
 
 pytestmark = pytest.mark.oracle

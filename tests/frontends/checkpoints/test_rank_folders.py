@@ -10,18 +10,17 @@ import pytest
 
 import irc
 from irc.frontends import huggingface
-from irc.frontends.tensorrt_llm import checkpoint
+from irc.frontends.checkpoints import tensorrt_llm as checkpoint
 from irc.ir.core import Module
 from irc.weights import UnboundRef
 from irc.weights.checkpoint import Reader
 from irc.weights.safetensors import read_header
 from tests.cli.runner import works
 from tests.fresh import fresh
+from tests.frontends.checkpoints.rank_folders import Arrays, Conversion, write_folder
 from tests.models.golden import write_safetensors
 from tests.models.test_transformers import checkpoint as transformers_model
 from tests.models.test_transformers import greedy_of, tokens
-
-from .rank_folders import Arrays, Conversion, write_folder
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -267,7 +266,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "table": ({"use_parallel_embedding": 1}, "use_parallel_embedding is 1; expected true or false"),
     "dimension": ({"embedding_sharding_dim": 2}, r"expected 0 \(rows\) or 1 \(columns\)"),
     "activation": ({"hidden_act": None}, "config.json lacks the key hidden_act"),
-    "algorithm": ({"quantization": {"quant_algo": "W8A17"}}, "no QuantAlgo 'W8A17'; did you mean"),
+    "algorithm": (
+        {"quantization": {"quant_algo": "W8A17"}},
+        "no quantization scheme 'W8A17'; did you mean",
+    ),
 }
 
 

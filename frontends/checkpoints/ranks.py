@@ -15,15 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import Error
-from ....ir.dtypes import dtype as dtype_called
-from ....ir.types import TensorType
-from ....weights import ConcatRef, Slice, Unsqueeze
-from ....weights.safetensors import Tensor
-from ...huggingface.files import Checkpoint
-from ...huggingface.quantized import Tensors
-from ...huggingface.quantized.parts import FLOATS, Part, Sizes
-from .config import Layout
+from ...errors import Error
+from ...ir.dtypes import dtype as dtype_called
+from ...ir.types import TensorType
+from ...weights import ConcatRef, Slice, Unsqueeze
+from ...weights.safetensors import Tensor
+from ..huggingface.files import Checkpoint
+from ..huggingface.quantized import Layer, Method, Tensors
+from ..huggingface.quantized.parts import FLOATS, Part, Sizes
+from ..huggingface.quantized.scales import take_scales
+from ..models.config_reader import ConfigReader
 
 _LAYER = re.compile(r"transformer\.layers\.(\d+)\.(.+)")
 _EXPERTS = "block_sparse_moe.experts"
@@ -57,11 +58,39 @@ _SCALES = {
 
 
 @dataclass(frozen=True)
+class Layout:
+    """How the ranks of a checkpoint hold its tensors; rank = stage * tp + rank within the stage.
+
+    A rank has `qkv` heads of queries, keys and values; every `step`-th rank has other key heads.
+    `table_dim` is the dimension over which the ranks of a stage split the embedding of `rows` rows,
+    None if each has all of it. Experts are split over `moe_ep` groups of ranks, and their widths
+    within these. `packed` codes of four bits may lie in other dtypes; weight-only codes of `bits`
+    (0 for none) lie as mixed_gemm.py says.
+    """
+
+    tp: int
+    pp: int
+    layers: int
+    rows: int
+    qkv: tuple[int, int, int]
+    step: int
+    moe_ep: int = 1
+    table_dim: int | None = None
+    packed: bool = False
+    bits: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """The number of rank files."""
+        return self.tp * self.pp
+
+
+@dataclass(frozen=True)
 class Whole:
     """A tensor that ranks hold as `owner`.`end`; they split the weight of the owner over `dim`.
 
     `rows` (begin, end, total) are those of this tensor in what a rank has, `most` those that are
-    no padding.
+    no padding. `bits` are those of weight-only codes.
     """
 
     ranks: Sequence[Tensors]
@@ -70,6 +99,7 @@ class Whole:
     dim: int | None = None
     rows: tuple[int, int, int] = (0, 1, 1)
     most: int | None = None
+    bits: int = 0
 
     @property
     def key(self) -> str:
@@ -79,6 +109,8 @@ class Whole:
     @property
     def dtype(self) -> str:
         """What the ranks store."""
+        if self.bits and self.end == "weight":
+            return f"i{self.bits}"
         return self.ranks[0].info(self.key).dtype
 
     def joined(self, dtype: str) -> Part:
@@ -99,7 +131,7 @@ class Whole:
             case "prequant_scaling_factor":
                 return 0 if self.dim == 1 else None
             case "per_channel_scale" if self.dim == 1:
-                return None
+                return 1 if self.bits else None
             case _ if self.dim is None or self.dim >= len(found.shape) or prod(found.shape) == 1:
                 return None
             case _:
@@ -108,7 +140,12 @@ class Whole:
     def _local(self, tensors: Tensors, dtype: str) -> Part:
         """What a rank has of this tensor; experts lie above each other."""
         found, key = tensors.info(self.key), self.key
-        if found.dtype == dtype and len(found.shape) < 3:
+        if self.bits and self.end == "weight":  # bytes of the transposed codes
+            part = tensors.bytes(key, dtype, (found.shape[1] * 8 // self.bits, found.shape[0]))
+        elif self.bits and self.dim == 1 and self.end == "per_channel_scale":
+            part = tensors.take(key, dtype)  # of the inputs that this rank has
+            part = Part(part.ref.then(Unsqueeze(1)), dtype, (*part.shape, 1))
+        elif found.dtype == dtype and len(found.shape) < 3:
             part = tensors.take(key, dtype)
         else:
             outer = prod(found.shape[:-1])
@@ -217,6 +254,8 @@ class Ranks(Checkpoint):
         names, dim = PLACES[module]
         dim = self.layout.table_dim if module.endswith("vocab_embedding") else dim
         found = Whole(ranks, owner, end, dim, most=self.layout.rows if module in _PADDED else None)
+        if self.layout.bits and f"{owner}.per_channel_scale" in ranks[0]:
+            found = replace(found, bits=self.layout.bits)
         if len(ranks[0].checkpoint.tensor(key).shape) == 3:
             return {f"{prefix}{name}": each for name, each in self._experts(found)}
         sizes = self.layout.qkv if module == "attention.qkv" else (1,) * len(names)
@@ -229,6 +268,11 @@ class Ranks(Checkpoint):
 
     def _experts(self, stack: Whole) -> Iterator[tuple[str, Whole]]:
         """The experts of all ranks: `fc` has w3 over w1 of each, `proj` has w2."""
+        if stack.bits:
+            raise Error(
+                f"{stack.key} has weight-only codes of experts, which irc does not read; convert "
+                "without quantization, and give irc --quantize"
+            )
         groups = self.layout.moe_ep
         count = stack.ranks[0].checkpoint.tensor(stack.key).shape[0]
         names = ("w2",) if stack.owner.endswith("proj") else ("w3", "w1")
@@ -312,6 +356,19 @@ class JoinedTensors(Tensors):
         self.used.add(key)
         whole = self.checkpoint.wholes[key]
         return np.concatenate([tensors.read(whole.key).ravel() for tensors in whole.ranks])
+
+
+class WeightOnly(Method):
+    """Codes of 8 or 4 bits, with a scale per row, or per row and rank of a row-parallel layer."""
+
+    marks = ("weight_scale",)
+
+    def __init__(self, config: ConfigReader | None = None) -> None: ...
+
+    def layer(self, name: str, tensors: Tensors, shape: Sizes) -> Layer:
+        key = f"{name}.weight"
+        codes = tensors.view(key, tensors.info(key).dtype, shape)
+        return Layer(codes, take_scales(tensors, f"{name}.weight_scale", shape))
 
 
 def _name_of(rank: int, key: str) -> str:

@@ -1,14 +1,170 @@
-"""config.json of a TensorRT-LLM checkpoint folder: the model of irc, and how ranks hold it."""
+"""TensorRT-LLM checkpoint folders: config.json and rank0.safetensors, rank1.safetensors, ...
+
+A folder holds weights sharded for its own mapping. They are joined to references of the complete
+weights, in the model of irc that config.json describes, which then runs on any mesh.
+"""
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
-from ....errors import Error, did_you_mean
-from ...huggingface.config import Model, model_of
-from ...models.config_reader import ConfigReader
+from ...errors import Error, did_you_mean
+from ...ir.core import Module
+from ...quantization.schemes import scheme_called
+from ..huggingface.binding import bind_tensors
+from ..huggingface.config import Model, compute_dtype, is_of_tensorrt_llm, model_of, read_config
+from ..huggingface.quantized import Method
+from ..huggingface.quantized.modelopt import ModelOpt
+from ..models.config_reader import ConfigReader
+from ..models.family import Dims
+from .mixed_gemm import is_interleaved
+from .ranks import PLACES, JoinedTensors, Layout, Ranks, WeightOnly
+
+_UNREAD = (
+    *("*.rotary_inv_freq", "*.embed_positions*", "*.kv_orig_quant_scale", "*.kv_quant_orig_*"),
+    "*_cache*_scaling_factor",  # of KV caches, which stay in the compute dtype here
+)
+_INTERLEAVED = ("W4A16", "W4A16_GPTQ", "W8A16_GPTQ")  # always
+_BITS = {"W8A16": 8, "W4A16": 4}  # of weight-only codes
+
+
+def load(
+    folder: str | os.PathLike[str],
+    dtype: str | None = None,
+    dims: Dims | None = None,
+    ignore: Sequence[str] = (),
+) -> Module:
+    """The model of a folder, whose weights refer to complete tensors, joined from all ranks.
+
+    `dtype` is the compute dtype, by default that of config.json; `dims` replaces ranges of symbols;
+    `ignore` names keys of config.json that do not matter, and patterns of tensors without use. An
+    Error lists the tensors that are missing, unused or of a wrong shape.
+    """
+    config = read_config(folder)
+    quantized = _Quantization.of(config)
+    ranks = Ranks(Path(folder), layout_of(config))
+    model = transformers_model(config, "lm_head.weight" not in ranks, ignore)
+    module = model.trace(compute_dtype(config, dtype), dims)
+    _check_order(ranks, quantized)
+    method: Method | None = None
+    if quantized.algorithm and any(key.endswith(".weight_scale") for key in ranks):
+        keys = {"quant_algo": quantized.algorithm, "clamp_val": [*(quantized.clamp or ())]}
+        reader = ConfigReader(keys, "config.json: quantization")
+        method = WeightOnly() if ranks.layout.bits else ModelOpt(reader)
+    unread = (*_UNREAD, *ignore)
+    try:
+        bind_tensors(module, JoinedTensors(ranks), ranks.paths, method, {}, unread)
+    except Error as error:
+        error.add_note(f"the ranks have {_names_of_ranks()}")
+        raise
+    _note_quantization(ranks, quantized, method is not None)
+    return module
+
+
+def scheme_of_floats(folder: str | os.PathLike[str]) -> str:
+    """The scheme of a folder whose float weights are to be quantized, "" for any other."""
+    config = read_config(folder)
+    quantized = _Quantization.of(config)
+    if quantized.algorithm not in _BITS or not is_of_tensorrt_llm(config):
+        return ""
+    scaled = any(key.endswith(".weight_scale") for key in Ranks(Path(folder), layout_of(config)))
+    return "" if scaled else quantized.scheme() or ""
+
+
+def trace(config: dict[str, Any], dtype: str | None = None, ignore: Sequence[str] = ()) -> Module:
+    """The model of a config.json, its weights unbound."""
+    model = transformers_model(config, bool(config.get("tie_word_embeddings")), ignore)
+    return model.trace(compute_dtype(config, dtype))
+
+
+def is_unread(key: str) -> bool:
+    """Whether models need no tensor of this name."""
+    return any(fnmatchcase(key, pattern) for pattern in _UNREAD)
+
+
+@dataclass(frozen=True)
+class _Quantization:
+    """The section `quantization` of a config.json."""
+
+    algorithm: str
+    cache: str
+    clamp: tuple[float, ...] | None
+    has_zero: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> _Quantization:
+        """That of a config; an Error where irc knows no such algorithm."""
+        reader = ConfigReader(
+            ConfigReader(config).inner("quantization"), "config.json: quantization"
+        )
+        algorithm = reader.word("quant_algo", "").upper()
+        found = cls(
+            "" if algorithm == "NO_QUANT" else algorithm,
+            reader.word("kv_cache_quant_algo", ""),
+            reader.numbers("clamp_val") or None,
+            reader.flag("has_zero_point"),
+        )
+        found.scheme()
+        return found
+
+    def scheme(self) -> str:
+        """The name of irc's quantization scheme, "" where weights are not quantized."""
+        name = scheme_called(self.algorithm).name if self.algorithm else ""
+        return "w4a16_asym" if name == "w4a16" and self.has_zero else name
+
+
+def _check_order(ranks: Ranks, quantized: _Quantization) -> None:
+    """An Error where codes are in the order of a kernel of one kind of GPU."""
+    algorithm, is_checked = quantized.algorithm, False
+    for key, whole in ranks.wholes.items():
+        if not key.endswith(".weight_scale"):
+            continue
+        rows = whole.end == "per_channel_scale" and algorithm != "FP8_PER_CHANNEL_PER_TOKEN"
+        codes = whole.ranks[0].info(f"{whole.owner}.weight")
+        if whole.bits and codes.dtype == "i8" and len(codes.shape) == 2:
+            stored = None if is_checked else whole.ranks[0].read(f"{whole.owner}.weight")
+            is_checked = True
+            if stored is None or not is_interleaved(stored, whole.bits):
+                continue
+        if rows or algorithm in _INTERLEAVED or codes.dtype in ("f16", "bf16", "f32"):
+            raise Error(
+                f"{whole.owner}.weight is {codes.dtype}{[*codes.shape]}: codes of {algorithm} in "
+                "the order that the GEMM plugin of one kind of GPU reads, which the checkpoint "
+                "does not name. Convert the original checkpoint without quantization, or compile "
+                f"it as it is, and give irc --quantize {quantized.scheme()}"
+            )
+
+
+def _names_of_ranks() -> str:
+    """The names of transformers by those of the ranks, where these differ."""
+    return ", ".join(f"{' and '.join(n)} in {own}" for own, (n, _) in PLACES.items() if n != (own,))
+
+
+def _note_quantization(ranks: Ranks, quantized: _Quantization, has_layers: bool) -> None:
+    """Warn where config.json asks for a quantization that this module does not have."""
+    scheme = None if has_layers else quantized.scheme()
+    if scheme:
+        warnings.warn(
+            f"config.json has quant_algo={quantized.algorithm}, but the weights in {ranks.folder} "
+            f"are floats; give --quantize {scheme} to quantize them",
+            stacklevel=4,
+        )
+    if quantized.cache:
+        warnings.warn(
+            f"{ranks.folder}: config.json has kv_cache_quant_algo={quantized.cache}; "
+            "the caches stay in the compute dtype. --kv-cache quantizes them with scales of a "
+            "calibration",
+            stacklevel=4,
+        )
+
+
+# -- config.json
 
 # architecture -> (model_type, architecture) of transformers
 ARCHITECTURES = {
@@ -47,32 +203,6 @@ _FIXED: Mapping[str, object] = {
 }
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How the ranks of a checkpoint hold its tensors; rank = stage * tp + rank within the stage.
-
-    A rank has `qkv` heads of queries, keys and values; every `step`-th rank has other key heads.
-    `table_dim` is the dimension over which the ranks of a stage split the embedding of `rows` rows,
-    None if each has all of it. Experts are split over `moe_ep` groups of ranks, and their widths
-    within these. `packed` codes of four bits may lie in other dtypes.
-    """
-
-    tp: int
-    pp: int
-    layers: int
-    rows: int
-    qkv: tuple[int, int, int]
-    step: int
-    moe_ep: int = 1
-    table_dim: int | None = None
-    packed: bool = False
-
-    @property
-    def ranks(self) -> int:
-        """The number of rank files."""
-        return self.tp * self.pp
-
-
 def layout_of(config: Mapping[str, Any]) -> Layout:
     """The section `mapping`, the heads of a rank, and the sharding of the embedding."""
     reader = ConfigReader(config)
@@ -100,6 +230,7 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
     if dim not in (0, 1):
         raise reader.error("embedding_sharding_dim", "expected 0 (rows) or 1 (columns)")
     quantization = ConfigReader(reader.inner("quantization"), "config.json: quantization")
+    algorithm = quantization.word("quant_algo", "")
     return Layout(
         tp,
         pp,
@@ -109,7 +240,8 @@ def layout_of(config: Mapping[str, Any]) -> Layout:
         step=max(1, tp // keys),
         moe_ep=experts,
         table_dim=dim if reader.flag("use_parallel_embedding") else None,
-        packed="AWQ" in quantization.word("quant_algo", ""),
+        packed="AWQ" in algorithm,
+        bits=_BITS.get(algorithm, 0),
     )
 
 

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import irc
-from irc.frontends.tensorrt_llm import checkpoint
+from irc.frontends.checkpoints import mixed_gemm
+from irc.frontends.checkpoints import tensorrt_llm as checkpoint
+from irc.frontends.checkpoints.mixed_gemm import quantize_columns
 from irc.ir.core import Module
 from irc.weights.checkpoint import Reader
 from tests.fresh import fresh
-
-from .rank_folders import Arrays, Conversion, write_folder
-from .test_checkpoint import LLAMA, tensors_of
+from tests.frontends.checkpoints.rank_folders import Arrays, Conversion, write_folder
+from tests.frontends.checkpoints.test_rank_folders import LLAMA, tensors_of
 
 Array = np.ndarray
 F8, F4 = ml_dtypes.float8_e4m3fn, ml_dtypes.float4_e2m1fn
@@ -92,6 +93,15 @@ def float4(w: Array) -> Packed:
     return Packed(tensors, weight.reshape(w.shape))
 
 
+def weight_only(w: Array, bits: int, plus: int = 0) -> Packed:
+    """Codes as the kernels of one GPU read them; a rank has scales of its own."""
+    codes, scales = quantize_columns(w.T, bits)
+    codes = codes.astype(np.int16) + plus
+    scales = scales.astype(np.float16)
+    tensors = {"weight": mixed_gemm.pack(codes, bits), "per_channel_scale": scales}
+    return Packed(tensors, (codes * scales.astype(np.float32)).T)
+
+
 def with_factors(packed: Packed, tensors: Arrays) -> Packed:
     """The layer with factors of its input, which depend on the position only."""
     k = packed.weight.shape[1]
@@ -106,6 +116,8 @@ CASES: dict[str, tuple[str, Callable[[Array], Packed]]] = {
     "fp8 rows": ("FP8_PER_CHANNEL_PER_TOKEN", float8_rows),
     "int8 rows": ("W8A8_SQ_PER_CHANNEL", int8_rows),
     "int8 weights": ("W8A16", lambda w: int8_rows(w, smooth=False)),
+    "int8 columns": ("W8A16", lambda w: weight_only(w, 8)),
+    "int4 columns": ("W4A16", lambda w: weight_only(w, 4)),
     "awq": ("W4A16_AWQ", int4_groups),
     "awq with inputs in fp8": ("W4A8_AWQ", lambda w: int4_groups(w, level=True)),
     "nvfp4": ("NVFP4", float4),
@@ -170,11 +182,13 @@ def test_weights(name: str, tp: int, tmp_path: Path) -> None:
         expected = Reader(wanted).read(weight)
         np.testing.assert_allclose(dequantized(module, key), expected, rtol=1e-6, err_msg=key)
     quantizes = sum(op.opname == "quantize" for op in module.ops())
-    assert quantizes == (0 if CASES[name][0] in ("W8A16", "W4A16_AWQ") else 8 + ("head" in name))
+    assert quantizes == (
+        0 if CASES[name][0] in ("W8A16", "W4A16", "W4A16_AWQ") else 8 + ("head" in name)
+    )
 
 
 @pytest.mark.parametrize("how", [Conversion(), Conversion(tp=2)], ids=["1", "2"])
-@pytest.mark.parametrize("name", ["awq", "int8 weights"])
+@pytest.mark.parametrize("name", ["awq", "int8 weights", "int4 columns"])
 def test_logits_on_any_mesh(name: str, how: Conversion, tmp_path: Path) -> None:
     """Codes times factors give what the weights give into which the factors are folded."""
     made = folders(tmp_path, name, how, fold=how.tp == 1)
@@ -209,6 +223,7 @@ def test_graphs_of_tensorrt(name: str, tmp_path: Path) -> None:
 
 REFUSED = {
     "int8 of a converter": ("W8A16", float8_rows, "order that the GEMM plugin .*--quantize w8a16"),
+    "int8 of older GPUs": ("W8A16", lambda w: weight_only(w, 8, 128), "is i8.*the GEMM plugin"),
     "gptq": ("W4A16_GPTQ", int4_groups, "weight is i8.*--quantize w4a16_gptq"),
     "awq of one GPU": (
         "W4A16_AWQ",

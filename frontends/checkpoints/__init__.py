@@ -1,0 +1,1 @@
+"""Readers of the checkpoint folders of other tools."""
