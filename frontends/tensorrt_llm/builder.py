@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from ...errors import Error
 from ...json_files import read_object
@@ -202,7 +202,11 @@ def _input_options(prepare: Any, config: BuildConfig) -> dict[str, Any]:
 def _asks(value: Any) -> bool:
     """Whether the value of a field asks for something."""
     fields: dict[str, Any] = {"lora_dir": [], "lora_target_modules": [], "world_size": 1}
-    own: Any = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
+    own = (
+        cast("Mapping[str, Any]", value)
+        if isinstance(value, Mapping)
+        else getattr(value, "__dict__", None)
+    )
     if own is not None:
         return any(own.get(name, off) not in (off, None) for name, off in fields.items())
     return value is True or (value not in (None, False, 0, "", 1) and str(value).lower() != "none")
