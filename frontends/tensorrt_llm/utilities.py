@@ -54,3 +54,8 @@ def to_json_file(obj: Any, json_file_path: str | Path) -> None:
     """Write a dict as JSON; an object is the dict of its attributes."""
     text = json.dumps(obj, default=vars, indent=2, sort_keys=True) + "\n"
     Path(json_file_path).write_text(text, encoding="utf-8")
+
+
+def supports_inflight_batching(engine_dir: str | Path) -> bool:
+    """False: an engine of irc takes a batch until all its sequences are done."""
+    return False

@@ -1,0 +1,90 @@
+"""`tensorrt_llm.profiler`: seconds between `start` and `stop`, and the memory of the process."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from ...errors import Error, did_you_mean
+from ...source import here
+from .logger import logger
+
+_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
+_UNITS |= {name.replace("i", ""): size for name, size in _UNITS.items()}
+_Seconds = dict[str, float]
+_times: ContextVar[tuple[_Seconds, _Seconds] | None] = ContextVar("irc_profiler", default=None)
+
+
+def _tables() -> tuple[_Seconds, _Seconds]:
+    """When each running interval began, and the seconds of those that ended, by their tags."""
+    tables = _times.get()
+    if tables is None:
+        tables = ({}, {})
+        _times.set(tables)
+    return tables
+
+
+def start(tag: str) -> None:
+    """Begin an interval."""
+    _tables()[0][tag] = time.perf_counter()
+
+
+def stop(tag: str) -> float:
+    """End an interval; returns its seconds."""
+    begun, elapsed = _tables()
+    if tag not in begun:
+        near = did_you_mean(tag, begun)
+        raise Error(f"profiler.stop({tag!r}) without profiler.start({tag!r}){near}", loc=here())
+    seconds = time.perf_counter() - begun[tag]
+    elapsed[tag] = elapsed.get(tag, 0.0) + seconds
+    return seconds
+
+
+def elapsed_time_in_sec(tag: str) -> float | None:
+    """The seconds of all ended intervals with a tag; None where there is none."""
+    return _tables()[1].get(tag)
+
+
+def reset() -> None:
+    """Forget all intervals."""
+    _times.set(None)
+
+
+def summary() -> None:
+    """Log the seconds of every tag."""
+    for tag, seconds in _tables()[1].items():
+        logger.info(f"{tag}: {seconds:.6f} s")
+
+
+def host_memory_info(pid: int | None = None) -> tuple[int, int, int]:
+    """The bytes that the process uses, that are free, and that there are; zeros where unknown."""
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        used = int(Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1])
+        return used * page, os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+    except (OSError, ValueError):
+        return 0, 0, 0
+
+
+def device_memory_info(device: Any = None) -> tuple[int, int, int]:
+    """Zeros: scripts run on the host."""
+    return 0, 0, 0
+
+
+def bytes_to_target_unit(mem_bytes: int, unit: str) -> float:
+    """Bytes in GiB, MiB or KiB."""
+    return mem_bytes / _UNITS[unit]
+
+
+def print_memory_usage(tag: str | None = None, unit: str = "GiB", device: Any = None) -> None:
+    """Log the memory of the process."""
+    used = bytes_to_target_unit(host_memory_info()[0], unit)
+    logger.info(f"{f'{tag}: ' if tag else ''}{used:.4f} {unit} of host memory")
+
+
+def check_gpt_mem_usage(*sizes: Any, **more: Any) -> int:
+    """0: irc forecast tells the memory of a model before it is built."""
+    return 0
