@@ -67,6 +67,7 @@ _CANDIDATES = {
     "layers.attention": ("layers", "functional", "enums"),
     "plugin": ("settings",),
     "models": ("models", "quantization", "layers.quantized", "settings"),
+    "models.llama": ("models", "models.config"),
     "models.modeling_utils": (
         "models.config",
         "models.decoder",

@@ -160,10 +160,10 @@ def gather_last_token_logits(
 ) -> Tensor:
     """The hidden states whose logits are wanted; all of them without last_token_ids.
 
-    Packed states [tokens, hidden] are taken at the ends of the sequences, which are prefix sums of
-    their lengths, to [batch, hidden]. Padded states [batch, tokens, hidden] are taken at the
-    lengths [batch], less one, to [batch, hidden], or at positions [batch, n], to
-    [batch, n, hidden].
+    Packed states [tokens, hidden] or [1, tokens, hidden] are taken at the ends of the sequences,
+    which are prefix sums of their lengths, to [batch, hidden]. Padded states [batch, tokens,
+    hidden] are taken at the lengths [batch], less one, to [batch, hidden] (length 0 is the last
+    token, as index -1 is), or at positions [batch, n], to [batch, n, hidden].
     """
     if last_token_ids is None:
         return hidden_states
@@ -174,12 +174,14 @@ def gather_last_token_logits(
             "remove_input_padding=True for packed ones",
             loc=here(),
         )
-    if hidden_states.type.ndim == 2:
-        return index_select(hidden_states, 0, ids - 1)
-    batch, tokens, hidden = hidden_states.type.shape
+    *batches, tokens, hidden = hidden_states.type.shape
+    if remove_input_padding and batches in ([], [1]):
+        return index_select(view(hidden_states, (tokens, hidden)), 0, ids - 1)
+    (batch,) = batches
     per_row = ids.type.ndim == 1
-    places = view(ids - 1, (batch, 1)) if per_row else ids
-    rows = wrap(F.iota(batch, dtype=ids.type.dtype)) * known(tokens, ids.type.dtype)
+    last = known(tokens, ids.type.dtype)
+    places = view(where(ids == 0, last, ids) - 1, (batch, 1)) if per_row else ids
+    rows = wrap(F.iota(batch, dtype=ids.type.dtype)) * last
     flat = view(hidden_states, (product((batch, tokens)), hidden))
     wanted = flatten(places + view(rows, (batch, 1)))
     count: tuple[DimLike, ...] = (batch,) if per_row else ids.type.shape

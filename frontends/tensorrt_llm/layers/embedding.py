@@ -100,6 +100,13 @@ class PromptTuningEmbedding(Embedding):
         super().__init__(**sizes, tp_rank=tp_rank, **more)
         self.vocab_size = num_embeddings if vocab_size is None else vocab_size
 
+    @classmethod
+    def of(cls, table: Embedding) -> PromptTuningEmbedding:
+        """An embedding with the parameters of another one, which has no prompts."""
+        prompted = cls.__new__(cls)
+        vars(prompted).update(vars(table), vocab_size=table.num_embeddings)
+        return prompted
+
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         tokens: Tensor,

@@ -6,12 +6,12 @@ from typing import Any
 
 from ..context import dialect
 from . import llama, llama_keywords
+from .config import LLaMAConfig as LLaMAConfig
 from .config import PretrainedConfig as PretrainedConfig
 from .decoder import DecoderLayerList as DecoderLayerList
 from .decoder import DecoderModelForCausalLM as DecoderModelForCausalLM
 from .decoder import PretrainedModel as PretrainedModel
 from .generation_mixin import GenerationMixin as GenerationMixin
-from .llama import LLaMAConfig as LLaMAConfig
 
 _OF_DIALECT = ("LLaMADecoderLayer", "LLaMAModel", "LLaMAForCausalLM")
 

@@ -1,36 +1,70 @@
-"""`PretrainedConfig`: the sizes of a model and its mapping, as in config.json of a checkpoint."""
+"""`PretrainedConfig` and `LLaMAConfig`: sizes of a model and its mapping, as in config.json of a
+checkpoint."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from collections.abc import Mapping as Table
+from copy import deepcopy
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from ....errors import Error
+from ....errors import Error, did_you_mean
+from ....json_files import read_object
 from ....source import here
+from ..context import current_session
 from ..dtypes import str_dtype
 from ..enums import PositionEmbeddingType
+from ..layers import MoeConfig
 from ..mapping import Mapping
 from ..quantization import QuantConfig, QuantMode
 
-_NEEDED = (
-    "architecture",
-    "dtype",
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-)
+_NEEDED = ["architecture", "dtype", "hidden_size", "num_hidden_layers", "num_attention_heads"]
+LLAMA_ARCHITECTURES = [
+    "LlamaForCausalLM",
+    "LLaMAForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+]
+# Keys of a LLaMA's config.json that say nothing about what the model computes.
+_WITHOUT_MEANING = """
+    auto_map builder_name decoder disable_weight_only_quant_plugin gpus_per_node
+    has_partial_lora_mask is_pruned kv_dtype max_beam_width max_lora_rank model_type moe_tp_mode
+    producer quant_kwargs qwen_type rank remove_duplicated_kv_heads rmsnorm runtime_defaults
+    seq_length tie_word_embeddings tokenizer_dir
+"""
+# Keys by which other models compute something else, with the values at which LLaMA is right.
+_NEUTRAL: Table[str, tuple[Any, ...]] = {
+    "attn_logit_softcapping": (None, 0, 0.0),
+    "clip_qkv": (None,),
+    "dense_context_fmha": (False,),
+    "enable_pos_shift": (False,),
+    "final_logit_softcapping": (None, 0, 0.0),
+    "qk_layernorm": (False,),
+    "query_pre_attn_scalar": (None,),
+    "rotary_pct": (None, 1.0),
+    "sliding_window": (None,),
+    "use_logn_attn": (False,),
+    "use_parallel_residual": (False,),
+    "use_sliding_window": (False,),
+}
 
 
 class PretrainedConfig:
-    """Sizes and options of a model; further keywords become attributes.
+    """Sizes and options of a model; a script's own keys become attributes, with a note.
 
     Dtypes are names such as "float16". `head_size` is hidden_size / num_attention_heads by default,
-    `intermediate_size` 4 * hidden_size, `num_key_value_heads` num_attention_heads.
+    `intermediate_size` 4 * hidden_size, `num_key_value_heads` num_attention_heads. `mapping` may
+    also be given as `world_size`, `tp_size` and `pp_size`.
     """
+
+    quant_kwargs: Any = None
+    use_prompt_tuning = False
+    max_lora_rank = 64
+    runtime_defaults: Any = None
 
     def __init__(
         self,
@@ -57,7 +91,11 @@ class PretrainedConfig:
         head_size: int | None = None,
         qk_layernorm: bool = False,
         quant_mode: QuantMode | None = None,
-        **more: Any,
+        world_size: int | None = None,
+        tp_size: int = 1,
+        pp_size: int = 1,
+        gpus_per_node: int = 8,
+        **own_keys: Any,
     ) -> None:
         self.architecture = architecture
         self.dtype, self.logits_dtype = str_dtype(dtype), str_dtype(logits_dtype)
@@ -73,15 +111,28 @@ class PretrainedConfig:
             ]
         self.position_embedding_type: PositionEmbeddingType = position_embedding_type
         self.head_size = head_size or hidden_size // max(1, num_attention_heads)
-        self.rotary_embedding_dim = rotary_embedding_dim or self.head_size
+        if rotary_embedding_dim is None:
+            share = float(own_keys.get("rotary_pct") or 1.0)
+            rotary_embedding_dim = own_keys.get("rotary_dim") or int(self.head_size * share)
+        self.rotary_embedding_dim = rotary_embedding_dim
         self.use_parallel_embedding = use_parallel_embedding
         self.embedding_sharding_dim = embedding_sharding_dim
         self.share_embedding_table = share_embedding_table
+        if mapping is None and world_size is not None:
+            mapping = Mapping(
+                world_size, gpus_per_node=gpus_per_node, tp_size=tp_size, pp_size=pp_size
+            )
         self.mapping = mapping if isinstance(mapping, Mapping) else Mapping.from_dict(mapping or {})
         if not isinstance(quantization, QuantConfig):
             quantization = QuantConfig.from_dict(quantization or {})
         self.quantization, self._mode = quantization, quant_mode
-        vars(self).update(more)
+        own_keys.pop("kv_dtype", None)  # which the quantization implies
+        for key, value in own_keys.items():
+            setattr(self, key, value)
+        if new := [key for key in own_keys if not hasattr(type(self), key)]:
+            current_session().note(
+                f"{type(self).__name__} keeps {', '.join(new)} as attributes for the script's model"
+            )
 
     @property
     def quant_mode(self) -> QuantMode:
@@ -101,53 +152,184 @@ class PretrainedConfig:
             "int8" if mode.has_int8_kv_cache() else "fp8" if mode.has_fp8_kv_cache() else self.dtype
         )
 
-    def input_sizes(self) -> dict[str, Any]:
-        """The arguments of `prepare_basic_inputs` that the model determines."""
-        return {
-            "num_kv_heads": self.num_key_value_heads,
-            "head_size": self.head_size,
-            "num_layers": self.num_hidden_layers,
-            "kv_dtype": self.kv_dtype,
-            "dtype": self.dtype,
-            "hidden_size": self.hidden_size,
-            "mapping": self.mapping,
-        }
+    def get_quant_cfg(self, module_name: str) -> QuantConfig:
+        """The quantization of a layer, the same for all."""
+        return self.quantization
+
+    def set_if_not_exist(self, key: str, value: Any) -> None:
+        """Set an attribute, unless there is one of this name."""
+        if not hasattr(self, key):
+            setattr(self, key, value)
 
     def set_rank(self, rank: int) -> None:
         """Make this the config of another rank."""
         self.mapping = Mapping.from_dict({**self.mapping.to_dict(), "rank": rank})
 
+    def for_each_rank(self) -> Iterator[Any]:
+        """A copy of the config for every rank of the world."""
+        for rank in range(self.mapping.world_size):
+            config = deepcopy(self)
+            config.set_rank(rank)
+            yield config
+
+    def has_config_group(self, group_cls: Any) -> bool:
+        """Whether the config has every key of a group, such as Gemma2ConfigGroup."""
+        return all(hasattr(self, key) for key in sorted(group_cls.keys()))
+
+    def get_config_group(self, group_cls: Any) -> Any:
+        """The keys of a group."""
+        return group_cls(**{key: getattr(self, key) for key in sorted(group_cls.keys())})
+
     @classmethod
     def from_dict(cls, config: Table[str, Any]) -> Any:
-        """The config of a dict; an Error names a size that is missing."""
+        """The config of a dict, a LLaMAConfig for the architectures of LLaMA; an Error names a size
+        that is missing."""
         for name in _NEEDED:
             if name not in config:
                 raise Error(f"expected the key {name} in the config, found none", loc=here())
+        if cls is PretrainedConfig and config["architecture"] in LLAMA_ARCHITECTURES:
+            return LLaMAConfig(**config)
         return cls(**config)
 
     @classmethod
-    def from_json_file(cls, path: str | os.PathLike[str]) -> Any:
+    def from_json_file(cls, config_file: str | os.PathLike[str]) -> Any:
         """The config in a JSON file."""
-        from ....json_files import read_object
-
-        return cls.from_dict(read_object(Path(path)))
+        return cls.from_dict(read_object(Path(config_file)))
 
     @classmethod
-    def from_checkpoint(cls, folder: str | os.PathLike[str]) -> Any:
+    def from_checkpoint(cls, ckpt_dir: str | os.PathLike[str]) -> Any:
         """The config of a checkpoint folder."""
-        return cls.from_json_file(Path(folder) / "config.json")
+        return cls.from_json_file(Path(ckpt_dir) / "config.json")
 
     def to_dict(self) -> dict[str, Any]:
         """Every key as JSON has it."""
-        found = {name: value for name, value in vars(self).items() if name != "_mode"}
-        found["position_embedding_type"] = str(self.position_embedding_type)
-        found["mapping"] = self.mapping.to_dict()
-        found["quantization"] = self.quantization.to_dict()
-        return found
+        keys = {name: deepcopy(value) for name, value in vars(self).items() if name != "_mode"}
+        keys["position_embedding_type"] = str(self.position_embedding_type)
+        keys["mapping"] = {k: v for k, v in self.mapping.to_dict().items() if k != "rank"}
+        keys["quantization"] = self.quantization.to_dict()
+        return keys
 
-    def to_json_file(self, path: str | os.PathLike[str]) -> None:
+    def to_json_file(self, config_file: str | os.PathLike[str]) -> None:
         """Write the config."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+        Path(config_file).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.architecture}, {self.num_hidden_layers} layers)"
+
+
+class LLaMAConfig(PretrainedConfig):
+    """The sizes of LLaMA, Mistral, Mixtral and Qwen2. An unknown key is an Error.
+
+    Hidden states are `embedding_multiplier` times the table's rows, and grow by
+    `residual_multiplier` times the results of attention and MLP; scores are times
+    `attention_multiplier`, logits times `output_multiplier_scale`. `residual_mlp` adds a second MLP
+    to each layer, `fc_after_embed` a layer that reads hidden_states_for_embed besides.
+    """
+
+    def __init__(
+        self,
+        *,
+        mlp_bias: bool = False,
+        attn_bias: bool = False,
+        dense_bias: bool | None = None,
+        rotary_base: float = 10000.0,
+        rotary_scaling: dict[str, Any] | None = None,
+        residual_mlp: bool = False,
+        moe: Any = None,
+        moe_num_experts: int = 0,
+        moe_top_k: int = 0,
+        moe_normalization_mode: Any = None,
+        use_prompt_tuning: bool = False,
+        use_fused_mlp: bool = False,
+        fc_after_embed: bool = False,
+        use_input_layernorm_in_first_layer: bool = True,
+        use_last_layernorm: bool = True,
+        layer_idx_offset: int = 0,
+        embedding_multiplier: float = 1.0,
+        residual_multiplier: float = 1.0,
+        attention_multiplier: float = 1.0,
+        output_multiplier_scale: float = 1.0,
+        **keys: Any,
+    ) -> None:
+        self._check(keys)
+        keys.setdefault("architecture", "LlamaForCausalLM")
+        keys.setdefault("position_embedding_type", "rope_gpt_neox")
+        super().__init__(**keys)
+        if self.position_embedding_type is PositionEmbeddingType.learned_absolute:
+            self.position_embedding_type = PositionEmbeddingType.rope_gpt_neox
+        if self.rotary_embedding_dim != self.head_size:
+            raise Error(
+                f"LLaMAConfig: rotary_embedding_dim is {self.rotary_embedding_dim}; expected "
+                f"{self.head_size}, the size of a head",
+                loc=here(),
+            )
+        qwen2 = self.architecture in ("Qwen2ForCausalLM", "QWenForCausalLM")
+        self.mlp_bias, self.attn_bias = mlp_bias, attn_bias or qwen2
+        self.dense_bias = attn_bias if dense_bias is None else dense_bias
+        self.rotary_base, self.rotary_scaling = rotary_base, rotary_scaling
+        if moe is None:
+            modes = MoeConfig.ExpertScaleNormalizationMode
+            mode = modes.RENORMALIZE if moe_normalization_mode is None else moe_normalization_mode
+            moe = MoeConfig(num_experts=moe_num_experts, top_k=moe_top_k, normalization_mode=mode)
+        elif isinstance(moe, dict):
+            moe = MoeConfig.from_dict(cast("Any", moe))
+        self.moe = moe.validate()
+        self.residual_mlp, self.fc_after_embed = residual_mlp, fc_after_embed
+        self.use_prompt_tuning, self.use_fused_mlp = use_prompt_tuning, use_fused_mlp
+        self.use_input_layernorm_in_first_layer = use_input_layernorm_in_first_layer
+        self.use_last_layernorm, self.layer_idx_offset = use_last_layernorm, layer_idx_offset
+        self.embedding_multiplier = embedding_multiplier
+        self.residual_multiplier = residual_multiplier
+        self.attention_multiplier = attention_multiplier
+        self.output_multiplier_scale = output_multiplier_scale
+
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> LLaMAConfig:
+        """The config itself, or a LLaMAConfig of the keys of another class's."""
+        if isinstance(config, cls):
+            return config
+        keys = {name: value for name, value in vars(config).items() if name != "_mode"}
+        return cls(**keys, quant_mode=vars(config).get("_mode"))
+
+    @staticmethod
+    def _check(keys: Table[str, Any]) -> None:
+        """An Error about keys that are unknown, or ask for what LLaMA does not compute."""
+        known = {
+            *signature(PretrainedConfig.__init__).parameters,
+            *signature(LLaMAConfig.__init__).parameters,
+        } - {"self", "keys", "own_keys"}
+        allowed = {*known, *_WITHOUT_MEANING.split()}
+        for key, value in keys.items():
+            if key in _NEUTRAL and value in _NEUTRAL[key]:
+                continue
+            if key in _NEUTRAL:
+                why = f"expected {_NEUTRAL[key][0]}, since LLaMAForCausalLM computes without it"
+                raise Error(
+                    f"LLaMAConfig: {key}={value!r}: {why}; write a model of your own that reads "
+                    "the key, or compile the Hugging Face folder with irc compile",
+                    loc=here(),
+                )
+            if key not in allowed:
+                raise Error(
+                    f"LLaMAConfig has no key {key!r}{did_you_mean(key, known)}; a key of your own "
+                    "model belongs into a subclass of PretrainedConfig or LLaMAConfig",
+                    loc=here(),
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "moe": self.moe.to_dict()}
+
+    @classmethod
+    def from_hugging_face(
+        cls,
+        hf_config_or_dir: Any,
+        dtype: Any = "auto",
+        mapping: Mapping | None = None,
+        quant_config: Any = None,
+        **keys: Any,
+    ) -> LLaMAConfig:
+        """The config of a Hugging Face checkpoint folder."""
+        from .weights import read_llama
+
+        sizes: dict[str, Any] = {"mapping": mapping, "quantization": quant_config, **keys}
+        return cls(**read_llama(hf_config_or_dir, dtype) | sizes)

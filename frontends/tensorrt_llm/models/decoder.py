@@ -1,29 +1,62 @@
-"""Language models of dialect B: a config, a transformer, and the head of the language model."""
+"""Language models made of a config: a transformer, and the head of the language model."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping as Table
 from copy import copy
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ....errors import Error, did_you_mean
 from ....source import here
-from ..functional.collectives import recv, send
+from ..context import current_network, dialect, signatures
+from ..functional.basic import tanh
+from ..functional.collectives import recv
 from ..functional.indexing import gather_last_token_logits
-from ..layers import AttentionParams, KeyValueCacheParams
+from ..layers import (
+    AttentionParams,
+    Embedding,
+    KeyValueCacheParams,
+    LoraParams,
+    PromptTuningEmbedding,
+)
+from ..layers.linear import refuse_lora
 from ..layers.quantized import quantize
 from ..mapping import Mapping
 from ..module import Module, ModuleList
+from ..settings import PluginConfig
 from ..tensor import Tensor
 from .config import PretrainedConfig
 from .generation_mixin import GenerationMixin
+
+_INPUTS_A = """
+    max_batch_size, max_input_len, max_new_tokens, use_cache, max_beam_width, max_num_tokens,
+    prompt_embedding_table_size, gather_all_token_logits
+"""
+_INPUTS_B = """
+    max_batch_size, max_input_len, max_seq_len, max_num_tokens, use_cache, max_beam_width,
+    opt_num_tokens, prompt_embedding_table_size, position_encoding_2d, max_draft_len
+"""
+
+
+class Gemma2ConfigGroup(NamedTuple):
+    """Keys of Gemma 2, of which `final_logit_softcapping` c makes logits c * tanh(logits / c)."""
+
+    query_pre_attn_scalar: int
+    final_logit_softcapping: float | None
+    attn_logit_softcapping: float | None
+
+    @classmethod
+    def keys(cls) -> set[str]:
+        """The names of the keys."""
+        return {*cls._fields}
 
 
 class DecoderLayerList(ModuleList):
     """The decoder layers of this pipeline stage; `cls` is called with the config and an index."""
 
     def __init__(self, cls: Any, config: PretrainedConfig) -> None:
+        self.num_hidden_layers, self.quant_mode = config.num_hidden_layers, config.quant_mode
         self.layer_list = config.mapping.pp_layers(config.num_hidden_layers)
         super().__init__(cls(config, index) for index in self.layer_list)
 
@@ -34,46 +67,70 @@ class DecoderLayerList(ModuleList):
         attention_mask: Tensor | None = None,
         kv_cache_params: KeyValueCacheParams | None = None,
         attention_params: AttentionParams | None = None,
-        **more: Any,
+        mrope_params: Any = None,
+        position_ids: Tensor | None = None,
+        lora_params: Any = None,
+        spec_decoding_params: Any = None,
+        vision_token_mask: Tensor | None = None,
+        all_reduce_workspace: Tensor | None = None,
     ) -> Any:
-        """hidden_states [B, S, hidden] through all layers; with `use_cache` (the same, caches)."""
-        given = {name: value for name, value in more.items() if value is not None}
+        """hidden_states [B, S, hidden] through all layers; with `use_cache` (the same, caches).
+
+        Layers get the arguments that are not None.
+        """
+        refuse_lora_params(lora_params)
+        options: dict[str, Any] = {
+            "mrope_params": mrope_params,
+            "position_ids": position_ids,
+            "spec_decoding_params": spec_decoding_params,
+            "vision_token_mask": vision_token_mask,
+            "all_reduce_workspace": all_reduce_workspace,
+        }
+        options = {name: value for name, value in options.items() if value is not None}
         presents: list[Any] = []
-        caches = layer_caches(kv_cache_params, len(self))
-        for layer, cache in zip(self, caches, strict=True):
-            found = layer(
+        for layer, cache in zip(self, layer_caches(kv_cache_params, len(self)), strict=True):
+            result = layer(
                 hidden_states,
                 use_cache=use_cache,
                 attention_mask=attention_mask,
                 kv_cache_params=cache,
                 attention_params=attention_params,
-                **given,
+                **options,
             )
             if use_cache:
-                found, present = found
+                result, present = result
                 presents.append(present)
-            hidden_states = found
+            hidden_states = result
         return (hidden_states, presents) if use_cache else hidden_states
 
 
 def layer_caches(params: KeyValueCacheParams | None, layers: int) -> list[Any]:
-    """The parameters of every layer, each with its own cache."""
+    """The parameters of every layer, each with its own cache and window."""
     if params is None:
         return [None] * layers
-    caches = params.past_key_value
-    if caches is None or len(caches) != layers:
-        found = "none" if caches is None else len(caches)
-        raise Error(f"expected a KV cache for each of {layers} layers, found {found}", loc=here())
-    found = [copy(params) for _ in caches]
-    for each, cache in zip(found, caches, strict=True):
-        each.past_key_value = [cache]
-    return found
+    caches = params.past_key_value or [None] * layers
+    windows = params.host_max_attention_window_sizes
+    if len(caches) != layers:
+        raise Error(
+            f"expected a KV cache for each of {layers} layers, found {len(caches)}", loc=here()
+        )
+    each = [copy(params) for _ in caches]
+    for index, (own, cache) in enumerate(zip(each, caches, strict=True)):
+        own.past_key_value = [cache]
+        if isinstance(windows, (list, tuple)) and len(windows) == layers:  # pyright: ignore[reportUnknownArgumentType]
+            own.host_max_attention_window_sizes = windows[index]
+    return each
+
+
+def refuse_lora_params(params: Any) -> None:
+    """An Error where LoraParams have the ranks of adapters."""
+    refuse_lora(getattr(params, "lora_ranks", params))
 
 
 def last_token(hidden_states: Tensor, last_token_ids: Tensor | None) -> Tensor:
     """The rows whose logits are wanted; see `gather_last_token_logits`."""
-    packed = hidden_states.type.ndim == 2
-    return gather_last_token_logits(hidden_states, last_token_ids, packed)
+    packed = hidden_states.type.ndim == 2 or current_network().plugin_config.remove_input_padding
+    return gather_last_token_logits(hidden_states, last_token_ids, bool(packed))
 
 
 def from_stage_before(mapping: Mapping, hidden_states: Tensor | None) -> Tensor:
@@ -83,32 +140,88 @@ def from_stage_before(mapping: Mapping, hidden_states: Tensor | None) -> Tensor:
     return recv(hidden_states, mapping.prev_pp_rank())
 
 
-def finished(model: Any, found: Any, last_token_ids: Tensor | None, use_cache: bool) -> Any:
-    """The result of a model, whose last pipeline stage has `lm_head` and the output `logits`; the
-    others send their hidden states to the next. `found` is what the layers give."""
+def mark_outputs(
+    model: Any, states: Tensor, presents: Any, last_token_ids: Tensor | None
+) -> Tensor:
+    """Mark the outputs of a stage, and return the first: `logits` of the last stage, which has
+    `lm_head`, and hidden states of the others. `presents` are caches, or None."""
     config, mapping = model.config, model.config.mapping
-    hidden, presents = found if use_cache else (found, list[Any]())
     if mapping.is_last_pp_rank():
-        hidden = model.lm_head(last_token(hidden, last_token_ids))
-        hidden.mark_output("logits", config.logits_dtype)
+        result = model.lm_head(last_token(states, last_token_ids))
+        scale = getattr(config, "output_multiplier_scale", 1.0)
+        divisor = getattr(config, "mup_width_multiplier", None) or 1.0
+        if scale != 1 or divisor != 1:
+            result = result * (scale / divisor)
+        keys = Gemma2ConfigGroup.keys()
+        if (cap := getattr(config, "final_logit_softcapping", None)) and keys <= {*dir(config)}:
+            result = tanh(result * (1 / cap)) * cap
+        result.mark_output("logits", config.logits_dtype)
     else:
-        sent = send(hidden, mapping.next_pp_rank())
-        sent.mark_output("hidden_states_output", config.dtype)
-    if not use_cache:
-        return hidden
+        result = states
+        result.mark_output("hidden_states_output", config.dtype)
     layers = mapping.pp_layers(config.num_hidden_layers)
-    for index, present in zip(layers, presents, strict=True):
+    for index, present in zip(layers, presents, strict=True) if presents is not None else ():
         present.mark_output(f"present_key_value_{index}", config.kv_dtype)
-    return hidden, presents
+    return result
 
 
-class PretrainedModel(Module, GenerationMixin):
+def add_prompts(model: Any) -> None:
+    """Let the embeddings of tokens read a prompt table as well."""
+    for module in list(model.modules()):
+        table = getattr(module, "vocab_embedding", None)
+        if isinstance(table, Embedding) and not isinstance(table, PromptTuningEmbedding):
+            module.vocab_embedding = PromptTuningEmbedding.of(table)
+
+
+class TopModelMixin(Module):
+    """What models have beside the layers that they are made of."""
+
+    @classmethod
+    def from_hugging_face(cls, *folder: Any, **options: Any) -> Any:
+        """Models that read Hugging Face folders override it."""
+        raise Error(
+            f"{cls.__name__} does not read Hugging Face folders; set its parameters, or give irc "
+            "compile the folder",
+            loc=here(),
+        )
+
+    def use_lora(self, lora_config: Any) -> None:
+        """An Error: adapters are added to the weights before."""
+        refuse_lora(lora_config)
+
+    def use_prompt_tuning(self) -> None:
+        """Let the embeddings of tokens read a prompt table as well."""
+        add_prompts(self)
+
+    def default_plugin_config(self, **switches: Any) -> PluginConfig:
+        """The switches of plugins with which the model is built, unless others are given."""
+        return PluginConfig.from_dict(switches)
+
+
+class _WithEnd(type):
+    """Calls `__post_init__` when the constructors of all subclasses have ended."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        model = super().__call__(*args, **kwargs)
+        model.__post_init__()
+        return model
+
+
+class PretrainedModel(TopModelMixin, GenerationMixin, metaclass=_WithEnd):
     """A model made of a config, that loads checkpoints and makes its inputs."""
 
     config_class: ClassVar[type[PretrainedConfig]] = PretrainedConfig
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config = config
+
+    def __post_init__(self) -> None:
+        if dialect() == "A":
+            self.check_config()
+        quantize(self, self.config.quantization)
+
+    def check_config(self, config: Any = None) -> None:
+        """Models override it to set the keys that their configs may lack."""
 
     @property
     def dtype(self) -> str:
@@ -118,7 +231,7 @@ class PretrainedModel(Module, GenerationMixin):
     @classmethod
     def from_config(cls, config: PretrainedConfig) -> Any:
         """The model of a config, its parameters unset and its layers quantized."""
-        return quantize(cls(config), config.quantization)
+        return cls(config)
 
     @classmethod
     def check_folder(cls, folder: str | os.PathLike[str]) -> None:
@@ -158,11 +271,15 @@ class PretrainedModel(Module, GenerationMixin):
             else:
                 own[name].value = weights[name]
 
+    def release(self) -> None:
+        """Accepted, without effect: a model's memory is freed with it."""
+
+    @signatures(a=_INPUTS_A, b=_INPUTS_B)
     def prepare_inputs(
         self,
         max_batch_size: int,
         max_input_len: int,
-        max_seq_len: int,
+        max_seq_len: int | None = None,
         max_num_tokens: int | None = None,
         use_cache: bool = True,
         max_beam_width: int = 1,
@@ -170,60 +287,94 @@ class PretrainedModel(Module, GenerationMixin):
         prompt_embedding_table_size: int = 0,
         position_encoding_2d: bool = False,
         max_draft_len: int = 0,
-        *,
         gather_context_logits: bool = False,
-        **more: Any,
-    ) -> dict[str, Any]:
-        """The arguments of `forward`, as inputs of the network in progress."""
-        found = self.prepare_basic_inputs(
+        gather_all_token_logits: bool = False,
+        max_new_tokens: int | None = None,
+        opt_batch_size: int | None = None,
+        num_hidden_layers: int | None = None,
+        mrope_rotary_sin_cos_size: int | None = None,
+    ) -> Any:
+        """The arguments of `forward` by name (in order up to 0.7.1), as inputs of the network in
+        progress."""
+        if prompt_embedding_table_size:
+            add_prompts(self)
+        config, switches = self.config, current_network().plugin_config
+        inputs = self.prepare_basic_inputs(
             max_batch_size=max_batch_size,
             max_beam_width=max_beam_width,
             max_input_len=max_input_len,
-            max_seq_len=max_seq_len,
-            **self.config.input_sizes(),
-            gather_context_logits=gather_context_logits,
+            max_seq_len=max_seq_len or max_input_len + (max_new_tokens or 0),
+            num_kv_heads=config.num_key_value_heads,
+            head_size=config.head_size,
+            num_layers=num_hidden_layers or config.num_hidden_layers,
+            kv_dtype=config.kv_dtype,
+            dtype=config.dtype,
+            hidden_size=config.hidden_size,
+            mapping=config.mapping,
+            remove_input_padding=bool(switches.remove_input_padding),
+            use_gpt_attention_plugin=bool(switches.gpt_attention_plugin),
+            use_cache=use_cache,
+            max_num_tokens=max_num_tokens,
+            opt_num_tokens=opt_num_tokens,
+            opt_batch_size=opt_batch_size,
+            gather_context_logits=gather_context_logits or gather_all_token_logits,
             prompt_embedding_table_size=prompt_embedding_table_size,
             position_encoding_2d=position_encoding_2d,
             max_draft_len=max_draft_len,
-            **more,
+            mrope_rotary_sin_cos_size=mrope_rotary_sin_cos_size,
         )
-        return forward_arguments(found, use_cache)
+        return forward_arguments(inputs, use_cache, max_input_len)
 
 
-def forward_arguments(found: dict[str, Any], use_cache: bool) -> dict[str, Any]:
-    """The arguments of `forward` in their order, of the inputs of `prepare_basic_inputs`."""
+def forward_arguments(inputs: dict[str, Any], use_cache: bool, max_input_len: int) -> Any:
+    """The arguments of `forward`, of the inputs of `prepare_basic_inputs`: a dict of those that
+    are not left out, or up to 0.7.1 a tuple."""
     lengths = ["sequence_length", "context_lengths", "host_context_lengths", "host_request_types"]
-    holds = ["host_past_key_value_lengths", "cache_indirection", "host_sink_token_length"]
-    return {
-        "input_ids": found["input_ids"],
-        "position_ids": found["position_ids"],
+    holds = [
+        "past_key_value",
+        "host_past_key_value_lengths",
+        "host_max_attention_window_sizes",
+        "cache_indirection",
+    ]
+    caches = {name: inputs[name] for name in holds}
+    params = AttentionParams(
+        max_context_length=max_input_len, **{name: inputs[name] for name in lengths}
+    )
+    first: dict[str, Any] = {
+        "input_ids": inputs["input_ids"],
+        "position_ids": inputs["position_ids"],
         "use_cache": use_cache,
-        "last_token_ids": found["last_token_ids"],
-        "attention_mask": found.get("attention_mask"),
-        "kv_cache_params": KeyValueCacheParams(
-            past_key_value=found["past_key_value"],
-            host_max_attention_window_sizes=found.get("host_max_attention_window_sizes"),
-            **{name: found.get(name) for name in holds},
-        ),
-        "attention_params": AttentionParams(**{name: found.get(name) for name in lengths}),
-        "hidden_states": found["hidden_states_input"],
-        "prompt_embedding_table": found["prompt_embedding_table"],
-        "prompt_tasks": found["tasks"],
-        "prompt_vocab_size": found["prompt_vocab_size"],
+        "last_token_ids": inputs["last_token_ids"],
+        "attention_mask": inputs["attention_mask"],
+        "kv_cache_params": KeyValueCacheParams(**caches),
+        "attention_params": params,
     }
+    others = {
+        "hidden_states": inputs["hidden_states_input"],
+        "all_reduce_workspace": inputs["all_reduce_workspace"],
+        "prompt_embedding_table": inputs["prompt_embedding_table"],
+        "prompt_tasks": inputs["tasks"],
+        "prompt_vocab_size": inputs["prompt_vocab_size"],
+    }
+    if dialect() == "A":
+        first["kv_cache_params"].fill_none_tensor_list(len(inputs["past_key_value"]))
+        return (*first.values(), *others.values(), LoraParams())
+    return first | {name: value for name, value in others.items() if value is not None}
 
 
 class DecoderModelForCausalLM(PretrainedModel):
     """A transformer and the head of the language model, over pipeline stages.
 
-    The first stage takes input_ids, others what the stage before sends; the last one has the output
-    `logits`, f32 unless `logits_dtype` says otherwise.
+    The first stage takes input_ids, others what the stage before sends, which the transformer
+    receives; the transformer sends to the next one. The last stage has the output `logits`, f32
+    unless `logits_dtype` says otherwise.
     """
 
     def __init__(self, config: PretrainedConfig, transformer: Any, lm_head: Any) -> None:
         super().__init__(config)
         self.transformer, self.lm_head = transformer, lm_head
-        quantize(self, config.quantization)
+        self.mup_width_multiplier = getattr(config, "mup_width_multiplier", None)
+        self.position_embedding_type = config.position_embedding_type
 
     def forward(
         self,
@@ -241,27 +392,34 @@ class DecoderModelForCausalLM(PretrainedModel):
         prompt_vocab_size: Tensor | None = None,
         lora_params: Any = None,
         spec_decoding_params: Any = None,
-        **more: Any,
+        all_reduce_workspace: Tensor | None = None,
     ) -> Any:
         """Logits [B, V] of the last tokens ([B, S, V] of all without last_token_ids), or the hidden
-        states for the next stage; with `use_cache` (the same, caches)."""
-        given = {
+        states for the next stage; with `use_cache` (the same, caches). Of the last stage the hidden
+        states follow (0.8 and later)."""
+        arguments: dict[str, Any] = {
             "input_ids": input_ids,
             "position_ids": position_ids,
             "use_cache": use_cache,
             "attention_mask": attention_mask,
             "kv_cache_params": kv_cache_params,
             "attention_params": attention_params,
-            "hidden_states": hidden_states,
         }
-        prompt = {
+        options: dict[str, Any] = {
+            "hidden_states": hidden_states,
             "prompt_embedding_table": prompt_embedding_table,
             "prompt_tasks": prompt_tasks,
             "prompt_vocab_size": prompt_vocab_size,
             "mrope_params": mrope_params,
             "lora_params": lora_params,
             "spec_decoding_params": spec_decoding_params,
+            "all_reduce_workspace": all_reduce_workspace,
         }
-        given |= {name: value for name, value in {**prompt, **more}.items() if value is not None}
-        found = self.transformer(**given)
-        return finished(self, found, last_token_ids, use_cache)
+        given = {name: value for name, value in options.items() if value is not None}
+        states = self.transformer(**arguments, **given)
+        states, presents = states if use_cache else (states, None)
+        result = mark_outputs(self, states, presents, last_token_ids)
+        results = [result] if presents is None else [result, presents]
+        if self.config.mapping.is_last_pp_rank() and dialect() == "B":
+            results.append(states)
+        return results[0] if len(results) == 1 else tuple(results)

@@ -8,43 +8,64 @@ from typing import Any, NamedTuple
 from ....errors import Error
 from ....ir.dims import symbol
 from ....source import here
-from ..context import current_network, current_session, signatures
+from ..context import current_session, dialect, signatures
 from ..dtypes import irc_dtype
 from ..mapping import Mapping
+from ..settings import KVCacheType
 from ..tensor import Tensor
 
 Range = tuple[int, int, int]
 
-# Arguments that old scripts give and that change nothing here.
-_WITHOUT_EFFECT = """
-    use_gemm_plugin use_custom_all_reduce paged_kv_cache kv_cache_type tokens_per_block
-    remove_input_padding max_num_tokens opt_num_tokens num_heads enable_two_optimization_profiles
-    enable_ctx_gen_opt_profiles multiple_profiles streamingllm use_lora_plugin lora_target_modules
-    gather_generation_logits hidden_size_per_head opt_batch_size
-    speculative_decoding_draft_tokens_external spec_decoding_is_generation_length_variable
-    gpt_attention_plugin gemm_plugin use_cache pp_reduce_scatter
+_BASIC_A = """
+    max_batch_size, max_beam_width, max_input_len, max_new_tokens, num_kv_heads, head_size,
+    num_layers, kv_dtype, remove_input_padding, use_gpt_attention_plugin, use_gemm_plugin,
+    use_custom_all_reduce, paged_kv_cache, tokens_per_block, gather_all_token_logits, dtype,
+    num_heads, mapping, max_num_tokens, prompt_embedding_table_size, position_encoding_2d,
+    use_lora_plugin, lora_target_modules, max_draft_len
 """
-_UNSUPPORTED = {
-    "max_draft_len": "speculative decoding is not supported; compile the base model",
-    "position_encoding_2d": "positions of two dimensions are not supported",
-    "mrope_rotary_cos_sin_size": "positions of several dimensions are not supported",
-}
+_BASIC_B = "max_batch_size, max_beam_width, max_input_len, max_seq_len"
+_ATTENTION_A = """
+    max_batch_size, max_beam_width, max_input_len, max_new_tokens, num_kv_heads, head_size,
+    num_layers, kv_dtype, remove_input_padding, use_gpt_attention_plugin, use_gemm_plugin,
+    paged_kv_cache, tokens_per_block, mapping, use_cache
+"""
+# What inputs of adapters, paged caches and speculative decoding, which irc does not have, give.
+_ABSENT = """
+    all_reduce_workspace lora_ranks lora_weights_pointers spec_decoding_params mrope_params
+    medusa_position_offsets medusa_packed_mask kv_cache_block_offsets host_kv_cache_block_offsets
+    host_kv_cache_pool_pointers host_kv_cache_pool_mapping host_sink_token_length
+    host_runtime_perf_knobs host_context_progress
+"""
+_LENGTHS = """
+    sequence_length host_past_key_value_lengths context_lengths host_context_lengths
+    host_request_types
+"""
 
 
 class Sizes(NamedTuple):
     """The ranges (min, opt, max) of the symbols of a language model's inputs."""
 
     batch: Range
-    tokens: Range  # of one call
+    tokens: Range  # of one call, per row
+    packed: Range  # of one call, of all rows
     total: Range  # of the caches
 
     @classmethod
-    def of(cls, batch: int, beams: int, tokens: int, total: int) -> Sizes:
+    def of(
+        cls,
+        rows: int,
+        tokens: int,
+        total: int,
+        packed: int | None = None,
+        opt_packed: int | None = None,
+        opt_rows: int | None = None,
+    ) -> Sizes:
         """The ranges of a build with these limits."""
-        rows = batch * beams
+        most = packed or rows * tokens
         return cls(
-            (1, (rows + 2) // 2 if rows > 1 else 1, rows),
+            (1, min(rows, opt_rows or (rows + 2) // 2), rows),
             (1, (tokens + 1) // 2, tokens),
+            (1, min(most, opt_packed or rows), most),
             (1, total, total),
         )
 
@@ -60,81 +81,171 @@ class GenerationMixin:
         opt = (max_range + min_range + opt_offset) // 2
         return [min_range + offset, opt + offset, max_range + offset]
 
-    @signatures(
-        a="max_batch_size, max_beam_width, max_input_len, max_new_tokens, num_kv_heads, head_size, "
-        "num_layers, kv_dtype, remove_input_padding, use_gpt_attention_plugin",
-        b="max_batch_size, max_beam_width, max_input_len, max_seq_len",
-    )
+    @staticmethod
+    def get_transformer_layers(mapping: Mapping, num_layers: int) -> list[int]:
+        """The layers of this pipeline stage."""
+        return mapping.pp_layers(num_layers)
+
+    @signatures(a=_BASIC_A, b=_BASIC_B)
     def prepare_basic_inputs(
         self,
         max_batch_size: int,
         max_beam_width: int,
         max_input_len: int,
+        num_kv_heads: int,
+        head_size: int,
+        num_layers: int,
+        kv_dtype: Any,
         max_seq_len: int | None = None,
-        max_new_tokens: int | None = None,
-        num_kv_heads: int | None = None,
-        head_size: int | None = None,
-        num_layers: int | None = None,
-        kv_dtype: Any = None,
-        use_gpt_attention_plugin: bool | None = None,
-        gather_context_logits: bool = False,
+        max_new_tokens: int = 0,
+        remove_input_padding: bool = False,
+        use_gpt_attention_plugin: Any = False,
         dtype: Any = None,
         hidden_size: int | None = None,
         num_heads: int | None = None,
         mapping: Mapping | None = None,
+        kv_cache_type: Any = None,
+        use_cache: bool = True,
+        max_num_tokens: int | None = None,
+        opt_num_tokens: int | None = None,
+        opt_batch_size: int | None = None,
+        gather_context_logits: bool = False,
+        gather_all_token_logits: bool = False,
         prompt_embedding_table_size: int = 0,
-        **more: Any,
+        position_encoding_2d: bool = False,
+        use_lora_plugin: Any = False,
+        max_draft_len: int = 0,
+        mrope_rotary_sin_cos_size: int | None = None,
+        use_gemm_plugin: Any = False,
+        use_custom_all_reduce: Any = False,
+        paged_kv_cache: Any = False,
+        tokens_per_block: int = 64,
+        gather_generation_logits: bool = False,
+        lora_target_modules: Any = None,
+        speculative_decoding_draft_tokens_external: bool = False,
+        spec_decoding_is_generation_length_variable: bool = False,
+        multiple_profiles: bool = False,
+        streamingllm: bool = False,
+        pp_reduce_scatter: bool = False,
     ) -> dict[str, Any]:
         """The inputs by name; those that this rank or form of attention lacks are None.
 
         input_ids and position_ids i32 [B, S], last_token_ids i32 [B] unless
         `gather_context_logits`, hidden_states_input [B, S, hidden] behind the first pipeline stage,
-        and a KV cache `past_key_value_i` [B, 2, kv_heads, length, head_size] per layer of the
-        stage. With the attention plugin caches have a capacity, `max_seq_len`, and lengths say
+        and those of `prepare_attention_inputs`. With `remove_input_padding` the tokens of all rows
+        follow each other, [T] ([1, T] up to 0.7.1), and last_token_ids are the ends of the rows.
+        """
+        for name, value, why in (
+            ("max_draft_len", max_draft_len, "speculative decoding is not supported"),
+            ("position_encoding_2d", position_encoding_2d, "irc has no such positions"),
+            ("mrope_rotary_sin_cos_size", mrope_rotary_sin_cos_size, "irc has no such positions"),
+            ("use_lora_plugin", use_lora_plugin, "add adapters to the weights before"),
+            ("streamingllm", streamingllm, "attention sinks are not supported"),
+            ("pp_reduce_scatter", pp_reduce_scatter, "pipeline stages send whole hidden states"),
+        ):
+            if value:
+                raise Error(f"prepare_basic_inputs: {name}={value}: {why}", loc=here())
+        world: Mapping = mapping or current_session().mapping or Mapping()
+        hidden = hidden_size or (num_heads or 0) * head_size
+        rows, total = max_batch_size * max_beam_width, max_seq_len or max_input_len + max_new_tokens
+        limits = (max_num_tokens, opt_num_tokens, opt_batch_size)
+        maker = _Inputs(
+            Sizes.of(rows, max_input_len, total, *limits),
+            irc_dtype(dtype if dtype is not None else kv_dtype),
+            remove_input_padding,
+        )
+        inputs = dict.fromkeys(_ABSENT.split()) | maker.tokens(world, hidden)
+        is_last = world.is_last_pp_rank()
+        gathers_all = gather_context_logits or gather_all_token_logits or not is_last
+        inputs["last_token_ids"] = None if gathers_all else maker.vector("last_token_ids")
+        inputs |= maker.prompt_table(prompt_embedding_table_size, hidden, world)
+        return inputs | self.prepare_attention_inputs(
+            max_batch_size=max_batch_size,
+            max_beam_width=max_beam_width,
+            max_input_len=max_input_len,
+            max_seq_len=total,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            num_layers=num_layers,
+            kv_dtype=kv_dtype,
+            use_gpt_attention_plugin=use_gpt_attention_plugin,
+            mapping=world,
+            kv_cache_type=kv_cache_type,
+            use_cache=use_cache,
+            opt_batch_size=opt_batch_size,
+        )
+
+    @signatures(a=_ATTENTION_A, b="")
+    def prepare_attention_inputs(
+        self,
+        max_batch_size: int,
+        max_beam_width: int,
+        max_input_len: int,
+        num_kv_heads: int,
+        head_size: int,
+        num_layers: int,
+        kv_dtype: Any,
+        max_seq_len: int | None = None,
+        max_new_tokens: int = 0,
+        remove_input_padding: bool = False,
+        use_gpt_attention_plugin: Any = False,
+        mapping: Mapping | None = None,
+        kv_cache_type: Any = None,
+        use_cache: bool = True,
+        opt_batch_size: int | None = None,
+        attn_layer_idx: Any = None,
+        num_kv_heads_per_layer: Any = None,
+        num_profiles: int = 1,
+        enable_ctx_gen_opt_profiles: bool = False,
+        use_gemm_plugin: Any = False,
+        paged_kv_cache: Any = False,
+        tokens_per_block: int = 64,
+        streamingllm: bool = False,
+    ) -> dict[str, Any]:
+        """The inputs of attention by name: caches and lengths.
+
+        `past_key_value` has a KV cache `past_key_value_i` [B, 2, kv_heads, length, head_size] per
+        layer of the stage, None for layers that are not in `attn_layer_idx`, and without caches.
+        With the attention plugin caches have a capacity, `max_seq_len`, and lengths i32 [B] say
         what they hold; without it they hold every token, and attention_mask i32 [B, past + S] says
         which are padding. B is up to max_batch_size * max_beam_width.
         """
-        _check(more)
         world: Mapping = mapping or current_session().mapping or Mapping()
-        if num_layers is None or num_kv_heads is None or head_size is None:
-            raise Error(
-                "prepare_basic_inputs: expected num_layers, num_kv_heads and head_size", loc=here()
-            )
-        total = max_seq_len or max_input_len + (max_new_tokens or 0)
-        sizes = Sizes.of(max_batch_size, max_beam_width, max_input_len, total)
-        plugin = use_gpt_attention_plugin
-        if plugin is None:
-            plugin = bool(current_network().plugin_config.gpt_attention_plugin)
-        maker = _Inputs(sizes, irc_dtype(dtype or kv_dtype or "float16"))
-        found = maker.tokens(world, hidden_size or (num_heads or 0) * head_size)
-        found["last_token_ids"] = (
-            None
-            if gather_context_logits or not world.is_last_pp_rank()
-            else maker.vector("last_token_ids")
+        rows, total = max_batch_size * max_beam_width, max_seq_len or max_input_len + max_new_tokens
+        sizes = Sizes.of(rows, max_input_len, total, opt_rows=opt_batch_size)
+        own = list(range(num_layers)) if attn_layer_idx is None else list(attn_layer_idx)
+        counts = dict(zip(own, num_kv_heads_per_layer or [num_kv_heads] * len(own), strict=True))
+        if not use_cache or kv_cache_type == KVCacheType.DISABLED:
+            counts = {}
+        heads = [-(-counts.get(i, 0) // world.tp_size) for i in world.pp_layers(num_layers)]
+        maker = _Inputs(sizes, irc_dtype(kv_dtype))
+        plugin = bool(use_gpt_attention_plugin)
+        inputs = dict.fromkeys(("attention_mask", "cache_indirection", *_LENGTHS.split()))
+        inputs |= (
+            maker.lengths(max_beam_width, bool(counts)) if plugin else maker.mask(bool(counts))
         )
-        heads = -(-num_kv_heads // world.tp_size)
-        layers = world.pp_layers(num_layers)
-        kind = irc_dtype(kv_dtype) if kv_dtype is not None else maker.dtype
-        found |= maker.caches(layers, heads, head_size, kind, plugin)
-        found |= maker.lengths(num_layers, max_beam_width) if plugin else maker.mask()
-        found |= maker.prompt_table(prompt_embedding_table_size, hidden_size, world)
-        return found
-
-
-def _check(more: dict[str, Any]) -> None:
-    """An Error about arguments that are unknown or ask for what irc does not have."""
-    for name, value in more.items():
-        if name in _UNSUPPORTED and value:
-            raise Error(f"prepare_basic_inputs: {name}={value}: {_UNSUPPORTED[name]}", loc=here())
-        if name not in _WITHOUT_EFFECT.split() and name not in _UNSUPPORTED and value:
-            current_session().note(f"prepare_basic_inputs: {name} has no effect")
+        first = world.pp_layers(num_layers)[0]
+        inputs["past_key_value"] = [
+            maker.cache(first + i, count, head_size, plugin) if count else None
+            for i, count in enumerate(heads)
+        ]
+        # up to 0.7.1 lists of all layers, whose windows and blocks scripts take one by one
+        nothing = [None] * len(heads) if dialect() == "A" else None
+        inputs["host_max_attention_window_sizes"] = nothing
+        inputs["kv_cache_block_pointers_list"] = nothing
+        return inputs | {"host_kv_cache_block_pointers_list": nothing}
 
 
 class _Inputs:
-    """Declares inputs in the network in progress."""
+    """Declares inputs in the network in progress; `packed` ones have the tokens of all rows."""
 
-    def __init__(self, sizes: Sizes, dtype: str) -> None:
+    def __init__(self, sizes: Sizes, dtype: str, packed: bool = False) -> None:
         self.sizes, self.dtype = sizes, dtype
+        self.dims: dict[str, Any] = {"batch_size": sizes.batch, "input_len": sizes.tokens}
+        if packed:
+            self.dims = {"num_tokens": sizes.packed}
+            self.dims = {"one": 1, **self.dims} if dialect() == "A" else self.dims
+        self.packed = packed
 
     def make(self, name: str, dtype: str, **dims: Any) -> Tensor:
         """The input of a name; a dim is a number, or the range of a symbol."""
@@ -152,66 +263,64 @@ class _Inputs:
 
     def tokens(self, mapping: Mapping, hidden: int) -> dict[str, Any]:
         """input_ids, or what the stage before sends, and position_ids."""
-        dims: dict[str, Any] = {"batch_size": self.sizes.batch, "input_len": self.sizes.tokens}
-        found: dict[str, Any] = {"input_ids": None, "hidden_states_input": None}
+        inputs: dict[str, Any] = {"input_ids": None, "hidden_states_input": None}
         if mapping.is_first_pp_rank():
-            found["input_ids"] = self.make("input_ids", "i32", **dims)
+            inputs["input_ids"] = self.make("input_ids", "i32", **self.dims)
         else:
             if not hidden:
                 raise Error("a pipeline stage needs hidden_size, or num_heads", loc=here())
-            found["hidden_states_input"] = self.make(
-                "hidden_states_input", self.dtype, **dims, hidden_size=hidden
+            inputs["hidden_states_input"] = self.make(
+                "hidden_states_input", self.dtype, **self.dims, hidden_size=hidden
             )
-        found["position_ids"] = self.make("position_ids", "i32", **dims)
-        return found
+        inputs["position_ids"] = self.make("position_ids", "i32", **self.dims)
+        return inputs
 
-    def caches(
-        self, layers: list[int], heads: int, head_size: int, dtype: str, plugin: bool
-    ) -> dict[str, Any]:
-        """A cache per layer: of a capacity with the plugin, else of all tokens before."""
-        past = self.sizes.total if plugin else (0, self.sizes.total[1], self.sizes.total[2])
-        length = {"max_seq_len" if plugin else "past_key_len": past}
-        dims: dict[str, Any] = {"batch_size": self.sizes.batch, "kv": 2, "num_heads": heads}
-        tensors = [
-            self.make(f"past_key_value_{i}", dtype, **dims, **length, head_size=head_size)
-            for i in layers
-        ]
-        return {"past_key_value": tensors}
+    def cache(self, layer: int, heads: int, head_size: int, plugin: bool) -> Tensor:
+        """The cache of a layer: of a capacity with the plugin, else of all tokens before."""
+        least, typical, most = self.sizes.total
+        length = (
+            {"max_seq_len": self.sizes.total}
+            if plugin
+            else {"past_key_len": (least - 1, typical, most)}
+        )
+        dims: dict[str, Any] = {
+            "batch_size": self.sizes.batch,
+            "kv": 2,
+            f"num_heads_{heads}": heads,
+        }
+        return self.make(
+            f"past_key_value_{layer}", self.dtype, **dims, **length, head_size=head_size
+        )
 
-    def mask(self) -> dict[str, Any]:
+    def mask(self, caching: bool) -> dict[str, Any]:
         """attention_mask i32 [B, past + S]."""
-        shape = [symbol("batch_size"), symbol("past_key_len") + symbol("input_len")]
+        keys = symbol("past_key_len") + symbol("input_len") if caching else symbol("input_len")
+        shape = [symbol("batch_size"), keys]
         return {"attention_mask": Tensor(name="attention_mask", dtype="i32", shape=shape)}
 
-    def lengths(self, layers: int, beams: int) -> dict[str, Any]:
+    def lengths(self, beams: int, caching: bool) -> dict[str, Any]:
         """What caches of a capacity hold, and what the attention plugin takes besides."""
-        names = (
-            "sequence_length",
-            "host_past_key_value_lengths",
-            "context_lengths",
-            "host_context_lengths",
-            "host_request_types",
-        )
-        found: dict[str, Any] = {name: self.vector(name) for name in names}
-        # as an input it would need a mask of all queries and keys in every call
-        found["host_max_attention_window_sizes"] = None
-        found["host_sink_token_length"] = self.make("host_sink_token_length", "i32", scalar=1)
-        found["cache_indirection"] = self.make(
-            "cache_indirection",
-            "i32",
-            batch_size=self.sizes.batch,
-            beam_width=beams,
-            max_seq_len=self.sizes.total,
-        )
-        return found
+        held = ("sequence_length", "host_past_key_value_lengths")
+        names = [name for name in _LENGTHS.split() if caching or name not in held]
+        inputs: dict[str, Any] = {name: self.vector(name) for name in names}
+        if caching:
+            inputs["cache_indirection"] = self.make(
+                "cache_indirection",
+                "i32",
+                batch_size=self.sizes.batch,
+                beam_width=beams,
+                max_seq_len=self.sizes.total,
+            )
+        return inputs
 
-    def prompt_table(self, rows: int, hidden: int | None, mapping: Mapping) -> dict[str, Any]:
-        """The table of prompt tuning, with the task of every row."""
+    def prompt_table(self, rows: int, hidden: int, mapping: Mapping) -> dict[str, Any]:
+        """The table of prompt tuning, with the task of every row, or of every packed token."""
         names = ("prompt_embedding_table", "tasks", "prompt_vocab_size")
         if not rows or not mapping.is_first_pp_rank():
             return dict.fromkeys(names)
         table = self.make(
             names[0], self.dtype, prompt_rows=(1, max(1, rows // 2), rows), hidden_size=hidden
         )
-        tasks = self.make(names[1], "i32", batch_size=self.sizes.batch, one=1)
+        dims = self.dims if self.packed else {"batch_size": self.sizes.batch, "one": 1}
+        tasks = self.make(names[1], "i32", **dims)
         return dict(zip(names, (table, tasks, self.make(names[2], "i32", one=1)), strict=True))

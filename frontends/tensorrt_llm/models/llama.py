@@ -1,4 +1,4 @@
-"""LLaMA, from a config (dialect B); `llama_keywords.py` has the constructors of dialect A."""
+"""LLaMA, made of a config (0.8 and later); `llama_keywords.py` has the constructors before."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, cast
 from ....errors import Error
 from ....source import here
 from ..enums import AttentionMaskType
+from ..functional.collectives import send
+from ..functional.shapes import concat
 from ..layers import (
     MOE,
     Attention,
@@ -17,87 +19,44 @@ from ..layers import (
     FusedGatedMLP,
     GatedMLP,
     KeyValueCacheParams,
-    MoeConfig,
     PromptTuningEmbedding,
     RmsNorm,
 )
-from ..layers.linear import refuse_lora
 from ..mapping import Mapping
 from ..module import Module
 from ..tensor import Tensor
-from .config import PretrainedConfig
-from .decoder import DecoderLayerList, DecoderModelForCausalLM, from_stage_before
+from ..utilities import pad_vocab_size
+from .config import LLaMAConfig, PretrainedConfig
+from .decoder import (
+    DecoderLayerList,
+    DecoderModelForCausalLM,
+    from_stage_before,
+    refuse_lora_params,
+)
 
-_GATED = {"silu": "swiglu", "gelu": "geglu"}  # the activations of experts, which have a gate
-
-
-def pad_vocab_size(vocab_size: int, tp_size: int) -> int:
-    """The next multiple of tp_size."""
-    return -(-vocab_size // tp_size) * tp_size
-
-
-class LLaMAConfig(PretrainedConfig):
-    """The sizes of LLaMA, Mistral, Mixtral and Qwen2."""
-
-    def __init__(
-        self,
-        *,
-        mlp_bias: bool = False,
-        attn_bias: bool = False,
-        dense_bias: bool | None = None,
-        rotary_base: float = 10000.0,
-        rotary_scaling: dict[str, Any] | None = None,
-        residual_mlp: bool = False,
-        disable_weight_only_quant_plugin: bool = False,
-        moe: Any = None,
-        remove_duplicated_kv_heads: bool = False,
-        use_prompt_tuning: bool = False,
-        use_fused_mlp: bool = False,
-        **more: Any,
-    ) -> None:
-        more.setdefault("architecture", "LlamaForCausalLM")
-        more.setdefault("hidden_act", "silu")
-        more.setdefault("position_embedding_type", "rope_gpt_neox")
-        super().__init__(**more)
-        if residual_mlp:
-            raise Error("residual_mlp is not supported; write the layer in a script", loc=here())
-        qwen2 = self.architecture in ("Qwen2ForCausalLM", "QWenForCausalLM")
-        self.mlp_bias, self.attn_bias = mlp_bias, attn_bias or qwen2
-        self.dense_bias = attn_bias if dense_bias is None else dense_bias
-        self.rotary_base, self.rotary_scaling = rotary_base, rotary_scaling
-        self.moe = (
-            MoeConfig.from_dict(cast("Any", moe)) if isinstance(moe, dict) else moe or MoeConfig()
-        )
-        self.use_prompt_tuning, self.use_fused_mlp = use_prompt_tuning, use_fused_mlp
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "moe": self.moe.to_dict()}
-
-    @classmethod
-    def from_hugging_face(
-        cls,
-        folder: Any,
-        dtype: Any = "auto",
-        mapping: Mapping | None = None,
-        quant_config: Any = None,
-        **more: Any,
-    ) -> LLaMAConfig:
-        """The config of a Hugging Face checkpoint folder."""
-        from .weights import read_llama
-
-        return cls(**read_llama(folder, dtype), mapping=mapping, quantization=quant_config, **more)
+_UNGATED = {"swiglu": "silu", "geglu": "gelu"}  # what a gated MLP applies to its gate
 
 
 class LLaMADecoderLayer(Module):
-    """norm, attention, sum, norm, gated MLP or experts, sum."""
+    """norm, attention, sum, norm, gated MLP or experts, sum.
 
-    def __init__(self, config: LLaMAConfig, layer_idx: int) -> None:
+    With `residual_mlp` a second MLP is behind the attention, and the experts read what the
+    attention reads.
+    """
+
+    def __init__(self, config: PretrainedConfig, layer_idx: int) -> None:
+        config = LLaMAConfig.of(config)
         mapping, dtype = config.mapping, config.dtype
-        self.layer_idx, self.config = layer_idx, config
-        group: dict[str, Any] = {"tp_group": mapping.tp_group, "tp_size": mapping.tp_size}
-        self.input_layernorm = RmsNorm(config.hidden_size, eps=config.norm_epsilon, dtype=dtype)
+        self.layer_idx, self.config, self.mapping = layer_idx, config, mapping
+        layers, index = mapping.pp_layers(config.num_hidden_layers), layer_idx
+        index += config.layer_idx_offset
+        self.local_layer_idx = layers.index(index) if index in layers else index
+        self.is_last_local_layer = index == layers[-1]
+        self.has_residual_mlp = config.residual_mlp
+        if layer_idx > 0 or config.use_input_layernorm_in_first_layer:
+            self.input_layernorm = self._norm()
         self.attention = Attention(
-            local_layer_idx=_place(mapping.pp_layers(config.num_hidden_layers), layer_idx),
+            local_layer_idx=self.local_layer_idx,
             hidden_size=config.hidden_size,
             attention_head_size=config.head_size,
             num_attention_heads=config.num_attention_heads,
@@ -111,48 +70,63 @@ class LLaMADecoderLayer(Module):
             rotary_embedding_base=config.rotary_base,
             rotary_embedding_scaling=config.rotary_scaling,
             quant_mode=config.quant_mode,
+            q_scaling=1 / config.attention_multiplier,
+            tp_group=mapping.tp_group,
+            tp_size=mapping.tp_size,
             tp_rank=mapping.tp_rank,
-            **group,
         )
-        self.mlp = self._make_mlp(config, group)
-        self.post_layernorm = RmsNorm(config.hidden_size, eps=config.norm_epsilon, dtype=dtype)
+        if config.moe.has_moe():
+            self.mlp: Any = MOE(
+                moe_config=config.moe, mapping=mapping, **self._mlp_sizes(config.hidden_act)
+            )
+        else:
+            made = FusedGatedMLP if config.use_fused_mlp else GatedMLP
+            self.mlp = made(**self._mlp_sizes(config.hidden_act))
+        self.post_layernorm = self._norm()
+        if config.residual_mlp:
+            self.residual_layernorm = self._norm()
+            act = _UNGATED.get(config.hidden_act, config.hidden_act)
+            sizes = {**self._mlp_sizes(act), "ffn_hidden_size": config.hidden_size}
+            self.residual_mlp = GatedMLP(**sizes)
 
-    def _make_mlp(self, config: LLaMAConfig, group: dict[str, Any]) -> Module:
-        sizes: dict[str, Any] = {
+    def _norm(self) -> RmsNorm:
+        config = self.config
+        return RmsNorm(config.hidden_size, eps=config.norm_epsilon, dtype=config.dtype)
+
+    def _mlp_sizes(self, hidden_act: str) -> dict[str, Any]:
+        config = self.config
+        return {
             "hidden_size": config.hidden_size,
             "ffn_hidden_size": config.intermediate_size,
-            "hidden_act": config.hidden_act,
+            "hidden_act": hidden_act,
             "dtype": config.dtype,
             "bias": config.mlp_bias,
             "quant_mode": config.quant_mode,
-            **group,
+            "tp_group": config.mapping.tp_group,
+            "tp_size": config.mapping.tp_size,
         }
-        if config.moe.has_moe():
-            sizes["hidden_act"] = _GATED.get(config.hidden_act, config.hidden_act)
-            return MOE(moe_config=config.moe, mapping=config.mapping, **sizes)
-        return (FusedGatedMLP if config.use_fused_mlp else GatedMLP)(**sizes)
 
     def forward(
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         use_cache: bool = False,
+        spec_decoding_params: Any = None,
         kv_cache_params: KeyValueCacheParams | None = None,
         attention_params: AttentionParams | None = None,
-        all_reduce_workspace: Tensor | None = None,
         lora_layer_params: Any = None,
-        spec_decoding_params: Any = None,
         position_ids: Tensor | None = None,
+        all_reduce_workspace: Tensor | None = None,
     ) -> Any:
         """hidden_states [B, S, hidden] to the same; with `use_cache` (the same, the cache).
 
         `position_ids` [B, S] are those of the tokens, by default counted from the cache.
         """
-        refuse_lora(lora_layer_params)
-        residual = hidden_states
-        normed = self.input_layernorm(hidden_states)
-        if self.layer_idx == 0:
-            self.register_network_output("norm0", normed)
+        refuse_lora_params(lora_layer_params)
+        grown = self.config.residual_multiplier
+        residual = normed = hidden_states
+        if self.layer_idx > 0 or self.config.use_input_layernorm_in_first_layer:
+            normed = self.input_layernorm(hidden_states)
         mixed = self.attention(
             normed,
             attention_mask=attention_mask,
@@ -163,27 +137,39 @@ class LLaMADecoderLayer(Module):
             spec_decoding_params=spec_decoding_params,
         )
         mixed, present = mixed if use_cache else (mixed, None)
-        hidden_states = residual + mixed
-        normed = self.post_layernorm(hidden_states)
-        changed = self.mlp(normed)
+        hidden_states = residual + (mixed if grown == 1 else mixed * grown)
+        if self.has_residual_mlp:
+            hidden_states = hidden_states + self.residual_mlp(
+                self.residual_layernorm(hidden_states)
+            )
+            post = self.post_layernorm(residual)
+        else:
+            post = self.post_layernorm(hidden_states)
+        changed = self.mlp(post)
         if self.layer_idx == 0:
-            for name, value in (("attn", mixed), ("norm1", normed), ("mlp", changed)):
+            registered = {"norm0": normed, "attn": mixed, "norm1": post, "mlp": changed}
+            for name, value in registered.items():
                 self.register_network_output(name, value)
-        hidden_states = hidden_states + changed
+        hidden_states = hidden_states + (changed if grown == 1 else changed * grown)
         return (hidden_states, present) if use_cache else hidden_states
 
 
 class LLaMAModel(Module):
     """Embedding on the first pipeline stage, layers, norm on the last."""
 
-    def __init__(self, config: LLaMAConfig, layer: Any = LLaMADecoderLayer) -> None:
-        mapping = config.mapping
-        self.config = config
-        if mapping.is_first_pp_rank():
+    def __init__(self, config: PretrainedConfig) -> None:
+        config = LLaMAConfig.of(config)
+        self.config, self.mapping, self.hidden_size = config, config.mapping, config.hidden_size
+        self.use_prompt_tuning = config.use_prompt_tuning
+        if self.mapping.is_first_pp_rank():
             self.vocab_embedding = embedding(config)
-        self.layers = DecoderLayerList(layer, config)
-        if mapping.is_last_pp_rank():
-            self.ln_f = RmsNorm(config.hidden_size, eps=config.norm_epsilon, dtype=config.dtype)
+        self.layers = DecoderLayerList(LLaMADecoderLayer, config)
+        if config.fc_after_embed:
+            self.fc = _gathered(config, 2 * config.hidden_size, config.hidden_size, bias=True)
+        if self.mapping.is_last_pp_rank():
+            size, eps = config.hidden_size, config.norm_epsilon
+            norm = RmsNorm(size, eps=eps, dtype=config.dtype) if config.use_last_layernorm else None
+            self.ln_f = norm
 
     def forward(
         self,
@@ -191,48 +177,53 @@ class LLaMAModel(Module):
         position_ids: Tensor | None = None,
         use_cache: bool = False,
         attention_mask: Tensor | None = None,
+        spec_decoding_params: Any = None,
         kv_cache_params: KeyValueCacheParams | None = None,
         attention_params: AttentionParams | None = None,
         hidden_states: Tensor | None = None,
+        hidden_states_for_embed: Tensor | None = None,
         all_reduce_workspace: Tensor | None = None,
         prompt_embedding_table: Tensor | None = None,
         prompt_tasks: Tensor | None = None,
         prompt_vocab_size: Tensor | None = None,
         lora_params: Any = None,
     ) -> Any:
-        """[B, S, hidden]; with `use_cache` (the same, caches)."""
-        refuse_lora(lora_params)
-        mapping = self.config.mapping
-        prompt = (prompt_embedding_table, prompt_tasks, prompt_vocab_size)
+        """[B, S, hidden], also sent to the next pipeline stage; with `use_cache` (the same,
+        caches)."""
+        mapping = self.mapping
         if mapping.is_first_pp_rank():
-            given: list[Any] = [each for each in prompt if each is not None]
-            x = self.vocab_embedding(input_ids, *given)
+            prompt = (prompt_embedding_table, prompt_tasks, prompt_vocab_size)
+            x = self.vocab_embedding(input_ids, *[each for each in prompt if each is not None])
+            factor = self.config.embedding_multiplier
+            x = x if factor == 1 else x * factor
             self.register_network_output("embd", x)
         else:
             x = from_stage_before(mapping, hidden_states)
-        found = self.layers(
+        if hidden_states_for_embed is not None:
+            x = self.fc(concat([x, hidden_states_for_embed], dim=-1))
+        result = self.layers(
             x,
             use_cache=use_cache,
             attention_mask=attention_mask,
             kv_cache_params=kv_cache_params,
             attention_params=attention_params,
             position_ids=position_ids,
+            lora_params=lora_params,
+            spec_decoding_params=spec_decoding_params,
         )
-        hidden, presents = found if use_cache else (found, list[Any]())
-        if mapping.is_last_pp_rank():
-            hidden = self.ln_f(hidden)
-        return (hidden, presents) if use_cache else hidden
-
-
-def _place(layers: list[int], layer: int) -> int:
-    """The place of a layer in its pipeline stage."""
-    return layers.index(layer) if layer in layers else layer
+        states, presents = result if use_cache else (result, None)
+        if not mapping.is_last_pp_rank():
+            states = send(states, mapping.next_pp_rank())
+        elif self.ln_f is not None:
+            states = self.ln_f(states)
+        return (states, presents) if use_cache else states
 
 
 def embedding(config: LLaMAConfig) -> Embedding:
+    """The table of tokens."""
     mapping, parallel = config.mapping, config.use_parallel_embedding
-    cls = PromptTuningEmbedding if config.use_prompt_tuning else Embedding
-    return cls(
+    made = PromptTuningEmbedding if config.use_prompt_tuning else Embedding
+    return made(
         num_embeddings=config.vocab_size or 0,
         embedding_dim=config.hidden_size,
         dtype=config.dtype,
@@ -245,13 +236,19 @@ def embedding(config: LLaMAConfig) -> Embedding:
 
 def head(config: LLaMAConfig) -> ColumnLinear | None:
     """The head of the language model, on the last pipeline stage."""
-    mapping = config.mapping
-    if not mapping.is_last_pp_rank():
+    if not config.mapping.is_last_pp_rank():
         return None
+    rows = pad_vocab_size(config.vocab_size or 0, config.mapping.tp_size)
+    return _gathered(config, config.hidden_size, rows, bias=False)
+
+
+def _gathered(config: LLaMAConfig, inputs: int, outputs: int, bias: bool) -> ColumnLinear:
+    """A layer whose outputs are sharded, and gathered."""
+    mapping = config.mapping
     return ColumnLinear(
-        config.hidden_size,
-        pad_vocab_size(config.vocab_size or 0, mapping.tp_size),
-        bias=False,
+        inputs,
+        outputs,
+        bias=bias,
         dtype=config.dtype,
         tp_group=mapping.tp_group,
         tp_size=mapping.tp_size,
@@ -264,7 +261,9 @@ class LLaMAForCausalLM(DecoderModelForCausalLM):
 
     config_class = LLaMAConfig
 
-    def __init__(self, config: LLaMAConfig) -> None:
+    def __init__(self, config: PretrainedConfig) -> None:
+        config = LLaMAConfig.of(config)
+        self.quant_mode, self.mapping = config.quant_mode, config.mapping
         super().__init__(config, LLaMAModel(config), head(config))
 
     @classmethod

@@ -67,7 +67,7 @@ def dialect_config(config: Mapping[str, Any], how: Conversion) -> dict[str, Any]
         "num_attention_heads": heads,
         "num_key_value_heads": config.get("num_key_value_heads") or heads,
         "head_size": config.get("head_dim") or config["hidden_size"] // heads,
-        "hidden_act": "silu",
+        "hidden_act": "swiglu" if config.get("num_local_experts") else "silu",
         "intermediate_size": config["intermediate_size"],
         "norm_epsilon": config.get("rms_norm_eps", 1e-6),
         "position_embedding_type": "rope_gpt_neox",

@@ -87,7 +87,7 @@ def keywords(config: dict[str, Any], how: Conversion, mapping: Mapping) -> dict[
         "num_kv_heads": config["num_key_value_heads"],
         "hidden_size": config["hidden_size"],
         "vocab_size": VOCAB,
-        "hidden_act": config["hidden_act"],
+        "hidden_act": "swiglu" if experts else config["hidden_act"],
         "max_position_embeddings": config["max_position_embeddings"],
         "dtype": "float32",
         "mlp_hidden_size": config["intermediate_size"],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +15,23 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import irc
+from irc.frontends.tensorrt_llm import layers
+from irc.frontends.tensorrt_llm.aliases import aliases
 from irc.frontends.tensorrt_llm.builder import BuildConfig, build
 from irc.frontends.tensorrt_llm.context import current_network, current_session, new_session
 from irc.frontends.tensorrt_llm.mapping import Mapping
+from irc.frontends.tensorrt_llm.dtypes import data_type
+from irc.frontends.tensorrt_llm.functional import recv, send
 from irc.frontends.tensorrt_llm.models import llama, llama_keywords
-from irc.frontends.tensorrt_llm.models.decoder import last_token
-from irc.frontends.tensorrt_llm.network import Network
+from irc.frontends.tensorrt_llm.models.config import LLaMAConfig, PretrainedConfig
+from irc.frontends.tensorrt_llm.models.decoder import (
+    DecoderLayerList,
+    DecoderModelForCausalLM,
+    last_token,
+)
+from irc.frontends.tensorrt_llm.models.generation_mixin import GenerationMixin
+from irc.frontends.tensorrt_llm.module import Module
+from irc.frontends.tensorrt_llm.network import Network, net_guard
 from irc.frontends.tensorrt_llm.quantization import QuantConfig
 from irc.frontends.tensorrt_llm.tensor import Tensor
 from tests.fresh import fresh
@@ -178,6 +192,7 @@ def test_tensors_of_a_rank_that_do_not_fit(tmp_path: Path) -> None:
 
 LAST: dict[str, Any] = {
     "none": (None, lambda x: x),
+    "zeros": ([0, 0], lambda x: x[:, -1]),
     "lengths": ([5, 2], lambda x: x[[0, 1], [4, 1]]),
     "positions": ([[0, 4, 2], [1, 3, 0]], lambda x: x[[[0], [1]], [[0, 4, 2], [1, 3, 0]]]),
 }
@@ -333,11 +348,240 @@ def test_load_names_what_is_missing(tmp_path: Path) -> None:
     assert all(parameter.bound is not None for parameter in found.parameters())
 
 
+GRANITE = LLAMA | {
+    "model_type": "granite",
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+}
+
+
+def test_multipliers(tmp_path: Path) -> None:
+    """LLaMA with the multipliers of a config computes what Granite of transformers does."""
+    model, ids = made(tmp_path, GRANITE), drawn(6)
+    folder = model.ranks(Conversion())
+    keys = {
+        **json.loads((folder / "config.json").read_text()),
+        "attention_multiplier": 0.3 * 6**0.5,
+    }
+    keys |= {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "output_multiplier_scale": 0.5,
+    }
+
+    def build(mapping: Mapping) -> Any:
+        config = PretrainedConfig.from_dict(keys | {"architecture": "LlamaForCausalLM"})
+        assert config.to_dict() == LLaMAConfig.from_dict(config.to_dict()).to_dict()
+        return llama.LLaMAForCausalLM.from_checkpoint(folder, config=config)
+
+    close(steps_of(build, Conversion())(ids)["logits"][:, :VOCAB], model.states(ids)[-1][:, -1])
+
+
+SIZES: dict[str, Any] = {
+    "architecture": "LlamaForCausalLM",
+    "dtype": "float32",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 32,
+}
+KEYS: dict[str, tuple[dict[str, Any], str]] = {
+    "typo": ({"rotray_base": 1e6}, "has no key 'rotray_base'; did you mean 'rotary_base'"),
+    "window": ({"sliding_window": 4}, "sliding_window=4: expected None"),
+    "part of a head": ({"rotary_pct": 0.5}, "rotary_pct=0.5"),
+    "part of the features": ({"rotary_embedding_dim": 4}, "expected 8, the size of a head"),
+    "softcap": ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping=30.0"),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_keys_that_llama_does_not_compute(name: str) -> None:
+    keys, message = KEYS[name]
+    with pytest.raises(irc.Error, match=message):
+        LLaMAConfig(**SIZES, **keys)
+    own = PretrainedConfig(**{**SIZES, "architecture": "Own"}, **keys)
+    assert vars(own).items() >= keys.items()  # for models of scripts
+    with pytest.raises(irc.Error, match=message):
+        llama.LLaMAForCausalLM(own)
+
+
+def test_keys_of_older_configs() -> None:
+    config = LLaMAConfig(**SIZES, moe_num_experts=4, moe_top_k=2, hidden_act="swiglu")
+    assert (config.moe.num_experts, config.moe.top_k) == (4, 2)
+    config.set_if_not_exist("mlp_bias", True)
+    config.set_if_not_exist("own", 1)
+    assert (config.mlp_bias, config.own) == (False, 1)
+    ranks = LLaMAConfig(**SIZES, world_size=4, tp_size=2, pp_size=2).for_each_rank()
+    assert [each.mapping.rank for each in ranks] == [0, 1, 2, 3]
+    del (sizes := dict(SIZES))["vocab_size"]
+    assert isinstance(PretrainedConfig.from_dict(sizes), LLaMAConfig)
+
+
+# What loaders of weights read, by the class and the generation (0.5 to 0.7.1: A).
+ATTRIBUTES = {
+    ("A", "LLaMADecoderLayer"): """
+        attention attention_mask_type dtype hidden_act hidden_size input_layernorm
+        max_position_embeddings mlp mlp_hidden_size num_attention_heads num_kv_heads
+        position_embedding_type post_layernorm tp_group tp_size""",
+    ("A", "LLaMAModel"): "layers ln_f mapping use_prompt_tuning vocab_embedding",
+    ("A", "LLaMAForCausalLM"): """
+        dtype embedding_sharding_dim hidden_size kv_dtype lm_head logits_dtype moe_config num_heads
+        num_kv_heads num_layers quant_mode tp_size use_parallel_embedding vocab_size mapping""",
+    ("B", "LLaMADecoderLayer"): """
+        attention config has_residual_mlp input_layernorm is_last_local_layer layer_idx
+        local_layer_idx mapping mlp post_layernorm residual_layernorm residual_mlp""",
+    ("B", "LLaMAModel"): "fc hidden_size layers ln_f mapping vocab_embedding",
+    ("B", "LLaMAForCausalLM"): """
+        config lm_head mapping mup_width_multiplier position_embedding_type quant_mode transformer
+        """,
+}
+
+
+@pytest.mark.parametrize(("dialect", "name"), ATTRIBUTES)
+def test_attributes_that_loaders_read(dialect: Any, name: str) -> None:
+    with new_session(dialect), aliases():
+        made = getattr(import_module("tensorrt_llm.models.llama.model"), name)
+        assert made is getattr(import_module("tensorrt_llm.models"), name)
+        if dialect == "B":
+            config = LLaMAConfig(**SIZES, residual_mlp=True, fc_after_embed=True)
+            model = made(config, 1) if "Layer" in name else made(config)
+        elif "Layer" in name:
+            model = made(0, 16, 2)
+        else:
+            model = made(2, 2, -1, 16, 32, "silu", 64, "float16")
+            assert model.config.num_key_value_heads == 2
+        for attribute in ATTRIBUTES[dialect, name].split():
+            getattr(model, attribute)
+        if (dialect, name) == ("A", "LLaMAForCausalLM"):
+            assert model.get_transformer_layers(model.mapping, 2) == [0, 1]
+            assert (str(model.dtype), model.num_kv_heads) == (str(data_type("f16")), 2)
+            with pytest.raises(irc.Error, match="'rms_norm_epsilon'; did you mean 'rms_norm_eps'"):
+                made(2, 2, 2, 16, 32, "silu", 64, "float16", rms_norm_epsilon=1e-3)
+
+
+class OwnTransformer(Module):
+    """A transformer as TensorRT-LLM's models are written: it receives and sends itself."""
+
+    def __init__(self, config: Any) -> None:
+        self.mapping = config.mapping
+        if self.mapping.is_first_pp_rank():
+            self.vocab_embedding = layers.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = DecoderLayerList(llama.LLaMADecoderLayer, config)
+        if self.mapping.is_last_pp_rank():
+            self.ln_f = layers.RmsNorm(config.hidden_size, eps=config.norm_epsilon)
+
+    def forward(
+        self,
+        input_ids: Any,
+        position_ids: Any = None,
+        use_cache: bool = False,
+        attention_mask: Any = None,
+        kv_cache_params: Any = None,
+        attention_params: Any = None,
+        hidden_states: Any = None,
+    ) -> Any:
+        kv_cache_params.fill_none_tensor_list(len(self.layers))
+        if self.mapping.is_first_pp_rank():
+            x = self.vocab_embedding(input_ids)
+        else:
+            x = recv(hidden_states, self.mapping.prev_pp_rank())
+        x, presents = self.layers.forward(
+            x,
+            use_cache=use_cache,
+            attention_mask=attention_mask,
+            kv_cache_params=kv_cache_params,
+            attention_params=attention_params,
+        )
+        if self.mapping.is_last_pp_rank():
+            return self.ln_f(x), tuple(presents)
+        return send(x, self.mapping.next_pp_rank()), tuple(presents)
+
+
+class OwnModel(DecoderModelForCausalLM):
+    config_class = LLaMAConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config, OwnTransformer(config), llama.head(config))
+
+
+@pytest.mark.parametrize("plugin", [True, False])
+def test_a_transformer_that_sends(plugin: bool, tmp_path: Path) -> None:
+    model, ids, how = made(tmp_path, LLAMA), drawn(6), Conversion(pp=2)
+    folder = model.ranks(how)
+
+    def build(mapping: Mapping) -> Any:
+        config = LLaMAConfig.from_checkpoint(folder)
+        return OwnModel.from_checkpoint(folder, mapping.rank, config)
+
+    run = steps_of(build, how, plugin)
+    for begin, end in ((0, 5), (5, 6)):
+        logits = run(ids[:, begin:end])["logits"]
+        close(logits[:, :VOCAB], model.states(ids)[-1][:, end - 1])
+
+
+class Inputs(Module, GenerationMixin):
+    """A model of a script, that makes its inputs as those of 0.5 to 0.7.1 do."""
+
+
+OLD_KEYS = """
+    input_ids hidden_states_input position_ids attention_mask sequence_length context_lengths
+    host_past_key_value_lengths host_max_attention_window_sizes past_key_value last_token_ids
+    cache_indirection kv_cache_block_pointers_list host_kv_cache_block_pointers_list
+    host_context_lengths host_request_types all_reduce_workspace prompt_embedding_table tasks
+    prompt_vocab_size lora_ranks lora_weights_pointers
+"""
+
+
+@pytest.mark.parametrize("plugin", [True, False])
+def test_inputs_of_older_scripts(plugin: bool) -> None:
+    with new_session("A"), net_guard(Network()):
+        prepare = Inputs().prepare_basic_inputs
+        switches = {"use_gpt_attention_plugin": plugin, "gather_all_token_logits": True}
+        more: dict[str, Any] = {"dtype": "float16", "num_heads": 4, "mapping": Mapping()}
+        inputs = prepare(2, 1, 8, 8, 2, 8, 3, "float16", False, **switches, **more)
+        lists = "host_max_attention_window_sizes", "kv_cache_block_pointers_list"
+        assert inputs.keys() >= {*OLD_KEYS.split()}
+        assert inputs["last_token_ids"] is None
+        assert all(inputs[name] == [None] * 3 for name in lists)
+        assert (inputs["attention_mask"] is None) == plugin
+        assert (inputs["sequence_length"] is None) != plugin
+        with pytest.raises(irc.Error, match=r"'gather_logits'"):
+            prepare(2, 1, 8, 8, 2, 8, 3, "float16", gather_logits=True)
+        with pytest.raises(irc.Error, match="use_lora_plugin=float16: add adapters"):
+            prepare(2, 1, 8, 8, 2, 8, 3, "float16", use_lora_plugin="float16")
+
+
+@pytest.mark.parametrize("plugin", [True, False])
+def test_a_model_without_caches(plugin: bool, tmp_path: Path) -> None:
+    model, ids = made(tmp_path, LLAMA), drawn(5)
+    run = steps_of(of_hugging_face(model, Conversion()), Conversion(), plugin, use_cache=False)
+    assert not any(name.startswith("past_key") for name in run.args)
+    outputs = run(ids)
+    assert list(outputs) == ["logits"]
+    close(outputs["logits"][:, :VOCAB], model.states(ids)[-1][:, -1])
+
+
+def test_adapters_are_refused_where_they_are_on() -> None:
+    assert layers.LoraParams(None, None).get_layer_params(0) is None
+    with pytest.raises(irc.Error, match="LoRA weights at run time are not supported"):
+        layers.LoraParams(["ranks"], ["pointers"])
+    with new_session("A"), pytest.raises(irc.Error, match="LoRA weights at run time"):
+        model: Any = llama_keywords.LLaMAForCausalLM(2, 2, 2, 16, 32, "silu", 64, "float16")
+        with net_guard(Network()):
+            ids = Tensor("input_ids", "int32", [1, 4])
+            model(ids, lora_params=SimpleNamespace(lora_ranks=["ranks"]))
+
+
+@pytest.mark.parametrize("dialect", ["A", "B"])
 @pytest.mark.parametrize("how", [Conversion(), Conversion(tp=2, table_dim=0)])
-def test_prompt_tuning(how: Conversion, tmp_path: Path) -> None:
+def test_prompt_tuning(how: Conversion, dialect: Any, tmp_path: Path) -> None:
     model, ids = made(tmp_path, LLAMA), drawn(6)
-    more = {"use_prompt_tuning": True, "logits_dtype": "float16"}
-    run = steps_of(of_keywords(model, how, **more), how, False, "A", prompt_embedding_table_size=8)
+    more = {"logits_dtype": "float16"}
+    source = of_keywords(model, how, use_prompt_tuning=True, **more) if dialect == "A" else None
+    source = source or of_ranks(model, how, **more)
+    run = steps_of(source, how, False, dialect, prompt_embedding_table_size=8)
     ids[:, :3] = VOCAB + np.array([[0, 1, 2], [2, 3, 1]])
     table, tasks = fresh(5).standard_normal((8, 24), np.float32), np.array([[1], [0]])
     prompt = {"prompt_embedding_table": table, "tasks": tasks, "prompt_vocab_size": np.array([4])}
