@@ -9,7 +9,7 @@ import pytest
 
 from tests.layout import LINKED, ROOT, package_files, project, python_files
 
-LONGEST = 400
+LONGEST = 800
 SOURCES = ("irc", *LINKED, "examples", "tests", "benchmarks", ".ci")
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from ...errors import Error
 from ...extensions.user_files import blamed
 from .aliases import aliases
+from .api import RELEASES
 from .context import new_session
-from .dialects import find_dialect
-from .lint import parse_script
+from .lint import find_release, parse_script
 
 
 def main() -> int:
@@ -23,7 +23,8 @@ def main() -> int:
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(path).resolve().parent)
     try:
-        with new_session(find_dialect(parse_script(path))), aliases(), blamed(Path(path)):
+        release = find_release(parse_script(path), Path(path))
+        with new_session(RELEASES[release]), aliases(), blamed(Path(path)):
             runpy.run_path(path, run_name="__main__")
     except Error as error:
         if isinstance(error.__cause__, SystemExit):

@@ -14,10 +14,9 @@ from typing import Any
 
 from ...errors import Error, did_you_mean
 from ...source import here
+from .api import RELEASES, ROOT, find, is_module, modules, names_of, release, status, suggestion
 from .context import current_session
-from .names import ROOT, Name, alternative, look_up, modules, suggestion, table
 
-VERSIONS = {"A": "0.7.1", "B": "0.16.0"}  # of each dialect
 _TENSORRT = "tensorrt"
 
 
@@ -82,9 +81,9 @@ class _Finder(MetaPathFinder, Loader):
         root, _, module = fullname.partition(".")
         if root not in (ROOT, _TENSORRT):
             return None
-        if root == ROOT and (not module or alternative(module) is not None):
+        if root == ROOT and (not module or is_module(module)):
             return ModuleSpec(fullname, self, is_package=True)
-        near = did_you_mean(module, modules()) if root == ROOT else ""
+        near = did_you_mean(module, sorted(modules())) if root == ROOT else ""
         raise ModuleNotFoundError(f"irc has no module {fullname}{near}", name=fullname)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -104,47 +103,43 @@ class _Alias(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name == "__version__" and not self._module:
-            return VERSIONS[current_session().dialect]
-        inner = f"{self._module}.{name}".lstrip(".")
-        if inner in modules():
-            return import_module(f"{ROOT}.{inner}")
-        found = look_up(self._module, name)
-        if found is None or name.startswith("__"):
+            return RELEASES[release()]
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        path = f"{self._module}.{name}".lstrip(".")
+        if path in modules():
+            return import_module(f"{ROOT}.{path}")
+        value = _object(path)
+        if value is None:
             near = suggestion(self._module, name)
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{near}")
-        value = _object(found)
-        setattr(self, name, value)
         return value
 
     @property
     def __all__(self) -> list[str]:
         """The supported names, for `from tensorrt_llm.functional import *`."""
-        return [
-            name
-            for (module, name), each in table().items()
-            if module == self._module and each.kind == "supported" and not name.startswith("__")
-        ]
+        return sorted(set(names_of(self._module)))
 
 
-def _object(name: Name) -> Any:
-    if name.kind == "unsupported":
-        return unsupported(name.path, name.why)
-    try:
-        return name.find()
-    except AttributeError:
-        if name.kind == "supported":
-            raise
-        return WithoutEffect(name)
+def _object(path: str) -> Any:
+    """What stands for a name of the API; None for an unknown one."""
+    known = status(path)
+    if known.kind == "refused":
+        return unsupported(f"{ROOT}.{path}", known.why)
+    found = find(path)
+    if found is None and known.kind == "without effect":
+        return WithoutEffect(f"{ROOT}.{path}", known.why)
+    return found
 
 
 class WithoutEffect:
     """An object that can be called, entered and asked for attributes, and does nothing."""
 
-    def __init__(self, name: Name) -> None:
-        self._name = name
+    def __init__(self, path: str, why: str) -> None:
+        self._path, self._why = path, why
 
     def __call__(self, *args: Any, **kwargs: Any) -> WithoutEffect:
-        current_session().note(f"{self._name.path} has no effect: {self._name.why}")
+        current_session().note(f"{self._path} has no effect: {self._why}")
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -153,7 +148,7 @@ class WithoutEffect:
         return self
 
     def __repr__(self) -> str:
-        return self._name.path
+        return self._path
 
     def __enter__(self) -> WithoutEffect:
         return self

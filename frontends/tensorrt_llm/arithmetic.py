@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from itertools import pairwise
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from .module import Parameter
 from .tensor import Operand, Tensor, attach, known, type_of, wrap
 
 _TENSORS = (Tensor, Parameter, Inner)
+_inside: ContextVar[bool] = ContextVar("irc_trt_llm_inside", default=False)
 _NUMBERS = (bool, int, float, np.generic, Dim)
 
 
@@ -52,6 +54,40 @@ def _number(x: Any) -> bool | int | float | None:
 def data(x: Any) -> Inner:
     """irc's tensor of a tensor, a parameter, or a number."""
     return tensor(x).inner
+
+
+def with_inner_tensors(
+    function: Callable[..., Any], bound: tuple[Any, ...], given: dict[str, Any]
+) -> Any:
+    """The results of a function that takes and returns tensors of irc, for a script's tensors.
+
+    Within such a function others are called with irc's tensors, and return them.
+    """
+    outermost = not _inside.get()
+    token = _inside.set(True)
+    try:
+        results = function(*bound, **{name: unwrapped(value) for name, value in given.items()})
+    finally:
+        _inside.reset(token)
+    return wrapped(results) if outermost else results
+
+
+def unwrapped(value: Any) -> Any:
+    """irc's tensors in place of those of a script, also in a list or tuple."""
+    if isinstance(value, (Tensor, Parameter)):
+        return tensor(value).inner
+    if isinstance(value, (list, tuple)):
+        return type(value)(unwrapped(each) for each in cast("list[Any]", value))
+    return value
+
+
+def wrapped(value: Any) -> Any:
+    """A script's tensors in place of irc's, also in a list or tuple."""
+    if isinstance(value, Inner):
+        return wrap(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(wrapped(each) for each in cast("list[Any]", value))
+    return value
 
 
 def matched(*operands: Any) -> tuple[Tensor, ...]:

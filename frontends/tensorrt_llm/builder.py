@@ -13,12 +13,12 @@ from typing import Any, NoReturn, cast
 from ...errors import Error
 from ...json_files import read_object
 from ...source import here
-from .aliases import VERSIONS, WithoutEffect
-from .context import current_session, dialect
+from .aliases import WithoutEffect
+from .api import RELEASES, release
+from .context import current_session
 from .dimensions import OptimizationProfile
 from .engines import Engine as Engine
 from .engines import EngineBuffer, register
-from .names import Name
 from .network import Network, net_guard
 from .settings import BuildConfig as BuildConfig
 from .settings import EngineConfig as EngineConfig
@@ -31,7 +31,7 @@ class TensorrtConfig(WithoutEffect):
 
     def __init__(self) -> None:
         why = "irc has no builder of TensorRT in a script"
-        super().__init__(Name("builder", "trt_builder_config", "without effect", why))
+        super().__init__("trt_builder_config", why)
         self.profiles: list[OptimizationProfile] = []
 
     def add_optimization_profile(self, profile: OptimizationProfile) -> int:
@@ -160,7 +160,7 @@ def build(model: Any, build_config: BuildConfig | None = None) -> Engine | None:
     if config.dry_run:
         return None
     name = str(getattr(model.config, "architecture", type(model).__name__))
-    facts = EngineConfig(model.config, config, VERSIONS[dialect()])
+    facts = EngineConfig(model.config, config, RELEASES[release()])
     return Engine(facts, register(network, config, name))
 
 

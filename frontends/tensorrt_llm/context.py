@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shutil
 import tempfile
 import weakref
@@ -20,7 +21,9 @@ from ...source import here
 if TYPE_CHECKING:
     from .network import Network
 
-Dialect = Literal["A", "B"]  # keyword constructors (0.5 to 0.7.1), config objects (0.8 and later)
+Dialect = Literal["A", "B"]  # keyword constructors (0.5 to 0.7), config objects (0.8 and later)
+NEWEST = 16  # the last release 0.N that api.toml describes
+OLDEST = 5
 Made = TypeVar("Made", bound=Callable[..., Any])
 
 
@@ -33,7 +36,8 @@ class Session:
     ascending order, as TensorRT-LLM did, instead of the order that the script states.
     """
 
-    dialect: Dialect = "B"
+    release: int = NEWEST  # the N of TensorRT-LLM 0.N that the script is written for
+    sources: Path | None = None  # the user's own copy of TensorRT-LLM, for models irc lacks
     sorted_groups: bool = False
     output: Path | None = None  # the folder of artifacts, one per engine
     options: dict[str, Any] = field(default_factory=dict[str, Any])  # of their compilation
@@ -71,6 +75,11 @@ class Session:
         network.finish()
 
     @property
+    def dialect(self) -> Dialect:
+        """A for the classes of 0.5 to 0.7, B for those of 0.8 and later."""
+        return "A" if self.release < 8 else "B"
+
+    @property
     def folder(self) -> Path:
         """A folder for arrays of the script, which is removed with the session."""
         if self._folder is None:
@@ -93,13 +102,29 @@ def current_session() -> Session:
 
 
 @contextmanager
-def new_session(dialect: Dialect = "B", **options: Any) -> Generator[Session]:
-    """A session of its own for the block."""
-    token = _session.set(Session(dialect, **options))
+def new_session(version: str = f"0.{NEWEST}", **options: Any) -> Generator[Session]:
+    """A session of its own for the block, for a script of a version of TensorRT-LLM ("0.7.1")."""
+    token = _session.set(Session(minor(version), **options))
     try:
         yield current_session()
     finally:
         _session.reset(token)
+
+
+def minor(version: str) -> int:
+    """The N of a version 0.N or 0.N.M, from 5 to 16; later versions are read as 0.16.
+
+    A and B stand for 0.7 and 0.16.
+    """
+    if version in ("A", "B"):
+        return 7 if version == "A" else NEWEST
+    numbers = re.fullmatch(r"v?(\d+)\.(\d+)(\.\w+)*", version)
+    if numbers is None:
+        raise Error(f"expected a version of TensorRT-LLM, such as 0.7 or 0.16, found {version!r}")
+    number = int(numbers[2]) if numbers[1] == "0" else NEWEST
+    if number < OLDEST:
+        raise Error(f"irc knows TensorRT-LLM from 0.{OLDEST} on, found {version}")
+    return min(number, NEWEST)
 
 
 def dialect() -> Dialect:

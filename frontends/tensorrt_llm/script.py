@@ -21,11 +21,10 @@ from ...errors import Error
 from ...ir.core import Module
 from ..script import executed
 from .aliases import aliases
-from .context import Dialect, Session, new_session
-from .dialects import find_dialect
+from .api import RELEASES, ROOT, suggestion
+from .context import Session, new_session
 from .engines import merged
-from .lint import imported, parse_script
-from .names import ROOT, suggestion
+from .lint import find_release, imported, parse_script
 from .utilities import process
 
 
@@ -40,18 +39,19 @@ class Run:
 def run_script(
     path: str | Path,
     arguments: Sequence[str] = (),
-    dialect: Dialect | None = None,
+    version: str | None = None,
     processes: int = 1,
     **options: Any,
 ) -> Run:
     """Run a script as `mpirun -n processes python path arguments` would; its engines' modules.
 
-    All processes, ranks and workers run one after the other in this process. `dialect` is found in
-    the text by default. `options` are fields of the session.
+    All processes, ranks and workers run one after the other in this process. `version` is that
+    of TensorRT-LLM (0.7); by default it is found in the text. `options` are fields of the session.
     """
     path = Path(path)
     tree = parse_script(path)
-    with new_session(dialect or find_dialect(tree), **options) as session, aliases():
+    version = version or RELEASES[find_release(tree, path)]
+    with new_session(version, **options) as session, aliases():
         argv, sys.argv = sys.argv, [str(path), *arguments]
         try:
             for rank in range(processes):

@@ -326,6 +326,20 @@ def runtime_options(args: argparse.Namespace) -> dict[str, Any]:
     return options | ({"self_test": False} if args.no_self_test else {})
 
 
+def add_tensorrt_llm(parser: argparse.ArgumentParser) -> None:
+    """`--tensorrt-llm VERSION` and `--tensorrt-llm-sources DIR`, for scripts of TensorRT-LLM."""
+    add = parser.add_argument
+    what = (
+        "the version of TensorRT-LLM that a script is written for, such as 0.7 (default: as read)"
+    )
+    add("--tensorrt-llm", metavar="VERSION", help=what)
+    add(
+        "--dialect", dest="tensorrt_llm", help=argparse.SUPPRESS
+    )  # A or B, as the option was called
+    what = "your copy of TensorRT-LLM's sources, for the models that irc does not have"
+    add("--tensorrt-llm-sources", metavar="DIR", help=what)
+
+
 def add_plugin(add: Callable[..., argparse.Action]) -> None:
     """`--plugin F`; `add` adds an argument to a parser or group."""
     what = "a Python file that registers plugins of engines; may be repeated"

@@ -16,11 +16,11 @@ from .arguments import (
     add_compilation,
     add_json,
     add_passes,
+    add_tensorrt_llm,
     compilation_options,
     parallel_options,
     pass_instruments,
     whole_number,
-    word_of,
 )
 from .console import Progress, print_json, table
 from .engines import add_engine, engine_options
@@ -57,8 +57,7 @@ def configure(parser: Parser) -> None:
     )
     add("source", metavar="SRC", help=what)
     add("-o", "--output", metavar="DIR", help="the artifact folder; an older artifact is replaced")
-    what = "the version of a TensorRT-LLM script: A (0.5 to 0.7.1) or B (default: as it reads)"
-    add("--dialect", type=word_of("A", "B"), help=what)
+    add_tensorrt_llm(parser)
     what = "run a TensorRT-LLM script N times, as mpirun -n N would (default: 1)"
     add("--processes", metavar="N", type=whole_number(1), default=1, help=what)
     add("--random-weights", metavar="SEED", type=whole_number(), help="in place of a checkpoint")
@@ -89,11 +88,12 @@ def run(args: Namespace) -> int:
         script = run_script(
             args.source,
             args.rest,
-            args.dialect,
+            args.tensorrt_llm,
             args.processes,
             output=Path(output) if output else None,
             options=options,
             dry_run=args.dry_run,
+            sources=Path(args.tensorrt_llm_sources) if args.tensorrt_llm_sources else None,
         )
         return _build(args, script, output)
     _check_unused(args)
@@ -144,7 +144,7 @@ def _build(args: Namespace, script: Run, output: str | None) -> int:
 
 def _check_unused(args: Namespace) -> None:
     """An Error about what only build scripts of TensorRT-LLM take."""
-    given = "--dialect" if args.dialect else "--processes" if args.processes > 1 else ""
+    given = "--tensorrt-llm" if args.tensorrt_llm else "--processes" if args.processes > 1 else ""
     given = given or (f"-- {args.rest[0]}" if args.rest else "")
     if given:
         raise Error(

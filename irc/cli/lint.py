@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Error
-from .arguments import add_json, add_plugin
+from .arguments import add_json, add_plugin, add_tensorrt_llm
 from .console import paint, print_json, table, warn
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ EXAMPLES = """
 """
 
 TARGET = "tensorrt-rtx"
-_WORK = ("unsupported", "unknown", "without effect")
+_WORK = ("refused", "unknown", "only when off", "without effect")
+_COLOURS = {"supported": "green", "without effect": "yellow", "only when off": "yellow"}
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -40,6 +41,7 @@ def configure(parser: ArgumentParser) -> None:
     add("--all", action="store_true", help="list every node of every finding")
     add("--rules", action="store_true", help="list the rules for the target")
     add_plugin(parser.add_argument)
+    add_tensorrt_llm(parser)
     add_json(parser)
 
 
@@ -68,23 +70,24 @@ def run(args: Namespace) -> int:
 
 
 def _script(args: Namespace) -> int:
-    """0 if irc takes every name of TensorRT-LLM in a script, else 1. The script is not run."""
+    """0 if irc takes every use of TensorRT-LLM in a script, else 1. The script is not run."""
     from ..frontends.tensorrt_llm.lint import as_rows, lint_script
 
-    report = lint_script(args.source)
+    report = lint_script(args.source, args.tensorrt_llm)
     complete = report.score == 1
     if args.json:
         uses = [asdict(use) for use in report.uses]
-        print_json({"score": report.score, "ok": complete, "uses": uses})
+        print_json({"score": report.score, "ok": complete, "version": report.release, "uses": uses})
         return int(not complete)
     shown = [(use, lines) for use, lines in as_rows(report) if args.all or use.status in _WORK]
     for use, lines in shown:
         where = f"{args.source}:{','.join(map(str, lines))}"
-        colour = {"supported": "green", "without effect": "yellow"}.get(use.status, "red")
+        colour = _COLOURS.get(use.status, "red")
         print(f"{where}: {use.name}: {paint(use.status, colour)}" + f": {use.why}" * bool(use.why))
     count = f"{len(report.uses)} uses of TensorRT-LLM" if report.uses else "no use of TensorRT-LLM"
     hint = "" if args.all else "; --all lists the supported names too"
-    print(f"{args.source}: {count}, {report.score:.0%} taken{hint}")
+    version = f" {report.release}" if report.uses else ""
+    print(f"{args.source}: {count}{version}, {report.score:.0%} taken{hint}")
     return int(not complete)
 
 

@@ -1,4 +1,4 @@
-"""`irc lint` on scripts of TensorRT-LLM: the status of every name, and the dialect."""
+"""`irc lint` on scripts of TensorRT-LLM: what every use is in irc, and the release."""
 
 import ast
 import json
@@ -8,8 +8,7 @@ import pytest
 
 from irc.cli.main import main
 from irc.errors import Error
-from irc.frontends.tensorrt_llm.dialects import find_dialect
-from irc.frontends.tensorrt_llm.lint import Use, as_rows, lint_script
+from irc.frontends.tensorrt_llm.lint import Use, as_rows, find_release, lint_script
 from tests.layout import ROOT
 
 SCRIPT = """\
@@ -26,7 +25,8 @@ def build(x, group):
     network = tensorrt_llm.Builder().create_network()
     network.plugin_config.set_gemm_plugin("float16")
     x = F.allreduce(x, group, instance_id=3,
-                    workspace=x)
+                    workspace=x, straategy=3)
+    network.num_imputs
     x = softmax(x, -1) + F.mamba_conv1d(x) + F.emmbedding(x, x)
     other.Builder(workspace=3).to_onnx()
     return tl.layers.attention.PositionEmbeddingType.rope_gptj, GPT, tl.profiler.start("x")
@@ -42,25 +42,29 @@ def statuses(text: str, folder: Path) -> dict[str, tuple[str, list[int]]]:
 def test_the_status_of_every_name(tmp_path: Path) -> None:
     root = "tensorrt_llm"
     assert statuses(SCRIPT, tmp_path) == {
-        root: ("supported", [1, 2]),
-        f"{root}.functional": ("supported", [4, 5]),
-        f"{root}.layers.lora.LoraParams": ("unsupported", [6]),
-        f"{root}.models.GPTForCausalLM": ("unsupported", [7, 17]),
+        root: ("supported", [1, 2, 11]),
+        f"{root}.functional": ("supported", [4, 5, 13, 16]),
+        f"{root}.layers.lora.LoraParams": ("refused", [6]),
+        f"{root}.models.GPTForCausalLM": ("refused", [7, 18]),
         f"{root}.models.LLaMAForCausalLM": ("supported", [7]),
         f"{root}.nowhere": ("unknown", [8]),
         f"{root}.bindings.KVCacheType": ("supported", [8]),
         f"{root}.Builder": ("supported", [11]),
-        ".create_network": ("supported", [11]),
-        ".set_gemm_plugin": ("without effect", [12]),
+        f"{root}.builder.Builder.create_network": ("supported", [11]),
+        f"{root}.network.Network.plugin_config": ("supported", [12]),
+        f"{root}.profiler": ("supported", [18]),
+        f"{root}.plugin.plugin.PluginConfig.set_gemm_plugin": ("without effect", [12]),
         f"{root}.functional.allreduce": ("supported", [13]),
-        "instance_id=": ("without effect", [13]),
-        "workspace=": ("without effect", [14]),
-        f"{root}.functional.softmax": ("supported", [15]),
-        f"{root}.functional.mamba_conv1d": ("unsupported", [15]),
-        f"{root}.functional.emmbedding": ("unknown", [15]),
-        ".to_onnx": ("unsupported", [16]),
-        f"{root}.layers.attention.PositionEmbeddingType": ("supported", [17]),
-        f"{root}.profiler.start": ("supported", [17]),
+        "functional.allreduce(instance_id=)": ("without effect", [13]),
+        "functional.allreduce(workspace=)": ("without effect", [14]),
+        "functional.allreduce(straategy=)": ("unknown", [14]),
+        f"{root}.network.Network.num_imputs": ("unknown", [15]),
+        f"{root}.functional.softmax": ("supported", [16]),
+        f"{root}.functional.mamba_conv1d": ("refused", [16]),
+        f"{root}.functional.emmbedding": ("unknown", [16]),
+        ".to_onnx": ("refused", [17]),
+        f"{root}.layers.attention.PositionEmbeddingType.rope_gptj": ("supported", [18]),
+        f"{root}.profiler.start": ("supported", [18]),
     }
 
 
@@ -75,13 +79,8 @@ def test_the_score_is_the_share_of_uses_that_are_taken(tmp_path: Path) -> None:
     path = tmp_path / "old.py"
     path.write_text("from tensorrt_llm.functional import add, rg_lru\nadd(1, 2, strategy=3)\n")
     report = lint_script(path)
-    assert [use.status for use in report.uses] == [
-        "supported",
-        "unsupported",
-        "supported",
-        "without effect",
-    ]
-    assert report.score == 3 / 4
+    assert [use.status for use in report.uses] == ["supported", "refused", "supported"]
+    assert report.score == 2 / 3
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,8 +89,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["lint", str(path)]) == 1
     out = capsys.readouterr().out
     name = "tensorrt_llm.functional.rg_lru"
-    assert f"{path}:1,2: {name}: unsupported: write the recurrence as an operation" in out
-    assert f"{path}: 3 uses of TensorRT-LLM, 33% taken" in out
+    assert f"{path}:1,2: {name}: refused: write the recurrence as an operation" in out
+    assert f"{path}: 3 uses of TensorRT-LLM 0.16.0, 33% taken" in out
     assert "functional.add" not in out
     assert main(["lint", str(path), "--all"]) == 1
     assert f"{path}:1: tensorrt_llm.functional.add: supported\n" in capsys.readouterr().out
@@ -111,7 +110,6 @@ def test_irc_takes_all_of_the_examples(script: Path) -> None:
     report = lint_script(script)
     assert report.score == 1, as_rows(report)[0]
     assert len(report.uses) > 5
-    assert find_dialect(ast.parse(script.read_text())) == script.parent.name[-1].upper()
 
 
 def test_a_script_of_python_2(tmp_path: Path) -> None:
@@ -122,17 +120,21 @@ def test_a_script_of_python_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "dialect"),
+    ("text", "least", "most"),
     [
-        ("allreduce(x, group, workspace=w, instance_id=3)", "A"),
-        ("from tensorrt_llm.models import LLaMAForCausalLM, quantize_model", "A"),
-        ("network.plugin_config.set_gpt_attention_plugin(dtype='float16')", "A"),
-        ("from tensorrt_llm import BuildConfig, build", "B"),
-        ("Attention(local_layer_idx=3, hidden_size=4)", "B"),
-        ("model = LLaMAForCausalLM.from_hugging_face('folder')", "B"),
-        ("x = 1", "B"),
-        ("f(workspace=w)\nf(workspace=v)\nQuantConfig(QuantAlgo.FP8)", "B"),
+        ("from tensorrt_llm.functional import allreduce\nallreduce(x, g, workspace=w)", 5, 7),
+        ("from tensorrt_llm.functional import allreduce\nallreduce(x, g, config=c)", 9, 15),
+        ("network.plugin_config.set_gpt_attention_plugin(dtype='float16')", 5, 10),
+        ("import tensorrt_llm.models as m\nm.GPTLMHeadModel(num_layers=1, a=2, b=3)", 5, 7),
+        ("from tensorrt_llm import BuildConfig\nBuildConfig(max_seq_len=3)", 11, 16),
+        ("from tensorrt_llm.layers import Attention\nAttention(local_layer_idx=3)", 9, 16),
+        ("from tensorrt_llm.models import LLaMAForCausalLM as L\nL.from_hugging_face('f')", 8, 16),
+        ("x = 1", 16, 16),
     ],
 )
-def test_the_dialect(text: str, dialect: str) -> None:
-    assert find_dialect(ast.parse(text)) == dialect
+def test_the_release(text: str, least: int, most: int, tmp_path: Path) -> None:
+    assert least <= find_release(ast.parse(text)) <= most
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    (tmp_path / "requirements.txt").write_text("torch\ntensorrt_llm==0.9.0\n")
+    assert find_release(ast.parse(text), path) == 9

@@ -1,0 +1,516 @@
+"""The binder: binds calls of a script by `api.toml`, the table of TensorRT-LLM's names by release.
+
+`@api("functional.embedding")` declares that a function or class of irc has a row of the table, and
+binds its calls: positional arguments by the order of the script's release, keywords by the names
+that any release has. An argument that the implementation lacks has no effect, or is refused, for
+the reason that the table states.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache, cached_property, wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from ...errors import Error, did_you_mean
+from ...source import here
+from .context import current_session, minor
+
+Kind = Literal["supported", "without effect", "refused", "unknown"]
+Bound = TypeVar("Bound", bound=Callable[..., Any])
+ROOT = "tensorrt_llm"
+RELEASES = {5: "0.5.0", 6: "0.6.1", 7: "0.7.1", **{n: f"0.{n}.0" for n in range(8, 17)}}
+_EMPTY = inspect.Parameter.empty
+
+
+# -- the table
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a row, in the releases 0.N that have it; `default` is its text or None."""
+
+    name: str
+    default: str | None
+    releases: frozenset[int]
+
+    @cached_property
+    def value(self) -> Any:
+        """The default, if it is a literal; else _EMPTY."""
+        try:
+            return _EMPTY if self.default is None else ast.literal_eval(self.default)
+        except ValueError:
+            return _EMPTY
+
+
+@dataclass(frozen=True)
+class Row:
+    """One public name: its path below `tensorrt_llm`, releases, and arguments of all releases.
+
+    `*` among the arguments begins those that are given by keyword only, `**` stands for keywords
+    of the script's own. `attributes` and `members` are those of a class.
+    """
+
+    path: str
+    releases: frozenset[int]
+    arguments: tuple[Argument, ...] = ()
+    attributes: tuple[Argument, ...] = ()
+    members: tuple[Argument, ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the arguments in any release."""
+        return frozenset(each.name for each in self.arguments if each.name != "*")
+
+    @property
+    def takes_any(self) -> bool:
+        """Whether a call may have keywords of the script's own (`**`)."""
+        return "**" in self.names
+
+    def of(self, release: int) -> tuple[list[Argument], list[Argument]]:
+        """The arguments that release 0.N takes (by position or keyword, by keyword only)."""
+        arguments = [
+            each for each in self.arguments if release in each.releases and each.name != "**"
+        ]
+        star = next((i for i, each in enumerate(arguments) if each.name == "*"), len(arguments))
+        return arguments[:star], arguments[star + 1 :]
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a name or an argument is in irc, and why."""
+
+    kind: Kind
+    why: str = ""
+
+
+SUPPORTED = Status("supported")
+_ALL = frozenset(RELEASES)
+
+
+@cache
+def _file() -> dict[str, Any]:
+    with (Path(__file__).parent / "api.toml").open("rb") as file:
+        return tomllib.load(file)
+
+
+def _releases(text: str, whole: frozenset[int]) -> frozenset[int]:
+    """The releases of `0.6-0.9|0.12-`, in which a missing end is that of `whole`."""
+    if not text:
+        return whole
+    numbers: set[int] = set()
+    for part in text.split("|"):
+        low, dash, high = part.partition("-")
+        first = minor(low) if low else min(whole)
+        last = minor(high) if high else max(whole) if dash else first
+        numbers |= {n for n in whole if first <= n <= last}
+    return frozenset(numbers)
+
+
+def _arguments(text: str, whole: frozenset[int]) -> tuple[Argument, ...]:
+    """The arguments of `name=default @releases, ...`."""
+    arguments: list[Argument] = []
+    for part in re.split(r",\s*(?![^()\[\]{}]*[)\]}])", " ".join(text.split())):
+        signature, _, releases = part.partition(" @")
+        name, equals, default = signature.strip().partition("=")
+        if name:
+            value = default if equals else None
+            arguments.append(Argument(name, value, _releases(releases.strip(), whole)))
+    return tuple(arguments)
+
+
+@cache
+def rows() -> Mapping[str, Row]:
+    """Every row by its path: functions, classes, and methods."""
+    table: dict[str, Row] = {}
+    for section, entries in _file()["api"].items():
+        is_class = _is_class(section)
+        whole = _releases(entries.get("releases", ""), _ALL)
+        fields = {
+            kind: _arguments(entries.get(kind, ""), whole)
+            for kind in ("attributes", "members") if is_class
+        }  # fmt: skip
+        if is_class:
+            own = _arguments(entries.get("__init__", ""), whole)
+            table[section] = Row(section, whole, own, **fields)
+        if not is_class and "releases" in entries:
+            table[section] = Row(section, whole)
+        for name, text in entries.items():
+            if name == "releases" or (
+                is_class and name in ("releases", "attributes", "members", "__init__")
+            ):
+                continue
+            signature, _, releases = text.partition(";")
+            several = _releases(releases.strip(), whole)
+            table[f"{section}.{name}"] = Row(
+                f"{section}.{name}", several, _arguments(signature, several)
+            )
+    return table
+
+
+@cache
+def _notes() -> dict[tuple[str, str], Status]:
+    """("names" or "arguments", path or argument or `module.*`) -> its status."""
+    notes: dict[tuple[str, str], Status] = {}
+    for section, kind in (("no-effect", "without effect"), ("refused", "refused")):
+        for group in _file()[section]:
+            for what in ("names", "arguments", "methods"):
+                for name in group.get(what, "").split():
+                    notes[what, name] = Status(cast("Kind", kind), group["why"])
+    return notes
+
+
+def argument_status(path: str, name: str, taken: frozenset[str] | None = None) -> Status:
+    """What an argument of a row is; `taken` are those of the implementation of irc."""
+    notes = _notes()
+    note = notes.get(("arguments", f"{path}.{name}")) or notes.get(("arguments", name))
+    if note is not None and taken is None and not is_bound(path):
+        return note
+    taken = implemented(path) if taken is None else taken
+    return SUPPORTED if taken is not None and name in taken else note or Status("unknown")
+
+
+def noted(path: str, method: str) -> Status | None:
+    """What the table says of a method by its path, or of every method of this name."""
+    return _notes().get(("names", path)) or _notes().get(("methods", method))
+
+
+def status(path: str) -> Status:
+    """What a function, class, method, or module of the API is in irc."""
+    found = _notes().get(("names", path))
+    if found is not None:
+        return found
+    if find(path) is not None or path in modules():
+        return SUPPORTED
+    parts = path.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        found = _notes().get(("names", ".".join([*parts[:count], "*"])))
+        if found is not None:
+            return found
+    return Status("unknown")
+
+
+@cache
+def modules() -> frozenset[str]:
+    """Every module with a known name, and the packages around it."""
+    load()
+    from .names import modules as listed
+
+    paths = [*_OBJECTS, *rows(), *(name for what, name in _notes() if what == "names")]
+    names = {name for name, why in listed().items() if name and not why}
+    for path in paths:
+        parts = path.removesuffix(".*").split(".")
+        while parts := parts[:-1]:
+            if not _is_class(".".join(parts)):
+                names.add(".".join(parts))
+    return frozenset(names)
+
+
+def is_module(path: str) -> bool:
+    """Whether a path is a module of the API, supported or not."""
+    parts = path.split(".")
+    if path in modules() or (("names", f"{path}.*") in _notes()):
+        return True
+    parents = (".".join(parts[:count]) for count in range(1, len(parts)))
+    return parts[-1].islower() and any(("names", f"{each}.*") in _notes() for each in parents)
+
+
+# -- the objects of irc
+
+
+_OBJECTS: dict[str, dict[frozenset[int], Any]] = {}  # by path and releases
+_TAKEN: dict[str, dict[frozenset[int], frozenset[str]]] = {}  # arguments of implementations
+
+
+def load() -> None:
+    """Import every module of irc that declares names; they import this one."""
+    import_module(".declared", __package__)
+
+
+def release() -> int:
+    """The number N of the release 0.N that the session's script is written for."""
+    return current_session().release
+
+
+def _in_release(table: Mapping[str, Mapping[frozenset[int], Any]], path: str) -> Any:
+    return next((each for of, each in table.get(path, {}).items() if release() in of), None)
+
+
+def find(path: str) -> Any:
+    """The object with this path in the release of the session, or None.
+
+    A package has the names of its modules, and a module those that it may import from others.
+    """
+    load()
+    found = (_in_release(_OBJECTS, each) for each in (path, *_exporters(path)))
+    return next((each for each in found if each is not None), None) or _undeclared(path)
+
+
+def _undeclared(path: str) -> Any:
+    """The object of a supported name that no `api` declares yet."""
+    from .names import look_up
+
+    module, _, name = path.rpartition(".")
+    row = look_up(module, name)
+    try:
+        return row.find() if row is not None and row.kind == "supported" else None
+    except AttributeError:
+        return None
+
+
+@cache
+def _by_name() -> dict[str, list[str]]:
+    paths: dict[str, list[str]] = {}
+    for path in _OBJECTS:
+        if not _is_member(path):
+            paths.setdefault(path.rpartition(".")[2], []).append(path)
+    return paths
+
+
+def _exporters(path: str) -> list[str]:
+    """The paths of the same name elsewhere, those below the module first."""
+    module, _, name = path.rpartition(".")
+    if _is_class(module):
+        return []
+    others = _by_name().get(name, [])
+    return sorted(others, key=lambda each: (not each.startswith(f"{module}."), each))
+
+
+def _is_class(path: str) -> bool:
+    return path.rpartition(".")[2].lstrip("_")[:1].isupper()
+
+
+def _is_member(path: str) -> bool:
+    return _is_class(path.rpartition(".")[0])
+
+
+def register(path: str, value: Any, releases: str = "") -> Any:
+    """Let scripts of some releases ("0.5-0.7") find an object by its path below `tensorrt_llm`."""
+    several = _releases(releases, _ALL)
+    registered = _OBJECTS.setdefault(path, {})
+    if any(several & others for others in registered):
+        raise TypeError(f"{path} is declared twice")
+    registered[several] = value
+    return value
+
+
+def implemented(path: str) -> frozenset[str] | None:
+    """The arguments that irc's implementation of a row has; None where there is none."""
+    load()
+    taken = _in_release(_TAKEN, path)
+    if taken is None and _is_member(path):
+        owner, _, name = path.rpartition(".")
+        target = getattr(find(owner), name, None)
+    else:
+        target = find(path) if taken is None else None
+    if target is None:
+        return cast("frozenset[str] | None", taken)
+    try:
+        return _names_taken(rows()[path], inspect.signature(target).parameters)
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+def is_bound(path: str) -> bool:
+    """Whether the binder binds the calls of a row in the session's release."""
+    load()
+    return _in_release(_TAKEN, path) is not None
+
+
+def _names_taken(row: Row, parameters: Mapping[str, inspect.Parameter]) -> frozenset[str]:
+    """The arguments that an implementation has; one with `**fields` has all that no note names."""
+    names = frozenset(parameters) - {"self"}
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return names
+    notes = _notes()
+    noted = {
+        n for n in row.names if {("arguments", n), ("arguments", f"{row.path}.{n}")} & {*notes}
+    }
+    return names | (row.names - noted)
+
+
+# -- the decorator
+
+
+def api(path: str, *, inner: bool = False, releases: str = "") -> Any:
+    """Declare a function, class, or enumeration of the API, and bind its calls by its row.
+
+    With `inner` a function, or the method `forward` of a class, gets irc's tensors in place of the
+    script's, and its results are wrapped. `releases`, such as "0.5-0.7", tells implementations
+    apart that share a path.
+    """
+    several = _releases(releases, _ALL)
+
+    def declare(target: Any) -> Any:
+        if not inspect.isclass(target):
+            bound = _bound(path, target, several, is_method=False, inner=inner)
+            return register(path, bound, releases)
+        if not issubclass(target, Enum):
+            _bind_methods(path, target, several, inner)
+        return register(path, target, releases)
+
+    return declare
+
+
+def _bind_methods(path: str, target: type, releases: frozenset[int], inner: bool) -> None:
+    """Bind the constructor and the methods that have a row, also those that are inherited."""
+    for row in [each for each in rows() if each == path or each.rpartition(".")[0] == path]:
+        name = "__init__" if row == path else row.rpartition(".")[2]
+        value = next((vars(each)[name] for each in target.__mro__ if name in vars(each)), None)
+        function = getattr(value, "__func__", value)
+        if not inspect.isfunction(function) or (row == path and not rows()[row].arguments):
+            continue
+        is_method = not isinstance(value, staticmethod)
+        function = getattr(function, "__unbound__", function)
+        bound: Any = _bound(row, function, releases, is_method, inner and name == "forward")
+        if isinstance(value, (classmethod, staticmethod)):
+            bound = type(cast("Any", value))(bound)
+        setattr(target, name, bound)
+
+
+def _bound(
+    path: str, function: Bound, releases: frozenset[int], is_method: bool, inner: bool
+) -> Bound:
+    """`function` whose calls are bound by the row at `path`; itself where there is no row."""
+    row = rows().get(path)
+    if row is None:
+        return function
+    parameters = dict(list(inspect.signature(function).parameters.items())[int(is_method) :])
+    _TAKEN.setdefault(path, {})[releases] = _names_taken(row, parameters)
+    parts = path.split(".")
+    title = ".".join(parts[-2:]) if _is_member(path) else parts[-1]
+    call = _Call(row, title, parameters, _names_taken(row, parameters))
+
+    @wraps(function)
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        given = call.bind(args[int(is_method) :], kwargs)
+        if not inner:
+            return function(*args[: int(is_method)], **given)
+        from .arithmetic import with_inner_tensors
+
+        return with_inner_tensors(function, args[: int(is_method)], given)
+
+    cast("Any", bound).__unbound__ = function
+    return cast("Bound", bound)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """How calls of one implementation are bound."""
+
+    row: Row
+    title: str
+    parameters: Mapping[str, inspect.Parameter]
+    taken: frozenset[str]
+
+    @cached_property
+    def takes_fields(self) -> bool:
+        """Whether the implementation has `**fields`: it gets every argument of the release."""
+        return any(each.kind is each.VAR_KEYWORD for each in self.parameters.values())
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The keywords that the implementation gets."""
+        by_position, by_keyword = self.row.of(release())
+        given = dict(zip((each.name for each in by_position), args, strict=False))
+        if len(args) > len(by_position):
+            raise Error(
+                f"{self.title} takes {len(by_position)} positional arguments in TensorRT-LLM "
+                f"{RELEASES[release()]}, found {len(args)}: expected "
+                f"{', '.join(each.name for each in by_position) or 'none'}",
+                loc=here(),
+            )
+        for name in kwargs:
+            if name in given:
+                raise Error(f"{self.title}: the argument {name} is given twice", loc=here())
+        given |= kwargs
+        defaults = {each.name: each for each in (*by_position, *by_keyword)}
+        bound = {n: value for n, value in given.items() if self._takes(n, value, defaults.get(n))}
+        for name, argument in defaults.items():
+            parameter = self.parameters.get(name)
+            if name in bound or name not in self.taken:
+                continue
+            if parameter is None and argument.default is not None:
+                bound[name] = None if argument.value is _EMPTY else argument.value
+            elif parameter is not None and argument.value not in (_EMPTY, parameter.default):
+                bound[name] = argument.value  # the default of this release
+        required = [each.name for each in by_position if each.default is None]
+        self._check_required(bound, required if self.takes_fields else [])
+        return bound
+
+    def _takes(self, name: str, value: Any, argument: Argument | None) -> bool:
+        """Whether the implementation gets an argument; an Error where it is refused or unknown."""
+        if name in self.taken or (self.row.takes_any and self.takes_fields):
+            return True
+        if name not in self.row.names:
+            near = did_you_mean(name, sorted(self.row.names | set(self.parameters)))
+            raise Error(f"{self.title} has no argument {name!r}{near}", loc=here())
+        found = argument_status(self.row.path, name, self.taken)
+        if found.kind == "without effect":
+            default = _EMPTY if argument is None else argument.value
+            if not _is_off(value, default):
+                current_session().note(f"{self.title}: {name} has no effect: {found.why}")
+            return False
+        if _is_off(value, _EMPTY if argument is None else argument.value):
+            return False
+        why = found.why or "irc has no counterpart; leave it out"
+        raise Error(f"{self.title}: {name} is not supported: {why}", loc=here())
+
+    def _check_required(self, bound: Mapping[str, Any], required: list[str]) -> None:
+        missing = [name for name in required if name not in bound and name not in self.parameters]
+        missing += [
+            name
+            for name, parameter in self.parameters.items()
+            if parameter.default is _EMPTY
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            and name not in bound
+        ]
+        if missing:
+            raise Error(f"{self.title} needs {', '.join(missing)}", loc=here())
+
+
+def _is_off(value: Any, default: Any) -> bool:
+    """Whether a value asks for nothing: None, False, 0, nothing in it, or the default."""
+    if value is None or value is False or (isinstance(value, (int, float)) and value == 0):
+        return True
+    if isinstance(value, (str, list, tuple, dict, set)) and not value:
+        return True
+    if isinstance(value, Enum) and value.value in (0, "", None):
+        return True
+    is_off = getattr(type(value), "is_off", None)
+    if is_off is not None:
+        return bool(is_off(value))
+    return type(value) in (int, float, str, bool) and value == default
+
+
+def names_of(module: str) -> Iterator[str]:
+    """The supported names of a module, and of those below it for a package."""
+    load()
+    prefix = f"{module}." if module else ""
+    from .names import table
+
+    yield from (
+        name for (m, name), row in table().items() if m == module and row.kind == "supported"
+    )
+    for path in _OBJECTS:
+        if path.startswith(prefix) and not _is_member(path):
+            yield path.rpartition(".")[2]
+
+
+def fields(path: str) -> dict[str, Any]:
+    """The arguments of a row in the session's release, with their literal defaults, else None."""
+    by_position, by_keyword = rows()[path].of(release())
+    arguments = (*by_position, *by_keyword)
+    return {each.name: None if each.value is _EMPTY else each.value for each in arguments}
+
+
+def suggestion(module: str, name: str) -> str:
+    """`; did you mean ...?` among the names of a module."""
+    return did_you_mean(name, sorted(set(names_of(module))))
