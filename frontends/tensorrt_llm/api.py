@@ -230,9 +230,11 @@ _OBJECTS: dict[str, dict[frozenset[int], Any]] = {}  # by path and releases
 _TAKEN: dict[str, dict[frozenset[int], frozenset[str]]] = {}  # arguments of implementations
 
 
+@cache
 def load() -> None:
-    """Import every module of irc that declares names; they import this one."""
-    import_module(".declared", __package__)
+    """Import the modules that declare names, which import this one."""
+    for name in _file()["declared-in"].split():
+        import_module(f".{name}", __package__)
 
 
 def release() -> int:
