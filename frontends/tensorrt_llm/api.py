@@ -76,7 +76,11 @@ class Row:
         return "**" in self.names
 
     def of(self, release: int) -> tuple[list[Argument], list[Argument]]:
-        """The arguments that release 0.N takes (by position or keyword, by keyword only)."""
+        """The arguments that release 0.N takes (by position or keyword, by keyword only).
+
+        Of a name that the release lacks they are those of the nearest that has it.
+        """
+        release = min(self.releases, key=lambda each: (abs(each - release), each))
         arguments = [
             each for each in self.arguments if release in each.releases and each.name != "**"
         ]
@@ -345,9 +349,10 @@ def _names_taken(row: Row, parameters: Mapping[str, inspect.Parameter]) -> froze
 def api(path: str, *, inner: bool = False, releases: str = "") -> Any:
     """Declare a function, class, or enumeration of the API, and bind its calls by its row.
 
-    With `inner` a function, or the method `forward` of a class, gets irc's tensors in place of the
-    script's, and its results are wrapped. `releases`, such as "0.5-0.7", tells implementations
-    apart that share a path.
+    Where the script leaves an argument out, the literal default of its release replaces that of
+    the implementation, unless this is None. With `inner` a function, or the method `forward` of a
+    class, gets irc's tensors in place of the script's, and its results are wrapped. `releases`,
+    such as "0.5-0.7", tells implementations apart that share a path.
     """
     several = _releases(releases, _ALL)
 
@@ -441,8 +446,8 @@ class _Call:
                 continue
             if parameter is None and argument.default is not None:
                 bound[name] = None if argument.value is _EMPTY else argument.value
-            elif parameter is not None and argument.value not in (_EMPTY, parameter.default):
-                bound[name] = argument.value  # the default of this release
+            elif parameter is not None and parameter.default not in (None, argument.value):
+                bound |= {name: argument.value} if argument.value is not _EMPTY else {}
         required = [each.name for each in by_position if each.default is None]
         self._check_required(bound, required if self.takes_fields else [])
         return bound
