@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -73,8 +74,7 @@ def supports_inflight_batching(engine_dir: str | Path) -> bool:
 @api("llmapi.utils.get_total_gpu_memory")
 def get_total_gpu_memory(device: int) -> int:
     """The memory of a CUDA device in bytes; without one, what the machine has."""
-    import torch
-
-    if torch.cuda.is_available():
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
