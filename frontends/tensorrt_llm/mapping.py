@@ -75,7 +75,7 @@ class Mapping:
 
     @rank.setter
     def rank(self, rank: int) -> None:
-        if not 0 <= rank < self.world_size:
+        if not -1 <= rank < self.world_size:  # -1: of no rank
             raise ArgumentError(
                 f"there is no rank {rank} in a world of {self.world_size}; ranks count from 0",
                 loc=here(),
