@@ -30,7 +30,7 @@ from .weights import CheckpointMixin
 
 _INPUTS_A = """
     max_batch_size, max_input_len, max_new_tokens, use_cache, max_beam_width, max_num_tokens,
-    prompt_embedding_table_size, gather_all_token_logits
+    prompt_embedding_table_size, gather_all_token_logits, lora_target_modules
 """
 _INPUTS_B = """
     max_batch_size, max_input_len, max_seq_len, max_num_tokens, use_cache, max_beam_width,
@@ -254,6 +254,10 @@ class PretrainedModel(CheckpointMixin, TopModelMixin, GenerationMixin, metaclass
         opt_batch_size: int | None = None,
         num_hidden_layers: int | None = None,
         mrope_rotary_sin_cos_size: int | None = None,
+        gather_generation_logits: bool = False,
+        lora_target_modules: Any = None,
+        speculative_decoding_draft_tokens_external: bool = False,
+        spec_decoding_is_generation_length_variable: bool = False,
     ) -> Any:
         """The arguments of `forward` by name (in order up to 0.7.1), as inputs of the network in
         progress."""

@@ -520,6 +520,47 @@ def test_a_transformer_that_sends(plugin: bool, tmp_path: Path) -> None:
         close(logits[:, :VOCAB], model.states(ids)[-1][:, end - 1])
 
 
+def packed(rows: list[Any], past: list[int], prompts: list[int], flat: bool) -> dict[str, Any]:
+    """The inputs of packed tokens, `rows` of which follow `past` tokens of `prompts`."""
+    counts = np.array([len(row) for row in rows])
+    ids = np.concatenate(rows)
+    places = np.concatenate([np.arange(p, p + n) for p, n in zip(past, counts, strict=True)])
+    return {
+        "ids": ids if flat else ids[None],
+        "position_ids": places if flat else places[None],
+        "context_lengths": np.array(prompts),
+        "host_context_lengths": np.array(prompts),
+        "host_request_types": np.array([int(p > 0) for p in past]),
+        "host_past_key_value_lengths": np.array(past),
+        "sequence_length": np.array(past) + counts,
+        "last_token_ids": np.cumsum(counts),
+    }
+
+
+@pytest.mark.parametrize("how", [Conversion(), Conversion(tp=2, pp=2)])
+@pytest.mark.parametrize("dialect", ["A", "B"])
+def test_packed_tokens(how: Conversion, dialect: Any, tmp_path: Path) -> None:
+    """Prompts of 5 and 2 tokens, a step of both, and a prompt beside a step in one call."""
+    model, ids = made(tmp_path, LLAMA), drawn(7)
+    source = (of_keywords if dialect == "A" else of_ranks)(model, how)
+
+    def build(mapping: Mapping) -> Any:
+        current_network().plugin_config.enable_remove_input_padding()
+        return source(mapping)
+
+    run = steps_of(build, how, True, dialect)
+    first, other = model.states(ids)[-1]
+    fresh_row, _ = model.states(ids[:, 3:])[-1]
+    calls = (
+        ([ids[0, :5], ids[1, :2]], [0, 0], [5, 2], (first[4], other[1])),
+        ([ids[0, 5:6], ids[1, 2:3]], [5, 2], [5, 2], (first[5], other[2])),
+        ([ids[0, 3:7], ids[1, 3:4]], [0, 3], [4, 2], (fresh_row[3], other[3])),
+    )
+    for rows, past, prompts, wanted in calls:
+        logits = run(**packed(rows, past, prompts, dialect == "B"))["logits"]
+        close(logits[:, :VOCAB], np.stack(wanted))
+
+
 class Inputs(Module, GenerationMixin):
     """A model of a script, that makes its inputs as those of 0.5 to 0.7.1 do."""
 
