@@ -22,12 +22,16 @@ Arrays: TypeAlias = dict[str, Array]
 
 @dataclass(frozen=True)
 class Port:
-    """One argument or result of a program. `state` marks memory that a result overwrites."""
+    """One argument or result of a program. `state` marks memory that a result overwrites.
+
+    `computed` is the dtype in which the program computes it, "" where that is its own.
+    """
 
     name: str
     dtype: str
     shape: Shape
     state: bool = False
+    computed: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The ONNX graph of a function by the lowering tables, once for all ranks.
 
 On CPU every float narrower than f64 is computed in f32: ONNX Runtime has no bf16 arithmetic there
-and runs f16 through f32 anyway. Narrow weights stay narrow in their file and are cast once.
+and runs f16 through f32 anyway. Narrow weights stay narrow in their file and are cast once. The
+operations of the module that convert or make numbers round them to their dtype.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Emitter:
         self._stored: dict[Weight, tuple[str, str]] = {}
         self._cache: dict[object, Any] = {}
         self._names: dict[Value, str] = {}
+        self.expanding = 0  # the expansions around the operation that is lowered
 
     def dtype(self, value: Value | str) -> str:
         """The dtype in which a value (or values of an IR dtype) are computed."""
@@ -173,12 +175,14 @@ class Emitter:
         inside = expansion(op)
         self._same |= zip(inside.operands, op.operands, strict=True)
         results = dict(zip(inside.results, op.results, strict=True))
+        self.expanding += 1
         for part in inside.ops:
             part.loc = part.loc or op.loc
             for value in part.results:
                 if value in results and results[value] in self._names:
                     self._names[value] = self._names[results[value]]
             self.lower(part)
+        self.expanding -= 1
         for value, result in results.items():
             self._places[result] = self._place(value)
 
@@ -287,6 +291,22 @@ class Emitter:
         """The numpy dtype in which values of an IR dtype are computed."""
         return numpy_dtype(self.dtype(dtype))
 
+    def rounds_to(self, dtype: str) -> bool:
+        """Whether numbers are rounded where the module converts them to a dtype.
+
+        Not to f16 and bf16 inside of an expansion, where no user wrote the conversion.
+        """
+        if self.dtype(dtype) == dtype:
+            return False
+        return not self.expanding or dtype not in ("f16", "bf16")
+
+    @np.errstate(over="ignore")
+    def rounded(self, values: Any, dtype: str) -> np.ndarray:
+        """Constants of the module as they are computed."""
+        found = np.asarray(values)
+        found = found.astype(numpy_dtype(dtype)) if self.rounds_to(dtype) else found
+        return found.astype(self.numpy(dtype))
+
     def iota(self, size: DimLike) -> str:
         """0, 1, ... size - 1, as i64."""
         zero, one = self.number(0, "i64"), self.number(1, "i64")
@@ -375,8 +395,7 @@ class Emitter:
         lowest = min((self.module.dims.get(name, (0,))[0] for name in names), default=1)
         return 0 in shape or (len(symbolic) > 1 and lowest < 1)
 
-    @np.errstate(over="ignore")
     def filled(self, value: float, shape: Shape, dtype: str) -> str:
         """A tensor of one number, infinite where the dtype has no such number."""
-        one = tensor(np.asarray([value]).astype(self.numpy(dtype)))
+        one = tensor(self.rounded([value], dtype))
         return self.add("ConstantOfShape", self.sizes(shape), value=one)

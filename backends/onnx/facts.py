@@ -1,7 +1,6 @@
 """The facts of the manifest about emitted models: ports, files, and the ranks that run them.
 
-They are the same for one rank and for many. Dtypes are those to be passed: every float narrower
-than f64 is f32.
+They are the same for one rank and for many.
 """
 
 from __future__ import annotations
@@ -21,10 +20,14 @@ MODEL, EXACT_MODEL = "rank{}.onnx", "rank{}.exact.onnx"
 
 
 class PortFact(TypedDict):
-    """An input or output; a sharded one has `axes`, the mesh axes of each dimension."""
+    """An input or output; a sharded one has `axes`, the mesh axes of each dimension.
+
+    `computed` is the dtype that the models have in place of the module's, `dtype`.
+    """
 
     name: str
     dtype: str
+    computed: NotRequired[str]
     shape: list[int | str]
     axes: NotRequired[list[list[str]]]
 
@@ -162,11 +165,13 @@ def sharding_of(function: Function) -> dict[tuple[str, bool], tuple[Axes, ...]]:
 def port_facts(
     ports: Ports, sharding: Mapping[tuple[str, bool], tuple[Axes, ...]], dtype: Callable[[str], str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """The entries of ports; `sharding` as of `sharding_of`, `dtype` is that to be passed."""
+    """The entries of ports; `sharding` as of `sharding_of`, `dtype` is that in the models."""
 
     def fact(port: Port, result: bool) -> dict[str, Any]:
         shape = [dim if isinstance(dim, int) else str(dim) for dim in port.shape]
-        found = {"name": port.name, "dtype": dtype(port.dtype), "shape": shape}
+        found = {"name": port.name, "dtype": port.dtype, "shape": shape}
+        if (computed := dtype(port.dtype)) != port.dtype:
+            found["computed"] = computed
         axes = sharding.get((port.name, result))
         return found if axes is None else found | {"axes": [list(each) for each in axes]}
 

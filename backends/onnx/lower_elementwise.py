@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import log
+from math import inf, log, nan
 
 import numpy as np
 
@@ -12,8 +12,11 @@ from irc.backends.onnx.emitter import TABLE, Emitter, Flat, Lowered
 from irc.backends.onnx.graph import DTYPES, Attribute
 from irc.backends.onnx.kernels import WITHOUT_F64
 from irc.ir.core import Op, Value
-from irc.ir.dtypes import dtype
+from irc.ir.dtypes import dtype, integer_range, is_float, largest, lossless
 from irc.onnx_format.operators import ELEMENTWISE, Row
+
+# where 8-bit floats overflow
+_OVERFLOW = {"f8e4m3": float(np.nextafter(np.float32(464), np.float32(inf))), "f8e5m2": 61440.0}
 
 
 def needs_f32(op: Op) -> str | None:
@@ -161,65 +164,100 @@ def where(e: Emitter, op: ops.Where) -> Lowered:
     return result(select(e, condition, x, y, op.x.type.dtype))
 
 
-def to_four_bits(op: Op) -> str | None:
-    """Refuses what has no ONNX dtype to be computed in."""
-    target = dtype(op.result.type.dtype)
-    is_stored = target.bits < 8 and not target.is_float
-    return f"makes {target.name}, which ONNX Runtime stores only" if is_stored else None
-
-
-@TABLE.lower(ops.Cast, unless=to_four_bits)
+@TABLE.lower(ops.Cast)
 def cast(e: Emitter, op: ops.Cast) -> Lowered:
-    """Cast; to an 8-bit float and back, since values are computed in f32."""
+    """Cast to the dtype that the result is computed in, and first to a narrower one of its own.
+
+    f64 becomes f16 through f32.
+    """
     (x,), result = aligned(e, op)
-    target = e.dtype(op.dtype)
-    if op.dtype in ("f8e4m3", "f8e5m2"):
-        # rounded for real: quantization means it; saturate=0 overflows to NaN or infinity
-        x = e.add("Cast", x, to=DTYPES[op.dtype], saturate=0)
-        return result(e.add("Cast", x, to=DTYPES[target]))
-    same = target == e.dtype(op.x)
-    if op.dtype == "f8e8m0" != op.x.type.dtype:
-        return result(_nearest_power(e, x if same else e.add("Cast", x, to=DTYPES[target])))
-    x = x if same else e.add("Cast", x, to=DTYPES[target])
-    return result(_nearest_f4(e, x) if op.dtype == "f4e2m1" != op.x.type.dtype else x)
+    computed = e.dtype(op.dtype)
+    if not e.rounds_to(op.dtype) or lossless(op.x.type.dtype, op.dtype):
+        return result(x if computed == e.dtype(op.x) else e.add("Cast", x, to=DTYPES[computed]))
+    if op.dtype in ("f16", "bf16"):
+        return result(e.add("Cast", e.add("Cast", x, to=DTYPES[op.dtype]), to=DTYPES[computed]))
+    wide = "f32" if is_float(op.dtype) else "i32"
+    x = x if e.dtype(op.x) == wide else e.add("Cast", x, to=DTYPES[wide])
+    if op.dtype in ("i4", "u4"):
+        return result(_low_half(e, x, op.dtype))
+    if op.dtype == "f8e8m0":
+        return result(_nearest_power(e, x))
+    finite = e.expanding > 0  # they clip first
+    if op.dtype == "f4e2m1":
+        return result(_nearest_f4(e, x, finite))
+    return result(_nearest_f8(e, x, op.dtype, finite or _is_clipped(op.x.producer, op.dtype)))
 
 
-def _nearest_f4(e: Emitter, x: str) -> str:
-    """The nearest number of f4e2m1, halves to even codes: its steps are 0.5, from 2 on 1, from 4 on
-    2."""
+def _is_clipped(op: Op | None, dtype: str) -> bool:
+    """Whether an operation makes no number that is too large for a dtype."""
+    bounds = (op.low, op.high) if isinstance(op, ops.Clip) else (None,)
+    return all(bound is not None and abs(bound) <= largest(dtype) for bound in bounds)
+
+
+def _low_half(e: Emitter, x: str, dtype: str) -> str:
+    """i32 modulo 16, as i4 or u4."""
+    least = integer_range(dtype)[0]
+    x = e.add("Sub", x, e.number(least, "i32")) if least else x
+    x = e.add("Mod", x, e.number(16, "i32"))
+    x = e.add("Add", x, e.number(least, "i32")) if least else x
+    return e.add("Cast", x, to=DTYPES[e.dtype(dtype)])
+
+
+def _nearest_f8(e: Emitter, x: str, dtype: str, finite: bool) -> str:
+    """The nearest number of f8e4m3 or f8e5m2; else infinity, or NaN where there is none.
+
+    ONNX Runtime 1.31 rounds some numbers right above the largest one wrongly.
+    """
+    if not finite:
+        large = e.add("GreaterOrEqual", e.add("Abs", x), e.number(_OVERFLOW[dtype], "f32"))
+        x = e.add("Where", large, e.add("Mul", x, e.number(inf, "f32")), x)
+    return e.add("Cast", e.add("Cast", x, to=DTYPES[dtype], saturate=0), to=DTYPES["f32"])
+
+
+def _nearest_f4(e: Emitter, x: str, finite: bool) -> str:
+    """The nearest number of f4e2m1, halves to even codes, -0 for NaN; its steps are 0.5, from 2 on
+    1, from 4 on 2."""
     size, step = e.add("Abs", x), e.number(2.0, "f32")
     for bound, finer in ((4.0, 1.0), (2.0, 0.5)):
         below = e.add("Less", size, e.number(bound, "f32"))
         step = e.add("Where", below, e.number(finer, "f32"), step)
     found = e.add("Mul", e.add("Round", e.add("Div", x, step)), step)
-    return e.add("Clip", found, e.number(-6.0, "f32"), e.number(6.0, "f32"))
+    found = e.add("Clip", found, e.number(-6.0, "f32"), e.number(6.0, "f32"))
+    return found if finite else e.add("Where", e.add("IsNaN", x), e.number(-0.0, "f32"), found)
 
 
 def _nearest_power(e: Emitter, x: str) -> str:
-    """The nearest power of two, halves up; the rounded logarithm is right or one off."""
+    """The nearest power of two, halves up, and NaN where there is none; the rounded logarithm is
+    right or one off."""
+    above = e.add("Greater", x, e.number(0.0, "f32"))
+    below = e.add("Less", x, e.number(1.5 * 2.0**127, "f32"))
     x = e.add("Max", x, e.number(2.0**-127, "f32"))
     near = e.add("Round", e.add("Mul", e.add("Log", x), e.number(1 / log(2), "f32")))
-    power = e.add("Pow", e.number(2.0, "f32"), near)
+    power = e.add("Pow", e.number(2.0, "f32"), e.add("Min", near, e.number(127.0, "f32")))
     for test, bound, factor in (("Less", 0.75, 0.5), ("GreaterOrEqual", 1.5, 2.0)):
         off = e.add(test, x, e.add("Mul", power, e.number(bound, "f32")))
         power = e.add("Where", off, e.add("Mul", power, e.number(factor, "f32")), power)
-    return power
+    return e.add("Where", e.add("And", above, below), power, e.number(nan, "f32"))
 
 
 @TABLE.lower(ops.Constant)
 def constant(e: Emitter, op: ops.Constant) -> Lowered:
     """An initializer."""
-    values = op.evaluate()
-    return e.graph.constant(np.asarray(values).astype(e.numpy(op.dtype)))
+    return e.graph.constant(e.rounded(op.evaluate(), op.dtype))
 
 
 @TABLE.lower(ops.Full)
 def full(e: Emitter, op: ops.Full) -> Lowered:
     """ConstantOfShape, or an initializer for a scalar."""
-    return e.filled(op.value, op.shape, op.dtype) if op.shape else e.number(op.value, op.dtype)
+    if op.shape:
+        return e.filled(op.value, op.shape, op.dtype)
+    return e.graph.constant(e.rounded(op.value, op.dtype))
 
 
 @TABLE.lower(ops.Iota)
 def iota(e: Emitter, op: ops.Iota) -> Lowered:
     """Range, and Cast unless it is i64."""
-    return e.cast(e.iota(op.size), e.dtype(op.dtype)) if op.dtype != "i64" else e.iota(op.size)
+    found = e.iota(op.size)
+    if op.dtype in ("f16", "bf16") and e.rounds_to(op.dtype):
+        found = e.cast(found, op.dtype)
+    return e.cast(found, e.dtype(op.dtype)) if op.dtype != "i64" else found

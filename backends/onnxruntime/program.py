@@ -121,7 +121,7 @@ class OnnxRuntimeProgram:
     ) -> np.ndarray:
         assert self.communicator is not None
         shape = self.sharding.shard_shape(result, sizes)
-        out = np.empty(shape, numpy_dtype(result.port.dtype))
+        out = np.empty(shape, numpy_dtype(result.port.computed or result.port.dtype))
         operand = out if own is None else np.asarray(own, order="C")
         group = tuple(range(self.ranks))
         call = CollectiveCall("broadcast", "none", group, source, f"the result {name}")

@@ -72,7 +72,8 @@ class RankStream:
         """Memory for states of these sizes: zeros, and the contents of the smaller ones before."""
         for port in self._model.ports.states:
             # zeros: attention reads the unfilled part, where a NaN would spread
-            memory = np.zeros(state_shape(port, sizes), numpy_dtype(port.dtype))
+            kind = numpy_dtype(port.computed or port.dtype)
+            memory = np.zeros(state_shape(port, sizes), kind)
             before = self._memory.get(port.name)
             if before is not None:
                 memory[tuple(slice(size) for size in before.shape)] = before

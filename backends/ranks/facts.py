@@ -15,6 +15,7 @@ from irc.backends.onnx.stages import AXIS
 from irc.backends.ranks.inputs import Sizes, sized
 from irc.errors import Error
 from irc.ir.dims import DimLike
+from irc.ir.dtypes import numpy_dtype
 from irc.ir.mesh import Mesh
 from irc.ir.types import TensorType
 from irc.text.literals import parse_dim
@@ -59,7 +60,9 @@ def port_of_fact(fact: Mapping[str, Any], state: bool = False) -> Port:
     shape = tuple(d if isinstance(d, int) else parse_dim(d) for d in fact["shape"])
     axes = tuple(map(tuple, fact.get("axes", ())))
     TensorType(fact["dtype"], shape, axes)  # an Error where they do not fit
-    return Port(fact["name"], fact["dtype"], shape, state)
+    computed = fact.get("computed", "")
+    numpy_dtype(computed or fact["dtype"])
+    return Port(fact["name"], fact["dtype"], shape, state, computed)
 
 
 def ports_of_facts(facts: Mapping[str, Any]) -> Ports:

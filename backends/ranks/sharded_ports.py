@@ -14,6 +14,7 @@ from irc.backends.ranks.inputs import Inputs, Sizes, sized
 from irc.errors import Error
 from irc.ir.layouts import join_arrays, split_array
 from irc.ir.types import Axes
+from irc.weights.checkpoint import convert
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,10 @@ class ShardedPorts:
         }
 
     def join(self, result: Result, shards: Mapping[int, np.ndarray], sizes: Sizes) -> np.ndarray:
-        """The global result from the shards of all ranks that have one."""
+        """The global result in its dtype from the shards of all ranks that have one."""
+        return convert(self._joined(result, shards, sizes), result.port.dtype)
+
+    def _joined(self, result: Result, shards: Mapping[int, np.ndarray], sizes: Sizes) -> np.ndarray:
         if not result.is_sharded:
             return shards[min(shards)]
         count = len(set(self.stages))

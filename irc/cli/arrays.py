@@ -12,6 +12,7 @@ import numpy as np
 
 from ..artifact.atomic import whole_file
 from ..errors import Error
+from ..ir.dtypes import widened
 from .arguments import whole_number
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -65,9 +66,9 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def plain(arrays: Arrays) -> Arrays:
-    """The arrays, with f32 in place of bf16 and other floats that numpy lacks."""
+    """The arrays, with f32, i8 or u8 in place of narrower dtypes that numpy lacks."""
     return {
-        name: array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
+        name: array if array.dtype.isbuiltin == 1 else widened(array)
         for name, array in arrays.items()
     }
 

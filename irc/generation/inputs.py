@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..backends.base import Port, Ports
 from ..errors import Error, did_you_mean
 from ..ir.dims import Dim, DimLike, exact_divide, linear, symbol
-from ..ir.dtypes import dtype, numpy_dtype
+from ..ir.dtypes import dtype, integer_range, numpy_dtype
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Arrays: TypeAlias = dict[str, Array]
@@ -139,8 +139,8 @@ def converted(port: Port, array: Array) -> Array:
     if kind.is_float and (array.dtype.kind in "fiu" or array.dtype.name == "bfloat16"):
         return array.astype(target)
     if kind.is_integer and array.dtype.kind in "iu":
-        limits = np.iinfo(cast("Any", target))
-        if array.size and (array.min() < limits.min or array.max() > limits.max):
+        low, high = integer_range(port.dtype)
+        if array.size and (array.min() < low or array.max() > high):
             raise Error(f"the input {port.name} has numbers outside the range of {port.dtype}")
         return array.astype(target)
     raise Error(f"the input {port.name} is {array.dtype}, but it must be {port.dtype}; convert it")

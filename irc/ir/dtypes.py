@@ -143,3 +143,37 @@ def unpacked(halves: np.ndarray, name: str) -> np.ndarray:
 def is_float(name: str) -> bool:
     """Whether `name` is a floating-point type."""
     return dtype(name).is_float
+
+
+def lossless(source: str, target: str) -> bool:
+    """Whether every value of dtype `source`, NaN and infinities too, is one of `target`."""
+    a, b = dtype(source), dtype(target)
+    if a is b:
+        return True
+    if a.kind == "bool":
+        return b.name != "f8e8m0"  # which has no zero
+    if b.kind == "bool":
+        return False
+    if a.is_float:
+        return b.is_float and _floats_in_floats(a, b)
+    low, high = integer_range(source)
+    if b.is_float:
+        mantissa, most, _ = _limits(b)
+        return max(-low, high) <= min(2 ** (mantissa + 1), most)
+    target_low, target_high = integer_range(target)
+    return target_low <= low and high <= target_high
+
+
+def _floats_in_floats(a: DType, b: DType) -> bool:
+    if b.name in ("f8e4m3", "f8e8m0", "f4e2m1") and (a.name, b.name) != ("f4e2m1", "f8e4m3"):
+        return False  # they have no infinities, and f4e2m1 not even NaN
+    mantissa, largest, smallest = _limits(a)
+    more, larger, smaller = _limits(b)
+    return mantissa <= more and largest <= larger and smallest >= smaller
+
+
+def _limits(kind: DType) -> tuple[int, float, float]:
+    """(stored bits of the mantissa, the largest finite number, the smallest positive one)."""
+    finfo: Any = ml_dtypes.finfo
+    found = finfo(kind.numpy)
+    return int(found.nmant), float(found.max), float(found.smallest_subnormal)

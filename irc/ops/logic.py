@@ -121,7 +121,8 @@ class Cast(Op):
 
     Between floats to the nearest, halves to even (up in f8e8m0); from float to integer towards
     zero, undefined where the integer cannot hold the value; between integers modulo 2 to the power
-    of the width; to bool as x != 0.
+    of the width; to bool as x != 0. A float beyond the largest number becomes infinity, or NaN
+    where the dtype has none (f8e4m3, f8e8m0), and 6 in f4e2m1.
     """
 
     x: Operand

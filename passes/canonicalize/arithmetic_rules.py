@@ -6,12 +6,12 @@ import math
 
 from irc.ir.attributes import Number
 from irc.ir.core import Op, Value
-from irc.ir.dtypes import dtype
+from irc.ir.dtypes import dtype, lossless
 from irc.ops import Add, Cast, Eq, Ne, Sub
 from irc.rewrite import P, rule
 from irc.rewrite.constants import uniform
 
-from .fitting import fitting, lossless
+from .fitting import fitting
 
 
 def is_negative_zero(value: Number) -> bool:

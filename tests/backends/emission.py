@@ -12,6 +12,7 @@ import onnx
 from irc.backends.onnx import backend
 from irc.backends.reference import evaluate
 from irc.ir.core import Module
+from irc.ir.dtypes import widened
 from tests.backends.checked_models import emit_checked
 from tests.backends.decoder import write
 from tests.backends.text import module as text_module
@@ -60,8 +61,9 @@ def emitted(m: Module, folder: Path, **options: Any) -> tuple[dict[str, Any], on
     facts = emit_checked(m, out, base=folder, **options)
     found = backend.load(out, facts, threads=1).run(X)
     for name, want in evaluate(m, X, folder).items():
-        close = 1e-5 if want.dtype == np.float32 else 1e-2  # f32 all through, so never rounded
-        np.testing.assert_allclose(found[name], want.astype(np.float32), rtol=close, atol=close)
+        assert found[name].dtype == want.dtype
+        close = 1e-5 if want.dtype == np.float32 else 1e-2  # f32 all through, so rounded once
+        np.testing.assert_allclose(*map(widened, (found[name], want)), rtol=close, atol=close)
     return facts, onnx.load(str(out / "rank0.onnx"), load_external_data=False)
 
 

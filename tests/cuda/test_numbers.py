@@ -14,38 +14,15 @@ from irc.backends.cuda.plan.build import Planner
 from irc.backends.cuda.plan.prepare import load_tables
 from irc.backends.reference import evaluate
 from irc.ir.core import Module, Value
-from irc.ir.dtypes import DTYPES, dtype, is_float, numpy_dtype, unpacked
+from irc.ir.dtypes import DTYPES, dtype, is_float, numpy_dtype
 from irc.text import parse_module
 from tests.cuda.emulate import prepare, run_templates
 from tests.ops.compare import assert_close
+from tests.ops.edges import fits, numbers
 
 Array: TypeAlias = np.ndarray[Any, Any]
 load_tables()
 INTEGERS = [name for name, kind in DTYPES.items() if kind.is_integer]
-
-
-def numbers(name: str, rng: np.random.Generator) -> Array:
-    """Every number of a narrow dtype; of a wide one the edges, and numbers of any size."""
-    kind = dtype(name)
-    numpy: Any = kind.numpy
-    if kind.bits == 4:
-        return unpacked(np.arange(8, dtype=np.uint8) * 0x22 + 0x10, name)
-    if kind.kind == "bool":
-        return np.array([False, True])
-    if kind.bits <= 16:
-        return np.arange(2**kind.bits).astype(f"u{kind.bits // 8}").view(numpy)
-    count = 20000
-    bits = rng.integers(0, 2**kind.bits, count, f"u{kind.bits // 8}", endpoint=False)
-    found = bits.view(numpy)
-    small = rng.integers(-300, 300, count)
-    if not kind.is_float:
-        edges = np.iinfo(numpy)
-        return np.concatenate([found, small, [edges.min, edges.max]]).astype(numpy)
-    with np.errstate(all="ignore"):
-        near = np.arange(2**16).astype(np.uint16).view(np.float16).astype(numpy)
-        halves = (near[:-1] + near[1:]) / 2  # between neighbours of narrow floats
-        wide = small * np.exp2(rng.integers(-140, 128, count).astype(numpy))
-        return np.concatenate([found, near, halves, wide]).astype(numpy)
 
 
 def module_of(body: str, results: str, **arguments: str) -> Module:
@@ -86,18 +63,10 @@ def test_casts_of_all_numbers(old: str, rng: np.random.Generator) -> None:
         if is_float(new):
             same |= np.isnan(got.astype(np.float64)) & np.isnan(want.astype(np.float64))
         elif is_float(old) and dtype(new).is_integer:
-            same |= ~_fits(x.astype(np.float64), new)
+            same |= ~fits(x.astype(np.float64), new)
         assert same.all(), (
             f"{old} to {new}: {x[~same][:5]} is {got[~same][:5]}, not {want[~same][:5]}"
         )
-
-
-def _fits(x: Array, name: str) -> Array:
-    kind = dtype(name)
-    x = np.where(np.isfinite(x), x, np.inf)
-    signed = kind.kind == "int"
-    low = -(2.0 ** (kind.bits - 1)) if signed else 0.0
-    return (np.trunc(x) >= low) & (np.trunc(x) < 2.0 ** (kind.bits - signed))
 
 
 @pytest.mark.parametrize("name", INTEGERS)

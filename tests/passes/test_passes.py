@@ -10,8 +10,7 @@ import irc.passes
 from irc.backends.reference import evaluate
 from irc.frontends import random_weights
 from irc.ir.core import Module
-from irc.ir.dtypes import DTYPES, widened
-from irc.passes.canonicalize.fitting import lossless
+from irc.ir.dtypes import DTYPES, lossless, widened
 from irc.pipeline import run_pipeline
 from irc.pipeline.instruments import VerifyEach, WhyNot
 from irc.text import parse_module
